@@ -1,0 +1,105 @@
+"""The machines: node types, nodes, virtual clusters. Frozen; what is in use is the placement's business."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from synergy_core.errors import InputError
+
+MOST_GPUS_PER_NODE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class NodeType:
+    """Nodes that are alike. `gpu_type` is a catalog name such as v100; nodes of one GPU type may differ in size."""
+
+    name: str
+    gpu_type: str
+    nodes: int
+    gpus_per_node: int
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1:
+            raise InputError(f"node type {self.name}: nodes={self.nodes}, expected at least 1.")
+        if not 1 <= self.gpus_per_node <= MOST_GPUS_PER_NODE:
+            raise InputError(
+                f"node type {self.name}: gpus_per_node={self.gpus_per_node}, expected 1 to {MOST_GPUS_PER_NODE}."
+            )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all nodes of this type."""
+        return self.nodes * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Node types in order of preference: a job that names no GPU type goes to the first type it fits.
+
+    Nodes are numbered through all types, type by type.
+    virtual_clusters: GPUs each tenant may hold; empty means one pool for all. They may add up to less than the
+    cluster, not to more. borrowing: whether a tenant may exceed its quota while others leave GPUs idle.
+    whole_nodes: whether a job larger than a node must get whole nodes (and its remainder on one further node)
+    rather than GPUs wherever they are free.
+    """
+
+    node_types: tuple[NodeType, ...]
+    virtual_clusters: dict[str, int] = field(default_factory=dict)
+    borrowing: bool = False
+    whole_nodes: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.node_types:
+            raise InputError("a cluster has at least one node type; got none.")
+        names = [each.name for each in self.node_types]
+        if len(set(names)) < len(names):
+            raise InputError(f"node types {names} are not distinct; give each its own name.")
+        for name, quota in self.virtual_clusters.items():
+            if quota < 1:
+                raise InputError(f"virtual cluster {name}: a quota of {quota} GPUs, expected at least 1.")
+        total = sum(self.virtual_clusters.values())
+        if total > self.gpus:
+            raise InputError(
+                f"the quotas of {len(self.virtual_clusters)} virtual clusters add up to {total} GPUs, "
+                f"more than the cluster's {self.gpus}; lower them or add nodes."
+            )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the whole cluster."""
+        return sum(each.gpus for each in self.node_types)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the whole cluster."""
+        return sum(each.nodes for each in self.node_types)
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Distinct GPU types, in order of preference."""
+        return tuple(dict.fromkeys(each.gpu_type for each in self.node_types))
+
+    def gpus_of(self, gpu_type: str) -> int:
+        """GPUs of one type; of all types if `gpu_type` is empty."""
+        return sum(each.gpus for each in self.node_types if gpu_type in ("", each.gpu_type))
+
+    def most_gpus_for(self, gpu_type: str, virtual_cluster: str) -> int:
+        """The largest job this cluster could ever run for that type and tenant; a job never mixes GPU types."""
+        types = [gpu_type] if gpu_type else list(self.gpu_types)
+        most = max((self.gpus_of(each) for each in types), default=0)
+        if self.virtual_clusters and not self.borrowing:
+            most = min(most, self.virtual_clusters.get(virtual_cluster, 0))
+        return most
+
+    def first_nodes(self) -> tuple[int, ...]:
+        """The number of each type's first node, in order of `node_types`."""
+        starts, start = [], 0
+        for each in self.node_types:
+            starts.append(start)
+            start += each.nodes
+        return tuple(starts)
+
+    def describe(self) -> str:
+        """`60 × 8 v100 (480 GPUs)`."""
+        parts = " + ".join(f"{each.nodes} × {each.gpus_per_node} {each.gpu_type}" for each in self.node_types)
+        return f"{parts} ({self.gpus:,} GPUs)"

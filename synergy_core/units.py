@@ -1,0 +1,59 @@
+"""Seconds inside, on a binary grid so that sums and differences of times are exact.
+
+Every time in a schedule is a float64 multiple of `TICK_S` = 2⁻²⁰ s (about 1 µs). Float64 holds such multiples
+exactly up to 2³³ s (272 years), so adding and subtracting times never rounds: `now + (t - now) == t`, and
+GPU-seconds add up to the last bit. Reading a trace rounds to the grid once; nothing else does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+TICKS_PER_S = 2**20
+TICK_S = 1.0 / TICKS_PER_S
+
+HOUR_S = 3_600.0
+DAY_S = 86_400.0
+
+FloatOrArray = TypeVar("FloatOrArray", float, NDArray[np.float64])
+
+
+def on_grid(time_s: FloatOrArray) -> FloatOrArray:
+    """The nearest multiple of `TICK_S`; a float or an array of any shape, seconds. Whole seconds are unchanged."""
+    if isinstance(time_s, np.ndarray):
+        return np.rint(time_s * TICKS_PER_S) * TICK_S
+    return round(time_s * TICKS_PER_S) * TICK_S
+
+
+def grid_ceil(time_s: float) -> float:
+    """The smallest multiple of `TICK_S` that is not below `time_s` (seconds)."""
+    return math.ceil(time_s * TICKS_PER_S) * TICK_S
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds in `90`, `90s`, `15m`, `6h`, `14d` or `2w`.
+
+    Raises ValueError where the text is none of these or negative.
+    """
+    scale = {"s": 1.0, "m": 60.0, "h": HOUR_S, "d": DAY_S, "w": 7 * DAY_S}
+    text = text.strip()
+    number, unit = (text[:-1], text[-1]) if text and text[-1] in scale else (text, "s")
+    try:
+        seconds = float(number) * scale[unit]
+    except ValueError:
+        raise ValueError(f"got {text!r}, expected a number with s, m, h, d or w, such as 14d") from None
+    if not math.isfinite(seconds) or seconds < 0:
+        raise ValueError(f"got {text!r}, expected a finite duration ≥ 0, such as 14d")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """A duration for people, in its largest fitting unit: `42 s`, `3.1 min`, `2.4 h`, `5.0 d`."""
+    for unit, name in ((DAY_S, "d"), (HOUR_S, "h"), (60.0, "min")):
+        if abs(seconds) >= 2 * unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,147 @@
+"""What a reader makes of a file: rows checked as they come, in columns, with what was left out and why."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from synergy_core.errors import InputError
+
+END_STATES = ("completed", "killed", "failed")
+SHOWN_BAD_ROWS = 10
+UNKNOWN = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """One value that cannot be used. `line` is 1-based; in JSON it is the line on which the job's object starts."""
+
+    line: int
+    column: str
+    got: str
+    expected: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}, {self.column}: got {self.got}, expected {self.expected}"
+
+
+class Names:
+    """Text values as small integers, in order of first appearance."""
+
+    __slots__ = ("_codes",)
+
+    def __init__(self) -> None:
+        self._codes: dict[str, int] = {}
+
+    def code(self, text: str) -> int:
+        """The integer that stands for `text`."""
+        codes = self._codes
+        found = codes.get(text)
+        if found is None:
+            found = codes[text] = len(codes)
+        return found
+
+    def values(self) -> tuple[str, ...]:
+        """Every text seen; index i is code i."""
+        return tuple(self._codes)
+
+
+@dataclass(slots=True)
+class TraceRows:
+    """Jobs of one file, column by column, in file order.
+
+    submit_s: seconds since 1970 (for logs without a zone: of the clock they were written by).
+    duration_s: seconds the job held its GPUs, summed over its attempts.
+    estimate_s: the run time its user declared, NaN where the log has none.
+    quotas: GPUs of each virtual cluster, where the log or a file beside it says so.
+    left_out: jobs that the format documents as never having run or as using no GPU, by reason; they are not bad.
+    """
+
+    path: Path
+    format_name: str
+    bad_rows: str = "stop"
+    submit_s: array[float] = field(default_factory=lambda: array("d"))
+    duration_s: array[float] = field(default_factory=lambda: array("d"))
+    gpus: array[int] = field(default_factory=lambda: array("i"))
+    estimate_s: array[float] = field(default_factory=lambda: array("d"))
+    virtual_cluster: array[int] = field(default_factory=lambda: array("i"))
+    user: array[int] = field(default_factory=lambda: array("i"))
+    gpu_type: array[int] = field(default_factory=lambda: array("i"))
+    end_state: array[int] = field(default_factory=lambda: array("b"))
+    line: array[int] = field(default_factory=lambda: array("i"))
+    job_name: list[str] = field(default_factory=list)
+    virtual_clusters: Names = field(default_factory=Names)
+    users: Names = field(default_factory=Names)
+    gpu_types: Names = field(default_factory=Names)
+    quotas: dict[str, int] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+    bad: list[BadRow] = field(default_factory=list)
+    bad_count: int = 0
+
+    def add(
+        self,
+        line: int,
+        *,
+        submit_s: float,
+        duration_s: float,
+        gpus: int,
+        job_name: str,
+        virtual_cluster: str = "",
+        user: str = "",
+        end_state: str = "completed",
+        estimate_s: float = UNKNOWN,
+        gpu_type: str = "",
+        columns: tuple[str, str, str] = ("submit time", "duration", "GPUs"),
+    ) -> None:
+        """Adds one job, or records why it is impossible. `columns` are the file's own names of the three numbers."""
+        if not math.isfinite(submit_s):
+            self.reject(line, columns[0], f"{submit_s}", "a finite time")
+        elif not (math.isfinite(duration_s) and duration_s >= 0):
+            self.reject(line, columns[1], f"{duration_s:g}", "a duration ≥ 0 s")
+        elif gpus < 1:
+            self.reject(line, columns[2], f"{gpus}", "at least 1 GPU")
+        else:
+            self.submit_s.append(submit_s)
+            self.duration_s.append(duration_s)
+            self.gpus.append(gpus)
+            self.estimate_s.append(estimate_s)
+            self.virtual_cluster.append(self.virtual_clusters.code(virtual_cluster))
+            self.user.append(self.users.code(user))
+            self.gpu_type.append(self.gpu_types.code(gpu_type))
+            self.end_state.append(END_STATES.index(end_state))
+            self.line.append(line)
+            self.job_name.append(job_name)
+
+    def reject(self, line: int, column: str, got: str, expected: str) -> None:
+        """Records one impossible value; only the first ten are kept, all are counted."""
+        self.bad_count += 1
+        if len(self.bad) < SHOWN_BAD_ROWS:
+            self.bad.append(BadRow(line, column, got, expected))
+
+    def leave_out(self, reason: str) -> None:
+        """Counts a job that the format documents as not to be replayed (never ran, no GPU)."""
+        self.left_out[reason] += 1
+
+    def close(self) -> None:
+        """Raises InputError if there are bad rows and they were not to be skipped, or if no job is left."""
+        if self.bad_count and self.bad_rows != "skip":
+            raise self.bad_rows_error()
+        if not len(self):
+            why = "; ".join(f"{count} {reason}" for reason, count in self.left_out.items()) or "it has no rows"
+            raise InputError(f"{self.path}: no job to replay ({why}).")
+
+    def bad_rows_error(self) -> InputError:
+        """The error that lists the first ten impossible rows and says how to go on without them."""
+        rows = "\n".join(f"  {row}" for row in self.bad)
+        more = f"\n  … and {self.bad_count - len(self.bad)} more" if self.bad_count > len(self.bad) else ""
+        return InputError(
+            f"{self.path} ({self.format_name}): {self.bad_count} impossible row{'s' * (self.bad_count > 1)}:\n"
+            f"{rows}{more}\nMend them, or leave them out with trace.bad_rows=skip."
+        )
+
+    def __len__(self) -> int:
+        return len(self.submit_s)
