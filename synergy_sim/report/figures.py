@@ -46,7 +46,7 @@ def blank(height_in: float = 4.2) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.0, height_in), dpi=130, layout="constrained")
+    figure = Figure(figsize=(8.0, height_in), dpi=145, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -59,9 +59,10 @@ def tidy(axes: Axes) -> None:
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """The policies, beside the axes where nothing can hide behind them."""
+    """The policies, above the axes: nothing hides behind them, and a phone shows them without scrolling."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=9)
+    columns = min(len(labels), 6)
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=9)
 
 
 def _duration_ticks(axis: Any, low_s: float, high_s: float) -> None:
@@ -141,7 +142,7 @@ def gpus_and_queue(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
     upper.set_ylim(0, gpus * 1.05)
     upper.set_ylabel(f"GPUs used (of {gpus:,})")
     lower.set_ylabel("jobs waiting")
-    lower.set_ylim(0, max(1.0, lower.get_ylim()[1]))
+    _queue_scale(lower, [waiting_jobs(each)[1].max(initial=0) for each in events])
     lower.set_xlabel(f"time since the window's start, {unit}")
     lower.set_xlim(0, edges_s[-1] / scale_s)
     for axes in (upper, lower):
@@ -149,6 +150,14 @@ def gpus_and_queue(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
     legend(figure, upper)
     return figure
+
+
+def _queue_scale(axes: Axes, longest: Sequence[float]) -> None:
+    """Linear, unless one policy's queue would flatten another's to nothing: then logarithmic above 10 jobs."""
+    if max(longest) > 20 * max(min(longest), 10):
+        axes.set_yscale("symlog", linthresh=10.0, linscale=0.5)
+        axes.minorticks_off()
+    axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
 
 
 def _shown_span_s(rows: Sequence[Row], events: Sequence[Any]) -> float:
