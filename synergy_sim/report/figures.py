@@ -147,7 +147,7 @@ def gpus_and_queue(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
     lower.set_xlim(0, edges_s[-1] / scale_s)
     for axes in (upper, lower):
         tidy(axes)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}" if value == int(value) else "")
     legend(figure, upper)
     return figure
 
