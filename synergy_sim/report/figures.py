@@ -204,6 +204,29 @@ def queueing_by_size(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
     return figure
 
 
+def sweep(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
+    """Mean JCT over the one number that was varied, a line per policy; logarithmic only where policies lie far apart."""
+    figure = blank()
+    axes = figure.add_subplot()
+    known_s = [row.mean("mean_jct_s") for row in rows if row.mean("mean_jct_s") > 0] or [1.0]
+    scale_s, unit = time_unit(max(known_s))
+    for policy in dict.fromkeys(row.policy for row in rows):
+        line = sorted((row for row in rows if row.policy == policy), key=lambda row: float(row.setting[0][1]))
+        varied = [float(row.setting[0][1]) for row in line]
+        mean_jct = [row.mean("mean_jct_s") / scale_s for row in line]
+        axes.plot(varied, mean_jct, marker="o", markersize=4, linewidth=1.7, **_look(line[0], palette))
+    if max(known_s) > 20 * min(known_s):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    else:
+        axes.set_ylim(0, 1.05 * max(known_s) / scale_s)
+    axes.set_xlabel(rows[0].setting[0][0])
+    axes.set_ylabel(f"mean JCT, {unit}")
+    tidy(axes)
+    legend(figure, axes)
+    return figure
+
+
 def _delays(row: Row) -> tuple[Floats, Any]:
     columns = [run.jobs("queueing_delay_s", "gpus") for run in row.runs]
     delay_s = np.concatenate([each["queueing_delay_s"] for each in columns])
