@@ -15,6 +15,8 @@ from synergy_sim.comparison import Comparison, Row
 if TYPE_CHECKING:
     from rich.table import Table
 
+# Measured: docs/metrics.md, "Interval".
+FEWEST_SEEDS = 5
 FOOTNOTE = "* reads true run times"
 
 
@@ -118,7 +120,9 @@ def notes(comparison: Comparison) -> list[str]:
     if shown:
         firsts = " and ".join(dict.fromkeys(comparison.of(setting)[0].label for setting in comparison.settings))
         over = "whole seeds" if shown[0].ratio.resampled == "seeds" else "stretches of the job sequence"
-        lines.append(f"vs {firsts}: ratio of mean JCTs with a 95 % paired bootstrap interval over {over}")
+        seeds = len(comparison.seeds)
+        few = f"; with only {seeds} seeds it covers less" if 1 < seeds < FEWEST_SEEDS else ""
+        lines.append(f"vs {firsts}: ratio of mean JCTs with a 95 % paired bootstrap interval over {over}{few}")
     unfinished = sum(int(run.summary["jobs_unfinished"]) for row in comparison.rows for run in row.runs)
     lines += [f"{', '.join(labels[:-1])} and {labels[-1]} made the same schedule" for labels in _alike(comparison)]
     if unfinished:

@@ -205,7 +205,7 @@ def queueing_by_size(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
 
 
 def sweep(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
-    """Mean JCT over the one number that was varied, a line per policy; logarithmic only where policies lie far apart."""
+    """Mean JCT over the one number that was varied, a line per policy; logarithmic if they lie far apart."""
     figure = blank()
     axes = figure.add_subplot()
     known_s = [row.mean("mean_jct_s") for row in rows if row.mean("mean_jct_s") > 0] or [1.0]
