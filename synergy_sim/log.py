@@ -52,7 +52,7 @@ class Events:
 class Decisions:
     """One row per decision of the scheduler.
 
-    decision_s: processor time it took (not part of the event log: it differs from run to run). objective, bound,
+    decision_s: wall-clock seconds it took (not part of the event log: it differs from run to run). objective, bound,
     gap: of the allocator, NaN where the policy has none. queued and gpus_used: after the decision.
     """
 
@@ -115,19 +115,60 @@ class EventLog:
 class DecisionLog:
     """Appends decisions; one typed array per column."""
 
-    __slots__ = ("columns",)
+    __slots__ = (
+        "bound", "decision_s", "gpus_used", "objective", "queued", "running", "started", "stopped", "time_s",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.columns = tuple(array(code) for code in "ddiiiiiddd")
+        self.time_s = array("d")
+        self.decision_s = array("d")
+        self.started = array("i")
+        self.stopped = array("i")
+        self.running = array("i")
+        self.queued = array("i")
+        self.gpus_used = array("i")
+        self.objective = array("d")
+        self.bound = array("d")
 
-    def append(self, *row: float) -> None:
-        """One decision, in the order of the fields of `Decisions`."""
-        for column, value in zip(self.columns, row, strict=True):
-            column.append(value)
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+    def append(
+        self, time_s: float, decision_s: float, started: int, stopped: int, running: int, queued: int, gpus_used: int
+    ) -> None:
+        """One decision, without an optimum."""
+        self.time_s.append(time_s)
+        self.decision_s.append(decision_s)
+        self.started.append(started)
+        self.stopped.append(stopped)
+        self.running.append(running)
+        self.queued.append(queued)
+        self.gpus_used.append(gpus_used)
+
+    def optimum(self, objective: float, bound: float) -> None:
+        """What the allocator says of the decision just appended; given for every decision of a run or for none."""
+        self.objective.append(objective)
+        self.bound.append(bound)
 
     def decisions(self) -> Decisions:
-        """Everything so far, as numpy columns."""
-        return Decisions(*(np.frombuffer(column, dtype=column.typecode) for column in self.columns))
+        """Everything so far, as numpy columns. gap = |bound − objective| ÷ |bound|."""
+        none = np.full(len(self), np.nan)
+        objective = np.frombuffer(self.objective) if self.objective else none
+        bound = np.frombuffer(self.bound) if self.bound else none
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gap = np.abs(bound - objective) / np.abs(bound)
+        return Decisions(
+            time_s=np.frombuffer(self.time_s),
+            decision_s=np.frombuffer(self.decision_s),
+            started=np.frombuffer(self.started, dtype=np.int32),
+            stopped=np.frombuffer(self.stopped, dtype=np.int32),
+            running=np.frombuffer(self.running, dtype=np.int32),
+            queued=np.frombuffer(self.queued, dtype=np.int32),
+            gpus_used=np.frombuffer(self.gpus_used, dtype=np.int32),
+            objective=objective,
+            bound=bound,
+            gap=gap,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,12 +70,14 @@ class TraceRows:
     virtual_cluster: array[int] = field(default_factory=lambda: array("i"))
     user: array[int] = field(default_factory=lambda: array("i"))
     gpu_type: array[int] = field(default_factory=lambda: array("i"))
+    model: array[int] = field(default_factory=lambda: array("i"))
     end_state: array[int] = field(default_factory=lambda: array("b"))
     line: array[int] = field(default_factory=lambda: array("i"))
     job_name: list[str] = field(default_factory=list)
     virtual_clusters: Names = field(default_factory=Names)
     users: Names = field(default_factory=Names)
     gpu_types: Names = field(default_factory=Names)
+    models: Names = field(default_factory=Names)
     quotas: dict[str, int] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
@@ -95,6 +97,7 @@ class TraceRows:
         end_state: str = "completed",
         estimate_s: float = UNKNOWN,
         gpu_type: str = "",
+        model: str = "",
         columns: tuple[str, str, str] = ("submit time", "duration", "GPUs"),
     ) -> None:
         """Adds one job, or records why it is impossible. `columns` are the file's own names of the three numbers."""
@@ -112,6 +115,7 @@ class TraceRows:
             self.virtual_cluster.append(self.virtual_clusters.code(virtual_cluster))
             self.user.append(self.users.code(user))
             self.gpu_type.append(self.gpu_types.code(gpu_type))
+            self.model.append(self.models.code(model))
             self.end_state.append(END_STATES.index(end_state))
             self.line.append(line)
             self.job_name.append(job_name)
