@@ -12,7 +12,8 @@ NONE = float("nan")
 class Decision(NamedTuple):
     """Stops come before starts; together they never need GPUs that are still held.
 
-    A stop names what the job held, a start what it gets. A job in both moves to other GPUs. objective, bound: of an allocator that optimised, NaN otherwise.
+    A stop names what the job held, a start what it gets; a job in both moves to other GPUs.
+    objective, bound: of an allocator that optimised, NaN otherwise.
     """
 
     stops: list[tuple[Job, Placed]]

@@ -22,7 +22,7 @@ from synergy_core.decision import Decision
 from synergy_core.policies import OrderingPolicy, Policy
 from synergy_core.scheduler import scheduler_for
 from synergy_core.state import NEVER, Placed
-from synergy_sim.execution import SimulatedJob, Testbed
+from synergy_sim.execution import ExecutionModel, SimulatedJob
 from synergy_sim.fit import check_fit
 from synergy_sim.log import DecisionLog, EventLog, Kind, Run
 from synergy_sim.rounds import rounds
@@ -57,15 +57,20 @@ class Simulation:
     """One policy on one workload and one cluster; `run` once."""
 
     def __init__(
-        self, workload: Workload, cluster: Cluster, policy: Policy, testbed: Testbed, progress: Progress | None = None
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        policy: Policy,
+        execution: ExecutionModel,
+        progress: Progress | None = None,
     ) -> None:
         self.workload = workload
-        self.testbed = testbed
+        self.execution = execution
         self.env = simpy.Environment()
         self.scheduler = scheduler_for(policy, cluster)
-        self.event_driven = isinstance(policy, OrderingPolicy) and testbed.round_s is None
+        self.event_driven = isinstance(policy, OrderingPolicy) and execution.round_s is None
         own_round_s = 0.0 if isinstance(policy, OrderingPolicy) else policy.round_s
-        self.round_s = testbed.round_s or own_round_s
+        self.round_s = execution.round_s or own_round_s
         self.log = EventLog()
         self.decisions = DecisionLog()
         self.progress = progress
@@ -95,7 +100,7 @@ class Simulation:
         columns = (work.submit_time_s, work.gpus, work.duration_s, work.estimate_s)
         codes = (work.virtual_cluster_code, work.user_code, work.gpu_type_code, work.model_code)
         tenants, users, kinds, models = work.virtual_clusters, work.users, work.gpu_types, work.models
-        costs = [self.testbed.costs_of(model) for model in models]
+        costs = [self.execution.costs_of(model) for model in models]
         chunk = 4_096
         for first in range(0, len(work), chunk):
             rows = zip(*(column[first : first + chunk].tolist() for column in (*columns, *codes)), strict=True)
@@ -222,7 +227,7 @@ class Simulation:
         job.completion = Call(self.env, job.end_s + job.costs.exit_s - self.env.now, self._finish, job)
 
     def break_off(self, job: SimulatedJob, stop_s: float) -> None:
-        """The job's training ends at `stop_s`, now or later, before it is done; it waits from now on unless it moves."""
+        """The job's training ends at `stop_s`, now or later, before it is done; it waits unless it moves."""
         job.completion.cancel()
         job.completion = None
         job.break_off(stop_s)
@@ -262,7 +267,7 @@ def simulate(
     workload: Workload,
     cluster: Cluster,
     policy: Policy,
-    testbed: Testbed | None = None,
+    execution: ExecutionModel | None = None,
     *,
     seed: int = 0,
     progress: Progress | None = None,
@@ -272,7 +277,7 @@ def simulate(
     Raises InputError where some job can never run on the cluster (see `check_fit`).
     """
     check_fit(workload, cluster)
-    simulation = Simulation(workload, cluster, policy, testbed or Testbed(), progress)
+    simulation = Simulation(workload, cluster, policy, execution or ExecutionModel(), progress)
     collecting = gc.isenabled()
     gc.disable()  # jobs and events are freed by reference counts; a full collection only costs
     began_s = time.process_time()

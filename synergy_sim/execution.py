@@ -35,7 +35,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Testbed:
+class ExecutionModel:
     """How a cluster carries decisions out; shared/research/fidelity.md section 1 is the model of `round_s`.
 
     costs, costs_by_model: what a model's name maps to replaces the default.

@@ -1,9 +1,9 @@
 """Decisions once per round: leases that extend without a restart, and rounds that wait for those that end.
 
 The model is that of shared/research/fidelity.md, section 1, measured on physical runs. Round r starts at S_r and lasts
-D. What runs in round r + 1 is decided at S_r + h·D. A job that keeps its GPUs trains on; any other stops at S_r + D, and
-its GPUs are free once it has saved and left. The next round starts σ(leases that ended) late. A new job starts as soon
-as its GPUs are free. With h = 1 and σ = 0 this is a plain tick: decide at the end of a round, carry out at once.
+D. What runs in round r + 1 is decided at S_r + h·D. A job that keeps its GPUs trains on; any other stops at S_r + D,
+and its GPUs are free once it has saved and left. The next round starts σ(leases that ended) late. A new job starts as
+soon as its GPUs are free. With h = 1 and σ = 0 this is a plain tick: decide at the end of a round, carry out at once.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Freed = list[tuple[float, int, int]]
 
 def rounds(simulation: Simulation) -> Generator[Any, None, None]:
     """The process that decides, round by round, until the simulation ends."""
-    env, testbed, round_s = simulation.env, simulation.testbed, simulation.round_s
-    start_s = testbed.start_delay_s
+    env, execution, round_s = simulation.env, simulation.execution, simulation.round_s
+    start_s = execution.start_delay_s
     if start_s > 0:
         yield env.timeout(start_s)
     yield simulation.after_all_else()
@@ -35,12 +35,12 @@ def rounds(simulation: Simulation) -> Generator[Any, None, None]:
             simulation.arrived = env.event()
             yield simulation.arrived
             start_s += max(0, floor((env.now - start_s) / round_s)) * round_s
-        while start_s + round_s * testbed.decide_fraction < env.now:
+        while start_s + round_s * execution.decide_fraction < env.now:
             start_s += round_s
-        yield env.timeout(start_s + round_s * testbed.decide_fraction - env.now)
+        yield env.timeout(start_s + round_s * execution.decide_fraction - env.now)
         yield simulation.after_all_else()
         ended = _decide_and_carry_out(simulation, boundary_s=start_s + round_s)
-        start_s += round_s + testbed.stretch_of(ended)
+        start_s += round_s + execution.stretch_of(ended)
 
 
 def _decide_and_carry_out(simulation: Simulation, *, boundary_s: float) -> int:
@@ -52,7 +52,7 @@ def _decide_and_carry_out(simulation: Simulation, *, boundary_s: float) -> int:
         if not _end_lease(simulation, job, placed, boundary_s, freed):  # type: ignore[arg-type]
             done.add(job.job_id)
     ended = len(decision.stops) - len(done)
-    next_start_s = boundary_s + simulation.testbed.stretch_of(ended)
+    next_start_s = boundary_s + simulation.execution.stretch_of(ended)
     for job, placed in decision.starts:
         if job.job_id not in done:
             _launch(simulation, job, placed, freed, next_start_s)  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def _launch(simulation: Simulation, job: SimulatedJob, placed: Placed, freed: Fr
     now_s = simulation.env.now
     waits = [free_s for free_s, at, left in freed for node, mask in placed if node == at and mask & left]
     start_s = max(now_s, *waits, job.settled_s) if waits or job.settled_s > now_s else now_s
-    if not simulation.testbed.early_launch:
+    if not simulation.execution.early_launch:
         start_s = max(start_s, next_start_s)
     job.settled_s = start_s
     if not job.restarts:

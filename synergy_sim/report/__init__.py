@@ -1,0 +1,1 @@
+"""Figures, the report, and a trace for Perfetto, made from run folders."""
