@@ -145,6 +145,16 @@ def parse_window(text: str, *, first_s: float) -> tuple[float, float]:
     return start_s, end_s
 
 
+def window_length_s(text: str) -> float:
+    """Seconds from the start to the end of a window that has both, for traces that are generated."""
+    start_s, end_s = parse_window(text, first_s=0.0)
+    if not np.isfinite(end_s):
+        raise InputError(
+            f"trace.window={text}: jobs are generated here, and go on for ever; give a length, such as 7d."
+        )
+    return end_s - start_s
+
+
 def _positive_s(text: str) -> float:
     seconds = parse_duration_s(text)
     if seconds == 0:
