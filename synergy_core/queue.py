@@ -225,7 +225,10 @@ class PreemptiveLane(Lane):
                 started[job.job_id] = job
                 entry = self._as_running(entry, now_s)
             self._admit(job, entry, displaced)
-        return [entry[2] for entry in displaced.values()], list(started.values())
+        stops = [entry[2] for entry in displaced.values()]
+        for job in stops:
+            job.ticket = None
+        return stops, list(started.values())
 
     def _as_running(self, entry: Entry, now_s: float) -> Entry:
         """A key that falls with the clock is stored as the instant at which it reaches zero."""
