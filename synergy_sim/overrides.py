@@ -1,4 +1,4 @@
-"""The command line before Hydra reads it: unknown names get their nearest match, and `trace=x` works like `+trace=x`."""
+"""The command line before Hydra reads it: unknown names get their nearest match; `trace=x` works like `+trace=x`."""
 
 from __future__ import annotations
 

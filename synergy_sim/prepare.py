@@ -36,9 +36,9 @@ from synergy_sim.workload import (
 STREAMS = ("generator", "sample", "estimates")
 
 
-def random_stream(seed: int, source: str) -> np.random.Generator:
-    """The generator of one random source of a seed."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(STREAMS.index(source),)))
+def random_stream(seed: int, source: str) -> np.random.SeedSequence:
+    """The seed of one random source."""
+    return np.random.SeedSequence(seed, spawn_key=(STREAMS.index(source),))
 
 
 def workload_of(settings: Settings, seed: int) -> Workload:
@@ -46,9 +46,9 @@ def workload_of(settings: Settings, seed: int) -> Workload:
     trace = settings.trace
     path = trace.path or find_log(trace.find)
     workload = _from_log(trace, path) if path else _generated(trace, seed)
-    workload = sampled(workload, trace.sample, random_stream(seed, "sample"))
+    workload = sampled(workload, trace.sample, np.random.default_rng(random_stream(seed, "sample")))
     workload = scaled(workload, settings.cluster.load)
-    return with_estimates(workload, trace.overestimate, random_stream(seed, "estimates"))
+    return with_estimates(workload, trace.overestimate, np.random.default_rng(random_stream(seed, "estimates")))
 
 
 def find_log(names: list[str]) -> Path | None:
@@ -73,7 +73,7 @@ def _generated(trace: TraceSettings, seed: int) -> Workload:
     if trace.generator is None:
         raise InputError(f"+trace={trace.name}: which job log? Type trace.path=FILE.")
     length_s = window_length_s(trace.window)
-    rows = generate(trace.generator, window_s=length_s, random=random_stream(seed, "generator"))
+    rows = generate(trace.generator, window_s=length_s, seed=random_stream(seed, "generator"))
     start_s, _ = parse_window(trace.window, first_s=0.0)
     workload = from_rows(rows, name=trace.name)
     columns = (workload.submit_time_s, workload.duration_s, workload.gpus)
@@ -135,13 +135,13 @@ def without_misfits(workload: Workload, cluster: Cluster) -> Workload:
 
 def policies_of(settings: Settings) -> dict[str, Policy]:
     """The policies by the name they were asked for, in that order, variants and parameters applied."""
-    import yaml
+    from omegaconf import OmegaConf
 
     result: dict[str, Policy] = {}
     for name in settings.policy:
         check_policy(name)
         path = conf_folder() / "variants" / f"{name}.yaml"
-        variant: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        variant: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
         given = {**variant, **settings.parameters.get(name, {})}
         policy = get_policy(given.pop("policy", name))
         given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}

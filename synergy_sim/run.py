@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,14 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from synergy_core.cluster import Cluster
 from synergy_core.policies import Policy
+from synergy_sim.comparison import compare
 from synergy_sim.console import progress_bar
 from synergy_sim.engine import simulate
 from synergy_sim.execution import ExecutionModel
 from synergy_sim.fit import check_fit
 from synergy_sim.invariants import check
 from synergy_sim.prepare import cluster_of, execution_of, policies_of, without_misfits, workload_of
+from synergy_sim.report.write import write_comparison
 from synergy_sim.results import write_run
 from synergy_sim.settings import Settings, build
+from synergy_sim.stored import read_run
+from synergy_sim.tables import print_comparison
 from synergy_sim.workload import Workload
 
 if TYPE_CHECKING:
@@ -64,14 +69,14 @@ def _simulate_one(
     seed: int,
     into: Path,
 ) -> None:
-    import yaml
+    from omegaconf import OmegaConf
 
     workload, cluster, policy, execution = what
     with progress_bar(policy.name, len(workload), show=settings.progress) as progress:
         done = simulate(workload, cluster, policy, execution, seed=seed, progress=progress)
     check(done)
     own = {**values, "policy": policy.name, "seed": seed}
-    write_run(done, into, yaml.safe_dump(own, sort_keys=False, allow_unicode=True))
+    write_run(done, into, OmegaConf.to_yaml(OmegaConf.create(own)))
 
 
 def _say(workload: Workload) -> None:
@@ -87,6 +92,12 @@ def _say(workload: Workload) -> None:
 
 def show(settings: Settings, folders: list[Path], into: Path) -> None:
     """The table, and the figures and the report if they are wanted."""
+    runs = [read_run(each) for each in folders]
+    print_comparison(compare(runs))
+    if settings.figures:
+        command = shlex.join(["python", "-m", "synergy_sim", *sys.argv[1:]])
+        print(f"report: {write_comparison(runs, into, command=command)}")
+    print(f"results: {into}/")
 
 
 def _sweep_folder() -> str | None:

@@ -94,8 +94,7 @@ class Settings:
     restart_s: float = key("what a preempted job pays when it resumes, seconds")
     round_s: float | None = key("decide once per round of so many seconds; null: as the policy does")
     results_dir: Path = key("where results go")
-    figures: bool = key("whether to draw figures and write report.html")
-    perfetto: bool = key("whether to write a Chrome trace, to open in Perfetto")
+    figures: bool = key("whether to draw figures and write report.html and traces for Perfetto")
     progress: bool = key("whether to show a progress bar (never if the output is not a terminal)")
 
 

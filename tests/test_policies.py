@@ -81,7 +81,7 @@ PUBLIC = [name for name, value in vars(JobView).items() if isinstance(value, pro
 def test_key_reads_only_what_its_view_shows_and_changes_nothing(name):
     policy = get_policy(name)
     extra = VIEWS[OracleJobView] if policy.oracle else VIEWS[PredictedJobView] if policy.predicted else ()
-    values = {each: 1.5 for each in (*PUBLIC, *extra)} | {"gpus": 2, "job_id": 7, "running": True}
+    values = dict.fromkeys((*PUBLIC, *extra), 1.5) | {"gpus": 2, "job_id": 7, "running": True}
     view = dataclasses.make_dataclass("View", values, frozen=True)(**values)
     first = policy.key(view)
     assert isinstance(first, tuple)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -144,7 +145,7 @@ class TraceRows:
         count = len(job_name)
         tenants = np.array([self.virtual_clusters.code(name) for name in virtual_clusters])
         people = np.array([self.users.code(name) for name in users])
-        columns: tuple[tuple[array, ArrayLike], ...] = (
+        columns: tuple[tuple[array[Any], ArrayLike], ...] = (
             (self.submit_s, submit_s),
             (self.duration_s, duration_s),
             (self.gpus, gpus),
@@ -152,6 +153,7 @@ class TraceRows:
             (self.virtual_cluster, tenants[np.asarray(virtual_cluster)]),
             (self.user, people[np.asarray(user)]),
             (self.gpu_type, np.full(count, self.gpu_types.code(""))),
+            (self.model, np.full(count, self.models.code(""))),
             (self.end_state, end_state),
             (self.line, np.zeros(count)),
         )
