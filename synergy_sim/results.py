@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synergy_core.errors import InputError
+from synergy_core.errors import InputError, unknown
 from synergy_sim.log import Decisions, Events, Run
 from synergy_sim.metrics import NO_NAME, Jobs, Summary, job_table, summarise
 from synergy_sim.timeline import holdings
@@ -156,15 +156,21 @@ def main(arguments: list[str] | None = None) -> int:
     import sys
 
     from synergy_sim.comparison import collect, compare
-    from synergy_sim.stored import find_runs
+    from synergy_sim.stored import find_runs, in_order
     from synergy_sim.tables import print_comparison
 
     parser = argparse.ArgumentParser(prog="python -m synergy_sim.results", description=main.__doc__)
     parser.add_argument("folder", type=Path, metavar="DIR", help="a folder with results somewhere below it")
     parser.add_argument("--report", action="store_true", help="make the figures and report.html again as well")
+    parser.add_argument("--first", metavar="POLICY", help="the policy that ratios refer to")
     chosen = parser.parse_args(arguments)
     try:
         runs = find_runs(chosen.folder)
+        if chosen.first:
+            names = [run.policy for run in runs]
+            if chosen.first not in names:
+                raise unknown("policy", chosen.first, set(names))
+            runs = in_order(runs, [chosen.first])
         print_comparison(compare(runs))
         print(f"wrote {collect(chosen.folder, runs)}")
         if chosen.report:

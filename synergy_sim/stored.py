@@ -58,10 +58,18 @@ class StoredRun:
 
     def settings(self) -> dict[str, str]:
         """The configuration as flat `key.key: value`, less what only names the run."""
+        return {key: value for key, value in _flat(self._config()) if key.split(".")[0] not in _NOT_CONDITIONS}
+
+    def asked_policies(self) -> list[str]:
+        """The policies that the command named, in its order."""
+        named = self._config().get("policy") or []
+        return [str(each) for each in ([named] if isinstance(named, str) else named)]
+
+    def _config(self) -> dict[str, Any]:
         from omegaconf import OmegaConf
 
         tree = OmegaConf.to_container(OmegaConf.create(self.config_yaml() or "{}"), resolve=False)
-        return {key: value for key, value in _flat(tree) if key.split(".")[0] not in _NOT_CONDITIONS}
+        return tree if isinstance(tree, dict) else {}  # type: ignore[return-value]
 
 
 def _flat(tree: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
@@ -83,7 +91,7 @@ def _read(path: Path, columns: Sequence[str]) -> dict[str, NDArray[Any]]:
 
 
 def find_runs(folder: Path) -> list[StoredRun]:
-    """Every complete run below `folder`, in order of folder names; hidden folders (partial results) are passed over.
+    """Every complete run below `folder`, in the order of `in_order`, then of names; hidden folders are passed over.
 
     Raises InputError if there is none.
     """
@@ -91,7 +99,7 @@ def find_runs(folder: Path) -> list[StoredRun]:
     shown = [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     if not shown:
         raise InputError(f"{folder}: no summary.json below it; expected a results folder such as results/philly.")
-    return [read_run(path.parent) for path in shown]
+    return in_order(read_run(path.parent) for path in shown)
 
 
 def read_run(folder: Path) -> StoredRun:
@@ -103,7 +111,11 @@ def read_run(folder: Path) -> StoredRun:
         raise InputError(f"{path}: not a readable summary: {error}. Run that policy again.") from error
 
 
-def in_order(runs: Iterable[StoredRun], policies: Sequence[str]) -> list[StoredRun]:
-    """The runs with their policies in the given order; others keep theirs, behind."""
-    rank = {policy: number for number, policy in enumerate(policies)}
-    return sorted(runs, key=lambda run: rank.get(run.policy, len(rank)))
+def in_order(runs: Iterable[StoredRun], policies: Sequence[str] = ()) -> list[StoredRun]:
+    """The runs in the order of `policies`, else of the `policy` list that each was run with; others keep theirs."""
+
+    def rank(run: StoredRun) -> int:
+        names = list(policies) or run.asked_policies()
+        return names.index(run.policy) if run.policy in names else len(names)
+
+    return sorted(runs, key=rank)

@@ -43,7 +43,7 @@ FIGURES = (
     Figure("p90_jct_s", "p90 JCT", "time"),
     Figure("simulation_cpu_s", "CPU s", "number", None),
 )
-_WIDTH_OF_A_FIGURE = 9
+_WIDTH_OF_A_FIGURE = 10
 
 
 def unit_of(figure: Figure, values: Sequence[float]) -> tuple[float, str]:
@@ -59,11 +59,12 @@ def unit_of(figure: Figure, values: Sequence[float]) -> tuple[float, str]:
 
 
 def three_digits(value: float) -> str:
-    """`0.07`, `3.12`, `42.1`, `1,234`; `–` for a number that is not."""
+    """`0.065`, `3.12`, `42.1`, `1,234`; `–` for a number that is not."""
     if not math.isfinite(value):
         return "–"
     size = abs(value)
-    return f"{value:,.{0 if size >= 99.95 or size == 0 else 1 if size >= 9.995 else 2}f}"
+    decimals = sum(size < limit for limit in (99.95, 9.995, 0.0995)) if size else 0
+    return f"{value:,.{decimals}f}"
 
 
 def ratio_text(row: Row) -> str:
@@ -101,7 +102,10 @@ def caption(comparison: Comparison) -> str:
     clusters = ", ".join(dict.fromkeys(str(summary["cluster"]) for summary in summaries))
     seeds = comparison.seeds
     seeds_text = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean over seeds {', '.join(map(str, seeds))}"
-    jobs, load = span("jobs", lambda jobs: f"{jobs:,.0f}"), span("offered_load_fraction", lambda load: f"{load:.0%}")
+    jobs, load = (
+        span("jobs", lambda jobs: f"{jobs:,.0f}"),
+        span("offered_load_fraction", lambda load: f"{load * 100:.0f} %"),
+    )
     return f"{traces} · {jobs} jobs · {clusters} · offered load {load} · {seeds_text}"
 
 
@@ -116,9 +120,18 @@ def notes(comparison: Comparison) -> list[str]:
         over = "whole seeds" if shown[0].ratio.resampled == "seeds" else "stretches of the job sequence"
         lines.append(f"vs {firsts}: ratio of mean JCTs with a 95 % paired bootstrap interval over {over}")
     unfinished = sum(int(run.summary["jobs_unfinished"]) for row in comparison.rows for run in row.runs)
+    lines += [f"{', '.join(labels[:-1])} and {labels[-1]} made the same schedule" for labels in _alike(comparison)]
     if unfinished:
         lines.append(f"{unfinished:,} jobs never finished and are missing from the JCTs")
     return lines
+
+
+def _alike(comparison: Comparison) -> list[list[str]]:
+    """Policies of the first setting whose logs are equal, byte for byte, under every seed."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row in comparison.of(comparison.settings[0]):
+        groups.setdefault(tuple(str(run.summary["event_log_sha256"]) for run in row.runs), []).append(row.label)
+    return [labels for labels in groups.values() if len(labels) > 1]
 
 
 def comparison_table(comparison: Comparison, width: int) -> Table:

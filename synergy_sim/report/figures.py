@@ -46,7 +46,7 @@ def blank(height_in: float = 4.2) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.0, height_in), dpi=130, layout="constrained")
+    figure = Figure(figsize=(8.0, height_in), dpi=145, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -59,9 +59,10 @@ def tidy(axes: Axes) -> None:
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """The policies, beside the axes where nothing can hide behind them."""
+    """The policies, above the axes: nothing hides behind them, and a phone shows them without scrolling."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=9)
+    columns = min(len(labels), 6)
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=9)
 
 
 def _duration_ticks(axis: Any, low_s: float, high_s: float) -> None:
@@ -141,14 +142,22 @@ def gpus_and_queue(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
     upper.set_ylim(0, gpus * 1.05)
     upper.set_ylabel(f"GPUs used (of {gpus:,})")
     lower.set_ylabel("jobs waiting")
-    lower.set_ylim(0, max(1.0, lower.get_ylim()[1]))
+    _queue_scale(lower, [waiting_jobs(each)[1].max(initial=0) for each in events])
     lower.set_xlabel(f"time since the window's start, {unit}")
     lower.set_xlim(0, edges_s[-1] / scale_s)
     for axes in (upper, lower):
         tidy(axes)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}" if value == int(value) else "")
     legend(figure, upper)
     return figure
+
+
+def _queue_scale(axes: Axes, longest: Sequence[float]) -> None:
+    """Linear, unless one policy's queue would flatten another's to nothing: then logarithmic above 10 jobs."""
+    if max(longest) > 20 * max(min(longest), 10):
+        axes.set_yscale("symlog", linthresh=10.0, linscale=0.5)
+        axes.minorticks_off()
+    axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
 
 
 def _shown_span_s(rows: Sequence[Row], events: Sequence[Any]) -> float:
@@ -191,6 +200,29 @@ def queueing_by_size(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
     axes.set_ylabel("queueing delay")
     tidy(axes)
     axes.grid(visible=False, axis="x")
+    legend(figure, axes)
+    return figure
+
+
+def sweep(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
+    """Mean JCT over the one number that was varied, a line per policy; logarithmic only where policies lie far apart."""
+    figure = blank()
+    axes = figure.add_subplot()
+    known_s = [row.mean("mean_jct_s") for row in rows if row.mean("mean_jct_s") > 0] or [1.0]
+    scale_s, unit = time_unit(max(known_s))
+    for policy in dict.fromkeys(row.policy for row in rows):
+        line = sorted((row for row in rows if row.policy == policy), key=lambda row: float(row.setting[0][1]))
+        varied = [float(row.setting[0][1]) for row in line]
+        mean_jct = [row.mean("mean_jct_s") / scale_s for row in line]
+        axes.plot(varied, mean_jct, marker="o", markersize=4, linewidth=1.7, **_look(line[0], palette))
+    if max(known_s) > 20 * min(known_s):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    else:
+        axes.set_ylim(0, 1.05 * max(known_s) / scale_s)
+    axes.set_xlabel(rows[0].setting[0][0])
+    axes.set_ylabel(f"mean JCT, {unit}")
+    tidy(axes)
     legend(figure, axes)
     return figure
 

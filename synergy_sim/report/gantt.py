@@ -50,7 +50,7 @@ def strip(run: StoredRun, held: Held, stretch_s: tuple[float, float]) -> Figure:
     axes.set_xlabel(f"time since the window's start, {unit}")
     total = len(gpus_per_node)
     part = f"all {total} nodes" if nodes == total else f"nodes 0–{nodes - 1} of {total}"
-    axes.set_title(f"{run.label}: {part}, one row per GPU", loc="left", fontsize=10)
+    axes.set_title(f"{run.label}: {part}, one row per GPU", loc="left", fontsize=9)
     legend(figure, axes)
     return figure
 

@@ -29,7 +29,7 @@ tbody th { text-align: left; position: sticky; left: 0; background: var(--page);
 thead th:first-child { text-align: left; position: sticky; left: 0; }
 td.best { background: var(--best); font-weight: 600; }
 td.text { text-align: left; white-space: normal; overflow-wrap: anywhere; }
-figure { margin: 1rem 0; } figure img { display: block; width: 100%; min-width: 40rem; background: #fff; }
+figure { margin: 1rem 0; } figure img { display: block; width: 100%; min-width: 34rem; background: #fff; }
 pre { background: var(--head); padding: .8rem; overflow-x: auto; font-size: .8rem; }
 details { margin: .5rem 0; } summary { cursor: pointer; padding: .3rem 0; }
 """
@@ -134,8 +134,8 @@ def _comparison(comparison: Comparison) -> str:
         heads.append(f"{escape(figure.heading)}<br><small>{escape(unit) or '&nbsp;'}</small>")
         columns.append([_td(text, "best" if mark else "") for text, mark in zip(texts, best, strict=True)])
     if len(rows) > 1:
-        heads.insert(len(rows[0].setting) + 1, f"mean JCT<br><small>vs {escape(rows[0].label)}</small>")
-        columns.insert(len(rows[0].setting), [_td(ratio_text(row)) for row in rows])
+        heads.insert(len(rows[0].setting) + 2, f"mean JCT<br><small>vs {escape(rows[0].label)}</small>")
+        columns.insert(len(rows[0].setting) + 1, [_td(ratio_text(row)) for row in rows])
     return _table(heads, [[row.label for row in rows], *columns])
 
 

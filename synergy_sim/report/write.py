@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synergy_core.units import format_duration
-from synergy_sim.comparison import Row, compare
+from synergy_sim.comparison import Comparison, Row, compare
 from synergy_sim.report import figures
 from synergy_sim.report.chrome_trace import write_chrome_trace
 from synergy_sim.report.excerpt import busy_stretch, held_by_node
@@ -32,11 +32,23 @@ def write_comparison(runs: Sequence[StoredRun], into: Path, *, command: str = ""
     """
     comparison = compare(runs)
     rows = comparison.of(comparison.settings[0])
-    pictures = [*_overviews(rows, into), *_strips(rows, into)]
+    pictures = [*_sweep(comparison, into), *_overviews(rows, into), *_strips(rows, into)]
     report = into / "report.html"
     with atomic_file(report) as partial:
         partial.write_text(page(comparison, pictures, command), encoding="utf-8")
     return report
+
+
+def _sweep(comparison: Comparison, into: Path) -> list[Picture]:
+    """Mean JCT over what was varied, where that is one number."""
+    if len(comparison.settings) < 2 or len(comparison.settings[0]) != 1:
+        return []
+    try:
+        figure = figures.sweep(comparison.rows, figures.colours(comparison.rows))
+    except ValueError:  # what varies is no number
+        return []
+    text = f"Mean over seeds {', '.join(map(str, comparison.seeds))}."
+    return [Picture(_save(figure, into / "sweep.png"), f"Mean JCT over {comparison.settings[0][0][0]}", text)]
 
 
 def _overviews(rows: Sequence[Row], into: Path) -> list[Picture]:
