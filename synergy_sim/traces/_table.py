@@ -10,7 +10,7 @@ from pathlib import Path
 
 from synergy_core.errors import InputError
 from synergy_sim.traces._text import ends_with_line_break, open_text
-from synergy_sim.traces._values import BadValue, shown
+from synergy_sim.traces._values import BadValueError, shown
 from synergy_sim.traces.rows import TraceRows
 
 AddRow = Callable[..., None]
@@ -34,7 +34,7 @@ def read_table(
 ) -> None:
     """Calls `add_row(line, *values)` for each row, with the text of `required` then `optional` columns.
 
-    An optional column that the file lacks gives "". Blank lines are skipped. A `BadValue` that `add_row` raises becomes
+    An optional column that the file lacks gives "". Blank lines are skipped. A `BadValueError` that `add_row` raises becomes
     a bad row, as does a row with another number of fields than the header. A required column that is missing,
     text that is not UTF-8 and a broken quote raise InputError.
     """
@@ -54,7 +54,7 @@ def read_table(
                 fields.append("")
                 try:
                     add_row(start, *pick(fields))
-                except BadValue as bad:
+                except BadValueError as bad:
                     rows.reject(start, bad.column, bad.got, bad.expected)
         except csv.Error as error:
             raise InputError(

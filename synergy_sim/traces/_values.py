@@ -1,4 +1,4 @@
-"""Values of a row: text to numbers, dates and end states, or a `BadValue` that says what was wrong."""
+"""Values of a row: text to numbers, dates and end states, or a `BadValueError` that says what was wrong."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _END_STATES = {
 }
 
 
-class BadValue(ValueError):
+class BadValueError(ValueError):
     """One value that cannot be used; the loop over the file adds the line."""
 
     def __init__(self, column: str, got: str, expected: str) -> None:
@@ -50,7 +50,7 @@ def date_s(text: str, column: str) -> float:
     try:
         return epoch_s(text)
     except (ValueError, OverflowError):
-        raise BadValue(column, shown(text), "a date such as 2017-10-09 07:01:55") from None
+        raise BadValueError(column, shown(text), "a date such as 2017-10-09 07:01:55") from None
 
 
 def instant_s(text: str, column: str) -> float:
@@ -62,7 +62,7 @@ def instant_s(text: str, column: str) -> float:
     try:
         return epoch_s(text)
     except (ValueError, OverflowError):
-        raise BadValue(column, shown(text), "seconds or a date such as 2017-10-09 07:01:55") from None
+        raise BadValueError(column, shown(text), "seconds or a date such as 2017-10-09 07:01:55") from None
 
 
 def number(text: str, column: str, expected: str = "a number") -> float:
@@ -72,7 +72,7 @@ def number(text: str, column: str, expected: str = "a number") -> float:
             raise ValueError
         return float(text)
     except ValueError:
-        raise BadValue(column, shown(text), expected) from None
+        raise BadValueError(column, shown(text), expected) from None
 
 
 def whole(text: str, column: str) -> int:
@@ -86,7 +86,7 @@ def whole(text: str, column: str) -> int:
             raise ValueError
         return int(value)
     except (ValueError, OverflowError):
-        raise BadValue(column, shown(text), expected) from None
+        raise BadValueError(column, shown(text), expected) from None
 
 
 def end_state(text: str, column: str) -> str:
@@ -96,5 +96,5 @@ def end_state(text: str, column: str) -> str:
     """
     found = _END_STATES.get(text.strip().upper())
     if found is None:
-        raise BadValue(column, shown(text), f"one of {', '.join(_END_STATES)}")
+        raise BadValueError(column, shown(text), f"one of {', '.join(_END_STATES)}")
     return found

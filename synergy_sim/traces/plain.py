@@ -15,7 +15,9 @@ from synergy_sim.traces._values import end_state, instant_s, is_missing, number,
 from synergy_sim.traces.rows import UNKNOWN, TraceRows
 
 NAME = "plain"
-SUMMARY = "a CSV of your own: submit_time, duration_s, gpus [job, virtual_cluster, user, end_state, estimate_s, gpu_type]"
+SUMMARY = (
+    "a CSV of your own: submit_time, duration_s, gpus [job, virtual_cluster, user, end_state, estimate_s, gpu_type]"
+)
 
 REQUIRED = ("submit_time", "duration_s", "gpus")
 OPTIONAL = ("job", "virtual_cluster", "user", "end_state", "estimate_s", "gpu_type", "model")
