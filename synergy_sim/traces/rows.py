@@ -17,6 +17,9 @@ from synergy_core.errors import InputError
 
 END_STATES = ("completed", "killed", "failed")
 SHOWN_BAD_ROWS = 10
+LONGEST_S = 2.0**33
+"""Times are exact up to here (`synergy_core.units`), 272 years; beyond is a unit mistaken or a file damaged."""
+MOST_GPUS = 2**31 - 1
 UNKNOWN = math.nan
 
 
@@ -106,12 +109,16 @@ class TraceRows:
         columns: tuple[str, str, str] = ("submit time", "duration", "GPUs"),
     ) -> None:
         """Adds one job, or records why it is impossible. `columns` are the file's own names of the three numbers."""
-        if not math.isfinite(submit_s):
-            self.reject(line, columns[0], f"{submit_s}", "a finite time")
-        elif not (math.isfinite(duration_s) and duration_s >= 0):
-            self.reject(line, columns[1], f"{duration_s:g}", "a duration ≥ 0 s")
+        if not abs(submit_s) <= LONGEST_S:
+            self.reject(line, columns[0], f"{submit_s:g}", f"a time within {LONGEST_S:.0f} s of 1970")
+        elif not 0 <= duration_s <= LONGEST_S:
+            self.reject(line, columns[1], f"{duration_s:g}", f"a duration from 0 to {LONGEST_S:.0f} s")
         elif gpus < 1:
             self.reject(line, columns[2], f"{gpus}", "at least 1 GPU")
+        elif gpus > MOST_GPUS:
+            self.reject(line, columns[2], f"{gpus}", f"at most {MOST_GPUS} GPUs")
+        elif not (math.isnan(estimate_s) or 0 <= estimate_s <= LONGEST_S):
+            self.reject(line, "user's estimate", f"{estimate_s:g}", f"a duration from 0 to {LONGEST_S:.0f} s")
         else:
             self.submit_s.append(submit_s)
             self.duration_s.append(duration_s)
