@@ -37,11 +37,11 @@ COLUMNS = (
 
 def philly():
     from synergy_sim.generators import generate
-    from synergy_sim.prepare import find_log
     from synergy_sim.traces import read_trace
+    from synergy_sim.traces.find import find_philly
     from synergy_sim.workload import from_rows
 
-    path = find_log(["philly.csv"])
+    path = find_philly()
     rows = read_trace(path) if path else generate("philly", jobs=82_247)
     return from_rows(rows, name="philly" if path else "philly (generated)")
 

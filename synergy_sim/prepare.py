@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from synergy_sim.overrides import check_policy
 from synergy_sim.resources import conf_folder
 from synergy_sim.settings import Settings, TraceSettings
 from synergy_sim.traces import read_trace
+from synergy_sim.traces.find import find
 from synergy_sim.workload import (
     Workload,
     from_rows,
@@ -44,19 +44,11 @@ def random_stream(seed: int, source: str) -> np.random.SeedSequence:
 def workload_of(settings: Settings, seed: int) -> Workload:
     """The jobs of this seed: found or generated, cut to the window, sampled, compressed, with estimates."""
     trace = settings.trace
-    path = trace.path or find_log(trace.find)
+    path = trace.path or find(trace.find)
     workload = _from_log(trace, path) if path else _generated(trace, seed)
     workload = sampled(workload, trace.sample, np.random.default_rng(random_stream(seed, "sample")))
     workload = scaled(workload, settings.cluster.load)
     return with_estimates(workload, trace.overestimate, np.random.default_rng(random_stream(seed, "estimates")))
-
-
-def find_log(names: list[str]) -> Path | None:
-    """The first of these files in $SYNERGY_DATA, $SYNERGY_DATA/traces or ./traces."""
-    folders = [Path("traces")]
-    if data := os.environ.get("SYNERGY_DATA"):
-        folders = [Path(data), Path(data) / "traces", *folders]
-    return next((folder / name for name in names for folder in folders if (folder / name).is_file()), None)
 
 
 def _from_log(trace: TraceSettings, path: Path) -> Workload:
