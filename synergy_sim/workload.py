@@ -44,6 +44,8 @@ class Workload:
     users: tuple[str, ...]
     gpu_type_code: Ints
     gpu_types: tuple[str, ...]
+    model_code: Ints
+    models: tuple[str, ...]
     end_state_code: Ints
     line: Ints
     quotas: dict[str, int]
@@ -105,6 +107,8 @@ def from_rows(rows: TraceRows, *, name: str, sha256: str = "", window: str = "al
         users=rows.users.values(),
         gpu_type_code=ints(rows.gpu_type),
         gpu_types=rows.gpu_types.values(),
+        model_code=ints(rows.model),
+        models=rows.models.values(),
         end_state_code=ints(rows.end_state),
         line=ints(rows.line),
         quotas=dict(rows.quotas),
@@ -141,6 +145,16 @@ def parse_window(text: str, *, first_s: float) -> tuple[float, float]:
     return start_s, end_s
 
 
+def window_length_s(text: str) -> float:
+    """Seconds from the start to the end of a window that has both, for traces that are generated."""
+    start_s, end_s = parse_window(text, first_s=0.0)
+    if not np.isfinite(end_s):
+        raise InputError(
+            f"trace.window={text}: jobs are generated here, and go on for ever; give a length, such as 7d."
+        )
+    return end_s - start_s
+
+
 def _positive_s(text: str) -> float:
     seconds = parse_duration_s(text)
     if seconds == 0:
@@ -152,7 +166,7 @@ def take(workload: Workload, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Wor
     """The jobs that `keep` (a mask or increasing row numbers) selects; the order stays."""
     rows = np.flatnonzero(keep) if keep.dtype == bool else keep
     columns = ("submit_time_s", "duration_s", "estimate_s", "gpus", "virtual_cluster_code", "user_code")
-    more = ("gpu_type_code", "end_state_code", "line")
+    more = ("gpu_type_code", "model_code", "end_state_code", "line")
     picked = {column: getattr(workload, column)[rows] for column in (*columns, *more)}
     return replace(workload, job_name=[workload.job_name[i] for i in rows], **picked)
 

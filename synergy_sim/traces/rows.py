@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from synergy_core.errors import InputError
 
 END_STATES = ("completed", "killed", "failed")
 SHOWN_BAD_ROWS = 10
+LONGEST_S = 2.0**33
+"""Times are exact up to here (`synergy_core.units`), 272 years; beyond is a unit mistaken or a file damaged."""
+MOST_GPUS = 2**31 - 1
 UNKNOWN = math.nan
 
 
@@ -70,12 +78,14 @@ class TraceRows:
     virtual_cluster: array[int] = field(default_factory=lambda: array("i"))
     user: array[int] = field(default_factory=lambda: array("i"))
     gpu_type: array[int] = field(default_factory=lambda: array("i"))
+    model: array[int] = field(default_factory=lambda: array("i"))
     end_state: array[int] = field(default_factory=lambda: array("b"))
     line: array[int] = field(default_factory=lambda: array("i"))
     job_name: list[str] = field(default_factory=list)
     virtual_clusters: Names = field(default_factory=Names)
     users: Names = field(default_factory=Names)
     gpu_types: Names = field(default_factory=Names)
+    models: Names = field(default_factory=Names)
     quotas: dict[str, int] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
@@ -95,15 +105,20 @@ class TraceRows:
         end_state: str = "completed",
         estimate_s: float = UNKNOWN,
         gpu_type: str = "",
+        model: str = "",
         columns: tuple[str, str, str] = ("submit time", "duration", "GPUs"),
     ) -> None:
         """Adds one job, or records why it is impossible. `columns` are the file's own names of the three numbers."""
-        if not math.isfinite(submit_s):
-            self.reject(line, columns[0], f"{submit_s}", "a finite time")
-        elif not (math.isfinite(duration_s) and duration_s >= 0):
-            self.reject(line, columns[1], f"{duration_s:g}", "a duration ≥ 0 s")
+        if not abs(submit_s) <= LONGEST_S:
+            self.reject(line, columns[0], f"{submit_s:g}", f"a time within {LONGEST_S:.0f} s of 1970")
+        elif not 0 <= duration_s <= LONGEST_S:
+            self.reject(line, columns[1], f"{duration_s:g}", f"a duration from 0 to {LONGEST_S:.0f} s")
         elif gpus < 1:
             self.reject(line, columns[2], f"{gpus}", "at least 1 GPU")
+        elif gpus > MOST_GPUS:
+            self.reject(line, columns[2], f"{gpus}", f"at most {MOST_GPUS} GPUs")
+        elif not (math.isnan(estimate_s) or 0 <= estimate_s <= LONGEST_S):
+            self.reject(line, "user's estimate", f"{estimate_s:g}", f"a duration from 0 to {LONGEST_S:.0f} s")
         else:
             self.submit_s.append(submit_s)
             self.duration_s.append(duration_s)
@@ -112,9 +127,46 @@ class TraceRows:
             self.virtual_cluster.append(self.virtual_clusters.code(virtual_cluster))
             self.user.append(self.users.code(user))
             self.gpu_type.append(self.gpu_types.code(gpu_type))
+            self.model.append(self.models.code(model))
             self.end_state.append(END_STATES.index(end_state))
             self.line.append(line)
             self.job_name.append(job_name)
+
+    def extend(
+        self,
+        *,
+        submit_s: ArrayLike,
+        duration_s: ArrayLike,
+        gpus: ArrayLike,
+        job_name: list[str],
+        virtual_cluster: ArrayLike,
+        virtual_clusters: Sequence[str],
+        user: ArrayLike,
+        users: Sequence[str],
+        end_state: ArrayLike,
+    ) -> None:
+        """Adds many jobs that no file holds (line 0) and that are known to be possible; all columns of one length.
+
+        virtual_cluster, user: codes into `virtual_clusters`, `users`; end_state: codes into `END_STATES`.
+        """
+        count = len(job_name)
+        tenants = np.array([self.virtual_clusters.code(name) for name in virtual_clusters])
+        people = np.array([self.users.code(name) for name in users])
+        columns: tuple[tuple[array[Any], ArrayLike], ...] = (
+            (self.submit_s, submit_s),
+            (self.duration_s, duration_s),
+            (self.gpus, gpus),
+            (self.estimate_s, np.full(count, UNKNOWN)),
+            (self.virtual_cluster, tenants[np.asarray(virtual_cluster)]),
+            (self.user, people[np.asarray(user)]),
+            (self.gpu_type, np.full(count, self.gpu_types.code(""))),
+            (self.model, np.full(count, self.models.code(""))),
+            (self.end_state, end_state),
+            (self.line, np.zeros(count)),
+        )
+        for column, values in columns:
+            column.frombytes(np.asarray(values).astype(column.typecode).tobytes())
+        self.job_name.extend(job_name)
 
     def reject(self, line: int, column: str, got: str, expected: str) -> None:
         """Records one impossible value; only the first ten are kept, all are counted."""

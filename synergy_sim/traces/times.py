@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime, timedelta
 
 _EPOCH = datetime(1970, 1, 1)
-_EPOCH_UTC = datetime(1970, 1, 1, tzinfo=timezone.utc)
-_PACIFIC_S = {"PST": 0.0, "PDT": -3_600.0}
+_DAYLIGHT = timedelta(hours=1)
+_PACIFIC = ("PST", "PDT")
 
 
 def epoch_s(text: str) -> float:
@@ -15,17 +15,30 @@ def epoch_s(text: str) -> float:
     A stamp with an offset is an instant in UTC. One without is taken as its clock shows it. `PDT` is turned into
     Pacific standard time, so that differences across the change of clocks are right. Raises ValueError otherwise.
     """
+    return (_stamp(text) - _EPOCH).total_seconds()
+
+
+def elapsed_s(start: str, end: str) -> float:
+    """Seconds from one stamp to another, exact to the microsecond; negative if they are the wrong way round.
+
+    The difference of two `epoch_s` would round at a tenth of a microsecond. Raises ValueError as `epoch_s` does.
+    """
+    return (_stamp(end) - _stamp(start)).total_seconds()
+
+
+def _stamp(text: str) -> datetime:
+    """Without a zone: UTC if the text has an offset, Pacific standard time for PST/PDT, else the clock's own."""
     text = text.strip()
-    shift_s = 0.0
-    if text[-3:] in _PACIFIC_S:
-        shift_s = _PACIFIC_S[text[-3:]]
+    daylight = False
+    if text[-3:] in _PACIFIC:
+        daylight = text[-3:] == "PDT"
         text = text[:-3].rstrip()
     stamp = datetime.fromisoformat(text)
-    if stamp.tzinfo is None:
-        return (stamp - _EPOCH).total_seconds() + shift_s
-    return (stamp - _EPOCH_UTC).total_seconds()
+    if stamp.tzinfo is not None:
+        return stamp.astimezone(UTC).replace(tzinfo=None)
+    return stamp - _DAYLIGHT if daylight else stamp
 
 
 def iso(seconds: float) -> str:
     """`2017-10-09 07:01:55` for seconds since 1970."""
-    return datetime.fromtimestamp(seconds, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%d %H:%M:%S")

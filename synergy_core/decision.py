@@ -1,0 +1,45 @@
+"""What a scheduler answers: who stops, and who starts where."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from synergy_core.state import Job, Placed
+
+NONE = float("nan")
+
+
+class Decision(NamedTuple):
+    """Stops come before starts; together they never need GPUs that are still held.
+
+    A stop names what the job held, a start what it gets; a job in both moves to other GPUs.
+    objective, bound: of an allocator that optimised, NaN otherwise.
+    """
+
+    stops: list[tuple[Job, Placed]]
+    starts: list[tuple[Job, Placed]]
+    objective: float = NONE
+    bound: float = NONE
+
+
+class JobQueue(Protocol):
+    """The jobs under an ordering policy and the GPUs they run on."""
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait."""
+
+    def enter(self, job: Job) -> None:
+        """The job waits from now on: it arrived, or was just stopped."""
+
+    def leave(self, job: Job) -> None:
+        """A running job has ended; its GPUs are free."""
+
+    def decide(self, now_s: float) -> Decision:
+        """Who stops and who starts where."""
+
+    def started(self, job: Job, now_s: float) -> None:
+        """The job runs from now on, as decided."""
+
+    def next_change_s(self) -> float:
+        """The next instant at which a key jumps by itself, inf if none is known."""

@@ -1,0 +1,207 @@
+"""GPU counts to concrete GPUs: on one node where possible, the fullest node that fits, else spread.
+
+The free nodes of each GPU type are kept as one bit mask per number of free GPUs, so that best fit is a look at a few
+integers and its lowest set bit: O(GPUs per node), whatever the number of nodes.
+"""
+
+from __future__ import annotations
+
+from synergy_core.cluster import Cluster
+from synergy_core.state import Placed
+
+
+class TypePool:
+    """The nodes of one GPU type."""
+
+    __slots__ = ("by_free", "capacity", "free_count", "free_mask", "gpus", "idle", "whole_nodes")
+
+    def __init__(self, capacity: dict[int, int], *, whole_nodes: bool) -> None:
+        """capacity: GPUs of each node, by node number; the numbers need not be contiguous."""
+        self.capacity = capacity
+        self.whole_nodes = whole_nodes
+        self.free_count = dict(capacity)
+        self.free_mask = {node: (1 << gpus) - 1 for node, gpus in capacity.items()}
+        self.by_free = [0] * (max(capacity.values()) + 1)
+        self.idle = 0
+        for node, gpus in capacity.items():
+            self.by_free[gpus] |= 1 << node
+            self.idle |= 1 << node
+        self.gpus = sum(capacity.values())
+
+    def copy(self) -> TypePool:
+        """An independent copy, for trying things out."""
+        other = TypePool.__new__(TypePool)
+        other.capacity, other.whole_nodes, other.gpus = self.capacity, self.whole_nodes, self.gpus
+        other.free_count, other.free_mask = dict(self.free_count), dict(self.free_mask)
+        other.by_free, other.idle = list(self.by_free), self.idle
+        return other
+
+    def find(self, gpus: int) -> list[tuple[int, int]] | None:
+        """(node, GPU count) pairs for `gpus`, or None. Claims nothing."""
+        if gpus > self.gpus:
+            return None
+        by_free = self.by_free
+        for free in range(gpus, len(by_free)):
+            nodes = by_free[free]
+            if nodes:
+                return [((nodes & -nodes).bit_length() - 1, gpus)]
+        if gpus >= len(by_free) or not self.whole_nodes:
+            consolidated = self._whole_nodes(gpus)
+            if consolidated is not None or self.whole_nodes:
+                return consolidated
+            return self._spread(gpus)
+        return None
+
+    def _whole_nodes(self, gpus: int) -> list[tuple[int, int]] | None:
+        """Idle nodes, the largest first, and the remainder on the fullest further node that has it."""
+        chosen: list[tuple[int, int]] = []
+        taken = 0
+        for free in range(len(self.by_free) - 1, 0, -1):
+            idle = self.by_free[free] & self.idle
+            while idle and gpus >= free:
+                bit = idle & -idle
+                idle ^= bit
+                taken |= bit
+                chosen.append((bit.bit_length() - 1, free))
+                gpus -= free
+        if gpus:
+            for free in range(gpus, len(self.by_free)):
+                nodes = self.by_free[free] & ~taken
+                if nodes:
+                    return [*chosen, ((nodes & -nodes).bit_length() - 1, gpus)]
+            return None
+        return chosen
+
+    def _spread(self, gpus: int) -> list[tuple[int, int]]:
+        """The nodes with most free GPUs; the last piece by best fit. The total is known to fit."""
+        chosen: list[tuple[int, int]] = []
+        by_free = self.by_free
+        for free in range(len(by_free) - 1, 0, -1):
+            nodes = by_free[free]
+            while nodes:
+                if gpus <= free:
+                    for fit in range(gpus, free):
+                        if by_free[fit]:
+                            nodes = by_free[fit]
+                            break
+                    return [*chosen, ((nodes & -nodes).bit_length() - 1, gpus)]
+                bit = nodes & -nodes
+                nodes ^= bit
+                chosen.append((bit.bit_length() - 1, free))
+                gpus -= free
+        raise AssertionError(f"{gpus} GPUs more than are free")
+
+    def claim_counts(self, pairs: list[tuple[int, int]]) -> Placed:
+        """Takes that many GPUs of each node, the lowest numbers first; returns which."""
+        return tuple([(node, self._take(node, count)) for node, count in pairs])
+
+    def _take(self, node: int, count: int) -> int:
+        mask = self.free_mask[node]
+        if count == self.free_count[node]:
+            taken = mask
+        else:
+            taken = 0
+            rest = mask
+            for _ in range(count):
+                bit = rest & -rest
+                taken |= bit
+                rest ^= bit
+        self._change(node, mask ^ taken, self.free_count[node] - count)
+        self.gpus -= count
+        return taken
+
+    def _change(self, node: int, mask: int, count: int) -> None:
+        bit = 1 << node
+        by_free = self.by_free
+        by_free[self.free_count[node]] ^= bit
+        by_free[count] |= bit
+        self.free_count[node] = count
+        self.free_mask[node] = mask
+        if count == self.capacity[node]:
+            self.idle |= bit
+        else:
+            self.idle &= ~bit
+
+    def holds_free(self, node: int, mask: int) -> bool:
+        """Whether all these GPUs are free."""
+        return self.free_mask[node] & mask == mask
+
+    def claim(self, node: int, mask: int) -> None:
+        """Takes exactly these GPUs."""
+        count = mask.bit_count()
+        self._change(node, self.free_mask[node] ^ mask, self.free_count[node] - count)
+        self.gpus -= count
+
+    def release(self, node: int, mask: int) -> None:
+        """Gives these GPUs back."""
+        count = mask.bit_count()
+        self._change(node, self.free_mask[node] | mask, self.free_count[node] + count)
+        self.gpus += count
+
+
+class Placement:
+    """Which GPUs of the cluster are free, and where a job should go. A job never mixes GPU types."""
+
+    __slots__ = ("_only", "_pool_of_node", "pools")
+
+    def __init__(self, cluster: Cluster) -> None:
+        capacity: dict[str, dict[int, int]] = {gpu_type: {} for gpu_type in cluster.gpu_types}
+        for each, first in zip(cluster.node_types, cluster.first_nodes(), strict=True):
+            for node in range(first, first + each.nodes):
+                capacity[each.gpu_type][node] = each.gpus_per_node
+        self._set({kind: TypePool(nodes, whole_nodes=cluster.whole_nodes) for kind, nodes in capacity.items()})
+
+    def _set(self, pools: dict[str, TypePool]) -> None:
+        self.pools = pools
+        self._pool_of_node = {node: pool for pool in pools.values() for node in pool.capacity}
+        self._only = next(iter(pools.values())) if len(pools) == 1 else None
+
+    def copy(self) -> Placement:
+        """An independent copy, for trying things out."""
+        other = Placement.__new__(Placement)
+        other._set({gpu_type: pool.copy() for gpu_type, pool in self.pools.items()})
+        return other
+
+    @property
+    def free_gpus(self) -> int:
+        """Free GPUs of all types."""
+        return sum(pool.gpus for pool in self.pools.values())
+
+    def free_gpus_of(self, gpu_type: str) -> int:
+        """Free GPUs of one type, of all types if empty."""
+        return self.pools[gpu_type].gpus if gpu_type else self.free_gpus
+
+    def _find(self, gpus: int, gpu_type: str) -> tuple[TypePool, list[tuple[int, int]]] | None:
+        for pool in [self.pools[gpu_type]] if gpu_type else self.pools.values():
+            pairs = pool.find(gpus)
+            if pairs is not None:
+                return pool, pairs
+        return None
+
+    def fits(self, gpus: int, gpu_type: str = "") -> bool:
+        """Whether `place` would succeed."""
+        return self._find(gpus, gpu_type) is not None
+
+    def place(self, gpus: int, gpu_type: str = "") -> Placed | None:
+        """Claims `gpus` GPUs of one type and says which, or None if there is no room of the kind asked for."""
+        only = self._only
+        if only is not None:
+            pairs = only.find(gpus)
+            return None if pairs is None else only.claim_counts(pairs)
+        found = self._find(gpus, gpu_type)
+        return None if found is None else found[0].claim_counts(found[1])
+
+    def claim(self, placement: Placed) -> bool:
+        """Claims exactly these GPUs; False, and nothing claimed, if one of them is taken."""
+        pools = self._pool_of_node
+        if not all(pools[node].holds_free(node, mask) for node, mask in placement):
+            return False
+        for node, mask in placement:
+            pools[node].claim(node, mask)
+        return True
+
+    def release(self, placement: Placed) -> None:
+        """Gives a job's GPUs back."""
+        pools = self._pool_of_node
+        for node, mask in placement:
+            pools[node].release(node, mask)

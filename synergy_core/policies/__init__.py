@@ -1,0 +1,22 @@
+"""Scheduling policies, one file each. Being in this folder registers a policy; so does the entry point
+`synergy.policies` of an installed package, or importing a module that uses the decorators."""
+
+from synergy_core.policies._registry import (
+    AllocationPolicy,
+    OrderingPolicy,
+    Policy,
+    allocation_policy,
+    get_policy,
+    ordering_policy,
+    policy_names,
+)
+
+__all__ = [
+    "AllocationPolicy",
+    "OrderingPolicy",
+    "Policy",
+    "allocation_policy",
+    "get_policy",
+    "ordering_policy",
+    "policy_names",
+]

@@ -1,0 +1,198 @@
+"""How a function becomes a policy: two decorators, and a table of what was found."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pkgutil
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal
+
+from synergy_core.errors import InputError, unknown
+from synergy_core.state import Allocations, ClusterState, JobView, OracleClusterState, OracleJobView, PredictedJobView
+
+Backfill = Literal["none", "greedy", "easy"]
+Key = tuple[Any, ...]
+KeyFunction = Callable[..., Key]
+ChangeFunction = Callable[..., float | None]
+
+_found: dict[str, Policy] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class OrderingPolicy:
+    """Jobs run in the order of a key, the smallest first, with what their users requested.
+
+    key(job) -> tuple; ties end with the job id. preemptive: whether a job may be stopped for one with a smaller key.
+    backfill: what happens behind a job that does not fit: "none" (all wait), "greedy" (any that fits runs),
+    "easy" (any that fits and, by its estimate, does not delay the first that waits).
+    falls_while_running: the key's first entry is a time that falls as fast as the clock while the job runs.
+    next_change(job, now_s): the instant at which the key next changes by itself, or None; for keys that jump.
+    """
+
+    name: str
+    summary: str
+    key: KeyFunction
+    preemptive: bool
+    backfill: Backfill
+    falls_while_running: bool
+    next_change: ChangeFunction | None
+    oracle: bool
+    predicted: bool
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_parameters(self, **parameters: Any) -> OrderingPolicy:
+        """The policy with some of its parameters set; `backfill` is one too, for those that do not preempt."""
+        given = dict(parameters)
+        backfill = given.pop("backfill", self.backfill)
+        if backfill not in typing.get_args(Backfill):
+            raise unknown(f"backfill for policy {self.name}", str(backfill), typing.get_args(Backfill))
+        if self.preemptive and backfill != "greedy":
+            raise InputError(f"policy {self.name} preempts; its backfill is always greedy, got {backfill}.")
+        _check_parameters(self, given)
+        key = functools.partial(self.key, **given) if given else self.key
+        change = functools.partial(self.next_change, **given) if self.next_change else None
+        merged = {**self.parameters, **given}
+        return replace(self, key=key, next_change=change, backfill=backfill, parameters=merged)
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationPolicy:
+    """Each round, from the state of all active jobs to the GPUs of each. round_s: the round it is meant for."""
+
+    name: str
+    summary: str
+    allocate: Callable[..., Allocations]
+    round_s: float
+    oracle: bool
+    predicted: bool = False
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_parameters(self, **parameters: Any) -> AllocationPolicy:
+        """The policy with some of its parameters set."""
+        _check_parameters(self, parameters)
+        allocate = functools.partial(self.allocate, **parameters) if parameters else self.allocate
+        return replace(self, allocate=allocate, parameters={**self.parameters, **parameters})
+
+
+Policy = OrderingPolicy | AllocationPolicy
+
+
+def ordering_policy(
+    *,
+    preemptive: bool = False,
+    backfill: Backfill = "greedy",
+    falls_while_running: bool = False,
+    next_change: ChangeFunction | None = None,
+) -> Callable[[KeyFunction], KeyFunction]:
+    """Registers a key function `key(job, *, parameters…)` under its own name; see `OrderingPolicy`.
+
+    What its first parameter is annotated with is what it may read: `JobView`, `PredictedJobView` or `OracleJobView`.
+    """
+
+    def register(key: KeyFunction) -> KeyFunction:
+        view = _view_of(key, (JobView, PredictedJobView, OracleJobView))
+        parameters = _defaults(key)
+        _add(
+            OrderingPolicy(
+                name=key.__name__,
+                summary=_first_line(key),
+                key=key,
+                preemptive=preemptive,
+                backfill=backfill,
+                falls_while_running=falls_while_running,
+                next_change=functools.partial(next_change, **parameters) if next_change else None,
+                oracle=view is OracleJobView,
+                predicted=view is PredictedJobView,
+                parameters=parameters,
+            )
+        )
+        return key
+
+    return register
+
+
+def allocation_policy(*, round_s: float) -> Callable[[Callable[..., Allocations]], Callable[..., Allocations]]:
+    """Registers a function `allocate(state, *, parameters…) -> Allocations` under its own name.
+
+    Its first parameter is annotated `ClusterState`, or `OracleClusterState` to read true run times.
+    """
+
+    def register(allocate: Callable[..., Allocations]) -> Callable[..., Allocations]:
+        oracle = _view_of(allocate, (ClusterState, OracleClusterState)) is OracleClusterState
+        _add(
+            AllocationPolicy(
+                name=allocate.__name__,
+                summary=_first_line(allocate),
+                allocate=allocate,
+                round_s=round_s,
+                oracle=oracle,
+                parameters=_defaults(allocate),
+            )
+        )
+        return allocate
+
+    return register
+
+
+def policy_names() -> dict[str, str]:
+    """Name and one-line summary of every policy that can be found, sorted by name."""
+    _discover()
+    return {name: _found[name].summary for name in sorted(_found)}
+
+
+def get_policy(name: str) -> Policy:
+    """The policy of that name. Raises InputError with the nearest match."""
+    _discover()
+    if name not in _found:
+        raise unknown("policy", name, _found, hint="A file in synergy_core/policies/ adds one.")
+    return _found[name]
+
+
+@functools.cache
+def _discover() -> None:
+    """Imports every policy of this folder and every entry point, once."""
+    package = __name__.rpartition(".")[0]
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if not module.name.startswith("_"):
+            importlib.import_module(f"{package}.{module.name}")
+    for point in entry_points(group="synergy.policies"):
+        try:
+            point.load()
+        except Exception as error:
+            raise InputError(f"policy plug-in {point.name} ({point.value}) cannot be loaded: {error}") from error
+
+
+def _add(policy: Policy) -> None:
+    if policy.name in _found:
+        raise InputError(f"two policies are called {policy.name}; rename one.")
+    _found[policy.name] = policy
+
+
+def _view_of(function: Callable[..., Any], allowed: tuple[type, ...]) -> type:
+    first = next(iter(inspect.signature(function).parameters), None)
+    view = typing.get_type_hints(function).get(first or "")
+    if view not in allowed:
+        names = " or ".join(each.__name__ for each in allowed)
+        raise InputError(f"policy {function.__name__}: annotate its first parameter with {names}; got {view}.")
+    return typing.cast(type, view)
+
+
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def _check_parameters(policy: Policy, given: Mapping[str, Any]) -> None:
+    for name in given:
+        if name not in policy.parameters:
+            raise unknown(f"parameter of policy {policy.name}", name, policy.parameters)

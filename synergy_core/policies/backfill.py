@@ -1,0 +1,10 @@
+"""First in, first out with greedy backfill: whoever fits runs. Wide jobs may starve."""
+
+from synergy_core.policies import ordering_policy
+from synergy_core.state import JobView
+
+
+@ordering_policy(backfill="greedy")
+def backfill(job: JobView) -> tuple[float]:
+    """In order of arrival; any job that fits runs."""
+    return (job.submit_time_s,)

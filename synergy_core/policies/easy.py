@@ -1,0 +1,10 @@
+"""EASY backfill (Lifka, JSSPP 1995; Mu'alem and Feitelson, IEEE TPDS 2001): a reservation for the head."""
+
+from synergy_core.policies import ordering_policy
+from synergy_core.state import JobView
+
+
+@ordering_policy(backfill="easy")
+def easy(job: JobView) -> tuple[float]:
+    """In order of arrival; a later job runs if, by user estimates, it does not delay the first."""
+    return (job.submit_time_s,)

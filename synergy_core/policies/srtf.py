@@ -1,0 +1,10 @@
+"""Shortest remaining time first, knowing true run times."""
+
+from synergy_core.policies import ordering_policy
+from synergy_core.state import OracleJobView
+
+
+@ordering_policy(preemptive=True, falls_while_running=True)
+def srtf(job: OracleJobView) -> tuple[float, float]:
+    """Shortest true remaining time first, preempting."""
+    return job.remaining_s, job.submit_time_s

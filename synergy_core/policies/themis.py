@@ -1,0 +1,22 @@
+"""Finish-time-fairness order (Themis, NSDI 2020, section 3; with a lease per round and the users' estimates).
+
+ρ = (time since submission + remaining time) / (run time × contention): how much later than in an equal exclusive share
+of the cluster a job would end if it ran alone from now on. The jobs that are worst off go first.
+"""
+
+import numpy as np
+
+from synergy_core.policies import allocation_policy
+from synergy_core.state import Allocations, ClusterState
+
+
+@allocation_policy(round_s=360.0)
+def themis(state: ClusterState) -> Allocations:
+    """Largest projected finish-time unfairness first, each round, by user estimates."""
+    ran_s = state.attained_service_gpu_s / state.gpus
+    remaining_s = np.maximum(state.estimate_s - ran_s, 0.0)
+    contention = np.maximum(1.0, state.gpus * (len(state) / state.cluster.gpus))
+    isolated_s = np.maximum(state.estimate_s, 1.0) * contention
+    rho = (state.now_s - state.submit_time_s + remaining_s) / isolated_s
+    order = np.lexsort((state.job_id, state.submit_time_s, -rho))
+    return state.in_order(order)

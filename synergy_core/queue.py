@@ -1,0 +1,397 @@
+"""The jobs under an ordering policy, kept so that a decision costs O(log n), never a scan of the queue.
+
+What is decided at an instant is the *greedy walk*: take the active jobs in the order of their keys, and let each run
+that fits in what is left. Waiting jobs lie in one heap per size, for if the first of a size does not fit, none of that
+size does: what is left only shrinks along the walk. Running jobs lie in one sorted list. A waiting job is let in iff
+its size is at most the free GPUs plus those of the running jobs with larger keys, and then only the shortest tail of
+that list can change. Where GPU counts do not decide what fits (several GPU types, borrowed quotas, whole nodes),
+`walk.py` makes the same decision the long way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from synergy_core.cluster import Cluster
+from synergy_core.decision import Decision
+from synergy_core.estimates import EasyReservation
+from synergy_core.placement import Placement
+from synergy_core.policies import OrderingPolicy
+from synergy_core.state import NEVER, Job, Placed
+from synergy_core.units import TICK_S, grid_ceil
+
+Entry = tuple[Any, int, Job]
+"""(key, job id, job): ordered by key, then id."""
+
+
+class Lane:
+    """Jobs that share one budget of GPUs: a virtual cluster with its quota, or everybody."""
+
+    __slots__ = ("capacity", "free", "policy", "waiting")
+
+    def __init__(self, policy: OrderingPolicy, capacity: int) -> None:
+        self.policy = policy
+        self.capacity = capacity
+        self.free = capacity
+        self.waiting = 0
+
+    def enter(self, job: Job) -> None:
+        """The job waits from now on."""
+        raise NotImplementedError
+
+    def leave(self, job: Job) -> None:
+        """A running job has ended."""
+        raise NotImplementedError
+
+    def decide(self, now_s: float) -> tuple[list[Job], list[Job]]:
+        """Who stops and who starts now."""
+        raise NotImplementedError
+
+
+class StrictLane(Lane):
+    """No preemption, no overtaking: the head blocks."""
+
+    __slots__ = ("_heap",)
+
+    def __init__(self, policy: OrderingPolicy, capacity: int) -> None:
+        super().__init__(policy, capacity)
+        self._heap: list[Entry] = []
+
+    def enter(self, job: Job) -> None:
+        self.waiting += 1
+        heappush(self._heap, (self.policy.key(job), job.job_id, job))
+
+    def leave(self, job: Job) -> None:
+        self.free += job.gpus
+
+    def decide(self, now_s: float) -> tuple[list[Job], list[Job]]:
+        starts: list[Job] = []
+        heap = self._heap
+        while heap and heap[0][2].gpus <= self.free:
+            job = heappop(heap)[2]
+            self.free -= job.gpus
+            starts.append(job)
+        self.waiting -= len(starts)
+        return [], starts
+
+
+class GreedyLane(Lane):
+    """No preemption; whoever fits runs, the smallest key first."""
+
+    __slots__ = ("_heaps",)
+
+    def __init__(self, policy: OrderingPolicy, capacity: int) -> None:
+        super().__init__(policy, capacity)
+        self._heaps: dict[int, list[Entry]] = {}
+
+    def enter(self, job: Job) -> None:
+        self.waiting += 1
+        heap = self._heaps.get(job.gpus)
+        if heap is None:
+            heap = self._heaps[job.gpus] = []
+        heappush(heap, (self.policy.key(job), job.job_id, job))
+
+    def leave(self, job: Job) -> None:
+        self.free += job.gpus
+
+    def decide(self, now_s: float) -> tuple[list[Job], list[Job]]:
+        starts: list[Job] = []
+        free = self.free
+        while self.waiting and free:
+            best: list[Entry] | None = None
+            for gpus, heap in self._heaps.items():
+                if gpus <= free and heap and (best is None or heap[0] < best[0]):
+                    best = heap
+            if best is None:
+                break
+            job = heappop(best)[2]
+            free -= job.gpus
+            self.waiting -= 1
+            starts.append(job)
+        self.free = free
+        return [], starts
+
+
+class EasyLane(Lane):
+    """No preemption; the head has a reservation that, by estimates, nobody behind it may delay."""
+
+    __slots__ = ("_reservation",)
+
+    def __init__(self, policy: OrderingPolicy, capacity: int) -> None:
+        super().__init__(policy, capacity)
+        self._reservation = EasyReservation()
+
+    def enter(self, job: Job) -> None:
+        self.waiting += 1
+        self._reservation.wait(self.policy.key(job), job)
+
+    def leave(self, job: Job) -> None:
+        self.free += job.gpus
+        self._reservation.ended(job)
+
+    def decide(self, now_s: float) -> tuple[list[Job], list[Job]]:
+        starts = self._reservation.starts(now_s, self.free) if self.waiting and self.free else []
+        for job in starts:
+            self.free -= job.gpus
+        self.waiting -= len(starts)
+        return [], starts
+
+
+class PreemptiveLane(Lane):
+    """Running jobs give way to waiting ones with smaller keys."""
+
+    __slots__ = ("_changes", "_falls", "_heaps", "_running", "_serial", "_stopped")
+
+    def __init__(self, policy: OrderingPolicy, capacity: int) -> None:
+        super().__init__(policy, capacity)
+        self._heaps: dict[int, list[Entry]] = {}
+        self._running: list[Entry] = []
+        self._changes: list[tuple[float, int, Job, object]] = []
+        self._serial = count()
+        self._falls = policy.falls_while_running
+
+    # A job's ticket is its entry in a heap or in the running list; a heap entry that is no longer its job's ticket is
+    # stale and is dropped when it surfaces.
+
+    def enter(self, job: Job) -> None:
+        self.waiting += 1
+        self._push(job, (self.policy.key(job), job.job_id, job))
+        if self.policy.next_change is not None:
+            self.expect_change(job, job.settled_s)
+
+    def _push(self, job: Job, entry: Entry) -> None:
+        job.ticket = entry
+        heap = self._heaps.get(job.gpus)
+        if heap is None:
+            heap = self._heaps[job.gpus] = []
+        heappush(heap, entry)
+
+    def leave(self, job: Job) -> None:
+        self._drop_running(job)
+        self.free += job.gpus
+        job.ticket = None
+
+    def _drop_running(self, job: Job) -> None:
+        entry: Any = job.ticket
+        running = self._running
+        del running[bisect_left(running, entry)]
+
+    def expect_change(self, job: Job, now_s: float) -> None:
+        """Notes the instant at which the job's key next jumps; the job has just entered, started or jumped."""
+        change = self.policy.next_change
+        instant_s = change(job, now_s) if change is not None else None
+        if instant_s is not None:
+            instant_s = max(grid_ceil(instant_s), now_s + TICK_S)
+            heappush(self._changes, (instant_s, next(self._serial), job, job.ticket))
+
+    def next_change_s(self) -> float:
+        """The next instant at which some key jumps, inf if none is known."""
+        changes = self._changes
+        while changes and changes[0][2].ticket is not changes[0][3]:
+            heappop(changes)
+        return changes[0][0] if changes else NEVER
+
+    def _apply_changes(self, now_s: float) -> None:
+        while self.next_change_s() <= now_s:
+            job = heappop(self._changes)[2]
+            job.settle(now_s)
+            job.queue_entered_s = now_s
+            entry = (self.policy.key(job), job.job_id, job)
+            if job.running:
+                self._drop_running(job)
+                job.ticket = entry
+                insort(self._running, entry)
+            else:
+                self._push(job, entry)
+            self.expect_change(job, now_s)
+
+    def decide(self, now_s: float) -> tuple[list[Job], list[Job]]:
+        if self._changes:
+            self._apply_changes(now_s)
+        if not self.waiting:
+            return [], []
+        started: dict[int, Job] = {}
+        displaced: dict[int, Entry] = {}
+        while (entry := self._next_admitted(now_s, displaced)) is not None:
+            job = entry[2]
+            if job.job_id in displaced:
+                del displaced[job.job_id]
+            else:
+                heappop(self._heaps[job.gpus])
+                self.waiting -= 1
+                started[job.job_id] = job
+                entry = self._as_running(entry, now_s)
+            self._admit(job, entry, displaced)
+        stops = [entry[2] for entry in displaced.values()]
+        for job in stops:
+            job.ticket = None
+        return stops, list(started.values())
+
+    def _as_running(self, entry: Entry, now_s: float) -> Entry:
+        """A key that falls with the clock is stored as the instant at which it reaches zero."""
+        key, job_id, job = entry
+        return ((key[0] + now_s, *key[1:]), job_id, job) if self._falls else entry
+
+    def _next_admitted(self, now_s: float, displaced: dict[int, Entry]) -> Entry | None:
+        """The first job of the walk that is not running but fits; in a heap's own form, or the displaced entry."""
+        candidates: list[tuple[Any, int, Entry]] = []
+        free = self.free
+        running = self._running
+        worst = running[-1] if running else None
+        for gpus, heap in self._heaps.items():
+            while heap and heap[0][2].ticket is not heap[0]:
+                heappop(heap)
+            if heap:
+                entry = heap[0]
+                here = self._as_running(entry, now_s)
+                if gpus <= free or (worst is not None and here < worst):
+                    candidates.append((here[0], here[1], entry))
+        for entry in displaced.values():
+            candidates.append((entry[0], entry[1], entry))
+        candidates.sort(key=_position)
+        for key, job_id, entry in candidates:
+            if self._fits((key, job_id, entry[2])):
+                return entry
+        return None
+
+    def _fits(self, here: Entry) -> bool:
+        """Whether the free GPUs and those of the running jobs behind this position are enough."""
+        need = here[2].gpus - self.free
+        running = self._running
+        index = len(running) - 1
+        while need > 0:
+            if index < 0 or running[index] < here:
+                return False
+            need -= running[index][2].gpus
+            index -= 1
+        return True
+
+    def _admit(self, job: Job, entry: Entry, displaced: dict[int, Entry]) -> None:
+        """Lets the job in at its position; of the shortest tail that makes room, whoever still fits stays."""
+        running = self._running
+        left = self.free - job.gpus
+        index = len(running)
+        while left < 0:
+            index -= 1
+            left += running[index][2].gpus
+        tail = running[index:]
+        del running[index:]
+        for behind in tail:
+            if behind[2].gpus <= left:
+                left -= behind[2].gpus
+                running.append(behind)
+            else:
+                displaced[behind[1]] = behind
+        self.free = left
+        job.ticket = entry
+        insort(running, entry)
+
+
+def _position(candidate: tuple[Any, int, Entry]) -> tuple[Any, int]:
+    return candidate[0], candidate[1]
+
+
+NOTHING = Decision([], [])
+
+
+def lane_kind(policy: OrderingPolicy) -> type[Lane]:
+    """The lane that carries out what the policy declares."""
+    if policy.preemptive:
+        return PreemptiveLane
+    return {"none": StrictLane, "greedy": GreedyLane, "easy": EasyLane}[policy.backfill]
+
+
+class IncrementalQueue:
+    """One lane per virtual cluster, or a single one, and the GPUs they are placed on."""
+
+    __slots__ = ("_dirty", "_jumping", "_lanes", "_only", "_placement", "waiting")
+
+    def __init__(self, policy: OrderingPolicy, cluster: Cluster) -> None:
+        kind = lane_kind(policy)
+        capacities = cluster.virtual_clusters or {"": cluster.gpus}
+        self._lanes = {name: kind(policy, gpus) for name, gpus in capacities.items()}
+        self._jumping = [lane for lane in self._lanes.values() if isinstance(lane, PreemptiveLane)]
+        if policy.next_change is None:
+            self._jumping = []
+        self._only = self._lanes[""] if not cluster.virtual_clusters else None
+        self._dirty: dict[str, None] = {}
+        self._placement = Placement(cluster)
+        self.waiting = 0
+
+    @staticmethod
+    def suits(cluster: Cluster) -> bool:
+        """Whether GPU counts alone decide what fits."""
+        return len(cluster.gpu_types) == 1 and not cluster.borrowing and not cluster.whole_nodes
+
+    def _lane(self, job: Job) -> Lane:
+        if self._only is not None:
+            return self._only
+        self._dirty[job.virtual_cluster] = None
+        return self._lanes[job.virtual_cluster]
+
+    def enter(self, job: Job) -> None:
+        """The job waits from now on: it arrived, or was just stopped."""
+        self.waiting += 1
+        self._lane(job).enter(job)
+
+    def leave(self, job: Job) -> None:
+        """A running job has ended; its GPUs are free."""
+        self._lane(job).leave(job)
+        self._placement.release(job.placement)
+
+    def decide(self, now_s: float) -> Decision:
+        """Who stops and who starts where; lanes in which nothing happened are left alone."""
+        if self._only is not None:
+            stops, chosen = self._only.decide(now_s)
+        else:
+            stops, chosen = self._decide_lanes(now_s)
+        if not chosen:
+            return NOTHING
+        self.waiting -= len(chosen)
+        held = [(job, job.placement) for job in stops]
+        return Decision(held, self._place(stops, chosen))
+
+    def _decide_lanes(self, now_s: float) -> tuple[list[Job], list[Job]]:
+        lanes = [self._lanes[name] for name in self._dirty]
+        if self._jumping:
+            lanes = [lane for lane in self._jumping if lane in lanes or lane.next_change_s() <= now_s]
+        self._dirty.clear()
+        stops: list[Job] = []
+        chosen: list[Job] = []
+        for lane in lanes:
+            lane_stops, lane_starts = lane.decide(now_s)
+            stops += lane_stops
+            chosen += lane_starts
+        return stops, chosen
+
+    def _place(self, stops: list[Job], chosen: list[Job]) -> list[tuple[Job, Placed]]:
+        """Wide jobs first, so that they find whole nodes."""
+        for job in stops:
+            self._placement.release(job.placement)
+        if len(chosen) > 1:
+            chosen.sort(key=_widest_first)
+        starts = []
+        for job in chosen:
+            placed = self._placement.place(job.gpus)
+            if placed is None:
+                raise AssertionError(f"{job} fits by count but finds no GPUs")
+            starts.append((job, placed))
+        return starts
+
+    def started(self, job: Job, now_s: float) -> None:
+        """The job runs from now on, as decided."""
+        if self._jumping:
+            lane = self._only or self._lanes[job.virtual_cluster]
+            if isinstance(lane, PreemptiveLane):
+                lane.expect_change(job, now_s)
+
+    def next_change_s(self) -> float:
+        """The next instant at which a key jumps by itself, inf if none is known."""
+        return min([lane.next_change_s() for lane in self._jumping], default=NEVER)
+
+
+def _widest_first(job: Job) -> tuple[int, int]:
+    return -job.gpus, job.job_id

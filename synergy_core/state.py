@@ -1,0 +1,239 @@
+"""What policies see: one job at a time, or all active jobs in columns. Never the true run time, unless asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.cluster import Cluster
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+NEVER = float("inf")
+Placed = tuple[tuple[int, int], ...]
+"""(node, mask of its GPUs) pairs."""
+
+
+class JobView(Protocol):
+    """One job as an ordering policy sees it: what its user declared, and what a scheduler can have observed.
+
+    submit_time_s: on the driver's clock. gpus: as requested. estimate_s: the declared run time.
+    attained_service_gpu_s: GPU-seconds held so far. first_start_s: inf until it has run. queue_entered_s: when its
+    key last changed (submission, until then). restarts: resumes after a preemption. running: whether it runs.
+    """
+
+    @property
+    def job_id(self) -> int: ...
+    @property
+    def submit_time_s(self) -> float: ...
+    @property
+    def gpus(self) -> int: ...
+    @property
+    def virtual_cluster(self) -> str: ...
+    @property
+    def user(self) -> str: ...
+    @property
+    def estimate_s(self) -> float: ...
+    @property
+    def attained_service_gpu_s(self) -> float: ...
+    @property
+    def first_start_s(self) -> float: ...
+    @property
+    def queue_entered_s(self) -> float: ...
+    @property
+    def restarts(self) -> int: ...
+    @property
+    def running(self) -> bool: ...
+
+
+class PredictedJobView(JobView, Protocol):
+    """A job with a run time predicted from jobs that have already ended (`synergy_core.prediction`)."""
+
+    @property
+    def predicted_duration_s(self) -> float: ...
+
+
+class OracleJobView(JobView, Protocol):
+    """A job with its true run time. A policy that takes this is an upper bound, and is starred in every table.
+
+    duration_s: of the whole job on its requested GPUs. remaining_s: until it ends if it ran from now on without a
+    break, any restart it still has to pay included.
+    """
+
+    @property
+    def duration_s(self) -> float: ...
+    @property
+    def remaining_s(self) -> float: ...
+
+
+class Job:
+    """The scheduler's record of one job; what policies may read of it is `JobView`.
+
+    Drivers subclass it to add what only they know. `placement` is where it runs, empty while it waits.
+    """
+
+    __slots__ = (
+        "attained_service_gpu_s",
+        "estimate_s",
+        "first_start_s",
+        "gpu_type",
+        "gpus",
+        "job_id",
+        "placement",
+        "predicted_duration_s",
+        "queue_entered_s",
+        "restarts",
+        "running",
+        "settled_s",
+        "submit_time_s",
+        "ticket",
+        "user",
+        "virtual_cluster",
+    )
+
+    def __init__(
+        self,
+        job_id: int,
+        submit_time_s: float,
+        gpus: int,
+        *,
+        virtual_cluster: str = "",
+        user: str = "",
+        gpu_type: str = "",
+        estimate_s: float = NEVER,
+    ) -> None:
+        self.job_id = job_id
+        self.submit_time_s = submit_time_s
+        self.gpus = gpus
+        self.virtual_cluster = virtual_cluster
+        self.user = user
+        self.gpu_type = gpu_type
+        self.estimate_s = estimate_s
+        self.predicted_duration_s = float("nan")
+        self.attained_service_gpu_s = 0.0
+        self.settled_s = submit_time_s
+        self.first_start_s = NEVER
+        self.queue_entered_s = submit_time_s
+        self.restarts = 0
+        self.running = False
+        self.placement: Placed = ()
+        self.ticket: object = None
+
+    def settle(self, now_s: float) -> None:
+        """Brings the attained service up to `now_s`."""
+        if self.running:
+            self.attained_service_gpu_s += self.gpus * (now_s - self.settled_s)
+        self.settled_s = now_s
+
+    def started(self, now_s: float, placement: Placed) -> None:
+        """It holds `placement` from now on."""
+        self.settled_s = now_s
+        if self.first_start_s == NEVER:
+            self.first_start_s = now_s
+        else:
+            self.restarts += 1
+        self.running = True
+        self.placement = placement
+
+    def stopped(self, now_s: float) -> None:
+        """It holds nothing from now on."""
+        self.settle(now_s)
+        self.running = False
+        self.placement = ()
+
+    def __repr__(self) -> str:
+        return f"Job({self.job_id}, submit={self.submit_time_s:g} s, {self.gpus} GPUs, running={self.running})"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """What an allocation policy answers: the GPUs of each job of the state, in the state's order; 0 is none.
+
+    gpu_type: an index into the cluster's `gpu_types`, −1 where any will do.
+    objective, bound: of the problem it solved, NaN where it solved none.
+    """
+
+    gpus: Ints
+    gpu_type: Ints
+    objective: float = float("nan")
+    bound: float = float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """Every active job at one instant, in columns, in order of job id. Arrays are read-only, one entry per job.
+
+    gpus: requested. held_gpus: held now, 0 while waiting. attained_service_gpu_s, first_start_s (inf before),
+    estimate_s, restarts, virtual_cluster (an index into `virtual_clusters`): as in `JobView`.
+    gpu_type: asked for, an index into the cluster's `gpu_types`, −1 for any. held_type: the type it runs on, −1 while
+    it waits.
+    """
+
+    now_s: float
+    cluster: Cluster
+    job_id: Ints
+    submit_time_s: Floats
+    gpus: Ints
+    held_gpus: Ints
+    attained_service_gpu_s: Floats
+    first_start_s: Floats
+    estimate_s: Floats
+    restarts: Ints
+    gpu_type: Ints
+    held_type: Ints
+    virtual_cluster: Ints
+    virtual_clusters: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(self.job_id)
+
+    def in_order(self, order: Ints) -> Allocations:
+        """Each job what it requested, in that order of rows, while types and quotas last; later ones may overtake.
+
+        A tenant exceeds its quota only if the cluster allows borrowing, and only after everybody within quota.
+        """
+        kinds = self.cluster.gpu_types
+        left = [self.cluster.gpus_of(kind) for kind in kinds]
+        quotas = self.cluster.virtual_clusters
+        quota_left = [quotas.get(name, 0) for name in self.virtual_clusters]
+        gpus = np.zeros(len(self), dtype=np.int64)
+        gpu_type = np.full(len(self), -1, dtype=np.int64)
+        later: list[int] = []
+        for within_quota in (True, False):
+            for row in order.tolist() if within_quota else later:
+                need = int(self.gpus[row])
+                tenant = int(self.virtual_cluster[row])
+                if quotas and within_quota and need > quota_left[tenant]:
+                    later.append(row)
+                    continue
+                asked, held = int(self.gpu_type[row]), int(self.held_type[row])
+                choices = [asked] if asked >= 0 else [held, *range(len(kinds))] if held >= 0 else range(len(kinds))
+                for kind in choices:
+                    if need <= left[kind]:
+                        left[kind] -= need
+                        quota_left[tenant] -= need
+                        gpus[row], gpu_type[row] = need, kind
+                        break
+                if not any(left):
+                    return Allocations(gpus, gpu_type)
+            if not self.cluster.borrowing:
+                break
+        return Allocations(gpus, gpu_type)
+
+
+@dataclass(frozen=True, slots=True)
+class OracleClusterState(ClusterState):
+    """The state with the truth beside it; see `OracleJobView` for the two columns."""
+
+    duration_s: Floats
+    remaining_s: Floats

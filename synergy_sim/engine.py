@@ -1,0 +1,314 @@
+"""The clock: a discrete-event simulation on SimPy. The only file that imports it.
+
+One process feeds arrivals, one pending at a time; a completion is a one-shot `Call` that can be cancelled; everything
+that happens at one instant is followed by one decision. Ordering policies decide when something happened; with a
+round, decisions come once per round (`rounds.py`).
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import numpy as np
+import simpy
+
+from synergy_core.cluster import Cluster
+from synergy_core.decision import Decision
+from synergy_core.policies import OrderingPolicy, Policy
+from synergy_core.scheduler import scheduler_for
+from synergy_core.state import NEVER, Placed
+from synergy_sim.execution import ExecutionModel, SimulatedJob
+from synergy_sim.fit import check_fit
+from synergy_sim.log import DecisionLog, EventLog, Kind, Run
+from synergy_sim.rounds import rounds
+from synergy_sim.workload import Workload
+
+SUBMIT, STOP, FINISH = int(Kind.SUBMIT), int(Kind.STOP), int(Kind.FINISH)
+AFTER_ALL_ELSE = 2  # SimPy's own priorities are 0 (urgent) and 1 (normal)
+DECISIONS_PER_PROGRESS = 2_000
+
+Progress = Callable[[float, int], None]
+"""Called now and then with (simulated seconds, jobs done)."""
+
+
+class Call(simpy.Event):
+    """Calls a function once, at an instant; `cancel` makes it do nothing."""
+
+    def __init__(
+        self, env: simpy.Environment, delay_s: float, function: Callable[[Any], None], argument: Any, priority: int = 1
+    ) -> None:
+        self.env = env
+        self.callbacks = [function]
+        self._ok = True
+        self._value = argument
+        env.schedule(self, priority, delay_s)  # type: ignore[arg-type]
+
+    def cancel(self) -> None:
+        """Nothing will be called. The event stays in SimPy's heap until its time."""
+        if self.callbacks is not None:
+            self.callbacks.clear()
+
+
+class Simulation:
+    """One policy on one workload and one cluster; `run` once."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        policy: Policy,
+        execution: ExecutionModel,
+        progress: Progress | None = None,
+    ) -> None:
+        self.workload = workload
+        self.execution = execution
+        self.env = simpy.Environment()
+        self.scheduler = scheduler_for(policy, cluster)
+        self.event_driven = isinstance(policy, OrderingPolicy) and execution.round_s is None
+        own_round_s = 0.0 if isinstance(policy, OrderingPolicy) else policy.round_s
+        self.round_s = execution.round_s or own_round_s
+        self._keys_jump = isinstance(policy, OrderingPolicy) and policy.next_change is not None
+        self.log = EventLog()
+        self.decisions = DecisionLog()
+        self.progress = progress
+        self.active = 0
+        self.running = 0
+        self.gpus_used = 0
+        self.done = 0
+        self._all_done = self.env.event()
+        self.arrived = self.env.event()
+        self._pass_pending = False
+        self._wake_s = NEVER
+        self._vacated: list[tuple[float, int, int]] = []
+        self.predicted_s = np.full(len(workload), np.nan) if policy.predicted else None
+
+    def run(self) -> None:
+        """Simulates until every job has ended."""
+        self.env.process(self._arrivals())
+        if not self.event_driven:
+            self.env.process(rounds(self))
+        self.env.run(until=self._all_done)
+
+    # Arrivals
+
+    def _jobs(self) -> Iterator[SimulatedJob]:
+        """The workload's rows as jobs, one at a time."""
+        work = self.workload
+        columns = (work.submit_time_s, work.gpus, work.duration_s, work.estimate_s)
+        codes = (work.virtual_cluster_code, work.user_code, work.gpu_type_code, work.model_code)
+        tenants, users, kinds, models = work.virtual_clusters, work.users, work.gpu_types, work.models
+        costs = [self.execution.costs_of(model) for model in models]
+        chunk = 4_096
+        for first in range(0, len(work), chunk):
+            rows = zip(*(column[first : first + chunk].tolist() for column in (*columns, *codes)), strict=True)
+            for job_id, (submit_s, gpus, duration_s, estimate_s, tenant, user, kind, model) in enumerate(rows, first):
+                yield SimulatedJob(
+                    job_id,
+                    submit_s,
+                    gpus,
+                    duration_s,
+                    costs[model],
+                    virtual_cluster=tenants[tenant],
+                    user=users[user],
+                    gpu_type=kinds[kind],
+                    estimate_s=estimate_s,
+                )
+
+    def _arrivals(self) -> Generator[simpy.Event, None, None]:
+        env, arrive, log = self.env, self.scheduler.arrive, self.log.append
+        now_s = 0.0
+        predicted_s = self.predicted_s
+        for job in self._jobs():
+            if job.submit_time_s > now_s:
+                if self.active:
+                    self._something_happened()
+                yield env.timeout(job.submit_time_s - now_s)
+                now_s = job.submit_time_s
+            self.active += 1
+            log(now_s, SUBMIT, job.job_id, job.gpus)
+            arrive(job)
+            if predicted_s is not None:
+                predicted_s[job.job_id] = job.predicted_duration_s
+        self._something_happened()
+
+    # Completions
+
+    def _finish(self, event: Any) -> None:
+        job: SimulatedJob = event.value
+        job.completion = None
+        now_s = self.env.now
+        self.log.append(now_s, FINISH, job.job_id, job.gpus)
+        if self.event_driven or job.running:  # the scheduler may know already that its last round was its last
+            self.scheduler.finish(job, now_s)
+        self.running -= 1
+        self.gpus_used -= job.gpus
+        self.active -= 1
+        self.done += 1
+        if self.done == len(self.workload):
+            self._all_done.succeed()
+        self._something_happened()
+
+    # One decision per instant, after everything else that happens at it
+
+    def _something_happened(self) -> None:
+        if not self.event_driven:
+            if self.active and not self.arrived.triggered:
+                self.arrived.succeed()
+        elif not self._pass_pending:
+            if self.env.peek() > self.env.now:
+                self._decide_now()
+            else:
+                self._pass_pending = True
+                Call(self.env, 0.0, self._pass, None, AFTER_ALL_ELSE)
+
+    def _pass(self, _: Any) -> None:
+        self._pass_pending = False
+        self._decide_now()
+
+    def _decide_now(self) -> None:
+        now_s = self.env.now
+        decision, took_s = self.decide(now_s)
+        for job, placed in decision.stops:
+            self._stop_now(job, placed, now_s)  # type: ignore[arg-type]
+        for job, placed in decision.starts:
+            start_s = max(now_s, self._free_s(placed)) if self._vacated else now_s
+            self.occupy((job, placed))  # type: ignore[arg-type]
+            self.run_from(job, start_s)  # type: ignore[arg-type]
+        self.note(decision, took_s)
+        if self._keys_jump:
+            self._wake_for_change(now_s)
+
+    def decide(self, now_s: float) -> tuple[Decision, float]:
+        """The scheduler's decision, and the seconds it took."""
+        began = time.perf_counter()
+        decision = self.scheduler.decide(now_s)
+        return decision, time.perf_counter() - began
+
+    def note(self, decision: Decision, took_s: float) -> None:
+        """Logs the decision, once it is carried out; reports progress now and then."""
+        now_s = self.env.now
+        log = self.decisions
+        started, stopped = len(decision.starts), len(decision.stops)
+        log.append(now_s, took_s, started, stopped, self.running, self.scheduler.waiting, self.gpus_used)
+        if not self.event_driven:
+            log.optimum(decision.objective, decision.bound)
+        if self.progress is not None and len(log) % DECISIONS_PER_PROGRESS == 0:
+            self.progress(now_s, self.done)
+
+    def at(self, instant_s: float, function: Callable[[Any], None], argument: Any) -> None:
+        """Calls the function at that instant, at once if it has come."""
+        if instant_s <= self.env.now:
+            function(argument)
+        else:
+            Call(self.env, instant_s - self.env.now, lambda event: function(event.value), argument)
+
+    def after_all_else(self) -> simpy.Event:
+        """An event after everything else that happens at this instant."""
+        return Call(self.env, 0.0, _nothing, None, AFTER_ALL_ELSE)
+
+    def occupy(self, what: tuple[SimulatedJob, Placed]) -> None:
+        """The job holds these GPUs from now on."""
+        job, placed = what
+        self.log.start(self.env.now, job.job_id, job.gpus, placed)
+        self.running += 1
+        self.gpus_used += job.gpus
+
+    def vacate(self, job: SimulatedJob) -> None:
+        """The job holds nothing from now on, and is not done."""
+        self.log.append(self.env.now, STOP, job.job_id, job.gpus)
+        self.running -= 1
+        self.gpus_used -= job.gpus
+
+    def run_from(self, job: SimulatedJob, start_s: float) -> None:
+        """The job's GPUs are its own from `start_s` on, now or later; its end is fixed unless it is stopped."""
+        job.carry_on(start_s)
+        job.completion = Call(self.env, job.end_s + job.costs.exit_s - self.env.now, self._finish, job)
+
+    def break_off(self, job: SimulatedJob, stop_s: float) -> None:
+        """The job's training ends at `stop_s`, now or later, before it is done; it waits unless it moves."""
+        job.completion.cancel()
+        job.completion = None
+        job.break_off(stop_s)
+        if not job.running:
+            self.scheduler.requeue(job)
+
+    def _stop_now(self, job: SimulatedJob, placed: Placed, now_s: float) -> None:
+        exit_s = job.costs.exit_s
+        if exit_s:
+            self._vacated = [each for each in self._vacated if each[0] > now_s]
+            self._vacated += [(now_s + exit_s, node, mask) for node, mask in placed]
+        if now_s >= job.end_s and not job.running:  # stopped while it was leaving anyway
+            job.completion.cancel()
+            self._finish(job.completion)
+        else:
+            self.vacate(job)
+            self.break_off(job, now_s)
+
+    def _free_s(self, placed: Placed) -> float:
+        """When the last of the jobs that were stopped on these GPUs has saved and left."""
+        ends = [until_s for until_s, at, left in self._vacated for node, mask in placed if node == at and mask & left]
+        return max(ends, default=0.0)
+
+    def _wake_for_change(self, now_s: float) -> None:
+        change_s = self.scheduler.next_change_s()
+        if change_s < self._wake_s or self._wake_s <= now_s < change_s < NEVER:
+            self._wake_s = change_s
+            Call(self.env, change_s - now_s, self._wake, None)
+
+    def _wake(self, _: Any) -> None:
+        if self._wake_s <= self.env.now:
+            self._wake_s = NEVER
+        self._something_happened()
+
+
+def simulate(
+    workload: Workload,
+    cluster: Cluster,
+    policy: Policy,
+    execution: ExecutionModel | None = None,
+    *,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Run:
+    """Runs one policy to the end of the workload and returns the facts.
+
+    Raises InputError where some job can never run on the cluster (see `check_fit`).
+    """
+    check_fit(workload, cluster)
+    simulation = Simulation(workload, cluster, policy, execution or ExecutionModel(), progress)
+    collecting = gc.isenabled()
+    gc.disable()  # jobs and events are freed by reference counts; a full collection only costs
+    began_s = time.process_time()
+    try:
+        simulation.run()
+    finally:
+        if collecting:
+            gc.enable()
+    predicted_s = simulation.predicted_s
+    return Run(
+        policy=policy.name,
+        oracle=policy.oracle,
+        seed=seed,
+        workload=workload,
+        cluster=cluster,
+        events=simulation.log.events(),
+        decisions=simulation.decisions.decisions(),
+        predicted_duration_s=np.full(len(workload), np.nan) if predicted_s is None else predicted_s,
+        simulation_cpu_s=time.process_time() - began_s,
+        peak_memory_bytes=peak_memory_bytes(),
+    )
+
+
+def _nothing(_: Any) -> None:
+    """For events that only mark an instant."""
+
+
+def peak_memory_bytes() -> int:
+    """The high-water mark of this process's resident memory."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) if sys.platform == "darwin" else int(peak) * 1024

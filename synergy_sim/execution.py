@@ -1,0 +1,117 @@
+"""What starting, stopping and ending a job costs, and how far a job has come: closed forms, no clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import floor, log1p
+from typing import Any, Literal
+
+from synergy_core.errors import InputError
+from synergy_core.state import NEVER, Job
+from synergy_core.units import on_grid
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of GPUs held without training.
+
+    launch_s: before the first step of a job's first run. restart_s: before the first step after a preemption.
+    exit_s: after the last step of a run, to save and leave. checkpoint_interval_s: training time between
+    checkpoints; a preempted job falls back to its last one. 0: it saves when told to stop, and loses nothing.
+    """
+
+    launch_s: float = 0.0
+    restart_s: float = 30.0
+    exit_s: float = 0.0
+    checkpoint_interval_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("launch_s", "restart_s", "exit_s", "checkpoint_interval_s"):
+            value = getattr(self, name)
+            if not 0 <= value < NEVER:
+                raise InputError(f"{name}={value:g}: expected a finite number of seconds ≥ 0.")
+            object.__setattr__(self, name, on_grid(float(value)))
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionModel:
+    """How a cluster carries decisions out; shared/research/fidelity.md section 1 is the model of `round_s`.
+
+    costs, costs_by_model: what a model's name maps to replaces the default.
+    round_s: decisions are made once per round; None: whenever something happened.
+    decide_fraction: h, where in a round the next one is decided; 1: at its end, and it starts at once.
+    stretch: how much a round is delayed by n leases that end: "log" a·ln(1+n), "linear" b·min(n, most), "none".
+    stretch_s: a or b. stretch_jobs: most. start_delay_s: before the first round.
+    early_launch: whether a job whose GPUs are idle may start as soon as it is decided, before the round does.
+    """
+
+    costs: Costs = field(default_factory=Costs)
+    costs_by_model: Mapping[str, Costs] = field(default_factory=dict)
+    round_s: float | None = None
+    decide_fraction: float = 1.0
+    stretch: Literal["none", "log", "linear"] = "none"
+    stretch_s: float = 0.0
+    stretch_jobs: int = 10**9
+    start_delay_s: float = 0.0
+    early_launch: bool = True
+
+    def __post_init__(self) -> None:
+        if self.round_s is not None and not 0 < self.round_s < NEVER:
+            raise InputError(f"round_s={self.round_s:g}: expected a positive number of seconds, or null for none.")
+        if not 0 < self.decide_fraction <= 1:
+            raise InputError(f"decide_fraction={self.decide_fraction:g}: expected a fraction in (0, 1].")
+        if self.stretch not in ("none", "log", "linear"):
+            raise InputError(f"stretch={self.stretch}: expected none, log or linear.")
+
+    def costs_of(self, model: str) -> Costs:
+        """The costs of a job of that model."""
+        return self.costs_by_model.get(model, self.costs)
+
+    def stretch_of(self, ended: int) -> float:
+        """Seconds by which the next round is late when `ended` leases end; σ(n) of fidelity.md section 1."""
+        if self.stretch == "log":
+            return on_grid(self.stretch_s * log1p(ended))
+        if self.stretch == "linear":
+            return on_grid(self.stretch_s * min(ended, self.stretch_jobs))
+        return 0.0
+
+
+class SimulatedJob(Job):
+    """A job with the truth about it. `left_work_s`: training still to do, as of its last stop.
+
+    While it runs: `first_step_s`, when training (re)starts; `end_s`, when its last step is done.
+    """
+
+    __slots__ = ("completion", "costs", "duration_s", "end_s", "first_step_s", "left_work_s")
+
+    def __init__(self, job_id: int, submit_time_s: float, gpus: int, duration_s: float, costs: Costs, **more: Any):
+        super().__init__(job_id, submit_time_s, gpus, **more)
+        self.duration_s = duration_s
+        self.left_work_s = duration_s
+        self.costs = costs
+        self.first_step_s = NEVER
+        self.end_s = NEVER
+        self.completion: Any = None
+
+    @property
+    def remaining_s(self) -> float:
+        """Until its last step if it ran from `settled_s` on without a break."""
+        if self.running:
+            return self.end_s - self.settled_s
+        return self.left_work_s + (self.costs.launch_s if self.first_start_s == NEVER else self.costs.restart_s)
+
+    def carry_on(self, start_s: float) -> None:
+        """Its GPUs are its own from `start_s` on: fixes its first step and its end."""
+        overhead_s = self.costs.restart_s if self.restarts else self.costs.launch_s
+        self.first_step_s = start_s + overhead_s
+        self.end_s = self.first_step_s + self.left_work_s
+
+    def break_off(self, stop_s: float) -> None:
+        """Training stops at `stop_s`; what was done since the last checkpoint is lost, if it only has checkpoints."""
+        done_s = max(0.0, min(stop_s, self.end_s) - self.first_step_s)
+        interval_s = self.costs.checkpoint_interval_s
+        if interval_s > 0 and stop_s < self.end_s:
+            done_s = floor(done_s / interval_s) * interval_s
+        self.left_work_s -= done_s
+        self.end_s = NEVER

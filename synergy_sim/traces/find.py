@@ -1,0 +1,45 @@
+"""Where a trace lies on this machine: in the folder that SYNERGY_DATA names, or in ./traces."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from synergy_core.errors import InputError
+
+VARIABLE = "SYNERGY_DATA"
+FOLDER = "traces"
+PHILLY = ("philly.csv", "cluster_job_log", "trace-data/cluster_job_log")
+
+
+def find_philly(data_folder: Path | None = None) -> Path | None:
+    """The real Philly trace: the CSV, else the job log as released. None if this machine has neither."""
+    return find(PHILLY, data_folder)
+
+
+def find(names: Sequence[str], data_folder: Path | None = None) -> Path | None:
+    """The first of `names` that is a file below the data folder, below its traces folder, or in ./traces.
+
+    data_folder: the folder that SYNERGY_DATA names, unless given. A name earlier in `names` wins over a nearer folder.
+    Raises InputError if SYNERGY_DATA names no folder: a mistyped path must not quietly become a generated trace.
+    """
+    folders = [Path(FOLDER)]
+    data_folder = data_folder or _from_environment()
+    if data_folder is not None:
+        folders = [data_folder / FOLDER, data_folder, *folders]
+    for name in names:
+        for folder in folders:
+            if (folder / name).is_file():
+                return folder / name
+    return None
+
+
+def _from_environment() -> Path | None:
+    text = os.environ.get(VARIABLE, "")
+    if not text:
+        return None
+    folder = Path(text).expanduser()
+    if not folder.is_dir():
+        raise InputError(f"{VARIABLE}={text}: no such folder; name one that holds traces/philly.csv, or unset it.")
+    return folder
