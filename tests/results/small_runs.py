@@ -48,6 +48,8 @@ def workload(
         users=("someone",),
         gpu_type_code=zeros,
         gpu_types=("",),
+        model_code=zeros,
+        models=("",),
         end_state_code=zeros if end_state is None else np.asarray(end_state, dtype=np.int32),
         line=np.arange(1, jobs + 1, dtype=np.int32),
         quotas={},
@@ -143,9 +145,8 @@ def simulate(
             left_s[job] -= run_s
             heapq.heappush(agenda, (now_s + run_s, 0, next(serial), job))
             started += 1
-        nan = float("nan")
         used = on.gpus - nodes.free
-        decisions.append(now_s, 1e-5, started, stopped, len(place), len(queue), used, nan, nan, nan)
+        decisions.append(now_s, 1e-5, started, stopped, len(place), len(queue), used)
     return Run(
         policy=policy,
         oracle=oracle,
