@@ -76,6 +76,8 @@ def _recognise(path: Path, known: dict[str, TraceFormat]) -> TraceFormat:
         raise InputError(f"trace.path={path}: cannot be read ({error.strerror}).") from error
     if not head.strip():
         raise InputError(f"trace.path={path}: the file is empty; expected a job log.")
+    if "\0" in head:
+        raise InputError(f"trace.path={path}: no UTF-8 text; unpack it if it is compressed, or save it as UTF-8.")
     matching = [each for each in known.values() if each.recognises(path, head)]
     if not matching:
         first = head.splitlines()[0][:120]

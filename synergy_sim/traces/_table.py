@@ -34,8 +34,8 @@ def read_table(
 ) -> None:
     """Calls `add_row(line, *values)` for each row, with the text of `required` then `optional` columns.
 
-    An optional column that the file lacks gives "". Blank lines are skipped. A `BadValueError` that `add_row` raises becomes
-    a bad row, as does a row with another number of fields than the header. A required column that is missing,
+    An optional column that the file lacks gives "". Blank lines are skipped. A `BadValueError` that `add_row` raises
+    becomes a bad row, as does a row with another number of fields than the header. A required column that is missing,
     text that is not UTF-8 and a broken quote raise InputError.
     """
     with open_text(path) as stream:

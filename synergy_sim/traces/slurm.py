@@ -28,10 +28,8 @@ from synergy_sim.traces._values import BadValueError, is_missing, number, shown
 from synergy_sim.traces.rows import UNKNOWN, TraceRows
 
 NAME = "slurm"
-SUMMARY = (
-    "Slurm: sacct --allocations --duplicates --parsable2 --format "
-    "JobID,JobName,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES"
-)
+_FORMAT = "JobID,JobName,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES"
+SUMMARY = f"Slurm: sacct --allocations --duplicates --parsable2 --format {_FORMAT}"
 
 REQUIRED = ("State", "Submit")
 OPTIONAL = (
@@ -85,8 +83,8 @@ def read(path: Path, rows: TraceRows) -> None:
     for names in _ANY_OF:
         if not header & set(names):
             raise InputError(
-                f"{path}: line 1: no column {' or '.join(names)}; got {', '.join(sorted(header))[:200]}. Print it with: "
-                "sacct --parsable2 --format JobID,State,Submit,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES"
+                f"{path}: line 1: no column {' or '.join(names)}; got {', '.join(sorted(header))[:200]}. "
+                f"Print it with: sacct --parsable2 --format {_FORMAT}"
             )
     jobs: dict[tuple[str, str, str], _Job] = {}
     tenant_column = "Account" if "Account" in header else "Partition"
