@@ -70,13 +70,10 @@ class Decisions:
     gap: NDArray[np.float64]
 
 
-_EVENT = np.dtype(
-    [("time_s", "<f8"), ("kind", "u1"), ("job_id", "<i4"), ("gpus", "<i4"), ("part", "<u2"), ("node", "<i4")]
-    + [("gpu_mask", "<u8")]
-)
-_DECISION = np.dtype(
-    [("time_s", "<f8"), ("decision_s", "<f8"), ("started", "<i4"), ("stopped", "<i4"), ("running", "<i4")]
-    + [("queued", "<i4"), ("gpus_used", "<i4")]
+_EVENT_FIELDS = "time_s:<f8 kind:u1 job_id:<i4 gpus:<i4 part:<u2 node:<i4 gpu_mask:<u8"
+_DECISION_FIELDS = "time_s:<f8 decision_s:<f8 started:<i4 stopped:<i4 running:<i4 queued:<i4 gpus_used:<i4"
+_EVENT, _DECISION = (
+    np.dtype([tuple(each.split(":")) for each in fields.split()]) for fields in (_EVENT_FIELDS, _DECISION_FIELDS)
 )
 _pack_event = struct.Struct("<dBiiHiQ").pack
 _pack_decision = struct.Struct("<ddiiiii").pack
@@ -100,10 +97,8 @@ class EventLog:
 
     def start(self, time_s: float, job_id: int, gpus: int, placement: Sequence[tuple[int, int]]) -> None:
         """A start on the (node, GPU mask) pairs of `placement`."""
-        part = 0
-        for node, gpu_mask in placement:
+        for part, (node, gpu_mask) in enumerate(placement):
             self._rows += _pack_event(time_s, _START, job_id, gpus, part, node, gpu_mask)
-            part += 1
 
     def events(self) -> Events:
         """Everything so far, in numpy columns. The log is empty afterwards: a row is held in memory once."""

@@ -32,9 +32,11 @@ def prepared(arguments: Sequence[str]) -> list[str]:
     groups: dict[str, str] = {}
     for argument in arguments:
         match = _OVERRIDE.match(argument)
-        if match is None or argument.startswith("-"):
+        if argument.startswith("-") or argument.startswith("~"):
             result.append(argument)
             continue
+        if match is None:
+            raise InputError(f"{argument!r}: expected key=value, such as +trace=philly or cluster.nodes=80.")
         name, value = match["key"], match["value"]
         if name in GROUPS:
             groups[name] = value
@@ -48,13 +50,14 @@ def prepared(arguments: Sequence[str]) -> list[str]:
 
 
 def _override(match: re.Match[str], multirun: bool) -> str:
-    prefix, name, value = match["prefix"] or "", match["key"], match["value"]
+    name, value = match["key"], match["value"]
     if name.startswith("hydra"):
         return match.group(0)
     if name in GROUPS:
         for choice in value.split(",") if multirun else [value]:
             if choice not in ("null", *options(name)):
-                raise unknown(name, choice, options(name), hint="A job log of your own: +trace=file trace.path=FILE.")
+                hint = "A job log of your own: +trace=file trace.path=FILE." if name == "trace" else ""
+                raise unknown(name, choice, options(name), hint=hint)
         return f"+trace={value}" if name == "trace" else match.group(0).lstrip("+")
     if name.startswith("parameters."):
         return f"++{name}={value}"
@@ -64,7 +67,7 @@ def _override(match: re.Match[str], multirun: bool) -> str:
     if name == "policy":
         for policy in _NAMES.findall(value):
             check_policy(policy)
-    return match.group(0) if prefix == "~" else f"{'' if name in known else '++'}{name}={value}"
+    return f"{'' if name in known else '++'}{name}={value}"
 
 
 def check_policy(name: str) -> None:

@@ -129,6 +129,8 @@ def policies_of(settings: Settings) -> dict[str, Policy]:
     """The policies by the name they were asked for, in that order, variants and parameters applied."""
     from omegaconf import OmegaConf
 
+    if not settings.policy:
+        raise InputError("policy=[]: expected at least one policy; see python -m synergy_sim --help.")
     result: dict[str, Policy] = {}
     for name in settings.policy:
         check_policy(name)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synergy_core.cluster import Cluster
+from synergy_core.errors import InputError
 from synergy_core.policies import Policy
 from synergy_sim.comparison import compare
 from synergy_sim.console import progress_bar
@@ -34,16 +35,25 @@ def run(config: DictConfig) -> None:
 
     values: Any = OmegaConf.to_container(config, resolve=True)
     settings = build(Settings, values)
-    folder = settings.results_dir / settings.trace.name
-    sweep = _sweep_folder()
-    if sweep is not None:
-        folder = settings.results_dir / sweep / settings.trace.name
-    folders = simulate_all(settings, values, folder)
+    sweep = _sweep_job()
+    folder = (sweep[0] if sweep else settings.results_dir) / settings.trace.name
+    _make_room(folder)
+    folders = simulate_all(settings, values, folder, say=sweep is None or sweep[1] == 0)
     if sweep is None:
         show(settings, folders, folder)
 
 
-def simulate_all(settings: Settings, values: Mapping[str, Any], folder: Path) -> list[Path]:
+def _make_room(folder: Path) -> None:
+    """Creates the folder for results now, rather than finding out after the simulation that it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"results_dir: {folder} cannot be made ({error.strerror}). Name another place with results_dir=DIR."
+        ) from error
+
+
+def simulate_all(settings: Settings, values: Mapping[str, Any], folder: Path, *, say: bool) -> list[Path]:
     """Every policy on every seed; returns the run folders, `<policy>-<seed>` below `folder`."""
     policies, execution = policies_of(settings), execution_of(settings)
     folders = []
@@ -53,7 +63,7 @@ def simulate_all(settings: Settings, values: Mapping[str, Any], folder: Path) ->
         if settings.trace.bad_rows == "skip":
             workload = without_misfits(workload, cluster)
         check_fit(workload, cluster)
-        if seed == settings.seed[0]:
+        if say and seed == settings.seed[0]:
             _say(workload)
         for name, policy in policies.items():
             into = folder / f"{name}-{seed}"
@@ -100,12 +110,12 @@ def show(settings: Settings, folders: list[Path], into: Path) -> None:
     print(f"results: {into}/")
 
 
-def _sweep_folder() -> str | None:
-    """In a sweep, the folder of this job below results_dir; else None."""
+def _sweep_job() -> tuple[Path, int] | None:
+    """In a sweep, this job's folder and number; else None."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
     hydra = HydraConfig.get()
     if hydra.mode != RunMode.MULTIRUN:
         return None
-    return f"sweep/{hydra.job.num:03d}-{hydra.job.override_dirname or 'all'}".replace(",", " ")
+    return Path(hydra.sweep.dir) / f"{hydra.job.num:03d}", hydra.job.num

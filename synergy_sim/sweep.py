@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,4 +25,9 @@ class Collect(Callback):
         folder = Path(config.hydra.sweep.dir)
         runs = find_runs(folder)
         print_comparison(compare(runs))
+        if config.figures:
+            from synergy_sim.report.write import write_comparison
+
+            command = shlex.join(["python", "-m", "synergy_sim", *sys.argv[1:]])
+            print(f"report: {write_comparison(runs, folder, command=command)}")
         print(f"collected: {collect(folder, runs)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synergy_core.policies import policy_names
+from synergy_core.policies import get_policy, policy_names
 from synergy_sim.overrides import options
 from synergy_sim.settings import meanings
 
@@ -33,7 +33,8 @@ Keys
 
 def usage() -> str:
     """The whole text."""
-    policies = "\n".join(f"  {name:12} {summary}" for name, summary in policy_names().items())
+    starred = {name: name + "*" * get_policy(name).oracle for name in policy_names()}
+    policies = "\n".join(f"  {starred[name]:12} {summary}" for name, summary in policy_names().items())
     keys = "\n".join(f"  {name:32} {meaning}" for name, meaning in meanings())
     groups = {group + "s": "  ".join(options(group)) or "none yet" for group in ("cluster", "testbed", "experiment")}
     return TEXT.format(

@@ -199,5 +199,13 @@ def with_estimates(workload: Workload, overestimate: float, random: np.random.Ge
     if not (np.isfinite(overestimate) and overestimate >= 0):
         raise InputError(f"trace.overestimate={overestimate:g}: expected a number ≥ 0.")
     factor = 1.0 + overestimate * random.random(len(workload))
+    unknown = np.isnan(workload.estimate_s)
+    if not unknown.any():
+        return workload
     guess = on_grid(workload.duration_s * factor)
-    return replace(workload, estimate_s=np.where(np.isnan(workload.estimate_s), guess, workload.estimate_s))
+    note = (
+        f"{unknown.sum():,} jobs without a user estimate got one: true run time × (1 + {overestimate:g}·U[0, 1)); "
+        "policies that read estimates (reservations, finish-time fairness) thus know more than they would"
+    )
+    estimate_s = np.where(unknown, guess, workload.estimate_s)
+    return replace(workload, estimate_s=estimate_s, notes=(*workload.notes, note))
