@@ -13,7 +13,7 @@ from synergy_core.state import Placed
 class TypePool:
     """The nodes of one GPU type."""
 
-    __slots__ = ("by_free", "capacity", "free_count", "free_mask", "gpus", "idle", "whole_nodes")
+    __slots__ = ("by_free", "capacity", "free_count", "free_mask", "gpus", "of_size", "whole_nodes")
 
     def __init__(self, capacity: dict[int, int], *, whole_nodes: bool) -> None:
         """capacity: GPUs of each node, by node number; the numbers need not be contiguous."""
@@ -21,11 +21,10 @@ class TypePool:
         self.whole_nodes = whole_nodes
         self.free_count = dict(capacity)
         self.free_mask = {node: (1 << gpus) - 1 for node, gpus in capacity.items()}
-        self.by_free = [0] * (max(capacity.values()) + 1)
-        self.idle = 0
+        self.of_size = [0] * (max(capacity.values()) + 1)
         for node, gpus in capacity.items():
-            self.by_free[gpus] |= 1 << node
-            self.idle |= 1 << node
+            self.of_size[gpus] |= 1 << node
+        self.by_free = list(self.of_size)
         self.gpus = sum(capacity.values())
 
     def copy(self) -> TypePool:
@@ -33,7 +32,7 @@ class TypePool:
         other = TypePool.__new__(TypePool)
         other.capacity, other.whole_nodes, other.gpus = self.capacity, self.whole_nodes, self.gpus
         other.free_count, other.free_mask = dict(self.free_count), dict(self.free_mask)
-        other.by_free, other.idle = list(self.by_free), self.idle
+        other.by_free, other.of_size = list(self.by_free), self.of_size
         return other
 
     def find(self, gpus: int) -> list[tuple[int, int]] | None:
@@ -57,7 +56,7 @@ class TypePool:
         chosen: list[tuple[int, int]] = []
         taken = 0
         for free in range(len(self.by_free) - 1, 0, -1):
-            idle = self.by_free[free] & self.idle
+            idle = self.by_free[free] & self.of_size[free]
             while idle and gpus >= free:
                 bit = idle & -idle
                 idle ^= bit
@@ -114,13 +113,9 @@ class TypePool:
         bit = 1 << node
         by_free = self.by_free
         by_free[self.free_count[node]] ^= bit
-        by_free[count] |= bit
+        by_free[count] ^= bit
         self.free_count[node] = count
         self.free_mask[node] = mask
-        if count == self.capacity[node]:
-            self.idle |= bit
-        else:
-            self.idle &= ~bit
 
     def holds_free(self, node: int, mask: int) -> bool:
         """Whether all these GPUs are free."""

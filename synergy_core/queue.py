@@ -143,7 +143,7 @@ class EasyLane(Lane):
 class PreemptiveLane(Lane):
     """Running jobs give way to waiting ones with smaller keys."""
 
-    __slots__ = ("_changes", "_falls", "_heaps", "_running", "_serial", "_stopped")
+    __slots__ = ("_changes", "_falls", "_heaps", "_running", "_serial", "_untried")
 
     def __init__(self, policy: OrderingPolicy, capacity: int) -> None:
         super().__init__(policy, capacity)
@@ -152,9 +152,12 @@ class PreemptiveLane(Lane):
         self._changes: list[tuple[float, int, Job, object]] = []
         self._serial = count()
         self._falls = policy.falls_while_running
+        self._untried: dict[int, list[Entry]] = {}
 
     # A job's ticket is its entry in a heap or in the running list; a heap entry that is no longer its job's ticket is
     # stale and is dropped when it surfaces.
+    # `_untried`: the heaps whose first job may fit. The first job of any other did not fit when last tried, and since
+    # then nothing was freed and no running job fell back; as time passes, running jobs only gain on waiting ones.
 
     def enter(self, job: Job) -> None:
         self.waiting += 1
@@ -168,11 +171,17 @@ class PreemptiveLane(Lane):
         if heap is None:
             heap = self._heaps[job.gpus] = []
         heappush(heap, entry)
+        if heap[0] is entry:
+            self._untried[job.gpus] = heap
 
     def leave(self, job: Job) -> None:
         self._drop_running(job)
+        self._try_all()
         self.free += job.gpus
         job.ticket = None
+
+    def _try_all(self) -> None:
+        self._untried.update(self._heaps)
 
     def _drop_running(self, job: Job) -> None:
         entry: Any = job.ticket
@@ -188,17 +197,24 @@ class PreemptiveLane(Lane):
             heappush(self._changes, (instant_s, next(self._serial), job, job.ticket))
 
     def next_change_s(self) -> float:
-        """The next instant at which some key jumps, inf if none is known."""
+        """The next instant at which a key jumps and somebody waits for it; inf if none is known.
+
+        While nobody waits, nothing hangs on a jump: it is entered late, as of its instant.
+        """
+        return self._first_change_s() if self.waiting else NEVER
+
+    def _first_change_s(self) -> float:
         changes = self._changes
         while changes and changes[0][2].ticket is not changes[0][3]:
             heappop(changes)
         return changes[0][0] if changes else NEVER
 
     def _apply_changes(self, now_s: float) -> None:
-        while self.next_change_s() <= now_s:
+        while (instant_s := self._first_change_s()) <= now_s:
             job = heappop(self._changes)[2]
-            job.settle(now_s)
-            job.queue_entered_s = now_s
+            self._try_all()
+            job.settle(instant_s)
+            job.queue_entered_s = instant_s
             entry = (self.policy.key(job), job.job_id, job)
             if job.running:
                 self._drop_running(job)
@@ -206,56 +222,56 @@ class PreemptiveLane(Lane):
                 insort(self._running, entry)
             else:
                 self._push(job, entry)
-            self.expect_change(job, now_s)
+            self.expect_change(job, instant_s)
 
     def decide(self, now_s: float) -> tuple[list[Job], list[Job]]:
-        if self._changes:
-            self._apply_changes(now_s)
         if not self.waiting:
             return [], []
-        started: dict[int, Job] = {}
+        if self._changes:
+            self._apply_changes(now_s)
+        started: list[Job] = []
         displaced: dict[int, Entry] = {}
-        while (entry := self._next_admitted(now_s, displaced)) is not None:
-            job = entry[2]
+        while (here := self._next_admitted(now_s, displaced)) is not None:
+            job = here[2]
             if job.job_id in displaced:
                 del displaced[job.job_id]
             else:
                 heappop(self._heaps[job.gpus])
                 self.waiting -= 1
-                started[job.job_id] = job
-                entry = self._as_running(entry, now_s)
-            self._admit(job, entry, displaced)
+                started.append(job)
+            if self._admit(here, displaced):
+                self._try_all()
+        self._untried.clear()
         stops = [entry[2] for entry in displaced.values()]
         for job in stops:
             job.ticket = None
-        return stops, list(started.values())
-
-    def _as_running(self, entry: Entry, now_s: float) -> Entry:
-        """A key that falls with the clock is stored as the instant at which it reaches zero."""
-        key, job_id, job = entry
-        return ((key[0] + now_s, *key[1:]), job_id, job) if self._falls else entry
+        return stops, started
 
     def _next_admitted(self, now_s: float, displaced: dict[int, Entry]) -> Entry | None:
-        """The first job of the walk that is not running but fits; in a heap's own form, or the displaced entry."""
-        candidates: list[tuple[Any, int, Entry]] = []
-        free = self.free
-        running = self._running
+        """The first job of the walk that is not running but fits, as an entry of the running list.
+
+        A key that falls with the clock stands there as the instant at which it reaches zero.
+        """
+        best: Entry | None = None
+        free, running = self.free, self._running
         worst = running[-1] if running else None
-        for gpus, heap in self._heaps.items():
+        for gpus, heap in self._untried.items():
             while heap and heap[0][2].ticket is not heap[0]:
                 heappop(heap)
-            if heap:
-                entry = heap[0]
-                here = self._as_running(entry, now_s)
-                if gpus <= free or (worst is not None and here < worst):
-                    candidates.append((here[0], here[1], entry))
-        for entry in displaced.values():
-            candidates.append((entry[0], entry[1], entry))
-        candidates.sort(key=_position)
-        for key, job_id, entry in candidates:
-            if self._fits((key, job_id, entry[2])):
-                return entry
-        return None
+            if not heap:
+                continue
+            here = heap[0]
+            if self._falls:
+                key = here[0]
+                here = ((key[0] + now_s, *key[1:]), here[1], here[2])
+            if (best is None or here < best) and (
+                gpus <= free or (worst is not None and here < worst and self._fits(here))
+            ):
+                best = here
+        for here in displaced.values():
+            if (best is None or here < best) and self._fits(here):
+                best = here
+        return best
 
     def _fits(self, here: Entry) -> bool:
         """Whether the free GPUs and those of the running jobs behind this position are enough."""
@@ -269,29 +285,32 @@ class PreemptiveLane(Lane):
             index -= 1
         return True
 
-    def _admit(self, job: Job, entry: Entry, displaced: dict[int, Entry]) -> None:
-        """Lets the job in at its position; of the shortest tail that makes room, whoever still fits stays."""
+    def _admit(self, here: Entry, displaced: dict[int, Entry]) -> bool:
+        """Lets the job in at its position; of the shortest tail that makes room, whoever still fits stays.
+
+        True if somebody had to go, and thus left room that others may fit.
+        """
         running = self._running
+        job = here[2]
         left = self.free - job.gpus
-        index = len(running)
-        while left < 0:
-            index -= 1
-            left += running[index][2].gpus
-        tail = running[index:]
-        del running[index:]
-        for behind in tail:
-            if behind[2].gpus <= left:
-                left -= behind[2].gpus
-                running.append(behind)
-            else:
-                displaced[behind[1]] = behind
+        before = len(displaced)
+        if left < 0:
+            index = len(running)
+            while left < 0:
+                index -= 1
+                left += running[index][2].gpus
+            tail = running[index:]
+            del running[index:]
+            for behind in tail:
+                if behind[2].gpus <= left:
+                    left -= behind[2].gpus
+                    running.append(behind)
+                else:
+                    displaced[behind[1]] = behind
         self.free = left
-        job.ticket = entry
-        insort(running, entry)
-
-
-def _position(candidate: tuple[Any, int, Entry]) -> tuple[Any, int]:
-    return candidate[0], candidate[1]
+        job.ticket = here
+        insort(running, here)
+        return len(displaced) > before
 
 
 NOTHING = Decision([], [])
