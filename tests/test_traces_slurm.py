@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from synergy_sim.traces._values import BadValueError
 from synergy_sim.traces.rows import END_STATES, TraceRows
 from synergy_sim.traces.times import epoch_s
 
-COLUMNS = "JobID JobName User Account Partition State Submit Start End Elapsed Timelimit AllocTRES ReqTRES".split()
 USUAL = {
     "JobID": "123",
     "JobName": "train",
@@ -32,6 +32,7 @@ USUAL = {
     "AllocTRES": "billing=8,cpu=8,gres/gpu:a100=4,gres/gpu=4,mem=64G,node=1",
     "ReqTRES": "billing=8,cpu=8,gres/gpu=4,mem=64G,node=1",
 }
+COLUMNS = tuple(USUAL)
 
 
 def read(folder: Path, *rows: dict[str, str], without: tuple[str, ...] = (), bad_rows: str = "stop") -> TraceRows:
@@ -169,7 +170,7 @@ def test_an_end_before_the_start_is_bad_where_nothing_else_says_how_long(tmp_pat
 
 
 def test_output_without_the_columns_needed_says_how_to_print_them(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no column AllocTRES or ReqTRES.*sacct --parsable2"):
+    with pytest.raises(InputError, match=r"no column AllocTRES or ReqTRES.*sacct --parsable2"):
         read(tmp_path, {}, without=("AllocTRES", "ReqTRES"))
     with pytest.raises(InputError, match="column 'Submit' is missing"):
         read(tmp_path, {}, without=("Submit",))
@@ -189,10 +190,8 @@ def test_durations_survive_slurms_way_of_writing_them(seconds: int) -> None:
 
 @given(text=st.text(max_size=12))
 def test_any_other_text_is_a_bad_value_and_nothing_worse(text: str) -> None:
-    try:
+    with suppress(BadValueError):
         assert elapsed_s(text, "Elapsed") >= 0
-    except BadValueError as error:
-        assert error.column == "Elapsed"
 
 
 @pytest.mark.parametrize("text", ["UNLIMITED", "Partition_Limit", "", "INVALID"])

@@ -140,7 +140,7 @@ def test_an_empty_file_is_an_error(tmp_path: Path, text: str) -> None:
 
 
 def test_a_header_alone_is_no_trace(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no job to replay .*no rows"):
+    with pytest.raises(InputError, match=r"no job to replay .*no rows"):
         read_trace(written(tmp_path, PHILLY_HEADER))
 
 
@@ -156,7 +156,7 @@ def test_a_missing_file_a_folder_and_an_unknown_format_are_errors(tmp_path: Path
 
 
 def test_a_missing_column_is_named_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="column 'duration_s' is missing. Is it the one called 'duration'"):
+    with pytest.raises(InputError, match=r"column 'duration_s' is missing. Is it the one called 'duration'"):
         read_trace(written(tmp_path, "submit_time,duration,gpus\n1,2,3\n"))
     with pytest.raises(InputError, match="column 'gpus' appears twice"):
         read_trace(written(tmp_path, "submit_time,duration_s,gpus,gpus\n1,2,3,4\n"))
