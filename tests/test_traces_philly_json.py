@@ -85,6 +85,11 @@ def test_an_attempt_without_an_end_is_noted_when_a_later_one_ran(tmp_path: Path)
     assert rows.notes == ["1 attempts with only one of their two times: not counted in the run time"]
 
 
+def test_a_stamp_that_is_not_used_need_not_be_readable(tmp_path: Path) -> None:
+    rows = read(tmp_path, job(attempt("garbled", None), attempt()))
+    assert rows.duration_s[0] == 3_600
+
+
 def test_pacific_time_is_right_across_the_change_of_clocks(tmp_path: Path) -> None:
     rows = read(tmp_path, job(attempt("2017-11-05 01:30:00 PDT", "2017-11-05 01:10:00 PST")))
     assert rows.duration_s[0] == 2_400

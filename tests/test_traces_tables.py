@@ -206,6 +206,9 @@ def test_stamps_across_the_change_of_clocks_are_right() -> None:
     assert elapsed_s("2017-11-05 01:30:00 PDT", "2017-11-05 01:10:00 PST") == 2_400
     assert epoch_s("2020-01-01 08:00:00+08:00") == epoch_s("2020-01-01T00:00:00Z") == epoch_s("2020-01-01")
     assert elapsed_s("2017-10-09 07:01:55", "2017-10-09 07:01:55.300000") == 0.3
+    for text in ("0001-01-01 00:00:00+01:00", "0001-01-01 00:00:00 PDT", "today", ""):
+        with pytest.raises(ValueError, match=r"range|isoformat"):
+            epoch_s(text)
 
 
 def test_every_format_has_a_name_of_its_own_and_a_line_for_people() -> None:
