@@ -25,6 +25,10 @@ class Decision(NamedTuple):
 class JobQueue(Protocol):
     """The jobs under an ordering policy and the GPUs they run on."""
 
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait."""
+
     def enter(self, job: Job) -> None:
         """The job waits from now on: it arrived, or was just stopped."""
 
@@ -39,7 +43,3 @@ class JobQueue(Protocol):
 
     def next_change_s(self) -> float:
         """The next instant at which a key jumps by itself, inf if none is known."""
-
-    @property
-    def waiting(self) -> int:
-        """Jobs that wait."""

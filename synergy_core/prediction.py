@@ -11,35 +11,42 @@ from math import exp, log
 
 from synergy_core.state import Job
 
-# Both chosen on generated traces (bench/prediction.py), none on a row of a public one.
-PRIOR_JOBS = 1.0
-FADE = 0.8
+# Chosen by bench/prediction.py on generated traces; no public log was looked at.
+PRIOR_JOBS = 4.0
+FADE = 0.9
 
 
 class DurationPredictor:
-    """Learns when a job ends, predicts when one arrives; it never sees a job's own future."""
+    """Learns when a job ends, predicts when one arrives; it never sees a job's own future.
 
-    __slots__ = ("_seen",)
+    prior_jobs: κ, how many jobs the wider group's mean counts for. fade: the weight a job keeps each time another
+    one of its group ends, in (0, 1]; all jobs together do not fade.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_fade", "_prior_jobs", "_seen")
+
+    def __init__(self, *, prior_jobs: float = PRIOR_JOBS, fade: float = FADE) -> None:
+        self._prior_jobs = prior_jobs
+        self._fade = fade
         self._seen: dict[object, tuple[float, float]] = {}
 
     def predict_s(self, job: Job) -> float:
         """The expected run time in seconds (geometric mean); 1 s before any job has ended."""
         mean = 0.0
+        prior = self._prior_jobs
         for group in _groups(job):
             seen = self._seen.get(group)
             if seen is not None:
                 weight, total = seen
-                mean = (total + PRIOR_JOBS * mean) / (weight + PRIOR_JOBS)
+                mean = (total + prior * mean) / (weight + prior)
         return exp(mean)
 
     def learn(self, job: Job, run_s: float) -> None:
-        """A job has ended after running `run_s` seconds. The latest jobs of a group count most, but for `all jobs`."""
+        """A job has ended after running `run_s` seconds."""
         value = log(max(run_s, 1.0))
         for group in _groups(job):
             weight, total = self._seen.get(group, (0.0, 0.0))
-            fade = 1.0 if group is None else FADE
+            fade = 1.0 if group is None else self._fade
             self._seen[group] = (weight * fade + 1.0, total * fade + value)
 
 

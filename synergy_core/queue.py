@@ -225,7 +225,10 @@ class PreemptiveLane(Lane):
                 started[job.job_id] = job
                 entry = self._as_running(entry, now_s)
             self._admit(job, entry, displaced)
-        return [entry[2] for entry in displaced.values()], list(started.values())
+        stops = [entry[2] for entry in displaced.values()]
+        for job in stops:
+            job.ticket = None
+        return stops, list(started.values())
 
     def _as_running(self, entry: Entry, now_s: float) -> Entry:
         """A key that falls with the clock is stored as the instant at which it reaches zero."""
@@ -291,6 +294,9 @@ def _position(candidate: tuple[Any, int, Entry]) -> tuple[Any, int]:
     return candidate[0], candidate[1]
 
 
+NOTHING = Decision([], [])
+
+
 def lane_kind(policy: OrderingPolicy) -> type[Lane]:
     """The lane that carries out what the policy declares."""
     if policy.preemptive:
@@ -301,7 +307,7 @@ def lane_kind(policy: OrderingPolicy) -> type[Lane]:
 class IncrementalQueue:
     """One lane per virtual cluster, or a single one, and the GPUs they are placed on."""
 
-    __slots__ = ("_dirty", "_jumping", "_lanes", "_placement")
+    __slots__ = ("_dirty", "_jumping", "_lanes", "_only", "_placement", "waiting")
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster) -> None:
         kind = lane_kind(policy)
@@ -310,8 +316,10 @@ class IncrementalQueue:
         self._jumping = [lane for lane in self._lanes.values() if isinstance(lane, PreemptiveLane)]
         if policy.next_change is None:
             self._jumping = []
+        self._only = self._lanes[""] if not cluster.virtual_clusters else None
         self._dirty: dict[str, None] = {}
         self._placement = Placement(cluster)
+        self.waiting = 0
 
     @staticmethod
     def suits(cluster: Cluster) -> bool:
@@ -319,12 +327,14 @@ class IncrementalQueue:
         return len(cluster.gpu_types) == 1 and not cluster.borrowing and not cluster.whole_nodes
 
     def _lane(self, job: Job) -> Lane:
-        name = job.virtual_cluster if job.virtual_cluster in self._lanes else ""
-        self._dirty[name] = None
-        return self._lanes[name]
+        if self._only is not None:
+            return self._only
+        self._dirty[job.virtual_cluster] = None
+        return self._lanes[job.virtual_cluster]
 
     def enter(self, job: Job) -> None:
         """The job waits from now on: it arrived, or was just stopped."""
+        self.waiting += 1
         self._lane(job).enter(job)
 
     def leave(self, job: Job) -> None:
@@ -334,18 +344,28 @@ class IncrementalQueue:
 
     def decide(self, now_s: float) -> Decision:
         """Who stops and who starts where; lanes in which nothing happened are left alone."""
+        if self._only is not None:
+            stops, chosen = self._only.decide(now_s)
+        else:
+            stops, chosen = self._decide_lanes(now_s)
+        if not chosen:
+            return NOTHING
+        self.waiting -= len(chosen)
+        held = [(job, job.placement) for job in stops]
+        return Decision(held, self._place(stops, chosen))
+
+    def _decide_lanes(self, now_s: float) -> tuple[list[Job], list[Job]]:
         lanes = [self._lanes[name] for name in self._dirty]
         if self._jumping:
             lanes = [lane for lane in self._jumping if lane in lanes or lane.next_change_s() <= now_s]
+        self._dirty.clear()
         stops: list[Job] = []
         chosen: list[Job] = []
         for lane in lanes:
             lane_stops, lane_starts = lane.decide(now_s)
             stops += lane_stops
             chosen += lane_starts
-        self._dirty.clear()
-        held = [(job, job.placement) for job in stops]
-        return Decision(held, self._place(stops, chosen))
+        return stops, chosen
 
     def _place(self, stops: list[Job], chosen: list[Job]) -> list[tuple[Job, Placed]]:
         """Wide jobs first, so that they find whole nodes."""
@@ -364,18 +384,13 @@ class IncrementalQueue:
     def started(self, job: Job, now_s: float) -> None:
         """The job runs from now on, as decided."""
         if self._jumping:
-            lane = self._lane(job)
+            lane = self._only or self._lanes[job.virtual_cluster]
             if isinstance(lane, PreemptiveLane):
                 lane.expect_change(job, now_s)
 
     def next_change_s(self) -> float:
         """The next instant at which a key jumps by itself, inf if none is known."""
         return min([lane.next_change_s() for lane in self._jumping], default=NEVER)
-
-    @property
-    def waiting(self) -> int:
-        """Jobs that wait."""
-        return sum([lane.waiting for lane in self._lanes.values()])
 
 
 def _widest_first(job: Job) -> tuple[int, int]:

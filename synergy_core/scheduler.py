@@ -47,12 +47,13 @@ class Scheduler(Protocol):
 class OrderingScheduler:
     """Runs an ordering policy on a queue that suits the cluster."""
 
-    __slots__ = ("_predictor", "_queue")
+    __slots__ = ("_jumps", "_predictor", "_queue")
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster) -> None:
         suited = IncrementalQueue.suits(cluster)
         self._queue: JobQueue = IncrementalQueue(policy, cluster) if suited else WalkQueue(policy, cluster)
         self._predictor = DurationPredictor() if policy.predicted else None
+        self._jumps = policy.next_change is not None
 
     def arrive(self, job: Job) -> None:
         if self._predictor is not None:
@@ -75,11 +76,12 @@ class OrderingScheduler:
             job.stopped(now_s)
         for job, placed in decision.starts:
             job.started(now_s, placed)
-            self._queue.started(job, now_s)
+            if self._jumps:
+                self._queue.started(job, now_s)
         return decision
 
     def next_change_s(self) -> float:
-        return self._queue.next_change_s()
+        return self._queue.next_change_s() if self._jumps else NEVER
 
     @property
     def waiting(self) -> int:

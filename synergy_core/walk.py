@@ -103,6 +103,7 @@ class _Trial:
         self.policy = policy
         self.cluster = cluster
         self.placement = placement
+        self._before = placement.copy()
         self.now_s = now_s
         self.stops: dict[int, Job] = {}
         self.starts: dict[int, tuple[Job, Placed]] = {}
@@ -175,36 +176,27 @@ class _Trial:
 
     def _fill_behind(self, head: Job, waiting: list[Entry]) -> None:
         """EASY: a later job starts if the head still fits at its shadow time (see `estimates.py`)."""
-        shadow = self._shadow(head)
-        if shadow is None:
+        future = _Future(self.placement.copy(), self._used.get(head.virtual_cluster, 0), self._quota(head), head)
+        running = [
+            (job.settled_s + job.estimate_s, job_id, job, job.placement) for job_id, job in self._running.items()
+        ]
+        running += [(self.now_s + job.estimate_s, job_id, job, at) for job_id, (job, at) in self.starts.items()]
+        window_s = future.advance(sorted(running, key=lambda each: each[:2]), self.now_s)
+        if window_s is None:
             return
-        future, window_s = shadow
         for _, _, job in waiting:
             if job is head or job.job_id in self.starts or not self._within_quota(job):
                 continue
             placed = self.placement.place(job.gpus, job.gpu_type)
             if placed is None:
                 continue
-            if job.estimate_s > window_s:
-                future.claim(placed)
-                if not future.fits(head.gpus, head.gpu_type):
-                    future.release(placed)
-                    self.placement.release(placed)
-                    continue
-            self._start(job, placed)
+            if job.estimate_s <= window_s or future.has_room_beside(job, placed):
+                self._start(job, placed)
+            else:
+                self.placement.release(placed)
 
-    def _shadow(self, head: Job) -> tuple[Placement, float] | None:
-        """The placement when the head should first fit, by estimates, and how long until then."""
-        future = self.placement.copy()
-        window_s = 0.0
-        running = [(job.settled_s + job.estimate_s, job_id, job.placement) for job_id, job in self._running.items()]
-        running += [(self.now_s + job.estimate_s, job_id, placed) for job_id, (job, placed) in self.starts.items()]
-        for end_s, _, placed in sorted(running):
-            if future.fits(head.gpus, head.gpu_type) and end_s - self.now_s > window_s:
-                break
-            future.release(placed)
-            window_s = max(window_s, end_s - self.now_s)
-        return (future, window_s) if future.fits(head.gpus, head.gpu_type) else None
+    def _quota(self, job: Job) -> int:
+        return self.cluster.virtual_clusters.get(job.virtual_cluster, self.cluster.gpus)
 
     # With preemption: all active jobs are taken in order; who comes first may take the GPUs of who comes after.
 
@@ -222,9 +214,22 @@ class _Trial:
             placed = self._take_from(behind, job)
             if placed is not None:
                 self._start(job, placed)
-        for job_id in [each for each in self.starts if each in self.stops]:
-            if self.starts[job_id][1] == self._running[job_id].placement:
-                del self.starts[job_id], self.stops[job_id]
+        self._settle()
+
+    def _settle(self) -> None:
+        """Places those that start once more, now that it is known who stays: nobody moves if that can be helped."""
+        stops = {job_id: job for job_id, job in self.stops.items() if job_id not in self.starts}
+        placement = self._before
+        for job in stops.values():
+            placement.release(job.placement)
+        starts: dict[int, tuple[Job, Placed]] = {}
+        fresh = [job for job_id, (job, _) in self.starts.items() if job_id not in self.stops]
+        for job in sorted(fresh, key=lambda job: (-job.gpus, job.job_id)):
+            placed = placement.place(job.gpus, job.gpu_type)
+            if placed is None:
+                return
+            starts[job.job_id] = (job, placed)
+        self.placement, self.stops, self.starts = placement, stops, starts
 
     def _entitled_first(self, order: list[Entry]) -> list[Entry]:
         """Those within quota, then, if the cluster lets them, the borrowers; who may not run at all is stopped."""
@@ -264,3 +269,41 @@ class _Trial:
                 self.placement.release(victim.placement)
                 self.stops[victim.job_id] = victim
         return self.placement.place(job.gpus, job.gpu_type) if enough else None
+
+
+class _Future:
+    """The GPUs that should be free, and the quota that should be left, when the head of a queue first fits."""
+
+    def __init__(self, placement: Placement, used: int, quota: int, head: Job) -> None:
+        self._placement = placement
+        self._used = used
+        self._quota = quota
+        self._head = head
+
+    def _fits(self) -> bool:
+        head = self._head
+        return self._used + head.gpus <= self._quota and self._placement.fits(head.gpus, head.gpu_type)
+
+    def _counts(self, job: Job) -> int:
+        return job.gpus if job.virtual_cluster == self._head.virtual_cluster else 0
+
+    def advance(self, running: list[tuple[float, int, Job, Placed]], now_s: float) -> float | None:
+        """Lets jobs end, in the order of their estimated ends, until the head fits; seconds until then."""
+        window_s = 0.0
+        for end_s, _, job, placed in running:
+            if self._fits() and end_s - now_s > window_s:
+                break
+            self._placement.release(placed)
+            self._used -= self._counts(job)
+            window_s = max(window_s, end_s - now_s)
+        return window_s if self._fits() else None
+
+    def has_room_beside(self, job: Job, placed: Placed) -> bool:
+        """Whether the head fits although this job still runs then; if so, it is taken to do so."""
+        self._placement.claim(placed)
+        self._used += self._counts(job)
+        if self._fits():
+            return True
+        self._placement.release(placed)
+        self._used -= self._counts(job)
+        return False

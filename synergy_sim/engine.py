@@ -28,6 +28,7 @@ from synergy_sim.log import DecisionLog, EventLog, Kind, Run
 from synergy_sim.rounds import rounds
 from synergy_sim.workload import Workload
 
+SUBMIT, STOP, FINISH = int(Kind.SUBMIT), int(Kind.STOP), int(Kind.FINISH)
 AFTER_ALL_ELSE = 2  # SimPy's own priorities are 0 (urgent) and 1 (normal)
 DECISIONS_PER_PROGRESS = 2_000
 
@@ -71,6 +72,7 @@ class Simulation:
         self.event_driven = isinstance(policy, OrderingPolicy) and execution.round_s is None
         own_round_s = 0.0 if isinstance(policy, OrderingPolicy) else policy.round_s
         self.round_s = execution.round_s or own_round_s
+        self._keys_jump = isinstance(policy, OrderingPolicy) and policy.next_change is not None
         self.log = EventLog()
         self.decisions = DecisionLog()
         self.progress = progress
@@ -128,7 +130,7 @@ class Simulation:
                 yield env.timeout(job.submit_time_s - now_s)
                 now_s = job.submit_time_s
             self.active += 1
-            log(now_s, Kind.SUBMIT, job.job_id, job.gpus)
+            log(now_s, SUBMIT, job.job_id, job.gpus)
             arrive(job)
             if predicted_s is not None:
                 predicted_s[job.job_id] = job.predicted_duration_s
@@ -140,7 +142,7 @@ class Simulation:
         job: SimulatedJob = event.value
         job.completion = None
         now_s = self.env.now
-        self.log.append(now_s, Kind.FINISH, job.job_id, job.gpus)
+        self.log.append(now_s, FINISH, job.job_id, job.gpus)
         if self.event_driven or job.running:  # the scheduler may know already that its last round was its last
             self.scheduler.finish(job, now_s)
         self.running -= 1
@@ -178,7 +180,8 @@ class Simulation:
             self.occupy((job, placed))  # type: ignore[arg-type]
             self.run_from(job, start_s)  # type: ignore[arg-type]
         self.note(decision, took_s)
-        self._wake_for_change(now_s)
+        if self._keys_jump:
+            self._wake_for_change(now_s)
 
     def decide(self, now_s: float) -> tuple[Decision, float]:
         """The scheduler's decision, and the seconds it took."""
@@ -217,7 +220,7 @@ class Simulation:
 
     def vacate(self, job: SimulatedJob) -> None:
         """The job holds nothing from now on, and is not done."""
-        self.log.append(self.env.now, Kind.STOP, job.job_id, job.gpus)
+        self.log.append(self.env.now, STOP, job.job_id, job.gpus)
         self.running -= 1
         self.gpus_used -= job.gpus
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,107 +70,80 @@ class Decisions:
     gap: NDArray[np.float64]
 
 
-class EventLog:
-    """Appends facts; one typed array per column (about 30 bytes a row)."""
+_EVENT_FIELDS = "time_s:<f8 kind:u1 job_id:<i4 gpus:<i4 part:<u2 node:<i4 gpu_mask:<u8"
+_DECISION_FIELDS = "time_s:<f8 decision_s:<f8 started:<i4 stopped:<i4 running:<i4 queued:<i4 gpus_used:<i4"
+_EVENT, _DECISION = (
+    np.dtype([tuple(each.split(":")) for each in fields.split()]) for fields in (_EVENT_FIELDS, _DECISION_FIELDS)
+)
+_pack_event = struct.Struct("<dBiiHiQ").pack
+_pack_decision = struct.Struct("<ddiiiii").pack
+# As plain integers: an enum member costs a look-up and a conversion each time.
+_START = int(Kind.START)
 
-    __slots__ = ("gpu_mask", "gpus", "job_id", "kind", "node", "part", "time_s")
+
+class EventLog:
+    """Appends facts; 31 bytes a row, packed in one call (seven typed arrays take twice as long)."""
+
+    __slots__ = ("_rows",)
 
     def __init__(self) -> None:
-        self.time_s = array("d")
-        self.kind = array("B")
-        self.job_id = array("i")
-        self.gpus = array("i")
-        self.part = array("H")
-        self.node = array("i")
-        self.gpu_mask = array("Q")
+        self._rows = bytearray()
 
     def append(
         self, time_s: float, kind: int, job_id: int, gpus: int, part: int = 0, node: int = -1, gpu_mask: int = 0
     ) -> None:
         """One fact."""
-        self.time_s.append(time_s)
-        self.kind.append(kind)
-        self.job_id.append(job_id)
-        self.gpus.append(gpus)
-        self.part.append(part)
-        self.node.append(node)
-        self.gpu_mask.append(gpu_mask)
+        self._rows += _pack_event(time_s, kind, job_id, gpus, part, node, gpu_mask)
 
     def start(self, time_s: float, job_id: int, gpus: int, placement: Sequence[tuple[int, int]]) -> None:
         """A start on the (node, GPU mask) pairs of `placement`."""
         for part, (node, gpu_mask) in enumerate(placement):
-            self.append(time_s, Kind.START, job_id, gpus, part, node, gpu_mask)
+            self._rows += _pack_event(time_s, _START, job_id, gpus, part, node, gpu_mask)
 
     def events(self) -> Events:
-        """Everything so far, as numpy columns that share the log's memory."""
-        return Events(
-            time_s=np.frombuffer(self.time_s, dtype=np.float64),
-            kind=np.frombuffer(self.kind, dtype=np.uint8),
-            job_id=np.frombuffer(self.job_id, dtype=np.int32),
-            gpus=np.frombuffer(self.gpus, dtype=np.int32),
-            part=np.frombuffer(self.part, dtype=np.uint16),
-            node=np.frombuffer(self.node, dtype=np.int32),
-            gpu_mask=np.frombuffer(self.gpu_mask, dtype=np.uint64),
-        )
+        """Everything so far, in numpy columns. The log is empty afterwards: a row is held in memory once."""
+        return Events(**_columns(self._rows, _EVENT))
 
 
 class DecisionLog:
-    """Appends decisions; one typed array per column."""
+    """Appends decisions."""
 
-    __slots__ = (
-        "bound", "decision_s", "gpus_used", "objective", "queued", "running", "started", "stopped", "time_s",
-    )  # fmt: skip
+    __slots__ = ("_bound", "_objective", "_rows")
 
     def __init__(self) -> None:
-        self.time_s = array("d")
-        self.decision_s = array("d")
-        self.started = array("i")
-        self.stopped = array("i")
-        self.running = array("i")
-        self.queued = array("i")
-        self.gpus_used = array("i")
-        self.objective = array("d")
-        self.bound = array("d")
+        self._rows = bytearray()
+        self._objective = array("d")
+        self._bound = array("d")
 
     def __len__(self) -> int:
-        return len(self.time_s)
+        return len(self._rows) // _DECISION.itemsize
 
     def append(
         self, time_s: float, decision_s: float, started: int, stopped: int, running: int, queued: int, gpus_used: int
     ) -> None:
         """One decision, without an optimum."""
-        self.time_s.append(time_s)
-        self.decision_s.append(decision_s)
-        self.started.append(started)
-        self.stopped.append(stopped)
-        self.running.append(running)
-        self.queued.append(queued)
-        self.gpus_used.append(gpus_used)
+        self._rows += _pack_decision(time_s, decision_s, started, stopped, running, queued, gpus_used)
 
     def optimum(self, objective: float, bound: float) -> None:
         """What the allocator says of the decision just appended; given for every decision of a run or for none."""
-        self.objective.append(objective)
-        self.bound.append(bound)
+        self._objective.append(objective)
+        self._bound.append(bound)
 
     def decisions(self) -> Decisions:
-        """Everything so far, as numpy columns. gap = |bound − objective| ÷ |bound|."""
+        """Everything so far, in numpy columns; gap = |bound − objective| ÷ |bound|. The log is empty afterwards."""
         none = np.full(len(self), np.nan)
-        objective = np.frombuffer(self.objective) if self.objective else none
-        bound = np.frombuffer(self.bound) if self.bound else none
+        objective = np.frombuffer(self._objective) if self._objective else none
+        bound = np.frombuffer(self._bound) if self._bound else none
         with np.errstate(divide="ignore", invalid="ignore"):
             gap = np.abs(bound - objective) / np.abs(bound)
-        return Decisions(
-            time_s=np.frombuffer(self.time_s),
-            decision_s=np.frombuffer(self.decision_s),
-            started=np.frombuffer(self.started, dtype=np.int32),
-            stopped=np.frombuffer(self.stopped, dtype=np.int32),
-            running=np.frombuffer(self.running, dtype=np.int32),
-            queued=np.frombuffer(self.queued, dtype=np.int32),
-            gpus_used=np.frombuffer(self.gpus_used, dtype=np.int32),
-            objective=objective,
-            bound=bound,
-            gap=gap,
-        )
+        return Decisions(**_columns(self._rows, _DECISION), objective=objective, bound=bound, gap=gap)
+
+
+def _columns(rows: bytearray, kind: np.dtype[Any]) -> dict[str, NDArray[Any]]:
+    """A contiguous array per field; `rows` is cleared."""
+    table = np.frombuffer(bytes(rows), dtype=kind)
+    rows.clear()
+    return {name: np.ascontiguousarray(table[name]) for name in kind.names or ()}
 
 
 @dataclass(frozen=True, slots=True)

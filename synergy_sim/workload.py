@@ -145,6 +145,16 @@ def parse_window(text: str, *, first_s: float) -> tuple[float, float]:
     return start_s, end_s
 
 
+def window_length_s(text: str) -> float:
+    """Seconds from the start to the end of a window that has both, for traces that are generated."""
+    start_s, end_s = parse_window(text, first_s=0.0)
+    if not np.isfinite(end_s):
+        raise InputError(
+            f"trace.window={text}: jobs are generated here, and go on for ever; give a length, such as 7d."
+        )
+    return end_s - start_s
+
+
 def _positive_s(text: str) -> float:
     seconds = parse_duration_s(text)
     if seconds == 0:
@@ -189,5 +199,13 @@ def with_estimates(workload: Workload, overestimate: float, random: np.random.Ge
     if not (np.isfinite(overestimate) and overestimate >= 0):
         raise InputError(f"trace.overestimate={overestimate:g}: expected a number ≥ 0.")
     factor = 1.0 + overestimate * random.random(len(workload))
+    unknown = np.isnan(workload.estimate_s)
+    if not unknown.any():
+        return workload
     guess = on_grid(workload.duration_s * factor)
-    return replace(workload, estimate_s=np.where(np.isnan(workload.estimate_s), guess, workload.estimate_s))
+    note = (
+        f"{unknown.sum():,} jobs without a user estimate got one: true run time × (1 + {overestimate:g}·U[0, 1)); "
+        "policies that read estimates (reservations, finish-time fairness) thus know more than they would"
+    )
+    estimate_s = np.where(unknown, guess, workload.estimate_s)
+    return replace(workload, estimate_s=estimate_s, notes=(*workload.notes, note))

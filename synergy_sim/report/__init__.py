@@ -1,1 +1,1 @@
-"""Figures, the report, and a trace for Perfetto, made from run folders."""
+"""What a person looks at: figures, `report.html`, and traces for Perfetto, all made from run folders."""

@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
 
 from synergy_core.errors import InputError
 
@@ -126,6 +131,42 @@ class TraceRows:
             self.end_state.append(END_STATES.index(end_state))
             self.line.append(line)
             self.job_name.append(job_name)
+
+    def extend(
+        self,
+        *,
+        submit_s: ArrayLike,
+        duration_s: ArrayLike,
+        gpus: ArrayLike,
+        job_name: list[str],
+        virtual_cluster: ArrayLike,
+        virtual_clusters: Sequence[str],
+        user: ArrayLike,
+        users: Sequence[str],
+        end_state: ArrayLike,
+    ) -> None:
+        """Adds many jobs that no file holds (line 0) and that are known to be possible; all columns of one length.
+
+        virtual_cluster, user: codes into `virtual_clusters`, `users`; end_state: codes into `END_STATES`.
+        """
+        count = len(job_name)
+        tenants = np.array([self.virtual_clusters.code(name) for name in virtual_clusters])
+        people = np.array([self.users.code(name) for name in users])
+        columns: tuple[tuple[array[Any], ArrayLike], ...] = (
+            (self.submit_s, submit_s),
+            (self.duration_s, duration_s),
+            (self.gpus, gpus),
+            (self.estimate_s, np.full(count, UNKNOWN)),
+            (self.virtual_cluster, tenants[np.asarray(virtual_cluster)]),
+            (self.user, people[np.asarray(user)]),
+            (self.gpu_type, np.full(count, self.gpu_types.code(""))),
+            (self.model, np.full(count, self.models.code(""))),
+            (self.end_state, end_state),
+            (self.line, np.zeros(count)),
+        )
+        for column, values in columns:
+            column.frombytes(np.asarray(values).astype(column.typecode).tobytes())
+        self.job_name.extend(job_name)
 
     def reject(self, line: int, column: str, got: str, expected: str) -> None:
         """Records one impossible value; only the first ten are kept, all are counted."""

@@ -1,0 +1,123 @@
+"""How fast a trace is replayed: CPU seconds of the simulation alone, and jobs per CPU-second.
+
+    python bench/replay.py [--quick] [--json FILE]
+
+Whole Philly (the real log where SYNERGY_DATA has it) on 60 × 8 GPUs, then 10⁴, 10⁵ and 10⁶ Helios-like jobs on 262 × 8
+at an offered load of 0.85. Every line is a process of its own, so that peak memory is its own. Beside each, in the same
+process, a bare heapq loop over the same number of events (a push and a pop each, 1,000 pending): what no simulator in
+Python can beat. Goals are those of the project's issue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import multiprocessing
+import random
+import statistics
+import time
+
+PHILLY = (("fifo", 1.5), ("backfill", 1.5), ("sjf", 1.5), ("srtf", 8.0), ("las", 8.0), ("easy", None),
+          ("tiresias", None), ("qssf", None), ("themis", None))  # fmt: skip
+HELIOS = (("backfill", 15.0), ("sjf", 15.0), ("srtf", 40.0), ("las", 40.0))
+COLUMNS = (
+    "workload",
+    "jobs",
+    "gpus",
+    "policy",
+    "cpu_s",
+    "goal_s",
+    "jobs_per_cpu_s",
+    "events",
+    "heapq_cpu_s",
+    "peak_mb",
+)
+
+
+def philly():
+    from synergy_sim.generators import generate
+    from synergy_sim.traces import read_trace
+    from synergy_sim.traces.find import find_philly
+    from synergy_sim.workload import from_rows
+
+    path = find_philly()
+    rows = read_trace(path) if path else generate("philly", jobs=82_247)
+    return from_rows(rows, name="philly" if path else "philly (generated)")
+
+
+def helios(jobs: int):
+    from synergy_sim.generators import generate
+    from synergy_sim.workload import from_rows, scaled
+
+    work = from_rows(generate("saturn", jobs=jobs), name=f"saturn {jobs:,}")
+    return scaled(work, 0.85 / work.offered_load_fraction(262 * 8))
+
+
+def bare_heapq_s(events: int) -> float:
+    draw = random.Random(0).random
+    pending = [(draw(), serial) for serial in range(1_000)]
+    heapq.heapify(pending)
+    began = time.process_time()
+    for serial in range(events):
+        now, _ = heapq.heappop(pending)
+        heapq.heappush(pending, (now + draw(), serial))
+    return time.process_time() - began
+
+
+def measure(what: str, nodes: int, policy: str, repeats: int, goal_s: float | None, queue) -> None:
+    import numpy as np
+
+    from synergy_core.cluster import Cluster, NodeType
+    from synergy_core.policies import get_policy
+    from synergy_sim.engine import simulate
+    from synergy_sim.execution import Costs, ExecutionModel
+    from synergy_sim.workload import with_estimates
+
+    work = with_estimates(philly() if what == "philly" else helios(int(what)), 4.0, np.random.default_rng(0))
+    machines = Cluster((NodeType("v100", "v100", nodes, 8),))
+    seconds = []
+    for _ in range(repeats):
+        run = simulate(work, machines, get_policy(policy), ExecutionModel(Costs(restart_s=0.0)))
+        seconds.append(run.simulation_cpu_s)
+    cpu_s = statistics.median(seconds)
+    events = len(run.events.time_s)
+    row = (work.name, len(work), machines.gpus, policy, round(cpu_s, 3), goal_s, round(len(work) / cpu_s), events,
+           round(bare_heapq_s(events), 3), round(run.peak_memory_bytes / 1e6))  # fmt: skip
+    queue.put(dict(zip(COLUMNS, row, strict=True)))
+
+
+def rows(quick: bool):
+    repeats = 1 if quick else 3
+    cases = [("philly", 60, policy, repeats, goal_s) for policy, goal_s in PHILLY]
+    for jobs in (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000):
+        last = jobs == 1_000_000
+        cases += [
+            (str(jobs), 262, policy, 1 if last else repeats, goal_s if last else None) for policy, goal_s in HELIOS
+        ]
+    context = multiprocessing.get_context("spawn")
+    for case in cases:
+        queue = context.Queue()
+        process = context.Process(target=measure, args=(*case, queue))
+        process.start()
+        yield queue.get()
+        process.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one repeat, no million jobs")
+    parser.add_argument("--json", metavar="FILE", help="also write the rows here")
+    chosen = parser.parse_args()
+    done = []
+    print("  ".join(f"{name:>14}" for name in COLUMNS))
+    for row in rows(chosen.quick):
+        done.append(row)
+        print("  ".join(f"{'' if row[name] is None else row[name]!s:>14}" for name in COLUMNS), flush=True)
+    if chosen.json:
+        with open(chosen.json, "w", encoding="utf-8") as stream:
+            json.dump(done, stream, indent=1)
+
+
+if __name__ == "__main__":
+    main()

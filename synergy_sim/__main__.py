@@ -1,0 +1,56 @@
+"""`python -m synergy_sim +trace=philly`: simulates, compares, and shows what happened."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from synergy_core.errors import InputError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+def _run(config: DictConfig) -> None:
+    from synergy_sim.run import run
+
+    run(config)
+
+
+def main() -> None:
+    """Runs the command line; what a user can mend is said in a sentence, without a traceback."""
+    try:
+        _main()
+    except InputError as error:
+        print(f"synergy_sim: {error}", file=sys.stderr)
+        sys.exit(USAGE_ERROR)
+    except KeyboardInterrupt:
+        print(
+            "synergy_sim: interrupted; runs that had ended are kept, of the one under way nothing is.", file=sys.stderr
+        )
+        sys.exit(INTERRUPTED)
+
+
+def _main() -> None:
+    from synergy_sim import __version__, overrides
+
+    arguments = sys.argv[1:]
+    if any(each in ("--help", "-h") for each in arguments):
+        from synergy_sim.usage import usage
+
+        print(usage())
+        return
+    if "--version" in arguments:
+        print(__version__)
+        return
+    sys.argv[1:] = overrides.prepared(arguments)
+    from synergy_sim.compose import with_hydra
+
+    with_hydra(_run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The command line before Hydra reads it: unknown names get their nearest match; `trace=x` works like `+trace=x`."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from synergy_core.errors import InputError, unknown
+from synergy_core.policies import policy_names
+from synergy_sim.resources import conf_folder
+from synergy_sim.settings import meanings
+
+GROUPS = ("trace", "cluster", "testbed", "experiment")
+_OVERRIDE = re.compile(r"^(?P<prefix>\+\+?|~)?(?P<key>[\w./@-]+)=(?P<value>.*)$", re.DOTALL)
+_NAMES = re.compile(r"[\w.+-]+")
+
+
+def options(group: str) -> list[str]:
+    """The files of a configuration group."""
+    folder = conf_folder() / group
+    hidden = {"default"} if group == "trace" else set()
+    return sorted(path.stem for path in folder.glob("*.yaml") if path.stem not in hidden)
+
+
+def prepared(arguments: Sequence[str]) -> list[str]:
+    """The arguments as Hydra should get them. Raises InputError for what cannot be meant."""
+    result: list[str] = []
+    multirun = any(each in ("-m", "--multirun") for each in arguments)
+    asks_only = any(each in ("--help", "-h", "--hydra-help", "--version", "--info", "-i") for each in arguments)
+    groups: dict[str, str] = {}
+    for argument in arguments:
+        match = _OVERRIDE.match(argument)
+        if argument.startswith("-") or argument.startswith("~"):
+            result.append(argument)
+            continue
+        if match is None:
+            raise InputError(f"{argument!r}: expected key=value, such as +trace=philly or cluster.nodes=80.")
+        name, value = match["key"], match["value"]
+        if name in GROUPS:
+            groups[name] = value
+        result.append(_override(match, multirun))
+    if not asks_only and "trace" not in groups and not _experiment_has_trace(groups.get("experiment")):
+        names = ", ".join(options("trace"))
+        raise InputError(f"no trace was given. Type: python -m synergy_sim +trace=philly. Known traces: {names}.")
+    if multirun and not any("hydra/launcher" in each for each in arguments) and _has_joblib_launcher():
+        result.append("hydra/launcher=joblib")
+    return result
+
+
+def _override(match: re.Match[str], multirun: bool) -> str:
+    name, value = match["key"], match["value"]
+    if name.startswith("hydra"):
+        return match.group(0)
+    if name in GROUPS:
+        for choice in value.split(",") if multirun else [value]:
+            if choice not in ("null", *options(name)):
+                hint = "A job log of your own: +trace=file trace.path=FILE." if name == "trace" else ""
+                raise unknown(name, choice, options(name), hint=hint)
+        return f"+trace={value}" if name == "trace" else match.group(0).lstrip("+")
+    if name.startswith("parameters."):
+        return f"++{name}={value}"
+    known = dict(meanings())
+    if name not in known and not name.startswith("testbed.by_model.") and not name.startswith("cluster.virtual"):
+        raise unknown("key", name, known, hint="See python -m synergy_sim --help.")
+    if name == "policy":
+        for policy in _NAMES.findall(value):
+            check_policy(policy)
+    return f"{'' if name in known else '++'}{name}={value}"
+
+
+def check_policy(name: str) -> None:
+    """Raises InputError with the nearest match if neither a policy nor a variant has this name."""
+    known = {*policy_names(), *options("variants")}
+    if name not in known:
+        raise unknown("policy", name, known)
+
+
+def _experiment_has_trace(name: str | None) -> bool:
+    path = conf_folder() / "experiment" / f"{name}.yaml"
+    return name is not None and path.is_file() and "trace" in Path(path).read_text(encoding="utf-8")
+
+
+def _has_joblib_launcher() -> bool:
+    try:
+        return importlib.util.find_spec("hydra_plugins.hydra_joblib_launcher") is not None
+    except ModuleNotFoundError:
+        return False

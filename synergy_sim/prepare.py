@@ -1,0 +1,169 @@
+"""From settings to what a simulation takes: a workload, a cluster, policies, an execution model."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.errors import InputError
+from synergy_core.policies import Policy, get_policy
+from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.fit import misfits
+from synergy_sim.generators import generate
+from synergy_sim.overrides import check_policy
+from synergy_sim.resources import conf_folder
+from synergy_sim.settings import Settings, TraceSettings
+from synergy_sim.traces import read_trace
+from synergy_sim.traces.find import find
+from synergy_sim.workload import (
+    Workload,
+    from_rows,
+    parse_window,
+    sampled,
+    scaled,
+    take,
+    window_length_s,
+    with_estimates,
+)
+
+# One independent stream per random source: what one draws never moves another, and no policy moves any.
+STREAMS = ("generator", "sample", "estimates")
+
+
+def random_stream(seed: int, source: str) -> np.random.SeedSequence:
+    """The seed of one random source."""
+    return np.random.SeedSequence(seed, spawn_key=(STREAMS.index(source),))
+
+
+def workload_of(settings: Settings, seed: int) -> Workload:
+    """The jobs of this seed: found or generated, cut to the window, sampled, compressed, with estimates."""
+    trace = settings.trace
+    path = trace.path or find(trace.find)
+    workload = _from_log(trace, path) if path else _generated(trace, seed)
+    workload = sampled(workload, trace.sample, np.random.default_rng(random_stream(seed, "sample")))
+    workload = scaled(workload, settings.cluster.load)
+    return with_estimates(workload, trace.overestimate, np.random.default_rng(random_stream(seed, "estimates")))
+
+
+def _from_log(trace: TraceSettings, path: Path) -> Workload:
+    rows = read_trace(path, format_name=trace.format, bad_rows=trace.bad_rows)
+    return from_rows(rows, name=trace.name, sha256=_sha256(path), window=trace.window)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _generated(trace: TraceSettings, seed: int) -> Workload:
+    if trace.generator is None:
+        raise InputError(f"+trace={trace.name}: which job log? Type trace.path=FILE.")
+    length_s = window_length_s(trace.window)
+    rows = generate(trace.generator, window_s=length_s, seed=random_stream(seed, "generator"))
+    start_s, _ = parse_window(trace.window, first_s=0.0)
+    workload = from_rows(rows, name=trace.name)
+    columns = (workload.submit_time_s, workload.duration_s, workload.gpus)
+    digest = hashlib.sha256(b"".join(np.ascontiguousarray(column).tobytes() for column in columns))
+    return replace(workload, origin_s=start_s or workload.origin_s, sha256=digest.hexdigest())
+
+
+def cluster_of(settings: Settings, workload: Workload) -> Cluster:
+    """The machines, with quotas where tenants have them."""
+    wanted = settings.cluster
+    if wanted.node_types:
+        types = [
+            NodeType(f"{each.gpu_type}-{i}", each.gpu_type, each.nodes, each.gpus_per_node)
+            for i, each in enumerate(wanted.node_types)
+        ]
+    elif wanted.nodes is not None:
+        types = [NodeType(wanted.gpu_type, wanted.gpu_type, wanted.nodes, wanted.gpus_per_node)]
+    else:
+        types = [NodeType(wanted.gpu_type, wanted.gpu_type, settings.trace.nodes, settings.trace.gpus_per_node)]
+    cluster = Cluster(tuple(types), borrowing=wanted.borrowing, whole_nodes=wanted.whole_nodes)
+    quotas = wanted.virtual_clusters
+    if quotas is None:
+        return cluster
+    if isinstance(quotas, str):
+        if quotas != "trace":
+            raise InputError(f"cluster.virtual_clusters={quotas}: expected null, trace or {{tenant: GPUs}}.")
+        quotas = _scaled_quotas(workload, cluster.gpus)
+    return replace(cluster, virtual_clusters=dict(quotas))
+
+
+def _scaled_quotas(workload: Workload, gpus: int) -> dict[str, int]:
+    """The trace's quotas in proportion to this cluster, by largest remainders, at least one GPU each."""
+    quotas = {name: size for name, size in sorted(workload.quotas.items()) if size > 0}
+    if not quotas:
+        raise InputError(
+            f"cluster.virtual_clusters=trace: {workload.source} names no quotas. "
+            "Give them: 'cluster.virtual_clusters={tenant: GPUs}'."
+        )
+    total = sum(quotas.values())
+    if total <= gpus:
+        return quotas
+    exact = {name: size * gpus / total for name, size in quotas.items()}
+    result = {name: max(1, int(share)) for name, share in exact.items()}
+    for name in sorted(exact, key=lambda each: (int(exact[each]) - exact[each], each)):
+        if sum(result.values()) < gpus:
+            result[name] += 1
+    return result
+
+
+def without_misfits(workload: Workload, cluster: Cluster) -> Workload:
+    """The workload less the jobs that can never run on the cluster, which are counted as bad rows."""
+    wrong = misfits(workload, cluster)
+    if not wrong.any():
+        return workload
+    if wrong.all():
+        raise InputError(f"{workload.source}: no job fits on {cluster.describe()}; enlarge it with cluster.nodes=N.")
+    return replace(take(workload, ~wrong), bad_rows=workload.bad_rows + int(wrong.sum()))
+
+
+def policies_of(settings: Settings) -> dict[str, Policy]:
+    """The policies by the name they were asked for, in that order, variants and parameters applied."""
+    from omegaconf import OmegaConf
+
+    if not settings.policy:
+        raise InputError("policy=[]: expected at least one policy; see python -m synergy_sim --help.")
+    result: dict[str, Policy] = {}
+    for name in settings.policy:
+        check_policy(name)
+        path = conf_folder() / "variants" / f"{name}.yaml"
+        variant: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+        given = {**variant, **settings.parameters.get(name, {})}
+        policy = get_policy(given.pop("policy", name))
+        given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+        result[name] = dataclasses.replace(policy.with_parameters(**given), name=name)
+    return result
+
+
+def execution_of(settings: Settings) -> ExecutionModel:
+    """How decisions are carried out."""
+    testbed = settings.testbed
+    common = {
+        "launch_s": testbed.launch_s,
+        "restart_s": settings.restart_s,
+        "exit_s": testbed.exit_s,
+        "checkpoint_interval_s": testbed.checkpoint_interval_s,
+    }
+    known = {each.name for each in dataclasses.fields(Costs)}
+    for model, costs in testbed.by_model.items():
+        if odd := sorted(set(costs) - known):
+            raise InputError(f"testbed.by_model.{model}.{odd[0]} is not a cost; expected {', '.join(sorted(known))}.")
+    return ExecutionModel(
+        costs=Costs(**common),
+        costs_by_model={model: Costs(**{**common, **costs}) for model, costs in testbed.by_model.items()},
+        round_s=settings.round_s,
+        decide_fraction=testbed.decide_fraction,
+        stretch=testbed.stretch,
+        stretch_s=testbed.stretch_s,
+        stretch_jobs=testbed.stretch_jobs if testbed.stretch_jobs is not None else 10**9,
+        start_delay_s=testbed.start_delay_s,
+        early_launch=testbed.early_launch,
+    )

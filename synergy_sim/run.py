@@ -1,0 +1,121 @@
+"""One command: every policy on every seed, one after another, each written as soon as it has ended."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from synergy_core.cluster import Cluster
+from synergy_core.errors import InputError
+from synergy_core.policies import Policy
+from synergy_sim.comparison import compare
+from synergy_sim.console import progress_bar
+from synergy_sim.engine import simulate
+from synergy_sim.execution import ExecutionModel
+from synergy_sim.fit import check_fit
+from synergy_sim.invariants import check
+from synergy_sim.prepare import cluster_of, execution_of, policies_of, without_misfits, workload_of
+from synergy_sim.report.write import write_comparison
+from synergy_sim.results import write_run
+from synergy_sim.settings import Settings, build
+from synergy_sim.stored import read_run
+from synergy_sim.tables import print_comparison
+from synergy_sim.workload import Workload
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def run(config: DictConfig) -> None:
+    """Simulates what the configuration says, writes the results, prints the table."""
+    from omegaconf import OmegaConf
+
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    settings = build(Settings, values)
+    sweep = _sweep_job()
+    folder = (sweep[0] if sweep else settings.results_dir) / settings.trace.name
+    _make_room(folder)
+    folders = simulate_all(settings, values, folder, say=sweep is None or sweep[1] == 0)
+    if sweep is None:
+        show(settings, folders, folder)
+
+
+def _make_room(folder: Path) -> None:
+    """Creates the folder for results now, rather than finding out after the simulation that it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"results_dir: {folder} cannot be made ({error.strerror}). Name another place with results_dir=DIR."
+        ) from error
+
+
+def simulate_all(settings: Settings, values: Mapping[str, Any], folder: Path, *, say: bool) -> list[Path]:
+    """Every policy on every seed; returns the run folders, `<policy>-<seed>` below `folder`."""
+    policies, execution = policies_of(settings), execution_of(settings)
+    folders = []
+    for seed in settings.seed:
+        workload = workload_of(settings, seed)
+        cluster = cluster_of(settings, workload)
+        if settings.trace.bad_rows == "skip":
+            workload = without_misfits(workload, cluster)
+        check_fit(workload, cluster)
+        if say and seed == settings.seed[0]:
+            _say(workload)
+        for name, policy in policies.items():
+            into = folder / f"{name}-{seed}"
+            _simulate_one(settings, values, (workload, cluster, policy, execution), seed, into)
+            folders.append(into)
+    return folders
+
+
+def _simulate_one(
+    settings: Settings,
+    values: Mapping[str, Any],
+    what: tuple[Workload, Cluster, Policy, ExecutionModel],
+    seed: int,
+    into: Path,
+) -> None:
+    from omegaconf import OmegaConf
+
+    workload, cluster, policy, execution = what
+    with progress_bar(policy.name, len(workload), show=settings.progress) as progress:
+        done = simulate(workload, cluster, policy, execution, seed=seed, progress=progress)
+    check(done)
+    own = {**values, "policy": policy.name, "seed": seed}
+    write_run(done, into, OmegaConf.to_yaml(OmegaConf.create(own)))
+
+
+def _say(workload: Workload) -> None:
+    """What is replayed, and what was left out of it."""
+    lines = [f"{len(workload):,} jobs from {workload.source}", *workload.notes]
+    left_out = [f"{count:,} {reason}" for reason, count in sorted(workload.left_out.items())]
+    if left_out:
+        lines.append("left out: " + "; ".join(left_out))
+    if workload.bad_rows:
+        lines.append(f"{workload.bad_rows:,} impossible rows skipped")
+    print("\n".join(lines), file=sys.stderr)
+
+
+def show(settings: Settings, folders: list[Path], into: Path) -> None:
+    """The table, and the figures and the report if they are wanted."""
+    runs = [read_run(each) for each in folders]
+    print_comparison(compare(runs))
+    if settings.figures:
+        command = shlex.join(["python", "-m", "synergy_sim", *sys.argv[1:]])
+        print(f"report: {write_comparison(runs, into, command=command)}")
+    print(f"results: {into}/")
+
+
+def _sweep_job() -> tuple[Path, int] | None:
+    """In a sweep, this job's folder and number; else None."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    hydra = HydraConfig.get()
+    if hydra.mode != RunMode.MULTIRUN:
+        return None
+    return Path(hydra.sweep.dir) / f"{hydra.job.num:03d}", hydra.job.num

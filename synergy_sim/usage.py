@@ -1,0 +1,46 @@
+"""The --help text: what to type, and every name that can be typed."""
+
+from __future__ import annotations
+
+from synergy_core.policies import get_policy, policy_names
+from synergy_sim.overrides import options
+from synergy_sim.settings import meanings
+
+TEXT = """\
+Replays a job log on a simulated GPU cluster under several scheduling policies, and compares them.
+
+  python -m synergy_sim +trace=philly                                  compare the default policies
+  python -m synergy_sim +trace=philly 'policy=[fifo,srtf]' cluster.nodes=80
+  python -m synergy_sim +trace=file trace.path=FILE cluster.nodes=16   your own log; sacct --parsable2 works
+  python -m synergy_sim -m +trace=philly policy=fifo,srtf cluster.load=0.8,1.0,1.2     a sweep
+  python -m synergy_sim.traces list                                    log formats, and traces to download
+  python -m synergy_sim.results DIR                                    the table of what is below DIR
+
+Traces     {traces}
+Clusters   {clusters}
+Testbeds   {testbeds}
+Experiments {experiments}
+
+Policies (* reads true run times)
+{policies}
+
+Variants   {variants}
+
+Keys
+{keys}
+"""
+
+
+def usage() -> str:
+    """The whole text."""
+    starred = {name: name + "*" * get_policy(name).oracle for name in policy_names()}
+    policies = "\n".join(f"  {starred[name]:12} {summary}" for name, summary in policy_names().items())
+    keys = "\n".join(f"  {name:32} {meaning}" for name, meaning in meanings())
+    groups = {group + "s": "  ".join(options(group)) or "none yet" for group in ("cluster", "testbed", "experiment")}
+    return TEXT.format(
+        traces="  ".join(options("trace")),
+        variants="  ".join(options("variants")),
+        policies=policies,
+        keys=keys,
+        **groups,
+    )

@@ -1,0 +1,157 @@
+import json
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from small_runs import cluster, drawn_workload, simulate, workload
+from test_results import write_policies
+
+from synergy_sim.report.chrome_trace import write_chrome_trace
+from synergy_sim.report.excerpt import busy_stretch, held_by_node, overlapping
+from synergy_sim.report.gantt import _gpu_runs, shown_nodes
+from synergy_sim.report.write import write_comparison
+from synergy_sim.results import write_run
+from synergy_sim.stored import find_runs, read_run
+
+_EMPTY_TAGS = {"meta", "br", "img"}
+
+
+class _Page(HTMLParser):
+    """Checks that tags close in order and that nothing is fetched from elsewhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.text, self.images = [], "", 0
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in _EMPTY_TAGS:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href"):
+                assert value.startswith("data:image/png;base64,")
+                self.images += 1
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def read_page(path):
+    page, text = _Page(), path.read_text(encoding="utf-8")
+    page.feed(text)
+    assert not page.open
+    assert "http://" not in text
+    assert "https://" not in text
+    return page
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = write_policies(tmp_path_factory.mktemp("results"), seeds=(0, 1))
+    write_comparison(find_runs(folder), folder, command="python -m synergy_sim +trace=<drawn>")
+    return folder
+
+
+def test_report_stands_alone_and_is_well_formed(report):
+    page = read_page(report / "report.html")
+    assert page.images == 8
+    assert "has the lowest mean JCT" in page.text
+    assert "python -m synergy_sim +trace=<drawn>" in page.text
+    assert "seeds" in page.text
+    assert "load: 1.0" in page.text
+
+
+def test_figures_and_traces_stand_beside_the_report(report):
+    names = {path.name for path in report.iterdir() if path.is_file()}
+    assert {"jct_cdf.png", "gpus_and_queue.png", "queueing_by_size.png", "fairness_cdf.png"} <= names
+    assert {"gantt-fifo.png", "trace-round_robin.json", "report.html"} <= names
+    assert not [name for name in names if name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    "jobs",
+    [
+        workload([0], [5], [1]),
+        workload([0], [0], [1]),
+        workload([0, 0, 0], [1e-3, 5, 9], [1, 2, 9]),
+        workload([0, 1e6], [3, 3e6], [1, 1], tenant_names=("",)),
+    ],
+)
+def test_report_copes_with_next_to_nothing(tmp_path, jobs):
+    write_run(simulate(jobs, cluster(2)), tmp_path / "fifo-0", "")
+    page = read_page(write_comparison(find_runs(tmp_path), tmp_path))
+    assert "mean JCT" in page.text
+
+
+def test_report_copes_with_twelve_policies_and_awkward_names(tmp_path):
+    jobs = drawn_workload(30)
+    for number in range(12):
+        run = simulate(jobs, cluster(2), policy=f"a<b>/{number}", oracle=number % 2 == 0)
+        write_run(run, tmp_path / f"{number}", "")
+    page = read_page(write_comparison(find_runs(tmp_path), tmp_path))
+    assert "12 scheduling policies" in page.text
+    assert "a<b>/3" in page.text
+
+
+def test_report_of_a_sweep_says_which_setting_its_figures_show(tmp_path):
+    for load in (0.8, 1.2):
+        write_policies(tmp_path / f"{load}", load=load, jobs=30)
+    page = read_page(write_comparison(find_runs(tmp_path), tmp_path))
+    assert "Figures and breakdowns show cluster.load=0.8" in page.text
+    assert "Mean JCT over cluster.load" in page.text
+    assert (tmp_path / "sweep.png").exists()
+
+
+def test_chrome_trace_has_one_event_per_job_and_gpu(tmp_path):
+    run = simulate(workload([0, 4], [10, 20], [2, 9]), cluster(2))
+    write_run(run, tmp_path / "fifo-0", "")
+    write_chrome_trace(read_run(tmp_path / "fifo-0"), tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    complete = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert len(complete) == 2 + 9
+    first = complete[0]
+    assert (first["ts"], first["dur"], first["pid"], first["tid"]) == (0, 10e6, 0, 0)
+    assert first["args"]["job"] == "job-0"
+    assert {event["tid"] for event in complete if event["pid"] == 0} == set(range(8))
+    assert sum(event["dur"] for event in complete) == 1e6 * (2 * 10 + 9 * 20)
+    names = {event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
+    assert {"node 0", "node 1", "GPU 7", "cluster (fifo)"} <= names
+    counters = [event for event in trace["traceEvents"] if event["ph"] == "C"]
+    assert max(event["args"].get("GPUs used", 0) for event in counters) == 11
+
+
+def test_long_chrome_trace_is_cut_and_says_so(tmp_path):
+    write_run(simulate(drawn_workload(200), cluster(2)), tmp_path / "fifo-0", "")
+    note = write_chrome_trace(read_run(tmp_path / "fifo-0"), tmp_path / "trace.json", most_events=50)
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert "cut at 50 GPU intervals" in note
+    assert trace["otherData"]["note"] == note
+    complete = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert 30 < len(complete) <= 50
+    assert all(event["dur"] >= 0 for event in complete)
+
+
+def test_busy_stretch_holds_the_longest_queue():
+    events = simulate(drawn_workload(2_000, gap_s=300), cluster(4)).events
+    start_s, end_s = busy_stretch(events, most_starts=100)
+    assert 60 <= end_s - start_s < events.time_s[-1]
+    shown = overlapping(held_by_node(events), start_s, end_s)
+    assert 0 < len(shown) < 1_000
+
+
+def test_unbroken_gpus_are_one_rectangle():
+    jobs = workload([0, 0, 0, 1], [1, 9, 1, 5], [1, 1, 1, 2])
+    held = held_by_node(simulate(jobs, cluster(1, 3)).events)
+    row, first, last = _gpu_runs(held)
+    assert list(zip(row.tolist(), first.tolist(), last.tolist(), strict=True)) == [
+        (0, 0, 1), (1, 1, 2), (2, 2, 3), (3, 0, 1), (3, 2, 3)
+    ]  # fmt: skip
+
+
+def test_strip_shows_at_least_one_node():
+    assert shown_nodes([8] * 60) == 12
+    assert shown_nodes([64] * 3) == 1
+    assert shown_nodes([4, 4]) == 2
+    assert np.cumsum([8] * 12)[-1] == 96

@@ -1,0 +1,189 @@
+import dataclasses
+import errno
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from small_runs import cluster, drawn_workload, policies, simulate, workload
+
+from synergy_core.errors import InputError
+from synergy_sim import results
+from synergy_sim.comparison import collect, compare
+from synergy_sim.metrics import summarise
+from synergy_sim.results import main, strict_json, write_run
+from synergy_sim.stored import find_runs
+from synergy_sim.tables import caption, notes, print_comparison, three_digits
+
+CONFIG = "policy: [fifo, sjf, round_robin, small]\nseed: {seed}\ncluster:\n  nodes: 4\n  load: {load}\n"
+METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def write_policies(into, *, seeds=(0,), load=1.0, jobs=120):
+    for seed in seeds:
+        for run in policies(drawn_workload(jobs, seed=seed, gap_s=120 / load), cluster(4), seed=seed):
+            write_run(run, into / f"{run.policy}-{seed}", CONFIG.format(seed=seed, load=load))
+    return into
+
+
+@pytest.fixture
+def small_run():
+    return simulate(workload([0, 4], [10, 20], [1, 1]), cluster(1, 1))
+
+
+def test_written_run_reads_back(tmp_path, small_run):
+    written = write_run(small_run, tmp_path / "hand" / "fifo-0", "seed: 0\n")
+    (run,) = find_runs(tmp_path)
+    assert run.summary == json.loads(strict_json(written))
+    assert run.jobs("jct_s", "end_state")["jct_s"].tolist() == [10, 26]
+    assert run.jobs("end_state")["end_state"].tolist() == ["completed", "completed"]
+    assert run.events().digest() == small_run.events.digest()
+    assert run.settings() == {}
+    assert sorted(path.name for path in run.folder.iterdir()) == [
+        "config.yaml", "events.parquet", "jobs.parquet", "rounds.parquet", "summary.json"
+    ]  # fmt: skip
+
+
+def test_summary_is_strict_json(tmp_path):
+    write_run(simulate(workload([0], [0], [1]), cluster(1, 1)), tmp_path / "one", "")
+
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    summary = json.loads((tmp_path / "one" / "summary.json").read_text(), parse_constant=refuse)
+    assert summary["gpu_utilisation_fraction"] is None
+    assert summary["mean_finish_time_fairness"] is None
+    assert summary["offered_load_fraction"] is None
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("at", ["_write_parquet", "strict_json", "_flush"])
+def test_failed_write_leaves_the_older_result_and_nothing_else(tmp_path, small_run, monkeypatch, fault, at):
+    folder = tmp_path / "fifo-0"
+    write_run(small_run, folder, "old: 1\n")
+
+    def fail(*_):
+        raise fault
+
+    monkeypatch.setattr(results, at, fail)
+    with pytest.raises((InputError, KeyboardInterrupt)) as caught:
+        write_run(small_run, folder, "new: 1\n")
+    if isinstance(fault, OSError):
+        assert "fifo-0" in str(caught.value)
+        assert "No space left on device" in str(caught.value)
+        assert "results_dir=" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["fifo-0"]
+    assert (folder / "config.yaml").read_text() == "old: 1\n"
+
+
+def test_newer_result_replaces_the_older(tmp_path, small_run):
+    for config in ("a: 1\n", "a: 2\n"):
+        write_run(small_run, tmp_path / "fifo-0", config)
+    assert [path.name for path in tmp_path.iterdir()] == ["fifo-0"]
+    assert (tmp_path / "fifo-0" / "config.yaml").read_text() == "a: 2\n"
+
+
+def test_place_that_is_a_file_is_an_input_error(tmp_path, small_run):
+    (tmp_path / "results").write_text("")
+    with pytest.raises(InputError, match="results_dir="):
+        write_run(small_run, tmp_path / "results" / "fifo-0", "")
+
+
+def test_partial_folders_are_passed_over(tmp_path, small_run):
+    write_run(small_run, tmp_path / "fifo-0", "")
+    write_run(small_run, tmp_path / ".sjf-0.partial-17", "")
+    assert [run.folder.name for run in find_runs(tmp_path)] == ["fifo-0"]
+    with pytest.raises(InputError, match="no summary.json"):
+        find_runs(tmp_path / "fifo-0" / "none")
+
+
+def test_every_column_and_key_stands_on_the_metrics_page(tmp_path, small_run):
+    page = METRICS_PAGE.read_text()
+    names = set(summarise(small_run))
+    write_run(small_run, tmp_path / "run", "")
+    for file in ("jobs", "rounds", "events"):
+        names |= set(pq.read_schema(tmp_path / "run" / f"{file}.parquet").names)
+    assert not {name for name in names if f"`{name}`" not in page}
+
+
+def test_runs_stand_in_the_order_the_command_named(tmp_path):
+    comparison = compare(find_runs(write_policies(tmp_path)))
+    assert [row.label for row in comparison.rows] == ["fifo", "sjf*", "round_robin", "small"]
+    assert comparison.settings == [()]
+    assert comparison.rows[0].ratio.value == 1
+
+
+def test_seeds_are_averaged_and_paired(tmp_path):
+    comparison = compare(find_runs(write_policies(tmp_path, seeds=(0, 1, 2))))
+    row = comparison.rows[1]
+    assert [run.seed for run in row.runs] == [0, 1, 2]
+    assert row.mean("mean_jct_s") == pytest.approx(np.mean([run.summary["mean_jct_s"] for run in row.runs]))
+    assert row.ratio.value == pytest.approx(row.mean("mean_jct_s") / comparison.rows[0].mean("mean_jct_s"))
+    assert row.ratio.low <= row.ratio.value <= row.ratio.high
+    assert row.ratio.resampled == "seeds"
+    assert any("whole seeds; with only 3 seeds it covers less" in line for line in notes(comparison))
+    assert "mean over seeds 0, 1, 2" in caption(comparison)
+
+
+def test_sweep_is_collected_by_what_varies(tmp_path, capsys):
+    for load in (0.8, 1.2):
+        write_policies(tmp_path / f"{load}", load=load, jobs=60)
+    assert main([str(tmp_path), "--first", "small"]) == 0
+    table = pq.read_table(tmp_path / "comparison.parquet").to_pylist()
+    assert len(table) == 8
+    assert {row["cluster.load"] for row in table} == {"0.8", "1.2"}
+    assert table[0]["policy"] == "small"
+    assert table[0]["mean_jct_s_by_size.1"] > 0
+    printed = capsys.readouterr().out
+    assert "vs small" in printed
+    assert "* reads true run times" in printed
+    assert main([str(tmp_path), "--first", "smal"]) == 2
+    assert "Did you mean 'small'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_table_fits_its_terminal(tmp_path, capsys, width):
+    print_comparison(compare(find_runs(write_policies(tmp_path, jobs=60))), width)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert not any("…" in line for line in lines)
+
+
+def test_best_is_never_an_oracle(tmp_path):
+    from synergy_sim.tables import FIGURES, cells
+
+    rows = compare(find_runs(write_policies(tmp_path))).rows
+    _, _, best = cells(FIGURES[0], rows)
+    assert sum(best) == 1
+    assert not best[1]
+
+
+def test_cut_run_is_told_apart(tmp_path, small_run):
+    cut = dataclasses.replace(
+        small_run,
+        events=dataclasses.replace(
+            small_run.events, **{f.name: getattr(small_run.events, f.name)[:4] for f in dataclasses.fields(small_run.events)}
+        ),
+    )  # fmt: skip
+    write_run(cut, tmp_path / "cut", "")
+    comparison = compare(find_runs(tmp_path))
+    assert any("1 jobs never finished" in line for line in notes(comparison))
+
+
+def test_collect_refuses_a_full_disk_without_leaving_a_file(tmp_path, small_run, monkeypatch):
+    write_run(small_run, tmp_path / "fifo-0", "")
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", fail)
+    with pytest.raises(InputError, match="No space left"):
+        collect(tmp_path, find_runs(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["fifo-0"]
+
+
+def test_numbers_have_three_digits():
+    assert [three_digits(value) for value in (0.0, 0.0654, 0.5, 3.123, 42.13, 1234.5, float("nan"))] == [
+        "0", "0.065", "0.50", "3.12", "42.1", "1,234", "–"
+    ]  # fmt: skip

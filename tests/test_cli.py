@@ -1,0 +1,164 @@
+"""The command line as a person uses it: what works, what is refused and how, and what is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from synergy_core.errors import InputError
+from synergy_sim.overrides import prepared
+from synergy_sim.settings import meanings
+
+SMALL = ["+trace=philly", "trace.window=2d", "figures=false"]
+
+
+def synergy(*arguments, cwd=None, **environment):
+    clean = {name: value for name, value in os.environ.items() if name != "SYNERGY_DATA"}
+    return subprocess.run(
+        [sys.executable, "-m", "synergy_sim", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**clean, **environment},
+        timeout=300,
+    )
+
+
+def test_main_command_compares_policies_and_leaves_results(tmp_path):
+    done = synergy("+trace=philly", "trace.window=1d", "policy=[fifo,las]", f"results_dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert "fifo" in done.stdout
+    assert "not the real trace" in done.stderr
+    folder = tmp_path / "philly"
+    for policy in ("fifo", "las"):
+        names = {path.name for path in (folder / f"{policy}-0").iterdir()}
+        assert names == {"jobs.parquet", "rounds.parquet", "events.parquet", "summary.json", "config.yaml"}
+        assert json.loads((folder / f"{policy}-0" / "summary.json").read_text())["policy"] == policy
+    assert (folder / "report.html").is_file()
+
+
+def test_runs_from_any_folder_and_writes_there(tmp_path):
+    done = synergy(*SMALL, "policy=fifo", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"results"}
+    assert (tmp_path / "results" / "philly" / "fifo-0" / "summary.json").is_file()
+
+
+def test_sweep_is_collected_into_one_table_and_one_parquet(tmp_path):
+    done = synergy("-m", *SMALL, "policy=fifo,srtf", "cluster.load=0.8,1.2", f"results_dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(next(tmp_path.glob("sweeps/*/comparison.parquet")))
+    assert table.num_rows == 4
+    assert sorted(set(table["cluster.load"].to_pylist())) == ["0.8", "1.2"]
+
+
+def test_help_names_every_key_and_is_quick_to_read():
+    done = synergy("--help")
+    assert done.returncode == 0
+    for name, _ in meanings():
+        assert name in done.stdout
+    assert "srtf*" in done.stdout
+
+
+def test_every_key_stands_on_the_configuration_page():
+    page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    for name, meaning in meanings():
+        assert f"`{name}`" in page, name
+        assert meaning in page, name
+
+
+REFUSED = [
+    ([], "no trace was given. Type: python -m synergy_sim +trace=philly"),
+    (["+trace=phily"], "Did you mean 'philly'"),
+    ([*SMALL, "policy=srft"], "Did you mean 'srtf'"),
+    ([*SMALL, "policy=[]"], "at least one policy"),
+    ([*SMALL, "cluster.node=4"], "Did you mean 'cluster.nodes'"),
+    ([*SMALL, "+cluster.node=4"], "Did you mean 'cluster.nodes'"),
+    ([*SMALL, "cluster=heterogenous"], "Did you mean 'heterogeneous'"),
+    ([*SMALL, "cluster.nodes=many"], "cluster.nodes=many: expected a whole number"),
+    ([*SMALL, "cluster.nodes=0"], "expected at least 1"),
+    ([*SMALL, "trace.window=7x"], "expected all, a length (7d, 12h)"),
+    ([*SMALL, "trace.sample=2"], "expected a fraction"),
+    ([*SMALL, "restart_s=-1"], "restart_s=-1: expected a finite number"),
+    ([*SMALL, "policy=las", "parameters.las.demote_s=1"], "Did you mean 'demote_after_gpu_s'"),
+    ([*SMALL, "policy=fifo", "cluster.nodes=1", "trace.window=60d"], "can never run on 1 × 8"),
+    (["+trace=file"], "Type trace.path=FILE"),
+    (["+trace=file", "trace.path=/nowhere/log.csv"], "does not exist"),
+    ([*SMALL, "results_dir=/proc/nowhere"], "Name another place with results_dir=DIR"),
+    (["nonsense"], "expected key=value"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), REFUSED, ids=[" ".join(each[0])[-40:] or "nothing" for each in REFUSED])
+def test_refused_with_a_sentence_and_no_traceback(arguments, said, tmp_path):
+    done = synergy(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("summary.json"))
+
+
+def test_trace_works_with_and_without_a_plus():
+    assert prepared(["trace=philly"]) == prepared(["+trace=philly"]) == ["+trace=philly"]
+
+
+def test_unknown_key_is_refused_before_hydra_is_loaded():
+    with pytest.raises(InputError, match=r"Did you mean 'cluster\.load'"):
+        prepared(["+trace=philly", "cluster.lod=1"])
+
+
+PLAIN = "submit_time,duration_s,gpus,job\n"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("10,-5,1,a", "line 3, duration_s: got -5"),
+        ("10,5,0,a", "line 3, gpus: got 0"),
+        ("yesterday,5,1,a", "line 3, submit_time: got"),
+        ("10,5,99,a", "got 99 GPUs, expected at most 16"),
+        ("10,5", "line 3"),
+    ],
+)
+def test_impossible_row_stops_the_run_or_is_skipped_and_counted(row, said, tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text(f"{PLAIN}0,100,2,first\n{row}\n20,50,1,last\n")
+    common = ("+trace=file", f"trace.path={log}", "cluster.nodes=2", "figures=false", f"results_dir={tmp_path / 'r'}")
+    stopped = synergy(*common, "policy=fifo")
+    assert stopped.returncode == 2
+    assert said in stopped.stderr
+    assert "trace.bad_rows=skip" in stopped.stderr
+    assert not list(tmp_path.rglob("summary.json"))
+    skipped = synergy(*common, "policy=fifo", "trace.bad_rows=skip")
+    assert skipped.returncode == 0, skipped.stderr
+    summary = json.loads(next(tmp_path.rglob("summary.json")).read_text())
+    assert (summary["jobs"], summary["bad_rows"]) == (2, 1)
+
+
+def test_interrupt_leaves_whole_results_only(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "synergy_sim", "+trace=philly", "trace.window=200d", "policy=[fifo,srtf,las,themis]"]
+        + ["figures=false", f"results_dir={tmp_path}"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "SYNERGY_DATA"},
+    )
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.rglob("summary.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    whole = {path.parent for path in tmp_path.rglob("summary.json")}
+    assert 1 <= len(whole) < 4
+    assert {path.name for path in (tmp_path / "philly").iterdir()} == {folder.name for folder in whole}

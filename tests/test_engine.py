@@ -1,0 +1,125 @@
+"""The engine against closed forms, by hand and by queueing theory; determinism in another process."""
+
+import os
+import subprocess
+import sys
+from math import factorial
+
+import numpy as np
+import pytest
+from jobs import cluster, facts, finish_s, random_workload, workload
+
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.errors import InputError
+from synergy_core.policies import get_policy
+from synergy_sim.engine import simulate
+from synergy_sim.execution import Costs, ExecutionModel
+
+
+def run(work, machines, policy, **costs):
+    return simulate(work, machines, get_policy(policy), ExecutionModel(Costs(**costs)))
+
+
+def erlang_c(servers, offered):
+    """Probability of waiting in M/M/c (Erlang's second formula)."""
+    top = offered**servers / factorial(servers) * servers / (servers - offered)
+    return top / (sum(offered**k / factorial(k) for k in range(servers)) + top)
+
+
+@pytest.mark.parametrize(("servers", "load"), [(1, 0.6), (8, 0.8)])
+def test_waiting_time_equals_mmc(servers, load):
+    jobs, mean_s = 400_000, 100.0
+    random = np.random.default_rng(servers)
+    submit = np.cumsum(random.exponential(mean_s / (servers * load), jobs))
+    work = workload(list(zip(submit, np.ones(jobs, dtype=int).tolist(), random.exponential(mean_s, jobs), strict=True)))
+    done = run(work, cluster(1, servers), "fifo")
+    wait_s = (finish_s(done) - work.submit_time_s - work.duration_s).mean()
+    expected_s = erlang_c(servers, servers * load) * mean_s / (servers * (1 - load))
+    assert wait_s == pytest.approx(expected_s, rel=0.03)
+
+
+def test_preempted_job_pays_to_resume():
+    work = workload([(0, 1, 1_000), (100, 1, 50)])
+    assert facts(run(work, cluster(1, 1), "srtf", restart_s=30.0)) == [
+        (0, "start", 0),
+        (100, "start", 1),
+        (100, "stop", 0),
+        (150, "finish", 1),
+        (150, "start", 0),
+        (1_080, "finish", 0),
+    ]
+
+
+def test_launch_and_exit_hold_gpus():
+    work = workload([(0, 1, 100), (0, 1, 100)])
+    assert finish_s(run(work, cluster(1, 1), "fifo", launch_s=10.0, exit_s=5.0)).tolist() == [115, 230]
+
+
+def test_newcomer_waits_until_the_one_it_displaces_has_left():
+    work = workload([(0, 1, 1_000), (100, 1, 50)])
+    done = run(work, cluster(1, 1), "srtf", restart_s=30.0, exit_s=5.0)
+    assert finish_s(done).tolist() == [160 + 30 + 900 + 5, 100 + 5 + 50 + 5]
+
+
+def test_job_without_a_save_falls_back_to_its_last_checkpoint():
+    work = workload([(0, 1, 1_000), (250, 1, 50)])
+    done = run(work, cluster(1, 1), "srtf", restart_s=0.0, checkpoint_interval_s=100.0)
+    assert finish_s(done).tolist() == [300 + 800, 300]
+
+
+def test_costs_by_model_replace_the_default():
+    work = workload([(0, 1, 100), (0, 1, 100)], models=["slow", "other"])
+    execution = ExecutionModel(Costs(), costs_by_model={"slow": Costs(launch_s=40.0)})
+    assert finish_s(simulate(work, cluster(1), get_policy("fifo"), execution)).tolist() == [140, 100]
+
+
+def test_job_of_zero_seconds_ends_when_it_starts():
+    assert finish_s(run(workload([(0, 1, 0), (0, 1, 0)]), cluster(1, 1), "fifo")).tolist() == [0, 0]
+
+
+def test_job_that_finds_no_single_node_spreads():
+    work = workload([(0, 5, 100), (0, 5, 100), (1, 6, 10)])
+    done = run(work, cluster(2), "fifo")
+    assert finish_s(done).tolist() == [100, 100, 11]
+    assert sorted(done.events.node[(done.events.job_id == 2) & (done.events.kind == 1)].tolist()) == [0, 1]
+
+
+def test_another_gpu_never_hurts_a_lone_job():
+    ends = [finish_s(run(workload([(0, 4, 100)]), cluster(nodes, 4), "srtf"))[0] for nodes in (1, 2, 3)]
+    assert ends == [100, 100, 100]
+
+
+def test_job_that_can_never_run_is_named():
+    with pytest.raises(InputError, match=r"job job-0, GPUs: got 16 GPUs, expected at most 8"):
+        run(workload([(0, 16, 100)]), cluster(1), "fifo")
+
+
+def test_job_of_an_unknown_type_is_named():
+    machines = Cluster((NodeType("t4", "t4", 1, 8),))
+    with pytest.raises(InputError, match="1 GPUs of type a100, expected at most 0"):
+        run(workload([(0, 1, 100)], kinds=["a100"]), machines, "fifo")
+
+
+SCRIPT = """
+import sys; sys.path.insert(0, "tests")
+from jobs import cluster, random_workload
+from synergy_core.policies import get_policy, policy_names
+from synergy_sim.engine import simulate
+for name in policy_names():
+    print(name, simulate(random_workload(4, 400), cluster(5), get_policy(name)).events.digest())
+"""
+
+
+def test_event_log_is_the_same_in_another_process_with_another_hash_seed():
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", SCRIPT],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "2")
+    }
+    assert len(outputs) == 1
+    assert random_workload(4, 400).sha256 == ""

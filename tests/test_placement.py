@@ -1,0 +1,96 @@
+"""Placement: together where possible, the fullest node that fits, and never a GPU twice."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jobs import cluster
+
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.placement import Placement
+
+
+def nodes(placed):
+    return [node for node, _ in placed]
+
+
+def test_best_fit_takes_the_fullest_node_that_has_room():
+    placement = Placement(cluster(3))
+    placement.place(5)
+    placement.place(7)
+    assert nodes(placement.place(1)) == [1]
+    assert nodes(placement.place(3)) == [0]
+    assert nodes(placement.place(8)) == [2]
+
+
+def test_wide_job_takes_idle_nodes_and_its_remainder_best_fit():
+    placement = Placement(cluster(4))
+    placement.place(6)
+    assert nodes(placement.place(18)) == [1, 2, 0]
+
+
+def test_spread_job_uses_few_nodes():
+    placement = Placement(cluster(3))
+    for gpus in (5, 6, 7):
+        placement.place(gpus)
+    assert nodes(placement.place(6)) == [0, 1, 2]
+    assert placement.free_gpus == 0
+
+
+def test_whole_nodes_refuse_fragments():
+    placement = Placement(cluster(2, whole_nodes=True))
+    placement.place(1)
+    assert not placement.fits(16)
+    assert not placement.fits(15) or nodes(placement.place(15)) == [1, 0]
+
+
+def test_job_does_not_mix_types():
+    machines = Cluster((NodeType("a", "a100", 1, 8), NodeType("t", "t4", 2, 4)))
+    placement = Placement(machines)
+    placement.place(6)
+    assert nodes(placement.place(6)) == [1, 2]
+    assert not placement.fits(3)
+    assert placement.place(2, "a100") == ((0, 0b11000000),)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@settings(max_examples=60, deadline=None)
+@given(steps=st.lists(st.one_of(st.integers(1, 40), st.integers(-20, -1)), max_size=60))
+def test_no_gpu_is_given_twice_and_all_come_back(whole, steps):
+    machines = Cluster((NodeType("a", "a100", 3, 8), NodeType("b", "a100", 2, 4)), whole_nodes=whole)
+    placement = Placement(machines)
+    held = []
+    used: set[tuple[int, int]] = set()
+    for step in steps:
+        if step > 0:
+            fits = placement.fits(step)
+            assert fits or whole or step > placement.free_gpus
+            placed = placement.place(step)
+            assert (placed is not None) == fits
+            if placed is not None:
+                gpus = {(node, bit) for node, mask in placed for bit in range(8) if mask >> bit & 1}
+                assert len(gpus) == step
+                assert not gpus & used
+                used |= gpus
+                held.append(placed)
+        elif held:
+            placed = held.pop(step % len(held))
+            placement.release(placed)
+            used -= {(node, bit) for node, mask in placed for bit in range(8) if mask >> bit & 1}
+        assert placement.free_gpus == 32 - len(used)
+        assert all(node < 3 or bit < 4 for node, bit in used)
+    for placed in held:
+        placement.release(placed)
+        assert placement.claim(placed)
+        placement.release(placed)
+    assert placement.place(32) is not None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([1, 2, 4, 8, 16, 24]), max_size=40))
+def test_powers_of_two_and_whole_nodes_fit_without_spreading_if_the_total_fits(sizes):
+    placement = Placement(cluster(8, whole_nodes=True))
+    total = 0
+    for gpus in sorted(sizes, reverse=True):
+        if total + gpus <= 64:
+            total += gpus
+            assert placement.place(gpus) is not None

@@ -1,0 +1,75 @@
+"""Rounds by hand: leases that extend, rounds that wait for those that end, launches on idle GPUs."""
+
+import pytest
+from jobs import cluster, facts, finish_s, random_workload, workload
+
+from synergy_core.policies import get_policy, policy_names
+from synergy_sim.engine import simulate
+from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.invariants import check
+
+
+def run(work, machines, policy, costs=None, **execution):
+    return simulate(work, machines, get_policy(policy), ExecutionModel(costs or Costs(restart_s=0.0), **execution))
+
+
+def test_plain_tick_decides_at_round_ends_and_completes_exactly():
+    work = workload([(10, 1, 100), (20, 1, 100)])
+    assert facts(run(work, cluster(1, 1), "fifo", round_s=60.0)) == [
+        (60, "start", 0),
+        (160, "finish", 0),
+        (180, "start", 1),
+        (280, "finish", 1),
+    ]
+
+
+def test_lease_that_extends_costs_nothing():
+    done = run(workload([(0, 1, 1_000)]), cluster(1, 1), "las", Costs(restart_s=50.0), round_s=60.0)
+    assert finish_s(done).tolist() == [1_000]
+
+
+def test_idle_rounds_keep_the_grid():
+    done = run(workload([(0, 1, 10), (1_234, 1, 10)]), cluster(1, 1), "fifo", round_s=60.0)
+    assert finish_s(done).tolist() == [10, 1_270]
+
+
+def test_job_decided_within_a_round_starts_early_on_idle_gpus():
+    work = workload([(0, 1, 500), (30, 1, 100)])
+    early = run(work, cluster(1, 2), "fifo", round_s=120.0, decide_fraction=0.5)
+    late = run(work, cluster(1, 2), "fifo", round_s=120.0, decide_fraction=0.5, early_launch=False)
+    assert finish_s(early)[1] == 160
+    assert finish_s(late)[1] == 220
+
+
+def test_ended_lease_saves_and_leaves_before_the_next_job_launches():
+    costs = Costs(launch_s=15.0, restart_s=15.0, exit_s=7.0)
+    work = workload([(0, 1, 1_000), (10, 1, 50)])
+    done = run(work, cluster(1, 1), "srtf", costs, round_s=120.0, decide_fraction=0.5)
+    # decided at 60; the lease ends at 120, its GPU is free at 127; 15 s launch, 50 s of work, 7 s exit
+    assert finish_s(done)[1] == 127 + 15 + 50 + 7
+    # 120 − 15 s of work are done; at 180 the GPU is held until 199, so the next decision, at 300, resumes it
+    assert finish_s(done)[0] == 300 + 15 + (1_000 - 105) + 7
+
+
+@pytest.mark.parametrize(("stretch", "late_s"), [("none", 0.0), ("log", 10.0 * 0.6931471805599453), ("linear", 10.0)])
+def test_round_waits_for_ended_leases(stretch, late_s):
+    work = workload([(0, 1, 300), (10, 1, 50)])
+    execution = {"round_s": 120.0, "decide_fraction": 0.5, "stretch": stretch, "stretch_s": 10.0}
+    done = run(work, cluster(1, 1), "srtf", **execution, early_launch=False)
+    assert finish_s(done)[1] == pytest.approx(120 + late_s + 50, abs=1e-5)
+
+
+def test_job_that_ends_before_its_lease_does_is_not_stopped():
+    work = workload([(0, 1, 100), (10, 1, 5)])
+    done = run(work, cluster(1, 1), "srtf", round_s=120.0, decide_fraction=0.5)
+    assert facts(done) == [(0, "start", 0), (100, "finish", 0), (100, "start", 1), (105, "finish", 1)]
+
+
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+@pytest.mark.parametrize("name", sorted(policy_names()))
+def test_every_policy_keeps_every_job_under_rounds(name, fraction):
+    costs = Costs(launch_s=15.0, restart_s=15.0, exit_s=7.0)
+    execution = {"round_s": 120.0, "decide_fraction": fraction, "stretch": "log", "stretch_s": 6.3}
+    done = run(random_workload(6, 250), cluster(5), name, costs, **execution)
+    check(done)
+    assert (finish_s(done) >= done.workload.submit_time_s + done.workload.duration_s).all()

@@ -1,0 +1,104 @@
+"""The walk makes the queue's decisions, and those that counts alone cannot make."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jobs import cluster, facts, finish_s, random_workload, workload
+
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.policies import get_policy
+from synergy_core.queue import IncrementalQueue
+from synergy_sim.engine import simulate
+from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.log import Kind
+
+POLICIES = ["fifo", "backfill", "easy", "sjf", "srtf", "las", "tiresias", "qssf"]
+QUOTAS = {"a": 16, "b": 8, "c": 8}
+
+
+def run(work, machines, policy, restart_s=30.0):
+    return simulate(work, machines, get_policy(policy), ExecutionModel(Costs(restart_s=restart_s)))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("quotas", [{}, QUOTAS])
+def test_walk_and_queue_decide_alike(policy, quotas, monkeypatch):
+    tenants = ["abc"[i % 3] for i in range(250)]
+    made = random_workload(3, 250, sizes=(1, 2, 4, 8))
+    rows = list(zip(made.submit_time_s.tolist(), made.gpus.tolist(), made.duration_s.tolist(), strict=True))
+    work = workload(rows, tenants=tenants, estimates=made.estimate_s)
+    quick = run(work, cluster(4, virtual_clusters=quotas), policy)
+    monkeypatch.setattr(IncrementalQueue, "suits", staticmethod(lambda cluster: False))
+    assert facts(run(work, cluster(4, virtual_clusters=quotas), policy)) == facts(quick)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 60), st.sampled_from([1, 2, 3, 4, 8, 16]), st.integers(0, 6_000)),
+        min_size=1,
+        max_size=20,
+    ),
+    policy=st.sampled_from(POLICIES),
+)
+def test_no_small_case_differs(rows, policy):
+    quick = run(workload(rows), cluster(2), policy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IncrementalQueue, "suits", staticmethod(lambda cluster: False))
+        assert facts(run(workload(rows), cluster(2), policy)) == facts(quick)
+
+
+def mixed() -> Cluster:
+    return Cluster((NodeType("a100", "a100", 1, 8), NodeType("t4", "t4", 2, 4)))
+
+
+def test_job_runs_on_the_type_it_asks_for():
+    work = workload([(0, 4, 100), (0, 4, 100)], kinds=["t4", "a100"])
+    events = run(work, mixed(), "fifo").events
+    nodes = dict(zip(events.job_id[events.kind == Kind.START], events.node[events.kind == Kind.START], strict=True))
+    assert nodes[0] in (1, 2)
+    assert nodes[1] == 0
+
+
+def test_job_that_names_no_type_never_mixes_types():
+    work = workload([(0, 6, 100), (0, 6, 100), (0, 4, 50)])
+    events = run(work, mixed(), "backfill").events
+    starts = events.kind == Kind.START
+    for job_id in range(3):
+        types = {node == 0 for node in events.node[starts & (events.job_id == job_id)].tolist()}
+        assert len(types) == 1
+
+
+def test_tenant_borrows_idle_gpus_and_gives_them_back_to_a_preempting_owner():
+    machines = cluster(2, virtual_clusters={"a": 8, "b": 8}, borrowing=True)
+    work = workload([(0, 16, 1_000), (100, 8, 100)], tenants=["a", "b"])
+    assert finish_s(run(work, machines, "backfill", 0.0)).tolist() == [1_000, 1_100]
+    assert finish_s(run(work, machines, "las", 0.0)).tolist() == [1_100, 200]
+
+
+def test_tenant_without_borrowing_stays_within_its_quota():
+    work = workload([(0, 8, 1_000), (0, 8, 1_000)], tenants=["a", "a"])
+    machines = cluster(2, virtual_clusters={"a": 8, "b": 8})
+    assert finish_s(run(work, machines, "backfill")).tolist() == [1_000, 2_000]
+
+
+def test_several_heads_of_one_tenant_borrow_at_once():
+    work = workload([(0, 8, 100), (0, 8, 100), (0, 8, 100)], tenants=["a"] * 3)
+    machines = cluster(3, virtual_clusters={"a": 8, "b": 16}, borrowing=True)
+    assert finish_s(run(work, machines, "fifo")).tolist() == [100, 100, 100]
+
+
+def test_wide_job_waits_for_whole_nodes_only_where_it_must():
+    rows = [(0, 4, 1_000), (0, 4, 1_000), (0, 4, 1_000), (1, 16, 100), (2, 8, 500)]
+    loose = finish_s(run(workload(rows), cluster(4), "backfill"))
+    strict = finish_s(run(workload(rows), cluster(4, whole_nodes=True), "backfill"))
+    assert loose[3] == strict[3] == 101
+    fragmented = [(0, 5, 1_000), (0, 5, 1_000), (0, 5, 1_000), (1, 9, 100)]
+    assert finish_s(run(workload(fragmented), cluster(3), "backfill"))[3] == 101
+    assert finish_s(run(workload(fragmented), cluster(3, whole_nodes=True), "backfill"))[3] == 1_100
+
+
+@pytest.mark.parametrize("policy", ["srtf", "las", "tiresias"])
+def test_preemption_under_whole_nodes_ends_every_job(policy):
+    done = run(random_workload(5, 200), cluster(5, whole_nodes=True), policy)
+    assert (done.events.kind == Kind.FINISH).sum() == 200
