@@ -49,7 +49,7 @@ def date_s(text: str, column: str) -> float:
     """Seconds since 1970 of a date."""
     try:
         return epoch_s(text)
-    except (ValueError, OverflowError):
+    except ValueError:
         raise BadValueError(column, shown(text), "a date such as 2017-10-09 07:01:55") from None
 
 
@@ -61,7 +61,7 @@ def instant_s(text: str, column: str) -> float:
         pass
     try:
         return epoch_s(text)
-    except (ValueError, OverflowError):
+    except ValueError:
         raise BadValueError(column, shown(text), "seconds or a date such as 2017-10-09 07:01:55") from None
 
 

@@ -90,11 +90,11 @@ def _add(line: int, job: object, rows: TraceRows, odd: Counter[str]) -> None:
     times = [(_text(each, "start_time"), _text(each, "end_time")) for each in attempts]
     if times[-1][0] is not None and times[-1][1] is None:
         return rows.leave_out("still running at the snapshot: the last attempt has no end")
-    duration_s, last_ran = 0.0, -1
+    duration_s, last_ran, first_start = 0.0, -1, ""
     for number, (start, end) in enumerate(times):
         if start is not None and end is not None:
             duration_s += _attempt_s(number, start, end)
-            last_ran = number
+            last_ran, first_start = number, first_start or start
         elif start is not None or end is not None:
             odd["attempts with only one of their two times: not counted in the run time"] += 1
     if last_ran < 0:
@@ -102,8 +102,7 @@ def _add(line: int, job: object, rows: TraceRows, odd: Counter[str]) -> None:
     gpus = _gpus(attempts[last_ran])
     if gpus == 0:
         return rows.leave_out("held no GPU: the last attempt lists none")
-    first = next(start for start, _ in times if start is not None)
-    if elapsed_s(submitted, first) < 0:
+    if elapsed_s(submitted, first_start) < 0:
         odd["jobs that started before they were submitted"] += 1
     status = _text(job, "status")
     rows.add(

@@ -180,7 +180,7 @@ class TraceRows:
 
     def close(self) -> None:
         """Raises InputError if there are bad rows and they were not to be skipped, or if no job is left."""
-        if self.bad_count and self.bad_rows != "skip":
+        if self.bad_count and (self.bad_rows != "skip" or not len(self)):
             raise self.bad_rows_error()
         if not len(self):
             why = "; ".join(f"{count} {reason}" for reason, count in self.left_out.items()) or "it has no rows"
@@ -190,9 +190,12 @@ class TraceRows:
         """The error that lists the first ten impossible rows and says how to go on without them."""
         rows = "\n".join(f"  {row}" for row in self.bad)
         more = f"\n  … and {self.bad_count - len(self.bad)} more" if self.bad_count > len(self.bad) else ""
+        what = (
+            "Mend them, or leave them out with trace.bad_rows=skip." if len(self) else "No other job is left to replay."
+        )
         return InputError(
             f"{self.path} ({self.format_name}): {self.bad_count} impossible row{'s' * (self.bad_count > 1)}:\n"
-            f"{rows}{more}\nMend them, or leave them out with trace.bad_rows=skip."
+            f"{rows}{more}\n{what}"
         )
 
     def __len__(self) -> int:

@@ -34,9 +34,12 @@ def _stamp(text: str) -> datetime:
         daylight = text[-3:] == "PDT"
         text = text[:-3].rstrip()
     stamp = datetime.fromisoformat(text)
-    if stamp.tzinfo is not None:
-        return stamp.astimezone(UTC).replace(tzinfo=None)
-    return stamp - _DAYLIGHT if daylight else stamp
+    try:
+        if stamp.tzinfo is not None:
+            return stamp.astimezone(UTC).replace(tzinfo=None)
+        return stamp - _DAYLIGHT if daylight else stamp
+    except OverflowError:
+        raise ValueError(f"{text!r} is out of range") from None
 
 
 def iso(seconds: float) -> str:

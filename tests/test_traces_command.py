@@ -1,0 +1,99 @@
+"""`python -m synergy_sim.traces list` and `check`, and where traces are looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from synergy_core.errors import InputError
+from synergy_sim.traces.__main__ import main
+from synergy_sim.traces.find import find, find_philly
+
+HEADER = "submit_time,duration_s,gpus,virtual_cluster\n"
+
+
+def test_list_names_every_trace_and_format(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list"]) == 0
+    said = capsys.readouterr().out
+    for name in ("philly ", "helios ", "acme ", "slurm ", "swf ", "plain ", "philly_json ", "1,055,988,361"):
+        assert name in said
+    assert "no checksum is known to us" in said
+
+
+def test_check_prints_what_a_log_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text(HEADER + "2024-01-01,3600,8,vc1\n2024-01-02,1800,1,vc2\n")
+    assert main(["check", str(path)]) == 0
+    said = capsys.readouterr().out
+    for part in ("(plain): 2 jobs", "2024-01-01 00:00:00 to 2024-01-02", "8.5", "1: 1, 8: 1", "bad rows    0"):
+        assert part in said
+
+
+def test_check_ends_with_status_2_where_rows_are_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text(HEADER + "2024-01-01,3600,8,vc1\n2024-01-02,-5,1,vc2\n")
+    assert main(["check", str(path)]) == 2
+    said = capsys.readouterr()
+    assert "bad rows    1" in said.out
+    assert "line 3, duration_s: got -5" in said.err
+
+
+def test_check_ends_with_status_2_where_no_row_is_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "jobs.csv"
+    path.write_text(HEADER + "2024-01-02,-5,1,vc2\n")
+    assert main(["check", str(path)]) == 2
+    assert "line 2, duration_s: got -5" in capsys.readouterr().err
+
+
+def test_an_unknown_trace_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["download", "phily"]) == 2
+    assert "Did you mean 'philly'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("SYNERGY_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def made(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("x")
+    return path
+
+
+def test_nothing_is_found_where_nothing_is(nowhere: Path) -> None:
+    assert find_philly() is None
+    assert find_philly(nowhere / "no such folder") is None
+
+
+@pytest.mark.parametrize(
+    "place", ["data/traces/philly.csv", "data/cluster_job_log", "data/traces/trace-data/cluster_job_log"]
+)
+def test_philly_is_found_in_the_data_folder(nowhere: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    path = made(nowhere / place)
+    assert find_philly() is None
+    assert find_philly(nowhere / "data") == path
+    monkeypatch.setenv("SYNERGY_DATA", str(nowhere / "data"))
+    assert find_philly() == path
+
+
+def test_what_was_downloaded_into_the_working_folder_is_found(nowhere: Path) -> None:
+    made(nowhere / "traces" / "cluster_job_log")
+    assert find_philly() == Path("traces/cluster_job_log")
+
+
+def test_an_earlier_name_wins_over_a_nearer_folder(nowhere: Path) -> None:
+    made(nowhere / "data" / "traces" / "b")
+    made(nowhere / "traces" / "a")
+    assert find(["a", "b"], nowhere / "data") == Path("traces/a")
+
+
+def test_a_mistyped_data_folder_is_an_error_and_not_a_generated_trace(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYNERGY_DATA", str(nowhere / "dta"))
+    with pytest.raises(InputError, match=r"SYNERGY_DATA=.*no such folder"):
+        find_philly()

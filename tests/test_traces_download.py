@@ -1,0 +1,345 @@
+"""The downloader against a server on this machine that resumes, refuses to, breaks off, or sends something else."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import tarfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from synergy_core.errors import InputError
+from synergy_sim.traces import __main__ as command
+from synergy_sim.traces import _download, _fetch
+from synergy_sim.traces._download import download
+from synergy_sim.traces._sources import SOURCES, Source, by_name
+
+# Bytes that do not compress, so that the archive is longer than the tests' breaks.
+JOBS = b"".join(hashlib.sha256(bytes([i])).digest() for i in range(200))
+MACHINES = b"machineId,number of GPUs,single GPU mem\n"
+
+
+@dataclass
+class Server:
+    """What the server holds and how it behaves; `asked` are the Range headers it saw."""
+
+    body: bytes = b""
+    ranges: bool = True
+    breaks_after: list[int] = field(default_factory=list)
+    statuses: list[int] = field(default_factory=list)
+    redirect: str = ""
+    url: str = ""
+    asked: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    state = Server()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            wanted = self.headers.get("Range", "")
+            state.asked.append(wanted)
+            if state.redirect:
+                self.send_response(302)
+                self.send_header("Location", state.redirect)
+                self.end_headers()
+                return
+            if state.statuses:
+                self.send_error(state.statuses.pop(0))
+                return
+            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and state.ranges else 0
+            self.send_response(206 if start else 200)
+            if start:
+                self.send_header("Content-Range", f"bytes {start}-{len(state.body) - 1}/{len(state.body)}")
+            self.send_header("Content-Length", str(len(state.body) - start))
+            self.end_headers()
+            end = start + state.breaks_after.pop(0) if state.breaks_after else len(state.body)
+            self.wfile.write(state.body[start:end])
+
+        def log_message(self, format: str, *values: object) -> None:
+            """Nothing."""
+
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state.url = f"http://127.0.0.1:{listening.server_address[1]}/trace.tar.gz"
+    thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield state
+    listening.shutdown()
+    listening.server_close()
+    thread.join()
+
+
+def archive(**files: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in files.items():
+            member = tarfile.TarInfo(f"trace-data/{name}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def source(server: Server, **changes: object) -> Source:
+    server.body = server.body or archive(cluster_gpu_util=b"no", cluster_job_log=JOBS, cluster_machine_list=MACHINES)
+    made = Source(
+        name="philly",
+        what="",
+        page="https://example.org",
+        licence="",
+        url=server.url,
+        archive="philly.tar.gz",
+        size_bytes=len(server.body),
+        sha256=hashlib.sha256(server.body).hexdigest(),
+        wanted=("cluster_job_log", "cluster_machine_list"),
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def fetched(from_: Source, folder: Path) -> list[Path]:
+    return download(from_, folder, wait_s=0.0)
+
+
+def test_a_trace_is_fetched_verified_and_unpacked(server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "traces"
+    files = fetched(source(server), folder)
+    assert [path.read_bytes() for path in files] == [JOBS, MACHINES]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "cluster_job_log",
+        "cluster_machine_list",
+        "philly.tar.gz",
+    ]
+
+
+def test_what_is_there_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
+    fetched(source(server), tmp_path)
+    fetched(source(server), tmp_path)
+    (tmp_path / "cluster_job_log").unlink()
+    fetched(source(server), tmp_path)
+    assert server.asked == [""]
+
+
+def test_an_interrupted_download_resumes_where_it_stopped(server: Server, tmp_path: Path) -> None:
+    from_ = source(server)
+    (tmp_path / "philly.tar.gz.part").write_bytes(server.body[:1_000])
+    assert fetched(from_, tmp_path)[0].read_bytes() == JOBS
+    assert server.asked == ["bytes=1000-"]
+
+
+def test_a_connection_that_breaks_is_taken_up_again(server: Server, tmp_path: Path) -> None:
+    from_ = source(server)
+    server.breaks_after = [500, 700]
+    fetched(from_, tmp_path)
+    assert server.asked == ["", "bytes=500-", "bytes=1200-"]
+
+
+def test_a_server_that_cannot_resume_starts_anew(server: Server, tmp_path: Path) -> None:
+    from_ = source(server)
+    server.ranges = False
+    server.breaks_after = [500]
+    assert fetched(from_, tmp_path)[0].read_bytes() == JOBS
+    assert server.asked == ["", "bytes=500-"]
+
+
+def test_a_server_that_always_breaks_off_is_given_up_and_the_part_stays(server: Server, tmp_path: Path) -> None:
+    from_ = source(server)
+    server.ranges = False
+    server.breaks_after = [500] * 100
+    with pytest.raises(InputError, match=r"stopped after 500 of [\d,]+ bytes.*it resumes.*By hand"):
+        fetched(from_, tmp_path)
+    assert (tmp_path / "philly.tar.gz.part").stat().st_size == 500
+    assert not (tmp_path / "philly.tar.gz").exists()
+    assert len(server.asked) == _fetch.TRIES + 1
+
+
+def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
+    from_ = source(server)
+    server.statuses = [503, 429]
+    fetched(from_, tmp_path)
+    assert len(server.asked) == 3
+
+
+def test_a_range_refused_starts_anew(server: Server, tmp_path: Path) -> None:
+    from_ = source(server)
+    (tmp_path / "philly.tar.gz.part").write_bytes(b"x" * 10)
+    server.statuses = [416]
+    fetched(from_, tmp_path)
+    assert server.asked == ["bytes=10-", ""]
+
+
+def test_a_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"with sha256 .*, expected .* with 000"):
+        fetched(source(server, sha256="0" * 64), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_part_is_found_out_and_removed(server: Server, tmp_path: Path) -> None:
+    from_ = source(server)
+    (tmp_path / "philly.tar.gz.part").write_bytes(b"x" * 1_000)
+    with pytest.raises(InputError, match="run the same command to fetch it again"):
+        fetched(from_, tmp_path)
+    assert fetched(from_, tmp_path)[0].read_bytes() == JOBS
+
+
+def test_a_file_of_another_size_is_refused_before_it_is_fetched(server: Server, tmp_path: Path) -> None:
+    server.body = b"version https://git-lfs.github.com/spec/v1\n"
+    with pytest.raises(InputError, match="the server offers 43 bytes, expected 1,000"):
+        fetched(source(server, size_bytes=1_000), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_file_and_a_host_out_of_reach_say_what_to_do_by_hand(server: Server, tmp_path: Path) -> None:
+    from_ = source(server)
+    server.statuses = [404]
+    with pytest.raises(InputError, match=r"answered 404.*By hand: fetch"):
+        fetched(from_, tmp_path)
+    with pytest.raises(InputError, match=r"cannot be reached.*By hand: fetch"):
+        fetched(replace(from_, url="http://127.0.0.1:9/trace.tar.gz"), tmp_path)
+
+
+def test_an_archive_put_there_by_hand_is_checked_and_unpacked(server: Server, tmp_path: Path) -> None:
+    from_ = source(server)
+    (tmp_path / "philly.tar.gz").write_bytes(server.body)
+    fetched(from_, tmp_path)
+    assert not server.asked
+    (tmp_path / "cluster_job_log").unlink()
+    (tmp_path / "philly.tar.gz").write_bytes(server.body[:-1])
+    with pytest.raises(InputError, match="Remove it and run the same command"):
+        fetched(from_, tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here, a device that is always full")
+def test_a_full_disk_is_an_error_and_the_command_can_be_repeated(server: Server, tmp_path: Path) -> None:
+    from_ = source(server)
+    part = tmp_path / "philly.tar.gz.part"
+    part.symlink_to("/dev/full")
+    with pytest.raises(InputError, match=r"the disk is full after 0 of .*--to.*it resumes"):
+        fetched(from_, tmp_path)
+    part.unlink()
+    fetched(from_, tmp_path)
+
+
+def test_a_disk_too_small_is_found_before_anything_is_fetched(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="bytes free, 1,000,000,000,000,000,000 needed"):
+        fetched(source(server, size_bytes=10**18), tmp_path)
+    assert not server.asked
+
+
+def test_a_disk_that_fills_while_unpacking_leaves_no_half_file(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(_download.shutil, "copyfileobj", full)
+    with pytest.raises(InputError, match=r"cannot unpack into it .No space left"):
+        fetched(source(server), tmp_path)
+    assert not (tmp_path / "cluster_job_log").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        fetched(source(server), tmp_path / "file" / "traces")
+
+
+def test_an_archive_without_the_job_log_is_an_error(server: Server, tmp_path: Path) -> None:
+    server.body = archive(cluster_machine_list=MACHINES)
+    with pytest.raises(InputError, match="holds no cluster_job_log"):
+        fetched(source(server), tmp_path)
+
+
+def test_an_archive_that_is_none_is_an_error(server: Server, tmp_path: Path) -> None:
+    server.body = b"<html>not found</html>"
+    with pytest.raises(InputError, match="cannot be unpacked"):
+        fetched(source(server), tmp_path)
+
+
+def test_paths_and_links_in_an_archive_are_never_followed(server: Server, tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        link = tarfile.TarInfo("cluster_job_log")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+        for name in ("../../cluster_job_log", "/cluster_machine_list"):
+            member = tarfile.TarInfo(name)
+            member.size = 2
+            tar.addfile(member, io.BytesIO(b"ok"))
+    server.body = buffer.getvalue()
+    folder = tmp_path / "a" / "b"
+    assert [path.read_bytes() for path in fetched(source(server), folder)] == [b"ok", b"ok"]
+    assert not (tmp_path / "cluster_job_log").exists()
+    assert not (folder / "cluster_job_log").is_symlink()
+
+
+def test_a_redirect_is_followed_but_never_from_https_to_http(server: Server, tmp_path: Path) -> None:
+    from_ = source(server)
+    handler = _fetch._StaySecure()
+    request = _fetch.urllib.request.Request("https://example.org/a")
+    with pytest.raises(InputError, match="which is not https"):
+        handler.redirect_request(request, None, 302, "Found", {}, "http://example.org/a")
+    assert handler.redirect_request(request, None, 302, "Found", {}, "https://example.org/b") is not None
+    assert fetched(from_, tmp_path)
+
+
+def test_a_source_without_a_checksum_is_not_fetched(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no checksum .* known.*github.com/S-Lab"):
+        fetched(by_name()["helios"], tmp_path)
+
+
+def test_the_sources_are_https_and_the_philly_archive_is_the_published_one() -> None:
+    assert all(each.page.startswith("https://") and each.url.startswith(("https://", "")) for each in SOURCES)
+    philly = by_name()["philly"]
+    assert philly.url.startswith("https://github.com/msr-fiddle/philly-traces/")
+    assert philly.size_bytes == 1_055_988_361
+    assert philly.sha256 == "2037ccf63a725a02be718b0e1aeee6142c90b7f62d0d849295120e9f6ba13d2c"
+
+
+def test_the_command_says_what_came_and_how_to_replay_it(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "by_name", lambda: {"philly": source(server)})
+    assert command.main(["download", "philly", "--to", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert f"+trace=philly trace.path={tmp_path / 'cluster_job_log'}" in said.out
+    assert said.err == ""
+
+
+def test_the_progress_reaches_the_whole(server: Server, tmp_path: Path) -> None:
+    from_ = source(server)
+    server.breaks_after = [500]
+    told: list[int] = []
+    _fetch.fetch(
+        from_.url,
+        tmp_path / "a",
+        size_bytes=from_.size_bytes,
+        sha256=from_.sha256,
+        by_hand="",
+        progress=told.append,
+        wait_s=0.0,
+    )
+    assert told == sorted(told)
+    assert told[-1] == from_.size_bytes
+
+
+def test_ctrl_c_keeps_the_part_and_says_how_to_go_on(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "by_name", lambda: {"philly": source(server)})
+    source(server)
+    server.breaks_after = [500]
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_fetch.time, "sleep", interrupt)
+    assert command.main(["download", "philly", "--to", str(tmp_path)]) == 130
+    assert "go on where it stopped" in capsys.readouterr().err
+    assert (tmp_path / "philly.tar.gz.part").stat().st_size == 500

@@ -1,0 +1,198 @@
+"""The Philly job log as released: attempts, what never ran, truncation, and equality with the CSV."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synergy_core.errors import InputError
+from synergy_sim import workload
+from synergy_sim.traces import _json_stream, read_trace
+from synergy_sim.traces.philly_json import machine_list
+from synergy_sim.traces.rows import END_STATES, TraceRows
+from synergy_sim.traces.times import epoch_s
+
+START = "2017-10-07 01:00:00"
+HOUR_LATER = "2017-10-07 02:00:00"
+
+
+def attempt(start: str | None = START, end: str | None = HOUR_LATER, *gpus: int) -> dict[str, object]:
+    detail = [{"ip": f"m{i}", "gpus": [f"gpu{k}" for k in range(count)]} for i, count in enumerate(gpus or (1,))]
+    return {"start_time": start, "end_time": end, "detail": detail}
+
+
+def job(*attempts: dict[str, object], **changes: object) -> dict[str, object]:
+    return {
+        "status": "Pass",
+        "vc": "6214e9",
+        "jobid": "application_1_1",
+        "attempts": list(attempts),
+        "submitted_time": "2017-10-07 00:59:00",
+        "user": "ce2f4c",
+    } | changes
+
+
+def read(folder: Path, *jobs: object, bad_rows: str = "stop", indent: int | None = 4) -> TraceRows:
+    path = folder / "cluster_job_log"
+    path.write_text(json.dumps(list(jobs), indent=indent))
+    return read_trace(path, bad_rows=bad_rows)
+
+
+def test_run_time_is_the_sum_over_attempts_and_the_gpus_are_the_last_ones(tmp_path: Path) -> None:
+    first = attempt("2017-10-07 01:00:00", "2017-10-07 01:00:30", 8)
+    last = attempt("2017-10-07 03:00:00", "2017-10-07 03:01:00", 8, 4)
+    rows = read(tmp_path, job(first, last, status="Killed"))
+    assert rows.format_name == "philly_json"
+    assert (rows.duration_s[0], rows.gpus[0], rows.job_name[0]) == (90.0, 12, "application_1_1")
+    assert rows.submit_s[0] == epoch_s("2017-10-07 00:59:00")
+    assert END_STATES[rows.end_state[0]] == "killed"
+    assert rows.users.values() == ("ce2f4c",)
+    assert rows.line[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("unusual", "reason"),
+    [
+        (job(), "never ran: no attempts"),
+        (job(attempts=None), "never ran: no attempts"),
+        (job(attempt(None, None)), "never ran: no attempt has both times"),
+        (job(attempt("None", "None")), "never ran: no attempt has both times"),
+        (job(attempt(None, HOUR_LATER)), "never ran: no attempt has both times"),
+        (job(attempt(), attempt(HOUR_LATER, None)), "still running at the snapshot"),
+        (job(attempt(), submitted_time=None), "no submission time recorded"),
+        (job({"start_time": START, "end_time": HOUR_LATER, "detail": []}), "held no GPU"),
+    ],
+)
+def test_what_the_release_documents_is_left_out_and_counted(
+    tmp_path: Path, unusual: dict[str, object], reason: str
+) -> None:
+    rows = read(tmp_path, unusual, job(attempt()))
+    assert len(rows) == 1
+    assert rows.bad_count == 0
+    assert list(rows.left_out.values()) == [1]
+    assert next(iter(rows.left_out)).startswith(reason)
+
+
+def test_an_attempt_without_an_end_is_noted_when_a_later_one_ran(tmp_path: Path) -> None:
+    rows = read(tmp_path, job(attempt(START, None, 8), attempt(START, HOUR_LATER, 2)))
+    assert (rows.duration_s[0], rows.gpus[0]) == (3_600, 2)
+    assert rows.notes == ["1 attempts with only one of their two times: not counted in the run time"]
+
+
+def test_a_stamp_that_is_not_used_need_not_be_readable(tmp_path: Path) -> None:
+    rows = read(tmp_path, job(attempt("garbled", None), attempt()))
+    assert rows.duration_s[0] == 3_600
+
+
+def test_pacific_time_is_right_across_the_change_of_clocks(tmp_path: Path) -> None:
+    rows = read(tmp_path, job(attempt("2017-11-05 01:30:00 PDT", "2017-11-05 01:10:00 PST")))
+    assert rows.duration_s[0] == 2_400
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (job(attempt(HOUR_LATER, START)), "attempts\\[0\\].end_time: got .*3600 s before its start"),
+        (job(attempt("soon", HOUR_LATER)), "attempts\\[0\\].start_time: got 'soon', expected a date"),
+        (job(attempt(), submitted_time="never"), "submitted_time: got 'never'"),
+        (job(attempt(), status="Vanished"), "status: got 'Vanished'"),
+        (job(attempt(), jobid=None), "jobid: got None"),
+        (job(attempts="many"), "attempts: got 'many', expected a list"),
+        (job({"start_time": START, "end_time": HOUR_LATER, "detail": [{"gpus": 8}]}), "detail.gpus: got 8"),
+        ({"jobid": "a", "attempts": [attempt()]}, "submitted_time: got nothing"),
+        (17, "whole job: got 17"),
+    ],
+)
+def test_an_impossible_job_is_named_with_the_line_its_object_starts_on(
+    tmp_path: Path, bad: object, message: str
+) -> None:
+    good = job(attempt())
+    line = 1 + len(json.dumps([good], indent=4).splitlines()) - 1
+    with pytest.raises(InputError, match=f"line {line}, {message}"):
+        read(tmp_path, good, bad)
+    rows = read(tmp_path, good, bad, good, bad_rows="skip")
+    assert (len(rows), rows.bad_count) == (2, 1)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 1 << 20])
+def test_a_log_cut_off_anywhere_is_an_error_that_names_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    monkeypatch.setattr(_json_stream, "CHUNK_CHARACTERS", chunk)
+    whole = json.dumps([job(attempt()), job(attempt())], indent=1)
+    path = tmp_path / "cluster_job_log"
+    for end in range(2, len(whole) - 1, 11):
+        path.write_text(whole[:end])
+        with pytest.raises(InputError, match=r"ends inside the list; the last object starts on line \d+"):
+            read_trace(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"jobid": 1,,}]' + " " * 99, "line 1: Expecting property name"),
+        ('[\n{"jobid": "a"}\n{"jobid": "b"}]', "line 3: got '{\"jobid\": \"b\"}]', expected ',' or ']'"),
+        ('[{"jobid": "a"}]\nmore', "line 2: got 'more' after the end"),
+        ("[" * 200_000, "nested too deeply"),
+        ("[]", "no job to replay"),
+    ],
+)
+def test_what_is_no_json_list_of_jobs_is_an_error(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "log.json"
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        read_trace(path, bad_rows="skip")
+    assert message in str(error.value)
+
+
+def test_a_csv_under_the_name_of_the_log_says_what_was_expected(tmp_path: Path) -> None:
+    path = tmp_path / "cluster_job_log"
+    path.write_text("jobid,vc\n")
+    with pytest.raises(InputError, match="expected a JSON list"):
+        read_trace(path)
+
+
+def test_the_machines_beside_the_log_are_grouped_and_noted(tmp_path: Path) -> None:
+    beside = tmp_path / "cluster_machine_list"
+    beside.write_text("machineId,number of GPUs,single GPU mem\nm1,8, 24GB\nm2,2, 12GB\nm3,8, 24GB\n")
+    assert machine_list(beside) == {(8, "24GB"): 2, (2, "12GB"): 1}
+    rows = read(tmp_path, job(attempt()))
+    assert rows.notes == ["machines of cluster_machine_list: 2 × 8 GPUs of 24GB, 1 × 2 GPUs of 12GB"]
+    beside.write_text("machineId,number of GPUs,single GPU mem\nm1,many,24GB\n")
+    with pytest.raises(InputError, match="line 2, number of GPUs: got 'many'"):
+        machine_list(beside)
+
+
+minutes = st.integers(0, 300)
+microseconds = st.integers(0, 10**10)
+csv_rows = st.lists(st.tuples(minutes, microseconds, st.integers(1, 16), st.sampled_from(["6214e9", "103959"])))
+
+
+@settings(max_examples=50, deadline=None)
+@given(jobs=csv_rows.filter(bool))
+def test_the_same_log_as_csv_and_as_json_is_the_same_workload(
+    tmp_path_factory: pytest.TempPathFactory, jobs: list[tuple[int, int, int, str]]
+) -> None:
+    folder = tmp_path_factory.mktemp("both")
+    lines, objects = ["timestamp,duration,num_gpus,gpu_time,cluster"], []
+    for minute, micro, gpus, vc in jobs:
+        start = datetime(2017, 11, 5) + timedelta(minutes=minute)
+        seconds = micro / 1e6
+        lines.append(f"{start},{seconds!r},{gpus},{seconds * gpus!r},{vc}")
+        ran = attempt(str(start), str(start + timedelta(microseconds=micro)), gpus)
+        objects.append(job(ran, vc=vc, submitted_time=str(start)))
+    (folder / "philly.csv").write_text("\n".join(lines) + "\n")
+    a = workload.from_rows(read_trace(folder / "philly.csv"), name="philly")
+    b = workload.from_rows(read(folder, *objects), name="philly")
+    for column in ("submit_time_s", "duration_s", "gpus", "virtual_cluster_code"):
+        assert np.array_equal(getattr(a, column), getattr(b, column)), column
+    assert a.virtual_clusters == b.virtual_clusters
+    # Ties stay in file order.
+    in_csv, in_json = np.argsort(np.argsort(a.line)), np.argsort(np.argsort(b.line))
+    assert np.array_equal(in_csv, in_json)
