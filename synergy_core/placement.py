@@ -13,7 +13,7 @@ from synergy_core.state import Placed
 class TypePool:
     """The nodes of one GPU type."""
 
-    __slots__ = ("by_free", "capacity", "free_count", "free_mask", "gpus", "of_size", "whole_nodes")
+    __slots__ = ("bit_of", "by_free", "capacity", "free_count", "free_mask", "gpus", "of_size", "whole_nodes")
 
     def __init__(self, capacity: dict[int, int], *, whole_nodes: bool) -> None:
         """capacity: GPUs of each node, by node number; the numbers need not be contiguous."""
@@ -25,6 +25,7 @@ class TypePool:
         for node, gpus in capacity.items():
             self.of_size[gpus] |= 1 << node
         self.by_free = list(self.of_size)
+        self.bit_of = {node: 1 << node for node in capacity}
         self.gpus = sum(capacity.values())
 
     def copy(self) -> TypePool:
@@ -32,7 +33,7 @@ class TypePool:
         other = TypePool.__new__(TypePool)
         other.capacity, other.whole_nodes, other.gpus = self.capacity, self.whole_nodes, self.gpus
         other.free_count, other.free_mask = dict(self.free_count), dict(self.free_mask)
-        other.by_free, other.of_size = list(self.by_free), self.of_size
+        other.by_free, other.of_size, other.bit_of = list(self.by_free), self.of_size, self.bit_of
         return other
 
     def find(self, gpus: int) -> list[tuple[int, int]] | None:
@@ -90,48 +91,58 @@ class TypePool:
                 gpus -= free
         raise AssertionError(f"{gpus} GPUs more than are free")
 
+    # The three below are written out rather than built on one another: they run for every node of every start and stop.
+
     def claim_counts(self, pairs: list[tuple[int, int]]) -> Placed:
         """Takes that many GPUs of each node, the lowest numbers first; returns which."""
-        return tuple([(node, self._take(node, count)) for node, count in pairs])
+        by_free, free_count, free_mask, bit_of = self.by_free, self.free_count, self.free_mask, self.bit_of
+        placed = []
+        for node, count in pairs:
+            have, mask, bit = free_count[node], free_mask[node], bit_of[node]
+            taken = mask if count == have else _lowest(mask, count)
+            by_free[have] ^= bit
+            by_free[have - count] ^= bit
+            free_count[node] = have - count
+            free_mask[node] = mask ^ taken
+            self.gpus -= count
+            placed.append((node, taken))
+        return tuple(placed)
 
-    def _take(self, node: int, count: int) -> int:
-        mask = self.free_mask[node]
-        if count == self.free_count[node]:
-            taken = mask
-        else:
-            taken = 0
-            rest = mask
-            for _ in range(count):
-                bit = rest & -rest
-                taken |= bit
-                rest ^= bit
-        self._change(node, mask ^ taken, self.free_count[node] - count)
-        self.gpus -= count
-        return taken
-
-    def _change(self, node: int, mask: int, count: int) -> None:
-        bit = 1 << node
-        by_free = self.by_free
-        by_free[self.free_count[node]] ^= bit
-        by_free[count] ^= bit
-        self.free_count[node] = count
-        self.free_mask[node] = mask
-
-    def holds_free(self, node: int, mask: int) -> bool:
-        """Whether all these GPUs are free."""
-        return self.free_mask[node] & mask == mask
-
-    def claim(self, node: int, mask: int) -> None:
-        """Takes exactly these GPUs."""
-        count = mask.bit_count()
-        self._change(node, self.free_mask[node] ^ mask, self.free_count[node] - count)
-        self.gpus -= count
-
-    def release(self, node: int, mask: int) -> None:
+    def release(self, placement: Placed) -> None:
         """Gives these GPUs back."""
-        count = mask.bit_count()
-        self._change(node, self.free_mask[node] | mask, self.free_count[node] + count)
-        self.gpus += count
+        by_free, free_count, free_mask, bit_of = self.by_free, self.free_count, self.free_mask, self.bit_of
+        for node, mask in placement:
+            have, count, bit = free_count[node], mask.bit_count(), bit_of[node]
+            by_free[have] ^= bit
+            by_free[have + count] ^= bit
+            free_count[node] = have + count
+            free_mask[node] |= mask
+            self.gpus += count
+
+    def claim(self, placement: Placed) -> bool:
+        """Takes exactly these GPUs; False, and nothing taken, if one of them is not free."""
+        by_free, free_count, free_mask, bit_of = self.by_free, self.free_count, self.free_mask, self.bit_of
+        for node, mask in placement:
+            if free_mask[node] & mask != mask:
+                return False
+        for node, mask in placement:
+            have, count, bit = free_count[node], mask.bit_count(), bit_of[node]
+            by_free[have] ^= bit
+            by_free[have - count] ^= bit
+            free_count[node] = have - count
+            free_mask[node] ^= mask
+            self.gpus -= count
+        return True
+
+
+def _lowest(mask: int, count: int) -> int:
+    """The `count` lowest set bits."""
+    taken = 0
+    for _ in range(count):
+        bit = mask & -mask
+        taken |= bit
+        mask ^= bit
+    return taken
 
 
 class Placement:
@@ -188,15 +199,11 @@ class Placement:
 
     def claim(self, placement: Placed) -> bool:
         """Claims exactly these GPUs; False, and nothing claimed, if one of them is taken."""
-        pools = self._pool_of_node
-        if not all(pools[node].holds_free(node, mask) for node, mask in placement):
-            return False
-        for node, mask in placement:
-            pools[node].claim(node, mask)
-        return True
+        return self._pool_of(placement).claim(placement)
 
     def release(self, placement: Placed) -> None:
         """Gives a job's GPUs back."""
-        pools = self._pool_of_node
-        for node, mask in placement:
-            pools[node].release(node, mask)
+        self._pool_of(placement).release(placement)
+
+    def _pool_of(self, placement: Placed) -> TypePool:
+        return self._only or self._pool_of_node[placement[0][0]]

@@ -409,6 +409,8 @@ class IncrementalQueue:
 
     def next_change_s(self) -> float:
         """The next instant at which a key jumps by itself, inf if none is known."""
+        if len(self._jumping) == 1:
+            return self._jumping[0].next_change_s()
         return min([lane.next_change_s() for lane in self._jumping], default=NEVER)
 
 

@@ -176,8 +176,10 @@ class Simulation:
         for job, placed in decision.stops:
             self._stop_now(job, placed, now_s)  # type: ignore[arg-type]
         for job, placed in decision.starts:
+            self.log.start(now_s, job.job_id, job.gpus, placed)
+            self.running += 1
+            self.gpus_used += job.gpus
             start_s = max(now_s, self._free_s(placed)) if self._vacated else now_s
-            self.occupy((job, placed))  # type: ignore[arg-type]
             self.run_from(job, start_s)  # type: ignore[arg-type]
         self.note(decision, took_s)
         if self._keys_jump:
