@@ -13,6 +13,13 @@ HOURS_PER_DAY = 24
 DAYS_PER_WEEK = 7
 EPOCH_WEEKDAY = 3  # 1970-01-01 was a Thursday; Monday is 0
 
+QUADRATURE_POINTS = 1_000
+WIDEST_SPREAD = 4.0
+BISECTIONS = 40
+CAP_ROUNDS = 20
+SHAPED_FROM_HOURS = 4 * DAYS_PER_WEEK * HOURS_PER_DAY
+SHAPING_ROUNDS = 20
+
 Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]
 
@@ -20,18 +27,24 @@ Longs = NDArray[np.int64]
 def hourly_jobs(arrivals: Arrivals, window_s: float, random: np.random.Generator) -> Floats:
     """Expected jobs of every hour of a window that starts at midnight of the first day; the last may be partial.
 
-    Expected jobs are shape × level: the published hour-of-day and weekday shape, and a lognormal level with mean 1 whose
-    variance makes the counts, Poisson given level, as uneven as published (`level_variance`). Levels are a Gaussian
-    series with a part common to a day and a part that forgets from hour to hour, taken by rank: hour i of n in rank
-    draws its level uniformly from the i-th n-th of the distribution. So a window of weeks has the published
-    unevenness and mean, not only a window of decades.
+    Expected jobs are shape × level, at most `most_per_hour`: the published hour-of-day and weekday shape, and a
+    lognormal level that makes the counts, Poisson given level, as uneven as published (`level_spread`). Levels are a
+    Gaussian series with a part that changes within hours and one that changes within days, taken by rank: hour i of n
+    in rank draws its level uniformly from the i-th n-th of the distribution. From four weeks on, hours are then scaled
+    so that every hour of the day and every weekday has its published share. So a window of months has the published
+    unevenness, mean and shape, not only a window of decades.
     """
     hours = max(1, int(np.ceil(window_s / HOUR_S)))
-    shape = weekly_shape(arrivals)[(first_hour(arrivals) + np.arange(hours)) % (HOURS_PER_DAY * DAYS_PER_WEEK)]
-    spread = np.sqrt(np.log1p(level_variance(arrivals)))
-    level = np.exp(spread * _stratified_normal(_persistent(arrivals, hours, random), random))
-    expected = shape * level
-    expected *= shape.sum() / expected.sum()
+    hour_of_week = (first_hour(arrivals) + np.arange(hours)) % (HOURS_PER_DAY * DAYS_PER_WEEK)
+    shape = weekly_shape(arrivals)[hour_of_week]
+    level = np.exp(level_spread(arrivals) * _stratified_normal(_persistent(arrivals, hours, random), random))
+    mean, most = float(shape.mean()), arrivals.most_per_hour / arrivals.mean_per_hour
+    expected = _capped(shape * level, mean, most)
+    if hours >= SHAPED_FROM_HOURS:
+        for _ in range(SHAPING_ROUNDS):
+            for group in (hour_of_week % HOURS_PER_DAY, hour_of_week // HOURS_PER_DAY):
+                expected *= (np.bincount(group, shape) / np.bincount(group, expected))[group]
+            expected = _capped(expected, mean, most)
     expected[-1] *= window_s / HOUR_S - (hours - 1)
     return np.asarray(arrivals.mean_per_hour * expected)
 
@@ -48,14 +61,31 @@ def weekly_shape(arrivals: Arrivals) -> Floats:
     return np.asarray(shape.ravel())
 
 
-def level_variance(arrivals: Arrivals) -> float:
-    """v = ((D − 1)/μ − Var[s]) / E[s²], from Var[N] = μ + μ²(Var[s] + v·E[s²]) for N Poisson with mean μ·s·L, E[L] = 1.
+def level_spread(arrivals: Arrivals) -> float:
+    """σ of the logarithm of the hourly level; 0 if the weekly shape alone is as uneven as published.
 
-    D: index of dispersion of the hourly counts, μ: their mean, s: the weekly shape. 0 if the shape alone is uneven enough.
+    The published index of dispersion is D = 1 + Var[r]/E[r] with r = min(μ·s·L, most_per_hour) the expected jobs of an
+    hour (counts are Poisson given r), s the weekly shape and L = exp(σ·z) scaled to keep E[r] = μ. Solved by bisection.
     """
+    from scipy.special import ndtri
+
     shape = weekly_shape(arrivals)
-    excess = (arrivals.index_of_dispersion - 1) / arrivals.mean_per_hour
-    return max(0.0, float((excess - shape.var()) / np.mean(shape**2)))
+    normal = ndtri((np.arange(QUADRATURE_POINTS) + 0.5) / QUADRATURE_POINTS)
+    most = arrivals.most_per_hour / arrivals.mean_per_hour
+    low, high = 0.0, WIDEST_SPREAD
+    for _ in range(BISECTIONS):
+        spread = (low + high) / 2
+        rate = _capped(np.outer(shape, np.exp(spread * normal)), 1.0, most)
+        enough = 1 + arrivals.mean_per_hour * float(rate.var()) >= arrivals.index_of_dispersion
+        low, high = (low, spread) if enough else (spread, high)
+    return low
+
+
+def _capped(rate: Floats, mean: float, most: float) -> Floats:
+    """`rate` scaled to the given mean with no value above `most`; any shape."""
+    for _ in range(CAP_ROUNDS):
+        rate = np.minimum(rate * (mean / rate.mean()), most)
+    return rate
 
 
 def submit_times(counts: Longs, opens_batch: NDArray[np.bool_], ratio: float, random: np.random.Generator) -> Longs:
@@ -78,16 +108,21 @@ def submit_times(counts: Longs, opens_batch: NDArray[np.bool_], ratio: float, ra
 
 
 def _persistent(arrivals: Arrivals, hours: int, random: np.random.Generator) -> Floats:
-    """Standard normal by the hour; correlated within a day and from hour to hour."""
-    day = random.standard_normal(hours // HOURS_PER_DAY + 1).repeat(HOURS_PER_DAY)[:hours]
-    keep = arrivals.hour_to_hour_correlation
-    news = random.standard_normal(hours) * np.sqrt(1 - keep**2)
-    hourly = np.empty(hours)
-    state = random.standard_normal()
-    for hour in range(hours):
-        state = keep * state + news[hour]
-        hourly[hour] = state
-    return np.asarray(np.sqrt(arrivals.day_fraction) * day + np.sqrt(1 - arrivals.day_fraction) * hourly)
+    """Standard normal by the hour: a slow and a fast autoregressive series, their variances adding up to 1."""
+    slow = _autoregressive(np.exp(-1.0 / (HOURS_PER_DAY * arrivals.slow_days)), hours, random)
+    fast = _autoregressive(arrivals.hour_to_hour_correlation, hours, random)
+    return np.asarray(np.sqrt(arrivals.slow_fraction) * slow + np.sqrt(1 - arrivals.slow_fraction) * fast)
+
+
+def _autoregressive(keep: float, hours: int, random: np.random.Generator) -> Floats:
+    """Standard normal series with correlation `keep` between neighbours."""
+    news = random.standard_normal(hours)
+    news[1:] *= np.sqrt(1 - keep**2)
+    series, value = np.empty(hours), 0.0
+    for hour, fresh in enumerate(news.tolist()):
+        value = keep * value + fresh
+        series[hour] = value
+    return series
 
 
 def _stratified_normal(series: Floats, random: np.random.Generator) -> Floats:

@@ -15,6 +15,8 @@ Longs = NDArray[np.int64]
 
 GOLDEN_FRACTION = (np.sqrt(5.0) - 1.0) / 2.0
 BINS = 2_000
+HEAVIEST_JOBS = 10_000
+OFFSETS_TRIED = 16
 FIT_ERROR = 1e-6
 
 
@@ -120,7 +122,8 @@ def draw_end_states(known: Statistics, gpu_s: Longs, random: np.random.Generator
     """How each job ends, a code into `rows.END_STATES`, with the published shares of jobs and of GPU-time.
 
     P(state | job) ∝ exp(α + θ·ln GPU-seconds), α and θ per state such that both shares hold for these jobs. Jobs in
-    order of GPU-seconds take a low-discrepancy sequence for their draw, so shares hold among neighbours already.
+    order of GPU-seconds take a low-discrepancy sequence for their draw, so shares hold among neighbours already, and
+    of a few starts of that sequence the one that serves the heaviest jobs best.
     """
     order = np.argsort(gpu_s, kind="stable")
     at = np.linspace(0, len(gpu_s), min(BINS, len(gpu_s)) + 1).astype(np.int64)
@@ -131,10 +134,33 @@ def draw_end_states(known: Statistics, gpu_s: Longs, random: np.random.Generator
     gpu_time = np.add.reduceat(gpu_s[order].astype(np.float64), at[:-1])
     chance = _chances(known, feature, in_bin / in_bin.sum(), gpu_time / gpu_time.sum())
     ladder = np.cumsum(chance, axis=0)[:-1].repeat(in_bin, axis=1)
-    draw = (random.random() + GOLDEN_FRACTION * np.arange(len(gpu_s))) % 1.0
+    offset = _best_offset(known, ladder[:, -HEAVIEST_JOBS:], gpu_s[order[-HEAVIEST_JOBS:]], len(gpu_s), random)
     states = np.empty(len(gpu_s), dtype=np.int64)
-    states[order] = (draw >= ladder).sum(axis=0)
+    states[order] = _climb(ladder, offset + GOLDEN_FRACTION * np.arange(len(gpu_s)))
     return states
+
+
+def _climb(ladder: Floats, draw: Floats) -> Longs:
+    """The first rung above each draw's fractional part. ladder: cumulative chances, shape (states − 1, jobs)."""
+    return np.asarray((draw % 1.0 >= ladder).sum(axis=0))
+
+
+def _best_offset(known: Statistics, ladder: Floats, gpu_s: Longs, jobs: int, random: np.random.Generator) -> float:
+    """Of a few random starts of the sequence, the one whose heaviest jobs split their GPU-time as expected.
+
+    A few thousand of a million jobs can hold most of the GPU-time; one start would leave shares to their luck.
+    """
+    states = len(known.end_state_job_fraction)
+    steps = np.diff(np.vstack((np.zeros(ladder.shape[1]), ladder, np.ones(ladder.shape[1]))), axis=0)
+    wanted = steps @ gpu_s
+    place = GOLDEN_FRACTION * np.arange(jobs - len(gpu_s), jobs)
+    starts = random.random(OFFSETS_TRIED).tolist()
+
+    def miss(start: float) -> float:
+        got = np.bincount(_climb(ladder, start + place), weights=gpu_s, minlength=states)
+        return float(np.abs(got - wanted).max())
+
+    return min(starts, key=miss)
 
 
 def _chances(known: Statistics, feature: Floats, jobs: Floats, gpu_time: Floats) -> Floats:

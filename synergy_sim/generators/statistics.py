@@ -27,7 +27,8 @@ Floats = NDArray[np.float64]
 class Arrivals:
     """When jobs come. `*_fraction` arrays sum to 1, hours from midnight, days from Monday.
 
-    day_fraction: share of the variance of an hour's level that its whole day has in common.
+    most_per_hour: jobs of the busiest hour.
+    slow_fraction: share of the variance of an hour's level that changes over `slow_days` rather than hours.
     hour_to_hour_correlation: of what is left, between neighbouring hours.
     gap_within_batch: mean gap between jobs of one batch over the mean gap before a new batch.
     """
@@ -35,9 +36,11 @@ class Arrivals:
     first_day: str
     mean_per_hour: float
     index_of_dispersion: float
+    most_per_hour: float
     hour_of_day_fraction: Floats
     weekday_fraction: Floats
-    day_fraction: float
+    slow_fraction: float
+    slow_days: float
     hour_to_hour_correlation: float
     gap_within_batch: float
 
@@ -148,8 +151,8 @@ def _at_most(table: dict[str, Any], size: int) -> Any:
 
 
 def _arrivals(block: dict[str, Any]) -> Arrivals:
-    plain = ("first_day", "mean_per_hour", "index_of_dispersion", "day_fraction")
-    more = ("hour_to_hour_correlation", "gap_within_batch")
+    plain = ("first_day", "mean_per_hour", "index_of_dispersion", "most_per_hour")
+    more = ("slow_fraction", "slow_days", "hour_to_hour_correlation", "gap_within_batch")
     return Arrivals(
         **{key: block[key] for key in (*plain, *more)},
         hour_of_day_fraction=_normalised(block["hour_of_day_percent"]),
