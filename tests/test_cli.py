@@ -144,8 +144,10 @@ def test_impossible_row_stops_the_run_or_is_skipped_and_counted(row, said, tmp_p
 
 def test_interrupt_leaves_whole_results_only(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "synergy_sim", "+trace=philly", "trace.window=200d", "policy=[fifo,srtf,las,themis]"]
-        + ["figures=false", f"results_dir={tmp_path}"],
+        [
+            *(sys.executable, "-m", "synergy_sim", "+trace=philly", "trace.window=200d", "figures=false"),
+            *("policy=[fifo,srtf,las,themis]", f"results_dir={tmp_path}"),
+        ],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,

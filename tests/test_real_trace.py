@@ -1,4 +1,4 @@
-"""The public Philly subset, where SYNERGY_DATA has it: replayed whole, delivered to the second, alike as CSV and JSON."""
+"""The public Philly subset, where SYNERGY_DATA has it: replayed whole, delivered exactly, alike as CSV and JSON."""
 
 import csv
 import json

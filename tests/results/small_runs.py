@@ -112,7 +112,7 @@ def simulate(
     oracle: bool = False,
     predicted_s: np.ndarray | None = None,
 ) -> Run:
-    """The smallest `key` runs first and blocks the rest; a job that held its GPUs for `quantum_s` goes behind others."""
+    """The smallest `key` runs first and blocks the rest; one that held its GPUs for `quantum_s` goes behind others."""
     log, decisions, nodes, serial = EventLog(), DecisionLog(), _Nodes(on), count()
     left_s, place = jobs.duration_s.tolist(), {}
     key = key or (lambda job: job)

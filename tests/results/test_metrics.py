@@ -162,9 +162,9 @@ def test_check_finds_two_jobs_on_one_gpu_and_a_full_cluster():
     jobs = workload([0, 0], [10, 10], [1, 1])
     run = simulate(jobs, cluster(1, 2))
     second = np.flatnonzero(run.events.kind == Kind.START)[1]
-    with pytest.raises(InvariantError, match="node 0, GPU 0: job 1 starts at 0.0 s while job 0 holds it"):
+    with pytest.raises(InvariantError, match=r"node 0, GPU 0: job 1 starts at 0.0 s while job 0 holds it"):
         check(_with(run, gpu_mask=_changed(run.events.gpu_mask, second, 1)))
-    with pytest.raises(InvariantError, match="2 GPUs in use at 0.0 s; the cluster has 1"):
+    with pytest.raises(InvariantError, match=r"2 GPUs in use at 0.0 s; the cluster has 1"):
         check(dataclasses.replace(run, cluster=cluster(1, 1)))
 
 

@@ -94,7 +94,7 @@ def test_partial_folders_are_passed_over(tmp_path, small_run):
     write_run(small_run, tmp_path / "fifo-0", "")
     write_run(small_run, tmp_path / ".sjf-0.partial-17", "")
     assert [run.folder.name for run in find_runs(tmp_path)] == ["fifo-0"]
-    with pytest.raises(InputError, match="no summary.json"):
+    with pytest.raises(InputError, match=r"no summary\.json"):
         find_runs(tmp_path / "fifo-0" / "none")
 
 
@@ -163,7 +163,8 @@ def test_cut_run_is_told_apart(tmp_path, small_run):
     cut = dataclasses.replace(
         small_run,
         events=dataclasses.replace(
-            small_run.events, **{f.name: getattr(small_run.events, f.name)[:4] for f in dataclasses.fields(small_run.events)}
+            small_run.events,
+            **{each.name: getattr(small_run.events, each.name)[:4] for each in dataclasses.fields(small_run.events)},
         ),
     )  # fmt: skip
     write_run(cut, tmp_path / "cut", "")
