@@ -140,7 +140,7 @@ class TraceRows:
         count = len(job_name)
         tenants = np.array([self.virtual_clusters.code(name) for name in virtual_clusters])
         people = np.array([self.users.code(name) for name in users])
-        columns: tuple[tuple[array, ArrayLike], ...] = (
+        columns: tuple[tuple[array[int] | array[float], ArrayLike], ...] = (
             (self.submit_s, submit_s),
             (self.duration_s, duration_s),
             (self.gpus, gpus),
