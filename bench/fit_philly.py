@@ -22,9 +22,10 @@ CHECKED = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 CLASSES = {"all": (1, 999), "1": (1, 1), "2-4": (2, 4), "5-8": (5, 8), ">8": (9, 999)}
 JOBS_BEYOND_A_QUANTILE = 10
 
-ATC = "Jeon et al., USENIX ATC'19, table 6 and section 4: 96,260 jobs over 75 days"
+ATC = "Jeon et al., USENIX ATC'19: 96,260 jobs over 75 days"
 SUBSET = (
-    "aggregate of the 82,247-job subset of the Philly release (msr-fiddle/philly-traces, CC BY 4.0) that the Pollux and "
+    "aggregate of the 82,247-job subset of the Philly release (msr-fiddle/philly-traces, CC BY 4.0) that the "
+    "Pollux and "
     "Sia artifacts use, 2017-09-04 to 2017-12-22; computed by bench/fit_philly.py"
 )
 
@@ -77,7 +78,8 @@ def main(folder: Path) -> None:
         "cluster": {
             "nodes": 311,
             "gpus_per_node": 8,
-            "source": "2,488 GPUs (Jeon et al., ATC'19), taken as 8-GPU nodes. The subset fills 15 % of them, and 78 % of 60 nodes",
+            "source": "2,488 GPUs (Jeon et al., ATC'19), taken as 8-GPU nodes. The subset fills 15 % of them, "
+            "and 78 % of 60 nodes",
         },
         "arrivals": {
             "first_day": "2017-10-09",
@@ -100,14 +102,16 @@ def main(folder: Path) -> None:
             "each": tenants,
             "source": SUBSET
             + "; nodes as set in HeliosArtifact's QSSF service (MIT). Four tenants with 18 jobs together, "
-            "whose nodes are unknown, are left out. duration_score: mean normal score of a job's duration rank among jobs of its size",
+            "whose nodes are unknown, are left out. duration_score: mean normal score of a job's duration "
+            "rank among jobs of its size",
         },
         "durations": {"quantiles_s": laws, "source": SUBSET + "; 64 and 128 GPUs pooled, few points where few jobs"},
         "batches": {
             "tail_exponent": {"1": 1.15, "2": 2.4},
             "longest_jobs": 400,
             "source": SUBSET
-            + "; runs of consecutive jobs of one tenant and size: mean 4.5 and 62 % of the jobs in runs of ten or more "
+            + "; runs of consecutive jobs of one tenant and size: mean 4.5 and 62 % of the jobs in runs of "
+            "ten or more "
             "with one GPU, mean 1.3 with more. P(run ≥ n) = n^-exponent",
         },
         "users": {
@@ -115,14 +119,17 @@ def main(folder: Path) -> None:
             "zipf_exponent": 1.0,
             "user_fraction": 0.3,
             "batch_fraction": 0.55,
-            "source": "the subset names no users: count and exponent are ours. The two fractions are what a user and a batch "
-            "explain of the variance of a job's duration score; their sum is the subset's correlation of neighbours in a run (0.88)",
+            "source": "the subset names no users: count and exponent are ours. The two fractions are what a "
+            "user and a batch "
+            "explain of the variance of a job's duration score; their sum is the subset's correlation of "
+            "neighbours in a run (0.88)",
         },
         "end_states": {
             "completed": {"jobs": 0.693, "gpu_time": 0.445},
             "killed": {"jobs": 0.135, "gpu_time": 0.377},
             "failed": {"jobs": 0.172, "gpu_time": 0.178},
-            "source": ATC + "; the subset names no end states. The release as a whole has 60.4/9.0/30.5 % of the jobs, "
+            "source": ATC + "; the subset names no end states. The release as a whole has 60.4/9.0/30.5 % of "
+            "the jobs, "
             "32.1/29.4/38.6 % of the GPU-time (AcmeTrace, cluster_summary.csv)",
         },
         "published": {
