@@ -34,7 +34,8 @@ def generate(
     gives the same log anywhere. `rows.quotas` are the published tenants' GPUs. Raises InputError for an unknown name.
     """
     known = statistics(name)
-    if (window_s is None) == (jobs is None) or (window_s or 1) <= 0 or (jobs or 1) < 1:
+    asked = [each for each in (window_s, jobs) if each is not None]
+    if len(asked) != 1 or not 0 < asked[0] < np.inf:
         raise InputError(f"generator {name}: got window_s={window_s}, jobs={jobs}; expected one of them, above 0.")
     random = dict(zip(STREAMS, _streams(seed), strict=True))
     length_s = window_s if window_s is not None else (jobs or 0) / known.arrivals.mean_per_hour * HOUR_S
@@ -67,7 +68,7 @@ def generate(
 
 
 def _streams(seed: np.random.SeedSequence | int) -> list[np.random.Generator]:
-    """A generator per stream. Children are named by number rather than spawned, so that `seed` itself stays as it is."""
+    """A generator per stream. Children are named by number, not spawned, so that `seed` itself stays as it is."""
     root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
     keys = [(*root.spawn_key, number) for number in range(len(STREAMS))]
     return [np.random.default_rng(np.random.SeedSequence(root.entropy, spawn_key=key)) for key in keys]

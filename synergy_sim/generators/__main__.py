@@ -17,7 +17,7 @@ from synergy_sim.traces.rows import END_STATES, TraceRows
 from synergy_sim.traces.times import iso
 
 COLUMNS = ("submit_time", "duration_s", "gpus", "job", "virtual_cluster", "user", "end_state")
-DEFAULT_DAYS = 109.0  # as long as the Philly log
+DEFAULT_DAYS = 364.0  # whole weeks, and rare sizes often enough for their quantiles
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,10 +17,10 @@ EPOCH_WEEKDAY = 3  # 1970-01-01 was a Thursday; Monday is 0
 
 QUADRATURE_POINTS = 1_000
 WIDEST_SPREAD = 4.0
-BISECTIONS = 40
-CAP_ROUNDS = 20
+BISECTIONS = 24
+CAP_ROUNDS = 5
 SHAPED_FROM_HOURS = 4 * DAYS_PER_WEEK * HOURS_PER_DAY
-SHAPING_ROUNDS = 20
+SHAPING_ROUNDS = 5
 
 Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]
@@ -28,23 +30,25 @@ def hourly_jobs(arrivals: Arrivals, window_s: float, random: np.random.Generator
     """Expected jobs of every hour of a window that starts at midnight of the first day; the last may be partial.
 
     Expected jobs are shape × level, at most `most_per_hour`: the published hour-of-day and weekday shape, and a
-    lognormal level that makes the counts, Poisson given level, as uneven as published (`level_spread`). Levels are a
-    Gaussian series with a part that changes within hours and one that changes within days, taken by rank: hour i of n
-    in rank draws its level uniformly from the i-th n-th of the distribution. From four weeks on, hours are then scaled
-    so that every hour of the day and every weekday has its published share. So a window of months has the published
-    unevenness, mean and shape, not only a window of decades.
+    lognormal level that makes the counts, Poisson given level, as uneven as published. Levels are a Gaussian series
+    with a part that changes within hours and one that changes within days, taken by rank: hour i of n in rank draws its
+    level uniformly from the i-th n-th of the distribution. From four weeks on, hours are scaled so that every hour of
+    the day and every weekday has its published share, and the level's spread is solved for the window itself. So
+    months have the published mean, shape and unevenness, not only decades; a week or two keep their own shape.
     """
     hours = max(1, int(np.ceil(window_s / HOUR_S)))
     hour_of_week = (first_hour(arrivals) + np.arange(hours)) % (HOURS_PER_DAY * DAYS_PER_WEEK)
     shape = weekly_shape(arrivals)[hour_of_week]
-    level = np.exp(level_spread(arrivals) * _stratified_normal(_persistent(arrivals, hours, random), random))
-    mean, most = float(shape.mean()), arrivals.most_per_hour / arrivals.mean_per_hour
-    expected = _capped(shape * level, mean, most)
-    if hours >= SHAPED_FROM_HOURS:
-        for _ in range(SHAPING_ROUNDS):
-            for group in (hour_of_week % HOURS_PER_DAY, hour_of_week // HOURS_PER_DAY):
-                expected *= (np.bincount(group, shape) / np.bincount(group, expected))[group]
-            expected = _capped(expected, mean, most)
+    normal = _stratified_normal(_persistent(arrivals, hours, random), random)
+    most = arrivals.most_per_hour / arrivals.mean_per_hour
+
+    def rate(spread: float) -> Floats:
+        return _shaped(shape * np.exp(spread * normal), shape, hour_of_week, most)
+
+    if hours < SHAPED_FROM_HOURS:
+        expected = _capped(shape * np.exp(level_spread(arrivals) * normal), float(shape.mean()), most)
+    else:
+        expected = rate(_spread_for(arrivals, rate))
     expected[-1] *= window_s / HOUR_S - (hours - 1)
     return np.asarray(arrivals.mean_per_hour * expected)
 
@@ -62,23 +66,37 @@ def weekly_shape(arrivals: Arrivals) -> Floats:
 
 
 def level_spread(arrivals: Arrivals) -> float:
-    """σ of the logarithm of the hourly level; 0 if the weekly shape alone is as uneven as published.
-
-    The published index of dispersion is D = 1 + Var[r]/E[r] with r = min(μ·s·L, most_per_hour) the expected jobs of an
-    hour (counts are Poisson given r), s the weekly shape and L = exp(σ·z) scaled to keep E[r] = μ. Solved by bisection.
-    """
+    """σ of the logarithm of the hourly level, in the long run; 0 if the weekly shape alone is uneven enough."""
     from scipy.special import ndtri
 
     shape = weekly_shape(arrivals)
     normal = ndtri((np.arange(QUADRATURE_POINTS) + 0.5) / QUADRATURE_POINTS)
     most = arrivals.most_per_hour / arrivals.mean_per_hour
+    return _spread_for(arrivals, lambda spread: _capped(np.outer(shape, np.exp(spread * normal)), 1.0, most))
+
+
+def _spread_for(arrivals: Arrivals, rate: Callable[[float], Floats]) -> float:
+    """The σ for which relative rates r = rate(σ) of mean 1 give counts of the published index of dispersion.
+
+    D = 1 + μ·Var[r]: a count that is Poisson with mean μ·r has variance μ + μ²·Var[r]. By bisection.
+    """
     low, high = 0.0, WIDEST_SPREAD
     for _ in range(BISECTIONS):
         spread = (low + high) / 2
-        rate = _capped(np.outer(shape, np.exp(spread * normal)), 1.0, most)
-        enough = 1 + arrivals.mean_per_hour * float(rate.var()) >= arrivals.index_of_dispersion
+        enough = 1 + arrivals.mean_per_hour * float(rate(spread).var()) >= arrivals.index_of_dispersion
         low, high = (low, spread) if enough else (spread, high)
     return low
+
+
+def _shaped(rate: Floats, shape: Floats, hour_of_week: Longs, most: float) -> Floats:
+    """`rate` scaled by hour of the day and by weekday until both have the shares of `shape`, none above `most`."""
+    rate = _capped(rate, float(shape.mean()), most)
+    groups = (hour_of_week % HOURS_PER_DAY, hour_of_week // HOURS_PER_DAY)
+    for _ in range(SHAPING_ROUNDS):
+        for group in groups:
+            rate *= (np.bincount(group, shape) / np.bincount(group, rate))[group]
+        rate = np.minimum(rate, most)
+    return _capped(rate, float(shape.mean()), most)
 
 
 def _capped(rate: Floats, mean: float, most: float) -> Floats:

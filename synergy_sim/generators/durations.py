@@ -52,7 +52,7 @@ class LognormalBySize:
 
         centre = self.ln_median_s + self.growth * np.log(self.gpus[size])
         kept = ndtr((np.log(self.longest_s) - centre) / self.spread)
-        return np.maximum(SHORTEST_S, np.exp(centre + self.spread * ndtri(rank * kept)))
+        return np.asarray(np.maximum(SHORTEST_S, np.exp(centre + self.spread * ndtri(rank * kept))))
 
 
 def lognormal_by_size(

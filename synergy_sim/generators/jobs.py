@@ -22,7 +22,7 @@ FIT_ERROR = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Jobs in order of submission. `virtual_cluster`, `size`: codes into the statistics' tuples; `batch`: its number."""
+    """Jobs in order of submission. `virtual_cluster`, `size`: codes into the statistics' tuples."""
 
     virtual_cluster: Longs
     size: Longs
@@ -40,7 +40,8 @@ def draw_batches(
     """
     edges = np.concatenate(([0.0], np.cumsum(known.mix.ravel())))
     edges[-1] = 1.0
-    in_cell = np.diff(np.floor(edges * jobs + cells_random.random()).astype(np.int64))
+    upto = np.floor(edges * jobs + cells_random.random()).astype(np.int64)
+    in_cell = upto[1:] - upto[:-1]
     cell = np.repeat(np.arange(known.mix.size), in_cell)
     tail = np.asarray(known.batch_tail_exponent)[cell % len(known.sizes)]
 
@@ -160,11 +161,12 @@ def _best_offset(known: Statistics, ladder: Floats, gpu_s: Longs, jobs: int, ran
         got = np.bincount(_climb(ladder, start + place), weights=gpu_s, minlength=states)
         return float(np.abs(got - wanted).max())
 
-    return min(starts, key=miss)
+    best: float = min(starts, key=miss)
+    return best
 
 
 def _chances(known: Statistics, feature: Floats, jobs: Floats, gpu_time: Floats) -> Floats:
-    """P(state | bin), shape (states, bins), that gives the published shares over bins weighing `jobs` and `gpu_time`."""
+    """P(state | bin), shape (states, bins), with the published shares over bins that weigh `jobs` and `gpu_time`."""
     from scipy.optimize import least_squares
 
     wanted = np.concatenate((known.end_state_job_fraction[1:], known.end_state_gpu_time_fraction[1:]))

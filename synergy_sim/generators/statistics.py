@@ -204,7 +204,7 @@ def _apportioned(weight: Floats, seats: int) -> NDArray[np.int64]:
 
 
 def _fitted(possible: NDArray[np.bool_], rows: Floats, columns: Floats, path: Path) -> Floats:
-    """The least informative table with these margins that is zero where not `possible`: iterative proportional fitting."""
+    """The table nearest to independent with these margins, zero where not `possible`; by iterative proportions."""
     table = possible * np.outer(rows, columns)
     for _ in range(FIT_ROUNDS):
         table *= columns / table.sum(axis=0)

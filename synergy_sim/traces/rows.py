@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -152,7 +151,7 @@ class TraceRows:
         count = len(job_name)
         tenants = np.array([self.virtual_clusters.code(name) for name in virtual_clusters])
         people = np.array([self.users.code(name) for name in users])
-        columns: tuple[tuple[array[Any], ArrayLike], ...] = (
+        columns: tuple[tuple[array[int] | array[float], ArrayLike], ...] = (
             (self.submit_s, submit_s),
             (self.duration_s, duration_s),
             (self.gpus, gpus),
