@@ -139,7 +139,11 @@ class Simulation:
     # Completions
 
     def _finish(self, event: Any) -> None:
-        job: SimulatedJob = event.value
+        self._end(event.value)
+        self._something_happened()
+
+    def _end(self, job: SimulatedJob) -> None:
+        """The job is done and holds nothing from now on."""
         job.completion = None
         now_s = self.env.now
         self.log.append(now_s, FINISH, job.job_id, job.gpus)
@@ -151,7 +155,6 @@ class Simulation:
         self.done += 1
         if self.done == len(self.workload):
             self._all_done.succeed()
-        self._something_happened()
 
     # One decision per instant, after everything else that happens at it
 
@@ -173,15 +176,21 @@ class Simulation:
     def _decide_now(self) -> None:
         now_s = self.env.now
         decision, took_s = self.decide(now_s)
+        left_already: set[int] = set()
         for job, placed in decision.stops:
-            self._stop_now(job, placed, now_s)  # type: ignore[arg-type]
+            if not self._stop_now(job, placed, now_s):  # type: ignore[arg-type]
+                left_already.add(job.job_id)
         for job, placed in decision.starts:
+            if job.job_id in left_already:  # it was to move, but was done
+                continue
             start_s = max(now_s, self._free_s(placed)) if self._vacated else now_s
             self.occupy((job, placed))  # type: ignore[arg-type]
             self.run_from(job, start_s)  # type: ignore[arg-type]
         self.note(decision, took_s)
         if self._keys_jump:
             self._wake_for_change(now_s)
+        if any(job.job_id in left_already for job, _ in decision.starts):
+            self._something_happened()  # the GPUs it was to move to are free
 
     def decide(self, now_s: float) -> tuple[Decision, float]:
         """The scheduler's decision, and the seconds it took."""
@@ -237,17 +246,19 @@ class Simulation:
         if not job.running:
             self.scheduler.requeue(job)
 
-    def _stop_now(self, job: SimulatedJob, placed: Placed, now_s: float) -> None:
+    def _stop_now(self, job: SimulatedJob, placed: Placed, now_s: float) -> bool:
+        """The job gives its GPUs up; False if it was leaving anyway, and is done."""
         exit_s = job.costs.exit_s
         if exit_s:
             self._vacated = [each for each in self._vacated if each[0] > now_s]
-            self._vacated += [(now_s + exit_s, node, mask) for node, mask in placed]
-        if now_s >= job.end_s and not job.running:  # stopped while it was leaving anyway
+            self._vacated += [(min(now_s, job.end_s) + exit_s, node, mask) for node, mask in placed]
+        if now_s >= job.end_s:
             job.completion.cancel()
-            self._finish(job.completion)
-        else:
-            self.vacate(job)
-            self.break_off(job, now_s)
+            self._end(job)
+            return False
+        self.vacate(job)
+        self.break_off(job, now_s)
+        return True
 
     def _free_s(self, placed: Placed) -> float:
         """When the last of the jobs that were stopped on these GPUs has saved and left."""
