@@ -22,6 +22,7 @@ from synergy_core.decision import Decision
 from synergy_core.policies import OrderingPolicy, Policy
 from synergy_core.scheduler import scheduler_for
 from synergy_core.state import NEVER, Placed
+from synergy_core.units import on_grid
 from synergy_sim.execution import ExecutionModel, SimulatedJob
 from synergy_sim.fit import check_fit
 from synergy_sim.log import DecisionLog, EventLog, Kind, Run
@@ -71,7 +72,7 @@ class Simulation:
         self.scheduler = scheduler_for(policy, cluster)
         self.event_driven = isinstance(policy, OrderingPolicy) and execution.round_s is None
         own_round_s = 0.0 if isinstance(policy, OrderingPolicy) else policy.round_s
-        self.round_s = execution.round_s or own_round_s
+        self.round_s = execution.round_s or on_grid(own_round_s)
         self._keys_jump = isinstance(policy, OrderingPolicy) and policy.next_change is not None
         self.log = EventLog()
         self.decisions = DecisionLog()

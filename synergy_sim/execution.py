@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from synergy_core.errors import InputError
 from synergy_core.state import NEVER, Job
-from synergy_core.units import on_grid
+from synergy_core.units import TICK_S, on_grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,11 @@ class ExecutionModel:
             raise InputError(f"decide_fraction={self.decide_fraction:g}: expected a fraction in (0, 1].")
         if self.stretch not in ("none", "log", "linear"):
             raise InputError(f"stretch={self.stretch}: expected none, log or linear.")
+        if not 0 <= self.start_delay_s < NEVER:
+            raise InputError(f"start_delay_s={self.start_delay_s:g}: expected a finite number of seconds ≥ 0.")
+        object.__setattr__(self, "start_delay_s", on_grid(float(self.start_delay_s)))
+        if self.round_s is not None:
+            object.__setattr__(self, "round_s", max(on_grid(float(self.round_s)), TICK_S))
 
     def costs_of(self, model: str) -> Costs:
         """The costs of a job of that model."""

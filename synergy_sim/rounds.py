@@ -13,6 +13,7 @@ from math import floor
 from typing import TYPE_CHECKING, Any
 
 from synergy_core.state import Placed
+from synergy_core.units import on_grid
 from synergy_sim.execution import SimulatedJob
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def rounds(simulation: Simulation) -> Generator[Any, None, None]:
     """The process that decides, round by round, until the simulation ends."""
     env, execution, round_s = simulation.env, simulation.execution, simulation.round_s
     start_s = execution.start_delay_s
+    decide_s = on_grid(round_s * execution.decide_fraction)
     if start_s > 0:
         yield env.timeout(start_s)
     yield simulation.after_all_else()
@@ -35,9 +37,9 @@ def rounds(simulation: Simulation) -> Generator[Any, None, None]:
             simulation.arrived = env.event()
             yield simulation.arrived
             start_s += max(0, floor((env.now - start_s) / round_s)) * round_s
-        while start_s + round_s * execution.decide_fraction < env.now:
+        while start_s + decide_s < env.now:
             start_s += round_s
-        yield env.timeout(start_s + round_s * execution.decide_fraction - env.now)
+        yield env.timeout(start_s + decide_s - env.now)
         yield simulation.after_all_else()
         ended = _decide_and_carry_out(simulation, boundary_s=start_s + round_s)
         start_s += round_s + execution.stretch_of(ended)

@@ -45,3 +45,8 @@ def test_displacing_leaving_jobs_never_exceeds_capacity():
 def test_displaced_leaving_job_finishes_after_its_exit():
     work = workload([(4170, 8, 330), (4320, 8, 4020)])
     assert finish_s(run(work, cluster(1), "las", Costs(exit_s=300.0)))[0] == 4_170 + 330 + 300
+
+
+@pytest.mark.parametrize(("round_s", "fraction"), [(7.3, 1.0), (120.0, 0.33), (0.1, 1.0), (100 / 3, 0.5)])
+def test_rounds_keep_to_the_grid_of_times(round_s, fraction):
+    run(random_workload(1, 60), cluster(5), "srtf", round_s=round_s, decide_fraction=fraction)
