@@ -11,6 +11,7 @@ import gc
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ from synergy_core.units import on_grid
 from synergy_sim.execution import ExecutionModel, SimulatedJob
 from synergy_sim.fit import check_fit
 from synergy_sim.log import DecisionLog, EventLog, Kind, Run
-from synergy_sim.rounds import rounds
+from synergy_sim.rounds import Leaving, rounds
 from synergy_sim.workload import Workload
 
 SUBMIT, STOP, FINISH = int(Kind.SUBMIT), int(Kind.STOP), int(Kind.FINISH)
@@ -86,6 +87,9 @@ class Simulation:
         self._pass_pending = False
         self._wake_s = NEVER
         self._vacated: list[tuple[float, int, int]] = []
+        self.leaving: list[Leaving] = []
+        self.promised_gpus: Counter[str] = Counter()
+        self.quotas = {} if cluster.borrowing else cluster.virtual_clusters
         self.predicted_s = np.full(len(workload), np.nan) if policy.predicted else None
 
     def run(self) -> None:
@@ -150,6 +154,8 @@ class Simulation:
         self.log.append(now_s, FINISH, job.job_id, job.gpus)
         if self.event_driven or job.running:  # the scheduler may know already that its last round was its last
             self.scheduler.finish(job, now_s)
+            if not self.event_driven:
+                self.promised_gpus[job.virtual_cluster] -= job.gpus
         self.running -= 1
         self.gpus_used -= job.gpus
         self.active -= 1

@@ -85,10 +85,11 @@ class ExecutionModel:
 class SimulatedJob(Job):
     """A job with the truth about it. `left_work_s`: training still to do, as of its last stop.
 
+    `began_s`: when its last run took its GPUs; `free_s`: when it had saved and left after the one before, under rounds.
     While it runs: `first_step_s`, when training (re)starts; `end_s`, when its last step is done.
     """
 
-    __slots__ = ("completion", "costs", "duration_s", "end_s", "first_step_s", "left_work_s")
+    __slots__ = ("began_s", "completion", "costs", "duration_s", "end_s", "first_step_s", "free_s", "left_work_s")
 
     def __init__(self, job_id: int, submit_time_s: float, gpus: int, duration_s: float, costs: Costs, **more: Any):
         super().__init__(job_id, submit_time_s, gpus, **more)
@@ -97,6 +98,8 @@ class SimulatedJob(Job):
         self.costs = costs
         self.first_step_s = NEVER
         self.end_s = NEVER
+        self.began_s = 0.0
+        self.free_s = 0.0
         self.completion: Any = None
 
     @property

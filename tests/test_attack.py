@@ -50,3 +50,21 @@ def test_displaced_leaving_job_finishes_after_its_exit():
 @pytest.mark.parametrize(("round_s", "fraction"), [(7.3, 1.0), (120.0, 0.33), (0.1, 1.0), (100 / 3, 0.5)])
 def test_rounds_keep_to_the_grid_of_times(round_s, fraction):
     run(random_workload(1, 60), cluster(5), "srtf", round_s=round_s, decide_fraction=fraction)
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+@pytest.mark.parametrize("exit_s", [70.0, 130.0, 500.0])
+@pytest.mark.parametrize("policy", ["srtf", "tiresias", "themis"])
+def test_leases_that_take_long_to_leave_hold_their_gpus_until_then(policy, exit_s, fraction, early):
+    costs = Costs(15.0, 15.0, exit_s)
+    run(random_workload(6, 250), cluster(5), policy, costs, round_s=120.0, decide_fraction=fraction, early_launch=early)
+
+
+@pytest.mark.parametrize("policy", ["srtf", "las", "tiresias", "themis"])
+def test_a_leaving_job_counts_towards_its_tenants_quota(policy):
+    made = random_workload(3, 200, sizes=(1, 2, 4, 8))
+    rows = list(zip(made.submit_time_s.tolist(), made.gpus.tolist(), made.duration_s.tolist(), strict=True))
+    machines = cluster(2, virtual_clusters={"a": 8, "b": 8})
+    execution = {"round_s": 120.0, "decide_fraction": 0.5, "stretch": "log", "stretch_s": 6.3}
+    run(workload(rows, tenants="ab" * 100), machines, policy, Costs(15.0, 15.0, 7.0), **execution)
