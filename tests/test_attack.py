@@ -68,3 +68,8 @@ def test_a_leaving_job_counts_towards_its_tenants_quota(policy):
     machines = cluster(2, virtual_clusters={"a": 8, "b": 8})
     execution = {"round_s": 120.0, "decide_fraction": 0.5, "stretch": "log", "stretch_s": 6.3}
     run(workload(rows, tenants="ab" * 100), machines, policy, Costs(15.0, 15.0, 7.0), **execution)
+
+
+def test_running_job_moves_to_the_type_that_the_policy_gives_it():
+    work = workload([(0, 8, 5_000), (400, 8, 100)], kinds=["", "a100"])
+    assert finish_s(run(work, two_types(), "themis"))[1] == 820
