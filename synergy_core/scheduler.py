@@ -105,6 +105,8 @@ class AllocationScheduler:
     def arrive(self, job: Job) -> None:
         self._active[job.job_id] = job
         self.waiting += 1
+        if self._tenant:
+            self._tenant.setdefault(job.virtual_cluster, len(self._tenant))
 
     def finish(self, job: Job, now_s: float) -> None:
         del self._active[job.job_id]

@@ -115,11 +115,12 @@ class _Trial:
 
     def _use(self, job: Job) -> None:
         if self._used:
-            self._used[job.virtual_cluster] += job.gpus
+            self._used[job.virtual_cluster] = self._used.get(job.virtual_cluster, 0) + job.gpus
 
     def _within_quota(self, job: Job) -> bool:
         quotas = self.cluster.virtual_clusters
-        return not quotas or self._used[job.virtual_cluster] + job.gpus <= quotas[job.virtual_cluster]
+        tenant = job.virtual_cluster
+        return not quotas or self._used.get(tenant, 0) + job.gpus <= quotas.get(tenant, 0)
 
     def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
         """Fills `stops` and `starts`."""
@@ -196,6 +197,8 @@ class _Trial:
                 self.placement.release(placed)
 
     def _quota(self, job: Job) -> int:
+        if self.cluster.borrowing:  # a head that may borrow waits for room alone
+            return self.cluster.gpus
         return self.cluster.virtual_clusters.get(job.virtual_cluster, self.cluster.gpus)
 
     # With preemption: all active jobs are taken in order; who comes first may take the GPUs of who comes after.
@@ -237,8 +240,9 @@ class _Trial:
         used = dict.fromkeys(self._used, 0)
         for entry in order:
             job = entry[2]
-            if used[job.virtual_cluster] + job.gpus <= self.cluster.virtual_clusters[job.virtual_cluster]:
-                used[job.virtual_cluster] += job.gpus
+            tenant = job.virtual_cluster
+            if used.get(tenant, 0) + job.gpus <= self.cluster.virtual_clusters.get(tenant, 0):
+                used[tenant] = used.get(tenant, 0) + job.gpus
                 entitled.append(entry)
             else:
                 others.append(entry)
