@@ -205,8 +205,10 @@ class PreemptiveLane(Lane):
     def _apply_changes(self, now_s: float) -> None:
         while self.next_change_s() <= now_s:
             job = heappop(self._changes)[2]
+            before = self.policy.key(job)
             job.settle(now_s)
-            job.queue_entered_s = now_s
+            if self.policy.key(job) != before:  # a start that was delayed is not there yet
+                job.queue_entered_s = now_s
             entry = (self.policy.key(job), job.job_id, job)
             if job.running:
                 self._drop_running(job)

@@ -70,8 +70,10 @@ class WalkQueue:
         """Who stops and who starts where."""
         for job_id in [each for each, instant_s in self._changes.items() if instant_s <= now_s]:
             job = self._running.get(job_id) or self._waiting[job_id]
+            before = self._policy.key(job)
             job.settle(now_s)
-            job.queue_entered_s = now_s
+            if self._policy.key(job) != before:  # a start that was delayed is not there yet
+                job.queue_entered_s = now_s
             self._expect_change(job, now_s)
         if not self._waiting:
             return Decision([], [])

@@ -8,6 +8,8 @@ from jobs import cluster, facts, finish_s, random_workload, workload
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy
 from synergy_core.queue import IncrementalQueue
+from synergy_core.scheduler import scheduler_for
+from synergy_core.state import Job
 from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.invariants import check
@@ -129,3 +131,15 @@ def test_walk_and_queue_decide_alike_under_rounds(fraction, monkeypatch):
     what = (random_workload(3, 200, sizes=(1, 2, 4, 8)), cluster(4), "srtf", Costs(15.0, 30.0, 7.0))
     execution = {"round_s": 120.0, "decide_fraction": fraction}
     assert facts(run(*what, **execution)) == walked(monkeypatch, *what, **execution)
+
+
+@pytest.mark.parametrize("machines", [cluster(1), two_types()], ids=["queue", "walk"])
+def test_job_that_is_not_demoted_yet_keeps_its_place(machines):
+    scheduler, job = scheduler_for(get_policy("tiresias"), machines), Job(0, 0.0, 1)
+    scheduler.arrive(job)
+    scheduler.decide(0.0)
+    job.settled_s = 1_000.0  # as a round does whose lease begins later
+    scheduler.decide(3_250.0)
+    assert job.queue_entered_s == 0.0
+    scheduler.decide(4_250.0)
+    assert job.queue_entered_s == 4_250.0
