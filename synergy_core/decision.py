@@ -41,8 +41,5 @@ class JobQueue(Protocol):
     def started(self, job: Job, now_s: float) -> None:
         """The job runs from now on, as decided."""
 
-    def delayed(self, job: Job) -> None:
-        """A job just started gets its GPUs later than decided: from its `settled_s` on, or as its driver knows."""
-
     def next_change_s(self) -> float:
         """The next instant at which a key jumps by itself, inf if none is known."""

@@ -187,14 +187,6 @@ class PreemptiveLane(Lane):
             instant_s = max(grid_ceil(instant_s), now_s + TICK_S)
             heappush(self._changes, (instant_s, next(self._serial), job, job.ticket))
 
-    def delayed(self, job: Job) -> None:
-        """A running job will reach zero later than its entry says."""
-        if self._falls:
-            self._drop_running(job)
-            entry = self._as_running((self.policy.key(job), job.job_id, job), job.settled_s)
-            job.ticket = entry
-            insort(self._running, entry)
-
     def next_change_s(self) -> float:
         """The next instant at which some key jumps, inf if none is known."""
         changes = self._changes
@@ -397,12 +389,6 @@ class IncrementalQueue:
             lane = self._only or self._lanes[job.virtual_cluster]
             if isinstance(lane, PreemptiveLane):
                 lane.expect_change(job, now_s)
-
-    def delayed(self, job: Job) -> None:
-        """A job just started gets its GPUs later than decided."""
-        lane = self._only or self._lanes[job.virtual_cluster]
-        if isinstance(lane, PreemptiveLane):
-            lane.delayed(job)
 
     def next_change_s(self) -> float:
         """The next instant at which a key jumps by itself, inf if none is known."""

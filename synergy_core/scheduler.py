@@ -33,9 +33,6 @@ class Scheduler(Protocol):
     def requeue(self, job: Job) -> None:
         """A stopped job's progress is settled: it waits from now on. Not called for one that starts elsewhere."""
 
-    def delayed(self, job: Job) -> None:
-        """A job just started gets its GPUs later than decided; its driver has entered when."""
-
     def decide(self, now_s: float) -> Decision:
         """Who stops and who starts where."""
 
@@ -72,9 +69,6 @@ class OrderingScheduler:
 
     def requeue(self, job: Job) -> None:
         self._queue.enter(job)
-
-    def delayed(self, job: Job) -> None:
-        self._queue.delayed(job)
 
     def decide(self, now_s: float) -> Decision:
         decision = self._queue.decide(now_s)
@@ -124,9 +118,6 @@ class AllocationScheduler:
 
     def requeue(self, job: Job) -> None:
         """It is still among the active jobs."""
-
-    def delayed(self, job: Job) -> None:
-        """Nothing is kept from one decision to the next."""
 
     def next_change_s(self) -> float:
         return NEVER

@@ -46,9 +46,6 @@ class WalkQueue:
         """The job runs from now on, as decided."""
         self._expect_change(job, now_s)
 
-    def delayed(self, job: Job) -> None:
-        """Keys are taken anew at each decision."""
-
     @property
     def waiting(self) -> int:
         """Jobs that wait."""

@@ -193,8 +193,6 @@ class Simulation:
             start_s = max(now_s, self._free_s(placed)) if self._vacated else now_s
             self.occupy((job, placed))  # type: ignore[arg-type]
             self.run_from(job, start_s)  # type: ignore[arg-type]
-            if start_s > now_s:
-                self.scheduler.delayed(job)
         self.note(decision, took_s)
         if self._keys_jump:
             self._wake_for_change(now_s)

@@ -98,8 +98,6 @@ def _launch(simulation: Simulation, job: SimulatedJob, placed: Placed, next_star
         job.first_start_s = start_s
     simulation.at(start_s, simulation.occupy, (job, placed))
     simulation.run_from(job, start_s)
-    if start_s > simulation.env.now:
-        simulation.scheduler.delayed(job)
 
 
 def _gpus_free_s(leaving: list[Leaving], placed: Placed) -> float:
