@@ -19,7 +19,7 @@ from synergy_core.cluster import Cluster
 from synergy_core.decision import Decision
 from synergy_core.estimates import EasyReservation
 from synergy_core.placement import Placement
-from synergy_core.policies import OrderingPolicy
+from synergy_core.policies import Key, OrderingPolicy
 from synergy_core.state import NEVER, Job, Placed
 from synergy_core.units import TICK_S, grid_ceil
 
@@ -213,16 +213,14 @@ class PreemptiveLane(Lane):
         while (instant_s := self._first_change_s()) <= now_s:
             job = heappop(self._changes)[2]
             self._try_all()
-            job.settle(instant_s)
-            job.queue_entered_s = instant_s
-            entry = (self.policy.key(job), job.job_id, job)
+            entry = (after_jump(self.policy, job, instant_s), job.job_id, job)
             if job.running:
                 self._drop_running(job)
                 job.ticket = entry
                 insort(self._running, entry)
             else:
                 self._push(job, entry)
-            self.expect_change(job, instant_s)
+            self.expect_change(job, max(instant_s, job.settled_s))
 
     def decide(self, now_s: float) -> tuple[list[Job], list[Job]]:
         if not self.waiting:
@@ -314,6 +312,18 @@ class PreemptiveLane(Lane):
 
 
 NOTHING = Decision([], [])
+
+
+def after_jump(policy: OrderingPolicy, job: Job, instant_s: float) -> Key:
+    """The job's key as of the instant for which a jump was expected, its service and place in its queue settled.
+
+    A start that was delayed delays the jump too: then nothing has changed yet.
+    """
+    before = policy.key(job)
+    job.settle(instant_s)
+    if policy.key(job) != before:
+        job.queue_entered_s = instant_s
+    return policy.key(job)
 
 
 def lane_kind(policy: OrderingPolicy) -> type[Lane]:

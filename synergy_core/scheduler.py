@@ -91,19 +91,22 @@ class OrderingScheduler:
 class AllocationScheduler:
     """Asks an allocation policy each time, and turns its answer into stops and starts."""
 
-    __slots__ = ("_active", "_cluster", "_placement", "_policy", "_tenant", "waiting")
+    __slots__ = ("_active", "_cluster", "_placement", "_policy", "_tenant", "_type_of_node", "waiting")
 
     def __init__(self, policy: AllocationPolicy, cluster: Cluster) -> None:
         self._policy = policy
         self._cluster = cluster
         self._placement = Placement(cluster)
         self._active: dict[int, Job] = {}
+        self._type_of_node = [each.gpu_type for each in cluster.node_types for _ in range(each.nodes)]
         self._tenant = {name: index for index, name in enumerate(cluster.virtual_clusters)}
         self.waiting = 0
 
     def arrive(self, job: Job) -> None:
         self._active[job.job_id] = job
         self.waiting += 1
+        if self._tenant:
+            self._tenant.setdefault(job.virtual_cluster, len(self._tenant))
 
     def finish(self, job: Job, now_s: float) -> None:
         del self._active[job.job_id]
@@ -178,10 +181,11 @@ class AllocationScheduler:
         stops: list[tuple[Job, Placed]] = []
         wanted: list[tuple[int, int, Job, str]] = []
         for job, gpus, kind in zip(jobs, answer.gpus.tolist(), answer.gpu_type.tolist(), strict=True):
-            if job.running and not gpus:
+            moves = job.running and gpus and kind >= 0 and kinds[kind] != self._type_of_node[job.placement[0][0]]
+            if job.running and (moves or not gpus):
                 self._placement.release(job.placement)
                 stops.append((job, job.placement))
-            elif gpus and not job.running:
+            if gpus and (moves or not job.running):
                 wanted.append((-gpus, job.job_id, job, kinds[kind] if kind >= 0 else job.gpu_type))
         starts: list[tuple[Job, Placed]] = []
         for _, _, job, kind in sorted(wanted, key=lambda each: each[:2]):

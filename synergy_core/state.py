@@ -124,8 +124,10 @@ class Job:
         self.ticket: object = None
 
     def settle(self, now_s: float) -> None:
-        """Brings the attained service up to `now_s`."""
+        """Brings the attained service up to `now_s`; nothing is attained before a start that was delayed."""
         if self.running:
+            if now_s <= self.settled_s:
+                return
             self.attained_service_gpu_s += self.gpus * (now_s - self.settled_s)
         self.settled_s = now_s
 

@@ -11,6 +11,7 @@ import gc
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -22,10 +23,11 @@ from synergy_core.decision import Decision
 from synergy_core.policies import OrderingPolicy, Policy
 from synergy_core.scheduler import scheduler_for
 from synergy_core.state import NEVER, Placed
+from synergy_core.units import on_grid
 from synergy_sim.execution import ExecutionModel, SimulatedJob
 from synergy_sim.fit import check_fit
 from synergy_sim.log import DecisionLog, EventLog, Kind, Run
-from synergy_sim.rounds import rounds
+from synergy_sim.rounds import Leaving, rounds
 from synergy_sim.workload import Workload
 
 SUBMIT, STOP, FINISH = int(Kind.SUBMIT), int(Kind.STOP), int(Kind.FINISH)
@@ -71,7 +73,7 @@ class Simulation:
         self.scheduler = scheduler_for(policy, cluster)
         self.event_driven = isinstance(policy, OrderingPolicy) and execution.round_s is None
         own_round_s = 0.0 if isinstance(policy, OrderingPolicy) else policy.round_s
-        self.round_s = execution.round_s or own_round_s
+        self.round_s = execution.round_s or on_grid(own_round_s)
         self._keys_jump = isinstance(policy, OrderingPolicy) and policy.next_change is not None
         self.log = EventLog()
         self.decisions = DecisionLog()
@@ -85,6 +87,9 @@ class Simulation:
         self._pass_pending = False
         self._wake_s = NEVER
         self._vacated: list[tuple[float, int, int]] = []
+        self.leaving: list[Leaving] = []
+        self.promised_gpus: Counter[str] = Counter()
+        self.quotas = {} if cluster.borrowing else cluster.virtual_clusters
         self.predicted_s = np.full(len(workload), np.nan) if policy.predicted else None
 
     def run(self) -> None:
@@ -139,19 +144,24 @@ class Simulation:
     # Completions
 
     def _finish(self, event: Any) -> None:
-        job: SimulatedJob = event.value
+        self._end(event.value)
+        self._something_happened()
+
+    def _end(self, job: SimulatedJob) -> None:
+        """The job is done and holds nothing from now on."""
         job.completion = None
         now_s = self.env.now
         self.log.append(now_s, FINISH, job.job_id, job.gpus)
         if self.event_driven or job.running:  # the scheduler may know already that its last round was its last
             self.scheduler.finish(job, now_s)
+            if not self.event_driven:
+                self.promised_gpus[job.virtual_cluster] -= job.gpus
         self.running -= 1
         self.gpus_used -= job.gpus
         self.active -= 1
         self.done += 1
         if self.done == len(self.workload):
             self._all_done.succeed()
-        self._something_happened()
 
     # One decision per instant, after everything else that happens at it
 
@@ -173,9 +183,13 @@ class Simulation:
     def _decide_now(self) -> None:
         now_s = self.env.now
         decision, took_s = self.decide(now_s)
+        left_already: set[int] = set()
         for job, placed in decision.stops:
-            self._stop_now(job, placed, now_s)  # type: ignore[arg-type]
+            if not self._stop_now(job, placed, now_s):  # type: ignore[arg-type]
+                left_already.add(job.job_id)
         for job, placed in decision.starts:
+            if job.job_id in left_already:  # it was to move, but was done
+                continue
             self.log.start(now_s, job.job_id, job.gpus, placed)
             self.running += 1
             self.gpus_used += job.gpus
@@ -184,6 +198,8 @@ class Simulation:
         self.note(decision, took_s)
         if self._keys_jump:
             self._wake_for_change(now_s)
+        if left_already and any(job.job_id in left_already for job, _ in decision.starts):
+            self._something_happened()  # the GPUs it was to move to are free
 
     def decide(self, now_s: float) -> tuple[Decision, float]:
         """The scheduler's decision, and the seconds it took."""
@@ -239,17 +255,19 @@ class Simulation:
         if not job.running:
             self.scheduler.requeue(job)
 
-    def _stop_now(self, job: SimulatedJob, placed: Placed, now_s: float) -> None:
+    def _stop_now(self, job: SimulatedJob, placed: Placed, now_s: float) -> bool:
+        """The job gives its GPUs up; False if it was leaving anyway, and is done."""
         exit_s = job.costs.exit_s
         if exit_s:
             self._vacated = [each for each in self._vacated if each[0] > now_s]
-            self._vacated += [(now_s + exit_s, node, mask) for node, mask in placed]
-        if now_s >= job.end_s and not job.running:  # stopped while it was leaving anyway
+            self._vacated += [(min(now_s, job.end_s) + exit_s, node, mask) for node, mask in placed]
+        if now_s >= job.end_s:
             job.completion.cancel()
-            self._finish(job.completion)
-        else:
-            self.vacate(job)
-            self.break_off(job, now_s)
+            self._end(job)
+            return False
+        self.vacate(job)
+        self.break_off(job, now_s)
+        return True
 
     def _free_s(self, placed: Placed) -> float:
         """When the last of the jobs that were stopped on these GPUs has saved and left."""

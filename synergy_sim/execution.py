@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from synergy_core.errors import InputError
 from synergy_core.state import NEVER, Job
-from synergy_core.units import on_grid
+from synergy_core.units import TICK_S, on_grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,11 @@ class ExecutionModel:
             raise InputError(f"decide_fraction={self.decide_fraction:g}: expected a fraction in (0, 1].")
         if self.stretch not in ("none", "log", "linear"):
             raise InputError(f"stretch={self.stretch}: expected none, log or linear.")
+        if not 0 <= self.start_delay_s < NEVER:
+            raise InputError(f"start_delay_s={self.start_delay_s:g}: expected a finite number of seconds ≥ 0.")
+        object.__setattr__(self, "start_delay_s", on_grid(float(self.start_delay_s)))
+        if self.round_s is not None:
+            object.__setattr__(self, "round_s", max(on_grid(float(self.round_s)), TICK_S))
 
     def costs_of(self, model: str) -> Costs:
         """The costs of a job of that model."""
@@ -80,10 +85,11 @@ class ExecutionModel:
 class SimulatedJob(Job):
     """A job with the truth about it. `left_work_s`: training still to do, as of its last stop.
 
+    `began_s`: when its last run took its GPUs; `free_s`: when it had saved and left after the one before, under rounds.
     While it runs: `first_step_s`, when training (re)starts; `end_s`, when its last step is done.
     """
 
-    __slots__ = ("completion", "costs", "duration_s", "end_s", "first_step_s", "left_work_s")
+    __slots__ = ("began_s", "completion", "costs", "duration_s", "end_s", "first_step_s", "free_s", "left_work_s")
 
     def __init__(self, job_id: int, submit_time_s: float, gpus: int, duration_s: float, costs: Costs, **more: Any):
         super().__init__(job_id, submit_time_s, gpus, **more)
@@ -92,6 +98,8 @@ class SimulatedJob(Job):
         self.costs = costs
         self.first_step_s = NEVER
         self.end_s = NEVER
+        self.began_s = 0.0
+        self.free_s = 0.0
         self.completion: Any = None
 
     @property

@@ -107,8 +107,16 @@ def _scaled_quotas(workload: Workload, gpus: int) -> dict[str, int]:
     total = sum(quotas.values())
     if total <= gpus:
         return quotas
+    if len(quotas) > gpus:
+        raise InputError(
+            f"cluster.virtual_clusters=trace: {len(quotas)} virtual clusters share {gpus} GPUs, less than one each; "
+            "enlarge the cluster with cluster.nodes=N."
+        )
     exact = {name: size * gpus / total for name, size in quotas.items()}
     result = {name: max(1, int(share)) for name, share in exact.items()}
+    while sum(result.values()) > gpus:  # tenants rounded up to one GPU cost those furthest above their share one
+        most = max(result, key=lambda name: (result[name] > 1, result[name] - exact[name], result[name], name))
+        result[most] -= 1
     for name in sorted(exact, key=lambda each: (int(exact[each]) - exact[each], each)):
         if sum(result.values()) < gpus:
             result[name] += 1

@@ -10,22 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from math import floor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from synergy_core.state import Placed
+from synergy_core.units import on_grid
 from synergy_sim.execution import SimulatedJob
 
 if TYPE_CHECKING:
     from synergy_sim.engine import Simulation
 
-Freed = list[tuple[float, int, int]]
-"""(instant, node, mask): when GPUs become free."""
+
+class Leaving(NamedTuple):
+    """GPUs that a job still holds while it saves and leaves: until when, which, and how many of which tenant's."""
+
+    free_s: float
+    placed: Placed
+    gpus: int
+    virtual_cluster: str
 
 
 def rounds(simulation: Simulation) -> Generator[Any, None, None]:
     """The process that decides, round by round, until the simulation ends."""
     env, execution, round_s = simulation.env, simulation.execution, simulation.round_s
     start_s = execution.start_delay_s
+    decide_s = on_grid(round_s * execution.decide_fraction)
     if start_s > 0:
         yield env.timeout(start_s)
     yield simulation.after_all_else()
@@ -35,9 +43,9 @@ def rounds(simulation: Simulation) -> Generator[Any, None, None]:
             simulation.arrived = env.event()
             yield simulation.arrived
             start_s += max(0, floor((env.now - start_s) / round_s)) * round_s
-        while start_s + round_s * execution.decide_fraction < env.now:
+        while start_s + decide_s < env.now:
             start_s += round_s
-        yield env.timeout(start_s + round_s * execution.decide_fraction - env.now)
+        yield env.timeout(start_s + decide_s - env.now)
         yield simulation.after_all_else()
         ended = _decide_and_carry_out(simulation, boundary_s=start_s + round_s)
         start_s += round_s + execution.stretch_of(ended)
@@ -46,44 +54,71 @@ def rounds(simulation: Simulation) -> Generator[Any, None, None]:
 def _decide_and_carry_out(simulation: Simulation, *, boundary_s: float) -> int:
     """Decides now for the round after `boundary_s`; returns how many leases end there."""
     decision, took_s = simulation.decide(simulation.env.now)
-    freed: Freed = []
+    simulation.leaving = [each for each in simulation.leaving if each.free_s > simulation.env.now]
     done: set[int] = set()
     for job, placed in decision.stops:
-        if not _end_lease(simulation, job, placed, boundary_s, freed):  # type: ignore[arg-type]
+        if not _end_lease(simulation, job, placed, boundary_s):  # type: ignore[arg-type]
             done.add(job.job_id)
+    starts = [(job, placed) for job, placed in decision.starts if job.job_id not in done]
+    for job, _ in starts:
+        simulation.promised_gpus[job.virtual_cluster] += job.gpus
     ended = len(decision.stops) - len(done)
     next_start_s = boundary_s + simulation.execution.stretch_of(ended)
-    for job, placed in decision.starts:
-        if job.job_id not in done:
-            _launch(simulation, job, placed, freed, next_start_s)  # type: ignore[arg-type]
+    for job, placed in starts:
+        _launch(simulation, job, placed, next_start_s)  # type: ignore[arg-type]
     simulation.note(decision, took_s)
     return ended
 
 
-def _end_lease(simulation: Simulation, job: SimulatedJob, placed: Placed, boundary_s: float, freed: Freed) -> bool:
+def _end_lease(simulation: Simulation, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
     """The job leaves its GPUs at the boundary; False if it is done before that, and only keeps them until then."""
     own = job.end_s <= boundary_s
-    free_s = (job.end_s if own else boundary_s) + job.costs.exit_s
-    freed += [(free_s, node, mask) for node, mask in placed]
-    job.attained_service_gpu_s += job.gpus * (free_s - simulation.env.now)
-    job.settled_s = free_s
+    stop_s = max(boundary_s, job.began_s)  # a launch can wait for its GPUs longer than a round lasts
+    job.free_s = (job.end_s if own else stop_s) + job.costs.exit_s
+    simulation.leaving.append(Leaving(job.free_s, placed, job.gpus, job.virtual_cluster))
+    simulation.promised_gpus[job.virtual_cluster] -= job.gpus
+    job.attained_service_gpu_s += job.gpus * (job.free_s - max(simulation.env.now, job.began_s))
+    job.settled_s = job.free_s
     if own:
-        simulation.scheduler.finish(job, free_s)
+        simulation.scheduler.finish(job, job.free_s)
         return False
-    simulation.at(free_s, simulation.vacate, job)
-    simulation.break_off(job, boundary_s)
+    simulation.at(job.free_s, simulation.vacate, job)
+    simulation.break_off(job, stop_s)
     return True
 
 
-def _launch(simulation: Simulation, job: SimulatedJob, placed: Placed, freed: Freed, next_start_s: float) -> None:
+def _launch(simulation: Simulation, job: SimulatedJob, placed: Placed, next_start_s: float) -> None:
     """The job starts when its GPUs are free and, where launches may not be early, no sooner than the round."""
-    now_s = simulation.env.now
-    waits = [free_s for free_s, at, left in freed for node, mask in placed if node == at and mask & left]
-    start_s = max(now_s, *waits, job.settled_s) if waits or job.settled_s > now_s else now_s
+    start_s = max(simulation.env.now, job.free_s)
+    if simulation.leaving:
+        start_s = max(start_s, _gpus_free_s(simulation.leaving, placed), _quota_free_s(simulation, job.virtual_cluster))
     if not simulation.execution.early_launch:
         start_s = max(start_s, next_start_s)
-    job.settled_s = start_s
+    job.settled_s = job.began_s = start_s
     if not job.restarts:
         job.first_start_s = start_s
     simulation.at(start_s, simulation.occupy, (job, placed))
     simulation.run_from(job, start_s)
+
+
+def _gpus_free_s(leaving: list[Leaving], placed: Placed) -> float:
+    """When the last job that still holds one of these GPUs has left."""
+    wanted = dict(placed)
+    ends = [each.free_s for each in leaving if any(wanted.get(node, 0) & mask for node, mask in each.placed)]
+    return max(ends, default=0.0)
+
+
+def _quota_free_s(simulation: Simulation, virtual_cluster: str) -> float:
+    """When enough of the tenant's jobs have left that all it was promised is within its quota."""
+    quota = simulation.quotas.get(virtual_cluster)
+    if quota is None:
+        return 0.0
+    leaving = sorted((each.free_s, each.gpus) for each in simulation.leaving if each.virtual_cluster == virtual_cluster)
+    over = simulation.promised_gpus[virtual_cluster] + sum(gpus for _, gpus in leaving) - quota
+    within_s = 0.0
+    for free_s, gpus in leaving:
+        if over <= 0:
+            break
+        over -= gpus
+        within_s = free_s
+    return within_s

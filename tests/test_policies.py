@@ -20,28 +20,45 @@ from synergy_sim.invariants import check
 ALL = sorted(policy_names())
 ORDERING = [name for name in ALL if isinstance(get_policy(name), OrderingPolicy)]
 ALLOCATION = [name for name in ALL if isinstance(get_policy(name), AllocationPolicy)]
-MACHINES = [
-    cluster(2),
-    cluster(2, virtual_clusters={"a": 8, "b": 8}),
-    cluster(2, virtual_clusters={"a": 4, "b": 8}, borrowing=True),
-    cluster(2, whole_nodes=True),
-    Cluster((NodeType("a", "a100", 1, 8), NodeType("t", "t4", 2, 4))),
-]
+MACHINES = {
+    "plain": cluster(2),
+    "quotas": cluster(2, virtual_clusters={"a": 8, "b": 8}),
+    "borrowing": cluster(2, virtual_clusters={"a": 4, "b": 8}, borrowing=True),
+    "whole-nodes": cluster(2, whole_nodes=True),
+    "types": Cluster((NodeType("a", "a100", 1, 8), NodeType("t", "t4", 2, 4))),
+    "types-quotas": Cluster((NodeType("a", "a100", 1, 8), NodeType("t", "t4", 2, 4)), {"a": 8, "b": 8}),
+}
+EXECUTION = {
+    "restarts": ExecutionModel(Costs(restart_s=30.0)),
+    "all-costs": ExecutionModel(Costs(launch_s=15.0, restart_s=30.0, exit_s=7.0, checkpoint_interval_s=600.0)),
+    "rounds": ExecutionModel(Costs(15.0, 15.0, 7.0), round_s=119.7, decide_fraction=0.4, stretch="log", stretch_s=6.3),
+}
 
 JOBS = st.lists(
-    st.tuples(st.integers(0, 2_000), st.sampled_from([1, 1, 2, 3, 4]), st.integers(0, 9_000), st.sampled_from("ab")),
+    st.tuples(
+        st.integers(0, 2_000),
+        st.sampled_from([1, 1, 2, 3, 4, 8, 12, 16]),
+        st.integers(0, 9_000),
+        st.sampled_from("ab"),
+        st.sampled_from(["", "", "a100", "t4"]),
+    ),
     min_size=1,
     max_size=20,
 )
 
 
-@pytest.mark.parametrize("machines", MACHINES, ids=["plain", "quotas", "borrowing", "whole-nodes", "mixed"])
+@pytest.mark.parametrize("execution", EXECUTION)
+@pytest.mark.parametrize("machines", MACHINES)
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(jobs=JOBS)
-def test_every_job_ends_once_and_capacity_is_never_exceeded(name, machines, jobs):
-    work = workload([job[:3] for job in jobs], tenants=[job[3] for job in jobs])
-    done = simulate(work, machines, get_policy(name), ExecutionModel(Costs(restart_s=30.0)))
+def test_every_job_ends_once_and_capacity_is_never_exceeded(name, machines, execution, jobs):
+    machine = MACHINES[machines]
+    kinds = [job[4] if "types" in machines else "" for job in jobs]
+    most = [machine.most_gpus_for(kind, job[3]) for kind, job in zip(kinds, jobs, strict=True)]
+    rows = [(job[0], min(job[1], most), job[2]) for job, most in zip(jobs, most, strict=True)]
+    work = workload(rows, tenants=[job[3] for job in jobs], kinds=kinds)
+    done = simulate(work, machine, get_policy(name), EXECUTION[execution])
     check(done)
     assert not np.isnan(finish_s(done)).any()
 

@@ -3,6 +3,7 @@
 
 from synergy_core.policies._registry import (
     AllocationPolicy,
+    Key,
     OrderingPolicy,
     Policy,
     allocation_policy,
@@ -13,6 +14,7 @@ from synergy_core.policies._registry import (
 
 __all__ = [
     "AllocationPolicy",
+    "Key",
     "OrderingPolicy",
     "Policy",
     "allocation_policy",
