@@ -10,7 +10,7 @@ from synergy_core.cluster import Cluster
 from synergy_core.decision import Decision
 from synergy_core.placement import Placement
 from synergy_core.policies import OrderingPolicy
-from synergy_core.queue import after_jump
+from synergy_core.preemption import after_jump
 from synergy_core.state import NEVER, Job
 from synergy_core.trial import Entry, Keeping, Preempting
 from synergy_core.units import TICK_S, grid_ceil
