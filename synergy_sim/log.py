@@ -141,9 +141,11 @@ class DecisionLog:
 
 def _columns(rows: bytearray, kind: np.dtype[Any]) -> dict[str, NDArray[Any]]:
     """A contiguous array per field; `rows` is cleared."""
-    table = np.frombuffer(bytes(rows), dtype=kind)
+    table = np.frombuffer(rows, dtype=kind)
+    columns = {name: table[name].copy() for name in kind.names or ()}
+    del table  # a buffer that somebody looks at cannot be cleared
     rows.clear()
-    return {name: np.ascontiguousarray(table[name]) for name in kind.names or ()}
+    return columns
 
 
 @dataclass(frozen=True, slots=True)
