@@ -1,0 +1,49 @@
+"""What the README says to type is accepted, and its example of a policy runs."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from jobs import cluster, finish_s, workload
+
+from synergy_core.policies import get_policy
+from synergy_sim.engine import simulate
+from synergy_sim.overrides import prepared
+from synergy_sim.traces import summaries
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+COMMANDS = [line.strip().split("   ")[0] for line in README.splitlines() if "python -m synergy_sim +" in line]
+COMMANDS += [line.strip().split("   ")[0] for line in README.splitlines() if "python -m synergy_sim -m" in line]
+COMMANDS = [command for command in COMMANDS if command.startswith("python -m synergy_sim")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_accepted(command):
+    assert prepared(shlex.split(command)[3:])
+
+
+def test_there_are_commands_to_test():
+    assert len(COMMANDS) >= 7
+
+
+def test_example_policy_is_found_and_runs():
+    source = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(source[1], "README.md", "exec"), {"__name__": "narrow_example"})  # the README's own lines
+    done = simulate(workload([(0, 8, 100), (1, 8, 100), (2, 1, 50)]), cluster(1), get_policy("narrow"))
+    assert finish_s(done).tolist() == [100, 250, 150]
+
+
+def test_every_policy_in_the_table_exists():
+    named = set(re.findall(r"^\| (.*?) \|", README, re.MULTILINE))
+    names = {name.strip("`*") for cell in named for name in re.findall(r"`([\w*]+)`", cell)}
+    assert {"fifo", "qssf", "srtf"} <= names
+    for name in names:
+        assert get_policy(name)
+
+
+def test_every_format_is_mentioned():
+    text = README.lower()
+    for word in ("philly", "helios", "acme", "sacct", "standard workload format", "plain csv"):
+        assert word in text
+    assert len(list(summaries())) >= 6
