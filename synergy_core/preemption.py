@@ -112,7 +112,6 @@ class PreemptiveLane(Lane):
                 started.append(job)
             if self._admit(here, displaced):
                 self._try_all()
-        self._untried.clear()
         stops = [entry[2] for entry in displaced.values()]
         for job in stops:
             job.ticket = None
@@ -126,19 +125,25 @@ class PreemptiveLane(Lane):
         best: Entry | None = None
         free, running = self.free, self._running
         worst = running[-1] if running else None
+        failed = []
         for gpus, heap in self._untried.items():
             while heap and heap[0][2].ticket is not heap[0]:
                 heappop(heap)
             if not heap:
+                failed.append(gpus)
                 continue
             here = heap[0]
             if self._falls:
                 key = here[0]
                 here = ((key[0] + now_s, *key[1:]), here[1], here[2])
-            if (best is None or here < best) and (
-                gpus <= free or (worst is not None and here < worst and self._fits(here))
-            ):
+            if best is not None and best < here:
+                continue
+            if gpus <= free or (worst is not None and here < worst and self._fits(here)):
                 best = here
+            else:
+                failed.append(gpus)
+        for gpus in failed:
+            del self._untried[gpus]
         for here in displaced.values():
             if (best is None or here < best) and self._fits(here):
                 best = here
