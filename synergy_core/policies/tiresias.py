@@ -5,7 +5,8 @@ from bisect import bisect_right
 from synergy_core.policies import ordering_policy
 from synergy_core.state import JobView
 
-# The two thresholds of the paper's own simulator runs, 3,250 and 57,600 GPU-s (16 GPU-hours, Pollux's artifact).
+# About one GPU-hour, as the first queue of least-attained-service replays has it (shared/research/engine.md, section 2.2),
+# and 16 GPU-hours, where Pollux's artifact demotes (goodput_policies.md, section 6.1). Not the paper's own figures.
 QUEUE_LIMITS_GPU_S = (3_250.0, 57_600.0)
 
 
