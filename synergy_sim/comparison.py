@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from synergy_sim.atomic import atomic_file
 from synergy_sim.bootstrap import Ratio, ratio_of_mean_jct
-from synergy_sim.results import atomic_file
 from synergy_sim.stored import StoredRun
 
 Setting = tuple[tuple[str, str], ...]

@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synergy_core.errors import InputError, unknown
+from synergy_sim.atomic import atomic_folder
 from synergy_sim.log import Decisions, Events, Run
 from synergy_sim.metrics import NO_NAME, Jobs, Summary, job_table, summarise
 from synergy_sim.timeline import holdings
@@ -23,10 +20,6 @@ from synergy_sim.traces.rows import END_STATES
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-# Names that nobody reads as a result: hidden, and never those of a policy.
-PARTIAL = ".{name}.partial-{pid}"
-REPLACED = ".{name}.replaced-{pid}"
 
 
 def write_run(run: Run, folder: Path, config_yaml: str) -> Summary:
@@ -44,59 +37,6 @@ def write_run(run: Run, folder: Path, config_yaml: str) -> Summary:
         (partial / "config.yaml").write_text(config_yaml, encoding="utf-8")
         (partial / "summary.json").write_text(strict_json(summary), encoding="utf-8")
     return summary
-
-
-@contextlib.contextmanager
-def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder` to write in; it takes that name at the end, or vanishes if anything fails."""
-    names = {"name": folder.name, "pid": os.getpid()}
-    partial, replaced = (folder.parent / each.format(**names) for each in (PARTIAL, REPLACED))
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield partial
-        for path in (*partial.iterdir(), partial):
-            _flush(path)
-        if folder.exists():
-            folder.rename(replaced)
-        partial.rename(folder)
-        _flush(folder.parent)
-    except OSError as error:
-        raise InputError(
-            f"{folder}: the result cannot be written: {error.strerror or error}. "
-            "Free some space or name another place with results_dir=DIR."
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-        if replaced.exists() and not folder.exists():
-            replaced.rename(folder)
-        shutil.rmtree(replaced, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to; it takes that name at the end, or vanishes if anything fails."""
-    partial = path.parent / PARTIAL.format(name=path.name, pid=os.getpid())
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield partial
-        partial.replace(path)
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be written: {error.strerror or error}. "
-            "Free some space or name another place with results_dir=DIR."
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _flush(path: Path) -> None:
-    """To the disk, not only to the system: after a power cut a renamed file would otherwise be empty."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def strict_json(value: Any) -> str:

@@ -5,8 +5,8 @@ from bisect import bisect_right
 from synergy_core.policies import ordering_policy
 from synergy_core.state import JobView
 
-# About one GPU-hour, as the first queue of least-attained-service replays has it (shared/research/engine.md, section 2.2),
-# and 16 GPU-hours, where Pollux's artifact demotes (goodput_policies.md, section 6.1). Not the paper's own figures.
+# About one GPU-hour, as in the replays of shared/research/engine.md, section 2.2, and 16 GPU-hours,
+# where Pollux's artifact demotes (goodput_policies.md, section 6.1). Not the paper's own figures.
 QUEUE_LIMITS_GPU_S = (3_250.0, 57_600.0)
 
 

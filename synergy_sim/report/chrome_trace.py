@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from synergy_sim.atomic import atomic_file
 from synergy_sim.log import Events
 from synergy_sim.report.excerpt import Held, gpus_of_nodes, held_by_node, overlapping
-from synergy_sim.results import atomic_file
 from synergy_sim.stored import StoredRun
 from synergy_sim.timeline import Floats, gpus_in_use, waiting_jobs
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synergy_core.units import format_duration
+from synergy_sim.atomic import atomic_file
 from synergy_sim.comparison import Comparison, Row, compare
 from synergy_sim.report import figures
 from synergy_sim.report.chrome_trace import write_chrome_trace
 from synergy_sim.report.excerpt import busy_stretch, held_by_node
 from synergy_sim.report.gantt import strip
 from synergy_sim.report.html import Picture, page
-from synergy_sim.results import atomic_file
 from synergy_sim.stored import StoredRun
 
 if TYPE_CHECKING:
