@@ -85,7 +85,7 @@ def from_rows(rows: TraceRows, *, name: str, sha256: str = "", window: str = "al
     if not len(order):
         raise InputError(
             f"trace.window={window}: no job was submitted in it; the trace runs from "
-            f"{iso(float(submit_s.min()))} to {iso(float(submit_s.max()))}."
+            f"{iso(float(submit_s.min()))} to {iso(float(submit_s.max()))}. Type trace.window=all for all of it."
         )
 
     def ints(column: object) -> Ints:
