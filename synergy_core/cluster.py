@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from synergy_core.errors import InputError
 
 MOST_GPUS_PER_NODE = 64
+MOST_NODES = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +20,12 @@ class NodeType:
     gpus_per_node: int
 
     def __post_init__(self) -> None:
-        if self.nodes < 1:
-            raise InputError(f"node type {self.name}: nodes={self.nodes}, expected at least 1.")
+        if not self.gpu_type:
+            raise InputError(f"node type {self.name!r}: gpu_type is empty, expected a name such as v100.")
+        if not 1 <= self.nodes <= MOST_NODES:
+            raise InputError(
+                f"node type {self.name}: nodes={self.nodes}, expected at least 1 and at most {MOST_NODES:,}."
+            )
         if not 1 <= self.gpus_per_node <= MOST_GPUS_PER_NODE:
             raise InputError(
                 f"node type {self.name}: gpus_per_node={self.gpus_per_node}, expected 1 to {MOST_GPUS_PER_NODE}."

@@ -19,7 +19,8 @@ def unknown(kind: str, got: str, known: Iterable[str], *, hint: str = "") -> Inp
     `kind` names what was looked up ("policy", "key"); `hint` is one more sentence, such as how to add one.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(got, names, n=1, cutoff=0.5)
-    guess = f" Did you mean '{near[0]}'?" if near else ""
+    by_small = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(got.lower(), by_small, n=1, cutoff=0.5)
+    guess = f" Did you mean '{by_small[near[0]]}'?" if near else ""
     tail = f" {hint}" if hint else ""
     return InputError(f"unknown {kind} '{got}'.{guess} Known: {', '.join(names) or 'none'}.{tail}")

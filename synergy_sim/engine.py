@@ -306,6 +306,9 @@ def simulate(
     began_s = time.process_time()
     try:
         simulation.run()
+    except Exception as error:
+        error.add_note(f"while simulating policy {policy.name}, at {simulation.env.now:.0f} s of {workload.name}")
+        raise
     finally:
         if collecting:
             gc.enable()

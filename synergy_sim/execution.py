@@ -63,6 +63,8 @@ class ExecutionModel:
             raise InputError(f"decide_fraction={self.decide_fraction:g}: expected a fraction in (0, 1].")
         if self.stretch not in ("none", "log", "linear"):
             raise InputError(f"stretch={self.stretch}: expected none, log or linear.")
+        if not 0 <= self.stretch_s < NEVER or self.stretch_jobs < 0:
+            raise InputError(f"stretch_s={self.stretch_s:g}, stretch_jobs={self.stretch_jobs}: expected numbers ≥ 0.")
         if not 0 <= self.start_delay_s < NEVER:
             raise InputError(f"start_delay_s={self.start_delay_s:g}: expected a finite number of seconds ≥ 0.")
         object.__setattr__(self, "start_delay_s", on_grid(float(self.start_delay_s)))

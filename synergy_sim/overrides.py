@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import re
 from collections.abc import Sequence
@@ -63,11 +64,21 @@ def _override(match: re.Match[str], multirun: bool) -> str:
         return f"++{name}={value}"
     known = dict(meanings())
     if name not in known and not name.startswith("testbed.by_model.") and not name.startswith("cluster.virtual"):
-        raise unknown("key", name, known, hint="See python -m synergy_sim --help.")
+        raise _unknown_key(name, list(known))
+    if name == "policy" and "," in value and "[" not in value and not multirun:
+        raise InputError(f"policy={value}: type 'policy=[{value}]' to compare them, or -m to sweep over them.")
     if name == "policy":
         for policy in _NAMES.findall(value):
             check_policy(policy)
     return f"{'' if name in known else '++'}{name}={value}"
+
+
+def _unknown_key(name: str, known: list[str]) -> InputError:
+    """Lists the keys of the same section only, and the nearest of all."""
+    section = name.rpartition(".")[0]
+    siblings = [key for key in known if key.rpartition(".")[0] == section]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return unknown("key", name, {*siblings, *near}, hint="See python -m synergy_sim --help.")
 
 
 def check_policy(name: str) -> None:

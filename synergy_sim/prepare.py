@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from synergy_core.cluster import Cluster, NodeType
-from synergy_core.errors import InputError
+from synergy_core.errors import InputError, unknown
 from synergy_core.policies import Policy, get_policy
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.fit import misfits
@@ -19,11 +19,12 @@ from synergy_sim.generators import generate
 from synergy_sim.overrides import check_policy
 from synergy_sim.resources import conf_folder
 from synergy_sim.settings import Settings, TraceSettings
-from synergy_sim.traces import read_trace
+from synergy_sim.traces import formats, read_trace
 from synergy_sim.traces.find import find
 from synergy_sim.workload import (
     Workload,
     from_rows,
+    of_any_type,
     parse_window,
     sampled,
     scaled,
@@ -36,23 +37,41 @@ from synergy_sim.workload import (
 STREAMS = ("generator", "sample", "estimates")
 
 
+def seeds_of(settings: Settings) -> list[int]:
+    """The seeds, each once. Raises InputError for none or a negative one."""
+    if not settings.seed or min(settings.seed) < 0:
+        raise InputError(f"seed={settings.seed}: expected one or more whole numbers ≥ 0.")
+    return list(dict.fromkeys(settings.seed))
+
+
 def random_stream(seed: int, source: str) -> np.random.SeedSequence:
     """The seed of one random source."""
     return np.random.SeedSequence(seed, spawn_key=(STREAMS.index(source),))
 
 
 def workload_of(settings: Settings, seed: int) -> Workload:
-    """The jobs of this seed: found or generated, cut to the window, sampled, compressed, with estimates."""
+    """The jobs of this seed: found or generated, cut to the window, sampled, compressed. Estimates: `estimated`."""
     trace = settings.trace
+    if not trace.name or "/" in trace.name or trace.name.startswith("."):
+        raise InputError(f"trace.name={trace.name}: expected a name, not a path; results are filed under it.")
+    if trace.format is not None and trace.format not in formats():
+        raise unknown("trace.format", trace.format, formats())
     path = trace.path or find(trace.find)
     workload = _from_log(trace, path) if path else _generated(trace, seed)
+    if settings.cluster.ignore_gpu_types:
+        workload = of_any_type(workload)
     workload = sampled(workload, trace.sample, np.random.default_rng(random_stream(seed, "sample")))
-    workload = scaled(workload, settings.cluster.load)
-    return with_estimates(workload, trace.overestimate, np.random.default_rng(random_stream(seed, "estimates")))
+    return scaled(workload, settings.cluster.load)
+
+
+def estimated(settings: Settings, workload: Workload, seed: int) -> Workload:
+    """The workload with an estimate for every job, drawn where its log has none."""
+    random = np.random.default_rng(random_stream(seed, "estimates"))
+    return with_estimates(workload, settings.trace.overestimate, random)
 
 
 def _from_log(trace: TraceSettings, path: Path) -> Workload:
-    rows = read_trace(path, format_name=trace.format, bad_rows=trace.bad_rows)
+    rows = read_trace(path, format_name=trace.format, bad_rows="skip")  # `check_fit` refuses them, with all others
     return from_rows(rows, name=trace.name, sha256=_sha256(path), window=trace.window)
 
 
@@ -76,15 +95,15 @@ def _generated(trace: TraceSettings, seed: int) -> Workload:
 def cluster_of(settings: Settings, workload: Workload) -> Cluster:
     """The machines, with quotas where tenants have them."""
     wanted = settings.cluster
-    if wanted.node_types:
+    if wanted.node_types is not None:
         types = [
             NodeType(f"{each.gpu_type}-{i}", each.gpu_type, each.nodes, each.gpus_per_node)
             for i, each in enumerate(wanted.node_types)
         ]
-    elif wanted.nodes is not None:
-        types = [NodeType(wanted.gpu_type, wanted.gpu_type, wanted.nodes, wanted.gpus_per_node)]
     else:
-        types = [NodeType(wanted.gpu_type, wanted.gpu_type, settings.trace.nodes, settings.trace.gpus_per_node)]
+        nodes = settings.trace.nodes if wanted.nodes is None else wanted.nodes
+        gpus_per_node = settings.trace.gpus_per_node if wanted.gpus_per_node is None else wanted.gpus_per_node
+        types = [NodeType(wanted.gpu_type, wanted.gpu_type, nodes, gpus_per_node)]
     cluster = Cluster(tuple(types), borrowing=wanted.borrowing, whole_nodes=wanted.whole_nodes)
     quotas = wanted.virtual_clusters
     if quotas is None:
@@ -139,6 +158,9 @@ def policies_of(settings: Settings) -> dict[str, Policy]:
 
     if not settings.policy:
         raise InputError("policy=[]: expected at least one policy; see python -m synergy_sim --help.")
+    for name in settings.parameters:
+        if name not in settings.policy:
+            raise unknown("policy in parameters", name, settings.policy, hint="It is not among those to be run.")
     result: dict[str, Policy] = {}
     for name in settings.policy:
         check_policy(name)
@@ -146,7 +168,6 @@ def policies_of(settings: Settings) -> dict[str, Policy]:
         variant: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
         given = {**variant, **settings.parameters.get(name, {})}
         policy = get_policy(given.pop("policy", name))
-        given = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
         result[name] = dataclasses.replace(policy.with_parameters(**given), name=name)
     return result
 

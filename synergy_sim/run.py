@@ -17,7 +17,15 @@ from synergy_sim.engine import simulate
 from synergy_sim.execution import ExecutionModel
 from synergy_sim.fit import check_fit
 from synergy_sim.invariants import check
-from synergy_sim.prepare import cluster_of, execution_of, policies_of, without_misfits, workload_of
+from synergy_sim.prepare import (
+    cluster_of,
+    estimated,
+    execution_of,
+    policies_of,
+    seeds_of,
+    without_misfits,
+    workload_of,
+)
 from synergy_sim.report.write import write_comparison
 from synergy_sim.results import write_run
 from synergy_sim.settings import Settings, build
@@ -29,12 +37,18 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
+# Keys that say how results are shown or filed, not what was simulated.
+NOT_OF_THE_RUN = ("results_dir", "figures", "progress", "compared_with")
+
+
 def run(config: DictConfig) -> None:
     """Simulates what the configuration says, writes the results, prints the table."""
     from omegaconf import OmegaConf
 
     values: Any = OmegaConf.to_container(config, resolve=True)
     settings = build(Settings, values)
+    if str(settings.results_dir) in ("", "."):
+        raise InputError("results_dir is empty; expected a folder, such as results.")
     sweep = _sweep_job()
     folder = (sweep[0] if sweep else settings.results_dir) / settings.trace.name
     _make_room(folder)
@@ -56,15 +70,19 @@ def _make_room(folder: Path) -> None:
 def simulate_all(settings: Settings, values: Mapping[str, Any], folder: Path, *, say: bool) -> list[Path]:
     """Every policy on every seed; returns the run folders, `<policy>-<seed>` below `folder`."""
     policies, execution = policies_of(settings), execution_of(settings)
+    values = {**values, "compared_with": list(policies)}
     folders = []
-    for seed in settings.seed:
+    _remove_report(folder)
+    for number, seed in enumerate(seeds_of(settings)):
         workload = workload_of(settings, seed)
         cluster = cluster_of(settings, workload)
-        if settings.trace.bad_rows == "skip":
+        skip = settings.trace.bad_rows == "skip"
+        if skip:
             workload = without_misfits(workload, cluster)
-        check_fit(workload, cluster)
-        if say and seed == settings.seed[0]:
-            _say(workload)
+        check_fit(workload, cluster, refuse_bad_rows=not skip)
+        workload = estimated(settings, workload, seed)
+        if say and number == 0:
+            _say(settings, workload, cluster)
         for name, policy in policies.items():
             into = folder / f"{name}-{seed}"
             _simulate_one(settings, values, (workload, cluster, policy, execution), seed, into)
@@ -82,16 +100,38 @@ def _simulate_one(
     from omegaconf import OmegaConf
 
     workload, cluster, policy, execution = what
+    own = {**values, "policy": policy.name, "seed": seed}
+    _say_if_replaced(into, own)
     with progress_bar(policy.name, len(workload), show=settings.progress) as progress:
         done = simulate(workload, cluster, policy, execution, seed=seed, progress=progress)
     check(done)
-    own = {**values, "policy": policy.name, "seed": seed}
     write_run(done, into, OmegaConf.to_yaml(OmegaConf.create(own)))
 
 
-def _say(workload: Workload) -> None:
-    """What is replayed, and what was left out of it."""
-    lines = [f"{len(workload):,} jobs from {workload.source}", *workload.notes]
+def _remove_report(folder: Path) -> None:
+    """A report of earlier runs would contradict the runs that are about to replace them."""
+    for pattern in ("report.html", "*.png", "trace-*.json", "comparison.parquet"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+
+
+def _say_if_replaced(folder: Path, config: Mapping[str, Any]) -> None:
+    """One line if an older run with other settings is about to be replaced."""
+    from omegaconf import OmegaConf
+
+    path = folder / "config.yaml"
+    if not path.is_file():
+        return
+    older: Any = OmegaConf.to_container(OmegaConf.load(path))
+    if {**older, **dict.fromkeys(NOT_OF_THE_RUN)} != {**config, **dict.fromkeys(NOT_OF_THE_RUN)}:
+        print(f"replacing {folder}, run with other settings; results_dir=DIR keeps both", file=sys.stderr)
+
+
+def _say(settings: Settings, workload: Workload, cluster: Cluster) -> None:
+    """What is replayed on what, and what was left out of it."""
+    lines = [f"{len(workload):,} job{'s' * (len(workload) > 1)} from {workload.source}", *workload.notes]
+    if settings.trace.path and settings.cluster.nodes is None and settings.cluster.node_types is None:
+        lines.append(f"cluster assumed: {cluster.describe()}; give yours with cluster.nodes=N")
     left_out = [f"{count:,} {reason}" for reason, count in sorted(workload.left_out.items())]
     if left_out:
         lines.append("left out: " + "; ".join(left_out))

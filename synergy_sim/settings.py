@@ -54,13 +54,14 @@ class ClusterSettings:
     """What they run on."""
 
     nodes: int | None = key("number of nodes; null: what the trace suggests")
-    gpus_per_node: int = key("GPUs of each node")
+    gpus_per_node: int | None = key("GPUs of each node; null: what the trace suggests")
     gpu_type: str = key("the GPU type of all nodes")
     node_types: list[NodeTypeSettings] | None = key("several types, in order of preference, instead of the above")
     load: float = key("how many times as dense as in the trace jobs arrive")
     virtual_clusters: str | dict[str, int] | None = key("quotas: null, trace (as the log says), or {tenant: GPUs}")
     borrowing: bool = key("whether a tenant may exceed its quota while GPUs are idle")
     whole_nodes: bool = key("whether jobs larger than a node need whole nodes")
+    ignore_gpu_types: bool = key("whether jobs run on any GPU type, whatever the log says they asked for")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

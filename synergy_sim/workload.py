@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
 from synergy_core.units import TICKS_PER_S, on_grid, parse_duration_s
-from synergy_sim.traces.rows import TraceRows
+from synergy_sim.traces.rows import BadRow, TraceRows
 from synergy_sim.traces.times import epoch_s, iso
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
 
-ANY_TYPE = ""
+LONGEST_S = 2.0**32  # half of what the grid of times holds exactly
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class Workload:
     submit_time_s: from the window's start; duration_s: what the trace says a job ran, on its `gpus`;
     estimate_s: what its user declared (a seeded over-estimate where the trace has none, see `with_estimates`).
     Times lie on the grid of `synergy_core.units`. `*_code` columns index the tuples of the same name.
-    line: where the job stands in its file, 0 if generated.
+    line: where the job stands in its file, 0 if generated. bad_rows: impossible rows that were left out, of which
+    `bad_examples` are the first.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Workload:
     quotas: dict[str, int]
     left_out: dict[str, int]
     bad_rows: int
+    bad_examples: tuple[BadRow, ...]
     notes: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -114,6 +116,7 @@ def from_rows(rows: TraceRows, *, name: str, sha256: str = "", window: str = "al
         quotas=dict(rows.quotas),
         left_out=dict(rows.left_out),
         bad_rows=rows.bad_count,
+        bad_examples=tuple(rows.bad),
         notes=tuple(rows.notes),
     )
 
@@ -171,6 +174,12 @@ def take(workload: Workload, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Wor
     return replace(workload, job_name=[workload.job_name[i] for i in rows], **picked)
 
 
+def of_any_type(workload: Workload) -> Workload:
+    """The jobs as if none had asked for a GPU type."""
+    zeros = np.zeros(len(workload), dtype=np.int32)
+    return replace(workload, gpu_type_code=zeros, gpu_types=("",))
+
+
 def sampled(workload: Workload, fraction: float, random: np.random.Generator) -> Workload:
     """Each job kept with probability `fraction` in (0, 1]."""
     if not 0 < fraction <= 1:
@@ -187,6 +196,8 @@ def scaled(workload: Workload, load: float) -> Workload:
     """Arrivals `load` times as dense: every submission time divided by `load`; the jobs stay as they are."""
     if not (np.isfinite(load) and load > 0):
         raise InputError(f"cluster.load={load:g}: expected a factor > 0, 1 to leave the arrivals as they are.")
+    if workload.arrival_window_s / load > LONGEST_S:
+        raise InputError(f"cluster.load={load:g}: arrivals would go on for more than {LONGEST_S / 3.15e7:.0f} years.")
     return workload if load == 1 else replace(workload, submit_time_s=on_grid(workload.submit_time_s / load))
 
 

@@ -53,6 +53,7 @@ def workload(rows, *, tenants=None, kinds=None, estimates=None, models=None) -> 
         quotas={},
         left_out={},
         bad_rows=0,
+        bad_examples=(),
         notes=(),
     )
 

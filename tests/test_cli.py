@@ -88,11 +88,27 @@ REFUSED = [
     ([*SMALL, "trace.sample=2"], "expected a fraction"),
     ([*SMALL, "restart_s=-1"], "restart_s=-1: expected a finite number"),
     ([*SMALL, "policy=las", "parameters.las.demote_s=1"], "Did you mean 'demote_after_gpu_s'"),
-    ([*SMALL, "policy=fifo", "cluster.nodes=1", "trace.window=60d"], "can never run on 1 × 8"),
+    ([*SMALL, "policy=fifo", "cluster.nodes=1", "trace.window=60d"], "on 1 × 8 v100"),
     (["+trace=file"], "Type trace.path=FILE"),
     (["+trace=file", "trace.path=/nowhere/log.csv"], "does not exist"),
     ([*SMALL, "results_dir=/proc/nowhere"], "Name another place with results_dir=DIR"),
     (["nonsense"], "expected key=value"),
+    ([*SMALL, "policy=FIFO"], "Did you mean 'fifo'"),
+    ([*SMALL, "policy=fifo,srtf"], "type 'policy=[fifo,srtf]'"),
+    ([*SMALL, "seed=-1"], "whole numbers ≥ 0"),
+    ([*SMALL, "seed=[]"], "one or more whole numbers"),
+    ([*SMALL, "policy=las", "parameters.las.demote_after_gpu_s=abc"], "got 'abc', expected a value such as 3600.0"),
+    ([*SMALL, "policy=las", "parameters.las.demote_after_gpu_s=-5"], "seconds, ≥ 0"),
+    ([*SMALL, "policy=las", "parameters.lass.demote_after_gpu_s=5"], "Did you mean 'las'"),
+    ([*SMALL, "cluster.load=1e-9"], "arrivals would go on for more than"),
+    ([*SMALL, "cluster.nodes=100000000"], "at most 100,000"),
+    ([*SMALL, "cluster.gpus_per_node=0"], "gpus_per_node=0, expected 1 to 64"),
+    ([*SMALL, "cluster.gpu_type="], "gpu_type is empty"),
+    ([*SMALL, "cluster.node_types=[]"], "at least one node type"),
+    ([*SMALL, "trace.format=xml"], "unknown trace.format 'xml'"),
+    ([*SMALL, "trace.name=../x"], "expected a name, not a path"),
+    ([*SMALL, "testbed.stretch_s=nan"], "expected numbers ≥ 0"),
+    ([*SMALL, "results_dir="], "results_dir is empty"),
 ]
 
 
@@ -142,6 +158,26 @@ def test_impossible_row_stops_the_run_or_is_skipped_and_counted(row, said, tmp_p
     assert (summary["jobs"], summary["bad_rows"]) == (2, 1)
 
 
+def test_impossible_rows_of_both_kinds_are_listed_together_and_types_that_are_missing_named(tmp_path):
+    log = tmp_path / "log.csv"
+    log.write_text("submit_time,duration_s,gpus,gpu_type\n0,100,99,v100\n5,-1,1,v100\n20,50,1,h100\n")
+    done = synergy("+trace=file", f"trace.path={log}", "cluster.nodes=2", "policy=fifo", cwd=tmp_path)
+    assert done.returncode == 2
+    for said in ("3 impossible rows", "line 2, GPUs", "line 3, duration_s", "line 4", "h100 (1 jobs)", "node_types"):
+        assert said in done.stderr
+    common = ("+trace=file", f"trace.path={log}", "cluster.nodes=2", "policy=fifo", "cluster.ignore_gpu_types=true")
+    assert synergy(*common, "trace.bad_rows=skip", "figures=false", cwd=tmp_path).returncode == 0
+
+
+def test_run_that_replaces_another_says_so_and_removes_its_report(tmp_path):
+    common = ("+trace=philly", "trace.window=1d", "policy=fifo", f"results_dir={tmp_path}")
+    assert synergy(*common).returncode == 0
+    again = synergy(*common, "cluster.nodes=80", "figures=false")
+    assert "run with other settings; results_dir=DIR keeps both" in again.stderr
+    assert not (tmp_path / "philly" / "report.html").exists()
+    assert "run with other settings" not in synergy(*common, "cluster.nodes=80", "figures=false").stderr
+
+
 def test_interrupt_leaves_whole_results_only(tmp_path):
     process = subprocess.Popen(
         [
@@ -154,7 +190,7 @@ def test_interrupt_leaves_whole_results_only(tmp_path):
         env={name: value for name, value in os.environ.items() if name != "SYNERGY_DATA"},
     )
     deadline = time.monotonic() + 120
-    while not list(tmp_path.rglob("summary.json")) and time.monotonic() < deadline:
+    while not (tmp_path / "philly" / "fifo-0" / "summary.json").is_file() and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)

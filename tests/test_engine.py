@@ -96,7 +96,7 @@ def test_job_that_can_never_run_is_named():
 
 def test_job_of_an_unknown_type_is_named():
     machines = Cluster((NodeType("t4", "t4", 1, 8),))
-    with pytest.raises(InputError, match="1 GPUs of type a100, expected at most 0"):
+    with pytest.raises(InputError, match="1 GPU of type a100, expected at most 0"):
         run(workload([(0, 1, 100)], kinds=["a100"]), machines, "fifo")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 import pkgutil
 import typing
 from collections.abc import Callable, Mapping
@@ -54,7 +55,7 @@ class OrderingPolicy:
             raise unknown(f"backfill for policy {self.name}", str(backfill), typing.get_args(Backfill))
         if self.preemptive and backfill != "greedy":
             raise InputError(f"policy {self.name} preempts; its backfill is always greedy, got {backfill}.")
-        _check_parameters(self, given)
+        given = _checked_parameters(self, given)
         key = functools.partial(self.key, **given) if given else self.key
         change = functools.partial(self.next_change, **given) if self.next_change else None
         merged = {**self.parameters, **given}
@@ -75,7 +76,7 @@ class AllocationPolicy:
 
     def with_parameters(self, **parameters: Any) -> AllocationPolicy:
         """The policy with some of its parameters set."""
-        _check_parameters(self, parameters)
+        parameters = _checked_parameters(self, parameters)
         allocate = functools.partial(self.allocate, **parameters) if parameters else self.allocate
         return replace(self, allocate=allocate, parameters={**self.parameters, **parameters})
 
@@ -192,7 +193,29 @@ def _first_line(function: Callable[..., Any]) -> str:
     return (inspect.getdoc(function) or "").partition("\n")[0]
 
 
-def _check_parameters(policy: Policy, given: Mapping[str, Any]) -> None:
-    for name in given:
+def _checked_parameters(policy: Policy, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters in the form of their defaults. Raises InputError for unknown names and other kinds of value."""
+    result = {}
+    for name, value in given.items():
         if name not in policy.parameters:
             raise unknown(f"parameter of policy {policy.name}", name, policy.parameters)
+        default = policy.parameters[name]
+        if isinstance(default, tuple):
+            items = value if isinstance(value, list | tuple) else [value]
+            result[name] = tuple(_like(policy, name, item, default[0] if default else 0.0) for item in items)
+        else:
+            result[name] = _like(policy, name, value, default)
+    return result
+
+
+def _like(policy: Policy, name: str, value: Any, default: Any) -> Any:
+    kind = type(default)
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if math.isfinite(value) and (value >= 0 or not name.endswith("_s")):
+            return float(value)
+    elif (kind in (int, bool, str) and type(value) is kind) or kind not in (float, int, bool, str):
+        return value
+    raise InputError(
+        f"parameter {name} of policy {policy.name}: got {value!r}, expected a value such as {default!r}"
+        f"{' (seconds, ≥ 0)' if name.endswith('_s') else ''}."
+    )

@@ -55,6 +55,7 @@ def workload(
         quotas={},
         left_out={},
         bad_rows=0,
+        bad_examples=(),
         notes=(),
     )
 
