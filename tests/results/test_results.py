@@ -114,6 +114,19 @@ def test_runs_stand_in_the_order_the_command_named(tmp_path):
     assert comparison.rows[0].ratio.value == 1
 
 
+def test_each_run_knows_what_it_was_compared_with(tmp_path):
+    order = ["small", "round_robin", "fifo", "sjf"]
+    for run in policies(drawn_workload(40), cluster(4)):
+        config = f"policy: {run.policy}\ncompared_with: {order}\nseed: 0\n"
+        write_run(run, tmp_path / f"{run.policy}-0", config)
+    alone = dataclasses.replace(policies(drawn_workload(40), cluster(4))[0], policy="alone")
+    write_run(alone, tmp_path / "alone-0", "policy: alone\ncompared_with: [alone]\nseed: 0\n")
+    comparison = compare(find_runs(tmp_path))
+    assert [row.policy for row in comparison.rows] == [*order, "alone"]
+    assert comparison.rows[0].ratio.value == 1
+    assert comparison.settings == [()]
+
+
 def test_seeds_are_averaged_and_paired(tmp_path):
     comparison = compare(find_runs(write_policies(tmp_path, seeds=(0, 1, 2))))
     row = comparison.rows[1]
