@@ -111,7 +111,7 @@ def _remarks(comparison: Comparison) -> list[str]:
     """What the readers of the trace remarked, what was left out, and which setting the figures show."""
     summary = comparison.rows[0].runs[0].summary
     remarks = [str(note) for note in summary["trace_notes"]]
-    remarks += [f"left out: {count:,} jobs, {reason}" for reason, count in summary["jobs_left_out"].items()]
+    remarks += [f"left out: {count:,} {reason}" for reason, count in sorted(summary["jobs_left_out"].items())]
     if summary["bad_rows"]:
         remarks.append(f"left out: {summary['bad_rows']:,} impossible rows")
     if len(comparison.settings) > 1:

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 from html.parser import HTMLParser
 
@@ -83,6 +84,13 @@ def test_report_copes_with_next_to_nothing(tmp_path, jobs):
     write_run(simulate(jobs, cluster(2)), tmp_path / "fifo-0", "")
     page = read_page(write_comparison(find_runs(tmp_path), tmp_path))
     assert "mean JCT" in page.text
+
+
+def test_what_was_left_out_carries_its_own_noun(tmp_path):
+    jobs = dataclasses.replace(workload([0], [5], [1]), left_out={"job steps (.batch, .extern, .0)": 4_875})
+    write_run(simulate(jobs, cluster(2)), tmp_path / "fifo-0", "")
+    page = read_page(write_comparison(find_runs(tmp_path), tmp_path))
+    assert "left out: 4,875 job steps (.batch, .extern, .0)" in page.text
 
 
 def test_report_copes_with_twelve_policies_and_awkward_names(tmp_path):
