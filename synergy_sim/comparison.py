@@ -42,6 +42,10 @@ class Row:
         """Whether it reads true run times."""
         return bool(self.runs[0].summary["oracle"])
 
+    def against(self, other: Row) -> Ratio:
+        """The ratio of mean JCTs to another row's, with its interval."""
+        return _ratio({run.seed: run for run in self.runs}, {run.seed: run for run in other.runs})
+
     def mean(self, key: str) -> float:
         """A figure of the summary, averaged over the seeds that have it; NaN where none has."""
         values = [run.summary.get(key) for run in self.runs]

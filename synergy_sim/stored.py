@@ -18,7 +18,7 @@ from synergy_sim.log import Events
 from synergy_sim.metrics import Summary
 
 # Settings that say which run this is, where it lies or what is shown of it, not under what conditions it ran.
-_NOT_CONDITIONS = frozenset("policy compared_with seed results_dir figures progress hydra variants".split())
+_NOT_CONDITIONS = ("policy", "compared_with", "seed", "results_dir", "figures", "progress", "hydra", "variants")
 _NOT_CONDITIONS_EITHER = ("trace.find", "trace.bad_rows")
 
 
