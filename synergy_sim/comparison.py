@@ -15,6 +15,8 @@ from synergy_sim.bootstrap import Ratio, ratio_of_mean_jct
 from synergy_sim.stored import StoredRun
 
 Setting = tuple[tuple[str, str], ...]
+# Of several keys that vary together the first of these is shown, else the first of the configuration.
+_TELLING = ("trace", "cluster.nodes", "cluster.load", "trace.window", "trace.sample", "round_s", "restart_s")
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,10 @@ class Row:
     def oracle(self) -> bool:
         """Whether it reads true run times."""
         return bool(self.runs[0].summary["oracle"])
+
+    def against(self, other: Row) -> Ratio:
+        """The ratio of mean JCTs to another row's, with its interval."""
+        return _ratio({run.seed: run for run in self.runs}, {run.seed: run for run in other.runs})
 
     def mean(self, key: str) -> float:
         """A figure of the summary, averaged over the seeds that have it; NaN where none has."""
@@ -87,7 +93,8 @@ def _by_seed(seeds: dict[int, StoredRun]) -> tuple[StoredRun, ...]:
 def _varying(runs: Sequence[StoredRun]) -> list[Setting]:
     """Per run, the (key, value) pairs of its configuration that are not the same in all."""
     flat = [{"trace": str(run.summary["trace"]), **run.settings()} for run in runs]
-    keys = dict.fromkeys(key for each in flat for key in each)
+    present = dict.fromkeys(key for each in flat for key in each)
+    keys = [*(key for key in _TELLING if key in present), *(key for key in present if key not in _TELLING)]
     varying = [key for key in keys if len({each.get(key, "") for each in flat}) > 1]
     # A derived key that merely follows another (a data set's path, its name) would only repeat it.
     columns = {key: tuple(each.get(key, "") for each in flat) for key in varying}

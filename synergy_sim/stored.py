@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from synergy_core.errors import InputError
 from synergy_sim.log import Events
 from synergy_sim.metrics import Summary
 
-# Settings that say which run this is or where it lies, not under what conditions it ran.
-_NOT_CONDITIONS = ("policy", "seed", "results_dir", "hydra", "variants")
+# Settings that say which run this is, where it lies or what is shown of it, not under what conditions it ran.
+_NOT_CONDITIONS = ("policy", "compared_with", "seed", "results_dir", "figures", "progress", "hydra", "variants")
+_NOT_CONDITIONS_EITHER = ("trace.find", "trace.bad_rows")
 
 
 @dataclass(frozen=True)
@@ -57,14 +59,25 @@ class StoredRun:
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def settings(self) -> dict[str, str]:
-        """The configuration as flat `key.key: value`, less what only names the run."""
-        return {key: value for key, value in _flat(self._config()) if key.split(".")[0] not in _NOT_CONDITIONS}
+        """The configuration as flat `key.key: value`, less what only names or shows the run.
+
+        `cluster.nodes` is the number of nodes that there were, also where the configuration leaves it to the trace.
+        """
+        flat = {
+            key: value
+            for key, value in _flat(self._config)
+            if key.split(".")[0] not in _NOT_CONDITIONS and key not in _NOT_CONDITIONS_EITHER
+        }
+        if "cluster.nodes" in flat:
+            flat["cluster.nodes"] = str(sum(each["nodes"] for each in self.summary["node_types"]))
+        return flat
 
     def asked_policies(self) -> list[str]:
         """The policies that the command named, in its order."""
-        named = self._config().get("policy") or []
+        named = self._config.get("compared_with") or self._config.get("policy") or []
         return [str(each) for each in ([named] if isinstance(named, str) else named)]
 
+    @cached_property
     def _config(self) -> dict[str, Any]:
         from omegaconf import OmegaConf
 
@@ -112,10 +125,9 @@ def read_run(folder: Path) -> StoredRun:
 
 
 def in_order(runs: Iterable[StoredRun], policies: Sequence[str] = ()) -> list[StoredRun]:
-    """The runs in the order of `policies`, else of the `policy` list that each was run with; others keep theirs."""
-
-    def rank(run: StoredRun) -> int:
-        names = list(policies) or run.asked_policies()
-        return names.index(run.policy) if run.policy in names else len(names)
-
-    return sorted(runs, key=rank)
+    """The runs in the order of `policies`, else of what their commands named, longest first; others keep theirs."""
+    runs = list(runs)
+    lists = [policies] if policies else sorted((run.asked_policies() for run in runs), key=len, reverse=True)
+    # A run that stands alone was compared with nothing: it has no place in front of those that were.
+    names = list(dict.fromkeys(name for each in lists if policies or len(each) > 1 for name in each))
+    return sorted(runs, key=lambda run: names.index(run.policy) if run.policy in names else len(names))

@@ -82,40 +82,66 @@ def sentence(comparison: Comparison) -> str:
     known = [row for row in rows if row.mean("mean_jct_s") == row.mean("mean_jct_s")]
     if not known:
         return where + "No job finished."
-    best = min(known, key=lambda row: row.mean("mean_jct_s"))
-    text = f"{where}{best.label} has the lowest mean JCT: {format_duration(best.mean('mean_jct_s'))}"
     if len(rows) == 1:
-        return f"{where}Under {best.label} the mean JCT is {format_duration(best.mean('mean_jct_s'))}."
-    text += _against(best, rows[0]) + "."
+        return f"{where}Under {known[0].label} the mean JCT is {format_duration(known[0].mean('mean_jct_s'))}."
+    text = where + _lowest(known, rows[0]) + "."
     own = [row for row in known if not row.oracle]
-    if best.oracle and own:
-        runner = min(own, key=lambda row: row.mean("mean_jct_s"))
-        text += (
-            f" Of the policies that read no true run times it is {runner.label}: "
-            f"{format_duration(runner.mean('mean_jct_s'))}{_against(runner, rows[0])}."
-        )
+    if own and min(known, key=_mean_jct_s).oracle:
+        text += f" Of the policies that read no true run times, {_lowest(own, rows[0])}."
     return text
 
 
-def _against(row: Row, first: Row) -> str:
-    """`, 42 % below fifo`; nothing against itself."""
-    ratio = row.mean("mean_jct_s") / first.mean("mean_jct_s") if first.mean("mean_jct_s") else 1.0
-    if row is first:
+def _mean_jct_s(row: Row) -> float:
+    return row.mean("mean_jct_s")
+
+
+def _lowest(rows: Sequence[Row], first: Row) -> str:
+    """`themis (3.9 h) and tiresias (4.0 h) have the lowest mean JCTs, not distinguishable; 28 % below fifo`."""
+    best, *others = sorted(rows, key=_mean_jct_s)
+    ties = [best, *(row for row in others if _indistinguishable(row, best))]
+    if len(ties) == 1:
+        return (
+            f"{best.label} has the lowest mean JCT: {format_duration(_mean_jct_s(best))}{_against([best], first, ', ')}"
+        )
+    named = [f"{row.label} ({format_duration(_mean_jct_s(row))})" for row in ties]
+    text = f"{', '.join(named[:-1])} and {named[-1]} have the lowest mean JCTs, not distinguishable"
+    return text + _against(ties, first, "; ")
+
+
+def _indistinguishable(row: Row, best: Row) -> bool:
+    """Whether the 95 % interval of the ratio of the two mean JCTs holds 1."""
+    ratio = row.against(best)
+    return ratio.low <= 1.0 <= ratio.high
+
+
+def _against(rows: Sequence[Row], first: Row, joint: str) -> str:
+    """`, 42 % below fifo`, `; 27 to 28 % below fifo`; nothing if it is one of them."""
+    if first in rows or not _mean_jct_s(first) > 0:
         return ""
-    if abs(ratio - 1) < 0.005:
-        return f", as under {first.label}"
-    return f", {abs(1 - ratio):.0%} {'below' if ratio < 1 else 'above'} {first.label}".replace("%", " %")
+    below = sorted(round(100 * (1 - _mean_jct_s(row) / _mean_jct_s(first))) for row in rows)
+    if below[-1] == 0:
+        return f"{joint}as under {first.label}"
+    span = f"{below[0]}" if below[0] == below[-1] else f"{below[0]} to {below[-1]}"
+    if below[0] < 0:
+        span, side = span.replace("-", ""), "above"
+    else:
+        side = "below"
+    return f"{joint}{span}\N{NO-BREAK SPACE}% {side} {first.label}"
 
 
 def _remarks(comparison: Comparison) -> list[str]:
     """What the readers of the trace remarked, what was left out, and which setting the figures show."""
     summary = comparison.rows[0].runs[0].summary
     remarks = [str(note) for note in summary["trace_notes"]]
-    remarks += [f"left out: {count:,} jobs, {reason}" for reason, count in summary["jobs_left_out"].items()]
+    remarks += [f"left out: {count:,} {reason}" for reason, count in sorted(summary["jobs_left_out"].items())]
     if summary["bad_rows"]:
         remarks.append(f"left out: {summary['bad_rows']:,} impossible rows")
     if len(comparison.settings) > 1:
-        remarks.append(f"Figures and breakdowns show {_setting_text(comparison.rows[0])}.")
+        keys = ", ".join(key for key, _ in comparison.settings[0])
+        remarks.append(
+            f"The table covers all {len(comparison.settings)} settings of {keys}. "
+            f"Figures and breakdowns show {_setting_text(comparison.rows[0])} only, unless they are drawn over {keys}."
+        )
     if all(not row.mean("p99_queueing_delay_s") for row in comparison.rows):
         remarks.append("Hardly a job ever waits: on a cluster this large for its load, policies cannot differ.")
     return remarks

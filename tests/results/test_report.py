@@ -1,4 +1,6 @@
+import dataclasses
 import json
+import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -6,12 +8,14 @@ import pytest
 from small_runs import cluster, drawn_workload, simulate, workload
 from test_results import write_policies
 
+from synergy_sim.comparison import compare
 from synergy_sim.report.chrome_trace import write_chrome_trace
 from synergy_sim.report.excerpt import busy_stretch, held_by_node, overlapping
 from synergy_sim.report.gantt import _gpu_runs, shown_nodes
+from synergy_sim.report.html import sentence
 from synergy_sim.report.write import write_comparison
 from synergy_sim.results import write_run
-from synergy_sim.stored import find_runs, read_run
+from synergy_sim.stored import find_runs, in_order, read_run
 
 _EMPTY_TAGS = {"meta", "br", "img"}
 
@@ -57,7 +61,7 @@ def report(tmp_path_factory):
 def test_report_stands_alone_and_is_well_formed(report):
     page = read_page(report / "report.html")
     assert page.images == 8
-    assert "has the lowest mean JCT" in page.text
+    assert "the lowest mean JCT" in page.text
     assert "python -m synergy_sim +trace=<drawn>" in page.text
     assert "seeds" in page.text
     assert "load: 1.0" in page.text
@@ -83,6 +87,38 @@ def test_report_copes_with_next_to_nothing(tmp_path, jobs):
     write_run(simulate(jobs, cluster(2)), tmp_path / "fifo-0", "")
     page = read_page(write_comparison(find_runs(tmp_path), tmp_path))
     assert "mean JCT" in page.text
+
+
+def sentence_of(folder, runs):
+    for run in runs:
+        write_run(run, folder / f"{run.policy}-0", f"policy: {run.policy}\n")
+    return sentence(compare(in_order(find_runs(folder), [run.policy for run in runs])))
+
+
+def test_headline_names_a_best_policy_that_is_clearly_best(tmp_path):
+    jobs = drawn_workload(400, gap_s=500)
+    slow = simulate(jobs, cluster(4), policy="slow", quantum_s=3_600.0, restart_s=1_800.0)
+    text = sentence_of(tmp_path, [slow, simulate(jobs, cluster(4))])
+    assert text.startswith("fifo has the lowest mean JCT: ")
+    assert text.endswith("\u00a0% below slow.")
+
+
+def test_headline_does_not_tell_apart_what_the_interval_does_not(tmp_path):
+    jobs = drawn_workload(400, gap_s=500)
+    slow = simulate(jobs, cluster(4), policy="slow", quantum_s=3_600.0, restart_s=1_800.0)
+    same = [simulate(jobs, cluster(4), policy=name) for name in ("one", "two")]
+    text = sentence_of(tmp_path, [slow, *same])
+    assert re.fullmatch(
+        r"one \(.*\) and two \(.*\) have the lowest mean JCTs, not distinguishable; \d+\u00a0% below slow\.", text
+    )
+    assert "% " not in sentence_of(tmp_path / "tied", same)
+
+
+def test_what_was_left_out_carries_its_own_noun(tmp_path):
+    jobs = dataclasses.replace(workload([0], [5], [1]), left_out={"job steps (.batch, .extern, .0)": 4_875})
+    write_run(simulate(jobs, cluster(2)), tmp_path / "fifo-0", "")
+    page = read_page(write_comparison(find_runs(tmp_path), tmp_path))
+    assert "left out: 4,875 job steps (.batch, .extern, .0)" in page.text
 
 
 def test_report_copes_with_twelve_policies_and_awkward_names(tmp_path):

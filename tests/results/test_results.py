@@ -114,6 +114,35 @@ def test_runs_stand_in_the_order_the_command_named(tmp_path):
     assert comparison.rows[0].ratio.value == 1
 
 
+def test_each_run_knows_what_it_was_compared_with(tmp_path):
+    order = ["small", "round_robin", "fifo", "sjf"]
+    for run in policies(drawn_workload(40), cluster(4)):
+        config = f"policy: {run.policy}\ncompared_with: {order}\nseed: 0\n"
+        write_run(run, tmp_path / f"{run.policy}-0", config)
+    alone = dataclasses.replace(policies(drawn_workload(40), cluster(4))[0], policy="alone")
+    write_run(alone, tmp_path / "alone-0", "policy: alone\ncompared_with: [alone]\nseed: 0\n")
+    comparison = compare(find_runs(tmp_path))
+    assert [row.policy for row in comparison.rows] == [*order, "alone"]
+    assert comparison.rows[0].ratio.value == 1
+    assert comparison.settings == [()]
+
+
+def test_what_only_names_or_shows_a_run_does_not_vary(tmp_path):
+    shown = "figures: {0}\nprogress: {0}\nresults_dir: r{1}\nhydra: {{mode: {1}}}\ncompared_with: [fifo, p{1}]\n"
+    trace = "trace: {{find: [a{1}], bad_rows: {2}, name: drawn}}\n"
+    for number, (flag, rows) in enumerate([("true", "stop"), ("false", "skip")]):
+        run = policies(drawn_workload(20), cluster(4))[number]
+        write_run(run, tmp_path / str(number), (shown + trace).format(flag, number, rows))
+    assert compare(find_runs(tmp_path)).settings == [()]
+
+
+def test_varying_nodes_show_as_their_number(tmp_path):
+    for nodes, config in ((2, "{gpus_per_node: 8, nodes: null}"), (4, "{gpus_per_node: 8, nodes: 4}")):
+        text = f"a: {{with: {nodes}}}\ntrace: {{nodes: {nodes}}}\ncluster: {config}\n"
+        write_run(policies(drawn_workload(20), cluster(nodes))[0], tmp_path / str(nodes), text)
+    assert compare(find_runs(tmp_path)).settings == [(("cluster.nodes", "2"),), (("cluster.nodes", "4"),)]
+
+
 def test_seeds_are_averaged_and_paired(tmp_path):
     comparison = compare(find_runs(write_policies(tmp_path, seeds=(0, 1, 2))))
     row = comparison.rows[1]
