@@ -84,7 +84,8 @@ def measure(what: str, nodes: int, policy: str, repeats: int, goal_s: float | No
     cpu_s = statistics.median(seconds)
     events = len(run.events.time_s)
     row = (work.name, len(work), machines.gpus, policy, round(cpu_s, 3), goal_s, round(len(work) / cpu_s), events,
-           round(cpu_s / events * 1e6, 2), round(bare_heapq_s(events), 3), round(run.peak_memory_bytes / 1e6))  # fmt: skip
+           round(cpu_s / events * 1e6, 2), round(bare_heapq_s(events), 3),
+           round(run.peak_memory_bytes / 1e6))  # fmt: skip
     queue.put(dict(zip(COLUMNS, row, strict=True)))
 
 
