@@ -105,6 +105,9 @@ class Cluster:
         return tuple(starts)
 
     def describe(self) -> str:
-        """`60 × 8 v100 (480 GPUs)`."""
+        """`60 × 8 v100 (480 GPUs)`, and quotas where tenants have them."""
         parts = " + ".join(f"{each.nodes} × {each.gpus_per_node} {each.gpu_type}" for each in self.node_types)
-        return f"{parts} ({self.gpus:,} GPUs)"
+        tenants = len(self.virtual_clusters)
+        borrowing = "borrowing" if self.borrowing else "no borrowing"
+        quotas = f", quotas for {tenants} tenant{'s' * (tenants > 1)}, {borrowing}" if tenants else ""
+        return f"{parts} ({self.gpus:,} GPUs){quotas}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,7 +139,8 @@ def _say(settings: Settings, workload: Workload, cluster: Cluster) -> None:
         lines.append("left out: " + "; ".join(left_out))
     if workload.bad_rows:
         lines.append(f"{workload.bad_rows:,} impossible rows skipped")
-    print("\n".join(lines), file=sys.stderr)
+    width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 10_000
+    print("\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines), file=sys.stderr)
 
 
 def show(settings: Settings, folders: list[Path], into: Path) -> None:

@@ -89,11 +89,11 @@ def _intervals(run: StoredRun, held: Held, stretch_s: tuple[float, float]) -> It
     for at, (job, gpus, node, mask) in enumerate(rows):
         entry = {
             "ph": "X",
-            "name": f"job {job} ({gpus} GPU{'s' * (gpus > 1)})",
+            "name": f"{names[job]} ({gpus} GPU{'s' * (gpus > 1)})",
             "pid": node,
             "ts": start_s[at] * _US_PER_S,
             "dur": max(end_s[at] - start_s[at], 0.0) * _US_PER_S,
-            "args": {"job": names[job], "virtual cluster": tenants[job], "duration_s": duration_s[job]},
+            "args": {"job_id": job, "job": names[job], "virtual cluster": tenants[job], "duration_s": duration_s[job]},
         }
         for gpu in range(mask.bit_length()):
             if mask >> gpu & 1:
