@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from heapq import heappop, heappush
 from typing import Any
 
@@ -13,28 +14,27 @@ Entry = tuple[Any, int, Job]
 """(key, job id, job): ordered by key, then id."""
 
 
-class Lane:
+class Lane(ABC):
     """Jobs that share one budget of GPUs: a virtual cluster with its quota, or everybody."""
 
-    __slots__ = ("capacity", "free", "policy", "waiting")
+    __slots__ = ("free", "policy", "waiting")
 
     def __init__(self, policy: OrderingPolicy, capacity: int) -> None:
         self.policy = policy
-        self.capacity = capacity
         self.free = capacity
         self.waiting = 0
 
+    @abstractmethod
     def enter(self, job: Job) -> None:
         """The job waits from now on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def leave(self, job: Job) -> None:
         """A running job has ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decide(self, now_s: float) -> tuple[list[Job], list[Job]]:
         """Who stops and who starts now."""
-        raise NotImplementedError
 
 
 class StrictLane(Lane):

@@ -173,10 +173,6 @@ class Placement:
         """Free GPUs of all types."""
         return sum(pool.gpus for pool in self.pools.values())
 
-    def free_gpus_of(self, gpu_type: str) -> int:
-        """Free GPUs of one type, of all types if empty."""
-        return self.pools[gpu_type].gpus if gpu_type else self.free_gpus
-
     def _find(self, gpus: int, gpu_type: str) -> tuple[TypePool, list[tuple[int, int]]] | None:
         for pool in [self.pools[gpu_type]] if gpu_type else self.pools.values():
             pairs = pool.find(gpus)

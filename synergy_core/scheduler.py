@@ -135,11 +135,7 @@ class AllocationScheduler:
     def state(self, jobs: list[Job], now_s: float) -> ClusterState:
         """The frozen snapshot of these jobs, which are in order of their ids."""
         kinds = {kind: index for index, kind in enumerate(self._cluster.gpu_types)}
-        first_nodes = self._cluster.first_nodes()
-        starts = np.asarray(first_nodes)
-        kind_of_type = [kinds[each.gpu_type] for each in self._cluster.node_types]
-        held_node = np.array([job.placement[0][0] if job.running else -1 for job in jobs])
-        held_type = np.array(kind_of_type)[np.searchsorted(starts, held_node, side="right") - 1]
+        held = [kinds[self._type_of_node[job.placement[0][0]]] if job.running else -1 for job in jobs]
         columns: dict[str, Any] = {
             "job_id": [job.job_id for job in jobs],
             "submit_time_s": [job.submit_time_s for job in jobs],
@@ -150,7 +146,7 @@ class AllocationScheduler:
             "estimate_s": [job.estimate_s for job in jobs],
             "restarts": [job.restarts for job in jobs],
             "gpu_type": [kinds.get(job.gpu_type, -1) for job in jobs],
-            "held_type": np.where(held_node >= 0, held_type, -1),
+            "held_type": held,
             "virtual_cluster": [self._tenant.get(job.virtual_cluster, 0) for job in jobs],
         }
         if self._policy.oracle:

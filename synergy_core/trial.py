@@ -5,6 +5,7 @@ Tenants come within their quotas first. Where borrowing is allowed, those beyond
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from synergy_core.cluster import Cluster
@@ -17,7 +18,7 @@ Entry = tuple[Any, int, Job]
 """(key, job id, job): ordered by key, then id."""
 
 
-class Trial:
+class Trial(ABC):
     """What both kinds of walk share: the quotas used, and what has been decided so far."""
 
     def __init__(
@@ -33,9 +34,9 @@ class Trial:
         self._used = dict.fromkeys(cluster.virtual_clusters, 0)
         self._no_room: set[tuple[str, int]] = set()
 
+    @abstractmethod
     def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
         """Fills `stops` and `starts`; both lists are in the order of keys."""
-        raise NotImplementedError
 
     def _use(self, job: Job) -> None:
         if self.cluster.virtual_clusters:
