@@ -176,7 +176,7 @@ def time_unit(span_s: float) -> tuple[float, str]:
 
 
 def queueing_by_size(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
-    """Mean queueing delay (bar) and 99th percentile (tick) by job size."""
+    """Mean queueing delay (bar) and 99th percentile (tick) by job size; a dot where nobody waited a second."""
     figure = blank()
     axes = figure.add_subplot()
     width, highest_s = 0.8 / len(rows), 60.0
@@ -190,6 +190,8 @@ def queueing_by_size(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
         axes.bar(at, means, width * 0.9, color=palette[row.policy], label=row.label, hatch=hatch, edgecolor="white",
                  linewidth=0)  # fmt: skip
         axes.hlines(p99, at - width * 0.4, at + width * 0.4, color=palette[row.policy], linewidth=1.6)
+        no_wait = [x for x, group in zip(at, groups, strict=True) if len(group) and group.max() < 1.0]
+        axes.plot(no_wait, [0.0] * len(no_wait), "o", color=palette[row.policy], markersize=5, clip_on=False, zorder=3)
         highest_s = max(highest_s, *means, *p99)
     axes.set_yscale("symlog", linthresh=60.0, linscale=0.5)
     axes.set_ylim(0, highest_s * 1.5)

@@ -65,7 +65,7 @@ def _overviews(rows: Sequence[Row], into: Path) -> list[Picture]:
         (
             figures.queueing_by_size,
             "Queueing delay by job size",
-            f"Bars: mean; ticks: 99th percentile. Linear below a minute, logarithmic above.{hatched}",
+            f"Bars: mean; ticks: 99th percentile; dots: nobody waited. Logarithmic above a minute.{hatched}",
         ),
         (
             figures.fairness_cdf,
