@@ -188,6 +188,8 @@ def test_interrupt_leaves_whole_results_only(tmp_path):
         stdout=subprocess.DEVNULL,
         text=True,
         env={name: value for name, value in os.environ.items() if name != "SYNERGY_DATA"},
+        # Shells start background jobs with SIGINT ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     while not (tmp_path / "philly" / "fifo-0" / "summary.json").is_file() and time.monotonic() < deadline:
