@@ -1,0 +1,196 @@
+"""Throughput, statistical efficiency and the choice of a batch: closed forms, bounds, the rule read naively."""
+
+from __future__ import annotations
+
+from math import ceil, inf
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synergy_core.goodput.batch import best_batch, best_batch_one, fixed_batch
+from synergy_core.goodput.efficiency import (
+    adascale_factor,
+    gain,
+    noise_scale,
+    progress_rate,
+    square_root_factor,
+    statistical_efficiency,
+)
+from synergy_core.goodput.throughput import gradient_time, iteration_time, overlapped, step_time, sync_time
+
+THETA = np.array([0.1, 0.01, 0.3, 0.02, 0.05, 0.004, 2.0])
+constants = st.tuples(
+    *(st.floats(1e-8, 2.0) for _ in range(6)),
+    st.floats(1.0, 10.0),
+).map(np.array)
+shapes = st.tuples(st.integers(1, 16), st.integers(1, 8)).map(lambda each: (each[0], each[0] * each[1]))
+
+
+def test_one_gpu_takes_the_time_of_its_gradient():
+    assert step_time(THETA, 1, 1, 20) == pytest.approx(0.3)
+    assert sync_time(THETA, 1, 1) == pytest.approx(1e-8)
+
+
+def test_no_overlap_adds_and_full_overlap_takes_the_larger():
+    assert overlapped(3.0, 4.0, 1.0) == pytest.approx(7.0)
+    assert overlapped(3.0, 4.0, 2.0) == pytest.approx(5.0)
+    assert overlapped(0.3, 0.01, 10.0) == pytest.approx(0.3)
+
+
+def test_within_a_node_and_across_nodes_have_their_own_constants():
+    assert sync_time(THETA, 1, 4) == pytest.approx(0.05 + 2 * 0.004)
+    assert sync_time(THETA, 2, 4) == pytest.approx(0.3 + 2 * 0.02)
+    assert sync_time(THETA, 1, 2) == pytest.approx(0.05)
+
+
+def test_accumulation_repeats_only_the_gradient():
+    assert iteration_time(THETA, 2, 4, 16, 3) == pytest.approx(
+        step_time(THETA, 2, 4, 16) + 3 * gradient_time(THETA, 16)
+    )
+
+
+def test_constants_broadcast_against_shapes():
+    many = np.stack([THETA, 2 * THETA])[:, None, :]
+    assert step_time(many, np.array([1, 1, 2]), np.array([1, 4, 8]), 16).shape == (2, 3)
+
+
+@given(st.floats(1e-300, 1e200), st.floats(1e-300, 1e200), st.floats(1.0, 10.0))
+def test_overlap_is_between_the_larger_and_the_sum_even_at_extremes(first, second, gamma):
+    together = overlapped(first, second, gamma)
+    assert max(first, second) <= together * (1 + 1e-12)
+    assert together <= (first + second) * (1 + 1e-12)
+
+
+@given(constants, shapes, st.integers(1, 1000), st.integers(0, 5))
+def test_more_samples_or_more_gpus_never_shorten_an_iteration(theta, shape, batch, accumulation):
+    nodes, gpus = shape
+    now = iteration_time(theta, nodes, gpus, batch, accumulation)
+    rounding = 1 + 1e-12
+    assert now <= iteration_time(theta, nodes, gpus, batch + 1, accumulation) * rounding
+    assert now <= iteration_time(theta, nodes, gpus, batch, accumulation + 1) * rounding
+    if gpus > 1:
+        assert now <= iteration_time(theta, nodes, gpus + nodes, batch, accumulation) * rounding
+
+
+statistics = st.floats(1e-9, 1e9)
+
+
+@given(statistics, statistics, st.integers(1, 4096), st.floats(1.0, 1000.0))
+def test_gain_lies_between_one_and_the_scale(sqr, var, first, scale):
+    batch = first * scale
+    worth = gain(batch, sqr, var, first)
+    assert 1 - 1e-9 <= worth <= batch / first * (1 + 1e-9)
+    efficiency = statistical_efficiency(batch, noise_scale(sqr, var, first), first)
+    assert 0 < efficiency <= 1
+    assert efficiency == pytest.approx(worth * first / batch, rel=1e-6)
+    assert adascale_factor(batch, noise_scale(sqr, var, first), first) == pytest.approx(worth, rel=1e-6)
+
+
+def test_pure_noise_makes_every_sample_count_and_no_noise_makes_extra_ones_worthless():
+    assert noise_scale(0.0, 1.0, 32) == inf
+    assert statistical_efficiency(320, inf, 32) == 1.0
+    assert gain(320, 0.0, 1.0, 32) == pytest.approx(10.0)
+    assert gain(320, 1.0, 0.0, 32) == pytest.approx(1.0)
+    assert square_root_factor(400, 100) == pytest.approx(2.0)
+    assert adascale_factor(320, inf, 32, exponent=0.5) == pytest.approx(10**0.5)
+
+
+def test_progress_rate_is_gain_over_iteration_time():
+    batch, phi, first = 256, 500.0, 64
+    rate = progress_rate(batch / 0.5, statistical_efficiency(batch, phi, first), first)
+    assert rate == pytest.approx(gain(batch, 1.0, phi / first, first) / 0.5)
+
+
+def naive(theta, sqr, var, first, largest, low, high, nodes, gpus):
+    """The rule, one candidate at a time."""
+    best = (0.0, 0, 0, 0)
+    smallest = max(first, low * gpus)
+    if smallest > largest:
+        return best
+    for total in np.geomspace(smallest, largest, 50):
+        per_gpu = total / gpus
+        extra = max(ceil(per_gpu / high - 1e-8) - 1, 0)
+        if gpus == 1 and per_gpu > first * (1 + 1e-12):
+            extra = max(extra, 1)
+        local = ceil(per_gpu / (extra + 1) - 1e-8)
+        if not low <= local <= high:
+            continue
+        batch = gpus * local * (extra + 1)
+        seconds = iteration_time(theta, nodes, gpus, local, extra)
+        rate = gain(batch, sqr, var, first) / seconds
+        if rate > best[0] * (1 + 1e-12):
+            best = (float(rate), batch, local, extra)
+    return best
+
+
+limits = st.tuples(st.integers(1, 256), st.integers(1, 64), st.integers(1, 64), st.integers(1, 64))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(constants, st.floats(0.0, 10.0), st.floats(1e-3, 1e4), limits), min_size=1, max_size=4),
+    st.lists(shapes, min_size=1, max_size=4),
+)
+def test_best_batch_is_the_rule_over_all_jobs_and_shapes(jobs, places):
+    theta = np.stack([each[0] for each in jobs])
+    sqr, var = (np.array([each[at] for each in jobs]) for at in (1, 2))
+    first = np.array([each[3][0] for each in jobs])
+    largest = first * np.array([each[3][1] for each in jobs])
+    low = np.minimum(np.array([each[3][2] for each in jobs]), first)
+    high = low * np.array([each[3][3] for each in jobs])
+    nodes, gpus = (np.array([each[at] for each in places]) for at in (0, 1))
+    chosen = best_batch(theta, sqr, var, first, largest, low, high, nodes, gpus)
+    for j in range(len(jobs)):
+        for s in range(len(places)):
+            one = (theta[j], sqr[j], var[j], first[j], largest[j], low[j], high[j], nodes[s], gpus[s])
+            rate, _, _, _ = naive(*one)
+            assert chosen.goodput[j, s] == pytest.approx(rate, rel=1e-9)
+            alone = best_batch_one(theta[j], *(float(each) for each in one[1:7]), int(nodes[s]), int(gpus[s]))
+            assert alone.goodput == pytest.approx(rate, rel=1e-9)
+            if rate == 0.0:
+                assert chosen.total_batch[j, s] == chosen.throughput[j, s] == alone.total_batch == 0
+                continue
+            for batch, local, extra, throughput, efficiency in (
+                (alone.total_batch, alone.local_batch, alone.accumulation, alone.throughput, alone.efficiency),
+                tuple(
+                    getattr(chosen, name)[j, s]
+                    for name in ("total_batch", "local_batch", "accumulation", "throughput", "efficiency")
+                ),
+            ):
+                assert low[j] <= local <= high[j]
+                assert batch == gpus[s] * local * (extra + 1)
+                assert throughput == pytest.approx(batch / iteration_time(theta[j], nodes[s], gpus[s], local, extra))
+                assert throughput * efficiency / first[j] == pytest.approx(rate, rel=1e-9)
+
+
+def test_one_gpu_beyond_the_initial_batch_needs_two_micro_batches():
+    # 200 samples fit in memory at once, but would leave nothing to estimate the noise from.
+    theta = np.array([1.0, 1e-6, 1e-8, 1e-8, 1e-8, 1e-8, 1.0])
+    one = best_batch_one(theta, 1e-9, 1.0, 100.0, 200.0, 1.0, 400.0, 1, 1)
+    assert (one.local_batch, one.accumulation) == (100, 1)
+    two = best_batch_one(theta, 1e-9, 1.0, 100.0, 800.0, 1.0, 400.0, 1, 2)
+    assert (two.local_batch, two.accumulation) == (400, 0)
+
+
+def test_whole_multiples_need_no_further_micro_batch():
+    assert fixed_batch(4096, 4, 128, 4096, 1024) == (1024, 0)
+    assert fixed_batch(4100, 4, 128, 4100, 1024) == (512, 1)
+
+
+def test_a_fixed_batch_on_one_gpu_above_the_initial_one_is_accumulated():
+    assert fixed_batch(128, 1, 128, 4096, 1024) == (128, 0)
+    assert fixed_batch(256, 1, 128, 4096, 1024) == (128, 1)
+
+
+def test_a_fixed_batch_never_exceeds_the_largest():
+    # ⌈100/3⌉ = 34 on 3 GPUs would be 102 samples.
+    assert fixed_batch(100, 3, 10, 100, 50) == (33, 0)
+
+
+def test_types_may_differ_between_shapes():
+    theta = np.stack([THETA, THETA * np.array([2, 2, 2, 2, 2, 2, 1.0])])[None]
+    both = best_batch(theta, [1.0], [10.0], [64], [1024], [[16, 16]], [[256, 128]], [1, 1], [4, 4])
+    assert both.goodput[0, 0] > both.goodput[0, 1] > 0
+    assert both.local_batch[0, 1] <= 128
