@@ -1,4 +1,4 @@
-"""Which configuration each job gets in a round: a problem, several ways to solve it, and why the answer is what it is."""
+"""Which configuration each job gets in a round: the problem, ways to solve it, and why the answer is what it is."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Literal
 
 import numpy as np
 
+from synergy_core.allocator.explain import Explanation, explain
 from synergy_core.allocator.problem import Floats, Problem, Solution
 from synergy_core.errors import InputError, unknown
 
 Method = Literal["auto", "exact", "priced", "small"]
 
-__all__ = ["Method", "Problem", "Solution", "solve"]
+__all__ = ["Explanation", "Method", "Problem", "Solution", "explain", "solve"]
 
 
 def solve(

@@ -90,7 +90,7 @@ def build(problem: Problem) -> tuple[Any, dict[tuple[int, int], Any]]:
         [(f"forced_{each}" if forced[each] >= 0 else f"job_{each}", job == each) for each in np.unique(job).tolist()],
         [(name, mask, problem.gpus[column], limit) for (name, mask), limit in zip(rows, problem.rows, strict=True)],
     )
-    return model, dict(zip(map(tuple, pairs.tolist()), variables, strict=True))
+    return model, {(int(each[0]), int(each[1])): variable for each, variable in zip(pairs, variables, strict=True)}
 
 
 def _model(
@@ -123,7 +123,8 @@ def _run(model: Any, solver: Solver, gap: float, time_limit_s: float) -> tuple[b
     model.solve(_pulp_solver(solver, msg=False, gapRel=gap, timeLimit=limit, threads=1))
     found = model.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
     proven = model.sol_status == pulp.LpSolutionOptimal
-    bound, highs = math.inf, getattr(model, "solverModel", None)
+    bound = math.inf
+    highs: Any = getattr(model, "solverModel", None)
     if hasattr(highs, "getInfo"):
         outcome = highs.getInfo()
         if math.isfinite(outcome.mip_dual_bound):
@@ -146,7 +147,7 @@ def _highspy() -> Any:
 
 
 def _pulp_solver(solver: Solver, **options: Any) -> Any:
-    """PuLP's interface to a solver, or None where it is not installed. CBC is bundled up to PuLP 3, `pulp[cbc]` in 4."""
+    """PuLP's interface to a solver, or None where it is missing. CBC comes with PuLP up to 3, as `pulp[cbc]` with 4."""
     import pulp
 
     for name in ("HiGHS",) if solver == "highs" else ("PULP_CBC_CMD", "COIN_CMD"):
@@ -171,8 +172,7 @@ def solve_columns(
 
 
 def _highs(some: Columns, room: Floats, types: int, slack: float, time_limit_s: float) -> Answer:
-    import highspy
-
+    highspy = _highspy()
     columns, jobs = len(some.value), len(some.start)
     rows = jobs + len(room)
     per_column = 2 if some.tenant is None else 3

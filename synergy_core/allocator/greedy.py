@@ -9,7 +9,7 @@ from synergy_core.allocator.problem import Floats, Ints
 
 
 def greedy(work: Open, prices: Floats) -> Ints:
-    """(F,) columns of `work` that fit together: jobs in the order of their reduced value per GPU, each the best that fits.
+    """(F,) columns of `work` that fit together: jobs by falling reduced value per GPU, each the best that still fits.
 
     Ties go to the lower job, then the lower column. O(F C).
     """

@@ -9,6 +9,7 @@ With a price l_k ≥ 0 per GPU of row k, D(l) = l · room + Σ_j max(0, max_c (u
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +71,7 @@ class Open:
     def use(self, column: Ints) -> Floats:
         """(T + V,) GPUs taken by one column for each open job."""
         taken = self.gpus[column]
-        used = np.bincount(self.gpu_type[column], taken, self.types)
+        used = cast("Floats", np.bincount(self.gpu_type[column], taken, self.types))
         if self.tenant is not None:
             used = np.concatenate((used, np.bincount(self.tenant, taken, len(self.room) - self.types)))
         return used
@@ -167,7 +168,7 @@ def minimise(some: Columns, room: Floats, types: int, prices: Floats, smooth: fl
         share = np.exp(reduced, out=reduced)
         share /= np.add.reduceat(share, start)[owner]
         share *= gpus
-        expected = np.bincount(key, share, jobs * types).reshape(jobs, types)
+        expected = cast("Floats", np.bincount(key, share, jobs * types)).reshape(jobs, types)
         gradient = room.copy()
         gradient[:types] -= expected.sum(0)
         share *= gpus

@@ -86,8 +86,9 @@ class Problem:
         return kept and bool((self.use(choice) <= self.rows).all()) and self.objective(choice) > -np.inf
 
     def _check_shapes(self) -> None:
-        if getattr(self.utility, "ndim", 0) != 2 or self.utility.dtype != np.float64:
-            got = f"{getattr(self.utility, 'dtype', type(self.utility).__name__)}{np.shape(self.utility)}"
+        array = self.utility
+        if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype != np.float64:
+            got = f"{array.dtype}{array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
             raise InputError(f"utility is {got}, expected a float64 array of jobs × configurations.")
         jobs, columns = self.utility.shape
         if (self.tenant is None) != (self.quota is None):
@@ -102,8 +103,8 @@ class Problem:
     def _check_ints(name: str, array: Ints | None, length: int | None) -> None:
         if array is None and name in ("forced", "tenant", "quota"):
             return
-        if getattr(array, "ndim", 0) != 1 or array is None or array.dtype.kind != "i":
-            got = f"{getattr(array, 'dtype', type(array).__name__)}{np.shape(array)}"
+        if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind != "i":
+            got = f"{array.dtype}{array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
             raise InputError(f"{name} is {got}, expected a one-dimensional integer array.")
         if length is not None and len(array) != length:
             raise InputError(f"{name} has {len(array)} entries, expected {length} to match utility.")
@@ -185,7 +186,7 @@ def relative_gap(objective: float, bound: float) -> float:
 
 
 def certify(problem: Problem, choice: Ints, bound: float, prices: Floats, target: float, otherwise: Status) -> Solution:
-    """`choice` with its gap to `bound`; the status follows from the gap, or is `otherwise` where the target is missed."""
+    """`choice` with its gap to `bound`; the status follows from the gap, `otherwise` where the target is missed."""
     objective = problem.objective(choice)
     gap = relative_gap(objective, bound)
     status: Status = "optimal" if gap == 0.0 else "within_gap" if gap <= target else otherwise
