@@ -1,0 +1,51 @@
+"""Which configuration each job gets in a round: the problem, ways to solve it, and why the answer is what it is."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from synergy_core.allocator.explain import Explanation, explain
+from synergy_core.allocator.problem import Floats, Problem, Solution
+from synergy_core.errors import InputError, unknown
+
+Method = Literal["auto", "exact", "priced", "small"]
+
+__all__ = ["Explanation", "Method", "Problem", "Solution", "explain", "solve"]
+
+
+def solve(
+    problem: Problem,
+    *,
+    method: Method = "auto",
+    gap: float = 1e-4,
+    time_limit_s: float = float("inf"),
+    prices: Floats | None = None,
+    solver: Literal["auto", "highs", "cbc"] = "auto",
+) -> Solution:
+    """The allocation that is worth most, within `gap` of the best; feasible whatever happens, its own gap stated.
+
+    method: exact, the whole integer programme in PuLP; priced, for thousands of jobs; small, a proven optimum for a few
+    hundred GPUs; auto, small where the capacities have few states, priced otherwise. gap: relative, 0 for a proven
+    optimum. time_limit_s: wall-clock. prices: of the previous round, for a warm start. solver: auto is HiGHS, or CBC
+    where highspy is missing. The same input gives the same answer unless the time limit cuts it short.
+    """
+    from synergy_core.allocator.exact import solve_exact
+    from synergy_core.allocator.priced import solve_priced
+    from synergy_core.allocator.small import is_small, solve_small
+
+    ways = {"exact": solve_exact, "priced": solve_priced, "small": solve_small}
+    if method == "auto":
+        method = "small" if is_small(problem) else "priced"
+    if method not in ways:
+        raise unknown("method", method, [*ways, "auto"])
+    if not gap >= 0 or not time_limit_s >= 0:
+        raise InputError(f"gap is {gap} and time_limit_s {time_limit_s}, expected both ≥ 0.")
+    if prices is not None and prices.shape != (len(problem.rows),):
+        raise InputError(
+            f"prices have shape {prices.shape}, expected ({len(problem.rows)},): one per type, then tenant."
+        )
+    if prices is not None and not (np.isfinite(prices).all() and (prices >= 0).all()):
+        raise InputError("prices have a negative or non-finite entry, expected utility per GPU ≥ 0.")
+    return ways[method](problem, gap=gap, time_limit_s=time_limit_s, prices=prices, solver=solver)

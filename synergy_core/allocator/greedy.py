@@ -1,0 +1,60 @@
+"""A feasible allocation at given prices, without any solver: the round's answer where there is nothing better."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from synergy_core.allocator.prices import Open
+from synergy_core.allocator.problem import Floats, Ints
+
+
+def greedy(work: Open, prices: Floats) -> Ints:
+    """(F,) columns of `work` that fit together: jobs by falling reduced value per GPU, each the best that still fits.
+
+    Ties go to the lower job, then the lower column. O(F C).
+    """
+    reduced = work.reduced(prices)
+    wanted = reduced.argmax(axis=1)
+    jobs = np.arange(len(wanted))
+    taken = work.gpus[wanted]
+    # Who wants nothing at these prices comes last: it may still take what nobody else does.
+    worth = np.where(taken > 0, reduced[jobs, wanted] / np.maximum(taken, 1.0), -1.0)
+    order = np.lexsort((jobs, -worth))
+    column = np.full(len(wanted), len(work.gpus) - 1)
+    fit = _prefix(work, order, wanted)
+    column[order[:fit]] = wanted[order[:fit]]
+    left = work.room - work.use(column)
+    for job in order[fit:].tolist():
+        room = left[: work.types]
+        if not room.any():
+            break
+        fits = work.gpus <= room[work.gpu_type]
+        payer = -1 if work.tenant is None else work.types + int(work.tenant[job])
+        if payer >= 0:
+            fits &= work.gpus <= left[payer]
+        # The last column, nothing, always fits; among equals a real one is better.
+        worth_now = np.where(fits & (work.utility[job] > 0), reduced[job], -np.inf)
+        chosen = int(worth_now.argmax())
+        if worth_now[chosen] == -np.inf:
+            continue
+        column[job] = chosen
+        left[work.gpu_type[chosen]] -= work.gpus[chosen]
+        if payer >= 0:
+            left[payer] -= work.gpus[chosen]
+    return column
+
+
+def _prefix(work: Open, order: Ints, wanted: Ints) -> int:
+    """How many jobs of `order` can all have what they want, before the first that cannot."""
+    taken, kind = work.gpus[wanted[order]], work.gpu_type[wanted[order]]
+    fit = len(order)
+    for row in range(len(work.room)):
+        if row < work.types:
+            here = kind == row
+        else:
+            assert work.tenant is not None
+            here = work.tenant[order] == row - work.types
+        over = np.cumsum(np.where(here, taken, 0.0)) > work.room[row]
+        if over.any():
+            fit = min(fit, int(over.argmax()))
+    return fit

@@ -1,0 +1,63 @@
+"""Thousands of jobs: prices from a sample, then from the few columns that can still win, then `core.finish`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from synergy_core.allocator.core import deadline, everything_fits, finish
+from synergy_core.allocator.exact import Solver
+from synergy_core.allocator.prices import COARSEST, FINEST, Open, cold_prices, columns_where, minimise, opened
+from synergy_core.allocator.problem import Floats, Problem, Solution
+
+SAMPLED_JOBS = 500
+AROUND = 0.08
+"""Half the width of the box about the sample's (or the last round's) prices, as a part of each."""
+BOXES = 4
+WARM = 0.02
+"""μ at a warm start, in mean best utilities of a job."""
+FIRST_EXTRA = 150
+"""Near-tied columns of the first integer programme."""
+
+
+def solve_priced(
+    problem: Problem, *, gap: float, time_limit_s: float, prices: Floats | None = None, solver: Solver = "auto"
+) -> Solution:
+    """An allocation whose gap is certified, at most `gap` where time allows; `gap` 0 asks for the proven optimum."""
+    limit_s = deadline(time_limit_s)
+    work = opened(problem)
+    free = everything_fits(problem, work)
+    if free is not None:
+        return free
+    prices = find_prices(work, prices)
+    return finish(problem, work, prices, extra=FIRST_EXTRA, gap=gap, deadline_s=limit_s, solver=solver)
+
+
+def find_prices(work: Open, prices: Floats | None) -> Floats:
+    """Prices near the minimum of D, from the last round's where there are any."""
+    scale, types = work.scale, work.types
+    jobs = len(work.jobs)
+    if prices is None or not prices.any():
+        every = max(1, jobs // SAMPLED_JOBS)
+        rows = np.arange(0, jobs, every)
+        some, *_ = columns_where(work, work.utility[rows] > -np.inf, rows)
+        room = work.room * (len(rows) / jobs)
+        prices = minimise(some, room, types, cold_prices(work), COARSEST * scale, FINEST * scale)
+        if every == 1:
+            return prices
+    for _ in range(BOXES):
+        width = np.maximum(AROUND * prices, AROUND * 0.1 * float(prices.mean()))
+        floor = np.maximum(prices - width, 0.0)
+        most = work.reduced(floor)
+        least = work.reduced(prices + width).max(axis=1)
+        keep = most >= least[:, None]
+        open_jobs = np.nonzero(keep.sum(axis=1) > 1)[0]
+        settled = most.argmax(axis=1)
+        settled[open_jobs] = len(work.gpus) - 1
+        room = work.room - work.use(settled)
+        some, *_ = columns_where(work, keep[open_jobs], open_jobs)
+        found = minimise(some, room, types, prices, WARM * scale, FINEST * scale)
+        inside = bool(((found >= floor) & (found <= prices + width)).all())
+        prices = found
+        if inside:
+            break
+    return prices

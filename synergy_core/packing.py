@@ -1,0 +1,361 @@
+"""All jobs of a round onto concrete GPUs at once: who keeps count and type stays where it is, the rest by falling size.
+
+Sizes that are powers of two up to a node, or whole nodes, always fit if their total does: placed by falling size, what
+is free of a node is a multiple of the size at hand, however the jobs lie (provided nodes hold a power of two of GPUs
+and nobody is pinned). A job that finds no room displaces smaller ones, which are placed after it. Other sizes follow
+the same rule as best-fit decreasing, and are spread over nodes only where that fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.cluster import Cluster
+from synergy_core.errors import InputError
+from synergy_core.state import Ints, Placed
+
+
+class Packing(NamedTuple):
+    """placed: of each job, () for none. migrated: jobs that moved although their count and type did not change.
+
+    spread: jobs that lie on more nodes than their size needs, because nothing else was left.
+    """
+
+    placed: list[Placed]
+    migrated: list[int]
+    spread: list[int]
+
+
+def pack(
+    cluster: Cluster,
+    gpus: Ints,
+    gpu_type: Ints,
+    current: Sequence[Placed],
+    pinned: NDArray[np.bool_] | None = None,
+) -> list[Placed]:
+    """The GPUs of every job; see `packing`, which also says who had to move."""
+    return packing(cluster, gpus, gpu_type, current, pinned).placed
+
+
+def packing(
+    cluster: Cluster,
+    gpus: Ints,
+    gpu_type: Ints,
+    current: Sequence[Placed],
+    pinned: NDArray[np.bool_] | None = None,
+) -> Packing:
+    """The GPUs of every job, the same for the same input.
+
+    gpus: (J,), 0 for none. gpu_type: (J,) indices into `cluster.gpu_types`, −1 for any (its present one, else the first
+    with room). current: where each job is now, () for nowhere. pinned: (J,) jobs that must not move.
+    Raises InputError where a type's jobs exceed its GPUs, where a pinned job changes its count or type, and where the
+    present placements overlap or name GPUs that do not exist.
+    """
+    count = len(gpus)
+    if not len(gpu_type) == len(current) == count or (pinned is not None and len(pinned) != count):
+        lengths = f"{count}, {len(gpu_type)}, {len(current)}" + ("" if pinned is None else f", {len(pinned)}")
+        raise InputError(f"gpus, gpu_type, current (and pinned) have {lengths} entries, expected the same of each.")
+    floor = _Floor(cluster, current)
+    fixed = pinned.tolist() if pinned is not None else [False] * count
+    kind = _types(cluster, floor, gpus.tolist(), gpu_type.tolist(), fixed)
+    first = _attempt(floor, gpus, kind, fixed, askew_stay=True)
+    if first.spread and floor.askew and any(_divides(int(gpus[job]), floor.largest[kind[job]]) for job in first.spread):
+        return min(first, _attempt(floor, gpus, kind, fixed, askew_stay=False), key=lambda each: len(each.spread))
+    return first
+
+
+def _divides(size: int, node_gpus: int) -> bool:
+    return node_gpus % size == 0 if size <= node_gpus else size % node_gpus == 0
+
+
+class _Floor:
+    """The nodes and what lies on them before the round; shared by its attempts, never changed."""
+
+    def __init__(self, cluster: Cluster, current: Sequence[Placed]) -> None:
+        self.types = cluster.gpu_types
+        of_type = {name: at for at, name in enumerate(self.types)}
+        counts = [each.nodes for each in cluster.node_types]
+        self.kind = np.repeat([of_type[each.gpu_type] for each in cluster.node_types], counts)
+        self.capacity = np.repeat([each.gpus_per_node for each in cluster.node_types], counts)
+        self.kinds: list[int] = self.kind.tolist()
+        self.capacities: list[int] = self.capacity.tolist()
+        self.total = [cluster.gpus_of(name) for name in self.types]
+        self.largest = [max(e.gpus_per_node for e in cluster.node_types if e.gpu_type == name) for name in self.types]
+        self.current = current
+        self.held = [sum([mask.bit_count() for _, mask in placed]) for placed in current]
+        self.full = [(1 << gpus) - 1 for gpus in self.capacities]
+        self.askew = {job for job, placed in enumerate(current) if len(placed) > 1 and not self._whole(placed)}
+        self._check()
+
+    def _whole(self, placed: Placed) -> bool:
+        return all(mask == self.full[node] for node, mask in placed if node < len(self.full))
+
+    def _check(self) -> None:
+        """Nothing outside the cluster, nothing twice, one GPU type each."""
+        free = self.full.copy()
+        nodes = len(free)
+        for job, placed in enumerate(self.current):
+            for node, mask in placed:
+                if not 0 <= node < nodes or free[node] & mask != mask or not mask:
+                    what = "does not exist" if not 0 <= node < nodes else "lacks those GPUs, or another job has them"
+                    raise InputError(f"job {job} is said to hold GPUs {mask:#b} of node {node}, which {what}.")
+                free[node] ^= mask
+            if len(placed) > 1 and len({self.kinds[node] for node, _ in placed}) > 1:
+                raise InputError(f"job {job} is said to lie on several GPU types, expected one.")
+        self.idle = free
+
+
+def _types(cluster: Cluster, floor: _Floor, gpus: list[int], wanted: list[int], pinned: list[bool]) -> list[int]:
+    """The GPU type of every job; who named none keeps its own while there is room, else takes the first with room."""
+    left = floor.total.copy()
+    kind = wanted.copy()
+    open_jobs = []
+    for job, size in enumerate(gpus):
+        asked, placed = wanted[job], floor.current[job]
+        if not -1 <= asked < len(left):
+            raise InputError(f"gpu_type[{job}] is {asked}, expected −1 to {len(left) - 1}.")
+        if size < 0:
+            raise InputError(f"gpus[{job}] is {size}, expected at least 0.")
+        at = floor.kinds[placed[0][0]] if placed else -1
+        if pinned[job] and placed and (size != floor.held[job] or asked not in (-1, at)):
+            raise InputError(
+                f"job {job} is pinned to {floor.held[job]} GPUs of {floor.types[at]}, but is to have {size} of "
+                f"{floor.types[asked] if asked >= 0 else 'any type'}; leave it as it is, or unpin it."
+            )
+        if pinned[job] and placed:
+            kind[job] = at
+            left[at] -= size
+        elif asked >= 0:
+            left[asked] -= size
+        elif size:
+            open_jobs.append(job)
+    for at, spare in enumerate(left):
+        if spare < 0:
+            total = floor.total[at]
+            raise InputError(f"the jobs on {floor.types[at]} need {total - spare} GPUs, the cluster has {total} of it.")
+    for stays in (True, False):
+        for job in sorted(open_jobs, key=lambda each: (-gpus[each], each)):
+            placed = floor.current[job]
+            at = floor.kinds[placed[0][0]] if placed else -1
+            if stays and at >= 0 and floor.held[job] == gpus[job] <= left[at]:
+                kind[job] = at
+                left[at] -= gpus[job]
+            elif not stays and kind[job] < 0:
+                kind[job] = next((each for each, spare in enumerate(left) if spare >= gpus[job]), -1)
+                if kind[job] < 0:
+                    raise InputError(f"job {job} needs {gpus[job]} GPUs of one type; left are {left}.")
+                left[kind[job]] -= gpus[job]
+    return kind
+
+
+def _attempt(floor: _Floor, gpus: Ints, kind: list[int], pinned: list[bool], *, askew_stay: bool) -> Packing:
+    """One packing; with askew_stay False, jobs that lie on parts of several nodes are placed anew unless pinned."""
+    ground = _Ground(floor, pinned)
+    sizes: list[int] = gpus.tolist()
+    leaving = set() if askew_stay else {job for job in floor.askew if not pinned[job]}
+    waiting = []
+    for job, (size, held, placed) in enumerate(zip(sizes, floor.held, floor.current, strict=True)):
+        if held and (size != held or floor.kinds[placed[0][0]] != kind[job] or job in leaving):
+            ground.leave(job)
+            if size:
+                waiting.append((-size, job))
+        elif size and not held:
+            waiting.append((-size, job))
+    heapify(waiting)
+    spread = []
+    while waiting:
+        size, job = heappop(waiting)
+        pieces, displaced = ground.place(-size, kind[job], job)
+        for each in displaced:
+            heappush(waiting, (-sizes[each], each))
+        if pieces is None:
+            pieces = ground.spread(-size, kind[job])
+            spread.append(job)
+        ground.placed[job] = tuple(pieces)
+    migrated = [
+        job
+        for job in sorted(ground.left)
+        if floor.held[job] == sizes[job]
+        and floor.kinds[floor.current[job][0][0]] == kind[job]
+        and sorted(ground.placed[job]) != sorted(floor.current[job])
+    ]
+    return Packing(ground.placed, migrated, sorted(spread))
+
+
+class _Ground:
+    """Free GPUs while a round is being placed: nodes in a stack per number of free GPUs, so a best fit costs O(1).
+
+    A stack's entry counts only while its node still has that many free.
+    """
+
+    def __init__(self, floor: _Floor, pinned: list[bool]) -> None:
+        self.floor = floor
+        self.pinned = pinned
+        self.placed: list[Placed] = list(floor.current)
+        self.left: set[int] = set()
+        self.mask = floor.idle.copy()
+        self.free = [mask.bit_count() for mask in self.mask]
+        self.stacks: list[list[list[int]]] = [[[] for _ in range(most + 1)] for most in floor.largest]
+        for node in np.nonzero(self.free)[0][::-1].tolist():
+            self.stacks[floor.kinds[node]][self.free[node]].append(node)
+        self.by_node: dict[int, list[int]] | None = None
+        self.total = np.zeros(0, dtype=np.int64)
+        self.below: dict[int, NDArray[np.int64]] = {}
+
+    def leave(self, job: int) -> None:
+        """Takes a job off its GPUs."""
+        for node, mask in self.floor.current[job]:
+            self._set(node, self.mask[node] | mask)
+        self.placed[job] = ()
+        self.left.add(job)
+
+    def place(self, size: int, kind: int, job: int) -> tuple[list[tuple[int, int]] | None, list[int]]:
+        """GPUs for a job without spreading it, or None; and the smaller jobs that had to make room."""
+        current, displaced = self.floor.current[job], []
+        returns = job in self.left and self.floor.held[job] == size and self.floor.kinds[current[0][0]] == kind
+        if returns and job not in self.floor.askew and all(self.mask[node] & mask == mask for node, mask in current):
+            for node, mask in current:
+                self._set(node, self.mask[node] ^ mask)
+            return list(current), []
+        pieces: list[tuple[int, int]] = []
+        rest = size
+        while rest:
+            piece = rest if rest < self.floor.largest[kind] else self.floor.largest[kind]
+            node = self._best_fit(piece, kind)
+            if node < 0:
+                node, more = self._make_room(piece, kind, size)
+                displaced += more
+            if node < 0 and rest > piece:
+                node, piece = self._smaller_idle(rest, kind)
+            if node < 0:
+                for each, mask in pieces:
+                    self._set(each, self.mask[each] | mask)
+                return None, displaced
+            pieces.append((node, self._take(node, piece)))
+            rest -= piece
+        return pieces, displaced
+
+    def spread(self, size: int, kind: int) -> list[tuple[int, int]]:
+        """The nodes with most free GPUs, the last piece by best fit; the type's total is known to suffice."""
+        pieces = []
+        for free in range(self.floor.largest[kind], 0, -1):
+            stack = self.stacks[kind][free]
+            while size and stack:
+                node = stack.pop()
+                if self.free[node] != free:
+                    continue
+                if size <= free:
+                    best = self._best_fit(size, kind) if size < free else node
+                    if best != node:
+                        stack.append(node)
+                    node = best if best >= 0 else node
+                piece = min(size, self.free[node])
+                pieces.append((node, self._take(node, piece)))
+                size -= piece
+        assert not size, f"{size} GPUs more than are free"
+        return pieces
+
+    def _best_fit(self, size: int, kind: int) -> int:
+        """The node with the fewest free GPUs that has `size`, −1 if none has."""
+        stacks, free_of = self.stacks[kind], self.free
+        for free in range(size, len(stacks)):
+            stack = stacks[free]
+            while stack:
+                node = stack[-1]
+                if free_of[node] == free:
+                    return node
+                stack.pop()
+        return -1
+
+    def _smaller_idle(self, most: int, kind: int) -> tuple[int, int]:
+        """A whole idle node, the largest of those with at most `most` GPUs; (−1, 0) if there is none."""
+        stacks = self.stacks[kind]
+        for free in range(min(most, len(stacks) - 1), 0, -1):
+            for node in reversed(stacks[free]):
+                if self.free[node] == free == self.floor.capacities[node]:
+                    return node, free
+        return -1, 0
+
+    def _take(self, node: int, count: int) -> int:
+        """The `count` lowest free GPUs of a node."""
+        mask, taken = self.mask[node], 0
+        if count == self.free[node]:
+            taken = mask
+        else:
+            for _ in range(count):
+                bit = mask & -mask
+                taken |= bit
+                mask ^= bit
+        self._set(node, self.mask[node] ^ taken)
+        return taken
+
+    def _set(self, node: int, mask: int) -> None:
+        free = mask.bit_count()
+        self.mask[node], self.free[node] = mask, free
+        if free:
+            self.stacks[self.floor.kinds[node]][free].append(node)
+        if len(self.total):
+            self.total[node] = free
+
+    def _make_room(self, piece: int, kind: int, size: int) -> tuple[int, list[int]]:
+        """The node where the fewest GPUs of jobs smaller than `size` must go for `piece` to fit, and those jobs."""
+        if self.by_node is None:
+            self._index()
+        assert self.by_node is not None
+        if size not in self.below:
+            self.below[size] = self._movable_below(size)
+        below = self.below[size]
+        room = self.total + below
+        room[self.floor.kind != kind] = -1
+        likely = np.where(room >= piece, self.total, -1)
+        node = int(likely.argmax())
+        if likely[node] < 0:
+            return -1, []
+        going = []
+        here = [job for job in self.by_node[node] if job not in self.left and self._level(job) < size]
+        while self.free[node] < piece:
+            need = piece - self.free[node]
+            parts = {job: dict(self.floor.current[job])[node].bit_count() for job in here}
+            # The smallest that is enough; else the largest there is.
+            enough = [job for job in here if parts[job] >= need]
+            job = (
+                min(enough, key=lambda each: (parts[each], each)) if enough else max(here, key=lambda e: (parts[e], -e))
+            )
+            here.remove(job)
+            going.append(job)
+            for limit, counts in self.below.items():
+                if self._level(job) < limit:
+                    for each, mask in self.floor.current[job]:
+                        counts[each] -= mask.bit_count()
+            self.leave(job)
+        return node, going
+
+    def _index(self) -> None:
+        """Who is on which node, made when first somebody has to make room."""
+        self.by_node = {}
+        for job, placed in enumerate(self.floor.current):
+            if job not in self.left and not self.pinned[job]:
+                for node, _ in placed:
+                    self.by_node.setdefault(node, []).append(job)
+        self.total = np.array(self.free)
+
+    def _movable_below(self, size: int) -> NDArray[np.int64]:
+        """(nodes,) GPUs of jobs that still lie where they were and may make room for a job of `size`."""
+        counts = np.zeros(len(self.free), dtype=np.int64)
+        for job, placed in enumerate(self.floor.current):
+            if placed and job not in self.left and not self.pinned[job] and self._level(job) < size:
+                for node, mask in placed:
+                    counts[node] += mask.bit_count()
+        return counts
+
+    def _level(self, job: int) -> int:
+        """A job makes room for larger ones only; one that lies askew counts as its smallest piece."""
+        placed = self.floor.current[job]
+        if len(placed) > 1 and job in self.floor.askew:
+            return min(mask.bit_count() for _, mask in placed)
+        return self.floor.held[job]
