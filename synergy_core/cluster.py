@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, get_args
 
-from synergy_core.errors import InputError
+from synergy_core.errors import InputError, unknown
 
 MOST_GPUS_PER_NODE = 64
 MOST_NODES = 100_000
+PlacementRule = Literal["best_fit", "most_free"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +47,21 @@ class Cluster:
     virtual_clusters: GPUs each tenant may hold; empty means one pool for all. They may add up to less than the
     cluster, not to more. borrowing: whether a tenant may exceed its quota while others leave GPUs idle.
     whole_nodes: whether a job larger than a node must get whole nodes (and its remainder on one further node)
-    rather than GPUs wherever they are free.
+    rather than GPUs wherever they are free. placement: where a job goes: "best_fit", on one node if possible and the
+    fullest that fits, or "most_free", on the nodes with most free GPUs one after another (as Pollux's simulator does).
     """
 
     node_types: tuple[NodeType, ...]
     virtual_clusters: dict[str, int] = field(default_factory=dict)
     borrowing: bool = False
     whole_nodes: bool = False
+    placement: PlacementRule = "best_fit"
 
     def __post_init__(self) -> None:
         if not self.node_types:
             raise InputError("a cluster has at least one node type; got none.")
+        if self.placement not in get_args(PlacementRule):
+            raise unknown("cluster.placement", self.placement, get_args(PlacementRule))
         names = [each.name for each in self.node_types]
         if len(set(names)) < len(names):
             raise InputError(f"node types {names} are not distinct; give each its own name.")

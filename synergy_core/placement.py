@@ -13,12 +13,23 @@ from synergy_core.state import Placed
 class TypePool:
     """The nodes of one GPU type."""
 
-    __slots__ = ("bit_of", "by_free", "capacity", "free_count", "free_mask", "gpus", "of_size", "whole_nodes")
+    __slots__ = (
+        "bit_of",
+        "by_free",
+        "capacity",
+        "free_count",
+        "free_mask",
+        "gpus",
+        "most_free",
+        "of_size",
+        "whole_nodes",
+    )
 
-    def __init__(self, capacity: dict[int, int], *, whole_nodes: bool) -> None:
+    def __init__(self, capacity: dict[int, int], *, whole_nodes: bool, most_free: bool = False) -> None:
         """capacity: GPUs of each node, by node number; the numbers need not be contiguous."""
         self.capacity = capacity
         self.whole_nodes = whole_nodes
+        self.most_free = most_free
         self.free_count = dict(capacity)
         self.free_mask = {node: (1 << gpus) - 1 for node, gpus in capacity.items()}
         self.of_size = [0] * (max(capacity.values()) + 1)
@@ -32,6 +43,7 @@ class TypePool:
         """An independent copy, for trying things out."""
         other = TypePool.__new__(TypePool)
         other.capacity, other.whole_nodes, other.gpus = self.capacity, self.whole_nodes, self.gpus
+        other.most_free = self.most_free
         other.free_count, other.free_mask = dict(self.free_count), dict(self.free_mask)
         other.by_free, other.of_size, other.bit_of = list(self.by_free), self.of_size, self.bit_of
         return other
@@ -40,6 +52,8 @@ class TypePool:
         """(node, GPU count) pairs for `gpus`, or None. Claims nothing."""
         if gpus > self.gpus:
             return None
+        if self.most_free:
+            return self._from_most_free(gpus)
         by_free = self.by_free
         for free in range(gpus, len(by_free)):
             nodes = by_free[free]
@@ -51,6 +65,18 @@ class TypePool:
                 return consolidated
             return self._spread(gpus)
         return None
+
+    def _from_most_free(self, gpus: int) -> list[tuple[int, int]]:
+        """As many as possible of the node with most free GPUs, the lowest number first; then of the next."""
+        chosen: list[tuple[int, int]] = []
+        for free in range(len(self.by_free) - 1, 0, -1):
+            nodes = self.by_free[free]
+            while nodes and gpus:
+                bit = nodes & -nodes
+                nodes ^= bit
+                chosen.append((bit.bit_length() - 1, min(free, gpus)))
+                gpus -= min(free, gpus)
+        return chosen
 
     def _whole_nodes(self, gpus: int) -> list[tuple[int, int]] | None:
         """Idle nodes, the largest first, and the remainder on the fullest further node that has it."""
@@ -155,7 +181,12 @@ class Placement:
         for each, first in zip(cluster.node_types, cluster.first_nodes(), strict=True):
             for node in range(first, first + each.nodes):
                 capacity[each.gpu_type][node] = each.gpus_per_node
-        self._set({kind: TypePool(nodes, whole_nodes=cluster.whole_nodes) for kind, nodes in capacity.items()})
+        self._set(
+            {
+                kind: TypePool(nodes, whole_nodes=cluster.whole_nodes, most_free=cluster.placement == "most_free")
+                for kind, nodes in capacity.items()
+            }
+        )
 
     def _set(self, pools: dict[str, TypePool]) -> None:
         self.pools = pools
@@ -192,6 +223,10 @@ class Placement:
             return None if pairs is None else only.claim_counts(pairs)
         found = self._find(gpus, gpu_type)
         return None if found is None else found[0].claim_counts(found[1])
+
+    def take(self, node_gpus: list[tuple[int, int]]) -> Placed:
+        """Claims that many GPUs of each node, which must be free; nodes of one GPU type."""
+        return self._pool_of_node[node_gpus[0][0]].claim_counts(node_gpus)
 
     def claim(self, placement: Placed) -> bool:
         """Claims exactly these GPUs; False, and nothing claimed, if one of them is taken."""

@@ -31,7 +31,7 @@ def lane_kind(policy: OrderingPolicy) -> type[Lane]:
 class IncrementalQueue:
     """One lane per virtual cluster, or a single one, and the GPUs they are placed on."""
 
-    __slots__ = ("_dirty", "_jumping", "_lanes", "_only", "_placement", "waiting")
+    __slots__ = ("_any_node", "_dirty", "_jumping", "_lanes", "_only", "_placement", "waiting")
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster) -> None:
         kind = lane_kind(policy)
@@ -43,6 +43,7 @@ class IncrementalQueue:
         self._only = self._lanes[""] if not cluster.virtual_clusters else None
         self._dirty: dict[str, None] = {}
         self._placement = Placement(cluster)
+        self._any_node = cluster.placement == "most_free"
         self.waiting = 0
 
     @staticmethod
@@ -92,10 +93,10 @@ class IncrementalQueue:
         return stops, chosen
 
     def _place(self, stops: list[Job], chosen: list[Job]) -> list[tuple[Job, Placed]]:
-        """Wide jobs first, so that they find whole nodes."""
+        """Wide jobs first, so that they find whole nodes; in the order of the walk where any node will do."""
         for job in stops:
             self._placement.release(job.placement)
-        if len(chosen) > 1:
+        if len(chosen) > 1 and not self._any_node:
             chosen.sort(key=_widest_first)
         starts = []
         for job in chosen:

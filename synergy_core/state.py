@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.cluster import Cluster
+
+if TYPE_CHECKING:
+    from synergy_core.job import JobSpec
+    from synergy_core.task import SynergyTask
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -16,6 +20,11 @@ Ints = NDArray[np.int64]
 NEVER = float("inf")
 Placed = tuple[tuple[int, int], ...]
 """(node, mask of its GPUs) pairs."""
+
+
+def gpus_in(placed: Placed) -> int:
+    """How many GPUs that is."""
+    return sum([mask.bit_count() for _, mask in placed])
 
 
 class JobView(Protocol):
@@ -73,23 +82,30 @@ class OracleJobView(JobView, Protocol):
 class Job:
     """The scheduler's record of one job; what policies may read of it is `JobView`.
 
-    Drivers subclass it to add what only they know. `placement` is where it runs, empty while it waits.
+    Drivers subclass it to add what only they know. `placement` is where it runs, empty while it waits; `held_gpus`
+    counts it; `first_step_s` is when training (re)starts, as far as the driver knows. spec: what was submitted, and
+    task: what is believed of it; None for a job that only has a run time.
     """
 
     __slots__ = (
         "attained_service_gpu_s",
         "estimate_s",
         "first_start_s",
+        "first_step_s",
         "gpu_type",
         "gpus",
+        "held_gpus",
         "job_id",
+        "moved",
         "placement",
         "predicted_duration_s",
         "queue_entered_s",
         "restarts",
         "running",
         "settled_s",
+        "spec",
         "submit_time_s",
+        "task",
         "ticket",
         "user",
         "virtual_cluster",
@@ -120,7 +136,12 @@ class Job:
         self.queue_entered_s = submit_time_s
         self.restarts = 0
         self.running = False
+        self.first_step_s = NEVER
+        self.held_gpus = 0
+        self.moved = False
         self.placement: Placed = ()
+        self.spec: JobSpec | None = None
+        self.task: SynergyTask | None = None
         self.ticket: object = None
 
     def settle(self, now_s: float) -> None:
@@ -128,24 +149,27 @@ class Job:
         if self.running:
             if now_s <= self.settled_s:
                 return
-            self.attained_service_gpu_s += self.gpus * (now_s - self.settled_s)
+            self.attained_service_gpu_s += self.held_gpus * (now_s - self.settled_s)
         self.settled_s = now_s
 
-    def started(self, now_s: float, placement: Placed) -> None:
-        """It holds `placement` from now on."""
+    def started(self, now_s: float, placement: Placed, *, moved: bool = False) -> None:
+        """It holds `placement` from now on. moved: it goes on there as if nothing had happened, at no cost."""
         self.settled_s = now_s
         if self.first_start_s == NEVER:
             self.first_start_s = now_s
-        else:
+        elif not moved:
             self.restarts += 1
         self.running = True
+        self.moved = moved
         self.placement = placement
+        self.held_gpus = gpus_in(placement)
 
     def stopped(self, now_s: float) -> None:
         """It holds nothing from now on."""
         self.settle(now_s)
         self.running = False
         self.placement = ()
+        self.held_gpus = 0
 
     def __repr__(self) -> str:
         return f"Job({self.job_id}, submit={self.submit_time_s:g} s, {self.gpus} GPUs, running={self.running})"
@@ -157,15 +181,21 @@ class Allocations:
 
     gpu_type: an index into the cluster's `gpu_types`, −1 where any will do.
     objective, bound: of the problem it solved, NaN where it solved none.
+    node_gpus: for a policy that chooses nodes too, GPUs of each job (rows) on each node of the cluster (columns).
+    solved: the problem and its solution (`synergy_core.choice.Solved`), to be explained; None where there is none.
+    memory: what the policy wants to find in the next state (`GoodputState.memory`); it keeps nothing itself.
     """
 
     gpus: Ints
     gpu_type: Ints
     objective: float = float("nan")
     bound: float = float("nan")
+    node_gpus: Ints | None = None
+    memory: Any = None
+    solved: Any = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClusterState:
     """Every active job at one instant, in columns, in order of job id. Arrays are read-only, one entry per job.
 
@@ -233,7 +263,7 @@ class ClusterState:
         return Allocations(gpus, gpu_type)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OracleClusterState(ClusterState):
     """The state with the truth beside it; see `OracleJobView` for the two columns."""
 

@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,16 +22,19 @@ from synergy_core.cluster import Cluster
 from synergy_core.decision import Decision
 from synergy_core.policies import OrderingPolicy, Policy
 from synergy_core.scheduler import scheduler_for
-from synergy_core.state import NEVER, Placed
+from synergy_core.state import NEVER, Placed, gpus_in
 from synergy_core.units import on_grid
-from synergy_sim.execution import ExecutionModel, SimulatedJob
+from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
 from synergy_sim.fit import check_fit
+from synergy_sim.ground_truth import Truth
 from synergy_sim.log import DecisionLog, EventLog, Kind, Run
 from synergy_sim.rounds import Leaving, rounds
+from synergy_sim.training import TrainingJob
 from synergy_sim.workload import Workload
 
 SUBMIT, STOP, FINISH = int(Kind.SUBMIT), int(Kind.STOP), int(Kind.FINISH)
 AFTER_ALL_ELSE = 2  # SimPy's own priorities are 0 (urgent) and 1 (normal)
+AFTER_DECISIONS = 3
 DECISIONS_PER_PROGRESS = 2_000
 
 Progress = Callable[[float, int], None]
@@ -65,16 +68,25 @@ class Simulation:
         cluster: Cluster,
         policy: Policy,
         execution: ExecutionModel,
+        truth: Truth | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.workload = workload
+        self.cluster = cluster
         self.execution = execution
+        self.truth = truth
+        self._tunes_batch = not isinstance(policy, OrderingPolicy) and policy.tunes_batch
+        self._asks_progress = not isinstance(policy, OrderingPolicy) and policy.reads_goodput
+        self.training: dict[int, TrainingJob] = {}
         self.env = simpy.Environment()
-        self.scheduler = scheduler_for(policy, cluster)
+        self.scheduler = scheduler_for(policy, cluster, free_moves=execution.free_moves)
         self.event_driven = isinstance(policy, OrderingPolicy) and execution.round_s is None
         own_round_s = 0.0 if isinstance(policy, OrderingPolicy) else policy.round_s
-        self.round_s = execution.round_s or on_grid(own_round_s)
+        own = own_round_s if execution.own_rounds or execution.round_s is None else 0.0
+        self.round_s = on_grid(own) or execution.round_s or 0.0
         self._keys_jump = isinstance(policy, OrderingPolicy) and policy.next_change is not None
+        self._type_of_node = [each.gpu_type for each in cluster.node_types for _ in range(each.nodes)]
+        self._gpus_per_node = {each.gpu_type: each.gpus_per_node for each in reversed(cluster.node_types)}
         self.log = EventLog()
         self.decisions = DecisionLog()
         self.progress = progress
@@ -108,10 +120,15 @@ class Simulation:
         codes = (work.virtual_cluster_code, work.user_code, work.gpu_type_code, work.model_code)
         tenants, users, kinds, models = work.virtual_clusters, work.users, work.gpu_types, work.models
         costs = [self.execution.costs_of(model) for model in models]
+        trained = [] if self.truth is None else np.flatnonzero(np.isfinite(work.work_scale)).tolist()
+        is_trained = set(trained)
         chunk = 4_096
         for first in range(0, len(work), chunk):
             rows = zip(*(column[first : first + chunk].tolist() for column in (*columns, *codes)), strict=True)
             for job_id, (submit_s, gpus, duration_s, estimate_s, tenant, user, kind, model) in enumerate(rows, first):
+                if job_id in is_trained:
+                    yield self._training_job(job_id, costs[model])
+                    continue
                 yield SimulatedJob(
                     job_id,
                     submit_s,
@@ -123,6 +140,32 @@ class Simulation:
                     gpu_type=kinds[kind],
                     estimate_s=estimate_s,
                 )
+
+    def _training_job(self, job_id: int, costs: Costs) -> TrainingJob:
+        """A row whose speed depends on what it is given."""
+        work, truth, cluster = self.workload, self.truth, self.cluster
+        assert truth is not None
+        model = work.models[work.model_code[job_id]]
+        return TrainingJob(
+            job_id,
+            float(work.submit_time_s[job_id]),
+            int(work.gpus[job_id]),
+            float(work.duration_s[job_id]),
+            costs,
+            spec=truth.spec(work, job_id, cluster, costs),
+            application=truth.application(model),
+            work_scale=float(work.work_scale[job_id]),
+            slowdown=truth.slowdown.get(model, 1.0),
+            whole_seconds=self.execution.whole_seconds,
+            tunes_batch=self._tunes_batch,
+            type_of_node=self._type_of_node,
+            gpus_per_node=self._gpus_per_node,
+            disturbance=truth.disturbance,
+            virtual_cluster=work.virtual_clusters[work.virtual_cluster_code[job_id]],
+            user=work.users[work.user_code[job_id]],
+            gpu_type=work.gpu_types[work.gpu_type_code[job_id]],
+            estimate_s=float(work.estimate_s[job_id]),
+        )
 
     def _arrivals(self) -> Generator[simpy.Event, None, None]:
         env, arrive, log = self.env, self.scheduler.arrive, self.log.append
@@ -151,13 +194,15 @@ class Simulation:
         """The job is done and holds nothing from now on."""
         job.completion = None
         now_s = self.env.now
-        self.log.append(now_s, FINISH, job.job_id, job.gpus)
+        gpus = job.on_gpus
+        self.log.append(now_s, FINISH, job.job_id, gpus)
+        self.training.pop(job.job_id, None)
         if self.event_driven or job.running:  # the scheduler may know already that its last round was its last
             self.scheduler.finish(job, now_s)
             if not self.event_driven:
-                self.promised_gpus[job.virtual_cluster] -= job.gpus
+                self.promised_gpus[job.virtual_cluster] -= gpus
         self.running -= 1
-        self.gpus_used -= job.gpus
+        self.gpus_used -= gpus
         self.active -= 1
         self.done += 1
         if self.done == len(self.workload):
@@ -190,9 +235,7 @@ class Simulation:
         for job, placed in decision.starts:
             if job.job_id in left_already:  # it was to move, but was done
                 continue
-            self.log.start(now_s, job.job_id, job.gpus, placed)
-            self.running += 1
-            self.gpus_used += job.gpus
+            self.occupy((job, placed))  # type: ignore[arg-type]
             start_s = max(now_s, self._free_s(placed)) if self._vacated else now_s
             self.run_from(job, start_s)  # type: ignore[arg-type]
         self.note(decision, took_s)
@@ -203,6 +246,9 @@ class Simulation:
 
     def decide(self, now_s: float) -> tuple[Decision, float]:
         """The scheduler's decision, and the seconds it took."""
+        if self._asks_progress:
+            for job in self.training.values():
+                job.report(now_s)
         began = time.perf_counter()
         decision = self.scheduler.decide(now_s)
         return decision, time.perf_counter() - began
@@ -232,25 +278,54 @@ class Simulation:
     def occupy(self, what: tuple[SimulatedJob, Placed]) -> None:
         """The job holds these GPUs from now on."""
         job, placed = what
-        self.log.start(self.env.now, job.job_id, job.gpus, placed)
+        job.on_gpus = gpus_in(placed)
+        self.log.start(self.env.now, job.job_id, job.on_gpus, placed)
         self.running += 1
-        self.gpus_used += job.gpus
+        self.gpus_used += job.on_gpus
 
     def vacate(self, job: SimulatedJob) -> None:
         """The job holds nothing from now on, and is not done."""
-        self.log.append(self.env.now, STOP, job.job_id, job.gpus)
+        self.log.append(self.env.now, STOP, job.job_id, job.on_gpus)
         self.running -= 1
-        self.gpus_used -= job.gpus
+        self.gpus_used -= job.on_gpus
 
     def run_from(self, job: SimulatedJob, start_s: float) -> None:
         """The job's GPUs are its own from `start_s` on, now or later; its end is fixed unless it is stopped."""
         job.carry_on(start_s)
-        job.completion = Call(self.env, job.end_s + job.costs.exit_s - self.env.now, self._finish, job)
+        if isinstance(job, TrainingJob):
+            self.training[job.job_id] = job
+        if job.end_s < NEVER:
+            self._complete_later(job)
+
+    def _complete_later(self, job: SimulatedJob) -> None:
+        """Its end is known. One that the truth has after this instant, though rounded to it, comes after decisions."""
+        late = isinstance(job, TrainingJob) and job.ends_after_decision
+        delay_s = job.end_s + job.costs.exit_s - self.env.now
+        job.completion = Call(self.env, delay_s, self._finish, job, AFTER_DECISIONS if late else 1)
+
+    def look_ahead(self, until_s: float, jobs: Iterable[TrainingJob] | None = None) -> None:
+        """Training jobs that tune their batch run up to `until_s`, before which nothing is decided.
+
+        Those whose models are out of date are fitted together, and go on.
+        """
+        if not self._tunes_batch:
+            return
+        pending = list(self.training.values()) if jobs is None else list(jobs)
+        while pending:
+            halted = [job for job in pending if not job.look_ahead(until_s)]
+            for job in pending:
+                if job.end_s < NEVER and job.completion is None:
+                    self._complete_later(job)
+            if halted:
+                self.scheduler.refresh(halted)
+            pending = halted
 
     def break_off(self, job: SimulatedJob, stop_s: float) -> None:
         """The job's training ends at `stop_s`, now or later, before it is done; it waits unless it moves."""
-        job.completion.cancel()
-        job.completion = None
+        if job.completion is not None:
+            job.completion.cancel()
+            job.completion = None
+        self.training.pop(job.job_id, None)
         job.break_off(stop_s)
         if not job.running:
             self.scheduler.requeue(job)
@@ -292,6 +367,7 @@ def simulate(
     policy: Policy,
     execution: ExecutionModel | None = None,
     *,
+    truth: Truth | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Run:
@@ -300,7 +376,7 @@ def simulate(
     Raises InputError where some job can never run on the cluster (see `check_fit`).
     """
     check_fit(workload, cluster)
-    simulation = Simulation(workload, cluster, policy, execution or ExecutionModel(), progress)
+    simulation = Simulation(workload, cluster, policy, execution or ExecutionModel(), truth, progress)
     collecting = gc.isenabled()
     gc.disable()  # jobs and events are freed by reference counts; a full collection only costs
     began_s = time.process_time()

@@ -19,12 +19,14 @@ class Costs:
     launch_s: before the first step of a job's first run. restart_s: before the first step after a preemption.
     exit_s: after the last step of a run, to save and leave. checkpoint_interval_s: training time between
     checkpoints; a preempted job falls back to its last one. 0: it saves when told to stop, and loses nothing.
+    declared_restart_s: what users say a restart takes, for policies that rely on it; None: what it does take.
     """
 
     launch_s: float = 0.0
     restart_s: float = 30.0
     exit_s: float = 0.0
     checkpoint_interval_s: float = 0.0
+    declared_restart_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("launch_s", "restart_s", "exit_s", "checkpoint_interval_s"):
@@ -32,6 +34,8 @@ class Costs:
             if not 0 <= value < NEVER:
                 raise InputError(f"{name}={value:g}: expected a finite number of seconds ≥ 0.")
             object.__setattr__(self, name, on_grid(float(value)))
+        if self.declared_restart_s is None:
+            object.__setattr__(self, "declared_restart_s", self.restart_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +44,27 @@ class ExecutionModel:
 
     costs, costs_by_model: what a model's name maps to replaces the default.
     round_s: decisions are made once per round; None: whenever something happened.
+    own_rounds: a policy that allocates keeps its own round whatever `round_s` is.
     decide_fraction: h, where in a round the next one is decided; 1: at its end, and it starts at once.
     stretch: how much a round is delayed by n leases that end: "log" a·ln(1+n), "linear" b·min(n, most), "none".
     stretch_s: a or b. stretch_jobs: most. start_delay_s: before the first round.
     early_launch: whether a job whose GPUs are idle may start as soon as it is decided, before the round does.
+    free_moves: a job that moves to other nodes but keeps its shape pays nothing. whole_seconds: epochs of training jobs
+    end at whole seconds. Both as in the simulators of Pollux and Sia.
     """
 
     costs: Costs = field(default_factory=Costs)
     costs_by_model: Mapping[str, Costs] = field(default_factory=dict)
     round_s: float | None = None
+    own_rounds: bool = False
     decide_fraction: float = 1.0
     stretch: Literal["none", "log", "linear"] = "none"
     stretch_s: float = 0.0
     stretch_jobs: int = 10**9
     start_delay_s: float = 0.0
     early_launch: bool = True
+    free_moves: bool = False
+    whole_seconds: bool = False
 
     def __post_init__(self) -> None:
         if self.round_s is not None and not 0 < self.round_s < NEVER:
@@ -88,17 +98,29 @@ class SimulatedJob(Job):
     """A job with the truth about it. `left_work_s`: training still to do, as of its last stop.
 
     `began_s`: when its last run took its GPUs; `free_s`: when it had saved and left after the one before, under rounds.
-    While it runs: `first_step_s`, when training (re)starts; `end_s`, when its last step is done.
+    on_gpus: GPUs it physically holds. While it runs: `first_step_s`, when training (re)starts; `end_s`, when its last
+    step is done, NEVER while that is not known. ends_after_decision: it ends after `end_s`, which was rounded down.
     """
 
-    __slots__ = ("began_s", "completion", "costs", "duration_s", "end_s", "first_step_s", "free_s", "left_work_s")
+    __slots__ = (
+        "began_s",
+        "completion",
+        "costs",
+        "duration_s",
+        "end_s",
+        "ends_after_decision",
+        "free_s",
+        "left_work_s",
+        "on_gpus",
+    )
 
     def __init__(self, job_id: int, submit_time_s: float, gpus: int, duration_s: float, costs: Costs, **more: Any):
         super().__init__(job_id, submit_time_s, gpus, **more)
         self.duration_s = duration_s
         self.left_work_s = duration_s
         self.costs = costs
-        self.first_step_s = NEVER
+        self.on_gpus = 0
+        self.ends_after_decision = False
         self.end_s = NEVER
         self.began_s = 0.0
         self.free_s = 0.0
@@ -113,8 +135,10 @@ class SimulatedJob(Job):
 
     def carry_on(self, start_s: float) -> None:
         """Its GPUs are its own from `start_s` on: fixes its first step and its end."""
-        overhead_s = self.costs.restart_s if self.restarts else self.costs.launch_s
-        self.first_step_s = start_s + overhead_s
+        if self.moved:
+            self.first_step_s = max(start_s, self.first_step_s)
+        else:
+            self.first_step_s = start_s + (self.costs.restart_s if self.restarts else self.costs.launch_s)
         self.end_s = self.first_step_s + self.left_work_s
 
     def break_off(self, stop_s: float) -> None:

@@ -13,8 +13,9 @@ from synergy_core.policies import policy_names
 from synergy_sim.resources import conf_folder
 from synergy_sim.settings import meanings
 
-GROUPS = ("trace", "cluster", "testbed", "experiment")
+GROUPS = ("trace", "cluster", "testbed", "truth", "experiment")
 _OVERRIDE = re.compile(r"^(?P<prefix>\+\+?|~)?(?P<key>[\w./@-]+)=(?P<value>.*)$", re.DOTALL)
+FREE_KEYS = ("testbed.by_model.", "cluster.virtual", "truth.slowdown.", "truth.max_local_batch.", "truth.fixed_gpus.")
 _NAMES = re.compile(r"[\w.+-]+")
 
 
@@ -63,7 +64,7 @@ def _override(match: re.Match[str], multirun: bool) -> str:
     if name.startswith("parameters."):
         return f"++{name}={value}"
     known = dict(meanings())
-    if name not in known and not name.startswith("testbed.by_model.") and not name.startswith("cluster.virtual"):
+    if name not in known and not name.startswith(FREE_KEYS):
         raise _unknown_key(name, list(known))
     if name == "policy" and "," in value and "[" not in value and not multirun:
         raise InputError(f"policy={value}: type 'policy=[{value}]' to compare them, or -m to sweep over them.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,17 @@ import numpy as np
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError, unknown
-from synergy_core.policies import Policy, get_policy
+from synergy_core.policies import AllocationPolicy, Policy, get_policy
+from synergy_sim.assignment import as_given, mixed
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.fit import misfits
 from synergy_sim.generators import generate
+from synergy_sim.ground_truth import Disturbance, Truth
 from synergy_sim.overrides import check_policy
 from synergy_sim.resources import conf_folder
 from synergy_sim.settings import Settings, TraceSettings
 from synergy_sim.traces import formats, read_trace
-from synergy_sim.traces.find import find
+from synergy_sim.traces.find import find, find_folder
 from synergy_sim.workload import (
     Workload,
     from_rows,
@@ -34,7 +37,7 @@ from synergy_sim.workload import (
 )
 
 # One independent stream per random source: what one draws never moves another, and no policy moves any.
-STREAMS = ("generator", "sample", "estimates")
+STREAMS = ("generator", "sample", "estimates", "disturbance", "models")
 
 
 def seeds_of(settings: Settings) -> list[int]:
@@ -104,7 +107,9 @@ def cluster_of(settings: Settings, workload: Workload) -> Cluster:
         nodes = settings.trace.nodes if wanted.nodes is None else wanted.nodes
         gpus_per_node = settings.trace.gpus_per_node if wanted.gpus_per_node is None else wanted.gpus_per_node
         types = [NodeType(wanted.gpu_type, wanted.gpu_type, nodes, gpus_per_node)]
-    cluster = Cluster(tuple(types), borrowing=wanted.borrowing, whole_nodes=wanted.whole_nodes)
+    cluster = Cluster(
+        tuple(types), borrowing=wanted.borrowing, whole_nodes=wanted.whole_nodes, placement=wanted.placement
+    )
     quotas = wanted.virtual_clusters
     if quotas is None:
         return cluster
@@ -159,8 +164,7 @@ def policies_of(settings: Settings) -> dict[str, Policy]:
     if not settings.policy:
         raise InputError("policy=[]: expected at least one policy; see python -m synergy_sim --help.")
     for name in settings.parameters:
-        if name not in settings.policy:
-            raise unknown("policy in parameters", name, settings.policy, hint="It is not among those to be run.")
+        check_policy(name)
     result: dict[str, Policy] = {}
     for name in settings.policy:
         check_policy(name)
@@ -168,8 +172,51 @@ def policies_of(settings: Settings) -> dict[str, Policy]:
         variant: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
         given = {**variant, **settings.parameters.get(name, {})}
         policy = get_policy(given.pop("policy", name))
-        result[name] = dataclasses.replace(policy.with_parameters(**given), name=name)
+        policy = dataclasses.replace(policy.with_parameters(**given), name=name)
+        if settings.information is not None and isinstance(policy, AllocationPolicy):
+            policy = dataclasses.replace(policy, information=settings.information)
+        result[name] = policy
     return result
+
+
+def truth_of(settings: Settings, seed: int) -> Truth:
+    """What is true of training jobs."""
+    wanted = settings.truth
+    folder = wanted.profiles or (find_folder("profiles") if wanted.measured else None)
+    if wanted.profiles is not None and not wanted.profiles.is_dir():
+        raise InputError(f"truth.profiles={wanted.profiles}: expected a folder with a subfolder per model.")
+    stream = int(random_stream(seed, "disturbance").generate_state(1)[0])
+    return Truth(
+        profiles=folder if wanted.measured else None,
+        slowdown=wanted.slowdown,
+        max_local_batch=wanted.max_local_batch,
+        fixed_gpus=wanted.fixed_gpus,
+        most_gpus=wanted.most_gpus,
+        labels=wanted.labels,
+        declared_error=wanted.declared_error,
+        disturbance=Disturbance(
+            noise_fraction=wanted.noise_fraction,
+            straggler_fraction=wanted.straggler_fraction,
+            straggler_slowdown=wanted.straggler_slowdown,
+            seed=stream,
+        ),
+    )
+
+
+def trained(
+    settings: Settings, workload: Workload, cluster: Cluster, truth: Truth, policies: Iterable[Policy], seed: int
+) -> Workload:
+    """The workload with training jobs where `trace.models` wants them."""
+    wanted = settings.trace.models
+    if wanted == "auto":
+        needed = any(isinstance(each, AllocationPolicy) and each.reads_goodput for each in policies)
+        given = bool(len(workload)) and bool((workload.global_batch > 0).all())
+        wanted = "as_given" if given else "mix" if needed else "none"
+    if wanted == "as_given":
+        return as_given(workload, cluster, truth)
+    if wanted == "mix":
+        return mixed(workload, cluster, truth, np.random.default_rng(random_stream(seed, "models")))
+    return workload
 
 
 def execution_of(settings: Settings) -> ExecutionModel:
@@ -189,10 +236,13 @@ def execution_of(settings: Settings) -> ExecutionModel:
         costs=Costs(**common),
         costs_by_model={model: Costs(**{**common, **costs}) for model, costs in testbed.by_model.items()},
         round_s=settings.round_s,
+        own_rounds=testbed.own_rounds,
         decide_fraction=testbed.decide_fraction,
         stretch=testbed.stretch,
         stretch_s=testbed.stretch_s,
         stretch_jobs=testbed.stretch_jobs if testbed.stretch_jobs is not None else 10**9,
         start_delay_s=testbed.start_delay_s,
         early_launch=testbed.early_launch,
+        free_moves=testbed.free_moves,
+        whole_seconds=testbed.whole_seconds,
     )

@@ -12,9 +12,10 @@ from collections.abc import Generator
 from math import floor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from synergy_core.state import Placed
+from synergy_core.state import Placed, gpus_in
 from synergy_core.units import on_grid
 from synergy_sim.execution import SimulatedJob
+from synergy_sim.training import TrainingJob
 
 if TYPE_CHECKING:
     from synergy_sim.engine import Simulation
@@ -38,6 +39,7 @@ def rounds(simulation: Simulation) -> Generator[Any, None, None]:
         yield env.timeout(start_s)
     yield simulation.after_all_else()
     _decide_and_carry_out(simulation, boundary_s=start_s)
+    simulation.look_ahead(start_s + decide_s)
     while True:
         if not simulation.active:
             simulation.arrived = env.event()
@@ -49,6 +51,7 @@ def rounds(simulation: Simulation) -> Generator[Any, None, None]:
         yield simulation.after_all_else()
         ended = _decide_and_carry_out(simulation, boundary_s=start_s + round_s)
         start_s += round_s + execution.stretch_of(ended)
+        simulation.look_ahead(start_s + decide_s)
 
 
 def _decide_and_carry_out(simulation: Simulation, *, boundary_s: float) -> int:
@@ -61,7 +64,7 @@ def _decide_and_carry_out(simulation: Simulation, *, boundary_s: float) -> int:
             done.add(job.job_id)
     starts = [(job, placed) for job, placed in decision.starts if job.job_id not in done]
     for job, _ in starts:
-        simulation.promised_gpus[job.virtual_cluster] += job.gpus
+        simulation.promised_gpus[job.virtual_cluster] += job.held_gpus
     ended = len(decision.stops) - len(done)
     next_start_s = boundary_s + simulation.execution.stretch_of(ended)
     for job, placed in starts:
@@ -72,12 +75,15 @@ def _decide_and_carry_out(simulation: Simulation, *, boundary_s: float) -> int:
 
 def _end_lease(simulation: Simulation, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
     """The job leaves its GPUs at the boundary; False if it is done before that, and only keeps them until then."""
-    own = job.end_s <= boundary_s
+    if isinstance(job, TrainingJob):
+        simulation.look_ahead(boundary_s, [job])
+    gpus = gpus_in(placed)
+    own = job.end_s <= boundary_s and not (job.end_s == boundary_s and job.ends_after_decision)
     stop_s = max(boundary_s, job.began_s)  # a launch can wait for its GPUs longer than a round lasts
     job.free_s = (job.end_s if own else stop_s) + job.costs.exit_s
-    simulation.leaving.append(Leaving(job.free_s, placed, job.gpus, job.virtual_cluster))
-    simulation.promised_gpus[job.virtual_cluster] -= job.gpus
-    job.attained_service_gpu_s += job.gpus * (job.free_s - max(simulation.env.now, job.began_s))
+    simulation.leaving.append(Leaving(job.free_s, placed, gpus, job.virtual_cluster))
+    simulation.promised_gpus[job.virtual_cluster] -= gpus
+    job.attained_service_gpu_s += gpus * (job.free_s - max(simulation.env.now, job.began_s))
     job.settled_s = job.free_s
     if own:
         simulation.scheduler.finish(job, job.free_s)

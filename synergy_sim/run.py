@@ -18,6 +18,7 @@ from synergy_sim.console import progress_bar
 from synergy_sim.engine import simulate
 from synergy_sim.execution import ExecutionModel
 from synergy_sim.fit import check_fit
+from synergy_sim.ground_truth import Truth
 from synergy_sim.invariants import check
 from synergy_sim.prepare import (
     cluster_of,
@@ -25,6 +26,8 @@ from synergy_sim.prepare import (
     execution_of,
     policies_of,
     seeds_of,
+    trained,
+    truth_of,
     without_misfits,
     workload_of,
 )
@@ -82,12 +85,14 @@ def simulate_all(settings: Settings, values: Mapping[str, Any], folder: Path, *,
         if skip:
             workload = without_misfits(workload, cluster)
         check_fit(workload, cluster, refuse_bad_rows=not skip)
+        truth = truth_of(settings, seed)
+        workload = trained(settings, workload, cluster, truth, policies.values(), seed)
         workload = estimated(settings, workload, seed)
         if say and number == 0:
             _say(settings, workload, cluster)
         for name, policy in policies.items():
             into = folder / f"{name}-{seed}"
-            _simulate_one(settings, values, (workload, cluster, policy, execution), seed, into)
+            _simulate_one(settings, values, (workload, cluster, policy, execution, truth), seed, into)
             folders.append(into)
     return folders
 
@@ -95,17 +100,17 @@ def simulate_all(settings: Settings, values: Mapping[str, Any], folder: Path, *,
 def _simulate_one(
     settings: Settings,
     values: Mapping[str, Any],
-    what: tuple[Workload, Cluster, Policy, ExecutionModel],
+    what: tuple[Workload, Cluster, Policy, ExecutionModel, Truth],
     seed: int,
     into: Path,
 ) -> None:
     from omegaconf import OmegaConf
 
-    workload, cluster, policy, execution = what
+    workload, cluster, policy, execution, truth = what
     own = {**values, "policy": policy.name, "seed": seed}
     _say_if_replaced(into, own)
     with progress_bar(policy.name, len(workload), show=settings.progress) as progress:
-        done = simulate(workload, cluster, policy, execution, seed=seed, progress=progress)
+        done = simulate(workload, cluster, policy, execution, truth=truth, seed=seed, progress=progress)
     check(done)
     write_run(done, into, OmegaConf.to_yaml(OmegaConf.create(own)))
 

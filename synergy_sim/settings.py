@@ -36,6 +36,10 @@ class TraceSettings:
     sample: float = key("fraction of the jobs to keep, drawn with the seed")
     bad_rows: Literal["stop", "skip"] = key("what to do with impossible rows")
     overestimate: float = key("estimates the log lacks are duration × (1 + overestimate·U[0,1))")
+    models: Literal["auto", "none", "as_given", "mix"] = key(
+        "training jobs: none (run times only), as_given (the log names them), mix (drawn by GPU-time; run times kept), "
+        "auto (as_given where the log names models and batches, mix where a policy needs it)"
+    )
     nodes: int = key("nodes of the cluster unless cluster.nodes says otherwise")
     gpus_per_node: int = key("GPUs of each of them")
 
@@ -61,6 +65,7 @@ class ClusterSettings:
     virtual_clusters: str | dict[str, int] | None = key("quotas: null, trace (as the log says), or {tenant: GPUs}")
     borrowing: bool = key("whether a tenant may exceed its quota while GPUs are idle")
     whole_nodes: bool = key("whether jobs larger than a node need whole nodes")
+    placement: Literal["best_fit", "most_free"] = key("where jobs go: the fullest node that fits, or the emptiest ones")
     ignore_gpu_types: bool = key("whether jobs run on any GPU type, whatever the log says they asked for")
 
 
@@ -69,6 +74,7 @@ class TestbedSettings:
     """How decisions are carried out."""
 
     round_s: float | None = key("decide once per round of so many seconds; null: whenever something happens")
+    own_rounds: bool = key("whether policies that allocate keep the round they were published with")
     decide_fraction: float = key("where in a round the next is decided, in (0, 1]; 1: at its end")
     launch_s: float = key("seconds before a job's first step")
     restart_s: float = key("seconds before the first step after a preemption")
@@ -79,7 +85,26 @@ class TestbedSettings:
     stretch_jobs: int | None = key("most of the linear stretch; null: no limit")
     start_delay_s: float = key("seconds before the first round")
     early_launch: bool = key("whether a job may start on idle GPUs before its round does")
+    free_moves: bool = key("whether a job that moves but keeps its shape pays nothing")
+    whole_seconds: bool = key("whether epochs of training jobs end at whole seconds")
     by_model: dict[str, dict[str, float]] = key("other costs for a model: {resnet50: {launch_s: 20}}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruthSettings:
+    """How fast training jobs really run."""
+
+    profiles: Path | None = key("a folder of measured tables; null: profiles in $SYNERGY_DATA, else the catalog")
+    measured: bool = key("whether to use measured tables where there are some")
+    slowdown: dict[str, float] = key("by model, how much slower jobs are than their steps add up to: {bert: 1.2}")
+    max_local_batch: dict[str, int] = key("by model, most samples on a GPU where less than what fits")
+    fixed_gpus: dict[str, int] = key("by model, jobs that run on exactly so many GPUs at the requested batch")
+    most_gpus: int = key("GPUs that any job may grow to, unless it asks for more")
+    labels: int = key("into how many unrelated labels each model is split; observations are shared within one")
+    declared_error: float = key("standard deviation of the logarithm of declared ÷ true work")
+    noise_fraction: float = key("standard deviation of the logarithm of observed ÷ true step times")
+    straggler_fraction: float = key("probability that a run of a job straggles")
+    straggler_slowdown: float = key("how much slower it then is")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +114,11 @@ class Settings:
     trace: TraceSettings = key("which jobs arrive: +trace=philly")
     cluster: ClusterSettings = key("what they run on: cluster=default or heterogeneous")
     testbed: TestbedSettings = key("how decisions are carried out: testbed=ideal or shockwave_v100")
+    truth: TruthSettings = key("how fast training jobs really run")
+    information: Literal["own", "declared", "shared", "all"] | None = key(
+        "what policies may know of a job beside its own reports: nothing (own), its declared work, what other jobs of "
+        "its model report (shared), all; null: as each policy is published"
+    )
     policy: list[str] = key("one policy, or a list to compare; the first is what the others are compared to")
     parameters: dict[str, dict[str, Any]] = key("parameters by policy: parameters.las.demote_after_gpu_s=7200")
     seed: list[int] = key("one seed or a list; each policy sees the same jobs for the same seed")

@@ -25,6 +25,8 @@ class Workload:
 
     submit_time_s: from the window's start; duration_s: what the trace says a job ran, on its `gpus`;
     estimate_s: what its user declared (a seeded over-estimate where the trace has none, see `with_estimates`).
+    global_batch: as requested, samples, 0 where the log has none. work_scale: a training job's work in multiples of
+    its model's; NaN for one that only has a run time (`synergy_sim.assignment` makes training jobs).
     Times lie on the grid of `synergy_core.units`. `*_code` columns index the tuples of the same name.
     line: where the job stands in its file, 0 if generated. bad_rows: impossible rows that were left out, of which
     `bad_examples` are the first.
@@ -47,6 +49,8 @@ class Workload:
     gpu_types: tuple[str, ...]
     model_code: Ints
     models: tuple[str, ...]
+    global_batch: Ints
+    work_scale: Floats
     end_state_code: Ints
     line: Ints
     quotas: dict[str, int]
@@ -81,7 +85,7 @@ def from_rows(rows: TraceRows, *, name: str, sha256: str = "", window: str = "al
     window: see `parse_window`. Raises InputError if no job was submitted in it.
     """
     submit_s = np.asarray(rows.submit_s, dtype=np.float64)
-    start_s, end_s = parse_window(window, first_s=float(submit_s.min()))
+    start_s, end_s = parse_window(window, first_s=0.0 if rows.from_zero else float(submit_s.min()))
     order = np.argsort(submit_s, kind="stable")
     order = order[(submit_s[order] >= start_s) & (submit_s[order] < end_s)]
     if not len(order):
@@ -111,6 +115,8 @@ def from_rows(rows: TraceRows, *, name: str, sha256: str = "", window: str = "al
         gpu_types=rows.gpu_types.values(),
         model_code=ints(rows.model),
         models=rows.models.values(),
+        global_batch=ints(rows.global_batch),
+        work_scale=np.full(len(order), np.nan),
         end_state_code=ints(rows.end_state),
         line=ints(rows.line),
         quotas=dict(rows.quotas),
@@ -169,7 +175,7 @@ def take(workload: Workload, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Wor
     """The jobs that `keep` (a mask or increasing row numbers) selects; the order stays."""
     rows = np.flatnonzero(keep) if keep.dtype == bool else keep
     columns = ("submit_time_s", "duration_s", "estimate_s", "gpus", "virtual_cluster_code", "user_code")
-    more = ("gpu_type_code", "model_code", "end_state_code", "line")
+    more = ("gpu_type_code", "model_code", "global_batch", "work_scale", "end_state_code", "line")
     picked = {column: getattr(workload, column)[rows] for column in (*columns, *more)}
     return replace(workload, job_name=[workload.job_name[i] for i in rows], **picked)
 

@@ -7,10 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from synergy_core.cluster import Cluster, NodeType
+from synergy_core.policies import get_policy, policy_names
 from synergy_core.units import on_grid
 from synergy_sim.log import Kind
 from synergy_sim.workload import Workload
 
+RIGID = sorted(name for name in policy_names() if not getattr(get_policy(name), "reads_goodput", False))
+"""Policies that run jobs of which only a run time is known."""
 NAMES = {Kind.START: "start", Kind.STOP: "stop", Kind.FINISH: "finish"}
 
 
@@ -48,6 +51,8 @@ def workload(rows, *, tenants=None, kinds=None, estimates=None, models=None) -> 
         gpu_types=kind_names,
         model_code=model,
         models=model_names,
+        global_batch=zeros,
+        work_scale=np.full(len(rows), np.nan),
         end_state_code=zeros,
         line=zeros,
         quotas={},

@@ -102,10 +102,10 @@ def test_job_of_an_unknown_type_is_named():
 
 SCRIPT = """
 import sys; sys.path.insert(0, "tests")
-from jobs import cluster, random_workload
-from synergy_core.policies import get_policy, policy_names
+from jobs import RIGID, cluster, random_workload
+from synergy_core.policies import get_policy
 from synergy_sim.engine import simulate
-for name in policy_names():
+for name in RIGID:
     print(name, simulate(random_workload(4, 400), cluster(5), get_policy(name)).events.digest())
 """
 

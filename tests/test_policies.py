@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import cluster, facts, finish_s, random_workload, workload
+from jobs import RIGID, cluster, facts, finish_s, random_workload, workload
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.policies import AllocationPolicy, OrderingPolicy, get_policy, ordering_policy, policy_names
+from synergy_core.policies import AllocationPolicy, OrderingPolicy, get_policy, ordering_policy
 from synergy_core.state import Allocations, ClusterState, JobView, OracleJobView, PredictedJobView
 from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.invariants import check
 
-ALL = sorted(policy_names())
+ALL = RIGID
 ORDERING = [name for name in ALL if isinstance(get_policy(name), OrderingPolicy)]
 ALLOCATION = [name for name in ALL if isinstance(get_policy(name), AllocationPolicy)]
 MACHINES = {

@@ -14,7 +14,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
+from synergy_core.beliefs import Information
 from synergy_core.errors import InputError, unknown
+from synergy_core.goodput_state import GoodputState, OracleGoodputState
 from synergy_core.state import Allocations, ClusterState, JobView, OracleClusterState, OracleJobView, PredictedJobView
 
 Backfill = Literal["none", "greedy", "easy"]
@@ -64,15 +66,31 @@ class OrderingPolicy:
 
 @dataclass(frozen=True, slots=True)
 class AllocationPolicy:
-    """Each round, from the state of all active jobs to the GPUs of each. round_s: the round it is meant for."""
+    """Each round, from the state of all active jobs to the GPUs of each. round_s: the round it is meant for.
+
+    view: the state it reads. tunes_batch: whether its jobs choose their batch themselves; else it is as requested.
+    information: what it may know of jobs beside what each reports itself.
+    """
 
     name: str
     summary: str
     allocate: Callable[..., Allocations]
     round_s: float
-    oracle: bool
+    view: type[ClusterState]
+    tunes_batch: bool
+    information: Information
     predicted: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def oracle(self) -> bool:
+        """Whether it reads what no scheduler can know."""
+        return issubclass(self.view, OracleClusterState | OracleGoodputState)
+
+    @property
+    def reads_goodput(self) -> bool:
+        """Whether it asks how fast jobs would train."""
+        return issubclass(self.view, GoodputState)
 
     def with_parameters(self, **parameters: Any) -> AllocationPolicy:
         """The policy with some of its parameters set."""
@@ -118,21 +136,26 @@ def ordering_policy(
     return register
 
 
-def allocation_policy(*, round_s: float) -> Callable[[Callable[..., Allocations]], Callable[..., Allocations]]:
-    """Registers a function `allocate(state, *, parameters…) -> Allocations` under its own name.
+def allocation_policy(
+    *, round_s: float, tunes_batch: bool = False, information: Information = "own"
+) -> Callable[[Callable[..., Allocations]], Callable[..., Allocations]]:
+    """Registers a function `allocate(state, *, parameters…) -> Allocations` under its own name; see `AllocationPolicy`.
 
-    Its first parameter is annotated `ClusterState`, or `OracleClusterState` to read true run times.
+    What its first parameter is annotated with is what it may read: `ClusterState`, `GoodputState` for what is believed
+    of each job, `OracleClusterState` or `OracleGoodputState` for the truth.
     """
 
     def register(allocate: Callable[..., Allocations]) -> Callable[..., Allocations]:
-        oracle = _view_of(allocate, (ClusterState, OracleClusterState)) is OracleClusterState
+        view = _view_of(allocate, (ClusterState, OracleClusterState, GoodputState, OracleGoodputState))
         _add(
             AllocationPolicy(
                 name=allocate.__name__,
                 summary=_first_line(allocate),
                 allocate=allocate,
                 round_s=round_s,
-                oracle=oracle,
+                view=view,
+                tunes_batch=tunes_batch,
+                information=information,
                 parameters=_defaults(allocate),
             )
         )

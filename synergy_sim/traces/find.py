@@ -18,6 +18,13 @@ def find_philly(data_folder: Path | None = None) -> Path | None:
     return find(PHILLY, data_folder)
 
 
+def find_folder(name: str) -> Path | None:
+    """A folder of that name below the one that SYNERGY_DATA names; None if there is none."""
+    data_folder = _from_environment()
+    folder = data_folder / name if data_folder else None
+    return folder if folder is not None and folder.is_dir() else None
+
+
 def find(names: Sequence[str], data_folder: Path | None = None) -> Path | None:
     """The first of `names` that is a file below the data folder, below its traces folder, or in ./traces.
 

@@ -1,0 +1,118 @@
+"""What a scheduler believes of all its jobs: tasks, shared or own observations, and goodput for many jobs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.configuration import Configurations
+from synergy_core.errors import unknown
+from synergy_core.goodput.batch import best_batch
+from synergy_core.job import JobSpec
+from synergy_core.observations import Fitter, Observations, Theta
+from synergy_core.task import SynergyTask
+
+Floats = NDArray[np.float64]
+Information = Literal["own", "declared", "shared", "all"]
+"""What a policy may know beside what each job has reported itself: its declared work, other jobs' reports, or both."""
+BatchLimit = Literal["max", "requested"]
+
+MOST_REMEMBERED = 50_000
+_Key = tuple[int, int, int, tuple[float, float], int, int]
+
+
+class Beliefs:
+    """Makes the task of each job, keeps models up to date, and answers what jobs would get from configurations."""
+
+    def __init__(self, gpu_types: Sequence[str], information: Information = "own") -> None:
+        if information not in get_args(Information):
+            raise unknown("information", information, get_args(Information))
+        self.information = information
+        self._types = tuple(gpu_types)
+        self._fitter = Fitter()
+        self._pools: dict[str, Observations] = {}
+        self._rows: dict[bytes, dict[_Key, Floats]] = {}
+
+    def task(self, spec: JobSpec) -> SynergyTask:
+        """The beliefs about a job that was just submitted."""
+        shared = self.information in ("shared", "all")
+        declares = self.information in ("declared", "all")
+        pool = self._pools.setdefault(spec.application, Observations()) if shared else Observations()
+        return SynergyTask(spec, pool, shared=shared, declares=declares)
+
+    def refresh(self, tasks: Sequence[SynergyTask]) -> None:
+        """Brings the models of these jobs up to date, in one call for all."""
+        self._fitter.refresh(task.pool for task in tasks)
+
+    def merge(self) -> None:
+        """What jobs have reported since the last decision becomes known to others."""
+        for pool in self._pools.values():
+            pool.merge()
+        self._fitter.refresh(self._pools.values())
+
+    def goodput(self, tasks: Sequence[SynergyTask], rows: Configurations, batch: BatchLimit) -> Floats:
+        """(jobs, configurations): initial-batch iterations per second at the best batch; 0 where none is feasible.
+
+        batch: whether the batch may grow to the job's maximum or only to what its user requested. A GPU type without
+        a model takes the curve of the first type that has one, times the ratio of their one-GPU rates
+        (Sia, SOSP 2023, section 3.2). NaN throughout for a job of which nothing is known.
+        """
+        result = np.full((len(tasks), len(rows)), np.nan)
+        remembered = self._rows.setdefault(rows.key() + batch.encode(), {})
+        if len(remembered) > MOST_REMEMBERED:
+            remembered.clear()
+        for index, kind in enumerate(self._types):
+            columns = np.flatnonzero(rows.gpu_type == index)
+            if len(columns):
+                self._fill(result, tasks, rows, batch, kind, columns, remembered)
+        return result
+
+    def _fill(
+        self,
+        result: Floats,
+        tasks: Sequence[SynergyTask],
+        rows: Configurations,
+        batch: BatchLimit,
+        kind: str,
+        columns: NDArray[np.int64],
+        remembered: dict[_Key, Floats],
+    ) -> None:
+        """The columns of one GPU type: models evaluated once for all jobs that believe the same."""
+        missing: dict[_Key, tuple[SynergyTask, Theta, str, int]] = {}
+        keys: list[tuple[int, _Key, float]] = []
+        for at, task in enumerate(tasks):
+            statistics = task.believed_statistics
+            source = kind if kind in task.models else next((each for each in self._types if each in task.models), None)
+            if source is None or statistics is None:
+                continue
+            spec = task.spec
+            most = (
+                spec.max_batch if batch == "max" else min(spec.max_batch, max(spec.requested_batch, spec.initial_batch))
+            )
+            ratio = 1.0 if source == kind else spec.single_gpu_rate[kind] / spec.single_gpu_rate[source]
+            code = self._types.index(source) * len(self._types) + self._types.index(kind)
+            key = (task.pool.serial, task.pool.version, code, statistics, most, spec.initial_batch)
+            keys.append((at, key, ratio))
+            if key not in remembered and key not in missing:
+                missing[key] = (task, task.models[source], source, most)
+        if missing:
+            chosen = list(missing.values())
+            limits = [task.spec.local_batches[source] for task, _, source, _ in chosen]
+            statistics_of = [task.believed_statistics or (1.0, 0.0) for task, _, _, _ in chosen]
+            choice = best_batch(
+                np.array([theta for _, theta, _, _ in chosen]),
+                [sqr for sqr, _ in statistics_of],
+                [var for _, var in statistics_of],
+                [task.spec.initial_batch for task, _, _, _ in chosen],
+                [most for _, _, _, most in chosen],
+                [low for low, _ in limits],
+                [high for _, high in limits],
+                rows.nodes[columns],
+                rows.gpus[columns],
+            )
+            remembered.update(zip(missing, choice.goodput, strict=True))
+        for at, key, ratio in keys:
+            result[at, columns] = remembered[key] * ratio

@@ -1,0 +1,91 @@
+"""The snapshot for policies that ask how fast jobs would train: `ClusterState`, and what is believed of each job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from synergy_core.beliefs import BatchLimit, Beliefs
+from synergy_core.configuration import Configurations
+from synergy_core.state import ClusterState, Floats, Ints, Placed
+from synergy_core.task import SynergyTask
+
+
+@dataclass(frozen=True)
+class GoodputState(ClusterState):
+    """Every active job, with beliefs. Arrays as in `ClusterState`.
+
+    held_nodes: nodes it runs on. held_placement: which GPUs, () while it waits. pinned: it is being restarted, and
+    must keep what it has. done_work: reported so far, initial-batch iterations. remaining_work: declared work less
+    that, NaN where nothing was declared. observed_gpus: the most that a model of it has seen, 0 before the first.
+    restart_s: what a restart costs it, as measured; declared_restart_s: as its user says. overhead: wall time of an
+    iteration ÷ its measured step times. received_s (jobs, GPU types): seconds for which it held GPUs of each type;
+    given_s (GPU types): the same, of all jobs that ever ran. memory: what the policy last returned as such.
+    """
+
+    tasks: tuple[SynergyTask, ...]
+    beliefs: Beliefs
+    held_nodes: Ints
+    held_placement: tuple[Placed, ...]
+    pinned: np.ndarray
+    done_work: Floats
+    remaining_work: Floats
+    observed_gpus: Ints
+    restart_s: Floats
+    declared_restart_s: Floats
+    overhead: Floats
+    received_s: Floats
+    given_s: Floats
+    memory: Any
+
+    def goodput(self, rows: Configurations, *, batch: BatchLimit = "max") -> Floats:
+        """(jobs, rows): see `Beliefs.goodput`; measured overheads are divided out."""
+        return self.beliefs.goodput(self.tasks, rows, batch) / self.overhead[:, None]
+
+    def most_gpus(self, *, growth: float = 2.0, first_gpus: int = 1) -> Ints:
+        """(jobs,): how many GPUs each may be given: `growth` times what was observed, at first `first_gpus`.
+
+        No more than its largest batch can feed, nor than it allows (Pollux, OSDI 2021, section 4.2; growth 2).
+        """
+        explored = np.maximum(first_gpus, (growth * self.observed_gpus).astype(np.int64))
+        limit = [
+            min(each.spec.most_gpus, each.spec.max_batch // min(low for low, _ in each.spec.local_batches.values()))
+            for each in self.tasks
+        ]
+        return np.minimum(explored, np.array(limit, dtype=np.int64))
+
+    def single_gpu_rate(self) -> Floats:
+        """(jobs, GPU types): samples/s of a short run on one GPU of each type."""
+        kinds = self.cluster.gpu_types
+        return np.array([[task.spec.single_gpu_rate[kind] for kind in kinds] for task in self.tasks])
+
+    def requested_rate(self) -> Floats:
+        """(jobs, GPU types): iterations/s with the requested GPUs and batch, from profiles made offline."""
+        kinds = self.cluster.gpu_types
+        return np.array([[task.spec.requested_rate.get(kind, 0.0) for kind in kinds] for task in self.tasks])
+
+    def held_row(self, rows: Configurations) -> Ints:
+        """(jobs,): the row that each job runs on, −1 where it waits or runs on none of them."""
+        same = (self.held_type[:, None] == rows.gpu_type) & (self.held_gpus[:, None] == rows.gpus)
+        same &= (self.held_nodes[:, None] == rows.nodes) & (self.held_gpus[:, None] > 0)
+        return np.where(same.any(axis=1), same.argmax(axis=1), -1)
+
+
+class Truth(Protocol):
+    """What only a driver knows of a running job; for policies that are upper bounds."""
+
+    def true_iteration_s(self, gpus: int) -> float:
+        """An iteration at the requested batch on that many GPUs, packed."""
+
+    def remaining_iterations(self) -> float:
+        """Iterations at the requested batch until it is done."""
+
+
+@dataclass(frozen=True)
+class OracleGoodputState(GoodputState):
+    """The state with the truth beside it; policies that read it are starred."""
+
+    truths: Sequence[Truth]

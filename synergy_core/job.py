@@ -1,0 +1,37 @@
+"""What a user submits: a training job, without a word on how it should be run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A training job whose speed depends on what it is given.
+
+    application: the label under which observations may be shared. initial_batch: the global batch at which its
+    learning rate was tuned; max_batch: the largest it may use; requested_batch, requested_gpus: what its user asked
+    for, which policies without adaptation use; samples. local_batches: the (smallest, largest) number of samples that
+    fit on a GPU, by GPU type. single_gpu_rate: samples/s of a short run on one GPU at the largest batch that fits, by
+    GPU type (Sia, SOSP 2023, section 3.2: under 20 GPU-seconds a type). requested_rate: iterations/s as requested, by
+    GPU type, for policies that take profiles made offline. declared_work: iterations at the initial batch until it is
+    done (epochs × samples ÷ initial batch). restart_s: from a stop to the next step, as measured on this cluster;
+    declared_restart_s: as its user says. fixed_batch: it always trains at the
+    requested batch. min_gpus, most_gpus: within which it may be resized.
+    """
+
+    application: str
+    initial_batch: int
+    max_batch: int
+    requested_batch: int
+    requested_gpus: int
+    local_batches: Mapping[str, tuple[int, int]]
+    single_gpu_rate: Mapping[str, float]
+    requested_rate: Mapping[str, float] = field(default_factory=dict)
+    declared_work: float = float("inf")
+    restart_s: float = 30.0
+    declared_restart_s: float = 30.0
+    fixed_batch: bool = False
+    min_gpus: int = 1
+    most_gpus: int = 64

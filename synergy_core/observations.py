@@ -1,0 +1,108 @@
+"""What running jobs report, and the throughput models fitted to it; of one job, or of all jobs of one application."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Theta = NDArray[np.float64]
+Table = NDArray[np.float64]
+"""Rows of nodes, GPUs, samples per GPU, step and synchronisation seconds."""
+Shape = tuple[int, int, int]
+"""Nodes, GPUs, samples per GPU."""
+
+MOST_OBSERVED = 60
+"""A fit reads at most so many observations, evenly taken from all (synergy_policy.md, section 5)."""
+
+
+class Observations:
+    """Step times by GPU type and shape, the gradient statistics first seen, and the models they make.
+
+    most_gpus: the largest number of GPUs anything was observed on. version: grows with every new model.
+    """
+
+    __slots__ = ("_pending", "_stale", "_steps", "first_statistics", "models", "most_gpus", "serial", "version")
+
+    _made = 0
+
+    def __init__(self) -> None:
+        self._steps: dict[str, dict[Shape, tuple[float, float]]] = {}
+        self._stale: dict[str, None] = {}
+        self._pending: list[tuple[str, Shape, tuple[float, float]]] = []
+        self.first_statistics: tuple[float, float] | None = None
+        self.models: dict[str, Theta] = {}
+        self.most_gpus = 0
+        self.version = 0
+        Observations._made += 1
+        self.serial = Observations._made
+
+    @property
+    def stale(self) -> bool:
+        """Whether something was observed that no model has seen."""
+        return bool(self._stale)
+
+    def knows(self, gpu_type: str, shape: Shape) -> bool:
+        """Whether that was observed."""
+        steps = self._steps.get(gpu_type)
+        return steps is not None and shape in steps
+
+    def add(self, gpu_type: str, shape: Shape, step_s: float, sync_s: float) -> None:
+        """One mean step time, at once."""
+        self._steps.setdefault(gpu_type, {})[shape] = (step_s, sync_s)
+        self._stale[gpu_type] = None
+        self.most_gpus = max(self.most_gpus, shape[1])
+
+    def add_later(self, gpu_type: str, shape: Shape, step_s: float, sync_s: float) -> None:
+        """One mean step time, which counts from the next decision on: others learn of it only then."""
+        self._pending.append((gpu_type, shape, (step_s, sync_s)))
+
+    def merge(self) -> None:
+        """What was added for later counts from now on."""
+        for gpu_type, shape, (step_s, sync_s) in self._pending:
+            if not self.knows(gpu_type, shape):
+                self.add(gpu_type, shape, step_s, sync_s)
+        self._pending.clear()
+
+    def take_stale(self) -> list[tuple[str, Table]]:
+        """The types whose models are out of date, with what to fit; they count as fitted from now on."""
+        tables = [(gpu_type, _table(self._steps[gpu_type])) for gpu_type in self._stale]
+        self._stale.clear()
+        return tables
+
+
+def _table(steps: dict[Shape, tuple[float, float]]) -> Table:
+    shapes = sorted(steps)
+    if len(shapes) > MOST_OBSERVED:
+        shapes = [shapes[i * len(shapes) // MOST_OBSERVED] for i in range(MOST_OBSERVED)]
+    return np.array([(*shape, *steps[shape]) for shape in shapes], dtype=np.float64)
+
+
+class Fitter:
+    """Fits whatever is out of date in one call, and remembers: jobs that begin alike observe alike."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Theta] = {}
+
+    def refresh(self, pools: Iterable[Observations]) -> None:
+        """Brings every model of these up to date."""
+        wanted: list[tuple[Observations, str, bytes]] = []
+        missing: dict[bytes, Table] = {}
+        for pool in pools:
+            if pool.stale:
+                for gpu_type, table in pool.take_stale():
+                    key = table.tobytes()
+                    wanted.append((pool, gpu_type, key))
+                    if key not in self._known:
+                        missing[key] = table
+        if missing:
+            from synergy_core.goodput.fit import Profile, fit
+
+            fits = fit([Profile(*table.T) for table in missing.values()])
+            self._known.update(zip(missing, fits.theta, strict=True))
+        for pool, gpu_type, key in wanted:
+            pool.models[gpu_type] = self._known[key]
+            pool.version += 1

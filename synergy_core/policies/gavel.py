@@ -1,0 +1,102 @@
+"""Gavel (OSDI 2020, sections 4 and 5), as in Sia's artifact: time fractions by a linear programme, then priorities."""
+
+import numpy as np
+
+from synergy_core.errors import unknown
+from synergy_core.goodput_state import GoodputState
+from synergy_core.policies import allocation_policy
+from synergy_core.state import Allocations, Floats, Ints
+
+OBJECTIVES = ("max_sum_throughput", "max_min_fairness")
+NO_SUCH_RATE = 0.1
+"""What the artifact takes for the speed on a type that has too few GPUs."""
+
+
+@allocation_policy(round_s=360.0)
+def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allocations:
+    """Fractions of time per GPU type by a linear programme over known speeds; jobs that are behind theirs run first."""
+    if objective not in OBJECTIVES:
+        raise unknown("parameter objective of policy gavel", objective, OBJECTIVES)
+    capacity = np.array([state.cluster.gpus_of(kind) for kind in state.cluster.gpu_types], dtype=np.int64)
+    fits = state.gpus[:, None] <= capacity
+    speed = np.where(fits, state.requested_rate(), NO_SUCH_RATE)
+    share = np.round(fractions(speed, state.gpus, capacity, objective), 5)
+    half_round_s = 180.0
+    received_s = state.received_s + half_round_s
+    given_s = state.given_s + half_round_s * len(state)
+    with np.errstate(divide="ignore"):
+        priority = share / (received_s / given_s)
+    return _greedy(state, np.where(fits, priority, 0.0), share, capacity)
+
+
+def fractions(speed: Floats, gpus: Ints, capacity: Ints, objective: str) -> Floats:
+    """(jobs, types): the share of time each job should spend on each type; Gavel, section 4.1.
+
+    maximise Σ_jk T_jk x_jk, or min_j Σ_k T_jk x_jk ÷ (its speed in an equal share of the cluster); Σ_k x_jk ≤ 1 per
+    job, Σ_j gpus_j x_jk ≤ capacity_k per type. speed: (jobs, types), any unit.
+    """
+    from scipy.optimize import linprog
+    from scipy.sparse import csr_matrix
+
+    jobs, kinds = speed.shape
+    cell = np.arange(jobs * kinds)
+    job, kind = cell // kinds, cell % kinds
+    rows = [job, jobs + kind]
+    values = [np.ones(len(cell)), gpus[job].astype(np.float64)]
+    columns = [cell, cell]
+    limit = [np.ones(jobs), capacity.astype(np.float64)]
+    goal = -speed.reshape(-1) / speed.max()
+    variables = jobs * kinds
+    if objective == "max_min_fairness":
+        equal = np.minimum(1.0, capacity / jobs / gpus[:, None])
+        equal /= np.maximum(1.0, equal.sum(axis=1, keepdims=True))
+        alone = (speed * equal).sum(axis=1)
+        rows += [jobs + kinds + job, jobs + kinds + np.arange(jobs)]
+        values += [-(speed / alone[:, None]).reshape(-1), np.ones(jobs)]
+        columns += [cell, np.full(jobs, variables)]
+        limit.append(np.zeros(jobs))
+        goal = np.append(np.zeros(variables), -1.0)
+        variables += 1
+    matrix = csr_matrix(
+        (np.concatenate(values), (np.concatenate(rows), np.concatenate(columns))),
+        shape=(sum(map(len, limit)), variables),
+    )
+    limits = np.concatenate(limit)
+    for method in ("highs-ds", "highs-ipm"):
+        answer = linprog(goal, A_ub=matrix, b_ub=limits, bounds=(0, None), method=method, options={"time_limit": 5.0})
+        if answer.status == 0:
+            break
+    else:  # neither ended in time: everybody an equal share
+        return np.tile(capacity / capacity.sum(), (jobs, 1))
+    return _alike(np.clip(answer.x[: jobs * kinds].reshape(jobs, kinds), 0.0, 1.0), speed, gpus)
+
+
+def _alike(share: Floats, speed: Floats, gpus: Ints) -> Floats:
+    """Jobs that are alike get the same: the mean of optimal shares over jobs that could be exchanged is optimal too.
+
+    A vertex of the optimal face would serve some of them fully and others not at all; the artifact's interior-point
+    solver ends inside the face, where they are equal.
+    """
+    _, group = np.unique(np.column_stack((speed, gpus)), axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    total = np.zeros((group.max() + 1, share.shape[1]))
+    np.add.at(total, group, share)
+    return (total / np.bincount(group)[:, None])[group]
+
+
+def _greedy(state: GoodputState, priority: Floats, share: Floats, capacity: Ints) -> Allocations:
+    """(job, type) pairs by priority, then share, as long as their GPUs last."""
+    left = capacity.copy()
+    gpus = np.zeros(len(state), dtype=np.int64)
+    gpu_type = np.full(len(state), -1, dtype=np.int64)
+    kinds = priority.shape[1]
+    order = np.lexsort((np.arange(priority.size), -share.reshape(-1), -priority.reshape(-1)))
+    for cell in order.tolist():
+        row, kind = divmod(cell, kinds)
+        if priority[row, kind] <= 0:
+            break
+        need = int(state.gpus[row])
+        if gpus[row] == 0 and need <= left[kind]:
+            left[kind] -= need
+            gpus[row], gpu_type[row] = need, kind
+    return Allocations(gpus, gpu_type)

@@ -1,0 +1,51 @@
+"""Sia (SOSP 2023, sections 3.3 and 3.4, and its artifact; goodput_policies.md, section 6.4)."""
+
+import numpy as np
+
+from synergy_core.beliefs import BatchLimit
+from synergy_core.choice import choose_rows
+from synergy_core.configuration import Configurations, powers_and_whole_nodes
+from synergy_core.goodput_state import GoodputState
+from synergy_core.policies import allocation_policy
+from synergy_core.state import Allocations, Floats
+
+WORST = 3000.0
+"""The artifact clips G^p there, and rounds it to two decimals."""
+
+
+@allocation_policy(round_s=60.0, tunes_batch=True)
+def sia(
+    state: GoodputState,
+    *,
+    p: float = -0.5,
+    queueing_penalty: float = 1.1,
+    batch_limit: BatchLimit = "requested",
+    growth: float = 2.0,
+    first_gpus: int = 1,
+    decimals: int = 2,
+) -> Allocations:
+    """Each round, the rows with the best sum of normalised goodputs to the power p, as an integer programme."""
+    rows = powers_and_whole_nodes(state.cluster)
+    goodput = state.goodput(rows, batch=batch_limit)
+    unknown = np.isnan(goodput).all(axis=1)
+    smallest = np.array([rows.gpus[rows.gpu_type == kind].min() for kind in rows.gpu_type])
+    goodput[unknown] = np.where(rows.gpus == smallest, 1.0, 0.0)
+    most = state.most_gpus(growth=growth, first_gpus=first_gpus)
+    goodput[rows.gpus > most[:, None]] = 0.0
+    valid = goodput > 0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        least = np.where(valid, goodput, np.inf).min(axis=1, keepdims=True)
+        normalised = np.where(valid, goodput / least, 0.0)
+        normalised *= _restart_factor(state, rows)
+        cost = np.minimum(np.round(normalised**p, decimals), WORST)
+    utility = np.where(valid, queueing_penalty - cost, -np.inf)
+    return choose_rows(state, rows, utility)
+
+
+def _restart_factor(state: GoodputState, rows: Configurations) -> Floats:
+    """By what a row is worth less because the job must restart: the share of its life so far, had it been spent so."""
+    age_s = (state.now_s - state.submit_time_s)[:, None]
+    delay_s = state.declared_restart_s[:, None]
+    factor = np.maximum(age_s - state.restarts[:, None] * delay_s, 0.0) / (age_s + delay_s)
+    held = state.held_row(rows)[:, None] == np.arange(len(rows))
+    return np.where(held | (age_s < delay_s), 1.0, factor)

@@ -1,0 +1,139 @@
+"""What is true of training jobs, which only the simulator knows: measured tables where this machine has them, else
+the catalog's constants. Schedulers see `JobSpec`s and what jobs report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from synergy_core.cluster import Cluster
+from synergy_core.errors import InputError, unknown
+from synergy_core.goodput.batch import fixed_batch
+from synergy_core.job import JobSpec
+from synergy_sim.execution import Costs
+from synergy_sim.ground_truth.application import Application, Shape, packed
+from synergy_sim.ground_truth.disturbance import Disturbance
+from synergy_sim.ground_truth.measured import MeasuredApplication
+from synergy_sim.workload import Workload
+
+__all__ = ["Application", "Disturbance", "Shape", "Truth", "packed"]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The applications that are known, and how reality differs from their step times.
+
+    profiles: a folder of measured tables, a subfolder per application; None: the catalog only. slowdown: by model,
+    how much slower jobs are than their steps add up to. max_local_batch: by model, where users set a lower limit than
+    what was measured. fixed_gpus: by model, jobs that can only run on so many GPUs, at the requested batch.
+    most_gpus: the largest a job may grow. labels: into how many unrelated labels each application is split.
+    declared_error: standard deviation of the logarithm of declared ÷ true work.
+    """
+
+    profiles: Path | None
+    slowdown: Mapping[str, float] = field(default_factory=dict)
+    max_local_batch: Mapping[str, int] = field(default_factory=dict)
+    fixed_gpus: Mapping[str, int] = field(default_factory=dict)
+    most_gpus: int = 64
+    labels: int = 1
+    declared_error: float = 0.0
+    disturbance: Disturbance = field(default_factory=Disturbance)
+
+    def __post_init__(self) -> None:
+        for model, factor in self.slowdown.items():
+            if not 0 < factor < np.inf:
+                raise InputError(f"truth.slowdown.{model}={factor:g}: expected a factor > 0, 1 for none.")
+        if self.labels < 1 or self.most_gpus < 1:
+            raise InputError(f"truth.labels={self.labels}, truth.most_gpus={self.most_gpus}: expected at least 1.")
+
+    @cached_property
+    def _applications(self) -> dict[str, Application]:
+        return {}
+
+    @cached_property
+    def _specs(self) -> dict[tuple[object, ...], JobSpec]:
+        return {}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The applications that are known."""
+        if self.profiles is None:
+            return ()
+        measured = [each.name for each in self.profiles.iterdir() if list(each.glob("validation-*.csv"))]
+        return tuple(sorted(measured))
+
+    def application(self, name: str) -> Application:
+        """The application of that name. Raises InputError with the nearest match."""
+        found = self._applications.get(name)
+        if found is None:
+            if name not in self.names or self.profiles is None:
+                raise unknown("application", name, self.names)
+            found = MeasuredApplication(self.profiles / name, max_local_batch=self.max_local_batch.get(name))
+            self._applications[name] = found
+        return found
+
+    def spec(self, work: Workload, job_id: int, cluster: Cluster, costs: Costs) -> JobSpec:
+        """What a scheduler is told of a job; alike for jobs that are alike."""
+        model, gpus = work.models[work.model_code[job_id]], int(work.gpus[job_id])
+        batch, scale = int(work.global_batch[job_id]), float(work.work_scale[job_id])
+        label = f"{model}-{self._draw(3, job_id).integers(self.labels)}" if self.labels > 1 else model
+        error = (
+            float(np.exp(self.declared_error * self._draw(4, job_id).standard_normal())) if self.declared_error else 1.0
+        )
+        key = (label, gpus, batch, scale, error, cluster.gpu_types, costs)
+        if key not in self._specs:
+            self._specs[key] = self._make_spec(model, label, gpus, batch, scale * error, cluster, costs)
+        return self._specs[key]
+
+    def _draw(self, what: int, job_id: int) -> np.random.Generator:
+        return np.random.default_rng((self.disturbance.seed, what, job_id))
+
+    def _make_spec(
+        self, model: str, label: str, gpus: int, batch: int, scale: float, cluster: Cluster, costs: Costs
+    ) -> JobSpec:
+        app = self.application(model)
+        per_node = {each.gpu_type: each.gpus_per_node for each in reversed(cluster.node_types)}
+        rates, limits, requested = {}, {}, {}
+        for kind in cluster.gpu_types:
+            limits[kind] = app.local_batches(kind)
+            largest = limits[kind][1]
+            rates[kind] = largest / app.step(kind, (1,), largest).step_s
+            rate = self.requested_rate(app, kind, packed(gpus, per_node[kind]), batch)
+            requested[kind] = rate / self.slowdown.get(model, 1.0)
+        fixed = self.fixed_gpus.get(model)
+        return JobSpec(
+            application=label,
+            initial_batch=app.initial_batch,
+            max_batch=app.max_batch,
+            requested_batch=batch,
+            requested_gpus=gpus,
+            local_batches=limits,
+            single_gpu_rate=rates,
+            requested_rate=requested,
+            declared_work=app.work * scale,
+            restart_s=costs.restart_s,
+            declared_restart_s=costs.declared_restart_s or 0.0,
+            fixed_batch=fixed is not None,
+            most_gpus=fixed or max(self.most_gpus, gpus),
+        )
+
+    @staticmethod
+    def requested_rate(app: Application, kind: str, shape: Shape, batch: int) -> float:
+        """Iterations per second at the requested batch on that placement."""
+        most = app.local_batches(kind, shape)[1]
+        local, accumulation = fixed_batch(batch, sum(shape), app.initial_batch, app.max_batch, most)
+        return 1.0 / app.iteration_s(kind, shape, local, accumulation)
+
+    def requested_run_s(self, model: str, kind: str, shape: Shape, batch: int) -> float:
+        """How long the whole application takes there, undisturbed, at the requested batch; its slow-down included."""
+        app = self.application(model)
+        most = app.local_batches(kind, shape)[1]
+        local, accumulation = fixed_batch(batch, sum(shape), app.initial_batch, app.max_batch, most)
+        gains = app.gains(sum(shape) * local * (accumulation + 1))
+        epochs = np.diff((0.0, *app.work_at_epoch_end))
+        iterations = float((epochs / gains).sum())
+        return iterations * app.iteration_s(kind, shape, local, accumulation) * self.slowdown.get(model, 1.0)

@@ -1,0 +1,169 @@
+"""The truth from measured tables: step times by placement, gradient statistics by epoch (shared/data, profiles)."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.errors import InputError
+from synergy_sim.ground_truth.application import Application, Shape, Statistics, Step, between
+
+MOST_NODES = 16  # beyond, the tables' own interpolation stops (goodput_policies.md, section 2, rule 3)
+Curve = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
+"""Samples per GPU, increasing; step and synchronisation seconds."""
+
+
+class _Profile:
+    """Step times of one application on one GPU type."""
+
+    def __init__(self, folder: Path, gpu_type: str) -> None:
+        self.where = f"{folder.name} on {gpu_type}"
+        placements = _read(folder / f"placements-{gpu_type}.csv", ("placement", "local_bsz", "step_time", "sync_time"))
+        grouped: dict[Shape, list[tuple[float, float, float]]] = defaultdict(list)
+        by_counts: dict[tuple[int, int, float], list[tuple[float, float]]] = defaultdict(list)
+        for digits, batch, step_s, sync_s in placements:
+            shape = tuple(int(digit) for digit in digits)
+            times = (float(batch), float(step_s), float(sync_s))
+            grouped[smallest_rotation(shape)].append(times)
+            by_counts[len(shape), sum(shape), times[0]].append(times[1:])
+        self.curves = {shape: _curve(rows) for shape, rows in grouped.items()}
+        points = [(*counts, *np.mean(times, axis=0)) for counts, times in sorted(by_counts.items())]
+        scalability = folder / f"scalability-{gpu_type}.csv"
+        columns = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
+        wider = [tuple(map(float, row)) for row in _read(scalability, columns)] if scalability.is_file() else []
+        self.points = np.array([*points, *wider], dtype=np.float64)
+        self.min_batch = int(self.points[:, 2].min())
+        self.max_batch = int(self.points[:, 2].max())
+        self.most_nodes = int(self.points[:, 0].max())
+        self.max_local_batch = lru_cache(maxsize=None)(self._max_local_batch)
+
+    def _max_local_batch(self, shape: Shape) -> int:
+        """The largest measured on that placement, else on at least as many nodes and GPUs."""
+        curve = self.curves.get(smallest_rotation(shape))
+        if curve is not None:
+            return int(curve[0][-1])
+        nodes, gpus = min(len(shape), self.most_nodes), sum(shape)
+        wider = self.points[(self.points[:, 0] >= nodes) & (self.points[:, 1] >= gpus)]
+        return int(wider[:, 2].max()) if len(wider) else self.max_batch
+
+    def step(self, shape: Shape, local_batch: int) -> Step:
+        """On that placement."""
+        curve = self.curves.get(smallest_rotation(shape))
+        if curve is None:
+            return self._interpolated(len(shape), sum(shape), local_batch)
+        batch, step_s, sync_s = curve
+        return Step(_held(local_batch, batch, step_s), _held(local_batch, batch, sync_s))
+
+    def _interpolated(self, nodes: int, gpus: int, local_batch: int) -> Step:
+        """Piecewise linear over (nodes, GPUs, samples per GPU); scaled from the nearest point outside their hull."""
+        if nodes > self.most_nodes:
+            nodes = self.most_nodes
+        at = (min(nodes, MOST_NODES), gpus, local_batch)
+        step_s, sync_s = self._surface(*at).reshape(2)
+        if math.isnan(step_s):
+            return self._beyond(nodes, gpus, local_batch)
+        return Step(float(step_s), float(sync_s))
+
+    @cached_property
+    def _surface(self) -> Any:
+        from scipy.interpolate import LinearNDInterpolator
+
+        return LinearNDInterpolator(self.points[:, :3], self.points[:, 3:])
+
+    def _beyond(self, nodes: int, gpus: int, local_batch: int) -> Step:
+        """Outside everything measured: the nearest point, its compute time in proportion to the samples beyond it."""
+        scale = np.array([1.0, 1.0, 1.0 / max(1.0, self.max_batch / 16)])
+        distance = (np.abs(self.points[:, :3] - (nodes, gpus, local_batch)) * scale).sum(axis=1)
+        nearest = self.points[int(np.argmin(distance))]
+        step_s, sync_s = float(nearest[3]), float(nearest[4])
+        more = max(1.0, local_batch / float(nearest[2]))
+        return Step((step_s - sync_s) * more + sync_s, sync_s)
+
+
+def _held(at: float, points: NDArray[np.float64], values: NDArray[np.float64]) -> float:
+    """Linear between points; beyond the largest, in proportion to the last two; never below the first."""
+    if at > points[-1] and len(points) > 1:
+        slope = max(0.0, (values[-1] - values[-2]) / (points[-1] - points[-2]))
+        return float(values[-1] + slope * (at - points[-1]))
+    return float(np.interp(at, points, values))
+
+
+def smallest_rotation(shape: Shape) -> Shape:
+    """Tables store each placement once up to rotation."""
+    return min(shape[i:] + shape[:i] for i in range(len(shape)))
+
+
+def _curve(rows: list[tuple[float, float, float]]) -> Curve:
+    batch, step_s, sync_s = np.array(sorted(rows), dtype=np.float64).T
+    return batch, step_s, sync_s
+
+
+class MeasuredApplication(Application):
+    """An application's folder of `placements-GPU.csv`, `scalability-GPU.csv` and `validation-BATCH.csv`."""
+
+    def __init__(self, folder: Path, *, max_local_batch: int | None = None) -> None:
+        super().__init__()
+        self.name = folder.name
+        self._most_local = max_local_batch
+        self._profiles = {
+            path.stem.removeprefix("placements-"): _Profile(folder, path.stem.removeprefix("placements-"))
+            for path in sorted(folder.glob("placements-*.csv"))
+        }
+        runs = sorted((int(re.sub(r"\D", "", path.stem)), path) for path in folder.glob("validation-*.csv"))
+        if not runs or not self._profiles:
+            raise InputError(f"{folder}: expected placements-GPU.csv and validation-BATCH.csv files, found none.")
+        self._batches = [batch for batch, _ in runs]
+        columns = ("progress", "iteration", "grad_sqr", "grad_var")
+        table = np.array([[list(map(float, row)) for row in _read(path, columns)] for _, path in runs])
+        self.work_at_epoch_end = tuple(table[:, :, 0].min(axis=0).tolist())
+        self._iterations = table[:, :, 1]
+        self._statistics = table[:, :, 2:]
+        self.initial_batch, self.max_batch = self._batches[0], self._batches[-1]
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """Those measured."""
+        return tuple(self._profiles)
+
+    def _profile(self, gpu_type: str) -> _Profile:
+        if gpu_type not in self._profiles:
+            raise InputError(f"{self.name} was not measured on GPU type {gpu_type}; measured: {list(self._profiles)}.")
+        return self._profiles[gpu_type]
+
+    def measure(self, gpu_type: str, shape: Shape, local_batch: int) -> Step:
+        return self._profile(gpu_type).step(shape, local_batch)
+
+    def statistics(self, global_batch: int, epoch: int) -> Statistics:
+        lower, upper, share = between(self._batches, global_batch)
+        sqr, var = (1 - share) * self._statistics[lower, epoch] + share * self._statistics[upper, epoch]
+        return Statistics(float(sqr), float(var))
+
+    def local_batches(self, gpu_type: str, shape: Shape = (1,)) -> tuple[int, int]:
+        profile = self._profile(gpu_type)
+        most = profile.max_local_batch(shape)
+        return profile.min_batch, min(most, self._most_local or most)
+
+    def iterations(self, global_batch: int) -> Sequence[float]:
+        lower, upper, share = between(self._batches, global_batch)
+        between_runs = (1 - share) * self._iterations[lower] + share * self._iterations[upper]
+        return [float(each) for each in between_runs]
+
+
+def _read(path: Path, columns: tuple[str, ...]) -> list[list[str]]:
+    """Those columns of a CSV file, by name."""
+    with path.open(newline="") as stream:
+        reader = csv.reader(stream)
+        header = next(reader, [])
+        if missing := [name for name in columns if name not in header]:
+            raise InputError(f"{path}: no column {missing[0]}; expected {', '.join(columns)}, got {', '.join(header)}.")
+        at = [header.index(name) for name in columns]
+        return [[row[i] for i in at] for row in reader if row]

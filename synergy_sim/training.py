@@ -1,0 +1,278 @@
+"""A training job in the simulator: how its progress follows from the truth, and how it chooses its batch meanwhile.
+
+Progress is counted in iterations at the initial batch; its rate, gain ÷ iteration time, is constant from one epoch
+boundary, change of batch or change of GPUs to the next (goodput_policies.md, sections 2 to 4). A *pass* is such a
+stretch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from math import floor
+from typing import Any
+
+from synergy_core.goodput.batch import fixed_batch
+from synergy_core.job import JobSpec
+from synergy_core.state import NEVER
+from synergy_core.units import on_grid
+from synergy_sim.execution import Costs, SimulatedJob
+from synergy_sim.ground_truth.application import Application, Shape, packed
+from synergy_sim.ground_truth.disturbance import Disturbance
+
+
+class TrainingJob(SimulatedJob):
+    """A job whose speed depends on its GPUs and its batch.
+
+    work_scale: its work relative to the application's. slowdown: by how much it really is slower than its steps add up
+    to. whole_seconds: epochs end at whole seconds, as in Pollux's and Sia's simulators. tunes_batch: it chooses its
+    batch by its task's beliefs; else it trains at the requested one, and its end is known when it starts.
+    `epoch`, `progress` stand at `at_s`; `due_s` is when the present epoch ends.
+    """
+
+    __slots__ = (
+        "_accumulation",
+        "_began_with",
+        "_gpus",
+        "_local_batch",
+        "_must_choose",
+        "_news",
+        "_rate",
+        "_run",
+        "_seen_s",
+        "_shape",
+        "_type",
+        "_version",
+        "application",
+        "at_s",
+        "disturbance",
+        "due_s",
+        "epoch",
+        "gpus_per_node",
+        "progress",
+        "requested_batch",
+        "slowdown",
+        "tunes_batch",
+        "type_of_node",
+        "whole_seconds",
+        "work_scale",
+    )
+
+    def __init__(
+        self,
+        job_id: int,
+        submit_time_s: float,
+        gpus: int,
+        duration_s: float,
+        costs: Costs,
+        *,
+        spec: JobSpec,
+        application: Application,
+        work_scale: float,
+        slowdown: float,
+        whole_seconds: bool,
+        tunes_batch: bool,
+        type_of_node: list[str],
+        gpus_per_node: Mapping[str, int],
+        disturbance: Disturbance,
+        **more: Any,
+    ) -> None:
+        super().__init__(job_id, submit_time_s, gpus, duration_s, costs, **more)
+        self.spec = spec
+        self.application = application
+        self.work_scale = work_scale
+        self.slowdown = slowdown
+        self.whole_seconds = whole_seconds
+        self.tunes_batch = tunes_batch
+        self.requested_batch = spec.requested_batch
+        self.type_of_node = type_of_node
+        self.gpus_per_node = gpus_per_node
+        self.disturbance = disturbance
+        self.epoch = 0
+        self.progress = 0.0
+        self.at_s = submit_time_s
+        self.due_s = NEVER
+        self._must_choose = True
+        self._news = False
+        self._seen_s = 0.0
+        self._version = -1
+        self._rate = 0.0
+        self._type = ""
+        self._shape: Shape = ()
+        self._local_batch, self._accumulation = 1, 0
+        self._began_with = 0.0
+        self._gpus = 0
+        self._run = 0
+
+    @property
+    def remaining_s(self) -> float:
+        """Until its last step if it ran on from `settled_s` as it does, or as requested if it does not run."""
+        if self.running and self.end_s < NEVER:
+            return self.end_s - self.settled_s
+        total = self.application.work * self.work_scale
+        return max(0.0, 1.0 - self.progress / total) * self.duration_s + super().remaining_s - self.left_work_s
+
+    # What the engine asks
+
+    def carry_on(self, start_s: float) -> None:
+        """Its GPUs are its own from `start_s` on; a job that was only moved goes on as it was."""
+        if self.moved:
+            self.first_step_s = max(start_s, self.first_step_s)
+        else:
+            self.first_step_s = start_s + (self.costs.restart_s if self.restarts else self.costs.launch_s)
+        self.at_s = self.first_step_s
+        self._began_with = self.progress
+        self._type = self.type_of_node[self.placement[0][0]]
+        self._shape = tuple(mask.bit_count() for _, mask in self.placement)
+        self._gpus = sum(self._shape)
+        self._run = self.restarts
+        self._must_choose = True
+        self._seen_s = start_s
+        self.end_s = NEVER
+        if not self.tunes_batch:
+            self._choose_fixed()
+            self._foresee()
+
+    def break_off(self, stop_s: float) -> None:
+        """Training stops at `stop_s`; what was done since the last checkpoint is lost, if it only has checkpoints."""
+        trained_s = max(0.0, stop_s - self.first_step_s)
+        interval_s = self.costs.checkpoint_interval_s
+        if stop_s > self.at_s:
+            if self.tunes_batch:
+                self._settle(stop_s)
+            else:
+                self._walk(stop_s)
+        if interval_s > 0:
+            lost_s = trained_s - floor(trained_s / interval_s) * interval_s
+            self.progress = max(self._began_with, self.progress - self._rate * lost_s)
+            self.epoch = bisect_right(self.application.work_at_epoch_end, self.progress / self.work_scale)
+        self.end_s = self.due_s = NEVER
+        if self.task is not None:
+            self.task.done_work = self.progress
+
+    def look_ahead(self, until_s: float) -> bool:
+        """Trains up to `until_s`, before which nothing is decided; False: a model is out of date, fit and ask again.
+
+        Sets `end_s` if the job is done by then. A pass that lasts beyond `until_s` is left as it stands.
+        """
+        if not self.tunes_batch or self.at_s >= until_s or self.end_s < NEVER:
+            return True
+        task = self.task
+        assert task is not None
+        if not self._must_choose and task.pool.version != self._version:
+            self._settle(self._seen_s)
+            self._must_choose = True
+        while True:
+            if self._must_choose:
+                if task.pool.stale:
+                    return False
+                self._choose()
+            if self.due_s > until_s:
+                if self._news:  # what this pass has shown counts from the next decision on
+                    self._settle(until_s)
+                    self._must_choose = True
+                break
+            self._cross()
+            if self.end_s < NEVER:
+                return True
+            self._must_choose = True
+            if self.at_s >= until_s:
+                break
+        self._seen_s = until_s
+        return True
+
+    def report(self, now_s: float) -> None:
+        """Tells its task how much is done."""
+        if self.running and now_s > self.at_s:
+            if not self.tunes_batch:
+                self._walk(now_s)
+            elif self.end_s == NEVER:
+                self._settle(now_s)
+        if self.task is not None:
+            self.task.done_work = self.progress
+            self.task.overhead = self.slowdown
+
+    # What policies that are upper bounds ask
+
+    def true_iteration_s(self, gpus: int) -> float:
+        """An iteration at the requested batch on that many GPUs, packed on nodes as large as the present type's."""
+        app, kind = self.application, self._type or self.type_of_node[0]
+        shape = packed(gpus, self.gpus_per_node[kind])
+        most = app.local_batches(kind, shape)[1]
+        local, accumulation = fixed_batch(self.requested_batch, gpus, app.initial_batch, app.max_batch, most)
+        return app.iteration_s(kind, shape, local, max(1, accumulation) if gpus == 1 else accumulation)
+
+    def remaining_iterations(self) -> float:
+        """Iterations at the requested batch from the present epoch to the last one; 1 in that."""
+        iterations = self.application.iterations(self.requested_batch)
+        return max(1.0, (iterations[-1] - iterations[min(self.epoch, len(iterations) - 1)]) * self.work_scale)
+
+    # Passes
+
+    def _choose(self) -> None:
+        """By its beliefs; what it then sees on these GPUs may change them."""
+        task = self.task
+        assert task is not None
+        nodes, gpus = len(self._shape), self._gpus
+        local_batch, accumulation = task.choose(self._type, nodes, gpus)
+        self._local_batch = min(local_batch, self.application.local_batches(self._type, self._shape)[1])
+        self._accumulation = accumulation
+        self._must_choose = False
+        self._version = task.pool.version
+        self._begin_pass()
+        step_s, sync_s = self.application.step(self._type, self._shape, self._local_batch)
+        seen = self.disturbance.observed(self.job_id, self._shape, self._local_batch)
+        self._news = task.observe(self._type, nodes, gpus, self._local_batch, step_s * seen, sync_s * seen)
+        batch = gpus * self._local_batch * (accumulation + 1)
+        self._news |= task.report(self.application.statistics(batch, self.epoch))
+
+    def _choose_fixed(self) -> None:
+        app = self.application
+        most = app.local_batches(self._type, self._shape)[1]
+        self._local_batch, self._accumulation = fixed_batch(
+            self.requested_batch, self._gpus, app.initial_batch, app.max_batch, most
+        )
+
+    def _begin_pass(self) -> None:
+        """Fixes the rate from `at_s` on, and when the epoch ends at that rate."""
+        app = self.application
+        batch = self._gpus * self._local_batch * (self._accumulation + 1)
+        iteration_s = app.iteration_s(self._type, self._shape, self._local_batch, self._accumulation)
+        slower = self.slowdown * self.disturbance.straggling(self.job_id, self._run)
+        self._rate = app.gains(batch)[self.epoch] / iteration_s / slower
+        self.due_s = self.at_s + (self._epoch_end() - self.progress) / self._rate
+
+    def _epoch_end(self) -> float:
+        return self.application.work_at_epoch_end[self.epoch] * self.work_scale
+
+    def _settle(self, now_s: float) -> None:
+        """Progress up to `now_s`, within the pass."""
+        if now_s > self.at_s and self._rate > 0:
+            self.progress += self._rate * (now_s - self.at_s)
+            self.at_s = now_s
+
+    def _cross(self) -> None:
+        """The epoch is over; after the last one, so is the job."""
+        true_s = self.due_s
+        self.progress = self._epoch_end()
+        self.at_s = self.at_s + round(true_s - self.at_s) if self.whole_seconds else true_s
+        self.epoch += 1
+        if self.epoch == len(self.application.work_at_epoch_end):
+            self.end_s = on_grid(self.at_s)
+            self.ends_after_decision = true_s > self.end_s
+
+    def _walk(self, until_s: float) -> None:
+        """Passes at the fixed batch up to `until_s` or the end."""
+        epochs = len(self.application.work_at_epoch_end)
+        while self.at_s < until_s and self.epoch < epochs:
+            self._begin_pass()
+            if self.due_s > until_s:
+                self._settle(until_s)
+                return
+            self._cross()
+
+    def _foresee(self) -> None:
+        """Fixes the end of a job that trains on undisturbed."""
+        epoch, progress, at_s = self.epoch, self.progress, self.at_s
+        self._walk(NEVER)
+        self.epoch, self.progress, self.at_s = epoch, progress, at_s
