@@ -1,8 +1,11 @@
 """One application on one GPU type, from a table of measurements: as exact as the table allows, and robust.
 
-A fit in the saturating form (`forms.SATURATING`), and on top of its smooth T_grad(b) what each measured batch size
-deviates by: kernels are chosen by shape, so that 57 samples can be faster than 40. The deviation is the rows' mean,
-shrunk by κ = 2 pseudo-rows, interpolated in log b, constant outside.
+A fit in the saturating form (`forms.SATURATING`), and on top of its smooth T_grad(b) two deviations of its logarithm,
+each the mean of the rows concerned, shrunk by κ = 2 pseudo-rows:
+
+- by batch size, interpolated in log b, constant outside: kernels are chosen by shape, so 57 samples may be faster than
+  40;
+- for one GPU alone: what several GPUs report as synchronisation does not leave exactly the time that one takes.
 """
 
 from __future__ import annotations
@@ -28,63 +31,70 @@ _MOST_KNOTS = 24
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """A form with its constants. knots: batch sizes, rising; log_factors: log of what T_grad deviates by there."""
+    """A form with its constants, and by what T_grad deviates from it.
+
+    knots: batch sizes, rising; log_factors: logarithm of the deviation there. alone_log_factor: of one GPU's.
+    """
 
     form: Form
     theta: Floats
     knots: Floats
     log_factors: Floats
+    alone_log_factor: float = 0.0
 
     def step_time(self, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike) -> Floats:
         """T_opt in seconds; the arguments broadcast."""
-        n, m, b = (np.asarray(each, dtype=np.float64) for each in (nodes, gpus, local_batch))
-        return overlapped(self.gradient_time(b), self.form.sync_time(self.theta, n, m), self.theta[GAMMA])
+        n, m = (np.asarray(each, dtype=np.float64) for each in (nodes, gpus))
+        compute = self.gradient_time(local_batch, m)
+        return overlapped(compute, self.form.sync_time(self.theta, n, m), self.theta[GAMMA])
 
-    def gradient_time(self, local_batch: ArrayLike) -> Floats:
-        """T_grad in seconds."""
+    def gradient_time(self, local_batch: ArrayLike, gpus: ArrayLike) -> Floats:
+        """T_grad in seconds; the arguments broadcast."""
         b = np.asarray(local_batch, dtype=np.float64)
-        result: Floats = self.form.gradient_time(self.theta, b) * np.exp(_between(b, self.knots, self.log_factors))
+        result: Floats = self.form.gradient_time(self.theta, b) * np.exp(self.log_factor(b, np.asarray(gpus)))
         return result
+
+    def log_factor(self, local_batch: Floats, gpus: NDArray[np.generic]) -> Floats:
+        """log of what T_grad deviates by."""
+        result: Floats = np.interp(np.log(local_batch), np.log(self.knots), self.log_factors)
+        return result + np.where(gpus == 1, self.alone_log_factor, 0.0)
 
 
 def calibrate(
-    profile: Profile, *, form: Form = SATURATING, robust: bool = True, batch_curve: bool = True
+    profile: Profile, *, form: Form = SATURATING, robust: bool = True, deviations: bool = True
 ) -> tuple[Calibrated, Fits]:
     """The constants and the fit they come from (for its error and uncertainty).
 
-    batch_curve: whether T_grad may deviate from its formula at measured batch sizes.
+    deviations: whether T_grad may deviate from its formula at measured batch sizes, and on one GPU.
     Raises InputError for fewer than 3 rows and for times that cannot be.
     """
     rows = padded([profile], form, least=LEAST_ROWS)
     fitted = fit_rows(rows, form, robust=robust)
-    knots = np.ones(1)
-    log_factors = np.zeros(1)
-    if batch_curve:
-        for _ in range(_BACKFITS):
-            trust = fitted.rows.weight * (rows.weight > 0).sum()
-            knots, log_factors = _deviations(fitted.theta, replace(rows, weight=trust), form)
-            rows = replace(rows, log_factor=_between(rows.batch, knots, log_factors))
-            fitted = fit_rows(rows, form, robust=robust)
-    return Calibrated(form, fitted.theta[0], knots, log_factors), fitted
+    model = Calibrated(form, fitted.theta[0], np.ones(1), np.zeros(1))
+    for _ in range(_BACKFITS if deviations else 0):
+        trust = fitted.rows.weight * (rows.weight > 0).sum()
+        model = _deviating(replace(model, theta=fitted.theta[0]), replace(rows, weight=trust))
+        rows = replace(rows, log_factor=model.log_factor(rows.batch, rows.gpus))
+        fitted = fit_rows(rows, form, robust=robust)
+    return replace(model, theta=fitted.theta[0]), fitted
 
 
-def _deviations(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats]:
-    """Knots and the log of what T_grad deviates by there, from one profile's rows weighted by what they count."""
-    smooth = -residuals(theta, replace(rows, log_factor=np.zeros_like(rows.log_factor)), form)[0][0]
-    batch, counts = rows.batch[0], rows.weight[0]
-    sizes = np.unique(batch)
-    if len(sizes) > _MOST_KNOTS:
+def _deviating(model: Calibrated, rows: Rows) -> Calibrated:
+    """The model with the deviations of one profile's rows, weighted by what they count."""
+    smooth = replace(rows, log_factor=np.zeros_like(rows.log_factor))
+    off = -residuals(model.theta[None], smooth, model.form)[0][0]
+    batch, counts, alone = rows.batch[0], rows.weight[0], rows.gpus[0] == 1
+    knots = np.unique(batch)
+    group = np.searchsorted(knots, batch)
+    if len(knots) > _MOST_KNOTS:
         # Neighbours share a knot: the nearest of a geometric grid.
-        grid = np.geomspace(sizes[0], sizes[-1], _MOST_KNOTS)
-        at = np.abs(np.log(batch)[:, None] - np.log(grid)).argmin(axis=1)
-        used = np.unique(at)
-        knots, group = grid[used], np.searchsorted(used, at)
-    else:
-        knots, group = sizes, np.searchsorted(sizes, batch)
-    total = np.bincount(group, counts * smooth, minlength=len(knots))
-    return knots, total / (np.bincount(group, counts, minlength=len(knots)) + _PSEUDO_ROWS)
-
-
-def _between(batch: Floats, knots: Floats, log_factors: Floats) -> Floats:
-    result: Floats = np.interp(np.log(batch), np.log(knots), log_factors)
-    return result
+        grid = np.geomspace(knots[0], knots[-1], _MOST_KNOTS)
+        nearest = np.abs(np.log(batch)[:, None] - np.log(grid)).argmin(axis=1)
+        used = np.unique(nearest)
+        knots, group = grid[used], np.searchsorted(used, nearest)
+    several = counts * ~alone if not alone.all() else counts
+    rows_there = np.bincount(group, several, minlength=len(knots)) + _PSEUDO_ROWS
+    of_batch = np.bincount(group, several * off, minlength=len(knots)) / rows_there
+    left = off - of_batch[group]
+    of_one = float((counts * alone) @ left / (counts[alone].sum() + _PSEUDO_ROWS))
+    return replace(model, knots=knots, log_factors=of_batch, alone_log_factor=of_one)

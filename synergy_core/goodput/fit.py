@@ -37,10 +37,10 @@ from synergy_core.goodput.forms import (
     RHO_R,
     Form,
 )
-from synergy_core.goodput.minimise import minimise, residuals, slopes
+from synergy_core.goodput.minimise import minimise, residuals
 from synergy_core.goodput.observations import Profile, Rows, padded
 from synergy_core.goodput.throughput import TINY
-from synergy_core.goodput.uncertainty import log_step_time_sd
+from synergy_core.goodput.uncertainty import log_step_time_sd, parameter_sd
 
 __all__ = ["Fits", "Profile", "fit"]
 
@@ -81,6 +81,10 @@ class Fits:
         constant, a constant never observed up to half of T_grad. s: the misfit, with 0.1 expected before any row.
         """
         return log_step_time_sd(self.theta, self.rows, self.form, nodes, gpus, local_batch)
+
+    def parameter_sd(self) -> Floats:
+        """Standard deviation of each constant, (F, P), by the same information."""
+        return parameter_sd(self.theta, self.rows, self.form)
 
 
 def fit(observations: Sequence[Profile], *, form: Form = POLLUX, robust: bool = False, least: int = 1) -> Fits:

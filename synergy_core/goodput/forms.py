@@ -60,19 +60,21 @@ class Form:
         within = (nodes <= 1) & (gpus > 1)
         if not self.floor:
             growth = np.maximum(gpus - 2.0, TINY)
-            return np.stack([across, across * growth, within, within * growth]).astype(np.float64)
+            grown: Floats = np.stack([across, across * growth, within, within * growth]).astype(np.float64)
+            return grown
         several = np.maximum(gpus, 2.0)
         depth, ring = np.log2(several / 2.0), 1.0 - 2.0 / several
         pair = (nodes == 2) * np.log2(np.maximum(gpus / nodes, 1.0))
-        return np.stack([across, across * depth, within, within * depth, across * ring, within * ring, pair]).astype(
-            np.float64
-        )
+        columns = [across, across * depth, within, within * depth, across * ring, within * ring, pair]
+        result: Floats = np.stack(columns).astype(np.float64)
+        return result
 
     def gradient_time(self, theta: Floats, local_batch: Floats) -> Floats:
         """T_grad in seconds; theta (P,)."""
         line = theta[ALPHA_C] + theta[BETA_C] * np.asarray(local_batch, dtype=np.float64)
         if not self.floor:
-            return line
+            plain: Floats = line
+            return plain
         result: Floats = np.cbrt(line**FLOOR_SHARPNESS + theta[FLOOR] ** FLOOR_SHARPNESS)
         return result
 

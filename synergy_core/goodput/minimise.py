@@ -5,8 +5,8 @@ crawl there. For σ = √(Σ w·r²) with Jacobian J of r, a step uses the cone'
 
     ∇σ = Jᵀw r/σ,    ∇²σ ≈ (JᵀwJ − σ²·∇σ∇σᵀ)/σ,
 
-damped with the plain Gauss-Newton matrix JᵀwJ/σ (its full step goes to the cone's tip) after Marquardt (1963); constants
-at a bound that the gradient pushes outwards are left out of the step.
+damped with the plain Gauss-Newton matrix JᵀwJ/σ (its full step goes to the cone's tip) after Marquardt (1963);
+constants at a bound that the gradient pushes outwards are left out of the step.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def minimise(theta: Floats, pinned: Bools, rows: Rows, form: Form) -> tuple[Floa
             if not left.size:
                 break
             going, damping, pinned, rows = going[left], damping[left], pinned[left], rows.take(left)
-            state = tuple(each[left] for each in state)
+            state = (state[0][left], state[1][left], state[2][left], state[3][left], state[4][left])
     return result, lowest, steps
 
 

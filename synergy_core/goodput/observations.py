@@ -21,7 +21,7 @@ Bools = NDArray[np.bool_]
 class Profile:
     """What one job (or all jobs of one application on one GPU type) measured; arrays (rows,), one row per shape.
 
-    local_batch: samples per GPU and micro-batch. step_time_s: the whole step; sync_time_s: the part of it in all-reduce.
+    local_batch: samples per GPU and micro-batch. step_time_s: the whole step; sync_time_s: its part in all-reduce.
     """
 
     nodes: ArrayLike
@@ -86,7 +86,8 @@ def padded(observations: Sequence[Profile], form: Form, *, least: int = 1) -> Ro
     filled[4] = 0.5
     weight = np.zeros(filled.shape[1:])
     for at, (each, length) in enumerate(zip(observations, lengths, strict=True)):
-        filled[:, at, :length] = each.nodes, each.gpus, each.local_batch, each.step_time_s, each.sync_time_s
+        for column, name in enumerate(Profile.__slots__):
+            filled[column, at, :length] = getattr(each, name)
         weight[at, :length] = 1.0 / length
     nodes, gpus, batch, step, sync = filled
     usable = (sync >= 0.0) & (sync < step) & (step < np.inf) & (nodes >= 1) & (gpus >= nodes) & (batch > 0)

@@ -25,6 +25,22 @@ def log_step_time_sd(
     theta: Floats, rows: Rows, form: Form, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike
 ) -> Floats:
     """Standard deviation of log(measured/predicted) step time, (F, S), at S shapes; see `Fits.log_step_time_sd`."""
+    information, spread = _information(theta, rows, form)
+    by_shape = _shape_slopes(theta, form, nodes, gpus, local_batch)
+    covered = np.linalg.solve(information, by_shape)
+    result: Floats = np.sqrt(spread[:, 1:] + (by_shape * covered).sum(axis=1))
+    return result
+
+
+def parameter_sd(theta: Floats, rows: Rows, form: Form) -> Floats:
+    """Standard deviation of each constant, (F, P)."""
+    information, _ = _information(theta, rows, form)
+    result: Floats = np.sqrt(np.diagonal(np.linalg.inv(information), axis1=1, axis2=2))
+    return result
+
+
+def _information(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats]:
+    """The inverse covariance of the constants (F, P, P), and the variance of log T_grad and log T_opt (F, 2)."""
     first, second, by = slopes(theta, rows, form)
     count = (rows.weight > 0).sum(axis=1)
     squares = np.stack([(rows.weight * each**2).sum(axis=1) for each in (first, second)], axis=1)
@@ -33,10 +49,7 @@ def log_step_time_sd(
     information = ((by * each_row[:, :, None]) @ by.swapaxes(2, 3)).sum(axis=1)
     diagonal = np.arange(theta.shape[1])
     information[:, diagonal, diagonal] += prior_sd(theta, rows, form) ** -2.0
-    by_shape = _shape_slopes(theta, form, nodes, gpus, local_batch)
-    covered = np.linalg.solve(information, by_shape)
-    result: Floats = np.sqrt(spread[:, 1:] + (by_shape * covered).sum(axis=1))
-    return result
+    return information, spread
 
 
 def prior_sd(theta: Floats, rows: Rows, form: Form) -> Floats:

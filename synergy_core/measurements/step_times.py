@@ -137,8 +137,8 @@ def _time_column(table: Table, stem: str) -> tuple[str, float]:
             unit = column.removeprefix(f"{stem}_")
             if unit not in _UNITS_S:
                 raise InputError(
-                    f"{table.path}, line 1: column '{column}' has the unknown unit '{unit}'; expected {stem} in seconds, "
-                    f"or one of {', '.join(f'{stem}_{each}' for each in _UNITS_S)}."
+                    f"{table.path}, line 1: column '{column}' has the unknown unit '{unit}'; expected {stem} "
+                    f"(seconds), or one of {', '.join(f'{stem}_{each}' for each in _UNITS_S)}."
                 )
             return column, _UNITS_S[unit]
     table.cells(stem)
