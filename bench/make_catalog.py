@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from synergy_core.catalog.writing import as_yaml, measured_gpu_type
-from synergy_core.goodput.observations import Profile
+from synergy_core.goodput.observations import joined
 from synergy_core.measurements import read
 
 OUT = Path(__file__).parent.parent / "synergy_core" / "catalog" / "models"
@@ -35,13 +35,6 @@ APPLICATIONS = {
     "ncf": ("Neural collaborative filtering on MovieLens", 256, 32768, 10, 15.0, 30.0),
     "yolov3": ("YOLOv3 on PASCAL VOC", 8, 512, 50, 80.0, 45.0),
 }
-
-
-def joined(parts: list[Profile]) -> Profile:
-    """All rows of several tables, rows that stand in two of them once."""
-    columns = [np.concatenate([np.asarray(getattr(each, name)) for each in parts]) for name in Profile.__slots__]
-    _, first = np.unique(np.stack(columns), axis=1, return_index=True)
-    return Profile(*(each[np.sort(first)] for each in columns))
 
 
 def noise_curve(folder: Path, initial_batch: int) -> tuple[dict[str, Any], float]:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from synergy_core.catalog import load_model, model_names
 from synergy_core.catalog.sheets import gpu_type_named
 from synergy_core.catalog.transfer import nearest_type, transferred
 from synergy_core.errors import InputError
-from synergy_core.goodput.calibration import Calibrated, calibrate
+from synergy_core.goodput.calibration import LEAST_ROWS, Calibrated, calibrate
 from synergy_core.goodput.forms import Form
-from synergy_core.goodput.observations import Profile
+from synergy_core.goodput.observations import Profile, joined
 from synergy_core.measurements.step_times import StepTimes
 
 
@@ -28,34 +26,31 @@ class Prediction:
 Models = Mapping[str, Mapping[str, Calibrated]]
 
 
-def joined(files: Sequence[StepTimes]) -> dict[str, dict[str, Profile]]:
-    """All rows by model and GPU type; a row that stands in two files counts once."""
-    groups: dict[str, dict[str, list[Profile]]] = {}
+def by_type(files: Sequence[StepTimes]) -> dict[str, dict[str, Profile]]:
+    """All rows by model and GPU type. Raises InputError, naming the files, where they are too few to fit."""
+    groups: dict[str, dict[str, list[StepTimes]]] = {}
     for each in files:
-        groups.setdefault(each.model, {}).setdefault(gpu_type_named(each.gpu_type), []).append(each.profile)
-    return {model: {kind: _one(parts) for kind, parts in kinds.items()} for model, kinds in groups.items()}
-
-
-def _one(parts: list[Profile]) -> Profile:
-    columns = [
-        np.concatenate([np.asarray(getattr(part, name), dtype=np.float64) for part in parts])
-        for name in Profile.__slots__
-    ]
-    _, first = np.unique(np.stack(columns), axis=1, return_index=True)
-    return Profile(*(column[np.sort(first)] for column in columns))
+        groups.setdefault(each.model, {}).setdefault(gpu_type_named(each.gpu_type), []).append(each)
+    result: dict[str, dict[str, Profile]] = {}
+    for model, kinds in groups.items():
+        for kind, parts in kinds.items():
+            profile = joined([each.profile for each in parts])
+            if len(profile) < LEAST_ROWS:
+                paths = ", ".join(str(each.path) for each in parts)
+                raise InputError(
+                    f"{paths}: too few points to fit {model} on {kind}; got {len(profile)}, "
+                    f"expected {LEAST_ROWS} or more."
+                )
+            result.setdefault(model, {})[kind] = profile
+    return result
 
 
 def calibrated_on(files: Sequence[StepTimes], form: Form) -> Models:
     """A robust fit per model and GPU type. Raises InputError, naming the files, for too few rows."""
-    result: dict[str, dict[str, Calibrated]] = {}
-    for model, kinds in joined(files).items():
-        for kind, profile in kinds.items():
-            try:
-                result.setdefault(model, {})[kind] = calibrate(profile, form=form)[0]
-            except InputError as error:
-                paths = [str(each.path) for each in files if each.model == model]
-                raise InputError(f"{', '.join(paths)}: {error}") from None
-    return result
+    return {
+        model: {kind: calibrate(profile, form=form)[0] for kind, profile in kinds.items()}
+        for model, kinds in by_type(files).items()
+    }
 
 
 def predictor(file: StepTimes, calibrated: Models | None) -> Prediction:

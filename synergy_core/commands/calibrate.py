@@ -32,19 +32,14 @@ def run(chosen: argparse.Namespace) -> int:
     """Prints the constants; writes the catalog form."""
     from synergy_core.catalog.writing import as_yaml, measured_gpu_type
     from synergy_core.commands._output import write_whole
-    from synergy_core.commands._predictor import joined
-    from synergy_core.errors import InputError
+    from synergy_core.commands._predictor import by_type
     from synergy_core.measurements import read
 
     files = [read(path, model=chosen.model, gpu_type=chosen.gpu_type) for path in chosen.files]
     fitted: dict[str, dict[str, Any]] = {}
-    for model, kinds in joined(files).items():
+    for model, kinds in by_type(files).items():
         for kind, profile in kinds.items():
-            paths = ", ".join(str(file.path) for file in files if file.model == model)
-            try:
-                entry, best, fits = measured_gpu_type(profile, robust_pollux=True)
-            except InputError as error:
-                raise InputError(f"{paths}: {error}") from None
+            entry, best, fits = measured_gpu_type(profile, robust_pollux=True)
             fitted.setdefault(model, {})[kind] = entry
             _print(model, kind, profile, entry, best, fits)
     if chosen.out:

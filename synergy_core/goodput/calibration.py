@@ -1,7 +1,8 @@
 """One application on one GPU type, from a table of measurements: as exact as the table allows, and robust.
 
 A fit in the saturating form (`forms.SATURATING`), and on top of its smooth T_grad(b) two deviations of its logarithm,
-each the mean of the rows concerned, shrunk by κ = 2 pseudo-rows:
+each the median of the rows concerned, shrunk by κ = 2 pseudo-rows (one or two rows count as far as the fit trusts
+them):
 
 - by batch size, interpolated in log b, constant outside: kernels are chosen by shape, so 57 samples may be faster than
   40;
@@ -92,9 +93,18 @@ def _deviating(model: Calibrated, rows: Rows) -> Calibrated:
         nearest = np.abs(np.log(batch)[:, None] - np.log(grid)).argmin(axis=1)
         used = np.unique(nearest)
         knots, group = grid[used], np.searchsorted(used, nearest)
-    several = counts * ~alone if not alone.all() else counts
-    rows_there = np.bincount(group, several, minlength=len(knots)) + _PSEUDO_ROWS
-    of_batch = np.bincount(group, several * off, minlength=len(knots)) / rows_there
-    left = off - of_batch[group]
-    of_one = float((counts * alone) @ left / (counts[alone].sum() + _PSEUDO_ROWS))
+    of_batch = np.zeros(len(knots))
+    for at in range(len(knots)):
+        mine = (group == at) & ~alone
+        of_batch[at] = _shrunk_median(off, counts, mine if mine.any() else group == at)
+    of_one = _shrunk_median(off - of_batch[group], counts, alone)
     return replace(model, knots=knots, log_factors=of_batch, alone_log_factor=of_one)
+
+
+def _shrunk_median(values: Floats, counts: Floats, where: NDArray[np.bool_]) -> float:
+    """The median of some rows, n/(n + κ) of it; n is the rows, or if only one or two, what they count."""
+    if not where.any():
+        return 0.0
+    rows = int(where.sum())
+    says = float(rows if rows > 2 else counts[where].sum())
+    return float(np.median(values[where])) * says / (says + _PSEUDO_ROWS)
