@@ -1,0 +1,159 @@
+"""How long fits take, and how exact they are on measurements that they have not seen.
+
+    SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/fit.py [--speed | --accuracy]
+
+Speed: CPU milliseconds per fit for batches of 1, 10 and 100 profiles of 1 to 60 rows drawn from the measured tables
+(or planted, without SYNERGY_DATA). Accuracy: mean |predicted − measured|/measured of step times for each application
+and GPU type, with Pollux's form and with what the catalog ships:
+
+    all        fitted to the placements table, scored on it (what the peers publish)
+    half       fitted to half of the (nodes, GPUs), scored on the other half
+    larger     fitted to up to 8 GPUs (T4) or 6, scored on more
+    clusters   fitted to the placements (up to 4 nodes, or 2), scored on the scalability table's larger ones
+    batch      one batch size left out at a time, scored on it
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from synergy_core.commands._output import table
+from synergy_core.goodput.calibration import Calibrated, calibrate
+from synergy_core.goodput.fit import Profile, fit
+from synergy_core.goodput.forms import POLLUX, SATURATING
+from synergy_core.measurements import read
+
+APPLICATIONS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
+GPU_TYPES = ("t4", "rtx2080ti", "a100")
+SPLITS = ("all", "half", "larger", "clusters", "batch")
+ROWS = (1, 2, 3, 5, 8, 15, 30, 60)
+
+
+def profiles() -> dict[tuple[str, str, str], Profile]:
+    """Every measured table, or one that is planted."""
+    folder = os.environ.get("SYNERGY_DATA")
+    if folder is None:
+        random = np.random.default_rng(0)
+        nodes = random.integers(1, 5, 500)
+        gpus, batch = nodes * random.integers(1, 5, 500), random.choice([8, 16, 32, 64], 500)
+        theta = np.array([0.1, 0.01, 0.3, 0.03, 0.06, 0.01, 2.0])
+        noise = np.exp(0.05 * random.normal(size=(2, 500)))
+        step = POLLUX.step_time(theta, nodes, gpus, batch) * noise[0]
+        compute = np.minimum(POLLUX.gradient_time(theta, batch) * noise[1], 0.999 * step)
+        return {("planted", "t4", "placements"): Profile(nodes, gpus, batch, step, step - compute)}
+    return {
+        (name, kind, which): read(Path(folder) / "profiles" / name / f"{which}-{kind}.csv").profile
+        for name in APPLICATIONS
+        for kind in GPU_TYPES
+        for which in ("placements", "scalability")
+    }
+
+
+def part(profile: Profile, rows: np.ndarray) -> Profile:
+    return Profile(*(np.asarray(getattr(profile, name))[rows] for name in Profile.__slots__))
+
+
+def speed() -> None:
+    tables = [each for (_, _, which), each in profiles().items() if which == "placements"]
+    random = np.random.default_rng(0)
+
+    def drawn(count: int, sizes: tuple[int, ...]) -> list[Profile]:
+        result = []
+        for at in range(count):
+            chosen = tables[random.integers(len(tables))]
+            result.append(part(chosen, random.choice(len(chosen), sizes[at % len(sizes)], replace=False)))
+        return result
+
+    rows = []
+    for form in (POLLUX, SATURATING):
+        for count, sizes in ((1, (5,)), (1, (60,)), (1, ROWS), (10, ROWS), (100, ROWS)):
+            batches = [
+                drawn(count, sizes if count > 1 else (sizes[at % len(sizes)],)) for at in range(160 // count + 4)
+            ]
+            fit(batches[0], form=form)
+            spent = []
+            for batch in batches:
+                start = time.process_time()
+                fit(batch, form=form)
+                spent.append((time.process_time() - start) / count * 1e3)
+            what = f"{sizes[0]} rows" if len(sizes) == 1 else f"{sizes[0]}–{sizes[-1]} rows"
+            rows.append([form.name, str(count), what, f"{np.mean(spent):.2f}", f"{np.quantile(spent, 0.9):.2f}"])
+    print(table(("form", "fits at once", "each", "mean ms/fit", "p90 ms/fit"), rows))
+
+
+def splits(placements: Profile, scalability: Profile, kind: str) -> Iterator[tuple[str, Profile, Profile]]:
+    """Name, what is fitted, what is scored."""
+    nodes, gpus, batch = (np.asarray(each) for each in (placements.nodes, placements.gpus, placements.local_batch))
+    yield "all", placements, placements
+    shapes = np.unique(nodes * 1000 + gpus)
+    chosen = np.random.default_rng(0).permutation(shapes)[: len(shapes) // 2]
+    half = np.isin(nodes * 1000 + gpus, chosen) | (gpus == 1)
+    yield "half", part(placements, half), part(placements, ~half)
+    small = gpus <= (8 if kind == "t4" else 6)
+    yield "larger", part(placements, small), part(placements, ~small)
+    beyond = np.asarray(scalability.nodes) > nodes.max()
+    if beyond.any():
+        yield "clusters", placements, part(scalability, beyond)
+    for size in np.unique(batch)[1:-1]:
+        yield "batch", part(placements, batch != size), part(placements, batch == size)
+
+
+def error(model: Calibrated, profile: Profile) -> float:
+    told = model.step_time(profile.nodes, profile.gpus, profile.local_batch)
+    return float(np.abs(told / np.asarray(profile.step_time_s) - 1).mean())
+
+
+def held_out() -> None:
+    if "SYNERGY_DATA" not in os.environ:
+        print("accuracy needs the measured tables: set SYNERGY_DATA")
+        return
+    tables = profiles()
+    rows, everything = [], {}
+    for name in APPLICATIONS:
+        for kind in GPU_TYPES:
+            found: dict[tuple[str, str], list[float]] = {}
+            for split, known, wanted in splits(
+                tables[name, kind, "placements"], tables[name, kind, "scalability"], kind
+            ):
+                pollux, _ = calibrate(known, form=POLLUX, robust=False, deviations=False)
+                best, _ = calibrate(known)
+                found.setdefault((split, "pollux"), []).append(error(pollux, wanted))
+                found.setdefault((split, "best"), []).append(error(best, wanted))
+            for key, values in found.items():
+                everything.setdefault(key, []).append(float(np.mean(values)))
+            cells = [
+                "–"
+                if (split, "best") not in found
+                else " → ".join(f"{100 * np.mean(found[split, form]):.1f}" for form in ("pollux", "best"))
+                for split in SPLITS
+            ]
+            rows.append([name, kind, *cells])
+    for what, summary in (("mean", np.mean), ("median", np.median)):
+        cells = [
+            " → ".join(f"{100 * summary(everything[split, form]):.1f}" for form in ("pollux", "best"))
+            for split in SPLITS
+        ]
+        rows.append([what, "", *cells])
+    print("mean error in %: Pollux's form → the catalog's (saturating, robust, with deviations by batch size)")
+    print(table(("application", "GPU type", *SPLITS), rows, left=2))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--speed", action="store_true", help="only how long fits take")
+    parser.add_argument("--accuracy", action="store_true", help="only how exact they are")
+    chosen = parser.parse_args()
+    if chosen.speed or not chosen.accuracy:
+        speed()
+    if chosen.accuracy or not chosen.speed:
+        held_out()
+
+
+if __name__ == "__main__":
+    main()

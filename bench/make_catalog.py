@@ -1,0 +1,114 @@
+"""Fits the constants in synergy_core/catalog/models/ to the measured tables; run when the fit or the tables change.
+
+    SYNERGY_DATA=… python bench/make_catalog.py
+
+Reads $SYNERGY_DATA/profiles (Pollux's and Sia's artifacts). What it writes is fitted, never a measured row.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from synergy_core.catalog.writing import as_yaml, measured_gpu_type
+from synergy_core.goodput.observations import joined
+from synergy_core.measurements import read
+
+OUT = Path(__file__).parent.parent / "synergy_core" / "catalog" / "models"
+GPU_TYPES = ("t4", "rtx2080ti", "a100")
+KNOTS = 12
+SOURCES = [
+    "Step times: Pollux (OSDI 2021) artifact, petuum/adaptdl branch osdi21-artifact, for t4; Sia (SOSP 2023) artifact, "
+    "siasosp23/artifacts, for rtx2080ti and a100; fitted here, no measured row is included.",
+    "Gradient statistics, epochs, batches and restart delays: the same artifacts.",
+]
+# Title, initial and largest batch, epochs, restart delay in Sia's simulator and in Sia's policy (s).
+APPLICATIONS = {
+    "bert": ("BERT-base fine-tuned on SQuAD", 12, 384, 2, 120.0, 120.0),
+    "cifar10": ("ResNet-18 on CIFAR-10", 128, 4096, 100, 50.0, 30.0),
+    "deepspeech2": ("DeepSpeech 2 on CMU ARCTIC", 20, 640, 80, 25.0, 25.0),
+    "imagenet": ("ResNet-50 on ImageNet", 200, 12800, 90, 250.0, 250.0),
+    "ncf": ("Neural collaborative filtering on MovieLens", 256, 32768, 10, 15.0, 30.0),
+    "yolov3": ("YOLOv3 on PASCAL VOC", 8, 512, 50, 80.0, 45.0),
+}
+
+
+def noise_curve(folder: Path, initial_batch: int) -> tuple[dict[str, Any], float]:
+    """Knots of log φ over the fraction of total work, and the total work, from the runs at fixed batches."""
+    runs = []
+    for path in sorted(folder.glob("validation-*.csv")):
+        with open(path, newline="") as file:
+            rows = list(csv.DictReader(file))
+        runs.append((int(path.stem.split("-")[1]), {k: np.array([float(r[k]) for r in rows]) for k in rows[0]}))
+    total = min(run["progress"][-1] for _, run in runs)
+    x, y, batches = [], [], []
+    for batch, run in runs:
+        ends = run["progress"] / run["progress"][-1]
+        middle = (ends + np.concatenate([[0.0], ends[:-1]])) / 2.0
+        usable = (run["grad_sqr"] > 0) & (run["grad_var"] > 0)
+        x.append(middle[usable])
+        y.append(np.log(initial_batch * run["grad_var"][usable] / run["grad_sqr"][usable]))
+        batches.append(np.full(usable.sum(), float(batch)))
+    x, y, batch = np.concatenate(x), np.concatenate(y), np.concatenate(batches)
+    # Knots where the runs have epochs: evenly over the distinct fractions.
+    where = np.unique(np.round(x, 3))
+    knots = np.unique(np.quantile(where, np.linspace(0.0, 1.0, min(KNOTS, len(np.unique(np.round(x, 2)))))))
+    hats = np.stack([np.interp(x, knots, one) for one in np.eye(len(knots))], axis=1)
+    bend = (
+        0.05 * len(x) ** 0.5 * np.diff(np.eye(len(knots)), n=2, axis=0) if len(knots) > 2 else np.zeros((0, len(knots)))
+    )
+    weight = np.ones(len(x))
+    for _ in range(20):
+        values = np.linalg.lstsq(
+            np.concatenate([hats * weight[:, None], bend]),
+            np.concatenate([y * weight, np.zeros(len(bend))]),
+            rcond=None,
+        )[0]
+        weight = np.sqrt(1.0 / np.maximum(np.abs(y - hats @ values), 0.1))
+    told = hats @ values
+    efficiency = [(np.exp(phi) + initial_batch) / (np.exp(phi) + batch) for phi in (told, y)]
+    content = {
+        "fractions": [round(each, 4) for each in knots.tolist()],
+        "log_noise_scale": [round(each, 4) for each in values.tolist()],
+        "rms_log_error": round(float(np.sqrt(np.mean((told - y) ** 2))), 3),
+        "mean_efficiency_error": round(float(np.mean(np.abs(efficiency[0] - efficiency[1]))), 4),
+    }
+    return content, float(total)
+
+
+def main() -> None:
+    profiles = Path(os.environ["SYNERGY_DATA"]) / "profiles"
+    OUT.mkdir(exist_ok=True)
+    for name, (title, initial, largest, epochs, delay_s, believed_s) in APPLICATIONS.items():
+        noise, total = noise_curve(profiles / name, initial)
+        kinds = {}
+        for kind in GPU_TYPES:
+            files = [profiles / name / f"{table}-{kind}.csv" for table in ("placements", "scalability")]
+            kinds[kind], _, _ = measured_gpu_type(joined([read(each).profile for each in files]))
+            pollux, best = (kinds[kind][key]["error"]["mape"] for key in ("pollux", "calibrated"))
+            print(f"{name:12} {kind:10} mean error: Pollux's form {pollux:6.1%}, catalog {best:6.1%}")
+        content = {
+            "title": title,
+            "initial_batch": initial,
+            "max_batch": largest,
+            "epochs": epochs,
+            "total_work": round(total, 2),
+            "restart_delay_s": delay_s,
+            "believed_restart_delay_s": believed_s,
+            "noise": noise,
+            "gpu_types": kinds,
+            "sources": SOURCES,
+        }
+        (OUT / f"{name}.yaml").write_text(as_yaml(content, "Written by bench/make_catalog.py; do not edit."))
+        print(
+            f"{name:12} noise: rms log error {noise['rms_log_error']}, "
+            f"mean efficiency error {noise['mean_efficiency_error']}; total work {total:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

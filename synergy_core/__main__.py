@@ -1,0 +1,41 @@
+"""python -m synergy_core COMMAND …: the core's own commands. They are the only part that reads a user's files."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+from collections.abc import Sequence
+
+from synergy_core import commands
+from synergy_core.errors import InputError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; 0 if it did what was asked, 2 for input that cannot be used."""
+    parser = argparse.ArgumentParser(prog="python -m synergy_core", description=__doc__)
+    choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    runs = {}
+    for name in sorted(each.name for each in pkgutil.iter_modules(commands.__path__) if each.name[0] != "_"):
+        module = importlib.import_module(f"{commands.__name__}.{name}")
+        added = choices.add_parser(
+            name,
+            help=module.SUMMARY,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(added)
+        runs[name] = module.run
+    chosen = parser.parse_args(arguments)
+    try:
+        return int(runs[chosen.command](chosen))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

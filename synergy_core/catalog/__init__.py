@@ -1,0 +1,169 @@
+"""What is known before anything is measured here: applications with fitted constants, and GPU data sheets.
+
+`models/<application>.yaml` is written by bench/make_catalog.py; `gpus/<type>.yaml` by hand, from vendors' pages
+(`synergy_core.catalog.sheets`). Being in the folder registers either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from synergy_core.errors import InputError, unknown
+from synergy_core.goodput.calibration import Calibrated
+from synergy_core.goodput.forms import form_named
+
+Floats = NDArray[np.float64]
+
+_HERE = Path(__file__).parent
+_FACTS = ("title", "initial_batch", "max_batch", "epochs", "total_work", "restart_delay_s", "believed_restart_delay_s")
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseCurve:
+    """The gradient noise scale over a training: straight lines of its logarithm between knots.
+
+    fractions: of total work, rising in [0, 1]. log_noise_scale: natural logarithm of φ in samples, at the knots.
+    rms_log_error: against the runs that it was fitted to.
+    """
+
+    fractions: Floats
+    log_noise_scale: Floats
+    rms_log_error: float
+
+    def noise_scale(self, fraction: ArrayLike) -> Floats:
+        """φ, samples, at a fraction of total work; constant outside the knots."""
+        result: Floats = np.exp(np.interp(np.asarray(fraction, dtype=np.float64), self.fractions, self.log_noise_scale))
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProfile:
+    """One application on one GPU type.
+
+    theta: (7,), Pollux's form, what policies believe. calibrated: the form that predicts best.
+    theta_error, calibrated_error: of step times on the rows fitted: n, mape, median, p90, max; fractions.
+    min_local, max_local: samples per GPU that were measured to fit. nodes, gpus: the largest measured.
+    """
+
+    theta: Floats
+    theta_error: Mapping[str, float]
+    calibrated: Calibrated
+    calibrated_error: Mapping[str, float]
+    min_local: int
+    max_local: int
+    nodes: int
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """One application. Batches in samples; total_work in iterations at the initial batch.
+
+    restart_delay_s: what a stop and start costs; believed_restart_delay_s: what Sia's policy takes it to cost.
+    """
+
+    name: str
+    title: str
+    initial_batch: int
+    max_batch: int
+    epochs: int
+    total_work: float
+    restart_delay_s: float
+    believed_restart_delay_s: float
+    noise: NoiseCurve | None
+    gpu_types: Mapping[str, GpuProfile]
+    sources: tuple[str, ...]
+
+
+def model_names() -> list[str]:
+    """Every application in the catalog."""
+    return sorted(path.stem for path in (_HERE / "models").glob("*.yaml"))
+
+
+@cache
+def load_model(name: str) -> ModelProfile:
+    """An application. Raises InputError with the nearest match for an unknown one."""
+    if name not in model_names():
+        raise unknown("model", name, model_names(), hint="A file synergy_core/catalog/models/<name>.yaml adds one.")
+    return model_from_yaml(_HERE / "models" / f"{name}.yaml")
+
+
+def model_from_yaml(path: Path) -> ModelProfile:
+    """A file in the catalog's form, shipped or written by `python -m synergy_core calibrate --out`."""
+    content = read_yaml(path)
+    missing = [key for key in _FACTS if content.get(key) is None]
+    if missing:
+        raise InputError(
+            f"{path}: {', '.join(missing)} missing; fill in what the application's own paper or code says."
+        )
+    try:
+        noise = content.get("noise")
+        return ModelProfile(
+            name=path.stem,
+            title=content["title"],
+            initial_batch=content["initial_batch"],
+            max_batch=content["max_batch"],
+            epochs=content["epochs"],
+            total_work=content["total_work"],
+            restart_delay_s=content["restart_delay_s"],
+            believed_restart_delay_s=content["believed_restart_delay_s"],
+            noise=NoiseCurve(_array(noise["fractions"]), _array(noise["log_noise_scale"]), noise["rms_log_error"])
+            if noise
+            else None,
+            gpu_types={kind: _gpu_profile(each) for kind, each in content["gpu_types"].items()},
+            sources=tuple(content["sources"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path}: is not a model of the catalog; missing or misplaced: {error}.") from None
+
+
+def facts(name: str) -> dict[str, Any]:
+    """What is known of an application whatever it runs on, as in its file; None for each fact of an unknown one."""
+    known = read_yaml(_HERE / "models" / f"{name}.yaml") if name in model_names() else {}
+    return {key: known.get(key) for key in (*_FACTS, "noise")}
+
+
+def _gpu_profile(content: Mapping[str, Any]) -> GpuProfile:
+    best = content["calibrated"]
+    return GpuProfile(
+        theta=_array(content["pollux"]["theta"]),
+        theta_error=content["pollux"]["error"],
+        calibrated=Calibrated(
+            form_named(best["form"]),
+            _array(best["theta"]),
+            _array(best["knots"]),
+            _array(best["log_factors"]),
+            best["alone_log_factor"],
+        ),
+        calibrated_error=best["error"],
+        min_local=content["min_local"],
+        max_local=content["max_local"],
+        nodes=content["nodes"],
+        gpus=content["gpus"],
+    )
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file of keys and values. Raises InputError for anything else."""
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}).") from None
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: is not YAML ({error}).") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: holds {type(content).__name__}; expected keys and values.")
+    return content
+
+
+def _array(values: Any) -> Floats:
+    return np.array(values, dtype=np.float64)

@@ -1,0 +1,115 @@
+"""The shapes a throughput model may take: Pollux's, and one that saturates as all-reduces do.
+
+Both share the seven constants of `throughput.PARAMETERS` and  T_opt = (T_grad^γ + T_sync^γ)^(1/γ).  `SATURATING` was
+found on held-out placements, node counts and batch sizes (bench/fit.py prints the evidence). It changes three things:
+
+- What grows with the GPUs of an all-reduce is a bandwidth term that saturates, as a ring's (M − 1)/M does, and a
+  latency and straggler term in the logarithm (trees are log M deep, and the slowest of M lags by about log M):
+      T_sync = α + ρ·(1 − 2/M) + β·log₂(M/2)         instead of α + β·(M − 2), in either class; at M = 2 it is α.
+- Two nodes exchange over one pair of links, more nodes over several: + π·log₂(M/N) across nodes if N = 2.
+- Small batches do not shrink below what launching kernels costs: T_grad = ((α_c + β_c·b)³ + φ³)^(1/3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.errors import unknown
+from synergy_core.goodput.throughput import GAMMA_MAX, GAMMA_MIN, PARAMETERS, TINY, overlapped
+
+Floats = NDArray[np.float64]
+
+FLOOR_SHARPNESS = 3.0
+ALPHA_C, BETA_C, ALPHA_N, BETA_N, ALPHA_R, BETA_R, GAMMA, FLOOR, RHO_N, RHO_R, PAIR = range(11)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One shape of model.
+
+    parameters: names, in the order of theta's last axis. sync: which of them multiply the rows of `design`.
+    floor: whether `FLOOR` is among them. ratios: (slope, constant) pairs whose quotient is held small by the fit.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    sync: tuple[int, ...]
+    floor: bool
+    ratios: tuple[tuple[int, int], ...]
+
+    @property
+    def lower(self) -> Floats:
+        """The least value of each parameter."""
+        bound = np.full(len(self.parameters), TINY)
+        bound[GAMMA] = GAMMA_MIN
+        return bound
+
+    @property
+    def upper(self) -> Floats:
+        """The largest value of each parameter."""
+        bound = np.full(len(self.parameters), np.inf)
+        bound[GAMMA] = GAMMA_MAX
+        return bound
+
+    def design(self, nodes: Floats, gpus: Floats) -> Floats:
+        """What each parameter of `sync` is multiplied by: (len(sync), …) for nodes and gpus of shape (…)."""
+        across = nodes > 1
+        within = (nodes <= 1) & (gpus > 1)
+        if not self.floor:
+            growth = np.maximum(gpus - 2.0, TINY)
+            grown: Floats = np.stack([across, across * growth, within, within * growth]).astype(np.float64)
+            return grown
+        several = np.maximum(gpus, 2.0)
+        depth, ring = np.log2(several / 2.0), 1.0 - 2.0 / several
+        pair = (nodes == 2) * np.log2(np.maximum(gpus / nodes, 1.0))
+        columns = [across, across * depth, within, within * depth, across * ring, within * ring, pair]
+        result: Floats = np.stack(columns).astype(np.float64)
+        return result
+
+    def gradient_time(self, theta: Floats, local_batch: Floats) -> Floats:
+        """T_grad in seconds; theta (P,)."""
+        line = theta[ALPHA_C] + theta[BETA_C] * np.asarray(local_batch, dtype=np.float64)
+        if not self.floor:
+            plain: Floats = line
+            return plain
+        result: Floats = np.cbrt(line**FLOOR_SHARPNESS + theta[FLOOR] ** FLOOR_SHARPNESS)
+        return result
+
+    def sync_time(self, theta: Floats, nodes: Floats, gpus: Floats) -> Floats:
+        """T_sync in seconds; theta (P,)."""
+        nodes, gpus = np.broadcast_arrays(np.asarray(nodes, dtype=np.float64), np.asarray(gpus, dtype=np.float64))
+        design = self.design(nodes, gpus)
+        alone = np.where(gpus > 1, 0.0, TINY + TINY * TINY)
+        result: Floats = np.tensordot(theta[list(self.sync)], design, axes=1) + alone
+        return result
+
+    def step_time(self, theta: Floats, nodes: Floats, gpus: Floats, local_batch: Floats) -> Floats:
+        """T_opt in seconds; theta (P,)."""
+        return overlapped(self.gradient_time(theta, local_batch), self.sync_time(theta, nodes, gpus), theta[GAMMA])
+
+
+POLLUX = Form(
+    "pollux",
+    PARAMETERS,
+    (ALPHA_N, BETA_N, ALPHA_R, BETA_R),
+    floor=False,
+    ratios=((BETA_N, ALPHA_N), (BETA_R, ALPHA_R)),
+)
+SATURATING = Form(
+    "saturating",
+    (*PARAMETERS, "floor", "rho_n", "rho_r", "pair"),
+    (ALPHA_N, BETA_N, ALPHA_R, BETA_R, RHO_N, RHO_R, PAIR),
+    floor=True,
+    ratios=((BETA_N, ALPHA_N), (BETA_R, ALPHA_R), (RHO_N, ALPHA_N), (RHO_R, ALPHA_R), (PAIR, ALPHA_N)),
+)
+FORMS = {each.name: each for each in (POLLUX, SATURATING)}
+
+
+def form_named(name: str) -> Form:
+    """The form of that name. Raises InputError with the nearest match otherwise."""
+    if name not in FORMS:
+        raise unknown("form", name, FORMS)
+    return FORMS[name]

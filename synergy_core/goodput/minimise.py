@@ -1,0 +1,148 @@
+"""The least of a fit's objective, for many profiles at once, by damped Gauss-Newton steps.
+
+The objective is a sum of two RMSEs and of squares. An RMSE is a cone where the fit is perfect, and quasi-Newton methods
+crawl there. For σ = √(Σ w·r²) with Jacobian J of r, a step uses the cone's own curvature,
+
+    ∇σ = Jᵀw r/σ,    ∇²σ ≈ (JᵀwJ − σ²·∇σ∇σᵀ)/σ,
+
+damped with the plain Gauss-Newton matrix JᵀwJ/σ (its full step goes to the cone's tip) after Marquardt (1963);
+constants at a bound that the gradient pushes outwards are left out of the step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.goodput.forms import ALPHA_C, BETA_C, FLOOR, GAMMA, Form
+from synergy_core.goodput.observations import Rows
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+GAMMA_PRIOR = 1e-3
+RATIO_PRIOR = 1e-2
+MOST_STEPS = 60
+ENOUGH = 1e-5
+"""A fit has converged when a step lowers, or promises to lower, its objective by less than this fraction."""
+_PERFECT = 1e-7
+"""RMSE below which a fit counts as perfect: rounds off the tip of the cone."""
+
+
+def residuals(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats]:
+    """log(predicted/observed) of T_grad and T_opt, (F, K) each."""
+    _, _, _, _, first, second = _logs(theta, rows, form)
+    return first, second
+
+
+def _logs(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, ...]:
+    """Its straight line, T_grad before its factor, z = log(T_sync/T_grad), log(1 + e^γz), and both residuals."""
+    line = theta[:, :1] + theta[:, 1:2] * rows.batch
+    compute = np.cbrt(line**3 + theta[:, FLOOR, None] ** 3) if form.floor else line
+    sync = (theta[:, None, list(form.sync)] @ rows.design)[:, 0] + rows.alone
+    log_compute = np.log(compute) + rows.log_factor
+    z = np.log(sync) - log_compute
+    gamma = theta[:, GAMMA, None]
+    bend = gamma * z
+    overlap = np.maximum(bend, 0.0) + np.log1p(np.exp(-np.abs(bend)))
+    return line, compute, z, overlap, log_compute - rows.log_compute, log_compute + overlap / gamma - rows.log_step
+
+
+def slopes(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats, Floats]:
+    """Both residuals (F, K), and their derivatives by the constants (F, 2, P, K)."""
+    line, compute, z, overlap, first, second = _logs(theta, rows, form)
+    count, length = z.shape
+    gamma = theta[:, GAMMA, None]
+    share = np.exp(gamma * z - overlap)
+    # dlog T_opt/dT_sync = share/T_sync, and T_sync = T_grad·e^z.
+    by_sync = share * np.exp(-z - rows.log_factor) / compute
+    result = np.zeros((count, 2, theta.shape[1], length))
+    one = result[:, 0]
+    if form.floor:
+        np.divide(line**2, compute**3, out=one[:, ALPHA_C])
+        np.divide(theta[:, FLOOR, None] ** 2, compute**3, out=one[:, FLOOR])
+        np.multiply(one[:, FLOOR], 1.0 - share, out=result[:, 1, FLOOR])
+    else:
+        np.divide(1.0, compute, out=one[:, ALPHA_C])
+    np.multiply(one[:, ALPHA_C], rows.batch, out=one[:, BETA_C])
+    np.multiply(one[:, :2], (1.0 - share)[:, None], out=result[:, 1, :2])
+    result[:, 1, list(form.sync)] = rows.design * by_sync[:, None]
+    result[:, 1, GAMMA] = (share * z - overlap / gamma) / gamma
+    return first, second, result
+
+
+def evaluate(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats, Floats, Floats]:
+    """Objective (F,), gradient (F, P), the cone's Hessian and the plain Gauss-Newton one (F, P, P)."""
+    first, second, by = slopes(theta, rows, form)
+    both = np.stack([first, second], axis=1)
+    weight = rows.weight[:, None]
+    weighted = both * weight
+    sigma = np.sqrt((weighted * both).sum(axis=2))
+    smooth = np.sqrt(sigma * sigma + _PERFECT * _PERFECT)[..., None]
+    towards = (by @ weighted[..., None])[..., 0] / smooth
+    plain = ((by * weight[:, None]) @ by.swapaxes(2, 3)) / smooth[..., None]
+    cone = plain - towards[..., :, None] * (towards / smooth)[..., None, :]
+    gradient = towards.sum(axis=1)
+    slope, constant = (list(each) for each in zip(*form.ratios, strict=True))
+    ratio = theta[:, slope] / theta[:, constant]
+    beyond_one = theta[:, GAMMA] - 1.0
+    pull = np.zeros((len(theta), len(slope) + 1, theta.shape[1]))
+    each = list(range(len(slope)))
+    strength = (2.0 * RATIO_PRIOR) ** 0.5
+    pull[:, each, slope] = strength / theta[:, constant]
+    pull[:, each, constant] = -strength * ratio / theta[:, constant]
+    pull[:, -1, GAMMA] = (2.0 * GAMMA_PRIOR) ** 0.5
+    prior = pull.swapaxes(1, 2) @ pull
+    gradient += ((strength * ratio)[:, None] @ pull[:, :-1])[:, 0]
+    gradient[:, GAMMA] += 2.0 * GAMMA_PRIOR * beyond_one
+    objective = sigma.sum(axis=1) + GAMMA_PRIOR * beyond_one**2 + RATIO_PRIOR * (ratio**2).sum(axis=1)
+    return objective, gradient, cone.sum(axis=1) + prior, plain.sum(axis=1) + prior
+
+
+def minimise(theta: Floats, pinned: Bools, rows: Rows, form: Form) -> tuple[Floats, Floats, Ints]:
+    """Damped steps until no fit improves: constants (F, P), objective and steps (F,)."""
+    count = len(theta)
+    lower, upper = form.lower, form.upper
+    result, lowest, steps = theta.copy(), np.empty(count), np.zeros(count, dtype=np.int64)
+    going = np.arange(count)
+    damping = np.ones(count)
+    state = (theta, *evaluate(theta, rows, form))
+    diagonal = np.arange(theta.shape[1])
+    for step in range(1, MOST_STEPS + 1):
+        theta, objective, gradient, cone, plain = state
+        free = ~(pinned | ((theta <= lower) & (gradient > 0)) | ((theta >= upper) & (gradient < 0)))
+        matrix = (cone + damping[:, None, None] * plain) * (free[:, :, None] & free[:, None, :])
+        scale = plain[:, diagonal, diagonal]
+        # A little of the diagonal too, for constants that the rows cannot tell apart.
+        extra = 1e-3 * np.minimum(damping, damping * damping)[:, None] + 1e-12
+        matrix[:, diagonal, diagonal] += np.where(free, extra * scale + 1e-30, 1.0)
+        downhill = np.where(free, -gradient, 0.0)
+        change = np.linalg.solve(matrix, downhill[..., None])[..., 0]
+        trial = np.where(free, np.clip(theta + change, lower, upper), theta)
+        answer = (trial, *evaluate(trial, rows, form))
+        better = answer[1] < objective
+        promised = (downhill * change).sum(axis=1)
+        done = (better & (objective - answer[1] <= ENOUGH * objective)) | (promised <= ENOUGH * objective)
+        done |= damping > 1e4
+        if step == MOST_STEPS:
+            done[:] = True
+        state = answer if better.all() else _chosen(better, answer, state)
+        damping = np.where(better, np.maximum(damping * 0.1, 1e-4), damping * 5.0)
+        if done.any():
+            at = going[done]
+            result[at], lowest[at], steps[at] = state[0][done], state[1][done], step
+            left = np.flatnonzero(~done)
+            if not left.size:
+                break
+            going, damping, pinned, rows = going[left], damping[left], pinned[left], rows.take(left)
+            state = (state[0][left], state[1][left], state[2][left], state[3][left], state[4][left])
+    return result, lowest, steps
+
+
+def _chosen(
+    better: Bools, new: tuple[Floats, ...], old: tuple[Floats, ...]
+) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """Fit by fit, the new state where it is better."""
+    picked = [np.where(better.reshape(-1, *[1] * (one.ndim - 1)), one, two) for one, two in zip(new, old, strict=True)]
+    return picked[0], picked[1], picked[2], picked[3], picked[4]

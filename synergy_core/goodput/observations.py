@@ -1,0 +1,122 @@
+"""What jobs measured, checked and padded to one length so that many profiles are fitted at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from synergy_core.errors import InputError
+from synergy_core.goodput.forms import Form
+from synergy_core.goodput.throughput import TINY
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What one job (or all jobs of one application on one GPU type) measured; arrays (rows,), one row per shape.
+
+    local_batch: samples per GPU and micro-batch. step_time_s: the whole step; sync_time_s: its part in all-reduce.
+    """
+
+    nodes: ArrayLike
+    gpus: ArrayLike
+    local_batch: ArrayLike
+    step_time_s: ArrayLike
+    sync_time_s: ArrayLike
+
+    def __len__(self) -> int:
+        return len(np.atleast_1d(self.step_time_s))
+
+
+def joined(profiles: Sequence[Profile]) -> Profile:
+    """All their rows in one; a row that stands in two of them counts once."""
+    columns = [
+        np.concatenate([np.asarray(getattr(each, name), dtype=np.float64) for each in profiles])
+        for name in Profile.__slots__
+    ]
+    _, first = np.unique(np.stack(columns), axis=1, return_index=True)
+    return Profile(*(column[np.sort(first)] for column in columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """F profiles padded to K rows each: arrays (F, K), `design` (F, synchronisation constants, K).
+
+    weight: 0 in the padding, sums to 1 per profile. log_factor: what T_grad is multiplied by beyond its formula, log.
+    """
+
+    nodes: Floats
+    gpus: Floats
+    batch: Floats
+    design: Floats
+    alone: Floats
+    log_compute: Floats
+    log_step: Floats
+    log_factor: Floats
+    weight: Floats
+
+    @property
+    def across(self) -> Bools:
+        """Rows on several nodes."""
+        return (self.nodes > 1) & (self.weight > 0)
+
+    @property
+    def within(self) -> Bools:
+        """Rows on several GPUs of one node."""
+        return (self.nodes <= 1) & (self.gpus > 1) & (self.weight > 0)
+
+    def take(self, profiles: Ints) -> Rows:
+        """Some of the profiles."""
+        return Rows(*(getattr(self, name)[profiles] for name in Rows.__slots__))
+
+    def weighted(self, weight: Floats) -> Rows:
+        """The same rows, counting differently."""
+        return replace(self, weight=weight / weight.sum(axis=1, keepdims=True))
+
+
+def padded(observations: Sequence[Profile], form: Form, *, least: int = 1) -> Rows:
+    """The profiles as `Rows`. Raises InputError for what cannot be fitted, naming profile and row.
+
+    least: how many rows each must have.
+    """
+    if not observations:
+        raise InputError("nothing to fit: no profile was given.")
+    lengths = [len(each) for each in observations]
+    if min(lengths) < least:
+        at = int(np.argmin(lengths))
+        raise InputError(f"profile {at} has {lengths[at]} rows; a fit needs at least {least}.")
+    longest = max(lengths)
+    filled = np.ones((5, len(observations), longest))
+    filled[4] = 0.5
+    weight = np.zeros(filled.shape[1:])
+    for at, (each, length) in enumerate(zip(observations, lengths, strict=True)):
+        for column, name in enumerate(Profile.__slots__):
+            filled[column, at, :length] = getattr(each, name)
+        weight[at, :length] = 1.0 / length
+    nodes, gpus, batch, step, sync = filled
+    usable = (sync >= 0.0) & (sync < step) & (step < np.inf) & (nodes >= 1) & (gpus >= nodes) & (batch > 0)
+    if not usable.all() or not np.isfinite(filled).all():
+        _refuse(filled, usable)
+    alone = np.where(gpus > 1, 0.0, TINY + TINY * TINY)
+    design = form.design(nodes, gpus).swapaxes(0, 1)
+    return Rows(nodes, gpus, batch, design, alone, np.log(step - sync), np.log(step), np.zeros_like(step), weight)
+
+
+def _refuse(filled: Floats, usable: Bools) -> None:
+    """Raises the error for the first row that cannot be used."""
+    profile, row = (int(each) for each in np.argwhere(~(usable & np.isfinite(filled).all(axis=0)))[0])
+    nodes, gpus, batch, step, sync = filled[:, profile, row].tolist()
+    where = f"profile {profile}, row {row}"
+    if not 1 <= nodes <= gpus < np.inf:
+        raise InputError(f"{where}: {gpus:g} GPUs on {nodes:g} nodes; expected 1 ≤ nodes ≤ GPUs.")
+    if not 0 < batch < np.inf:
+        raise InputError(f"{where}: local_batch is {batch:g}; expected a positive number of samples.")
+    if not 0 < step < np.inf:
+        raise InputError(f"{where}: step_time_s is {step:g}; expected a positive number of seconds.")
+    raise InputError(f"{where}: sync_time_s is {sync:g}; it is part of step_time_s, expected 0 ≤ sync < {step:g}.")

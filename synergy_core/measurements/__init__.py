@@ -1,0 +1,38 @@
+"""Files of measurements that a user gives: one module per format, recognised by its columns.
+
+A format is a module in this folder with `recognises(columns) -> bool`, `DESCRIPTION` and `read(table, …)`; being in the
+folder registers it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from synergy_core.errors import InputError
+from synergy_core.measurements._table import read_table
+
+
+def formats() -> Iterator[ModuleType]:
+    """Every format, by name of its module."""
+    for each in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
+        if not each.name.startswith("_"):
+            yield importlib.import_module(f"{__name__}.{each.name}")
+
+
+def read(path: Path, **options: Any) -> Any:
+    """The measurements in a file, in whatever its columns say it holds. Raises InputError where nothing fits."""
+    table = read_table(path)
+    found = [each for each in formats() if each.recognises(table.columns)]
+    if not found:
+        known = "; ".join(each.DESCRIPTION for each in formats())
+        raise InputError(f"{path}: no known format has the columns {_listed(table.columns)}. Known: {known}.")
+    return found[0].read(table, **options)
+
+
+def _listed(columns: Sequence[str]) -> str:
+    return ", ".join(repr(each) for each in columns)

@@ -1,0 +1,139 @@
+"""What ships: applications with fitted constants in their expected ranges, data sheets, transfer between GPU types."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from synergy_core.catalog import load_model, model_from_yaml, model_names
+from synergy_core.catalog.sheets import gpu_sheet, gpu_sheets, gpu_type_named
+from synergy_core.catalog.transfer import nearest_type, transferred
+from synergy_core.errors import InputError
+from synergy_core.goodput.batch import best_batch_one
+from synergy_core.goodput.forms import BETA_C
+from synergy_core.goodput.throughput import step_time
+
+# Total work in iterations at the initial batch (research/goodput_policies.md, section 1.4).
+TOTAL_WORK = {
+    "bert": 14_774,
+    "cifar10": 39_062.91,
+    "deepspeech2": 28_536,
+    "imagenet": 576_525.59,
+    "ncf": 194_174,
+    "yolov3": 103_443.98,
+}
+every_type = pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name in TOTAL_WORK for kind in ("t4", "rtx2080ti", "a100")]
+)
+
+
+def test_the_six_applications_are_there():
+    assert model_names() == sorted(TOTAL_WORK)
+
+
+@pytest.mark.parametrize("name", TOTAL_WORK)
+def test_facts_of_an_application(name):
+    model = load_model(name)
+    assert model.total_work == pytest.approx(TOTAL_WORK[name], abs=0.01)
+    assert 0 < model.initial_batch < model.max_batch
+    assert model.restart_delay_s >= 15
+    assert model.sources
+    noise = model.noise
+    assert len(noise.fractions) <= 12
+    assert (np.diff(noise.fractions) > 0).all()
+    assert 0 <= noise.fractions[0] <= noise.fractions[-1] <= 1
+    phi = noise.noise_scale(np.linspace(0, 1, 50))
+    assert ((phi > 1) & (phi < 1e8)).all()
+
+
+@every_type
+def test_shipped_constants_are_as_exact_as_they_say_and_say_little_error(name, kind):
+    shipped = load_model(name).gpu_types[kind]
+    assert shipped.theta.shape == (7,)
+    assert (shipped.theta >= 1e-8).all()
+    assert 1 <= shipped.theta[6] <= 10
+    # yolov3 on A100 is measured with 25 % between neighbouring batch sizes: no smooth form follows it.
+    assert shipped.theta_error["mape"] < (0.26 if (name, kind) == ("yolov3", "a100") else 0.11)
+    assert shipped.calibrated_error["mape"] < min(0.12, shipped.theta_error["mape"])
+    assert shipped.theta_error["n"] > 100
+    assert 0 < shipped.min_local < shipped.max_local
+
+
+@every_type
+def test_both_forms_tell_about_the_same_time(name, kind):
+    shipped = load_model(name).gpu_types[kind]
+    batch = float(np.sqrt(shipped.min_local * shipped.max_local))
+    ratio = shipped.calibrated.step_time(1, 4, batch) / step_time(shipped.theta, 1, 4, batch)
+    assert 0.6 < ratio < 1.6
+
+
+@every_type
+def test_a_batch_can_be_chosen_from_what_ships(name, kind):
+    model = load_model(name)
+    shipped = model.gpu_types[kind]
+    phi = float(model.noise.noise_scale(0.5))
+    chosen = best_batch_one(
+        shipped.theta,
+        1.0,
+        phi / model.initial_batch,
+        model.initial_batch,
+        model.max_batch,
+        shipped.min_local,
+        shipped.max_local,
+        1,
+        4,
+    )
+    assert model.initial_batch <= chosen.total_batch <= model.max_batch + 4
+    assert 0 < chosen.efficiency <= 1
+
+
+def test_an_unknown_application_is_met_with_the_nearest():
+    with pytest.raises(InputError, match=r"unknown model 'cifar'\. Did you mean 'cifar10'"):
+        load_model("cifar")
+
+
+def test_a_file_that_lacks_facts_says_which(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("title: mine\ninitial_batch: 32\nmax_batch:\n")
+    with pytest.raises(InputError, match="max_batch, epochs, total_work"):
+        model_from_yaml(path)
+    path.write_text("- 1\n")
+    with pytest.raises(InputError, match="expected keys and values"):
+        model_from_yaml(path)
+    path.write_text("a: [")
+    with pytest.raises(InputError, match="is not YAML"):
+        model_from_yaml(path)
+
+
+def test_data_sheets_are_in_their_units():
+    for sheet in gpu_sheets().values():
+        assert 5e12 < sheet.fp32_flops_per_s < 1e14
+        assert 1e11 < sheet.memory_bandwidth_bytes_per_s < 1e13
+        assert 8e9 < sheet.memory_bytes < 2e11
+
+
+def test_published_names_are_aliases():
+    assert gpu_type_named("aws") == "t4"
+    assert gpu_type_named("dgx-ext") == "a100"
+    assert gpu_type_named("RTX2080Ti") == "rtx2080ti"
+    assert gpu_type_named("abacus") == "abacus"
+    assert gpu_sheet("abacus") is None
+
+
+def test_the_nearest_type_is_of_the_same_architecture_and_bandwidth():
+    known = ("t4", "rtx2080ti", "a100")
+    assert nearest_type("quadro_rtx6000", known) == "rtx2080ti"
+    assert nearest_type("v100", known) == "rtx2080ti"
+    assert nearest_type("a40", ("t4", "a100")) in known
+    assert nearest_type("abacus", known) == "rtx2080ti"
+    assert nearest_type("abacus", ["sliderule"]) == "sliderule"
+
+
+def test_transfer_scales_the_time_per_sample_by_bandwidth_and_nothing_else():
+    model = load_model("bert").gpu_types["rtx2080ti"].calibrated
+    other, factor = transferred(model, "rtx2080ti", "quadro_rtx6000")
+    assert factor == pytest.approx(616 / 672)
+    assert other.theta[BETA_C] == pytest.approx(model.theta[BETA_C] * factor)
+    assert np.delete(other.theta, BETA_C) == pytest.approx(np.delete(model.theta, BETA_C))
+    same, factor = transferred(model, "rtx2080ti", "abacus")
+    assert (same, factor) == (model, 1.0)
