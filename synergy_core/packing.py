@@ -201,7 +201,7 @@ class _Ground:
         self.mask = floor.idle.copy()
         self.free = [mask.bit_count() for mask in self.mask]
         self.stacks: list[list[list[int]]] = [[[] for _ in range(most + 1)] for most in floor.largest]
-        for node in np.nonzero(self.free)[0][::-1].tolist():
+        for node in np.nonzero(np.array(self.free))[0][::-1].tolist():
             self.stacks[floor.kinds[node]][self.free[node]].append(node)
         self.by_node: dict[int, list[int]] | None = None
         self.total = np.zeros(0, dtype=np.int64)

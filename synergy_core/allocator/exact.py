@@ -7,6 +7,7 @@ the matrix at 65,536 GPUs, so what `priced` leaves open goes to the same solver 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -153,7 +154,9 @@ def _pulp_solver(solver: Solver, **options: Any) -> Any:
     for name in ("HiGHS",) if solver == "highs" else ("PULP_CBC_CMD", "COIN_CMD"):
         kind = getattr(pulp, name, None)
         if kind is not None:
-            interface = kind(**options)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of PULP_CBC_CMD, in favour of what 4 brings
+                interface = kind(**options)
             if interface.available():
                 return interface
     return None
