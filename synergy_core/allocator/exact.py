@@ -25,9 +25,9 @@ Solver = Literal["auto", "highs", "cbc"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a solver found among columns. taken: (N,) which; bound: nothing among them is worth more."""
+    """What was found among columns. taken: (N,) which, None if nothing; bound: nothing among them is worth more."""
 
-    taken: Mask
+    taken: Mask | None
     bound: float
     timed_out: bool
 
@@ -210,9 +210,9 @@ def _highs(some: Columns, room: Floats, types: int, slack: float, time_limit_s: 
     status, outcome = highs.getModelStatus(), highs.getInfo()
     values = np.asarray(highs.getSolution().col_value)
     feasible = outcome.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    taken = values > 0.5 if feasible and len(values) == columns else np.zeros(columns, dtype=bool)
+    taken = values > 0.5 if feasible and len(values) == columns else None
     bound = outcome.mip_dual_bound if math.isfinite(outcome.mip_dual_bound) else math.inf
-    if status == highspy.HighsModelStatus.kOptimal and not math.isfinite(bound):
+    if status == highspy.HighsModelStatus.kOptimal and taken is not None and not math.isfinite(bound):
         bound = float(some.value[taken].sum()) + slack
     return Answer(taken, bound, status == highspy.HighsModelStatus.kTimeLimit)
 
@@ -229,5 +229,5 @@ def _cbc(some: Columns, room: Floats, types: int, slack: float, time_limit_s: fl
     )
     scale = max(float(some.value.sum()), TINY)
     found, proven, bound = _run(model, "cbc", slack / scale, time_limit_s)
-    taken = np.array([found and (each.value() or 0.0) > 0.5 for each in variables], dtype=bool)
-    return Answer(taken, bound, not proven)
+    taken = np.array([(each.value() or 0.0) > 0.5 for each in variables], dtype=bool)
+    return Answer(taken if found else None, bound, not proven)
