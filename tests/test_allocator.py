@@ -247,6 +247,18 @@ def test_no_time_still_gives_a_feasible_allocation(method: str, solver: str) -> 
     assert solution.status in ("time_limit", "optimal", "within_gap", "no_solver")
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("factor", [2.0**-40, 1e-9, 1e6])
+def test_the_unit_of_utility_does_not_matter(method: str, factor: float) -> None:
+    problem = made(3, jobs=30, sizes=4, capacity=(12, 12, 8), forced=True)
+    plain = solve(problem, method=method, gap=0.0)
+    scaled = Problem(problem.utility * factor, problem.gpus, problem.gpu_type, problem.capacity, problem.forced)
+    solution = solve(scaled, method=method, gap=0.0, prices=plain.prices * factor)
+    assert problem.fits(solution.choice)
+    assert solution.objective == pytest.approx(plain.objective * factor, rel=1e-8)
+    assert solution.bound == pytest.approx(plain.bound * factor, rel=1e-8)
+
+
 def test_greedy_rule_leaves_no_job_out_that_would_fit() -> None:
     problem = made(7, jobs=50, sizes=4, capacity=(30, 30), forced=True, tenants=3)
     work = opened(problem)

@@ -114,10 +114,9 @@ def _walk(steps: _Steps, seen: list[tuple[Ints, Floats]], states: set[tuple[int,
     taken = np.zeros(len(steps.code), dtype=bool)
     code, loss = steps.code.tolist(), steps.loss.tolist()
     for job, idle in enumerate(steps.idle):
-        earlier: dict[int, float] = {}
-        for state, lost in zip(*(each.tolist() for each in seen[-2 - job]), strict=True):
-            if lost < earlier.get(state, np.inf):
-                earlier[state] = lost
+        before, least = seen[-2 - job]
+        falling = least.argsort()[::-1]  # of two that are the same state, the better overwrites
+        earlier = dict(zip(before[falling].tolist(), least[falling].tolist(), strict=True))
         entries = range(steps.ends[job], steps.ends[job + 1])
         for entry, step, cost in [*((each, code[each], loss[each]) for each in entries), (-1, 0, idle)]:
             back = {
