@@ -46,20 +46,21 @@ def find_prices(work: Open, prices: Floats | None) -> Floats:
     some, *_ = columns_where(work, work.utility[rows] > -np.inf, rows)
     room = work.room * (len(rows) / max(1, jobs))
     cold = minimise(some, room, work.types, cold_prices(work), COARSEST * scale, FINEST * scale)
-    if every == 1:
-        return cold
-    found = _in_boxes(work, cold)
-    return cold if found is None else found
+    found = cold if every == 1 else _in_boxes(work, cold)
+    if found is None:
+        some, *_ = columns_where(work, work.utility > -np.inf)
+        found = minimise(some, work.room, work.types, cold, COARSEST * scale, FINEST * scale)
+    return found
 
 
 def _in_boxes(work: Open, prices: Floats) -> Floats | None:
     """The minimum of D over all jobs, searched for among the columns that can be best within a box about `prices`.
 
-    The box follows the minimum a few times; None where that does not catch up.
+    The box follows the minimum and grows, a few times; None where that does not catch up.
     """
     scale = work.scale
-    for _ in range(BOXES):
-        width = np.maximum(AROUND * prices, AROUND_ZERO * float(prices.mean()))
+    for growth in range(BOXES):
+        width = np.maximum(AROUND * prices, AROUND_ZERO * float(prices.mean())) * 2.0**growth
         floor, ceiling = np.maximum(prices - width, 0.0), prices + width
         most = work.reduced(floor)
         least = work.reduced(ceiling).max(axis=1)

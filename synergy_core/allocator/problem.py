@@ -21,7 +21,7 @@ Status = Literal["optimal", "within_gap", "gap_open", "time_limit", "no_solver"]
 
 TINY = 1e-12
 ROUNDING = 1e-9
-"""Relative to utilities of about 1 (`solve` scales others): sums of a few thousand float64 utilities differ by less than this with the order of summation."""
+"""On utilities of about 1 (`solve` scales others): sums of thousands of float64 differ by less in another order."""
 
 
 @dataclass(frozen=True, slots=True)
