@@ -169,6 +169,14 @@ def test_job_that_names_no_type_gives_way_to_those_that_do() -> None:
     assert packed.placed == [((1, 0b1111),), ((0, 0b1111),)]
 
 
+def test_jobs_of_any_type_leave_theirs_where_otherwise_not_all_would_fit() -> None:
+    cluster = cluster_of(("a", 1, 4), ("b", 1, 4))
+    current: list[Placed] = [((0, 0b0001),), ((1, 0b0001),), ()]
+    packed = packing(cluster, np.array([1, 1, 4]), np.array([-1, -1, -1]), current)
+    check(cluster, [1, 1, 4], [-1, -1, -1], packed, current)
+    assert packed.migrated
+
+
 def test_type_change_moves_a_job_and_is_no_migration() -> None:
     cluster = cluster_of(("a", 1, 4), ("b", 1, 4))
     packed = packing(cluster, np.array([2]), np.array([1]), [((0, 0b0011),)])
@@ -196,7 +204,7 @@ def test_nodes_of_64_gpus_and_jobs_of_no_gpus() -> None:
     ("gpus", "kinds", "current", "pinned", "message"),
     [
         ([5], [0], [()], None, "the jobs on a need 5 GPUs, the cluster has 4"),
-        ([5], [-1], [()], None, r"job 0 needs 5 GPUs of one type; left are \[4\]"),
+        ([5], [-1], [()], None, r"jobs of any type need 5 GPUs, each on one type; left of the types are \[4\]"),
         ([1], [1], [()], None, r"gpu_type\[0\] is 1, expected −1 to 0"),
         ([-1], [0], [()], None, r"gpus\[0\] is -1"),
         ([1, 1], [0], [()], None, "have 2, 1, 1 entries"),
