@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
 import sys
 
 import numpy as np
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 
 from synergy_core.allocator import Problem, Solution, explain, solve
 from synergy_core.allocator.core import finish
-from synergy_core.allocator.exact import build
+from synergy_core.allocator.exact import available, build, solve_columns
+from synergy_core.allocator.frontier import by_frontier
 from synergy_core.allocator.greedy import greedy
-from synergy_core.allocator.prices import opened
+from synergy_core.allocator.prices import columns_where, opened
+from synergy_core.allocator.table import by_table
 from synergy_core.errors import InputError
 
 METHODS = ("exact", "priced", "small")
@@ -218,8 +221,7 @@ def test_without_highspy_cbc_solves_it(method: str, monkeypatch: pytest.MonkeyPa
     problem = made(2, jobs=40, sizes=5, capacity=(20, 20, 20), forced=True)
     with_highs = solve(problem, method="priced", gap=1e-6)
     monkeypatch.setitem(sys.modules, "highspy", None)
-    pulp = pytest.importorskip("pulp")
-    if not pulp.listSolvers(onlyAvailable=True):
+    if available("cbc") is None:
         pytest.skip("no CBC either: PuLP 4 wants pulp[cbc]")
     solution = solve(problem, method=method, gap=1e-6)
     check(problem, solution)
@@ -257,6 +259,67 @@ def test_the_unit_of_utility_does_not_matter(method: str, factor: float) -> None
     assert problem.fits(solution.choice)
     assert solution.objective == pytest.approx(plain.objective * factor, rel=1e-8)
     assert solution.bound == pytest.approx(plain.bound * factor, rel=1e-8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    jobs=st.integers(1, 12),
+    capacity=st.lists(st.integers(0, 16), min_size=1, max_size=3),
+    decimals=st.sampled_from([None, 2, 1]),
+    price=st.floats(0.0, 0.3),
+)
+def test_table_frontier_and_integer_programme_agree_even_on_who_gets_what(
+    seed: int, jobs: int, capacity: list[int], decimals: int | None, price: float
+) -> None:
+    work = opened(made(seed, jobs, 4, tuple(capacity), decimals=decimals))
+    keep = work.utility > 0
+    rows = np.nonzero(keep.any(axis=1))[0]
+    if not len(rows):
+        return
+    some, *_ = columns_where(work, keep[rows], rows)
+    types = len(capacity)
+    table = by_table(some, work.room, types)
+    prices = np.full(types, price)
+    frontier = by_frontier(some, work.room, types, prices, work.dual(prices) - table.bound + 0.05)
+    solver = solve_columns(some, work.room, types, slack=0.0, time_limit_s=10.0, solver="highs")
+    assert table.bound == pytest.approx(solver.bound, abs=1e-6)
+    if frontier is None:  # prices so far off that too many states remain
+        return
+    assert frontier.bound == pytest.approx(table.bound, abs=1e-8)
+    assert table.taken is not None
+    assert frontier.taken is not None
+    assert frontier.taken.tolist() == table.taken.tolist()
+    assert some.value[table.taken].sum() == pytest.approx(table.bound, abs=1e-8)
+
+
+def test_frontier_finds_exactly_what_loses_no_more_than_allowed() -> None:
+    problem = made(11, jobs=12, sizes=4, capacity=(10, 9, 7))
+    work = opened(problem)
+    some, *_ = columns_where(work, work.utility[:, :-1] > 0)
+    prices = solve(problem).prices
+    least = work.dual(prices) - by_table(some, work.room, 3).bound
+    for within, found in ((0.99 * least - 1e-6, False), (1.01 * least + 1e-6, True)):
+        answer = by_frontier(some, work.room, 3, prices, within)
+        assert answer is not None
+        assert (answer.taken is not None) == found
+
+
+def test_import_loads_no_solver() -> None:
+    script = "import sys, synergy_core.allocator; print(sorted({'pulp', 'highspy', 'scipy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
+
+
+def test_solver_that_breaks_down_leaves_the_greedy_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pulp
+
+    def broken(*_: object) -> None:
+        raise pulp.PulpSolverError("no such file")
+
+    monkeypatch.setattr(pulp.LpProblem, "solve", broken)
+    problem = made(6, jobs=30, sizes=5, capacity=(20, 20), tenants=3)
+    for method in METHODS:
+        check(problem, solve(problem, method=method, gap=0.0, solver="cbc"))
 
 
 def test_greedy_rule_leaves_no_job_out_that_would_fit() -> None:

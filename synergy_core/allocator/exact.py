@@ -121,7 +121,10 @@ def _run(model: Any, solver: Solver, gap: float, time_limit_s: float) -> tuple[b
     import pulp
 
     limit = max(time_limit_s, 0.01) if time_limit_s < LONGEST_S else None
-    model.solve(_pulp_solver(solver, msg=False, gapRel=gap, timeLimit=limit, threads=1))
+    try:
+        model.solve(_pulp_solver(solver, msg=False, gapRel=gap, timeLimit=limit, threads=1))
+    except pulp.PulpError:  # such as a CBC that cannot be run here
+        return False, False, math.inf
     found = model.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
     proven = model.sol_status == pulp.LpSolutionOptimal
     bound = math.inf
