@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
+from synergy_core.ground import Floor, Ground
 from synergy_core.state import Ints, Placed
 
 
 class Packing(NamedTuple):
     """placed: of each job, () for none. migrated: jobs that moved although their count and type did not change.
 
-    spread: jobs that lie on more nodes than their size needs, because nothing else was left.
+    spread: jobs that this round put on more nodes than their size needs, because nothing else was left.
     """
 
     placed: list[Placed]
@@ -60,12 +61,19 @@ def packing(
     if not len(gpu_type) == len(current) == count or (pinned is not None and len(pinned) != count):
         lengths = f"{count}, {len(gpu_type)}, {len(current)}" + ("" if pinned is None else f", {len(pinned)}")
         raise InputError(f"gpus, gpu_type, current (and pinned) have {lengths} entries, expected the same of each.")
-    floor = _Floor(cluster, current)
+    floor = Floor(cluster, current)
     fixed = pinned.tolist() if pinned is not None else [False] * count
     kind = _types(cluster, floor, gpus.tolist(), gpu_type.tolist(), fixed)
-    first = _attempt(floor, gpus, kind, fixed, askew_stay=True)
+    # Who has its count and a type it may have; to move it is a migration.
+    suits = [
+        held > 0 and held == size and asked in (-1, floor.kinds[placed[0][0]])
+        for held, size, asked, placed in zip(floor.held, gpus.tolist(), gpu_type.tolist(), current, strict=True)
+    ]
+    first = _attempt(floor, gpus, kind, fixed, suits, askew_stay=True)
     if first.spread and floor.askew and any(_divides(int(gpus[job]), floor.largest[kind[job]]) for job in first.spread):
-        return min(first, _attempt(floor, gpus, kind, fixed, askew_stay=False), key=lambda each: len(each.spread))
+        return min(
+            first, _attempt(floor, gpus, kind, fixed, suits, askew_stay=False), key=lambda each: len(each.spread)
+        )
     return first
 
 
@@ -73,44 +81,7 @@ def _divides(size: int, node_gpus: int) -> bool:
     return node_gpus % size == 0 if size <= node_gpus else size % node_gpus == 0
 
 
-class _Floor:
-    """The nodes and what lies on them before the round; shared by its attempts, never changed."""
-
-    def __init__(self, cluster: Cluster, current: Sequence[Placed]) -> None:
-        self.types = cluster.gpu_types
-        of_type = {name: at for at, name in enumerate(self.types)}
-        counts = [each.nodes for each in cluster.node_types]
-        self.kind = np.repeat([of_type[each.gpu_type] for each in cluster.node_types], counts)
-        self.capacity = np.repeat([each.gpus_per_node for each in cluster.node_types], counts)
-        self.kinds: list[int] = self.kind.tolist()
-        self.capacities: list[int] = self.capacity.tolist()
-        self.total = [cluster.gpus_of(name) for name in self.types]
-        self.largest = [max(e.gpus_per_node for e in cluster.node_types if e.gpu_type == name) for name in self.types]
-        self.current = current
-        self.held = [sum([mask.bit_count() for _, mask in placed]) for placed in current]
-        self.full = [(1 << gpus) - 1 for gpus in self.capacities]
-        self.askew = {job for job, placed in enumerate(current) if len(placed) > 1 and not self._whole(placed)}
-        self._check()
-
-    def _whole(self, placed: Placed) -> bool:
-        return all(mask == self.full[node] for node, mask in placed if node < len(self.full))
-
-    def _check(self) -> None:
-        """Nothing outside the cluster, nothing twice, one GPU type each."""
-        free = self.full.copy()
-        nodes = len(free)
-        for job, placed in enumerate(self.current):
-            for node, mask in placed:
-                if not 0 <= node < nodes or free[node] & mask != mask or not mask:
-                    what = "does not exist" if not 0 <= node < nodes else "lacks those GPUs, or another job has them"
-                    raise InputError(f"job {job} is said to hold GPUs {mask:#b} of node {node}, which {what}.")
-                free[node] ^= mask
-            if len(placed) > 1 and len({self.kinds[node] for node, _ in placed}) > 1:
-                raise InputError(f"job {job} is said to lie on several GPU types, expected one.")
-        self.idle = free
-
-
-def _types(cluster: Cluster, floor: _Floor, gpus: list[int], wanted: list[int], pinned: list[bool]) -> list[int]:
+def _types(cluster: Cluster, floor: Floor, gpus: list[int], wanted: list[int], pinned: list[bool]) -> list[int]:
     """The GPU type of every job; who named none keeps its own while there is room, else takes the first with room."""
     left = floor.total.copy()
     kind = wanted.copy()
@@ -138,24 +109,45 @@ def _types(cluster: Cluster, floor: _Floor, gpus: list[int], wanted: list[int], 
         if spare < 0:
             total = floor.total[at]
             raise InputError(f"the jobs on {floor.types[at]} need {total - spare} GPUs, the cluster has {total} of it.")
-    for stays in (True, False):
-        for job in sorted(open_jobs, key=lambda each: (-gpus[each], each)):
-            placed = floor.current[job]
-            at = floor.kinds[placed[0][0]] if placed else -1
-            if stays and at >= 0 and floor.held[job] == gpus[job] <= left[at]:
-                kind[job] = at
-                left[at] -= gpus[job]
-            elif not stays and kind[job] < 0:
-                kind[job] = next((each for each, spare in enumerate(left) if spare >= gpus[job]), -1)
-                if kind[job] < 0:
-                    raise InputError(f"job {job} needs {gpus[job]} GPUs of one type; left are {left}.")
-                left[kind[job]] -= gpus[job]
+    found = _any_type(floor, gpus, open_jobs, left, keepers_first=True)
+    if found is None:
+        found = _any_type(floor, gpus, open_jobs, left, keepers_first=False)
+    if found is None:
+        sizes = sorted((gpus[job] for job in open_jobs), reverse=True)
+        shown = ", ".join(map(str, sizes[:8])) + (", …" if len(sizes) > 8 else "")
+        raise InputError(f"jobs of any type need {shown} GPUs, each on one type; left of the types are {left}.")
+    for job, at in found.items():
+        kind[job] = at
     return kind
 
 
-def _attempt(floor: _Floor, gpus: Ints, kind: list[int], pinned: list[bool], *, askew_stay: bool) -> Packing:
+def _any_type(
+    floor: Floor, gpus: list[int], jobs: list[int], left: list[int], *, keepers_first: bool
+) -> dict[int, int] | None:
+    """A type for each of `jobs`: its present one, else the first with room; the large ones first, None if one fails."""
+    left = left.copy()
+    chosen: dict[int, int] = {}
+
+    def present(job: int) -> int:
+        return floor.kinds[floor.current[job][0][0]] if floor.held[job] == gpus[job] else -1
+
+    order = sorted(jobs, key=lambda job: (keepers_first and present(job) < 0, -gpus[job], job))
+    for job in order:
+        at = present(job)
+        if at < 0 or left[at] < gpus[job]:
+            at = next((each for each, spare in enumerate(left) if spare >= gpus[job]), -1)
+        if at < 0:
+            return None
+        chosen[job] = at
+        left[at] -= gpus[job]
+    return chosen
+
+
+def _attempt(
+    floor: Floor, gpus: Ints, kind: list[int], pinned: list[bool], suits: list[bool], *, askew_stay: bool
+) -> Packing:
     """One packing; with askew_stay False, jobs that lie on parts of several nodes are placed anew unless pinned."""
-    ground = _Ground(floor, pinned)
+    ground = Ground(floor, pinned)
     sizes: list[int] = gpus.tolist()
     leaving = set() if askew_stay else {job for job in floor.askew if not pinned[job]}
     waiting = []
@@ -178,184 +170,6 @@ def _attempt(floor: _Floor, gpus: Ints, kind: list[int], pinned: list[bool], *, 
             spread.append(job)
         ground.placed[job] = tuple(pieces)
     migrated = [
-        job
-        for job in sorted(ground.left)
-        if floor.held[job] == sizes[job]
-        and floor.kinds[floor.current[job][0][0]] == kind[job]
-        and sorted(ground.placed[job]) != sorted(floor.current[job])
+        job for job in sorted(ground.left) if suits[job] and sorted(ground.placed[job]) != sorted(floor.current[job])
     ]
     return Packing(ground.placed, migrated, sorted(spread))
-
-
-class _Ground:
-    """Free GPUs while a round is being placed: nodes in a stack per number of free GPUs, so a best fit costs O(1).
-
-    A stack's entry counts only while its node still has that many free.
-    """
-
-    def __init__(self, floor: _Floor, pinned: list[bool]) -> None:
-        self.floor = floor
-        self.pinned = pinned
-        self.placed: list[Placed] = list(floor.current)
-        self.left: set[int] = set()
-        self.mask = floor.idle.copy()
-        self.free = [mask.bit_count() for mask in self.mask]
-        self.stacks: list[list[list[int]]] = [[[] for _ in range(most + 1)] for most in floor.largest]
-        for node in np.nonzero(self.free)[0][::-1].tolist():
-            self.stacks[floor.kinds[node]][self.free[node]].append(node)
-        self.by_node: dict[int, list[int]] | None = None
-        self.total = np.zeros(0, dtype=np.int64)
-        self.below: dict[int, NDArray[np.int64]] = {}
-
-    def leave(self, job: int) -> None:
-        """Takes a job off its GPUs."""
-        for node, mask in self.floor.current[job]:
-            self._set(node, self.mask[node] | mask)
-        self.placed[job] = ()
-        self.left.add(job)
-
-    def place(self, size: int, kind: int, job: int) -> tuple[list[tuple[int, int]] | None, list[int]]:
-        """GPUs for a job without spreading it, or None; and the smaller jobs that had to make room."""
-        current, displaced = self.floor.current[job], []
-        returns = job in self.left and self.floor.held[job] == size and self.floor.kinds[current[0][0]] == kind
-        if returns and job not in self.floor.askew and all(self.mask[node] & mask == mask for node, mask in current):
-            for node, mask in current:
-                self._set(node, self.mask[node] ^ mask)
-            return list(current), []
-        pieces: list[tuple[int, int]] = []
-        rest = size
-        while rest:
-            piece = rest if rest < self.floor.largest[kind] else self.floor.largest[kind]
-            node = self._best_fit(piece, kind)
-            if node < 0:
-                node, more = self._make_room(piece, kind, size)
-                displaced += more
-            if node < 0 and rest > piece:
-                node, piece = self._smaller_idle(rest, kind)
-            if node < 0:
-                for each, mask in pieces:
-                    self._set(each, self.mask[each] | mask)
-                return None, displaced
-            pieces.append((node, self._take(node, piece)))
-            rest -= piece
-        return pieces, displaced
-
-    def spread(self, size: int, kind: int) -> list[tuple[int, int]]:
-        """The nodes with most free GPUs, the last piece by best fit; the type's total is known to suffice."""
-        pieces = []
-        for free in range(self.floor.largest[kind], 0, -1):
-            stack = self.stacks[kind][free]
-            while size and stack:
-                node = stack.pop()
-                if self.free[node] != free:
-                    continue
-                if size <= free:
-                    best = self._best_fit(size, kind) if size < free else node
-                    if best != node:
-                        stack.append(node)
-                    node = best if best >= 0 else node
-                piece = min(size, self.free[node])
-                pieces.append((node, self._take(node, piece)))
-                size -= piece
-        assert not size, f"{size} GPUs more than are free"
-        return pieces
-
-    def _best_fit(self, size: int, kind: int) -> int:
-        """The node with the fewest free GPUs that has `size`, −1 if none has."""
-        stacks, free_of = self.stacks[kind], self.free
-        for free in range(size, len(stacks)):
-            stack = stacks[free]
-            while stack:
-                node = stack[-1]
-                if free_of[node] == free:
-                    return node
-                stack.pop()
-        return -1
-
-    def _smaller_idle(self, most: int, kind: int) -> tuple[int, int]:
-        """A whole idle node, the largest of those with at most `most` GPUs; (−1, 0) if there is none."""
-        stacks = self.stacks[kind]
-        for free in range(min(most, len(stacks) - 1), 0, -1):
-            for node in reversed(stacks[free]):
-                if self.free[node] == free == self.floor.capacities[node]:
-                    return node, free
-        return -1, 0
-
-    def _take(self, node: int, count: int) -> int:
-        """The `count` lowest free GPUs of a node."""
-        mask, taken = self.mask[node], 0
-        if count == self.free[node]:
-            taken = mask
-        else:
-            for _ in range(count):
-                bit = mask & -mask
-                taken |= bit
-                mask ^= bit
-        self._set(node, self.mask[node] ^ taken)
-        return taken
-
-    def _set(self, node: int, mask: int) -> None:
-        free = mask.bit_count()
-        self.mask[node], self.free[node] = mask, free
-        if free:
-            self.stacks[self.floor.kinds[node]][free].append(node)
-        if len(self.total):
-            self.total[node] = free
-
-    def _make_room(self, piece: int, kind: int, size: int) -> tuple[int, list[int]]:
-        """The node where the fewest GPUs of jobs smaller than `size` must go for `piece` to fit, and those jobs."""
-        if self.by_node is None:
-            self._index()
-        assert self.by_node is not None
-        if size not in self.below:
-            self.below[size] = self._movable_below(size)
-        below = self.below[size]
-        room = self.total + below
-        room[self.floor.kind != kind] = -1
-        likely = np.where(room >= piece, self.total, -1)
-        node = int(likely.argmax())
-        if likely[node] < 0:
-            return -1, []
-        going = []
-        here = [job for job in self.by_node[node] if job not in self.left and self._level(job) < size]
-        while self.free[node] < piece:
-            need = piece - self.free[node]
-            parts = {job: dict(self.floor.current[job])[node].bit_count() for job in here}
-            # The smallest that is enough; else the largest there is.
-            enough = [job for job in here if parts[job] >= need]
-            job = (
-                min(enough, key=lambda each: (parts[each], each)) if enough else max(here, key=lambda e: (parts[e], -e))
-            )
-            here.remove(job)
-            going.append(job)
-            for limit, counts in self.below.items():
-                if self._level(job) < limit:
-                    for each, mask in self.floor.current[job]:
-                        counts[each] -= mask.bit_count()
-            self.leave(job)
-        return node, going
-
-    def _index(self) -> None:
-        """Who is on which node, made when first somebody has to make room."""
-        self.by_node = {}
-        for job, placed in enumerate(self.floor.current):
-            if job not in self.left and not self.pinned[job]:
-                for node, _ in placed:
-                    self.by_node.setdefault(node, []).append(job)
-        self.total = np.array(self.free)
-
-    def _movable_below(self, size: int) -> NDArray[np.int64]:
-        """(nodes,) GPUs of jobs that still lie where they were and may make room for a job of `size`."""
-        counts = np.zeros(len(self.free), dtype=np.int64)
-        for job, placed in enumerate(self.floor.current):
-            if placed and job not in self.left and not self.pinned[job] and self._level(job) < size:
-                for node, mask in placed:
-                    counts[node] += mask.bit_count()
-        return counts
-
-    def _level(self, job: int) -> int:
-        """A job makes room for larger ones only; one that lies askew counts as its smallest piece."""
-        placed = self.floor.current[job]
-        if len(placed) > 1 and job in self.floor.askew:
-            return min(mask.bit_count() for _, mask in placed)
-        return self.floor.held[job]

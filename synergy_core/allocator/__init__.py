@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -11,6 +13,9 @@ from synergy_core.allocator.problem import Floats, Problem, Solution
 from synergy_core.errors import InputError, unknown
 
 Method = Literal["auto", "exact", "priced", "small"]
+
+SMALLEST, LARGEST = 0.01, 100.0
+"""Largest utilities that solvers' tolerances, which are absolute, are meant for; others are scaled."""
 
 __all__ = ["Explanation", "Method", "Problem", "Solution", "explain", "solve"]
 
@@ -48,4 +53,13 @@ def solve(
         )
     if prices is not None and not (np.isfinite(prices).all() and (prices >= 0).all()):
         raise InputError("prices have a negative or non-finite entry, expected utility per GPU ≥ 0.")
-    return ways[method](problem, gap=gap, time_limit_s=time_limit_s, prices=prices, solver=solver)
+    largest = float(problem.utility.max(initial=0.0))
+    if largest == 0.0 or SMALLEST <= largest <= LARGEST:
+        return ways[method](problem, gap=gap, time_limit_s=time_limit_s, prices=prices, solver=solver)
+    # A power of two: nothing is rounded on the way there and back.
+    factor = 2.0 ** -math.frexp(largest)[1]
+    scaled = replace(problem, utility=problem.utility * factor)
+    warm = None if prices is None else prices * factor
+    found = ways[method](scaled, gap=gap, time_limit_s=time_limit_s, prices=warm, solver=solver)
+    unscaled = found.objective / factor, found.bound / factor
+    return Solution(found.choice, *unscaled, found.gap, found.status, found.prices / factor)

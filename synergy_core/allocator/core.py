@@ -20,8 +20,8 @@ from synergy_core.allocator.problem import ROUNDING, Floats, Ints, Problem, Solu
 
 WIDEN = 4.0
 """Factor on B where the columns within B do not fit or do not suffice."""
-MOST_ROUNDS = 12
-Exactly = Callable[[Columns, Floats, int], Answer | None]
+MOST_ROUNDS = 40
+Exactly = Callable[[Columns, Floats, int, Floats, float], Answer | None]
 
 
 def finish(
@@ -34,15 +34,17 @@ def finish(
     deadline_s: float,
     solver: Solver,
     exactly: Exactly | None = None,
+    widen: float = WIDEN,
 ) -> Solution:
     """The allocation at `prices`, B widened until the gap is at most `gap`.
 
     extra: near-tied columns to begin with. deadline_s: by time.perf_counter. exactly: solves some columns without a
-    solver, or answers None where that would be dear.
+    solver, or answers None where that would be dear. widen: factor on B.
     """
     reduced = work.reduced(prices)
     wanted = reduced.argmax(axis=1)
-    top = reduced[np.arange(len(wanted)), wanted]
+    everyone = np.arange(len(wanted))
+    top = reduced[everyone, wanted]
     dual = float(prices @ work.room + top.sum())
     np.subtract(top[:, None], reduced, out=reduced)
     loss = reduced
@@ -52,7 +54,7 @@ def finish(
     chosen: Solver | None = None
     for _ in range(MOST_ROUNDS):
         keep = loss <= within + ROUNDING
-        column, ceiling, late = None, np.inf, False
+        late = False
         core = np.nonzero(keep.sum(axis=1) > 1)[0]
         fixed = wanted.copy()
         fixed[core] = len(work.gpus) - 1
@@ -61,7 +63,7 @@ def finish(
             keep = keep[core]
             keep[:, -1] = False
             some, job, which = columns_where(work, keep, core)
-            answer = exactly(some, room, work.types) if exactly is not None else None
+            answer = exactly(some, room, work.types, prices, within) if exactly is not None else None
             if answer is None:
                 chosen = chosen or available(solver)
                 if chosen is None:
@@ -70,13 +72,12 @@ def finish(
                 slack = 0.3 * gap * abs(dual)
                 left_s = deadline_s - time.perf_counter()
                 answer = solve_columns(some, room, work.types, slack=slack, time_limit_s=left_s, solver=chosen)
-            column, late = fixed, answer.timed_out
-            column[job[answer.taken]] = which[answer.taken]
-            apart = np.delete(np.arange(len(wanted)), core)
-            ceiling = float(work.utility[apart, wanted[apart]].sum()) + answer.bound
-            value = float(work.utility[np.arange(len(column)), column].sum())
-            if value > objective:
-                objective, best = value, column
+            ceiling, late = float(work.utility[everyone, fixed].sum()) + answer.bound, answer.timed_out
+            if answer.taken is not None:
+                fixed[job[answer.taken]] = which[answer.taken]
+                value = float(work.utility[everyone, fixed].sum())
+                if value > objective:
+                    objective, best = value, fixed
             bound = min(bound, max(dual - within, ceiling, objective))
         total = work.value + bound
         if best is not None and relative_gap(work.value + objective, total) <= gap:
@@ -86,7 +87,7 @@ def finish(
             break
         if within >= dual - objective:
             break
-        within = min(within * WIDEN, dual - objective) if within > 0 else max(dual * 1e-6, ROUNDING)
+        within = min(within * widen, dual - objective) if within > 0 else max(dual * 1e-6, ROUNDING)
     if best is None:
         best = greedy(work, prices)
     return certify(problem, work.full(best), work.value + bound, prices, gap, status)

@@ -7,6 +7,7 @@ the matrix at 65,536 GPUs, so what `priced` leaves open goes to the same solver 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,9 +25,9 @@ Solver = Literal["auto", "highs", "cbc"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a solver found among columns. taken: (N,) which; bound: nothing among them is worth more."""
+    """What was found among columns. taken: (N,) which, None if nothing; bound: nothing among them is worth more."""
 
-    taken: Mask
+    taken: Mask | None
     bound: float
     timed_out: bool
 
@@ -120,7 +121,10 @@ def _run(model: Any, solver: Solver, gap: float, time_limit_s: float) -> tuple[b
     import pulp
 
     limit = max(time_limit_s, 0.01) if time_limit_s < LONGEST_S else None
-    model.solve(_pulp_solver(solver, msg=False, gapRel=gap, timeLimit=limit, threads=1))
+    try:
+        model.solve(_pulp_solver(solver, msg=False, gapRel=gap, timeLimit=limit, threads=1))
+    except pulp.PulpError:  # such as a CBC that cannot be run here
+        return False, False, math.inf
     found = model.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
     proven = model.sol_status == pulp.LpSolutionOptimal
     bound = math.inf
@@ -153,7 +157,9 @@ def _pulp_solver(solver: Solver, **options: Any) -> Any:
     for name in ("HiGHS",) if solver == "highs" else ("PULP_CBC_CMD", "COIN_CMD"):
         kind = getattr(pulp, name, None)
         if kind is not None:
-            interface = kind(**options)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of PULP_CBC_CMD, in favour of what 4 brings
+                interface = kind(**options)
             if interface.available():
                 return interface
     return None
@@ -207,9 +213,9 @@ def _highs(some: Columns, room: Floats, types: int, slack: float, time_limit_s: 
     status, outcome = highs.getModelStatus(), highs.getInfo()
     values = np.asarray(highs.getSolution().col_value)
     feasible = outcome.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-    taken = values > 0.5 if feasible and len(values) == columns else np.zeros(columns, dtype=bool)
+    taken = values > 0.5 if feasible and len(values) == columns else None
     bound = outcome.mip_dual_bound if math.isfinite(outcome.mip_dual_bound) else math.inf
-    if status == highspy.HighsModelStatus.kOptimal and not math.isfinite(bound):
+    if status == highspy.HighsModelStatus.kOptimal and taken is not None and not math.isfinite(bound):
         bound = float(some.value[taken].sum()) + slack
     return Answer(taken, bound, status == highspy.HighsModelStatus.kTimeLimit)
 
@@ -226,5 +232,5 @@ def _cbc(some: Columns, room: Floats, types: int, slack: float, time_limit_s: fl
     )
     scale = max(float(some.value.sum()), TINY)
     found, proven, bound = _run(model, "cbc", slack / scale, time_limit_s)
-    taken = np.array([found and (each.value() or 0.0) > 0.5 for each in variables], dtype=bool)
-    return Answer(taken, bound, not proven)
+    taken = np.array([(each.value() or 0.0) > 0.5 for each in variables], dtype=bool)
+    return Answer(taken if found else None, bound, not proven)

@@ -42,10 +42,11 @@ class Explanation:
     """One job in a solved problem.
 
     chosen: None if it got nothing. wanted: its best row if GPUs were free, None if no row is worth more than nothing.
-    rows: its best by reduced value, falling. limits: every capacity and quota. missing_utility: what `wanted` lacks to be
-    its best row at these prices, ≥ 0. price_fraction: the part of today's prices, in [0, 1], up to which `wanted` is its
-    best row. rounding_loss: by how much the chosen row's reduced value is below its best row's: its share in what it
-    costs that GPUs cannot be divided. forced: whether it had no choice.
+    rows: its best by reduced value, falling. limits: every capacity and quota.
+    missing_utility: what `wanted` lacks to be its best row at these prices, ≥ 0.
+    price_fraction: the part of today's prices, in [0, 1], up to which `wanted` is its best row.
+    rounding_loss: by how much the chosen row's reduced value is below the best row's: the job's share in what it costs
+    that GPUs cannot be divided. forced: whether it had no choice.
     """
 
     job: int

@@ -148,6 +148,8 @@ def minimise(some: Columns, room: Floats, types: int, prices: Floats, smooth: fl
     """Prices near the minimum of D over `some`: Newton steps while μ falls from `smooth` to `finest` (both utility)."""
     value, gpus, row, owner, start, tenant = some.value, some.gpus, some.row, some.owner, some.start, some.tenant
     jobs, coarsest = len(start), smooth
+    if not jobs:
+        return np.zeros_like(prices)
     key = owner * types + row if types > 1 else owner
     payer = None if tenant is None else tenant + types
     best, best_dual, stalled = prices, np.inf, 0

@@ -1,0 +1,222 @@
+"""Packing: no GPU twice, sizes kept, divisible sizes always on as few nodes as they need, and who may stay stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.errors import InputError
+from synergy_core.packing import Packing, pack, packing
+from synergy_core.state import Placed
+
+DIVISIBLE = (1, 2, 4, 8, 16, 32)
+ANY_SIZE = (1, 2, 3, 4, 5, 6, 7, 8, 11, 16, 21)
+
+
+def cluster_of(*nodes: tuple[str, int, int]) -> Cluster:
+    return Cluster(tuple(NodeType(f"{kind}-{at}", kind, count, gpus) for at, (kind, count, gpus) in enumerate(nodes)))
+
+
+def check(cluster: Cluster, gpus: list[int], kinds: list[int], packed: Packing, current: list[Placed]) -> None:
+    """What must hold of every packing."""
+    of_node = [
+        (cluster.gpu_types.index(each.gpu_type), each.gpus_per_node)
+        for each in cluster.node_types
+        for _ in range(each.nodes)
+    ]
+    taken: dict[int, int] = {}
+    for job, placed in enumerate(packed.placed):
+        assert sum(mask.bit_count() for _, mask in placed) == gpus[job]
+        assert len({of_node[node][0] for node, _ in placed}) <= 1
+        for node, mask in placed:
+            assert 0 < mask < 1 << of_node[node][1]
+            assert not taken.get(node, 0) & mask
+            taken[node] = taken.get(node, 0) | mask
+            assert kinds[job] in (-1, of_node[node][0])
+    for job in packed.migrated:
+        assert sum(mask.bit_count() for _, mask in current[job]) == gpus[job]
+        assert packed.placed[job] != current[job]
+
+
+def fill(rng: np.random.Generator, left: list[int], sizes: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Jobs that use nearly all GPUs left of each type."""
+    gpus, kinds = [], []
+    for kind, room in enumerate(left):
+        while room > 0:
+            fitting = [size for size in sizes if size <= room]
+            if not fitting or rng.random() < 0.02:
+                break
+            size = int(rng.choice(fitting))
+            gpus.append(size)
+            kinds.append(kind)
+            room -= size
+    return gpus, kinds
+
+
+def nodes_needed(size: int, node_gpus: int) -> int:
+    return -(-size // node_gpus)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    sizes=st.sampled_from([DIVISIBLE, ANY_SIZE]),
+    nodes=st.lists(st.integers(1, 12), min_size=1, max_size=3),
+    node_gpus=st.sampled_from([4, 8]),
+    leaving=st.sampled_from([0.05, 0.3, 0.8]),
+)
+def test_rounds_of_comings_and_goings(
+    seed: int, sizes: tuple[int, ...], nodes: list[int], node_gpus: int, leaving: float
+) -> None:
+    cluster = cluster_of(*((f"type{at}", count, node_gpus) for at, count in enumerate(nodes)))
+    rng = np.random.default_rng(seed)
+    total = [count * node_gpus for count in nodes]
+    gpus, kinds = fill(rng, total, sizes)
+    current: list[Placed] = [()] * len(gpus)
+    for _ in range(6):
+        packed = packing(cluster, np.array(gpus, dtype=int), np.array(kinds, dtype=int), current)
+        check(cluster, gpus, kinds, packed, current)
+        again = packing(cluster, np.array(gpus, dtype=int), np.array(kinds, dtype=int), current)
+        assert again == packed
+        if sizes is DIVISIBLE:
+            assert packed.spread == []
+            for size, placed in zip(gpus, packed.placed, strict=True):
+                assert len(placed) == nodes_needed(size, node_gpus)
+        still = packing(cluster, np.array(gpus, dtype=int), np.array(kinds, dtype=int), packed.placed)
+        assert still.placed == packed.placed
+        stay = [job for job in range(len(gpus)) if rng.random() > leaving]
+        gpus, kinds = [gpus[job] for job in stay], [kinds[job] for job in stay]
+        current = [packed.placed[job] for job in stay]
+        left = [room - sum(g for g, k in zip(gpus, kinds, strict=True) if k == at) for at, room in enumerate(total)]
+        more, of_kind = fill(rng, left, sizes)
+        gpus, kinds, current = gpus + more, kinds + of_kind, [*current, *([()] * len(more))]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), sizes=st.sampled_from([DIVISIBLE, ANY_SIZE]))
+def test_pinned_jobs_never_move_and_everyone_is_placed(seed: int, sizes: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(seed)
+    cluster = cluster_of(("a", 5, 8), ("b", 4, 4))
+    gpus, kinds = fill(rng, [40, 16], sizes)
+    current = pack(cluster, np.array(gpus), np.array(kinds), [()] * len(gpus))
+    pinned = rng.random(len(gpus)) < 0.3
+    for job in range(len(gpus)):
+        if not pinned[job] and rng.random() < 0.5:
+            gpus[job] = int(rng.integers(0, gpus[job] + 1))
+    packed = packing(cluster, np.array(gpus), np.array(kinds), current, pinned)
+    check(cluster, gpus, kinds, packed, current)
+    for job in np.nonzero(pinned)[0]:
+        assert packed.placed[job] == current[job]
+
+
+def test_unchanged_jobs_stay_where_they_are_when_there_is_room() -> None:
+    cluster = cluster_of(("v100", 2, 4))
+    current: list[Placed] = [((0, 0b0110),), ((1, 0b0001),), ()]
+    packed = packing(cluster, np.array([2, 1, 2]), np.array([0, 0, 0]), current)
+    assert packed.placed[:2] == current[:2]
+    assert packed.migrated == []
+
+
+def test_small_job_makes_room_for_a_whole_node_and_the_move_is_reported() -> None:
+    cluster = cluster_of(("v100", 2, 4))
+    current: list[Placed] = [((0, 0b0001),), ((1, 0b0011),), ()]
+    packed = packing(cluster, np.array([1, 2, 4]), np.array([0, 0, 0]), current)
+    assert packed.migrated == [0]
+    assert packed.placed[2] == ((0, 0b1111),)
+    assert packed.placed[1] == current[1]
+    assert packed.spread == []
+
+
+def test_pinned_job_is_worked_round() -> None:
+    cluster = cluster_of(("v100", 2, 4))
+    current: list[Placed] = [((0, 0b0001),), ((1, 0b0011),), ()]
+    packed = packing(cluster, np.array([1, 2, 4]), np.zeros(3, dtype=int), current, np.array([True, False, False]))
+    assert packed.placed[0] == current[0]
+    assert packed.migrated == [1]
+    assert packed.placed[2] == ((1, 0b1111),)
+
+
+def test_spreading_is_the_last_resort_and_is_reported() -> None:
+    cluster = cluster_of(("v100", 2, 4))
+    packed = packing(cluster, np.array([3, 3, 2]), np.zeros(3, dtype=int), [()] * 3)
+    assert packed.spread == [2]
+    assert sorted(node for node, _ in packed.placed[2]) == [0, 1]
+
+
+def test_divisible_jobs_are_gathered_again_where_old_spreads_are_in_the_way() -> None:
+    cluster = cluster_of(("v100", 2, 4))
+    current: list[Placed] = [((0, 0b0001), (1, 0b0001)), ((0, 0b0010), (1, 0b0010)), ()]
+    packed = packing(cluster, np.array([2, 2, 4]), np.zeros(3, dtype=int), current)
+    assert packed.spread == []
+    assert [len(placed) for placed in packed.placed] == [1, 1, 1]
+
+
+def test_job_that_names_no_type_keeps_its_own_or_takes_the_first_with_room() -> None:
+    cluster = cluster_of(("a", 1, 4), ("b", 1, 4))
+    current: list[Placed] = [((1, 0b0011),), (), ()]
+    packed = packing(cluster, np.array([2, 4, 2]), np.array([-1, -1, -1]), current)
+    assert packed.placed[0] == current[0]
+    assert packed.placed[1] == ((0, 0b1111),)
+    assert packed.placed[2][0][0] == 1
+
+
+def test_job_that_names_no_type_gives_way_to_those_that_do() -> None:
+    cluster = cluster_of(("a", 1, 4), ("b", 1, 4))
+    packed = packing(cluster, np.array([4, 4]), np.array([-1, 0]), [((0, 0b1111),), ()])
+    assert packed.placed == [((1, 0b1111),), ((0, 0b1111),)]
+
+
+def test_jobs_of_any_type_leave_theirs_where_otherwise_not_all_would_fit() -> None:
+    cluster = cluster_of(("a", 1, 4), ("b", 1, 4))
+    current: list[Placed] = [((0, 0b0001),), ((1, 0b0001),), ()]
+    packed = packing(cluster, np.array([1, 1, 4]), np.array([-1, -1, -1]), current)
+    check(cluster, [1, 1, 4], [-1, -1, -1], packed, current)
+    assert packed.migrated
+
+
+def test_type_change_moves_a_job_and_is_no_migration() -> None:
+    cluster = cluster_of(("a", 1, 4), ("b", 1, 4))
+    packed = packing(cluster, np.array([2]), np.array([1]), [((0, 0b0011),)])
+    assert packed.placed == [((1, 0b0011),)]
+    assert packed.migrated == []
+
+
+def test_mixed_node_sizes_of_one_type_take_whole_nodes_first() -> None:
+    cluster = cluster_of(("a", 1, 8), ("a", 2, 4))
+    packed = packing(cluster, np.array([12, 4]), np.array([0, 0]), [(), ()])
+    assert packed.placed[0][0] == (0, 0xFF)
+    assert sorted(mask for _, mask in packed.placed[0][1:] + packed.placed[1]) == [0xF, 0xF]
+
+
+def test_nodes_of_64_gpus_and_jobs_of_no_gpus() -> None:
+    cluster = cluster_of(("a", 2, 64))
+    packed = packing(cluster, np.array([64, 0, 32, 32]), np.zeros(4, dtype=int), [()] * 4)
+    assert packed.placed[0] == ((0, (1 << 64) - 1),)
+    assert packed.placed[1] == ()
+    again = packing(cluster, np.array([64, 0, 32, 32]), np.zeros(4, dtype=int), packed.placed)
+    assert again.placed == packed.placed
+
+
+@pytest.mark.parametrize(
+    ("gpus", "kinds", "current", "pinned", "message"),
+    [
+        ([5], [0], [()], None, "the jobs on a need 5 GPUs, the cluster has 4"),
+        ([5], [-1], [()], None, r"jobs of any type need 5 GPUs, each on one type; left of the types are \[4\]"),
+        ([1], [1], [()], None, r"gpu_type\[0\] is 1, expected −1 to 0"),
+        ([-1], [0], [()], None, r"gpus\[0\] is -1"),
+        ([1, 1], [0], [()], None, "have 2, 1, 1 entries"),
+        ([1], [0], [((7, 1),)], None, "node 7, which does not exist"),
+        ([1, 1], [0, 0], [((0, 1),), ((0, 1),)], None, "job 1 is said to hold GPUs 0b1 of node 0"),
+        ([2], [0], [((0, 1),)], [True], "job 0 is pinned to 1 GPUs of a, but is to have 2 of a"),
+    ],
+)
+def test_bad_packing_is_refused_with_what_was_expected(
+    gpus: list[int], kinds: list[int], current: list[Placed], pinned: list[bool] | None, message: str
+) -> None:
+    cluster = cluster_of(("a", 1, 4))
+    mask = None if pinned is None else np.array(pinned)
+    with pytest.raises(InputError, match=message):
+        packing(cluster, np.array(gpus), np.array(kinds), current, mask)
