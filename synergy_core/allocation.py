@@ -151,7 +151,7 @@ class AllocationScheduler:
             "observed_gpus": [task.pool.most_gpus for task in tasks],
             "restart_s": [task.spec.restart_s for task in tasks],
             "declared_restart_s": [task.spec.declared_restart_s for task in tasks],
-            "overhead": [task.overhead for task in tasks],
+            "overhead": [task.pool.overhead for task in tasks],
             "received_s": [self._received_s[job.job_id] for job in jobs],
         }
 

@@ -20,10 +20,21 @@ MOST_OBSERVED = 60
 class Observations:
     """Step times by GPU type and shape, the gradient statistics first seen, and the models they make.
 
-    most_gpus: the largest number of GPUs anything was observed on. version: grows with every new model.
+    most_gpus: the largest number of GPUs anything was observed on. overhead: wall time of iterations ÷ what measured
+    step times add up to. version: grows with every new model.
     """
 
-    __slots__ = ("_pending", "_stale", "_steps", "first_statistics", "models", "most_gpus", "serial", "version")
+    __slots__ = (
+        "_pending",
+        "_stale",
+        "_steps",
+        "first_statistics",
+        "models",
+        "most_gpus",
+        "overhead",
+        "serial",
+        "version",
+    )
 
     _made = 0
 
@@ -34,6 +45,7 @@ class Observations:
         self.first_statistics: tuple[float, float] | None = None
         self.models: dict[str, Theta] = {}
         self.most_gpus = 0
+        self.overhead = 1.0
         self.version = 0
         Observations._made += 1
         self.serial = Observations._made

@@ -18,12 +18,11 @@ class SynergyTask:
     """One job's beliefs.
 
     spec: what was submitted. pool: its own observations, or its application's. statistics: (squared norm, variance)
-    of the gradient as last reported. done_work: iterations at the initial batch it has reported. overhead: wall time
-    of its iterations ÷ what its measured step times add up to. shared: whether the
+    of the gradient as last reported. done_work: iterations at the initial batch it has reported. shared: whether the
     pool is other jobs' too. declares: whether its declared work may be believed.
     """
 
-    __slots__ = ("_choices", "declares", "done_work", "overhead", "pool", "shared", "spec", "statistics")
+    __slots__ = ("_choices", "declares", "done_work", "pool", "shared", "spec", "statistics")
 
     def __init__(self, spec: JobSpec, pool: Observations, *, shared: bool, declares: bool) -> None:
         self.spec = spec
@@ -32,7 +31,6 @@ class SynergyTask:
         self.declares = declares
         self.statistics: tuple[float, float] | None = None
         self.done_work = 0.0
-        self.overhead = 1.0
         self._choices: dict[tuple[str, int, int], tuple[object, Batch]] = {}
 
     def observe(self, gpu_type: str, nodes: int, gpus: int, local_batch: int, step_s: float, sync_s: float) -> bool:

@@ -190,7 +190,7 @@ class TrainingJob(SimulatedJob):
                 self._settle(now_s)
         if self.task is not None:
             self.task.done_work = self.progress
-            self.task.overhead = self.slowdown
+            self.task.pool.overhead = self.slowdown
 
     # What policies that are upper bounds ask
 

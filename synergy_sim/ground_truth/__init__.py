@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from synergy_core.catalog import load_model, model_names
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput.batch import fixed_batch
@@ -18,9 +19,14 @@ from synergy_sim.execution import Costs
 from synergy_sim.ground_truth.application import Application, Shape, packed
 from synergy_sim.ground_truth.disturbance import Disturbance
 from synergy_sim.ground_truth.measured import MeasuredApplication
+from synergy_sim.ground_truth.modelled import ModelledApplication
 from synergy_sim.workload import Workload
 
 __all__ = ["Application", "Disturbance", "Shape", "Truth", "packed"]
+
+
+NOT_STEP_TIMES = frozenset({"gpt_pmp"})
+"""Extrapolated forward times of one pipeline stage, not measured steps (shared/data/README.md, section 1)."""
 
 
 @dataclass(frozen=True)
@@ -61,18 +67,29 @@ class Truth:
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The applications that are known."""
+        return tuple(sorted({*model_names(), *self._measured}))
+
+    @cached_property
+    def _measured(self) -> frozenset[str]:
+        """Those with tables here. Tables that hold forward times of one pipeline stage are not among them."""
         if self.profiles is None:
-            return ()
-        measured = [each.name for each in self.profiles.iterdir() if list(each.glob("validation-*.csv"))]
-        return tuple(sorted(measured))
+            return frozenset()
+        found = (each.name for each in self.profiles.iterdir() if list(each.glob("validation-*.csv")))
+        return frozenset(found) - NOT_STEP_TIMES
 
     def application(self, name: str) -> Application:
         """The application of that name. Raises InputError with the nearest match."""
         found = self._applications.get(name)
         if found is None:
-            if name not in self.names or self.profiles is None:
+            if name not in self.names:
                 raise unknown("application", name, self.names)
-            found = MeasuredApplication(self.profiles / name, max_local_batch=self.max_local_batch.get(name))
+            most = self.max_local_batch.get(name)
+            modelled = ModelledApplication(load_model(name), max_local_batch=most) if name in model_names() else None
+            if self.profiles is not None and name in self._measured:
+                found = MeasuredApplication(self.profiles / name, otherwise=modelled, max_local_batch=most)
+            else:
+                assert modelled is not None
+                found = modelled
             self._applications[name] = found
         return found
 

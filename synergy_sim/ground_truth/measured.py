@@ -110,8 +110,12 @@ def _curve(rows: list[tuple[float, float, float]]) -> Curve:
 class MeasuredApplication(Application):
     """An application's folder of `placements-GPU.csv`, `scalability-GPU.csv` and `validation-BATCH.csv`."""
 
-    def __init__(self, folder: Path, *, max_local_batch: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, otherwise: Application | None = None, max_local_batch: int | None = None
+    ) -> None:
+        """otherwise: answers for GPU types that were not measured."""
         super().__init__()
+        self._otherwise = otherwise
         self.name = folder.name
         self._most_local = max_local_batch
         self._profiles = {
@@ -140,6 +144,8 @@ class MeasuredApplication(Application):
         return self._profiles[gpu_type]
 
     def measure(self, gpu_type: str, shape: Shape, local_batch: int) -> Step:
+        if gpu_type not in self._profiles and self._otherwise is not None:
+            return self._otherwise.measure(gpu_type, shape, local_batch)
         return self._profile(gpu_type).step(shape, local_batch)
 
     def statistics(self, global_batch: int, epoch: int) -> Statistics:
@@ -148,6 +154,8 @@ class MeasuredApplication(Application):
         return Statistics(float(sqr), float(var))
 
     def local_batches(self, gpu_type: str, shape: Shape = (1,)) -> tuple[int, int]:
+        if gpu_type not in self._profiles and self._otherwise is not None:
+            return self._otherwise.local_batches(gpu_type, shape)
         profile = self._profile(gpu_type)
         most = profile.max_local_batch(shape)
         return profile.min_batch, min(most, self._most_local or most)

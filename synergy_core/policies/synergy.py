@@ -1,0 +1,103 @@
+"""Synergy: ours. The allocation of greatest progress, weighted by how soon a job can be out of the way.
+
+What each part is worth was measured before it was built (shared/research/synergy_policy.md); docs/accuracy.md has the
+ablation on this implementation.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.beliefs import BatchLimit
+from synergy_core.choice import choose_rows
+from synergy_core.configuration import Configurations, powers_and_whole_nodes
+from synergy_core.goodput_state import GoodputState
+from synergy_core.policies import allocation_policy
+from synergy_core.state import Allocations, Floats
+
+Mask = NDArray[np.bool_]
+
+UNKNOWN_SCALING = 0.9
+"""Speed of a job of which nothing is known: one-GPU rate × GPUs to this power."""
+UNKNOWN_REMAINING_S = 1_500.0
+"""What it is taken to last on one GPU of the slowest type."""
+YOUNG_S = 300.0
+"""Undeclared, a job is taken to need as much work again as it has done, at least so long at its median goodput."""
+
+
+@allocation_policy(round_s=60.0, tunes_batch=True, information="all")
+def synergy(
+    state: GoodputState,
+    *,
+    horizon_s: float = 1_200.0,
+    restart_charge: float = 1.5,
+    rank_power: float = 1.5,
+    rank_offset: float = 2.0,
+    utility_power: float = 0.5,
+    growth: float = 4.0,
+    first_gpus: int = 4,
+    batch_limit: BatchLimit = "max",
+) -> Allocations:
+    """Most weighted progress at proven optimality: restarts charged over a horizon, nearly finished jobs first."""
+    rows = powers_and_whole_nodes(state.cluster)
+    goodput, unknown = _goodput(state, rows, batch_limit)
+    valid = (goodput > 0) & (rows.gpus <= state.most_gpus(growth=growth, first_gpus=first_gpus)[:, None])
+    goodput = np.where(valid, goodput, 0.0)
+    time_s = _remaining_s(state, rows, goodput, unknown)
+    amortised_s = np.minimum(time_s, horizon_s)
+    kept = amortised_s / (amortised_s + restart_charge * state.restart_s[:, None])
+    held = state.held_row(rows)[:, None]
+    kept = np.where((held < 0) | (held == np.arange(len(rows))), 1.0, kept)
+    size_s, reference = _size(state, rows, goodput, time_s)
+    weight = rank_weights(size_s, rank_power, rank_offset)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        utility = weight[:, None] * (kept * goodput / reference[:, None]) ** utility_power
+    return choose_rows(state, rows, np.where(valid, utility, -np.inf))
+
+
+def _goodput(state: GoodputState, rows: Configurations, batch_limit: BatchLimit) -> tuple[Floats, Mask]:
+    """(jobs, rows): what is believed; a guess from one-GPU rates for the jobs, (jobs,), of which nothing is."""
+    goodput = state.goodput(rows, batch=batch_limit)
+    unknown: Mask = np.isnan(goodput).all(axis=1)
+    if unknown.any():
+        guess = state.single_gpu_rate()[:, rows.gpu_type] * rows.gpus**UNKNOWN_SCALING
+        goodput = np.where(unknown[:, None], guess, goodput)
+    return goodput, unknown
+
+
+def _remaining_s(state: GoodputState, rows: Configurations, goodput: Floats, unknown: Mask) -> Floats:
+    """(jobs, rows): how long each job would still take there; inf where it cannot run."""
+    possible = np.where(goodput > 0, goodput, np.nan)
+    with np.errstate(invalid="ignore"):
+        median = np.nanmedian(possible, axis=1)
+        slowest = np.nanmin(np.where(rows.gpus == rows.gpus.min(), possible, np.nan), axis=1, initial=np.inf)
+    work = np.where(np.isnan(state.remaining_work), np.maximum(state.done_work, YOUNG_S * median), state.remaining_work)
+    work = np.where(unknown, UNKNOWN_REMAINING_S * slowest, work)
+    with np.errstate(divide="ignore"):
+        return np.where(goodput > 0, work[:, None] / goodput, np.inf)
+
+
+def _size(state: GoodputState, rows: Configurations, goodput: Floats, time_s: Floats) -> tuple[Floats, Floats]:
+    """(jobs,) twice: how long each job would take at best, and the goodput that counts as 1.
+
+    Where observations are shared, the best row is known; while a job still explores, only its single-GPU rows are.
+    """
+    if state.shares_observations:
+        return time_s.min(axis=1), np.maximum(goodput.max(axis=1), 1e-12)
+    single = (rows.gpus == 1) & (goodput > 0)
+    count = np.maximum(single.sum(axis=1), 1)
+    reference = np.where(single, goodput, 0.0).sum(axis=1) / count
+    reference = np.where(single.any(axis=1), reference, goodput.max(axis=1))
+    slowest = np.where(single, time_s, 0.0).max(axis=1)
+    size_s = np.where(single.any(axis=1), slowest, time_s.min(axis=1))
+    return size_s, np.maximum(reference, 1e-12)
+
+
+def rank_weights(size_s: Floats, power: float, offset: float) -> Floats:
+    """(jobs,): w_i = ((i + offset)^k − (i + offset − 1)^k)^(1/k), i = 1 for the longest; k = 1 weighs all alike.
+
+    The marginal cost of remaining work under heSRPT (Berg et al., 2020), where speed grows as GPUs^(1 − 1/k).
+    """
+    rank = np.empty(len(size_s))
+    rank[np.lexsort((np.arange(len(size_s)), -size_s))] = np.arange(1, len(size_s) + 1)
+    weight: Floats = ((rank + offset) ** power - (rank + offset - 1.0) ** power) ** (1.0 / power)
+    return weight

@@ -1,0 +1,66 @@
+"""The truth from the catalog's constants, for machines without measured tables and GPU types nobody measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from synergy_core.catalog import ModelProfile
+from synergy_core.catalog.transfer import nearest_type, transferred
+from synergy_core.errors import InputError
+from synergy_core.goodput.calibration import Calibrated
+from synergy_sim.ground_truth.application import Application, Shape, Statistics, Step
+
+STAGES = 24
+"""The curve of the noise scale is cut into so many stretches of equal work, constant within each."""
+
+
+class ModelledApplication(Application):
+    """An application of the catalog. A GPU type that it lacks takes the curve of the most alike, by data sheets."""
+
+    def __init__(self, profile: ModelProfile, *, max_local_batch: int | None = None) -> None:
+        super().__init__()
+        if profile.noise is None:
+            raise InputError(f"{profile.name}: the catalog has no gradient noise of it, so it cannot be simulated.")
+        self.name = profile.name
+        self.profile = profile
+        self.initial_batch, self.max_batch = profile.initial_batch, profile.max_batch
+        self._most_local = max_local_batch
+        ends = np.linspace(0.0, 1.0, STAGES + 1)
+        self.work_at_epoch_end = tuple((ends[1:] * profile.total_work).tolist())
+        self._noise_scale = profile.noise.noise_scale((ends[1:] + ends[:-1]) / 2).tolist()
+        self._models: dict[str, Calibrated] = {}
+
+    @cached_property
+    def _known(self) -> tuple[str, ...]:
+        return tuple(self.profile.gpu_types)
+
+    def known_type(self, gpu_type: str) -> str:
+        """The type whose measurements stand for this one."""
+        return gpu_type if gpu_type in self._known else nearest_type(gpu_type, self._known)
+
+    def _model(self, gpu_type: str) -> Calibrated:
+        if gpu_type not in self._models:
+            known = self.known_type(gpu_type)
+            model = self.profile.gpu_types[known].calibrated
+            self._models[gpu_type] = model if known == gpu_type else transferred(model, known, gpu_type)[0]
+        return self._models[gpu_type]
+
+    def measure(self, gpu_type: str, shape: Shape, local_batch: int) -> Step:
+        model, nodes, gpus = self._model(gpu_type), len(shape), sum(shape)
+        step_s = float(model.step_time(nodes, gpus, local_batch))
+        compute_s = float(model.gradient_time(local_batch, gpus))
+        return Step(step_s, max(step_s - compute_s, 0.0))
+
+    def statistics(self, global_batch: int, epoch: int) -> Statistics:
+        return Statistics(1.0, self._noise_scale[epoch] / self.initial_batch)
+
+    def local_batches(self, gpu_type: str, shape: Shape = (1,)) -> tuple[int, int]:
+        profile = self.profile.gpu_types[self.known_type(gpu_type)]
+        return profile.min_local, min(profile.max_local, self._most_local or profile.max_local)
+
+    def iterations(self, global_batch: int) -> Sequence[float]:
+        stages = np.diff((0.0, *self.work_at_epoch_end))
+        return [float(each) for each in np.cumsum(stages / np.array(self.gains(global_batch)))]
