@@ -438,6 +438,14 @@ def test_a_job_gets_its_best_row_once_the_missing_utility_is_added(seed: int) ->
             assert cheaper[told.wanted.configuration] >= cheaper.max() - 1e-9
 
 
+def test_explanation_passes_over_rows_that_the_cluster_could_never_hold() -> None:
+    problem = Problem(np.array([[0.5, 0.9]]), np.array([1, 8]), np.array([0, 0]), np.array([4]))
+    told = explain(problem, solve(problem), 0, types=["v100"])
+    assert told.wanted == told.chosen
+    assert "got 1 × v100." in told.text()
+    assert "worth its price" in told.text()
+
+
 def test_explanation_of_forced_hopeless_and_unknown_jobs() -> None:
     utility = np.array([[-0.5, 0.9], [-1.0, -np.inf]])
     problem = Problem(

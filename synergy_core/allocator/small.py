@@ -18,6 +18,7 @@ from synergy_core.allocator.prices import COARSEST, Columns, Open, cold_prices, 
 from synergy_core.allocator.problem import Floats, Problem, Solution
 from synergy_core.allocator.table import by_table, cells
 
+MOST_JOBS = 500
 MOST_CELLS = 200_000
 """Of all capacities together, (capacity + 1) multiplied: past that `auto` calls a problem large."""
 FEW_CELLS = 1_000
@@ -32,8 +33,9 @@ WIDEN = 2.0
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether the states of all capacities are few enough, and nobody has quotas."""
-    return problem.quota is None and math.prod((problem.capacity + 1).tolist()) <= MOST_CELLS
+    """Whether jobs and the states of all capacities are few enough, and nobody has quotas."""
+    few = problem.quota is None and problem.jobs <= MOST_JOBS
+    return few and math.prod((problem.capacity + 1).tolist()) <= MOST_CELLS
 
 
 def solve_small(
