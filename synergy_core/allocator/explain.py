@@ -41,8 +41,8 @@ class Limit:
 class Explanation:
     """One job in a solved problem.
 
-    chosen: None if it got nothing. wanted: its best row if GPUs were free, None if no row that the cluster could hold is
-    worth more than nothing.
+    chosen: None if it got nothing. wanted: its best row if GPUs were free, None if no row that the cluster could hold
+    is worth more than nothing.
     rows: its best by reduced value, falling. limits: every capacity and quota.
     missing_utility: what `wanted` lacks to be its best row at these prices, ≥ 0.
     price_fraction: the part of today's prices, in [0, 1], up to which `wanted` is its best row.
