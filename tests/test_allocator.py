@@ -281,7 +281,7 @@ def test_table_frontier_and_integer_programme_agree_even_on_who_gets_what(
     types = len(capacity)
     table = by_table(some, work.room, types)
     prices = np.full(types, price)
-    frontier = by_frontier(some, work.room, types, prices, work.dual(prices) - table.bound + 0.05)
+    frontier = by_frontier(some, work.room, types, prices, work.dual(prices) - table.bound + 0.05, 1_500)
     solver = solve_columns(some, work.room, types, slack=0.0, time_limit_s=10.0, solver="highs")
     assert table.bound == pytest.approx(solver.bound, abs=1e-6)
     if frontier is None:  # prices so far off that too many states remain
@@ -300,7 +300,7 @@ def test_frontier_finds_exactly_what_loses_no_more_than_allowed() -> None:
     prices = solve(problem).prices
     least = work.dual(prices) - by_table(some, work.room, 3).bound
     for within, found in ((0.99 * least - 1e-6, False), (1.01 * least + 1e-6, True)):
-        answer = by_frontier(some, work.room, 3, prices, within)
+        answer = by_frontier(some, work.room, 3, prices, within, 5_000)
         assert answer is not None
         assert (answer.taken is not None) == found
 
