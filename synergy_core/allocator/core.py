@@ -41,7 +41,8 @@ def finish(
     """The allocation at `prices`, B widened until the gap is at most `gap`.
 
     extra: near-tied columns to begin with. deadline_s: by time.perf_counter. exactly: solves some columns without a
-    solver, or answers None where that would be dear. widen: factor on B.
+    solver, or answers None where that would be dear; cheap as it is, B then goes straight from the first allocation P
+    to D − P. widen: factor on B.
     """
     reduced = work.reduced(prices)
     wanted = reduced.argmax(axis=1)
@@ -68,7 +69,10 @@ def finish(
             break
         if within >= dual - objective:
             break
-        within = min(within * widen, dual - objective) if within > 0 else max(dual * LEAST_FRACTION, ROUNDING)
+        if exactly is not None and best is not None:
+            within = dual - objective
+        else:
+            within = min(within * widen, dual - objective) if within > 0 else max(dual * LEAST_FRACTION, ROUNDING)
     if best is None or status == "time_limit":
         other = greedy(work, prices)
         if best is None or work.worth(other) > objective:

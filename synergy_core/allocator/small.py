@@ -34,7 +34,7 @@ WARM, FINEST = 0.02, 1e-3
 """μ at a warm start and at the end, in mean best utilities of a job: looser than what pays with thousands of jobs."""
 FIRST_EXTRA = 8
 """Near-tied columns that the first B lets in, beside one for every four jobs."""
-WIDEN = 2.0
+WIDEN = 3.0
 
 
 def is_small(problem: Problem) -> bool:
