@@ -281,7 +281,7 @@ def test_table_frontier_and_integer_programme_agree_even_on_who_gets_what(
     types = len(capacity)
     table = by_table(some, work.room, types)
     prices = np.full(types, price)
-    frontier = by_frontier(some, work.room, types, prices, work.dual(prices) - table.bound + 0.05)
+    frontier = by_frontier(some, work.room, types, prices, work.dual(prices) - table.bound + 0.05, 1_500)
     solver = solve_columns(some, work.room, types, slack=0.0, time_limit_s=10.0, solver="highs")
     assert table.bound == pytest.approx(solver.bound, abs=1e-6)
     if frontier is None:  # prices so far off that too many states remain
@@ -300,7 +300,7 @@ def test_frontier_finds_exactly_what_loses_no_more_than_allowed() -> None:
     prices = solve(problem).prices
     least = work.dual(prices) - by_table(some, work.room, 3).bound
     for within, found in ((0.99 * least - 1e-6, False), (1.01 * least + 1e-6, True)):
-        answer = by_frontier(some, work.room, 3, prices, within)
+        answer = by_frontier(some, work.room, 3, prices, within, 5_000)
         assert answer is not None
         assert (answer.taken is not None) == found
 
@@ -436,6 +436,14 @@ def test_a_job_gets_its_best_row_once_the_missing_utility_is_added(seed: int) ->
             assert (raised - prices).argmax() == told.wanted.configuration
             cheaper = problem.utility[job] - prices * told.price_fraction * (1 - 1e-9)
             assert cheaper[told.wanted.configuration] >= cheaper.max() - 1e-9
+
+
+def test_explanation_passes_over_rows_that_the_cluster_could_never_hold() -> None:
+    problem = Problem(np.array([[0.5, 0.9]]), np.array([1, 8]), np.array([0, 0]), np.array([4]))
+    told = explain(problem, solve(problem), 0, types=["v100"])
+    assert told.wanted == told.chosen
+    assert "got 1 × v100." in told.text()
+    assert "worth its price" in told.text()
 
 
 def test_explanation_of_forced_hopeless_and_unknown_jobs() -> None:

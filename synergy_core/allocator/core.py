@@ -21,6 +21,8 @@ from synergy_core.allocator.problem import ROUNDING, Floats, Ints, Problem, Solu
 WIDEN = 4.0
 """Factor on B where the columns within B do not fit or do not suffice."""
 MOST_ROUNDS = 40
+LEAST_FRACTION = 1e-6
+"""Of D: the second B where the first was 0, all being tied."""
 Exactly = Callable[[Columns, Floats, int, Floats, float], Answer | None]
 
 
@@ -39,58 +41,83 @@ def finish(
     """The allocation at `prices`, B widened until the gap is at most `gap`.
 
     extra: near-tied columns to begin with. deadline_s: by time.perf_counter. exactly: solves some columns without a
-    solver, or answers None where that would be dear. widen: factor on B.
+    solver, or answers None where that would be dear; cheap as it is, B then goes straight from the first allocation P
+    to D − P. widen: factor on B.
     """
     reduced = work.reduced(prices)
     wanted = reduced.argmax(axis=1)
-    everyone = np.arange(len(wanted))
-    top = reduced[everyone, wanted]
+    top = reduced[np.arange(len(wanted)), wanted]
     dual = float(prices @ work.room + top.sum())
-    np.subtract(top[:, None], reduced, out=reduced)
-    loss = reduced
+    loss = np.subtract(top[:, None], reduced, out=reduced)
     bound, objective, best = dual, -np.inf, None
     within = _first_within(loss, extra)
     status: Status = "gap_open"
-    chosen: Solver | None = None
     for _ in range(MOST_ROUNDS):
-        keep = loss <= within + ROUNDING
-        late = False
-        core = np.nonzero(keep.sum(axis=1) > 1)[0]
-        fixed = wanted.copy()
-        fixed[core] = len(work.gpus) - 1
-        room = work.room - work.use(fixed)
-        if (room >= 0).all():
-            keep = keep[core]
-            keep[:, -1] = False
-            some, job, which = columns_where(work, keep, core)
-            answer = exactly(some, room, work.types, prices, within) if exactly is not None else None
-            if answer is None:
-                chosen = chosen or available(solver)
-                if chosen is None:
-                    status = "no_solver"
-                    break
-                slack = 0.3 * gap * abs(dual)
-                left_s = deadline_s - time.perf_counter()
-                answer = solve_columns(some, room, work.types, slack=slack, time_limit_s=left_s, solver=chosen)
-            ceiling, late = float(work.utility[everyone, fixed].sum()) + answer.bound, answer.timed_out
-            if answer.taken is not None:
-                fixed[job[answer.taken]] = which[answer.taken]
-                value = float(work.utility[everyone, fixed].sum())
-                if value > objective:
-                    objective, best = value, fixed
-            bound = min(bound, max(dual - within, ceiling, objective))
-        total = work.value + bound
-        if best is not None and relative_gap(work.value + objective, total) <= gap:
+        found = _near_tied(work, prices, loss, wanted, within, 0.3 * gap * abs(dual), deadline_s, solver, exactly)
+        if found is None:
+            status = "no_solver"
+            break
+        column, ceiling, late = found
+        value = work.worth(column) if column is not None else -np.inf
+        if value > objective:
+            objective, best = value, column
+        bound = min(bound, max(dual - within, ceiling, objective))
+        if best is not None and relative_gap(work.value + objective, work.value + bound) <= gap:
             break
         if late or time.perf_counter() > deadline_s:
             status = "time_limit"
             break
         if within >= dual - objective:
             break
-        within = min(within * widen, dual - objective) if within > 0 else max(dual * 1e-6, ROUNDING)
-    if best is None:
-        best = greedy(work, prices)
+        if exactly is not None and best is not None:
+            within = dual - objective
+        else:
+            within = min(within * widen, dual - objective) if within > 0 else max(dual * LEAST_FRACTION, ROUNDING)
+    if best is None or status == "time_limit":
+        other = greedy(work, prices)
+        if best is None or work.worth(other) > objective:
+            best = other
     return certify(problem, work.full(best), work.value + bound, prices, gap, status)
+
+
+def _near_tied(
+    work: Open,
+    prices: Floats,
+    loss: Floats,
+    wanted: Ints,
+    within: float,
+    slack: float,
+    deadline_s: float,
+    solver: Solver,
+    exactly: Exactly | None,
+) -> tuple[Ints | None, float, bool] | None:
+    """The best allocation of columns that lose at most `within`; None where no solver is installed.
+
+    Answers a column for each open job (None if none was found), the least upper bound on the value of any such
+    allocation, and whether the time ran out.
+    """
+    keep = loss <= within + ROUNDING
+    near = np.nonzero(keep.sum(axis=1) > 1)[0]
+    column = wanted.copy()
+    column[near] = len(work.gpus) - 1
+    room = work.room - work.use(column)
+    if (room < 0).any():
+        return None, -np.inf, False
+    keep = keep[near]
+    keep[:, -1] = False  # nothing is what a job gets that gets none of the others
+    some, job, which = columns_where(work, keep, near)
+    answer = exactly(some, room, work.types, prices, within) if exactly is not None else None
+    if answer is None:
+        installed = available(solver)
+        if installed is None:
+            return None
+        left_s = deadline_s - time.perf_counter()
+        answer = solve_columns(some, room, work.types, slack=slack, time_limit_s=left_s, solver=installed)
+    ceiling = work.worth(column) + answer.bound
+    if answer.taken is None:
+        return None, ceiling, answer.timed_out
+    column[job[answer.taken]] = which[answer.taken]
+    return column, ceiling, answer.timed_out
 
 
 def _first_within(loss: Floats, extra: int) -> float:

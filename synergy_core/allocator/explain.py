@@ -41,7 +41,8 @@ class Limit:
 class Explanation:
     """One job in a solved problem.
 
-    chosen: None if it got nothing. wanted: its best row if GPUs were free, None if no row is worth more than nothing.
+    chosen: None if it got nothing. wanted: its best row if GPUs were free, None if no row that the cluster could hold
+    is worth more than nothing.
     rows: its best by reduced value, falling. limits: every capacity and quota.
     missing_utility: what `wanted` lacks to be its best row at these prices, ≥ 0.
     price_fraction: the part of today's prices, in [0, 1], up to which `wanted` is its best row.
@@ -69,7 +70,7 @@ class Explanation:
         got = f"got {_named(self.chosen)}" if self.chosen else "got nothing"
         lines = [f"{self.label} {got}{', which it was forced to keep' if self.forced else ''}."]
         if self.wanted is None:
-            lines.append("None of its configurations is worth more than nothing.")
+            lines.append("None of its configurations that the cluster could hold is worth more than nothing.")
         elif not self.forced:
             lines += self._why(self.wanted)
         lines.append("  utility − price = reduced")
@@ -102,7 +103,10 @@ class Explanation:
 
 
 def _named(row: Row | None) -> str:
-    return "nothing" if row is None else f"{row.label} ({row.gpus} GPU{'s' * (row.gpus != 1)})"
+    if row is None:
+        return "nothing"
+    # The default label begins with the count.
+    return row.label if row.label.startswith(f"{row.gpus} ") else f"{row.label} ({row.gpus} GPU{'s' * (row.gpus > 1)})"
 
 
 def explain(
@@ -136,7 +140,10 @@ def explain(
         worth, paid = float(utility[column]), float(price[column])
         return Row(column, names[column], int(problem.gpus[column]), worth, paid, worth - paid)
 
-    possible = np.nonzero(utility > 0)[0]
+    within = problem.gpus <= problem.capacity[problem.gpu_type]
+    if problem.tenant is not None and problem.quota is not None:
+        within &= problem.gpus <= problem.quota[problem.tenant[job]]
+    possible = np.nonzero((utility > 0) & within)[0]
     best = float(np.max(reduced[possible], initial=0.0))
     chosen = int(solution.choice[job])
     wanted = int(possible[utility[possible].argmax()]) if len(possible) else -1

@@ -15,14 +15,14 @@ from synergy_core.allocator.exact import Answer
 from synergy_core.allocator.prices import Columns, Mask
 from synergy_core.allocator.problem import ROUNDING, TINY, Floats, Ints
 
-MOST_STATES = 1_500
-"""Past that a table, or the integer programme, is cheaper."""
 FEW_STATES = 64
 """Up to which looking for equal states costs more than it saves."""
 
 
-def by_frontier(some: Columns, room: Floats, types: int, prices: Floats, within: float) -> Answer | None:
-    """The best of `some` that loses at most `within`, if there is any; None where it would take too many states.
+def by_frontier(
+    some: Columns, room: Floats, types: int, prices: Floats, within: float, most_states: int
+) -> Answer | None:
+    """The best of `some` that loses at most `within`, if there is any; None where it takes more than `most_states`.
 
     The last job is seen first, so that walking back begins at the first job, which gets the lowest configuration that
     an optimum gives it.
@@ -48,7 +48,7 @@ def by_frontier(some: Columns, room: Floats, types: int, prices: Floats, within:
             order = losses.argsort(kind="stable")
             states, first = np.unique(states[order], return_index=True)
             losses = losses[order][first]
-            if len(states) > MOST_STATES:
+            if len(states) > most_states:
                 return None
         seen.append((states, losses))
     used = states[:, None] >> (width * np.arange(types)) & ((1 << width) - 1)

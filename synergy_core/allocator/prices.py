@@ -76,6 +76,10 @@ class Open:
             used = np.concatenate((used, np.bincount(self.tenant, taken, len(self.room) - self.types)))
         return used
 
+    def worth(self, column: Ints) -> float:
+        """The utility of one column for each open job."""
+        return float(self.utility[np.arange(len(column)), column].sum())
+
     def full(self, column: Ints) -> Ints:
         """(J,) choice of the whole problem, from a column of each open job."""
         choice = self.choice.copy()

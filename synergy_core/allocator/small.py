@@ -13,27 +13,34 @@ import numpy as np
 
 from synergy_core.allocator.core import deadline, everything_fits, finish
 from synergy_core.allocator.exact import Answer, Solver
-from synergy_core.allocator.frontier import by_frontier
+from synergy_core.allocator.frontier import FEW_STATES, by_frontier
 from synergy_core.allocator.prices import COARSEST, Columns, Open, cold_prices, columns_where, minimise, opened
 from synergy_core.allocator.problem import Floats, Problem, Solution
 from synergy_core.allocator.table import by_table, cells
 
+MOST_JOBS = 500
 MOST_CELLS = 200_000
 """Of all capacities together, (capacity + 1) multiplied: past that `auto` calls a problem large."""
 FEW_CELLS = 1_000
 """Up to which a table of all states is cheaper than seeking those that matter."""
-MOST_WORK = 12_000_000
-"""Cells × columns of a table: about 20 ms; past that the integer programme is cheaper."""
+COLUMN_S, CELL_S = 4e-6, 1.6e-9
+"""What a table costs per column, and per column and cell; measured on an AMD EPYC, as are the next two."""
+STEP_S, STATE_S = 20e-6, 0.4e-6
+"""What the frontier costs per job, and per job and state; it gives up where the table would be cheaper."""
+MOST_STATES = 1_500
+LONGEST_TABLE_S = 0.02
+"""Past that the integer programme is cheaper."""
 WARM, FINEST = 0.02, 1e-3
 """μ at a warm start and at the end, in mean best utilities of a job: looser than what pays with thousands of jobs."""
 FIRST_EXTRA = 8
 """Near-tied columns that the first B lets in, beside one for every four jobs."""
-WIDEN = 2.0
+WIDEN = 3.0
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether the states of all capacities are few enough, and nobody has quotas."""
-    return problem.quota is None and math.prod((problem.capacity + 1).tolist()) <= MOST_CELLS
+    """Whether jobs and the states of all capacities are few enough, and nobody has quotas."""
+    few = problem.quota is None and problem.jobs <= MOST_JOBS
+    return few and math.prod((problem.capacity + 1).tolist()) <= MOST_CELLS
 
 
 def solve_small(
@@ -76,7 +83,9 @@ def by_states(some: Columns, room: Floats, types: int, prices: Floats, within: f
     size = cells(some, room, types)
     if size <= FEW_CELLS:
         return by_table(some, room, types)
-    answer = by_frontier(some, room, types, prices, within)
-    if answer is None and size * len(some.value) <= MOST_WORK:
+    table_s = len(some.value) * (COLUMN_S + size * CELL_S)
+    states = int((table_s / len(some.start) - STEP_S) / STATE_S)
+    answer = by_frontier(some, room, types, prices, within, min(max(states, FEW_STATES), MOST_STATES))
+    if answer is None and table_s <= LONGEST_TABLE_S:
         return by_table(some, room, types)
     return answer
