@@ -28,6 +28,7 @@ class Observations:
         "_pending",
         "_stale",
         "_steps",
+        "choices",
         "first_statistics",
         "models",
         "most_gpus",
@@ -44,6 +45,7 @@ class Observations:
         self._pending: list[tuple[str, Shape, tuple[float, float]]] = []
         self.first_statistics: tuple[float, float] | None = None
         self.models: dict[str, Theta] = {}
+        self.choices: dict[tuple[object, ...], tuple[int, int]] = {}
         self.most_gpus = 0
         self.overhead = 1.0
         self.version = 0
@@ -118,3 +120,4 @@ class Fitter:
         for pool, gpu_type, key in wanted:
             pool.models[gpu_type] = self._known[key]
             pool.version += 1
+            pool.choices.clear()

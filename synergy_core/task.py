@@ -22,7 +22,7 @@ class SynergyTask:
     pool is other jobs' too. declares: whether its declared work may be believed.
     """
 
-    __slots__ = ("_choices", "declares", "done_work", "pool", "shared", "spec", "statistics")
+    __slots__ = ("declares", "done_work", "pool", "shared", "spec", "statistics")
 
     def __init__(self, spec: JobSpec, pool: Observations, *, shared: bool, declares: bool) -> None:
         self.spec = spec
@@ -31,7 +31,6 @@ class SynergyTask:
         self.declares = declares
         self.statistics: tuple[float, float] | None = None
         self.done_work = 0.0
-        self._choices: dict[tuple[str, int, int], tuple[object, Batch]] = {}
 
     def observe(self, gpu_type: str, nodes: int, gpus: int, local_batch: int, step_s: float, sync_s: float) -> bool:
         """A mean step time of the running job; whether it is news."""
@@ -69,33 +68,33 @@ class SynergyTask:
         Pollux (OSDI 2021), section 4.1; goodput_policies.md, section 1.3.
         """
         statistics = self.believed_statistics
-        known = (self.pool.version, statistics)
-        shape = (gpu_type, nodes, gpus)
-        remembered = self._choices.get(shape)
-        if remembered is not None and remembered[0] == known:
-            return remembered[1]
+        spec, choices = self.spec, self.pool.choices
+        asked = (gpu_type, nodes, gpus, statistics, spec.initial_batch, spec.max_batch, spec.requested_batch)
+        batch: Batch | None = choices.get(asked)
+        if batch is None:
+            batch = choices[asked] = self._choose(gpu_type, nodes, gpus, statistics)
+        return batch
+
+    def _choose(self, gpu_type: str, nodes: int, gpus: int, statistics: tuple[float, float] | None) -> Batch:
         spec = self.spec
         smallest, largest = spec.local_batches[gpu_type]
         theta = self.pool.models.get(gpu_type)
         if spec.fixed_batch:
-            batch = fixed_batch(spec.requested_batch, gpus, spec.initial_batch, spec.max_batch, largest)
-        elif theta is None or statistics is None:
+            return fixed_batch(spec.requested_batch, gpus, spec.initial_batch, spec.max_batch, largest)
+        if theta is None or statistics is None:
             total = max(spec.initial_batch, smallest * gpus)
-            batch = fixed_batch(total, gpus, spec.initial_batch, spec.max_batch, largest)
-        else:
-            choice = best_batch_one(
-                theta,
-                *statistics,
-                initial_batch=spec.initial_batch,
-                max_batch=spec.max_batch,
-                min_local=smallest,
-                max_local=largest,
-                nodes=nodes,
-                gpus=gpus,
-            )
-            batch = (int(choice.local_batch), int(choice.accumulation))
-        self._choices[shape] = (known, batch)
-        return batch
+            return fixed_batch(total, gpus, spec.initial_batch, spec.max_batch, largest)
+        choice = best_batch_one(
+            theta,
+            *statistics,
+            initial_batch=spec.initial_batch,
+            max_batch=spec.max_batch,
+            min_local=smallest,
+            max_local=largest,
+            nodes=nodes,
+            gpus=gpus,
+        )
+        return choice.local_batch, choice.accumulation
 
     def declared_remaining(self) -> float:
         """Iterations at the initial batch still to do; NaN where nothing is declared, or more than that was done."""

@@ -213,7 +213,11 @@ def test_stamps_across_the_change_of_clocks_are_right() -> None:
 
 def test_every_format_has_a_name_of_its_own_and_a_line_for_people() -> None:
     listed = dict(summaries())
-    assert set(listed) == {"acme", "helios", "philly_csv", "philly_json", "plain", "pollux_csv", "slurm", "swf"} == set(formats())
+    assert (
+        set(listed)
+        == {"acme", "helios", "philly_csv", "philly_json", "plain", "pollux_csv", "slurm", "swf"}
+        == set(formats())
+    )
     assert all(text and "\n" not in text for text in listed.values())
 
 

@@ -57,7 +57,7 @@ def synergy(
 def _goodput(state: GoodputState, rows: Configurations, batch_limit: BatchLimit) -> tuple[Floats, Mask]:
     """(jobs, rows): what is believed; a guess from one-GPU rates for the jobs, (jobs,), of which nothing is."""
     goodput = state.goodput(rows, batch=batch_limit)
-    unknown: Mask = np.isnan(goodput).all(axis=1)
+    unknown = np.asarray(np.isnan(goodput).all(axis=1))
     if unknown.any():
         guess = state.single_gpu_rate()[:, rows.gpu_type] * rows.gpus**UNKNOWN_SCALING
         goodput = np.where(unknown[:, None], guess, goodput)
@@ -66,14 +66,24 @@ def _goodput(state: GoodputState, rows: Configurations, batch_limit: BatchLimit)
 
 def _remaining_s(state: GoodputState, rows: Configurations, goodput: Floats, unknown: Mask) -> Floats:
     """(jobs, rows): how long each job would still take there; inf where it cannot run."""
-    possible = np.where(goodput > 0, goodput, np.nan)
-    with np.errstate(invalid="ignore"):
-        median = np.nanmedian(possible, axis=1)
-        slowest = np.nanmin(np.where(rows.gpus == rows.gpus.min(), possible, np.nan), axis=1, initial=np.inf)
-    work = np.where(np.isnan(state.remaining_work), np.maximum(state.done_work, YOUNG_S * median), state.remaining_work)
-    work = np.where(unknown, UNKNOWN_REMAINING_S * slowest, work)
+    work = state.remaining_work.copy()
+    undeclared = np.isnan(work)
+    if undeclared.any():
+        work[undeclared] = np.maximum(state.done_work[undeclared], YOUNG_S * _median(goodput[undeclared]))
+    if unknown.any():
+        single = np.where((rows.gpus == rows.gpus.min()) & (goodput[unknown] > 0), goodput[unknown], np.inf)
+        work[unknown] = UNKNOWN_REMAINING_S * single.min(axis=1)
     with np.errstate(divide="ignore"):
         return np.where(goodput > 0, work[:, None] / goodput, np.inf)
+
+
+def _median(goodput: Floats) -> Floats:
+    """(jobs,): of the rows on which each can run; 0 for none."""
+    count = (goodput > 0).sum(axis=1)
+    ordered = np.sort(goodput, axis=1)
+    last = goodput.shape[1] - 1
+    middle: Floats = ordered[np.arange(len(goodput)), np.minimum(last, last + 1 - count + count // 2)]
+    return middle
 
 
 def _size(state: GoodputState, rows: Configurations, goodput: Floats, time_s: Floats) -> tuple[Floats, Floats]:

@@ -32,6 +32,7 @@ class ModelledApplication(Application):
         self.work_at_epoch_end = tuple((ends[1:] * profile.total_work).tolist())
         self._noise_scale = profile.noise.noise_scale((ends[1:] + ends[:-1]) / 2).tolist()
         self._models: dict[str, Calibrated] = {}
+        self._limits: dict[str, tuple[int, int]] = {}
 
     @cached_property
     def _known(self) -> tuple[str, ...]:
@@ -58,8 +59,12 @@ class ModelledApplication(Application):
         return Statistics(1.0, self._noise_scale[epoch] / self.initial_batch)
 
     def local_batches(self, gpu_type: str, shape: Shape = (1,)) -> tuple[int, int]:
-        profile = self.profile.gpu_types[self.known_type(gpu_type)]
-        return profile.min_local, min(profile.max_local, self._most_local or profile.max_local)
+        limits = self._limits.get(gpu_type)
+        if limits is None:
+            profile = self.profile.gpu_types[self.known_type(gpu_type)]
+            limits = profile.min_local, min(profile.max_local, self._most_local or profile.max_local)
+            self._limits[gpu_type] = limits
+        return limits
 
     def iterations(self, global_batch: int) -> Sequence[float]:
         stages = np.diff((0.0, *self.work_at_epoch_end))
