@@ -145,12 +145,13 @@ class AllocationScheduler:
         tasks = [job.task for job in jobs if job.task is not None]
         return {
             "held_nodes": [len(job.placement) for job in jobs],
-            "pinned": [job.running and job.first_step_s > now_s for job in jobs],
+            "pinned": [job.running and (job.first_step_s > now_s or not _preemptible(job)) for job in jobs],
             "done_work": [task.done_work for task in tasks],
             "remaining_work": [task.declared_remaining() for task in tasks],
             "observed_gpus": [task.pool.most_gpus for task in tasks],
             "restart_s": [task.spec.restart_s for task in tasks],
             "declared_restart_s": [task.spec.declared_restart_s for task in tasks],
+            "resize_s": [task.spec.resize_s for task in tasks],
             "overhead": [task.pool.overhead for task in tasks],
             "received_s": [self._received_s[job.job_id] for job in jobs],
         }
@@ -248,3 +249,7 @@ class AllocationScheduler:
             job.started(now_s, placed, moved=job.job_id in moved)
         self.waiting += len(stops) - len(starts)
         return Decision(stops, starts, answer.objective, answer.bound)
+
+
+def _preemptible(job: Job) -> bool:
+    return job.spec is None or job.spec.preemptible

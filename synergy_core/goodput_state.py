@@ -7,35 +7,40 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from synergy_core.beliefs import BatchLimit, Beliefs
 from synergy_core.configuration import Configurations
 from synergy_core.state import ClusterState, Floats, Ints, Placed
 from synergy_core.task import SynergyTask
 
+Mask = NDArray[np.bool_]
+
 
 @dataclass(frozen=True)
 class GoodputState(ClusterState):
     """Every active job, with beliefs. Arrays as in `ClusterState`.
 
-    held_nodes: nodes it runs on. held_placement: which GPUs, () while it waits. pinned: it is being restarted, and
-    must keep what it has. done_work: reported so far, initial-batch iterations. remaining_work: declared work less
-    that, NaN where nothing was declared. observed_gpus: the most that a model of it has seen, 0 before the first.
-    restart_s: what a restart costs it, as measured; declared_restart_s: as its user says. overhead: wall time of an
-    iteration ÷ its measured step times. received_s (jobs, GPU types): seconds for which it held GPUs of each type;
-    given_s (GPU types): the same, of all jobs that ever ran. memory: what the policy last returned as such.
+    held_nodes: nodes it runs on. held_placement: which GPUs, () while it waits. pinned: it is being restarted, or
+    cannot be preempted, and must keep what it has. done_work: reported so far, initial-batch iterations.
+    remaining_work: declared work less that, NaN where nothing was declared. observed_gpus: the most that a model of it
+    has seen, 0 before the first. restart_s: what a restart costs it, as measured; declared_restart_s: as its user says;
+    resize_s: what a change of the number of GPUs on its present type costs. overhead: wall time of an iteration ÷ its
+    measured step times. received_s (jobs, GPU types): seconds for which it held GPUs of each type; given_s (GPU types):
+    the same, of all jobs that ever ran. memory: what the policy last returned as such.
     """
 
     tasks: tuple[SynergyTask, ...]
     beliefs: Beliefs
     held_nodes: Ints
     held_placement: tuple[Placed, ...]
-    pinned: np.ndarray
+    pinned: Mask
     done_work: Floats
     remaining_work: Floats
     observed_gpus: Ints
     restart_s: Floats
     declared_restart_s: Floats
+    resize_s: Floats
     overhead: Floats
     received_s: Floats
     given_s: Floats
@@ -61,6 +66,18 @@ class GoodputState(ClusterState):
             for each in self.tasks
         ]
         return np.minimum(explored, np.array(limit, dtype=np.int64))
+
+    def allowed(self, rows: Configurations, *, growth: float = 2.0, first_gpus: int = 1) -> Mask:
+        """(jobs, rows): which rows the size of each job permits: at least its smallest, at most `most_gpus`."""
+        least = np.array([task.spec.min_gpus for task in self.tasks], dtype=np.int64)
+        most = np.maximum(self.most_gpus(growth=growth, first_gpus=first_gpus), least)
+        return (rows.gpus >= least[:, None]) & (rows.gpus <= most[:, None])
+
+    def restart_cost_s(self, rows: Configurations) -> Floats:
+        """(jobs, rows): standstill before the first step there: none where it is, a resize on its present type."""
+        resized = self.held_type[:, None] == rows.gpu_type
+        cost = np.where(resized, self.resize_s[:, None], self.restart_s[:, None])
+        return np.where(self.held_row(rows)[:, None] == np.arange(len(rows)), 0.0, cost)
 
     def single_gpu_rate(self) -> Floats:
         """(jobs, GPU types): samples/s of a short run on one GPU of each type."""

@@ -17,8 +17,9 @@ class JobSpec:
     GPU type (Sia, SOSP 2023, section 3.2: under 20 GPU-seconds a type). requested_rate: iterations/s as requested, by
     GPU type, for policies that take profiles made offline. declared_work: iterations at the initial batch until it is
     done (epochs × samples ÷ initial batch). restart_s: from a stop to the next step, as measured on this cluster;
-    declared_restart_s: as its user says. fixed_batch: it always trains at the
-    requested batch. min_gpus, most_gpus: within which it may be resized.
+    declared_restart_s: as its user says; resize_s: the standstill where it only changes its GPUs' number, on one GPU
+    type and without a stop (elastic jobs; else as a restart). preemptible: whether it may be stopped or resized.
+    fixed_batch: it always trains at the requested batch. min_gpus, most_gpus: within which it may be resized.
     """
 
     application: str
@@ -32,6 +33,8 @@ class JobSpec:
     declared_work: float = float("inf")
     restart_s: float = 30.0
     declared_restart_s: float = 30.0
+    resize_s: float = 30.0
     fixed_batch: bool = False
+    preemptible: bool = True
     min_gpus: int = 1
     most_gpus: int = 64

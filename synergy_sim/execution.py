@@ -19,6 +19,7 @@ class Costs:
     launch_s: before the first step of a job's first run. restart_s: before the first step after a preemption.
     exit_s: after the last step of a run, to save and leave. checkpoint_interval_s: training time between
     checkpoints; a preempted job falls back to its last one. 0: it saves when told to stop, and loses nothing.
+    resize_fraction: how much of restart_s an elastic job stands still where only the number of its GPUs changes.
     declared_restart_s: what users say a restart takes, for policies that rely on it; None: what it does take.
     """
 
@@ -27,6 +28,7 @@ class Costs:
     exit_s: float = 0.0
     checkpoint_interval_s: float = 0.0
     declared_restart_s: float | None = None
+    resize_fraction: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("launch_s", "restart_s", "exit_s", "checkpoint_interval_s"):
@@ -34,8 +36,15 @@ class Costs:
             if not 0 <= value < NEVER:
                 raise InputError(f"{name}={value:g}: expected a finite number of seconds ≥ 0.")
             object.__setattr__(self, name, on_grid(float(value)))
+        if not 0 <= self.resize_fraction <= 1:
+            raise InputError(f"resize_fraction={self.resize_fraction:g}: expected a fraction in [0, 1].")
         if self.declared_restart_s is None:
             object.__setattr__(self, "declared_restart_s", self.restart_s)
+
+    @property
+    def resize_s(self) -> float:
+        """Standstill of a job whose GPUs only change in number."""
+        return on_grid(self.resize_fraction * self.restart_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +147,12 @@ class SimulatedJob(Job):
         if self.moved:
             self.first_step_s = max(start_s, self.first_step_s)
         else:
-            self.first_step_s = start_s + (self.costs.restart_s if self.restarts else self.costs.launch_s)
+            self.first_step_s = start_s + self.delay_s()
         self.end_s = self.first_step_s + self.left_work_s
+
+    def delay_s(self) -> float:
+        """From its GPUs to its first step on them."""
+        return self.costs.restart_s if self.restarts else self.costs.launch_s
 
     def break_off(self, stop_s: float) -> None:
         """Training stops at `stop_s`; what was done since the last checkpoint is lost, if it only has checkpoints."""

@@ -15,7 +15,14 @@ from synergy_sim.settings import meanings
 
 GROUPS = ("trace", "cluster", "testbed", "truth", "experiment")
 _OVERRIDE = re.compile(r"^(?P<prefix>\+\+?|~)?(?P<key>[\w./@-]+)=(?P<value>.*)$", re.DOTALL)
-FREE_KEYS = ("testbed.by_model.", "cluster.virtual", "truth.slowdown.", "truth.max_local_batch.", "truth.fixed_gpus.")
+FREE_KEYS = (
+    "testbed.by_model.",
+    "cluster.virtual",
+    "truth.slowdown.",
+    "truth.max_local_batch.",
+    "truth.fixed_gpus.",
+    "truth.min_gpus.",
+)
 _NAMES = re.compile(r"[\w.+-]+")
 
 

@@ -191,6 +191,8 @@ def truth_of(settings: Settings, seed: int) -> Truth:
         slowdown=wanted.slowdown,
         max_local_batch=wanted.max_local_batch,
         fixed_gpus=wanted.fixed_gpus,
+        min_gpus=wanted.min_gpus,
+        not_preemptible=tuple(wanted.not_preemptible),
         most_gpus=wanted.most_gpus,
         labels=wanted.labels,
         declared_error=wanted.declared_error,
@@ -226,6 +228,7 @@ def execution_of(settings: Settings) -> ExecutionModel:
         "launch_s": testbed.launch_s,
         "restart_s": settings.restart_s,
         "exit_s": testbed.exit_s,
+        "resize_fraction": testbed.resize_fraction,
         "checkpoint_interval_s": testbed.checkpoint_interval_s,
     }
     known = {each.name for each in dataclasses.fields(Costs)}

@@ -34,6 +34,7 @@ class TrainingJob(SimulatedJob):
         "_accumulation",
         "_began_with",
         "_gpus",
+        "_left_s",
         "_local_batch",
         "_must_choose",
         "_news",
@@ -102,6 +103,7 @@ class TrainingJob(SimulatedJob):
         self._local_batch, self._accumulation = 1, 0
         self._began_with = 0.0
         self._gpus = 0
+        self._left_s = NEVER
         self._run = 0
 
     @property
@@ -119,9 +121,10 @@ class TrainingJob(SimulatedJob):
         if self.moved:
             self.first_step_s = max(start_s, self.first_step_s)
         else:
-            self.first_step_s = start_s + (self.costs.restart_s if self.restarts else self.costs.launch_s)
+            self.first_step_s = start_s + self.delay_s()
         self.at_s = self.first_step_s
         self._began_with = self.progress
+        self._left_s = NEVER
         self._type = self.type_of_node[self.placement[0][0]]
         self._shape = tuple(mask.bit_count() for _, mask in self.placement)
         self._gpus = sum(self._shape)
@@ -133,9 +136,15 @@ class TrainingJob(SimulatedJob):
             self._choose_fixed()
             self._foresee()
 
+    def delay_s(self) -> float:
+        """As for any job; less for an elastic one that has only just let its GPUs go for others of their type."""
+        resized = self._left_s == self.settled_s and self._type == self.type_of_node[self.placement[0][0]]
+        return self.costs.resize_s if resized else super().delay_s()
+
     def break_off(self, stop_s: float) -> None:
         """Training stops at `stop_s`; what was done since the last checkpoint is lost, if it only has checkpoints."""
         trained_s = max(0.0, stop_s - self.first_step_s)
+        self._left_s = stop_s if stop_s >= self.first_step_s else NEVER
         interval_s = self.costs.checkpoint_interval_s
         if stop_s > self.at_s:
             if self.tunes_batch:

@@ -30,8 +30,7 @@ def sia(
     unknown = np.isnan(goodput).all(axis=1)
     smallest = np.array([rows.gpus[rows.gpu_type == kind].min() for kind in rows.gpu_type])
     goodput[unknown] = np.where(rows.gpus == smallest, 1.0, 0.0)
-    most = state.most_gpus(growth=growth, first_gpus=first_gpus)
-    goodput[rows.gpus > most[:, None]] = 0.0
+    goodput[~state.allowed(rows, growth=growth, first_gpus=first_gpus)] = 0.0
     valid = goodput > 0
     with np.errstate(divide="ignore", invalid="ignore"):
         least = np.where(valid, goodput, np.inf).min(axis=1, keepdims=True)

@@ -40,13 +40,13 @@ def synergy(
     """Most weighted progress at proven optimality: restarts charged over a horizon, nearly finished jobs first."""
     rows = powers_and_whole_nodes(state.cluster)
     goodput, unknown = _goodput(state, rows, batch_limit)
-    valid = (goodput > 0) & (rows.gpus <= state.most_gpus(growth=growth, first_gpus=first_gpus)[:, None])
+    valid = (goodput > 0) & state.allowed(rows, growth=growth, first_gpus=first_gpus)
     goodput = np.where(valid, goodput, 0.0)
     time_s = _remaining_s(state, rows, goodput, unknown)
     amortised_s = np.minimum(time_s, horizon_s)
-    kept = amortised_s / (amortised_s + restart_charge * state.restart_s[:, None])
-    held = state.held_row(rows)[:, None]
-    kept = np.where((held < 0) | (held == np.arange(len(rows))), 1.0, kept)
+    waits = (state.held_gpus == 0)[:, None]
+    charged_s = np.where(waits, 0.0, restart_charge * state.restart_cost_s(rows))
+    kept = amortised_s / (amortised_s + charged_s)
     size_s, reference = _size(state, rows, goodput, time_s)
     weight = rank_weights(size_s, rank_power, rank_offset)
     with np.errstate(divide="ignore", invalid="ignore"):

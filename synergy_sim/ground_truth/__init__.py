@@ -36,7 +36,8 @@ class Truth:
     profiles: a folder of measured tables, a subfolder per application; None: the catalog only. slowdown: by model,
     how much slower jobs are than their steps add up to. max_local_batch: by model, where users set a lower limit than
     what was measured. fixed_gpus: by model, jobs that can only run on so many GPUs, at the requested batch.
-    most_gpus: the largest a job may grow. labels: into how many unrelated labels each application is split.
+    most_gpus: the largest a job may grow. min_gpus: by model, the fewest that its jobs run on. not_preemptible: models
+    whose jobs keep what they once have. labels: into how many unrelated labels each application is split.
     declared_error: standard deviation of the logarithm of declared ÷ true work.
     """
 
@@ -45,6 +46,8 @@ class Truth:
     max_local_batch: Mapping[str, int] = field(default_factory=dict)
     fixed_gpus: Mapping[str, int] = field(default_factory=dict)
     most_gpus: int = 64
+    min_gpus: Mapping[str, int] = field(default_factory=dict)
+    not_preemptible: tuple[str, ...] = ()
     labels: int = 1
     declared_error: float = 0.0
     disturbance: Disturbance = field(default_factory=Disturbance)
@@ -134,7 +137,10 @@ class Truth:
             declared_work=app.work * scale,
             restart_s=costs.restart_s,
             declared_restart_s=costs.declared_restart_s or 0.0,
+            resize_s=costs.resize_s,
             fixed_batch=fixed is not None,
+            preemptible=model not in self.not_preemptible,
+            min_gpus=fixed or self.min_gpus.get(model, 1),
             most_gpus=fixed or max(self.most_gpus, gpus),
         )
 
