@@ -19,7 +19,7 @@ from synergy_core.catalog import load_model, model_from_yaml
 from synergy_core.goodput.forms import SATURATING
 from synergy_core.measurements import read
 
-PLANTED = np.array([0.1, 0.01, 0.3, 0.05, 0.06, 0.02, 2.0, 0.2, 0.1, 0.02, 1e-8])
+PLANTED = np.array([0.1, 0.01, 0.3, 0.05, 0.06, 0.02, 2.0, 0.2, 0.1, 0.02, 1e-8, 0.05])
 PLACEMENTS = ("1", "2", "3", "4", "11", "21", "22", "31", "44", "111", "222", "4444")
 BATCHES = (8, 16, 32, 64)
 DATA = os.environ.get("SYNERGY_DATA")
@@ -44,7 +44,7 @@ def planted(theta=PLANTED, placements=PLACEMENTS, noise=0.0):
         for batch in BATCHES:
             wobble = math.exp(noise * random.normal())
             step = float(SATURATING.step_time(theta, nodes, gpus, batch)) * wobble
-            compute = float(SATURATING.gradient_time(theta, batch)) * wobble
+            compute = float(SATURATING.gradient_time(theta, batch, gpus)) * wobble
             yield placement, batch, step, max(step - compute, 1e-4 * step)
 
 

@@ -35,6 +35,7 @@ from synergy_core.goodput.forms import (
     POLLUX,
     RHO_N,
     RHO_R,
+    SLOWEST,
     Form,
 )
 from synergy_core.goodput.minimise import minimise, residuals
@@ -155,6 +156,7 @@ def _pins(rows: Rows, form: Form) -> tuple[Bools, Floats]:
         pinned[:, RHO_N] = _distinct(rows.gpus, across) < 3
         pinned[:, RHO_R] = _distinct(rows.gpus, within) < 3
         two = across & (rows.nodes == 2)
+        pinned[:, SLOWEST] = _distinct(rows.gpus, real) < 3
         # Only where more nodes, too, have held several GPUs each does it differ from β_n.
         more = across & ~two & (rows.gpus > rows.nodes)
         pinned[:, PAIR] = ~((two & (rows.gpus > 2)).any(axis=1) & more.any(axis=1))
@@ -190,6 +192,7 @@ def _start(rows: Rows, form: Form, gamma: float) -> Floats:
     theta[:, GAMMA] = gamma
     if form.floor:
         theta[:, FLOOR] = 0.7 * np.where(rows.weight > 0, compute, np.inf).min(axis=1)
+        theta[:, SLOWEST] = 0.05
         theta[:, [RHO_N, RHO_R, PAIR]] = 0.1 * theta[:, [ALPHA_N, ALPHA_R, ALPHA_N]]
     result: Floats = np.clip(theta, form.lower, form.upper)
     return result

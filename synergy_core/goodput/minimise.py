@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.goodput.forms import ALPHA_C, BETA_C, FLOOR, GAMMA, Form
+from synergy_core.goodput.forms import ALPHA_C, BETA_C, FLOOR, GAMMA, SLOWEST, Form, slowest_of
 from synergy_core.goodput.observations import Rows
 
 Floats = NDArray[np.float64]
@@ -32,39 +32,49 @@ _PERFECT = 1e-7
 
 def residuals(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats]:
     """log(predicted/observed) of T_grad and T_opt, (F, K) each."""
-    _, _, _, _, first, second = _logs(theta, rows, form)
+    *_, first, second = _logs(theta, rows, form)
     return first, second
 
 
 def _logs(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, ...]:
-    """Its straight line, T_grad before its factor, z = log(T_sync/T_grad), log(1 + e^γz), and both residuals."""
+    """Its straight line, T_grad on one GPU, on all, z = log(T_sync/T_grad), log(1 + e^γz), and both residuals."""
     line = theta[:, :1] + theta[:, 1:2] * rows.batch
-    compute = np.cbrt(line**3 + theta[:, FLOOR, None] ** 3) if form.floor else line
+    if form.floor:
+        alone = np.cbrt(line**3 + theta[:, FLOOR, None] ** 3)
+        compute = alone * np.exp(rows.log_factor) * (1.0 + theta[:, SLOWEST, None] * slowest_of(rows.gpus))
+    else:
+        alone = line
+        compute = line * np.exp(rows.log_factor)
     sync = (theta[:, None, list(form.sync)] @ rows.design)[:, 0] + rows.alone
-    log_compute = np.log(compute) + rows.log_factor
+    log_compute = np.log(compute)
     z = np.log(sync) - log_compute
     gamma = theta[:, GAMMA, None]
     bend = gamma * z
     overlap = np.maximum(bend, 0.0) + np.log1p(np.exp(-np.abs(bend)))
-    return line, compute, z, overlap, log_compute - rows.log_compute, log_compute + overlap / gamma - rows.log_step
+    second = log_compute + overlap / gamma - rows.log_step
+    return line, alone, compute, z, overlap, log_compute - rows.log_compute, second
 
 
 def slopes(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats, Floats]:
     """Both residuals (F, K), and their derivatives by the constants (F, 2, P, K)."""
-    line, compute, z, overlap, first, second = _logs(theta, rows, form)
+    line, alone, compute, z, overlap, first, second = _logs(theta, rows, form)
     count, length = z.shape
     gamma = theta[:, GAMMA, None]
     share = np.exp(gamma * z - overlap)
     # dlog T_opt/dT_sync = share/T_sync, and T_sync = T_grad·e^z.
-    by_sync = share * np.exp(-z - rows.log_factor) / compute
+    by_sync = share * np.exp(-z) / compute
     result = np.zeros((count, 2, theta.shape[1], length))
     one = result[:, 0]
     if form.floor:
-        np.divide(line**2, compute**3, out=one[:, ALPHA_C])
-        np.divide(theta[:, FLOOR, None] ** 2, compute**3, out=one[:, FLOOR])
-        np.multiply(one[:, FLOOR], 1.0 - share, out=result[:, 1, FLOOR])
+        cube = alone**3
+        np.divide(line**2, cube, out=one[:, ALPHA_C])
+        np.divide(theta[:, FLOOR, None] ** 2, cube, out=one[:, FLOOR])
+        lag = slowest_of(rows.gpus)
+        np.divide(lag, 1.0 + theta[:, SLOWEST, None] * lag, out=one[:, SLOWEST])
+        for each in (FLOOR, SLOWEST):
+            np.multiply(one[:, each], 1.0 - share, out=result[:, 1, each])
     else:
-        np.divide(1.0, compute, out=one[:, ALPHA_C])
+        np.divide(1.0, alone, out=one[:, ALPHA_C])
     np.multiply(one[:, ALPHA_C], rows.batch, out=one[:, BETA_C])
     np.multiply(one[:, :2], (1.0 - share)[:, None], out=result[:, 1, :2])
     result[:, 1, list(form.sync)] = rows.design * by_sync[:, None]
