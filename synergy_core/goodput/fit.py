@@ -186,6 +186,8 @@ def _start(rows: Rows, form: Form, gamma: float) -> Floats:
     slope = (weight * off * y).sum(axis=2) / ((weight * off * off).sum(axis=2) + 1e-12 * total)
     steepest = mean_y / (np.array([0.0, 1.0, 1.0]) + mean_x)
     slope = np.clip(slope, 1e-3 * steepest, 0.9 * steepest)
+    # One batch size: half of its time, as where α_c is then held.
+    slope[:, 0] = np.where(_distinct(rows.batch, rows.weight > 0) == 1, 0.5 * steepest[:, 0], slope[:, 0])
     theta = np.empty((len(rows.batch), len(form.parameters)))
     theta[:, 1:6:2] = slope
     theta[:, 0:6:2] = mean_y - slope * mean_x

@@ -17,6 +17,7 @@ A term in M − 2 besides, for the latency of long rings, was tried: held-out cl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,6 +26,7 @@ from synergy_core.errors import unknown
 from synergy_core.goodput.throughput import GAMMA_MAX, GAMMA_MIN, PARAMETERS, TINY, overlapped
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 FLOOR_SHARPNESS = 3.0
 ALPHA_C, BETA_C, ALPHA_N, BETA_N, ALPHA_R, BETA_R, GAMMA, FLOOR, RHO_N, RHO_R, PAIR, SLOWEST = range(12)
@@ -37,7 +39,7 @@ def slowest_of(gpus: ArrayLike) -> Floats:
     return result
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Form:
     """One shape of model.
 
@@ -51,19 +53,34 @@ class Form:
     floor: bool
     ratios: tuple[tuple[int, int], ...]
 
-    @property
+    @cached_property
     def lower(self) -> Floats:
         """The least value of each parameter."""
         bound = np.full(len(self.parameters), TINY)
         bound[GAMMA] = GAMMA_MIN
         return bound
 
-    @property
+    @cached_property
     def upper(self) -> Floats:
         """The largest value of each parameter."""
         bound = np.full(len(self.parameters), np.inf)
         bound[GAMMA] = GAMMA_MAX
         return bound
+
+    @cached_property
+    def slopes(self) -> Ints:
+        """The first of each pair of `ratios`."""
+        return np.array([slope for slope, _ in self.ratios])
+
+    @cached_property
+    def constants(self) -> Ints:
+        """The second of each pair of `ratios`."""
+        return np.array([constant for _, constant in self.ratios])
+
+    @cached_property
+    def sync_at(self) -> Ints:
+        """`sync` as an index."""
+        return np.array(self.sync)
 
     def design(self, nodes: Floats, gpus: Floats) -> Floats:
         """What each parameter of `sync` is multiplied by: (len(sync), …) for nodes and gpus of shape (…)."""
@@ -95,7 +112,7 @@ class Form:
         nodes, gpus = np.broadcast_arrays(np.asarray(nodes, dtype=np.float64), np.asarray(gpus, dtype=np.float64))
         design = self.design(nodes, gpus)
         alone = np.where(gpus > 1, 0.0, TINY + TINY * TINY)
-        result: Floats = np.tensordot(theta[list(self.sync)], design, axes=1) + alone
+        result: Floats = np.tensordot(theta[self.sync_at], design, axes=1) + alone
         return result
 
     def step_time(self, theta: Floats, nodes: Floats, gpus: Floats, local_batch: Floats) -> Floats:

@@ -45,7 +45,7 @@ def _logs(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, ...]:
     else:
         alone = line
         compute = line * np.exp(rows.log_factor)
-    sync = (theta[:, None, list(form.sync)] @ rows.design)[:, 0] + rows.alone
+    sync = (theta[:, None, form.sync_at] @ rows.design)[:, 0] + rows.alone
     log_compute = np.log(compute)
     z = np.log(sync) - log_compute
     gamma = theta[:, GAMMA, None]
@@ -77,7 +77,7 @@ def slopes(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats, Float
         np.divide(1.0, alone, out=one[:, ALPHA_C])
     np.multiply(one[:, ALPHA_C], rows.batch, out=one[:, BETA_C])
     np.multiply(one[:, :2], (1.0 - share)[:, None], out=result[:, 1, :2])
-    result[:, 1, list(form.sync)] = rows.design * by_sync[:, None]
+    result[:, 1, form.sync_at] = rows.design * by_sync[:, None]
     result[:, 1, GAMMA] = (share * z - overlap / gamma) / gamma
     return first, second, result
 
@@ -92,22 +92,22 @@ def evaluate(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats, Flo
     smooth = np.sqrt(sigma * sigma + _PERFECT * _PERFECT)[..., None]
     towards = (by @ weighted[..., None])[..., 0] / smooth
     plain = ((by * weight[:, None]) @ by.swapaxes(2, 3)) / smooth[..., None]
-    cone = plain - towards[..., :, None] * (towards / smooth)[..., None, :]
-    gradient = towards.sum(axis=1)
-    slope, constant = (list(each) for each in zip(*form.ratios, strict=True))
-    ratio = theta[:, slope] / theta[:, constant]
+    gradient, gauss_newton = towards.sum(axis=1), plain.sum(axis=1)
+    # Σ (Jᵀr)(Jᵀr)ᵀ/σ over both RMSEs.
+    turned = gauss_newton - towards.swapaxes(1, 2) @ (towards / smooth)
+    inverse = 1.0 / theta[:, form.constants]
+    ratio = theta[:, form.slopes] * inverse
     beyond_one = theta[:, GAMMA] - 1.0
-    pull = np.zeros((len(theta), len(slope) + 1, theta.shape[1]))
-    each = list(range(len(slope)))
-    strength = (2.0 * RATIO_PRIOR) ** 0.5
-    pull[:, each, slope] = strength / theta[:, constant]
-    pull[:, each, constant] = -strength * ratio / theta[:, constant]
-    pull[:, -1, GAMMA] = (2.0 * GAMMA_PRIOR) ** 0.5
-    prior = pull.swapaxes(1, 2) @ pull
-    gradient += ((strength * ratio)[:, None] @ pull[:, :-1])[:, 0]
+    each = np.arange(ratio.shape[1])
+    pull = np.zeros((len(theta), len(each), theta.shape[1]))
+    pull[:, each, form.slopes] = inverse
+    pull[:, each, form.constants] = -inverse * ratio
+    prior = 2.0 * RATIO_PRIOR * (pull.swapaxes(1, 2) @ pull)
+    prior[:, GAMMA, GAMMA] += 2.0 * GAMMA_PRIOR
+    gradient += 2.0 * RATIO_PRIOR * (ratio[:, None] @ pull)[:, 0]
     gradient[:, GAMMA] += 2.0 * GAMMA_PRIOR * beyond_one
     objective = sigma.sum(axis=1) + GAMMA_PRIOR * beyond_one**2 + RATIO_PRIOR * (ratio**2).sum(axis=1)
-    return objective, gradient, cone.sum(axis=1) + prior, plain.sum(axis=1) + prior
+    return objective, gradient, turned + prior, gauss_newton + prior
 
 
 def minimise(theta: Floats, pinned: Bools, rows: Rows, form: Form) -> tuple[Floats, Floats, Ints]:
@@ -138,7 +138,7 @@ def minimise(theta: Floats, pinned: Bools, rows: Rows, form: Form) -> tuple[Floa
         if step == MOST_STEPS:
             done[:] = True
         state = answer if better.all() else _chosen(better, answer, state)
-        damping = np.where(better, np.maximum(damping * 0.1, 1e-4), damping * 5.0)
+        damping = np.where(better, np.maximum(damping * 0.3, 1e-4), damping * 8.0)
         if done.any():
             at = going[done]
             result[at], lowest[at], steps[at] = state[0][done], state[1][done], step
