@@ -19,6 +19,7 @@ UNSEEN_SYNC_FRACTION = 0.5
 UNKNOWN_SLOPE_FRACTION = 0.3
 """A slope over GPUs is known a priori to this much of its constant."""
 USUAL_LAG = 0.3
+"""How much longer the slowest of many GPUs takes, a priori."""
 _GAMMA_SD = 2.0
 
 
