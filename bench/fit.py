@@ -45,7 +45,7 @@ def profiles() -> dict[tuple[str, str, str], Profile]:
         theta = np.array([0.1, 0.01, 0.3, 0.03, 0.06, 0.01, 2.0])
         noise = np.exp(0.05 * random.normal(size=(2, 500)))
         step = POLLUX.step_time(theta, nodes, gpus, batch) * noise[0]
-        compute = np.minimum(POLLUX.gradient_time(theta, batch) * noise[1], 0.999 * step)
+        compute = np.minimum(POLLUX.gradient_time(theta, batch, gpus) * noise[1], 0.999 * step)
         return {("planted", "t4", "placements"): Profile(nodes, gpus, batch, step, step - compute)}
     return {
         (name, kind, which): read(Path(folder) / "profiles" / name / f"{which}-{kind}.csv").profile

@@ -21,7 +21,7 @@ from synergy_core.goodput.observations import joined, padded
 from synergy_core.goodput.throughput import gradient_time, step_time
 
 THETA = np.array([0.1, 0.01, 0.3, 0.03, 0.06, 0.01, 2.0])
-RICH = np.array([0.1, 0.01, 0.3, 0.05, 0.06, 0.02, 2.0, 0.2, 0.1, 0.02, 0.08])
+RICH = np.array([0.1, 0.01, 0.3, 0.05, 0.06, 0.02, 2.0, 0.2, 0.1, 0.02, 0.08, 0.1])
 DATA = os.environ.get("SYNERGY_DATA")
 needs_data = pytest.mark.skipif(
     not DATA, reason="needs the measured tables: set SYNERGY_DATA to the folder that holds them"
@@ -36,7 +36,7 @@ def shapes(seed: int, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def measured(theta, nodes, gpus, batch, *, noise=0.0, seed=0, form=POLLUX) -> Profile:
     random = np.random.default_rng(seed)
-    compute = form.gradient_time(theta, batch) * np.exp(noise * random.normal(size=len(nodes)))
+    compute = form.gradient_time(theta, batch, gpus) * np.exp(noise * random.normal(size=len(nodes)))
     step = form.step_time(theta, nodes, gpus, batch) * np.exp(noise * random.normal(size=len(nodes)))
     return Profile(nodes, gpus, batch, step, np.maximum(step - compute, 1e-4 * step))
 
@@ -231,7 +231,7 @@ def test_the_saturating_form_never_gets_faster_with_gpus_or_samples(nodes, per_n
 
 def test_calibration_follows_a_batch_size_that_is_off_the_line():
     nodes, gpus, batch = shapes(7, 120)
-    compute = SATURATING.gradient_time(RICH, batch) * np.where(batch == 24, 1.3, 1.0)
+    compute = SATURATING.gradient_time(RICH, batch, gpus) * np.where(batch == 24, 1.3, 1.0)
     step = (compute**2 + SATURATING.sync_time(RICH, nodes, gpus) ** 2) ** 0.5
     best, _ = calibrate(Profile(nodes, gpus, batch, step, step - compute))
     assert best.step_time(nodes, gpus, batch) == pytest.approx(step, rel=0.05)

@@ -19,7 +19,7 @@ from synergy_core.catalog import load_model, model_from_yaml
 from synergy_core.goodput.forms import SATURATING
 from synergy_core.measurements import read
 
-PLANTED = np.array([0.1, 0.01, 0.3, 0.05, 0.06, 0.02, 2.0, 0.2, 0.1, 0.02, 1e-8])
+PLANTED = np.array([0.1, 0.01, 0.3, 0.05, 0.06, 0.02, 2.0, 0.2, 0.1, 0.02, 1e-8, 0.05])
 PLACEMENTS = ("1", "2", "3", "4", "11", "21", "22", "31", "44", "111", "222", "4444")
 BATCHES = (8, 16, 32, 64)
 DATA = os.environ.get("SYNERGY_DATA")
@@ -44,7 +44,7 @@ def planted(theta=PLANTED, placements=PLACEMENTS, noise=0.0):
         for batch in BATCHES:
             wobble = math.exp(noise * random.normal())
             step = float(SATURATING.step_time(theta, nodes, gpus, batch)) * wobble
-            compute = float(SATURATING.gradient_time(theta, batch)) * wobble
+            compute = float(SATURATING.gradient_time(theta, batch, gpus)) * wobble
             yield placement, batch, step, max(step - compute, 1e-4 * step)
 
 
@@ -64,7 +64,7 @@ def test_a_file_is_predicted_from_itself_almost_exactly(table, tmp_path):
     out = tmp_path / "scores.json"
     status, printed, errors = run("validate", table, "--calibrate", table, "--json", out)
     assert (status, errors) == (0, "")
-    assert "mymodel on t4, 48 rows; predicted by fitted to the --calibrate files" in printed
+    assert "mymodel on t4, 48 rows; predicted by a fit to the --calibrate files" in printed
     groups = json.loads(out.read_text())
     whole = groups[0]
     assert whole["group"] == "all"
@@ -129,7 +129,7 @@ def test_calibration_files_of_another_application_are_explained(table, tmp_path,
 def test_calibration_of_another_gpu_type_is_transferred(table, tmp_path, capsys):
     other = write(tmp_path / "mymodel" / "placements-rtx2080ti.csv", planted())
     assert main(["validate", str(other), "--calibrate", str(table)]) == 0
-    assert "fitted to the --calibrate files, transferred from t4" in capsys.readouterr().out
+    assert "a fit to the --calibrate files, transferred from t4" in capsys.readouterr().out
 
 
 def test_calibrate_prints_constants_and_writes_the_catalog_form(table, tmp_path, capsys):

@@ -62,7 +62,7 @@ def predictor(file: StepTimes, calibrated: Models | None) -> Prediction:
     told = ""
     if calibrated is not None:
         if file.model in calibrated:
-            return _of_type(calibrated[file.model], kind, "fitted to the --calibrate files")
+            return _of_type(calibrated[file.model], kind, "a fit to the --calibrate files")
         given = ", ".join(f"{model} on {'/'.join(sorted(kinds))}" for model, kinds in sorted(calibrated.items()))
         told = f"no --calibrate file measures {file.model} (they measure {given}); "
     if file.model not in model_names() and told:
@@ -82,4 +82,5 @@ def _of_type(known: Mapping[str, Calibrated], kind: str, source: str) -> Predict
     how = (
         f"time per sample × {factor:.3g} by memory bandwidth" if factor != 1.0 else f"unscaled: no data sheet of {kind}"
     )
-    return Prediction(model, f"{source}, transferred from {near} as {kind} is not in it ({how})")
+    told = f"transferred from {near} as {kind} is not in it ({how}; all-reduces as on {near})"
+    return Prediction(model, f"{source}, {told}")

@@ -52,7 +52,7 @@ class Calibrated:
     def gradient_time(self, local_batch: ArrayLike, gpus: ArrayLike) -> Floats:
         """T_grad in seconds; the arguments broadcast."""
         b = np.asarray(local_batch, dtype=np.float64)
-        result: Floats = self.form.gradient_time(self.theta, b) * np.exp(self.log_factor(b, np.asarray(gpus)))
+        result: Floats = self.form.gradient_time(self.theta, b, gpus) * np.exp(self.log_factor(b, np.asarray(gpus)))
         return result
 
     def log_factor(self, local_batch: Floats, gpus: NDArray[np.generic]) -> Floats:

@@ -35,6 +35,7 @@ from synergy_core.goodput.forms import (
     POLLUX,
     RHO_N,
     RHO_R,
+    SLOWEST,
     Form,
 )
 from synergy_core.goodput.minimise import minimise, residuals
@@ -155,6 +156,7 @@ def _pins(rows: Rows, form: Form) -> tuple[Bools, Floats]:
         pinned[:, RHO_N] = _distinct(rows.gpus, across) < 3
         pinned[:, RHO_R] = _distinct(rows.gpus, within) < 3
         two = across & (rows.nodes == 2)
+        pinned[:, SLOWEST] = _distinct(rows.gpus, real) < 3
         # Only where more nodes, too, have held several GPUs each does it differ from β_n.
         more = across & ~two & (rows.gpus > rows.nodes)
         pinned[:, PAIR] = ~((two & (rows.gpus > 2)).any(axis=1) & more.any(axis=1))
@@ -184,12 +186,15 @@ def _start(rows: Rows, form: Form, gamma: float) -> Floats:
     slope = (weight * off * y).sum(axis=2) / ((weight * off * off).sum(axis=2) + 1e-12 * total)
     steepest = mean_y / (np.array([0.0, 1.0, 1.0]) + mean_x)
     slope = np.clip(slope, 1e-3 * steepest, 0.9 * steepest)
+    # One batch size: half of its time, as where α_c is then held.
+    slope[:, 0] = np.where(_distinct(rows.batch, rows.weight > 0) == 1, 0.5 * steepest[:, 0], slope[:, 0])
     theta = np.empty((len(rows.batch), len(form.parameters)))
     theta[:, 1:6:2] = slope
     theta[:, 0:6:2] = mean_y - slope * mean_x
     theta[:, GAMMA] = gamma
     if form.floor:
         theta[:, FLOOR] = 0.7 * np.where(rows.weight > 0, compute, np.inf).min(axis=1)
+        theta[:, SLOWEST] = 0.05
         theta[:, [RHO_N, RHO_R, PAIR]] = 0.1 * theta[:, [ALPHA_N, ALPHA_R, ALPHA_N]]
     result: Floats = np.clip(theta, form.lower, form.upper)
     return result

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.goodput.forms import ALPHA_C, BETA_C, FLOOR, GAMMA, Form
+from synergy_core.goodput.forms import ALPHA_C, BETA_C, FLOOR, GAMMA, SLOWEST, Form, slowest_of
 from synergy_core.goodput.observations import Rows
 
 Floats = NDArray[np.float64]
@@ -32,42 +32,52 @@ _PERFECT = 1e-7
 
 def residuals(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats]:
     """log(predicted/observed) of T_grad and T_opt, (F, K) each."""
-    _, _, _, _, first, second = _logs(theta, rows, form)
+    *_, first, second = _logs(theta, rows, form)
     return first, second
 
 
 def _logs(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, ...]:
-    """Its straight line, T_grad before its factor, z = log(T_sync/T_grad), log(1 + e^γz), and both residuals."""
+    """Its straight line, T_grad on one GPU, on all, z = log(T_sync/T_grad), log(1 + e^γz), and both residuals."""
     line = theta[:, :1] + theta[:, 1:2] * rows.batch
-    compute = np.cbrt(line**3 + theta[:, FLOOR, None] ** 3) if form.floor else line
-    sync = (theta[:, None, list(form.sync)] @ rows.design)[:, 0] + rows.alone
-    log_compute = np.log(compute) + rows.log_factor
+    if form.floor:
+        alone = np.cbrt(line**3 + theta[:, FLOOR, None] ** 3)
+        compute = alone * np.exp(rows.log_factor) * (1.0 + theta[:, SLOWEST, None] * slowest_of(rows.gpus))
+    else:
+        alone = line
+        compute = line * np.exp(rows.log_factor)
+    sync = (theta[:, None, form.sync_at] @ rows.design)[:, 0] + rows.alone
+    log_compute = np.log(compute)
     z = np.log(sync) - log_compute
     gamma = theta[:, GAMMA, None]
     bend = gamma * z
     overlap = np.maximum(bend, 0.0) + np.log1p(np.exp(-np.abs(bend)))
-    return line, compute, z, overlap, log_compute - rows.log_compute, log_compute + overlap / gamma - rows.log_step
+    second = log_compute + overlap / gamma - rows.log_step
+    return line, alone, compute, z, overlap, log_compute - rows.log_compute, second
 
 
 def slopes(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats, Floats]:
     """Both residuals (F, K), and their derivatives by the constants (F, 2, P, K)."""
-    line, compute, z, overlap, first, second = _logs(theta, rows, form)
+    line, alone, compute, z, overlap, first, second = _logs(theta, rows, form)
     count, length = z.shape
     gamma = theta[:, GAMMA, None]
     share = np.exp(gamma * z - overlap)
     # dlog T_opt/dT_sync = share/T_sync, and T_sync = T_grad·e^z.
-    by_sync = share * np.exp(-z - rows.log_factor) / compute
+    by_sync = share * np.exp(-z) / compute
     result = np.zeros((count, 2, theta.shape[1], length))
     one = result[:, 0]
     if form.floor:
-        np.divide(line**2, compute**3, out=one[:, ALPHA_C])
-        np.divide(theta[:, FLOOR, None] ** 2, compute**3, out=one[:, FLOOR])
-        np.multiply(one[:, FLOOR], 1.0 - share, out=result[:, 1, FLOOR])
+        cube = alone**3
+        np.divide(line**2, cube, out=one[:, ALPHA_C])
+        np.divide(theta[:, FLOOR, None] ** 2, cube, out=one[:, FLOOR])
+        lag = slowest_of(rows.gpus)
+        np.divide(lag, 1.0 + theta[:, SLOWEST, None] * lag, out=one[:, SLOWEST])
+        for each in (FLOOR, SLOWEST):
+            np.multiply(one[:, each], 1.0 - share, out=result[:, 1, each])
     else:
-        np.divide(1.0, compute, out=one[:, ALPHA_C])
+        np.divide(1.0, alone, out=one[:, ALPHA_C])
     np.multiply(one[:, ALPHA_C], rows.batch, out=one[:, BETA_C])
     np.multiply(one[:, :2], (1.0 - share)[:, None], out=result[:, 1, :2])
-    result[:, 1, list(form.sync)] = rows.design * by_sync[:, None]
+    result[:, 1, form.sync_at] = rows.design * by_sync[:, None]
     result[:, 1, GAMMA] = (share * z - overlap / gamma) / gamma
     return first, second, result
 
@@ -82,22 +92,22 @@ def evaluate(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats, Flo
     smooth = np.sqrt(sigma * sigma + _PERFECT * _PERFECT)[..., None]
     towards = (by @ weighted[..., None])[..., 0] / smooth
     plain = ((by * weight[:, None]) @ by.swapaxes(2, 3)) / smooth[..., None]
-    cone = plain - towards[..., :, None] * (towards / smooth)[..., None, :]
-    gradient = towards.sum(axis=1)
-    slope, constant = (list(each) for each in zip(*form.ratios, strict=True))
-    ratio = theta[:, slope] / theta[:, constant]
+    gradient, gauss_newton = towards.sum(axis=1), plain.sum(axis=1)
+    # Σ (Jᵀr)(Jᵀr)ᵀ/σ over both RMSEs.
+    turned = gauss_newton - towards.swapaxes(1, 2) @ (towards / smooth)
+    inverse = 1.0 / theta[:, form.constants]
+    ratio = theta[:, form.slopes] * inverse
     beyond_one = theta[:, GAMMA] - 1.0
-    pull = np.zeros((len(theta), len(slope) + 1, theta.shape[1]))
-    each = list(range(len(slope)))
-    strength = (2.0 * RATIO_PRIOR) ** 0.5
-    pull[:, each, slope] = strength / theta[:, constant]
-    pull[:, each, constant] = -strength * ratio / theta[:, constant]
-    pull[:, -1, GAMMA] = (2.0 * GAMMA_PRIOR) ** 0.5
-    prior = pull.swapaxes(1, 2) @ pull
-    gradient += ((strength * ratio)[:, None] @ pull[:, :-1])[:, 0]
+    each = np.arange(ratio.shape[1])
+    pull = np.zeros((len(theta), len(each), theta.shape[1]))
+    pull[:, each, form.slopes] = inverse
+    pull[:, each, form.constants] = -inverse * ratio
+    prior = 2.0 * RATIO_PRIOR * (pull.swapaxes(1, 2) @ pull)
+    prior[:, GAMMA, GAMMA] += 2.0 * GAMMA_PRIOR
+    gradient += 2.0 * RATIO_PRIOR * (ratio[:, None] @ pull)[:, 0]
     gradient[:, GAMMA] += 2.0 * GAMMA_PRIOR * beyond_one
     objective = sigma.sum(axis=1) + GAMMA_PRIOR * beyond_one**2 + RATIO_PRIOR * (ratio**2).sum(axis=1)
-    return objective, gradient, cone.sum(axis=1) + prior, plain.sum(axis=1) + prior
+    return objective, gradient, turned + prior, gauss_newton + prior
 
 
 def minimise(theta: Floats, pinned: Bools, rows: Rows, form: Form) -> tuple[Floats, Floats, Ints]:
@@ -128,7 +138,8 @@ def minimise(theta: Floats, pinned: Bools, rows: Rows, form: Form) -> tuple[Floa
         if step == MOST_STEPS:
             done[:] = True
         state = answer if better.all() else _chosen(better, answer, state)
-        damping = np.where(better, np.maximum(damping * 0.1, 1e-4), damping * 5.0)
+        # Factors chosen by steps and misses against SciPy over 800 profiles of 1 to 60 rows.
+        damping = np.where(better, np.maximum(damping * 0.3, 1e-4), damping * 8.0)
         if done.any():
             at = going[done]
             result[at], lowest[at], steps[at] = state[0][done], state[1][done], step

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from synergy_core.goodput.forms import ALPHA_C, ALPHA_N, ALPHA_R, BETA_C, FLOOR, GAMMA, Form
+from synergy_core.goodput.forms import ALPHA_C, ALPHA_N, ALPHA_R, BETA_C, FLOOR, GAMMA, SLOWEST, Form
 from synergy_core.goodput.minimise import slopes
 from synergy_core.goodput.observations import Rows
 from synergy_core.goodput.throughput import TINY
@@ -18,6 +18,8 @@ UNSEEN_SYNC_FRACTION = 0.5
 """An all-reduce of a kind never observed may cost up to this much of T_grad (one standard deviation)."""
 UNKNOWN_SLOPE_FRACTION = 0.3
 """A slope over GPUs is known a priori to this much of its constant."""
+USUAL_LAG = 0.3
+"""How much longer the slowest of many GPUs takes, a priori."""
 _GAMMA_SD = 2.0
 
 
@@ -68,6 +70,7 @@ def prior_sd(theta: Floats, rows: Rows, form: Form) -> Floats:
         result[:, slope] = np.maximum(around, theta[:, slope])
     if form.floor:
         result[:, FLOOR] = compute
+        result[:, SLOWEST] = USUAL_LAG
     return result
 
 
