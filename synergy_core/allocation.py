@@ -19,7 +19,10 @@ from synergy_core.state import NEVER, Allocations, ClusterState, Ints, Job, Orac
 
 
 class AllocationScheduler:
-    """Asks an allocation policy each time, and turns its answer into stops and starts."""
+    """Asks an allocation policy each time, and turns its answer into stops and starts.
+
+    last: the state it was last asked about and what it answered; for explanations.
+    """
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class AllocationScheduler:
         self._last_s = 0.0
         self.beliefs = Beliefs(cluster.gpu_types, information or policy.information) if policy.reads_goodput else None
         self.waiting = 0
+        self.last: tuple[ClusterState, Allocations] | None = None
 
     def arrive(self, job: Job) -> None:
         self._active[job.job_id] = job
@@ -91,8 +95,10 @@ class AllocationScheduler:
                 self._count_received(now_s, only=job)
         for job in jobs:
             job.settle(now_s)
-        answer = self._policy.allocate(self.state(jobs, now_s))
+        state = self.state(jobs, now_s)
+        answer = self._policy.allocate(state)
         self._check(answer, jobs)
+        self.last = state, answer
         self._memory = answer.memory
         return self._carry_out(answer, jobs, now_s)
 

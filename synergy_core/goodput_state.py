@@ -16,6 +16,8 @@ from synergy_core.task import SynergyTask
 
 Mask = NDArray[np.bool_]
 
+UNKNOWN_SCALING = 0.9
+
 
 @dataclass(frozen=True)
 class GoodputState(ClusterState):
@@ -49,6 +51,18 @@ class GoodputState(ClusterState):
     def goodput(self, rows: Configurations, *, batch: BatchLimit = "max") -> Floats:
         """(jobs, rows): see `Beliefs.goodput`; measured overheads are divided out."""
         return self.beliefs.goodput(self.tasks, rows, batch) / self.overhead[:, None]
+
+    def guessed(self, rows: Configurations, *, batch: BatchLimit = "max") -> tuple[Floats, Mask]:
+        """(jobs, rows): `goodput`, and for the jobs, (jobs,), of which nothing is known, a guess in another unit.
+
+        The guess is the one-GPU rate × GPUs to the power `UNKNOWN_SCALING`: it ranks rows, and says nothing of time.
+        """
+        goodput = self.goodput(rows, batch=batch)
+        unknown = np.asarray(np.isnan(goodput).all(axis=1))
+        if unknown.any():
+            guess = self.single_gpu_rate()[:, rows.gpu_type] * rows.gpus**UNKNOWN_SCALING
+            goodput = np.where(unknown[:, None], guess, goodput)
+        return goodput, unknown
 
     @property
     def shares_observations(self) -> bool:

@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import simpy
 
+from synergy_core.allocation import AllocationScheduler
 from synergy_core.cluster import Cluster
 from synergy_core.decision import Decision
 from synergy_core.policies import OrderingPolicy, Policy
 from synergy_core.scheduler import scheduler_for
-from synergy_core.state import NEVER, Placed, gpus_in
+from synergy_core.state import NEVER, Allocations, ClusterState, Placed, gpus_in
 from synergy_core.units import on_grid
 from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
 from synergy_sim.fit import check_fit
@@ -110,6 +111,24 @@ class Simulation:
         if not self.event_driven:
             self.env.process(rounds(self))
         self.env.run(until=self._all_done)
+
+    def run_until(self, at_s: float, job_id: int) -> tuple[ClusterState, Allocations] | None:
+        """Simulates up to the first round from `at_s` on that decides on the job, instead of `run`; None if none does.
+
+        Only for policies that allocate.
+        """
+        scheduler = self.scheduler
+        assert isinstance(scheduler, AllocationScheduler)
+        self.env.process(self._arrivals())
+        self.env.process(rounds(self))
+        seen = None
+        while not self._all_done.triggered:
+            self.env.step()
+            if scheduler.last is not seen:
+                seen = scheduler.last
+                if seen is not None and seen[0].now_s >= at_s and job_id in seen[0].job_id:
+                    return seen
+        return None
 
     # Arrivals
 

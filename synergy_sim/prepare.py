@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from synergy_core.errors import InputError, unknown
 from synergy_core.policies import AllocationPolicy, Policy, get_policy
 from synergy_sim.assignment import as_given, mixed
 from synergy_sim.execution import Costs, ExecutionModel
-from synergy_sim.fit import misfits
+from synergy_sim.fit import check_fit, misfits
 from synergy_sim.generators import generate
 from synergy_sim.ground_truth import Disturbance, Truth
 from synergy_sim.overrides import check_policy
@@ -50,6 +50,35 @@ def seeds_of(settings: Settings) -> list[int]:
 def random_stream(seed: int, source: str) -> np.random.SeedSequence:
     """The seed of one random source."""
     return np.random.SeedSequence(seed, spawn_key=(STREAMS.index(source),))
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRun:
+    """One policy on one seed's jobs, ready to be simulated."""
+
+    seed: int
+    workload: Workload
+    cluster: Cluster
+    policy: Policy
+    execution: ExecutionModel
+    truth: Truth
+
+
+def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
+    """Every policy on every seed. Raises InputError for whatever cannot be run, before the first is."""
+    policies, execution = policies_of(settings), execution_of(settings)
+    for seed in seeds_of(settings):
+        workload = workload_of(settings, seed)
+        cluster = cluster_of(settings, workload)
+        skip = settings.trace.bad_rows == "skip"
+        if skip:
+            workload = without_misfits(workload, cluster)
+        check_fit(workload, cluster, refuse_bad_rows=not skip)
+        truth = truth_of(settings, seed)
+        workload = trained(settings, workload, cluster, truth, policies.values(), seed)
+        workload = estimated(settings, workload, seed)
+        for policy in policies.values():
+            yield PreparedRun(seed, workload, cluster, policy, execution, truth)
 
 
 def workload_of(settings: Settings, seed: int) -> Workload:

@@ -12,25 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
-from synergy_core.policies import Policy
 from synergy_sim.comparison import compare
 from synergy_sim.console import progress_bar
 from synergy_sim.engine import simulate
-from synergy_sim.execution import ExecutionModel
-from synergy_sim.fit import check_fit
-from synergy_sim.ground_truth import Truth
 from synergy_sim.invariants import check
-from synergy_sim.prepare import (
-    cluster_of,
-    estimated,
-    execution_of,
-    policies_of,
-    seeds_of,
-    trained,
-    truth_of,
-    without_misfits,
-    workload_of,
-)
+from synergy_sim.prepare import PreparedRun, prepared_runs
 from synergy_sim.report.write import write_comparison
 from synergy_sim.results import write_run
 from synergy_sim.settings import Settings, build
@@ -74,43 +60,33 @@ def _make_room(folder: Path) -> None:
 
 def simulate_all(settings: Settings, values: Mapping[str, Any], folder: Path, *, say: bool) -> list[Path]:
     """Every policy on every seed; returns the run folders, `<policy>-<seed>` below `folder`."""
-    policies, execution = policies_of(settings), execution_of(settings)
-    values = {**values, "compared_with": list(policies)}
-    folders = []
+    values = {**values, "compared_with": list(settings.policy)}
+    folders: list[Path] = []
     _remove_report(folder)
-    for number, seed in enumerate(seeds_of(settings)):
-        workload = workload_of(settings, seed)
-        cluster = cluster_of(settings, workload)
-        skip = settings.trace.bad_rows == "skip"
-        if skip:
-            workload = without_misfits(workload, cluster)
-        check_fit(workload, cluster, refuse_bad_rows=not skip)
-        truth = truth_of(settings, seed)
-        workload = trained(settings, workload, cluster, truth, policies.values(), seed)
-        workload = estimated(settings, workload, seed)
-        if say and number == 0:
-            _say(settings, workload, cluster)
-        for name, policy in policies.items():
-            into = folder / f"{name}-{seed}"
-            _simulate_one(settings, values, (workload, cluster, policy, execution, truth), seed, into)
-            folders.append(into)
+    for prepared in prepared_runs(settings):
+        if say and not folders:
+            _say(settings, prepared.workload, prepared.cluster)
+        into = folder / f"{prepared.policy.name}-{prepared.seed}"
+        _simulate_one(settings, values, prepared, into)
+        folders.append(into)
     return folders
 
 
-def _simulate_one(
-    settings: Settings,
-    values: Mapping[str, Any],
-    what: tuple[Workload, Cluster, Policy, ExecutionModel, Truth],
-    seed: int,
-    into: Path,
-) -> None:
+def _simulate_one(settings: Settings, values: Mapping[str, Any], what: PreparedRun, into: Path) -> None:
     from omegaconf import OmegaConf
 
-    workload, cluster, policy, execution, truth = what
-    own = {**values, "policy": policy.name, "seed": seed}
+    own = {**values, "policy": what.policy.name, "seed": what.seed}
     _say_if_replaced(into, own)
-    with progress_bar(policy.name, len(workload), show=settings.progress) as progress:
-        done = simulate(workload, cluster, policy, execution, truth=truth, seed=seed, progress=progress)
+    with progress_bar(what.policy.name, len(what.workload), show=settings.progress) as progress:
+        done = simulate(
+            what.workload,
+            what.cluster,
+            what.policy,
+            what.execution,
+            truth=what.truth,
+            seed=what.seed,
+            progress=progress,
+        )
     check(done)
     write_run(done, into, OmegaConf.to_yaml(OmegaConf.create(own)))
 

@@ -5,21 +5,16 @@ ablation on this implementation.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from synergy_core.beliefs import BatchLimit
 from synergy_core.choice import choose_rows
 from synergy_core.configuration import Configurations, powers_and_whole_nodes
-from synergy_core.goodput_state import GoodputState
+from synergy_core.goodput_state import GoodputState, Mask
 from synergy_core.policies import allocation_policy
 from synergy_core.state import Allocations, Floats
 
-Mask = NDArray[np.bool_]
-
-UNKNOWN_SCALING = 0.9
-"""Speed of a job of which nothing is known: one-GPU rate × GPUs to this power."""
 UNKNOWN_REMAINING_S = 1_500.0
-"""What it is taken to last on one GPU of the slowest type."""
+"""What a job of which nothing is known is taken to last on one GPU of the slowest type."""
 YOUNG_S = 300.0
 """Undeclared, a job is taken to need as much work again as it has done, at least so long at its median goodput."""
 
@@ -39,7 +34,7 @@ def synergy(
 ) -> Allocations:
     """Most weighted progress at proven optimality: restarts charged over a horizon, nearly finished jobs first."""
     rows = powers_and_whole_nodes(state.cluster)
-    goodput, unknown = _goodput(state, rows, batch_limit)
+    goodput, unknown = state.guessed(rows, batch=batch_limit)
     valid = (goodput > 0) & state.allowed(rows, growth=growth, first_gpus=first_gpus)
     goodput = np.where(valid, goodput, 0.0)
     time_s = _remaining_s(state, rows, goodput, unknown)
@@ -52,16 +47,6 @@ def synergy(
     with np.errstate(divide="ignore", invalid="ignore"):
         utility = weight[:, None] * (kept * goodput / reference[:, None]) ** utility_power
     return choose_rows(state, rows, np.where(valid, utility, -np.inf))
-
-
-def _goodput(state: GoodputState, rows: Configurations, batch_limit: BatchLimit) -> tuple[Floats, Mask]:
-    """(jobs, rows): what is believed; a guess from one-GPU rates for the jobs, (jobs,), of which nothing is."""
-    goodput = state.goodput(rows, batch=batch_limit)
-    unknown = np.asarray(np.isnan(goodput).all(axis=1))
-    if unknown.any():
-        guess = state.single_gpu_rate()[:, rows.gpu_type] * rows.gpus**UNKNOWN_SCALING
-        goodput = np.where(unknown[:, None], guess, goodput)
-    return goodput, unknown
 
 
 def _remaining_s(state: GoodputState, rows: Configurations, goodput: Floats, unknown: Mask) -> Floats:

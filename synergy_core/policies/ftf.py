@@ -1,0 +1,46 @@
+"""Finish-time fairness with goodput (the metric of Themis, NSDI 2020, section 3): progress goes to those worst off."""
+
+import numpy as np
+
+from synergy_core.choice import choose_rows
+from synergy_core.configuration import powers_and_whole_nodes
+from synergy_core.goodput_state import GoodputState
+from synergy_core.policies import allocation_policy
+from synergy_core.state import Allocations
+
+LEAST_S = 60.0
+"""Undeclared work is at least so long at the job's best goodput."""
+
+
+@allocation_policy(round_s=60.0, tunes_batch=True, information="declared")
+def ftf(
+    state: GoodputState,
+    *,
+    fairness: float = 2.0,
+    utility_power: float = 0.5,
+    horizon_s: float = 1_200.0,
+    growth: float = 4.0,
+    first_gpus: int = 4,
+) -> Allocations:
+    """Progress weighted by how much later than in an equal share of the cluster a job would end, to a power.
+
+    ρ = (age + remaining work ÷ best goodput) ÷ (all its work ÷ goodput on an equal share); utility ρ^fairness ×
+    (goodput ÷ best goodput)^utility_power, restarts charged over `horizon_s` (allocator.md, section 5: the larger the
+    power, the nearer to minimising the largest ρ).
+    """
+    rows = powers_and_whole_nodes(state.cluster)
+    goodput, unknown = state.guessed(rows)
+    valid = (goodput > 0) & state.allowed(rows, growth=growth, first_gpus=first_gpus)
+    goodput = np.where(valid, goodput, 0.0)
+    best = np.maximum(goodput.max(axis=1), 1e-12)
+    work = np.where(np.isnan(state.remaining_work), np.maximum(state.done_work, LEAST_S * best), state.remaining_work)
+    work = np.where(unknown, LEAST_S * best, work)
+    fair_gpus = max(1.0, state.cluster.gpus / len(state))
+    share = np.where(valid & (rows.gpus <= fair_gpus), goodput, 0.0).max(axis=1)
+    share = np.where(share > 0, share, best)
+    rho = (state.now_s - state.submit_time_s + work / best) * share / (state.done_work + work)
+    lasts_s = np.minimum(work / best, horizon_s)[:, None]
+    restarts_s = np.where((state.held_gpus == 0)[:, None], 0.0, state.restart_cost_s(rows))
+    kept = lasts_s / (lasts_s + restarts_s)
+    utility = rho[:, None] ** fairness * (kept * goodput / best[:, None]) ** utility_power
+    return choose_rows(state, rows, np.where(valid, utility, -np.inf))
