@@ -41,7 +41,8 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
         shape, kind = _as_requested(workload.gpu_types[asked], gpus, cluster)
         alone_s = truth.requested_run_s(workload.models[model], kind, shape, batch)
         duration_s[inverse.reshape(-1) == at] = alone_s
-    return replace(workload, duration_s=on_grid(duration_s), work_scale=np.ones(len(workload)))
+    notes = (*workload.notes, truth.source(cluster))
+    return replace(workload, duration_s=on_grid(duration_s), work_scale=np.ones(len(workload)), notes=notes)
 
 
 def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.Generator) -> Workload:
@@ -72,7 +73,7 @@ def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.
         models=names,
         global_batch=batch,
         work_scale=scale,
-        notes=(*workload.notes, note),
+        notes=(*workload.notes, note, truth.source(cluster)),
     )
 
 

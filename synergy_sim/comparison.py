@@ -42,6 +42,11 @@ class Row:
         """Whether it reads true run times."""
         return bool(self.runs[0].summary["oracle"])
 
+    @property
+    def information(self) -> str:
+        """What it knew of training jobs beside their own reports."""
+        return str(self.runs[0].summary.get("information", ""))
+
     def against(self, other: Row) -> Ratio:
         """The ratio of mean JCTs to another row's, with its interval."""
         return _ratio({run.seed: run for run in self.runs}, {run.seed: run for run in other.runs})

@@ -419,6 +419,7 @@ def simulate(
         predicted_duration_s=np.full(len(workload), np.nan) if predicted_s is None else predicted_s,
         simulation_cpu_s=time.process_time() - began_s,
         peak_memory_bytes=peak_memory_bytes(),
+        information=policy.information if not isinstance(policy, OrderingPolicy) and policy.reads_goodput else "",
     )
 
 

@@ -152,7 +152,8 @@ def _columns(rows: bytearray, kind: np.dtype[Any]) -> dict[str, NDArray[Any]]:
 class Run:
     """One simulated policy: what went in, and the facts that came out.
 
-    oracle: the policy reads true run times (starred in tables). seed: of the workload.
+    oracle: the policy reads true run times (starred in tables). information: what it knew of training jobs beside
+    their own reports, "" for a policy that asks nothing of them. seed: of the workload.
     predicted_duration_s: per job, NaN where nothing was predicted. simulation_cpu_s: processor seconds of the
     simulation alone. peak_memory_bytes: the process's high-water mark.
     """
@@ -167,3 +168,4 @@ class Run:
     predicted_duration_s: NDArray[np.float64]
     simulation_cpu_s: float
     peak_memory_bytes: int
+    information: str = ""

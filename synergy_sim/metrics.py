@@ -148,6 +148,7 @@ def _identity(run: Run) -> Summary:
     return {
         "policy": run.policy,
         "oracle": run.oracle,
+        "information": run.information,
         "seed": run.seed,
         "trace": workload.name,
         "trace_source": workload.source,

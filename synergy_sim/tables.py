@@ -111,11 +111,24 @@ def caption(comparison: Comparison) -> str:
     return f"{traces} · {jobs} jobs · {clusters} · offered load {load} · {seeds_text}"
 
 
+KNOWS = {
+    "own": "each job's own reports",
+    "declared": "each job's own reports and its declared work",
+    "shared": "reports of all jobs of a model",
+    "all": "reports of all jobs of a model, and declared work",
+}
+"""What a policy knew of training jobs, by `information`."""
+
+
 def notes(comparison: Comparison) -> list[str]:
     """What a reader must know of the figures: stars, the interval, unfinished jobs."""
     lines = []
     if any(row.oracle for row in comparison.rows):
         lines.append(FOOTNOTE)
+    told = {level: [row.label for row in comparison.rows if row.information == level] for level in KNOWS}
+    for level, labels in told.items():
+        if labels:
+            lines.append(f"{', '.join(dict.fromkeys(labels))}: {KNOWS[level]}")
     shown = [row for row in comparison.rows if math.isfinite(row.ratio.low) and row.ratio.low < row.ratio.high]
     if shown:
         firsts = " and ".join(dict.fromkeys(comparison.of(setting)[0].label for setting in comparison.settings))

@@ -14,7 +14,9 @@ Replays a job log on a simulated GPU cluster under several scheduling policies, 
   python -m synergy_sim +trace=file trace.path=FILE cluster.nodes=16   your own log; sacct --parsable2 works
   python -m synergy_sim -m +trace=philly policy=fifo,srtf cluster.load=0.8,1.0,1.2     a sweep
   python -m synergy_sim.traces list                                    log formats, and traces to download
+  python -m synergy_sim experiment=sia_sosp23                          jobs whose speed depends on what they are given
   python -m synergy_sim.results DIR                                    the table of what is below DIR
+  python -m synergy_sim.explain DIR/sia_sosp23/synergy-0 JOB           why a job got what it got
 
 Traces     {traces}
 Clusters   {clusters}
@@ -36,7 +38,9 @@ def usage() -> str:
     starred = {name: name + "*" * get_policy(name).oracle for name in policy_names()}
     policies = "\n".join(f"  {starred[name]:12} {summary}" for name, summary in policy_names().items())
     keys = "\n".join(f"  {name:32} {meaning}" for name, meaning in meanings())
-    groups = {group + "s": "  ".join(options(group)) or "none yet" for group in ("cluster", "testbed", "experiment")}
+    groups = {
+        group + "s": "  ".join(options(group)) or "none yet" for group in ("cluster", "testbed", "truth", "experiment")
+    }
     return TEXT.format(
         traces="  ".join(options("trace")),
         variants="  ".join(options("variants")),

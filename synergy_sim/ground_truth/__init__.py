@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from synergy_core.catalog import load_model, model_names
+from synergy_core.catalog.transfer import nearest_type
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput.batch import fixed_batch
@@ -79,6 +80,14 @@ class Truth:
             return frozenset()
         found = (each.name for each in self.profiles.iterdir() if list(each.glob("validation-*.csv")))
         return frozenset(found) - NOT_STEP_TIMES
+
+    def source(self, cluster: Cluster) -> str:
+        """One line that says where step times come from on this cluster."""
+        where = f"tables in {self.profiles}" if self.profiles is not None else "the catalog's constants"
+        kinds = {kind for name in model_names() for kind in load_model(name).gpu_types}
+        stand_ins = [f"{kind} as {nearest_type(kind, kinds)}" for kind in cluster.gpu_types if kind not in kinds]
+        more = f"; never measured, scaled by data sheets: {', '.join(stand_ins)}" if stand_ins else ""
+        return f"step times from {where}{more}"
 
     def application(self, name: str) -> Application:
         """The application of that name. Raises InputError with the nearest match."""
