@@ -303,6 +303,13 @@ class Simulation:
         delay_s = job.end_s + job.costs.exit_s - self.env.now
         job.completion = Call(self.env, delay_s, self._finish, job, AFTER_DECISIONS if late else 1)
 
+    def end_in_order(self, job: SimulatedJob) -> None:
+        """A decision knows its end already, and somebody else may start on its GPUs at that very instant."""
+        if job.ends_after_decision:
+            job.ends_after_decision = False
+            job.completion.cancel()
+            self._complete_later(job)
+
     def look_ahead(self, until_s: float, jobs: Iterable[TrainingJob] | None = None) -> None:
         """Training jobs that tune their batch run up to `until_s`, before which nothing is decided.
 
