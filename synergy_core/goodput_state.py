@@ -62,6 +62,11 @@ class GoodputState(ClusterState):
         ]
         return np.minimum(explored, np.array(limit, dtype=np.int64))
 
+    def suits(self, gpu_type: Ints) -> np.ndarray:
+        """(jobs, as many as given): whether a job may run on these types; all of them unless it asks for one."""
+        asked = self.gpu_type[:, None]
+        return np.asarray((asked < 0) | (asked == gpu_type))
+
     def single_gpu_rate(self) -> Floats:
         """(jobs, GPU types): samples/s of a short run on one GPU of each type."""
         kinds = self.cluster.gpu_types
