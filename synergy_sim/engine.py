@@ -156,7 +156,8 @@ class Simulation:
             application=truth.application(model),
             work_scale=float(work.work_scale[job_id]),
             slowdown=truth.slowdown.get(model, 1.0),
-            whole_seconds=self.execution.whole_seconds,
+            # Of work that was scaled to a traced run time, epochs can be so short that all of them round to nothing.
+            whole_seconds=self.execution.whole_seconds and work.work_scale[job_id] == 1.0,
             tunes_batch=self._tunes_batch,
             type_of_node=self._type_of_node,
             gpus_per_node=self._gpus_per_node,
