@@ -36,7 +36,9 @@ def choose_rows(
     utility: (jobs, rows), −inf where a row is not allowed; no row is worth 0. Quotas bind unless the cluster lets
     tenants borrow. memory: for the policy's next round; the prices are remembered beside it.
     """
+    utility = np.where(state.suits(rows.gpu_type), utility, -np.inf)
     held = state.held_row(rows)
+    held = np.where(held >= 0, held, state.held_size(rows))
     forced = np.where(state.pinned & (held >= 0), held, -1)
     utility = np.where((forced[:, None] == np.arange(len(rows))) & ~np.isfinite(utility), 0.0, utility)
     cluster = state.cluster

@@ -93,6 +93,11 @@ class GoodputState(ClusterState):
         cost = np.where(resized, self.resize_s[:, None], self.restart_s[:, None])
         return np.where(self.held_row(rows)[:, None] == np.arange(len(rows)), 0.0, cost)
 
+    def suits(self, gpu_type: Ints) -> np.ndarray:
+        """(jobs, as many as given): whether a job may run on these types; all of them unless it asks for one."""
+        asked = self.gpu_type[:, None]
+        return np.asarray((asked < 0) | (asked == gpu_type))
+
     def single_gpu_rate(self) -> Floats:
         """(jobs, GPU types): samples/s of a short run on one GPU of each type."""
         kinds = self.cluster.gpu_types
@@ -105,9 +110,20 @@ class GoodputState(ClusterState):
 
     def held_row(self, rows: Configurations) -> Ints:
         """(jobs,): the row that each job runs on, −1 where it waits or runs on none of them."""
+        return _first(self._same_size(rows) & (self.held_nodes[:, None] == rows.nodes))
+
+    def held_size(self, rows: Configurations) -> Ints:
+        """(jobs,): the row of as many GPUs of the type that each holds, on however many nodes; −1 for none."""
+        return _first(self._same_size(rows))
+
+    def _same_size(self, rows: Configurations) -> np.ndarray:
         same = (self.held_type[:, None] == rows.gpu_type) & (self.held_gpus[:, None] == rows.gpus)
-        same &= (self.held_nodes[:, None] == rows.nodes) & (self.held_gpus[:, None] > 0)
-        return np.where(same.any(axis=1), same.argmax(axis=1), -1)
+        return np.asarray(same & (self.held_gpus[:, None] > 0))
+
+
+def _first(same: np.ndarray) -> Ints:
+    """The first true column of each row, −1 where there is none."""
+    return np.where(same.any(axis=1), same.argmax(axis=1), -1)
 
 
 class Truth(Protocol):

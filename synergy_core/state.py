@@ -229,6 +229,21 @@ class ClusterState:
     def __len__(self) -> int:
         return len(self.job_id)
 
+    def quotas_left(self) -> list[float]:
+        """GPUs that each tenant may still be given, of none given yet; inf where nothing limits it."""
+        quotas = self.cluster.virtual_clusters
+        if not quotas or self.cluster.borrowing:
+            return [NEVER] * len(self.virtual_clusters)
+        return [float(quotas.get(name, 0)) for name in self.virtual_clusters]
+
+    def types_for(self, row: int) -> list[int]:
+        """The GPU types that a job may have, the best for it first: only the one it asks for, else the one it is on."""
+        asked, held = int(self.gpu_type[row]), int(self.held_type[row])
+        if asked >= 0:
+            return [asked]
+        others = range(len(self.cluster.gpu_types))
+        return [held, *(each for each in others if each != held)] if held >= 0 else list(others)
+
     def in_order(self, order: Ints) -> Allocations:
         """Each job what it requested, in that order of rows, while types and quotas last; later ones may overtake.
 
@@ -248,9 +263,7 @@ class ClusterState:
                 if quotas and within_quota and need > quota_left[tenant]:
                     later.append(row)
                     continue
-                asked, held = int(self.gpu_type[row]), int(self.held_type[row])
-                choices = [asked] if asked >= 0 else [held, *range(len(kinds))] if held >= 0 else range(len(kinds))
-                for kind in choices:
+                for kind in self.types_for(row):
                     if need <= left[kind]:
                         left[kind] -= need
                         quota_left[tenant] -= need

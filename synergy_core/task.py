@@ -94,6 +94,8 @@ class SynergyTask:
             nodes=nodes,
             gpus=gpus,
         )
+        if not choice.local_batch:  # more GPUs than its largest batch can feed
+            return fixed_batch(spec.max_batch, gpus, spec.initial_batch, spec.max_batch, largest)
         return choice.local_batch, choice.accumulation
 
     def declared_remaining(self) -> float:

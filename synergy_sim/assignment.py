@@ -34,6 +34,12 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
             f"{workload.source}: nothing is known of application {odd[0] or '(none)'}; "
             f"known: {', '.join(truth.names) or 'none (set SYNERGY_DATA, or truth.profiles=FOLDER)'}."
         )
+    if not (workload.global_batch > 0).all():
+        row = int(np.argmin(workload.global_batch))
+        raise InputError(
+            f"{workload.source}, line {workload.line[row]}: job {workload.job_name[row]} has no batch size; expected at "
+            "least 1 sample. trace.models=mix gives every job one."
+        )
     duration_s = np.zeros(len(workload))
     keys = np.stack([workload.model_code, workload.gpus, workload.global_batch, workload.gpu_type_code], axis=1)
     rows, inverse = np.unique(keys, axis=0, return_inverse=True)

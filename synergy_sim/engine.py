@@ -175,7 +175,8 @@ class Simulation:
             application=truth.application(model),
             work_scale=float(work.work_scale[job_id]),
             slowdown=truth.slowdown.get(model, 1.0),
-            whole_seconds=self.execution.whole_seconds,
+            # Of work that was scaled to a traced run time, epochs can be so short that all of them round to nothing.
+            whole_seconds=self.execution.whole_seconds and work.work_scale[job_id] == 1.0,
             tunes_batch=self._tunes_batch,
             type_of_node=self._type_of_node,
             gpus_per_node=self._gpus_per_node,
@@ -321,6 +322,13 @@ class Simulation:
         late = isinstance(job, TrainingJob) and job.ends_after_decision
         delay_s = job.end_s + job.costs.exit_s - self.env.now
         job.completion = Call(self.env, delay_s, self._finish, job, AFTER_DECISIONS if late else 1)
+
+    def end_in_order(self, job: SimulatedJob) -> None:
+        """A decision knows its end already, and somebody else may start on its GPUs at that very instant."""
+        if job.ends_after_decision:
+            job.ends_after_decision = False
+            job.completion.cancel()
+            self._complete_later(job)
 
     def look_ahead(self, until_s: float, jobs: Iterable[TrainingJob] | None = None) -> None:
         """Training jobs that tune their batch run up to `until_s`, before which nothing is decided.

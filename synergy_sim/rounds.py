@@ -12,6 +12,7 @@ from collections.abc import Generator
 from math import floor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from synergy_core.errors import InputError
 from synergy_core.state import Placed, gpus_in
 from synergy_core.units import on_grid
 from synergy_sim.execution import SimulatedJob
@@ -19,6 +20,9 @@ from synergy_sim.training import TrainingJob
 
 if TYPE_CHECKING:
     from synergy_sim.engine import Simulation
+
+
+MOST_IDLE_ROUNDS = 10_000
 
 
 class Leaving(NamedTuple):
@@ -40,6 +44,7 @@ def rounds(simulation: Simulation) -> Generator[Any, None, None]:
     yield simulation.after_all_else()
     _decide_and_carry_out(simulation, boundary_s=start_s)
     simulation.look_ahead(start_s + decide_s)
+    idle = 0
     while True:
         if not simulation.active:
             simulation.arrived = env.event()
@@ -50,6 +55,12 @@ def rounds(simulation: Simulation) -> Generator[Any, None, None]:
         yield env.timeout(start_s + decide_s - env.now)
         yield simulation.after_all_else()
         ended = _decide_and_carry_out(simulation, boundary_s=start_s + round_s)
+        idle = 0 if simulation.running or not simulation.active else idle + 1
+        if idle == MOST_IDLE_ROUNDS:
+            raise InputError(
+                f"{simulation.active} jobs wait, and for {idle:,} rounds the policy has given none of them a GPU; "
+                "do its parameters allow it to?"
+            )
         start_s += round_s + execution.stretch_of(ended)
         simulation.look_ahead(start_s + decide_s)
 
@@ -86,6 +97,7 @@ def _end_lease(simulation: Simulation, job: SimulatedJob, placed: Placed, bounda
     job.attained_service_gpu_s += gpus * (job.free_s - max(simulation.env.now, job.began_s))
     job.settled_s = job.free_s
     if own:
+        simulation.end_in_order(job)
         simulation.scheduler.finish(job, job.free_s)
         return False
     simulation.at(job.free_s, simulation.vacate, job)

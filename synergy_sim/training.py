@@ -176,7 +176,7 @@ class TrainingJob(SimulatedJob):
                 if task.pool.stale:
                     return False
                 self._choose()
-            if self.due_s > until_s:
+            if self._goes_on_after(until_s):
                 if self._news:  # what this pass has shown counts from the next decision on
                     self._settle(until_s)
                     self._must_choose = True
@@ -257,8 +257,12 @@ class TrainingJob(SimulatedJob):
     def _settle(self, now_s: float) -> None:
         """Progress up to `now_s`, within the pass."""
         if now_s > self.at_s and self._rate > 0:
-            self.progress += self._rate * (now_s - self.at_s)
+            self.progress = min(self.progress + self._rate * (now_s - self.at_s), self._epoch_end())
             self.at_s = now_s
+
+    def _goes_on_after(self, until_s: float) -> bool:
+        """Whether the epoch ends later than that; also where it only does so by being rounded to a whole second."""
+        return self.due_s > until_s or (self.whole_seconds and self.at_s + round(self.due_s - self.at_s) > until_s)
 
     def _cross(self) -> None:
         """The epoch is over; after the last one, so is the job."""
@@ -275,7 +279,7 @@ class TrainingJob(SimulatedJob):
         epochs = len(self.application.work_at_epoch_end)
         while self.at_s < until_s and self.epoch < epochs:
             self._begin_pass()
-            if self.due_s > until_s:
+            if self._goes_on_after(until_s):
                 self._settle(until_s)
                 return
             self._cross()

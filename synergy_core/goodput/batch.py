@@ -221,11 +221,12 @@ def fixed_batch(
 ) -> tuple[int, int]:
     """(local batch, accumulation) of a job that keeps its total batch: Tiresias, Optimus, Gavel and rigid jobs.
 
-    As above with  L = ⌈B/M⌉,  s ≥ 1 if M = 1 and B > B₀,  and at last  b ≤ ⌊B_max/(M·(s+1))⌋.
+    As above with  L = ⌈B/M⌉,  s ≥ 1 if M = 1 and B > B₀,  and at last  b ≤ ⌊B_max/(M·(s+1))⌋; but at least a sample
+    per GPU, on however many.
     """
     per_gpu = ceil(total_batch / gpus - FORGIVEN)
     micro_batches = max(ceil(per_gpu / max_local - FORGIVEN), 1)
     if gpus == 1 and total_batch > initial_batch:
         micro_batches = max(micro_batches, 2)
     local_batch = ceil(per_gpu / micro_batches - FORGIVEN)
-    return min(local_batch, int(max_batch // (gpus * micro_batches))), micro_batches - 1
+    return max(1, min(local_batch, int(max_batch // (gpus * micro_batches)))), micro_batches - 1

@@ -18,7 +18,7 @@ def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allo
     if objective not in OBJECTIVES:
         raise unknown("parameter objective of policy gavel", objective, OBJECTIVES)
     capacity = np.array([state.cluster.gpus_of(kind) for kind in state.cluster.gpu_types], dtype=np.int64)
-    fits = state.gpus[:, None] <= capacity
+    fits = (state.gpus[:, None] <= capacity) & state.suits(np.arange(len(capacity)))
     speed = np.where(fits, state.requested_rate(), NO_SUCH_RATE)
     share = np.round(fractions(speed, state.gpus, capacity, objective), 5)
     half_round_s = 180.0
@@ -85,8 +85,9 @@ def _alike(share: Floats, speed: Floats, gpus: Ints) -> Floats:
 
 
 def _greedy(state: GoodputState, priority: Floats, share: Floats, capacity: Ints) -> Allocations:
-    """(job, type) pairs by priority, then share, as long as their GPUs last."""
+    """(job, type) pairs by priority, then share, as long as GPUs and quotas last."""
     left = capacity.copy()
+    quota = state.quotas_left()
     gpus = np.zeros(len(state), dtype=np.int64)
     gpu_type = np.full(len(state), -1, dtype=np.int64)
     kinds = priority.shape[1]
@@ -95,8 +96,9 @@ def _greedy(state: GoodputState, priority: Floats, share: Floats, capacity: Ints
         row, kind = divmod(cell, kinds)
         if priority[row, kind] <= 0:
             break
-        need = int(state.gpus[row])
-        if gpus[row] == 0 and need <= left[kind]:
+        need, tenant = int(state.gpus[row]), int(state.virtual_cluster[row])
+        if gpus[row] == 0 and need <= left[kind] and need <= quota[tenant]:
             left[kind] -= need
+            quota[tenant] -= need
             gpus[row], gpu_type[row] = need, kind
     return Allocations(gpus, gpu_type)

@@ -12,24 +12,31 @@ from synergy_core.state import Allocations
 @allocation_policy(round_s=60.0)
 def optimus(state: OracleGoodputState) -> Allocations:
     """One GPU for everybody, then each further one to whom it saves most of the true remaining time."""
-    free = state.cluster.gpus
+    left = [state.cluster.gpus_of(kind) for kind in state.cluster.gpu_types]
+    quota = state.quotas_left()
+    tenant = state.virtual_cluster.tolist()
     gpus = np.zeros(len(state), dtype=np.int64)
-    order = np.lexsort((state.job_id, state.submit_time_s)).tolist()
-    for row in order[:free]:
-        gpus[row] = 1
-    free -= min(free, len(state))
+    gpu_type = np.full(len(state), -1, dtype=np.int64)
     gains: list[tuple[float, int, int, float]] = []
-    for rank, row in enumerate(order):
-        if gpus[row]:
-            remaining = state.truths[row].remaining_iterations()
-            heappush(gains, (-_gain(state, row, 1) * remaining, rank, row, remaining))
+    for rank, row in enumerate(np.lexsort((state.job_id, state.submit_time_s)).tolist()):
+        kind = next((each for each in state.types_for(row) if left[each]), -1)
+        if kind < 0 or not quota[tenant[row]]:
+            continue
+        gpus[row], gpu_type[row] = 1, kind
+        left[kind] -= 1
+        quota[tenant[row]] -= 1
+        remaining = state.truths[row].remaining_iterations()
+        gains.append((-_gain(state, row, 1) * remaining, rank, row, remaining))
     heapify(gains)
-    while free and gains and gains[0][0] < 0:
+    while any(left) and gains and gains[0][0] < 0:
         _, rank, row, remaining = heappop(gains)
+        if not left[gpu_type[row]] or not quota[tenant[row]]:
+            continue
         gpus[row] += 1
-        free -= 1
+        left[gpu_type[row]] -= 1
+        quota[tenant[row]] -= 1
         heappush(gains, (-_gain(state, row, int(gpus[row])) * remaining, rank, row, remaining))
-    return Allocations(gpus, np.full(len(state), -1, dtype=np.int64))
+    return Allocations(gpus, gpu_type)
 
 
 def _gain(state: OracleGoodputState, row: int, gpus: int) -> float:

@@ -45,6 +45,7 @@ def _restart_factor(state: GoodputState, rows: Configurations) -> Floats:
     """By what a row is worth less because the job must restart: the share of its life so far, had it been spent so."""
     age_s = (state.now_s - state.submit_time_s)[:, None]
     delay_s = state.declared_restart_s[:, None]
-    factor = np.maximum(age_s - state.restarts[:, None] * delay_s, 0.0) / (age_s + delay_s)
+    with np.errstate(invalid="ignore"):  # 0 ÷ 0 for a job that arrives now and restarts at no cost
+        factor = np.maximum(age_s - state.restarts[:, None] * delay_s, 0.0) / (age_s + delay_s)
     held = state.held_row(rows)[:, None] == np.arange(len(rows))
-    return np.where(held | (age_s < delay_s), 1.0, factor)
+    return np.where(held | (age_s < delay_s) | (age_s + delay_s <= 0), 1.0, factor)

@@ -28,6 +28,8 @@ __all__ = ["Application", "Disturbance", "Shape", "Truth", "packed"]
 
 NOT_STEP_TIMES = frozenset({"gpt_pmp"})
 """Extrapolated forward times of one pipeline stage, not measured steps (shared/data/README.md, section 1)."""
+MOST_DECLARED_ERROR = 10.0
+"""Of a logarithm: declarations that are off by four orders of magnitude."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,23 @@ class Truth:
     disturbance: Disturbance = field(default_factory=Disturbance)
 
     def __post_init__(self) -> None:
+        for key in ("slowdown", "max_local_batch", "fixed_gpus"):
+            for model in getattr(self, key):
+                if model not in self.names:
+                    raise unknown(f"model in truth.{key}", model, self.names)
+        for key in ("max_local_batch", "fixed_gpus"):
+            for model, count in getattr(self, key).items():
+                if count < 1:
+                    raise InputError(f"truth.{key}.{model}={count}: expected at least 1.")
         for model, factor in self.slowdown.items():
             if not 0 < factor < np.inf:
                 raise InputError(f"truth.slowdown.{model}={factor:g}: expected a factor > 0, 1 for none.")
         if self.labels < 1 or self.most_gpus < 1:
             raise InputError(f"truth.labels={self.labels}, truth.most_gpus={self.most_gpus}: expected at least 1.")
+        if not 0 <= self.declared_error <= MOST_DECLARED_ERROR:
+            raise InputError(
+                f"truth.declared_error={self.declared_error:g}: expected a number from 0 to {MOST_DECLARED_ERROR:g}."
+            )
 
     @cached_property
     def _applications(self) -> dict[str, Application]:
@@ -113,7 +127,7 @@ class Truth:
         error = (
             float(np.exp(self.declared_error * self._draw(4, job_id).standard_normal())) if self.declared_error else 1.0
         )
-        key = (label, gpus, batch, scale, error, cluster.gpu_types, costs)
+        key = (label, gpus, batch, scale, error, cluster.node_types, costs)
         if key not in self._specs:
             self._specs[key] = self._make_spec(model, label, gpus, batch, scale * error, cluster, costs)
         return self._specs[key]
@@ -129,7 +143,12 @@ class Truth:
         rates, limits, requested = {}, {}, {}
         for kind in cluster.gpu_types:
             limits[kind] = app.local_batches(kind)
-            largest = limits[kind][1]
+            smallest, largest = limits[kind]
+            if largest < smallest:
+                raise InputError(
+                    f"truth.max_local_batch.{model}={self.max_local_batch[model]}: expected at least {smallest}, the "
+                    f"smallest batch of {model} on a GPU of type {kind}."
+                )
             rates[kind] = largest / app.step(kind, (1,), largest).step_s
             rate = self.requested_rate(app, kind, packed(gpus, per_node[kind]), batch)
             requested[kind] = rate / self.slowdown.get(model, 1.0)

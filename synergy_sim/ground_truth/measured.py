@@ -18,6 +18,7 @@ from synergy_core.errors import InputError
 from synergy_sim.ground_truth.application import Application, Shape, Statistics, Step, between
 
 MOST_NODES = 16  # beyond, the tables' own interpolation stops (goodput_policies.md, section 2, rule 3)
+MAY_BE_ZERO = frozenset({"sync_time", "grad_sqr", "grad_var"})
 Curve = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 """Samples per GPU, increasing; step and synchronisation seconds."""
 
@@ -174,4 +175,23 @@ def _read(path: Path, columns: tuple[str, ...]) -> list[list[str]]:
         if missing := [name for name in columns if name not in header]:
             raise InputError(f"{path}: no column {missing[0]}; expected {', '.join(columns)}, got {', '.join(header)}.")
         at = [header.index(name) for name in columns]
-        return [[row[i] for i in at] for row in reader if row]
+        rows = [[row[i] for i in at] for row in reader if row and _usable(row, at, header, path, reader.line_num)]
+        if not rows:
+            raise InputError(f"{path}: it has no rows.")
+        return rows
+
+
+def _usable(row: list[str], at: list[int], header: list[str], path: Path, line: int) -> bool:
+    """True. Raises InputError for a value that is no number, negative, or 0 where that is no measurement."""
+    for i in at:
+        try:
+            value = float(row[i])
+        except (ValueError, IndexError):
+            value = math.nan
+        least = math.ulp(0.0) if header[i] not in MAY_BE_ZERO else 0.0
+        if not least <= value < math.inf:
+            got = row[i] if i < len(row) else "nothing"
+            raise InputError(
+                f"{path}, line {line}, {header[i]}: got {got}, expected a number {'>' if least else '≥'} 0."
+            )
+    return True
