@@ -33,6 +33,8 @@ class Bounds:
 
     base: (jobs, nodes), what jobs hold now. capacity: (nodes,), GPUs of each node, 0 where padded. most_gpus: (jobs,).
     most_nodes: of any job. shuffles: (SHUFFLES, nodes), random orders of the nodes. offsets: (jobs, 1), row numbers.
+    raise_rates: (jobs + 1,), of 65,536: how often an entry is raised that is zero, and how much more often one that is
+    not, by how many of its node's are not.
     """
 
     base: Matrices
@@ -41,6 +43,7 @@ class Bounds:
     most_nodes: int
     shuffles: Ints
     offsets: Ints
+    raise_rates: tuple[np.uint16, NDArray[np.uint16]]
 
 
 def bounds_of(base: Ints, capacity: Ints, most_gpus: Ints, most_nodes: int, random: np.random.Generator) -> Bounds:
@@ -50,7 +53,8 @@ def bounds_of(base: Ints, capacity: Ints, most_gpus: Ints, most_nodes: int, rand
     room = padded(capacity[None, :], kind)[0]
     shuffles = random.permuted(np.tile(np.arange(len(room)), (SHUFFLES, 1)), axis=1)
     most = np.minimum(most_gpus, total).astype(kind)
-    return Bounds(padded(base, kind), room, most, most_nodes, shuffles, np.arange(len(base))[:, None])
+    rates = _raise_rates(len(base))
+    return Bounds(padded(base, kind), room, most, most_nodes, shuffles, np.arange(len(base))[:, None], rates)
 
 
 def padded(table: NDArray[np.integer], kind: type[np.unsignedinteger]) -> Matrices:
@@ -111,7 +115,7 @@ def breed(pool: Matrices, parents: Ints, bounds: Bounds, random: np.random.Gener
 
 def _zero(rows: Matrices, random: np.random.Generator) -> None:
     """In a tenth of the rows, a tenth of the entries."""
-    chosen = np.flatnonzero(random_bits(random, len(rows)) < TENTH)
+    chosen = (random_bits(random, len(rows)) < TENTH).nonzero()[0]
     if len(chosen):
         some = rows.take(chosen, axis=0)
         some *= (random_bits(random, some.size) >= TENTH).reshape(some.shape)
@@ -126,15 +130,16 @@ def _raise(children: Matrices, bounds: Bounds, random: np.random.Generator) -> N
     """
     jobs, count, nodes = children.shape
     used = np.add.reduce(children, axis=0, dtype=children.dtype)
-    free = np.flatnonzero(used < bounds.capacity)
+    free = (used < bounds.capacity).reshape(-1).nonzero()[0]
     flat = children.reshape(jobs, count * nodes)
     here = flat.take(free, axis=1)
     present = here > 0
-    rate, rates = _raise_rates(jobs)
-    limit = present * (rates - rate).take(np.add.reduce(present, axis=0, dtype=np.int64))
+    rate, more_often = bounds.raise_rates
+    limit = present * more_often.take(np.add.reduce(present, axis=0, dtype=np.int64))
     limit += rate
-    hit = np.flatnonzero(random_bits(random, here.size) < limit.reshape(-1))
-    job, at = np.divmod(hit, max(1, len(free)))
+    hit = (random_bits(random, here.size) < limit.reshape(-1)).nonzero()[0]
+    job = hit // max(1, len(free))
+    at = hit - job * len(free)
     cell = free.take(at)
     now = here.reshape(-1).take(hit)
     choices = bounds.capacity.take(cell % nodes) - now + np.uint32(1)
@@ -143,10 +148,11 @@ def _raise(children: Matrices, bounds: Bounds, random: np.random.Generator) -> N
 
 
 def _raise_rates(jobs: int) -> tuple[np.uint16, NDArray[np.uint16]]:
-    """Of 65,536: how often an entry is raised that is zero, and one that is not, by how many of the node's are not."""
+    """For J jobs, 1/J, and for an entry among c that are not zero, 1 − (1 − 1/J)·(1 − 1/c) less that."""
     alone = 1.0 / np.maximum(np.arange(jobs + 1), 1)
-    rates = np.minimum(np.rint(STEPS * (1.0 - (1.0 - 1.0 / jobs) * (1.0 - alone))), STEPS - 1)
-    return np.uint16(min(round(STEPS / jobs), STEPS - 1)), rates.astype(np.uint16)
+    rates = np.minimum(np.rint(STEPS * (1.0 - (1.0 - 1.0 / jobs) * (1.0 - alone))), STEPS - 1).astype(np.uint16)
+    rate = np.uint16(min(round(STEPS / jobs), STEPS - 1))
+    return rate, rates - rate
 
 
 def repair(matrices: Matrices, bounds: Bounds, random: np.random.Generator) -> Matrices:
@@ -177,7 +183,7 @@ def _part_spanning_jobs(matrices: Matrices) -> None:
     words = present.view(np.uint64)
     for word in range(words.shape[-1]):
         words[..., word] *= spanning
-    crowded = np.flatnonzero(np.add.reduce(present, axis=0, dtype=matrices.dtype) > 1)
+    crowded = (np.add.reduce(present, axis=0, dtype=matrices.dtype) > 1).reshape(-1).nonzero()[0]
     if len(crowded):
         so_far = np.add.accumulate(present.reshape(jobs, count * nodes).take(crowded, axis=1), axis=0)
         flat = matrices.reshape(jobs, count * nodes)
@@ -190,7 +196,7 @@ def _shrink(matrices: Matrices, bounds: Bounds, random: np.random.Generator) -> 
     too_many = row_sums(matrices) > bounds.most_gpus[:, None]
     if nodes > bounds.most_nodes:
         too_many |= row_counts(matrices) > bounds.most_nodes
-    wrong = np.flatnonzero(too_many)
+    wrong = too_many.reshape(-1).nonzero()[0]
     if not len(wrong):
         return
     flat = matrices.reshape(jobs * count, nodes)

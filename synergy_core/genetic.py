@@ -174,13 +174,10 @@ def _odd_numbers(count: int) -> NDArray[np.uint64]:
 
 
 def _distinct(prints: NDArray[np.uint64], known: set[int]) -> list[int]:
-    """Where new ones stand."""
-    fresh = []
-    for at, each in enumerate(prints.tolist()):
-        if each not in known:
-            known.add(each)
-            fresh.append(at)
-    return fresh
+    """Where those stand that are new, each once."""
+    listed = prints.tolist()
+    first = dict(zip(reversed(listed), range(len(listed) - 1, -1, -1), strict=True))
+    return sorted([at for each, at in first.items() if each not in known])
 
 
 def _even(count: float) -> int:

@@ -10,6 +10,7 @@ from synergy_core.configuration import Ints, configurations_of
 from synergy_core.genetic import Worth, search
 from synergy_core.goodput_state import GoodputState
 from synergy_core.policies import allocation_policy
+from synergy_core.relaxation import settled
 from synergy_core.state import Allocations, Floats
 
 LEAST = 1e-3
@@ -25,11 +26,11 @@ class Shown(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What one round leaves to the next: how many searches there were, the jobs and the best matrices of the last one,
+    """What one round leaves to the next: how many there were, the jobs and the best matrices of the last search,
     (count, jobs, shown nodes), and which of them was carried out, but for GPUs of other types.
     """
 
-    searches: int
+    rounds: int
     job_id: Ints
     matrices: Ints
     answer: Ints
@@ -44,13 +45,17 @@ def pollux(
     generations: int = 100,
     growth: float = 2.0,
     most_nodes: int = 16,
+    skip_settled: bool = True,
     seed: int = 0,
 ) -> Allocations:
-    """Each round, a genetic search for the best power mean of speed-ups over a fair share, less what restarts cost."""
+    """Each round, a genetic search for the best power mean of speed-ups over a fair share, less what restarts cost.
+
+    skip_settled: no search where a bound shows that nothing can beat what jobs hold; it could only find that again.
+    """
     shown = _shown(state.cluster)
     memory: Memory | None = state.memory
-    searches = 0 if memory is None else memory.searches
-    random = np.random.Generator(np.random.SFC64([seed, searches]))
+    rounds = 0 if memory is None else memory.rounds
+    random = np.random.Generator(np.random.SFC64([seed, rounds]))
     order = np.lexsort((state.job_id, state.submit_time_s, state.attained_service_gpu_s))
     job_id = state.job_id[order]
     base = _held(state, shown, memory)[order]
@@ -58,15 +63,19 @@ def pollux(
     worth = Worth(_terms(state, order, speedup, p, len(shown.gpus)), np.stack((speedup, speedup), axis=1), p)
     bounds = bounds_of(base, shown.gpus, state.most_gpus(growth=growth)[order], most_nodes, random)
     start = base[None] if memory is None else _carried_over(memory, job_id)
-    found, values = search(bounds, worth, start, population, generations, random)
-    answer = _one_type(state, order, found[int(values.argmin())], shown)
+    if skip_settled and settled(bounds, worth.term if p < 0 else -worth.term):
+        found = np.concatenate((base[None], start[(start != base).any(axis=(1, 2))]))
+        answer = base
+    else:
+        found, values = search(bounds, worth, start, population, generations, random)
+        answer = _one_type(state, order, found[int(values.argmin())], shown)
     node_gpus = np.zeros((len(state), state.cluster.nodes), dtype=np.int64)
     for part, node in enumerate(shown.node.tolist()):
         node_gpus[order, node] += answer[:, part]
     gpus = node_gpus.sum(axis=1)
     kind = np.full(len(state), -1, dtype=np.int64)
     kind[order] = np.where(answer.any(axis=1), shown.kind[answer.argmax(axis=1)], -1)
-    return Allocations(gpus, kind, node_gpus=node_gpus, memory=Memory(searches + 1, job_id, found, answer))
+    return Allocations(gpus, kind, node_gpus=node_gpus, memory=Memory(rounds + 1, job_id, found, answer))
 
 
 def _shown(cluster: Cluster) -> Shown:
