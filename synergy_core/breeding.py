@@ -1,9 +1,9 @@
 """Many allocation matrices at once: crossover, mutation and repair, as Pollux's genetic search needs them.
 
-Pollux (OSDI 2021, section 4.2.1) and its artifact (goodput_policies.md, section 6.3). A *matrix* says how many GPUs each
-job (rows, in order of precedence) gets on each node (columns). C matrices are one array (jobs, C, nodes): jobs first,
-so that sums over jobs run along contiguous memory; nodes last and padded to whole 64-bit words, so that a job's row is
-summed in a few word operations (`row_sums`), which is where a plain sum over a short axis would spend most of its time.
+Pollux (OSDI 2021, section 4.2.1) and its artifact (goodput_policies.md, section 6.3). A *matrix* says how many GPUs
+each job (rows, in order of precedence) gets on each node (columns). C matrices are one array (jobs, C, nodes): jobs
+first, so that sums over jobs run along contiguous memory; nodes last and padded to whole 64-bit words, so that a job's
+row is summed in a few word operations (`row_sums`): a plain sum over so short an axis costs ten times as much.
 Probabilities are multiples of 1/65,536.
 """
 
@@ -49,10 +49,10 @@ class Bounds:
 def bounds_of(base: Ints, capacity: Ints, most_gpus: Ints, most_nodes: int, random: np.random.Generator) -> Bounds:
     """Pads the nodes and picks the smallest type that holds every sum."""
     total = int(capacity.sum())
-    kind = np.uint8 if total <= np.iinfo(np.uint8).max else np.uint16
+    kind: type[np.unsignedinteger] = np.uint8 if total <= np.iinfo(np.uint8).max else np.uint16
     room = padded(capacity[None, :], kind)[0]
     shuffles = random.permuted(np.tile(np.arange(len(room)), (SHUFFLES, 1)), axis=1)
-    most = np.minimum(most_gpus, total).astype(kind)
+    most: Matrices = np.minimum(most_gpus, np.iinfo(kind).max).astype(kind)
     rates = _raise_rates(len(base))
     return Bounds(padded(base, kind), room, most, most_nodes, shuffles, np.arange(len(base))[:, None], rates)
 
@@ -84,7 +84,7 @@ def row_counts(matrices: Matrices) -> Ints:
 
 def random_bits(random: np.random.Generator, count: int) -> NDArray[np.uint16]:
     """That many uniform 16-bit numbers; several times cheaper than as many uniform floats."""
-    words = random.bit_generator.random_raw(-(-count // 4))  # type: ignore[attr-defined]
+    words = random.bit_generator.random_raw(-(-count // 4))
     bits: NDArray[np.uint16] = words.view(np.uint16)[:count]
     return bits
 

@@ -1,8 +1,8 @@
-"""NSGA-II over allocation matrices (Deb et al., IEEE TEC 2002), the search of Pollux's policy (OSDI 2021, section 4.2.1).
+"""NSGA-II over allocation matrices (Deb et al., IEEE TEC 2002): search of Pollux's policy (OSDI 2021, section 4.2.1).
 
-As in Pollux's artifact, on pymoo 0.4 (goodput_policies.md, section 6.3): parents by binary tournament on dominance, then
-crowding; as many children as the population, none of them equal to another or to a parent; the best of both survive by
-non-dominated rank, then crowding. Both objectives are minimised.
+As in Pollux's artifact, on pymoo 0.4 (goodput_policies.md, section 6.3): parents by binary tournament on dominance,
+then crowding; as many children as the population, none of them equal to another or to a parent; the best of both
+survive by non-dominated rank, then crowding. Both objectives are minimised.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from synergy_core.breeding import Bounds, Ints, Matrices, breed, padded, repair, row_counts, row_sums
 
 Floats = NDArray[np.float64]
-SPARE = 1.25
-"""Children bred for each one wanted: some equal others. pymoo breeds again instead, until there are enough."""
+SPARE = 1.05
+"""So many more children are bred than are expected to give enough distinct ones, but no more than MOST for each wanted;
+pymoo breeds again instead, until there are enough."""
+MOST = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +69,15 @@ def search(
     prints = _fingerprints(pool)[1:]
     values = np.stack(worth.objectives(matrices, left, bounds)).take(fresh, axis=1)
     rank, crowding = ranks(*values)
+    wanted = SPARE
     for _ in range(generations - 1):
-        parents = _tournament(values, crowding, _even(SPARE * population), random) + 1
+        parents = _tournament(values, crowding, _even(wanted * population), random) + 1
         children = breed(pool, parents, bounds, random)
         left = repair(children, bounds, random)
         marks = _fingerprints(children)
-        fresh = _distinct(marks, set(prints.tolist()))[:population]
+        fresh = _distinct(marks, set(prints.tolist()))
+        wanted = min(MOST, SPARE * len(marks) / max(1, len(fresh)))
+        fresh = fresh[:population]
         if not fresh:
             continue
         values = np.concatenate((values, np.stack(worth.objectives(children, left, bounds)).take(fresh, 1)), axis=1)
@@ -106,9 +111,10 @@ def ranks(first: Floats, second: Floats) -> tuple[Ints, Floats]:
     a, b, sorted_rank = a.take(by_rank), b.take(by_rank), np.sort(rank_of)
     # Within a rank the first objective rises and the second falls; its ends have no neighbour on one side.
     begins = np.flatnonzero(np.concatenate(([True], sorted_rank[1:] != sorted_rank[:-1])))
-    ends = np.append(begins[1:], len(a)) - 1
-    spread_a = np.maximum(a.take(ends) - a.take(begins), np.finfo(float).tiny).take(sorted_rank)
-    spread_b = np.maximum(b.take(begins) - b.take(ends), np.finfo(float).tiny).take(sorted_rank)
+    ends = np.concatenate((begins[1:], [len(a)])) - 1
+    spread_a, spread_b = a.take(ends) - a.take(begins), b.take(begins) - b.take(ends)
+    lone = begins == ends  # no spread, and no crowding to divide by it
+    spread_a, spread_b = (spread_a + lone).take(sorted_rank), (spread_b + lone).take(sorted_rank)
     near = np.empty(len(a))
     near[1:-1] = (a[2:] - a[:-2]) / spread_a[1:-1] + (b[:-2] - b[2:]) / spread_b[1:-1]
     near[begins] = near[ends] = np.inf
@@ -126,12 +132,14 @@ def _ranks_of_sorted(second: Floats) -> Ints:
     """
     lasts: list[float] = []
     found = []
+    count = 0
     for value in second.tolist():
         rank = bisect_right(lasts, value)
-        if rank == len(lasts):
-            lasts.append(value)
-        else:
+        if rank < count:
             lasts[rank] = value
+        else:
+            lasts.append(value)
+            count += 1
         found.append(rank)
     return np.array(found, dtype=np.int64)
 
@@ -139,8 +147,7 @@ def _ranks_of_sorted(second: Floats) -> Ints:
 def _tournament(values: Floats, crowding: Floats, count: int, random: np.random.Generator) -> Ints:
     """`count` parents, each the better of two: the one that dominates, else the less crowded one."""
     size = len(crowding)
-    rounds = -(-2 * count // size)
-    drawn = random.permuted(np.tile(np.arange(size), (rounds, 1)), axis=1).reshape(-1)
+    drawn = random.permuted(_rows(-(-2 * count // size), size), axis=1).reshape(-1)
     one, other = drawn[:count], drawn[count : 2 * count]
     first = values.take(one, axis=1) <= values.take(other, axis=1)
     second = values.take(other, axis=1) <= values.take(one, axis=1)
@@ -148,6 +155,12 @@ def _tournament(values: Floats, crowding: Floats, count: int, random: np.random.
     wins = np.where(beats == loses, crowding.take(one) >= crowding.take(other), beats)
     winners: Ints = np.where(wins, one, other)
     return winners
+
+
+@lru_cache(maxsize=256)
+def _rows(count: int, size: int) -> Ints:
+    """(count, size): 0 to size − 1, so often."""
+    return np.tile(np.arange(size), (count, 1))
 
 
 def _survivors(rank: Ints, crowding: Floats, count: int, random: np.random.Generator) -> Ints:
@@ -158,13 +171,17 @@ def _survivors(rank: Ints, crowding: Floats, count: int, random: np.random.Gener
 
 
 def _fingerprints(matrices: Matrices) -> NDArray[np.uint64]:
-    """(C,): 64-bit hashes; different ones for different matrices but for one pair in a trillion."""
+    """(C,): 64-bit hashes; different for different matrices, but for about one pair in a trillion.
+
+    Each word is folded first, so that what differs only in high bits makes a difference to low bits too.
+    """
     words = matrices.view(np.uint64)
     jobs, _, width = words.shape
     mixed = words >> np.uint64(32)
     mixed ^= words
     mixed *= _odd_numbers(jobs * width).reshape(jobs, 1, width)
-    return np.add.reduce(np.add.reduce(mixed, axis=0), axis=-1)
+    prints: NDArray[np.uint64] = np.add.reduce(np.add.reduce(mixed, axis=0), axis=-1)
+    return prints
 
 
 @lru_cache(maxsize=256)

@@ -45,11 +45,14 @@ def pollux(
     generations: int = 100,
     growth: float = 2.0,
     most_nodes: int = 16,
+    restart_s: float = 0.0,
     skip_settled: bool = True,
     seed: int = 0,
 ) -> Allocations:
     """Each round, a genetic search for the best power mean of speed-ups over a fair share, less what restarts cost.
 
+    (mean_j (x_j + 0.001)^p)^(1/p), x_j the speed-up × restart factor × nodes ÷ GPUs of the cluster.
+    restart_s: what a restart is taken to cost, for all jobs alike (the artifact: 30); 0: what each job's user declares.
     skip_settled: no search where a bound shows that nothing can beat what jobs hold; it could only find that again.
     """
     shown = _shown(state.cluster)
@@ -60,7 +63,9 @@ def pollux(
     job_id = state.job_id[order]
     base = _held(state, shown, memory)[order]
     speedup = _speedups(state, shown)[order]
-    worth = Worth(_terms(state, order, speedup, p, len(shown.gpus)), np.stack((speedup, speedup), axis=1), p)
+    factor = _restart_factor(state, restart_s)[order]
+    value = speedup[:, None] * factor[:, :, None, None] * (len(shown.gpus) / state.cluster.gpus) + LEAST
+    worth = Worth(np.log(value) if p == 0 else value**p, np.stack((speedup, speedup), axis=1), p)
     bounds = bounds_of(base, shown.gpus, state.most_gpus(growth=growth)[order], most_nodes, random)
     start = base[None] if memory is None else _carried_over(memory, job_id)
     if skip_settled and settled(bounds, worth.term if p < 0 else -worth.term):
@@ -69,26 +74,28 @@ def pollux(
     else:
         found, values = search(bounds, worth, start, population, generations, random)
         answer = _one_type(state, order, found[int(values.argmin())], shown)
+    return _carried_out(state, order, answer, shown, Memory(rounds + 1, job_id, found, answer))
+
+
+def _carried_out(state: GoodputState, order: Ints, answer: Ints, shown: Shown, memory: Memory) -> Allocations:
+    """The answer, (jobs in that order, shown nodes), for the nodes that there are."""
     node_gpus = np.zeros((len(state), state.cluster.nodes), dtype=np.int64)
     for part, node in enumerate(shown.node.tolist()):
         node_gpus[order, node] += answer[:, part]
-    gpus = node_gpus.sum(axis=1)
     kind = np.full(len(state), -1, dtype=np.int64)
     kind[order] = np.where(answer.any(axis=1), shown.kind[answer.argmax(axis=1)], -1)
-    return Allocations(gpus, kind, node_gpus=node_gpus, memory=Memory(rounds + 1, job_id, found, answer))
+    return Allocations(node_gpus.sum(axis=1), kind, node_gpus=node_gpus, memory=memory)
 
 
 def _shown(cluster: Cluster) -> Shown:
     """Of several GPU types, all nodes are shown to the search in parts as large as the smallest (Sia's port)."""
     kinds = cluster.gpu_types
     least = min(each.gpus_per_node for each in cluster.node_types) if len(kinds) > 1 else cluster.gpus
-    parts, node = [], 0
-    for each in cluster.node_types:
+    parts = []
+    for first, each in zip(cluster.first_nodes(), cluster.node_types, strict=True):
         sizes = [min(least, each.gpus_per_node - at) for at in range(0, each.gpus_per_node, least)]
         kind = kinds.index(each.gpu_type)
-        for node in range(node, node + each.nodes):
-            parts += [(size, node, kind) for size in sizes]
-        node += 1
+        parts += [(size, first + at, kind) for at in range(each.nodes) for size in sizes]
     return Shown(*np.array(parts, dtype=np.int64).T)
 
 
@@ -149,19 +156,15 @@ def _speedups(state: GoodputState, shown: Shown) -> Floats:
     return result / np.maximum(base, np.finfo(float).tiny)[:, None, None]
 
 
-def _terms(state: GoodputState, order: Ints, speedup: Floats, p: float, nodes: int) -> Floats:
-    """(jobs, stays or moves, one node or more, GPUs): (x + 0.001)^p, x the speed-up × nodes ÷ GPUs of the cluster.
+def _restart_factor(state: GoodputState, restart_s: float) -> Floats:
+    """(jobs, stays or moves): 1, and max(age − restarts·S, 0)/(age + S), S what a restart costs.
 
-    A job that moves counts as if it had spent the same share of its life restarting as it has so far, this restart
-    included: x · max(age − restarts·S, 0)/(age + S), S what a restart costs (the artifact: 30 s for all).
+    As if a job that moves had lost the share of its life that it has lost to restarts so far, this one included.
     """
-    age_s = (state.now_s - state.submit_time_s)[order]
-    delay_s = state.declared_restart_s[order]
-    lost = np.maximum(age_s - state.restarts[order] * delay_s, 0.0) / np.maximum(age_s + delay_s, 1.0)
-    factor = np.stack((np.ones(len(order)), lost), axis=1)
-    value = speedup[:, None] * factor[:, :, None, None] * (nodes / state.cluster.gpus) + LEAST
-    terms: Floats = np.log(value) if p == 0 else value**p
-    return terms
+    age_s = state.now_s - state.submit_time_s
+    delay_s = state.declared_restart_s if restart_s == 0 else np.full(len(state), restart_s)
+    left = np.maximum(age_s - state.restarts * delay_s, 0.0) / np.maximum(age_s + delay_s, np.finfo(float).tiny)
+    return np.stack((np.ones(len(state)), left), axis=1)
 
 
 def _carried_over(memory: Memory, job_id: Ints) -> Ints:
