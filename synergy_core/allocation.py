@@ -229,17 +229,22 @@ class AllocationScheduler:
         """For a policy that chooses nodes: a job whose row is what it holds goes on, any other is placed anew."""
         stops: list[tuple[Job, Placed]] = []
         wanted: list[tuple[Job, list[tuple[int, int]]]] = []
+        moved: set[int] = set()
         for job, row in zip(jobs, node_gpus, strict=True):
             chosen = [(int(node), int(row[node])) for node in np.flatnonzero(row)]
-            if chosen == sorted((node, mask.bit_count()) for node, mask in job.placement):
+            held = sorted((node, mask.bit_count()) for node, mask in job.placement)
+            if chosen == held:
                 continue
             if job.running:
+                same = [gpus for _, gpus in chosen] == [gpus for _, gpus in held]
+                if self._free_moves and same and self._type_of_node[chosen[0][0]] == self._type_of(job):
+                    moved.add(job.job_id)
                 self._placement.release(job.placement)
                 stops.append((job, job.placement))
             if chosen:
                 wanted.append((job, chosen))
         starts = [(job, self._placement.take(chosen)) for job, chosen in wanted]
-        return self._enter(stops, starts, set(), now_s, answer)
+        return self._enter(stops, starts, moved, now_s, answer)
 
     def _enter(
         self,
