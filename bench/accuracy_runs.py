@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "accuracy"
 JITTER_S = 1.0
 HOUR_S = 3600.0
+SIMULATED = ("synergy_core", "synergy_sim", "conf")
 
 
 @dataclass(frozen=True)
@@ -314,7 +315,7 @@ def carry_out(runs: Iterable[Run], workers: int, folder: Path = RESULTS) -> None
 
 
 def with_seeds(runs: Iterable[Run], seeds: int) -> list[Run]:
-    """Each under seeds 0 … seeds − 1; the fuller files come last in every seed, so that an interrupted call has most."""
+    """Each under seeds 0 … seeds − 1, seed by seed: a call that is interrupted has something of everything."""
     return [replace(run, seed=seed) for seed in range(seeds) for run in runs]
 
 
@@ -323,13 +324,13 @@ def with_seeds(runs: Iterable[Run], seeds: int) -> list[Run]:
 
 @cache
 def commit() -> str:
-    """The version of the code, with a + if files of it have changed since."""
+    """The last version that changed what is simulated, with a + if that has changed since."""
     try:
         told = [
             subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
             for words in (
-                ["rev-parse", "--short", "HEAD"],
-                ["status", "--porcelain", "--", "synergy_core", "synergy_sim", "conf"],
+                ["log", "-1", "--format=%h", "--", *SIMULATED],
+                ["status", "--porcelain", "--", *SIMULATED],
             )
         ]
     except (OSError, subprocess.CalledProcessError):
