@@ -460,8 +460,9 @@ def sensitivity_body(asked: Asked) -> str:
     ours, theirs = _sensitivity()
     return (
         "synergy ÷ sia under the same disturbance, on the four files of 160 jobs, heterogeneous. σ: standard\n"
-        "deviation of the logarithm of declared ÷ true work, or of observed ÷ true step times. *÷ synergy*: to synergy\n"
-        "undisturbed. What is disturbed is drawn anew with every seed.\n\n" + _against(asked, ours, theirs, ours[0])
+        "deviation of the logarithm of declared ÷ true work, or of observed ÷ true step times. *÷ synergy*: to\n"
+        "synergy undisturbed. What is disturbed is drawn anew with every seed.\n\n"
+        + _against(asked, ours, theirs, ours[0])
     )
 
 
@@ -478,8 +479,8 @@ def fit_body(asked: Asked) -> str:
         return f"`python bench/fit.py` failed:\n\n```\n{told.stderr.strip().splitlines()[-1]}\n```"
     return (
         "As `python bench/fit.py` prints it. Goals: at most 2 ms CPU per fit in a batch of 100 (the peers: 47–130\n"
-        "ms); mean error on each table at or below the peers' own fit, which is Pollux's form, *all*, the figure on the\n"
-        "left of each arrow.\n\n```\n" + told.stdout.strip() + "\n```"
+        "ms); mean error on each table at or below the peers' own fit, which is Pollux's form, *all*, the figure on\n"
+        "the left of each arrow.\n\n```\n" + told.stdout.strip() + "\n```"
     )
 
 
