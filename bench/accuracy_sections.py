@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from accuracy_runs import RESULTS, ROOT, Result, Run, kept, path_of
+from accuracy_runs import RESULTS, ROOT, Result, Run, kept, path_of, write_atomically
 from accuracy_tables import NONE, Ratios, below, each, marked, met, number, ratios, table, with_half
 
 SHORT = ("philly/workload-1", "philly/workload-2", "saturn/workload-1", "saturn/workload-2")
@@ -48,6 +48,7 @@ class Asked:
     seeds: int = 4
     long_seeds: int = 2
     folder: Path = RESULTS
+    only_page: bool = False
     used: list[Result] = field(default_factory=list)
 
     def seeds_of(self, workload: str) -> int:
@@ -508,18 +509,31 @@ def sensitivity_body(asked: Asked) -> str:
 
 
 def fit_body(asked: Asked) -> str:
-    """What bench/fit.py prints."""
+    """What bench/fit.py prints, or printed in an earlier call where nothing is to be run."""
+    printed = asked.folder / "fit.txt"
+    if not asked.only_page:
+        error = _print_fits(printed)
+        if error:
+            return f"`python bench/fit.py` failed:\n\n```\n{error}\n```"
+    if not printed.is_file():
+        return "`python bench/fit.py` has not been run."
+    return (
+        "As `python bench/fit.py` prints it. Goals: at most 2 ms CPU per fit in a batch of 100 (the peers: 47–130\n"
+        "ms); mean error on each table at or below the peers' own fit, which is Pollux's form, *all*, the figure on\n"
+        "the left of each arrow.\n\n```\n" + printed.read_text(encoding="utf-8").strip() + "\n```"
+    )
+
+
+def _print_fits(into: Path) -> str | None:
+    """Runs bench/fit.py; the last line of its error, or none."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     told = subprocess.run(
         [sys.executable, str(ROOT / "bench" / "fit.py")], capture_output=True, text=True, env=environment, check=False
     )
     if told.returncode:
-        return f"`python bench/fit.py` failed:\n\n```\n{told.stderr.strip().splitlines()[-1]}\n```"
-    return (
-        "As `python bench/fit.py` prints it. Goals: at most 2 ms CPU per fit in a batch of 100 (the peers: 47–130\n"
-        "ms); mean error on each table at or below the peers' own fit, which is Pollux's form, *all*, the figure on\n"
-        "the left of each arrow.\n\n```\n" + told.stdout.strip() + "\n```"
-    )
+        return (told.stderr.strip().splitlines() or ["no output"])[-1]
+    write_atomically(into, told.stdout)
+    return None
 
 
 SECTIONS = (

@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="where runs are kept (results/accuracy)")
     parser.add_argument("--only-page", action="store_true", help="rebuild from what is kept; run nothing")
     chosen = parser.parse_args(arguments)
-    asked = Asked(chosen.seeds, chosen.long_seeds, chosen.results)
+    asked = Asked(chosen.seeds, chosen.long_seeds, chosen.results, chosen.only_page)
     wanted = [section for section in SECTIONS if section.name in chosen.only]
     if not chosen.only_page:
         runs = [run for section in wanted for run in wanted_runs(section, asked)]
