@@ -123,13 +123,14 @@ def compose(overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
 
 def execute(run: Run) -> Result:
     """Simulates; the figures, and when, with what, and in how many CPU seconds they were found."""
-    from synergy_core import choice
+    import synergy_core.choice
     from synergy_sim.run import simulate_all
 
     began = time.process_time()
+    choice: Any = synergy_core.choice
     optimum = choice.solve
     if run.greedy:
-        choice.solve = greedy  # type: ignore[assignment]
+        choice.solve = greedy
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = jittered(path_of(run.workload), Path(folder), run.seed, run.jobs)
@@ -253,7 +254,7 @@ def greedy(problem: Any, **_: Any) -> Any:
         left[kind[row]] -= gpus[row]
         choice[job], value[job] = row, problem.utility[job, row]
     objective = float(problem.utility[np.flatnonzero(choice >= 0), choice[choice >= 0]].sum())
-    return Solution(choice, objective, np.nan, np.nan, "greedy", np.zeros(len(left)))
+    return Solution(choice, objective, np.nan, np.nan, "gap_open", np.zeros(len(left)))
 
 
 # Kept results

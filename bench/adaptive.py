@@ -17,7 +17,9 @@ import os
 import resource
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from accuracy_runs import compose, known_policy, path_of
 
@@ -51,7 +53,7 @@ def enlarged(times: int) -> str:
     return f"cluster.node_types=[{types}]"
 
 
-def measure(name: str, profile: bool, queue) -> None:
+def measure(name: str, profile: bool, queue: Any) -> None:
     import cProfile
     import pstats
 
@@ -83,7 +85,7 @@ def measure(name: str, profile: bool, queue) -> None:
     queue.put(dict(zip(COLUMNS, row, strict=True)))
 
 
-def rows(names: list[str], profile: bool):
+def rows(names: list[str], profile: bool) -> Iterator[dict[str, Any]]:
     context = multiprocessing.get_context("spawn")
     for name in names:
         policy = CASES[name][2]

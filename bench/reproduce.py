@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from accuracy_runs import RESULTS, ROOT, carry_out, machine, with_seeds, write_atomically
+from accuracy_runs import RESULTS, ROOT, Run, carry_out, machine, with_seeds, write_atomically
 from accuracy_sections import SECTIONS, Asked, Section
 
 INTRODUCTION = """# Accuracy
@@ -60,7 +60,7 @@ def text_of(section: Section, asked: Asked, command: str) -> str:
     return f"{begin}\n\n## {section.title}\n\n{'; '.join(facts)}.\n\n{body.strip()}\n\n{end}"
 
 
-def wanted_runs(section: Section, asked: Asked) -> list:
+def wanted_runs(section: Section, asked: Asked) -> list[Run]:
     """All runs of a section, seed after seed."""
     runs = [run for run in with_seeds(section.runs(), asked.seeds) if run.seed < asked.seeds_of(run.workload)]
     if section.name == "pollux":  # two of its policies are exact or not; seeds say nothing
