@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from synergy_core.beliefs import BatchLimit
 from synergy_core.breeding import bounds_of
 from synergy_core.cluster import Cluster
 from synergy_core.configuration import Ints, configurations_of
@@ -46,6 +47,7 @@ def pollux(
     growth: float = 2.0,
     most_nodes: int = 16,
     restart_s: float = 0.0,
+    batch_limit: BatchLimit = "max",
     skip_settled: bool = True,
     seed: int = 0,
 ) -> Allocations:
@@ -53,6 +55,7 @@ def pollux(
 
     (mean_j (x_j + 0.001)^p)^(1/p), x_j the speed-up × restart factor × nodes ÷ GPUs of the cluster.
     restart_s: what a restart is taken to cost, for all jobs alike (the artifact: 30); 0: what each job's user declares.
+    batch_limit: whether the search thinks of batches up to the job's maximum, or up to what its user requested.
     skip_settled: no search where a bound shows that nothing can beat what jobs hold; it could only find that again.
     """
     shown = _shown(state.cluster)
@@ -62,7 +65,7 @@ def pollux(
     order = np.lexsort((state.job_id, state.submit_time_s, state.attained_service_gpu_s))
     job_id = state.job_id[order]
     base = _held(state, shown, memory)[order]
-    speedup = _speedups(state, shown)[order]
+    speedup = _speedups(state, shown, batch_limit)[order]
     factor = _restart_factor(state, restart_s)[order]
     value = speedup[:, None] * factor[:, :, None, None] * (len(shown.gpus) / state.cluster.gpus) + LEAST
     worth = Worth(np.log(value) if p == 0 else value**p, np.stack((speedup, speedup), axis=1), p)
@@ -128,7 +131,7 @@ def _parted(held: Ints, shown: Shown) -> Ints:
     return result
 
 
-def _speedups(state: GoodputState, shown: Shown) -> Floats:
+def _speedups(state: GoodputState, shown: Shown, batch_limit: BatchLimit) -> Floats:
     """(jobs, on one node or on more, GPUs from 0): goodput ÷ goodput of the fair share, as if that were on one node.
 
     Of several GPU types, by the model of that on which the job runs, else of the first that is known. Before anything
@@ -144,10 +147,10 @@ def _speedups(state: GoodputState, shown: Shown) -> Floats:
         if len(jobs):
             shapes = [(kind, gpus, 1) for gpus in range(1, within + 1)]
             shapes += [(kind, gpus, 2) for gpus in range(2, largest + 1)]
-            goodput = state.goodput(configurations_of(shapes), batch="max")[jobs]
+            goodput = state.goodput(configurations_of(shapes), batch=batch_limit)[jobs]
             result[jobs, 0, 1 : within + 1] = goodput[:, :within]
             result[jobs, 1, 2:] = goodput[:, within:]
-            base[jobs] = state.goodput(configurations_of([(kind, fair, 1)]), batch="max")[jobs, 0]
+            base[jobs] = state.goodput(configurations_of([(kind, fair, 1)]), batch=batch_limit)[jobs, 0]
     unknown = np.isnan(base)
     result[unknown] = np.arange(largest + 1)
     base[unknown] = fair
