@@ -179,8 +179,10 @@ def write_profile(folder, **replaced):
 
 @pytest.mark.parametrize(
     ("column", "got"),
-    [("step_time", "nan"), ("step_time", "0"), ("step_time", "-1"), ("sync_time", "-0.1"), ("sync_time", "inf")]
-    + [("local_bsz", "many"), ("grad_sqr", "nan")],
+    [
+        *[("step_time", got) for got in ("nan", "0", "-1")],
+        *[("sync_time", "-0.1"), ("sync_time", "inf"), ("local_bsz", "many"), ("grad_sqr", "nan")],
+    ],
 )
 def test_impossible_value_of_a_table_is_named_with_its_line(column, got, tmp_path):
     folder = write_profile(tmp_path / "tiny", **{column: got})

@@ -44,7 +44,9 @@ def test_lone_job_ends_when_its_work_is_done(application):
 def test_ticks_do_not_change_when_a_lone_job_ends(round_s):
     made, expected_s = alone()
     assert finish_s(run(made, t4s(), "fifo", round_s=round_s))[0] == pytest.approx(expected_s, abs=MEASURED_S)
-    tuned = run(made, t4s(), given(lambda state: state.gpus, round_s=round_s), truth=Truth(None, fixed_gpus={"bert": 2}))
+    tuned = run(
+        made, t4s(), given(lambda state: state.gpus, round_s=round_s), truth=Truth(None, fixed_gpus={"bert": 2})
+    )
     assert finish_s(tuned)[0] == pytest.approx(expected_s, abs=MEASURED_S)
 
 
@@ -109,7 +111,9 @@ def test_scaled_work_is_not_rounded_away_with_its_short_epochs():
 @pytest.mark.parametrize("name", ["srtf", "las", "optimus", "gavel", "sia", "synergy"])
 @pytest.mark.parametrize("round_s", [7.3, 59.85])
 def test_whole_seconds_with_rounds_between_them_end_every_job_once(name, round_s):
-    work = as_given(with_work(random_training(2, 12, t4s(1, 4), mean_gap_s=30, sizes=(1, 2)), batch=4_096), t4s(1, 4), SHORT)
+    work = as_given(
+        with_work(random_training(2, 12, t4s(1, 4), mean_gap_s=30, sizes=(1, 2)), batch=4_096), t4s(1, 4), SHORT
+    )
     run(work, t4s(1, 4), name, Costs(restart_s=3.0), truth=SHORT, whole_seconds=True, round_s=max(round_s, 7.3))
 
 
