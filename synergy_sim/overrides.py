@@ -78,7 +78,8 @@ def _override(match: re.Match[str], multirun: bool) -> str:
     if name == "policy":
         for policy in _NAMES.findall(value):
             check_policy(policy)
-    return f"{'' if name in known else '++'}{name}={value}"
+    replaces = name in known and not value.startswith("{")  # Hydra adds keys to an empty mapping only if told so
+    return f"{'' if replaces else '++'}{name}={value}"
 
 
 def _unknown_key(name: str, known: list[str]) -> InputError:

@@ -111,8 +111,17 @@ class TrainingJob(SimulatedJob):
         """Until its last step if it ran on from `settled_s` as it does, or as requested if it does not run."""
         if self.running and self.end_s < NEVER:
             return self.end_s - self.settled_s
-        total = self.application.work * self.work_scale
-        return max(0.0, 1.0 - self.progress / total) * self.duration_s + super().remaining_s - self.left_work_s
+        return self._time_left() * self.duration_s + super().remaining_s - self.left_work_s
+
+    def _time_left(self) -> float:
+        """The fraction of its time as requested that is still to come; epochs of equal work do not last equally long."""
+        ends, gains = self.application.work_at_epoch_end, self.application.gains(self.requested_batch)
+        done, before, total, left = self.progress / self.work_scale, 0.0, 0.0, 0.0
+        for end, gain in zip(ends, gains, strict=True):
+            total += (end - before) / gain
+            left += max(0.0, end - max(done, before)) / gain
+            before = end
+        return left / total
 
     # What the engine asks
 

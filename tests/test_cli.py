@@ -109,6 +109,23 @@ REFUSED = [
     ([*SMALL, "trace.name=../x"], "expected a name, not a path"),
     ([*SMALL, "testbed.stretch_s=nan"], "expected numbers ≥ 0"),
     ([*SMALL, "results_dir="], "results_dir is empty"),
+    ([*SMALL, "policy=sia", "trace.models=none"], "Type trace.models=mix"),
+    ([*SMALL, "policy=sia", "trace.models=as_given"], "nothing is known of application (none)"),
+    ([*SMALL, "policy=sia", "trace.models=mixed"], "Did you mean 'mix'"),
+    ([*SMALL, "policy=sia", "information=al"], "Did you mean 'all'"),
+    ([*SMALL, "policy=sia", "truth.profiles=/nowhere"], "truth.profiles=/nowhere: expected a folder"),
+    ([*SMALL, "policy=sia", "truth.slowdwn={bert: 1}"], "Did you mean 'truth.slowdown'"),
+    ([*SMALL, "policy=sia", "truth.slowdown={brt: 1.5}"], "Did you mean 'bert'"),
+    ([*SMALL, "policy=sia", "truth.slowdown={bert: -1}"], "truth.slowdown.bert=-1: expected a factor > 0"),
+    ([*SMALL, "policy=sia", "truth.noise_fraction=1.5"], "truth.noise_fraction=1.5: expected a fraction"),
+    ([*SMALL, "policy=sia", "truth.straggler_fraction=-0.1"], "expected a fraction in [0, 1]"),
+    ([*SMALL, "policy=sia", "truth.straggler_slowdown=0.5"], "expected a factor ≥ 1"),
+    ([*SMALL, "policy=sia", "truth.declared_error=nan"], "truth.declared_error=nan: expected a number"),
+    ([*SMALL, "policy=sia", "truth.most_gpus=0"], "truth.most_gpus=0: expected at least 1"),
+    ([*SMALL, "policy=sia", "truth.max_local_batch={bert: 1}"], "truth.max_local_batch.bert=1: expected at least 4"),
+    ([*SMALL, "policy=gavel", "parameters.gavel.objective=max"], "objective"),
+    ([*SMALL, "policy=sia", "cluster.virtual_clusters={a: 4000}"], "add up to 4000 GPUs"),
+    (["experiment=pollux_osdi22"], "Did you mean 'pollux_osdi21'"),
 ]
 
 
@@ -202,3 +219,47 @@ def test_interrupt_leaves_whole_results_only(tmp_path):
     whole = {path.parent for path in tmp_path.rglob("summary.json")}
     assert 1 <= len(whole) < 4
     assert {path.name for path in (tmp_path / "philly").iterdir()} == {folder.name for folder in whole}
+
+
+POLLUX = "name,time,application,num_replicas,batch_size\n"
+
+
+def test_job_list_of_training_jobs_runs_under_policies_that_tune_and_those_that_do_not(tmp_path):
+    log = tmp_path / "jobs.csv"
+    log.write_text(POLLUX + "a,0,cifar10,2,512\nb,0,ncf,1,1024\nc,90,cifar10,4,1024\n")
+    done = synergy(
+        *("experiment=sia_sosp23", f"trace.path={log}", "policy=[fifo,optimus,gavel,sia,synergy]"),
+        *("cluster=homogeneous", "figures=false", f"results_dir={tmp_path / 'r'}"),
+    )
+    assert done.returncode == 0, done.stderr
+    summaries = [json.loads(path.read_text()) for path in tmp_path.rglob("summary.json")]
+    assert {each["policy"] for each in summaries} == {"fifo", "optimus", "gavel", "sia", "synergy"}
+    assert {each["jobs"] for each in summaries} == {3}
+
+
+def test_any_log_runs_under_a_policy_that_reads_goodput(tmp_path):
+    common = ("trace.window=1d", "trace.sample=0.2", "figures=false", f"results_dir={tmp_path}")
+    done = synergy("+trace=philly", "policy=[srtf,synergy]", "information=own", *common)
+    assert done.returncode == 0, done.stderr
+    assert "got a model by their GPU-time" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("x,10,resnet999,2,512", "nothing is known of application resnet999"),
+        ("x,10,cifar10,2,0", "line 3: job x has no batch size"),
+        ("x,10,cifar10,2,-8", "line 3, batch size: got -8"),
+        ("x,10,cifar10,2,many", "line 3, batch_size: got"),
+        ("x,10,cifar10,65,512", "line 3, GPUs: got 65 GPUs, expected at most 64"),
+        ("x,10,cifar10,0,512", "line 3, num_replicas: got 0"),
+    ],
+)
+def test_impossible_training_job_is_named(row, said, tmp_path):
+    log = tmp_path / "jobs.csv"
+    log.write_text(f"{POLLUX}first,0,cifar10,2,512\n{row}\n")
+    done = synergy("experiment=pollux_osdi21", f"trace.path={log}", "policy=tiresias", cwd=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("summary.json"))

@@ -1,0 +1,221 @@
+"""What a scheduler believes: who sees what and when, what is fitted and remembered, never the truth."""
+
+import numpy as np
+import pytest
+from training_jobs import APPLICATIONS, CATALOG, three_types, training
+
+from synergy_core.beliefs import Beliefs
+from synergy_core.configuration import powers_and_whole_nodes
+from synergy_core.errors import InputError
+from synergy_core.goodput_state import GoodputState
+from synergy_core.job import JobSpec
+from synergy_core.observations import MOST_OBSERVED, Fitter, Observations
+from synergy_core.task import SynergyTask
+from synergy_sim.execution import Costs
+from synergy_sim.ground_truth.application import Application
+
+MACHINES = three_types()
+ROWS = powers_and_whole_nodes(MACHINES)
+STATISTICS = (1.0, 20.0)
+
+
+def spec(application="bert", gpus=2):
+    return CATALOG.spec(training([(0, gpus, 3_600, application)], MACHINES), 0, MACHINES, Costs())
+
+
+def observed(task, gpu_type="t4", nodes=1, gpus=1, factor=1.0, batches=(4, 8)):
+    """Reports what the catalog says of these shapes."""
+    app = CATALOG.application(task.spec.application)
+    news = False
+    for batch in batches:
+        step_s, sync_s = app.step(gpu_type, (gpus // nodes,) * nodes, batch)
+        news |= task.observe(gpu_type, nodes, gpus, batch, factor * step_s, factor * sync_s)
+    return task.report(STATISTICS) or news
+
+
+@pytest.mark.parametrize("information", ["shared", "all"])
+def test_what_one_job_reports_is_known_to_others_only_at_the_next_decision(information):
+    beliefs = Beliefs(MACHINES.gpu_types, information)
+    one, other = beliefs.task(spec()), beliefs.task(spec())
+    assert observed(one)
+    beliefs.refresh([one, other])
+    assert not one.models
+    assert not other.models
+    assert np.isnan(beliefs.goodput([other], ROWS, "max")).all()
+    beliefs.merge()
+    assert set(other.models) == {"t4"}
+    assert other.pool.most_gpus == 1
+    assert (beliefs.goodput([other], ROWS, "max") > 0).any()
+
+
+@pytest.mark.parametrize("information", ["own", "declared"])
+def test_own_reports_stay_ones_own(information):
+    beliefs = Beliefs(MACHINES.gpu_types, information)
+    one, other = beliefs.task(spec()), beliefs.task(spec())
+    observed(one)
+    beliefs.merge()
+    beliefs.refresh([one, other])
+    assert set(one.models) == {"t4"}
+    assert not other.models
+    assert other.believed_statistics is None
+    assert np.isnan(beliefs.goodput([one, other], ROWS, "max")).all(axis=1).tolist() == [False, True]
+
+
+def test_other_applications_and_other_labels_share_nothing():
+    beliefs = Beliefs(MACHINES.gpu_types, "all")
+    one, other = beliefs.task(spec("bert")), beliefs.task(spec("cifar10"))
+    observed(one)
+    beliefs.merge()
+    assert not other.models
+
+
+@pytest.mark.parametrize(
+    ("information", "known"), [("own", False), ("shared", False), ("declared", True), ("all", True)]
+)
+def test_declared_work_counts_only_where_it_may(information, known):
+    task = Beliefs(MACHINES.gpu_types, information).task(spec())
+    task.done_work = 10.0
+    left = task.declared_remaining()
+    assert left == pytest.approx(spec().declared_work - 10.0) if known else np.isnan(left)
+
+
+@pytest.mark.parametrize("over", [0.0, 1.0, 1e9])
+def test_declaration_that_is_used_up_is_not_believed_any_more(over):
+    task = Beliefs(MACHINES.gpu_types, "declared").task(spec())
+    task.done_work = task.spec.declared_work + over
+    assert np.isnan(task.declared_remaining())
+
+
+def test_nothing_declared_is_no_infinite_job():
+    plain = JobSpec("x", 8, 64, 8, 1, {"t4": (1, 8)}, {"t4": 1.0})
+    task = SynergyTask(plain, Observations(), shared=False, declares=True)
+    assert np.isnan(task.declared_remaining())
+
+
+def test_unknown_type_takes_the_known_curve_times_the_ratio_of_one_gpu_rates():
+    beliefs = Beliefs(MACHINES.gpu_types)
+    task = beliefs.task(spec())
+    for gpus in (1, 2, 4):
+        observed(task, "t4", gpus=gpus)
+    beliefs.refresh([task])
+    goodput = beliefs.goodput([task], ROWS, "max")[0]
+    rate, names = task.spec.single_gpu_rate, MACHINES.gpu_types
+    by_shape = {
+        (names[kind], int(gpus), int(nodes)): value
+        for kind, gpus, nodes, value in zip(ROWS.gpu_type, ROWS.gpus, ROWS.nodes, goodput, strict=True)
+    }
+    for gpus in (1, 2):
+        expected = by_shape["t4", gpus, 1] * rate["a100"] / rate["t4"]
+        assert by_shape["a100", gpus, 1] == pytest.approx(expected, rel=1e-12)
+    observed(task, "a100")
+    beliefs.refresh([task])
+    assert beliefs.goodput([task], ROWS, "max")[0, 0] != by_shape["a100", 1, 1]
+
+
+@pytest.mark.parametrize("application", APPLICATIONS)
+def test_remembered_goodput_equals_what_is_computed_anew(application):
+    beliefs = Beliefs(MACHINES.gpu_types)
+    task = beliefs.task(spec(application))
+    low, high = CATALOG.application(application).local_batches("t4")
+    for gpus in (1, 4):
+        observed(task, gpus=gpus, batches=(low, (low + high) // 2, high))
+        beliefs.refresh([task])
+        for batch in ("max", "requested"):
+            once, again = (beliefs.goodput([task], ROWS, batch) for _ in range(2))
+            np.testing.assert_array_equal(once, again)
+            fresh = Beliefs(MACHINES.gpu_types)
+            np.testing.assert_allclose(fresh.goodput([task], ROWS, batch), once, rtol=1e-12)
+    task.report((1.0, 500.0))
+    assert not np.array_equal(beliefs.goodput([task], ROWS, "max"), again)
+
+
+def test_tasks_in_one_call_do_not_disturb_one_another():
+    beliefs = Beliefs(MACHINES.gpu_types)
+    tasks = [beliefs.task(spec(name)) for name in APPLICATIONS for _ in range(2)]
+    for at, task in enumerate(tasks[:-2]):
+        low, high = CATALOG.application(task.spec.application).local_batches("t4")
+        observed(task, ("t4", "a100")[at % 2], gpus=1 + at % 3, batches=(low, high))
+    beliefs.refresh(tasks)
+    together = beliefs.goodput(tasks, ROWS, "max")
+    apart = np.concatenate([Beliefs(MACHINES.gpu_types).goodput([task], ROWS, "max") for task in tasks])
+    np.testing.assert_allclose(together, apart, rtol=1e-12)
+    assert np.isnan(together).all(axis=1).tolist() == [False] * 10 + [True] * 2
+
+
+def test_choice_of_batch_follows_new_models_and_new_statistics():
+    beliefs = Beliefs(MACHINES.gpu_types)
+    task = beliefs.task(spec("imagenet", 4))
+    assert task.choose("t4", 1, 4) == (50, 0)  # the initial batch while nothing is known
+    observed(task, gpus=4, batches=(20, 200))
+    beliefs.refresh([task])
+    small = task.choose("t4", 1, 4)
+    task.report((1.0, 50_000.0))
+    large = task.choose("t4", 1, 4)
+    assert large[0] * (large[1] + 1) > small[0] * (small[1] + 1)
+
+
+def test_growth_is_limited_by_what_was_observed_by_the_largest_batch_and_by_the_job():
+    beliefs = Beliefs(MACHINES.gpu_types)
+    tasks = tuple(beliefs.task(spec(name)) for name in ("bert", "ncf", "deepspeech2"))
+    state = GoodputState.__new__(GoodputState)
+    object.__setattr__(state, "tasks", tasks)
+    for seen, expected in ((0, [1, 1, 1]), (3, [6, 6, 6]), (50, [64, 64, 64])):
+        object.__setattr__(state, "observed_gpus", np.full(3, seen))
+        assert state.most_gpus(growth=2.0, first_gpus=1).tolist() == expected
+    object.__setattr__(state, "tasks", (SynergyTask(_most(16), Observations(), shared=False, declares=False),) * 3)
+    assert state.most_gpus(growth=2.0).tolist() == [16] * 3
+
+
+def _most(gpus):
+    return JobSpec("x", 8, 64 * 9, 8, 1, {"t4": (9, 90)}, {"t4": 1.0}, most_gpus=gpus)
+
+
+def test_repeated_observation_is_no_news_and_not_fitted_again():
+    task = SynergyTask(spec(), Observations(), shared=False, declares=False)
+    assert observed(task)
+    Fitter().refresh([task.pool])
+    version = task.pool.version
+    assert not observed(task)
+    Fitter().refresh([task.pool])
+    assert task.pool.version == version
+
+
+def test_fit_reads_a_bounded_number_of_observations():
+    pool = Observations()
+    for batch in range(1, 10 * MOST_OBSERVED):
+        pool.add("t4", (1, 1, batch), 0.1 + 0.01 * batch, 0.0)
+    ((_, table),) = pool.take_stale()
+    assert len(table) == MOST_OBSERVED
+    assert table[0, 2] == 1
+
+
+def test_unknown_information_level_names_the_nearest():
+    with pytest.raises(InputError, match="Did you mean 'shared'"):
+        Beliefs(MACHINES.gpu_types, "share")
+
+
+def reachable(thing, seen):
+    """Every object that can be got at from this one through attributes, slots and containers."""
+    if id(thing) in seen or isinstance(thing, type | str | bytes | int | float | np.ndarray):
+        return
+    seen[id(thing)] = thing
+    parts = []
+    if isinstance(thing, dict):
+        parts += [*thing.keys(), *thing.values()]
+    elif isinstance(thing, list | tuple | set | frozenset):
+        parts += list(thing)
+    for kind in type(thing).__mro__:
+        parts += [getattr(thing, name, None) for name in getattr(kind, "__slots__", ())]
+    parts += list(getattr(thing, "__dict__", {}).values())
+    for part in parts:
+        reachable(part, seen)
+
+
+def test_nothing_of_the_truth_can_be_reached_from_a_task():
+    task = Beliefs(MACHINES.gpu_types, "all").task(spec())
+    observed(task)
+    seen: dict[int, object] = {}
+    reachable(task, seen)
+    assert len(seen) > 3
+    assert not [each for each in seen.values() if isinstance(each, Application)]
+    assert not [each for each in seen.values() if type(each).__module__.startswith("synergy_sim")]

@@ -1,0 +1,227 @@
+"""Training jobs by hand: when they end, what a restart costs, and that no progress appears or is lost."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given as with_examples
+from hypothesis import settings
+from hypothesis import strategies as st
+from jobs import RIGID, facts, finish_s, workload
+from training_jobs import CATALOG, MEASURED_S, given, random_training, run, t4s, three_types, training, with_work
+
+from synergy_core.goodput.batch import fixed_batch
+from synergy_core.policies import get_policy
+from synergy_core.units import on_grid
+from synergy_sim.assignment import as_given, mixed
+from synergy_sim.execution import Costs
+from synergy_sim.ground_truth import Disturbance, Truth, packed
+from synergy_sim.training import TrainingJob
+
+SOME = [(0, 1, 700, "cifar10"), (5, 2, 900, "ncf"), (5, 4, 8_000, "bert"), (40, 3, 7_000, "deepspeech2")]
+
+
+def alone(application="bert", gpus=2, scale=0.05, machines=None, **columns):
+    """One job at its initial batch, whose rate is therefore constant, and the seconds that an iteration takes."""
+    machines = machines or t4s()
+    app = CATALOG.application(application)
+    made = with_work(training([(0, gpus, 100, application)], machines, **columns), batch=app.initial_batch, scale=scale)
+    shape, most = packed(gpus, 4), app.local_batches("t4")[1]
+    local, accumulation = fixed_batch(app.initial_batch, gpus, app.initial_batch, app.max_batch, most)
+    batch = gpus * local * (accumulation + 1)
+    assert app.gains(batch) == pytest.approx([batch / app.initial_batch] * len(app.gains(batch)), rel=0.1)
+    iterations = np.diff((0.0, *app.work_at_epoch_end)) / app.gains(batch)
+    return made, float(iterations.sum()) * scale * app.iteration_s("t4", shape, local, accumulation)
+
+
+@pytest.mark.parametrize("application", ["bert", "cifar10", "yolov3"])
+def test_lone_job_ends_when_its_work_is_done(application):
+    made, expected_s = alone(application)
+    assert finish_s(run(made, t4s(), "fifo"))[0] == pytest.approx(expected_s, abs=MEASURED_S)
+
+
+@pytest.mark.parametrize("round_s", [7.5, 60.0, 1_000_000.0])
+def test_ticks_do_not_change_when_a_lone_job_ends(round_s):
+    made, expected_s = alone()
+    assert finish_s(run(made, t4s(), "fifo", round_s=round_s))[0] == pytest.approx(expected_s, abs=MEASURED_S)
+    tuned = run(
+        made, t4s(), given(lambda state: state.gpus, round_s=round_s), truth=Truth(None, fixed_gpus={"bert": 2})
+    )
+    assert finish_s(tuned)[0] == pytest.approx(expected_s, abs=MEASURED_S)
+
+
+def test_launch_and_exit_come_on_top():
+    made, expected_s = alone()
+    done = run(made, t4s(), "fifo", Costs(launch_s=40.0, exit_s=7.0))
+    assert finish_s(done)[0] == pytest.approx(expected_s + 47, abs=MEASURED_S)
+
+
+def test_restart_is_paid_once_per_resume():
+    made, expected_s = alone()
+    stops = given(lambda state: [0 if 120 <= state.now_s < 180 else 2], tunes_batch=False)
+    done = run(made, t4s(), stops, Costs(launch_s=10.0, restart_s=25.0))
+    assert [what for _, what, _ in facts(done)] == ["start", "stop", "start", "finish"]
+    assert finish_s(done)[0] == pytest.approx(expected_s + 10 + 60 + 25, abs=MEASURED_S)
+
+
+def test_stop_during_a_restart_loses_the_time_and_no_progress():
+    made, expected_s = alone()
+    stops = given(lambda state: [0 if state.now_s in (120, 240) else 2], tunes_batch=False)
+    done = run(made, t4s(), stops, Costs(launch_s=0.0, restart_s=90.0))
+    # 120 s of training; stopped for 60; 60 of 90 s of restart in vain; stopped for 60; 90 s of restart
+    assert finish_s(done)[0] == pytest.approx(expected_s + 60 + 60 + 60 + 90, abs=MEASURED_S)
+
+
+def test_checkpoints_lose_what_was_done_since_the_last():
+    made, expected_s = alone()
+    stops = given(lambda state: [0 if state.now_s == 120 else 2], tunes_batch=False)
+    done = run(made, t4s(), stops, Costs(restart_s=0.0, checkpoint_interval_s=50.0))
+    assert finish_s(done)[0] == pytest.approx(expected_s + 60 + 20, abs=MEASURED_S)
+
+
+def test_slow_down_multiplies_the_run_time():
+    made, expected_s = alone()
+    truth = Truth(None, slowdown={"bert": 1.75})
+    assert finish_s(run(made, t4s(), "fifo", truth=truth))[0] == pytest.approx(1.75 * expected_s, abs=MEASURED_S)
+
+
+def test_stragglers_are_slower_by_their_factor_run_by_run():
+    made, expected_s = alone()
+    always = Truth(None, disturbance=Disturbance(straggler_fraction=1.0, straggler_slowdown=3.0))
+    assert finish_s(run(made, t4s(), "fifo", truth=always))[0] == pytest.approx(3 * expected_s, abs=MEASURED_S)
+    draws = [Disturbance(straggler_fraction=0.5, straggler_slowdown=3.0, seed=1).straggling(0, at) for at in range(400)]
+    assert set(draws) == {1.0, 3.0}
+    assert np.mean(draws) == pytest.approx(2.0, abs=0.2)
+
+
+def test_epochs_end_at_whole_seconds_where_the_published_simulators_say_so():
+    made = as_given(with_work(training([(0, 4, 100, "cifar10")], t4s()), batch=512), t4s(), CATALOG)
+    exact, whole = (finish_s(run(made, t4s(), "fifo", whole_seconds=each))[0] for each in (False, True))
+    assert exact == pytest.approx(made.duration_s[0], abs=MEASURED_S)
+    assert whole == round(whole)
+    epochs = len(CATALOG.application("cifar10").work_at_epoch_end)
+    assert abs(whole - exact) <= epochs / 2
+
+
+def test_scaled_work_is_not_rounded_away_with_its_short_epochs():
+    made = training([(0, 1, 10, "imagenet"), (0, 1, 40, "bert")], t4s())
+    assert finish_s(run(made, t4s(), "fifo", whole_seconds=True)) == pytest.approx([10, 40], abs=MEASURED_S)
+
+
+@pytest.mark.parametrize("name", ["srtf", "las", "optimus", "gavel", "sia", "synergy"])
+@pytest.mark.parametrize("round_s", [7.3, 59.85])
+def test_whole_seconds_with_rounds_between_them_end_every_job_once(name, round_s):
+    work = as_given(
+        with_work(random_training(2, 12, t4s(1, 4), mean_gap_s=30, sizes=(1, 2)), batch=4_096), t4s(1, 4), SHORT
+    )
+    run(work, t4s(1, 4), name, Costs(restart_s=3.0), truth=SHORT, whole_seconds=True, round_s=max(round_s, 7.3))
+
+
+@pytest.mark.parametrize("round_s", [None, 61.7])
+@pytest.mark.parametrize("name", RIGID)
+@pytest.mark.parametrize("costs", [Costs(restart_s=0.0), Costs(launch_s=15.0, restart_s=30.0, exit_s=7.0)])
+def test_rigid_policies_replay_a_mixed_log_as_if_run_times_were_all_there_is(name, round_s, costs):
+    machine = t4s(1, 16)  # on one node, placement cannot make a job slower
+    made = random_training(5, 60, machine)
+    made = replace(made, duration_s=on_grid(made.duration_s + 0.37))  # no end on the edge of a round
+    made = mixed(made, machine, CATALOG, np.random.default_rng(1))
+    plain = replace(made, work_scale=np.full(len(made), np.nan))
+    ends = [finish_s(run(each, machine, name, costs, round_s=round_s)) for each in (made, plain)]
+    np.testing.assert_allclose(ends[0], ends[1], atol=MEASURED_S)
+
+
+@settings(max_examples=25, deadline=None)
+@with_examples(
+    gpus=st.sampled_from([1, 2, 3, 4, 6, 8, 16]),
+    duration_s=st.floats(1.0, 500_000.0),
+    application=st.sampled_from(["", "bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"]),
+    slowdown=st.sampled_from([1.0, 1.8]),
+)
+def test_every_mixed_job_lasts_as_traced_on_what_it_requested(gpus, duration_s, application, slowdown):
+    truth = Truth(None, slowdown=dict.fromkeys(["bert", "cifar10", "imagenet"], slowdown))
+    made = mixed(workload([(0, gpus, duration_s)], models=[application]), t4s(), truth, np.random.default_rng(3))
+    done = run(made, t4s(), "fifo", truth=truth)
+    assert finish_s(done)[0] == pytest.approx(made.duration_s[0], abs=MEASURED_S)
+    assert done.events.gpus[done.events.kind == 1].tolist()[0] == gpus
+
+
+def test_mixed_jobs_request_their_type_and_are_measured_there():
+    rows = [(0, 2, 5_000, "bert"), (0, 2, 5_000, "bert"), (0, 2, 5_000, "bert")]
+    made = training(rows, three_types(), kinds=["a100", "t4", ""])
+    assert finish_s(run(made, three_types(), "fifo")) == pytest.approx([5_000] * 3, abs=MEASURED_S)
+    assert made.work_scale[0] == made.work_scale[2] > made.work_scale[1]
+
+
+def worked(monkeypatch):
+    """What every run of every job adds to its progress, by job id; filled while simulations run."""
+    added: dict[int, float] = {}
+    own_settle, own_cross = TrainingJob._settle, TrainingJob._cross
+
+    def counted(method):
+        def wrapper(job, *arguments):
+            before, at_s = job.progress, job.at_s
+            method(job, *arguments)
+            assert job.progress >= before
+            assert job.at_s >= at_s - 0.5
+            assert np.isfinite(job.progress)
+            if not job.foreseeing:
+                added[job.job_id] = added.get(job.job_id, 0.0) + job.progress - before
+
+        return wrapper
+
+    monkeypatch.setattr(TrainingJob, "foreseeing", property(lambda job: not job.tunes_batch), raising=False)
+    monkeypatch.setattr(TrainingJob, "_settle", counted(own_settle))
+    monkeypatch.setattr(TrainingJob, "_cross", counted(own_cross))
+    return added
+
+
+@pytest.mark.parametrize("information", ["own", "all"])
+@pytest.mark.parametrize("execution", [{}, {"round_s": 90.0, "decide_fraction": 0.5}])
+def test_progress_of_all_runs_adds_up_to_the_work(monkeypatch, information, execution):
+    added = worked(monkeypatch)
+    machine = three_types()
+    made = random_training(4, 30, machine)
+    policy = replace(get_policy("synergy"), information=information)
+    done = run(made, machine, policy, Costs(20.0, 20.0, 5.0), **execution)
+    assert (done.events.kind == 2).sum() > 10
+    work = [CATALOG.application(made.models[code]).work for code in made.model_code]
+    assert [added[job] for job in range(len(made))] == pytest.approx(made.work_scale * work, rel=1e-9)
+
+
+def test_more_gpus_never_slow_a_lone_job_that_tunes_its_batch():
+    for application in ("cifar10", "deepspeech2", "imagenet"):
+        made = training([(0, 1, 20_000, application)], t4s(1, 8))
+        ends = [finish_s(run(made, t4s(1, 8), given(lambda state, n=n: [n])))[0] for n in (1, 2, 4, 8)]
+        assert ends == sorted(ends, reverse=True)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "sia", "synergy", "gavel", "optimus"])
+def test_more_gpus_than_the_largest_batch_can_feed_are_survived(policy):
+    machine = t4s(70, 8)
+    truth = Truth(None, most_gpus=512)
+    done = run(training([(0, 512, 300, "bert")], machine, truth=truth), machine, policy, truth=truth)
+    assert np.isfinite(finish_s(done)).all()
+
+
+def test_plug_in_that_gives_more_gpus_than_can_be_fed_still_ends_the_job():
+    machine = t4s(30, 8)
+    assert finish_s(run(training([(0, 1, 300, "bert")], machine), machine, given(lambda state: [200])))[0] > 0
+
+
+def test_jobs_that_only_have_a_run_time_share_the_cluster_with_training_jobs():
+    made = training(SOME, t4s())
+    made = replace(made, work_scale=np.where(np.arange(4) == 1, np.nan, made.work_scale))
+    assert (finish_s(run(made, t4s(1, 16), "fifo")) - made.submit_time_s)[1] == 900
+
+
+class _Short(Truth):
+    """Applications of a hundredth of their work, in as many epochs."""
+
+    def application(self, name):
+        app = super().application(name)
+        if app.work > 3_000:
+            app.work_at_epoch_end = tuple(each / 300 for each in app.work_at_epoch_end)
+        return app
+
+
+SHORT = _Short(None)
