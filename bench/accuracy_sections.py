@@ -200,9 +200,14 @@ def _homogeneous(file: str, policy: str) -> Run:
     return Run("sia_sosp23", f"sia/{file}", policy, ("cluster=homogeneous",))
 
 
-def inside(value: float, middle: float, around: float) -> bool | None:
-    """Whether the value, rounded as the table is, lies in its interval."""
-    return bool(abs(round(value, 1) - middle) <= around + 1e-9) if np.isfinite(value) else None
+def inside(value: float, middle: float, around: float) -> str:
+    """Whether the value lies in the interval, as it stands and, if not, rounded as the table is."""
+    if not np.isfinite(value):
+        return NONE
+    if abs(value - middle) <= around + 1e-9:
+        return met(True)
+    rounded = abs(round(value, 1) - middle) <= around + 1e-9
+    return met(False) + (" (rounded to 0.1: inside)" if rounded else "")
 
 
 def sia_body(asked: Asked) -> str:
@@ -214,12 +219,14 @@ def sia_body(asked: Asked) -> str:
             spread = [result["mean_jct_h"] for result in asked.results(run).values()]
             jct, around, p99, makespan, makespan_around, gpu_h, gpu_h_around = PUBLISHED[file.split("/")[0]][policy]
             theirs = ARTIFACT.get((file, policy), UNKNOWN)
-            rows.append([policy, short(file), f"**{number(here[0])}**",
+            rows.append([policy, short(file), number(here[0]),
                          f"{min(spread):.2f} to {max(spread):.2f}" if spread else NONE,
-                         f"{jct} ± {around}", met(inside(here[0], jct, around)), number(theirs[0], 3),
+                         f"{jct} ± {around}", inside(here[0], jct, around), number(theirs[0], 3),
                          *_beside(here[1], f"{p99}", theirs[1], 1),
-                         *_beside(here[2], f"{makespan} ± {makespan_around}", theirs[2], 1),
-                         *_beside(here[3], f"{gpu_h} ± {gpu_h_around}", theirs[3], 1),
+                         *_beside(here[2], f"{makespan} ± {makespan_around}", theirs[2], 1,
+                                  abs(here[2] - makespan) > makespan_around),
+                         *_beside(here[3], f"{gpu_h} ± {gpu_h_around}", theirs[3], 1,
+                                  abs(here[3] - gpu_h) > gpu_h_around),
                          *_beside(here[4], "", theirs[4], 1)])  # fmt: skip
     header = ("policy", "file", "mean JCT, h", "by seed", "published", "inside", "artifact's code",
               "p99, h (published; artifact)", "makespan, h", "GPU-h a job", "restarts a job")  # fmt: skip
@@ -229,8 +236,9 @@ def sia_body(asked: Asked) -> str:
     goal = met(below(abs(ratio - 1), 0.05))
     return (
         "`experiment=sia_sosp23`: 64 GPUs of three types. Published: Sia's table 3, the mean and its interval over\n"
-        "ten workloads of a family, of which two are at hand; *inside*: our mean, rounded as the table is, lies in\n"
-        "it. The artifact's own figures are runs of its code. In the last columns: ours (published; artifact).\n\n"
+        "ten workloads of a family, of which two are at hand, so one file may lie outside where ten would not;\n"
+        "*inside*: our mean of the file as it stands lies in the interval. The artifact's own figures are runs of its\n"
+        "code. In the last columns: ours (published; artifact), bold where outside the published interval.\n\n"
         + table(header, rows, 2)
         + f"\n\nsia on philly-1, the file as it is: {number(own, 3)} h; artifact's code 0.542 h; ratio "
         f"{number(ratio, 3)}; goal ± 5 %: {goal}.\n\n"
@@ -254,9 +262,11 @@ def _homogeneous_table(asked: Asked) -> str:
     return table(header, rows, 2)
 
 
-def _beside(value: float, published: str, artifact: float, digits: int) -> list[str]:
+def _beside(value: float, published: str, artifact: float, digits: int, outside: bool = False) -> list[str]:
+    """Ours, bold if outside the published interval, with the published and the artifact's own behind it."""
     notes = "; ".join(each for each in (published, number(artifact, digits) if np.isfinite(artifact) else "") if each)
-    return [number(value, digits) + (f" ({notes})" if notes else "")]
+    text = f"**{number(value, digits)}**" if outside else number(value, digits)
+    return [text + (f" ({notes})" if notes else "")]
 
 
 # (c) Ours
@@ -273,6 +283,7 @@ OURS = (
     Variant("synergy", "synergy"),
 )
 CLUSTERS = (("heterogeneous", ()), ("homogeneous", ("cluster=homogeneous",)))
+GIVEN_THE_SAME = OURS[2]
 GOALS = {"synergy": 0.82, "synergy, own": 0.90}
 AIM = 0.75
 
@@ -288,7 +299,12 @@ def ours_body(asked: Asked) -> str:
         "growth=4, first_gpus=4, batch_limit=max. `synergy` without more words has declared work and shared\n"
         "observations; *own*: neither. The policies draw nothing; a seed moves every submission by a uniform ± 1 s\n"
         "(seed 0: the file as it is). ±: 95 % over seeds, Student's t of ratios paired by seed, their spread pooled\n"
-        "over the files of a row. *over files*: 95 % by Student's t of the files' ratios, for the choice of files."
+        "over the files of a row. *over files*: 95 % by Student's t of the files' ratios, for the choice of files.\n\n"
+        "What the figures do not show by themselves: synergy's parameters were chosen on philly and saturn 1 and 2,\n"
+        "heterogeneous, among about 90 variants, one of them (rank_offset) with newtrace; sia's are as published. So\n"
+        "none of the heterogeneous ratios is of a file that was kept aside, and a gain of about a point on the first\n"
+        "four is within what choosing alone gives. On 64 T4 `sia` ends much later than published (the table of 64 T4\n"
+        "above), and sia given the same does not: there, ratios of p99 and makespan to `sia` say more of that than of synergy."
     ]
     for cluster, more in CLUSTERS:
         parts.append(f"### {cluster[0].upper()}{cluster[1:]}\n\n" + _ratio_table(asked, more))
@@ -308,22 +324,26 @@ def _goals(asked: Asked) -> str:
     rows = []
     for cluster, more in CLUSTERS:
         found = {variant.name: _ratios(asked, variant, more) for variant in OURS}
-        for name, goal in GOALS.items():
-            mean = found[name]
-            what = f"{name}: mean ratio of {_files(mean)} at most {goal}"
-            rows.append([cluster, what, with_half(mean.mean, mean.mean_half), met(below(mean.mean, goal))])
-        reached, given = found["synergy"].mean, found["sia given the same"].mean
-        rows.append([cluster, f"synergy: the aim, {AIM}", number(reached, 3), met(below(reached, AIM))])
-        known = None if not np.isfinite(reached + given) else reached < given
-        what = f"synergy: below sia given the same ({number(given, 3)})"
-        rows.append([cluster, what, number(reached, 3), met(known)])
+        for name, goal in (*GOALS.items(), ("synergy", AIM)):
+            what = f"{name}: mean ratio of six files at most {goal}" + (" (the aim)" if goal == AIM else "")
+            rows.append([cluster, what, found[name].said(), _verdict(found[name], found[name].mean <= goal)])
+        same = asked.ratios([(OURS[-1].run(file, *more), GIVEN_THE_SAME.run(file, *more)) for file in FILES])
+        rows.append([cluster, "synergy ÷ sia given the same: below 1", same.said(), _verdict(same, same.mean < 1)])
         for figure, word in BOUNDED:
             worst = _ratios(asked, OURS[-1], more, figure)
-            at = int(np.nanargmax(worst.files)) if np.isfinite(worst.files).any() else 0
+            at = int(np.nanargmax(worst.files)) if worst.known else 0
             what = f"synergy: {word} on no file above {BOUND} of sia's"
-            value = f"{number(worst.files[at])} ({short(FILES[at])})"
-            rows.append([cluster, what, value, met(below(worst.files[at], BOUND))])
+            value = f"{number(worst.files[at])} ({short(FILES[at])})" if worst.known else NONE
+            holds = worst.files[at] <= BOUND
+            rows.append([cluster, what, value, _verdict(worst, holds, enough=not holds)])
     return table(("cluster", "goal", "found", ""), rows, 2)
+
+
+def _verdict(found: Ratios, holds: bool, *, enough: bool = False) -> str:
+    """Whether a goal for all files is met; open while files are missing, unless what is known is `enough`."""
+    if not found.known:
+        return NONE
+    return met(holds) if found.complete or enough else f"open: {found.known} of {len(found.files)} files"
 
 
 def _ratio_table(asked: Asked, more: tuple[str, ...]) -> str:
@@ -331,19 +351,13 @@ def _ratio_table(asked: Asked, more: tuple[str, ...]) -> str:
     for variant in OURS:
         found, four = _ratios(asked, variant, more), _ratios(asked, variant, more, files=SHORT)
         cells = [with_half(*pair) for pair in zip(found.files, found.half, strict=True)]
-        over = f"{with_half(found.mean, found.mean_half)}; over files ± {number(found.files_half, 3)}"
+        over = f"{found.said()}; over files ± {number(found.files_half, 3)}"
         if variant == SIA:
             cells, over, mean = ["1"] * len(FILES), "1", "1"
         else:
-            mean = number(four.mean, 3)
+            mean = four.said()
         rows.append([variant.name, *cells, mean, over])
     return table(("mean JCT ÷ sia's", *map(short, FILES), "mean of first four", "mean of six"), rows)
-
-
-def _files(found: Ratios) -> str:
-    """Six files, or how many of them are known."""
-    known = sum(np.isfinite(found.files))
-    return "six files" if known == len(FILES) else f"the {known} of six files that were run"
 
 
 BOUNDED = (("p99_jct_h", "p99 JCT"), ("makespan_h", "makespan"), ("worst_ftf", "worst finish-time fairness"))
@@ -457,11 +471,11 @@ def _against(asked: Asked, variants: Sequence[Variant], others: Sequence[Variant
         found = asked.ratios([(variant.run(file), other.run(file)) for file in SHORT])
         p99 = asked.ratios([(variant.run(file), other.run(file)) for file in SHORT], "p99_jct_h").mean
         restarts = float(np.mean([asked.mean(variant.run(file), "restarts_per_job") for file in SHORT]))
-        row = [variant.name, *(number(value, 3) for value in found.files), with_half(found.mean, found.mean_half),
+        row = [variant.name, *(number(value, 3) for value in found.files), found.said(),
                number(p99), number(restarts, 1)]  # fmt: skip
         if also is not None:
             to_full = asked.ratios([(variant.run(file), also.run(file)) for file in SHORT])
-            row.append("1" if variant == also else with_half(to_full.mean, to_full.mean_half))
+            row.append("1" if variant == also else to_full.said())
         rows.append(row)
     header = ["", *map(short, SHORT), "mean of four", "p99 ÷ sia's", "restarts a job"]
     return table([*header, "÷ synergy"] if also is not None else header, rows)

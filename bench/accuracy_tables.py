@@ -24,6 +24,21 @@ class Ratios:
     mean_half: float
     files_half: float
 
+    @property
+    def known(self) -> int:
+        """How many files there is something of."""
+        return sum(np.isfinite(self.files))
+
+    @property
+    def complete(self) -> bool:
+        """Whether that is all of them."""
+        return self.known == len(self.files)
+
+    def said(self) -> str:
+        """The mean with its interval, and of how many files if not of all."""
+        short = "" if self.complete or not self.known else f" (only {self.known} files)"
+        return with_half(self.mean, self.mean_half) + short
+
 
 def ratios(pairs: Sequence[Sequence[tuple[float, float]]]) -> Ratios:
     """Of (value, value of the other) per file and seed.
