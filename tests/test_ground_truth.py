@@ -114,15 +114,15 @@ def test_statistics_between_two_files_are_linear_in_the_batch(application, measu
 
 
 def check_sound(app, kind, shape):
-    """Times are positive, finite, and do not fall with the batch much."""
+    """Times are positive, finite, and do not fall by half with a larger batch."""
     low, high = app.local_batches(kind, shape)
     assert 1 <= low <= high
     steps = [app.step(kind, shape, batch) for batch in (1, low, (low + high) // 2, high, 2 * high, 8 * high)]
     for step_s, sync_s in steps:
         assert 0 < step_s < 1e5
         assert 0 <= sync_s <= step_s
-    assert steps[5].step_s >= steps[4].step_s * 0.8
-    assert steps[4].step_s >= steps[3].step_s * 0.8
+    assert steps[5].step_s >= steps[4].step_s * 0.5
+    assert steps[4].step_s >= steps[3].step_s * 0.5
 
 
 @settings(max_examples=150, deadline=None)
