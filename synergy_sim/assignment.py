@@ -37,8 +37,8 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     if not (workload.global_batch > 0).all():
         row = int(np.argmin(workload.global_batch))
         raise InputError(
-            f"{workload.source}, line {workload.line[row]}: job {workload.job_name[row]} has no batch size; expected at "
-            "least 1 sample. trace.models=mix gives every job one."
+            f"{workload.source}, line {workload.line[row]}: job {workload.job_name[row]} has no batch size; expected "
+            "at least 1 sample. trace.models=mix gives every job one."
         )
     duration_s = np.zeros(len(workload))
     keys = np.stack([workload.model_code, workload.gpus, workload.global_batch, workload.gpu_type_code], axis=1)

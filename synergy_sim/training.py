@@ -114,7 +114,7 @@ class TrainingJob(SimulatedJob):
         return self._time_left() * self.duration_s + super().remaining_s - self.left_work_s
 
     def _time_left(self) -> float:
-        """The fraction of its time as requested that is still to come; epochs of equal work do not last equally long."""
+        """The fraction of its time as requested that is to come; epochs of equal work do not last equally long."""
         ends, gains = self.application.work_at_epoch_end, self.application.gains(self.requested_batch)
         done, before, total, left = self.progress / self.work_scale, 0.0, 0.0, 0.0
         for end, gain in zip(ends, gains, strict=True):

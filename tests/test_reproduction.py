@@ -80,12 +80,12 @@ def test_synergy_is_below_sia_also_where_sia_knows_as_much():
 
 def test_a_policys_companions_do_not_change_its_result():
     """Truth and specs are shared by all policies of a run; nothing of one may reach the next."""
-    file = "sia/philly/workload-1.csv"
-    settings = composed("experiment=sia_sosp23", f"trace.path={WORKLOADS / file}", "policy=[gavel,sia]")
+    file = "pollux/workload-3.csv"
+    settings = composed("experiment=pollux_osdi21", f"trace.path={WORKLOADS / file}", "policy=[tiresias,optimus]")
     workload = workload_of(settings, 0)
     cluster, truth, policies = cluster_of(settings, workload), truth_of(settings, 0), policies_of(settings)
     workload = trained(settings, workload, cluster, truth, policies.values(), 0)
-    for name in ("sia", "gavel"):
+    for name in ("optimus", "tiresias"):
         done = simulate(workload, cluster, policies[name], execution_of(settings), truth=truth)
         ends = dict(zip(workload.job_name, finish_s(done) - workload.submit_time_s, strict=True))
-        assert ends == jct_s("sia_sosp23", file, name)
+        assert ends == jct_s("pollux_osdi21", file, name)
