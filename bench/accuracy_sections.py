@@ -304,7 +304,8 @@ def ours_body(asked: Asked) -> str:
         "heterogeneous, among about 90 variants, one of them (rank_offset) with newtrace; sia's are as published. So\n"
         "none of the heterogeneous ratios is of a file that was kept aside, and a gain of about a point on the first\n"
         "four is within what choosing alone gives. On 64 T4 `sia` ends much later than published (the table of 64 T4\n"
-        "above), and sia given the same does not: there, ratios of p99 and makespan to `sia` say more of that than of synergy."
+        "above), and sia given the same does not: there, ratios of p99 and makespan to `sia` say more of that than of\n"
+        "synergy."
     ]
     for cluster, more in CLUSTERS:
         parts.append(f"### {cluster[0].upper()}{cluster[1:]}\n\n" + _ratio_table(asked, more))
