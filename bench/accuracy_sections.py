@@ -460,7 +460,8 @@ def ablation_body(asked: Asked) -> str:
         "Each part removed from synergy:\n\n" + removed + "\n\n"
         "Each part added to sia, whose objective reads no declared work:\n\n" + added + "\n\n"
         "Parts that sia has no parameter for, added to synergy's objective with all else as in sia (own observations,\n"
-        "requested batch as limit, first start on 1 GPU, growth 2, no weights, no restart charge):\n\n"
+        "requested batch as limit, first start on 1 GPU, growth 2, no weights, no restart charge).\n"
+        "Without weights and charge it does not read declared work, so that row cannot differ:\n\n"
         + objective
         + "\n\nGreedy: again and again the step up of greatest gain per further GPU, until none fits."
     )
