@@ -304,7 +304,8 @@ def ours_body(asked: Asked) -> str:
         "heterogeneous, among about 90 variants, one of them (rank_offset) with newtrace; sia's are as published. So\n"
         "none of the heterogeneous ratios is of a file that was kept aside, and a gain of about a point on the first\n"
         "four is within what choosing alone gives. On 64 T4 `sia` ends much later than published (the table of 64 T4\n"
-        "above), and sia given the same does not: there, ratios of p99 and makespan to `sia` say more of that than of synergy."
+        "above), and sia given the same does not: there, ratios of p99 and makespan to `sia` say more of that than of\n"
+        "synergy."
     ]
     for cluster, more in CLUSTERS:
         parts.append(f"### {cluster[0].upper()}{cluster[1:]}\n\n" + _ratio_table(asked, more))
@@ -459,7 +460,8 @@ def ablation_body(asked: Asked) -> str:
         "Each part removed from synergy:\n\n" + removed + "\n\n"
         "Each part added to sia, whose objective reads no declared work:\n\n" + added + "\n\n"
         "Parts that sia has no parameter for, added to synergy's objective with all else as in sia (own observations,\n"
-        "requested batch as limit, first start on 1 GPU, growth 2, no weights, no restart charge):\n\n"
+        "requested batch as limit, first start on 1 GPU, growth 2, no weights, no restart charge).\n"
+        "Without weights and charge it does not read declared work, so that row cannot differ:\n\n"
         + objective
         + "\n\nGreedy: again and again the step up of greatest gain per further GPU, until none fits."
     )
