@@ -25,14 +25,24 @@ def synergy(
     *,
     horizon_s: float = 1_200.0,
     restart_charge: float = 1.5,
-    rank_power: float = 1.5,
+    rank_power: float = 2.0,
     rank_offset: float = 2.0,
+    rank_offset_fraction: float = 0.1,
+    aging_power: float = 1.0,
+    aging_after: float = 1.25,
+    patience_s: float = 18_000.0,
     utility_power: float = 0.5,
     growth: float = 4.0,
     first_gpus: int = 4,
     batch_limit: BatchLimit = "max",
 ) -> Allocations:
-    """Most weighted progress at proven optimality: restarts charged over a horizon, nearly finished jobs first."""
+    """Most weighted progress at proven optimality: restarts charged over a horizon, nearly finished jobs first.
+
+    Utility of row c for job j: w_j · (r_jc · g_jc / g_j)^utility_power, g goodput, g_j what counts as 1 (`_size`);
+    r = L / (L + restart_charge · restart cost), L the remaining time there, at most horizon_s; w from `rank_weights`,
+    with the offset at least rank_offset_fraction of the active jobs, times lateness^aging_power.
+    growth, first_gpus, batch_limit: what a job may be given (`GoodputState.allowed`, `GoodputState.goodput`).
+    """
     rows = powers_and_whole_nodes(state.cluster)
     goodput, unknown = state.guessed(rows, batch=batch_limit)
     valid = (goodput > 0) & state.allowed(rows, growth=growth, first_gpus=first_gpus)
@@ -43,7 +53,8 @@ def synergy(
     charged_s = np.where(waits, 0.0, restart_charge * state.restart_cost_s(rows))
     kept = amortised_s / (amortised_s + charged_s)
     size_s, reference = _size(state, rows, goodput, time_s)
-    weight = rank_weights(size_s, rank_power, rank_offset)
+    offset = max(rank_offset, rank_offset_fraction * len(state))
+    weight = rank_weights(size_s, rank_power, offset) * _lateness(state, aging_after, patience_s) ** aging_power
     with np.errstate(divide="ignore", invalid="ignore"):
         utility = weight[:, None] * (kept * goodput / reference[:, None]) ** utility_power
     return choose_rows(state, rows, np.where(valid, utility, -np.inf))
@@ -85,6 +96,16 @@ def _size(state: GoodputState, rows: Configurations, goodput: Floats, time_s: Fl
     slowest = np.where(single, time_s, 0.0).max(axis=1)
     size_s = np.where(single.any(axis=1), slowest, time_s.min(axis=1))
     return size_s, np.maximum(reference, 1e-12)
+
+
+def _lateness(state: GoodputState, aging_after: float, patience_s: float) -> Floats:
+    """(jobs,) ≥ 1: age in multiples of what counts as old, which is relative to the mean age under overload.
+
+    Without it the longest jobs, which weigh least, would pay for everybody else's gain.
+    """
+    age_s = state.now_s - state.submit_time_s
+    lateness: Floats = np.maximum(1.0, age_s / (aging_after * max(float(age_s.mean()), patience_s)))
+    return lateness
 
 
 def rank_weights(size_s: Floats, power: float, offset: float) -> Floats:
