@@ -11,7 +11,18 @@ from hypothesis import given as with_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from jobs import finish_s, workload
-from training_jobs import APPLICATIONS, CATALOG, READERS, given, random_training, run, t4s, three_types, training
+from training_jobs import (
+    APPLICATIONS,
+    CATALOG,
+    READERS,
+    given,
+    policy_named,
+    random_training,
+    run,
+    t4s,
+    three_types,
+    training,
+)
 
 from synergy_core.allocation import AllocationScheduler
 from synergy_core.cluster import Cluster, NodeType
@@ -50,7 +61,7 @@ BLURRED = Truth(None, disturbance=Disturbance(0.1, 0.2, 2.0, seed=3))
 
 
 def at_level(name, information):
-    return replace(get_policy(name), information=information)
+    return replace(policy_named(name), information=information)
 
 
 def jobs_for(machine, seed=3, count=14, truth=CATALOG, **more):
@@ -166,7 +177,7 @@ def test_job_under_restart_keeps_what_it_holds(name, machine, monkeypatch):
 
 @pytest.mark.parametrize("name", READERS)
 def test_same_state_gives_the_same_answer(name):
-    policy = get_policy(name)
+    policy = policy_named(name)
 
     def twice(state):
         once, again = policy.allocate(state), policy.allocate(state)
@@ -278,7 +289,7 @@ def test_job_that_arrives_at_a_decision_and_restarts_for_nothing_has_a_worth(nam
 
 def test_parameters_that_let_nobody_run_end_with_a_sentence(monkeypatch):
     monkeypatch.setattr(rounds, "MOST_IDLE_ROUNDS", 50)
-    policy = get_policy("synergy").with_parameters(first_gpus=0)
+    policy = get_policy("sia").with_parameters(queueing_penalty=0.0)
     with pytest.raises(InputError, match="for 50 rounds the policy has given none of them a GPU"):
         run(training([(0, 1, 100, "bert")], t4s()), t4s(), policy)
 

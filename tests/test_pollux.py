@@ -258,6 +258,17 @@ class FakeState:
     def __len__(self):
         return len(self.job_id)
 
+    @property
+    def gpu_type(self):
+        return np.full(len(self), -1)
+
+    @property
+    def virtual_cluster(self):
+        return np.zeros(len(self), int)
+
+    def quotas_left(self):
+        return [np.inf]
+
     def most_gpus(self, *, growth):
         return self.most
 

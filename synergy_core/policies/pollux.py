@@ -76,7 +76,7 @@ def pollux(
         answer = base
     else:
         found, values = search(bounds, worth, start, population, generations, random)
-        answer = _one_type(state, order, found[int(values.argmin())], shown)
+        answer = _within_quotas(state, order, _one_type(state, order, found[int(values.argmin())], shown))
     return _carried_out(state, order, answer, shown, Memory(rounds + 1, job_id, found, answer))
 
 
@@ -186,5 +186,25 @@ def _one_type(state: GoodputState, order: Ints, answer: Ints, shown: Shown) -> I
     of_kind = np.stack([answer[:, shown.kind == kind].sum(axis=1) for kind in range(kinds)], axis=1)
     rate = state.single_gpu_rate()[order]
     most = of_kind == of_kind.max(axis=1, keepdims=True)
-    kept = np.where(most, rate, -1.0).argmax(axis=1)
-    return np.where(shown.kind == kept[:, None], answer, 0)
+    asked = state.gpu_type[order]
+    kept = np.where(asked >= 0, asked, np.where(most, rate, -1.0).argmax(axis=1))
+    result = np.where(shown.kind == kept[:, None], answer, 0)
+    # The search does not know that a job asks for a type: where it chose others, what is free of that type takes over.
+    for row in np.flatnonzero((asked >= 0) & ~result.any(axis=1)).tolist():
+        free = np.where(shown.kind == asked[row], shown.gpus - result.sum(axis=0), 0)
+        wanted = max(1, int(answer[row].sum()))
+        result[row] = np.clip(wanted - (np.cumsum(free) - free), 0, free)
+    return result
+
+
+def _within_quotas(state: GoodputState, order: Ints, answer: Ints) -> Ints:
+    """The search knows no tenants (nor does the published one): what exceeds a quota is taken off again."""
+    left = state.quotas_left()
+    if not np.isfinite(left).any():
+        return answer
+    result = answer.copy()
+    for row, tenant in enumerate(state.virtual_cluster[order].tolist()):
+        before = np.cumsum(answer[row]) - answer[row]
+        result[row] = np.clip(min(left[tenant], 1e9) - before, 0, answer[row])
+        left[tenant] -= float(result[row].sum())
+    return result
