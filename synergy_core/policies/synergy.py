@@ -25,6 +25,7 @@ def synergy(
     *,
     horizon_s: float = 1_200.0,
     restart_charge: float = 1.5,
+    start_charge: float = 1.5,
     rank_power: float = 2.0,
     rank_offset: float = 2.0,
     rank_offset_fraction: float = 0.1,
@@ -39,7 +40,8 @@ def synergy(
     """Most weighted progress at proven optimality: restarts charged over a horizon, nearly finished jobs first.
 
     Utility of row c for job j: w_j · (r_jc · g_jc / g_j)^utility_power, g goodput, g_j what counts as 1 (`_size`);
-    r = L / (L + restart_charge · restart cost), L the remaining time there, at most horizon_s; w from `rank_weights`,
+    r = L / (L + charge · restart cost), L the remaining time there, at most horizon_s, charge that of a restart or, for
+    a job that waits, of a start (else jobs alike would take turns at no charge); w from `rank_weights`,
     with the offset at least rank_offset_fraction of the active jobs, times lateness^aging_power.
     growth, first_gpus, batch_limit: what a job may be given (`GoodputState.allowed`, `GoodputState.goodput`).
     """
@@ -50,9 +52,13 @@ def synergy(
     time_s = _remaining_s(state, rows, goodput, unknown)
     amortised_s = np.minimum(time_s, horizon_s)
     waits = (state.held_gpus == 0)[:, None]
-    charged_s = np.where(waits, 0.0, restart_charge * state.restart_cost_s(rows))
+    charge = np.where(waits, start_charge, restart_charge)
+    charged_s = charge * state.restart_cost_s(rows)
     kept = amortised_s / (amortised_s + charged_s)
     size_s, reference = _size(state, rows, goodput, time_s)
+    # Work that is only guessed grows as it is done: by powers of two, so that jobs alike do not take turns every round.
+    undeclared = np.isnan(state.remaining_work)
+    size_s = np.where(undeclared, np.exp2(np.ceil(np.log2(np.maximum(size_s, 1.0)))), size_s)
     offset = max(rank_offset, rank_offset_fraction * len(state))
     weight = rank_weights(size_s, rank_power, offset) * _lateness(state, aging_after, patience_s) ** aging_power
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -109,11 +115,11 @@ def _lateness(state: GoodputState, aging_after: float, patience_s: float) -> Flo
 
 
 def rank_weights(size_s: Floats, power: float, offset: float) -> Floats:
-    """(jobs,): w_i = ((i + offset)^k − (i + offset − 1)^k)^(1/k), i = 1 for the longest; k = 1 weighs all alike.
+    """(jobs,): w_i = ((i + offset)^k − (i + offset − 1)^k)^(1/k), i = 1 for the longest, the youngest among equals.
 
-    The marginal cost of remaining work under heSRPT (Berg et al., 2020), where speed grows as GPUs^(1 − 1/k).
+    k = 1 weighs all alike. The marginal cost of remaining work under heSRPT (Berg et al., 2020), where speed grows as GPUs^(1 − 1/k).
     """
     rank = np.empty(len(size_s))
-    rank[np.lexsort((np.arange(len(size_s)), -size_s))] = np.arange(1, len(size_s) + 1)
+    rank[np.lexsort((-np.arange(len(size_s)), -size_s))] = np.arange(1, len(size_s) + 1)
     weight: Floats = ((rank + offset) ** power - (rank + offset - 1.0) ** power) ** (1.0 / power)
     return weight
