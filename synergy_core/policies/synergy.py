@@ -117,7 +117,8 @@ def _lateness(state: GoodputState, aging_after: float, patience_s: float) -> Flo
 def rank_weights(size_s: Floats, power: float, offset: float) -> Floats:
     """(jobs,): w_i = ((i + offset)^k − (i + offset − 1)^k)^(1/k), i = 1 for the longest, the youngest among equals.
 
-    k = 1 weighs all alike. The marginal cost of remaining work under heSRPT (Berg et al., 2020), where speed grows as GPUs^(1 − 1/k).
+    k = 1 weighs all alike. The marginal cost of remaining work under heSRPT (Berg et al., 2020), where speed grows as
+    GPUs^(1 − 1/k).
     """
     rank = np.empty(len(size_s))
     rank[np.lexsort((-np.arange(len(size_s)), -size_s))] = np.arange(1, len(size_s) + 1)
