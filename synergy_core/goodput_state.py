@@ -84,8 +84,11 @@ class GoodputState(ClusterState):
     def allowed(self, rows: Configurations, *, growth: float = 2.0, first_gpus: int = 1) -> Mask:
         """(jobs, rows): which rows the size of each job permits: at least its smallest, at most `most_gpus`."""
         least = np.array([task.spec.min_gpus for task in self.tasks], dtype=np.int64)
-        most = np.maximum(self.most_gpus(growth=growth, first_gpus=first_gpus), least)
-        return (rows.gpus >= least[:, None]) & (rows.gpus <= most[:, None])
+        enough = rows.gpus >= least[:, None]
+        smallest = np.where(enough, rows.gpus, np.iinfo(np.int64).max).min(axis=1)
+        most = self.most_gpus(growth=growth, first_gpus=first_gpus)
+        most = np.where(least > 1, np.maximum(most, smallest), most)
+        return np.asarray(enough & (rows.gpus <= most[:, None]))
 
     def restart_cost_s(self, rows: Configurations) -> Floats:
         """(jobs, rows): standstill before the first step there: none where it is, a resize on its present type."""

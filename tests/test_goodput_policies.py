@@ -328,7 +328,6 @@ def test_gpus_given_are_gpus_held(monkeypatch):
         assert dict(zip(state.job_id.tolist(), answer.gpus.tolist(), strict=True)) == after
 
 
-@pytest.mark.xfail(strict=True, reason="JobSpec.min_gpus is read by no policy; fixed_gpus only limits growth")
 def test_job_of_fixed_gpus_runs_on_exactly_so_many():
     truth = Truth(None, fixed_gpus={"bert": 4})
     done = run(training([(0, 4, 3_000, "bert")], t4s(), truth=truth), t4s(), "sia", truth=truth)

@@ -28,9 +28,12 @@ def sia(
     rows = powers_and_whole_nodes(state.cluster)
     goodput = state.goodput(rows, batch=batch_limit)
     unknown = np.isnan(goodput).all(axis=1)
-    smallest = np.array([rows.gpus[rows.gpu_type == kind].min() for kind in rows.gpu_type])
-    goodput[unknown] = np.where(rows.gpus == smallest, 1.0, 0.0)
-    goodput[~state.allowed(rows, growth=growth, first_gpus=first_gpus)] = 0.0
+    allowed = state.allowed(rows, growth=growth, first_gpus=first_gpus)
+    for kind in range(len(state.cluster.gpu_types)):  # of each type the smallest row that the job may have counts as 1
+        on = rows.gpu_type == kind
+        smallest = np.where(allowed & on, rows.gpus, np.iinfo(np.int64).max).min(axis=1)
+        goodput[unknown[:, None] & on] = (rows.gpus == smallest[:, None])[unknown[:, None] & on]
+    goodput[~allowed] = 0.0
     valid = goodput > 0
     with np.errstate(divide="ignore", invalid="ignore"):
         least = np.where(valid, goodput, np.inf).min(axis=1, keepdims=True)
