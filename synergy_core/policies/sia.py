@@ -27,7 +27,7 @@ def sia(
     """Each round, the rows with the best sum of normalised goodputs to the power p, as an integer programme."""
     rows = powers_and_whole_nodes(state.cluster)
     goodput = state.goodput(rows, batch=batch_limit)
-    unknown = np.isnan(goodput).all(axis=1)
+    unknown = np.asarray(np.isnan(goodput).all(axis=1))
     allowed = state.allowed(rows, growth=growth, first_gpus=first_gpus)
     for kind in range(len(state.cluster.gpu_types)):  # of each type the smallest row that the job may have counts as 1
         on = rows.gpu_type == kind
