@@ -1,0 +1,220 @@
+"""Dense transformers, GPT- and Llama-like: grouped queries, gated MLPs, tied or untied embeddings.
+
+FLOPs and parameters: planner.md, sections 3.1 and 3.3; Korthikanti et al. (arXiv 2205.05198) for what is saved,
+here derived tensor by tensor so that it holds for gated MLPs, grouped queries, and without dropout.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.planner.plan import Plans
+from synergy_core.planner.software import Software
+from synergy_core.planner.work import Amount, Attention, Block, Gemm, Layers, Work
+
+Number = NDArray[Any] | int
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A decoder, or an encoder with causal=False.
+
+    head_width: of queries, keys and values; 0 means hidden ÷ heads. kv_heads: 0 means as many as heads. ffn: width of
+    the MLP. gated: three matrices instead of two. tied: the logits share the embedding's matrix. Lengths in tokens.
+    """
+
+    layers: Number
+    hidden: Number
+    heads: Number
+    ffn: Number
+    vocab: Number
+    seq_len: Number
+    kv_heads: Number = 0
+    head_width: Number = 0
+    gated: NDArray[np.bool_] | bool = False
+    tied: NDArray[np.bool_] | bool = True
+    learned_positions: NDArray[np.bool_] | bool = True
+    causal: bool = True
+
+    @property
+    def width(self) -> Number:
+        """Of one head."""
+        return np.where(np.asarray(self.head_width) > 0, self.head_width, np.asarray(self.hidden) // self.heads)
+
+    @property
+    def groups(self) -> Number:
+        """Key and value heads."""
+        return np.where(np.asarray(self.kv_heads) > 0, self.kv_heads, self.heads)
+
+    def attention_parameters(self) -> Amount:
+        """Of the attention of one layer."""
+        result: Amount = (
+            np.asarray(self.hidden, float) * self.width * (2.0 * np.asarray(self.heads) + 2.0 * self.groups)
+        )
+        return result
+
+    def mlp_parameters(self) -> Amount:
+        """Of the MLP of one layer."""
+        result: Amount = np.where(self.gated, 3.0, 2.0) * self.hidden * np.asarray(self.ffn, float)
+        return result
+
+    def embedding_parameters(self, tensor: Amount = 1.0) -> Amount:
+        """Of one table of tokens, padded as Megatron does to a multiple of 128 × the tensor-parallel degree."""
+        unit = 128.0 * np.asarray(tensor)
+        return np.ceil(np.asarray(self.vocab) / unit) * unit * self.hidden
+
+    def parameters(self) -> Amount:
+        """Of the whole model, counted once, without padding."""
+        layer = self.attention_parameters() + self.mlp_parameters() + 4.0 * np.asarray(self.hidden)
+        tables = np.where(self.tied, 1.0, 2.0) * np.asarray(self.vocab, float) * self.hidden
+        positions = np.where(self.learned_positions, np.asarray(self.seq_len, float) * self.hidden, 0.0)
+        return np.asarray(self.layers) * layer + tables + positions
+
+
+def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
+    """Operators of one micro-batch on one GPU."""
+    a = architecture
+    tokens = tokens_per_gpu(a, plans)
+    layer = Block(name="layer", **combined(attention_part(a, plans, software), mlp_part(a, plans, software)))
+    return Work(
+        before=embedding(a, plans, software),
+        layers=(Layers(with_boundary(layer, 2.0 * tokens * a.hidden / _split(plans)), np.asarray(a.layers, float)),),
+        after=logits(a, plans, software),
+        total_parameters=a.parameters(),
+    )
+
+
+Part = dict[str, Any]
+"""Fields of a `Block`."""
+
+
+def combined(*parts: Part) -> Part:
+    """One block that does all of these, one after another."""
+    result: Part = {}
+    for part in parts:
+        for name, value in part.items():
+            joined = np.maximum if name in ("live_bytes", "tensor_bytes") else operator.add
+            result[name] = joined(result[name], value) if name in result else value
+    return result
+
+
+def with_boundary(block: Block, boundary_bytes: Amount) -> Block:
+    """The block, whose input and output are of that size: what full recomputation keeps."""
+    return replace(block, boundary_bytes=boundary_bytes, input_bytes=boundary_bytes)
+
+
+def tokens_per_gpu(a: Architecture, plans: Plans) -> Amount:
+    """Of one micro-batch, on one context-parallel rank."""
+    result: Amount = plans.micro_batch * np.asarray(a.seq_len, float) / plans.context
+    return result
+
+
+def _split(plans: Plans) -> NDArray[np.float64]:
+    """By what sequence parallelism divides what tensor parallelism alone repeats."""
+    return np.where(plans.sequence, plans.tensor, 1).astype(float)
+
+
+def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
+    """Norm, queries, keys and values, attention, projection, dropout and residual."""
+    t, split, tokens = plans.tensor, _split(plans), tokens_per_gpu(a, plans)
+    hidden, heads, width = np.asarray(a.hidden, float), np.asarray(a.heads) / t, a.width
+    groups = np.maximum(np.asarray(a.groups) / t, 1.0)
+    columns = (heads + 2.0 * groups) * width
+    scores = plans.micro_batch * heads * np.asarray(a.seq_len, float) ** 2 / plans.context
+    mask = 1.0 if software.dropout else 0.0
+    saved = tokens * (hidden * (4.0 + mask) / split + 2.0 * columns + 2.0 * heads * width)
+    kept_scores = 0.0 if software.flash else scores * (4.0 + mask)
+    statistics = 4.0 * tokens * heads if software.flash else 0.0
+    return {
+        "gemms": (Gemm(tokens, columns, hidden), Gemm(tokens, hidden, heads * width)),
+        "attention": (
+            Attention(
+                count=plans.micro_batch * heads,
+                queries=np.asarray(a.seq_len) / plans.context,
+                keys=np.asarray(a.seq_len, float),
+                width=width,
+                value_width=width,
+                causal=a.causal,
+            ),
+        ),
+        "replicated_bytes": tokens * hidden * (4.0 + 6.0 + mask) / split,
+        "split_bytes": 4.0 * tokens * columns,
+        "kernels": 5.0,
+        "tensor_bytes": 2.0 * tokens * hidden,
+        "tensor_count": 1.0,
+        "context_bytes": 4.0 * tokens * groups * width,
+        "parameters": hidden * width * (2.0 * heads + 2.0 * groups) + 2.0 * hidden,
+        "saved_bytes": saved + kept_scores + statistics,
+        "selective_bytes": saved + statistics,
+        "live_bytes": saved + (0.0 if software.flash else scores * (8.0 + mask)) + 4.0 * tokens * hidden,
+    }
+
+
+def mlp_part(a: Architecture, plans: Plans, software: Software) -> Part:
+    """Norm, up (and gate), activation, down, dropout and residual."""
+    t, split, tokens = plans.tensor, _split(plans), tokens_per_gpu(a, plans)
+    hidden, ffn = np.asarray(a.hidden, float), np.asarray(a.ffn) / t
+    up = np.where(a.gated, 2.0, 1.0) * ffn
+    mask = 1.0 if software.dropout else 0.0
+    saved = tokens * (hidden * (4.0 + mask) / split + 2.0 * (up + ffn))
+    return {
+        "gemms": (Gemm(tokens, up, hidden), Gemm(tokens, hidden, ffn)),
+        "replicated_bytes": tokens * hidden * (4.0 + 6.0 + mask) / split,
+        "split_bytes": 2.0 * tokens * (up + ffn),
+        "kernels": 5.0,
+        "tensor_bytes": 2.0 * tokens * hidden,
+        "tensor_count": 1.0,
+        "parameters": hidden * (up + ffn) + 2.0 * hidden,
+        "saved_bytes": saved,
+        "selective_bytes": saved,
+        "live_bytes": saved + 2.0 * tokens * (up + ffn) + 4.0 * tokens * hidden,
+    }
+
+
+def embedding(a: Architecture, plans: Plans, software: Software) -> Block:
+    """The table of tokens, positions, dropout."""
+    tokens, hidden, split = tokens_per_gpu(a, plans), np.asarray(a.hidden, float), _split(plans)
+    mask = 1.0 if software.dropout else 0.0
+    positions = np.where(a.learned_positions, np.asarray(a.seq_len, float) * hidden, 0.0)
+    return Block(
+        name="embedding",
+        replicated_bytes=tokens * hidden * (8.0 + mask) / split,
+        kernels=4.0,
+        tensor_bytes=2.0 * tokens * hidden,
+        tensor_count=1.0,
+        parameters=a.embedding_parameters(plans.tensor) / plans.tensor + positions,
+        boundary_bytes=2.0 * tokens * hidden / split,
+        saved_bytes=tokens * hidden * mask / split,
+        selective_bytes=tokens * hidden * mask / split,
+        input_bytes=tokens * hidden * mask / split,
+        live_bytes=4.0 * tokens * hidden / split,
+    )
+
+
+def logits(a: Architecture, plans: Plans, software: Software) -> Block:
+    """Final norm, the product with the vocabulary, cross entropy in fp32."""
+    t, split, tokens = plans.tensor, _split(plans), tokens_per_gpu(a, plans)
+    hidden = np.asarray(a.hidden, float)
+    table = a.embedding_parameters(t) / t
+    columns = table / hidden
+    own = np.where(np.asarray(a.tied) & (plans.pipeline == 1), 0.0, table)
+    saved = 4.0 * tokens * hidden / split + 6.0 * tokens * columns
+    return Block(
+        name="logits",
+        gemms=(Gemm(tokens, columns, hidden),),
+        replicated_bytes=4.0 * tokens * hidden / split,
+        split_bytes=18.0 * tokens * columns,
+        kernels=10.0,
+        tensor_bytes=2.0 * tokens * hidden,
+        tensor_count=0.5,
+        parameters=own + 2.0 * hidden,
+        saved_bytes=saved,
+        selective_bytes=saved,
+        input_bytes=saved,
+        live_bytes=saved + 4.0 * tokens * columns,
+    )

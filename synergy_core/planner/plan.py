@@ -1,0 +1,116 @@
+"""Parallel plans: one as a value, many as columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.errors import InputError
+
+Ints = NDArray[np.int64]
+
+RECOMPUTE = ("none", "selective", "full")
+"""What is computed again in the backward pass: nothing, the attention core, or every layer from its input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one job is split over GPUs.
+
+    tensor, pipeline, context, data: degrees; their product is the number of GPUs. expert: over how many of the
+    data × context ranks a layer's experts are spread. interleave: stages per GPU. micro_batch: sequences (or images).
+    accumulation: micro-batches per step on each replica. zero: ZeRO's stage; 3 is FSDP. recompute: an index into
+    `RECOMPUTE`. sequence: whether what tensor parallelism would repeat is split along the sequence.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    data: int = 1
+    expert: int = 1
+    interleave: int = 1
+    micro_batch: int = 1
+    accumulation: int = 1
+    zero: int = 0
+    recompute: int = 0
+    sequence: bool = False
+
+    @property
+    def gpus(self) -> int:
+        """GPUs it needs."""
+        return self.tensor * self.pipeline * self.context * self.data
+
+    @property
+    def global_batch(self) -> int:
+        """Sequences (or images) a step."""
+        return self.micro_batch * self.accumulation * self.data
+
+    def describe(self) -> str:
+        """`tp8 pp4×2 dp2 · 1×16 · zero1 · selective`; what is 1 or none is left out."""
+        names = (
+            ("tp", self.tensor),
+            ("pp", self.pipeline),
+            ("cp", self.context),
+            ("dp", self.data),
+            ("ep", self.expert),
+        )
+        degrees = [f"{name}{value}" for name, value in names if value > 1] or ["1 GPU"]
+        if self.interleave > 1:
+            degrees = [f"{each}×{self.interleave}" if each.startswith("pp") else each for each in degrees]
+        parts = [" ".join(degrees), f"{self.micro_batch}×{self.accumulation}"]
+        parts += [f"zero{self.zero}"] if self.zero else []
+        parts += ["sp"] if self.sequence else []
+        parts += [RECOMPUTE[self.recompute]] if self.recompute else []
+        return " · ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """Plans as columns, arrays (plans,), in the order and with the meanings of `Plan`."""
+
+    tensor: Ints
+    pipeline: Ints
+    context: Ints
+    data: Ints
+    expert: Ints
+    interleave: Ints
+    micro_batch: Ints
+    accumulation: Ints
+    zero: Ints
+    recompute: Ints
+    sequence: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __iter__(self) -> Iterator[Plan]:
+        return (self.plan(at) for at in range(len(self)))
+
+    def plan(self, at: int) -> Plan:
+        """One of them."""
+        return Plan(**{each.name: getattr(self, each.name)[at].item() for each in fields(self)})
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Plans:
+        """Some of them, by index or by mask."""
+        return Plans(*(getattr(self, each.name)[rows] for each in fields(self)))
+
+    @property
+    def gpus(self) -> Ints:
+        """(plans,): GPUs each needs."""
+        return self.tensor * self.pipeline * self.context * self.data
+
+    @property
+    def global_batch(self) -> Ints:
+        """(plans,): sequences (or images) a step."""
+        return self.micro_batch * self.accumulation * self.data
+
+
+def plans_of(plans: Sequence[Plan]) -> Plans:
+    """Single plans as columns. Raises InputError for none."""
+    if not plans:
+        raise InputError("no plans given; expected at least one.")
+    columns = {each.name: np.array([getattr(plan, each.name) for plan in plans]) for each in fields(Plans)}
+    return Plans(**columns)

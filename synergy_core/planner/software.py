@@ -1,0 +1,25 @@
+"""What a training stack does by itself, whatever the plan: precision, kernels, what is kept in which type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """A family of training software, with its settings.
+
+    precision: of matrix products: bf16, fp16, fp8, tf32 or fp32. flash: whether attention scores never reach memory.
+    dropout: whether masks are kept. gradient_bytes: per parameter, 2 or 4, of gradients and of what is reduced.
+    optimizer_bytes: per parameter, of what the optimizer keeps: master copy and two moments in fp32 are 12.
+    weight_bytes: per parameter, as used by matrix products. prefetch: gathered units alive at once under ZeRO-3.
+    """
+
+    name: str
+    precision: str = "bf16"
+    flash: bool = True
+    dropout: bool = False
+    weight_bytes: float = 2.0
+    gradient_bytes: float = 4.0
+    optimizer_bytes: float = 12.0
+    prefetch: int = 2

@@ -1,0 +1,114 @@
+"""What one GPU does for one micro-batch: the operators a model family breaks a plan down to.
+
+Every figure is an array (plans,) or a number that holds for all of them. A family (`planner.families`) makes a `Work`;
+step time and memory are computed from it and know nothing of families.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+Amount = NDArray[Any] | float
+"""An array (plans,), or one number for all plans."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """count products (m × k) · (k × n) in the forward pass; two more each in the backward pass."""
+
+    m: Amount
+    n: Amount
+    k: Amount
+    count: Amount = 1.0
+
+    @property
+    def flops(self) -> Amount:
+        """Of the forward pass."""
+        return 2.0 * self.m * self.n * self.k * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """count heads, each with queries × keys scores of width `width`. causal: half of the scores are never needed.
+
+    width: of queries and keys; value_width: of values.
+    """
+
+    count: Amount
+    queries: Amount
+    keys: Amount
+    width: Amount
+    value_width: Amount
+    causal: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One layer, or what stands before or after them.
+
+    gemms, attention: as above. replicated_bytes: memory traffic of operators that tensor parallelism repeats, unless
+    split along the sequence (then already divided); split_bytes: of those that it splits; both of the forward pass.
+    kernels: launches beside the GEMMs, forward.
+    tensor_bytes: of one all-reduce over the tensor-parallel group; tensor_count: how many a forward pass has (the
+    backward pass has as many). context_bytes: keys and values that pass round the context-parallel ring, forward.
+    expert_bytes: what each GPU sends in one all-to-all; expert_count: all-to-alls a forward pass.
+    imbalance: the busiest GPU's share of expert work ÷ the mean.
+    parameters: held by this GPU before ZeRO shards them, beside expert_parameters, which only
+    data × context ÷ expert replicas share. boundary_bytes: the output that the next block takes, this GPU's part.
+    saved_bytes: kept for the backward pass without recomputation; selective_bytes: with selective; input_bytes:
+    with full. live_bytes: the most that is alive at once within the block, forward or backward.
+    """
+
+    name: str
+    gemms: tuple[Gemm, ...] = ()
+    attention: tuple[Attention, ...] = ()
+    replicated_bytes: Amount = 0.0
+    split_bytes: Amount = 0.0
+    kernels: Amount = 0.0
+    tensor_bytes: Amount = 0.0
+    tensor_count: Amount = 0.0
+    context_bytes: Amount = 0.0
+    expert_bytes: Amount = 0.0
+    expert_count: Amount = 0.0
+    imbalance: Amount = 1.0
+    parameters: Amount = 0.0
+    expert_parameters: Amount = 0.0
+    boundary_bytes: Amount = 0.0
+    saved_bytes: Amount = 0.0
+    selective_bytes: Amount = 0.0
+    input_bytes: Amount = 0.0
+    live_bytes: Amount = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """`count` blocks alike, one after another."""
+
+    block: Block
+    count: Amount
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A whole model on one micro-batch, as one GPU of each stage sees it.
+
+    before: on the first stage (embedding). layers: runs of blocks in their order; stages are cut anywhere between
+    blocks. after: on the last stage (final norm, logits, loss). total_parameters: of the model, counted once.
+    """
+
+    before: Block
+    layers: tuple[Layers, ...]
+    after: Block
+    total_parameters: Amount
+    samples_are: str = field(default="sequences")
+
+    @property
+    def layer_count(self) -> Amount:
+        """Blocks of all runs."""
+        total: Amount = 0.0
+        for each in self.layers:
+            total = total + each.count
+        return total
