@@ -73,7 +73,8 @@ class Architecture:
         layer = self.attention_parameters() + self.mlp_parameters() + 4.0 * np.asarray(self.hidden)
         tables = np.where(self.tied, 1.0, 2.0) * np.asarray(self.vocab, float) * self.hidden
         positions = np.where(self.learned_positions, np.asarray(self.seq_len, float) * self.hidden, 0.0)
-        return np.asarray(self.layers) * layer + tables + positions
+        result: Amount = np.asarray(self.layers) * layer + tables + positions
+        return result
 
 
 def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
