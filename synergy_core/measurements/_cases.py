@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.measurements._architecture import family_of, kind_of, stacked
 from synergy_core.measurements._hardware import Gpus
 from synergy_core.planner import machine as machines
@@ -90,8 +91,15 @@ def cases(rows: Iterable[Measured], *, every_setting: bool = False) -> list[Case
 @cache
 def machine_of(gpus: Gpus) -> Machine:
     """The catalog's node type, with what the file states of it."""
-    stated = {"network_bytes_per_s": gpus.network_bytes_per_s, "memory_bytes": gpus.memory_bytes}
-    given = {name: value for name, value in stated.items() if value is not None}
+    stated = {
+        "gpus_per_node": gpus.gpus_per_node,
+        "network_bytes_per_s": gpus.network_bytes_per_s,
+        "memory_bytes": gpus.memory_bytes,
+    }
     module: Any = machines
-    result: Machine = module.machine(gpus.name, gpus_per_node=gpus.gpus_per_node, **given)
-    return result
+    result: Machine = module.machine(gpus.name, **{name: value for name, value in stated.items() if value is not None})
+    like = gpu_sheet(gpus.memory_like) if gpus.memory_like else None
+    if like is None:
+        return result
+    rate = like.memory_bandwidth_bytes_per_s * (result.memory_bytes / like.memory_bytes)
+    return replace(result, gpu=replace(result.gpu, memory_bandwidth_bytes_per_s=rate))

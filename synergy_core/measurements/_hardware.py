@@ -32,12 +32,16 @@ NVL_DOMAIN = 72
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """Nodes of GPUs as stated: what makes a `Machine`. None where the usual one of that node type is meant."""
+    """Nodes of GPUs as stated: what makes a `Machine`. None where the usual one of that node type is meant.
+
+    memory_like: a GPU with the same kind of memory, whose bandwidth per byte holds.
+    """
 
     name: str
     memory_bytes: float | None
-    gpus_per_node: int
-    network_bytes_per_s: float | None
+    gpus_per_node: int | None
+    network_bytes_per_s: float | None = None
+    memory_like: str = ""
 
 
 def gpu_type(text: str) -> str:
@@ -47,23 +51,28 @@ def gpu_type(text: str) -> str:
     return re.sub(r"[ _-]", "", found[1]) if found else plain
 
 
-def stated_memory_gb(text: str, column: str) -> float | None:
-    """GB of a GPU: the column's, else what its name ends in; None where neither says."""
-    if column:
-        return float(column)
+def _memory_gb(text: str) -> float | None:
+    """GB that a GPU's name ends in; None where it does not say."""
     found = _MEMORY.search(text.lower())
     return float(found[1]) if found else None
 
 
-def choices(text: str, memory_column: str, gpus_per_node: int, interconnect: str) -> tuple[Gpus, ...]:
+def choices(text: str, memory_gb: float | None, gpus_per_node: int, interconnect: str) -> tuple[Gpus, ...]:
     """What the GPUs may be: one choice, or, where a type has two sizes of memory and none is stated, one of each."""
     kind = gpu_type(text)
-    stated = stated_memory_gb(text, memory_column)
+    stated = memory_gb or _memory_gb(text)
     memories = (stated,) if stated is not None else MEMORIES_GB.get(kind, (None,))
     domain = NVL_DOMAIN if kind.startswith("gb") and "nvl72" in interconnect.lower() else gpus_per_node
     network = network_bytes_per_s(interconnect, gpus_per_node, kind)
     return tuple(
-        Gpus(sheet_name(text, memory), None if memory is None else memory * 1e9, domain, network) for memory in memories
+        Gpus(
+            sheet_name(text, memory),
+            None if memory is None else memory * 1e9,
+            domain,
+            network,
+            "h100-pcie" if kind == "h100" and "hbm2e" in text.lower() else "",
+        )
+        for memory in memories
     )
 
 

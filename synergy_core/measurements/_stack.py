@@ -10,21 +10,19 @@ from synergy_core.planner.software import Software
 STACKS = {
     "megatron": Software("megatron", flash=False, dropout=True),
     "megatron-core": Software("megatron-core", gradient_bytes=2.0),
-    "deepspeed": Software("deepspeed", flash=False, dropout=True),
     "fsdp": Software("fsdp"),
     "torchtitan": Software("torchtitan"),
     "nanotron": Software("nanotron"),
 }
-"""Megatron's and DeepSpeed's GPT train with dropout, the others without. Gradients: in fp32 where training is in bf16
-(Megatron's --accumulate-allreduce-grads-in-fp32, set with --bf16; Composer's FSDP mixed_precision DEFAULT), but
-Megatron-Bridge's recipes set grad_reduce_in_fp32 to false."""
+"""By the names of catalog/software/. `megatron`: before FlashAttention, Megatron-DeepSpeed too, with dropout; the others
+without. Gradients: in fp32 where training is in bf16 (Megatron's --accumulate-allreduce-grads-in-fp32, set with --bf16;
+Composer's FSDP mixed_precision DEFAULT), but Megatron-Bridge's recipes set grad_reduce_in_fp32 to false."""
 
 _WORDS = (
     ("torchtitan", r"torchtitan"),
     ("nanotron", r"nanotron"),
     ("megatron-core", r"megatron-bridge|megatron-core|mcore|\bnemo\b|nvidia-nemo"),
     ("fsdp", r"llm-foundry|composer|fsdp"),
-    ("deepspeed", r"deepspeed"),
 )
 _PRECISIONS = (
     ("fp8", r"fp8|e4m3|hybrid"),
@@ -39,13 +37,15 @@ _NEWER_THAN_FLASH = ("h100", "h200", "h800", "h20", "b200", "b300", "gb200", "gb
 """Whose software has flash attention by default."""
 
 
-def software_name(*, source: str, notes: str, model: str, tensor: int, pipeline: int, zero: int) -> str:
-    """A key of `STACKS`."""
+def software_name(*, source: str, notes: str, model: str, gpu: str, tensor: int, pipeline: int, zero: int) -> str:
+    """A key of `STACKS`. Megatron on GPUs that are younger than FlashAttention is Megatron Core."""
     words = f"{source} {notes} {model}".lower()
     for name, pattern in _WORDS:
         if re.search(pattern, words):
             return name
-    return "fsdp" if zero == 3 and tensor == 1 and pipeline == 1 else "megatron"
+    if zero == 3 and tensor == 1 and pipeline == 1:
+        return "fsdp"
+    return "megatron-core" if gpu in _NEWER_THAN_FLASH else "megatron"
 
 
 def precision(text: str) -> str | None:

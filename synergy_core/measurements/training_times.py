@@ -50,10 +50,11 @@ _ZERO = re.compile(r"(?:zero-?)?([0-3])(?:\.0)?(\?)?")
 
 @dataclass(frozen=True, slots=True)
 class TrainingStep:
-    """One row. gpu_type: the catalog's name. iter_time_s: NaN where none was measured.
+    """One row. gpu_type: the catalog's name.
 
     settings: every way it may have run, the most usual first; none where failure says why it cannot be predicted.
-    unstated: columns that made it several. memory_kind: which counter told peak_mem_bytes.
+    unstated: columns that made it several. memory_kind: which counter told peak_mem_bytes. held_bytes: of the
+    allocator between steps. Memory and times that were not measured are NaN.
     """
 
     line: int
@@ -71,6 +72,7 @@ class TrainingStep:
     settings: tuple[Setting, ...]
     unstated: tuple[str, ...] = ()
     failure: str = ""
+    held_bytes: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,15 +292,15 @@ def _settings(row: Row, degrees: _Degrees) -> tuple[tuple[Setting, ...], tuple[s
         )
     except InputError as error:
         raise _UnpredictableError(str(error)) from None
-    memory = row.number("gpu_mem_gb")
     per_node = row.whole("gpus_per_node") or 8
-    gpus = _hardware.choices(row.text("gpu"), "" if memory is None else str(memory), per_node, row.text("interconnect"))
+    gpus = _hardware.choices(row.text("gpu"), row.number("gpu_mem_gb"), per_node, row.text("interconnect"))
     if gpu_sheet(gpus[0].name) is None:
         raise _UnpredictableError(f"no data sheet of GPU '{row.text('gpu')}' in the catalog")
     name = _stack.software_name(
         source=row.text("source"),
         notes=row.text("notes"),
         model=model,
+        gpu=_hardware.gpu_type(row.text("gpu")),
         tensor=degrees.tensor,
         pipeline=degrees.pipeline,
         zero=degrees.zero[0],
