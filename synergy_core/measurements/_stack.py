@@ -9,6 +9,7 @@ from synergy_core.planner.software import Software
 
 STACKS = {
     "megatron": Software("megatron", flash=False, dropout=True),
+    "megatron-deepspeed": Software("megatron-deepspeed", flash=False, dropout=True, gradient_bytes=2.0),
     "megatron-core": Software("megatron-core", gradient_bytes=2.0),
     "fsdp": Software("fsdp"),
     "torchtitan": Software("torchtitan"),
@@ -23,6 +24,7 @@ _WORDS = (
     ("nanotron", r"nanotron"),
     ("megatron-core", r"megatron-bridge|megatron-core|mcore|\bnemo\b|nvidia-nemo"),
     ("fsdp", r"llm-foundry|composer|fsdp"),
+    ("megatron-deepspeed", r"deepspeed"),
 )
 _PRECISIONS = (
     ("fp8", r"fp8|e4m3|hybrid"),
