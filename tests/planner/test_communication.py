@@ -27,6 +27,7 @@ from synergy_core.planner.machine import machine_named
 NODES = ("dgx-a100", "dgx-h200", "dgx-1-v100", "dgx-2", "a40-2", "rtx2080ti-8", "g4dn.12xlarge")
 COLLECTIVES = (all_reduce_s, all_gather_s, reduce_scatter_s, all_to_all_s)
 KINDS = ("nvswitch", "nvlink", "pcie", "infiniband", "ethernet")
+ROOT = Path(__file__).parents[2]
 GIB = 2.0**30
 
 # NVLinks between the GPUs of a DGX-1V (WP-08437-002, figure 4).
@@ -178,7 +179,7 @@ def test_empty_messages_take_only_the_start() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_constants_are_physical_and_say_where_they_come_from(kind: str) -> None:
-    link, content = link_named(kind), read_yaml(Path("synergy_core/catalog/links") / f"{kind}.yaml")
+    link, content = link_named(kind), read_yaml(ROOT / "synergy_core" / "catalog" / "links" / f"{kind}.yaml")
     assert 0 < link.low_share <= 1
     assert 0 < link.efficiency <= 1
     assert 0 < link.exchange <= 1
@@ -196,7 +197,9 @@ def test_the_fit_reaches_its_aims(tmp_path: Path) -> None:
         pytest.skip("SYNERGY_DATA has no collectives")
     out = tmp_path / "links.json"
     subprocess.run(
-        [sys.executable, "bench/fit_links.py", "--no-held-out", "--json", str(out)], check=True, capture_output=True
+        [sys.executable, str(ROOT / "bench" / "fit_links.py"), "--no-held-out", "--json", str(out)],
+        check=True,
+        capture_output=True,
     )
     found = {(e["gpu"], e["link"], e["group"], e["band"]): e for e in json.loads(out.read_text())}
     limits = {("A100", "nvswitch"): 0.1, ("H200", "nvswitch"): 0.1, ("V100", "nvlink"): 0.1, ("A40", "infiniband"): 0.2}
