@@ -12,6 +12,7 @@ _WORDS = (
     ("nanotron", r"nanotron"),
     ("megatron-core", r"megatron-bridge|megatron-core|mcore|\bnemo\b|nvidia-nemo"),
     ("fsdp", r"llm-foundry|composer|fsdp"),
+    ("megatron-deepspeed", r"deepspeed"),
 )
 _PRECISIONS = (
     ("fp8", r"fp8|e4m3|hybrid"),
