@@ -23,6 +23,7 @@ from synergy_core.measurements.training_times import TrainingTimes
 from synergy_core.planner import communication
 from synergy_core.planner.constants import Constants, constants_for
 from synergy_core.planner.machine import Machine
+from synergy_core.planner.memory import memory
 from synergy_core.planner.plan import Plans
 from synergy_core.planner.software import Software, software_named
 from synergy_core.planner.step_time import step_time
@@ -59,7 +60,7 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a file's rows are predicted to be, arrays (rows,): of all settings of a row, the closest to what was measured.
+    """What a file's rows are predicted to be, arrays (rows,): of a row's settings, the closest to what was measured.
 
     fits: whether some setting fits into memory. ideal_s: FLOPs ÷ peak. NaN where nothing is predicted.
     """
@@ -83,7 +84,8 @@ def scored(file: Any, choose: Choose = constants_for) -> list[Group]:
 def predicted(file: TrainingTimes, choose: Choose = constants_for) -> Rows:
     """Predictions of every row; of a row with unstated fields, the setting that comes closest."""
     count = len(file)
-    rows = Rows(*(np.full(count, np.nan) for _ in range(4)), np.zeros(count, dtype=bool))
+    time_s, ideal_s, peak, static = np.full((4, count), np.nan)
+    rows = Rows(time_s, ideal_s, peak, static, np.zeros(count, dtype=bool))
     measured_peak = np.array([each.peak_mem_bytes for each in file.rows])
     kinds = np.array([each.memory_kind for each in file.rows])
     held = np.array([each.held_bytes for each in file.rows])
@@ -92,8 +94,7 @@ def predicted(file: TrainingTimes, choose: Choose = constants_for) -> Rows:
         time = _layer_s(case, choose) if isinstance(file, LayerTimes) else _step_s(work, case, choose)
         _closest(rows.time_s, case.rows, time, case.iter_time_s)
         _closest(rows.ideal_s, case.rows, _ideal_s(work, case.plans, case.machine, case.software), case.iter_time_s)
-        memory = importlib.import_module("synergy_core.planner.memory")
-        needs = memory.memory(work, case.plans, case.software)
+        needs = memory(work, case.plans, case.software)
         told = np.select(
             [kinds[case.rows] == "nvidia-smi", kinds[case.rows] == "torch peak reserved"],
             [needs.device_total, needs.reserved],
@@ -133,7 +134,7 @@ def _layer_s(case: Case, choose: Choose) -> Floats:
 
 
 def _ideal_s(work: Work, plans: Plans, machine: Machine, software: Software) -> Floats:
-    """FLOPs of a step ÷ the peak of all GPUs: three times the forward pass, layers four times with full recomputation."""
+    """FLOPs of a step ÷ the peak: three times the forward pass, of layers four times with full recomputation."""
     times = np.where(plans.recompute == 2, 4.0, 3.0)
     layers = sum((np.asarray(each.count) * _forward(each.block) for each in work.layers), np.zeros(len(plans)))
     flops = times * layers / plans.pipeline + 3.0 * (_forward(work.before) + _forward(work.after)) / plans.pipeline
@@ -229,7 +230,7 @@ def _time_group(name: str, at: Bools, file: TrainingTimes, rows: Rows, measured:
 
 
 def regrets(predicted_s: Floats, measured_s: Floats, keys: Sequence[Hashable]) -> list[float]:
-    """Of each set of rows alike in `keys` with several predicted: measured time of the one predicted fastest ÷ best − 1."""
+    """Of each set of rows alike in `keys`: the measured time of the one predicted fastest ÷ the best − 1."""
     sets: dict[Hashable, list[int]] = {}
     for at, key in enumerate(keys):
         if math.isfinite(predicted_s[at]):
