@@ -3,8 +3,9 @@
     python bench/fit_memory.py [--json OUT]
 
 Reads $SYNERGY_DATA/parallel. Per file and group: n, then errors of the prediction as fractions of what was measured.
-Megatron's tests log the last rank (its writer's), nanotron rank 0, torchtitan the worst rank. A field that a row does not
-state is scored as a band: the value nearest the measurement. Plans that ran must fit: those refused are counted.
+Megatron's tests log the last rank (the one that has the writer: `megatron/training/global_vars.py`), nanotron rank 0,
+torchtitan the worst rank. A recomputation that a row does not state is a band: the best of what it may have been. Plans
+that ran must fit: those refused are counted.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ DATA = Path(os.environ.get("SYNERGY_DATA", "../shared/data")) / "parallel"
 MEGATRON = Software("megatron", dropout=True)
 MEGATRON_OLD = Software("megatron", precision="fp16", dropout=True, flash=False, workspace_bytes=8 * MIB)
 NANOTRON = Software("nanotron", eager=True, logit_bytes=8.0, weighs_logits=True, workspace_bytes=32 * MIB)
-FSDP = Software("fsdp", eager=True, logit_bytes=14.0, gathers_from_master=True, workspace_bytes=32 * MIB)
+TORCHTITAN = Software("torchtitan", eager=True, logit_bytes=14.0, gathers_from_master=True, workspace_bytes=32 * MIB)
+# llm-foundry: flash attention's cross entropy keeps 16-bit logits and makes their gradient in 16 bits; no dropout.
+FOUNDRY = Software("llm-foundry", logit_bytes=4.0, gathers_from_master=True, workspace_bytes=32 * MIB)
 
 Row = dict[str, str]
 
@@ -79,7 +82,11 @@ def architecture(rows: Sequence[Row], learned: bool, tied: bool | None) -> trans
 def plan(row: Row, recompute: str) -> Plan:
     tensor, pipeline, context = (number(row, name, 1) for name in ("tp", "pp", "cp"))
     data = number(row, "dp", number(row, "n_gpus", 8) // (tensor * pipeline * context))
-    zero = 3 if row.get("zero3_fsdp") == "1" else number(row, "zero", number(row, "dist_opt", 0))
+    zero = (
+        3
+        if row.get("zero3_fsdp") == "1" or row.get("zero") == "fsdp"
+        else number(row, "zero", number(row, "dist_opt", 0))
+    )
     micro = number(row, "micro_batch", 1)
     return Plan(
         tensor=tensor,
@@ -114,13 +121,16 @@ def measured(rows: Sequence[Row], column: str) -> np.ndarray:
 
 
 def ci_software(row: Row) -> Software:
-    """Transformer Engine runs with `te` in the test's name; other tests have no fused attention and no workspace of it."""
+    """Transformer Engine runs with `te` in the test's name; other tests have neither its fused attention nor workspace."""
     engine, hopper = "te_" in row["test"] or "_te" in row["test"], row["platform"] in ("h100", "gb200")
     flash = row["attn_backend"] == "flash" or (row["attn_backend"] == "" and engine)
     return replace(MEGATRON, flash=flash, workspace_bytes=(32 if hopper else 8) * MIB + (64 * MIB if engine else 0.0))
 
 
-UNSTATED = "uneven_pipeline|account_for|tunable_overlap|cross_entropy|defer_embedding|modelopt|uninstall_te|multi_dist|qk_layer"
+UNSTATED = (
+    "uneven_pipeline|account_for|tunable_overlap|cross_entropy|defer_embedding"
+    "|modelopt|uninstall_te|multi_dist|qk_layer"
+)
 """Parts of tests' names for options that change memory and have no column: reported apart."""
 
 
@@ -166,7 +176,7 @@ def megatron_ci(report: Report) -> None:
 
 
 def nanotron(report: Report) -> None:
-    """Peak of rank 0, with every degree left to tell for itself: nothing is fitted."""
+    """Peak of rank 0; no constant is fitted to these rows."""
     rows = rows_of("nanotron_llama1b_h100.csv")
     told = predicted(rows, NANOTRON, learned=False, tied=False, stage="first").total
     add(report, "nanotron", "peak of rank 0", told, measured(rows, "peak_mem_gib"))
@@ -178,7 +188,7 @@ def torchtitan(report: Report) -> None:
     truth = measured(rows, "peak_mem_gib")
     full = np.array([row["recompute"] == "full" for row in rows])
     most, least = (
-        predicted(rows, FSDP, learned=False, tied=False, stage="worst", recompute=each).reserved
+        predicted(rows, TORCHTITAN, learned=False, tied=False, stage="worst", recompute=each).reserved
         for each in ("selective", "full")
     )
     add(report, "torchtitan", "reserved, full recomputation", most[full], truth[full])
@@ -193,10 +203,10 @@ def must_fit(report: Report) -> None:
         ("vtrain_single_a100", MEGATRON_OLD, True, True, ("full",), (80, 40)),
         ("megatron_v1_2020_v100_a100", MEGATRON_OLD, True, True, ("full",), (0,)),
         ("korthikanti_table5", MEGATRON_OLD, True, True, ("full",), (0,)),
-        ("llmfoundry_a100_80gb_bf16", FSDP, True, True, ("full",), (0,)),
-        ("llmfoundry_h100_80gb_bf16", FSDP, True, True, ("full",), (0,)),
+        ("llmfoundry_a100_80gb_bf16", FOUNDRY, True, True, ("full",), (0,)),
+        ("llmfoundry_h100_80gb_bf16", FOUNDRY, True, True, ("full",), (0,)),
         ("nanotron_llama1b_h100", NANOTRON, False, False, ("none",), (0,)),
-        ("torchtitan_h100_h200", FSDP, False, False, ("full",), (0,)),
+        ("torchtitan_h100_h200", TORCHTITAN, False, False, ("full",), (0,)),
         ("mbridge_dense", replace(MEGATRON, dropout=False), False, False, ("none", "selective", "full"), (0,)),
     )
     for name, software, learned, tied, recomputed, sizes in files:
@@ -223,37 +233,30 @@ def machine(memory_bytes: Any) -> Machine:
 
 
 def constants(report: Report) -> None:
-    """The two constants that data can tell, each left to the rows of other groups."""
+    """The two constants that data can tell: each fitted without a group of rows and scored on that group."""
     print("\nconstants, fitted without a group and scored on it")
     rows = [row for row in ci_rows()["dev_dgx_h100"] if ci_software(row).workspace_bytes > 64 * MIB]
-    bare = [
-        predicted([row], replace(ci_software(row), workspace_bytes=0.0), learned=True, tied=None, stage="last")
-        for row in rows
+    bare = [replace(ci_software(row), workspace_bytes=0.0) for row in rows]
+    parts = [
+        predicted([row], each, learned=True, tied=None, stage="last") for row, each in zip(rows, bare, strict=True)
     ]
-    static, held = np.concatenate([each.static for each in bare]), measured(rows, "mem_allocated_gib")
-    print(
-        f"workspace: {np.median(held - static) / MIB:.0f} MiB over all, {Software('').workspace_bytes / MIB:.0f} shipped"
-    )
+    held = measured(rows, "mem_allocated_gib")
+    static = np.concatenate([each.static for each in parts])
+    shipped = Software("").workspace_bytes / MIB
+    print(f"workspace: {np.median(held - static) / MIB:.0f} MiB over all rows, {shipped:.0f} shipped")
     for name in ("tp", "pp"):
         for value in sorted({row[name] for row in rows}):
             out = np.array([row[name] == value for row in rows])
             found = float(np.median((held - static)[~out]))
-            error = np.abs(static[out] + found - held[out]) / held[out]
-            print(f"  without {name}={value}: {found / MIB:.0f} MiB, {error.mean():.1%} on its {out.sum()} rows")
-            report.append(
-                {
-                    "file": "constants",
-                    "group": f"workspace without {name}={value}",
-                    "bytes": found,
-                    "mape": float(error.mean()),
-                }
-            )
+            error = float(np.mean(np.abs(static[out] + found - held[out]) / held[out]))
+            print(f"  without {name}={value}: {found / MIB:.0f} MiB, {error:.1%} on its {out.sum()} rows")
+            group = f"workspace without {name}={value}"
+            report.append({"file": "constants", "group": group, "bytes": found, "mape": error})
     rows = [row for row in rows_of("torchtitan_h100_h200.csv") if row["recompute"] == "full"]
-    told = predicted(rows, FSDP, learned=False, tied=False, stage="worst")
+    told = predicted(rows, TORCHTITAN, learned=False, tied=False, stage="worst")
     over = (measured(rows, "peak_mem_gib") - told.total) / (told.total - told.static)
-    print(
-        f"fragmentation: {np.median(over):.1%} over {len(rows)} rows ({over.min():.1%} to {over.max():.1%}), {FRAGMENTATION:.1%} shipped"
-    )
+    spread = f"{over.min():.1%} to {over.max():.1%}"
+    print(f"fragmentation: {np.median(over):.1%} over {len(rows)} rows ({spread}), {FRAGMENTATION:.1%} shipped")
 
 
 def main() -> None:
