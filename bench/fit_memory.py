@@ -121,7 +121,7 @@ def measured(rows: Sequence[Row], column: str) -> np.ndarray:
 
 
 def ci_software(row: Row) -> Software:
-    """Transformer Engine runs with `te` in the test's name; other tests have neither its fused attention nor workspace."""
+    """Transformer Engine runs with `te` in the test's name; other tests lack its attention and its workspace."""
     engine, hopper = "te_" in row["test"] or "_te" in row["test"], row["platform"] in ("h100", "gb200")
     flash = row["attn_backend"] == "flash" or (row["attn_backend"] == "" and engine)
     return replace(MEGATRON, flash=flash, workspace_bytes=(32 if hopper else 8) * MIB + (64 * MIB if engine else 0.0))

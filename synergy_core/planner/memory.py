@@ -128,16 +128,19 @@ def memory(
 
 
 def _roles(work: Work, plans: Plans) -> list[NDArray[np.int64]]:
-    """The stages that may be the worst: first, second, last, and the first that begins within each later run of layers.
+    """The stages that may be the worst: first, second, last, and the first to begin with each other kind of block.
 
     Among stages with the same layers, an earlier one has more micro-batches in flight.
     """
     last = plans.pipeline - 1
     roles = [np.zeros_like(last), np.minimum(1, last), last]
     begin: Amount = 0.0
-    for run in work.layers[:-1]:
+    seen: list[Block] = []
+    for run in work.layers:
+        if seen and not any(run.block is each for each in seen):
+            roles.append(np.minimum(np.ceil(begin * plans.pipeline / work.layer_count), last).astype(np.int64))
+        seen.append(run.block)
         begin = begin + run.count
-        roles.append(np.minimum(np.ceil(begin * plans.pipeline / work.layer_count), last).astype(np.int64))
     return roles
 
 
