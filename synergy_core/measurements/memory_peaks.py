@@ -52,6 +52,7 @@ def _step(row: Row, model: str) -> TrainingStep:
             **cells,
             "model": model,
             "gpu": cells.get("platform") or "h100",
+            "gpu_mem_gb": cells.get("gpu_mem_gb", "") or ("80" if cells.get("platform") == "a100" else ""),
             "gpus_per_node": cells.get("gpus_per_node", "") or "8",
             "n_gpus": cells.get("n_gpus", "") or USUAL_GPUS,
             "ffn": ffn[0] if ffn else str(4 * hidden),
@@ -65,7 +66,7 @@ def _step(row: Row, model: str) -> TrainingStep:
             "notes": "",
             "iter_time_s": "",
             "peak_mem_gib": cells.get("mem_max_gib", ""),
-            "mem_kind": "torch peak allocated",
+            "mem_kind": "torch peak allocated, rank 0",
         },
     )
     step = training_times.step(alike, untied=row.flag("untied_embed") or False)
