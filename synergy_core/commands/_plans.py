@@ -23,7 +23,7 @@ from synergy_core.measurements.training_times import TrainingTimes
 from synergy_core.planner import communication
 from synergy_core.planner.constants import Constants, constants_for
 from synergy_core.planner.machine import Machine
-from synergy_core.planner.memory import FIRST, WORST, memory
+from synergy_core.planner.memory import memory
 from synergy_core.planner.plan import Plans
 from synergy_core.planner.software import Software, software_named
 from synergy_core.planner.step_time import step_time
@@ -96,7 +96,7 @@ def predicted(file: TrainingTimes, choose: Choose = constants_for) -> Rows:
         time = _layer_s(case, choose) if isinstance(file, LayerTimes) else _step_s(work, case, choose)
         _closest(rows.time_s, case.rows, time, case.iter_time_s)
         _closest(rows.ideal_s, case.rows, _ideal_s(work, case.plans, case.machine, case.software), case.iter_time_s)
-        needs = memory(work, case.plans, case.software, stage=FIRST if file.rows[case.rows[0]].first_stage else WORST)
+        needs = memory(work, case.plans, case.software, stage=file.rows[case.rows[0]].stage)
         told = np.select(
             [kinds[case.rows] == "nvidia-smi", kinds[case.rows] == "torch peak reserved"],
             [needs.device_total, needs.reserved],
