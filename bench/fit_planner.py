@@ -97,7 +97,7 @@ FITS = (
         "h100-nanotron",
         "h100",
         {"nanotron_llama1b_h100": 1.0},
-        own={"nanotron": ("host_s", "tensor_efficiency", "memory_efficiency", "gemm_efficiency", "backward_traffic")},
+        own={"nanotron": ("host_s", "tensor_efficiency", "backward_traffic")},
         start={"nanotron": {}},
         after="h100-fsdp",
     ),
@@ -116,19 +116,9 @@ FITS = (
         "h100-megatron-fp8",
         "h100",
         {"mbridge_dense": 2.0, "mbridge_moe_and_other": 1.0},
-        own={
-            "megatron-core-fp8": (
-                "gemm_efficiency",
-                "memory_efficiency",
-                "attention_efficiency",
-                "tensor_efficiency",
-                "network_efficiency",
-                *OVERLAP,
-                "host_s",
-                "step_s",
-            )
-        },
-        start={"megatron-core-fp8": {}},
+        shared=("tensor_efficiency", "network_efficiency", *OVERLAP, "attention_efficiency", "memory_efficiency", "step_s"),
+        own={"megatron-core-fp8": ("gemm_efficiency", "host_s"), "megatron-core": ("gemm_efficiency",)},
+        start={"megatron-core-fp8": {}, "megatron-core": {}},
         after="h100-fsdp",
     ),
 )
