@@ -20,11 +20,12 @@ from synergy_core.errors import InputError
 from synergy_core.planner.constants import Constants
 from synergy_core.planner.enumerate import Limits, candidates, leanest, limits_of, undominated, with_options
 from synergy_core.planner.machine import Machine
-from synergy_core.planner.memory import memory
+from synergy_core.planner.memory import MARGIN, USABLE, memory
 from synergy_core.planner.plan import Ints, Plan, Plans
 from synergy_core.planner.reshard import holdings, moved_bytes
 from synergy_core.planner.software import Software
 from synergy_core.planner.step_time import StepTime, step_time
+from synergy_core.planner.work import Work
 
 Floats = NDArray[np.float64]
 
@@ -50,7 +51,7 @@ class Infeasible:
 class PlanTable:
     """Plans as columns (rows,), by GPU count and then by rank; rank 0 is the one to take.
 
-    step_time_s with its parts; memory_bytes: on the fullest GPU. timed: plans whose time was computed.
+    step_time_s with its parts; memory_bytes: on the fullest GPU, all of it. timed: plans whose time was computed.
     """
 
     machine: Machine
@@ -159,24 +160,31 @@ def search_all(
         raise InputError(f"batch={global_batch}: expected a positive whole number.")
     common = (wanted, int(global_batch), tuple(micro_batches), max_tensor, keep, current, _pairs(fixed))
     return tuple(
-        _remembered(_Same(family), architecture, machine, software, _Same(constants), *common)
+        _remembered(_Keyed(family, id(family)), architecture, _of_machine(machine), software, constants, *common)
         for machine, software, constants in machines
     )
 
 
-class _Same:
-    """Wraps what is compared by identity, so that it can be part of a key; holding it keeps the identity taken."""
+class _Keyed:
+    """Wraps what a table is remembered by where it has no hash of its own; holding it keeps its parts' ids taken."""
 
-    __slots__ = ("it",)
+    __slots__ = ("it", "key")
 
-    def __init__(self, it: Any) -> None:
+    def __init__(self, it: Any, key: Any) -> None:
         self.it = it
+        self.key = key
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.it is self.it
+        return isinstance(other, _Keyed) and other.key == self.key
 
     def __hash__(self) -> int:
-        return id(self.it)
+        return hash(self.key)
+
+
+def _of_machine(machine: Machine) -> _Keyed:
+    """A machine by its figures and its GPU's sheet, of which the catalog has one each."""
+    figures = [getattr(machine, each.name) for each in fields(Machine) if each.name != "gpu"]
+    return _Keyed(machine, (id(machine.gpu), *figures))
 
 
 def _pairs(fixed: Mapping[str, int] | None) -> tuple[tuple[str, int], ...]:
@@ -185,7 +193,7 @@ def _pairs(fixed: Mapping[str, int] | None) -> tuple[tuple[str, int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Sized:
-    """Candidate plans: each without options, and the bytes of its leanest variant; then the variants that may fit."""
+    """Candidate plans without options; bytes of the leanest variant of each, and whether that fits."""
 
     plans: Plans
     least_bytes: Floats
@@ -194,11 +202,11 @@ class _Sized:
 
 @lru_cache(maxsize=512)
 def _remembered(
-    family: _Same,
+    family: _Keyed,
     architecture: Any,
-    machine: Machine,
+    of_machine: _Keyed,
     software: Software,
-    constants: _Same,
+    constants: Constants,
     counts: tuple[int, ...],
     global_batch: int,
     micro_batches: tuple[int, ...],
@@ -208,7 +216,8 @@ def _remembered(
     fixed: tuple[tuple[str, int], ...],
 ) -> PlanTable:
     """One table. Two passes: tensor parallelism within nodes, then across them for counts that are left."""
-    model = _Model(family.it, architecture, software, limits_of(family.it, architecture, software))
+    machine: Machine = of_machine.it
+    model = Model(family.it, architecture, software, limits_of(family.it, architecture, software))
     held = dict(fixed)
     wanted = np.unique(np.asarray(counts))
     within = min(max_tensor or machine.gpus_per_node, machine.gpus_per_node)
@@ -217,8 +226,7 @@ def _remembered(
     left = wanted[~np.isin(wanted, sized.plans.gpus[sized.fits])]
     if left.size and beyond > within:
         sized = _joined(sized, _sized(model, machine, left, global_batch, micro_batches, beyond, held))
-    plans, bytes_ = _variants(model, machine, sized, held)
-    parts = step_time(model.work(plans), plans, machine, software, constants.it)
+    plans, bytes_, parts = timed(model, machine, constants, sized.plans.take(sized.fits), held)
     order, rank = _ranked(plans, parts.total_s, keep, model, current)
     chosen = plans.take(order)
     return PlanTable(
@@ -236,7 +244,7 @@ def _remembered(
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
+class Model:
     """A model with its software: what the steps of a search have in common."""
 
     family: Any
@@ -244,12 +252,27 @@ class _Model:
     software: Software
     limits: Limits
 
-    def work(self, plans: Plans) -> Any:
-        return self.family.work(self.architecture, plans, self.software)
+    def work(self, plans: Plans) -> Work:
+        """Its operators under each plan."""
+        result: Work = self.family.work(self.architecture, plans, self.software)
+        return result
+
+
+def timed(
+    model: Model, machine: Machine, constants: Constants, plans: Plans, fixed: Mapping[str, int] | None = None
+) -> tuple[Plans, Floats, StepTime]:
+    """Of each plan every ZeRO stage and recomputation that fits and that no other rules out; its bytes, its seconds."""
+    variants, of = with_options(plans, fixed)
+    needed = memory(model.work(variants), variants, model.software)
+    kept = np.flatnonzero(np.broadcast_to(needed.fits(machine), len(variants)))
+    kept = kept[undominated(variants.zero[kept], variants.recompute[kept], of[kept])]
+    chosen = variants.take(kept)
+    seconds = step_time(model.work(chosen), chosen, machine, model.software, constants)
+    return chosen, np.asarray(needed.device_total, dtype=np.float64)[kept], seconds
 
 
 def _sized(
-    model: _Model,
+    model: Model,
     machine: Machine,
     counts: Ints,
     global_batch: int,
@@ -269,7 +292,7 @@ def _sized(
     plans = plans.take(_laid_out(plans, machine))
     lean = leanest(plans, fixed)
     needed = memory(model.work(lean), lean, model.software)
-    return _Sized(plans, _columns(needed.total, plans), np.broadcast_to(needed.fits(machine), len(plans)))
+    return _Sized(plans, np.asarray(needed.device_total), np.asarray(needed.fits(machine)))
 
 
 def _laid_out(plans: Plans, machine: Machine) -> NDArray[np.bool_]:
@@ -289,23 +312,8 @@ def _joined(first: _Sized, second: _Sized) -> _Sized:
     )
 
 
-def _variants(model: _Model, machine: Machine, sized: _Sized, fixed: Mapping[str, int]) -> tuple[Plans, Floats]:
-    """Every variant that fits and is not dominated, and its bytes."""
-    plans, of = with_options(sized.plans.take(sized.fits), fixed)
-    needed = memory(model.work(plans), plans, model.software)
-    fits = np.broadcast_to(needed.fits(machine), len(plans))
-    bytes_ = _columns(needed.total, plans)
-    kept = np.flatnonzero(fits)
-    kept = kept[undominated(plans.zero[kept], plans.recompute[kept], of[kept])]
-    return plans.take(kept), bytes_[kept]
-
-
-def _columns(values: Any, plans: Plans) -> Floats:
-    return np.broadcast_to(np.asarray(values, dtype=np.float64), len(plans))
-
-
 def _ranked(
-    plans: Plans, seconds: Floats, keep: int, model: _Model, current: Plan | None
+    plans: Plans, seconds: Floats, keep: int, model: Model, current: Plan | None
 ) -> tuple[NDArray[np.int64], Ints]:
     """Rows of the best 1 + keep plans of every count, and their ranks."""
     order = np.lexsort((seconds, plans.gpus))
@@ -318,7 +326,7 @@ def _ranked(
 
 
 def _nearest_first(
-    order: NDArray[np.int64], plans: Plans, seconds: Floats, model: _Model, current: Plan
+    order: NDArray[np.int64], plans: Plans, seconds: Floats, model: Model, current: Plan
 ) -> NDArray[np.int64]:
     """The order with the plan that is cheapest to reach in front of those of its count that are as fast."""
     held = holdings(model.family, model.architecture, model.software)
@@ -354,11 +362,12 @@ def _reasons(
 
 def _too_large(sized: _Sized, row: int, machine: Machine) -> Infeasible:
     plan, needed = leanest(sized.plans.take(np.array([row]))).plan(0), float(sized.least_bytes[row])
+    usable = (1.0 - MARGIN) * USABLE * machine.memory_bytes
     message = (
         f"the leanest plan ({plan.describe()}) needs {needed / 1e9:.1f} GB on the fullest GPU, "
-        f"which has {machine.memory_bytes / 1e9:.1f} GB"
+        f"of whose {machine.memory_bytes / 1e9:.1f} GB {usable / 1e9:.1f} GB can be used"
     )
-    return Infeasible(plan.gpus, "memory", message, missing_bytes=needed - machine.memory_bytes)
+    return Infeasible(plan.gpus, "memory", message, missing_bytes=needed - usable)
 
 
 def _indivisible(limits: Limits, gpus: int, global_batch: int, tensors: Sequence[int]) -> Infeasible:

@@ -38,6 +38,10 @@ class StepTime:
 class Memory:
     total: np.ndarray
 
+    @property
+    def device_total(self):
+        return self.total
+
     def fits(self, machine):
         return self.total <= machine.memory_bytes
 
@@ -105,7 +109,7 @@ def step_time(work, plans, machine, software, constants):
 def install():
     """Makes the planner import the roofline where its own modules are not there yet."""
     for name, content in (
-        ("memory", {"memory": memory, "Memory": Memory}),
+        ("memory", {"memory": memory, "Memory": Memory, "MARGIN": 0.0, "USABLE": 1.0}),
         ("step_time", {"step_time": step_time, "StepTime": StepTime}),
         ("constants", {"Constants": Constants, "constants_for": lambda machine, software: Constants()}),
     ):
