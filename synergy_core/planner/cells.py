@@ -50,7 +50,7 @@ class Cells:
         """Row of the fastest Cell of every count that has one which fits."""
         order = np.lexsort((self.step_time_s, self.gpus))
         first = np.append(True, np.diff(self.gpus[order]) != 0)[: len(order)]
-        rows = order[first]
+        rows: NDArray[np.int64] = order[first]
         return rows[np.isfinite(self.step_time_s[rows])]
 
 
