@@ -117,7 +117,11 @@ def fit(
         return {
             owner: replace(
                 start[owner],
-                **{name: float(value) for (whose, name), value in zip(names, values, strict=True) if whose in ("", owner)},
+                **{
+                    name: float(value)
+                    for (whose, name), value in zip(names, values, strict=True)
+                    if whose in ("", owner)
+                },
             )
             for owner in owners
         }

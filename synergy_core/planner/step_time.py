@@ -86,7 +86,9 @@ def step_time(work: Work, plans: Plans, machine: Machine, software: Software, c:
     if len(work.layers) > 1:  # runs that differ: cut where the load is even, the mean block standing for all
         total = layers.times(np.asarray(work.layers[0].count, float))
         for each in work.layers[1:]:
-            total = total + _part(each.block, plans, machine, software, c, links, shape).times(np.asarray(each.count, float))
+            total = total + _part(each.block, plans, machine, software, c, links, shape).times(
+                np.asarray(each.count, float)
+            )
         layers = total.times(1.0 / count)
     middle = layers.times(np.minimum(most, count))
     first, last = middle + before, middle + after
@@ -153,11 +155,16 @@ def _part(
     slow = 1.0 / c.tensor_efficiency
     one = all_reduce_s(block.tensor_bytes, plans.tensor, shape.tensor_within, links) * slow
     tensor = np.where(plans.tensor > 1, one * block.tensor_count, 0.0)
-    ring = send_s(np.asarray(block.context_bytes) * (plans.context - 1) / np.maximum(plans.context, 1),
-                  shape.context_within == plans.context, links)
+    ring = send_s(
+        np.asarray(block.context_bytes) * (plans.context - 1) / np.maximum(plans.context, 1),
+        shape.context_within == plans.context,
+        links,
+    )
     context = np.where(plans.context > 1, ring, 0.0)
     expert = np.where(
-        plans.expert > 1, all_to_all_s(block.expert_bytes, plans.expert, shape.expert_within, links) * block.expert_count, 0.0
+        plans.expert > 1,
+        all_to_all_s(block.expert_bytes, plans.expert, shape.expert_within, links) * block.expert_count,
+        0.0,
     )
     full, selective = plans.recompute == 2, plans.recompute == 1
     collectives = (plans.tensor > 1) * np.asarray(block.tensor_count, float)
@@ -242,9 +249,7 @@ def _data(
     return exposed, gathers
 
 
-def _optimizer(
-    work: Work, plans: Plans, machine: Machine, software: Software, c: Constants, most: Floats
-) -> Floats:
+def _optimizer(work: Work, plans: Plans, machine: Machine, software: Software, c: Constants, most: Floats) -> Floats:
     """Memory-bound: reads gradients, reads and writes master copy and moments, writes weights."""
     dense, expert = _held(work, plans, most)
     shards = np.where(plans.zero >= 1, plans.data * plans.context, 1.0)
