@@ -263,7 +263,7 @@ def _nowhere(
         )
         if len(larger):
             plan = larger.plans.plan(0).describe()
-            return f"  It fits on {int(larger.gpus[0])} of these GPUs ({plan}): gpus={int(larger.gpus[0])}."
+            return f"  Of powers of two, {int(larger.gpus[0])} GPUs are the first that it fits on: {plan}."
     return f"  No power of two of whole nodes up to {LARGEST} GPUs has a plan; change what is said above."
 
 

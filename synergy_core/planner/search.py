@@ -165,6 +165,11 @@ def search_all(
     )
 
 
+def forget() -> None:
+    """Drops every table remembered."""
+    _remembered.cache_clear()
+
+
 class _Keyed:
     """Wraps what a table is remembered by where it has no hash of its own; holding it keeps its parts' ids taken."""
 
@@ -365,7 +370,7 @@ def _too_large(sized: _Sized, row: int, machine: Machine) -> Infeasible:
     usable = (1.0 - MARGIN) * USABLE * machine.memory_bytes
     message = (
         f"the leanest plan ({plan.describe()}) needs {needed / 1e9:.1f} GB on the fullest GPU, "
-        f"of whose {machine.memory_bytes / 1e9:.1f} GB {usable / 1e9:.1f} GB can be used"
+        f"where {usable / 1e9:.1f} GB can be used"
     )
     return Infeasible(plan.gpus, "memory", message, missing_bytes=needed - usable)
 
