@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from synergy_core.planner.constants import Constants
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.software import Software
-from synergy_core.planner.work import Amount, Attention, Block, Gemm
+from synergy_core.planner.work import Amount, Attention, Block
 
 Floats = NDArray[np.float64]
 
