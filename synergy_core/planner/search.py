@@ -1,8 +1,8 @@
 """The fastest plan of a model for every GPU count and type: enumerate, drop what cannot fit, then time the rest.
 
 Order of pruning: what does not divide is never made (`enumerate`); of each plan the variant that needs least memory is
-sized, and if that does not fit the plan is gone; of the variants that fit, those that recompute or shard more than
-another one needs to are gone; only then are step times computed. Tensor parallelism beyond a node is tried for counts
+sized, and if that does not fit the plan is gone; of the variants that fit, those that recompute more than another one
+needs to are gone; only then are step times computed. Tensor parallelism beyond a node is tried for counts
 on which nothing fits within nodes.
 """
 
@@ -294,13 +294,13 @@ def _sized(
         max_tensor=max(max_tensor, fixed.get("tensor", 1)),
         fixed=fixed,
     )
-    plans = plans.take(_laid_out(plans, machine))
+    plans = plans.take(laid_out(plans, machine))
     lean = leanest(plans, fixed)
     needed = memory(model.work(lean), lean, model.software)
     return _Sized(plans, np.asarray(needed.device_total), np.asarray(needed.fits(machine)))
 
 
-def _laid_out(plans: Plans, machine: Machine) -> NDArray[np.bool_]:
+def laid_out(plans: Plans, machine: Machine) -> NDArray[np.bool_]:
     """Plans whose tensor-parallel groups fill nodes evenly; on one node anything does."""
     node = machine.gpus_per_node
     result: NDArray[np.bool_] = (node % plans.tensor == 0) | (plans.tensor % node == 0) | (plans.gpus <= node)

@@ -1,6 +1,7 @@
 """The search against every plan there is, and what must hold of any table."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from planner_setup import CONSTANTS, SOFTWARE, gpt, machine
 
 from synergy_core.errors import InputError
 from synergy_core.planner.enumerate import divisors
-from synergy_core.planner.families import transformer
+from synergy_core.planner.families import mixture, transformer
 from synergy_core.planner.memory import memory
 from synergy_core.planner.plan import Plan, plans_of
 from synergy_core.planner.reshard import holdings, moved_bytes
@@ -95,6 +96,35 @@ def test_any_table(layers, heads, batch, counts, memory_gb):
         same = np.diff(table.gpus) == 0
         assert (np.diff(table.step_time_s)[same] >= 0).all()
         assert (table.rank[np.append(True, ~same)] == 0).all()
+
+
+def test_best_is_the_best_of_all_plans_with_experts_and_long_sequences():
+    family, architecture = (
+        mixture,
+        mixture.Architecture(
+            layers=4, hidden=1024, heads=8, ffn=4096, vocab=32000, seq_len=16384, experts=8, topk=2, expert_ffn=2048
+        ),
+    )
+    plans = [
+        replace(plan, data=data, context=context, accumulation=each, expert=expert, micro_batch=micro)
+        for plan in every_plan(architecture, 8, 64, MACHINE)
+        if plan.micro_batch == 1
+        for context in (1, 2, 4)
+        if plan.data % context == 0
+        for data in [plan.data // context]
+        for expert in divisors(8)
+        if (data * context) % expert == 0
+        for micro in MICRO_BATCHES
+        if 64 // data % micro == 0
+        for each in [64 // data // micro]
+        if plan.interleave == 1 or each % plan.pipeline == 0
+    ]
+    columns = plans_of(list(dict.fromkeys(plans)))
+    work = family.work(architecture, columns, SOFTWARE)
+    seconds = step_time(work, columns, MACHINE, SOFTWARE, CONSTANTS).total_s
+    exhaustive = np.where(memory(work, columns, SOFTWARE).fits(MACHINE), seconds, np.inf).min()
+    table = search(family, architecture, MACHINE, SOFTWARE, CONSTANTS, counts=[8], global_batch=64)
+    assert table.step_time_s[0] == pytest.approx(exhaustive, rel=1e-9)
 
 
 def test_parts_add_up():
