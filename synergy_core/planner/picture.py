@@ -78,7 +78,7 @@ def _ready(starts: NDArray[np.float64], stage: int, each: int, stages: int, forw
 
 
 def _curves(tables: Sequence[PlanTable]) -> list[str]:
-    """Step time of the best plan against GPUs, both logarithmic."""
+    """Step time of the best plan against GPUs, both logarithmic; the line joins counts that fewer do not equal."""
     result = [_text(LEFT, TOP - 6, "step time of the best plan, s"), _text(LEFT, TOP + HEIGHT + 36, "GPUs")]
     best = [table.best() for table in tables]
     gpus = np.concatenate([each.gpus for each in best]).astype(float)
@@ -93,8 +93,11 @@ def _curves(tables: Sequence[PlanTable]) -> list[str]:
         for value in _ticks(times):
             result += [_line((LEFT, y(value)), (WIDTH - RIGHT, y(value))), _text(8, y(value) + 4, f"{value:.3g}")]
         for at, rows in enumerate(best):
-            points = [(x(float(g)), y(float(t))) for g, t in zip(rows.gpus, rows.step_time_s, strict=True)]
-            path = " ".join(f"{each[0]:.1f},{each[1]:.1f}" for each in points)
+            points, line = (
+                [(x(float(g)), y(float(t))) for g, t in zip(each.gpus, each.step_time_s, strict=True)]
+                for each in (rows, rows.efficient())
+            )
+            path = " ".join(f"{each[0]:.1f},{each[1]:.1f}" for each in line)
             colour = COLOURS[at % len(COLOURS)]
             result.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
             result += [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{colour}"/>' for a, b in points[:200]]
@@ -107,11 +110,9 @@ def _curves(tables: Sequence[PlanTable]) -> list[str]:
 def _pipeline(plan: Plan, gpu: str, top: int) -> tuple[list[str], int]:
     """The fastest plan's first stages and micro-batches, and the height that takes."""
     stages, batches = min(plan.pipeline, MOST_STAGES), min(plan.accumulation, MOST_MICRO_BATCHES)
-    part = (
-        ""
-        if (stages, batches) == (plan.pipeline, plan.accumulation)
-        else (f"; drawn as if {stages} of {plan.pipeline} stages and {batches} of {plan.accumulation} micro-batches")
-    )
+    part = "; drawn without interleaving" if plan.interleave > 1 else ""
+    if (stages, batches) != (plan.pipeline, plan.accumulation):
+        part += f"; drawn as {stages} of {plan.pipeline} stages, {batches} of {plan.accumulation} micro-batches"
     result = [_text(LEFT, top, f"{plan.describe()} on {plan.gpus} × {gpu}{part}")]
     forward, backward = schedule(stages, batches)
     unit = (WIDTH - LEFT - 20) / float(backward.max() + 2.0)
