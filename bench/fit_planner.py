@@ -69,6 +69,7 @@ FITS = (
             *MEMORY_BOUND,
             "tensor_efficiency",
             "network_efficiency",
+            "card_collisions",
             "host_s",
             "host_jitter",
             "launch_norm",

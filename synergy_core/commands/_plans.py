@@ -83,6 +83,8 @@ def scored(file: Any, choose: Choose = constants_for) -> list[Group]:
 
 def predicted(file: TrainingTimes, choose: Choose = constants_for) -> Rows:
     """Predictions of every row; of a row with unstated fields, the setting that comes closest."""
+    if not len(file):
+        raise InputError(f"{file.path}: no row is left to score.")
     count = len(file)
     time_s, ideal_s, peak, static = np.full((4, count), np.nan)
     rows = Rows(time_s, ideal_s, peak, static, np.zeros(count, dtype=bool))
@@ -94,7 +96,7 @@ def predicted(file: TrainingTimes, choose: Choose = constants_for) -> Rows:
         time = _layer_s(case, choose) if isinstance(file, LayerTimes) else _step_s(work, case, choose)
         _closest(rows.time_s, case.rows, time, case.iter_time_s)
         _closest(rows.ideal_s, case.rows, _ideal_s(work, case.plans, case.machine, case.software), case.iter_time_s)
-        needs = memory(work, case.plans, case.software)
+        needs = memory(work, case.plans, case.software, stage=file.rows[case.rows[0]].stage)
         told = np.select(
             [kinds[case.rows] == "nvidia-smi", kinds[case.rows] == "torch peak reserved"],
             [needs.device_total, needs.reserved],
@@ -213,9 +215,14 @@ def _band(gpus: int) -> str:
 def _time_group(name: str, at: Bools, file: TrainingTimes, rows: Rows, measured: Floats, baseline: Floats) -> Group:
     members = [each for each, inside in zip(file.rows, at, strict=True) if inside]
     score = accuracy(rows.time_s[at], measured[at])
-    losses = regrets(
-        rows.time_s[at], measured[at], [(each.model, each.gpu_type, each.gpus, each.global_batch) for each in members]
-    )
+    keys = [
+        (each.model, each.gpu_type, each.gpus, each.global_batch, first.architecture, first.software)
+        if (first := next(iter(each.settings), None))
+        else each.line
+        for each in members
+    ]
+    plans = [each.settings[0].plan if each.settings else None for each in members]
+    losses = regrets(rows.time_s[at], measured[at], keys, plans)
     ran = np.array([not each.failure for each in members], dtype=bool)
     fields = {
         "kind": "time",
@@ -229,17 +236,23 @@ def _time_group(name: str, at: Bools, file: TrainingTimes, rows: Rows, measured:
     return Group(name, *_named(file, at), score, fields)
 
 
-def regrets(predicted_s: Floats, measured_s: Floats, keys: Sequence[Hashable]) -> list[float]:
-    """Of each set of rows alike in `keys`: the measured time of the one predicted fastest ÷ the best − 1."""
-    sets: dict[Hashable, list[int]] = {}
-    for at, key in enumerate(keys):
+def regrets(
+    predicted_s: Floats, measured_s: Floats, keys: Sequence[Hashable], plans: Sequence[Hashable]
+) -> list[float]:
+    """Of each set of rows alike in `keys`: the measured time of the plan predicted fastest ÷ the best − 1.
+
+    Rows that repeat a plan count as their mean. Sets with a single plan have none.
+    """
+    sets: dict[Hashable, dict[Hashable, list[int]]] = {}
+    for at, (key, plan) in enumerate(zip(keys, plans, strict=True)):
         if math.isfinite(predicted_s[at]):
-            sets.setdefault(key, []).append(at)
+            sets.setdefault(key, {}).setdefault(plan, []).append(at)
     result = []
     for members in sets.values():
         if len(members) > 1:
-            chosen = members[int(np.argmin(predicted_s[members]))]
-            result.append(float(measured_s[chosen] / measured_s[members].min() - 1.0))
+            told = [float(predicted_s[each].mean()) for each in members.values()]
+            truth = [float(measured_s[each].mean()) for each in members.values()]
+            result.append(truth[int(np.argmin(told))] / min(truth) - 1.0)
     return result
 
 
@@ -342,6 +355,6 @@ def _collectives(file: Collectives) -> list[Group]:
             told = _OPERATIONS[operation](size, ranks, per_node, links)
         except InputError as error:
             told, reasons = np.full(len(size), np.nan), {str(error): len(size)}
-        name = f"{operation} ranks={ranks} per node={per_node}"
+        name = f"{kind} {operation} ranks={ranks} per node={per_node}"
         result.append(Group(name, operation, kind, accuracy(told, truth), {"kind": "collective", "reasons": reasons}))
     return result

@@ -1,8 +1,8 @@
 """Measured memory of small training runs: Megatron's own tests, or any file with the same columns.
 
 Columns: those of `training_times` for model and plan, with `platform` for the GPU, `dist_opt`, `zero3_fsdp` for the
-sharding, `untied_embed`, `fp8`, `attn_backend`; `mem_allocated_gib` (between steps), `mem_max_gib` (allocator's peak,
-first rank). Times in such files are those of tests, and are not read.
+sharding, `untied_embed`, `fp8`, `attn_backend`; `mem_allocated_gib` (between steps), `mem_max_gib` (the peak), both
+of the last rank, which writes the log. Times in such files are those of tests, and are not read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ DESCRIPTION = "memory of training runs (layers, hidden, …, tp, pp, …, mem_al
 NEEDED = ("layers", "hidden", "heads", "seq_len", "micro_batch", "global_batch", "tp", "pp", "mem_max_gib")
 USUAL_GPUS = "8"
 """Where n_gpus is not stated: one node."""
+
+MIB = 2**20
+"""cuBLAS holds 32 MiB of the allocator's memory from Hopper on, 8 before (PyTorch); Transformer Engine 64 more."""
 
 _UNMODELLED = re.compile(r"multi-latent-attention|mtp-num-layers|moe-shared-expert")
 
@@ -44,7 +47,7 @@ def _step(row: Row, model: str) -> TrainingStep:
     cells, hidden = row.cells, row.whole("hidden") or 0
     ffn, vocab = (re.search(r"[0-9]{4,}", row.text(name)) for name in ("ffn", "vocab"))
     zero = "3" if row.flag("zero3_fsdp") else "1" if row.flag("dist_opt") else "0"
-    has_engine = "_te_" in row.text("test") or "te" in row.text("attn_backend")
+    has_engine = "te_" in row.text("test") or "_te" in row.text("test")
     alike = Row(
         row.table,
         row.line,
@@ -52,6 +55,7 @@ def _step(row: Row, model: str) -> TrainingStep:
             **cells,
             "model": model,
             "gpu": cells.get("platform") or "h100",
+            "gpu_mem_gb": cells.get("gpu_mem_gb", "") or ("80" if cells.get("platform") == "a100" else ""),
             "gpus_per_node": cells.get("gpus_per_node", "") or "8",
             "n_gpus": cells.get("n_gpus", "") or USUAL_GPUS,
             "ffn": ffn[0] if ffn else str(4 * hidden),
@@ -70,6 +74,13 @@ def _step(row: Row, model: str) -> TrainingStep:
     )
     step = training_times.step(alike, untied=row.flag("untied_embed") or False)
     held = row.number("mem_allocated_gib")
-    told = replace(step, held_bytes=math.nan if held is None else held * GIB)
+    workspace = (32 if step.gpu_type in ("h100", "gb200") else 8) * MIB + (64 * MIB if has_engine else 0)
+    settings = tuple(
+        replace(each, software=replace(each.software, dropout=True, workspace_bytes=float(workspace)))
+        for each in step.settings
+    )
+    told = replace(
+        step, settings=settings, stage="last", held_bytes=math.nan if held is None else held * GIB, weight=0.0
+    )
     odd = _UNMODELLED.search(row.text("notes"))
     return replace(told, settings=(), failure=f"{odd[0]}: its sizes are not stated") if odd else told

@@ -54,7 +54,8 @@ class TrainingStep:
 
     settings: every way it may have run, the most usual first; none where failure says why it cannot be predicted.
     unstated: columns that made it several. memory_kind: which counter told peak_mem_bytes. held_bytes: of the
-    allocator between steps. Memory and times that were not measured are NaN.
+    allocator between steps. stage: the pipeline stage whose memory it is, `first`, `last` or `worst`. Memory and
+    times that were not measured are NaN.
     """
 
     line: int
@@ -73,6 +74,7 @@ class TrainingStep:
     unstated: tuple[str, ...] = ()
     failure: str = ""
     held_bytes: float = math.nan
+    stage: str = "worst"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,7 @@ def step(row: Row, *, untied: bool | None = None) -> TrainingStep:
         global_batch=settings[0].plan.global_batch if settings else row.whole("global_batch") or 0,
         iter_time_s=math.nan if seconds is None else seconds,
         peak_mem_bytes=math.nan if memory is None else memory * GIB,
+        stage="first" if re.search(r"rank ?0", row.text("mem_kind")) else "worst",
         memory_kind=memory_kind(row.text("mem_kind")) if memory is not None else "",
         weight=WEIGHTS.get(row.text("trust").replace("−", "-") or "A", WEIGHTS["B"]),
         out_of_memory=out and seconds is None,

@@ -156,6 +156,7 @@ class _Layout:
             return np.minimum(degree, np.maximum(per_node // stride, 1))
 
         one = np.ones_like(plans.tensor)
+        self.per_node = np.minimum(per_node, plans.gpus)
         self.tensor_within = within(plans.tensor, one)
         self.context_within = within(plans.context, plans.tensor)
         self.data_ranks = plans.data * plans.context
@@ -237,28 +238,36 @@ def _data(
     """
     dense, expert = _held(work, plans)
     ranks, within = layout.data_ranks, layout.data_within
+    # Groups that have several GPUs on a node, but not all, pick network cards without knowing of each other.
+    groups = np.maximum(layout.per_node // np.maximum(within, 1), 1)
+    sharing = 1.0 + c.card_collisions * np.where(within > 1, groups - 1.0, 0.0)
 
     def gather(nbytes: Amount) -> Floats:
-        return all_gather_s(nbytes, ranks, within, links) / c.network_efficiency
+        return all_gather_s(nbytes, ranks, within, links, sharing=sharing) / c.network_efficiency
 
     def scatter(nbytes: Amount) -> Floats:
-        return reduce_scatter_s(nbytes, ranks, within, links) / c.network_efficiency
+        return reduce_scatter_s(nbytes, ranks, within, links, sharing=sharing) / c.network_efficiency
 
     gradients = dense * software.gradient_bytes
-    whole = all_reduce_s(gradients, ranks, within, links) / c.network_efficiency
+    whole = all_reduce_s(gradients, ranks, within, links, sharing=sharing) / c.network_efficiency
     split = scatter(gradients) + gather(dense * software.weight_bytes)
     copies = np.maximum(ranks // plans.expert, 1)
     own = all_reduce_s(expert * software.gradient_bytes, copies, np.minimum(copies, within), links)
     seconds = np.where(plans.zero >= 1, split, whole) + own / c.network_efficiency
     hidden = c.data_overlap * (stage.backward + stage.again)
-    once = np.maximum(seconds - hidden, 0.0) + c.data_exposed * seconds
+    once = _exposed(seconds, hidden, c)
     unit = np.asarray(work.layers[0].block.parameters, float)
     layers = np.maximum(np.ceil(np.asarray(work.layer_count, float) / plans.pipeline), 1.0)
     gathered, scattered = gather(unit * software.weight_bytes), scatter(unit * software.gradient_bytes)
-    forward = np.maximum(gathered - c.data_overlap * stage.forward / layers, 0.0)
-    backward = np.maximum(gathered + scattered - hidden / layers, 0.0)
-    every = layers * (forward + backward + c.data_exposed * (2.0 * gathered + scattered)) + 2.0 * gathered
+    forward = _exposed(gathered, c.data_overlap * stage.forward / layers, c)
+    backward = _exposed(gathered + scattered, hidden / layers, c)
+    every = layers * (forward + backward) + 2.0 * gathered
     return np.where(ranks > 1, np.where(plans.zero == 3, plans.accumulation * every, once), 0.0)
+
+
+def _exposed(seconds: Floats, hidden: Floats, c: Constants) -> Floats:
+    """Of communication, beside computation that could hide so much: a share never hides, the rest as far as it can."""
+    return c.data_exposed * seconds + (1.0 - c.data_exposed) * np.maximum(seconds - hidden, 0.0)
 
 
 def _optimizer(work: Work, plans: Plans, machine: Machine, software: Software, c: Constants) -> Floats:
