@@ -48,7 +48,11 @@ SPREAD = {
     "step_s": 1.0,
 }
 """How far, as a standard deviation of its logarithm, each constant may be from where a fit starts."""
-MOST = dict.fromkeys(("gemm_efficiency", "wave_loss", "memory_efficiency", "data_overlap", "data_exposed"), 1.0)
+MOST = {
+    **dict.fromkeys(("gemm_efficiency", "wave_loss", "memory_efficiency", "data_overlap", "data_exposed"), 1.0),
+    "attention_efficiency": 0.8,
+}
+"""What no constant can exceed: shares of a whole, and the best that is published of fused attention."""
 PRIOR = 0.003
 """What one standard deviation costs, against the mean loss of a row."""
 

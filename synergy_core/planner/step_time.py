@@ -180,11 +180,7 @@ def _part(
         links,
     )
     context = np.where(plans.context > 1, ring, 0.0)
-    expert = np.where(
-        plans.expert > 1,
-        all_to_all_s(block.expert_bytes, plans.expert, layout.expert_within, links) * block.expert_count,
-        0.0,
-    )
+    expert = _all_to_all_s(block, plans, software, links, layout) * block.expert_count
     full, selective = plans.recompute == 2, plans.recompute == 1
     collectives = (plans.tensor > 1) * np.asarray(block.tensor_count, float)
 
@@ -210,6 +206,24 @@ def _part(
         context=context * np.where(full, 4.0, 3.0) + zeros,
         expert=expert * np.where(full, 3.0, 2.0) + zeros,
     )
+
+
+def _all_to_all_s(block: Block, plans: Plans, software: Software, links: Links, layout: _Layout) -> Floats:
+    """Seconds (plans,) of moving tokens to their experts, once.
+
+    Where a token goes to each node once, n nodes get n (1 − (1 − 1/n)^copies) of its copies at random, and pass them on
+    within.
+    """
+    within = layout.expert_within
+    nodes = np.maximum(plans.expert / within, 1.0)
+    sent = np.asarray(block.expert_bytes, float)
+    if not software.sends_once:
+        return np.where(plans.expert > 1, all_to_all_s(sent, plans.expert, within, links), 0.0)
+    copies = np.maximum(np.asarray(block.expert_copies, float), 1.0)
+    once = nodes * (1.0 - (1.0 - 1.0 / nodes) ** copies) / copies
+    between = all_to_all_s(sent * np.minimum(once, 1.0), plans.expert, within, links)
+    inside = all_to_all_s(sent, within, within, links)
+    return np.where(plans.expert > 1, np.where(nodes > 1, between + inside, inside), 0.0)
 
 
 def _held(work: Work, plans: Plans) -> tuple[Floats, Floats]:
