@@ -115,7 +115,7 @@ FITS = (
     Fit(
         "h100-megatron-fp8",
         "h100",
-        {"mbridge_dense": 2.0, "mbridge_moe_and_other": 1.0},
+        {"mbridge_dense": 2.0, "mbridge_moe_and_other": 0.5},
         shared=(
             "tensor_efficiency",
             "network_efficiency",
@@ -124,7 +124,7 @@ FITS = (
             "memory_efficiency",
             "step_s",
         ),
-        own={"megatron-core-fp8": ("gemm_efficiency", "host_s"), "megatron-core": ("gemm_efficiency",)},
+        own={"megatron-core-fp8": ("gemm_efficiency", "host_s")},
         start={"megatron-core-fp8": {}, "megatron-core": {}},
         after="h100-fsdp",
     ),

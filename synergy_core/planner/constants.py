@@ -20,12 +20,17 @@ from synergy_core.planner.software import Software
 
 _FOLDER = Path(__file__).parents[1] / "catalog" / "constants"
 FALLBACK = {
-    "megatron-core": ("megatron-core-fp8", "fsdp", "megatron"),
+    "megatron-deepspeed": ("megatron", "fsdp"),
+    "megatron": ("fsdp",),
+    "megatron-core": ("fsdp", "megatron"),
+    "megatron-core-fp8": ("megatron-core", "fsdp"),
     "torchtitan": ("fsdp",),
+    "torchtitan-fp8": ("torchtitan", "fsdp"),
     "nanotron": ("fsdp",),
     "alpa": ("megatron",),
+    "alpa-fp32": ("alpa", "megatron"),
 }
-"""Whose constants stand in for a software that was not measured on a GPU type; then any."""
+"""Whose constants stand in for a software that was not measured on a GPU type, in this order; for others, any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +97,9 @@ def constants_for(machine: Machine, software: Software) -> Constants:
     kind = _like(machine.gpu)
     if kind in known:
         return known[kind]
-    others = [measured(name) for name in (*FALLBACK.get(software.name, ()), *measured_software())]
-    here = next((each[kind] for each in others if kind in each), None)
-    elsewhere = known or next(each for each in others if each)
+    likes = [measured(name) for name in FALLBACK.get(_key(software), measured_software())]
+    here = next((each[kind] for each in likes if kind in each), None)
+    elsewhere = known or next(each for each in (*likes, *map(measured, measured_software())) if each)
     source = nearest(machine.gpu, tuple(elsewhere))
     if here is not None:
         own = asdict(elsewhere[source])
