@@ -64,11 +64,6 @@ class GoodputState(ClusterState):
             goodput = np.where(unknown[:, None], guess, goodput)
         return goodput, unknown
 
-    @property
-    def shares_observations(self) -> bool:
-        """Whether what one job reports is known of all jobs of its application."""
-        return self.beliefs.information in ("shared", "all")
-
     def most_gpus(self, *, growth: float = 2.0, first_gpus: int = 1) -> Ints:
         """(jobs,): how many GPUs each may be given: `growth` times what was observed, at first `first_gpus`.
 

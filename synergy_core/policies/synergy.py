@@ -93,7 +93,7 @@ def _size(state: GoodputState, rows: Configurations, goodput: Floats, time_s: Fl
 
     Where observations are shared, the best row is known; while a job still explores, only its single-GPU rows are.
     """
-    if state.shares_observations:
+    if state.beliefs.shared:
         return time_s.min(axis=1), np.maximum(goodput.max(axis=1), 1e-12)
     single = (rows.gpus == 1) & (goodput > 0)
     count = np.maximum(single.sum(axis=1), 1)
