@@ -101,11 +101,7 @@ class GoodputState(ClusterState):
         No more than its largest batch can feed, nor than it allows (Pollux, OSDI 2021, section 4.2; growth 2).
         """
         explored = np.maximum(first_gpus, (growth * self.observed_gpus).astype(np.int64))
-        limit = [
-            min(each.spec.most_gpus, each.spec.max_batch // min(low for low, _ in each.spec.local_batches.values()))
-            for each in self.tasks
-        ]
-        return np.minimum(explored, np.array(limit, dtype=np.int64))
+        return np.minimum(explored, np.array([task.spec.most_fed_gpus for task in self.tasks], dtype=np.int64))
 
     def allowed(self, rows: Configurations, *, growth: float = 2.0, first_gpus: int = 1) -> Mask:
         """(jobs, rows): which rows the size of each job permits: at least its smallest, at most `most_gpus`."""
