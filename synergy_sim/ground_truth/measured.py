@@ -46,6 +46,7 @@ class _Profile:
         self.max_batch = int(self.points[:, 2].max())
         self.most_nodes = int(self.points[:, 0].max())
         self.max_local_batch = lru_cache(maxsize=None)(self._max_local_batch)
+        self.most_inside = lru_cache(maxsize=None)(self._most_inside)
 
     def _max_local_batch(self, shape: Shape) -> int:
         """The largest measured on that placement, else on at least as many nodes and GPUs."""
@@ -60,19 +61,21 @@ class _Profile:
         """On that placement."""
         curve = self.curves.get(smallest_rotation(shape))
         if curve is None:
-            return self._interpolated(len(shape), sum(shape), local_batch)
+            return self._interpolated(shape, local_batch)
         batch, step_s, sync_s = curve
         return Step(_held(local_batch, batch, step_s), _held(local_batch, batch, sync_s))
 
-    def _interpolated(self, nodes: int, gpus: int, local_batch: int) -> Step:
-        """Piecewise linear over (nodes, GPUs, samples per GPU); scaled from the nearest point outside their hull."""
-        if nodes > self.most_nodes:
-            nodes = self.most_nodes
-        at = (min(nodes, MOST_NODES), gpus, local_batch)
-        step_s, sync_s = self._surface(*at).reshape(2)
-        if math.isnan(step_s):
-            return self._beyond(nodes, gpus, local_batch)
-        return Step(float(step_s), float(sync_s))
+    def _interpolated(self, shape: Shape, local_batch: int) -> Step:
+        """Piecewise linear over (nodes, GPUs, samples per GPU); beyond the largest batch there, in proportion to it."""
+        nodes, gpus = min(len(shape), self.most_nodes, MOST_NODES), sum(shape)
+        step_s, sync_s = self._surface(nodes, gpus, local_batch).reshape(2).tolist()
+        if not math.isnan(step_s):
+            return Step(step_s, sync_s)
+        largest = self.most_inside(nodes, gpus) or self.max_local_batch(shape)
+        if local_batch <= largest:
+            return self._nearest(nodes, gpus, local_batch)
+        step_s, sync_s = self._interpolated(shape, largest)
+        return Step((step_s - sync_s) * (local_batch / largest) + sync_s, sync_s)
 
     @cached_property
     def _surface(self) -> Any:
@@ -80,7 +83,13 @@ class _Profile:
 
         return LinearNDInterpolator(self.points[:, :3], self.points[:, 3:])
 
-    def _beyond(self, nodes: int, gpus: int, local_batch: int) -> Step:
+    def _most_inside(self, nodes: int, gpus: int) -> int:
+        """The largest batch inside the hull of what was measured, on so many nodes and GPUs; 0 where none is."""
+        batches = np.arange(self.min_batch, self.max_batch + 1)
+        inside = batches[~np.isnan(self._surface(nodes, gpus, batches)[:, 0])]
+        return int(inside[-1]) if len(inside) else 0
+
+    def _nearest(self, nodes: int, gpus: int, local_batch: int) -> Step:
         """Outside everything measured: the nearest point, its compute time in proportion to the samples beyond it."""
         scale = np.array([1.0, 1.0, 1.0 / max(1.0, self.max_batch / 16)])
         distance = (np.abs(self.points[:, :3] - (nodes, gpus, local_batch)) * scale).sum(axis=1)
