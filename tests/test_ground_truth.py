@@ -198,7 +198,7 @@ def write_profile(folder, **replaced):
 )
 def test_impossible_value_of_a_table_is_named_with_its_line(column, got, tmp_path):
     folder = write_profile(tmp_path / "tiny", **{column: got})
-    with pytest.raises(InputError, match=rf"line \d, {column}: got {got}, expected a number [>≥] 0"):
+    with pytest.raises(InputError, match=rf"line \d, column {column}: got '{got}', expected a number [>≥] 0"):
         MeasuredApplication(folder)
 
 
