@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.beliefs import Beliefs, Information
+from synergy_core.beliefs import Beliefs
 from synergy_core.cluster import Cluster
 from synergy_core.decision import Decision
 from synergy_core.errors import InputError
@@ -24,14 +24,7 @@ class AllocationScheduler:
     last: the state it was last asked about and what it answered; for explanations.
     """
 
-    def __init__(
-        self,
-        policy: AllocationPolicy,
-        cluster: Cluster,
-        *,
-        information: Information | None = None,
-        free_moves: bool = False,
-    ) -> None:
+    def __init__(self, policy: AllocationPolicy, cluster: Cluster, *, free_moves: bool = False) -> None:
         """free_moves: a job that moves to other nodes but keeps its shape goes on at no cost."""
         self._policy = policy
         self._cluster = cluster
@@ -44,8 +37,7 @@ class AllocationScheduler:
         self._memory: Any = None
         self._received_s: dict[int, np.ndarray] = {}
         self._given_s = np.zeros(len(self._kinds))
-        self._last_s = 0.0
-        self.beliefs = Beliefs(cluster.gpu_types, information or policy.information) if policy.reads_goodput else None
+        self.beliefs = Beliefs(cluster.gpu_types, policy.information) if policy.reads_goodput else None
         self.waiting = 0
         self.last: tuple[ClusterState, Allocations] | None = None
 

@@ -25,12 +25,16 @@ _Key = tuple[int, int, int, tuple[float, float], int, int]
 
 
 class Beliefs:
-    """Makes the task of each job, keeps models up to date, and answers what jobs would get from configurations."""
+    """Makes the task of each job, keeps models up to date, and answers what jobs would get from configurations.
+
+    shared: whether what one job reports is known of all jobs of its application. declares: whether declared work is.
+    """
 
     def __init__(self, gpu_types: Sequence[str], information: Information = "own") -> None:
         if information not in get_args(Information):
             raise unknown("information", information, get_args(Information))
-        self.information = information
+        self.shared = information in ("shared", "all")
+        self.declares = information in ("declared", "all")
         self._types = tuple(gpu_types)
         self._fitter = Fitter()
         self._pools: dict[str, Observations] = {}
@@ -38,10 +42,8 @@ class Beliefs:
 
     def task(self, spec: JobSpec) -> SynergyTask:
         """The beliefs about a job that was just submitted."""
-        shared = self.information in ("shared", "all")
-        declares = self.information in ("declared", "all")
-        pool = self._pools.setdefault(spec.application, Observations()) if shared else Observations()
-        return SynergyTask(spec, pool, shared=shared, declares=declares)
+        pool = self._pools.setdefault(spec.application, Observations()) if self.shared else Observations()
+        return SynergyTask(spec, pool, shared=self.shared, declares=self.declares)
 
     def refresh(self, tasks: Sequence[SynergyTask]) -> None:
         """Brings the models of these jobs up to date, in one call for all."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobSpec:
     """A training job whose speed depends on what it is given.
 
@@ -38,3 +39,13 @@ class JobSpec:
     preemptible: bool = True
     min_gpus: int = 1
     most_gpus: int = 64
+
+    @cached_property
+    def smallest_local_batch(self) -> int:
+        """Samples per GPU, on whichever type takes the fewest."""
+        return min(smallest for smallest, _ in self.local_batches.values())
+
+    @cached_property
+    def most_fed_gpus(self) -> int:
+        """The most GPUs that it may have and that its largest batch can feed."""
+        return min(self.most_gpus, self.max_batch // self.smallest_local_batch)

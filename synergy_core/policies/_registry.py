@@ -116,20 +116,16 @@ def ordering_policy(
 
     def register(key: KeyFunction) -> KeyFunction:
         view = _view_of(key, (JobView, PredictedJobView, OracleJobView))
-        parameters = _defaults(key)
         _add(
-            OrderingPolicy(
-                name=key.__name__,
-                summary=_first_line(key),
-                key=key,
-                preemptive=preemptive,
-                backfill=backfill,
-                falls_while_running=falls_while_running,
-                next_change=functools.partial(next_change, **parameters) if next_change else None,
-                oracle=view is OracleJobView,
-                predicted=view is PredictedJobView,
-                parameters=parameters,
-            )
+            OrderingPolicy,
+            key,
+            key=key,
+            preemptive=preemptive,
+            backfill=backfill,
+            falls_while_running=falls_while_running,
+            next_change=functools.partial(next_change, **_defaults(key)) if next_change else None,
+            oracle=view is OracleJobView,
+            predicted=view is PredictedJobView,
         )
         return key
 
@@ -148,16 +144,13 @@ def allocation_policy(
     def register(allocate: Callable[..., Allocations]) -> Callable[..., Allocations]:
         view = _view_of(allocate, (ClusterState, OracleClusterState, GoodputState, OracleGoodputState))
         _add(
-            AllocationPolicy(
-                name=allocate.__name__,
-                summary=_first_line(allocate),
-                allocate=allocate,
-                round_s=round_s,
-                view=view,
-                tunes_batch=tunes_batch,
-                information=information,
-                parameters=_defaults(allocate),
-            )
+            AllocationPolicy,
+            allocate,
+            allocate=allocate,
+            round_s=round_s,
+            view=view,
+            tunes_batch=tunes_batch,
+            information=information,
         )
         return allocate
 
@@ -192,10 +185,13 @@ def _discover() -> None:
             raise InputError(f"policy plug-in {point.name} ({point.value}) cannot be loaded: {error}") from error
 
 
-def _add(policy: Policy) -> None:
-    if policy.name in _found:
-        raise InputError(f"two policies are called {policy.name}; rename one.")
-    _found[policy.name] = policy
+def _add(kind: type[Policy], function: Callable[..., Any], **what: Any) -> None:
+    """A policy of that kind, with the name, the first line and the keywords of the function it is made of."""
+    name = function.__name__
+    if name in _found:
+        raise InputError(f"two policies are called {name}; rename one.")
+    summary = (inspect.getdoc(function) or "").partition("\n")[0]
+    _found[name] = kind(name=name, summary=summary, parameters=_defaults(function), **what)
 
 
 def _view_of(function: Callable[..., Any], allowed: tuple[type, ...]) -> type:
@@ -210,10 +206,6 @@ def _view_of(function: Callable[..., Any], allowed: tuple[type, ...]) -> type:
 def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()
     return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-
-
-def _first_line(function: Callable[..., Any]) -> str:
-    return (inspect.getdoc(function) or "").partition("\n")[0]
 
 
 def _checked_parameters(policy: Policy, given: Mapping[str, Any]) -> dict[str, Any]:
