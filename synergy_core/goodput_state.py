@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -98,9 +99,11 @@ class GoodputState(ClusterState):
     def most_gpus(self, *, growth: float = 2.0, first_gpus: int = 1) -> Ints:
         """(jobs,): how many GPUs each may be given: `growth` times what was observed, at first `first_gpus`.
 
-        No more than its largest batch can feed, nor than it allows (Pollux, OSDI 2021, section 4.2; growth 2).
+        No more than its largest batch can feed, nor than it allows (Pollux, OSDI 2021, section 4.2; growth 2). Of a
+        job with plans nothing need be explored: how it scales is known.
         """
         explored = np.maximum(first_gpus, (growth * self.observed_gpus).astype(np.int64))
+        explored = np.where(self.planned, np.iinfo(np.int64).max, explored)
         return np.minimum(explored, np.array([task.spec.most_fed_gpus for task in self.tasks], dtype=np.int64))
 
     def allowed(self, rows: Configurations, *, growth: float = 2.0, first_gpus: int = 1) -> Mask:
@@ -129,9 +132,17 @@ class GoodputState(ClusterState):
         return np.array([[task.spec.single_gpu_rate[kind] for kind in kinds] for task in self.tasks])
 
     def requested_rate(self) -> Floats:
-        """(jobs, GPU types): iterations/s with the requested GPUs and batch, from profiles made offline."""
+        """(jobs, GPU types): iterations/s with the requested GPUs and batch, from profiles made offline.
+
+        Of jobs with plans, from the planner; 0 where none fits.
+        """
         kinds = self.cluster.gpu_types
-        return np.array([[task.spec.requested_rate.get(kind, 0.0) for kind in kinds] for task in self.tasks])
+        return np.array([[task.requested_rate(kind) for kind in kinds] for task in self.tasks])
+
+    @cached_property
+    def planned(self) -> Mask:
+        """(jobs,): which have parallel plans."""
+        return np.array([bool(task.spec.architecture) for task in self.tasks], dtype=bool)
 
     def held_row(self, rows: Configurations) -> Ints:
         """(jobs,): the row that each job runs on, −1 where it waits or runs on none of them."""

@@ -21,6 +21,8 @@ class JobSpec:
     declared_restart_s: as its user says; resize_s: the standstill where it only changes its GPUs' number, on one GPU
     type and without a stop (elastic jobs; else as a restart). preemptible: whether it may be stopped or resized.
     fixed_batch: it always trains at the requested batch. min_gpus, most_gpus: within which it may be resized.
+    architecture: the planner's name of the model whose parallel plans say how fast it trains; empty: models fitted to
+    observations do. The requested batch is then the initial one.
     """
 
     application: str
@@ -39,6 +41,7 @@ class JobSpec:
     preemptible: bool = True
     min_gpus: int = 1
     most_gpus: int = 64
+    architecture: str = ""
 
     @cached_property
     def smallest_local_batch(self) -> int:

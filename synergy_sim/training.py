@@ -215,10 +215,14 @@ class TrainingJob(SimulatedJob):
     def true_iteration_s(self, gpus: int) -> float:
         """An iteration at the requested batch on that many GPUs, packed on nodes as large as the present type's."""
         app, kind = self.application, self._type or self.type_of_node[0]
-        shape = packed(gpus, self.gpus_per_node[kind])
+        shape = self.packed_shape(gpus, kind)
         most = app.local_batches(kind, shape)[1]
         local, accumulation = fixed_batch(self.requested_batch, gpus, app.initial_batch, app.max_batch, most)
         return app.iteration_s(kind, shape, local, max(1, accumulation) if gpus == 1 else accumulation)
+
+    def packed_shape(self, gpus: int, kind: str) -> Shape:
+        """Their number on each node of that type, packed."""
+        return packed(gpus, self.gpus_per_node[kind])
 
     def remaining_iterations(self) -> float:
         """Iterations at the requested batch from the present epoch to the last one; 1 in that."""
@@ -241,8 +245,7 @@ class TrainingJob(SimulatedJob):
         step_s, sync_s = self.application.step(self._type, self._shape, self._local_batch)
         seen = self.disturbance.observed(self.job_id, self._shape, self._local_batch)
         self._news = task.observe(self._type, nodes, gpus, self._local_batch, step_s * seen, sync_s * seen)
-        batch = gpus * self._local_batch * (accumulation + 1)
-        self._news |= task.report(self.application.statistics(batch, self.epoch))
+        self._news |= task.report(self.application.statistics(self._global_batch(), self.epoch))
 
     def _choose_fixed(self) -> None:
         app = self.application
@@ -253,12 +256,17 @@ class TrainingJob(SimulatedJob):
 
     def _begin_pass(self) -> None:
         """Fixes the rate from `at_s` on, and when the epoch ends at that rate."""
-        app = self.application
-        batch = self._gpus * self._local_batch * (self._accumulation + 1)
-        iteration_s = app.iteration_s(self._type, self._shape, self._local_batch, self._accumulation)
         slower = self.slowdown * self.disturbance.straggling(self.job_id, self._run)
-        self._rate = app.gains(batch)[self.epoch] / iteration_s / slower
+        self._rate = self.application.gains(self._global_batch())[self.epoch] / self._iteration_s() / slower
         self.due_s = self.at_s + (self._epoch_end() - self.progress) / self._rate
+
+    def _global_batch(self) -> int:
+        """Samples per iteration."""
+        return self._gpus * self._local_batch * (self._accumulation + 1)
+
+    def _iteration_s(self) -> float:
+        """One iteration, undisturbed."""
+        return self.application.iteration_s(self._type, self._shape, self._local_batch, self._accumulation)
 
     def _epoch_end(self) -> float:
         return self.application.work_at_epoch_end[self.epoch] * self.work_scale

@@ -19,7 +19,7 @@ YOUNG_S = 300.0
 """Undeclared, a job is taken to need as much work again as it has done, at least so long at its median goodput."""
 
 
-@allocation_policy(round_s=60.0, tunes_batch=True, information="all")
+@allocation_policy(round_s=60.0, tunes_batch=True, information="all", plans=True)
 def synergy(
     state: GoodputState,
     *,
