@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from math import floor
 from typing import Any
 
-from synergy_core.goodput.batch import fixed_batch
 from synergy_core.job import JobSpec
 from synergy_core.state import NEVER
 from synergy_core.units import on_grid
@@ -216,8 +215,7 @@ class TrainingJob(SimulatedJob):
         """An iteration at the requested batch on that many GPUs, packed on nodes as large as the present type's."""
         app, kind = self.application, self._type or self.type_of_node[0]
         shape = packed(gpus, self.gpus_per_node[kind])
-        most = app.local_batches(kind, shape)[1]
-        local, accumulation = fixed_batch(self.requested_batch, gpus, app.initial_batch, app.max_batch, most)
+        local, accumulation = app.as_requested(kind, shape, self.requested_batch)
         return app.iteration_s(kind, shape, local, max(1, accumulation) if gpus == 1 else accumulation)
 
     def remaining_iterations(self) -> float:
@@ -245,11 +243,8 @@ class TrainingJob(SimulatedJob):
         self._news |= task.report(self.application.statistics(batch, self.epoch))
 
     def _choose_fixed(self) -> None:
-        app = self.application
-        most = app.local_batches(self._type, self._shape)[1]
-        self._local_batch, self._accumulation = fixed_batch(
-            self.requested_batch, self._gpus, app.initial_batch, app.max_batch, most
-        )
+        chosen = self.application.as_requested(self._type, self._shape, self.requested_batch)
+        self._local_batch, self._accumulation = chosen
 
     def _begin_pass(self) -> None:
         """Fixes the rate from `at_s` on, and when the epoch ends at that rate."""
