@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from training_jobs import APPLICATIONS, CATALOG, t4s, training
 
@@ -134,6 +134,7 @@ def test_catalog_has_a_sound_answer_for_any_shape_on_any_gpu_type(application, k
 @needs_profiles
 @settings(max_examples=150, deadline=None)
 @given(application=st.sampled_from(APPLICATIONS), kind=KINDS, shape=SHAPES)
+@example(application="yolov3", kind="t4", shape=(1, 1))  # synchronisation grows faster than the step it is part of
 def test_measured_tables_have_a_sound_answer_for_any_shape_on_any_gpu_type(application, kind, shape):
     check_sound(MEASURED.application(application), kind, shape)
 

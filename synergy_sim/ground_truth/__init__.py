@@ -14,7 +14,6 @@ from synergy_core.catalog import load_model, model_names
 from synergy_core.catalog.transfer import nearest_type
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
-from synergy_core.goodput.batch import fixed_batch
 from synergy_core.job import JobSpec
 from synergy_core.planner import tables
 from synergy_sim.execution import Costs
@@ -25,7 +24,7 @@ from synergy_sim.ground_truth.modelled import ModelledApplication
 from synergy_sim.ground_truth.planned import PlannedApplication, PlannedTruth
 from synergy_sim.workload import Workload
 
-__all__ = ["Application", "Disturbance", "PlannedTruth", "Shape", "Truth", "packed"]
+__all__ = ["Application", "Disturbance", "PlannedApplication", "PlannedTruth", "Shape", "Truth", "packed"]
 
 
 NOT_STEP_TIMES = frozenset({"gpt_pmp"})
@@ -218,15 +217,13 @@ class Truth:
     @staticmethod
     def requested_rate(app: Application, kind: str, shape: Shape, batch: int) -> float:
         """Iterations per second at the requested batch on that placement."""
-        most = app.local_batches(kind, shape)[1]
-        local, accumulation = fixed_batch(batch, sum(shape), app.initial_batch, app.max_batch, most)
+        local, accumulation = app.as_requested(kind, shape, batch)
         return 1.0 / app.iteration_s(kind, shape, local, accumulation)
 
     def requested_run_s(self, model: str, kind: str, shape: Shape, batch: int) -> float:
         """How long the whole application takes there, undisturbed, at the requested batch; its slow-down included."""
         app = self.application(model)
-        most = app.local_batches(kind, shape)[1]
-        local, accumulation = fixed_batch(batch, sum(shape), app.initial_batch, app.max_batch, most)
+        local, accumulation = app.as_requested(kind, shape, batch)
         gains = app.gains(sum(shape) * local * (accumulation + 1))
         epochs = np.diff((0.0, *app.work_at_epoch_end))
         iterations = float((epochs / gains).sum())

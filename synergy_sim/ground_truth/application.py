@@ -7,6 +7,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from synergy_core.goodput.batch import fixed_batch
+
 Shape = tuple[int, ...]
 """GPUs on each node used, in the order of the placement: (4, 4, 2)."""
 
@@ -77,6 +79,11 @@ class Application(ABC):
             known = [(each.grad_var + each.grad_sqr) / (each.grad_var / scale + each.grad_sqr) for each in seen]
             self._gains[global_batch] = known
         return known
+
+    def as_requested(self, gpu_type: str, shape: Shape, global_batch: int) -> tuple[int, int]:
+        """Samples per GPU and accumulation steps of a job that trains there at that batch: see `fixed_batch`."""
+        most = self.local_batches(gpu_type, shape)[1]
+        return fixed_batch(global_batch, sum(shape), self.initial_batch, self.max_batch, most)
 
     def iteration_s(self, gpu_type: str, shape: Shape, local_batch: int, accumulation: int) -> float:
         """One iteration: `accumulation` micro-batches without synchronisation, and one with it."""

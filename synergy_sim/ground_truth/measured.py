@@ -56,15 +56,16 @@ class _Profile:
         return int(wider[:, 2].max()) if len(wider) else self.max_batch
 
     def step(self, shape: Shape, local_batch: int) -> Step:
-        """On that placement."""
+        """On that placement: linear between measured batches, as the first below it, `_scaled` beyond the last."""
         curve = self.curves.get(smallest_rotation(shape))
         if curve is None:
             return self._interpolated(shape, local_batch)
         batch, step_s, sync_s = curve
-        return Step(_held(local_batch, batch, step_s), _held(local_batch, batch, sync_s))
+        held = Step(float(np.interp(local_batch, batch, step_s)), float(np.interp(local_batch, batch, sync_s)))
+        return held if local_batch <= batch[-1] else _scaled(held, local_batch / float(batch[-1]))
 
     def _interpolated(self, shape: Shape, local_batch: int) -> Step:
-        """Piecewise linear over (nodes, GPUs, samples per GPU); beyond the largest batch there, in proportion to it."""
+        """Piecewise linear over (nodes, GPUs, samples per GPU); `_scaled` beyond the largest batch there."""
         nodes, gpus = min(len(shape), self.most_nodes, MOST_NODES), sum(shape)
         step_s, sync_s = self._surface(nodes, gpus, local_batch).reshape(2).tolist()
         if not math.isnan(step_s):
@@ -72,8 +73,7 @@ class _Profile:
         largest = self.most_inside(nodes, gpus) or self.max_local_batch(shape)
         if local_batch <= largest:
             return self._nearest(nodes, gpus, local_batch)
-        step_s, sync_s = self._interpolated(shape, largest)
-        return Step((step_s - sync_s) * (local_batch / largest) + sync_s, sync_s)
+        return _scaled(self._interpolated(shape, largest), local_batch / largest)
 
     @cached_property
     def _surface(self) -> Any:
@@ -92,17 +92,12 @@ class _Profile:
         scale = np.array([1.0, 1.0, 1.0 / max(1.0, self.max_batch / 16)])
         distance = (np.abs(self.points[:, :3] - (nodes, gpus, local_batch)) * scale).sum(axis=1)
         nearest = self.points[int(np.argmin(distance))]
-        step_s, sync_s = float(nearest[3]), float(nearest[4])
-        more = max(1.0, local_batch / float(nearest[2]))
-        return Step((step_s - sync_s) * more + sync_s, sync_s)
+        return _scaled(Step(float(nearest[3]), float(nearest[4])), max(1.0, local_batch / float(nearest[2])))
 
 
-def _held(at: float, points: NDArray[np.float64], values: NDArray[np.float64]) -> float:
-    """Linear between points; beyond the largest, in proportion to the last two; never below the first."""
-    if at > points[-1] and len(points) > 1:
-        slope = max(0.0, (values[-1] - values[-2]) / (points[-1] - points[-2]))
-        return float(values[-1] + slope * (at - points[-1]))
-    return float(np.interp(at, points, values))
+def _scaled(step: Step, times: float) -> Step:
+    """With so many times the samples: computing takes so many times as long, synchronisation as long as before."""
+    return Step((step.step_s - step.sync_s) * times + step.sync_s, step.sync_s)
 
 
 def smallest_rotation(shape: Shape) -> Shape:

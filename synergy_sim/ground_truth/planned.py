@@ -24,8 +24,8 @@ class PlannedTruth:
     """How reality differs from the planner, and how noisy gradients are.
 
     error: standard deviation of the logarithm of true ÷ planned step times, drawn once per architecture and GPU type.
-    noise_tokens: the gradient's noise scale, in tokens: about 2·10⁸ ÷ L^4.8 at a loss of L, 10⁶ at L = 3 (Kaplan et al.,
-    arXiv 2001.08361, eq. 1.4). batch_growth: up to how many times the requested batch a job may train at.
+    noise_tokens: the gradient's noise scale, in tokens: about 2·10⁸ ÷ L^4.8 at a loss of L, so 10⁶ at L = 3 (Kaplan
+    et al., arXiv 2001.08361, eq. 1.4). batch_growth: up to how many times the requested batch a job may train at.
     """
 
     error: float = 0.1
@@ -91,6 +91,12 @@ class PlannedApplication(Application):
 
     def local_batches(self, gpu_type: str, shape: Shape = (1,)) -> tuple[int, int]:
         return 1, self.max_batch
+
+    def as_requested(self, gpu_type: str, shape: Shape, global_batch: int) -> tuple[int, int]:
+        return global_batch, 0
+
+    def iteration_s(self, gpu_type: str, shape: Shape, local_batch: int, accumulation: int) -> float:
+        return self.step(gpu_type, shape, local_batch).step_s
 
     def iterations(self, global_batch: int) -> Sequence[float]:
         return [WORK / self.gains(global_batch)[0]]
