@@ -25,8 +25,8 @@ CLASSES = (
 def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     """Every row names its application and its batch, and has all of the application's work.
 
-    Of an architecture that has parallel plans it has the iterations that the log gives, on the GPUs that it asks for or,
-    if no plan fits there, on the nearest that one does (`enlarged`). duration_s becomes how long the job would
+    Of an architecture that has parallel plans it has the iterations that the log gives, on the GPUs that it asks for
+    or, if no plan fits there, on the nearest on which one does (`enlarged`). duration_s becomes how long the job would
     run as requested, alone and packed, on the type that it asks for, or the cluster's first that has room.
     """
     used = [workload.models[code] for code in np.unique(workload.model_code)]
@@ -128,8 +128,8 @@ def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     if np.isnan(workload.iterations[planned]).any():
         row = int(np.flatnonzero(planned & np.isnan(workload.iterations))[0])
         raise InputError(
-            f"{workload.source}, line {workload.line[row]}: job {workload.job_name[row]} has parallel plans, and the log "
-            "does not say after how many iterations it is done. Type trace.models=llm to keep its run time instead."
+            f"{workload.source}, line {workload.line[row]}: job {workload.job_name[row]} has parallel plans, and the "
+            "log does not say after how many iterations it is done. Type trace.models=llm to keep its run time instead."
         )
     gpus, kind_code = workload.gpus.copy(), workload.gpu_type_code.copy()
     kinds = tuple(dict.fromkeys((*workload.gpu_types, *cluster.gpu_types)))

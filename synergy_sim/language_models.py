@@ -61,8 +61,8 @@ def with_language_models(
     made = int(np.isin(code, [names.index(each.name) for each in known]).sum())
     if not made:
         raise InputError(
-            f"{workload.source}: trace.models=llm made no job a language model; none asks for {from_gpus} GPUs or more, "
-            "or nothing fits. Type trace.llm_gpus=N."
+            f"{workload.source}: trace.models=llm made no job a language model; none asks for {from_gpus} GPUs or "
+            "more, or nothing fits. Type trace.llm_gpus=N."
         )
     note = f"{made:,} jobs of {from_gpus} GPUs or more got a language model, and the work that fills their run time"
     return replace(

@@ -28,7 +28,10 @@ class PlannedTable:
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """An architecture of the catalog, as schedulers see it. seq_len: tokens. checkpoint_bytes: weights and optimizer."""
+    """An architecture of the catalog, as schedulers see it.
+
+    seq_len: tokens of a sample. checkpoint_bytes: weights and what the optimizer keeps.
+    """
 
     name: str
     parameters: float

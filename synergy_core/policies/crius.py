@@ -131,8 +131,8 @@ def _table(state: GoodputState, rows: Configurations, most_gpus: int, batch_limi
     half = [index.get((kind, gpus // 2), -1) if gpus % 2 == 0 else -1 for kind, gpus in pairs]
     double = [index.get((kind, gpus * 2), -1) for kind, gpus in pairs]
     same = [[index.get((other, gpus), -1) for other in range(len(capacity))] for _, gpus in pairs]
-    columns = (np.array(each, dtype=np.int64) for each in (half, double, same))
-    return Table(gain, rows.gpu_type, rows.gpus, *columns, may_change=~state.pinned), wanted
+    halves, doubles, others = (np.array(each, dtype=np.int64) for each in (half, double, same))
+    return Table(gain, rows.gpu_type, rows.gpus, halves, doubles, others, ~state.pinned), wanted
 
 
 def _held(state: GoodputState, rows: Configurations) -> Ints:
@@ -171,7 +171,7 @@ class _Room:
         return best if gain[best] > 0 and gpus <= self.quota[self.tenant[job]] else -1
 
     def best_upgrade(self, most_gpus: int) -> Change | None:
-        """Of all running jobs' changes to another type or to twice the GPUs, within what is free, that of most growth."""
+        """Of running jobs' changes to another type or to twice the GPUs, within what is free, that of most growth."""
         table = self.table
         jobs = np.flatnonzero((self.row >= 0) & table.may_change)
         if not len(jobs):
@@ -193,7 +193,7 @@ class _Room:
 
 
 def _suspending(room: _Room, job: int, gpus: int, opportunistic: set[int]) -> int:
-    """A row for a job that was blocked, once the later ones that overtook it make room: they are stopped; −1 for none."""
+    """A row for a job that was blocked, made free by stopping later ones that overtook it; −1 for none."""
     table = room.table
     overtook = np.array([int(each) in opportunistic for each in room.job_id], dtype=bool)
     later = np.flatnonzero(overtook & (room.row >= 0) & table.may_change & (room.submit_s > room.submit_s[job]))
@@ -211,7 +211,7 @@ def _suspending(room: _Room, job: int, gpus: int, opportunistic: set[int]) -> in
         if count <= len(victims) and gpus <= quota:
             for victim in victims[:count].tolist():
                 room.put(victim, -1)
-            return target
+            return int(target)
     return -1
 
 
