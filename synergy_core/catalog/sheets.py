@@ -14,7 +14,12 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True)
 class GpuSheet:
-    """A GPU type's data sheet."""
+    """A GPU type's data sheet.
+
+    tensor_flops_per_s: dense peak of matrix products that accumulate in fp32, by precision: fp16, bf16, tf32, fp8, fp4,
+    those that it has. multiprocessors: how many. clock_hz: at boost. link_bytes_per_s: NVLink, all links of one GPU,
+    one way; 0 without. pcie_bytes_per_s: one way.
+    """
 
     name: str
     title: str
@@ -23,7 +28,29 @@ class GpuSheet:
     fp32_flops_per_s: float
     memory_bandwidth_bytes_per_s: float
     memory_bytes: float
+    tensor_flops_per_s: Mapping[str, float]
+    multiprocessors: int
+    l2_bytes: float
+    clock_hz: float
+    link_bytes_per_s: float
+    pcie_bytes_per_s: float
     source: str
+
+    def matrix_flops_per_s(self, precision: str) -> float:
+        """Peak of matrix products; a precision that the GPU lacks runs in the next wider one that it has."""
+        for each in _WIDER.get(precision, ()):
+            if each in self.tensor_flops_per_s:
+                return self.tensor_flops_per_s[each]
+        return self.fp32_flops_per_s
+
+
+_WIDER = {
+    "fp4": ("fp4", "fp8", "bf16", "fp16"),
+    "fp8": ("fp8", "bf16", "fp16"),
+    "bf16": ("bf16",),
+    "fp16": ("fp16",),
+    "tf32": ("tf32",),
+}
 
 
 @cache
@@ -49,3 +76,33 @@ def gpu_type_named(name: str) -> str:
     """The catalog's name of a GPU type: `aws` is t4; a type it does not know keeps its own."""
     found = gpu_sheet(name)
     return found.name if found else name
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSheet:
+    """A type of node, `nodes/<type>.yaml`.
+
+    usual: the one meant when only its GPU type is named. link: `nvswitch`, `nvlink` or `pcie`; link_group: how many
+    GPUs it joins. network_bytes_per_s: of the node's cards together, one way. cpus: cores.
+    """
+
+    name: str
+    title: str
+    gpu: str
+    gpus_per_node: int
+    usual: bool
+    link: str
+    link_group: int
+    network_bytes_per_s: float
+    cpus: int
+    memory_bytes: float
+    disk_bytes: float
+    source: str
+
+
+@cache
+def node_sheets() -> Mapping[str, NodeSheet]:
+    """Every type of node, by its name."""
+    return {
+        path.stem: NodeSheet(name=path.stem, **read_yaml(path)) for path in sorted((_HERE / "nodes").glob("*.yaml"))
+    }

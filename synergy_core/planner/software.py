@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from synergy_core.catalog import read_yaml
+from synergy_core.errors import unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +28,22 @@ class Software:
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 12.0
     prefetch: int = 2
+    title: str = ""
+    source: str = ""
+
+
+_FOLDER = Path(__file__).parents[1] / "catalog" / "software"
+
+
+def software_names() -> list[str]:
+    """Every training stack of the catalog."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+@cache
+def software_named(name: str) -> Software:
+    """A training stack of the catalog. Raises InputError with the nearest match for an unknown one."""
+    if name not in software_names():
+        hint = "A file synergy_core/catalog/software/<name>.yaml adds one."
+        raise unknown("training software", name, software_names(), hint=hint)
+    return Software(name=name, **read_yaml(_FOLDER / f"{name}.yaml"))

@@ -3,3 +3,103 @@
 A module has a frozen dataclass `Architecture` (what `catalog/architectures/*.yaml` of that family fill) whose numbers
 may also be arrays (plans,), one model per plan, and `work(architecture, plans, software) -> Work`.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any, Protocol, cast
+
+from synergy_core.catalog import read_yaml
+from synergy_core.errors import InputError, unknown
+from synergy_core.planner.plan import Plans
+from synergy_core.planner.software import Software
+from synergy_core.planner.work import Work
+
+_FOLDER = Path(__file__).parents[2] / "catalog" / "architectures"
+_CARD = ("family", "title", "published_parameters", "source")
+
+
+class Family(Protocol):
+    """What a module of this folder offers."""
+
+    Architecture: Any
+
+    def work(self, architecture: Any, plans: Plans, software: Software) -> Work:
+        """Operators of one micro-batch on one GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A model of the catalog. architecture: of the family's own type. published_parameters: as its authors count."""
+
+    name: str
+    title: str
+    family: Family
+    architecture: Any
+    published_parameters: float
+    source: str
+
+
+def family_names() -> list[str]:
+    """Every family."""
+    return sorted(each.name for each in iter_modules(__path__) if not each.name.startswith("_"))
+
+
+def family_named(name: str) -> Family:
+    """A family's module. Raises InputError with the nearest match for an unknown one."""
+    if name not in family_names():
+        raise unknown("model family", name, family_names(), hint="A module synergy_core/planner/families adds one.")
+    return cast(Family, import_module(f"{__name__}.{name}"))
+
+
+def architecture_names() -> list[str]:
+    """Every model of the catalog."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+@cache
+def card_named(name: str) -> Card:
+    """A model of the catalog. Raises InputError with the nearest match for an unknown one."""
+    if name not in architecture_names():
+        hint = "A file synergy_core/catalog/architectures/<name>.yaml adds one."
+        raise unknown("architecture", name, architecture_names(), hint=hint)
+    return card_from_yaml(_FOLDER / f"{name}.yaml")
+
+
+def card_from_yaml(path: Path) -> Card:
+    """A file in the form of `catalog/architectures`. Raises InputError for keys that are missing or unknown."""
+    content = read_yaml(path)
+    missing = [key for key in _CARD if key not in content]
+    if missing:
+        raise InputError(f"{path}: {', '.join(missing)} missing.")
+    family = family_named(content["family"])
+    return Card(
+        name=path.stem,
+        title=content["title"],
+        family=family,
+        architecture=_filled(family, {key: each for key, each in content.items() if key not in _CARD}, path),
+        published_parameters=float(content["published_parameters"]),
+        source=content["source"],
+    )
+
+
+def architecture_named(name: str) -> tuple[Family, Any]:
+    """A model's family and architecture. Raises InputError with the nearest match for an unknown one."""
+    card = card_named(name)
+    return card.family, card.architecture
+
+
+def _filled(family: Family, values: Mapping[str, Any], path: Path) -> Any:
+    known = [each.name for each in fields(family.Architecture)]
+    for key in values:
+        if key not in known:
+            raise unknown(f"key in {path.name}", key, known)
+    try:
+        return family.Architecture(**values)
+    except TypeError as error:
+        raise InputError(f"{path}: is not a whole architecture: {error}.") from None

@@ -1,0 +1,86 @@
+"""Which training software a measured row ran on, from its words; and what that software does by itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from synergy_core.planner.software import Software
+
+STACKS = {
+    "megatron": Software("megatron", flash=False, dropout=True),
+    "megatron-deepspeed": Software("megatron-deepspeed", flash=False, dropout=True, gradient_bytes=2.0),
+    "megatron-core": Software("megatron-core", gradient_bytes=2.0),
+    "fsdp": Software("fsdp"),
+    "torchtitan": Software("torchtitan"),
+    "nanotron": Software("nanotron"),
+}
+"""By the names of catalog/software/. `megatron`: before FlashAttention, Megatron-DeepSpeed too, with dropout; the others
+without. Gradients: in fp32 where training is in bf16 (Megatron's --accumulate-allreduce-grads-in-fp32, set with --bf16;
+Composer's FSDP mixed_precision DEFAULT), but Megatron-Bridge's recipes set grad_reduce_in_fp32 to false."""
+
+_WORDS = (
+    ("torchtitan", r"torchtitan"),
+    ("nanotron", r"nanotron"),
+    ("megatron-core", r"megatron-bridge|megatron-core|mcore|\bnemo\b|nvidia-nemo"),
+    ("fsdp", r"llm-foundry|composer|fsdp"),
+    ("megatron-deepspeed", r"deepspeed"),
+)
+_PRECISIONS = (
+    ("fp8", r"fp8|e4m3|hybrid"),
+    ("bf16", r"bf16|bfloat16"),
+    ("fp16", r"fp16|float16|half|^amp$|mixed"),
+    ("tf32", r"tf32"),
+    ("fp32", r"fp32|float32"),
+)
+_FLASH = re.compile(r"flash|sdpa|fused|cudnn|triton|\bte\b|xformers|memory.?efficient")
+_NOT_FLASH = re.compile(r"unfused|math|eager|naive|^torch$|^core|\bno(t|n|)\b|local")
+_NEWER_THAN_FLASH = ("h100", "h200", "h800", "h20", "b200", "b300", "gb200", "gb300")
+"""Whose software has flash attention by default."""
+
+
+def software_name(*, source: str, notes: str, model: str, gpu: str, tensor: int, pipeline: int, zero: int) -> str:
+    """A key of `STACKS`. Megatron on GPUs that are younger than FlashAttention is Megatron Core."""
+    words = f"{source} {notes} {model}".lower()
+    for name, pattern in _WORDS:
+        if re.search(pattern, words):
+            return name
+    if zero == 3 and tensor == 1 and pipeline == 1:
+        return "fsdp"
+    return "megatron-core" if gpu in _NEWER_THAN_FLASH else "megatron"
+
+
+def precision(text: str) -> str | None:
+    """`bf16` of `amp_bf16`; bf16 where nothing is said; None for one that is not modelled."""
+    plain = text.strip().lower()
+    if not plain:
+        return "bf16"
+    return next((name for name, pattern in _PRECISIONS if re.search(pattern, plain)), None)
+
+
+def software(name: str, *, dtype: str, attention: str, gated: bool, gpu: str, notes: str = "") -> Software | None:
+    """The stack of that name as this row ran it; None where its precision is not modelled."""
+    kind = precision(dtype)
+    if kind is None:
+        return None
+    base = STACKS[name]
+    plain = attention.strip().lower()
+    if plain:
+        flash = not _NOT_FLASH.search(plain) and bool(_FLASH.search(plain))
+    else:
+        flash = base.flash or gated or gpu in _NEWER_THAN_FLASH
+    gradient = base.gradient_bytes
+    if kind == "fp16" or "mode pure" in notes.lower():
+        gradient = 2.0
+    if "fp32 grad" in dtype.lower():
+        gradient = 4.0
+    weight = 4.0 if kind in ("tf32", "fp32") else base.weight_bytes
+    return replace(
+        base,
+        precision=kind,
+        flash=flash,
+        dropout=base.dropout and not gated,
+        weight_bytes=weight,
+        gradient_bytes=4.0 if weight > base.weight_bytes else gradient,
+        optimizer_bytes=8.0 if weight > base.weight_bytes else base.optimizer_bytes,
+    )

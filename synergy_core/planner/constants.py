@@ -1,0 +1,155 @@
+"""What is fitted: a handful of constants per GPU type and training software, and the rule for what was never measured.
+
+`catalog/constants/<software>.yaml` is written by bench/fit_planner.py: for each GPU type the constants, what they were
+fitted to and how well. `Constants` are physical (how a GPU runs kernels) or the software's own (how it launches and
+overlaps them); `PHYSICAL` names the former.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from synergy_core.catalog import read_yaml
+from synergy_core.catalog.sheets import GpuSheet, gpu_sheets
+from synergy_core.errors import InputError
+from synergy_core.planner.machine import Machine
+from synergy_core.planner.software import Software
+
+_FOLDER = Path(__file__).parents[1] / "catalog" / "constants"
+FALLBACK = {
+    "megatron-core": ("megatron-core-fp8", "fsdp", "megatron"),
+    "torchtitan": ("fsdp",),
+    "nanotron": ("fsdp",),
+    "alpa": ("megatron",),
+}
+"""Whose constants stand in for a software that was not measured on a GPU type; then any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Numbers without unit, unless the name ends in _s. `kernels` and `step_time` say where each acts.
+
+    gemm_efficiency: of the peak, of very large products. gemm_depth: of the summed dimension, lost per tile in filling
+    and draining. wave_loss: how much of an unfilled last wave of tiles is lost. memory_efficiency: of the memory
+    bandwidth. attention_efficiency: of the peak, of long fused attention; attention_fill: queries at which it has half
+    of that; attention_backward: its backward pass ÷ forward. score_passes: of unfused attention's traffic, against the
+    count of tensors. backward_traffic, backward_kernels: backward ÷ forward, of memory-bound operators. kernel_s:
+    between kernels on the GPU; host_s: to launch one; host_jitter: more of it with each doubling of the tensor-parallel
+    group, which waits for its slowest member; launch_norm: how sharply the slower of GPU and host rules.
+    tensor_efficiency, network_efficiency: rate of collectives in training ÷ alone, tensor- and data-parallel.
+    data_overlap: share of the backward pass behind which they hide; data_exposed: share of them that never hides.
+    optimizer_bytes_factor: against the count of states. step_s: a step's fixed cost.
+    """
+
+    gemm_efficiency: float = 0.85
+    gemm_depth: float = 64.0
+    wave_loss: float = 0.7
+    memory_efficiency: float = 0.85
+    attention_efficiency: float = 0.4
+    attention_fill: float = 256.0
+    attention_backward: float = 3.0
+    score_passes: float = 1.5
+    backward_traffic: float = 1.7
+    backward_kernels: float = 2.0
+    kernel_s: float = 3e-6
+    host_s: float = 2e-5
+    host_jitter: float = 0.05
+    launch_norm: float = 4.0
+    tensor_efficiency: float = 0.9
+    network_efficiency: float = 0.85
+    data_overlap: float = 0.7
+    data_exposed: float = 0.1
+    optimizer_bytes_factor: float = 1.2
+    step_s: float = 0.005
+
+
+PHYSICAL = (
+    "gemm_efficiency",
+    "gemm_depth",
+    "wave_loss",
+    "memory_efficiency",
+    "attention_efficiency",
+    "attention_fill",
+    "attention_backward",
+    "kernel_s",
+)
+
+
+def constants_for(machine: Machine, software: Software) -> Constants:
+    """Fitted constants of that software on that GPU type, else by rule.
+
+    A GPU type measured under other software keeps its physical constants and takes the rest from the software's. One
+    that was never measured takes those of the type it is most like, its efficiency lower where its tensor cores do more
+    per clock (`transferred`).
+    """
+    known = measured(software.name)
+    kind = _like(machine.gpu)
+    if kind in known:
+        return known[kind]
+    others = [each for name in (*FALLBACK.get(software.name, ()), *measured_software()) for each in [measured(name)]]
+    here = next((each[kind] for each in others if kind in each), None)
+    elsewhere = known or next(each for each in others if each)
+    source = nearest(machine.gpu, tuple(elsewhere))
+    if here is not None:
+        own = asdict(elsewhere[source])
+        return replace(here, **{name: value for name, value in own.items() if name not in PHYSICAL})
+    return transferred(elsewhere[source], gpu_sheets()[source], machine.gpu)
+
+
+def transferred(constants: Constants, source: GpuSheet, target: GpuSheet) -> Constants:
+    """The constants of a GPU type that was never measured.
+
+    Tensor cores that do more per clock and multiprocessor are harder to feed and sooner limited by power: efficiency
+    falls with (FLOPs per clock)^−x where that grows, x from the two generations that were measured (transfer.yaml), and
+    stays where it falls.
+    """
+    more = max(work_per_clock(target) / work_per_clock(source), 1.0)
+    rule = read_yaml(_FOLDER / "transfer.yaml")
+    return replace(
+        constants,
+        **{name: getattr(constants, name) * more ** -float(power) for name, power in rule["powers"].items()},
+    )
+
+
+def work_per_clock(gpu: GpuSheet) -> float:
+    """16-bit FLOPs per clock and multiprocessor at the peak."""
+    peak = gpu.tensor_flops_per_s.get("bf16", gpu.tensor_flops_per_s.get("fp16", gpu.fp32_flops_per_s))
+    return peak / (gpu.multiprocessors * gpu.clock_hz)
+
+
+def nearest(gpu: GpuSheet, known: tuple[str, ...]) -> str:
+    """Of the known GPU types the one nearest in work per clock; ties to the name."""
+    sheets = gpu_sheets()
+    return min(known, key=lambda name: (abs(work_per_clock(sheets[name]) / work_per_clock(gpu) - 1.0), name))
+
+
+@cache
+def measured(software: str) -> dict[str, Constants]:
+    """By GPU type; empty for software that was not measured."""
+    path = _FOLDER / f"{software}.yaml"
+    if not path.exists():
+        return {}
+    return {kind: constants_of(each["constants"]) for kind, each in read_yaml(path)["gpu_types"].items()}
+
+
+@cache
+def measured_software() -> tuple[str, ...]:
+    """Names of software with constants."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml") if path.stem != "transfer"))
+
+
+def constants_of(values: dict[str, Any]) -> Constants:
+    """From a mapping. Raises InputError for names that are missing or unknown."""
+    names = {each.name for each in fields(Constants)}
+    if set(values) != names:
+        odd = sorted(set(values) ^ names)
+        raise InputError(f"constants: missing or unknown {', '.join(odd)}; expected {', '.join(sorted(names))}.")
+    return Constants(**{name: float(value) for name, value in values.items()})
+
+
+def _like(gpu: GpuSheet) -> str:
+    """The type under which a GPU's constants stand: memory sizes of one chip share them."""
+    return gpu.name.split("-")[0]

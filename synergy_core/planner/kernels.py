@@ -1,0 +1,108 @@
+"""Seconds of the operators of a block on one GPU: matrix products, attention, memory-bound operators.
+
+planner.md, sections 4 and 9.1. A product runs in waves of tiles over the multiprocessors, so that its time depends on
+shape; tile by tile it is limited by the tensor cores or by how fast its operands arrive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.planner.constants import Constants
+from synergy_core.planner.machine import Machine
+from synergy_core.planner.software import Software
+from synergy_core.planner.work import Amount, Attention, Block, Gemm
+
+Floats = NDArray[np.float64]
+
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
+"""Rows, columns, and the rate of the inner loop against the largest tile, which reuses operands most."""
+SPLITS = (1, 4)
+"""Into how many parts the summed dimension may be cut where there are too few tiles."""
+ALIGNMENT = 8
+"""Elements: products whose sizes are no multiple of it miss the tensor cores' fast path (NVIDIA's GEMM guide)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTime:
+    """Seconds (plans,) on the GPU of one block and micro-batch, and how many kernels are launched."""
+
+    forward_s: Floats
+    backward_s: Floats
+    attention_s: Floats
+    forward_kernels: Floats
+    backward_kernels: Floats
+
+
+def gemm_s(m: Amount, n: Amount, k: Amount, count: Amount, machine: Machine, peak: float, c: Constants) -> Floats:
+    """Seconds of count products (m × k) · (k × n) in 16-bit operands, without their launch."""
+    m, n, k, count = (np.asarray(each, float) for each in (m, n, k, count))
+    sms = machine.gpu.multiprocessors
+    best = None
+    for rows, columns, rate in TILES:
+        tiles = np.ceil(m / rows) * np.ceil(n / columns) * count
+        for split in SPLITS:
+            waves = tiles * split / sms
+            # Part of the last wave is filled by what comes next: half of what quantisation costs.
+            waves = np.maximum(waves + c.wave_loss * (np.ceil(waves) - waves), 1.0)
+            depth = k / split + c.gemm_depth
+            each = waves * sms * rows * columns * 2.0 * depth / (peak * rate)
+            best = each if best is None else np.minimum(best, each)
+    assert best is not None
+    moved = 2.0 * count * (m * k + k * n + m * n) / (machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency)
+    result: Floats = np.maximum(best / c.gemm_efficiency, moved)
+    return result
+
+
+def block_time(block: Block, machine: Machine, software: Software, c: Constants) -> BlockTime:
+    """Forward and backward, everything that runs on the GPU itself; communication is not in it."""
+    peak = machine.gpu.tensor_flops_per_s[software.precision]
+    memory = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
+    forward: Floats = np.zeros(())
+    backward: Floats = np.zeros(())
+    launches = np.zeros(())
+    for gemm in block.gemms:
+        forward = forward + gemm_s(gemm.m, gemm.n, gemm.k, gemm.count, machine, peak, c)
+        backward = backward + gemm_s(gemm.m, gemm.k, gemm.n, gemm.count, machine, peak, c)
+        backward = backward + gemm_s(gemm.k, gemm.n, gemm.m, gemm.count, machine, peak, c)
+        launches = launches + 1.0
+    attention: Floats = np.zeros(())
+    kernels = np.asarray(block.kernels, float)
+    for each in block.attention:
+        one, other = attention_s(each, machine, software, c)
+        attention = attention + one
+        forward, backward = forward + one, backward + other
+        kernels = kernels + (1.0 if software.flash else 4.0)
+    traffic = (np.asarray(block.replicated_bytes, float) + block.split_bytes) / memory
+    return BlockTime(
+        forward_s=forward + traffic,
+        backward_s=backward + c.backward_traffic * traffic,
+        attention_s=attention,
+        forward_kernels=launches + kernels,
+        backward_kernels=2.0 * launches + c.backward_kernels * kernels,
+    )
+
+
+def attention_s(a: Attention, machine: Machine, software: Software, c: Constants) -> tuple[Floats, Floats]:
+    """Forward and backward seconds of the attention core.
+
+    Flash: the causal half is skipped; the backward pass computes 5 products for the forward's 2, less efficiently (Dao, 2023). Else the
+    scores are whole, go through memory for softmax and dropout, and are read again by each product.
+    """
+    peak = machine.gpu.tensor_flops_per_s[software.precision]
+    scores = np.asarray(a.count, float) * a.queries * a.keys
+    if software.flash:
+        part = 0.5 if a.causal else 1.0
+        flops = 2.0 * scores * (np.asarray(a.width, float) + a.value_width) * part
+        fill = a.queries / (a.queries + c.attention_fill)
+        forward = flops / (peak * c.attention_efficiency * fill)
+        return forward, c.attention_backward * forward
+    memory = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
+    product = gemm_s(a.queries, a.keys, a.width, a.count, machine, peak, c)
+    product = product + gemm_s(a.queries, a.value_width, a.keys, a.count, machine, peak, c)
+    passes = 4.0 + (5.0 if software.dropout else 0.0)
+    softmax = c.score_passes * passes * scores / memory
+    return product + softmax, 2.0 * product + 1.5 * softmax

@@ -1,0 +1,388 @@
+"""The fastest plan of a model for every GPU count and type: enumerate, drop what cannot fit, then time the rest.
+
+Order of pruning: what does not divide is never made (`enumerate`); of each plan the variant that needs least memory is
+sized, and if that does not fit the plan is gone; of the variants that fit, those that recompute or shard more than
+another one needs to are gone; only then are step times computed. Tensor parallelism beyond a node is tried for counts
+on which nothing fits within nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.errors import InputError
+from synergy_core.planner.constants import Constants
+from synergy_core.planner.enumerate import Limits, candidates, leanest, limits_of, undominated, with_options
+from synergy_core.planner.machine import Machine
+from synergy_core.planner.memory import MARGIN, USABLE, memory
+from synergy_core.planner.plan import Ints, Plan, Plans
+from synergy_core.planner.reshard import holdings, moved_bytes
+from synergy_core.planner.software import Software
+from synergy_core.planner.step_time import StepTime, step_time
+from synergy_core.planner.work import Work
+
+Floats = NDArray[np.float64]
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+MOST_NODES_PER_TENSOR_GROUP = 4
+TIE = 0.01
+"""Plans whose times differ by less than this part count as equally fast: finer than any prediction."""
+MOST_TIED = 8
+"""Equally fast plans of a count whose way from the current plan is worked out, the fastest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """A GPU count without a plan. factor: batch or memory. missing_bytes: per GPU, of the leanest plan."""
+
+    gpus: int
+    factor: str
+    message: str
+    missing_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTable:
+    """Plans as columns (rows,), by GPU count and then by rank; rank 0 is the one to take.
+
+    step_time_s with its parts; memory_bytes: on the fullest GPU, all of it. timed: plans whose time was computed.
+    """
+
+    machine: Machine
+    gpus: Ints
+    nodes: Ints
+    rank: Ints
+    step_time_s: Floats
+    memory_bytes: Floats
+    plans: Plans
+    parts: StepTime
+    infeasible: tuple[Infeasible, ...]
+    timed: int
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> PlanTable:
+        """Some rows, by index or by mask."""
+        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return PlanTable(
+            machine=self.machine,
+            plans=self.plans.take(rows),
+            parts=taken(self.parts, rows),
+            infeasible=self.infeasible,
+            timed=self.timed,
+            **columns,
+        )
+
+    def best(self) -> PlanTable:
+        """One row per count that has a plan."""
+        return self.take(self.rank == 0)
+
+    def of(self, gpus: int) -> PlanTable:
+        """The rows of one count."""
+        return self.take(self.gpus == gpus)
+
+    def efficient(self) -> PlanTable:
+        """Best rows that no other with as few GPUs is as fast as: what an allocator need look at."""
+        best = self.best()
+        fastest_before = np.minimum.accumulate(np.append(np.inf, best.step_time_s))[:-1]
+        return best.take(best.step_time_s < fastest_before)
+
+
+_COLUMNS = ("gpus", "nodes", "rank", "step_time_s", "memory_bytes")
+
+
+def taken(parts: StepTime, rows: NDArray[Any]) -> StepTime:
+    """Some rows of step times."""
+    return StepTime(**{each.name: getattr(parts, each.name)[rows] for each in fields(parts)})
+
+
+def search(
+    family: Any,
+    architecture: Any,
+    machine: Machine,
+    software: Software,
+    constants: Constants,
+    *,
+    counts: Sequence[int],
+    global_batch: int,
+    micro_batches: Sequence[int] = MICRO_BATCHES,
+    max_tensor: int | None = None,
+    keep: int = 0,
+    current: Plan | None = None,
+    fixed: Mapping[str, int] | None = None,
+) -> PlanTable:
+    """The best plan for each count of GPUs of a machine, the next `keep`, and why counts without a plan have none.
+
+    global_batch, micro_batches: sequences (or images). max_tensor: by default a node, or more where nothing else fits.
+    current: what runs now; among plans within 1 % the one is taken that least has to be moved for. fixed: degrees that
+    must be as given. Raises InputError for counts, batches or fixed degrees that make no sense. Tables are remembered.
+    """
+    (table,) = search_all(
+        family,
+        architecture,
+        [(machine, software, constants)],
+        counts=counts,
+        global_batch=global_batch,
+        micro_batches=micro_batches,
+        max_tensor=max_tensor,
+        keep=keep,
+        current=current,
+        fixed=fixed,
+    )
+    return table
+
+
+def search_all(
+    family: Any,
+    architecture: Any,
+    machines: Sequence[tuple[Machine, Software, Constants]],
+    *,
+    counts: Sequence[int],
+    global_batch: int,
+    micro_batches: Sequence[int] = MICRO_BATCHES,
+    max_tensor: int | None = None,
+    keep: int = 0,
+    current: Plan | None = None,
+    fixed: Mapping[str, int] | None = None,
+) -> tuple[PlanTable, ...]:
+    """`search` for several GPU types, a table each in the order given."""
+    wanted = tuple(counts)
+    if not wanted or min(wanted) < 1:
+        raise InputError("GPU counts must be positive whole numbers, at least one of them.")
+    if global_batch < 1:
+        raise InputError(f"batch={global_batch}: expected a positive whole number.")
+    common = (wanted, int(global_batch), tuple(micro_batches), max_tensor, keep, current, _pairs(fixed))
+    return tuple(
+        _remembered(_Keyed(family, id(family)), architecture, _of_machine(machine), software, constants, *common)
+        for machine, software, constants in machines
+    )
+
+
+class _Keyed:
+    """Wraps what a table is remembered by where it has no hash of its own; holding it keeps its parts' ids taken."""
+
+    __slots__ = ("it", "key")
+
+    def __init__(self, it: Any, key: Any) -> None:
+        self.it = it
+        self.key = key
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Keyed) and other.key == self.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+def _of_machine(machine: Machine) -> _Keyed:
+    """A machine by its figures and its GPU's sheet, of which the catalog has one each."""
+    figures = [getattr(machine, each.name) for each in fields(Machine) if each.name != "gpu"]
+    return _Keyed(machine, (id(machine.gpu), *figures))
+
+
+def _pairs(fixed: Mapping[str, int] | None) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted((fixed or {}).items()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sized:
+    """Candidate plans without options; bytes of the leanest variant of each, and whether that fits."""
+
+    plans: Plans
+    least_bytes: Floats
+    fits: NDArray[np.bool_]
+
+
+@lru_cache(maxsize=512)
+def _remembered(
+    family: _Keyed,
+    architecture: Any,
+    of_machine: _Keyed,
+    software: Software,
+    constants: Constants,
+    counts: tuple[int, ...],
+    global_batch: int,
+    micro_batches: tuple[int, ...],
+    max_tensor: int | None,
+    keep: int,
+    current: Plan | None,
+    fixed: tuple[tuple[str, int], ...],
+) -> PlanTable:
+    """One table. Two passes: tensor parallelism within nodes, then across them for counts that are left."""
+    machine: Machine = of_machine.it
+    model = Model(family.it, architecture, software, limits_of(family.it, architecture, software))
+    held = dict(fixed)
+    wanted = np.unique(np.asarray(counts))
+    within = min(max_tensor or machine.gpus_per_node, machine.gpus_per_node)
+    beyond = max_tensor or machine.gpus_per_node * MOST_NODES_PER_TENSOR_GROUP
+    sized = _sized(model, machine, wanted, global_batch, micro_batches, within, held)
+    left = wanted[~np.isin(wanted, sized.plans.gpus[sized.fits])]
+    if left.size and beyond > within:
+        sized = _joined(sized, _sized(model, machine, left, global_batch, micro_batches, beyond, held))
+    plans, bytes_, parts = timed(model, machine, constants, sized.plans.take(sized.fits), held)
+    order, rank = _ranked(plans, parts.total_s, keep, model, current)
+    chosen = plans.take(order)
+    return PlanTable(
+        machine=machine,
+        gpus=chosen.gpus,
+        nodes=-(-chosen.gpus // machine.gpus_per_node),
+        rank=rank,
+        step_time_s=parts.total_s[order],
+        memory_bytes=bytes_[order],
+        plans=chosen,
+        parts=taken(parts, order),
+        infeasible=_reasons(model.limits, machine, wanted, sized, global_batch, beyond),
+        timed=len(plans),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model with its software: what the steps of a search have in common."""
+
+    family: Any
+    architecture: Any
+    software: Software
+    limits: Limits
+
+    def work(self, plans: Plans) -> Work:
+        """Its operators under each plan."""
+        result: Work = self.family.work(self.architecture, plans, self.software)
+        return result
+
+
+def timed(
+    model: Model, machine: Machine, constants: Constants, plans: Plans, fixed: Mapping[str, int] | None = None
+) -> tuple[Plans, Floats, StepTime]:
+    """Of each plan every ZeRO stage and recomputation that fits and that no other rules out; its bytes, its seconds."""
+    variants, of = with_options(plans, fixed)
+    needed = memory(model.work(variants), variants, model.software)
+    kept = np.flatnonzero(np.broadcast_to(needed.fits(machine), len(variants)))
+    kept = kept[undominated(variants.zero[kept], variants.recompute[kept], of[kept])]
+    chosen = variants.take(kept)
+    seconds = step_time(model.work(chosen), chosen, machine, model.software, constants)
+    return chosen, np.asarray(needed.device_total, dtype=np.float64)[kept], seconds
+
+
+def _sized(
+    model: Model,
+    machine: Machine,
+    counts: Ints,
+    global_batch: int,
+    micro_batches: Sequence[int],
+    max_tensor: int,
+    fixed: Mapping[str, int],
+) -> _Sized:
+    """Candidates for the counts, each with the memory of its leanest variant."""
+    plans = candidates(
+        model.limits,
+        counts.tolist(),
+        global_batch,
+        micro_batches=micro_batches,
+        max_tensor=max(max_tensor, fixed.get("tensor", 1)),
+        fixed=fixed,
+    )
+    plans = plans.take(_laid_out(plans, machine))
+    lean = leanest(plans, fixed)
+    needed = memory(model.work(lean), lean, model.software)
+    return _Sized(plans, np.asarray(needed.device_total), np.asarray(needed.fits(machine)))
+
+
+def _laid_out(plans: Plans, machine: Machine) -> NDArray[np.bool_]:
+    """Plans whose tensor-parallel groups fill nodes evenly; on one node anything does."""
+    node = machine.gpus_per_node
+    result: NDArray[np.bool_] = (node % plans.tensor == 0) | (plans.tensor % node == 0) | (plans.gpus <= node)
+    return result
+
+
+def _joined(first: _Sized, second: _Sized) -> _Sized:
+    columns = {
+        each.name: np.append(getattr(first.plans, each.name), getattr(second.plans, each.name))
+        for each in fields(Plans)
+    }
+    return _Sized(
+        Plans(**columns), np.append(first.least_bytes, second.least_bytes), np.append(first.fits, second.fits)
+    )
+
+
+def _ranked(
+    plans: Plans, seconds: Floats, keep: int, model: Model, current: Plan | None
+) -> tuple[NDArray[np.int64], Ints]:
+    """Rows of the best 1 + keep plans of every count, and their ranks."""
+    order = np.lexsort((seconds, plans.gpus))
+    if current is not None:
+        order = _nearest_first(order, plans, seconds, model, current)
+    sorted_gpus = plans.gpus[order]
+    starts = np.searchsorted(sorted_gpus, sorted_gpus)
+    rank = np.arange(len(order)) - starts
+    return order[rank <= keep], rank[rank <= keep]
+
+
+def _nearest_first(
+    order: NDArray[np.int64], plans: Plans, seconds: Floats, model: Model, current: Plan
+) -> NDArray[np.int64]:
+    """The order with the plan that is cheapest to reach in front of those of its count that are as fast."""
+    held = holdings(model.family, model.architecture, model.software)
+    result = order.copy()
+    gpus = plans.gpus[order]
+    for start in np.flatnonzero(np.append(True, gpus[1:] != gpus[:-1])[: len(gpus)]):
+        stop = np.searchsorted(gpus, gpus[start], side="right")
+        group = order[start:stop]
+        tied = group[seconds[group] <= seconds[group[0]] * (1.0 + TIE)][:MOST_TIED]
+        moved = [moved_bytes(held, current, plans.plan(each)).sum() for each in tied.tolist()]
+        front = int(np.argmin(moved))
+        result[start : start + front + 1] = np.append(group[front], group[:front])
+    return result
+
+
+def _reasons(
+    limits: Limits, machine: Machine, counts: Ints, sized: _Sized, global_batch: int, max_tensor: int
+) -> tuple[Infeasible, ...]:
+    """Why each count without a plan has none."""
+    gpus = sized.plans.gpus
+    leanest_first = np.lexsort((sized.least_bytes, gpus))
+    found, first = np.unique(gpus[leanest_first], return_index=True)
+    lean_row = dict(zip(found.tolist(), leanest_first[first].tolist(), strict=True))
+    feasible = np.isin(counts, gpus[sized.fits])
+    tensors = limits.tensors(max_tensor)
+    return tuple(
+        _too_large(sized, lean_row[each], machine)
+        if each in lean_row
+        else _indivisible(limits, each, global_batch, tensors)
+        for each in counts[~feasible].tolist()
+    )
+
+
+def _too_large(sized: _Sized, row: int, machine: Machine) -> Infeasible:
+    plan, needed = leanest(sized.plans.take(np.array([row]))).plan(0), float(sized.least_bytes[row])
+    usable = (1.0 - MARGIN) * USABLE * machine.memory_bytes
+    message = (
+        f"the leanest plan ({plan.describe()}) needs {needed / 1e9:.1f} GB on the fullest GPU, "
+        f"of whose {machine.memory_bytes / 1e9:.1f} GB {usable / 1e9:.1f} GB can be used"
+    )
+    return Infeasible(plan.gpus, "memory", message, missing_bytes=needed - usable)
+
+
+def _indivisible(limits: Limits, gpus: int, global_batch: int, tensors: Sequence[int]) -> Infeasible:
+    """A count that is no product of degrees: too many replicas for the batch, or replicas that do not divide it."""
+    shares = {gpus // tensor for tensor in tensors if gpus % tensor == 0}
+    replicas = min(share // p for share in shares for p in range(1, limits.layers + 1) if share % p == 0)
+    if replicas > global_batch:
+        message = (
+            f"at least {replicas} replicas for a batch of {global_batch}, since {limits.layers} layers and "
+            f"{limits.heads} heads split no further; use batch={replicas} or more, or fewer GPUs"
+        )
+    else:
+        message = (
+            f"no split by tensor ({', '.join(map(str, tensors))}) and up to {limits.layers} stages leaves replicas "
+            f"that divide the batch of {global_batch}; use batch={-(-global_batch // replicas) * replicas} or another "
+            "GPU count"
+        )
+    return Infeasible(gpus, "batch", message)

@@ -1,0 +1,3 @@
+import roofline
+
+roofline.install()

@@ -1,0 +1,226 @@
+"""The search against every plan there is, and what must hold of any table."""
+
+import itertools
+
+import numpy as np
+import pytest
+import roofline
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synergy_core.errors import InputError
+from synergy_core.planner.enumerate import divisors
+from synergy_core.planner.families import transformer
+from synergy_core.planner.memory import memory
+from synergy_core.planner.plan import Plan, plans_of
+from synergy_core.planner.reshard import holdings, moved_bytes
+from synergy_core.planner.search import MICRO_BATCHES, TIE, search, search_all
+from synergy_core.planner.software import Software
+from synergy_core.planner.step_time import step_time
+
+SOFTWARE = Software("test")
+MACHINE = roofline.machine()
+CONSTANTS = roofline.constants(MACHINE, SOFTWARE)
+
+
+def gpt(**changes):
+    numbers = {"layers": 12, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 50257, "seq_len": 2048}
+    return transformer.Architecture(**{**numbers, **changes})
+
+
+def found(architecture, machine=MACHINE, **settings):
+    return search(transformer, architecture, machine, SOFTWARE, CONSTANTS, **settings)
+
+
+def every_plan(architecture, gpus, batch, machine):
+    """By nested loops, from the rules in words; no ZeRO 2 or 3 with stages."""
+    groups = int(architecture.groups)
+    for tensor, pipeline, data in itertools.product(range(1, gpus + 1), repeat=3):
+        if tensor * pipeline * data != gpus or batch % data or pipeline > architecture.layers:
+            continue
+        if architecture.heads % tensor or (groups % tensor and tensor % groups):
+            continue
+        if (machine.gpus_per_node % tensor and gpus > machine.gpus_per_node) or tensor > machine.gpus_per_node:
+            continue
+        for micro, chunks in itertools.product(MICRO_BATCHES, range(1, 9)):
+            if batch // data % micro:
+                continue
+            steps = batch // data // micro
+            if chunks > 1 and (pipeline == 1 or architecture.layers % (pipeline * chunks) or steps % pipeline):
+                continue
+            for zero, recompute, sequence in itertools.product(range(4), range(3), (False, True)):
+                if (zero and data == 1) or (zero > 1 and pipeline > 1) or (sequence and tensor == 1):
+                    continue
+                yield Plan(tensor, pipeline, 1, data, 1, chunks, micro, steps, zero, recompute, sequence)
+
+
+def times_of(architecture, plans, machine):
+    work = transformer.work(architecture, plans, SOFTWARE)
+    fits = np.broadcast_to(memory(work, plans, SOFTWARE).fits(machine), len(plans))
+    return np.where(fits, step_time(work, plans, machine, SOFTWARE, CONSTANTS).total_s, np.inf)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 6, 8, 12, 16, 32])
+@pytest.mark.parametrize("memory_gb", [10, 24, 80])
+@pytest.mark.parametrize("kv_heads", [0, 4])
+def test_best_is_the_best_of_all_plans(gpus, memory_gb, kv_heads):
+    machine = roofline.machine(memory_bytes=memory_gb * 1e9)
+    architecture = gpt(kv_heads=kv_heads)
+    plans = plans_of(list(every_plan(architecture, gpus, 48, machine)))
+    exhaustive = times_of(architecture, plans, machine).min()
+    table = found(architecture, machine, counts=[gpus], global_batch=48, max_tensor=8)
+    if np.isinf(exhaustive):
+        assert len(table) == 0
+        assert table.infeasible[0].factor == "memory"
+    else:
+        assert table.step_time_s[0] == pytest.approx(exhaustive, rel=1e-9)
+        assert table.timed < len(plans)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    layers=st.integers(1, 24),
+    heads=st.sampled_from([4, 7, 12, 25]),
+    batch=st.integers(1, 96),
+    counts=st.lists(st.integers(1, 64), min_size=1, max_size=12, unique=True),
+    memory_gb=st.sampled_from([6, 16, 80]),
+)
+def test_any_table(layers, heads, batch, counts, memory_gb):
+    architecture = gpt(layers=layers, heads=heads, hidden=128 * heads, ffn=512 * heads)
+    machine = roofline.machine(memory_bytes=memory_gb * 1e9)
+    table = found(architecture, machine, counts=counts, global_batch=batch, keep=3)
+    plans = table.plans
+    assert {*table.gpus.tolist(), *(each.gpus for each in table.infeasible)} == set(counts)
+    assert not {*table.gpus.tolist()} & {each.gpus for each in table.infeasible}
+    assert (plans.gpus == table.gpus).all()
+    assert (plans.global_batch == batch).all()
+    assert (heads % plans.tensor == 0).all()
+    assert (plans.pipeline <= layers).all()
+    assert ((plans.interleave == 1) | (plans.accumulation % plans.pipeline == 0)).all()
+    assert ((plans.zero < 2) | (plans.pipeline == 1)).all()
+    if len(table):
+        assert np.isfinite(times_of(architecture, plans, machine)).all(), "a plan that does not fit was proposed"
+        same = np.diff(table.gpus) == 0
+        assert (np.diff(table.step_time_s)[same] >= 0).all()
+        assert (table.rank[np.append(True, ~same)] == 0).all()
+
+
+def test_parts_add_up():
+    table = found(gpt(), counts=[8, 16], global_batch=64, keep=5)
+    names = [name for name in table.parts.__slots__ if name.endswith("_s") and name != "total_s"]
+    assert sum(getattr(table.parts, name) for name in names) == pytest.approx(table.step_time_s)
+
+
+def test_all_counts_at_once_are_what_each_gives_alone():
+    together = found(gpt(), counts=range(1, 33), global_batch=96, keep=1)
+    for gpus in (1, 6, 7, 24, 32):
+        alone = found(gpt(), counts=[gpus], global_batch=96, keep=1)
+        assert [*together.of(gpus).plans] == [*alone.plans]
+
+
+def test_several_types_at_once():
+    small = roofline.machine("v100", memory_bytes=16e9)
+    both = search_all(
+        transformer,
+        gpt(),
+        [(MACHINE, SOFTWARE, CONSTANTS), (small, SOFTWARE, CONSTANTS)],
+        counts=[8],
+        global_batch=32,
+    )
+    assert [each.machine for each in both] == [MACHINE, small]
+    assert both[0].step_time_s[0] < both[1].step_time_s[0]
+
+
+def test_the_same_question_is_answered_from_memory():
+    one = found(gpt(), counts=[8, 16], global_batch=64)
+    assert found(gpt(), counts=[8, 16], global_batch=64) is one
+    assert found(gpt(), counts=[8, 16], global_batch=128) is not one
+
+
+def test_tensor_groups_cross_nodes_only_where_nothing_else_fits():
+    wide = gpt(layers=2, hidden=16384, heads=128, ffn=65536)
+    small = roofline.machine(memory_bytes=14e9)
+    table = found(wide, small, counts=[16, 32], global_batch=1)
+    assert [each > 8 for each in table.plans.tensor] == [False, True]
+    roomy = found(wide, counts=[16, 32], global_batch=16)
+    assert (roomy.plans.tensor <= 8).all()
+
+
+def test_ties_go_to_the_plan_nearest_to_the_current_one():
+    table = found(gpt(), counts=range(2, 65), global_batch=192, keep=50)
+    second = table.take(np.flatnonzero((table.rank == 1) & (table.step_time_s <= 1.01 * np.roll(table.step_time_s, 1))))
+    assert len(second) > 2
+    for row in range(len(second)):
+        current, gpus = second.plans.plan(row), int(second.gpus[row])
+        chosen = found(gpt(), counts=[gpus], global_batch=192, current=current).plans.plan(0)
+        first = table.of(gpus).plans.plan(0)
+        held = holdings(transformer, gpt(), SOFTWARE)
+        moved = [moved_bytes(held, current, plan).sum() for plan in (chosen, first)]
+        assert moved[0] == pytest.approx(0.0, abs=1.0)
+        assert moved[0] <= moved[1]
+
+
+def test_a_current_plan_does_not_win_beyond_a_tie():
+    table = found(gpt(), counts=[16], global_batch=64, keep=50)
+    slow = int(np.flatnonzero(table.step_time_s > table.step_time_s[0] * (1 + TIE))[0])
+    again = found(gpt(), counts=[16], global_batch=64, current=table.plans.plan(slow))
+    assert again.step_time_s[0] <= table.step_time_s[0] * (1 + TIE)
+
+
+def test_long_sequences_may_be_split_and_short_ones_not():
+    long = found(gpt(seq_len=131072), counts=[8], global_batch=1, keep=200)
+    assert (long.plans.context > 1).any()
+    assert (found(gpt(), counts=[8], global_batch=8, keep=200).plans.context == 1).all()
+
+
+def test_rows_that_more_gpus_do_not_better_are_not_efficient():
+    table = found(gpt(), counts=range(1, 33), global_batch=96).efficient()
+    assert (np.diff(table.gpus) > 0).all()
+    assert (np.diff(table.step_time_s) < 0).all()
+
+
+def test_reasons_name_the_factor():
+    huge = gpt(layers=96, hidden=12288, heads=96, ffn=49152)
+    (reason,) = found(huge, counts=[8], global_batch=64).infeasible
+    assert reason.factor == "memory"
+    assert reason.missing_bytes > 80e9
+    (reason,) = found(gpt(), counts=[37], global_batch=64).infeasible
+    assert (reason.factor, "batch=74" in reason.message) == ("batch", True)
+    (reason,) = found(gpt(layers=2, heads=2), counts=[64], global_batch=4).infeasible
+    assert "at least 16 replicas for a batch of 4" in reason.message
+
+
+@pytest.mark.parametrize(
+    ("fixed", "says"),
+    [
+        ({"tensor": 5}, "does not divide the model's 16 heads; choose one of 1, 2, 4, 8, 16"),
+        ({"pipeline": 13}, "12 layers"),
+        ({"data": 5}, "choose batch=65"),
+        ({"tenser": 2}, "Did you mean 'tensor'"),
+        ({"zero": 4}, "0, 1, 2 or 3"),
+        ({"recompute": 3}, "none, selective, full"),
+        ({"tensor": -1}, "positive"),
+    ],
+)
+def test_fixed_degrees_that_cannot_be(fixed, says):
+    with pytest.raises(InputError, match=says):
+        found(gpt(), counts=[16], global_batch=64, fixed=fixed)
+
+
+def test_fixed_degrees_hold():
+    table = found(gpt(), counts=[16], global_batch=64, keep=20, fixed={"pipeline": 4, "micro_batch": 2, "zero": 1})
+    assert (table.plans.pipeline == 4).all()
+    assert (table.plans.micro_batch == 2).all()
+    assert (table.plans.zero == 1).all()
+    assert len(table) > 3
+
+
+@pytest.mark.parametrize("counts", [[], [0], [-8]])
+def test_no_counts(counts):
+    with pytest.raises(InputError, match="positive whole"):
+        found(gpt(), counts=counts, global_batch=64)
+
+
+def test_divisors():
+    assert divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
+    assert divisors(1) == [1]
