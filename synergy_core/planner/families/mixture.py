@@ -1,0 +1,297 @@
+"""Mixtures of experts: transformers in which a router sends each token to a few of many MLPs.
+
+Attention, embedding and logits are the transformer's. Experts are spread over `Plans.expert` of the data × context
+ranks and split by tensor parallelism, as Megatron Core does; tokens are moved to them as rows, or, as GShard does
+(arXiv 2006.16668, algorithm 1), by matrix products with masks. Latent attention: DeepSeek-V2 (arXiv 2405.04434,
+section 2.1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.planner.families import transformer
+from synergy_core.planner.families.transformer import (
+    Number,
+    Part,
+    attention_part,
+    combined,
+    embedding,
+    logits,
+    mlp_part,
+    tokens_per_gpu,
+    with_boundary,
+)
+from synergy_core.planner.plan import Plans
+from synergy_core.planner.software import Software
+from synergy_core.planner.work import Amount, Attention, Block, Gemm, Layers, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture(transformer.Architecture):
+    """A transformer whose layers have experts; `ffn` is the width of the MLPs without.
+
+    experts: per layer. topk: of them per token. expert_ffn: width of one. shared_experts: of the same width, for every
+    token. dense_layers: at the start, without experts. moe_every: of the others, each how-manieth has experts, the
+    first of them included. capacity: rows per expert ÷ its even share, where the rest is dropped or padded; 0: as many
+    as come. gshard_group: tokens that are dispatched together by matrix products; 0: by moving rows.
+
+    window: keys that a query sees in the share `windowed` of the layers.
+    query_rank, key_value_rank: of latent attention, 0 without; then head_width is of the part without rotary
+    positions, rotary_width of the part with them, and value_width of values.
+    """
+
+    experts: Number = 1
+    topk: Number = 1
+    expert_ffn: Number = 0
+    shared_experts: Number = 0
+    dense_layers: Number = 0
+    moe_every: int = 1
+    capacity: float = 0.0
+    gshard_group: int = 0
+    window: int = 0
+    windowed: float = 0.0
+    query_rank: int = 0
+    key_value_rank: int = 0
+    rotary_width: int = 0
+    value_width: int = 0
+
+    def attention_parameters(self) -> Amount:
+        """Of the attention of one layer."""
+        if not self.key_value_rank:
+            return transformer.Architecture.attention_parameters(self)
+        down, up = self._latent_parameters()
+        return down + up
+
+    def _latent_parameters(self) -> tuple[Amount, Amount]:
+        """Of the projections to the latents, with their norms, and of what has heads."""
+        hidden, heads = np.asarray(self.hidden, float), np.asarray(self.heads, float)
+        ranks = self.query_rank + self.key_value_rank
+        up = heads * (
+            self.query_rank * (self.width + self.rotary_width)
+            + self.key_value_rank * (self.width + self.value_width)
+            + self.value_width * hidden
+        )
+        return hidden * (ranks + self.rotary_width) + ranks, up
+
+    def expert_parameters(self) -> Amount:
+        """Of one expert."""
+        result: Amount = np.where(self.gated, 3.0, 2.0) * self.hidden * np.asarray(self.expert_ffn, float)
+        return result
+
+    def has_experts(self, layer: int) -> NDArray[np.bool_]:
+        """Whether a layer, counted from 0, has experts."""
+        past = layer - np.asarray(self.dense_layers)
+        result: NDArray[np.bool_] = (past >= 0) & (past % self.moe_every == 0)
+        return result
+
+    @property
+    def expert_layers(self) -> Amount:
+        """How many layers have experts."""
+        past = np.asarray(self.layers) - np.asarray(self.dense_layers)
+        result: Amount = np.ceil(past / self.moe_every)
+        return result
+
+    def parameters(self) -> Amount:
+        """Of the whole model, counted once, without padding."""
+        dense = transformer.Architecture.parameters(self)
+        experts = self.expert_parameters() * (np.asarray(self.experts, float) + self.shared_experts)
+        router = np.asarray(self.experts, float) * self.hidden
+        return dense + self.expert_layers * (experts + router - self.mlp_parameters())
+
+
+def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
+    """Operators of one micro-batch on one GPU."""
+    a = architecture
+    boundary = 2.0 * tokens_per_gpu(a, plans) * a.hidden / _split(plans)
+    attention = attention_of(a, plans, software)
+    dense = Block(name="dense layer", **combined(attention, mlp_part(a, plans, software)))
+    sparse = Block(name="expert layer", **combined(attention, experts_part(a, plans, software)))
+    return Work(
+        before=embedding(a, plans, software),
+        layers=_in_order(a, with_boundary(dense, boundary), with_boundary(sparse, boundary)),
+        after=logits(a, plans, software),
+        total_parameters=a.parameters(),
+    )
+
+
+def _in_order(a: Architecture, dense: Block, sparse: Block) -> tuple[Layers, ...]:
+    """Runs of layers; where kinds alternate, runs of one layer, so that stages are cut between any two."""
+    if a.moe_every == 1:
+        first = np.asarray(a.dense_layers, float)
+        rest = Layers(sparse, np.asarray(a.layers, float) - first)
+        return (Layers(dense, first), rest) if np.any(first > 0) else (rest,)
+    runs: tuple[Layers, ...] = ()
+    for layer in range(int(np.max(a.layers))):
+        there, expert = np.asarray(a.layers) > layer, a.has_experts(layer)
+        for block, chosen in ((sparse, there & expert), (dense, there & ~expert)):
+            runs += (Layers(block, chosen.astype(float)),) if np.any(chosen) else ()
+    return runs
+
+
+def _split(plans: Plans) -> NDArray[np.float64]:
+    """By what sequence parallelism divides what tensor parallelism alone repeats."""
+    return np.where(plans.sequence, plans.tensor, 1).astype(float)
+
+
+def attention_of(a: Architecture, plans: Plans, software: Software) -> Part:
+    """The transformer's attention or latent attention; with a window, the mean layer."""
+    part = latent_attention_part(a, plans, software) if a.key_value_rank else attention_part(a, plans, software)
+    if not a.windowed:
+        return part
+    (full,) = part["attention"]
+    near = Attention(
+        count=full.count * a.windowed,
+        queries=full.queries,
+        keys=np.minimum(a.window, full.keys),
+        width=full.width,
+        value_width=full.value_width,
+        causal=False,
+    )
+    rest = Attention(
+        full.count * (1.0 - a.windowed), full.queries, full.keys, full.width, full.value_width, full.causal
+    )
+    return {**part, "attention": (rest, near)}
+
+
+def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
+    """Norm, projections to latents, from latents to heads, attention, projection, residual.
+
+    The projections to latents have no heads to split: tensor parallelism repeats them, unless the sequence is split.
+    """
+    t, split, tokens = plans.tensor, _split(plans), tokens_per_gpu(a, plans)
+    hidden, heads = np.asarray(a.hidden, float), np.asarray(a.heads) / t
+    width = a.width + a.rotary_width
+    latents = a.query_rank + a.key_value_rank + a.rotary_width
+    columns = heads * (2.0 * width + a.value_width)
+    mask = 1.0 if software.dropout else 0.0
+    scores = plans.micro_batch * heads * np.asarray(a.seq_len, float) ** 2 / plans.context
+    statistics = 4.0 * tokens * heads if software.flash else 0.0
+    saved = tokens * ((hidden * (4.0 + mask) + 4.0 * latents) / split + 2.0 * (columns + heads * a.value_width))
+    down, up = a._latent_parameters()
+    return {
+        "gemms": (
+            Gemm(tokens / split, a.query_rank, hidden),
+            Gemm(tokens, heads * width, a.query_rank),
+            Gemm(tokens / split, a.key_value_rank + a.rotary_width, hidden),
+            Gemm(tokens, heads * (a.width + a.value_width), a.key_value_rank),
+            Gemm(tokens, hidden, heads * a.value_width),
+        ),
+        "attention": (
+            Attention(
+                count=plans.micro_batch * heads,
+                queries=np.asarray(a.seq_len) / plans.context,
+                keys=np.asarray(a.seq_len, float),
+                width=width,
+                value_width=a.value_width,
+                causal=a.causal,
+            ),
+        ),
+        "replicated_bytes": tokens * (hidden * (10.0 + mask) + 4.0 * latents) / split,
+        "split_bytes": 4.0 * tokens * columns,
+        "kernels": 8.0,
+        "tensor_bytes": 2.0 * tokens * hidden,
+        "tensor_count": 1.0,
+        "context_bytes": 2.0 * tokens * heads * (width + a.value_width),
+        "parameters": down + up / t + 2.0 * hidden,
+        "saved_bytes": saved + (0.0 if software.flash else scores * (4.0 + mask)) + statistics,
+        "selective_bytes": saved + statistics,
+        "live_bytes": saved + (0.0 if software.flash else scores * (8.0 + mask)) + 4.0 * tokens * hidden,
+    }
+
+
+def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
+    """Norm, router, dispatch, experts, combination, residual; shared experts beside them.
+
+    Each GPU sends its rows (tokens × topk, or what the capacity leaves) to the ranks of their experts and gets as many
+    from them: tokens × topk × expert ÷ experts for each of its experts ÷ expert ones. Without a split sequence every
+    tensor-parallel rank moves the whole rows. Tensor parallelism adds up the rows before they are combined; GShard
+    after it, as combination is linear.
+    """
+    t, split, tokens = plans.tensor, _split(plans), tokens_per_gpu(a, plans)
+    hidden, experts = np.asarray(a.hidden, float), np.asarray(a.experts, float)
+    width = np.asarray(a.expert_ffn) / t
+    up = np.where(a.gated, 2.0, 1.0) * width
+    copies = np.asarray(a.topk) * (a.capacity or 1.0)
+    rows, local = tokens * copies, experts / plans.expert
+    each = rows / local
+    mask = 1.0 if software.dropout else 0.0
+    moved = 0.0 if a.gshard_group else rows * hidden
+    saved = tokens * (hidden * (4.0 + mask) + 4.0 * experts) / split + rows * (
+        2.0 * hidden + 2.0 * (up + width) + 2.0 * hidden / split
+    )
+    part: Part = {
+        "gemms": (
+            Gemm(tokens / split, experts, hidden),
+            Gemm(each, up, hidden, local),
+            Gemm(each, hidden, width, local),
+        ),
+        "replicated_bytes": (tokens * (hidden * (10.0 + mask) + 12.0 * experts) + 8.0 * moved) / split,
+        "split_bytes": 2.0 * rows * (up + width),
+        "kernels": 13.0,
+        "tensor_bytes": 2.0 * tokens * hidden,
+        "tensor_count": 1.0 if a.gshard_group else copies,
+        "expert_bytes": 2.0 * rows * hidden / split,
+        "expert_count": 2.0,
+        "imbalance": _imbalance(a, plans, rows),
+        "parameters": hidden * experts + 2.0 * hidden,
+        "expert_parameters": local * a.expert_parameters() / t,
+        "saved_bytes": saved,
+        "selective_bytes": saved,
+        "live_bytes": saved + 2.0 * rows * (up + width) + 4.0 * rows * hidden,
+    }
+    parts = [part]
+    parts += [_gshard_part(a, plans, copies)] if a.gshard_group else []
+    parts += [_shared_part(a, plans)] if np.any(np.asarray(a.shared_experts) > 0) else []
+    return {**combined(*parts), "live_bytes": sum(each["live_bytes"] for each in parts)}
+
+
+def _imbalance(a: Architecture, plans: Plans, rows: Amount) -> Amount:
+    """The busiest rank's rows ÷ the mean, for a router that is balanced but random.
+
+    The largest of n normal deviates is about √(2 ln n); rows of a rank vary by the root of their mean. 1 with capacity.
+    """
+    if a.capacity:
+        return 1.0
+    result: Amount = 1.0 + np.sqrt(2.0 * np.log(plans.expert) / rows)
+    return result
+
+
+def _gshard_part(a: Architecture, plans: Plans, copies: Amount) -> Part:
+    """Dispatch and combination of whole groups: products with masks (group, experts × capacity).
+
+    Masks: a weight in 2 bytes and a bit in 1, kept; each written once.
+    """
+    tokens, hidden = tokens_per_gpu(a, plans), np.asarray(a.hidden, float)
+    group = np.minimum(a.gshard_group, tokens)
+    slots = copies * group / plans.tensor
+    masks = tokens * slots
+    return {
+        "gemms": (Gemm(slots, hidden, group, tokens / group), Gemm(group, hidden, slots, tokens / group)),
+        "split_bytes": 6.0 * masks,
+        "kernels": 10.0,
+        "saved_bytes": 3.0 * masks,
+        "selective_bytes": 3.0 * masks,
+        "live_bytes": 3.0 * masks,
+    }
+
+
+def _shared_part(a: Architecture, plans: Plans) -> Part:
+    """Experts that every token takes, as one MLP of their widths together; they share the norm and the residual."""
+    tokens, hidden = tokens_per_gpu(a, plans), np.asarray(a.hidden, float)
+    width = np.asarray(a.shared_experts) * np.asarray(a.expert_ffn) / plans.tensor
+    up = np.where(a.gated, 2.0, 1.0) * width
+    return {
+        "gemms": (Gemm(tokens, up, hidden), Gemm(tokens, hidden, width)),
+        "split_bytes": 2.0 * tokens * (up + width),
+        "kernels": 2.0,
+        "tensor_bytes": 2.0 * tokens * hidden,
+        "tensor_count": 1.0,
+        "parameters": hidden * (up + width),
+        "saved_bytes": 2.0 * tokens * (up + width),
+        "selective_bytes": 2.0 * tokens * (up + width),
+        "live_bytes": 2.0 * tokens * (up + width),
+    }

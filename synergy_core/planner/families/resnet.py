@@ -1,0 +1,190 @@
+"""Residual networks of bottlenecks: ResNet-50 and deeper, Wide-ResNets.
+
+He et al. (arXiv 1512.03385, table 1), with the stride on the 3 × 3 convolution as in every current implementation.
+A convolution is the matrix product that computes it without writing its input out: pixels × output channels ×
+(input channels · kernel area).
+
+Tensor parallelism splits channels, as Alpa does (arXiv 2201.12023, section 8.1): the first and second convolution of a
+bottleneck by output channels, with the first one's output gathered between them; the third by input channels, whose
+sums are then added up. Batch normalisation takes its statistics per GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.errors import InputError
+from synergy_core.planner.plan import Plans
+from synergy_core.planner.software import Software
+from synergy_core.planner.work import Amount, Block, Gemm, Layers, Work
+
+Number = NDArray[np.int64] | int
+
+STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+"""Bottlenecks of each stage, by depth."""
+_EXPANSION = 4
+_NORM_PASSES = 3.0
+"""Batch normalisation with its ReLU: read for the statistics, read again, written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """depth: 50, 101 or 152. channels: of the first stage; they double with each stage, and pixels quarter.
+
+    width_factor: of the 3 × 3 convolutions; widen_first: of the 1 × 1 before them as well. image_size: pixels a side.
+    """
+
+    depth: Number
+    channels: Number = 64
+    width_factor: Number = 1
+    widen_first: NDArray[np.bool_] | bool = False
+    classes: Number = 1000
+    image_size: Number = 224
+
+    def bottlenecks(self, stage: int) -> NDArray[np.int64]:
+        """Of a stage, from 0. Raises InputError for an unknown depth."""
+        depths = np.asarray(self.depth)
+        for each in np.unique(depths):
+            if int(each) not in STAGES:
+                raise InputError(f"a ResNet of depth {each}; expected one of {', '.join(map(str, STAGES))}.")
+        result: NDArray[np.int64] = np.vectorize(lambda each: STAGES[int(each)][stage], otypes=[np.int64])(depths)
+        return result
+
+    def parameters(self) -> Amount:
+        """Of the whole model, counted once."""
+        one = np.asarray(1.0)
+        total: Amount = _stem_parameters(self) + _head_parameters(self)
+        for stage in range(4):
+            for first in (True, False):
+                count = 1.0 if first else self.bottlenecks(stage) - 1.0
+                total = total + count * _Bottleneck(self, stage, first).parameters(one)
+        return total
+
+
+class _Bottleneck:
+    """Dimensions of one bottleneck: channels as floats, pixels of one image."""
+
+    def __init__(self, a: Architecture, stage: int, first: bool) -> None:
+        base = np.asarray(a.channels, float) * 2**stage
+        self.output = base * _EXPANSION
+        self.input = (np.asarray(a.channels, float) if stage == 0 else self.output / 2) if first else self.output
+        self.middle = base * a.width_factor
+        self.first = np.where(a.widen_first, self.middle, base)
+        side = np.ceil(np.asarray(a.image_size) / 4 / 2**stage)
+        entered = np.ceil(np.asarray(a.image_size) / 4 / 2 ** (stage - 1)) if first and stage else side
+        self.pixels, self.pixels_in = side**2, entered**2
+        self.projected = first
+
+    def parameters(self, t: Amount) -> Amount:
+        """Of one of t tensor-parallel ranks: convolutions, then scale and shift of each normalisation."""
+        convolutions = self.input * self.first + 9.0 * self.first * self.middle + self.middle * self.output
+        norms = 2.0 * (self.first + self.middle) / t + 2.0 * self.output
+        if self.projected:
+            convolutions = convolutions + self.input * self.output
+            norms = norms + 2.0 * self.output
+        result: Amount = convolutions / t + norms
+        return result
+
+
+def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
+    """Operators of one micro-batch of images on one GPU. Raises InputError where the plan splits a sequence."""
+    a = architecture
+    if np.any(plans.context > 1) or np.any(plans.expert > 1):
+        raise InputError("a ResNet has neither a sequence nor experts; expected context = expert = 1.")
+    size = 4.0 if software.precision in ("fp32", "tf32") else 2.0
+    runs = []
+    for stage in range(4):
+        for first in (True, False):
+            count = np.asarray(1.0) if first else np.asarray(a.bottlenecks(stage) - 1.0)
+            runs.append(Layers(_bottleneck(_Bottleneck(a, stage, first), plans, size, stage), count))
+    return Work(
+        before=_stem(a, plans, size),
+        layers=tuple(runs),
+        after=_head(a, plans, size),
+        total_parameters=a.parameters(),
+        samples_are="images",
+    )
+
+
+def _bottleneck(d: _Bottleneck, plans: Plans, size: float, stage: int) -> Block:
+    """Three convolutions with their normalisations, the projection of the input where shapes differ, the sum.
+
+    Kept: the input, each convolution's output, and what its ReLU made of it.
+    """
+    t, images = plans.tensor.astype(float), plans.micro_batch.astype(float)
+    entered, left = images * d.pixels_in, images * d.pixels
+    inside = entered * d.first + left * d.middle
+    normalised = left * d.output * (2.0 if d.projected else 1.0)
+    gemms = [
+        Gemm(entered, d.first / t, d.input),
+        Gemm(left, d.middle / t, 9.0 * d.first),
+        Gemm(left, d.output, d.middle / t),
+    ]
+    if d.projected:
+        gemms.append(Gemm(left, d.output, d.input / t))
+    boundary = size * left * d.output
+    saved = size * (entered * d.input + 2.0 * inside / t + normalised)
+    return Block(
+        name=f"stage {stage + 1}, {'first' if d.projected else 'other'} bottleneck",
+        gemms=tuple(gemms),
+        replicated_bytes=size * (_NORM_PASSES * normalised + left * d.output),
+        split_bytes=size * _NORM_PASSES * inside / t,
+        kernels=9.0 if d.projected else 7.0,
+        tensor_bytes=boundary,
+        tensor_count=1.0 + 0.5 * entered * d.first / (left * d.output),
+        parameters=d.parameters(t),
+        boundary_bytes=boundary,
+        saved_bytes=saved,
+        selective_bytes=saved,
+        input_bytes=size * entered * d.input,
+        live_bytes=saved + 2.0 * boundary + size * inside / t,
+    )
+
+
+def _stem_parameters(a: Architecture) -> Amount:
+    return np.asarray(a.channels, float) * (3 * 49 + 2)
+
+
+def _stem(a: Architecture, plans: Plans, size: float) -> Block:
+    """7 × 7 convolution at half resolution, normalisation, pooling to a quarter; on every tensor-parallel rank."""
+    channels, images = np.asarray(a.channels, float), plans.micro_batch.astype(float)
+    half, quarter = (images * np.ceil(np.asarray(a.image_size) / each) ** 2 for each in (2, 4))
+    saved = size * (images * np.asarray(a.image_size, float) ** 2 * 3 + 2.0 * half * channels)
+    return Block(
+        name="stem",
+        gemms=(Gemm(half, channels, 3 * 49.0),),
+        replicated_bytes=size * (_NORM_PASSES + 1.0) * half * channels + size * quarter * channels,
+        kernels=3.0,
+        parameters=_stem_parameters(a),
+        boundary_bytes=size * quarter * channels,
+        saved_bytes=saved,
+        selective_bytes=saved,
+        input_bytes=saved,
+        live_bytes=saved + size * half * channels,
+    )
+
+
+def _head_parameters(a: Architecture) -> Amount:
+    result: Amount = (np.asarray(a.channels, float) * 8 * _EXPANSION + 1.0) * np.asarray(a.classes)
+    return result
+
+
+def _head(a: Architecture, plans: Plans, size: float) -> Block:
+    """Mean over pixels, the product with the classes, the loss; on every tensor-parallel rank."""
+    channels, images = np.asarray(a.channels, float) * 8 * _EXPANSION, plans.micro_batch.astype(float)
+    entered = images * channels * np.ceil(np.asarray(a.image_size) / 32) ** 2
+    saved = size * (entered + images * channels) + 4.0 * images * np.asarray(a.classes)
+    return Block(
+        name="head",
+        gemms=(Gemm(images, np.asarray(a.classes, float), channels),),
+        replicated_bytes=size * entered,
+        kernels=4.0,
+        parameters=_head_parameters(a),
+        saved_bytes=saved,
+        selective_bytes=saved,
+        input_bytes=saved,
+        live_bytes=saved + size * entered,
+    )

@@ -1,0 +1,273 @@
+"""What families say one GPU does: against closed forms, published counts, and conservation over plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from synergy_core.errors import InputError
+from synergy_core.planner.families import (
+    architecture_named,
+    architecture_names,
+    card_from_yaml,
+    card_named,
+    family_named,
+    family_names,
+)
+from synergy_core.planner.families.mixture import Architecture as Mixture
+from synergy_core.planner.families.transformer import Architecture as Dense
+from synergy_core.planner.plan import Plan, plans_of
+from synergy_core.planner.software import Software
+
+FLASH = Software("test")
+UNFUSED = Software("test", flash=False, dropout=True)
+MIXTURES = [name for name in architecture_names() if card_named(name).family is family_named("mixture")]
+TRANSFORMERS = ["gpt-1.7b", "llama-3-70b", "arena-bert-1.3b", "mpt-7b"]
+
+
+def worked(name, plan, software=FLASH, **changes):
+    family, architecture = architecture_named(name)
+    return family.work(replace(architecture, **changes), plans_of([plan]), software)
+
+
+def blocks(work):
+    """Each block with how often it occurs."""
+    return [(work.before, 1.0), *((each.block, np.asarray(each.count)) for each in work.layers), (work.after, 1.0)]
+
+
+def total(work, amount):
+    return np.asarray(sum(amount(block) * count for block, count in blocks(work))).item()
+
+
+def gemm_flops(block):
+    return sum(np.asarray(each.flops) for each in block.gemms)
+
+
+def score_flops(block):
+    """Of attention in full, causal or not."""
+    return sum(2.0 * a.count * a.queries * a.keys * (a.width + np.asarray(a.value_width)) for a in block.attention)
+
+
+def held(block):
+    return np.asarray(block.parameters) + np.asarray(block.expert_parameters)
+
+
+@pytest.mark.parametrize("name", architecture_names())
+def test_parameters_are_those_published(name):
+    """Within 2 %, or the same number when rounded as it was printed: billions, or tenths of them."""
+    card = card_named(name)
+    counted, published = float(card.architecture.parameters()), card.published_parameters
+    digits = 0 if published % 1e9 == 0 else 1
+    rounded = published >= 1e9 and round(counted / 1e9, digits) == pytest.approx(published / 1e9)
+    assert rounded or counted == pytest.approx(published, rel=0.02)
+
+
+@pytest.mark.parametrize("name", architecture_names())
+def test_blocks_on_one_gpu_hold_the_whole_model(name):
+    work = worked(name, Plan())
+    counted = float(card_named(name).architecture.parameters())
+    # Norms' shifts, padding of the vocabulary, a second norm per latent: small beside the model.
+    assert total(work, held) == pytest.approx(counted, rel=0.01)
+    assert np.asarray(work.total_parameters).item() == counted
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_dense_flops_follow_the_closed_form(name):
+    a = card_named(name).architecture
+    work = worked(name, Plan(micro_batch=2))
+    tokens, width = 2.0 * a.seq_len, float(a.width)
+    layer = 2.0 * a.hidden * width * (a.heads + float(a.groups)) + (3 if a.gated else 2) * a.hidden * a.ffn
+    padded = np.ceil(a.vocab / 128) * 128
+    expected = tokens * (a.layers * (2.0 * layer + 4.0 * a.seq_len * a.heads * width) + 2.0 * a.hidden * padded)
+    assert total(work, lambda block: gemm_flops(block) + score_flops(block)) == pytest.approx(expected)
+
+
+def test_gpt_flops_are_those_of_narayanan_et_al():
+    a = Dense(layers=24, hidden=2304, heads=24, ffn=9216, vocab=51200, seq_len=2048)
+    work = family_named("transformer").work(a, plans_of([Plan(micro_batch=4)]), FLASH)
+    b, s, layers, h, v = 4, 2048, 24, 2304, 51200
+    # Equation 3 of arXiv 2104.04473 without recomputation: a third is the forward pass.
+    expected = 72 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (12 * layers * h)) / 3
+    assert total(work, lambda block: gemm_flops(block) + score_flops(block)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["llama-3-70b", "qwen3-30b-a3b", "deepseek-v3", "arena-moe-1.3b"])
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_tensor_parallelism_divides_matrices_with_heads_or_widths(name, tensor):
+    plan = Plan(micro_batch=2, sequence=True)
+    one, many = worked(name, plan), worked(name, replace(plan, tensor=tensor))
+    padding = 0.01
+    assert total(many, gemm_flops) * tensor == pytest.approx(total(one, gemm_flops), rel=padding)
+    assert total(many, score_flops) * tensor == pytest.approx(total(one, score_flops))
+    for amount in ("split_bytes", "replicated_bytes"):
+        whole = total(one, lambda block, amount=amount: np.asarray(getattr(block, amount)))
+        part = total(many, lambda block, amount=amount: np.asarray(getattr(block, amount)))
+        assert part * tensor == pytest.approx(whole, rel=padding)
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "qwen3-30b-a3b", "arena-moe-1.3b", "deepseek-v3", "resnet-50"])
+def test_without_a_split_sequence_some_traffic_is_repeated(name):
+    one, many = worked(name, Plan(micro_batch=2)), worked(name, Plan(micro_batch=2, tensor=4))
+    assert total(many, lambda block: np.asarray(block.replicated_bytes)) == pytest.approx(
+        total(one, lambda block: np.asarray(block.replicated_bytes))
+    )
+    assert total(many, lambda block: np.asarray(block.saved_bytes)) < total(
+        one, lambda block: np.asarray(block.saved_bytes)
+    )
+
+
+@pytest.mark.parametrize("name", [*TRANSFORMERS, *MIXTURES, "arena-wresnet-1b"])
+@pytest.mark.parametrize("software", [FLASH, UNFUSED])
+def test_less_is_kept_the_more_is_computed_again(name, software):
+    for block, _ in blocks(worked(name, Plan(micro_batch=2), software)):
+        assert np.all(np.asarray(block.saved_bytes) >= block.selective_bytes)
+        assert np.all(np.asarray(block.selective_bytes) >= block.input_bytes)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("expert", [2, 8])
+def test_expert_parallelism_conserves_parameters_and_work(name, expert):
+    one, many = worked(name, Plan(data=8)), worked(name, Plan(data=8, expert=expert))
+    assert total(many, lambda block: np.asarray(block.expert_parameters)) * expert == pytest.approx(
+        total(one, lambda block: np.asarray(block.expert_parameters))
+    )
+    assert total(many, lambda block: np.asarray(block.parameters)) == pytest.approx(
+        total(one, lambda block: np.asarray(block.parameters))
+    )
+    assert total(many, gemm_flops) == pytest.approx(total(one, gemm_flops))
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_active_flops_of_a_mixture(name):
+    """Two per parameter that a token meets and, in GShard, the products that dispatch and combine."""
+    a = card_named(name).architecture
+    work = worked(name, Plan(micro_batch=2))
+    tokens = 2.0 * a.seq_len
+    met = np.asarray(a.layers) * a.attention_parameters()
+    met += (a.layers - a.expert_layers) * a.mlp_parameters()
+    met += a.expert_layers * (a.expert_parameters() * (a.topk + a.shared_experts) + a.experts * a.hidden)
+    met += a.embedding_parameters()
+    extra = a.expert_layers * 4.0 * a.topk * a.gshard_group * a.hidden
+    assert total(work, gemm_flops) == pytest.approx(tokens * (2.0 * met + extra), rel=1e-3)
+
+
+def test_every_layer_of_a_mixture_is_counted_in_its_place():
+    family, a = architecture_named("arena-moe-1.3b")
+    work = family.work(a, plans_of([Plan()]), FLASH)
+    assert np.asarray(work.layer_count).item() == 16
+    names = [each.block.name for each in work.layers]
+    assert names == ["expert layer", "dense layer"] * 8
+    deep = worked("deepseek-v3", Plan())
+    assert [(each.block.name, np.asarray(each.count).item()) for each in deep.layers] == [
+        ("dense layer", 3),
+        ("expert layer", 58),
+    ]
+
+
+def test_models_as_columns_are_the_models_one_by_one():
+    """Rows of a file: other models in the same call."""
+    family = family_named("mixture")
+    small, large = (card_named(f"arena-moe-{size}").architecture for size in ("690m", "27b"))
+    both = replace(
+        small, **{key: np.array([getattr(small, key), getattr(large, key)]) for key in ("layers", "hidden", "ffn")}
+    )
+    both = replace(
+        both,
+        expert_ffn=np.array([small.expert_ffn, large.expert_ffn]),
+        experts=np.array([small.experts, large.experts]),
+    )
+    plans = plans_of([Plan(micro_batch=2), Plan(micro_batch=4)])
+    flops = sum(gemm_flops(block) * count for block, count in blocks(family.work(both, plans, FLASH)))
+    for at, each in enumerate((small, large)):
+        alone = family.work(each, plans.take(np.array([at])), FLASH)
+        assert flops[at] == pytest.approx(total(alone, gemm_flops))
+
+
+def test_more_ranks_are_less_even_unless_rows_are_capped():
+    few, many = (worked("qwen3-30b-a3b", Plan(data=64, expert=each)).layers[-1].block.imbalance for each in (2, 64))
+    assert 1.0 < few < many < 1.05
+    capped = worked("arena-moe-1.3b", Plan(data=8, expert=8)).layers[0].block.imbalance
+    assert capped == 1.0
+
+
+def test_rows_that_are_sent_to_experts():
+    a = card_named("qwen3-30b-a3b").architecture
+    block = worked("qwen3-30b-a3b", Plan(data=8, expert=8)).layers[0].block
+    assert np.asarray(block.expert_bytes).item() == 2.0 * a.seq_len * 8 * a.hidden
+    up = block.gemms[3]
+    assert np.asarray(up.count).item() == 16
+    assert np.asarray(up.m).item() == a.seq_len * 8 * 8 / 128
+
+
+def test_a_window_cuts_the_scores_of_half_the_layers():
+    full = worked("gpt-oss-20b", Plan(), windowed=0.0)
+    near = worked("gpt-oss-20b", Plan())
+    s = card_named("gpt-oss-20b").architecture.seq_len
+    assert total(near, score_flops) / total(full, score_flops) == pytest.approx(0.5 + 0.5 * 128 / s)
+    assert total(near, gemm_flops) == total(full, gemm_flops)
+
+
+def test_an_expert_for_every_token_is_a_plain_transformer():
+    shared = {"layers": 4, "hidden": 512, "heads": 8, "vocab": 51200, "seq_len": 256, "ffn": 2048}
+    plans = plans_of([Plan(micro_batch=2)])
+    dense = family_named("transformer").work(Dense(**shared), plans, FLASH)
+    sparse = family_named("mixture").work(Mixture(**shared, experts=1, topk=1, expert_ffn=2048), plans, FLASH)
+    router = 2.0 * 2 * 256 * 512 * 4
+    assert total(sparse, gemm_flops) - router == pytest.approx(total(dense, gemm_flops))
+    assert total(sparse, held) - 4 * 512 == pytest.approx(total(dense, held))
+
+
+def test_resnet_50_costs_8_gflop_per_image():
+    work = worked("resnet-50", Plan(micro_batch=16))
+    assert total(work, gemm_flops) / 16 == pytest.approx(8.2e9, rel=0.03)
+    assert work.samples_are == "images"
+    assert np.asarray(work.layer_count).item() == 16
+
+
+def test_convolutions_per_image_are_pixels_times_weights():
+    """ResNet-50's first stage: 56 × 56 pixels through 64, 64 and 256 channels."""
+    other = worked("resnet-50", Plan()).layers[1].block
+    assert gemm_flops(other) == pytest.approx(2 * 56**2 * (256 * 64 + 9 * 64 * 64 + 64 * 256))
+
+
+@pytest.mark.parametrize("tensor", [2, 8])
+def test_tensor_parallelism_of_a_resnet_divides_its_bottlenecks(tensor):
+    one, many = worked("arena-wresnet-1b", Plan()), worked("arena-wresnet-1b", Plan(tensor=tensor))
+    for whole, part in zip(one.layers, many.layers, strict=True):
+        assert gemm_flops(part.block) * tensor == pytest.approx(gemm_flops(whole.block))
+        assert np.asarray(part.block.parameters) * tensor == pytest.approx(np.asarray(whole.block.parameters), rel=0.05)
+
+
+def test_resnet_activations_are_as_wide_as_the_precision():
+    half = worked("resnet-50", Plan(), FLASH)
+    full = worked("resnet-50", Plan(), Software("test", precision="tf32"))
+    assert total(full, lambda block: np.asarray(block.boundary_bytes)) == 2 * total(
+        half, lambda block: np.asarray(block.boundary_bytes)
+    )
+
+
+def test_what_a_resnet_cannot_do():
+    with pytest.raises(InputError, match="neither a sequence nor experts"):
+        worked("resnet-50", Plan(context=2))
+    with pytest.raises(InputError, match="depth 49; expected one of 50, 101, 152"):
+        worked("resnet-50", Plan(), depth=49)
+
+
+def test_families_and_architectures_are_found_by_name(tmp_path):
+    assert family_names() == ["mixture", "resnet", "transformer"]
+    with pytest.raises(InputError, match="Did you mean 'llama-2-70b'"):
+        architecture_named("llama2-70b")
+    with pytest.raises(InputError, match="Did you mean 'resnet'"):
+        family_named("resnets")
+    path = tmp_path / "mine.yaml"
+    path.write_text("family: transformer\ntitle: mine\npublished_parameters: 1\nsource: me\nlayrs: 2\n")
+    with pytest.raises(InputError, match=r"key in mine.yaml 'layrs'\. Did you mean 'layers'"):
+        card_from_yaml(path)
+    path.write_text("family: transformer\ntitle: mine\npublished_parameters: 1\nsource: me\nlayers: 2\n")
+    with pytest.raises(InputError, match="not a whole architecture"):
+        card_from_yaml(path)
+    path.write_text("family: transformer\n")
+    with pytest.raises(InputError, match="title, published_parameters, source missing"):
+        card_from_yaml(path)
