@@ -18,6 +18,14 @@ class Software:
     dropout: whether masks are kept. gradient_bytes: per parameter, 2 or 4, of gradients and of what is reduced.
     optimizer_bytes: per parameter, of what the optimizer keeps: master copy and two moments in fp32 are 12.
     weight_bytes: per parameter, as used by matrix products. prefetch: gathered units alive at once under ZeRO-3.
+    logit_bytes: per logit, the most alive at once: 6 with a softmax in place (Megatron: 16-bit logits, fp32 softmax),
+    8 where the softmax is a second fp32 array (nanotron), 14 through PyTorch's own cross entropy (16-bit logits, fp32
+    log-softmax and the gradients of both). eager: whether plain autograd decides what is kept: inputs gathered along
+    the sequence, queries and keys before and after rotation, the activated half of a gated MLP; otherwise backward
+    passes written by hand keep only what they need. weighs_logits: whether stages are cut by compute, the logits
+    counted, instead of by layers. gathers_from_master: whether ZeRO-3 keeps no weights beside the optimizer's fp32
+    copy (PyTorch's FSDP). workspace_bytes: what libraries of matrix products hold of the allocator's memory: 32 MiB by
+    cuBLAS (PyTorch's choice from Hopper on; 8 MiB before), and as much twice by Transformer Engine.
     """
 
     name: str
@@ -28,6 +36,11 @@ class Software:
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 12.0
     prefetch: int = 2
+    logit_bytes: float = 6.0
+    eager: bool = False
+    weighs_logits: bool = False
+    gathers_from_master: bool = False
+    workspace_bytes: float = 96.0 * 2**20
     title: str = ""
     source: str = ""
 

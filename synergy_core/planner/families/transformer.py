@@ -95,12 +95,17 @@ Part = dict[str, Any]
 
 
 def combined(*parts: Part) -> Part:
-    """One block that does all of these, one after another."""
+    """One block that does all of these, one after another.
+
+    What all of them save is alive when one of them runs, so live bytes are all that is saved and the most on top of it.
+    """
     result: Part = {}
     for part in parts:
-        for name, value in part.items():
+        over = part.get("live_bytes", 0.0) - part.get("saved_bytes", 0.0)
+        for name, value in {**part, "live_bytes": over}.items():
             joined = np.maximum if name in ("live_bytes", "tensor_bytes") else operator.add
             result[name] = joined(result[name], value) if name in result else value
+    result["live_bytes"] = result["live_bytes"] + result.get("saved_bytes", 0.0)
     return result
 
 
@@ -120,6 +125,15 @@ def _split(plans: Plans) -> NDArray[np.float64]:
     return np.where(plans.sequence, plans.tensor, 1).astype(float)
 
 
+def _residual_bytes(plans: Plans, software: Software) -> Amount:
+    """Saved per token and hidden unit round a norm: its input, its output, and the dropout mask after the block.
+
+    Sequence parallelism splits all three; plain autograd keeps the output as gathered for the matrix product.
+    """
+    split, mask = _split(plans), 1.0 if software.dropout else 0.0
+    return (2.0 + mask) / split + 2.0 / (1.0 if software.eager else split)
+
+
 def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
     """Norm, queries, keys and values, attention, projection, dropout and residual."""
     t, split, tokens = plans.tensor, _split(plans), tokens_per_gpu(a, plans)
@@ -128,9 +142,15 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
     columns = (heads + 2.0 * groups) * width
     scores = plans.micro_batch * heads * np.asarray(a.seq_len, float) ** 2 / plans.context
     mask = 1.0 if software.dropout else 0.0
-    saved = tokens * (hidden * (4.0 + mask) / split + 2.0 * columns + 2.0 * heads * width)
-    kept_scores = 0.0 if software.flash else scores * (4.0 + mask)
+    saved = tokens * (hidden * _residual_bytes(plans, software) + 2.0 * columns + 2.0 * heads * width)
+    if software.eager:  # Queries and keys are rotated into new arrays; the output is laid out anew for the projection.
+        rotated = np.where(a.learned_positions, 0.0, 2.0 * (heads + groups) * width)
+        saved = saved + tokens * (rotated + 2.0 * heads * width)
+    # Softmax's output; with dropout its mask and its output too.
+    kept_scores = 0.0 if software.flash else scores * (2.0 + 3.0 * mask)
     statistics = 4.0 * tokens * heads if software.flash else 0.0
+    gradients = tokens * (4.0 * hidden + 2.0 * columns + 2.0 * heads * width)
+    gradients = gradients + (0.0 if software.flash else 4.0 * scores)
     return {
         "gemms": (Gemm(tokens, columns, hidden), Gemm(tokens, hidden, heads * width)),
         "attention": (
@@ -152,7 +172,7 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
         "parameters": hidden * width * (2.0 * heads + 2.0 * groups) + 2.0 * hidden,
         "saved_bytes": saved + kept_scores + statistics,
         "selective_bytes": saved + statistics,
-        "live_bytes": saved + (0.0 if software.flash else scores * (8.0 + mask)) + 4.0 * tokens * hidden,
+        "live_bytes": saved + kept_scores + statistics + gradients,
     }
 
 
@@ -162,7 +182,9 @@ def mlp_part(a: Architecture, plans: Plans, software: Software) -> Part:
     hidden, ffn = np.asarray(a.hidden, float), np.asarray(a.ffn) / t
     up = np.where(a.gated, 2.0, 1.0) * ffn
     mask = 1.0 if software.dropout else 0.0
-    saved = tokens * (hidden * (4.0 + mask) / split + 2.0 * (up + ffn))
+    saved = tokens * (hidden * _residual_bytes(plans, software) + 2.0 * (up + ffn))
+    if software.eager:  # The activated half of a gated MLP, an operand of the product with the other half.
+        saved = saved + np.where(a.gated, 2.0, 0.0) * tokens * ffn
     return {
         "gemms": (Gemm(tokens, up, hidden), Gemm(tokens, hidden, ffn)),
         "replicated_bytes": tokens * hidden * (4.0 + 6.0 + mask) / split,
@@ -204,7 +226,8 @@ def logits(a: Architecture, plans: Plans, software: Software) -> Block:
     table = a.embedding_parameters(t) / t
     columns = table / hidden
     own = np.where(np.asarray(a.tied) & (plans.pipeline == 1), 0.0, table)
-    saved = 4.0 * tokens * hidden / split + 6.0 * tokens * columns
+    saved = tokens * hidden * _residual_bytes(plans, replace(software, dropout=False))
+    saved = saved + software.logit_bytes * tokens * columns
     return Block(
         name="logits",
         gemms=(Gemm(tokens, columns, hidden),),
@@ -217,5 +240,5 @@ def logits(a: Architecture, plans: Plans, software: Software) -> Block:
         saved_bytes=saved,
         selective_bytes=saved,
         input_bytes=saved,
-        live_bytes=saved + 4.0 * tokens * columns,
+        live_bytes=saved,
     )

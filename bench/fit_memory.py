@@ -1,0 +1,276 @@
+"""How far predicted memory is from measured memory, and the few constants behind it.
+
+    python bench/fit_memory.py [--json OUT]
+
+Reads $SYNERGY_DATA/parallel. Per file and group: n, then errors of the prediction as fractions of what was measured.
+Megatron's tests log the last rank (its writer's), nanotron rank 0, torchtitan the worst rank. A field that a row does not
+state is scored as a band: the value nearest the measurement. Plans that ran must fit: those refused are counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from synergy_core.accuracy import accuracy
+from synergy_core.catalog.sheets import gpu_sheet
+from synergy_core.measurements._table import read_table
+from synergy_core.planner.families import transformer
+from synergy_core.planner.machine import Machine
+from synergy_core.planner.memory import FRAGMENTATION, USABLE, Memory, memory
+from synergy_core.planner.plan import RECOMPUTE, Plan, plans_of
+from synergy_core.planner.software import Software
+
+GIB = float(2**30)
+MIB = float(2**20)
+DATA = Path(os.environ.get("SYNERGY_DATA", "../shared/data")) / "parallel"
+
+MEGATRON = Software("megatron", dropout=True)
+MEGATRON_OLD = Software("megatron", precision="fp16", dropout=True, flash=False, workspace_bytes=8 * MIB)
+NANOTRON = Software("nanotron", eager=True, logit_bytes=8.0, weighs_logits=True, workspace_bytes=32 * MIB)
+FSDP = Software("fsdp", eager=True, logit_bytes=14.0, gathers_from_master=True, workspace_bytes=32 * MIB)
+
+Row = dict[str, str]
+
+
+def rows_of(name: str) -> list[Row]:
+    """A file's rows by column name."""
+    table = read_table(DATA / name)
+    return [dict(zip(table.columns, (cell.strip() for cell in row), strict=True)) for row in table.rows]
+
+
+def number(row: Row, name: str, default: int) -> int:
+    text = row.get(name, "")
+    return int(float(text)) if re.fullmatch(r"[\d.e+]+", text) else default
+
+
+def architecture(rows: Sequence[Row], learned: bool, tied: bool | None) -> transformer.Architecture:
+    """Of each row, as columns; tied: None reads the row."""
+
+    def each(name: str, default: Callable[[Row], int]) -> np.ndarray:
+        return np.array([number(row, name, default(row)) for row in rows])
+
+    def width(row: Row) -> int:  # Megatron's default: 4h, for gated MLPs two thirds of it in steps of 64.
+        hidden = number(row, "hidden", 0)
+        return hidden * 8 // 3 // 64 * 64 if row["gated_mlp"] == "1" else 4 * hidden
+
+    return transformer.Architecture(
+        layers=each("layers", lambda row: 0),
+        hidden=each("hidden", lambda row: 0),
+        heads=each("heads", lambda row: 0),
+        kv_heads=each("kv_heads", lambda row: 0),
+        ffn=each("ffn", width),
+        vocab=each("vocab", lambda row: 50257),
+        seq_len=each("seq_len", lambda row: 0),
+        gated=np.array([row["gated_mlp"] == "1" for row in rows]),
+        tied=np.array([row.get("untied_embed", "") != "1" if tied is None else tied for row in rows]),
+        learned_positions=learned,
+    )
+
+
+def plan(row: Row, recompute: str) -> Plan:
+    tensor, pipeline, context = (number(row, name, 1) for name in ("tp", "pp", "cp"))
+    data = number(row, "dp", number(row, "n_gpus", 8) // (tensor * pipeline * context))
+    zero = 3 if row.get("zero3_fsdp") == "1" else number(row, "zero", number(row, "dist_opt", 0))
+    micro = number(row, "micro_batch", 1)
+    return Plan(
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        data=data,
+        interleave=number(row, "vpp", 1),
+        micro_batch=micro,
+        accumulation=max(number(row, "global_batch", 1) // (data * micro), 1),
+        zero=zero,
+        recompute=RECOMPUTE.index(recompute),
+        sequence=row["sp"] == "y" and tensor > 1,
+    )
+
+
+def predicted(
+    rows: Sequence[Row],
+    software: Software,
+    *,
+    learned: bool,
+    tied: bool | None,
+    stage: str,
+    recompute: str = "none",
+) -> Memory:
+    """Of the rows; recompute: for rows that do not state one of ours."""
+    plans = plans_of([plan(row, row["recompute"] if row["recompute"] in RECOMPUTE else recompute) for row in rows])
+    return memory(transformer.work(architecture(rows, learned, tied), plans, software), plans, software, stage=stage)
+
+
+def measured(rows: Sequence[Row], column: str) -> np.ndarray:
+    return np.array([float(row[column]) for row in rows]) * GIB
+
+
+def ci_software(row: Row) -> Software:
+    """Transformer Engine runs with `te` in the test's name; other tests have no fused attention and no workspace of it."""
+    engine, hopper = "te_" in row["test"] or "_te" in row["test"], row["platform"] in ("h100", "gb200")
+    flash = row["attn_backend"] == "flash" or (row["attn_backend"] == "" and engine)
+    return replace(MEGATRON, flash=flash, workspace_bytes=(32 if hopper else 8) * MIB + (64 * MIB if engine else 0.0))
+
+
+UNSTATED = "uneven_pipeline|account_for|tunable_overlap|cross_entropy|defer_embedding|modelopt|uninstall_te|multi_dist|qk_layer"
+"""Parts of tests' names for options that change memory and have no column: reported apart."""
+
+
+def ci_rows() -> dict[str, list[Row]]:
+    """Dense rows with a stated number of GPUs, by generation of the software."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows_of("megatron_ci_memory.csv"):
+        found = re.search(r"golden_values_(\w+)", row["source"].replace("-", "_"))
+        plain = row["n_experts"] == "" and "latent" not in row["notes"] and row["trust"] == "B" and row["fp8"] == ""
+        if found and plain and row["dtype"] != "fp32":
+            other = ", other options" if re.search(UNSTATED, row["test"]) else ""
+            groups.setdefault(found.group(1) + other, []).append(row)
+    return dict(sorted(groups.items()))
+
+
+Report = list[dict[str, Any]]
+
+
+def add(report: Report, file: str, group: str, told: np.ndarray, truth: np.ndarray) -> None:
+    score = accuracy(told, truth)
+    report.append({"file": file, "group": group, **asdict(score)})
+    print(
+        f"{file:<14}{group:<44}{score.n:>4} {score.mape:>8.1%} {score.median:>8.1%} {score.p90:>8.1%}"
+        f" {score.max:>8.1%} {score.bias:>+8.1%} {score.spearman:>9.2f}"
+    )
+
+
+def megatron_ci(report: Report) -> None:
+    """Allocated between steps, peak, and what a step adds; the first generation also by each degree."""
+    for family, rows in ci_rows().items():
+        parts = [predicted([row], ci_software(row), learned=True, tied=None, stage="last") for row in rows]
+        static = np.concatenate([each.static for each in parts])
+        peak = np.concatenate([each.total for each in parts])
+        held, top = measured(rows, "mem_allocated_gib"), measured(rows, "mem_max_gib")
+        add(report, "megatron_ci", f"{family}: allocated", static, held)
+        add(report, "megatron_ci", f"{family}: peak", peak, top)
+        add(report, "megatron_ci", f"{family}: growth", peak - static, top - held)
+        if family == "dev_dgx_h100":
+            for name in ("tp", "pp", "vpp", "cp", "dist_opt", "recompute", "attn_backend", "gated_mlp", "untied_embed"):
+                for value in sorted({row[name] for row in rows}):
+                    of = np.array([row[name] == value for row in rows])
+                    add(report, "megatron_ci", f"  {name}={value or 'default'}: peak", peak[of], top[of])
+
+
+def nanotron(report: Report) -> None:
+    """Peak of rank 0, with every degree left to tell for itself: nothing is fitted."""
+    rows = rows_of("nanotron_llama1b_h100.csv")
+    told = predicted(rows, NANOTRON, learned=False, tied=False, stage="first").total
+    add(report, "nanotron", "peak of rank 0", told, measured(rows, "peak_mem_gib"))
+
+
+def torchtitan(report: Report) -> None:
+    """Reserved. Its selective recomputation per operator lies between ours, so those rows are a band."""
+    rows = rows_of("torchtitan_h100_h200.csv")
+    truth = measured(rows, "peak_mem_gib")
+    full = np.array([row["recompute"] == "full" for row in rows])
+    most, least = (
+        predicted(rows, FSDP, learned=False, tied=False, stage="worst", recompute=each).reserved
+        for each in ("selective", "full")
+    )
+    add(report, "torchtitan", "reserved, full recomputation", most[full], truth[full])
+    add(report, "torchtitan", "reserved, selective-op, as a band", np.clip(truth, least, most)[~full], truth[~full])
+
+
+def must_fit(report: Report) -> None:
+    """Timed plans ran on their GPUs. The best of the recomputations that a row may have had must not be refused."""
+    print(f"\n{'plans that ran':<34}{'memory':>7}{'n':>5}{'refused':>9}  largest share of the GPU's memory")
+    files: tuple[tuple[str, Software, bool, bool, tuple[str, ...], tuple[int, ...]], ...] = (
+        ("vtrain_multi_a100", MEGATRON_OLD, True, True, ("full",), (80, 40)),
+        ("vtrain_single_a100", MEGATRON_OLD, True, True, ("full",), (80, 40)),
+        ("megatron_v1_2020_v100_a100", MEGATRON_OLD, True, True, ("full",), (0,)),
+        ("korthikanti_table5", MEGATRON_OLD, True, True, ("full",), (0,)),
+        ("llmfoundry_a100_80gb_bf16", FSDP, True, True, ("full",), (0,)),
+        ("llmfoundry_h100_80gb_bf16", FSDP, True, True, ("full",), (0,)),
+        ("nanotron_llama1b_h100", NANOTRON, False, False, ("none",), (0,)),
+        ("torchtitan_h100_h200", FSDP, False, False, ("full",), (0,)),
+        ("mbridge_dense", replace(MEGATRON, dropout=False), False, False, ("none", "selective", "full"), (0,)),
+    )
+    for name, software, learned, tied, recomputed, sizes in files:
+        rows = [row for row in rows_of(f"{name}.csv") if "task=" not in row["notes"]]
+        told = [
+            predicted(rows, software, learned=learned, tied=tied, stage="worst", recompute=each) for each in recomputed
+        ]
+        for size in sizes:
+            memories = [1e9 * (size or number(row, "gpu_mem_gb", 0)) for row in rows]
+            fit = np.array([each.fits(machine(memories)) for each in told]).any(axis=0)  # type: ignore[arg-type]
+            share = np.min([(each.total + each.outside) / (USABLE * np.array(memories)) for each in told], axis=0)
+            kind = f"{memories[0] / 1e9:.0f} GB"
+            print(f"{name:<34}{kind:>7}{len(rows):>5}{int((~fit).sum()):>9}  {share.max():.2f}")
+            report.append(
+                {"file": name, "group": f"must fit {kind}", "n": len(rows), "false_refusals": int((~fit).sum())}
+            )
+
+
+def machine(memory_bytes: Any) -> Machine:
+    """An A100's node with that much memory per GPU; rows may differ."""
+    sheet = gpu_sheet("a100")
+    assert sheet is not None
+    return Machine(sheet, 8, "nvswitch", 300e9, 8, 25e9, np.asarray(memory_bytes))  # type: ignore[arg-type]
+
+
+def constants(report: Report) -> None:
+    """The two constants that data can tell, each left to the rows of other groups."""
+    print("\nconstants, fitted without a group and scored on it")
+    rows = [row for row in ci_rows()["dev_dgx_h100"] if ci_software(row).workspace_bytes > 64 * MIB]
+    bare = [
+        predicted([row], replace(ci_software(row), workspace_bytes=0.0), learned=True, tied=None, stage="last")
+        for row in rows
+    ]
+    static, held = np.concatenate([each.static for each in bare]), measured(rows, "mem_allocated_gib")
+    print(
+        f"workspace: {np.median(held - static) / MIB:.0f} MiB over all, {Software('').workspace_bytes / MIB:.0f} shipped"
+    )
+    for name in ("tp", "pp"):
+        for value in sorted({row[name] for row in rows}):
+            out = np.array([row[name] == value for row in rows])
+            found = float(np.median((held - static)[~out]))
+            error = np.abs(static[out] + found - held[out]) / held[out]
+            print(f"  without {name}={value}: {found / MIB:.0f} MiB, {error.mean():.1%} on its {out.sum()} rows")
+            report.append(
+                {
+                    "file": "constants",
+                    "group": f"workspace without {name}={value}",
+                    "bytes": found,
+                    "mape": float(error.mean()),
+                }
+            )
+    rows = [row for row in rows_of("torchtitan_h100_h200.csv") if row["recompute"] == "full"]
+    told = predicted(rows, FSDP, learned=False, tied=False, stage="worst")
+    over = (measured(rows, "peak_mem_gib") - told.total) / (told.total - told.static)
+    print(
+        f"fragmentation: {np.median(over):.1%} over {len(rows)} rows ({over.min():.1%} to {over.max():.1%}), {FRAGMENTATION:.1%} shipped"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="also write every group there")
+    chosen = parser.parse_args()
+    report: Report = []
+    heads = "".join(f"{name:>9}" for name in ("mape", "median", "p90", "max", "bias", "spearman"))
+    print(f"{'file':<14}{'group':<44}{'n':>4}{heads}")
+    megatron_ci(report)
+    nanotron(report)
+    torchtitan(report)
+    must_fit(report)
+    constants(report)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
