@@ -11,7 +11,6 @@ from synergy_core.errors import InputError
 from synergy_core.job import JobSpec
 from synergy_core.observations import Observations
 from synergy_core.planner import tables
-from synergy_core.planner.machine import Machine
 from synergy_core.task import SynergyTask
 
 Floats = NDArray[np.float64]
@@ -27,9 +26,8 @@ class PlannedSpeeds:
 
     def __init__(self, cluster: Cluster, *, plans: bool) -> None:
         self.gpu_types = cluster.gpu_types
-        self._cluster = cluster
         self._plans = plans
-        self._machines: dict[str, Machine] = {}
+        self._per_node = cluster.largest_nodes
         self._known: dict[_Of, dict[int, float]] = {}
         self._rows: dict[tuple[str, int, bytes], Floats] = {}
 
@@ -59,16 +57,10 @@ class PlannedSpeeds:
         missing = tuple(sorted({count for count in counts if count not in known}))
         if missing:
             architecture, batch, kind, replicas_only = of
-            machine = (self._machine(kind),)
-            table = tables.planned_tables(architecture, machine, missing, batch, data_parallel_only=replicas_only)
+            nodes = ((kind, self._per_node[kind]),)
+            table = tables.planned_tables(architecture, nodes, missing, batch, data_parallel_only=replicas_only)
             known.update(zip(table.gpus.tolist(), table.step_time_s.tolist(), strict=True))
         return known
-
-    def _machine(self, kind: str) -> Machine:
-        if kind not in self._machines:
-            per_node = max(each.gpus_per_node for each in self._cluster.node_types if each.gpu_type == kind)
-            self._machines[kind] = tables.machine_of(kind, per_node)
-        return self._machines[kind]
 
 
 class PlannedTask(SynergyTask):

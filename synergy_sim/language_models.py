@@ -54,7 +54,7 @@ def with_language_models(
             continue
         model, kind = found
         app = truth.planned_application(model.name, batch_of(model), cluster)
-        step_s = app.step_s(kind, packed(int(gpus[row]), _per_node(cluster, kind)), app.initial_batch)
+        step_s = app.step_s(kind, packed(int(gpus[row]), cluster.largest_nodes[kind]), app.initial_batch)
         code[row], kind_code[row] = names.index(model.name), kinds.index(kind)
         batch[row] = app.initial_batch
         scale[row] = max(float(workload.duration_s[row]), 1.0) / (app.work * step_s)
@@ -109,10 +109,6 @@ def _kinds_for(model: PlannedModel, gpus: int, asked: str, cluster: Cluster) -> 
 
 
 def _fits(model: PlannedModel, gpus: int, kind: str, cluster: Cluster) -> bool:
-    machine = (tables.machine_of(kind, _per_node(cluster, kind)),)
-    table = tables.planned_tables(model.name, machine, (gpus,), batch_of(model), data_parallel_only=True)
+    nodes = ((kind, cluster.largest_nodes[kind]),)
+    table = tables.planned_tables(model.name, nodes, (gpus,), batch_of(model), data_parallel_only=True)
     return bool(np.isfinite(table.step_time_s).all())
-
-
-def _per_node(cluster: Cluster, kind: str) -> int:
-    return max(each.gpus_per_node for each in cluster.node_types if each.gpu_type == kind)

@@ -81,7 +81,6 @@ def best(model, machine, gpus, batch, replicas_only):
     return times[at], plans[at]
 
 
-@cache
 def smallest(model, machine, most=64):
     """Of the plans without replicas that fit, that on the fewest GPUs, the fastest of those."""
     fits = [
@@ -91,8 +90,9 @@ def smallest(model, machine, most=64):
 
 
 @cache
-def planned_tables(architecture_name, machines, counts, global_batch, *, data_parallel_only=False):
+def planned_tables(architecture_name, nodes, counts, global_batch, *, data_parallel_only=False):
     model = model_named(architecture_name)
+    machines = [machine_of(*each) for each in nodes]
     cells = [(at, gpus) for at in range(len(machines)) for gpus in counts]
     found = [best(model, machines[at], gpus, global_batch, data_parallel_only) for at, gpus in cells]
     return PlannedTable(
@@ -105,5 +105,5 @@ def planned_tables(architecture_name, machines, counts, global_batch, *, data_pa
 
 def install(patch=setattr):
     """Puts this planner in the real one's place; patch: such as `monkeypatch.setattr`."""
-    for each in (machine_of, model_named, model_names, planned_tables):
+    for each in (model_named, model_names, planned_tables):
         patch(tables, each.__name__, each)

@@ -129,8 +129,9 @@ class Truth:
         """The architecture of that name, trained from that global batch on these machines."""
         key = (name, batch, cluster.node_types)
         if key not in self._planned:
-            per_node = {each.gpu_type: each.gpus_per_node for each in reversed(cluster.node_types)}
-            self._planned[key] = PlannedApplication(name, batch, per_node, self.planned, self.disturbance.seed)
+            self._planned[key] = PlannedApplication(
+                name, batch, cluster.largest_nodes, self.planned, self.disturbance.seed
+            )
         return self._planned[key]
 
     @cached_property

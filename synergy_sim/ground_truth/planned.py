@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from zlib import crc32
 
 import numpy as np
 
 from synergy_core.errors import InputError
 from synergy_core.planner import tables
-from synergy_core.planner.machine import Machine
 from synergy_sim.ground_truth.application import Application, Shape, Statistics, Step, packed
 
 WORK = 1_000.0
@@ -61,7 +60,6 @@ class PlannedApplication(Application):
         self.work_at_epoch_end = (WORK,)
         self._noise_scale = truth.noise_tokens / tables.model_named(name).seq_len
         self._factors = {kind: truth.factor(seed, name, kind) for kind in gpus_per_node}
-        self._machines: dict[str, Machine] = {}
         self._gpus_per_node = gpus_per_node
 
     def measure(self, gpu_type: str, shape: Shape, local_batch: int) -> Step:
@@ -75,16 +73,11 @@ class PlannedApplication(Application):
         """Seconds under the best plan; inf where none fits. On more nodes than need be, nodes count as small as the
         least of them: what is spread cannot use the fast links within a node.
         """
-        machine = self._machine(gpu_type)
-        if len(shape) > len(packed(sum(shape), machine.gpus_per_node)):
-            machine = replace(machine, gpus_per_node=1 << (min(shape).bit_length() - 1))
-        table = tables.planned_tables(self.name, (machine,), (sum(shape),), batch)
+        per_node = self._gpus_per_node[gpu_type]
+        if len(shape) > len(packed(sum(shape), per_node)):
+            per_node = 1 << (min(shape).bit_length() - 1)
+        table = tables.planned_tables(self.name, ((gpu_type, per_node),), (sum(shape),), batch)
         return float(table.step_time_s[0]) * self._factors[gpu_type]
-
-    def _machine(self, gpu_type: str) -> Machine:
-        if gpu_type not in self._machines:
-            self._machines[gpu_type] = tables.machine_of(gpu_type, self._gpus_per_node[gpu_type])
-        return self._machines[gpu_type]
 
     def statistics(self, global_batch: int, epoch: int) -> Statistics:
         return Statistics(1.0, self._noise_scale / self.initial_batch)
