@@ -41,7 +41,7 @@ def with_language_models(
     gpus = workload.gpus.astype(np.int64)
     rows = np.flatnonzero((gpus >= from_gpus) & ((gpus & (gpus - 1)) == 0))
     draws = random.random((len(workload), 2))
-    known = sorted((tables.model_named(name) for name in tables.model_names()), key=lambda each: each.parameters)
+    known = sorted((tables.model_named(name) for name in tables.language_models()), key=lambda each: each.parameters)
     names = tuple(dict.fromkeys((*result.models, *(each.name for each in known))))
     kinds = tuple(dict.fromkeys((*workload.gpu_types, *cluster.gpu_types)))
     code, kind_code = result.model_code.copy(), workload.gpu_type_code.copy()

@@ -27,6 +27,7 @@ from synergy_sim.traces import formats, read_trace
 from synergy_sim.traces.find import find, find_folder
 from synergy_sim.workload import (
     Workload,
+    at_least,
     from_rows,
     of_any_type,
     parse_window,
@@ -93,6 +94,7 @@ def workload_of(settings: Settings, seed: int) -> Workload:
     workload = _from_log(trace, path) if path else _generated(trace, seed)
     if settings.cluster.ignore_gpu_types:
         workload = of_any_type(workload)
+    workload = at_least(workload, trace.min_gpus)
     workload = sampled(workload, trace.sample, np.random.default_rng(random_stream(seed, "sample")))
     return scaled(workload, settings.cluster.load)
 

@@ -34,6 +34,7 @@ class TraceSettings:
     format: str | None = key("the log's format; null: recognised")
     window: str = key("all, 7d, 2017-10-09/7d, 2017-10-09/2017-10-16 or 2017-10-09")
     sample: float = key("fraction of the jobs to keep, drawn with the seed")
+    min_gpus: int = key("jobs that ask for fewer GPUs are left out")
     bad_rows: Literal["stop", "skip"] = key("what to do with impossible rows")
     overestimate: float = key("estimates the log lacks are duration × (1 + overestimate·U[0,1))")
     models: Literal["auto", "none", "as_given", "mix", "llm"] = key(

@@ -189,6 +189,14 @@ def of_any_type(workload: Workload) -> Workload:
     return replace(workload, gpu_type_code=zeros, gpu_types=("",))
 
 
+def at_least(workload: Workload, gpus: int) -> Workload:
+    """The jobs that ask for so many GPUs or more."""
+    kept = workload.gpus >= gpus
+    if not kept.any():
+        raise InputError(f"trace.min_gpus={gpus}: no job of {workload.source} asks for so many; take fewer.")
+    return workload if kept.all() else take(workload, kept)
+
+
 def sampled(workload: Workload, fraction: float, random: np.random.Generator) -> Workload:
     """Each job kept with probability `fraction` in (0, 1]."""
     if not 0 < fraction <= 1:

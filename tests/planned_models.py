@@ -40,6 +40,10 @@ def model_names():
     return tuple(sorted(MODELS))
 
 
+def language_models():
+    return model_names()
+
+
 def step_s(model, machine, plan, batch):
     """Compute with the pipeline's bubble, tensor-parallel exchanges per layer, gradients reduced at the end."""
     shards = plan.tensor * plan.pipeline
@@ -105,5 +109,5 @@ def planned_tables(architecture_name, nodes, counts, global_batch, *, data_paral
 
 def install(patch=setattr):
     """Puts this planner in the real one's place; patch: such as `monkeypatch.setattr`."""
-    for each in (model_named, model_names, planned_tables):
+    for each in (language_models, model_named, model_names, planned_tables):
         patch(tables, each.__name__, each)

@@ -61,6 +61,12 @@ def model_names() -> tuple[str, ...]:
 
 
 @cache
+def language_models() -> tuple[str, ...]:
+    """Those of them that read tokens: dense transformers and mixtures of experts."""
+    return tuple(name for name in architecture_names() if hasattr(card_named(name).architecture, "seq_len"))
+
+
+@cache
 def model_named(name: str) -> PlannedModel:
     """An architecture of the catalog. Raises InputError with the nearest match for an unknown one."""
     card = card_named(name)
