@@ -3,8 +3,9 @@
     python bench/fit_memory.py [--json OUT]
 
 Reads $SYNERGY_DATA/parallel. Per file and group: n, then errors of the prediction as fractions of what was measured.
-Megatron's tests log the last rank (its writer's), nanotron rank 0, torchtitan the worst rank. A field that a row does not
-state is scored as a band: the value nearest the measurement. Plans that ran must fit: those refused are counted.
+Megatron's tests log the last rank (the one that has the writer: `megatron/training/global_vars.py`), nanotron rank 0,
+torchtitan the worst rank. A recomputation that a row does not state is a band: the best of what it may have been. Plans
+that ran must fit: those refused are counted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 from synergy_core.accuracy import accuracy
 from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.measurements._table import read_table
-from synergy_core.planner.families import transformer
+from synergy_core.planner.families import mixture, transformer
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.memory import FRAGMENTATION, USABLE, Memory, memory
 from synergy_core.planner.plan import RECOMPUTE, Plan, plans_of
@@ -36,7 +37,9 @@ DATA = Path(os.environ.get("SYNERGY_DATA", "../shared/data")) / "parallel"
 MEGATRON = Software("megatron", dropout=True)
 MEGATRON_OLD = Software("megatron", precision="fp16", dropout=True, flash=False, workspace_bytes=8 * MIB)
 NANOTRON = Software("nanotron", eager=True, logit_bytes=8.0, weighs_logits=True, workspace_bytes=32 * MIB)
-FSDP = Software("fsdp", eager=True, logit_bytes=14.0, gathers_from_master=True, workspace_bytes=32 * MIB)
+TORCHTITAN = Software("torchtitan", eager=True, logit_bytes=14.0, gathers_from_master=True, workspace_bytes=32 * MIB)
+# llm-foundry: flash attention's cross entropy keeps 16-bit logits and makes their gradient in 16 bits; no dropout.
+FOUNDRY = Software("llm-foundry", logit_bytes=4.0, gathers_from_master=True, workspace_bytes=32 * MIB)
 
 Row = dict[str, str]
 
@@ -79,7 +82,11 @@ def architecture(rows: Sequence[Row], learned: bool, tied: bool | None) -> trans
 def plan(row: Row, recompute: str) -> Plan:
     tensor, pipeline, context = (number(row, name, 1) for name in ("tp", "pp", "cp"))
     data = number(row, "dp", number(row, "n_gpus", 8) // (tensor * pipeline * context))
-    zero = 3 if row.get("zero3_fsdp") == "1" else number(row, "zero", number(row, "dist_opt", 0))
+    zero = (
+        3
+        if row.get("zero3_fsdp") == "1" or row.get("zero") == "fsdp"
+        else number(row, "zero", number(row, "dist_opt", 0))
+    )
     micro = number(row, "micro_batch", 1)
     return Plan(
         tensor=tensor,
@@ -87,6 +94,7 @@ def plan(row: Row, recompute: str) -> Plan:
         context=context,
         data=data,
         interleave=number(row, "vpp", 1),
+        expert=number(row, "ep", 1),
         micro_batch=micro,
         accumulation=max(number(row, "global_batch", 1) // (data * micro), 1),
         zero=zero,
@@ -106,7 +114,16 @@ def predicted(
 ) -> Memory:
     """Of the rows; recompute: for rows that do not state one of ours."""
     plans = plans_of([plan(row, row["recompute"] if row["recompute"] in RECOMPUTE else recompute) for row in rows])
-    return memory(transformer.work(architecture(rows, learned, tied), plans, software), plans, software, stage=stage)
+    dense = architecture(rows, learned, tied)
+    if rows[0].get("n_experts"):
+        sparse = mixture.Architecture(
+            **{each.name: getattr(dense, each.name) for each in fields(dense)},
+            experts=np.array([number(row, "n_experts", 1) for row in rows]),
+            topk=np.array([number(row, "topk", 1) for row in rows]),
+            expert_ffn=dense.ffn,
+        )
+        return memory(mixture.work(sparse, plans, software), plans, software, stage=stage)
+    return memory(transformer.work(dense, plans, software), plans, software, stage=stage)
 
 
 def measured(rows: Sequence[Row], column: str) -> np.ndarray:
@@ -114,22 +131,32 @@ def measured(rows: Sequence[Row], column: str) -> np.ndarray:
 
 
 def ci_software(row: Row) -> Software:
-    """Transformer Engine runs with `te` in the test's name; other tests have no fused attention and no workspace of it."""
+    """Transformer Engine runs with `te` in the test's name; other tests lack its attention and its workspace."""
     engine, hopper = "te_" in row["test"] or "_te" in row["test"], row["platform"] in ("h100", "gb200")
     flash = row["attn_backend"] == "flash" or (row["attn_backend"] == "" and engine)
     return replace(MEGATRON, flash=flash, workspace_bytes=(32 if hopper else 8) * MIB + (64 * MIB if engine else 0.0))
 
 
-UNSTATED = "uneven_pipeline|account_for|tunable_overlap|cross_entropy|defer_embedding|modelopt|uninstall_te|multi_dist|qk_layer"
-"""Parts of tests' names for options that change memory and have no column: reported apart."""
+UNSTATED = (
+    "uneven_pipeline|account_for|tunable_overlap|cross_entropy|defer_embedding"
+    "|modelopt|uninstall_te|multi_dist|qk_layer|muon"
+)
+"""Parts of tests' names for options that change memory and have no column: reported apart, and within `all`.
+
+The list was made after the first scores, from the tests that were far off: the rows without them are no held-out set.
+"""
 
 
-def ci_rows() -> dict[str, list[Row]]:
-    """Dense rows with a stated number of GPUs, by generation of the software."""
+def ci_rows(experts: bool = False) -> dict[str, list[Row]]:
+    """Dense rows, or those with experts, with a stated number of GPUs, by generation of the software.
+
+    Only what a plan can say: experts are split by tensor parallelism as the rest is.
+    """
     groups: dict[str, list[Row]] = {}
     for row in rows_of("megatron_ci_memory.csv"):
         found = re.search(r"golden_values_(\w+)", row["source"].replace("-", "_"))
-        plain = row["n_experts"] == "" and "latent" not in row["notes"] and row["trust"] == "B" and row["fp8"] == ""
+        ours = (row["n_experts"] != "") == experts and (not experts or row["etp"] in ("", row["tp"]))
+        plain = ours and "latent" not in row["notes"] and row["trust"] == "B" and row["fp8"] == ""
         if found and plain and row["dtype"] != "fp32":
             other = ", other options" if re.search(UNSTATED, row["test"]) else ""
             groups.setdefault(found.group(1) + other, []).append(row)
@@ -143,14 +170,18 @@ def add(report: Report, file: str, group: str, told: np.ndarray, truth: np.ndarr
     score = accuracy(told, truth)
     report.append({"file": file, "group": group, **asdict(score)})
     print(
-        f"{file:<14}{group:<44}{score.n:>4} {score.mape:>8.1%} {score.median:>8.1%} {score.p90:>8.1%}"
+        f"{file:<14}{group:<50}{score.n:>4} {score.mape:>8.1%} {score.median:>8.1%} {score.p90:>8.1%}"
         f" {score.max:>8.1%} {score.bias:>+8.1%} {score.spearman:>9.2f}"
     )
 
 
 def megatron_ci(report: Report) -> None:
     """Allocated between steps, peak, and what a step adds; the first generation also by each degree."""
-    for family, rows in ci_rows().items():
+    groups = ci_rows()
+    for family in [each for each in groups if each + ", other options" in groups]:
+        groups[family + ", all"] = groups[family] + groups[family + ", other options"]
+    groups |= {f"{family}, experts": rows for family, rows in ci_rows(experts=True).items()}
+    for family, rows in groups.items():
         parts = [predicted([row], ci_software(row), learned=True, tied=None, stage="last") for row in rows]
         static = np.concatenate([each.static for each in parts])
         peak = np.concatenate([each.total for each in parts])
@@ -166,23 +197,29 @@ def megatron_ci(report: Report) -> None:
 
 
 def nanotron(report: Report) -> None:
-    """Peak of rank 0, with every degree left to tell for itself: nothing is fitted."""
+    """Peak of rank 0.
+
+    No number is fitted, but these rows were looked at when the list of what eager autograd keeps was made (their
+    differences give the bytes per layer and per logit): in sample as to form.
+    """
     rows = rows_of("nanotron_llama1b_h100.csv")
     told = predicted(rows, NANOTRON, learned=False, tied=False, stage="first").total
     add(report, "nanotron", "peak of rank 0", told, measured(rows, "peak_mem_gib"))
 
 
 def torchtitan(report: Report) -> None:
-    """Reserved. Its selective recomputation per operator lies between ours, so those rows are a band."""
+    """Reserved. Its selective recomputation per operator has no equal here: those rows only get bounds, no error."""
     rows = rows_of("torchtitan_h100_h200.csv")
     truth = measured(rows, "peak_mem_gib")
     full = np.array([row["recompute"] == "full" for row in rows])
     most, least = (
-        predicted(rows, FSDP, learned=False, tied=False, stage="worst", recompute=each).reserved
+        predicted(rows, TORCHTITAN, learned=False, tied=False, stage="worst", recompute=each).reserved
         for each in ("selective", "full")
     )
     add(report, "torchtitan", "reserved, full recomputation", most[full], truth[full])
-    add(report, "torchtitan", "reserved, selective-op, as a band", np.clip(truth, least, most)[~full], truth[~full])
+    inside = (least <= truth) & (truth <= most)
+    bounds = f"{least[~full][0] / GIB:.0f} and {most[~full][0] / GIB:.0f} GiB"
+    print(f"torchtitan    selective-op: {inside[~full].sum()} of {(~full).sum()} within the wide bounds {bounds}")
 
 
 def must_fit(report: Report) -> None:
@@ -193,10 +230,10 @@ def must_fit(report: Report) -> None:
         ("vtrain_single_a100", MEGATRON_OLD, True, True, ("full",), (80, 40)),
         ("megatron_v1_2020_v100_a100", MEGATRON_OLD, True, True, ("full",), (0,)),
         ("korthikanti_table5", MEGATRON_OLD, True, True, ("full",), (0,)),
-        ("llmfoundry_a100_80gb_bf16", FSDP, True, True, ("full",), (0,)),
-        ("llmfoundry_h100_80gb_bf16", FSDP, True, True, ("full",), (0,)),
+        ("llmfoundry_a100_80gb_bf16", FOUNDRY, True, True, ("full",), (0,)),
+        ("llmfoundry_h100_80gb_bf16", FOUNDRY, True, True, ("full",), (0,)),
         ("nanotron_llama1b_h100", NANOTRON, False, False, ("none",), (0,)),
-        ("torchtitan_h100_h200", FSDP, False, False, ("full",), (0,)),
+        ("torchtitan_h100_h200", TORCHTITAN, False, False, ("full",), (0,)),
         ("mbridge_dense", replace(MEGATRON, dropout=False), False, False, ("none", "selective", "full"), (0,)),
     )
     for name, software, learned, tied, recomputed, sizes in files:
@@ -223,37 +260,30 @@ def machine(memory_bytes: Any) -> Machine:
 
 
 def constants(report: Report) -> None:
-    """The two constants that data can tell, each left to the rows of other groups."""
+    """The two constants that data can tell: each fitted without a group of rows and scored on that group."""
     print("\nconstants, fitted without a group and scored on it")
     rows = [row for row in ci_rows()["dev_dgx_h100"] if ci_software(row).workspace_bytes > 64 * MIB]
-    bare = [
-        predicted([row], replace(ci_software(row), workspace_bytes=0.0), learned=True, tied=None, stage="last")
-        for row in rows
+    bare = [replace(ci_software(row), workspace_bytes=0.0) for row in rows]
+    parts = [
+        predicted([row], each, learned=True, tied=None, stage="last") for row, each in zip(rows, bare, strict=True)
     ]
-    static, held = np.concatenate([each.static for each in bare]), measured(rows, "mem_allocated_gib")
-    print(
-        f"workspace: {np.median(held - static) / MIB:.0f} MiB over all, {Software('').workspace_bytes / MIB:.0f} shipped"
-    )
+    held = measured(rows, "mem_allocated_gib")
+    static = np.concatenate([each.static for each in parts])
+    shipped = Software("").workspace_bytes / MIB
+    print(f"workspace: {np.median(held - static) / MIB:.0f} MiB over all rows, {shipped:.0f} shipped")
     for name in ("tp", "pp"):
         for value in sorted({row[name] for row in rows}):
             out = np.array([row[name] == value for row in rows])
             found = float(np.median((held - static)[~out]))
-            error = np.abs(static[out] + found - held[out]) / held[out]
-            print(f"  without {name}={value}: {found / MIB:.0f} MiB, {error.mean():.1%} on its {out.sum()} rows")
-            report.append(
-                {
-                    "file": "constants",
-                    "group": f"workspace without {name}={value}",
-                    "bytes": found,
-                    "mape": float(error.mean()),
-                }
-            )
+            error = float(np.mean(np.abs(static[out] + found - held[out]) / held[out]))
+            print(f"  without {name}={value}: {found / MIB:.0f} MiB, {error:.1%} on its {out.sum()} rows")
+            group = f"workspace without {name}={value}"
+            report.append({"file": "constants", "group": group, "bytes": found, "mape": error})
     rows = [row for row in rows_of("torchtitan_h100_h200.csv") if row["recompute"] == "full"]
-    told = predicted(rows, FSDP, learned=False, tied=False, stage="worst")
+    told = predicted(rows, TORCHTITAN, learned=False, tied=False, stage="worst")
     over = (measured(rows, "peak_mem_gib") - told.total) / (told.total - told.static)
-    print(
-        f"fragmentation: {np.median(over):.1%} over {len(rows)} rows ({over.min():.1%} to {over.max():.1%}), {FRAGMENTATION:.1%} shipped"
-    )
+    spread = f"{over.min():.1%} to {over.max():.1%}"
+    print(f"fragmentation: {np.median(over):.1%} over {len(rows)} rows ({spread}), {FRAGMENTATION:.1%} shipped")
 
 
 def main() -> None:

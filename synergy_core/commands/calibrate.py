@@ -2,7 +2,9 @@
 
 FILE: a CSV of step times as for `validate`, with `sync_time`. Files of one application and GPU type are fitted
 together. The fit is robust: a measurement that all others contradict has next to no say. --out writes the catalog's
-form: put it into synergy_core/catalog/models/, and policies and `validate` use it.
+form: put it into synergy_core/catalog/models/, and policies and `validate` use it. Training times of parallel plans
+(synergy_core/measurements/training_times.py) refit the planner's constants named by --constants; the others stay, and
+the form goes into synergy_core/catalog/constants/.
 """
 
 from __future__ import annotations
@@ -11,12 +13,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synergy_core.commands.validate import add_naming
+from synergy_core.commands.validate import CONSTANTS_HELP, add_naming
 
 if TYPE_CHECKING:
     from synergy_core.goodput.calibration import Calibrated
     from synergy_core.goodput.fit import Fits
     from synergy_core.goodput.observations import Profile
+    from synergy_core.measurements.training_times import TrainingTimes
 
 SUMMARY = "fit the constants of an application on a GPU type to measurements"
 
@@ -25,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="measurements to fit")
     parser.add_argument("--out", type=Path, help="write the catalog's form; a folder if there are several applications")
+    parser.add_argument("--constants", default="network,software", help=CONSTANTS_HELP)
     add_naming(parser)
 
 
@@ -33,22 +37,54 @@ def run(chosen: argparse.Namespace) -> int:
     from synergy_core.catalog.writing import as_yaml, measured_gpu_type
     from synergy_core.commands._output import write_whole
     from synergy_core.commands._predictor import by_type
+    from synergy_core.errors import InputError
     from synergy_core.measurements import read
+    from synergy_core.measurements.step_times import StepTimes
+    from synergy_core.measurements.training_times import TrainingTimes
 
-    files = [read(path, model=chosen.model, gpu_type=chosen.gpu_type) for path in chosen.files]
+    every = [read(path, model=chosen.model, gpu_type=chosen.gpu_type) for path in chosen.files]
+    plans = [file for file in every if isinstance(file, TrainingTimes)]
+    if plans:
+        _plans(plans, chosen)
+    files = [file for file in every if isinstance(file, StepTimes)]
+    for file in every:
+        if not isinstance(file, TrainingTimes | StepTimes):
+            raise InputError(f"{file.path}: holds no training times; a fit needs some.")
+    if plans and files and chosen.out:
+        raise InputError("--out takes either step times of applications or training times of plans, not both at once.")
     fitted: dict[str, dict[str, Any]] = {}
     for model, kinds in by_type(files).items():
         for kind, profile in kinds.items():
             entry, best, fits = measured_gpu_type(profile, robust_pollux=True)
             fitted.setdefault(model, {})[kind] = entry
             _print(model, kind, profile, entry, best, fits)
-    if chosen.out:
+    if chosen.out and files:
         for model, kinds in fitted.items():
             path = chosen.out / f"{model}.yaml" if len(fitted) > 1 else chosen.out
             comment = "Fitted by python -m synergy_core calibrate " + " ".join(str(each) for each in chosen.files)
             write_whole(path, as_yaml(_with_facts(model, kinds, chosen.files), comment))
             print(f"wrote {path}")
     return 0
+
+
+def _plans(files: list[TrainingTimes], chosen: argparse.Namespace) -> None:
+    """Refits the planner's constants; prints them beside the shipped ones, and writes the catalog form."""
+    from synergy_core.catalog.writing import as_yaml
+    from synergy_core.commands._output import table, write_whole
+    from synergy_core.commands._refit import catalog_form, refitted
+
+    found = refitted(files, chosen.constants)
+    for (software, kind), (constants, rows) in found.items():
+        print(f"{software} on {kind}: {rows} rows, {chosen.constants} refitted")
+        values = [[name, f"{getattr(constants, name):.4g}"] for name in constants.__dataclass_fields__]
+        print(table(("constant", "value"), values))
+        print()
+    if chosen.out:
+        for software, content in (forms := catalog_form(found)).items():
+            path = chosen.out / f"{software}.yaml" if len(forms) > 1 else chosen.out
+            comment = "Fitted by python -m synergy_core calibrate " + " ".join(str(each) for each in chosen.files)
+            write_whole(path, as_yaml(content, comment))
+            print(f"wrote {path}")
 
 
 def _with_facts(model: str, kinds: dict[str, Any], paths: list[Path]) -> dict[str, Any]:

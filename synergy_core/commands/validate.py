@@ -2,8 +2,13 @@
 
 FILE: a CSV of step times: `placement` (or `num_nodes` and `num_replicas`), `local_bsz`, `step_time` in seconds, and
 `sync_time` where it is used for --calibrate. Application and GPU type are read from <application>/placements-<gpu>.csv
-(or scalability-<gpu>.csv), or given. Without --calibrate the shipped catalog predicts; with it, a robust fit to those
-files. Errors are fractions of the measured time; bias is signed, positive where predictions are too long.
+(or scalability-<gpu>.csv), or given. Or a file of the planner's: training times of parallel plans with their degrees
+(columns as in synergy_core/measurements/training_times.py), memory, collectives, layers, image models, best plans; any
+file is recognised by its columns. Without --calibrate the shipped catalog predicts; with it, a robust fit to those
+files. Errors are fractions of what was measured; bias is signed, positive where predictions are too large. Rows that
+leave a field open are predicted in every setting that it may have had, and the closest counts (`banded`). Regret: of
+rows alike in model, GPUs and batch, the measured time of the plan predicted fastest ÷ the best − 1. Baseline: FLOPs ÷
+peak times one constant, fitted to the file itself.
 """
 
 from __future__ import annotations
@@ -17,12 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from synergy_core.accuracy import Accuracy
+    from synergy_core.commands._plans import Choose
     from synergy_core.commands._predictor import Prediction
     from synergy_core.measurements.step_times import StepTimes
 
 SUMMARY = "score the shipped or fitted constants on measurements"
 BANDS = (1, 4, 8, 16, 32, 64)
 """Upper ends of the bands of GPU counts that are reported apart."""
+CONSTANTS_HELP = "of plans, what is refitted: network, software (one factor each), or names of the planner's constants"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calibrate", nargs="+", type=Path, metavar="FILE", help="measurements to fit the model to")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write every group as JSON")
     parser.add_argument("--form", default="saturating", help="form fitted with --calibrate: saturating or pollux")
+    parser.add_argument("--constants", default="network,software", help=CONSTANTS_HELP)
     add_naming(parser)
 
 
@@ -44,17 +52,26 @@ def run(chosen: argparse.Namespace) -> int:
     """Prints the table; writes the JSON."""
     from synergy_core.commands._output import write_whole
     from synergy_core.commands._predictor import calibrated_on, predictor
+    from synergy_core.commands._refit import constants_from
     from synergy_core.goodput.forms import form_named
     from synergy_core.measurements import read
+    from synergy_core.measurements.step_times import StepTimes
+    from synergy_core.measurements.training_times import TrainingTimes
 
-    def each(paths: list[Path]) -> list[StepTimes]:
+    def each(paths: list[Path]) -> list[Any]:
         return [read(path, model=chosen.model, gpu_type=chosen.gpu_type) for path in paths]
 
     form = form_named(chosen.form)
     files = each(chosen.files)
-    models = calibrated_on(each(chosen.calibrate), form) if chosen.calibrate else None
+    given = each(chosen.calibrate) if chosen.calibrate else []
+    steps = [file for file in given if isinstance(file, StepTimes)]
+    models = calibrated_on(steps, form) if steps else None
     results: list[dict[str, Any]] = []
+    choose = constants_from([file for file in given if isinstance(file, TrainingTimes)], chosen.constants)
     for file in files:
+        if not isinstance(file, StepTimes):
+            results += _planned(file, *choose)
+            continue
         used = predictor(file, models)
         found = scores(file, used)
         results += [
@@ -63,6 +80,7 @@ def run(chosen: argparse.Namespace) -> int:
                 "group": group,
                 "model": file.model,
                 "gpu_type": file.gpu_type,
+                "kind": "time",
                 **_plain(score),
                 "predicted_by": used.source,
             }
@@ -104,6 +122,42 @@ def _plain(score: Accuracy) -> dict[str, float | None]:
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in asdict(score).items()
     }
+
+
+def _planned(file: Any, choose: Choose, source: str) -> list[dict[str, Any]]:
+    """Prints a file of the planner's formats; its groups as JSON objects."""
+    from synergy_core.commands._output import table
+    from synergy_core.commands._plans import scored
+
+    groups = scored(file, choose)
+    print(f"{file.path}: {len(file.rows)} rows; predicted by {source}.")
+    for reason, count in getattr(file, "excluded", {}).items():
+        print(f"  {count} left out: {reason}")
+    for reason, count in (groups[0].fields.get("reasons", {}) if groups else {}).items():
+        print(f"  {count} not predicted: {reason}")
+    percents = ("mape", "median", "p90", "max")
+    extra = ("regret_mean", "regret_max", "baseline_mape")
+    rows = [
+        [
+            each.name,
+            str(each.score.n),
+            *(_percent(getattr(each.score, name)) for name in percents),
+            _percent(each.score.bias, "+"),
+            str(each.score.failures),
+            "–" if math.isnan(each.score.spearman) else f"{each.score.spearman:.3f}",
+            *(_percent(each.fields.get(name, math.nan)) for name in extra),
+            *(str(each.fields.get(name, "–")) for name in ("banded", "false_refusals", "refused", "accepted")),
+        ]
+        for each in groups
+    ]
+    head = ("regret", "max regret", "baseline", "banded", "false refusals", "refused", "accepted")
+    print(table(("group", "n", *percents, "bias", "failures", "spearman", *head), rows))
+    print()
+    return [each.as_json(str(file.path), source) for each in groups]
+
+
+def _percent(value: float, sign: str = "") -> str:
+    return "–" if math.isnan(value) else f"{value:{sign}.1%}"
 
 
 def _print(file: StepTimes, used: Prediction, found: dict[str, Accuracy]) -> None:

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from synergy_core.errors import InputError
-from synergy_core.planner import families
-from synergy_core.planner.families import transformer
+from synergy_core.planner.families import architecture_named, architecture_names, family_named, transformer
 
 TOLERANCE = 0.01
 """How far the parameters of an architecture may be from the stated number and still be called equal."""
@@ -81,29 +80,35 @@ def _dense(columns: Columns) -> transformer.Architecture:
 
 
 def _mixture(columns: Columns) -> Any:
-    try:
-        family = importlib.import_module("synergy_core.planner.families.mixture")
-    except ModuleNotFoundError:
-        raise InputError("no family of mixtures of experts") from None
     if columns.top_k is None:
         raise InputError(f"topk not stated, and no architecture '{columns.model}' in the catalog")
-    return family.Architecture(**_shared(columns), experts=columns.experts, top_k=columns.top_k)
+    return family_named("mixture").Architecture(
+        **_shared(columns), experts=columns.experts, topk=columns.top_k, expert_ffn=columns.ffn
+    )
 
 
 @cache
 def _named(model: str) -> Any:
-    """The catalog's architecture of that name, without remarks in brackets; None if it has none."""
-    catalog: Any = families
-    try:
-        return catalog.architecture_named(re.sub(r"\(.*?\)", "", model).strip())
-    except (InputError, AttributeError):
-        return None
+    """The catalog's architecture of that name, however it is spelt; None if it has none.
+
+    Remarks in brackets are left out, and so is the point release (Llama 3.1 has the dimensions of Llama 3).
+    """
+    plain = re.sub(r"\(.*?\)", "", model).lower()
+    spelt = {_bare(each): each for each in architecture_names()}
+    for each in (plain, re.sub(r"(?<=\d)\.\d(?![0-9.]*b)", "", plain)):
+        if _bare(each) in spelt:
+            return architecture_named(spelt[_bare(each)])[1]
+    return None
+
+
+def _bare(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", name.lower())
 
 
 def _agrees(known: Any, columns: Columns) -> bool:
     """Whether nothing that the row states contradicts the catalog. Of the MLP's width, files hold one of several."""
     stated = {name: getattr(columns, name) for name in ("layers", "hidden", "heads", "vocab")}
-    return all(value is None or int(getattr(known, name)) == value for name, value in stated.items())
+    return all(value is None or getattr(known, name, None) == value for name, value in stated.items())
 
 
 def family_of(architecture: Any) -> ModuleType:

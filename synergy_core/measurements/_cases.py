@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.measurements._architecture import family_of, kind_of, stacked
 from synergy_core.measurements._hardware import Gpus
-from synergy_core.planner import machine as machines
-from synergy_core.planner.machine import Machine
+from synergy_core.planner.machine import Machine, machine_named
 from synergy_core.planner.plan import Plan, Plans, plans_of
 from synergy_core.planner.software import Software
 
@@ -91,13 +90,9 @@ def cases(rows: Iterable[Measured], *, every_setting: bool = False) -> list[Case
 @cache
 def machine_of(gpus: Gpus) -> Machine:
     """The catalog's node type, with what the file states of it."""
-    stated = {
-        "gpus_per_node": gpus.gpus_per_node,
-        "network_bytes_per_s": gpus.network_bytes_per_s,
-        "memory_bytes": gpus.memory_bytes,
-    }
-    module: Any = machines
-    result: Machine = module.machine(gpus.name, **{name: value for name, value in stated.items() if value is not None})
+    result = machine_named(gpus.name, gpus.gpus_per_node, gpus.network_bytes_per_s)
+    if gpus.memory_bytes:
+        result = replace(result, memory_bytes=gpus.memory_bytes)
     like = gpu_sheet(gpus.memory_like) if gpus.memory_like else None
     if like is None:
         return result

@@ -5,19 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from synergy_core.planner.software import Software
-
-STACKS = {
-    "megatron": Software("megatron", flash=False, dropout=True),
-    "megatron-deepspeed": Software("megatron-deepspeed", flash=False, dropout=True, gradient_bytes=2.0),
-    "megatron-core": Software("megatron-core", gradient_bytes=2.0),
-    "fsdp": Software("fsdp"),
-    "torchtitan": Software("torchtitan"),
-    "nanotron": Software("nanotron"),
-}
-"""By the names of catalog/software/. `megatron`: before FlashAttention, Megatron-DeepSpeed too, with dropout; the others
-without. Gradients: in fp32 where training is in bf16 (Megatron's --accumulate-allreduce-grads-in-fp32, set with --bf16;
-Composer's FSDP mixed_precision DEFAULT), but Megatron-Bridge's recipes set grad_reduce_in_fp32 to false."""
+from synergy_core.planner.software import Software, software_named, software_names
 
 _WORDS = (
     ("torchtitan", r"torchtitan"),
@@ -40,7 +28,7 @@ _NEWER_THAN_FLASH = ("h100", "h200", "h800", "h20", "b200", "b300", "gb200", "gb
 
 
 def software_name(*, source: str, notes: str, model: str, gpu: str, tensor: int, pipeline: int, zero: int) -> str:
-    """A key of `STACKS`. Megatron on GPUs that are younger than FlashAttention is Megatron Core."""
+    """A name of catalog/software/. Megatron on GPUs that are younger than FlashAttention is Megatron Core."""
     words = f"{source} {notes} {model}".lower()
     for name, pattern in _WORDS:
         if re.search(pattern, words):
@@ -63,17 +51,15 @@ def software(name: str, *, dtype: str, attention: str, gated: bool, gpu: str, no
     kind = precision(dtype)
     if kind is None:
         return None
-    base = STACKS[name]
+    base = software_named(f"{name}-fp8" if kind == "fp8" and f"{name}-fp8" in software_names() else name)
     plain = attention.strip().lower()
     if plain:
         flash = not _NOT_FLASH.search(plain) and bool(_FLASH.search(plain))
     else:
         flash = base.flash or gated or gpu in _NEWER_THAN_FLASH
     gradient = base.gradient_bytes
-    if kind == "fp16" or "mode pure" in notes.lower():
-        gradient = 2.0
-    if "fp32 grad" in dtype.lower():
-        gradient = 4.0
+    if "mode default" in notes.lower() or "fp32 grad" in dtype.lower():
+        gradient = 4.0  # Composer's FSDP reduces in fp32 unless mixed_precision is PURE
     weight = 4.0 if kind in ("tf32", "fp32") else base.weight_bytes
     return replace(
         base,

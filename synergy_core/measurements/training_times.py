@@ -54,7 +54,8 @@ class TrainingStep:
 
     settings: every way it may have run, the most usual first; none where failure says why it cannot be predicted.
     unstated: columns that made it several. memory_kind: which counter told peak_mem_bytes. held_bytes: of the
-    allocator between steps. Memory and times that were not measured are NaN.
+    allocator between steps. stage: the pipeline stage whose memory it is, `first`, `last` or `worst`. Memory and
+    times that were not measured are NaN.
     """
 
     line: int
@@ -73,6 +74,7 @@ class TrainingStep:
     unstated: tuple[str, ...] = ()
     failure: str = ""
     held_bytes: float = math.nan
+    stage: str = "worst"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +114,18 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
         if task and not task[1].lower().startswith("pre"):
             excluded[f"task {task[1]}, not pre-training"] += 1
             continue
-        step = _step(row)
-        if (model and step.model != model) or (gpu_type and step.gpu_type != gpu_type):
+        found = step(row)
+        if (model and found.model != model) or (gpu_type and found.gpu_type != gpu_type):
             excluded["of another model or GPU type than asked for"] += 1
-        elif math.isnan(step.iter_time_s) and math.isnan(step.peak_mem_bytes) and not step.out_of_memory:
+        elif math.isnan(found.iter_time_s) and math.isnan(found.peak_mem_bytes) and not found.out_of_memory:
             excluded["nothing measured"] += 1
         else:
-            rows.append(step)
+            rows.append(found)
     return TrainingTimes(table.path, tuple(rows), dict(excluded))
 
 
-def _step(row: Row) -> TrainingStep:
-    """A row; what it lacks for a prediction becomes its failure."""
+def step(row: Row, *, untied: bool | None = None) -> TrainingStep:
+    """A row; what it lacks for a prediction becomes its failure. untied: whether logits have their own table."""
     time_text = row.text("iter_time_s")
     out = _OUT_OF_MEMORY.search(f"{time_text} {row.text('notes')} {row.text('mem_kind')}") is not None
     told = bool(time_text) and not _OUT_OF_MEMORY.search(time_text)
@@ -134,7 +136,7 @@ def _step(row: Row) -> TrainingStep:
     unstated: tuple[str, ...] = ()
     settings: tuple[Setting, ...] = ()
     try:
-        settings, unstated = _settings(row, degrees)
+        settings, unstated = _settings(row, degrees, untied)
     except _UnpredictableError as error:
         failure = str(error)
     kind = _hardware.gpu_type(row.text("gpu"))
@@ -148,6 +150,7 @@ def _step(row: Row) -> TrainingStep:
         global_batch=settings[0].plan.global_batch if settings else row.whole("global_batch") or 0,
         iter_time_s=math.nan if seconds is None else seconds,
         peak_mem_bytes=math.nan if memory is None else memory * GIB,
+        stage="first" if re.search(r"rank ?0", row.text("mem_kind")) else "worst",
         memory_kind=memory_kind(row.text("mem_kind")) if memory is not None else "",
         weight=WEIGHTS.get(row.text("trust").replace("−", "-") or "A", WEIGHTS["B"]),
         out_of_memory=out and seconds is None,
@@ -267,7 +270,7 @@ def _batches(row: Row, data: int) -> tuple[tuple[int, int], ...]:
     return found
 
 
-def _settings(row: Row, degrees: _Degrees) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
+def _settings(row: Row, degrees: _Degrees, untied: bool | None) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
     """Every way the row may have run, and the columns that leave a choice."""
     if not row.text("tp") and not row.text("pp") and degrees.gpus > 1 and degrees.zero != (3,):
         raise _UnpredictableError("tp and pp not stated")
@@ -288,6 +291,7 @@ def _settings(row: Row, degrees: _Degrees) -> tuple[tuple[Setting, ...], tuple[s
                 params=row.number("params"),
                 experts=row.whole("n_experts"),
                 top_k=row.whole("topk"),
+                untied=untied,
             )
         )
     except InputError as error:

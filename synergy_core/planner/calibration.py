@@ -41,13 +41,18 @@ SPREAD = {
     "launch_norm": 0.4,
     "tensor_efficiency": 0.15,
     "network_efficiency": 0.2,
+    "card_collisions": 1.0,
     "data_overlap": 0.5,
     "data_exposed": 1.0,
     "optimizer_bytes_factor": 0.3,
     "step_s": 1.0,
 }
 """How far, as a standard deviation of its logarithm, each constant may be from where a fit starts."""
-MOST = {"gemm_efficiency": 1.0, "wave_loss": 1.0, "memory_efficiency": 1.0, "data_overlap": 1.0}
+MOST = {
+    **dict.fromkeys(("gemm_efficiency", "wave_loss", "memory_efficiency", "data_overlap", "data_exposed"), 1.0),
+    "attention_efficiency": 0.8,
+}
+"""What no constant can exceed: shares of a whole, and the best that is published of fused attention."""
 PRIOR = 0.003
 """What one standard deviation costs, against the mean loss of a row."""
 
@@ -117,7 +122,11 @@ def fit(
         return {
             owner: replace(
                 start[owner],
-                **{name: float(value) for (whose, name), value in zip(names, values, strict=True) if whose in ("", owner)},
+                **{
+                    name: float(value)
+                    for (whose, name), value in zip(names, values, strict=True)
+                    if whose in ("", owner)
+                },
             )
             for owner in owners
         }

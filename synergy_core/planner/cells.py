@@ -20,7 +20,7 @@ from synergy_core.planner.constants import Constants
 from synergy_core.planner.enumerate import candidates, limits_of
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.plan import Ints, Plan, Plans, plans_of
-from synergy_core.planner.search import MICRO_BATCHES, Model, timed
+from synergy_core.planner.search import MICRO_BATCHES, Model, laid_out, timed
 from synergy_core.planner.software import Software
 
 Floats = NDArray[np.float64]
@@ -50,7 +50,7 @@ class Cells:
         """Row of the fastest Cell of every count that has one which fits."""
         order = np.lexsort((self.step_time_s, self.gpus))
         first = np.append(True, np.diff(self.gpus[order]) != 0)[: len(order)]
-        rows = order[first]
+        rows: NDArray[np.int64] = order[first]
         return rows[np.isfinite(self.step_time_s[rows])]
 
 
@@ -123,6 +123,7 @@ def tune(
         max_tensor=machine.gpus_per_node,
         fixed={"pipeline": stages, "context": 1},
     )
+    every = every.take(laid_out(every, machine))
     middle = sqrt(gpus // stages)
     inside = every.tensor >= min(middle, every.tensor.max(initial=1)) if tensor_side else every.tensor <= middle
     plans, _, times = timed(model, machine, constants, every.take(inside))
@@ -134,7 +135,9 @@ def tune(
 
 def _proxies(model: Model, machine: Machine, share: int, stages: int, global_batch: int) -> list[Plan]:
     """Data only and tensor as wide as it goes, on `share` GPUs per stage; those whose replicas divide the batch."""
-    allowed = [each for each in model.limits.tensors(min(share, machine.gpus_per_node)) if share % each == 0]
+    node = machine.gpus_per_node
+    within = [each for each in model.limits.tensors(node) if node % each == 0 or share * stages <= node]
+    allowed = [each for each in within if share % each == 0]
     plans = []
     for tensor in dict.fromkeys((1, allowed[-1])):
         data = share // tensor

@@ -40,7 +40,8 @@ class Constants:
     between kernels on the GPU; host_s: to launch one; host_jitter: more of it with each doubling of the tensor-parallel
     group, which waits for its slowest member; launch_norm: how sharply the slower of GPU and host rules.
     tensor_efficiency, network_efficiency: rate of collectives in training ÷ alone, tensor- and data-parallel.
-    data_overlap: share of the backward pass behind which they hide; data_exposed: share of them that never hides.
+    card_collisions: share of its rate that a data-parallel group loses to each other group on its node, where neither
+    has a network card to itself per GPU. data_overlap: share of the backward pass behind which they hide; data_exposed: share of them that never hides.
     optimizer_bytes_factor: against the count of states. step_s: a step's fixed cost.
     """
 
@@ -60,6 +61,7 @@ class Constants:
     launch_norm: float = 4.0
     tensor_efficiency: float = 0.9
     network_efficiency: float = 0.85
+    card_collisions: float = 0.1
     data_overlap: float = 0.7
     data_exposed: float = 0.1
     optimizer_bytes_factor: float = 1.2

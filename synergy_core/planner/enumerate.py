@@ -151,17 +151,15 @@ def leanest(plans: Plans, fixed: Mapping[str, int] | None = None) -> Plans:
 
 
 def undominated(zero: Ints, recompute: Ints, of: Ints) -> NDArray[np.bool_]:
-    """Among plans that fit: those whose plan `of` has no variant that computes and communicates less.
+    """Among variants that fit: those that recompute no more than another of their plan `of` that shards no more.
 
-    Less recomputation is never slower, nor is a lower ZeRO stage from 1 on; 0 and 1 send the same bytes and differ in
-    the optimizer's share, so neither rules the other out.
+    ZeRO's stages by themselves rule nothing out: with few micro-batches, gathering weights layer by layer hides behind
+    the forward pass, which gathering them after the step does not.
     """
-    level = np.maximum(zero, 1)
     least = np.full((of.max(initial=-1) + 1, 4), len(RECOMPUTE), dtype=np.int64)
-    np.minimum.at(least, (of, level), recompute)
-    below = np.minimum.accumulate(least, axis=1)
-    lower_level = np.where(level > 1, below[of, level - 1], len(RECOMPUTE))
-    result: NDArray[np.bool_] = (recompute <= least[of, level]) & (recompute < lower_level)
+    # Stages 0 and 1 hold the same weights and gradients, and send as much.
+    np.minimum.at(least, (of, np.maximum(zero, 1)), recompute)
+    result: NDArray[np.bool_] = recompute <= np.minimum.accumulate(least, axis=1)[of, zero.clip(1)]
     return result
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from synergy_core.planner.constants import Constants
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.software import Software
-from synergy_core.planner.work import Amount, Attention, Block, Gemm
+from synergy_core.planner.work import Amount, Attention, Block
 
 Floats = NDArray[np.float64]
 
@@ -37,8 +37,21 @@ class BlockTime:
     backward_kernels: Floats
 
 
-def gemm_s(m: Amount, n: Amount, k: Amount, count: Amount, machine: Machine, peak: float, c: Constants) -> Floats:
-    """Seconds of count products (m × k) · (k × n) in 16-bit operands, without their launch."""
+def gemm_s(
+    m: Amount,
+    n: Amount,
+    k: Amount,
+    count: Amount,
+    machine: Machine,
+    software: Software,
+    c: Constants,
+    *,
+    core: bool = False,
+) -> Floats:
+    """Seconds of count products (m × k) · (k × n), without their launch. core: attention's, in 16 bits under FP8."""
+    precision = "bf16" if core and software.precision == "fp8" else software.precision
+    peak = machine.gpu.matrix_flops_per_s(precision)
+    element = 4.0 if precision in ("fp32", "tf32") else 2.0
     m, n, k, count = (np.asarray(each, float) for each in (m, n, k, count))
     sms = machine.gpu.multiprocessors
     best = None
@@ -52,22 +65,21 @@ def gemm_s(m: Amount, n: Amount, k: Amount, count: Amount, machine: Machine, pea
             each = waves * sms * rows * columns * 2.0 * depth / (peak * rate)
             best = each if best is None else np.minimum(best, each)
     assert best is not None
-    moved = 2.0 * count * (m * k + k * n + m * n) / (machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency)
+    moved = element * count * (m * k + k * n + m * n) / (machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency)
     result: Floats = np.maximum(best / c.gemm_efficiency, moved)
     return result
 
 
 def block_time(block: Block, machine: Machine, software: Software, c: Constants) -> BlockTime:
     """Forward and backward, everything that runs on the GPU itself; communication is not in it."""
-    peak = machine.gpu.tensor_flops_per_s[software.precision]
     memory = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
     forward: Floats = np.zeros(())
     backward: Floats = np.zeros(())
     launches = np.zeros(())
     for gemm in block.gemms:
-        forward = forward + gemm_s(gemm.m, gemm.n, gemm.k, gemm.count, machine, peak, c)
-        backward = backward + gemm_s(gemm.m, gemm.k, gemm.n, gemm.count, machine, peak, c)
-        backward = backward + gemm_s(gemm.k, gemm.n, gemm.m, gemm.count, machine, peak, c)
+        forward = forward + gemm_s(gemm.m, gemm.n, gemm.k, gemm.count, machine, software, c)
+        backward = backward + gemm_s(gemm.m, gemm.k, gemm.n, gemm.count, machine, software, c)
+        backward = backward + gemm_s(gemm.k, gemm.n, gemm.m, gemm.count, machine, software, c)
         launches = launches + 1.0
     attention: Floats = np.zeros(())
     kernels = np.asarray(block.kernels, float)
@@ -89,20 +101,22 @@ def block_time(block: Block, machine: Machine, software: Software, c: Constants)
 def attention_s(a: Attention, machine: Machine, software: Software, c: Constants) -> tuple[Floats, Floats]:
     """Forward and backward seconds of the attention core.
 
-    Flash: the causal half is skipped; the backward pass computes 5 products for the forward's 2, less efficiently (Dao, 2023). Else the
-    scores are whole, go through memory for softmax and dropout, and are read again by each product.
+    Flash: the causal half is skipped; the backward pass computes 5 products for the forward's 2, less efficiently
+    (Dao, arXiv 2307.08691). Else the scores are whole, go through memory for softmax and dropout, and are read again by
+    each product. Under FP8 attention stays in 16 bits.
     """
-    peak = machine.gpu.tensor_flops_per_s[software.precision]
     scores = np.asarray(a.count, float) * a.queries * a.keys
     if software.flash:
         part = 0.5 if a.causal else 1.0
         flops = 2.0 * scores * (np.asarray(a.width, float) + a.value_width) * part
         fill = a.queries / (a.queries + c.attention_fill)
+        precision = "bf16" if software.precision == "fp8" else software.precision
+        peak = machine.gpu.matrix_flops_per_s(precision)
         forward = flops / (peak * c.attention_efficiency * fill)
         return forward, c.attention_backward * forward
     memory = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
-    product = gemm_s(a.queries, a.keys, a.width, a.count, machine, peak, c)
-    product = product + gemm_s(a.queries, a.value_width, a.keys, a.count, machine, peak, c)
+    product = gemm_s(a.queries, a.keys, a.width, a.count, machine, software, c, core=True)
+    product = product + gemm_s(a.queries, a.value_width, a.keys, a.count, machine, software, c, core=True)
     passes = 4.0 + (5.0 if software.dropout else 0.0)
     softmax = c.score_passes * passes * scores / memory
     return product + softmax, 2.0 * product + 1.5 * softmax

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.errors import InputError
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.plan import Plans
 from synergy_core.planner.software import Software
@@ -36,7 +37,10 @@ USABLE = 1.024**3 * 0.985
 MARGIN = 0.04
 """Of the usable memory, left free by `Memory.fits`: the figures' own error, and blocks too split to be used."""
 
-FIRST, LAST, WORST = "first", "last", "worst"
+SCHEDULES = ("1f1b", "gpipe")
+
+STAGES = ("worst", "first", "last")
+"""Of which stage `memory` tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,7 @@ class Memory:
     @property
     def outside(self) -> Floats:
         """What the allocator does not know of: CUDA's context, communicators."""
-        result: Floats = CONTEXT_BYTES + COMMUNICATOR_BYTES * self.groups
-        return result
+        return CONTEXT_BYTES + COMMUNICATOR_BYTES * self.groups.astype(np.float64)
 
     @property
     def device_total(self) -> Floats:
@@ -104,16 +107,20 @@ def memory(
     *,
     layers_first: Amount | None = None,
     schedule: str = "1f1b",
-    stage: str = WORST,
+    stage: str = "worst",
 ) -> Memory:
     """Bytes per GPU of each plan.
 
     layers_first: layers of the first stage, where given; the others share the rest. schedule: `1f1b` (interleaved where
     the plan says so) or `gpipe`, which keeps every micro-batch of a step. stage: `worst`, or only the `first` or the
-    `last`, to compare with a log of one rank.
+    `last`, to compare with a log of one rank. Raises InputError for another schedule or stage.
     """
-    stages = plans.pipeline
-    ranks = {FIRST: [np.zeros_like(stages)], LAST: [stages - 1]}.get(stage) or _roles(work, plans)
+    if schedule not in SCHEDULES:
+        raise InputError(f"schedule '{schedule}' is unknown; expected one of {', '.join(SCHEDULES)}.")
+    if stage not in STAGES:
+        raise InputError(f"stage '{stage}' is unknown; expected one of {', '.join(STAGES)}.")
+    last = plans.pipeline - 1
+    ranks = {"first": [np.zeros_like(last)], "last": [last]}.get(stage) or _roles(work, plans)
     best = _of_stage(work, plans, software, ranks[0], layers_first, schedule)
     for rank in ranks[1:]:
         best = _larger(best, _of_stage(work, plans, software, rank, layers_first, schedule))
@@ -121,16 +128,19 @@ def memory(
 
 
 def _roles(work: Work, plans: Plans) -> list[NDArray[np.int64]]:
-    """The stages that may be the worst: first, second, last, and the first that begins within each later run of layers.
+    """The stages that may be the worst: first, second, last, and the first to begin with each other kind of block.
 
     Among stages with the same layers, an earlier one has more micro-batches in flight.
     """
     last = plans.pipeline - 1
     roles = [np.zeros_like(last), np.minimum(1, last), last]
     begin: Amount = 0.0
-    for run in work.layers[:-1]:
+    seen: list[Block] = []
+    for run in work.layers:
+        if seen and not any(run.block is each for each in seen):
+            roles.append(np.minimum(np.ceil(begin * plans.pipeline / work.layer_count), last).astype(np.int64))
+        seen.append(run.block)
         begin = begin + run.count
-        roles.append(np.minimum(np.ceil(begin * plans.pipeline / work.layer_count), last).astype(np.int64))
     return roles
 
 

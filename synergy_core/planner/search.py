@@ -1,8 +1,8 @@
 """The fastest plan of a model for every GPU count and type: enumerate, drop what cannot fit, then time the rest.
 
 Order of pruning: what does not divide is never made (`enumerate`); of each plan the variant that needs least memory is
-sized, and if that does not fit the plan is gone; of the variants that fit, those that recompute or shard more than
-another one needs to are gone; only then are step times computed. Tensor parallelism beyond a node is tried for counts
+sized, and if that does not fit the plan is gone; of the variants that fit, those that recompute more than another one
+needs to are gone; only then are step times computed. Tensor parallelism beyond a node is tried for counts
 on which nothing fits within nodes.
 """
 
@@ -165,6 +165,11 @@ def search_all(
     )
 
 
+def forget() -> None:
+    """Drops every table remembered."""
+    _remembered.cache_clear()
+
+
 class _Keyed:
     """Wraps what a table is remembered by where it has no hash of its own; holding it keeps its parts' ids taken."""
 
@@ -289,13 +294,13 @@ def _sized(
         max_tensor=max(max_tensor, fixed.get("tensor", 1)),
         fixed=fixed,
     )
-    plans = plans.take(_laid_out(plans, machine))
+    plans = plans.take(laid_out(plans, machine))
     lean = leanest(plans, fixed)
     needed = memory(model.work(lean), lean, model.software)
     return _Sized(plans, np.asarray(needed.device_total), np.asarray(needed.fits(machine)))
 
 
-def _laid_out(plans: Plans, machine: Machine) -> NDArray[np.bool_]:
+def laid_out(plans: Plans, machine: Machine) -> NDArray[np.bool_]:
     """Plans whose tensor-parallel groups fill nodes evenly; on one node anything does."""
     node = machine.gpus_per_node
     result: NDArray[np.bool_] = (node % plans.tensor == 0) | (plans.tensor % node == 0) | (plans.gpus <= node)
@@ -365,7 +370,7 @@ def _too_large(sized: _Sized, row: int, machine: Machine) -> Infeasible:
     usable = (1.0 - MARGIN) * USABLE * machine.memory_bytes
     message = (
         f"the leanest plan ({plan.describe()}) needs {needed / 1e9:.1f} GB on the fullest GPU, "
-        f"of whose {machine.memory_bytes / 1e9:.1f} GB {usable / 1e9:.1f} GB can be used"
+        f"where {usable / 1e9:.1f} GB can be used"
     )
     return Infeasible(plan.gpus, "memory", message, missing_bytes=needed - usable)
 

@@ -26,6 +26,7 @@ class Software:
     counted, instead of by layers. gathers_from_master: whether ZeRO-3 keeps no weights beside the optimizer's fp32
     copy (PyTorch's FSDP). workspace_bytes: what libraries of matrix products hold of the allocator's memory: 32 MiB by
     cuBLAS (PyTorch's choice from Hopper on; 8 MiB before), and as much twice by Transformer Engine.
+    sends_once: whether a token goes to each other node once, however many of its experts are there (DeepEP).
     """
 
     name: str
@@ -41,6 +42,7 @@ class Software:
     weighs_logits: bool = False
     gathers_from_master: bool = False
     workspace_bytes: float = 96.0 * 2**20
+    sends_once: bool = False
     title: str = ""
     source: str = ""
 

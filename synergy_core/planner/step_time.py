@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,7 @@ from synergy_core.planner.kernels import block_time
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.plan import Plans
 from synergy_core.planner.software import Software
-from synergy_core.planner.work import Block, Work
+from synergy_core.planner.work import Amount, Block, Work
 
 Floats = NDArray[np.float64]
 
@@ -67,65 +68,84 @@ class _Part:
     def __add__(self, other: _Part) -> _Part:
         return _Part(*(getattr(self, name) + getattr(other, name) for name in _Part.__slots__))
 
-    def times(self, factor: Floats) -> _Part:
+    def times(self, factor: Amount) -> _Part:
         return _Part(*(getattr(self, name) * factor for name in _Part.__slots__))
 
 
 def step_time(work: Work, plans: Plans, machine: Machine, software: Software, c: Constants) -> StepTime:
-    """Seconds of a step under each plan."""
+    """Seconds of a step under each plan.
+
+    The pipeline runs 1F1B: every micro-batch through the slowest stage, and once through all others, or through a
+    v-th of them where stages are interleaved v times (Narayanan et al., arXiv 2104.04473, section 2.2).
+    """
     links = links_for(machine)
-    shape = _Layout(plans, machine.gpus_per_node)
-    before = _part(work.before, plans, machine, software, c, links, shape)
-    after = _part(work.after, plans, machine, software, c, links, shape)
-    pp, v = plans.pipeline.astype(float), plans.interleave.astype(float)
-    m = plans.accumulation.astype(float)
-    # Layers alike: each stage has at most ceil(L / (p·v)) of them v times.
-    layers = _part(work.layers[0].block, plans, machine, software, c, links, shape)
-    count = np.asarray(work.layer_count, float)
-    most = np.ceil(count / (pp * v)) * v
-    if len(work.layers) > 1:  # runs that differ: cut where the load is even, the mean block standing for all
-        total = layers.times(np.asarray(work.layers[0].count, float))
-        for each in work.layers[1:]:
-            total = total + _part(each.block, plans, machine, software, c, links, shape).times(np.asarray(each.count, float))
-        layers = total.times(1.0 / count)
-    middle = layers.times(np.minimum(most, count))
-    first, last = middle + before, middle + after
-    alone = pp == 1
-    stages = [middle, first, last]
-    totals = np.stack([each.total for each in stages])
-    totals[:, alone] = (middle + before + after).total[alone]
-    slowest = totals.max(axis=0)
-    which = totals.argmax(axis=0)
-    whole = middle + before + after
-    chosen = {
-        name: np.where(alone, getattr(whole, name), np.choose(which, [getattr(each, name) for each in stages]))
-        for name in _Part.__slots__
-    }
-    # Through the pipeline once, beside the slowest stage: all others (interleaved: 1/v of each).
-    others = np.where(alone, 0.0, totals[1] + totals[2] + np.maximum(pp - 2.0, 0.0) * totals[0] - slowest)
-    others = np.where(pp == 2, totals[1] + totals[2] - slowest, others)
-    bubble = others / v
-    boundary = np.asarray(work.layers[0].block.boundary_bytes, float) / np.where(plans.sequence, 1.0, plans.tensor)
-    hop = send_s(boundary, shape.pipeline_within, links)
-    pipeline = np.where(alone, 0.0, 2.0 * hop * (m * v + pp - 1.0))
-    data, gathers = _data(work, plans, machine, software, c, links, shape, most, m, slowest, chosen)
-    optimizer = _optimizer(work, plans, machine, software, c, most)
+    layout = _Layout(plans, machine.gpus_per_node)
+
+    def part(block: Block) -> _Part:
+        return _part(block, plans, machine, software, c, links, layout)
+
+    m, pp, v = (each.astype(float) for each in (plans.accumulation, plans.pipeline, plans.interleave))
+    stage = _slowest_stage(work, plans, software, part)
+    hop = send_s(work.layers[0].block.boundary_bytes / _scattered(plans), layout.pipeline_within, links)
+    data = _data(work, plans, software, c, links, layout, stage.part)
     parts = {
-        "compute_s": m * (chosen["forward"] + chosen["backward"]),
-        "recompute_s": m * chosen["again"],
-        "tensor_s": m * chosen["tensor"],
-        "context_s": m * chosen["context"],
-        "expert_s": m * chosen["expert"],
-        "bubble_s": bubble,
-        "pipeline_s": pipeline,
-        "data_s": data + gathers,
-        "optimizer_s": optimizer,
+        "compute_s": m * (stage.part.forward + stage.part.backward),
+        "recompute_s": m * stage.part.again,
+        "tensor_s": m * stage.part.tensor,
+        "context_s": m * stage.part.context,
+        "expert_s": m * stage.part.expert,
+        "bubble_s": stage.others / v,
+        "pipeline_s": np.where(pp > 1, 2.0 * hop * (m * v + pp - 1.0), 0.0),
+        "data_s": data,
+        "optimizer_s": _optimizer(work, plans, machine, software, c),
         "other_s": np.full(len(plans), c.step_s),
     }
-    total = np.zeros(len(plans))
+    total: Floats = np.zeros(len(plans))
     for each in parts.values():
         total = total + each
-    return StepTime(total_s=total, **{name: np.broadcast_to(each, total.shape) for name, each in parts.items()})
+    return StepTime(total_s=total, **parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """part: of the slowest stage, one micro-batch. others: seconds (plans,) of all other stages together."""
+
+    part: _Part
+    others: Floats
+
+
+def _slowest_stage(work: Work, plans: Plans, software: Software, part: Callable[[Block], _Part]) -> _Stage:
+    """Stages of whole layers, as even as their number allows; the first also embeds, the last has the logits.
+
+    A stack that weighs the logits cuts by time: each stage is within half a layer of the mean.
+    """
+    before, after = part(work.before), part(work.after)
+    every = part(work.layers[0].block).times(work.layers[0].count)
+    for run in work.layers[1:]:
+        every = every + part(run.block).times(run.count)
+    count = np.asarray(work.layer_count, float)
+    layer = every.times(1.0 / count)
+    chunks = (plans.pipeline * plans.interleave).astype(float)
+    most = np.minimum(np.ceil(count / chunks) * plans.interleave, count)
+    least = np.maximum(np.floor(count / chunks), 1.0) * plans.interleave
+    whole = every + before + after
+    stages = (layer.times(most), layer.times(most) + before, layer.times(least) + after)
+    slowest = np.argmax([each.total for each in stages], axis=0)
+    chosen = _choose(slowest, stages)
+    if software.weighs_logits:
+        mean = whole.total / plans.pipeline + 0.5 * layer.total
+        chosen = whole.times(np.maximum(mean, after.total) / whole.total)
+    chosen = _choose((plans.pipeline > 1).astype(int), (whole, chosen))
+    return _Stage(chosen, np.maximum(whole.total - chosen.total, 0.0))
+
+
+def _choose(index: NDArray[np.int64], parts: tuple[_Part, ...]) -> _Part:
+    return _Part(*(np.choose(index, [getattr(each, name) for each in parts]) for name in _Part.__slots__))
+
+
+def _scattered(plans: Plans) -> Floats:
+    """By what tensor parallelism divides an activation that is sent on; sequence parallelism has divided it already."""
+    return np.where(plans.sequence, 1.0, plans.tensor)
 
 
 class _Layout:
@@ -136,6 +156,7 @@ class _Layout:
             return np.minimum(degree, np.maximum(per_node // stride, 1))
 
         one = np.ones_like(plans.tensor)
+        self.per_node = np.minimum(per_node, plans.gpus)
         self.tensor_within = within(plans.tensor, one)
         self.context_within = within(plans.context, plans.tensor)
         self.data_ranks = plans.data * plans.context
@@ -146,19 +167,20 @@ class _Layout:
 
 
 def _part(
-    block: Block, plans: Plans, machine: Machine, software: Software, c: Constants, links: Links, shape: _Layout
+    block: Block, plans: Plans, machine: Machine, software: Software, c: Constants, links: Links, layout: _Layout
 ) -> _Part:
     """One block: the host launches its kernels while the GPU runs them, so that the slower of both counts."""
     gpu = block_time(block, machine, software, c)
     slow = 1.0 / c.tensor_efficiency
-    one = all_reduce_s(block.tensor_bytes, plans.tensor, shape.tensor_within, links) * slow
+    one = all_reduce_s(block.tensor_bytes, plans.tensor, layout.tensor_within, links) * slow
     tensor = np.where(plans.tensor > 1, one * block.tensor_count, 0.0)
-    ring = send_s(np.asarray(block.context_bytes) * (plans.context - 1) / np.maximum(plans.context, 1),
-                  shape.context_within == plans.context, links)
-    context = np.where(plans.context > 1, ring, 0.0)
-    expert = np.where(
-        plans.expert > 1, all_to_all_s(block.expert_bytes, plans.expert, shape.expert_within, links) * block.expert_count, 0.0
+    ring = send_s(
+        np.asarray(block.context_bytes) * (plans.context - 1) / np.maximum(plans.context, 1),
+        layout.context_within == plans.context,
+        links,
     )
+    context = np.where(plans.context > 1, ring, 0.0)
+    expert = _all_to_all_s(block, plans, software, links, layout) * block.expert_count
     full, selective = plans.recompute == 2, plans.recompute == 1
     collectives = (plans.tensor > 1) * np.asarray(block.tensor_count, float)
 
@@ -166,7 +188,8 @@ def _part(
         """The GPU's work with the host's launches, which overlap in part: the norm of both, beside the collectives."""
         on_gpu = seconds + kernels * c.kernel_s + tensor
         on_host = (kernels + collectives) * c.host_s * (1.0 + c.host_jitter * np.log2(plans.tensor))
-        return (on_gpu**c.launch_norm + on_host**c.launch_norm) ** (1.0 / c.launch_norm) - tensor
+        both: Floats = (on_gpu**c.launch_norm + on_host**c.launch_norm) ** (1.0 / c.launch_norm)
+        return both - tensor
 
     forward = bound(gpu.forward_s, gpu.forward_kernels)
     backward = bound(gpu.backward_s, gpu.backward_kernels)
@@ -185,68 +208,85 @@ def _part(
     )
 
 
-def _held(work: Work, plans: Plans, most: Floats) -> tuple[Floats, Floats]:
+def _all_to_all_s(block: Block, plans: Plans, software: Software, links: Links, layout: _Layout) -> Floats:
+    """Seconds (plans,) of moving tokens to their experts, once.
+
+    Where a token goes to each node once, n nodes get n (1 − (1 − 1/n)^copies) of its copies at random, and pass them on
+    within.
+    """
+    within = layout.expert_within
+    nodes = np.maximum(plans.expert / within, 1.0)
+    sent = np.asarray(block.expert_bytes, float)
+    if not software.sends_once:
+        return np.where(plans.expert > 1, all_to_all_s(sent, plans.expert, within, links), 0.0)
+    copies = np.maximum(np.asarray(block.expert_copies, float), 1.0)
+    once = nodes * (1.0 - (1.0 - 1.0 / nodes) ** copies) / copies
+    between = all_to_all_s(sent * np.minimum(once, 1.0), plans.expert, within, links)
+    inside = all_to_all_s(sent, within, within, links)
+    return np.where(plans.expert > 1, np.where(nodes > 1, between + inside, inside), 0.0)
+
+
+def _held(work: Work, plans: Plans) -> tuple[Floats, Floats]:
     """(plans,) twice: parameters of the largest stage on one GPU before ZeRO, dense and expert."""
     dense: Floats = np.zeros(len(plans))
     expert: Floats = np.zeros(len(plans))
     count = np.asarray(work.layer_count, float)
+    most = np.minimum(np.ceil(count / plans.pipeline), count)
     for each in work.layers:
-        share = np.minimum(most, count) * each.count / count
+        share = most * each.count / count
         dense = dense + share * each.block.parameters
         expert = expert + share * each.block.expert_parameters
-    ends = np.asarray(work.before.parameters, float), np.asarray(work.after.parameters, float)
-    edge = np.where(plans.pipeline == 1, ends[0] + ends[1], np.maximum(ends[0], ends[1]))
+    first, last = np.asarray(work.before.parameters, float), np.asarray(work.after.parameters, float)
+    edge = np.where(plans.pipeline == 1, first + last, np.maximum(first, last))
     return dense + edge, expert
 
 
 def _data(
-    work: Work,
-    plans: Plans,
-    machine: Machine,
-    software: Software,
-    c: Constants,
-    links: Links,
-    shape: _Layout,
-    most: Floats,
-    m: Floats,
-    stage_s: Floats,
-    chosen: dict[str, Floats],
-) -> tuple[Floats, Floats]:
-    """Exposed seconds of gradient reduction, and of gathering weights under ZeRO-3."""
-    dense, expert = _held(work, plans, most)
-    ranks, within = shape.data_ranks, shape.data_within
-    gradients, weights = dense * software.gradient_bytes, dense * software.weight_bytes
-    sharded = plans.zero >= 1
-    whole = all_reduce_s(gradients, ranks, within, links)
-    split = reduce_scatter_s(gradients, ranks, within, links) + all_gather_s(weights, ranks, within, links)
+    work: Work, plans: Plans, software: Software, c: Constants, links: Links, layout: _Layout, stage: _Part
+) -> Floats:
+    """Exposed seconds of reducing gradients and gathering weights over data- and context-parallel ranks.
+
+    Up to ZeRO-2 both happen once a step, behind the last micro-batch's backward pass as far as the software overlaps
+    them. Under ZeRO-3 each layer's weights are gathered for the forward and again for the backward pass, and its
+    gradients scattered, in every micro-batch, behind the computation of the layer before.
+    """
+    dense, expert = _held(work, plans)
+    ranks, within = layout.data_ranks, layout.data_within
+    # Groups that have several GPUs on a node, but not all, pick network cards without knowing of each other.
+    groups = np.maximum(layout.per_node // np.maximum(within, 1), 1)
+    sharing = 1.0 + c.card_collisions * np.where(within > 1, groups - 1.0, 0.0)
+
+    def gather(nbytes: Amount) -> Floats:
+        return all_gather_s(nbytes, ranks, within, links, sharing=sharing) / c.network_efficiency
+
+    def scatter(nbytes: Amount) -> Floats:
+        return reduce_scatter_s(nbytes, ranks, within, links, sharing=sharing) / c.network_efficiency
+
+    gradients = dense * software.gradient_bytes
+    whole = all_reduce_s(gradients, ranks, within, links, sharing=sharing) / c.network_efficiency
+    split = scatter(gradients) + gather(dense * software.weight_bytes)
     copies = np.maximum(ranks // plans.expert, 1)
     own = all_reduce_s(expert * software.gradient_bytes, copies, np.minimum(copies, within), links)
-    seconds = np.where(sharded, split, whole) / c.network_efficiency + own / c.network_efficiency
-    backward = chosen["backward"] + chosen["again"]
-    exposed = np.maximum(seconds - c.data_overlap * backward, 0.0) + c.data_exposed * seconds
-    fully = plans.zero == 3
-    exposed = np.where((ranks > 1) & ~fully, exposed, 0.0)
-    # ZeRO-3: each layer's weights are gathered forward and backward, its gradients scattered, every micro-batch.
-    unit = work.layers[0].block
-    layer_weights = np.asarray(unit.parameters, float) * software.weight_bytes
-    gather = all_gather_s(layer_weights, ranks, within, links) / c.network_efficiency
-    scatter = reduce_scatter_s(np.asarray(unit.parameters, float) * software.gradient_bytes, ranks, within, links)
-    scatter = scatter / c.network_efficiency
-    count = np.maximum(most, 1.0)
-    forward_layer = (chosen["forward"]) / count
-    backward_layer = (chosen["backward"] + chosen["again"]) / count
-    each = np.maximum(gather - c.data_overlap * forward_layer, 0.0)
-    each = each + np.maximum(gather + scatter - c.data_overlap * backward_layer, 0.0)
-    each = each + c.data_exposed * (2.0 * gather + scatter)
-    gathers = np.where(fully & (ranks > 1), m * (count * each + 2.0 * gather), 0.0)
-    return exposed, gathers
+    seconds = np.where(plans.zero >= 1, split, whole) + own / c.network_efficiency
+    hidden = c.data_overlap * (stage.backward + stage.again)
+    once = _exposed(seconds, hidden, c)
+    unit = np.asarray(work.layers[0].block.parameters, float)
+    layers = np.maximum(np.ceil(np.asarray(work.layer_count, float) / plans.pipeline), 1.0)
+    gathered, scattered = gather(unit * software.weight_bytes), scatter(unit * software.gradient_bytes)
+    forward = _exposed(gathered, c.data_overlap * stage.forward / layers, c)
+    backward = _exposed(gathered + scattered, hidden / layers, c)
+    every = layers * (forward + backward) + 2.0 * gathered
+    return np.where(ranks > 1, np.where(plans.zero == 3, plans.accumulation * every, once), 0.0)
 
 
-def _optimizer(
-    work: Work, plans: Plans, machine: Machine, software: Software, c: Constants, most: Floats
-) -> Floats:
+def _exposed(seconds: Floats, hidden: Floats, c: Constants) -> Floats:
+    """Of communication, beside computation that could hide so much: a share never hides, the rest as far as it can."""
+    return c.data_exposed * seconds + (1.0 - c.data_exposed) * np.maximum(seconds - hidden, 0.0)
+
+
+def _optimizer(work: Work, plans: Plans, machine: Machine, software: Software, c: Constants) -> Floats:
     """Memory-bound: reads gradients, reads and writes master copy and moments, writes weights."""
-    dense, expert = _held(work, plans, most)
+    dense, expert = _held(work, plans)
     shards = np.where(plans.zero >= 1, plans.data * plans.context, 1.0)
     expert_shards = np.where(plans.zero >= 1, np.maximum(plans.data * plans.context // plans.expert, 1), 1.0)
     held = dense / shards + expert / expert_shards

@@ -55,7 +55,7 @@ class Block:
     tensor_bytes: of one all-reduce over the tensor-parallel group; tensor_count: how many a forward pass has (the
     backward pass has as many). context_bytes: keys and values that pass round the context-parallel ring, forward.
     expert_bytes: what each GPU sends in one all-to-all; expert_count: all-to-alls a forward pass.
-    imbalance: the busiest GPU's share of expert work ÷ the mean.
+    expert_copies: of each token in them. imbalance: the busiest GPU's share of expert work ÷ the mean.
     parameters: held by this GPU before ZeRO shards them, beside expert_parameters, which only
     data × context ÷ expert replicas share. boundary_bytes: the output that the next block takes, this GPU's part.
     saved_bytes: kept for the backward pass without recomputation; selective_bytes: with selective; input_bytes:
@@ -72,6 +72,7 @@ class Block:
     tensor_count: Amount = 0.0
     context_bytes: Amount = 0.0
     expert_bytes: Amount = 0.0
+    expert_copies: Amount = 1.0
     expert_count: Amount = 0.0
     imbalance: Amount = 1.0
     parameters: Amount = 0.0

@@ -1,38 +1,31 @@
 """The search against every plan there is, and what must hold of any table."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
-import roofline
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planner_setup import CONSTANTS, SOFTWARE, gpt, machine
 
 from synergy_core.errors import InputError
 from synergy_core.planner.enumerate import divisors
-from synergy_core.planner.families import transformer
+from synergy_core.planner.families import mixture, transformer
 from synergy_core.planner.memory import memory
 from synergy_core.planner.plan import Plan, plans_of
 from synergy_core.planner.reshard import holdings, moved_bytes
 from synergy_core.planner.search import MICRO_BATCHES, TIE, search, search_all
-from synergy_core.planner.software import Software
 from synergy_core.planner.step_time import step_time
 
-SOFTWARE = Software("test")
-MACHINE = roofline.machine()
-CONSTANTS = roofline.constants(MACHINE, SOFTWARE)
+MACHINE = machine()
 
 
-def gpt(**changes):
-    numbers = {"layers": 12, "hidden": 2048, "heads": 16, "ffn": 8192, "vocab": 50257, "seq_len": 2048}
-    return transformer.Architecture(**{**numbers, **changes})
+def found(architecture, on=MACHINE, **settings):
+    return search(transformer, architecture, on, SOFTWARE, CONSTANTS, **settings)
 
 
-def found(architecture, machine=MACHINE, **settings):
-    return search(transformer, architecture, machine, SOFTWARE, CONSTANTS, **settings)
-
-
-def every_plan(architecture, gpus, batch, machine):
+def every_plan(architecture, gpus, batch, on):
     """By nested loops, from the rules in words; no ZeRO 2 or 3 with stages."""
     groups = int(architecture.groups)
     for tensor, pipeline, data in itertools.product(range(1, gpus + 1), repeat=3):
@@ -40,7 +33,7 @@ def every_plan(architecture, gpus, batch, machine):
             continue
         if architecture.heads % tensor or (groups % tensor and tensor % groups):
             continue
-        if (machine.gpus_per_node % tensor and gpus > machine.gpus_per_node) or tensor > machine.gpus_per_node:
+        if (on.gpus_per_node % tensor and gpus > on.gpus_per_node) or tensor > on.gpus_per_node:
             continue
         for micro, chunks in itertools.product(MICRO_BATCHES, range(1, 9)):
             if batch // data % micro:
@@ -54,21 +47,21 @@ def every_plan(architecture, gpus, batch, machine):
                 yield Plan(tensor, pipeline, 1, data, 1, chunks, micro, steps, zero, recompute, sequence)
 
 
-def times_of(architecture, plans, machine):
+def times_of(architecture, plans, on):
     work = transformer.work(architecture, plans, SOFTWARE)
-    fits = np.broadcast_to(memory(work, plans, SOFTWARE).fits(machine), len(plans))
-    return np.where(fits, step_time(work, plans, machine, SOFTWARE, CONSTANTS).total_s, np.inf)
+    fits = np.broadcast_to(memory(work, plans, SOFTWARE).fits(on), len(plans))
+    return np.where(fits, step_time(work, plans, on, SOFTWARE, CONSTANTS).total_s, np.inf)
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 6, 8, 12, 16, 32])
 @pytest.mark.parametrize("memory_gb", [10, 24, 80])
 @pytest.mark.parametrize("kv_heads", [0, 4])
 def test_best_is_the_best_of_all_plans(gpus, memory_gb, kv_heads):
-    machine = roofline.machine(memory_bytes=memory_gb * 1e9)
+    small = machine(memory_bytes=memory_gb * 1e9)
     architecture = gpt(kv_heads=kv_heads)
-    plans = plans_of(list(every_plan(architecture, gpus, 48, machine)))
-    exhaustive = times_of(architecture, plans, machine).min()
-    table = found(architecture, machine, counts=[gpus], global_batch=48, max_tensor=8)
+    plans = plans_of(list(every_plan(architecture, gpus, 48, small)))
+    exhaustive = times_of(architecture, plans, small).min()
+    table = found(architecture, small, counts=[gpus], global_batch=48, max_tensor=8)
     if np.isinf(exhaustive):
         assert len(table) == 0
         assert table.infeasible[0].factor == "memory"
@@ -87,8 +80,8 @@ def test_best_is_the_best_of_all_plans(gpus, memory_gb, kv_heads):
 )
 def test_any_table(layers, heads, batch, counts, memory_gb):
     architecture = gpt(layers=layers, heads=heads, hidden=128 * heads, ffn=512 * heads)
-    machine = roofline.machine(memory_bytes=memory_gb * 1e9)
-    table = found(architecture, machine, counts=counts, global_batch=batch, keep=3)
+    small = machine(memory_bytes=memory_gb * 1e9)
+    table = found(architecture, small, counts=counts, global_batch=batch, keep=3)
     plans = table.plans
     assert {*table.gpus.tolist(), *(each.gpus for each in table.infeasible)} == set(counts)
     assert not {*table.gpus.tolist()} & {each.gpus for each in table.infeasible}
@@ -99,10 +92,39 @@ def test_any_table(layers, heads, batch, counts, memory_gb):
     assert ((plans.interleave == 1) | (plans.accumulation % plans.pipeline == 0)).all()
     assert ((plans.zero < 2) | (plans.pipeline == 1)).all()
     if len(table):
-        assert np.isfinite(times_of(architecture, plans, machine)).all(), "a plan that does not fit was proposed"
+        assert np.isfinite(times_of(architecture, plans, small)).all(), "a plan that does not fit was proposed"
         same = np.diff(table.gpus) == 0
         assert (np.diff(table.step_time_s)[same] >= 0).all()
         assert (table.rank[np.append(True, ~same)] == 0).all()
+
+
+def test_best_is_the_best_of_all_plans_with_experts_and_long_sequences():
+    family, architecture = (
+        mixture,
+        mixture.Architecture(
+            layers=4, hidden=1024, heads=8, ffn=4096, vocab=32000, seq_len=16384, experts=8, topk=2, expert_ffn=2048
+        ),
+    )
+    plans = [
+        replace(plan, data=data, context=context, accumulation=each, expert=expert, micro_batch=micro)
+        for plan in every_plan(architecture, 8, 64, MACHINE)
+        if plan.micro_batch == 1
+        for context in (1, 2, 4)
+        if plan.data % context == 0
+        for data in [plan.data // context]
+        for expert in divisors(8)
+        if (data * context) % expert == 0
+        for micro in MICRO_BATCHES
+        if 64 // data % micro == 0
+        for each in [64 // data // micro]
+        if plan.interleave == 1 or each % plan.pipeline == 0
+    ]
+    columns = plans_of(list(dict.fromkeys(plans)))
+    work = family.work(architecture, columns, SOFTWARE)
+    seconds = step_time(work, columns, MACHINE, SOFTWARE, CONSTANTS).total_s
+    exhaustive = np.where(memory(work, columns, SOFTWARE).fits(MACHINE), seconds, np.inf).min()
+    table = search(family, architecture, MACHINE, SOFTWARE, CONSTANTS, counts=[8], global_batch=64)
+    assert table.step_time_s[0] == pytest.approx(exhaustive, rel=1e-9)
 
 
 def test_parts_add_up():
@@ -119,7 +141,7 @@ def test_all_counts_at_once_are_what_each_gives_alone():
 
 
 def test_several_types_at_once():
-    small = roofline.machine("v100", memory_bytes=16e9)
+    small = machine("v100", memory_bytes=16e9)
     both = search_all(
         transformer,
         gpt(),
@@ -139,7 +161,7 @@ def test_the_same_question_is_answered_from_memory():
 
 def test_tensor_groups_cross_nodes_only_where_nothing_else_fits():
     wide = gpt(layers=2, hidden=16384, heads=128, ffn=65536)
-    small = roofline.machine(memory_bytes=14e9)
+    small = machine(memory_bytes=14e9)
     table = found(wide, small, counts=[16, 32], global_batch=1)
     assert [each > 8 for each in table.plans.tensor] == [False, True]
     roomy = found(wide, counts=[16, 32], global_batch=16)

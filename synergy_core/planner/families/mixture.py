@@ -235,6 +235,7 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
         "tensor_bytes": 2.0 * tokens * hidden,
         "tensor_count": 1.0 if a.gshard_group else copies,
         "expert_bytes": 2.0 * rows * hidden / split,
+        "expert_copies": copies + 0.0 * rows,
         "expert_count": 2.0,
         "imbalance": _imbalance(a, plans, rows),
         "parameters": hidden * experts + 2.0 * hidden,

@@ -1,0 +1,334 @@
+"""Fits the planner's constants to measured step times, and tells how well they hold on what was left out.
+
+    SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/fit_planner.py [--write] [--only a100-fsdp] [--json OUT]
+
+For every fit (a GPU type, and the software that ran on it) and every file: n, mean, median, p90 and max of
+|predicted − measured|/measured, and the signed mean; in sample, with each family left out in turn (a model, or a file),
+and with the largest models left out. Beside them the one-constant baseline: FLOPs ÷ (peak × e), e the best for that
+file. --write replaces synergy_core/catalog/constants/*.yaml. Reads $SYNERGY_DATA/parallel, nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from synergy_core.accuracy import Accuracy, accuracy
+from synergy_core.commands._output import table, write_whole
+from synergy_core.measurements import read
+from synergy_core.planner.calibration import Fitted, Group, fit, group_of
+from synergy_core.planner.constants import Constants
+
+HERE = Path(__file__).resolve().parents[1]
+CONSTANTS = HERE / "synergy_core" / "catalog" / "constants"
+
+KERNELS = ("gemm_efficiency", "gemm_depth", "wave_loss", "memory_efficiency", "kernel_s")
+MEMORY_BOUND = ("backward_traffic", "backward_kernels", "optimizer_bytes_factor")
+FLASH = ("attention_efficiency", "attention_fill", "attention_backward")
+OVERLAP = ("data_overlap", "data_exposed")
+NO_OVERLAP = {"data_overlap": 0.0, "data_exposed": 1.0}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """One fit: files with their weights; constants that all software of it shares, and those each has for itself.
+
+    start: by software, what differs from the defaults and is not fitted unless named. after: the fit whose constants
+    it starts from, all of them fixed but those named.
+    """
+
+    name: str
+    gpu: str
+    files: dict[str, float]
+    shared: tuple[str, ...] = ()
+    own: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    start: dict[str, dict[str, float]] = field(default_factory=dict)
+    after: str = ""
+
+
+FITS = (
+    Fit(
+        "a100-megatron",
+        "a100",
+        {
+            "vtrain_multi_a100": 2.0,
+            "vtrain_single_a100": 1.0,
+            "megatron_v1_2020_v100_a100": 1.0,
+            "korthikanti_table5": 1.0,
+        },
+        shared=(
+            *KERNELS,
+            *MEMORY_BOUND,
+            "tensor_efficiency",
+            "network_efficiency",
+            "card_collisions",
+            "host_s",
+            "host_jitter",
+            "launch_norm",
+            "score_passes",
+        ),
+        own={"megatron": OVERLAP},
+        # Megatron-DeepSpeed reduces gradients after the backward pass (planner.md, section 2: no gradient bucketing).
+        start={"megatron": {}, "megatron-deepspeed": NO_OVERLAP},
+    ),
+    Fit(
+        "a100-fsdp",
+        "a100",
+        {"llmfoundry_a100_80gb_bf16": 1.0},
+        own={"fsdp": (*KERNELS, *MEMORY_BOUND, *FLASH, *OVERLAP, "network_efficiency", "host_s", "step_s")},
+        start={"fsdp": {}},
+    ),
+    Fit(
+        "h100-fsdp",
+        "h100",
+        {"llmfoundry_h100_80gb_bf16": 1.0},
+        own={"fsdp": (*KERNELS, *MEMORY_BOUND, *FLASH, *OVERLAP, "network_efficiency", "host_s", "step_s")},
+        start={"fsdp": {}},
+    ),
+    Fit(
+        "h100-nanotron",
+        "h100",
+        {"nanotron_llama1b_h100": 1.0},
+        own={"nanotron": ("host_s", "tensor_efficiency", "backward_traffic")},
+        start={"nanotron": {}},
+        after="h100-fsdp",
+    ),
+    Fit(
+        "h100-torchtitan",
+        "h100",
+        {"torchtitan_h100_h200": 1.0},
+        own={
+            "torchtitan": ("gemm_efficiency", "memory_efficiency", "attention_efficiency"),
+            "torchtitan-fp8": ("gemm_efficiency", "memory_efficiency", "attention_efficiency"),
+        },
+        start={"torchtitan": {}, "torchtitan-fp8": {}},
+        after="h100-fsdp",
+    ),
+    Fit(
+        "h100-megatron-fp8",
+        "h100",
+        {"mbridge_dense": 2.0, "mbridge_moe_and_other": 1.0},
+        shared=(
+            "tensor_efficiency",
+            "network_efficiency",
+            *OVERLAP,
+            "attention_efficiency",
+            "memory_efficiency",
+            "step_s",
+        ),
+        own={"megatron-core-fp8": ("gemm_efficiency", "host_s"), "megatron-core": ("gemm_efficiency",)},
+        start={"megatron-core-fp8": {}, "megatron-core": {}},
+        after="h100-fsdp",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A file's rows as groups of a fit; model: (rows,) of each; parameters: (rows,); baseline_s: FLOPs at the peak."""
+
+    file: str
+    groups: list[Group]
+    model: list[np.ndarray]
+    parameters: list[np.ndarray]
+    ideal_s: list[np.ndarray]
+
+
+def owner_of(group: Group) -> str:
+    """The software, FP8 apart: other kernels."""
+    name = group.software.name
+    return f"{name}-fp8" if group.software.precision == "fp8" and not name.endswith("-fp8") else name
+
+
+def rows_of(file: str, share: float) -> Rows:
+    found: Any = read(Path(os.environ["SYNERGY_DATA"]) / "parallel" / f"{file}.csv")
+    cases = [each for each in found.cases() if np.isfinite(each.iter_time_s).any()]
+    total = sum(len(each) for each in cases)
+    groups, models, parameters, ideal = [], [], [], []
+    for case in cases:
+        group = group_of(case, "", share * len(case) / total)
+        groups.append(replace(group, owner=owner_of(group)))
+        models.append(np.array([found.rows[at].model for at in case.rows]))
+        size = np.broadcast_to(np.asarray(group.work.total_parameters, float), (len(case),))
+        parameters.append(size)
+        ideal.append(ideal_s(group))
+    return Rows(file, groups, models, parameters, ideal)
+
+
+def ideal_s(group: Group) -> np.ndarray:
+    """Seconds at the peak: three forward passes' products, four with full recomputation."""
+    work, plans = group.work, group.plans
+    flops: Any = sum(np.asarray(each.flops) for each in work.after.gemms) / plans.pipeline
+    for run in work.layers:
+        products: Any = sum(np.asarray(each.flops) for each in run.block.gemms)
+        for each in run.block.attention:
+            half = 0.5 if each.causal and group.software.flash else 1.0
+            products = products + 2.0 * each.count * each.queries * each.keys * (each.width + each.value_width) * half
+        flops = flops + products * run.count / plans.pipeline
+    passes = np.where(plans.recompute == 2, 4.0, 3.0)
+    return flops * passes * plans.accumulation / group.machine.gpu.matrix_flops_per_s(group.software.precision)
+
+
+def starts(each: Fit, done: dict[str, Fitted]) -> dict[str, Constants]:
+    base = next(iter(done[each.after].constants.values())) if each.after else Constants()
+    return {owner: replace(base, **values) for owner, values in each.start.items()}
+
+
+def residuals(rows: Rows, constants: dict[str, Constants]) -> list[np.ndarray]:
+    return [np.exp(group.residuals(constants[group.owner])) - 1.0 for group in rows.groups]
+
+
+def left_out(rows: Rows) -> dict[str, list[list[np.ndarray]]]:
+    """Masks of what is held out: each model in turn, and the largest quarter of the models (at least one)."""
+    models = np.unique(np.concatenate(rows.model))
+    size = {
+        name: max(p[m == name].max(initial=0) for m, p in zip(rows.model, rows.parameters, strict=True))
+        for name in models
+    }
+    result: dict[str, list[list[np.ndarray]]] = {}
+    if len(models) > 1:
+        result["family out"] = [[m == name for m in rows.model] for name in models]
+        big = sorted(models, key=lambda name: size[name])[-max(1, len(models) // 4) :]
+        result["largest out"] = [[np.isin(m, big) for m in rows.model]]
+    return result
+
+
+def scores(each: Fit, done: dict[str, Fitted]) -> tuple[Fitted, dict[str, dict[str, Accuracy]]]:
+    """The fit, and by file how well it holds."""
+    files = [rows_of(file, share) for file, share in each.files.items()]
+    groups = [group for rows in files for group in rows.groups]
+    start = starts(each, done)
+
+    def fitted(keep: list[np.ndarray] | None = None) -> Fitted:
+        return fit(groups, each.shared, each.own, start, keep)
+
+    whole = fitted()
+    result: dict[str, dict[str, Accuracy]] = {}
+    for rows in files:
+        measured = np.concatenate([group.measured_s for group in rows.groups])
+
+        def told(off: list[np.ndarray], measured: np.ndarray = measured) -> Accuracy:
+            return accuracy((1.0 + np.concatenate(off)) * measured, measured)
+
+        found = {"in sample": told(residuals(rows, whole.constants))}
+        for name, turns in left_out(rows).items():
+            collected, truth = [], []
+            for masks in turns:
+                keep = []
+                for other in files:
+                    keep += (
+                        [~mask for mask in masks]
+                        if other is rows
+                        else [np.full(len(g.measured_s), True) for g in other.groups]
+                    )
+                partly = fitted(keep)
+                for group, mask, off in zip(rows.groups, masks, residuals(rows, partly.constants), strict=True):
+                    collected.append(off[mask])
+                    truth.append(group.measured_s[mask])
+            if len(files) > 1:  # nothing of this file at all
+                keep = [np.full(len(g.measured_s), other is not rows) for other in files for g in other.groups]
+                found["file out"] = told(residuals(rows, fitted(keep).constants))
+            joined = np.concatenate(truth)
+            found[name] = accuracy((1.0 + np.concatenate(collected)) * joined, joined)
+        ideal = np.concatenate(rows.ideal_s)
+        found["one constant"] = accuracy(ideal * np.median(measured / ideal), measured)
+        result[rows.file] = found
+    return whole, result
+
+
+def entry(each: Fit, constants: Constants, found: dict[str, dict[str, Accuracy]]) -> dict[str, Any]:
+    data = Path(os.environ["SYNERGY_DATA"]) / "parallel"
+    return {
+        "constants": {name: float(f"{value:.4g}") for name, value in asdict(constants).items()},
+        "fit": each.name,
+        "inputs_sha256": {file: hashlib.sha256((data / f"{file}.csv").read_bytes()).hexdigest() for file in each.files},
+        "errors": {
+            file: {
+                name: {"n": score.n, "mape": round(score.mape, 4), "median": round(score.median, 4)}
+                for name, score in parts.items()
+            }
+            for file, parts in found.items()
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only", nargs="+", metavar="FIT")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    chosen = parser.parse_args()
+    done: dict[str, Fitted] = {}
+    catalog: dict[str, dict[str, Any]] = {}
+    everything = []
+    for each in FITS:
+        if (
+            chosen.only
+            and each.name not in chosen.only
+            and not any(f.after == each.name for f in FITS if f.name in chosen.only)
+        ):
+            continue
+        done[each.name], found = scores(each, done)
+        lines = [
+            [
+                file,
+                name,
+                str(s.n),
+                *(f"{getattr(s, key):.1%}" for key in ("mape", "median", "p90", "max")),
+                f"{s.bias:+.1%}",
+            ]
+            for file, parts in found.items()
+            for name, s in parts.items()
+        ]
+        print(f"\n{each.name}; at a bound: {', '.join(done[each.name].at_bounds) or 'none'}")
+        print(table(("file", "rows", "n", "mape", "median", "p90", "max", "bias"), lines, left=2))
+        values = [
+            [name.name, *(f"{getattr(c, name.name):.4g}" for c in done[each.name].constants.values())]
+            for name in fields(Constants)
+        ]
+        print(table(("constant", *done[each.name].constants), values), flush=True)
+        for owner, constants in done[each.name].constants.items():
+            catalog.setdefault(owner, {})[each.gpu] = entry(each, constants, found)
+        everything += [
+            {"fit": each.name, "file": file, "rows": name, **asdict(score)}
+            for file, parts in found.items()
+            for name, score in parts.items()
+        ]
+    if chosen.json:
+        write_whole(chosen.json, json.dumps(everything, indent=1) + "\n")
+    if chosen.write:
+        CONSTANTS.mkdir(exist_ok=True)
+        for owner, kinds in catalog.items():
+            text = yaml.safe_dump({"gpu_types": kinds}, sort_keys=False, width=120)
+            write_whole(CONSTANTS / f"{owner}.yaml", f"# Fitted by bench/fit_planner.py.\n{text}")
+        write_transfer(done)
+
+
+def write_transfer(done: dict[str, Fitted]) -> None:
+    """How much less efficient the generation with twice the work per clock is, under the same software."""
+    from synergy_core.catalog.sheets import gpu_sheets
+    from synergy_core.planner.constants import work_per_clock
+
+    old, new = done["a100-fsdp"].constants["fsdp"], done["h100-fsdp"].constants["fsdp"]
+    more = np.log(work_per_clock(gpu_sheets()["h100"]) / work_per_clock(gpu_sheets()["a100"]))
+    powers = {
+        name: float(round(-np.log(getattr(new, name) / getattr(old, name)) / more, 3))
+        for name in ("gemm_efficiency", "attention_efficiency")
+    }
+    text = yaml.safe_dump({"powers": powers, "from": "fsdp on a100 and on h100"}, sort_keys=False)
+    write_whole(
+        CONSTANTS / "transfer.yaml",
+        f"# Fitted by bench/fit_planner.py; constants.transferred says how it is used.\n{text}",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""A few of the planner's constants fitted to a user's own training times; the others stay as shipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from synergy_core.errors import InputError, unknown
+from synergy_core.measurements.training_times import TrainingTimes
+from synergy_core.planner.calibration import SPREAD, fit, group_of
+from synergy_core.planner.constants import Constants, constants_for
+from synergy_core.planner.machine import Machine
+from synergy_core.planner.software import Software
+
+FACTORS = {"network": "network_efficiency", "software": "gemm_efficiency"}
+"""What one is called that stands for a slower network or a slower software."""
+
+LEAST_ROWS = 3
+
+Key = tuple[str, str]
+"""A software and a GPU type."""
+
+
+def refitted(files: Sequence[TrainingTimes], named: str) -> dict[Key, tuple[Constants, int]]:
+    """Constants of each software and GPU type in the files, and how many rows they were fitted to.
+
+    named: constants to fit, with commas between. Raises InputError for unknown names and too few rows.
+    """
+    which = [FACTORS.get(each.strip(), each.strip()) for each in named.split(",")]
+    for each in which:
+        if each not in SPREAD:
+            raise unknown("constant", each, [*FACTORS, *SPREAD])
+    cases: dict[Key, list[Any]] = {}
+    for file in files:
+        for case in file.cases():
+            cases.setdefault(_key(case.machine, case.software), []).append(case)
+    result = {}
+    for key, members in cases.items():
+        rows = sum(int((case.iter_time_s > 0).sum()) for case in members)
+        if rows < LEAST_ROWS:
+            raise InputError(f"too few rows of {key[0]} on {key[1]} to fit; got {rows}, expected {LEAST_ROWS} or more.")
+        owner = "/".join(key)
+        groups = [group_of(case, owner, len(case) / rows) for case in members]
+        keep = [case.iter_time_s > 0 for case in members]
+        start = constants_for(members[0].machine, members[0].software)
+        result[key] = fit(groups, (), {owner: which}, {owner: start}, keep).constants[owner], rows
+    return result
+
+
+def constants_from(files: Sequence[TrainingTimes], named: str) -> tuple[Callable[[Machine, Software], Constants], str]:
+    """What predicts: the shipped constants, or, where there are files, those refitted to them; and its name."""
+    if not files:
+        return constants_for, "the shipped constants"
+    found: Mapping[Key, tuple[Constants, int]] = refitted(files, named)
+
+    def choose(machine: Machine, software: Software) -> Constants:
+        known = found.get(_key(machine, software))
+        return known[0] if known else constants_for(machine, software)
+
+    rows = sum(count for _, count in found.values())
+    return choose, f"the shipped constants, {named} refitted to {rows} rows"
+
+
+def catalog_form(found: Mapping[Key, tuple[Constants, int]]) -> dict[str, dict[str, Any]]:
+    """By software, what stands in catalog/constants/<software>.yaml."""
+    result: dict[str, dict[str, Any]] = {}
+    for (software, kind), (constants, rows) in found.items():
+        kinds = result.setdefault(software, {"gpu_types": {}})["gpu_types"]
+        kinds[kind] = {"rows": rows, "constants": {name: round(value, 9) for name, value in asdict(constants).items()}}
+    return result
+
+
+def _key(machine: Machine, software: Software) -> Key:
+    """Memory sizes of one chip share their constants."""
+    return software.name, machine.gpu.name.split("-")[0]

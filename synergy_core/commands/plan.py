@@ -1,0 +1,301 @@
+"""The best parallel plans of a model on given GPUs: their time and memory, where the time goes, why the others lose.
+
+    python -m synergy_core plan model=gpt-175b gpu=a100-80gb gpus=1024 top=5
+    python -m synergy_core plan model=mine.yaml gpu=a100,h100 gpus=8..1024 batch=1536 --picture plans.svg
+
+model: of the catalog, or a YAML file of the same form. gpu: GPU or node types of the catalog. gpus: counts, or ranges
+`8..1024`. batch: sequences (or images) a step; by default what GPT-3's rule of thumb gives, 2^19 tokens for 10^8
+parameters, growing with their fourth root, to the next power of two; 1,024 images. software: a training stack of the
+catalog. top: plans shown per count. gpus_per_node, network (bytes/s per GPU): of another node than usual.
+Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (0 none,
+1 selective, 2 full). With many counts, those are shown that fewer GPUs are not as fast as.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from synergy_core.errors import InputError, unknown
+
+if TYPE_CHECKING:
+    from synergy_core.planner.machine import Machine
+    from synergy_core.planner.search import PlanTable
+    from synergy_core.planner.software import Software
+
+SUMMARY = "the best parallel plans of a model on given GPUs, and why the others lose"
+SOFTWARE = "megatron-core"
+NUMBERS = ("batch", "top", "gpus_per_node")
+MANY = 4
+"""From so many counts on, one line each."""
+LARGEST = 65536
+"""GPUs up to which it is looked where a model that does not fit would."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked, read from `key=value` arguments."""
+
+    model: str
+    gpu: tuple[str, ...]
+    gpus: tuple[int, ...]
+    software: str
+    batch: int | None
+    top: int
+    gpus_per_node: int | None
+    network: float | None
+    fixed: Mapping[str, int]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="model=, gpu=, gpus=, and what is above")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every plan shown, with its parts, as JSON")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the stages and time against GPUs")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Prints the plans; writes the JSON and the picture. 1 if no count has a plan."""
+    from synergy_core.commands._output import write_whole
+    from synergy_core.planner.constants import constants_for
+    from synergy_core.planner.explain import model_flops
+    from synergy_core.planner.machine import machine_named
+    from synergy_core.planner.picture import picture
+    from synergy_core.planner.search import search_all
+    from synergy_core.planner.software import software_named
+
+    asked = question(chosen.settings)
+    if chosen.picture is not None and chosen.picture.suffix != ".svg":
+        raise InputError(f"--picture {chosen.picture}: the picture is SVG; give a name that ends in .svg.")
+    family, architecture = _model(asked.model)
+    software = software_named(asked.software)
+    batch = asked.batch or default_batch(family, architecture, software)
+    machines = [machine_named(each, asked.gpus_per_node, asked.network) for each in asked.gpu]
+    tables = search_all(
+        family,
+        architecture,
+        [(each, software, constants_for(each, software)) for each in machines],
+        counts=asked.gpus,
+        global_batch=batch,
+        keep=asked.top - 1,
+        fixed=asked.fixed,
+    )
+    flops = model_flops(family, architecture, software) * batch
+    stated = "" if asked.batch else " (default; batch=… sets it)"
+    print(f"{asked.model}, batch {batch}{stated}, {software.name}")
+    for table in tables:
+        _print(table, software, flops)
+        if not len(table):
+            print(_nowhere(table, family, architecture, software, batch, asked.fixed))
+    if chosen.json:
+        write_whole(chosen.json, json.dumps(_content(asked, batch, tables, software, flops), indent=1) + "\n")
+    if chosen.picture:
+        write_whole(chosen.picture, picture(asked.model, tables))
+    return 0 if any(len(table) for table in tables) else 1
+
+
+def question(settings: Sequence[str]) -> Question:
+    """Reads `key=value` arguments. Raises InputError for what is unknown, missing or no number."""
+    from synergy_core.planner.enumerate import FIXABLE
+
+    given: dict[str, str] = {}
+    known = ("model", "gpu", "gpus", "software", "network", *NUMBERS, *FIXABLE)
+    for each in settings:
+        key, equals, value = each.partition("=")
+        if not equals or not value:
+            raise InputError(f"'{each}': expected key=value, such as model=gpt-175b.")
+        if key not in known:
+            raise unknown("setting", key, known)
+        given[key] = value
+    for key in ("model", "gpu", "gpus"):
+        if key not in given:
+            raise InputError(f"{key}= is missing; such as model=gpt-175b gpu=a100-80gb gpus=1024.")
+
+    def number(key: str) -> int | None:
+        return _whole(key, given[key]) if key in given else None
+
+    return Question(
+        model=given["model"],
+        gpu=tuple(given["gpu"].split(",")),
+        gpus=_counts(given["gpus"]),
+        software=given.get("software", SOFTWARE),
+        batch=number("batch"),
+        top=number("top") or 5,
+        gpus_per_node=number("gpus_per_node"),
+        network=_rate(given["network"]) if "network" in given else None,
+        fixed={key: _whole(key, given[key], least=0) for key in FIXABLE if key in given},
+    )
+
+
+def default_batch(family: Any, architecture: Any, software: Software) -> int:
+    """The batch that the module's docstring states."""
+    import numpy as np
+
+    from synergy_core.planner.plan import Plan, plans_of
+
+    tokens_each = int(getattr(architecture, "seq_len", 0))
+    if not tokens_each:
+        return 1024
+    work = family.work(architecture, plans_of([Plan()]), software)
+    tokens = 2.0**19 * (float(np.max(work.total_parameters)) / 1e8) ** 0.25
+    return 1 << max(0, round(float(np.ceil(np.log2(tokens / tokens_each)))))
+
+
+def _model(name: str) -> tuple[Any, Any]:
+    from synergy_core.planner.families import architecture_named, card_from_yaml
+
+    if name.endswith((".yaml", ".yml")):
+        card = card_from_yaml(Path(name))
+        return card.family, card.architecture
+    return architecture_named(name)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    counts: list[int] = []
+    for part in text.split(","):
+        low, dots, high = part.partition("..")
+        first = _whole("gpus", low)
+        last = _whole("gpus", high) if dots else first
+        if last < first:
+            raise InputError(f"gpus={part}: the range is empty; expected the smaller count first.")
+        counts += range(first, last + 1)
+    return tuple(dict.fromkeys(counts))
+
+
+def _whole(key: str, text: str, least: int = 1) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise InputError(f"{key}={text}: expected a whole number.") from None
+    if value < least:
+        raise InputError(f"{key}={text}: expected at least {least}.")
+    return value
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise InputError(f"network={text}: expected bytes/s per GPU, such as 25e9.")
+    return value
+
+
+def _mfu(table: PlanTable, row: int, software: Software, flops: float) -> float:
+    """Model FLOPs ÷ what the GPUs could do at peak."""
+    peak = table.machine.gpu.matrix_flops_per_s(software.precision) * int(table.gpus[row])
+    return flops / (float(table.step_time_s[row]) * peak)
+
+
+def _print(table: PlanTable, software: Software, flops: float) -> None:
+    from synergy_core.commands._output import table as aligned
+    from synergy_core.planner.explain import PARTS, seconds, why
+
+    counts = sorted(set(table.gpus.tolist()))
+    many = len(counts) + len(table.infeasible) >= MANY
+    shown = table.efficient() if many else table
+    used = [name for name in PARTS if (getattr(shown.parts, name) > 0.005 * shown.step_time_s).any()]
+    rows = []
+    for row in range(len(shown)):
+        rows.append(
+            [
+                str(int(shown.gpus[row])),
+                shown.plans.plan(row).describe(),
+                seconds(float(shown.step_time_s[row])),
+                f"{shown.memory_bytes[row] / 1e9:.1f} GB",
+                f"{_mfu(shown, row, software, flops):.1%}",
+                *(f"{getattr(shown.parts, name)[row] / shown.step_time_s[row]:.0%}" for name in used),
+            ]
+        )
+    print(f"\n{_title(table.machine)}")
+    if rows:
+        print(aligned(("gpus", "plan", "step", "memory", "MFU", *(PARTS[each] for each in used)), rows, left=2))
+    if not many:
+        for row in range(len(shown)):
+            if shown.rank[row] > 0:
+                best = row - int(shown.rank[row])
+                slower = float(shown.step_time_s[row] / shown.step_time_s[best] - 1.0)
+                plan = shown.plans.plan(row).describe()
+                print(f"  {int(shown.gpus[row])}: {plan} is {slower:.1%} slower: {why(shown, row, best)}")
+    elif len(shown) < len(counts):
+        print(f"  {len(counts) - len(shown)} counts are left out: fewer GPUs are as fast.")
+    _print_infeasible(table)
+
+
+def _title(machine: Machine) -> str:
+    return (
+        f"{machine.gpu.title}, {machine.memory_bytes / 1e9:.0f} GB, {machine.gpus_per_node} per node, "
+        f"{machine.link_bytes_per_s / 1e9:.0f} GB/s within nodes, {machine.network_bytes_per_s / 1e9:.1f} GB/s between"
+    )
+
+
+def _print_infeasible(table: PlanTable) -> None:
+    """The first reason of each factor, and how many counts share it."""
+    for factor in dict.fromkeys(each.factor for each in table.infeasible):
+        alike = [each for each in table.infeasible if each.factor == factor]
+        least = min(alike, key=lambda each: each.missing_bytes)
+        others = f" ({len(alike) - 1} other counts fail on {factor} too)" if len(alike) > 1 else ""
+        print(f"  no plan on {least.gpus} GPUs, {factor}: {least.message}{others}.")
+
+
+def _nowhere(
+    table: PlanTable, family: Any, architecture: Any, software: Software, batch: int, fixed: Mapping[str, int]
+) -> str:
+    """On how many GPUs the model would fit: whole nodes in powers of two."""
+    from synergy_core.planner.constants import constants_for
+    from synergy_core.planner.search import search
+
+    machine, tried = table.machine, max(each.gpus for each in table.infeasible)
+    counts = []
+    count = machine.gpus_per_node
+    while count <= LARGEST:
+        counts += [count] if count > tried else []
+        count *= 2
+    if counts:
+        constants = constants_for(machine, software)
+        larger = search(
+            family, architecture, machine, software, constants, counts=counts, global_batch=batch, fixed=fixed
+        )
+        if len(larger):
+            plan = larger.plans.plan(0).describe()
+            return f"  Of powers of two, {int(larger.gpus[0])} GPUs are the first that it fits on: {plan}."
+    return f"  No power of two of whole nodes up to {LARGEST} GPUs has a plan; change what is said above."
+
+
+def _content(
+    asked: Question, batch: int, tables: Sequence[PlanTable], software: Software, flops: float
+) -> dict[str, Any]:
+    from synergy_core.planner.explain import PARTS, why
+
+    def of_row(table: PlanTable, row: int) -> dict[str, Any]:
+        rank = int(table.rank[row])
+        return {
+            "gpus": int(table.gpus[row]),
+            "nodes": int(table.nodes[row]),
+            "rank": rank,
+            "plan": asdict(table.plans.plan(row)),
+            "step_time_s": float(table.step_time_s[row]),
+            "memory_bytes": float(table.memory_bytes[row]),
+            "mfu": _mfu(table, row, software, flops),
+            "parts": {name: float(getattr(table.parts, name)[row]) for name in PARTS},
+            **({"why": why(table, row, row - rank)} if rank else {}),
+        }
+
+    return {
+        "model": asked.model,
+        "batch": batch,
+        "software": software.name,
+        "gpu_types": [
+            {
+                "gpu": table.machine.gpu.name,
+                "plans": [of_row(table, row) for row in range(len(table))],
+                "infeasible": [asdict(each) for each in table.infeasible],
+            }
+            for table in tables
+        ],
+    }

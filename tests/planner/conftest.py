@@ -1,3 +1,0 @@
-import roofline
-
-roofline.install()

@@ -1,0 +1,246 @@
+"""Memory of plans: closed forms of the papers, orders that must hold, shares that must add up."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synergy_core.catalog.sheets import gpu_sheet
+from synergy_core.errors import InputError
+from synergy_core.planner.families import transformer
+from synergy_core.planner.machine import Machine
+from synergy_core.planner.memory import Memory, memory
+from synergy_core.planner.plan import RECOMPUTE, Plan, plans_of
+from synergy_core.planner.software import Software
+from synergy_core.planner.work import Block, Layers, Work
+
+NONE, SELECTIVE, FULL = (RECOMPUTE.index(each) for each in ("none", "selective", "full"))
+STACK = Software("test", dropout=True, workspace_bytes=0.0)
+UNFUSED = replace(STACK, flash=False)
+GPT = transformer.Architecture(layers=24, hidden=2048, heads=16, ffn=8192, vocab=51200, seq_len=1024)
+S, H, A, B = 1024, 2048, 16, 2
+
+
+def of(*plans: Plan, software: Software = STACK, model: transformer.Architecture = GPT, **options: object) -> Memory:
+    columns = plans_of(plans)
+    return memory(transformer.work(model, columns, software), columns, software, **options)  # type: ignore[arg-type]
+
+
+def machine(memory_bytes: float) -> Machine:
+    sheet = gpu_sheet("a100")
+    assert sheet is not None
+    return Machine(sheet, 8, "nvswitch", 300e9, 8, 25e9, memory_bytes)
+
+
+def layer(plan: Plan, software: Software = UNFUSED) -> Block:
+    return transformer.work(GPT, plans_of([plan]), software).layers[0].block
+
+
+@pytest.mark.parametrize(
+    ("zero", "per_parameter"),
+    [(0, 18.0), (1, 6.0 + 12.0 / 8), (2, 2.0 + 16.0 / 8), (3, 18.0 / 8)],
+)
+def test_bytes_per_parameter_by_zero_stage(zero: int, per_parameter: float) -> None:
+    held = of(Plan(data=8, zero=zero))
+    # The position table and the final norm stand in the family's count too; the model's vocabulary needs no padding.
+    parameters = GPT.parameters() + 2.0 * H
+    np.testing.assert_allclose(held.static, per_parameter * parameters)
+
+
+def test_a_master_copy_that_is_gathered_from_saves_the_16_bit_shard() -> None:
+    plan = Plan(data=8, zero=3)
+    both, master = of(plan), of(plan, software=replace(STACK, gathers_from_master=True))
+    np.testing.assert_allclose(both.static - master.static, 2.0 * (GPT.parameters() + 2.0 * H) / 8)
+
+
+def test_zero_3_gathers_prefetched_units() -> None:
+    plan = Plan(data=8, zero=3)
+    once, twice = (of(plan, software=replace(STACK, prefetch=each)) for each in (1, 2))
+    work = transformer.work(GPT, plans_of([plan]), STACK)
+    largest = np.maximum(work.layers[0].block.parameters, work.before.parameters)
+    np.testing.assert_allclose(twice.buffers - once.buffers, 2.0 * largest)
+
+
+def test_experts_are_sharded_over_their_own_replicas_only() -> None:
+    work = Work(Block("none"), (Layers(Block("layer", expert_parameters=1e9), 1.0),), Block("none"), 0.0)
+    plans = plans_of([Plan(data=8, context=2, expert=expert, zero=1) for expert in (1, 4, 16)])
+    np.testing.assert_allclose(memory(work, plans, STACK).optimizer, 12e9 * np.array([1, 4, 16]) / 16)
+
+
+@pytest.mark.parametrize("tensor", [1, 2, 8])
+def test_korthikanti_saved_bytes(tensor: int) -> None:
+    """Table 2 of arXiv 2205.05198: s b h (10 + 24/t + 5as/(ht)); sequence parallelism makes it 34/t + 5as/(ht)."""
+    unit, scores = S * B * H, 5.0 * A * S / H / tensor
+    plain = layer(Plan(tensor=tensor, micro_batch=B))
+    split = layer(Plan(tensor=tensor, micro_batch=B, sequence=True))
+    assert plain.saved_bytes == pytest.approx(unit * (10 + 24 / tensor + scores))
+    assert plain.selective_bytes == pytest.approx(unit * (10 + 24 / tensor))
+    assert split.saved_bytes == pytest.approx(unit * (34 / tensor + scores))
+    assert plain.input_bytes == pytest.approx(2 * unit)
+
+
+def test_eager_autograd_keeps_more_of_a_gated_layer() -> None:
+    """Rotated queries and keys (4), the output laid out anew (2), the activated half (2 · ffn/hidden)."""
+    model = replace(GPT, gated=True, learned_positions=False, ffn=2 * H)
+    plans = plans_of([Plan(micro_batch=B)])
+    fused = replace(STACK, dropout=False)
+    lean, eager = (
+        transformer.work(model, plans, each).layers[0].block.saved_bytes for each in (fused, replace(fused, eager=True))
+    )
+    np.testing.assert_allclose(eager - lean, S * B * H * (4.0 + 2.0 + 4.0))
+
+
+def kept(plan: Plan, **options: object) -> float:
+    """Layers' worth of saved activations on the first stage."""
+    block = layer(plan, STACK)
+    work = transformer.work(GPT, plans_of([plan]), STACK)
+    flat = replace(work, before=Block("none"), layers=(Layers(replace(block, live_bytes=block.saved_bytes), 24.0),))
+    got = memory(flat, plans_of([plan]), STACK, stage="first", **options)  # type: ignore[arg-type]
+    return float(got.activations[0] / np.asarray(block.saved_bytes).item())
+
+
+@pytest.mark.parametrize(("stages", "chunks"), [(4, 1), (4, 2), (4, 3), (8, 3), (2, 6)])
+def test_layers_in_flight_on_the_first_stage(stages: int, chunks: int) -> None:
+    """Korthikanti, 4.2.3: L without interleaving, L (1 + (p − 1)/(p v)) with."""
+    expected = 24.0 if chunks == 1 else 24.0 * (1 + (stages - 1) / (stages * chunks))
+    assert kept(Plan(pipeline=stages, interleave=chunks, accumulation=64)) == pytest.approx(expected)
+
+
+def test_no_more_micro_batches_in_flight_than_there_are() -> None:
+    assert kept(Plan(pipeline=8, accumulation=2)) == pytest.approx(3 * 2)
+    assert kept(Plan(pipeline=4, interleave=3, accumulation=2)) == pytest.approx(6 * 2)
+
+
+def test_gpipe_keeps_every_micro_batch() -> None:
+    assert kept(Plan(pipeline=4, accumulation=16), schedule="gpipe") == pytest.approx(6 * 16)
+
+
+def test_full_recomputation_keeps_inputs_and_one_live_layer() -> None:
+    plan = Plan(micro_batch=B, recompute=FULL)
+    held, block = of(plan), layer(plan, STACK)
+    mask = B * S * H  # Of the embedding's dropout.
+    stacked = 24 * 2 * B * S * H + mask
+    np.testing.assert_allclose(
+        held.activations + held.logits, stacked + np.maximum(block.live_bytes - block.input_bytes, held.logits)
+    )
+
+
+def test_uneven_stages() -> None:
+    """One layer fewer on the first of four stages takes a layer's weights from it."""
+    plan = Plan(pipeline=4, accumulation=8)
+    even, fewer = (of(plan, stage="first", layers_first=each) for each in (None, 5))
+    np.testing.assert_allclose(even.weights - fewer.weights, 2.0 * layer(plan).parameters)
+    np.testing.assert_allclose(of(plan, layers_first=23, stage="last").weights / 2.0, 51200 * H + 2 * H)
+
+
+def test_stages_cut_by_compute_give_the_first_more_layers() -> None:
+    plan = Plan(pipeline=8, accumulation=8)
+    by_layers, by_compute = (
+        of(plan, stage="first", software=replace(STACK, weighs_logits=each)) for each in (False, True)
+    )
+    np.testing.assert_allclose(by_compute.weights - by_layers.weights, 2.0 * layer(plan).parameters)
+
+
+def test_no_stage_needs_more_than_the_worst() -> None:
+    for plan in (Plan(pipeline=p, accumulation=8) for p in (1, 2, 3, 5, 7, 8)):
+        worst = of(plan).total
+        assert worst >= of(plan, stage="first").total
+        assert worst >= of(plan, stage="last").total
+
+
+@pytest.mark.parametrize("runs", [(20.0, 4.0), (4.0, 20.0)])
+def test_a_heavy_run_of_layers_is_found_wherever_it_stands(runs: tuple[float, float]) -> None:
+    light, heavy = Block("light", parameters=1.0), Block("heavy", parameters=1e6)
+    work = Work(Block("none"), (Layers(light, runs[0]), Layers(heavy, runs[1])), Block("none"), 0.0)
+    held = memory(work, plans_of([Plan(pipeline=6)]), STACK)
+    np.testing.assert_allclose(held.weights, 2.0 * 4e6)
+
+
+@pytest.mark.parametrize("wrong", [{"stage": "middle"}, {"schedule": "zero-bubble"}])
+def test_unknown_stage_or_schedule(wrong: dict[str, str]) -> None:
+    with pytest.raises(InputError, match="expected"):
+        of(Plan(), **wrong)
+
+
+def test_all_columns_at_once_are_the_plans_one_by_one() -> None:
+    plans = [
+        Plan(
+            tensor=t,
+            pipeline=p,
+            data=d,
+            interleave=v,
+            micro_batch=b,
+            accumulation=4,
+            zero=z,
+            recompute=r,
+            sequence=t > 1,
+        )
+        for t, p, d, v, b, z, r in [
+            (1, 1, 8, 1, 1, 3, 0),
+            (2, 4, 1, 3, 2, 1, 1),
+            (8, 2, 2, 1, 4, 0, 2),
+            (4, 1, 2, 1, 1, 2, 0),
+        ]
+    ]
+    together, alone = of(*plans), [of(each) for each in plans]
+    for each in fields(Memory):
+        np.testing.assert_allclose(getattr(together, each.name), [getattr(one, each.name)[0] for one in alone])
+
+
+DEGREES = st.sampled_from([1, 2, 4, 8])
+PLANS = st.builds(
+    Plan,
+    tensor=DEGREES,
+    pipeline=DEGREES,
+    data=DEGREES,
+    context=st.sampled_from([1, 2]),
+    micro_batch=st.integers(1, 8),
+    accumulation=st.integers(1, 32),
+    zero=st.integers(0, 3),
+    recompute=st.integers(0, 2),
+    sequence=st.booleans(),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(PLANS)
+def test_parts_are_the_total_and_none_is_negative(plan: Plan) -> None:
+    held = of(plan)
+    parts = [getattr(held, name) for name in ("weights", "gradients", "optimizer", "activations", "logits", "buffers")]
+    assert all((part >= 0).all() for part in parts)
+    np.testing.assert_allclose(sum(parts), held.total)
+    assert (held.device_total > held.reserved).all()
+    assert (held.reserved >= held.total).all()
+
+
+@settings(max_examples=200, deadline=None)
+@given(PLANS, st.sampled_from([STACK, UNFUSED, replace(STACK, eager=True)]))
+def test_more_sharing_and_recomputation_never_need_more(plan: Plan, software: Software) -> None:
+    def total(**changed: object) -> float:
+        return float(of(replace(plan, **changed), software=software).total[0])  # type: ignore[arg-type]
+
+    assert np.all(np.diff([total(zero=each) for each in (0, 1, 2)]) <= 0)
+    assert np.all(np.diff([total(recompute=each) for each in (NONE, SELECTIVE, FULL)]) <= 0)
+    assert np.all(np.diff([total(tensor=each) for each in (1, 2, 4, 8)]) <= 0)
+    assert np.all(np.diff([total(micro_batch=each) for each in (1, 2, 4, 8)]) >= 0)
+    assert total(sequence=True) <= total(sequence=False)
+
+
+@given(st.sampled_from([1, 2, 4, 8, 64]), st.integers(0, 3))
+def test_data_parallel_shards_add_up(data: int, zero: int) -> None:
+    """What the replicas hold together of a sharded part is one whole copy."""
+    one, many = of(Plan(zero=zero)), of(Plan(data=data, zero=zero))
+    for name, stage in (("optimizer", 1), ("gradients", 2), ("weights", 3)):
+        copies = 1 if zero >= stage else data
+        np.testing.assert_allclose(data * getattr(many, name), copies * getattr(one, name))
+
+
+def test_what_fits() -> None:
+    """GPT-3 175B on a node never fits; 1.3 B on one GPU does with full recomputation, without it only a small batch."""
+    huge = transformer.Architecture(layers=96, hidden=12288, heads=96, ffn=49152, vocab=51200, seq_len=2048)
+    assert not of(Plan(tensor=8, recompute=FULL, sequence=True), model=huge).fits(machine(80e9)).any()
+    got = of(Plan(micro_batch=4, recompute=FULL), Plan(micro_batch=32), Plan(micro_batch=32, recompute=FULL))
+    assert got.fits(machine(80e9)).tolist() == [True, False, True]
+    assert got.fits(machine(16e9)).tolist() == [False, False, False]

@@ -1,0 +1,134 @@
+"""`python -m synergy_core plan`: what it prints and writes, and what it says to bad input."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from planner_setup import CONSTANTS
+
+from synergy_core.__main__ import main
+from synergy_core.commands.plan import default_batch
+from synergy_core.planner import constants
+from synergy_core.planner.explain import model_flops, seconds
+from synergy_core.planner.families import architecture_named
+from synergy_core.planner.picture import schedule
+from synergy_core.planner.software import Software
+
+
+@pytest.fixture(autouse=True)
+def _same_constants(monkeypatch):
+    monkeypatch.setattr(constants, "constants_for", lambda machine, software: CONSTANTS)
+
+
+def asked(capsys, *arguments):
+    status = main(["plan", *arguments])
+    return status, *capsys.readouterr()
+
+
+def test_plans_with_reasons(capsys, tmp_path):
+    out = tmp_path / "plans.json"
+    status, printed, _ = asked(
+        capsys, "model=gpt-6.7b", "gpu=a100-80gb", "gpus=32", "batch=512", "top=3", "--json", str(out)
+    )
+    assert status == 0
+    assert printed.count(" slower: ") == 2
+    (found,) = json.loads(out.read_text())["gpu_types"]
+    best, *others = found["plans"]
+    assert [each["rank"] for each in found["plans"]] == [0, 1, 2]
+    assert "why" not in best
+    assert all(" +" in each["why"] for each in others)
+    for each in found["plans"]:
+        assert sum(each["parts"].values()) == pytest.approx(each["step_time_s"])
+        plan = each["plan"]
+        assert plan["tensor"] * plan["pipeline"] * plan["context"] * plan["data"] == 32
+        assert 0.1 < each["mfu"] < 1.0
+        assert each["memory_bytes"] < 90e9
+
+
+def test_many_counts_and_types_and_the_picture(capsys, tmp_path):
+    out = tmp_path / "plans.svg"
+    status, printed, _ = asked(
+        capsys, "model=gpt-1.3b", "gpu=a100,v100", "gpus=8..16,29,64", "batch=96", "top=1", "--picture", str(out)
+    )
+    assert status == 0
+    assert "A100" in printed
+    assert "V100" in printed
+    assert "no plan on 29 GPUs, batch" in printed
+    words = " ".join(each.text or "" for each in ElementTree.parse(out).iter())
+    assert "stage 1" in words
+    assert "V100" in words
+
+
+def test_a_model_of_ones_own(capsys, tmp_path):
+    own = tmp_path / "mine.yaml"
+    own.write_text(
+        "family: transformer\ntitle: Mine\nlayers: 4\nhidden: 512\nheads: 8\nffn: 2048\nvocab: 1000\nseq_len: 512\n"
+        "published_parameters: 1e7\nsource: me\n"
+    )
+    assert asked(capsys, f"model={own}", "gpu=a100", "gpus=2", "batch=8")[0] == 0
+
+
+def test_a_model_that_fits_no_plan(capsys):
+    status, printed, _ = asked(capsys, "model=gpt-175b", "gpu=a100-80gb", "gpus=8", "batch=1536")
+    assert status == 1
+    assert "memory: the leanest plan (tp8" in printed
+    assert "GPUs are the first that it fits on" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["model=gpt-175", "gpu=a100", "gpus=8"], "Did you mean 'gpt-175b'"),
+        (["model=gpt-175b", "gpu=a1000", "gpus=8"], "Did you mean 'a100"),
+        (["model=gpt-175b", "gpu=a100", "gpus=8", "tensor=5"], "tensor=5 does not divide the model's 96 heads"),
+        (["model=gpt-175b", "gpu=a100", "gpus=8", "data=5", "batch=64"], "choose batch=65"),
+        (["model=gpt-175b", "gpu=a100"], "gpus= is missing"),
+        (["model=gpt-175b", "gpu=a100", "gpus=eight"], "whole number"),
+        (["model=gpt-175b", "gpu=a100", "gpus=16..8"], "range is empty"),
+        (["model=gpt-175b", "gpu=a100", "gpus=0"], "at least 1"),
+        (["model=gpt-175b", "gpu=a100", "gpus=8", "batches=8"], "Did you mean 'batch'"),
+        (["model=gpt-175b", "gpu=a100", "gpus=8", "software=megatrom"], "Did you mean 'megatron'"),
+        (["model=gpt-175b", "gpu=a100", "gpus=8", "network=fast"], "bytes/s"),
+        (["gpt-175b"], "expected key=value"),
+        (["model=none.yaml", "gpu=a100", "gpus=8"], "cannot be read"),
+        (["model=gpt-1.3b", "gpu=a100", "gpus=8", "--picture", "x.png"], "ends in .svg"),
+    ],
+)
+def test_bad_input(capsys, arguments, says):
+    status, _, errors = asked(capsys, *arguments)
+    assert status == 2
+    assert says in errors
+
+
+def test_default_batch_is_of_the_size_that_is_usual():
+    software = Software("test")
+    batches = {name: default_batch(*architecture_named(name), software) for name in ("gpt-1.3b", "gpt-175b")}
+    assert batches == {"gpt-1.3b": 512, "gpt-175b": 2048}
+    assert default_batch(*architecture_named("resnet-50"), software) == 1024
+
+
+def test_model_flops_are_six_per_parameter_and_token():
+    family, architecture = architecture_named("gpt-175b")
+    per_token = model_flops(family, architecture, Software("test")) / architecture.seq_len
+    assert per_token == pytest.approx(6 * 175e9, rel=0.02)
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), [(1, 1), (1, 5), (4, 1), (4, 8), (8, 3)])
+def test_the_drawn_schedule_is_1f1b(stages, micro_batches):
+    forward, backward = schedule(stages, micro_batches)
+    assert np.isfinite(forward).all()
+    assert (np.diff(forward, axis=0) >= 1).all()
+    assert (-np.diff(backward, axis=0) >= 2).all()
+    for stage in range(stages):
+        spans = sorted([(each, each + 1) for each in forward[stage]] + [(each, each + 2) for each in backward[stage]])
+        assert all(one[1] <= other[0] for one, other in pairwise(spans))
+    assert backward.max() + 2 == 3 * (micro_batches + stages - 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.085, "85.0 ms"), (4.1, "4.10 s"), (1234.0, "1234 s"), (1e-5, "0.01 ms")]
+)
+def test_seconds(value, text):
+    assert seconds(value) == text

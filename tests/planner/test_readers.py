@@ -1,0 +1,250 @@
+"""Readers of the planner's measurements: what they derive, what they leave open, what they refuse, and the scores."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from synergy_core.__main__ import main
+from synergy_core.commands import _plans, _refit
+from synergy_core.commands._plans import regrets
+from synergy_core.measurements import _hardware, read
+from synergy_core.planner.constants import Constants
+
+DATA = os.environ.get("SYNERGY_DATA")
+needs_data = pytest.mark.skipif(not DATA, reason="needs the measured tables: set SYNERGY_DATA to their folder")
+
+ROW = {
+    "model": "mine",
+    "layers": 8,
+    "hidden": 1024,
+    "heads": 16,
+    "kv_heads": 16,
+    "ffn": 4096,
+    "gated_mlp": 0,
+    "seq_len": 1024,
+    "vocab": 51200,
+    "n_experts": "",
+    "topk": "",
+    "gpu": "A100-SXM-80GB",
+    "gpu_mem_gb": 80,
+    "n_gpus": 16,
+    "gpus_per_node": 8,
+    "interconnect": "8xHDR200/node",
+    "global_batch": 64,
+    "micro_batch": 2,
+    "grad_accum": 8,
+    "tp": 2,
+    "pp": 2,
+    "vpp": 1,
+    "dp": 4,
+    "cp": 1,
+    "ep": 1,
+    "sp": "n",
+    "zero": 0,
+    "recompute": "full",
+    "dtype": "fp16",
+    "attn_impl": "",
+    "iter_time_s": 1.0,
+    "peak_mem_gib": "",
+    "mem_kind": "",
+    "trust": "A",
+    "source": "",
+    "notes": "",
+}
+
+
+def write(path: Path, *changes, without=()) -> Path:
+    columns = [each for each in ROW if each not in without]
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows({**ROW, **change} for change in changes or [{}])
+    return path
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """Constants as they start, whatever is shipped."""
+    for module in (_plans, _refit):
+        monkeypatch.setattr(module, "constants_for", lambda machine, software: Constants())
+    monkeypatch.setattr(_plans.scored, "__defaults__", (lambda machine, software: Constants(),))
+
+
+def test_a_row_becomes_a_plan_on_a_machine(tmp_path):
+    (case,) = read(write(tmp_path / "x.csv")).cases()
+    assert case.plans.plan(0).describe() == "tp2 pp2 dp4 · 2×8 · full"
+    assert case.machine.gpu.name == "a100-80gb"
+    assert case.machine.network_bytes_per_s == pytest.approx(25e9)
+    assert (case.software.name, case.software.precision, case.software.flash) == ("megatron", "fp16", False)
+    assert case.architecture.hidden.tolist() == [1024]
+
+
+def test_what_follows_from_other_cells_is_derived(tmp_path):
+    rows = read(write(tmp_path / "x.csv", {"dp": "", "grad_accum": ""}, {"n_gpus": "", "micro_batch": ""})).rows
+    for row in rows:
+        assert row.settings[0].plan.data == 4
+        assert (row.settings[0].plan.micro_batch, row.settings[0].plan.accumulation) == (2, 8)
+        assert row.unstated == ()
+
+
+def test_an_unstated_field_is_every_setting_it_may_have_had(tmp_path):
+    path = write(tmp_path / "x.csv", {"zero": "0?", "recompute": "", "gpu": "A100-SXM", "gpu_mem_gb": ""})
+    (row,) = read(path).rows
+    assert row.unstated == ("gpu_mem_gb", "zero", "recompute")
+    assert len(row.settings) == 2 * 2 * 3
+    (row,) = read(write(tmp_path / "y.csv", {"micro_batch": "", "grad_accum": ""})).rows
+    assert [each.plan.micro_batch for each in row.settings] == [1, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"dp": 3}, "got n_gpus 16, expected tp 2 · pp 2 · cp 1 · dp 3 = 12. Mend n_gpus or a degree; dp 4 would fit"),
+        ({"dp": "", "n_gpus": 18}, "got n_gpus 18, expected a multiple of tp 2 · pp 2 · cp 1 = 4"),
+        ({"heads": 15}, "got tp 2, expected a divisor of heads 15"),
+        ({"vpp": 8}, "got pp 2 · vpp 8 = 16 stages, expected at most one per layer, 8"),
+        ({"ep": 3}, "got ep 3, expected a divisor of tp · cp · dp = 8"),
+        ({"grad_accum": 7}, "got global_batch 64, expected micro_batch 2 · grad_accum 7 · dp 4 = 56"),
+        ({"zero": "maybe"}, "column zero: got 'maybe', expected 0, 1, 2, 3 or fsdp"),
+        ({"recompute": "often"}, "column recompute: got 'often', expected none, selective or full"),
+        ({"layers": "8.5"}, "column layers: got '8.5', expected a whole number of 1 or more"),
+        ({"iter_time_s": "-1"}, "column iter_time_s: got '-1', expected a positive number"),
+        ({"sp": "perhaps"}, "column sp: got 'perhaps', expected y or n"),
+    ],
+)
+def test_a_row_that_contradicts_itself_is_refused_with_its_line(tmp_path, capsys, change, says):
+    path = write(tmp_path / "x.csv", {}, change)
+    for command in ("validate", "calibrate"):
+        assert main([command, str(path)]) == 2
+        error = capsys.readouterr().err
+        assert f"{path}, line 3" in error
+        assert says in error
+        assert error.count("\n") == 1
+
+
+def test_a_missing_column_is_named(tmp_path, capsys):
+    assert main(["validate", str(write(tmp_path / "x.csv", without=("pp",)))]) == 2
+    assert "expected a column 'pp'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"layers": ""}, "layers not stated, and no architecture 'mine' in the catalog"),
+        ({"gpu": "Z9000"}, "no data sheet of GPU 'Z9000' in the catalog"),
+        ({"dtype": "int4"}, "precision 'int4' is not modelled"),
+        ({"global_batch": 62, "grad_accum": ""}, "global_batch 62 is not a multiple of micro_batch 2 · dp 4"),
+    ],
+)
+def test_a_row_that_says_too_little_is_a_failure_with_its_reason(tmp_path, change, reason):
+    rows = read(write(tmp_path / "x.csv", {}, change)).rows
+    assert [each.failure for each in rows] == ["", reason]
+
+
+def test_fine_tuning_and_rows_without_a_measurement_are_left_out(tmp_path):
+    found = read(write(tmp_path / "x.csv", {}, {"notes": "task=LoRA"}, {"iter_time_s": ""}))
+    assert len(found) == 1
+    assert found.excluded == {"task LoRA, not pre-training": 1, "nothing measured": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "per_gpu"),
+    [
+        ("800 Gb/s per node IB", "a100", 12.5e9),
+        ("1600 Gbps/node RoCE", "a100", 25e9),
+        ("Selene 8xHDR200/node", "a100", 25e9),
+        ("8x400Gb/s RDMA per node", "h100", 50e9),
+        ("unstated (H100 cloud, 400G x8 typical)", "h100", 50e9),
+        ("HF cluster (EFA)", "h100", 50e9),
+        ("4xHDR", "a100", 12.5e9),
+        ("EDR", "v100", 1.5625e9),
+        ("100 Gb/s", "v100", 1.5625e9),
+        ("400 Gb/s per GPU", "h100", 50e9),
+        ("25 GB/s per GPU", "a100", 25e9),
+        ("NVLink only", "a100", None),
+        ("NVL72", "h100", None),
+        ("", "h100", None),
+    ],
+)
+def test_networks_are_read_from_their_authors_words(text, gpu, per_gpu):
+    assert _hardware.network_bytes_per_s(text, 8, gpu) == (None if per_gpu is None else pytest.approx(per_gpu))
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("A100-SXM", ["a100-80gb", "a100"]),
+        ("A100-SXM-40GB", ["a100"]),
+        ("V100-SXM2-32GB", ["v100-32gb"]),
+        ("H100-96GB-HBM2e-500W", ["h100"]),
+        ("NVIDIA H200", ["h200"]),
+        ("GB200", ["gb200"]),
+    ],
+)
+def test_gpus_are_read_from_their_authors_words(text, names):
+    assert [each.name for each in _hardware.choices(text, None, 8, "")] == names
+
+
+def test_gpus_joined_by_one_nvlink_domain_are_one_node():
+    assert _hardware.choices("GB200", None, 4, "NVL72")[0].gpus_per_node == 72
+    assert _hardware.choices("H100", None, 8, "NVL72")[0].gpus_per_node == 8
+
+
+def test_regret_is_what_the_plan_predicted_fastest_costs():
+    told, truth = np.array([1.0, 2.0, 1.0, 9.0, np.nan]), np.array([3.0, 2.0, 1.0, 5.0, 0.1])
+    assert regrets(told, truth, ["a", "a", "b", "c", "a"], list("pqrst")) == [0.5]
+    assert regrets(told[:2], truth[:2], ["a", "a"], ["p", "p"]) == []
+
+
+def test_scores_name_counts_bands_and_memory(tmp_path, plain):
+    out = tmp_path / "o.json"
+    changes = [
+        {},
+        {"micro_batch": 4, "grad_accum": 4, "zero": "0?", "iter_time_s": 2.0},
+        {"layers": "", "iter_time_s": 3.0},
+        {"peak_mem_gib": 10, "mem_kind": "nvidia-smi"},
+        {"layers": 800, "hidden": 16384, "ffn": 65536, "iter_time_s": "", "notes": "OOM"},
+    ]
+    assert main(["validate", str(write(tmp_path / "x.csv", *changes)), "--json", str(out)]) == 0
+    groups = {each["group"]: each for each in json.loads(out.read_text())}
+    whole = groups["all"]
+    assert (whole["n"], whole["failures"], whole["banded"], whole["false_refusals"]) == (3, 1, 1, 0)
+    assert whole["kind"] == "time"
+    assert whole["regret_mean"] is not None
+    assert whole["baseline_mape"] is not None
+    assert groups["memory: nvidia-smi"]["kind"] == "memory"
+    assert (groups["ran out of memory"]["refused"], groups["ran out of memory"]["accepted"]) == (1, 0)
+
+
+def test_calibrate_refits_what_is_named_and_writes_the_catalog_form(tmp_path, plain, capsys):
+    rows = [{"micro_batch": b, "grad_accum": 16 // b, "iter_time_s": 3.0 + 0.1 * b} for b in (1, 2, 4, 8)]
+    out = tmp_path / "megatron.yaml"
+    path = write(tmp_path / "x.csv", *rows)
+    assert main(["calibrate", str(path), "--constants", "software", "--out", str(out)]) == 0
+    assert "megatron on a100: 4 rows, software refitted" in capsys.readouterr().out
+    assert "gemm_efficiency" in out.read_text()
+    assert main(["validate", str(path), "--calibrate", str(path), "--constants", "software"]) == 0
+    assert "software refitted to 4 rows" in capsys.readouterr().out
+    assert main(["calibrate", str(path), "--constants", "netwrk"]) == 2
+    assert "Did you mean 'network'" in capsys.readouterr().err
+
+
+UNPREDICTABLE = {"mbridge_moe_and_other.csv": 4, "megatron_ci_memory.csv": 20}
+"""Rows that lack dimensions, by file."""
+
+
+@needs_data
+def test_every_calibration_file_is_read():
+    for path in sorted((Path(DATA) / "parallel").glob("*.csv")):
+        found = read(path)
+        assert found.rows
+        failures = [row.line for row in found.rows if getattr(row, "failure", "")]
+        assert len(failures) == UNPREDICTABLE.get(path.name, 0), path.name
+    assert all(row.architecture for row in read(Path(DATA) / "arena" / "best_plan_iteration_time.csv").rows)
+    assert read(Path(DATA) / "arena" / "collectives.csv").rows
