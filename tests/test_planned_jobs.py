@@ -6,7 +6,9 @@ import numpy as np
 import planned_models
 import pytest
 from hash_seeds import printed_with
+from hydra import compose, initialize_config_dir
 from jobs import finish_s, workload
+from omegaconf import OmegaConf
 from training_jobs import run
 
 from synergy_core.beliefs import Beliefs
@@ -18,10 +20,16 @@ from synergy_core.planned import PlannedSpeeds
 from synergy_core.planner import tables
 from synergy_core.policies import get_policy
 from synergy_sim.assignment import as_given
+from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.ground_truth import Disturbance, PlannedTruth, Truth
+from synergy_sim.invariants import check
 from synergy_sim.language_models import with_language_models
 from synergy_sim.log import Kind
+from synergy_sim.overrides import prepared
+from synergy_sim.prepare import prepared_runs
+from synergy_sim.resources import conf_folder
+from synergy_sim.settings import Settings, build
 
 MACHINES = Cluster(
     (
@@ -34,12 +42,21 @@ MACHINES = Cluster(
 EXACT = Truth(None, planned=PlannedTruth(error=0.0))
 BLURRED = Truth(None, disturbance=Disturbance(0.1, 0.1, 1.5, seed=4))
 POLICIES = ("fifo", "srtf", "las", "gavel", "gavel+plans", "sia", "sia+plans", "ftf", "ftf+plans", "crius", "synergy")
+NODES = (("a100", 10, 4), ("v100", 2, 16), ("a40", 20, 2), ("a10", 20, 2))
+TYPES = ",".join(f"{{gpu_type:{kind},nodes:{nodes},gpus_per_node:{gpus}}}" for kind, nodes, gpus in NODES)
+EIGHTH = [f"cluster.node_types=[{TYPES}]"]
 ROWS = powers_and_whole_nodes(MACHINES)
 
 
 @pytest.fixture(autouse=True)
 def _roofline(monkeypatch):
     planned_models.install(monkeypatch.setattr)
+
+
+def experiment(*overrides):
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        config = compose("config", overrides=prepared(["experiment=llm_heterogeneous", *overrides]))
+    return build(Settings, OmegaConf.to_container(config, resolve=True))
 
 
 def some(jobs=24, seed=2, truth=BLURRED, machines=MACHINES, gap_s=400.0, sizes=(1, 2, 4, 8)):
@@ -260,3 +277,14 @@ def test_tables_have_a_row_for_every_count_whether_or_not_a_plan_fits():
     assert table.nodes.tolist() == [0, 0, 0, 1, 1, 1]
     assert table.gpus.tolist() == [1, 2, 4] * 2
     assert (table.plans.gpus == table.gpus)[np.isfinite(table.step_time_s)].all()
+
+
+def test_the_experiment_on_an_eighth_of_its_cluster():
+    """conf/experiment/llm_heterogeneous.yaml, drawn from Philly's statistics: all jobs end, and knowing plans pays."""
+    settings = experiment("trace.find=[]", "trace.window=2d", "trace.sample=0.3", "policy=[crius,synergy]", *EIGHTH)
+    mean_s = {}
+    for each in prepared_runs(settings):
+        done = simulate(each.workload, each.cluster, each.policy, each.execution, truth=each.truth)
+        check(done)
+        mean_s[each.policy.name] = (finish_s(done) - each.workload.submit_time_s).mean()
+    assert mean_s["synergy"] < mean_s["crius"]
