@@ -41,7 +41,8 @@ class Constants:
     group, which waits for its slowest member; launch_norm: how sharply the slower of GPU and host rules.
     tensor_efficiency, network_efficiency: rate of collectives in training ÷ alone, tensor- and data-parallel.
     card_collisions: share of its rate that a data-parallel group loses to each other group on its node, where neither
-    has a network card to itself per GPU. data_overlap: share of the backward pass behind which they hide; data_exposed: share of them that never hides.
+    has a network card to itself per GPU. data_overlap: share of the backward pass behind which they hide; data_exposed:
+    share of them that never hides.
     optimizer_bytes_factor: against the count of states. step_s: a step's fixed cost.
     """
 
@@ -87,11 +88,11 @@ def constants_for(machine: Machine, software: Software) -> Constants:
     that was never measured takes those of the type it is most like, its efficiency lower where its tensor cores do more
     per clock (`transferred`).
     """
-    known = measured(software.name)
+    known = measured(_key(software))
     kind = _like(machine.gpu)
     if kind in known:
         return known[kind]
-    others = [each for name in (*FALLBACK.get(software.name, ()), *measured_software()) for each in [measured(name)]]
+    others = [measured(name) for name in (*FALLBACK.get(software.name, ()), *measured_software())]
     here = next((each[kind] for each in others if kind in each), None)
     elsewhere = known or next(each for each in others if each)
     source = nearest(machine.gpu, tuple(elsewhere))
@@ -150,6 +151,12 @@ def constants_of(values: dict[str, Any]) -> Constants:
         odd = sorted(set(values) ^ names)
         raise InputError(f"constants: missing or unknown {', '.join(odd)}; expected {', '.join(sorted(names))}.")
     return Constants(**{name: float(value) for name, value in values.items()})
+
+
+def _key(software: Software) -> str:
+    """Under which name its constants stand: products in FP8 run other kernels."""
+    fp8 = software.precision == "fp8" and not software.name.endswith("-fp8")
+    return f"{software.name}-fp8" if fp8 else software.name
 
 
 def _like(gpu: GpuSheet) -> str:

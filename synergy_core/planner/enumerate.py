@@ -56,7 +56,7 @@ class Limits:
 def limits_of(family: Any, architecture: Any, software: Software) -> Limits:
     """Read off an architecture; a family without heads, sequences or experts has no such fields."""
     work = family.work(architecture, plans_of([Plan()]), software)
-    heads = int(getattr(architecture, "heads", 1))
+    heads = int(getattr(architecture, "tensor_splits", getattr(architecture, "heads", 1)))
     return Limits(
         layers=int(np.max(work.layer_count)),
         heads=heads,

@@ -85,7 +85,7 @@ def step_time(work: Work, plans: Plans, machine: Machine, software: Software, c:
         return _part(block, plans, machine, software, c, links, layout)
 
     m, pp, v = (each.astype(float) for each in (plans.accumulation, plans.pipeline, plans.interleave))
-    stage = _slowest_stage(work, plans, software, part)
+    stage = _slowest_stage(work, plans, part)
     hop = send_s(work.layers[0].block.boundary_bytes / _scattered(plans), layout.pipeline_within, links)
     data = _data(work, plans, software, c, links, layout, stage.part)
     parts = {
@@ -114,11 +114,8 @@ class _Stage:
     others: Floats
 
 
-def _slowest_stage(work: Work, plans: Plans, software: Software, part: Callable[[Block], _Part]) -> _Stage:
-    """Stages of whole layers, as even as their number allows; the first also embeds, the last has the logits.
-
-    A stack that weighs the logits cuts by time: each stage is within half a layer of the mean.
-    """
+def _slowest_stage(work: Work, plans: Plans, part: Callable[[Block], _Part]) -> _Stage:
+    """Stages of whole layers, as even as their number allows; the first also embeds, the last has the logits."""
     before, after = part(work.before), part(work.after)
     every = part(work.layers[0].block).times(work.layers[0].count)
     for run in work.layers[1:]:
@@ -132,9 +129,6 @@ def _slowest_stage(work: Work, plans: Plans, software: Software, part: Callable[
     stages = (layer.times(most), layer.times(most) + before, layer.times(least) + after)
     slowest = np.argmax([each.total for each in stages], axis=0)
     chosen = _choose(slowest, stages)
-    if software.weighs_logits:
-        mean = whole.total / plans.pipeline + 0.5 * layer.total
-        chosen = whole.times(np.maximum(mean, after.total) / whole.total)
     chosen = _choose((plans.pipeline > 1).astype(int), (whole, chosen))
     return _Stage(chosen, np.maximum(whole.total - chosen.total, 0.0))
 

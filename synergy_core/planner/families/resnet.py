@@ -44,6 +44,11 @@ class Architecture:
     classes: Number = 1000
     image_size: Number = 224
 
+    @property
+    def tensor_splits(self) -> int:
+        """What a tensor-parallel degree must divide: the narrowest layer's channels, each on one GPU."""
+        return int(np.min(self.channels))
+
     def bottlenecks(self, stage: int) -> NDArray[np.int64]:
         """Of a stage, from 0. Raises InputError for an unknown depth."""
         depths = np.asarray(self.depth)
