@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.beliefs import Beliefs, Information
+from synergy_core.beliefs import Beliefs
 from synergy_core.cluster import Cluster
 from synergy_core.decision import Decision
 from synergy_core.errors import InputError
 from synergy_core.goodput_state import GoodputState, OracleGoodputState
 from synergy_core.packing import packing
 from synergy_core.placement import Placement
+from synergy_core.planned import PlannedSpeeds
 from synergy_core.policies import AllocationPolicy
 from synergy_core.state import NEVER, Allocations, ClusterState, Ints, Job, OracleClusterState, Placed
 
@@ -24,14 +25,7 @@ class AllocationScheduler:
     last: the state it was last asked about and what it answered; for explanations.
     """
 
-    def __init__(
-        self,
-        policy: AllocationPolicy,
-        cluster: Cluster,
-        *,
-        information: Information | None = None,
-        free_moves: bool = False,
-    ) -> None:
+    def __init__(self, policy: AllocationPolicy, cluster: Cluster, *, free_moves: bool = False) -> None:
         """free_moves: a job that moves to other nodes but keeps its shape goes on at no cost."""
         self._policy = policy
         self._cluster = cluster
@@ -44,8 +38,8 @@ class AllocationScheduler:
         self._memory: Any = None
         self._received_s: dict[int, np.ndarray] = {}
         self._given_s = np.zeros(len(self._kinds))
-        self._last_s = 0.0
-        self.beliefs = Beliefs(cluster.gpu_types, information or policy.information) if policy.reads_goodput else None
+        speeds = PlannedSpeeds(cluster, plans=policy.plans)
+        self.beliefs = Beliefs(cluster.gpu_types, policy.information, speeds) if policy.reads_goodput else None
         self.waiting = 0
         self.last: tuple[ClusterState, Allocations] | None = None
 
@@ -109,6 +103,11 @@ class AllocationScheduler:
             self._received_s[only.job_id][kind] += now_s - only.settled_s
             self._given_s[kind] += now_s - only.settled_s
 
+    def _asked_type(self, job: Job) -> int:
+        """The type that a job must have, −1 for any. With plans, what it asks for is no more than a wish."""
+        may_choose = self.beliefs is not None and job.spec is not None and job.spec.architecture
+        return -1 if may_choose else self._kinds.get(job.gpu_type, -1)
+
     def _type_of(self, job: Job) -> str:
         return self._type_of_node[job.placement[0][0]]
 
@@ -124,7 +123,7 @@ class AllocationScheduler:
             "first_start_s": [job.first_start_s for job in jobs],
             "estimate_s": [job.estimate_s for job in jobs],
             "restarts": [job.restarts for job in jobs],
-            "gpu_type": [kinds.get(job.gpu_type, -1) for job in jobs],
+            "gpu_type": [self._asked_type(job) for job in jobs],
             "held_type": [kinds[self._type_of(job)] if job.running else -1 for job in jobs],
             "virtual_cluster": [self._tenant.get(job.virtual_cluster, 0) for job in jobs],
         }

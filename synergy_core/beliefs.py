@@ -13,6 +13,7 @@ from synergy_core.errors import unknown
 from synergy_core.goodput.batch import best_batch
 from synergy_core.job import JobSpec
 from synergy_core.observations import Fitter, Observations, Theta
+from synergy_core.planned import PlannedSpeeds, PlannedTask
 from synergy_core.task import SynergyTask
 
 Floats = NDArray[np.float64]
@@ -25,12 +26,20 @@ _Key = tuple[int, int, int, tuple[float, float], int, int]
 
 
 class Beliefs:
-    """Makes the task of each job, keeps models up to date, and answers what jobs would get from configurations."""
+    """Makes the task of each job, keeps models up to date, and answers what jobs would get from configurations.
 
-    def __init__(self, gpu_types: Sequence[str], information: Information = "own") -> None:
+    shared: whether what one job reports is known of all jobs of its application. declares: whether declared work is.
+    speeds: what may be read of the planner about jobs with plans; None: there are no such jobs.
+    """
+
+    def __init__(
+        self, gpu_types: Sequence[str], information: Information = "own", speeds: PlannedSpeeds | None = None
+    ) -> None:
         if information not in get_args(Information):
             raise unknown("information", information, get_args(Information))
-        self.information = information
+        self.shared = information in ("shared", "all")
+        self.declares = information in ("declared", "all")
+        self._speeds = speeds
         self._types = tuple(gpu_types)
         self._fitter = Fitter()
         self._pools: dict[str, Observations] = {}
@@ -38,10 +47,10 @@ class Beliefs:
 
     def task(self, spec: JobSpec) -> SynergyTask:
         """The beliefs about a job that was just submitted."""
-        shared = self.information in ("shared", "all")
-        declares = self.information in ("declared", "all")
-        pool = self._pools.setdefault(spec.application, Observations()) if shared else Observations()
-        return SynergyTask(spec, pool, shared=shared, declares=declares)
+        pool = self._pools.setdefault(spec.application, Observations()) if self.shared else Observations()
+        if spec.architecture and self._speeds is not None:
+            return PlannedTask(spec, pool, self._speeds, shared=self.shared, declares=self.declares)
+        return SynergyTask(spec, pool, shared=self.shared, declares=self.declares)
 
     def refresh(self, tasks: Sequence[SynergyTask]) -> None:
         """Brings the models of these jobs up to date, in one call for all."""
@@ -58,7 +67,8 @@ class Beliefs:
 
         batch: whether the batch may grow to the job's maximum or only to what its user requested. A GPU type without
         a model takes the curve of the first type that has one, times the ratio of their one-GPU rates
-        (Sia, SOSP 2023, section 3.2). NaN throughout for a job of which nothing is known.
+        (Sia, SOSP 2023, section 3.2). NaN throughout for a job of which nothing is known. A job with plans is known
+        from the start.
         """
         result = np.full((len(tasks), len(rows)), np.nan)
         remembered = self._rows.setdefault(rows.key() + batch.encode(), {})
@@ -68,7 +78,25 @@ class Beliefs:
             columns = np.flatnonzero(rows.gpu_type == index)
             if len(columns):
                 self._fill(result, tasks, rows, batch, kind, columns, remembered)
+        self._fill_planned(result, tasks, rows, batch, remembered)
         return result
+
+    def _fill_planned(
+        self,
+        result: Floats,
+        tasks: Sequence[SynergyTask],
+        rows: Configurations,
+        batch: BatchLimit,
+        remembered: dict[_Key, Floats],
+    ) -> None:
+        """The rows of jobs with plans."""
+        for at, task in enumerate(tasks):
+            if isinstance(task, PlannedTask):
+                statistics, spec = task.believed_statistics or (0.0, 0.0), task.spec
+                key = (task.pool.serial, task.pool.version, -1, statistics, spec.max_batch, spec.requested_batch)
+                if key not in remembered:
+                    remembered[key] = task.goodput(rows, requested=batch == "requested")
+                result[at] = remembered[key]
 
     def _fill(
         self,

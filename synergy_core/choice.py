@@ -34,7 +34,7 @@ def choose_rows(
     """The rows of greatest total utility; what is pinned keeps its row.
 
     utility: (jobs, rows), −inf where a row is not allowed; no row is worth 0. Quotas bind unless the cluster lets
-    tenants borrow. memory: for the policy's next round; the prices are remembered beside it.
+    tenants borrow. memory: for the policy's next round.
     """
     utility = np.where(state.suits(rows.gpu_type), utility, -np.inf)
     held = state.held_row(rows)

@@ -90,6 +90,14 @@ class Cluster:
         """Distinct GPU types, in order of preference."""
         return tuple(dict.fromkeys(each.gpu_type for each in self.node_types))
 
+    @property
+    def largest_nodes(self) -> dict[str, int]:
+        """By GPU type, the GPUs of its largest node."""
+        return {
+            kind: max(each.gpus_per_node for each in self.node_types if each.gpu_type == kind)
+            for kind in self.gpu_types
+        }
+
     def gpus_of(self, gpu_type: str) -> int:
         """GPUs of one type; of all types if `gpu_type` is empty."""
         return sum(each.gpus for each in self.node_types if gpu_type in ("", each.gpu_type))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,22 +65,46 @@ class GoodputState(ClusterState):
             goodput = np.where(unknown[:, None], guess, goodput)
         return goodput, unknown
 
-    @property
-    def shares_observations(self) -> bool:
-        """Whether what one job reports is known of all jobs of its application."""
-        return self.beliefs.information in ("shared", "all")
+    def runnable(
+        self, rows: Configurations, *, growth: float, first_gpus: int, batch: BatchLimit = "max"
+    ) -> tuple[Floats, Mask, Mask]:
+        """`guessed`, with 0 where a job may not run; and where it may, (jobs, rows)."""
+        goodput, unknown = self.guessed(rows, batch=batch)
+        valid = (goodput > 0) & self.allowed(rows, growth=growth, first_gpus=first_gpus)
+        return np.where(valid, goodput, 0.0), unknown, valid
+
+    def work_left(self, goodput: Floats, usual: Callable[[Floats], Floats], *, least_s: float) -> Floats:
+        """(jobs,): remaining work; undeclared, as much again as was done, at least `least_s` at the usual goodput.
+
+        goodput: (jobs, rows). usual: from some jobs' rows of it to one goodput each.
+        """
+        work = self.remaining_work.copy()
+        undeclared = np.isnan(work)
+        if undeclared.any():
+            work[undeclared] = np.maximum(self.done_work[undeclared], least_s * usual(goodput[undeclared]))
+        return work
+
+    def kept(
+        self, rows: Configurations, time_s: Floats, *, horizon_s: float, restart_charge: float, start_charge: float
+    ) -> Floats:
+        """(jobs, rows): L / (L + charge · restart cost), the share of its time that a job trains after going there.
+
+        L: the remaining time there, at most horizon_s; charge: that of a start for jobs that wait, else of a restart.
+        time_s: (jobs, rows), or (jobs, 1) where it is the same for all rows.
+        """
+        lasts_s = np.minimum(time_s, horizon_s)
+        charge = np.where((self.held_gpus == 0)[:, None], start_charge, restart_charge)
+        return np.asarray(lasts_s / (lasts_s + charge * self.restart_cost_s(rows)))
 
     def most_gpus(self, *, growth: float = 2.0, first_gpus: int = 1) -> Ints:
         """(jobs,): how many GPUs each may be given: `growth` times what was observed, at first `first_gpus`.
 
-        No more than its largest batch can feed, nor than it allows (Pollux, OSDI 2021, section 4.2; growth 2).
+        No more than its largest batch can feed, nor than it allows (Pollux, OSDI 2021, section 4.2; growth 2). Of a
+        job with plans nothing need be explored: how it scales is known.
         """
         explored = np.maximum(first_gpus, (growth * self.observed_gpus).astype(np.int64))
-        limit = [
-            min(each.spec.most_gpus, each.spec.max_batch // min(low for low, _ in each.spec.local_batches.values()))
-            for each in self.tasks
-        ]
-        return np.minimum(explored, np.array(limit, dtype=np.int64))
+        explored = np.where(self.planned, np.iinfo(np.int64).max, explored)
+        return np.minimum(explored, np.array([task.spec.most_fed_gpus for task in self.tasks], dtype=np.int64))
 
     def allowed(self, rows: Configurations, *, growth: float = 2.0, first_gpus: int = 1) -> Mask:
         """(jobs, rows): which rows the size of each job permits: at least its smallest, at most `most_gpus`."""
@@ -107,9 +132,17 @@ class GoodputState(ClusterState):
         return np.array([[task.spec.single_gpu_rate[kind] for kind in kinds] for task in self.tasks])
 
     def requested_rate(self) -> Floats:
-        """(jobs, GPU types): iterations/s with the requested GPUs and batch, from profiles made offline."""
+        """(jobs, GPU types): iterations/s with the requested GPUs and batch, from profiles made offline.
+
+        Of jobs with plans, from the planner; 0 where none fits.
+        """
         kinds = self.cluster.gpu_types
-        return np.array([[task.spec.requested_rate.get(kind, 0.0) for kind in kinds] for task in self.tasks])
+        return np.array([[task.requested_rate(kind) for kind in kinds] for task in self.tasks])
+
+    @cached_property
+    def planned(self) -> Mask:
+        """(jobs,): which have parallel plans."""
+        return np.array([bool(task.spec.architecture) for task in self.tasks], dtype=bool)
 
     def held_row(self, rows: Configurations) -> Ints:
         """(jobs,): the row that each job runs on, −1 where it waits or runs on none of them."""

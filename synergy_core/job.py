@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobSpec:
     """A training job whose speed depends on what it is given.
 
@@ -20,6 +21,8 @@ class JobSpec:
     declared_restart_s: as its user says; resize_s: the standstill where it only changes its GPUs' number, on one GPU
     type and without a stop (elastic jobs; else as a restart). preemptible: whether it may be stopped or resized.
     fixed_batch: it always trains at the requested batch. min_gpus, most_gpus: within which it may be resized.
+    architecture: the planner's name of the model whose parallel plans say how fast it trains; empty: models fitted to
+    observations do. The requested batch is then the initial one.
     """
 
     application: str
@@ -38,3 +41,14 @@ class JobSpec:
     preemptible: bool = True
     min_gpus: int = 1
     most_gpus: int = 64
+    architecture: str = ""
+
+    @cached_property
+    def smallest_local_batch(self) -> int:
+        """Samples per GPU, on whichever type takes the fewest."""
+        return min(smallest for smallest, _ in self.local_batches.values())
+
+    @cached_property
+    def most_fed_gpus(self) -> int:
+        """The most GPUs that it may have and that its largest batch can feed."""
+        return min(self.most_gpus, self.max_batch // self.smallest_local_batch)

@@ -21,11 +21,14 @@ class Observations:
     """Step times by GPU type and shape, the gradient statistics first seen, and the models they make.
 
     most_gpus: the largest number of GPUs anything was observed on. overhead: wall time of iterations ÷ what measured
-    step times add up to. version: grows with every new model.
+    step times add up to. version: grows with every new model. Of jobs with plans, ratios of observed to planned step
+    times stand instead of models.
     """
 
     __slots__ = (
         "_pending",
+        "_pending_ratios",
+        "_ratios",
         "_stale",
         "_steps",
         "choices",
@@ -43,6 +46,8 @@ class Observations:
         self._steps: dict[str, dict[Shape, tuple[float, float]]] = {}
         self._stale: dict[str, None] = {}
         self._pending: list[tuple[str, Shape, tuple[float, float]]] = []
+        self._ratios: dict[str, dict[Shape, float]] = {}
+        self._pending_ratios: list[tuple[str, Shape, float]] = []
         self.first_statistics: tuple[float, float] | None = None
         self.models: dict[str, Theta] = {}
         self.choices: dict[tuple[object, ...], tuple[int, int]] = {}
@@ -78,6 +83,29 @@ class Observations:
             if not self.knows(gpu_type, shape):
                 self.add(gpu_type, shape, step_s, sync_s)
         self._pending.clear()
+        for gpu_type, shape, ratio in self._pending_ratios:
+            self.add_ratio(gpu_type, shape, ratio)
+        self._pending_ratios.clear()
+
+    def add_ratio(self, gpu_type: str, shape: Shape, ratio: float, *, later: bool = False) -> None:
+        """An observed step time ÷ the planned one; the first of a shape stands. shape: with the global batch.
+
+        later: it counts from the next decision on.
+        """
+        of_type = self._ratios.setdefault(gpu_type, {})
+        if shape in of_type:
+            return
+        if later:
+            self._pending_ratios.append((gpu_type, shape, ratio))
+            return
+        of_type[shape] = ratio
+        self.most_gpus = max(self.most_gpus, shape[1])
+        self.version += 1
+
+    def ratio(self, gpu_type: str) -> float:
+        """By what planned step times on that type are too short: the geometric mean of what was observed, else 1."""
+        of_type = self._ratios.get(gpu_type)
+        return float(np.exp(np.mean(np.log(list(of_type.values()))))) if of_type else 1.0
 
     def take_stale(self) -> list[tuple[str, Table]]:
         """The types whose models are out of date, with what to fit; they count as fitted from now on."""

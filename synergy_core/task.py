@@ -98,6 +98,10 @@ class SynergyTask:
             return fixed_batch(spec.max_batch, gpus, spec.initial_batch, spec.max_batch, largest)
         return choice.local_batch, choice.accumulation
 
+    def requested_rate(self, kind: str) -> float:
+        """Iterations per second with the requested GPUs and batch, by a profile made offline; 0 without one."""
+        return self.spec.requested_rate.get(kind, 0.0)
+
     def declared_remaining(self) -> float:
         """Iterations at the initial batch still to do; NaN where nothing is declared, or more than that was done."""
         left = self.spec.declared_work - self.done_work

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.units import on_grid
-from synergy_sim.ground_truth import Shape, Truth, packed
+from synergy_sim.ground_truth import PlannedApplication, Shape, Truth, packed
 from synergy_sim.workload import Workload
 
 CLASSES = (
@@ -25,11 +25,12 @@ CLASSES = (
 def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     """Every row names its application and its batch, and has all of the application's work.
 
-    duration_s becomes how long the job would run as requested, alone and packed, on the type that it asks for, or the
-    cluster's first that has room.
+    Of an architecture that has parallel plans it has the iterations that the log gives, on the GPUs that it asks for
+    or, if no plan fits there, on the nearest on which one does (`enlarged`). duration_s becomes how long the job would
+    run as requested, alone and packed, on the type that it asks for, or the cluster's first that has room.
     """
     used = [workload.models[code] for code in np.unique(workload.model_code)]
-    if odd := [name for name in used if name not in truth.names]:
+    if odd := [name for name in used if name not in truth.names and not truth.plans(name)]:
         raise InputError(
             f"{workload.source}: nothing is known of application {odd[0] or '(none)'}; "
             f"known: {', '.join(truth.names) or 'none (set SYNERGY_DATA, or truth.profiles=FOLDER)'}."
@@ -40,15 +41,22 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
             f"{workload.source}, line {workload.line[row]}: job {workload.job_name[row]} has no batch size; expected "
             "at least 1 sample. trace.models=mix gives every job one."
         )
-    duration_s = np.zeros(len(workload))
+    workload = enlarged(workload, cluster, truth)
+    duration_s, scale = np.zeros(len(workload)), np.ones(len(workload))
     keys = np.stack([workload.model_code, workload.gpus, workload.global_batch, workload.gpu_type_code], axis=1)
     rows, inverse = np.unique(keys, axis=0, return_inverse=True)
     for at, (model, gpus, batch, asked) in enumerate(rows.tolist()):
-        shape, kind = _as_requested(workload.gpu_types[asked], gpus, cluster)
-        alone_s = truth.requested_run_s(workload.models[model], kind, shape, batch)
-        duration_s[inverse.reshape(-1) == at] = alone_s
+        mine = inverse.reshape(-1) == at
+        shape, kind = as_requested(workload.gpu_types[asked], gpus, cluster)
+        name = workload.models[model]
+        if truth.plans(name):
+            app = truth.planned_application(name, batch, cluster)
+            scale[mine] = workload.iterations[mine] / app.work
+            duration_s[mine] = workload.iterations[mine] * app.step_s(kind, shape, batch)
+        else:
+            duration_s[mine] = truth.requested_run_s(name, kind, shape, batch)
     notes = (*workload.notes, truth.source(cluster))
-    return replace(workload, duration_s=on_grid(duration_s), work_scale=np.ones(len(workload)), notes=notes)
+    return replace(workload, duration_s=on_grid(duration_s), work_scale=scale, notes=notes)
 
 
 def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.Generator) -> Workload:
@@ -65,7 +73,7 @@ def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.
     rows, inverse = np.unique(keys, axis=0, return_inverse=True)
     for at, (model, count, asked) in enumerate(rows.tolist()):
         mine = inverse.reshape(-1) == at
-        shape, kind = _as_requested(workload.gpu_types[asked], count, cluster)
+        shape, kind = as_requested(workload.gpu_types[asked], count, cluster)
         app = truth.application(names[model])
         smallest, largest = app.local_batches(kind, shape)
         wanted = min(app.max_batch, max(app.initial_batch * count, smallest * count))
@@ -100,9 +108,56 @@ def _drawn_models(
     return names, np.where(given[workload.model_code] >= 0, given[workload.model_code], code)
 
 
-def _as_requested(asked: str, gpus: int, cluster: Cluster) -> tuple[Shape, str]:
+def as_requested(asked: str, gpus: int, cluster: Cluster) -> tuple[Shape, str]:
     """Packed on the type that the job asks for, else on the cluster's first that has room."""
     kinds = [asked] if asked else [kind for kind in cluster.gpu_types if cluster.gpus_of(kind) >= gpus]
     kind = (kinds or list(cluster.gpu_types))[0]
     per_node = next(each.gpus_per_node for each in cluster.node_types if each.gpu_type == kind)
     return packed(gpus, per_node), kind
+
+
+def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
+    """The workload with as many GPUs as a plan needs, where a log asks for fewer: doubled until one fits.
+
+    A type on which none fits at any number gives way to the first on which one does. Raises InputError where a job with
+    plans has no iterations, or fits nowhere.
+    """
+    planned = np.array([truth.plans(name) for name in workload.models], dtype=bool)[workload.model_code]
+    if not planned.any():
+        return workload
+    if np.isnan(workload.iterations[planned]).any():
+        row = int(np.flatnonzero(planned & np.isnan(workload.iterations))[0])
+        raise InputError(
+            f"{workload.source}, line {workload.line[row]}: job {workload.job_name[row]} has parallel plans, and the "
+            "log does not say after how many iterations it is done. Type trace.models=llm to keep its run time instead."
+        )
+    gpus, kind_code = workload.gpus.copy(), workload.gpu_type_code.copy()
+    kinds = tuple(dict.fromkeys((*workload.gpu_types, *cluster.gpu_types)))
+    for row in np.flatnonzero(planned).tolist():
+        app = truth.planned_application(
+            workload.models[workload.model_code[row]], int(workload.global_batch[row]), cluster
+        )
+        asked = kinds[kind_code[row]]
+        found = smallest_fit(app, int(gpus[row]), asked, cluster)
+        if found is None:
+            raise InputError(
+                f"{workload.source}, line {workload.line[row]}: no plan of {app.name} fits on {cluster.describe()}."
+            )
+        gpus[row] = found[1]
+        kind_code[row] = kinds.index(found[0])
+    changed = int(((gpus != workload.gpus) | (kind_code != workload.gpu_type_code)).sum())
+    note = f"{changed:,} jobs asked for GPUs on which no plan of their model fits, and got more or others"
+    notes = (*workload.notes, note) if changed else workload.notes
+    return replace(workload, gpus=gpus, gpu_type_code=kind_code, gpu_types=kinds, notes=notes)
+
+
+def smallest_fit(app: PlannedApplication, gpus: int, asked: str, cluster: Cluster) -> tuple[str, int] | None:
+    """The GPU type and number nearest to what is asked for that hold a plan; None where nothing does."""
+    for kind in dict.fromkeys((asked, *cluster.gpu_types)) if asked else cluster.gpu_types:
+        count = gpus
+        while count <= cluster.gpus_of(kind):
+            shape, _ = as_requested(kind, count, cluster)
+            if np.isfinite(app.step_s(kind, shape, app.initial_batch)):
+                return kind, count
+            count *= 2
+    return None

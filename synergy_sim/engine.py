@@ -21,14 +21,16 @@ import simpy
 from synergy_core.allocation import AllocationScheduler
 from synergy_core.cluster import Cluster
 from synergy_core.decision import Decision
+from synergy_core.planner import tables
 from synergy_core.policies import OrderingPolicy, Policy
 from synergy_core.scheduler import scheduler_for
 from synergy_core.state import NEVER, Allocations, ClusterState, Placed, gpus_in
 from synergy_core.units import on_grid
 from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
 from synergy_sim.fit import check_fit
-from synergy_sim.ground_truth import Truth
+from synergy_sim.ground_truth import Application, Truth
 from synergy_sim.log import DecisionLog, EventLog, Kind, Run
+from synergy_sim.planned_job import PlannedJob
 from synergy_sim.rounds import Leaving, rounds
 from synergy_sim.training import TrainingJob
 from synergy_sim.workload import Workload
@@ -138,7 +140,7 @@ class Simulation:
         columns = (work.submit_time_s, work.gpus, work.duration_s, work.estimate_s)
         codes = (work.virtual_cluster_code, work.user_code, work.gpu_type_code, work.model_code)
         tenants, users, kinds, models = work.virtual_clusters, work.users, work.gpu_types, work.models
-        costs = [self.execution.costs_of(model) for model in models]
+        costs = [self._costs_of(model) for model in models]
         trained = [] if self.truth is None else np.flatnonzero(np.isfinite(work.work_scale)).tolist()
         is_trained = set(trained)
         chunk = 4_096
@@ -160,19 +162,30 @@ class Simulation:
                     estimate_s=estimate_s,
                 )
 
+    def _costs_of(self, model: str) -> Costs:
+        if self.truth is not None and self.truth.plans(model):
+            return self.execution.costs_of_checkpoint(model, tables.model_named(model).checkpoint_bytes)
+        return self.execution.costs_of(model)
+
     def _training_job(self, job_id: int, costs: Costs) -> TrainingJob:
         """A row whose speed depends on what it is given."""
         work, truth, cluster = self.workload, self.truth, self.cluster
         assert truth is not None
         model = work.models[work.model_code[job_id]]
-        return TrainingJob(
+        make: type[TrainingJob]
+        app: Application
+        if truth.plans(model):
+            make, app = PlannedJob, truth.planned_application(model, int(work.global_batch[job_id]), cluster)
+        else:
+            make, app = TrainingJob, truth.application(model)
+        return make(
             job_id,
             float(work.submit_time_s[job_id]),
             int(work.gpus[job_id]),
             float(work.duration_s[job_id]),
             costs,
             spec=truth.spec(work, job_id, cluster, costs),
-            application=truth.application(model),
+            application=app,
             work_scale=float(work.work_scale[job_id]),
             slowdown=truth.slowdown.get(model, 1.0),
             # Of work that was scaled to a traced run time, epochs can be so short that all of them round to nothing.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import floor, log1p
 from typing import Any, Literal
 
@@ -60,6 +60,7 @@ class ExecutionModel:
     early_launch: whether a job whose GPUs are idle may start as soon as it is decided, before the round does.
     free_moves: a job that moves to other nodes but keeps its shape pays nothing. whole_seconds: epochs of training jobs
     end at whole seconds. Both as in the simulators of Pollux and Sia.
+    storage_bytes_per_s, startup_s: of jobs with parallel plans, whose checkpoints are large: see `costs_of_checkpoint`.
     """
 
     costs: Costs = field(default_factory=Costs)
@@ -74,8 +75,14 @@ class ExecutionModel:
     early_launch: bool = True
     free_moves: bool = False
     whole_seconds: bool = False
+    storage_bytes_per_s: float = 5e9
+    startup_s: float = 60.0
 
     def __post_init__(self) -> None:
+        if not 0 < self.storage_bytes_per_s < NEVER:
+            raise InputError(f"storage_bytes_per_s={self.storage_bytes_per_s:g}: expected a number of bytes/s > 0.")
+        if not 0 <= self.startup_s < NEVER:
+            raise InputError(f"startup_s={self.startup_s:g}: expected a finite number of seconds ≥ 0.")
         if self.round_s is not None and not 0 < self.round_s < NEVER:
             raise InputError(f"round_s={self.round_s:g}: expected a positive number of seconds, or null for none.")
         if not 0 < self.decide_fraction <= 1:
@@ -93,6 +100,15 @@ class ExecutionModel:
     def costs_of(self, model: str) -> Costs:
         """The costs of a job of that model."""
         return self.costs_by_model.get(model, self.costs)
+
+    def costs_of_checkpoint(self, model: str, checkpoint_bytes: float) -> Costs:
+        """The costs of a job that restarts from that many bytes: it starts up, after saving them and before loading
+        them, whatever its new plan; its first start loads none. Costs given for its model come first.
+        """
+        if model in self.costs_by_model:
+            return self.costs_by_model[model]
+        restart_s = self.startup_s + 2.0 * checkpoint_bytes / self.storage_bytes_per_s
+        return replace(self.costs, launch_s=self.startup_s, restart_s=restart_s, declared_restart_s=None)
 
     def stretch_of(self, ended: int) -> float:
         """Seconds by which the next round is late when `ended` leases end; σ(n) of fidelity.md section 1."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from synergy_core.errors import InputError, unknown
-from synergy_core.policies import policy_names
+from synergy_core.policies import base_name, get_policy, policy_names
 from synergy_sim.resources import conf_folder
 from synergy_sim.settings import meanings
 
@@ -93,7 +93,9 @@ def _unknown_key(name: str, known: list[str]) -> InputError:
 def check_policy(name: str) -> None:
     """Raises InputError with the nearest match if neither a policy nor a variant has this name."""
     known = {*policy_names(), *options("variants")}
-    if name not in known:
+    if name not in known and base_name(name) != name:
+        get_policy(name)
+    elif name not in known:
         raise unknown("policy", name, known)
 
 

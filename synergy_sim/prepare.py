@@ -13,12 +13,13 @@ import numpy as np
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError, unknown
-from synergy_core.policies import AllocationPolicy, Policy, get_policy
+from synergy_core.policies import AllocationPolicy, Policy, base_name, get_policy
 from synergy_sim.assignment import as_given, mixed
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.fit import check_fit, misfits
 from synergy_sim.generators import generate
-from synergy_sim.ground_truth import Disturbance, Truth
+from synergy_sim.ground_truth import Disturbance, PlannedTruth, Truth
+from synergy_sim.language_models import with_language_models
 from synergy_sim.overrides import check_policy
 from synergy_sim.resources import conf_folder
 from synergy_sim.settings import Settings, TraceSettings
@@ -26,6 +27,7 @@ from synergy_sim.traces import formats, read_trace
 from synergy_sim.traces.find import find, find_folder
 from synergy_sim.workload import (
     Workload,
+    at_least,
     from_rows,
     of_any_type,
     parse_window,
@@ -92,6 +94,7 @@ def workload_of(settings: Settings, seed: int) -> Workload:
     workload = _from_log(trace, path) if path else _generated(trace, seed)
     if settings.cluster.ignore_gpu_types:
         workload = of_any_type(workload)
+    workload = at_least(workload, trace.min_gpus)
     workload = sampled(workload, trace.sample, np.random.default_rng(random_stream(seed, "sample")))
     return scaled(workload, settings.cluster.load)
 
@@ -199,7 +202,7 @@ def policies_of(settings: Settings) -> dict[str, Policy]:
         check_policy(name)
         path = conf_folder() / "variants" / f"{name}.yaml"
         variant: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
-        given = {**variant, **settings.parameters.get(name, {})}
+        given = {**variant, **settings.parameters.get(base_name(name), {}), **settings.parameters.get(name, {})}
         policy = get_policy(given.pop("policy", name))
         policy = dataclasses.replace(policy.with_parameters(**given), name=name)
         if settings.information is not None and isinstance(policy, AllocationPolicy):
@@ -225,6 +228,7 @@ def truth_of(settings: Settings, seed: int) -> Truth:
         most_gpus=wanted.most_gpus,
         labels=wanted.labels,
         declared_error=wanted.declared_error,
+        planned=PlannedTruth(**dataclasses.asdict(wanted.planned)),
         disturbance=Disturbance(
             noise_fraction=wanted.noise_fraction,
             straggler_fraction=wanted.straggler_fraction,
@@ -245,6 +249,9 @@ def trained(
         wanted = "as_given" if given else "mix" if needed else "none"
     if wanted == "as_given":
         return as_given(workload, cluster, truth)
+    if wanted == "llm":
+        random = np.random.default_rng(random_stream(seed, "models"))
+        return with_language_models(workload, cluster, truth, random, from_gpus=settings.trace.llm_gpus)
     if wanted == "mix":
         return mixed(workload, cluster, truth, np.random.default_rng(random_stream(seed, "models")))
     return workload
@@ -277,4 +284,6 @@ def execution_of(settings: Settings) -> ExecutionModel:
         early_launch=testbed.early_launch,
         free_moves=testbed.free_moves,
         whole_seconds=testbed.whole_seconds,
+        storage_bytes_per_s=testbed.storage_bytes_per_s,
+        startup_s=testbed.startup_s,
     )

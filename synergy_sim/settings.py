@@ -34,12 +34,15 @@ class TraceSettings:
     format: str | None = key("the log's format; null: recognised")
     window: str = key("all, 7d, 2017-10-09/7d, 2017-10-09/2017-10-16 or 2017-10-09")
     sample: float = key("fraction of the jobs to keep, drawn with the seed")
+    min_gpus: int = key("jobs that ask for fewer GPUs are left out")
     bad_rows: Literal["stop", "skip"] = key("what to do with impossible rows")
     overestimate: float = key("estimates the log lacks are duration × (1 + overestimate·U[0,1))")
-    models: Literal["auto", "none", "as_given", "mix"] = key(
+    models: Literal["auto", "none", "as_given", "mix", "llm"] = key(
         "training jobs: none (run times only), as_given (the log names them), mix (drawn by GPU-time; run times kept), "
+        "llm (as mix, but large jobs are language models with parallel plans), "
         "auto (as_given where the log names models and batches, mix where a policy needs it)"
     )
+    llm_gpus: int = key("the fewest GPUs of a job that models=llm makes a language model")
     nodes: int = key("nodes of the cluster unless cluster.nodes says otherwise")
     gpus_per_node: int = key("GPUs of each of them")
 
@@ -88,7 +91,18 @@ class TestbedSettings:
     early_launch: bool = key("whether a job may start on idle GPUs before its round does")
     free_moves: bool = key("whether a job that moves but keeps its shape pays nothing")
     whole_seconds: bool = key("whether epochs of training jobs end at whole seconds")
+    storage_bytes_per_s: float = key("at which jobs with parallel plans save and load their checkpoints")
+    startup_s: float = key("seconds such a job starts up, beside saving and loading, whenever it starts")
     by_model: dict[str, dict[str, float]] = key("other costs for a model: {resnet50: {launch_s: 20}}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSettings:
+    """Jobs with parallel plans."""
+
+    error: float = key("standard deviation of the logarithm of true ÷ planned step times, by architecture and GPU type")
+    noise_tokens: float = key("noise scale of the gradient, tokens")
+    batch_growth: float = key("up to how many times the requested batch they may train at; 1: it is fixed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +122,7 @@ class TruthSettings:
     noise_fraction: float = key("standard deviation of the logarithm of observed ÷ true step times")
     straggler_fraction: float = key("probability that a run of a job straggles")
     straggler_slowdown: float = key("how much slower it then is")
+    planned: PlannedSettings = key("jobs with parallel plans")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

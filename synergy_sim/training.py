@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from math import floor
 from typing import Any
 
-from synergy_core.goodput.batch import fixed_batch
 from synergy_core.job import JobSpec
 from synergy_core.state import NEVER
 from synergy_core.units import on_grid
@@ -216,8 +215,7 @@ class TrainingJob(SimulatedJob):
         """An iteration at the requested batch on that many GPUs, packed on nodes as large as the present type's."""
         app, kind = self.application, self._type or self.type_of_node[0]
         shape = packed(gpus, self.gpus_per_node[kind])
-        most = app.local_batches(kind, shape)[1]
-        local, accumulation = fixed_batch(self.requested_batch, gpus, app.initial_batch, app.max_batch, most)
+        local, accumulation = app.as_requested(kind, shape, self.requested_batch)
         return app.iteration_s(kind, shape, local, max(1, accumulation) if gpus == 1 else accumulation)
 
     def remaining_iterations(self) -> float:
@@ -241,24 +239,23 @@ class TrainingJob(SimulatedJob):
         step_s, sync_s = self.application.step(self._type, self._shape, self._local_batch)
         seen = self.disturbance.observed(self.job_id, self._shape, self._local_batch)
         self._news = task.observe(self._type, nodes, gpus, self._local_batch, step_s * seen, sync_s * seen)
-        batch = gpus * self._local_batch * (accumulation + 1)
-        self._news |= task.report(self.application.statistics(batch, self.epoch))
+        self._news |= task.report(self.application.statistics(self._global_batch(), self.epoch))
 
     def _choose_fixed(self) -> None:
-        app = self.application
-        most = app.local_batches(self._type, self._shape)[1]
-        self._local_batch, self._accumulation = fixed_batch(
-            self.requested_batch, self._gpus, app.initial_batch, app.max_batch, most
-        )
+        chosen = self.application.as_requested(self._type, self._shape, self.requested_batch)
+        self._local_batch, self._accumulation = chosen
 
     def _begin_pass(self) -> None:
         """Fixes the rate from `at_s` on, and when the epoch ends at that rate."""
         app = self.application
-        batch = self._gpus * self._local_batch * (self._accumulation + 1)
-        iteration_s = app.iteration_s(self._type, self._shape, self._local_batch, self._accumulation)
         slower = self.slowdown * self.disturbance.straggling(self.job_id, self._run)
-        self._rate = app.gains(batch)[self.epoch] / iteration_s / slower
+        iteration_s = app.iteration_s(self._type, self._shape, self._local_batch, self._accumulation)
+        self._rate = app.gains(self._global_batch())[self.epoch] / iteration_s / slower
         self.due_s = self.at_s + (self._epoch_end() - self.progress) / self._rate
+
+    def _global_batch(self) -> int:
+        """Samples per iteration."""
+        return self._gpus * self._local_batch * (self._accumulation + 1)
 
     def _epoch_end(self) -> float:
         return self.application.work_at_epoch_end[self.epoch] * self.work_scale

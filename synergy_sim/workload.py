@@ -26,7 +26,8 @@ class Workload:
     submit_time_s: from the window's start; duration_s: what the trace says a job ran, on its `gpus`;
     estimate_s: what its user declared (a seeded over-estimate where the trace has none, see `with_estimates`).
     global_batch: as requested, samples, 0 where the log has none. work_scale: a training job's work in multiples of
-    its model's; NaN for one that only has a run time (`synergy_sim.assignment` makes training jobs).
+    its model's; NaN for one that only has a run time (`synergy_sim.assignment` makes training jobs). iterations: after
+    how many at the requested batch it is done, NaN where the log does not say.
     Times lie on the grid of `synergy_core.units`. `*_code` columns index the tuples of the same name.
     line: where the job stands in its file, 0 if generated. bad_rows: impossible rows that were left out, of which
     `bad_examples` are the first.
@@ -51,6 +52,7 @@ class Workload:
     models: tuple[str, ...]
     global_batch: Ints
     work_scale: Floats
+    iterations: Floats
     end_state_code: Ints
     line: Ints
     quotas: dict[str, int]
@@ -117,6 +119,7 @@ def from_rows(rows: TraceRows, *, name: str, sha256: str = "", window: str = "al
         models=rows.models.values(),
         global_batch=ints(rows.global_batch),
         work_scale=np.full(len(order), np.nan),
+        iterations=np.asarray(rows.iterations, dtype=np.float64)[order],
         end_state_code=ints(rows.end_state),
         line=ints(rows.line),
         quotas=dict(rows.quotas),
@@ -175,7 +178,7 @@ def take(workload: Workload, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Wor
     """The jobs that `keep` (a mask or increasing row numbers) selects; the order stays."""
     rows = np.flatnonzero(keep) if keep.dtype == bool else keep
     columns = ("submit_time_s", "duration_s", "estimate_s", "gpus", "virtual_cluster_code", "user_code")
-    more = ("gpu_type_code", "model_code", "global_batch", "work_scale", "end_state_code", "line")
+    more = ("gpu_type_code", "model_code", "global_batch", "work_scale", "iterations", "end_state_code", "line")
     picked = {column: getattr(workload, column)[rows] for column in (*columns, *more)}
     return replace(workload, job_name=[workload.job_name[i] for i in rows], **picked)
 
@@ -184,6 +187,14 @@ def of_any_type(workload: Workload) -> Workload:
     """The jobs as if none had asked for a GPU type."""
     zeros = np.zeros(len(workload), dtype=np.int32)
     return replace(workload, gpu_type_code=zeros, gpu_types=("",))
+
+
+def at_least(workload: Workload, gpus: int) -> Workload:
+    """The jobs that ask for so many GPUs or more."""
+    kept = workload.gpus >= gpus
+    if not kept.any():
+        raise InputError(f"trace.min_gpus={gpus}: no job of {workload.source} asks for so many; take fewer.")
+    return workload if kept.all() else take(workload, kept)
 
 
 def sampled(workload: Workload, fraction: float, random: np.random.Generator) -> Workload:

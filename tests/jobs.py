@@ -53,6 +53,7 @@ def workload(rows, *, tenants=None, kinds=None, estimates=None, models=None) -> 
         models=model_names,
         global_batch=zeros,
         work_scale=np.full(len(rows), np.nan),
+        iterations=np.full(len(rows), np.nan),
         end_state_code=zeros,
         line=zeros,
         quotas={},

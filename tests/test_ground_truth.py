@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from training_jobs import APPLICATIONS, CATALOG, t4s, training
 
@@ -134,16 +134,21 @@ def test_catalog_has_a_sound_answer_for_any_shape_on_any_gpu_type(application, k
 @needs_profiles
 @settings(max_examples=150, deadline=None)
 @given(application=st.sampled_from(APPLICATIONS), kind=KINDS, shape=SHAPES)
+@example(application="yolov3", kind="t4", shape=(1, 1))  # synchronisation grows faster than the step it is part of
 def test_measured_tables_have_a_sound_answer_for_any_shape_on_any_gpu_type(application, kind, shape):
     check_sound(MEASURED.application(application), kind, shape)
 
 
 @needs_profiles
-@pytest.mark.xfail(strict=True, reason="the nearest measured point, not the largest batch, is scaled outside the hull")
-def test_outside_the_measured_hull_a_larger_batch_is_not_faster():
-    app = MEASURED.application("ncf")
-    high = app.local_batches("t4", (8,))[1]
-    assert app.step("t4", (8,), 8 * high).step_s >= app.step("t4", (8,), 2 * high).step_s
+@pytest.mark.parametrize("application", APPLICATIONS)
+@pytest.mark.parametrize(
+    ("kind", "shape"), [("t4", (8,)), ("t4", (4,) * 32), ("a100", (16,)), ("a100", (8,) * 4), ("rtx2080ti", (2, 14))]
+)
+def test_beyond_the_largest_batch_a_larger_one_is_not_faster_on_more_gpus_than_were_measured(application, kind, shape):
+    app = MEASURED.application(application)
+    high = app.local_batches(kind, shape)[1]
+    steps_s = [app.step(kind, shape, batch).step_s for batch in (high, high + 1, *(high * n for n in (2, 3, 8, 100)))]
+    assert steps_s == sorted(steps_s)
 
 
 @settings(max_examples=60, deadline=None)
@@ -194,7 +199,7 @@ def write_profile(folder, **replaced):
 )
 def test_impossible_value_of_a_table_is_named_with_its_line(column, got, tmp_path):
     folder = write_profile(tmp_path / "tiny", **{column: got})
-    with pytest.raises(InputError, match=rf"line \d, {column}: got {got}, expected a number [>≥] 0"):
+    with pytest.raises(InputError, match=rf"line \d, column {column}: got '{got}', expected a number [>≥] 0"):
         MeasuredApplication(folder)
 
 

@@ -215,7 +215,7 @@ def test_every_format_has_a_name_of_its_own_and_a_line_for_people() -> None:
     listed = dict(summaries())
     assert (
         set(listed)
-        == {"acme", "helios", "philly_csv", "philly_json", "plain", "pollux_csv", "slurm", "swf"}
+        == {"acme", "arena", "helios", "philly_csv", "philly_json", "plain", "pollux_csv", "slurm", "swf"}
         == set(formats())
     )
     assert all(text and "\n" not in text for text in listed.values())

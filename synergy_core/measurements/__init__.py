@@ -14,7 +14,9 @@ from types import ModuleType
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.measurements._table import read_table
+from synergy_core.measurements._table import Table, read_table
+
+__all__ = ["Table", "formats", "read", "read_table"]
 
 
 def formats() -> Iterator[ModuleType]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,15 @@ class Table:
             if not (math.isfinite(value) and accepts(value)):
                 raise self.refuse(line, column, cell, expected)
             result.append(value * factor)
+        return result
+
+    def shapes(self, column: str = "placement") -> list[tuple[int, ...]]:
+        """The column as GPUs on each node used: 442 is (4, 4, 2)."""
+        result = []
+        for line, cell in zip(self.lines, self.cells(column), strict=True):
+            if not re.fullmatch("[1-9]+", cell):
+                raise self.refuse(line, column, cell, "one digit from 1 to 9 per node, such as 4422")
+            result.append(tuple(map(int, cell)))
         return result
 
     def refuse(self, line: int, column: str, got: str, expected: str) -> InputError:

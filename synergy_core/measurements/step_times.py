@@ -78,7 +78,8 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
     if not names["local_batch"]:
         table.cells("local_bsz")
     if names["placement"]:
-        nodes, gpus = _placements(table)
+        shapes = table.shapes(names["placement"])
+        nodes, gpus = list(map(len, shapes)), list(map(sum, shapes))
     else:
         for meaning, column in (("nodes", "num_nodes"), ("gpus", "num_replicas")):
             if not names[meaning]:
@@ -115,17 +116,6 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
 def _counts(table: Table, column: str) -> list[int]:
     values = table.numbers(column, "a whole number of 1 or more", lambda value: value >= 1 and value == int(value))
     return [int(each) for each in values]
-
-
-def _placements(table: Table) -> tuple[list[int], list[int]]:
-    """Nodes and GPUs of each placement."""
-    nodes, gpus = [], []
-    for line, cell in zip(table.lines, table.cells("placement"), strict=True):
-        if not re.fullmatch("[1-9]+", cell):
-            raise table.refuse(line, "placement", cell, "one digit from 1 to 9 per node, such as 4422")
-        nodes.append(len(cell))
-        gpus.append(sum(map(int, cell)))
-    return nodes, gpus
 
 
 def _time_column(table: Table, stem: str) -> tuple[str, float]:

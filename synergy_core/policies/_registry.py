@@ -19,6 +19,8 @@ from synergy_core.errors import InputError, unknown
 from synergy_core.goodput_state import GoodputState, OracleGoodputState
 from synergy_core.state import Allocations, ClusterState, JobView, OracleClusterState, OracleJobView, PredictedJobView
 
+PLANS = "+plans"
+"""What a policy's name ends in where it is to read the planner's tables in full."""
 Backfill = Literal["none", "greedy", "easy"]
 Key = tuple[Any, ...]
 KeyFunction = Callable[..., Key]
@@ -69,7 +71,8 @@ class AllocationPolicy:
     """Each round, from the state of all active jobs to the GPUs of each. round_s: the round it is meant for.
 
     view: the state it reads. tunes_batch: whether its jobs choose their batch themselves; else it is as requested.
-    information: what it may know of jobs beside what each reports itself.
+    information: what it may know of jobs beside what each reports itself. plans: whether it reads the planner's tables
+    in full; else it knows one parallel plan of a job, in more or fewer replicas. Jobs run with the best plan anyway.
     """
 
     name: str
@@ -79,6 +82,7 @@ class AllocationPolicy:
     view: type[ClusterState]
     tunes_batch: bool
     information: Information
+    plans: bool = False
     predicted: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
@@ -116,20 +120,16 @@ def ordering_policy(
 
     def register(key: KeyFunction) -> KeyFunction:
         view = _view_of(key, (JobView, PredictedJobView, OracleJobView))
-        parameters = _defaults(key)
         _add(
-            OrderingPolicy(
-                name=key.__name__,
-                summary=_first_line(key),
-                key=key,
-                preemptive=preemptive,
-                backfill=backfill,
-                falls_while_running=falls_while_running,
-                next_change=functools.partial(next_change, **parameters) if next_change else None,
-                oracle=view is OracleJobView,
-                predicted=view is PredictedJobView,
-                parameters=parameters,
-            )
+            OrderingPolicy,
+            key,
+            key=key,
+            preemptive=preemptive,
+            backfill=backfill,
+            falls_while_running=falls_while_running,
+            next_change=functools.partial(next_change, **_defaults(key)) if next_change else None,
+            oracle=view is OracleJobView,
+            predicted=view is PredictedJobView,
         )
         return key
 
@@ -137,7 +137,7 @@ def ordering_policy(
 
 
 def allocation_policy(
-    *, round_s: float, tunes_batch: bool = False, information: Information = "own"
+    *, round_s: float, tunes_batch: bool = False, information: Information = "own", plans: bool = False
 ) -> Callable[[Callable[..., Allocations]], Callable[..., Allocations]]:
     """Registers a function `allocate(state, *, parameters…) -> Allocations` under its own name; see `AllocationPolicy`.
 
@@ -148,16 +148,14 @@ def allocation_policy(
     def register(allocate: Callable[..., Allocations]) -> Callable[..., Allocations]:
         view = _view_of(allocate, (ClusterState, OracleClusterState, GoodputState, OracleGoodputState))
         _add(
-            AllocationPolicy(
-                name=allocate.__name__,
-                summary=_first_line(allocate),
-                allocate=allocate,
-                round_s=round_s,
-                view=view,
-                tunes_batch=tunes_batch,
-                information=information,
-                parameters=_defaults(allocate),
-            )
+            AllocationPolicy,
+            allocate,
+            allocate=allocate,
+            round_s=round_s,
+            view=view,
+            tunes_batch=tunes_batch,
+            information=information,
+            plans=plans,
         )
         return allocate
 
@@ -171,11 +169,27 @@ def policy_names() -> dict[str, str]:
 
 
 def get_policy(name: str) -> Policy:
-    """The policy of that name. Raises InputError with the nearest match."""
+    """The policy of that name; `sia+plans`: sia, reading the planner's tables in full.
+
+    Raises InputError with the nearest match.
+    """
     _discover()
-    if name not in _found:
+    base = base_name(name)
+    if base not in _found:
         raise unknown("policy", name, _found, hint="A file in synergy_core/policies/ adds one.")
-    return _found[name]
+    policy = _found[base]
+    if name == base:
+        return policy
+    if not (isinstance(policy, AllocationPolicy) and policy.reads_goodput):
+        raise InputError(f"policy {name}: {base} does not ask how fast jobs would train, so plans tell it nothing.")
+    if policy.plans:
+        raise InputError(f"policy {name}: {base} reads the planner's tables anyway. Type {base}.")
+    return replace(policy, name=name, plans=True)
+
+
+def base_name(name: str) -> str:
+    """The name less `+plans`."""
+    return name.removesuffix(PLANS)
 
 
 @functools.cache
@@ -192,10 +206,13 @@ def _discover() -> None:
             raise InputError(f"policy plug-in {point.name} ({point.value}) cannot be loaded: {error}") from error
 
 
-def _add(policy: Policy) -> None:
-    if policy.name in _found:
-        raise InputError(f"two policies are called {policy.name}; rename one.")
-    _found[policy.name] = policy
+def _add(kind: type[Policy], function: Callable[..., Any], **what: Any) -> None:
+    """A policy of that kind, with the name, the first line and the keywords of the function it is made of."""
+    name = function.__name__
+    if name in _found:
+        raise InputError(f"two policies are called {name}; rename one.")
+    summary = (inspect.getdoc(function) or "").partition("\n")[0]
+    _found[name] = kind(name=name, summary=summary, parameters=_defaults(function), **what)
 
 
 def _view_of(function: Callable[..., Any], allowed: tuple[type, ...]) -> type:
@@ -210,10 +227,6 @@ def _view_of(function: Callable[..., Any], allowed: tuple[type, ...]) -> type:
 def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()
     return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-
-
-def _first_line(function: Callable[..., Any]) -> str:
-    return (inspect.getdoc(function) or "").partition("\n")[0]
 
 
 def _checked_parameters(policy: Policy, given: Mapping[str, Any]) -> dict[str, Any]:

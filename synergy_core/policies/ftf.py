@@ -6,7 +6,7 @@ from synergy_core.choice import choose_rows
 from synergy_core.configuration import powers_and_whole_nodes
 from synergy_core.goodput_state import GoodputState
 from synergy_core.policies import allocation_policy
-from synergy_core.state import Allocations
+from synergy_core.state import Allocations, Floats
 
 LEAST_S = 60.0
 """Undeclared work is at least so long at the job's best goodput."""
@@ -29,18 +29,19 @@ def ftf(
     power, the nearer to minimising the largest ρ).
     """
     rows = powers_and_whole_nodes(state.cluster)
-    goodput, unknown = state.guessed(rows)
-    valid = (goodput > 0) & state.allowed(rows, growth=growth, first_gpus=first_gpus)
-    goodput = np.where(valid, goodput, 0.0)
-    best = np.maximum(goodput.max(axis=1), 1e-12)
-    work = np.where(np.isnan(state.remaining_work), np.maximum(state.done_work, LEAST_S * best), state.remaining_work)
-    work = np.where(unknown, LEAST_S * best, work)
+    goodput, unknown, valid = state.runnable(rows, growth=growth, first_gpus=first_gpus)
+    best = _best(goodput)
+    work = np.where(unknown, LEAST_S * best, state.work_left(goodput, _best, least_s=LEAST_S))
     fair_gpus = max(1.0, state.cluster.gpus / len(state))
     share = np.where(valid & (rows.gpus <= fair_gpus), goodput, 0.0).max(axis=1)
     share = np.where(share > 0, share, best)
     rho = (state.now_s - state.submit_time_s + work / best) * share / (state.done_work + work)
-    lasts_s = np.minimum(work / best, horizon_s)[:, None]
-    restarts_s = np.where((state.held_gpus == 0)[:, None], 0.0, state.restart_cost_s(rows))
-    kept = lasts_s / (lasts_s + restarts_s)
+    time_s = (work / best)[:, None]
+    kept = state.kept(rows, time_s, horizon_s=horizon_s, restart_charge=1.0, start_charge=0.0)
     utility = rho[:, None] ** fairness * (kept * goodput / best[:, None]) ** utility_power
     return choose_rows(state, rows, np.where(valid, utility, -np.inf))
+
+
+def _best(goodput: Floats) -> Floats:
+    best: Floats = np.maximum(goodput.max(axis=1), 1e-12)
+    return best

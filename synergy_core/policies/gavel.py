@@ -18,8 +18,10 @@ def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allo
     if objective not in OBJECTIVES:
         raise unknown("parameter objective of policy gavel", objective, OBJECTIVES)
     capacity = np.array([state.cluster.gpus_of(kind) for kind in state.cluster.gpu_types], dtype=np.int64)
-    fits = (state.gpus[:, None] <= capacity) & state.suits(np.arange(len(capacity)))
-    speed = np.where(fits, state.requested_rate(), NO_SUCH_RATE)
+    rate = state.requested_rate()
+    room = (state.gpus[:, None] <= capacity) & state.suits(np.arange(len(capacity)))
+    fits = room & ((rate > 0) | ~state.planned[:, None])
+    speed = np.where(room, rate, NO_SUCH_RATE)
     share = np.round(fractions(speed, state.gpus, capacity, objective), 5)
     half_round_s = 180.0
     received_s = state.received_s + half_round_s

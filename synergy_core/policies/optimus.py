@@ -42,8 +42,7 @@ def optimus(state: OracleGoodputState) -> Allocations:
 def _gain(state: OracleGoodputState, row: int, gpus: int) -> float:
     """Seconds that one more GPU takes off an iteration; 0 where the batch or the job allows none."""
     spec = state.tasks[row].spec
-    smallest = min(low for low, _ in spec.local_batches.values())
-    if gpus + 1 > min(spec.most_gpus, spec.requested_batch // smallest, state.cluster.gpus):
+    if gpus + 1 > min(spec.most_gpus, spec.requested_batch // spec.smallest_local_batch, state.cluster.gpus):
         return 0.0
     truth = state.truths[row]
     return truth.true_iteration_s(gpus) - truth.true_iteration_s(gpus + 1)

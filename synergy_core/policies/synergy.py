@@ -19,7 +19,7 @@ YOUNG_S = 300.0
 """Undeclared, a job is taken to need as much work again as it has done, at least so long at its median goodput."""
 
 
-@allocation_policy(round_s=60.0, tunes_batch=True, information="all")
+@allocation_policy(round_s=60.0, tunes_batch=True, information="all", plans=True)
 def synergy(
     state: GoodputState,
     *,
@@ -40,21 +40,15 @@ def synergy(
     """Most weighted progress at proven optimality: restarts charged over a horizon, nearly finished jobs first.
 
     Utility of row c for job j: w_j · (r_jc · g_jc / g_j)^utility_power, g goodput, g_j what counts as 1 (`_size`);
-    r = L / (L + charge · restart cost), L the remaining time there, at most horizon_s, charge that of a restart or, for
-    a job that waits, of a start (else jobs alike would take turns at no charge); w from `rank_weights`,
-    with the offset at least rank_offset_fraction of the active jobs, times lateness^aging_power.
+    r what restarts leave (`GoodputState.kept`; a job that waits is charged too, else jobs alike would take turns at no
+    charge); w from `rank_weights`, with the offset at least rank_offset_fraction of the active jobs, times
+    lateness^aging_power.
     growth, first_gpus, batch_limit: what a job may be given (`GoodputState.allowed`, `GoodputState.goodput`).
     """
     rows = powers_and_whole_nodes(state.cluster)
-    goodput, unknown = state.guessed(rows, batch=batch_limit)
-    valid = (goodput > 0) & state.allowed(rows, growth=growth, first_gpus=first_gpus)
-    goodput = np.where(valid, goodput, 0.0)
+    goodput, unknown, valid = state.runnable(rows, growth=growth, first_gpus=first_gpus, batch=batch_limit)
     time_s = _remaining_s(state, rows, goodput, unknown)
-    amortised_s = np.minimum(time_s, horizon_s)
-    waits = (state.held_gpus == 0)[:, None]
-    charge = np.where(waits, start_charge, restart_charge)
-    charged_s = charge * state.restart_cost_s(rows)
-    kept = amortised_s / (amortised_s + charged_s)
+    kept = state.kept(rows, time_s, horizon_s=horizon_s, restart_charge=restart_charge, start_charge=start_charge)
     size_s, reference = _size(state, rows, goodput, time_s)
     # Work that is only guessed grows as it is done: by powers of two, so that jobs alike do not take turns every round.
     undeclared = np.isnan(state.remaining_work)
@@ -68,10 +62,7 @@ def synergy(
 
 def _remaining_s(state: GoodputState, rows: Configurations, goodput: Floats, unknown: Mask) -> Floats:
     """(jobs, rows): how long each job would still take there; inf where it cannot run."""
-    work = state.remaining_work.copy()
-    undeclared = np.isnan(work)
-    if undeclared.any():
-        work[undeclared] = np.maximum(state.done_work[undeclared], YOUNG_S * _median(goodput[undeclared]))
+    work = state.work_left(goodput, _median, least_s=YOUNG_S)
     if unknown.any():
         single = np.where((rows.gpus == rows.gpus.min()) & (goodput[unknown] > 0), goodput[unknown], np.inf)
         work[unknown] = UNKNOWN_REMAINING_S * single.min(axis=1)
@@ -93,7 +84,7 @@ def _size(state: GoodputState, rows: Configurations, goodput: Floats, time_s: Fl
 
     Where observations are shared, the best row is known; while a job still explores, only its single-GPU rows are.
     """
-    if state.shares_observations:
+    if state.beliefs.shared:
         return time_s.min(axis=1), np.maximum(goodput.max(axis=1), 1e-12)
     single = (rows.gpus == 1) & (goodput > 0)
     count = np.maximum(single.sum(axis=1), 1)

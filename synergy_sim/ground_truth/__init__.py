@@ -14,16 +14,17 @@ from synergy_core.catalog import load_model, model_names
 from synergy_core.catalog.transfer import nearest_type
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
-from synergy_core.goodput.batch import fixed_batch
 from synergy_core.job import JobSpec
+from synergy_core.planner import tables
 from synergy_sim.execution import Costs
 from synergy_sim.ground_truth.application import Application, Shape, packed
 from synergy_sim.ground_truth.disturbance import Disturbance
 from synergy_sim.ground_truth.measured import MeasuredApplication
 from synergy_sim.ground_truth.modelled import ModelledApplication
+from synergy_sim.ground_truth.planned import PlannedApplication, PlannedTruth
 from synergy_sim.workload import Workload
 
-__all__ = ["Application", "Disturbance", "Shape", "Truth", "packed"]
+__all__ = ["Application", "Disturbance", "PlannedApplication", "PlannedTruth", "Shape", "Truth", "packed"]
 
 
 NOT_STEP_TIMES = frozenset({"gpt_pmp"})
@@ -41,7 +42,7 @@ class Truth:
     what was measured. fixed_gpus: by model, jobs that can only run on so many GPUs, at the requested batch.
     most_gpus: the largest a job may grow. min_gpus: by model, the fewest that its jobs run on. not_preemptible: models
     whose jobs keep what they once have. labels: into how many unrelated labels each application is split.
-    declared_error: standard deviation of the logarithm of declared ÷ true work.
+    declared_error: standard deviation of the logarithm of declared ÷ true work. planned: of jobs with parallel plans.
     """
 
     profiles: Path | None
@@ -54,6 +55,7 @@ class Truth:
     labels: int = 1
     declared_error: float = 0.0
     disturbance: Disturbance = field(default_factory=Disturbance)
+    planned: PlannedTruth = field(default_factory=PlannedTruth)
 
     def __post_init__(self) -> None:
         for key in ("slowdown", "max_local_batch", "fixed_gpus"):
@@ -119,6 +121,23 @@ class Truth:
             self._applications[name] = found
         return found
 
+    def plans(self, name: str) -> bool:
+        """Whether that is an architecture whose jobs have parallel plans."""
+        return name not in self.names and name in tables.model_names()
+
+    def planned_application(self, name: str, batch: int, cluster: Cluster) -> PlannedApplication:
+        """The architecture of that name, trained from that global batch on these machines."""
+        key = (name, batch, cluster.node_types)
+        if key not in self._planned:
+            self._planned[key] = PlannedApplication(
+                name, batch, cluster.largest_nodes, self.planned, self.disturbance.seed
+            )
+        return self._planned[key]
+
+    @cached_property
+    def _planned(self) -> dict[tuple[object, ...], PlannedApplication]:
+        return {}
+
     def spec(self, work: Workload, job_id: int, cluster: Cluster, costs: Costs) -> JobSpec:
         """What a scheduler is told of a job; alike for jobs that are alike."""
         model, gpus = work.models[work.model_code[job_id]], int(work.gpus[job_id])
@@ -138,6 +157,8 @@ class Truth:
     def _make_spec(
         self, model: str, label: str, gpus: int, batch: int, scale: float, cluster: Cluster, costs: Costs
     ) -> JobSpec:
+        if self.plans(model):
+            return self._make_planned_spec(model, label, gpus, batch, scale, cluster, costs)
         app = self.application(model)
         per_node = {each.gpu_type: each.gpus_per_node for each in reversed(cluster.node_types)}
         rates, limits, requested = {}, {}, {}
@@ -172,18 +193,38 @@ class Truth:
             most_gpus=fixed or max(self.most_gpus, gpus),
         )
 
+    def _make_planned_spec(
+        self, model: str, label: str, gpus: int, batch: int, scale: float, cluster: Cluster, costs: Costs
+    ) -> JobSpec:
+        app = self.planned_application(model, batch, cluster)
+        return JobSpec(
+            application=label,
+            architecture=model,
+            initial_batch=batch,
+            max_batch=app.max_batch,
+            requested_batch=batch,
+            requested_gpus=gpus,
+            local_batches={kind: app.local_batches(kind) for kind in cluster.gpu_types},
+            single_gpu_rate=dict.fromkeys(cluster.gpu_types, 1.0),
+            declared_work=app.work * scale,
+            restart_s=costs.restart_s,
+            declared_restart_s=costs.declared_restart_s or 0.0,
+            resize_s=costs.resize_s,
+            fixed_batch=self.planned.batch_growth == 1.0,
+            preemptible=model not in self.not_preemptible,
+            most_gpus=max(self.most_gpus, gpus),
+        )
+
     @staticmethod
     def requested_rate(app: Application, kind: str, shape: Shape, batch: int) -> float:
         """Iterations per second at the requested batch on that placement."""
-        most = app.local_batches(kind, shape)[1]
-        local, accumulation = fixed_batch(batch, sum(shape), app.initial_batch, app.max_batch, most)
+        local, accumulation = app.as_requested(kind, shape, batch)
         return 1.0 / app.iteration_s(kind, shape, local, accumulation)
 
     def requested_run_s(self, model: str, kind: str, shape: Shape, batch: int) -> float:
         """How long the whole application takes there, undisturbed, at the requested batch; its slow-down included."""
         app = self.application(model)
-        most = app.local_batches(kind, shape)[1]
-        local, accumulation = fixed_batch(batch, sum(shape), app.initial_batch, app.max_batch, most)
+        local, accumulation = app.as_requested(kind, shape, batch)
         gains = app.gains(sum(shape) * local * (accumulation + 1))
         epochs = np.diff((0.0, *app.work_at_epoch_end))
         iterations = float((epochs / gains).sum())

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import NamedTuple
+
+from synergy_core.goodput.batch import fixed_batch
 
 Shape = tuple[int, ...]
 """GPUs on each node used, in the order of the placement: (4, 4, 2)."""
@@ -39,8 +40,8 @@ class Application(ABC):
     work_at_epoch_end: tuple[float, ...]
 
     def __init__(self) -> None:
-        self.step = lru_cache(maxsize=None)(self.measure)  # type: ignore[method-assign]
-        self.gains = lru_cache(maxsize=None)(self._gains)  # type: ignore[method-assign]
+        self._steps: dict[tuple[str, Shape, int], Step] = {}
+        self._gains: dict[int, list[float]] = {}
 
     @abstractmethod
     def measure(self, gpu_type: str, shape: Shape, local_batch: int) -> Step:
@@ -60,19 +61,29 @@ class Application(ABC):
 
     def step(self, gpu_type: str, shape: Shape, local_batch: int) -> Step:
         """`measure`, remembered."""
-        raise NotImplementedError  # replaced by __init__
+        asked = gpu_type, shape, local_batch
+        known = self._steps.get(asked)
+        if known is None:
+            known = self._steps[asked] = self.measure(gpu_type, shape, local_batch)
+        return known
 
     def gains(self, global_batch: int) -> list[float]:
         """Per epoch, how many iterations at the initial batch one at that batch is worth, at least 1 for a larger one.
 
         Pollux (OSDI 2021), section 3: (σ² + μ²) ÷ (σ²/m + μ²), m = batch ÷ initial batch.
         """
-        raise NotImplementedError  # replaced by __init__
+        known = self._gains.get(global_batch)
+        if known is None:
+            scale = global_batch / self.initial_batch
+            seen = [self.statistics(global_batch, epoch) for epoch in range(len(self.work_at_epoch_end))]
+            known = [(each.grad_var + each.grad_sqr) / (each.grad_var / scale + each.grad_sqr) for each in seen]
+            self._gains[global_batch] = known
+        return known
 
-    def _gains(self, global_batch: int) -> list[float]:
-        scale = global_batch / self.initial_batch
-        seen = [self.statistics(global_batch, epoch) for epoch in range(len(self.work_at_epoch_end))]
-        return [(each.grad_var + each.grad_sqr) / (each.grad_var / scale + each.grad_sqr) for each in seen]
+    def as_requested(self, gpu_type: str, shape: Shape, global_batch: int) -> tuple[int, int]:
+        """Samples per GPU and accumulation steps of a job that trains there at that batch: see `fixed_batch`."""
+        most = self.local_batches(gpu_type, shape)[1]
+        return fixed_batch(global_batch, sum(shape), self.initial_batch, self.max_batch, most)
 
     def iteration_s(self, gpu_type: str, shape: Shape, local_batch: int, accumulation: int) -> float:
         """One iteration: `accumulation` micro-batches without synchronisation, and one with it."""

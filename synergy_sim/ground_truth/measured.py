@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections import defaultdict
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
+from synergy_core.measurements import Table, read_table
 from synergy_sim.ground_truth.application import Application, Shape, Statistics, Step, between
 
 MOST_NODES = 16  # beyond, the tables' own interpolation stops (goodput_policies.md, section 2, rule 3)
@@ -28,24 +28,23 @@ class _Profile:
 
     def __init__(self, folder: Path, gpu_type: str) -> None:
         self.where = f"{folder.name} on {gpu_type}"
-        placements = _read(folder / f"placements-{gpu_type}.csv", ("placement", "local_bsz", "step_time", "sync_time"))
+        placements = read_table(folder / f"placements-{gpu_type}.csv")
+        columns = ("local_bsz", "step_time", "sync_time")
         grouped: dict[Shape, list[tuple[float, float, float]]] = defaultdict(list)
         by_counts: dict[tuple[int, int, float], list[tuple[float, float]]] = defaultdict(list)
-        for digits, batch, step_s, sync_s in placements:
-            shape = tuple(int(digit) for digit in digits)
-            times = (float(batch), float(step_s), float(sync_s))
-            grouped[smallest_rotation(shape)].append(times)
-            by_counts[len(shape), sum(shape), times[0]].append(times[1:])
+        for shape, (batch, step_s, sync_s) in zip(placements.shapes(), _numbers(placements, columns), strict=True):
+            grouped[smallest_rotation(shape)].append((batch, step_s, sync_s))
+            by_counts[len(shape), sum(shape), batch].append((step_s, sync_s))
         self.curves = {shape: _curve(rows) for shape, rows in grouped.items()}
         points = [(*counts, *np.mean(times, axis=0)) for counts, times in sorted(by_counts.items())]
         scalability = folder / f"scalability-{gpu_type}.csv"
-        columns = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
-        wider = [tuple(map(float, row)) for row in _read(scalability, columns)] if scalability.is_file() else []
+        wider = _read(scalability, ("num_nodes", "num_replicas", *columns)) if scalability.is_file() else []
         self.points = np.array([*points, *wider], dtype=np.float64)
         self.min_batch = int(self.points[:, 2].min())
         self.max_batch = int(self.points[:, 2].max())
         self.most_nodes = int(self.points[:, 0].max())
         self.max_local_batch = lru_cache(maxsize=None)(self._max_local_batch)
+        self.most_inside = lru_cache(maxsize=None)(self._most_inside)
 
     def _max_local_batch(self, shape: Shape) -> int:
         """The largest measured on that placement, else on at least as many nodes and GPUs."""
@@ -57,22 +56,24 @@ class _Profile:
         return int(wider[:, 2].max()) if len(wider) else self.max_batch
 
     def step(self, shape: Shape, local_batch: int) -> Step:
-        """On that placement."""
+        """On that placement: linear between measured batches, as the first below it, `_scaled` beyond the last."""
         curve = self.curves.get(smallest_rotation(shape))
         if curve is None:
-            return self._interpolated(len(shape), sum(shape), local_batch)
+            return self._interpolated(shape, local_batch)
         batch, step_s, sync_s = curve
-        return Step(_held(local_batch, batch, step_s), _held(local_batch, batch, sync_s))
+        held = Step(float(np.interp(local_batch, batch, step_s)), float(np.interp(local_batch, batch, sync_s)))
+        return held if local_batch <= batch[-1] else _scaled(held, local_batch / float(batch[-1]))
 
-    def _interpolated(self, nodes: int, gpus: int, local_batch: int) -> Step:
-        """Piecewise linear over (nodes, GPUs, samples per GPU); scaled from the nearest point outside their hull."""
-        if nodes > self.most_nodes:
-            nodes = self.most_nodes
-        at = (min(nodes, MOST_NODES), gpus, local_batch)
-        step_s, sync_s = self._surface(*at).reshape(2)
-        if math.isnan(step_s):
-            return self._beyond(nodes, gpus, local_batch)
-        return Step(float(step_s), float(sync_s))
+    def _interpolated(self, shape: Shape, local_batch: int) -> Step:
+        """Piecewise linear over (nodes, GPUs, samples per GPU); `_scaled` beyond the largest batch there."""
+        nodes, gpus = min(len(shape), self.most_nodes, MOST_NODES), sum(shape)
+        step_s, sync_s = self._surface(nodes, gpus, local_batch).reshape(2).tolist()
+        if not math.isnan(step_s):
+            return Step(step_s, sync_s)
+        largest = self.most_inside(nodes, gpus) or self.max_local_batch(shape)
+        if local_batch <= largest:
+            return self._nearest(nodes, gpus, local_batch)
+        return _scaled(self._interpolated(shape, largest), local_batch / largest)
 
     @cached_property
     def _surface(self) -> Any:
@@ -80,22 +81,23 @@ class _Profile:
 
         return LinearNDInterpolator(self.points[:, :3], self.points[:, 3:])
 
-    def _beyond(self, nodes: int, gpus: int, local_batch: int) -> Step:
+    def _most_inside(self, nodes: int, gpus: int) -> int:
+        """The largest batch inside the hull of what was measured, on so many nodes and GPUs; 0 where none is."""
+        batches = np.arange(self.min_batch, self.max_batch + 1)
+        inside = batches[~np.isnan(self._surface(nodes, gpus, batches)[:, 0])]
+        return int(inside[-1]) if len(inside) else 0
+
+    def _nearest(self, nodes: int, gpus: int, local_batch: int) -> Step:
         """Outside everything measured: the nearest point, its compute time in proportion to the samples beyond it."""
         scale = np.array([1.0, 1.0, 1.0 / max(1.0, self.max_batch / 16)])
         distance = (np.abs(self.points[:, :3] - (nodes, gpus, local_batch)) * scale).sum(axis=1)
         nearest = self.points[int(np.argmin(distance))]
-        step_s, sync_s = float(nearest[3]), float(nearest[4])
-        more = max(1.0, local_batch / float(nearest[2]))
-        return Step((step_s - sync_s) * more + sync_s, sync_s)
+        return _scaled(Step(float(nearest[3]), float(nearest[4])), max(1.0, local_batch / float(nearest[2])))
 
 
-def _held(at: float, points: NDArray[np.float64], values: NDArray[np.float64]) -> float:
-    """Linear between points; beyond the largest, in proportion to the last two; never below the first."""
-    if at > points[-1] and len(points) > 1:
-        slope = max(0.0, (values[-1] - values[-2]) / (points[-1] - points[-2]))
-        return float(values[-1] + slope * (at - points[-1]))
-    return float(np.interp(at, points, values))
+def _scaled(step: Step, times: float) -> Step:
+    """With so many times the samples: computing takes so many times as long, synchronisation as long as before."""
+    return Step((step.step_s - step.sync_s) * times + step.sync_s, step.sync_s)
 
 
 def smallest_rotation(shape: Shape) -> Shape:
@@ -128,7 +130,7 @@ class MeasuredApplication(Application):
             raise InputError(f"{folder}: expected placements-GPU.csv and validation-BATCH.csv files, found none.")
         self._batches = [batch for batch, _ in runs]
         columns = ("progress", "iteration", "grad_sqr", "grad_var")
-        table = np.array([[list(map(float, row)) for row in _read(path, columns)] for _, path in runs])
+        table = np.array([_read(path, columns) for _, path in runs])
         self.work_at_epoch_end = tuple(table[:, :, 0].min(axis=0).tolist())
         self._iterations = table[:, :, 1]
         self._statistics = table[:, :, 2:]
@@ -167,31 +169,16 @@ class MeasuredApplication(Application):
         return [float(each) for each in between_runs]
 
 
-def _read(path: Path, columns: tuple[str, ...]) -> list[list[str]]:
-    """Those columns of a CSV file, by name."""
-    with path.open(newline="") as stream:
-        reader = csv.reader(stream)
-        header = next(reader, [])
-        if missing := [name for name in columns if name not in header]:
-            raise InputError(f"{path}: no column {missing[0]}; expected {', '.join(columns)}, got {', '.join(header)}.")
-        at = [header.index(name) for name in columns]
-        rows = [[row[i] for i in at] for row in reader if row and _usable(row, at, header, path, reader.line_num)]
-        if not rows:
-            raise InputError(f"{path}: it has no rows.")
-        return rows
+def _read(path: Path, columns: Sequence[str]) -> list[tuple[float, ...]]:
+    """Those columns of a CSV file, by name. Raises InputError for what is no number, negative, or an impossible 0."""
+    return _numbers(read_table(path), columns)
 
 
-def _usable(row: list[str], at: list[int], header: list[str], path: Path, line: int) -> bool:
-    """True. Raises InputError for a value that is no number, negative, or 0 where that is no measurement."""
-    for i in at:
-        try:
-            value = float(row[i])
-        except (ValueError, IndexError):
-            value = math.nan
-        least = math.ulp(0.0) if header[i] not in MAY_BE_ZERO else 0.0
-        if not least <= value < math.inf:
-            got = row[i] if i < len(row) else "nothing"
-            raise InputError(
-                f"{path}, line {line}, {header[i]}: got {got}, expected a number {'>' if least else '≥'} 0."
-            )
-    return True
+def _numbers(table: Table, columns: Sequence[str]) -> list[tuple[float, ...]]:
+    return list(zip(*(_column(table, name) for name in columns), strict=True))
+
+
+def _column(table: Table, name: str) -> list[float]:
+    if name in MAY_BE_ZERO:
+        return table.numbers(name, "a number ≥ 0", lambda value: value >= 0)
+    return table.numbers(name, "a number > 0", lambda value: value > 0)

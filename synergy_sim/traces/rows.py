@@ -63,7 +63,8 @@ class TraceRows:
     submit_s: seconds since 1970 (for logs without a zone: of the clock they were written by).
     duration_s: seconds the job held its GPUs, summed over its attempts.
     estimate_s: the run time its user declared, NaN where the log has none.
-    global_batch: samples per iteration that its user asked for, 0 where the log has none.
+    global_batch: samples per iteration that its user asked for, 0 where the log has none. iterations: how many of them
+    it is done after, NaN where the log does not say.
     from_zero: times count from the start of a window that the log does not date.
     quotas: GPUs of each virtual cluster, where the log or a file beside it says so.
     left_out: jobs that the format documents as never having run or as using no GPU, by reason; they are not bad.
@@ -81,6 +82,7 @@ class TraceRows:
     gpu_type: array[int] = field(default_factory=lambda: array("i"))
     model: array[int] = field(default_factory=lambda: array("i"))
     global_batch: array[int] = field(default_factory=lambda: array("i"))
+    iterations: array[float] = field(default_factory=lambda: array("d"))
     end_state: array[int] = field(default_factory=lambda: array("b"))
     line: array[int] = field(default_factory=lambda: array("i"))
     job_name: list[str] = field(default_factory=list)
@@ -110,6 +112,7 @@ class TraceRows:
         gpu_type: str = "",
         model: str = "",
         global_batch: int = 0,
+        iterations: float = UNKNOWN,
         columns: tuple[str, str, str] = ("submit time", "duration", "GPUs"),
     ) -> None:
         """Adds one job, or records why it is impossible. `columns` are the file's own names of the three numbers."""
@@ -123,6 +126,8 @@ class TraceRows:
             self.reject(line, columns[2], f"{gpus}", f"at most {MOST_GPUS} GPUs")
         elif not 0 <= global_batch <= MOST_GPUS:
             self.reject(line, "batch size", f"{global_batch}", f"0 to {MOST_GPUS} samples")
+        elif not (math.isnan(iterations) or 0 < iterations <= LONGEST_S):
+            self.reject(line, "iterations", f"{iterations:g}", f"a number above 0, to {LONGEST_S:.0f}")
         elif not (math.isnan(estimate_s) or 0 <= estimate_s <= LONGEST_S):
             self.reject(line, "user's estimate", f"{estimate_s:g}", f"a duration from 0 to {LONGEST_S:.0f} s")
         else:
@@ -135,6 +140,7 @@ class TraceRows:
             self.gpu_type.append(self.gpu_types.code(gpu_type))
             self.model.append(self.models.code(model))
             self.global_batch.append(global_batch)
+            self.iterations.append(iterations)
             self.end_state.append(END_STATES.index(end_state))
             self.line.append(line)
             self.job_name.append(job_name)
@@ -169,6 +175,7 @@ class TraceRows:
             (self.gpu_type, np.full(count, self.gpu_types.code(""))),
             (self.model, np.full(count, self.models.code(""))),
             (self.global_batch, np.zeros(count)),
+            (self.iterations, np.full(count, UNKNOWN)),
             (self.end_state, end_state),
             (self.line, np.zeros(count)),
         )

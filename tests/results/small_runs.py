@@ -51,6 +51,7 @@ def workload(
         model_code=zeros,
         global_batch=zeros,
         work_scale=np.full(len(zeros), np.nan),
+        iterations=np.full(len(zeros), np.nan),
         models=("",),
         end_state_code=zeros if end_state is None else np.asarray(end_state, dtype=np.int32),
         line=np.arange(1, jobs + 1, dtype=np.int32),

@@ -1,0 +1,290 @@
+"""Crius (arXiv 2403.16125; as Arena, EuroSys 2026): resources and parallel plans chosen together, job by job.
+
+Jobs have the priority of their submission. What they would gain is known from the planner, so a job is moved to another
+GPU type, or to half or twice its GPUs, where the sum of all jobs' throughputs grows. What a restart costs is not asked.
+Throughput is goodput here, so that it stands beside policies that choose batches; each job's is relative to what it has
+as requested, else jobs with short steps would count for more.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.beliefs import BatchLimit
+from synergy_core.configuration import Configurations, powers_and_whole_nodes
+from synergy_core.goodput_state import GoodputState
+from synergy_core.policies import allocation_policy
+from synergy_core.state import Allocations, Floats, Ints
+
+ALL = np.iinfo(np.int64).max
+
+
+class Memory(NamedTuple):
+    """Jobs that arrived before, and those that run though an earlier one waited when they started; by job id."""
+
+    arrived: frozenset[int]
+    opportunistic: frozenset[int]
+
+
+class Table(NamedTuple):
+    """What can be done with each job. gain: (jobs, rows), relative throughput, 0 where it cannot run.
+
+    kind, gpus: (rows,). half, double: (rows,), the row of half or twice the GPUs of that type, −1 for none.
+    same: (rows, GPU types): the row of as many GPUs of another type, −1 for none. may_change: (jobs,).
+    """
+
+    gain: Floats
+    kind: Ints
+    gpus: Ints
+    half: Ints
+    double: Ints
+    same: Ints
+    may_change: NDArray[np.bool_]
+
+    def of(self, jobs: Ints, rows: Ints) -> Floats:
+        """(as many): relative throughputs; −inf for row −1, or where the job cannot run."""
+        found = self.gain[jobs, rows]
+        return np.where((rows >= 0) & (found > 0), found, -np.inf)
+
+
+class Change(NamedTuple):
+    """A job goes from its present row to another; by how much throughput grows."""
+
+    job: int
+    row: int
+    growth: float
+
+
+@allocation_policy(round_s=300.0, tunes_batch=True, information="all", plans=True)
+def crius(
+    state: GoodputState,
+    *,
+    most_gpus: int = 16,
+    depth: int = 3,
+    least_growth: float = 1e-6,
+    batch_limit: BatchLimit = "max",
+) -> Allocations:
+    """Room for each arrival by halving or moving others where that pays; what is left to whom it speeds up most.
+
+    most_gpus: to which jobs may grow beyond what they request. depth: how many others make room for one arrival.
+    least_growth: of relative throughput, for which a running job is restarted (the published one: any).
+    """
+    memory: Memory = state.memory or Memory(frozenset(), frozenset())
+    rows = powers_and_whole_nodes(state.cluster, max(most_gpus, int(state.gpus.max())))
+    table, wanted = _table(state, rows, most_gpus, batch_limit)
+    row = _held(state, rows)
+    left = np.array([state.cluster.gpus_of(kind) for kind in state.cluster.gpu_types], dtype=np.int64)
+    np.subtract.at(left, table.kind[row[row >= 0]], table.gpus[row[row >= 0]])
+    room = _Room(state, table, row, left)
+    opportunistic = set(memory.opportunistic)
+    blocked = False
+    for job in np.lexsort((state.job_id, state.submit_time_s)).tolist():
+        if row[job] >= 0:
+            continue
+        job_id = int(state.job_id[job])
+        choice = room.best_start(job, int(wanted[job]))
+        if choice < 0 and job_id in memory.arrived:
+            choice = _suspending(room, job, int(wanted[job]), opportunistic)
+        elif choice < 0:
+            choice = _downgrading(room, job, int(wanted[job]), depth)
+        if choice < 0:
+            blocked = True
+            continue
+        room.put(job, choice)
+        if blocked:
+            opportunistic.add(job_id)
+    while (change := room.best_upgrade(most_gpus)) is not None and change.growth > least_growth:
+        room.put(change.job, change.row)
+    active = set(state.job_id.tolist())
+    still = frozenset(state.job_id[row >= 0].tolist()) & opportunistic if blocked else frozenset()
+    chosen = row >= 0
+    return Allocations(
+        np.where(chosen, rows.gpus[row], 0),
+        np.where(chosen, rows.gpu_type[row], -1),
+        memory=Memory(frozenset(active), still),
+    )
+
+
+def _table(state: GoodputState, rows: Configurations, most_gpus: int, batch_limit: BatchLimit) -> tuple[Table, Ints]:
+    """What can be done with jobs, and (jobs,) the GPUs each is to start on: as requested, or nearest to it.
+
+    As many as fit its tenant's quota and some GPU type; more where it needs more.
+    """
+    goodput, _ = state.guessed(rows, batch=batch_limit)
+    capacity = np.array([state.cluster.gpus_of(kind) for kind in state.cluster.gpu_types], dtype=np.int64)
+    quota = np.array(state.quotas_left())[state.virtual_cluster]
+    fits = (rows.gpus <= capacity[rows.gpu_type]) & (rows.gpus <= quota[:, None]) & state.suits(rows.gpu_type)
+    usable = (goodput > 0) & fits & state.allowed(rows, growth=2.0, first_gpus=int(state.gpus.max()))
+    usable |= (rows.gpus == rows.gpus.min()) & fits & (goodput > 0) & ~usable.any(axis=1)[:, None]
+    at_most = np.where(usable & (rows.gpus <= state.gpus[:, None]), rows.gpus, 0).max(axis=1)
+    at_least = np.where(usable, rows.gpus, ALL).min(axis=1)
+    wanted = np.where(at_most > 0, at_most, at_least)
+    limit = np.maximum(most_gpus, wanted)
+    usable &= rows.gpus <= limit[:, None]
+    reference = np.where(usable & (rows.gpus == wanted[:, None]), goodput, 0.0).max(axis=1)
+    gain = np.where(usable, goodput, 0.0) / np.maximum(reference, np.finfo(float).tiny)[:, None]
+    index = {pair: at for at, pair in enumerate(zip(rows.gpu_type.tolist(), rows.gpus.tolist(), strict=True))}
+    pairs = list(zip(rows.gpu_type.tolist(), rows.gpus.tolist(), strict=True))
+    half = [index.get((kind, gpus // 2), -1) if gpus % 2 == 0 else -1 for kind, gpus in pairs]
+    double = [index.get((kind, gpus * 2), -1) for kind, gpus in pairs]
+    same = [[index.get((other, gpus), -1) for other in range(len(capacity))] for _, gpus in pairs]
+    halves, doubles, others = (np.array(each, dtype=np.int64) for each in (half, double, same))
+    return Table(gain, rows.gpu_type, rows.gpus, halves, doubles, others, ~state.pinned), wanted
+
+
+def _held(state: GoodputState, rows: Configurations) -> Ints:
+    """(jobs,): the row each runs on, −1 while it waits."""
+    held = state.held_row(rows)
+    return np.where(held >= 0, held, state.held_size(rows))
+
+
+class _Room:
+    """Who runs on which row, and what is left of each GPU type and of each tenant's quota. `row` changes in place."""
+
+    def __init__(self, state: GoodputState, table: Table, row: Ints, left: Ints) -> None:
+        self.table = table
+        self.row = row
+        self.left = left
+        self.submit_s = state.submit_time_s
+        self.job_id = state.job_id
+        self.tenant = state.virtual_cluster
+        self.quota = np.array(state.quotas_left())
+        running = np.flatnonzero(row >= 0)
+        np.subtract.at(self.quota, self.tenant[running], table.gpus[row[running]])
+
+    def put(self, job: int, row: int) -> None:
+        """The job has that row from now on; −1: none."""
+        for old, sign in ((int(self.row[job]), 1), (row, -1)):
+            if old >= 0:
+                self.left[self.table.kind[old]] += sign * self.table.gpus[old]
+                self.quota[self.tenant[job]] += sign * self.table.gpus[old]
+        self.row[job] = row
+
+    def best_start(self, job: int, gpus: int) -> int:
+        """The fastest row of so many GPUs that are free, −1 for none."""
+        gain = np.where(self.table.gpus == gpus, self.table.gain[job], 0.0)
+        gain = np.where(gpus <= self.left[self.table.kind], gain, 0.0)
+        best = int(gain.argmax())
+        return best if gain[best] > 0 and gpus <= self.quota[self.tenant[job]] else -1
+
+    def best_upgrade(self, most_gpus: int) -> Change | None:
+        """Of running jobs' changes to another type or to twice the GPUs, within what is free, that of most growth."""
+        table = self.table
+        jobs = np.flatnonzero((self.row >= 0) & table.may_change)
+        if not len(jobs):
+            return None
+        row = self.row[jobs]
+        targets = np.column_stack((table.same[row], table.double[row]))
+        growth = table.of(jobs[:, None], targets) - table.gain[jobs, row][:, None]
+        more = table.gpus[targets] - np.where(
+            table.kind[targets] == table.kind[row][:, None], table.gpus[row][:, None], 0
+        )
+        extra = table.gpus[targets] - table.gpus[row][:, None]
+        growth[(more > self.left[table.kind[targets]]) | (extra > self.quota[self.tenant[jobs]][:, None])] = -np.inf
+        growth[:, -1][table.gpus[targets[:, -1]] > most_gpus] = -np.inf
+        best = int(growth.argmax())
+        at, column = divmod(best, targets.shape[1])
+        if not np.isfinite(growth[at, column]):
+            return None
+        return Change(int(jobs[at]), int(targets[at, column]), float(growth[at, column]))
+
+
+def _suspending(room: _Room, job: int, gpus: int, opportunistic: set[int]) -> int:
+    """A row for a job that was blocked, made free by stopping later ones that overtook it; −1 for none."""
+    table = room.table
+    overtook = np.array([int(each) in opportunistic for each in room.job_id], dtype=bool)
+    later = np.flatnonzero(overtook & (room.row >= 0) & table.may_change & (room.submit_s > room.submit_s[job]))
+    for target in np.argsort(-table.gain[job], kind="stable").tolist():
+        if table.gain[job, target] <= 0:
+            break
+        if table.gpus[target] != gpus:
+            continue
+        kind = table.kind[target]
+        victims = later[table.kind[room.row[later]] == kind][::-1]
+        freed = np.cumsum(table.gpus[room.row[victims]])
+        count = int(np.searchsorted(freed, gpus - room.left[kind])) + 1
+        same_tenant = room.tenant[victims[:count]] == room.tenant[job]
+        quota = room.quota[room.tenant[job]] + table.gpus[room.row[victims[:count]]][same_tenant].sum()
+        if count <= len(victims) and gpus <= quota:
+            for victim in victims[:count].tolist():
+                room.put(victim, -1)
+            return int(target)
+    return -1
+
+
+def _downgrading(room: _Room, job: int, gpus: int, depth: int) -> int:
+    """A row for an arrival, after up to `depth` others were halved or moved to make room; −1 where nothing pays.
+
+    Breadth first over plans: at each level, per GPU type, the one job that loses least by being halved, and the one
+    that gains most by another type. Plans on the way may exceed what is free; the last may not.
+    """
+    table = room.table
+    if gpus > room.quota[room.tenant[job]]:
+        return -1
+    start = room.row.copy()
+    jobs = np.flatnonzero((start >= 0) & table.may_change)
+    if not len(jobs):
+        return -1
+    targets = np.column_stack((table.half[start[jobs]], table.same[start[jobs]]))
+    growth = table.of(jobs[:, None], targets) - table.gain[jobs, start[jobs]][:, None]
+    kind = table.kind[start[jobs]]
+    growth[np.isneginf(growth) | (targets == start[jobs][:, None])] = -np.inf
+    own = np.flatnonzero((table.gpus == gpus) & (table.gain[job] > 0))
+    frontier: list[tuple[Change, ...]] = [()]
+    best: tuple[float, int, tuple[Change, ...]] = (0.0, -1, ())
+    seen: set[frozenset[tuple[int, int]]] = set()
+    moves = _moves(jobs, kind, targets, growth, len(room.left), depth)
+    for _ in range(depth):
+        deeper = []
+        for plan in frontier:
+            changed = {each.job for each in plan}
+            for ranked in moves:
+                change = next((each for each in ranked if each.job not in changed), None)
+                if change is None:
+                    continue
+                longer = (*plan, change)
+                key = frozenset((each.job, each.row) for each in longer)
+                if key not in seen:
+                    seen.add(key)
+                    deeper.append(longer)
+        for plan in deeper:
+            left = room.left.copy()
+            for each in plan:
+                before = start[each.job]
+                left[table.kind[before]] += table.gpus[before]
+                left[table.kind[each.row]] -= table.gpus[each.row]
+            lost = sum(each.growth for each in plan)
+            for target in own.tolist():
+                left[table.kind[target]] -= gpus
+                total = lost + float(table.gain[job, target])
+                if total > best[0] and (left >= 0).all():
+                    best = total, target, plan
+                left[table.kind[target]] += gpus
+        frontier = deeper
+    for each in best[2]:
+        room.put(each.job, each.row)
+    return best[1]
+
+
+def _moves(jobs: Ints, kind: Ints, targets: Ints, growth: Floats, kinds: int, depth: int) -> list[list[Change]]:
+    """Per GPU type, the best `depth` halvings of jobs on it, and the best `depth` moves off it to another type."""
+    result = []
+    for each in range(kinds):
+        on = np.flatnonzero(kind == each)
+        for columns in (slice(0, 1), slice(1, None)):
+            part = growth[on, columns]
+            target = part.argmax(axis=1) if part.size else np.zeros(0, dtype=np.int64)
+            value = part[np.arange(len(on)), target] if part.size else np.zeros(0)
+            order = np.argsort(-value, kind="stable")[:depth]
+            offset = 0 if columns.start == 0 else 1
+            result.append(
+                [
+                    Change(int(jobs[on[at]]), int(targets[on[at], offset + target[at]]), float(value[at]))
+                    for at in order.tolist()
+                    if np.isfinite(value[at])
+                ]
+            )
+    return result

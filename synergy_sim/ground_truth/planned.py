@@ -1,0 +1,95 @@
+"""The truth about jobs with parallel plans: the planner's best step time, off by an error that nobody knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+
+from synergy_core.errors import InputError
+from synergy_core.planner import tables
+from synergy_sim.ground_truth.application import Application, Shape, Statistics, Step, packed
+
+WORK = 1_000.0
+"""Iterations of an unscaled job; every job of a trace scales them."""
+MOST_ERROR = 1.0
+STREAM = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTruth:
+    """How reality differs from the planner, and how noisy gradients are.
+
+    error: standard deviation of the logarithm of true ÷ planned step times, drawn once per architecture and GPU type.
+    noise_tokens: the gradient's noise scale, in tokens: about 2·10⁸ ÷ L^4.8 at a loss of L, so 10⁶ at L = 3 (Kaplan
+    et al., arXiv 2001.08361, eq. 1.4). batch_growth: up to how many times the requested batch a job may train at.
+    """
+
+    error: float = 0.1
+    noise_tokens: float = 1e6
+    batch_growth: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.error <= MOST_ERROR:
+            raise InputError(f"truth.planned.error={self.error:g}: expected a number from 0 to {MOST_ERROR:g}.")
+        if not 0 < self.noise_tokens < np.inf:
+            raise InputError(f"truth.planned.noise_tokens={self.noise_tokens:g}: expected a number of tokens > 0.")
+        if not 1 <= self.batch_growth < np.inf:
+            raise InputError(f"truth.planned.batch_growth={self.batch_growth:g}: expected a factor ≥ 1.")
+
+    def factor(self, seed: int, architecture: str, gpu_type: str) -> float:
+        """By what steps of that architecture really are longer there."""
+        names = (crc32(architecture.encode()), crc32(gpu_type.encode()))
+        return float(np.exp(self.error * np.random.default_rng((seed, STREAM, *names)).standard_normal()))
+
+
+class PlannedApplication(Application):
+    """An architecture of the catalog, trained from one requested global batch. A "local batch" is the global one here:
+    how it is split is the plan's affair. Its noise scale is the same throughout.
+
+    gpus_per_node: by GPU type. seed: of the errors.
+    """
+
+    def __init__(self, name: str, batch: int, gpus_per_node: Mapping[str, int], truth: PlannedTruth, seed: int) -> None:
+        super().__init__()
+        self.name = name
+        self.initial_batch = batch
+        self.max_batch = int(batch * truth.batch_growth)
+        self.work_at_epoch_end = (WORK,)
+        self._noise_scale = truth.noise_tokens / tables.model_named(name).seq_len
+        self._factors = {kind: truth.factor(seed, name, kind) for kind in gpus_per_node}
+        self._gpus_per_node = gpus_per_node
+
+    def measure(self, gpu_type: str, shape: Shape, local_batch: int) -> Step:
+        """Raises InputError where no plan fits."""
+        step_s = self.step_s(gpu_type, shape, local_batch)
+        if step_s == np.inf:
+            raise InputError(f"{self.name} was given {sum(shape)} GPUs of type {gpu_type}, on which no plan fits.")
+        return Step(step_s, 0.0)
+
+    def step_s(self, gpu_type: str, shape: Shape, batch: int) -> float:
+        """Seconds under the best plan; inf where none fits. On more nodes than need be, nodes count as small as the
+        least of them: what is spread cannot use the fast links within a node.
+        """
+        per_node = self._gpus_per_node[gpu_type]
+        if len(shape) > len(packed(sum(shape), per_node)):
+            per_node = 1 << (min(shape).bit_length() - 1)
+        table = tables.planned_tables(self.name, ((gpu_type, per_node),), (sum(shape),), batch)
+        return float(table.step_time_s[0]) * self._factors[gpu_type]
+
+    def statistics(self, global_batch: int, epoch: int) -> Statistics:
+        return Statistics(1.0, self._noise_scale / self.initial_batch)
+
+    def local_batches(self, gpu_type: str, shape: Shape = (1,)) -> tuple[int, int]:
+        return 1, self.max_batch
+
+    def as_requested(self, gpu_type: str, shape: Shape, global_batch: int) -> tuple[int, int]:
+        return global_batch, 0
+
+    def iteration_s(self, gpu_type: str, shape: Shape, local_batch: int, accumulation: int) -> float:
+        return self.step(gpu_type, shape, local_batch).step_s
+
+    def iterations(self, global_batch: int) -> Sequence[float]:
+        return [WORK / self.gains(global_batch)[0]]

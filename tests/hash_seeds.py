@@ -1,0 +1,23 @@
+"""The same script in processes of their own, each with another seed of Python's hashes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def printed_with(script, *hash_seeds):
+    """What the script prints, a set over the seeds; it can import this repository and its tests."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    return {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in hash_seeds
+    }

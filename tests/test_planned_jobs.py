@@ -1,0 +1,290 @@
+"""Jobs with parallel plans, from the trace to their end; the planner is a roofline (tests/planned_models.py)."""
+
+from dataclasses import replace
+
+import numpy as np
+import planned_models
+import pytest
+from hash_seeds import printed_with
+from hydra import compose, initialize_config_dir
+from jobs import finish_s, workload
+from omegaconf import OmegaConf
+from training_jobs import run
+
+from synergy_core.beliefs import Beliefs
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.configuration import powers_and_whole_nodes
+from synergy_core.errors import InputError
+from synergy_core.job import JobSpec
+from synergy_core.planned import PlannedSpeeds
+from synergy_core.planner import tables
+from synergy_core.policies import get_policy
+from synergy_sim.assignment import as_given
+from synergy_sim.engine import simulate
+from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.ground_truth import Disturbance, PlannedTruth, Truth
+from synergy_sim.invariants import check
+from synergy_sim.language_models import with_language_models
+from synergy_sim.log import Kind
+from synergy_sim.overrides import prepared
+from synergy_sim.prepare import prepared_runs
+from synergy_sim.resources import conf_folder
+from synergy_sim.settings import Settings, build
+
+MACHINES = Cluster(
+    (
+        NodeType("a", "a100", 2, 4),
+        NodeType("v", "v100", 1, 8),
+        NodeType("x", "a40", 4, 2),
+        NodeType("y", "a10", 4, 2),
+    )
+)
+EXACT = Truth(None, planned=PlannedTruth(error=0.0))
+BLURRED = Truth(None, disturbance=Disturbance(0.1, 0.1, 1.5, seed=4))
+POLICIES = ("fifo", "srtf", "las", "gavel", "gavel+plans", "sia", "sia+plans", "ftf", "ftf+plans", "crius", "synergy")
+NODES = (("a100", 10, 4), ("v100", 2, 16), ("a40", 20, 2), ("a10", 20, 2))
+TYPES = ",".join(f"{{gpu_type:{kind},nodes:{nodes},gpus_per_node:{gpus}}}" for kind, nodes, gpus in NODES)
+EIGHTH = [f"cluster.node_types=[{TYPES}]"]
+ROWS = powers_and_whole_nodes(MACHINES)
+
+
+@pytest.fixture(autouse=True)
+def _roofline(monkeypatch):
+    planned_models.install(monkeypatch.setattr)
+
+
+def experiment(*overrides):
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        config = compose("config", overrides=prepared(["experiment=llm_heterogeneous", *overrides]))
+    return build(Settings, OmegaConf.to_container(config, resolve=True))
+
+
+def some(jobs=24, seed=2, truth=BLURRED, machines=MACHINES, gap_s=400.0, sizes=(1, 2, 4, 8)):
+    random = np.random.default_rng(seed)
+    rows = zip(
+        np.cumsum(random.exponential(gap_s, jobs)).tolist(),
+        random.choice(sizes, jobs).tolist(),
+        random.lognormal(8.0, 1.0, jobs).tolist(),
+        strict=True,
+    )
+    made = workload(list(rows))
+    return with_language_models(made, machines, truth, np.random.default_rng(seed), from_gpus=2)
+
+
+def spec(gpus=4, batch=256, **more):
+    kinds = MACHINES.gpu_types
+    return JobSpec(
+        application="small-llm",
+        architecture="small-llm",
+        initial_batch=batch,
+        max_batch=4 * batch,
+        requested_batch=batch,
+        requested_gpus=gpus,
+        local_batches=dict.fromkeys(kinds, (1, batch)),
+        single_gpu_rate=dict.fromkeys(kinds, 1.0),
+        **more,
+    )
+
+
+def beliefs(information="own", *, plans=True):
+    return Beliefs(MACHINES.gpu_types, information, PlannedSpeeds(MACHINES, plans=plans))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_job_ends_once_and_none_runs_where_no_plan_fits(name):
+    """`run` checks the log of facts; a job that is given GPUs on which no plan fits raises."""
+    made = some()
+    done = run(made, MACHINES, name, Costs(0.0, 30.0), truth=BLURRED)
+    assert (finish_s(done) > made.submit_time_s).all()
+
+
+@pytest.mark.parametrize("name", ["crius", "gavel+plans", "synergy"])
+def test_quotas_hold_for_jobs_with_plans(name):
+    machines = replace(MACHINES, virtual_clusters={"": 20})
+    done = run(some(machines=machines), machines, name, truth=BLURRED)
+    assert np.isfinite(finish_s(done)).all()
+
+
+def test_fifo_reproduces_the_run_times_of_the_trace():
+    """Far apart, a job lasts as long as traced on what it asks for, after it has started up."""
+    made = some(jobs=8, gap_s=2e6, truth=BLURRED)
+    calm = replace(BLURRED, disturbance=Disturbance(seed=4))
+    done = run(made, MACHINES, "fifo", Costs(0.0, 0.0), truth=calm, startup_s=60.0)
+    lasted = finish_s(done) - made.submit_time_s
+    planned = np.array([BLURRED.plans(name) for name in made.models])[made.model_code]
+    assert planned.any()
+    assert lasted - 60.0 * planned == pytest.approx(made.duration_s, rel=1e-4)
+
+
+def test_only_large_jobs_become_language_models_that_fit_on_what_they_ask_for():
+    made = some(jobs=60)
+    planned = np.array([BLURRED.plans(name) for name in made.models])[made.model_code]
+    assert (made.gpus[planned] >= 2).all()
+    assert not planned[made.gpus < 2].any()
+    for row in np.flatnonzero(planned):
+        model, kind = made.models[made.model_code[row]], made.gpu_types[made.gpu_type_code[row]]
+        app = BLURRED.planned_application(model, int(made.global_batch[row]), MACHINES)
+        assert np.isfinite(app.step_s(kind, (int(made.gpus[row]),), app.initial_batch))
+
+
+def test_assignment_is_the_same_for_a_seed_and_another_for_another():
+    once, again, other = some(jobs=40), some(jobs=40), some(jobs=40, seed=3)
+    np.testing.assert_array_equal(once.model_code, again.model_code)
+    np.testing.assert_array_equal(once.work_scale, again.work_scale)
+    assert (once.model_code != other.model_code).any()
+
+
+def test_small_traces_without_large_jobs_say_so():
+    with pytest.raises(InputError, match=r"trace\.llm_gpus"):
+        some(sizes=(1,))
+
+
+def test_one_plan_in_replicas_is_never_faster_than_the_best():
+    best = PlannedSpeeds(MACHINES, plans=True).believed_s("big-llm", 256, ROWS)
+    fixed = PlannedSpeeds(MACHINES, plans=False).believed_s("big-llm", 256, ROWS)
+    assert (fixed >= best).all()
+    assert (fixed > best)[np.isfinite(best)].any()
+    assert np.isinf(best[ROWS.gpus == 1]).any()
+
+
+def test_observed_steps_correct_the_planner_on_their_gpu_type_only():
+    held = beliefs()
+    task = held.task(spec())
+    before = held.goodput([task], ROWS, "requested")[0]
+    believed_s = task.speeds.believed_on("small-llm", 256, "a100", 4)
+    task.observe_step("a100", 1, 4, 256, 1.25 * believed_s)
+    after = held.goodput([task], ROWS, "requested")[0]
+    on = ROWS.gpu_type == MACHINES.gpu_types.index("a100")
+    np.testing.assert_allclose(after[on] * 1.25, before[on])
+    np.testing.assert_array_equal(after[~on], before[~on])
+
+
+def test_shared_observations_reach_others_at_the_next_decision():
+    held = beliefs("shared")
+    one, other = held.task(spec()), held.task(spec())
+    before = held.goodput([other], ROWS, "requested")
+    one.observe_step("a100", 1, 4, 256, 2.0 * one.speeds.believed_on("small-llm", 256, "a100", 4))
+    np.testing.assert_array_equal(held.goodput([other], ROWS, "requested"), before)
+    held.merge()
+    assert (held.goodput([other], ROWS, "requested") < before).any()
+
+
+def test_batch_grows_with_the_noise_and_stays_where_it_is_fixed():
+    held = beliefs()
+    task, fixed = held.task(spec()), held.task(spec(fixed_batch=True))
+    assert task.choose_batch("a100", 4) == 256
+    for each in (task, fixed):
+        each.report((1.0, 1e3))
+    assert task.choose_batch("a100", 8) == 1024
+    assert fixed.choose_batch("a100", 8) == 256
+
+
+def test_truth_differs_from_the_planner_by_type_and_not_from_run_to_run():
+    truth = replace(BLURRED, planned=PlannedTruth(error=0.2))
+    app = truth.planned_application("small-llm", 256, MACHINES)
+    exact = EXACT.planned_application("small-llm", 256, MACHINES)
+    ratios = [app.step_s(kind, (2,), 256) / exact.step_s(kind, (2,), 256) for kind in MACHINES.gpu_types]
+    assert len(set(np.round(ratios, 6))) == len(ratios)
+    again = replace(BLURRED, planned=PlannedTruth(error=0.2)).planned_application("small-llm", 256, MACHINES)
+    assert again.step_s("a100", (2,), 256) == app.step_s("a100", (2,), 256)
+
+
+def test_spread_over_more_nodes_than_need_be_is_slower():
+    app = EXACT.planned_application("small-llm", 256, MACHINES)
+    assert app.step_s("a100", (1, 1), 256) > app.step_s("a100", (2,), 256)
+
+
+def test_checkpoints_cost_by_their_size_unless_their_model_has_costs():
+    model = ExecutionModel(Costs(5.0, 7.0), {"tiny-llm": Costs(1.0, 2.0)}, storage_bytes_per_s=1e9, startup_s=10.0)
+    assert model.costs_of_checkpoint("big-llm", 50e9).restart_s == pytest.approx(110.0)
+    assert model.costs_of_checkpoint("big-llm", 50e9).launch_s == 10.0
+    assert model.costs_of_checkpoint("tiny-llm", 50e9) == Costs(1.0, 2.0)
+
+
+def test_dearer_checkpoints_make_the_same_schedule_later():
+    made = some(jobs=10)
+    cheap = run(made, MACHINES, "las", truth=BLURRED)
+    dear = run(made, MACHINES, "las", truth=BLURRED, storage_bytes_per_s=2e7)
+    assert (finish_s(dear) - finish_s(cheap)).mean() > 100.0
+
+
+def test_plus_plans_is_a_policy_of_its_own():
+    policy = get_policy("sia+plans")
+    assert (policy.name, policy.plans, get_policy("sia").plans) == ("sia+plans", True, False)
+    assert policy.with_parameters(p=-1.0).plans
+    assert run(some(jobs=6), MACHINES, "sia+plans", truth=BLURRED).policy == "sia+plans"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("crius+plans", "Type crius"), ("fifo+plans", "plans tell it nothing"), ("sai+plans", "sia")],
+)
+def test_plus_plans_says_where_it_makes_no_sense(name, says):
+    with pytest.raises(InputError, match=says):
+        get_policy(name)
+
+
+def test_jobs_of_a_log_get_as_many_gpus_as_a_plan_needs():
+    made = workload([(0, 1, 0), (5, 4, 0)], models=["big-llm", "small-llm"], kinds=["a10", "v100"])
+    made = replace(made, global_batch=np.array([256, 256], dtype=np.int32), iterations=np.array([100.0, 50.0]))
+    given = as_given(made, MACHINES, EXACT)
+    assert given.gpus[0] > 1
+    assert given.gpus[1] == 4
+    app = EXACT.planned_application("small-llm", 256, MACHINES)
+    assert given.duration_s[1] == pytest.approx(50.0 * app.step_s("v100", (4,), 256), rel=1e-6)
+    assert np.isfinite(finish_s(run(given, MACHINES, "crius", truth=EXACT))).all()
+    with pytest.raises(InputError, match="iterations"):
+        as_given(replace(made, iterations=np.full(2, np.nan)), MACHINES, EXACT)
+
+
+def test_crius_makes_room_for_an_arrival_by_halving_others():
+    """Two jobs fill the only nodes; the third is let in at once, because what they lose is less than what it gains."""
+    machines = Cluster((NodeType("a", "a100", 2, 4),))
+    made = workload([(0, 4, 0), (0, 4, 0), (400, 4, 0)], models=["small-llm"] * 3)
+    made = replace(made, global_batch=np.full(3, 256, dtype=np.int32), iterations=np.full(3, 2_000.0))
+    done = run(as_given(made, machines, EXACT), machines, "crius", truth=EXACT)
+    events = done.events
+    first = events.time_s[(events.kind == int(Kind.START)) & (events.job_id == 2)].min()
+    assert first == 600.0
+    assert first < finish_s(done)[:2].min()
+
+
+def test_crius_grows_what_is_alone():
+    machines = Cluster((NodeType("a", "a100", 4, 4),))
+    made = workload([(0, 2, 0)], models=["small-llm"])
+    made = replace(made, global_batch=np.array([256], dtype=np.int32), iterations=np.array([5_000.0]))
+    given = as_given(made, machines, EXACT)
+    done = run(given, machines, "crius", truth=EXACT)
+    assert finish_s(done)[0] < 0.5 * given.duration_s[0]
+    assert done.events.gpus[done.events.kind == int(Kind.START)].max() == 16
+
+
+SCRIPT = """
+
+import planned_models; planned_models.install()
+from test_planned_jobs import MACHINES, BLURRED, run, some
+for name in ("sia", "sia+plans", "crius", "synergy"):
+    print(name, run(some(jobs=10), MACHINES, name, truth=BLURRED).events.digest())
+"""
+
+
+def test_log_is_the_same_in_another_process_with_another_hash_seed():
+    assert len(printed_with(SCRIPT, "1", "2")) == 1
+
+
+def test_tables_have_a_row_for_every_count_whether_or_not_a_plan_fits():
+    table = tables.planned_tables("big-llm", (("a10", 2), ("a100", 4)), (1, 2, 4), 256)
+    assert table.nodes.tolist() == [0, 0, 0, 1, 1, 1]
+    assert table.gpus.tolist() == [1, 2, 4] * 2
+    assert (table.plans.gpus == table.gpus)[np.isfinite(table.step_time_s)].all()
+
+
+def test_the_experiment_on_an_eighth_of_its_cluster():
+    """conf/experiment/llm_heterogeneous.yaml, drawn from Philly's statistics: all jobs end, and knowing plans pays."""
+    settings = experiment("trace.find=[]", "trace.window=2d", "trace.sample=0.3", "policy=[crius,synergy]", *EIGHTH)
+    mean_s = {}
+    for each in prepared_runs(settings):
+        done = simulate(each.workload, each.cluster, each.policy, each.execution, truth=each.truth)
+        check(done)
+        mean_s[each.policy.name] = (finish_s(done) - each.workload.submit_time_s).mean()
+    assert mean_s["synergy"] < mean_s["crius"]
