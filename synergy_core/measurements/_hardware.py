@@ -19,13 +19,15 @@ EFA_GBIT_PER_NODE = {"v100": 100.0, "a100": 400.0, "h100": 3200.0, "h200": 3200.
 """Amazon's node types with that GPU: p3dn, p4d, p5, p5en, p6 (AWS, EC2 accelerated computing)."""
 
 _TYPE = re.compile(
-    r"(?<![a-z0-9])(g[bh][23]00|[abhlpv][0-9]+[a-z]?|t4|rtx[ _-]?[a-z]*[0-9]+(?:ti)?|mi[0-9]+[a-z]?)(?![a-z0-9])"
+    r"(?<![a-z0-9])(g[bh][23]00|[abhlpv][0-9]+[a-z]?|t4|rtx[ _-]?[a-z]*[0-9]+(?:[ _-]?ti)?|mi[0-9]+[a-z]?)(?![a-z0-9])"
 )
-_MEMORY = re.compile(r"([0-9]+) ?gi?b(?!p|/|it)")
-_CARDS = re.compile(r"(?:([0-9]+) ?[x×] ?)?(fdr|edr|hdr|ndr|xdr) ?([0-9]+)?")
-_TIMES = re.compile(r"([0-9]+) ?[x×] ?([0-9.]+) ?g(?:b|bit)?")
-_TIMES_AFTER = re.compile(r"([0-9.]+) ?g(?:b|bit)?(?:ps|/s)? ?[x×] ?([0-9]+)")
-_RATE = re.compile(r"([0-9.]+) ?(gb|gbit|g)(?:ps|/s)", re.IGNORECASE)
+_MEMORY = re.compile(r"(?<![0-9.])([0-9]+) ?g(?:i?b)?(?![a-z0-9/])")
+_CARDS = re.compile(r"(?:([0-9]+) ?[x× ] ?)?(fdr|edr|hdr|ndr|xdr)(?: ?([0-9]+))?")
+_TIMES = re.compile(r"([0-9]+) ?[x×] ?([0-9]+(?:\.[0-9]+)?) ?g(?:b|bit)?")
+_TIMES_AFTER = re.compile(r"(?<![0-9.])([0-9]+(?:\.[0-9]+)?) ?g(?:b|bit)?(?:ps|/s)? ?[x×] ?([0-9]+)")
+_RATE = re.compile(r"(?<![0-9.])([0-9]+(?:\.[0-9]+)?) ?([gt])(b|bit|be|)(ps|/s|)(?![a-z])", re.IGNORECASE)
+_INSIDE = re.compile(r"nvlink|nvswitch|nvl[0-9]+|pcie?\b")
+_OUTSIDE = re.compile(r"infiniband|\bib\b|[fehnx]dr|ethernet|gbe|roce|efa|\bnics?\b|rdma|omni")
 NVL_DOMAIN = 72
 """GPUs that a GB200 NVL72 or GB300 NVL72 joins by NVLink (data sheet)."""
 
@@ -92,25 +94,32 @@ def network_bytes_per_s(text: str, gpus_per_node: int, kind: str) -> float | Non
 
     A rate without `per GPU` is a node's. A number of cards times a rate is a node's too.
     """
-    plain = text.lower()
-    gbit = _gbit(text, plain, kind)
-    if gbit is None:
+    clauses = [each for each in re.split(r"[,;+]", text) if not _within(each.lower())]
+    outside = ",".join(clauses)
+    plain = outside.lower()
+    gbit = _gbit(outside, plain, kind)
+    if not gbit:
         return None
     share = 1 if re.search(r"(per|/) ?gpu", plain) else gpus_per_node
     return gbit * 1e9 / BITS_PER_BYTE / share
 
 
+def _within(clause: str) -> bool:
+    """Whether a part of the text tells of links inside a node only."""
+    return _INSIDE.search(clause) is not None and not _OUTSIDE.search(clause)
+
+
 def _gbit(text: str, plain: str, kind: str) -> float | None:
-    """Gb/s of what the text names."""
-    if found := _CARDS.search(plain):
-        if "dgx" in plain and not found[1]:
-            return None
-        return float(found[1] or 1) * (float(found[3]) if found[3] else CARDS_GBIT[found[2]])
-    if found := _TIMES.search(plain):
+    """Gb/s of what the text names: cards that are counted, else a rate, else one card of a generation."""
+    cards = _CARDS.search(plain)
+    if cards and cards[1]:
+        return float(cards[1]) * (float(cards[3]) if cards[3] else CARDS_GBIT[cards[2]])
+    if found := _TIMES.search(plain) or _TIMES_AFTER.search(plain):
         return float(found[1]) * float(found[2])
-    if found := _TIMES_AFTER.search(plain):
-        return float(found[1]) * float(found[2])
-    if found := _RATE.search(text):
-        bits = BITS_PER_BYTE if found[2].endswith("B") else 1.0
-        return float(found[1]) * bits
+    for found in _RATE.finditer(text):
+        per_second, bytes_ = bool(found[4]), found[3] == "B"
+        if per_second or not bytes_:
+            return float(found[1]) * (1e3 if found[2] in "tT" else 1.0) * (BITS_PER_BYTE if bytes_ else 1.0)
+    if cards:
+        return None if "dgx" in plain else float(cards[3]) if cards[3] else CARDS_GBIT[cards[2]]
     return EFA_GBIT_PER_NODE.get(kind) if "efa" in plain else None
