@@ -18,7 +18,8 @@ class GpuSheet:
 
     tensor_flops_per_s: dense peak of matrix products that accumulate in fp32, by precision: fp16, bf16, tf32, fp8, fp4,
     those that it has. multiprocessors: how many. clock_hz: at boost. link_bytes_per_s: NVLink, all links of one GPU,
-    one way; 0 without. pcie_bytes_per_s: one way.
+    one way; 0 without. pcie_bytes_per_s: one way. inline_ecc: whether check bits take part
+    of the memory itself (GDDR6 of data-centre cards).
     """
 
     name: str
@@ -35,6 +36,7 @@ class GpuSheet:
     link_bytes_per_s: float
     pcie_bytes_per_s: float
     source: str
+    inline_ecc: bool = False
 
     def matrix_flops_per_s(self, precision: str) -> float:
         """Peak of matrix products; a precision that the GPU lacks runs in the next wider one that it has."""

@@ -34,8 +34,13 @@ FRAGMENTATION = 0.05
 USABLE = 1.024**3 * 0.985
 """Of a data sheet's memory: its gigabytes are binary ones (1.024³ decimal), less what driver and ECC tables keep."""
 
+INLINE_ECC = 1.0 / 16.0
+"""Of GDDR6 memory, what its check bits take while ECC is on, as it is by default (NVIDIA, nvidia-smi: 15,360 MiB of a
+T4's 16 GiB, 46,080 of an A40's 48)."""
+
 MARGIN = 0.04
 """Of the usable memory, left free by `Memory.fits`: the figures' own error, and blocks too split to be used."""
+
 
 SCHEDULES = ("1f1b", "gpipe")
 
@@ -97,7 +102,13 @@ class Memory:
 
         The peak, not what is reserved: short of memory, the allocator gives back what it only reserved.
         """
-        return self.total + self.outside <= (1.0 - MARGIN) * USABLE * machine.memory_bytes
+        return self.total + self.outside <= (1.0 - MARGIN) * usable_bytes(machine)
+
+
+def usable_bytes(machine: Machine) -> float:
+    """Of one GPU's memory, what a process can have at most, CUDA's context included."""
+    result: float = USABLE * machine.memory_bytes * (1.0 - INLINE_ECC if machine.gpu.inline_ecc else 1.0)
+    return result
 
 
 def memory(

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.errors import InputError
 from synergy_core.planner.families import transformer
-from synergy_core.planner.machine import Machine
-from synergy_core.planner.memory import Memory, memory
+from synergy_core.planner.machine import Machine, machine_named
+from synergy_core.planner.memory import Memory, memory, usable_bytes
 from synergy_core.planner.plan import RECOMPUTE, Plan, plans_of
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Block, Layers, Work
@@ -244,3 +244,10 @@ def test_what_fits() -> None:
     got = of(Plan(micro_batch=4, recompute=FULL), Plan(micro_batch=32), Plan(micro_batch=32, recompute=FULL))
     assert got.fits(machine(80e9)).tolist() == [True, False, True]
     assert got.fits(machine(16e9)).tolist() == [False, False, False]
+
+
+def test_check_bits_of_graphics_memory_take_a_sixteenth() -> None:
+    """nvidia-smi shows 15,360 MiB of a T4, 16 GiB, and 46,080 MiB of an A40; HBM has chips of its own for them."""
+    for gpu, mib in (("t4", 15360.0), ("a40", 46080.0), ("h100", 81920.0)):
+        shown = mib * 2**20
+        assert 0.97 * shown < usable_bytes(machine_named(gpu)) < shown
