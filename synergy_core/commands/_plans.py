@@ -6,7 +6,7 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from synergy_core.measurements.training_times import TrainingTimes
 from synergy_core.planner import communication
 from synergy_core.planner.constants import Constants, constants_for
 from synergy_core.planner.machine import Machine
-from synergy_core.planner.memory import memory
+from synergy_core.planner.memory import Memory, memory
 from synergy_core.planner.plan import Plans
 from synergy_core.planner.software import Software, software_named
 from synergy_core.planner.step_time import step_time
@@ -96,7 +96,7 @@ def predicted(file: TrainingTimes, choose: Choose = constants_for) -> Rows:
         time = _layer_s(case, choose) if isinstance(file, LayerTimes) else _step_s(work, case, choose)
         _closest(rows.time_s, case.rows, time, case.iter_time_s)
         _closest(rows.ideal_s, case.rows, _ideal_s(work, case.plans, case.machine, case.software), case.iter_time_s)
-        needs = memory(work, case.plans, case.software, stage=file.rows[case.rows[0]].stage)
+        needs = _memory_of_stages(work, case, [file.rows[row].stage for row in case.rows.tolist()])
         told = np.select(
             [kinds[case.rows] == "nvidia-smi", kinds[case.rows] == "torch peak reserved"],
             [needs.device_total, needs.reserved],
@@ -106,6 +106,17 @@ def predicted(file: TrainingTimes, choose: Choose = constants_for) -> Rows:
         _closest(rows.held_bytes, case.rows, needs.static, held[case.rows])
         np.logical_or.at(rows.fits, case.rows, needs.fits(case.machine))
     return rows
+
+
+def _memory_of_stages(work: Work, case: Case, stages: Sequence[str]) -> Memory:
+    """Memory of every setting, each on the pipeline stage that its row was measured on."""
+    first, *others = dict.fromkeys(stages)
+    result = memory(work, case.plans, case.software, stage=first)
+    for stage in others:
+        here = np.array([each == stage for each in stages])
+        told = memory(work, case.plans, case.software, stage=stage)
+        result = Memory(*(np.where(here, getattr(told, f.name), getattr(result, f.name)) for f in fields(Memory)))
+    return result
 
 
 def _closest(into: Floats, rows: NDArray[np.int64], told: Floats, truth: Floats) -> None:

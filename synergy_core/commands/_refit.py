@@ -35,6 +35,12 @@ def refitted(files: Sequence[TrainingTimes], named: str) -> dict[Key, tuple[Cons
     for file in files:
         for case in file.cases():
             cases.setdefault(_key(case.machine, case.software), []).append(case)
+    if files and not cases:
+        reasons = [f"{count} {why}" for file in files for why, count in file.excluded.items()]
+        reasons += sorted({row.failure for file in files for row in file.rows if row.failure})
+        raise InputError(
+            f"nothing to fit: no row has a time and a setting that can be predicted ({'; '.join(reasons)})."
+        )
     result = {}
     for key, members in cases.items():
         rows = sum(int((case.iter_time_s > 0).sum()) for case in members)

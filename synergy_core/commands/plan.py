@@ -66,7 +66,7 @@ def run(chosen: argparse.Namespace) -> int:
     from synergy_core.planner.machine import machine_named
     from synergy_core.planner.picture import picture
     from synergy_core.planner.search import search_all
-    from synergy_core.planner.software import software_named
+    from synergy_core.planner.software import running_on, software_named
 
     asked = question(chosen.settings)
     if chosen.picture is not None and chosen.picture.suffix != ".svg":
@@ -75,10 +75,11 @@ def run(chosen: argparse.Namespace) -> int:
     software = software_named(asked.software)
     batch = asked.batch or default_batch(family, architecture, software)
     machines = [machine_named(each, asked.gpus_per_node, asked.network) for each in asked.gpu]
+    stacks = [running_on(software, each.gpu) for each in machines]
     tables = search_all(
         family,
         architecture,
-        [(each, software, constants_for(each, software)) for each in machines],
+        [(each, own, constants_for(each, own)) for each, own in zip(machines, stacks, strict=True)],
         counts=asked.gpus,
         global_batch=batch,
         keep=asked.top - 1,
@@ -87,12 +88,12 @@ def run(chosen: argparse.Namespace) -> int:
     flops = model_flops(family, architecture, software) * batch
     stated = "" if asked.batch else " (default; batch=… sets it)"
     print(f"{asked.model}, batch {batch}{stated}, {software.name}")
-    for table in tables:
-        _print(table, software, flops)
+    for table, own in zip(tables, stacks, strict=True):
+        _print(table, own, flops)
         if not len(table):
-            print(_nowhere(table, family, architecture, software, batch, asked.fixed))
+            print(_nowhere(table, family, architecture, own, batch, asked.fixed))
     if chosen.json:
-        write_whole(chosen.json, json.dumps(_content(asked, batch, tables, software, flops), indent=1) + "\n")
+        write_whole(chosen.json, json.dumps(_content(asked, batch, tables, stacks, flops), indent=1) + "\n")
     if chosen.picture:
         write_whole(chosen.picture, picture(asked.model, tables))
     return 0 if any(len(table) for table in tables) else 1
@@ -207,12 +208,12 @@ def _print(table: PlanTable, software: Software, flops: float) -> None:
                 str(int(shown.gpus[row])),
                 shown.plans.plan(row).describe(),
                 seconds(float(shown.step_time_s[row])),
-                f"{shown.memory_bytes[row] / 1e9:.1f} GB",
+                f"{shown.memory_bytes[row] / 2**30:.1f} GiB",
                 f"{_mfu(shown, row, software, flops):.1%}",
                 *(f"{getattr(shown.parts, name)[row] / shown.step_time_s[row]:.0%}" for name in used),
             ]
         )
-    print(f"\n{_title(table.machine)}")
+    print(f"\n{_title(table.machine)}, {software.precision}")
     if rows:
         print(aligned(("gpus", "plan", "step", "memory", "MFU", *(PARTS[each] for each in used)), rows, left=2))
     if not many:
@@ -228,8 +229,10 @@ def _print(table: PlanTable, software: Software, flops: float) -> None:
 
 
 def _title(machine: Machine) -> str:
+    from synergy_core.planner.memory import usable_bytes
+
     return (
-        f"{machine.gpu.title}, {machine.memory_bytes / 1e9:.0f} GB, {machine.gpus_per_node} per node, "
+        f"{machine.gpu.title}, {usable_bytes(machine) / 2**30:.1f} GiB usable, {machine.gpus_per_node} per node\n  "
         f"{machine.link_bytes_per_s / 1e9:.0f} GB/s within nodes, {machine.network_bytes_per_s / 1e9:.1f} GB/s between"
     )
 
@@ -268,11 +271,11 @@ def _nowhere(
 
 
 def _content(
-    asked: Question, batch: int, tables: Sequence[PlanTable], software: Software, flops: float
+    asked: Question, batch: int, tables: Sequence[PlanTable], stacks: Sequence[Software], flops: float
 ) -> dict[str, Any]:
     from synergy_core.planner.explain import PARTS, why
 
-    def of_row(table: PlanTable, row: int) -> dict[str, Any]:
+    def of_row(table: PlanTable, software: Software, row: int) -> dict[str, Any]:
         rank = int(table.rank[row])
         return {
             "gpus": int(table.gpus[row]),
@@ -289,13 +292,14 @@ def _content(
     return {
         "model": asked.model,
         "batch": batch,
-        "software": software.name,
+        "software": asked.software,
         "gpu_types": [
             {
                 "gpu": table.machine.gpu.name,
-                "plans": [of_row(table, row) for row in range(len(table))],
+                "precision": own.precision,
+                "plans": [of_row(table, own, row) for row in range(len(table))],
                 "infeasible": [asdict(each) for each in table.infeasible],
             }
-            for table in tables
+            for table, own in zip(tables, stacks, strict=True)
         ],
     }

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from synergy_core.planner.software import Software, software_named, software_names
+from synergy_core.catalog.sheets import gpu_sheet
+from synergy_core.planner.software import Software, running_on, software_named, software_names
 
 _WORDS = (
     ("torchtitan", r"torchtitan"),
@@ -51,6 +52,9 @@ def software(name: str, *, dtype: str, attention: str, gated: bool, gpu: str, no
     kind = precision(dtype)
     if kind is None:
         return None
+    sheet = gpu_sheet(gpu)
+    if not dtype.strip() and sheet is not None:
+        kind = running_on(Software("", precision=kind), sheet).precision
     base = software_named(f"{name}-fp8" if kind == "fp8" and f"{name}-fp8" in software_names() else name)
     plain = attention.strip().lower()
     if plain:

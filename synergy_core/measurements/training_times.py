@@ -206,6 +206,13 @@ def _degrees(row: Row) -> _Degrees:
     heads, layers, expert = row.whole("heads"), row.whole("layers"), row.whole("ep") or 1
     if heads and heads % tensor:
         row.contradicts(f"got tp {tensor}, expected a divisor of heads {heads}. Mend tp or heads.")
+    groups, experts, chosen = row.whole("kv_heads"), row.whole("n_experts"), row.whole("topk")
+    if heads and groups and heads % groups:
+        row.contradicts(f"got kv_heads {groups}, expected a divisor of heads {heads}. Mend kv_heads or heads.")
+    if experts and experts % expert:
+        row.contradicts(f"got ep {expert}, expected a divisor of n_experts {experts}. Mend ep or n_experts.")
+    if experts and chosen and chosen > experts:
+        row.contradicts(f"got topk {chosen}, expected at most n_experts {experts}. Mend topk or n_experts.")
     interleave = row.whole("vpp") or 1
     if layers and pipeline * interleave > layers + 2:  # embedding and logits may count as layers
         row.contradicts(
@@ -276,24 +283,23 @@ def _settings(row: Row, degrees: _Degrees, untied: bool | None) -> tuple[tuple[S
         raise _UnpredictableError("tp and pp not stated")
     gated = row.flag("gated_mlp") or False
     model = row.text("model")
+    stated = Columns(
+        model=model,
+        layers=row.whole("layers"),
+        hidden=row.whole("hidden"),
+        heads=row.whole("heads"),
+        kv_heads=row.whole("kv_heads"),
+        ffn=row.whole("ffn"),
+        gated=gated,
+        seq_len=row.whole("seq_len"),
+        vocab=row.whole("vocab"),
+        params=row.number("params"),
+        experts=row.whole("n_experts"),
+        top_k=row.whole("topk"),
+        untied=untied,
+    )
     try:
-        architecture = architecture_of(
-            Columns(
-                model=model,
-                layers=row.whole("layers"),
-                hidden=row.whole("hidden"),
-                heads=row.whole("heads"),
-                kv_heads=row.whole("kv_heads"),
-                ffn=row.whole("ffn"),
-                gated=gated,
-                seq_len=row.whole("seq_len"),
-                vocab=row.whole("vocab"),
-                params=row.number("params"),
-                experts=row.whole("n_experts"),
-                top_k=row.whole("topk"),
-                untied=untied,
-            )
-        )
+        architecture = architecture_of(stated)
     except InputError as error:
         raise _UnpredictableError(str(error)) from None
     per_node = row.whole("gpus_per_node") or 8

@@ -2,8 +2,8 @@
 
 Order of pruning: what does not divide is never made (`enumerate`); of each plan the variant that needs least memory is
 sized, and if that does not fit the plan is gone; of the variants that fit, those that recompute more than another one
-needs to are gone; only then are step times computed. Tensor parallelism beyond a node is tried for counts
-on which nothing fits within nodes.
+needs to are gone; only then are step times computed. Tensor parallelism beyond a node, and beyond 8, is tried for
+counts on which nothing fits without.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from synergy_core.errors import InputError
 from synergy_core.planner.constants import Constants
 from synergy_core.planner.enumerate import Limits, candidates, leanest, limits_of, undominated, with_options
 from synergy_core.planner.machine import Machine
-from synergy_core.planner.memory import MARGIN, USABLE, memory
+from synergy_core.planner.memory import MARGIN, memory, usable_bytes
 from synergy_core.planner.plan import Ints, Plan, Plans
 from synergy_core.planner.reshard import holdings, moved_bytes
 from synergy_core.planner.software import Software
@@ -31,6 +32,8 @@ Floats = NDArray[np.float64]
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MOST_NODES_PER_TENSOR_GROUP = 4
+LEAST_TENSOR = 8
+"""Tensor parallelism tried on any node: within nodes of two GPUs alone, large models fit only at absurd prices."""
 TIE = 0.01
 """Plans whose times differ by less than this part count as equally fast: finer than any prediction."""
 MOST_TIED = 8
@@ -39,7 +42,9 @@ MOST_TIED = 8
 
 @dataclass(frozen=True, slots=True)
 class Infeasible:
-    """A GPU count without a plan. factor: batch or memory. missing_bytes: per GPU, of the leanest plan."""
+    """A GPU count without a plan. factor: batch, memory, or degrees (that were fixed). missing_bytes: per GPU, of the
+    leanest plan.
+    """
 
     gpus: int
     factor: str
@@ -120,7 +125,7 @@ def search(
 ) -> PlanTable:
     """The best plan for each count of GPUs of a machine, the next `keep`, and why counts without a plan have none.
 
-    global_batch, micro_batches: sequences (or images). max_tensor: by default a node, or more where nothing else fits.
+    global_batch, micro_batches: sequences (or images). max_tensor: by default a node or 8, more if nothing else fits.
     current: what runs now; among plans within 1 % the one is taken that least has to be moved for. fixed: degrees that
     must be as given. Raises InputError for counts, batches or fixed degrees that make no sense. Tables are remembered.
     """
@@ -225,8 +230,9 @@ def _remembered(
     model = Model(family.it, architecture, software, limits_of(family.it, architecture, software))
     held = dict(fixed)
     wanted = np.unique(np.asarray(counts))
-    within = min(max_tensor or machine.gpus_per_node, machine.gpus_per_node)
-    beyond = max_tensor or machine.gpus_per_node * MOST_NODES_PER_TENSOR_GROUP
+    usual = max(machine.gpus_per_node, LEAST_TENSOR)
+    within = min(max_tensor or usual, usual)
+    beyond = max_tensor or max(machine.gpus_per_node * MOST_NODES_PER_TENSOR_GROUP, within)
     sized = _sized(model, machine, wanted, global_batch, micro_batches, within, held)
     left = wanted[~np.isin(wanted, sized.plans.gpus[sized.fits])]
     if left.size and beyond > within:
@@ -243,7 +249,7 @@ def _remembered(
         memory_bytes=bytes_[order],
         plans=chosen,
         parts=taken(parts, order),
-        infeasible=_reasons(model.limits, machine, wanted, sized, global_batch, beyond),
+        infeasible=_reasons(model.limits, machine, wanted, sized, global_batch, beyond, held),
         timed=len(plans),
     )
 
@@ -348,7 +354,13 @@ def _nearest_first(
 
 
 def _reasons(
-    limits: Limits, machine: Machine, counts: Ints, sized: _Sized, global_batch: int, max_tensor: int
+    limits: Limits,
+    machine: Machine,
+    counts: Ints,
+    sized: _Sized,
+    global_batch: int,
+    max_tensor: int,
+    fixed: Mapping[str, int],
 ) -> tuple[Infeasible, ...]:
     """Why each count without a plan has none."""
     gpus = sized.plans.gpus
@@ -360,19 +372,34 @@ def _reasons(
     return tuple(
         _too_large(sized, lean_row[each], machine)
         if each in lean_row
-        else _indivisible(limits, each, global_batch, tensors)
+        else _held_apart(each, fixed) or _indivisible(limits, each, global_batch, tensors)
         for each in counts[~feasible].tolist()
     )
 
 
 def _too_large(sized: _Sized, row: int, machine: Machine) -> Infeasible:
     plan, needed = leanest(sized.plans.take(np.array([row]))).plan(0), float(sized.least_bytes[row])
-    usable = (1.0 - MARGIN) * USABLE * machine.memory_bytes
+    usable = (1.0 - MARGIN) * usable_bytes(machine)
     message = (
-        f"the leanest plan ({plan.describe()}) needs {needed / 1e9:.1f} GB on the fullest GPU, "
-        f"where {usable / 1e9:.1f} GB can be used"
+        f"the leanest plan ({plan.describe()}) needs {needed / 2**30:.1f} GiB on the fullest GPU, "
+        f"where {usable / 2**30:.1f} GiB can be used"
     )
     return Infeasible(plan.gpus, "memory", message, missing_bytes=needed - usable)
+
+
+def _held_apart(gpus: int, fixed: Mapping[str, int]) -> Infeasible | None:
+    """Degrees that were fixed and rule a count out: their product must divide it, and what is left be splittable."""
+    named = " · ".join(f"{name}={value}" for name, value in fixed.items() if name not in ("zero", "recompute"))
+    if not named:
+        return None
+    product = prod(fixed.get(name, 1) for name in ("tensor", "pipeline", "context", "data"))
+    if gpus % product:
+        message = (
+            f"{named} needs a multiple of {product} GPUs; use gpus={-(-gpus // product) * product} or free a degree"
+        )
+    else:
+        message = f"no plan has {named}; free one of them, or use another batch or GPU count"
+    return Infeasible(gpus, "degrees", message)
 
 
 def _indivisible(limits: Limits, gpus: int, global_batch: int, tensors: Sequence[int]) -> Infeasible:

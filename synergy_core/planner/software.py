@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 from synergy_core.catalog import read_yaml
+from synergy_core.catalog.sheets import GpuSheet
 from synergy_core.errors import unknown
 
 
@@ -62,3 +63,9 @@ def software_named(name: str) -> Software:
         hint = "A file synergy_core/catalog/software/<name>.yaml adds one."
         raise unknown("training software", name, software_names(), hint=hint)
     return Software(name=name, **read_yaml(_FOLDER / f"{name}.yaml"))
+
+
+def running_on(software: Software, gpu: GpuSheet) -> Software:
+    """The stack as it runs on that GPU: bf16 and fp8 become fp16 where its tensor cores know fp16 only."""
+    only_fp16 = "fp16" in gpu.tensor_flops_per_s and "bf16" not in gpu.tensor_flops_per_s
+    return replace(software, precision="fp16") if only_fp16 and software.precision in ("bf16", "fp8") else software

@@ -132,3 +132,30 @@ def test_the_drawn_schedule_is_1f1b(stages, micro_batches):
 )
 def test_seconds(value, text):
     assert seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision"), [("v100", "fp16"), ("t4", "fp16"), ("rtx2080ti", "fp16"), ("a100", "bf16")]
+)
+def test_gpus_without_bf16_run_fp16(capsys, tmp_path, gpu, precision):
+    out = tmp_path / "plans.json"
+    _, printed, _ = asked(capsys, "model=gpt-125m", f"gpu={gpu}", "gpus=2", "batch=8", "--json", str(out))
+    (found,) = json.loads(out.read_text())["gpu_types"]
+    assert found["precision"] == precision
+    assert f", {precision}\n" in printed
+    assert all(0.0 < each["mfu"] < 1.0 for each in found["plans"])
+
+
+def test_fixed_degrees_are_blamed_for_what_they_rule_out(capsys):
+    status, printed, _ = asked(capsys, "model=gpt-125m", "gpu=h100", "gpus=8", "tensor=3")
+    assert status == 1
+    assert "degrees: tensor=3 needs a multiple of 3 GPUs; use gpus=9" in printed
+
+
+def test_memory_is_told_in_the_unit_of_the_card(capsys):
+    """An 80 GB GPU has 80 GiB; what is shown never exceeds what can be used."""
+    _, printed, _ = asked(capsys, "model=gpt-1.3b", "gpu=h100", "gpus=8", "batch=512")
+    assert "78.8 GiB usable" in printed
+    shown = [float(each.rsplit(maxsplit=1)[-1]) for each in printed.split(" GiB")[1:-1]]
+    assert shown
+    assert max(shown) <= 78.8

@@ -13,7 +13,8 @@ import pytest
 from synergy_core.__main__ import main
 from synergy_core.commands import _plans, _refit
 from synergy_core.commands._plans import regrets
-from synergy_core.measurements import _hardware, read
+from synergy_core.errors import InputError
+from synergy_core.measurements import _hardware, _stack, read
 from synergy_core.planner.constants import Constants
 
 DATA = os.environ.get("SYNERGY_DATA")
@@ -169,6 +170,18 @@ def test_fine_tuning_and_rows_without_a_measurement_are_left_out(tmp_path):
         ("25 GB/s per GPU", "a100", 25e9),
         ("NVLink only", "a100", None),
         ("NVL72", "h100", None),
+        ("8x200 Gb/s HDR", "a100", 25e9),
+        ("4x100Gb/s Omni-Path per node", "v100", 6.25e9),
+        ("400 Gb/s InfiniBand NDR per GPU", "h100", 50e9),
+        ("EFA 3200 Gb/s", "h100", 50e9),
+        ("3.2 Tbps", "h100", 50e9),
+        ("8 HDR NICs", "a100", 25e9),
+        ("100 GbE", "v100", 1.5625e9),
+        ("NVLink 600GB/s", "a100", None),
+        ("1.2.3 Gb/s", "a100", None),
+        ("0 Gb/s", "a100", None),
+        ("NVLink 900 GB/s + 3.2 Tb/s IB", "h100", 50e9),
+        ("NVSwitch 600 GB/s, IB 8x200Gbps", "a100", 25e9),
         ("", "h100", None),
     ],
 )
@@ -185,6 +198,8 @@ def test_networks_are_read_from_their_authors_words(text, gpu, per_gpu):
         ("H100-96GB-HBM2e-500W", ["h100"]),
         ("NVIDIA H200", ["h200"]),
         ("GB200", ["gb200"]),
+        ("NVIDIA GeForce RTX 2080 Ti", ["rtx2080ti"]),
+        ("A100-40G", ["a100"]),
     ],
 )
 def test_gpus_are_read_from_their_authors_words(text, names):
@@ -248,3 +263,40 @@ def test_every_calibration_file_is_read():
         assert len(failures) == UNPREDICTABLE.get(path.name, 0), path.name
     assert all(row.architecture for row in read(Path(DATA) / "arena" / "best_plan_iteration_time.csv").rows)
     assert read(Path(DATA) / "arena" / "collectives.csv").rows
+
+
+def test_an_unstated_precision_is_one_the_gpu_has():
+    kinds = {
+        gpu: _stack.software("megatron", dtype="", attention="", gated=False, gpu=gpu) for gpu in ("v100", "t4", "a100")
+    }
+    assert {gpu: each.precision for gpu, each in kinds.items()} == {"v100": "fp16", "t4": "fp16", "a100": "bf16"}
+
+
+def test_memory_is_compared_on_the_stage_that_each_row_names(tmp_path):
+    """Also where rows of several stages stand in one file."""
+    base = {"tp": 1, "pp": 4, "micro_batch": 16, "grad_accum": 1, "vocab": 262144, "peak_mem_gib": 10}
+    rows = [{**base, "mem_kind": "rank 0"}, {**base, "mem_kind": "worst stage"}]
+    alone = [_plans.predicted(read(write(tmp_path / f"{at}.csv", row))).peak_bytes[0] for at, row in enumerate(rows)]
+    assert alone[0] != alone[1]
+    for order in ([0, 1], [1, 0]):
+        both = _plans.predicted(read(write(tmp_path / "both.csv", *(rows[at] for at in order)))).peak_bytes
+        assert both.tolist() == [alone[at] for at in order]
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"hidden": "big"}, "column hidden: got 'big'"),
+        ({"kv_heads": 3}, "got kv_heads 3, expected a divisor of heads 16"),
+        ({"n_experts": 6, "topk": 2, "ep": 4}, "got ep 4, expected a divisor of n_experts 6"),
+        ({"n_experts": 4, "topk": 9}, "got topk 9, expected at most n_experts 4"),
+    ],
+)
+def test_shapes_that_cannot_be_are_refused(tmp_path, cells, said):
+    with pytest.raises(InputError, match=said):
+        read(write(tmp_path / "x.csv", cells))
+
+
+def test_calibrating_on_nothing_says_so(tmp_path, capsys):
+    assert main(["calibrate", str(write(tmp_path / "x.csv", *[{"iter_time_s": ""}] * 8))]) == 2
+    assert "nothing to fit" in capsys.readouterr().err

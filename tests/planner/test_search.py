@@ -246,3 +246,11 @@ def test_no_counts(counts):
 def test_divisors():
     assert divisors(36) == [1, 2, 3, 4, 6, 9, 12, 18, 36]
     assert divisors(1) == [1]
+
+
+def test_small_nodes_do_not_keep_tensor_groups_small():
+    """On nodes of two, 256 GPUs may split layers as 128 do: more GPUs are not slower."""
+    deep = gpt(layers=80, hidden=12288, heads=96, ffn=49152)
+    table = found(deep, machine("a10", memory_bytes=27e9), counts=[128, 256], global_batch=512).best()
+    assert len(table) == 2
+    assert table.step_time_s[1] <= 1.02 * table.step_time_s[0]
