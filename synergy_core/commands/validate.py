@@ -152,6 +152,9 @@ def _planned(file: Any, choose: Choose, source: str) -> list[dict[str, Any]]:
     ]
     head = ("regret", "max regret", "baseline", "banded", "false refusals", "refused", "accepted")
     print(table(("group", "n", *percents, "bias", "failures", "spearman", *head), rows))
+    if any(each.fields.get("banded") for each in groups):
+        print("  banded: rows that leave a setting open; of each, the setting closest to what was measured counts,")
+        print("  so errors and regrets of groups with such rows are lower bounds.")
     print()
     return [each.as_json(str(file.path), source) for each in groups]
 

@@ -85,13 +85,16 @@ def _curves(tables: Sequence[PlanTable]) -> list[str]:
     times = np.concatenate([each.step_time_s for each in best])
     if len(gpus):
         x, y = _scale(gpus, LEFT, WIDTH - RIGHT), _scale(times, TOP + HEIGHT, TOP)
-        for value in _ticks(gpus):
+        for value in _counts(gpus):
             result += [
                 _line((x(value), TOP), (x(value), TOP + HEIGHT)),
-                _text(x(value), TOP + HEIGHT + 16, f"{value:g}"),
+                _text(x(value), TOP + HEIGHT + 16, f"{value:g}", anchor="middle"),
             ]
         for value in _ticks(times):
-            result += [_line((LEFT, y(value)), (WIDTH - RIGHT, y(value))), _text(8, y(value) + 4, f"{value:.3g}")]
+            result += [
+                _line((LEFT, y(value)), (WIDTH - RIGHT, y(value))),
+                _text(LEFT - 8, y(value) + 4, f"{value:.3g}", anchor="end"),
+            ]
         for at, rows in enumerate(best):
             points, line = (
                 [(x(float(g)), y(float(t))) for g, t in zip(each.gpus, each.step_time_s, strict=True)]
@@ -119,7 +122,7 @@ def _pipeline(plan: Plan, gpu: str, top: int) -> tuple[list[str], int]:
     row = 18
     for stage in range(stages):
         y = top + 12 + stage * row
-        result.append(_text(8, y + 12, f"stage {stage + 1}"))
+        result.append(_text(LEFT - 8, y + 12, f"stage {stage + 1}", anchor="end"))
         for each in range(batches):
             for start, length, colour in ((forward, 1.0, FORWARD), (backward, 2.0, BACKWARD)):
                 x = LEFT + unit * float(start[stage, each])
@@ -127,7 +130,12 @@ def _pipeline(plan: Plan, gpu: str, top: int) -> tuple[list[str], int]:
                     f'<rect x="{x:.1f}" y="{y}" width="{unit * length:.1f}" height="{row - 3}" fill="{colour}" '
                     f'stroke="white" stroke-width="0.5"><title>micro-batch {each + 1}</title></rect>'
                 )
-    return result, 30 + stages * row
+    y = top + 12 + stages * row
+    for at, (name, colour) in enumerate((("forward", FORWARD), ("backward, twice as long", BACKWARD))):
+        x = LEFT + 100 * at
+        result.append(f'<rect x="{x}" y="{y + 4}" width="10" height="10" fill="{colour}"/>')
+        result.append(_text(x + 16, y + 13, name))
+    return result, 56 + stages * row
 
 
 def _scale(values: NDArray[np.float64], first: float, last: float) -> Callable[[float], float]:
@@ -137,16 +145,35 @@ def _scale(values: NDArray[np.float64], first: float, last: float) -> Callable[[
     return lambda value: first + (float(np.log(value)) - low) / span * (last - first)
 
 
+def _counts(values: NDArray[np.float64]) -> list[float]:
+    """Of the counts themselves up to eight, none nearer to the next than a twelfth of the axis."""
+    every = np.unique(values)
+    least = (every[-1] / every[0]) ** (1.0 / 12.0)
+    kept = [float(every[-1])]
+    for value in every[-2::-1].tolist():
+        if kept[-1] / value >= least and (value == every[0] or value / every[0] >= least):
+            kept.append(value)
+    step = -(-len(kept) // 8)
+    return kept[::-step]
+
+
 def _ticks(values: NDArray[np.float64]) -> list[float]:
-    """Up to six values, evenly spread in logarithm, ends included; the one value if there is one."""
+    """1, 2 and 5 times powers of ten, at most eight; where too few lie within, the ends."""
     low, high = float(values.min()), float(values.max())
     if high <= low * 1.000001:
         return [low]
-    return [float(f"{each:.2g}") if low < each < high else each for each in np.geomspace(low, high, 6).tolist()]
+    powers = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    for digits in ((1, 2, 5), (1,)):
+        round_ones = [float(f"{digit}e{power}") for power in powers for digit in digits]
+        inside = [each for each in round_ones if low <= each <= high]
+        if len(inside) <= 8:
+            break
+    return inside if len(inside) > 1 else [low, high]
 
 
-def _text(x: float, y: float, words: str, *, size: int = 12, colour: str = "#222") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" fill="{colour}">{escape(words)}</text>'
+def _text(x: float, y: float, words: str, *, size: int = 12, colour: str = "#222", anchor: str = "start") -> str:
+    style = f'font-size="{size}" fill="{colour}" text-anchor="{anchor}"'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(words)}</text>'
 
 
 def _line(one: Point, other: Point) -> str:

@@ -6,6 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from planner_setup import CONSTANTS
 
 from synergy_core.__main__ import main
@@ -13,7 +15,7 @@ from synergy_core.commands.plan import default_batch
 from synergy_core.planner import constants
 from synergy_core.planner.explain import model_flops, seconds
 from synergy_core.planner.families import architecture_named
-from synergy_core.planner.picture import schedule
+from synergy_core.planner.picture import _counts, _ticks, schedule
 from synergy_core.planner.software import Software
 
 
@@ -159,3 +161,15 @@ def test_memory_is_told_in_the_unit_of_the_card(capsys):
     shown = [float(each.rsplit(maxsplit=1)[-1]) for each in printed.split(" GiB")[1:-1]]
     assert shown
     assert max(shown) <= 78.8
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.integers(1, 4096), min_size=1, max_size=60))
+def test_the_axes_carry_counts_and_round_times(counts):
+    values = np.array(counts, dtype=float)
+    ticks = _counts(values)
+    assert set(ticks) <= set(counts)
+    assert 1 <= len(ticks) <= 8
+    assert ticks[-1] == max(counts)
+    for value in _ticks(values / 100.0):
+        assert f"{value:e}"[0] in "125" or value in (min(counts) / 100.0, max(counts) / 100.0)

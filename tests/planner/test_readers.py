@@ -300,3 +300,10 @@ def test_shapes_that_cannot_be_are_refused(tmp_path, cells, said):
 def test_calibrating_on_nothing_says_so(tmp_path, capsys):
     assert main(["calibrate", str(write(tmp_path / "x.csv", *[{"iter_time_s": ""}] * 8))]) == 2
     assert "nothing to fit" in capsys.readouterr().err
+
+
+def test_the_report_says_what_banded_rows_count_as(tmp_path, capsys):
+    main(["validate", str(write(tmp_path / "open.csv", {"recompute": ""}))])
+    assert "lower bounds" in capsys.readouterr().out
+    main(["validate", str(write(tmp_path / "stated.csv", {}))])
+    assert "lower bounds" not in capsys.readouterr().out
