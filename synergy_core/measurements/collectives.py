@@ -32,10 +32,11 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """A file's rows."""
+    """A file's rows. excluded: how many were left out, by reason."""
 
     path: Path
     rows: tuple[Collective, ...]
+    excluded: dict[str, int]
 
 
 def recognises(columns: tuple[str, ...]) -> bool:
@@ -47,10 +48,11 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
     """The rows of `table` that have a time. gpu_type: only those of that one."""
     grouped = "group_size" in table.columns
     needed = ("group_size", "bytes", "time_s", "groups") if grouped else ("n_gpus", "size_bytes", "time_us")
-    rows = [
-        _row(row, grouped) for row in rows_of(table, "gpu", *needed) if row.text("time_s" if grouped else "time_us")
-    ]
-    return Collectives(table.path, tuple(each for each in rows if gpu_type in (None, each.gpu_type)))
+    every = list(rows_of(table, "gpu", *needed))
+    timed = [_row(row, grouped) for row in every if row.text(needed[2])]
+    kept = tuple(each for each in timed if gpu_type in (None, each.gpu_type))
+    left = {"no time": len(every) - len(timed), "of another GPU type than asked for": len(timed) - len(kept)}
+    return Collectives(table.path, kept, {reason: count for reason, count in left.items() if count})
 
 
 def _row(row: Row, grouped: bool) -> Collective:

@@ -307,3 +307,12 @@ def test_the_report_says_what_banded_rows_count_as(tmp_path, capsys):
     assert "lower bounds" in capsys.readouterr().out
     main(["validate", str(write(tmp_path / "stated.csv", {}))])
     assert "lower bounds" not in capsys.readouterr().out
+
+
+def test_collectives_without_a_time_are_counted(tmp_path):
+    path = tmp_path / "c.csv"
+    path.write_text(
+        "gpu,collective,n_gpus,n_nodes,size_bytes,time_us\nA100,all_reduce,8,1,1e6,50\nA100,all_reduce,8,1,1e6,\n"
+    )
+    found = read(path)
+    assert (len(found.rows), found.excluded) == (1, {"no time": 1})
