@@ -1,6 +1,7 @@
 """Language models with parallel plans on clusters of several GPU types: synergy against crius, sia and gavel.
 
-    SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/llm.py [--small] [--seeds N] [--only POLICY …] [--information all] [--json FILE]
+    SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/llm.py [--small] [--seeds N] [--only POLICY …]
+        [--information all] [--json FILE]
 
 Jobs: Philly's, those of 2 GPUs or more, as language models (conf/experiment/llm_heterogeneous.yaml). Cluster: Arena's
 1,280 GPUs; --small: an eighth of them, and of the jobs. What a policy may know of plans stands in its name: sia+plans
