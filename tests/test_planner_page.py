@@ -63,13 +63,18 @@ def test_the_worst_file_decides_on_regret(regret, told):
     assert told in goal("regret", [*SHIPPED, timed("other", 0.1, regret)])
 
 
+@pytest.mark.parametrize(("reasons", "told"), [({}, "| met |"), ({planner_page.NO_PLAN: 1}, "**not met**")])
+def test_what_ran_and_has_no_plan_counts_as_refused(reasons, told):
+    assert told in goal("no row that fits", [*SHIPPED, {**timed("other", 0.1), "reasons": reasons}])
+
+
 def test_the_page_has_every_section_and_no_nan():
     links = [score(0.1, how="in sample", gpu="A100", link="nvswitch", group="all", band=">= 1 MiB")]
     memory = [
         score(0.02, file="megatron_ci", group=f"{planner_page.MEMORY_GENERATION}: peak"),
         {"file": "vtrain_multi_a100", "group": "must fit 40 GB", "n": 41, "false_refusals": 20},
     ]
-    page = planner_page.page(FIT, SHIPPED, memory, links, "question  cold s\n")
+    page = planner_page.page(FIT, SHIPPED, memory, links, "question  cold s\n", "2026-11-21")
     assert page.count("\n## ") == 8
     assert "| vtrain_multi_a100 | 40 GB | 41 | 20 |" in page
     assert "nan" not in page.lower().replace("nanotron", "")
