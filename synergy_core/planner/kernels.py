@@ -23,7 +23,11 @@ TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (6
 SPLITS = (1, 4)
 """Into how many parts the summed dimension may be cut where there are too few tiles."""
 ALIGNMENT = 8
-"""Elements: products whose sizes are no multiple of it miss the tensor cores' fast path (NVIDIA's GEMM guide)."""
+MISALIGNED = 0.5
+"""Elements per row of an operand: where not a multiple, 16-byte loads and with them half of the rate are lost (NVIDIA,
+Matrix Multiplication Background, section 3.1: alignment)."""
+
+_TILINGS = tuple(np.array([(*tile, split) for tile in TILES for split in SPLITS]).T)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +58,15 @@ def gemm_s(
     element = 4.0 if precision in ("fp32", "tf32") else 2.0
     m, n, k, count = (np.asarray(each, float) for each in (m, n, k, count))
     sms = machine.gpu.multiprocessors
-    best = None
-    for rows, columns, rate in TILES:
-        tiles = np.ceil(m / rows) * np.ceil(n / columns) * count
-        for split in SPLITS:
-            waves = tiles * split / sms
-            # Part of the last wave is filled by what comes next: half of what quantisation costs.
-            waves = np.maximum(waves + c.wave_loss * (np.ceil(waves) - waves), 1.0)
-            depth = k / split + c.gemm_depth
-            each = waves * sms * rows * columns * 2.0 * depth / (peak * rate)
-            best = each if best is None else np.minimum(best, each)
-    assert best is not None
+    # Every tiling in one array (tilings, plans); the library is taken to choose the best.
+    options = (..., *(None,) * np.broadcast(m, n, k, count).ndim)
+    rows, columns, rate, split = (each[options] for each in _TILINGS)
+    tiles = np.ceil(m / rows) * np.ceil(n / columns) * (count * split / sms)
+    # Part of the last wave is filled by what comes next.
+    waves = np.maximum(tiles + c.wave_loss * (np.ceil(tiles) - tiles), 1.0)
+    busy = waves * (k / split + c.gemm_depth) * (rows * columns * 2.0 * sms / (peak * rate))
+    aligned = (n % ALIGNMENT == 0) & (k % ALIGNMENT == 0)
+    best = busy.min(axis=0) / np.where(aligned, 1.0, MISALIGNED)
     moved = element * count * (m * k + k * n + m * n) / (machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency)
     result: Floats = np.maximum(best / c.gemm_efficiency, moved)
     return result
