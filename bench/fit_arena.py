@@ -48,7 +48,7 @@ XLA = replace(
 """Where fits start: one compiled program per stage has next to no launches, and reduces gradients when it is done."""
 FITTED = {
     "alpa": ("gemm_efficiency", "memory_efficiency", "network_efficiency", "score_passes"),
-    "alpa-fp32": ("gemm_efficiency", "gemm_depth", "memory_efficiency", "network_efficiency"),
+    "alpa-fp32": ("gemm_efficiency", "memory_efficiency", "network_efficiency"),
 }
 LOSS, LOSS_SPREAD = 0.15, 0.2
 SCALE = 0.2

@@ -8,6 +8,7 @@ sequence parallelism, meshes whose sides are powers of two, gradients reduced or
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -111,7 +112,8 @@ def machine_of(row: BestPlan) -> Machine:
 def _node(gpu_type: str, gpus: int) -> Machine:
     """A node type with just so many GPUs, or some GPUs of the usual one; of memory sizes the largest."""
     sheets = gpu_sheets()
-    own = [each for each in node_sheets().values() if each.gpu.split("-")[0] == gpu_type.split("-")[0]]
+    chip = re.sub(r"-[0-9]+gb$", "", gpu_type)
+    own = [each for each in node_sheets().values() if re.sub(r"-[0-9]+gb$", "", each.gpu) == chip]
     own.sort(key=lambda each: (each.gpus_per_node != gpus, not each.usual, -sheets[each.gpu].memory_bytes))
     if not own or own[0].gpus_per_node < gpus:
         return machine_named(gpu_type, gpus)

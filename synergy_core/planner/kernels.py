@@ -22,6 +22,9 @@ TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (6
 """Rows, columns, and the rate of the inner loop against the largest tile, which reuses operands most."""
 SPLITS = (1, 4)
 """Into how many parts the summed dimension may be cut where there are too few tiles."""
+LANES = 8.0
+"""How many times faster tensor cores multiply than fp32 lanes (V100 architecture whitepaper, 2017): for products on
+lanes operands arrive in time whatever the tile, and what filling costs is so much less of the whole."""
 ALIGNMENT = 8
 """Elements: products whose sizes are no multiple of it miss the tensor cores' fast path (NVIDIA's GEMM guide)."""
 
@@ -52,6 +55,7 @@ def gemm_s(
     precision = "bf16" if core and software.precision == "fp8" else software.precision
     peak = machine.gpu.matrix_flops_per_s(precision)
     element = 4.0 if precision in ("fp32", "tf32") else 2.0
+    lanes = precision == "fp32"
     m, n, k, count = (np.asarray(each, float) for each in (m, n, k, count))
     sms = machine.gpu.multiprocessors
     best = None
@@ -61,8 +65,8 @@ def gemm_s(
             waves = tiles * split / sms
             # Part of the last wave is filled by what comes next: half of what quantisation costs.
             waves = np.maximum(waves + c.wave_loss * (np.ceil(waves) - waves), 1.0)
-            depth = k / split + c.gemm_depth
-            each = waves * sms * rows * columns * 2.0 * depth / (peak * rate)
+            depth = k / split + c.gemm_depth / (LANES if lanes else 1.0)
+            each = waves * sms * rows * columns * 2.0 * depth / (peak * (1.0 if lanes else rate))
             best = each if best is None else np.minimum(best, each)
     assert best is not None
     moved = element * count * (m * k + k * n + m * n) / (machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency)

@@ -14,6 +14,9 @@ from synergy_core.commands._plans import scored
 from synergy_core.measurements import read
 from synergy_core.measurements._alpa import candidates, machine_of, plans_for, search_loss
 from synergy_core.planner.constants import Constants, constants_for
+from synergy_core.planner.kernels import gemm_s
+from synergy_core.planner.machine import machine_named
+from synergy_core.planner.software import software_named
 
 DATA = os.environ.get("SYNERGY_DATA")
 needs_data = pytest.mark.skipif(not DATA, reason="needs the measured tables: set SYNERGY_DATA to their folder")
@@ -124,3 +127,19 @@ def test_arena_is_predicted_as_well_as_was_fitted():
     assert groups["all"].spearman > 0.95
     assert search_loss("alpa") < search_loss("alpa-fp32") < 0.5
     assert search_loss("megatron") == 0.0
+
+
+def test_products_on_fp32_lanes_reach_their_rate_whatever_the_tile():
+    machine, c = machine_named("dgx-2"), Constants(gemm_efficiency=1.0, memory_efficiency=1.0)
+    lanes, cores = software_named("alpa-fp32"), software_named("alpa")
+    shape = (16384.0, 64.0, 1024.0, 1.0)
+    flops = 2.0 * 16384 * 64 * 1024
+    on_lanes = flops / gemm_s(*shape, machine, lanes, c) / machine.gpu.matrix_flops_per_s("fp32")
+    on_cores = flops / gemm_s(*shape, machine, cores, c) / machine.gpu.matrix_flops_per_s("fp16")
+    assert 0.75 < on_lanes <= 1.0
+    assert on_cores < on_lanes
+
+
+def test_a_node_of_another_chip_is_never_taken(tmp_path):
+    (row,) = rows(tmp_path, "bert,1.3B,256,H100,1,4,4,7.0")
+    assert machine_of(row).gpu.name == "h100"
