@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from jobs import cluster, finish_s, workload
 
+from synergy_core.__main__ import main
 from synergy_core.policies import get_policy
 from synergy_sim.engine import simulate
 from synergy_sim.overrides import prepared
@@ -16,6 +17,9 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 COMMANDS = [line.strip().split("   ")[0] for line in README.splitlines() if "python -m synergy_sim +" in line]
 COMMANDS += [line.strip().split("   ")[0] for line in README.splitlines() if "python -m synergy_sim -m" in line]
 COMMANDS = [command for command in COMMANDS if command.startswith("python -m synergy_sim")]
+PLANS = [line.strip() for line in README.splitlines() if "python -m synergy_core plan " in line]
+WORDS = ("GB/s within nodes", "MFU")
+"""Of the lines that name the machine and the columns."""
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -25,6 +29,16 @@ def test_commands_are_accepted(command):
 
 def test_there_are_commands_to_test():
     assert len(COMMANDS) >= 7
+    assert PLANS
+
+
+@pytest.mark.parametrize("command", PLANS)
+def test_plans_are_found_and_shown_in_the_columns_of_the_readme(command, capsys):
+    assert main(shlex.split(command)[3:]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    title, columns = (next(line for line in printed if word in line) for word in WORDS)
+    assert f"    {title}" in README
+    assert " ".join(columns.split()) in (" ".join(line.split()) for line in README.splitlines())
 
 
 def test_example_policy_is_found_and_runs():

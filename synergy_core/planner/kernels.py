@@ -26,7 +26,11 @@ LANES = 8.0
 """How many times faster tensor cores multiply than fp32 lanes (V100 architecture whitepaper, 2017): for products on
 lanes operands arrive in time whatever the tile, and what filling costs is so much less of the whole."""
 ALIGNMENT = 8
-"""Elements: products whose sizes are no multiple of it miss the tensor cores' fast path (NVIDIA's GEMM guide)."""
+MISALIGNED = 0.5
+"""Elements per row of an operand: where not a multiple, 16-byte loads and with them half of the rate are lost (NVIDIA,
+Matrix Multiplication Background, section 3.1: alignment)."""
+
+_TILINGS = tuple(np.array([(*tile, split) for tile in TILES for split in SPLITS]).T)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +62,16 @@ def gemm_s(
     lanes = precision == "fp32"
     m, n, k, count = (np.asarray(each, float) for each in (m, n, k, count))
     sms = machine.gpu.multiprocessors
-    best = None
-    for rows, columns, rate in TILES:
-        tiles = np.ceil(m / rows) * np.ceil(n / columns) * count
-        for split in SPLITS:
-            waves = tiles * split / sms
-            # Part of the last wave is filled by what comes next: half of what quantisation costs.
-            waves = np.maximum(waves + c.wave_loss * (np.ceil(waves) - waves), 1.0)
-            depth = k / split + c.gemm_depth / (LANES if lanes else 1.0)
-            each = waves * sms * rows * columns * 2.0 * depth / (peak * (1.0 if lanes else rate))
-            best = each if best is None else np.minimum(best, each)
-    assert best is not None
+    # Every tiling in one array (tilings, plans); the library is taken to choose the best.
+    options = (..., *(None,) * np.broadcast(m, n, k, count).ndim)
+    rows, columns, rate, split = (each[options] for each in _TILINGS)
+    tiles = np.ceil(m / rows) * np.ceil(n / columns) * (count * split / sms)
+    # Part of the last wave is filled by what comes next.
+    waves = np.maximum(tiles + c.wave_loss * (np.ceil(tiles) - tiles), 1.0)
+    depth = k / split + c.gemm_depth / (LANES if lanes else 1.0)
+    busy = waves * depth * (rows * columns * 2.0 * sms / (peak * (1.0 if lanes else rate)))
+    aligned = (n % ALIGNMENT == 0) & (k % ALIGNMENT == 0) | lanes
+    best = busy.min(axis=0) / np.where(aligned, 1.0, MISALIGNED)
     moved = element * count * (m * k + k * n + m * n) / (machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency)
     result: Floats = np.maximum(best / c.gemm_efficiency, moved)
     return result

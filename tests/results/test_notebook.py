@@ -8,18 +8,27 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 @pytest.mark.parametrize("sweep", [False, True])
 def test_notebook_runs_on_results_alone(tmp_path, monkeypatch, sweep):
-    nbformat = pytest.importorskip("nbformat")
-    nbclient = pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
     write_policies(tmp_path / "a", seeds=(0, 1), load=0.8)
     if sweep:
         write_policies(tmp_path / "b", seeds=(0, 1), load=1.2)
     monkeypatch.setenv("SYNERGY_RESULTS", str(tmp_path))
+    assert pictures("compare_policies.ipynb", monkeypatch) == 4
+
+
+def test_notebook_on_plans_runs(monkeypatch):
+    assert pictures("plans.ipynb", monkeypatch) == 2
+
+
+def pictures(name, monkeypatch):
+    """Runs a notebook, in which nothing may fail or warn; how many pictures it shows."""
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
     monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parent))
-    notebook = nbformat.read(NOTEBOOKS / "compare_policies.ipynb", as_version=4)
+    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
     nbformat.validate(notebook)
     nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute(cwd=str(NOTEBOOKS))
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
     assert not [output for output in outputs if output.output_type == "error"]
     assert not [output for output in outputs if output.get("name") == "stderr"]
+    return sum("image/png" in output.get("data", {}) for output in outputs)
