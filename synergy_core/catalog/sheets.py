@@ -39,12 +39,22 @@ class GpuSheet:
     inline_ecc: bool = False
 
     def matrix_flops_per_s(self, precision: str) -> float:
-        """Peak of matrix products; a precision that the GPU lacks runs in the next wider one that it has."""
+        """Peak of matrix products; a precision that the GPU lacks runs in the next wider one that it has.
+
+        In fp32: half of the data sheet's rate where half of the lanes also compute with integers, addresses among them
+        (NVIDIA, Ampere GA102 whitepaper, 2020, and Ada, 2022: 64 lanes of 128 do either).
+        """
         for each in _WIDER.get(precision, ()):
             if each in self.tensor_flops_per_s:
                 return self.tensor_flops_per_s[each]
-        return self.fp32_flops_per_s
+        lanes = self.fp32_flops_per_s / (2.0 * self.multiprocessors * self.clock_hz)
+        shared = self.architecture in _SHARED_LANES and lanes > _LANES_ALONE
+        return self.fp32_flops_per_s * (0.5 if shared else 1.0)
 
+
+_SHARED_LANES = ("ampere", "ada")
+_LANES_ALONE = 96.0
+"""Per multiprocessor: the data centre's A100 has 64 lanes, all of its own; GA10x and Ada 128."""
 
 _WIDER = {
     "fp4": ("fp4", "fp8", "bf16", "fp16"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from synergy_core.accuracy import Accuracy, accuracy
 from synergy_core.errors import InputError
+from synergy_core.measurements._alpa import candidates, search_loss
 from synergy_core.measurements._cases import Case, machine_of
 from synergy_core.measurements._hardware import Gpus
 from synergy_core.measurements.best_plans import BestPlans
@@ -25,7 +25,7 @@ from synergy_core.planner.constants import Constants, constants_for
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.memory import Memory, memory
 from synergy_core.planner.plan import Plans
-from synergy_core.planner.software import Software, software_named
+from synergy_core.planner.software import Software
 from synergy_core.planner.step_time import step_time
 from synergy_core.planner.work import Block, Work
 
@@ -283,38 +283,13 @@ def _named(file: TrainingTimes, at: Bools) -> tuple[str, str]:
 
 
 def _best_plans(file: BestPlans, choose: Choose) -> list[Group]:
-    """The planner's own best plan for every row."""
-    search = importlib.import_module("synergy_core.planner.search").search
-    told, ideal, reasons = [], [], []
-    for row in file.rows:
-        time, roof, reason = math.nan, math.nan, ""
-        if row.architecture is None:
-            reason = f"no architecture of {row.model} in the catalog"
-        else:
-            software = software_named("alpa-fp32" if row.family.__name__.endswith("resnet") else "alpa")
-            machine = machine_of(Gpus(row.gpu_type, None, row.gpus_per_node))
-            try:
-                table = search(
-                    row.family,
-                    row.architecture,
-                    machine,
-                    software,
-                    choose(machine, software),
-                    counts=[row.gpus],
-                    global_batch=row.global_batch,
-                ).best()
-                if len(table):
-                    time = float(table.step_time_s[0])
-                    work = row.family.work(row.architecture, table.plans, software)
-                    roof = float(_ideal_s(work, table.plans, machine, software)[0])
-                else:
-                    reason = "no plan fits"
-            except InputError as error:
-                reason = str(error)
-        told.append(time)
-        ideal.append(roof)
-        reasons.append(reason)
-    predicted_s, roofs = np.array(told), np.array(ideal)
+    """The best plan for every row among those that Alpa chooses from."""
+    found, reasons = candidates(file.rows)
+    predicted_s, roofs = np.full((2, len(file.rows)), np.nan)
+    for each in found:
+        seconds, best = each.best(choose(each.machine, each.software), search_loss(each.software.name))
+        predicted_s[each.rows] = seconds
+        roofs[each.rows] = _ideal_s(each.work, each.plans, each.machine, each.software)[best]
     measured = np.array([row.iter_time_s for row in file.rows])
     with np.errstate(invalid="ignore"):
         ratio = np.log(measured / roofs)
@@ -332,7 +307,7 @@ def _best_plans(file: BestPlans, choose: Choose) -> list[Group]:
             "regret_max": math.nan,
             "baseline_mape": accuracy(baseline[at], measured[at]).mape,
             "banded": 0,
-            "reasons": dict(Counter(each for each, inside in zip(reasons, at, strict=True) if inside and each)),
+            "reasons": dict(Counter(why for row, why in reasons.items() if at[row] and math.isnan(predicted_s[row]))),
         }
         models = ", ".join(dict.fromkeys(each for each, inside in zip(families, at, strict=True) if inside))
         types = ", ".join(dict.fromkeys(each for each, inside in zip(kinds, at, strict=True) if inside))

@@ -27,7 +27,10 @@ _SPELT = {"wide_resnet": "wresnet"}
 
 @dataclass(frozen=True, slots=True)
 class BestPlan:
-    """One row. family, architecture: of the catalog, None where it has none. gpus_per_node: of the whole node."""
+    """One row. family, architecture: of the catalog, None where it has none.
+
+    gpus_per_node: of a whole node where one was enough, else those used on each of the nodes.
+    """
 
     line: int
     model: str
@@ -35,6 +38,7 @@ class BestPlan:
     architecture: Any
     gpu_type: str
     gpus: int
+    nodes: int
     gpus_per_node: int
     global_batch: int
     iter_time_s: float
@@ -69,8 +73,8 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
         if (model and model != name) or (gpu_type and gpu_type != kind):
             continue
         family, architecture = _architecture(row.text("model_family"), row.text("model_size"))
-        node = NODE_GPUS.get(kind, used or 8)
-        rows.append(BestPlan(row.line, name, family, architecture, kind, gpus, node, batch, seconds))
+        node = (used if nodes and nodes > 1 else max(NODE_GPUS.get(kind, 0), used or gpus)) or gpus
+        rows.append(BestPlan(row.line, name, family, architecture, kind, gpus, nodes or 1, node, batch, seconds))
     return BestPlans(table.path, tuple(rows))
 
 

@@ -104,6 +104,8 @@ def constants_for(machine: Machine, software: Software) -> Constants:
     if here is not None:
         own = asdict(elsewhere[source])
         return replace(here, **{name: value for name, value in own.items() if name not in PHYSICAL})
+    if software.precision == "fp32":  # No tensor cores to feed.
+        return elsewhere[source]
     return transferred(elsewhere[source], gpu_sheets()[source], machine.gpu)
 
 

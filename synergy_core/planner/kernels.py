@@ -22,6 +22,9 @@ TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (6
 """Rows, columns, and the rate of the inner loop against the largest tile, which reuses operands most."""
 SPLITS = (1, 4)
 """Into how many parts the summed dimension may be cut where there are too few tiles."""
+LANES = 8.0
+"""How many times faster tensor cores multiply than fp32 lanes (V100 architecture whitepaper, 2017): for products on
+lanes operands arrive in time whatever the tile, and what filling costs is so much less of the whole."""
 ALIGNMENT = 8
 MISALIGNED = 0.5
 """Elements per row of an operand: where not a multiple, 16-byte loads and with them half of the rate are lost (NVIDIA,
@@ -56,6 +59,7 @@ def gemm_s(
     precision = "bf16" if core and software.precision == "fp8" else software.precision
     peak = machine.gpu.matrix_flops_per_s(precision)
     element = 4.0 if precision in ("fp32", "tf32") else 2.0
+    lanes = precision == "fp32"
     m, n, k, count = (np.asarray(each, float) for each in (m, n, k, count))
     sms = machine.gpu.multiprocessors
     # Every tiling in one array (tilings, plans); the library is taken to choose the best.
@@ -64,8 +68,9 @@ def gemm_s(
     tiles = np.ceil(m / rows) * np.ceil(n / columns) * (count * split / sms)
     # Part of the last wave is filled by what comes next.
     waves = np.maximum(tiles + c.wave_loss * (np.ceil(tiles) - tiles), 1.0)
-    busy = waves * (k / split + c.gemm_depth) * (rows * columns * 2.0 * sms / (peak * rate))
-    aligned = (n % ALIGNMENT == 0) & (k % ALIGNMENT == 0)
+    depth = k / split + c.gemm_depth / (LANES if lanes else 1.0)
+    busy = waves * depth * (rows * columns * 2.0 * sms / (peak * (1.0 if lanes else rate)))
+    aligned = (n % ALIGNMENT == 0) & (k % ALIGNMENT == 0) | lanes
     best = busy.min(axis=0) / np.where(aligned, 1.0, MISALIGNED)
     moved = element * count * (m * k + k * n + m * n) / (machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency)
     result: Floats = np.maximum(best / c.gemm_efficiency, moved)

@@ -1,0 +1,219 @@
+"""Fits Alpa's constants to Arena's table of best plans, and tells how well they hold on GPU types left out.
+
+    SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/fit_arena.py [--write]
+
+Two fits: transformers and mixtures in fp16 (`alpa`), Wide-ResNets in fp32 (`alpa-fp32`). One set of constants for all
+GPU types, and one exponent for what the search loses with each doubling of the GPUs (`measurements._alpa`). By family
+and GPU type: in sample; with the other GPU type's rows only, through `constants.transferred`; with the largest models
+left out. --write replaces synergy_core/catalog/constants/{alpa,alpa-fp32}.yaml. Reads $SYNERGY_DATA/arena only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from synergy_core.accuracy import Accuracy, accuracy
+from synergy_core.catalog.sheets import gpu_sheets
+from synergy_core.commands._output import table, write_whole
+from synergy_core.measurements import read
+from synergy_core.measurements._alpa import Candidates, candidates
+from synergy_core.planner.calibration import MOST, SPREAD
+from synergy_core.planner.constants import Constants, transferred
+
+HERE = Path(__file__).resolve().parents[1]
+CONSTANTS = HERE / "synergy_core" / "catalog" / "constants"
+TABLE = "best_plan_iteration_time.csv"
+
+XLA = replace(
+    Constants(),
+    gemm_efficiency=0.8,
+    memory_efficiency=0.85,
+    wave_loss=0.8,
+    score_passes=1.3,
+    backward_traffic=2.0,
+    host_s=3e-6,
+    data_overlap=0.01,
+)
+"""Where fits start: one compiled program per stage has next to no launches, and reduces gradients when it is done."""
+FITTED = {
+    "alpa": ("gemm_efficiency", "memory_efficiency", "network_efficiency", "score_passes"),
+    "alpa-fp32": ("gemm_efficiency", "memory_efficiency", "network_efficiency"),
+}
+LOSS, LOSS_SPREAD = 0.15, 0.2
+SCALE = 0.2
+"""Of the loss's logarithms: searched plans differ by as much for reasons that no row tells."""
+PRIOR = 0.02
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Constants, and the exponent of what the search loses."""
+
+    constants: Constants
+    loss: float
+
+
+def predicted(groups: Sequence[Candidates], found: Fit, count: int, source: str = "") -> Floats:
+    """(count,): seconds of every row of the groups, NaN for others. source: the GPU type the constants are from."""
+    result = np.full(count, np.nan)
+    for each in groups:
+        c = found.constants
+        if source and each.software.precision != "fp32":
+            c = transferred(c, gpu_sheets()[source], each.machine.gpu)
+        result[each.rows] = each.best(c, found.loss)[0]
+    return result
+
+
+def fitted(groups: Sequence[Candidates], names: Sequence[str], measured: Floats, keep: Bools) -> Fit:
+    """Robust least squares of log(predicted ÷ measured) over the rows that are kept."""
+    used = [each for each in groups if keep[each.rows].any()]
+    rows = np.flatnonzero(keep & np.isfinite(predicted(used, Fit(XLA, LOSS), len(measured))))
+    centre = np.log([*(getattr(XLA, name) for name in names), LOSS])
+    spread = np.array([*(SPREAD[name] for name in names), LOSS_SPREAD])
+    low = centre - 5.0 * spread
+    high = np.minimum(centre + 5.0 * spread, np.log([*(MOST.get(name, np.inf) for name in names), 1.0]))
+
+    def of(x: Floats) -> Fit:
+        values = np.exp(x)
+        return Fit(
+            replace(XLA, **{name: float(v) for name, v in zip(names, values[:-1], strict=True)}), float(values[-1])
+        )
+
+    def costs(x: Floats) -> Floats:
+        off = np.log(predicted(used, of(x), len(measured))[rows] / measured[rows])
+        soft = np.sqrt(2.0 * (np.sqrt(1.0 + (off / SCALE) ** 2) - 1.0)) * SCALE
+        return np.concatenate([soft / np.sqrt(len(rows)), PRIOR * (x - centre) / spread])
+
+    return of(least_squares(costs, centre, bounds=(low, high), diff_step=1e-2, max_nfev=12).x)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The table's rows, arrays (rows,); size: parameters."""
+
+    measured: Floats
+    family: NDArray[Any]
+    gpu: NDArray[Any]
+    size: Floats
+
+
+def scores(groups: Sequence[Candidates], names: Sequence[str], rows: Columns) -> tuple[Fit, dict[str, Floats]]:
+    """The fit to all rows, and by what was left out the predictions of that."""
+    count = len(rows.measured)
+    inside = np.zeros(count, dtype=bool)
+    inside[np.concatenate([each.rows for each in groups])] = True
+    whole = fitted(groups, names, rows.measured, inside)
+    told = {"in sample": predicted(groups, whole, count)}
+    other = np.full(count, np.nan)
+    for kind in np.unique(rows.gpu[inside]):
+        rest = [each for each in np.unique(rows.gpu[inside]) if each != kind]
+        partly = fitted(groups, names, rows.measured, inside & (rows.gpu != kind))
+        at = inside & (rows.gpu == kind)
+        other[at] = predicted(groups, partly, count, str(rest[0]))[at]
+    told["GPU type out"] = other
+    large = np.zeros(count, dtype=bool)
+    for family in np.unique(rows.family[inside]):
+        own = inside & (rows.family == family)
+        large |= own & (rows.size >= np.unique(rows.size[own])[-2])
+    partly = fitted(groups, names, rows.measured, inside & ~large)
+    told["largest out"] = np.where(large, predicted(groups, partly, count), np.nan)
+    return whole, told
+
+
+def by_part(told: Floats, rows: Columns) -> dict[str, Accuracy]:
+    """Accuracy of every family on every GPU type, and of all."""
+    result = {}
+    for family in dict.fromkeys(rows.family):
+        for kind in dict.fromkeys(rows.gpu):
+            at = (rows.family == family) & (rows.gpu == kind) & np.isfinite(told)
+            if at.any():
+                result[f"{family} {kind}"] = accuracy(told[at], rows.measured[at])
+    at = np.isfinite(told)
+    return {**result, "all": accuracy(told[at], rows.measured[at])}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    chosen = parser.parse_args()
+    path = Path(os.environ["SYNERGY_DATA"]) / "arena" / TABLE
+    file: Any = read(path)
+    rows = Columns(
+        measured=np.array([each.iter_time_s for each in file.rows]),
+        family=np.array([each.model.split("-")[0] for each in file.rows]),
+        gpu=np.array([each.gpu_type for each in file.rows]),
+        size=np.array([float(each.architecture.parameters()) for each in file.rows]),
+    )
+    every, reasons = candidates(file.rows)
+    for at, reason in reasons.items():
+        print(f"line {file.rows[at].line}: {reason}")
+    together: dict[str, Floats] = {}
+    for software, names in FITTED.items():
+        groups = [each for each in every if each.software.name == software]
+        whole, told = scores(groups, names, rows)
+        print(
+            f"\n{software}: search_loss {whole.loss:.3f}, "
+            + ", ".join(f"{n} {getattr(whole.constants, n):.4g}" for n in names)
+        )
+        show(told, rows)
+        for name, values in told.items():
+            together[name] = np.fmax(together.get(name, np.full(len(values), np.nan)), values)
+        if chosen.write:
+            write(software, whole, told, rows, path)
+    print("\nboth")
+    show(together, rows, only=("all",))
+
+
+def show(told: dict[str, Floats], rows: Columns, only: tuple[str, ...] = ()) -> None:
+    lines = [
+        [
+            name,
+            part,
+            str(s.n),
+            *(f"{getattr(s, key):.1%}" for key in ("mape", "median", "p90", "max")),
+            f"{s.bias:+.1%}",
+            f"{s.spearman:.3f}",
+        ]
+        for name, values in told.items()
+        for part, s in by_part(values, rows).items()
+        if not only or part in only
+    ]
+    print(table(("rows", "part", "n", "mape", "median", "p90", "max", "bias", "rank"), lines, left=2), flush=True)
+
+
+def write(software: str, found: Fit, told: dict[str, Floats], rows: Columns, path: Path) -> None:
+    """The same constants under every GPU type of the table, with what was measured on it."""
+    kinds = {}
+    for kind in dict.fromkeys(rows.gpu):
+        errors = {
+            name: {"n": s.n, "mape": round(s.mape, 4), "median": round(s.median, 4)}
+            for name, values in told.items()
+            for s in [accuracy(*(each[(rows.gpu == kind) & np.isfinite(values)] for each in (values, rows.measured)))]
+        }
+        kinds[str(kind)] = {
+            "constants": {name: float(f"{value:.4g}") for name, value in asdict(found.constants).items()},
+            "fit": f"arena-{software}",
+            "inputs_sha256": {path.stem: hashlib.sha256(path.read_bytes()).hexdigest()},
+            "errors": {path.stem: errors},
+        }
+    content = {"search_loss": float(f"{found.loss:.4g}"), "gpu_types": kinds}
+    text = yaml.safe_dump(content, sort_keys=False, width=120)
+    write_whole(CONSTANTS / f"{software}.yaml", f"# Fitted by bench/fit_arena.py.\n{text}")
+
+
+if __name__ == "__main__":
+    main()
