@@ -65,9 +65,8 @@ class Candidates:
     def best(self, c: Constants, loss: float) -> tuple[Floats, Ints]:
         """(rows,) twice: seconds of the fastest plan, and which of the plans it is.
 
-        loss: of what each doubling of the GPUs brings, the share (as an exponent of the GPUs) that a plan chosen by
-        Alpa's estimates and run by its runtime loses against the best one of ours. Alpa estimates stages one by one
-        and leaves the transfers between them out (its section 5.2), so that what it misses grows with the mesh.
+        loss: measured times grow beyond the best plan of ours as (GPUs)^loss. An empirical exponent: the table does
+        not tell which plans ran, so whether Alpa chose worse ones or ran them slower is not known.
         """
         total = step_time(self.work, self.plans, self.machine, self.software, c).total_s
         seconds = np.minimum.reduceat(total, self.starts)
