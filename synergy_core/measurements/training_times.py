@@ -41,6 +41,7 @@ MICRO_BATCHES = (1, 2, 4)
 _EXCLUDED = re.compile(r"task=(\w+)", re.IGNORECASE)
 _OUT_OF_MEMORY = re.compile(r"\boom\b|out[ -]of[ -]memory", re.IGNORECASE)
 _RECOMPUTE = (
+    (3, re.compile(r"sel\w*[- ]op|operator")),
     (1, re.compile(r"sel|core|attn")),
     (2, re.compile(r"full|uniform|block|^(y|yes|1|true)$")),
     (0, re.compile(r"^(no|none|n|0|false|off)$")),
@@ -247,7 +248,7 @@ def _recompute(row: Row) -> tuple[int, ...]:
     for index, pattern in _RECOMPUTE:
         if pattern.search(cell):
             return (index,)
-    row.refuse("recompute", "none, selective or full")
+    row.refuse("recompute", "none, selective, full or selective-op")
 
 
 def _batches(row: Row, data: int) -> tuple[tuple[int, int], ...]:

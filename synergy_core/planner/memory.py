@@ -217,7 +217,9 @@ def _of_stage(
     flight = _in_flight(plans, rank, schedule)
     kept, over = np.zeros(len(plans)), np.zeros(len(plans))
     for block, count in held:
-        one = np.choose(plans.recompute, _broad(plans, block.saved_bytes, block.selective_bytes, block.input_bytes))
+        operators = block.selective_bytes if block.operator_bytes is None else block.operator_bytes
+        choices = _broad(plans, block.saved_bytes, block.selective_bytes, block.input_bytes, operators)
+        one = np.choose(plans.recompute, choices)
         kept = kept + flight * count * one
         over = np.maximum(over, np.where(count > 0, block.live_bytes - one, 0.0))
     waiting = (flight - 1.0) * work.after.saved_bytes if schedule == "gpipe" else 0.0

@@ -12,8 +12,9 @@ from synergy_core.errors import InputError
 
 Ints = NDArray[np.int64]
 
-RECOMPUTE = ("none", "selective", "full")
-"""What is computed again in the backward pass: nothing, the attention core, or every layer from its input."""
+RECOMPUTE = ("none", "selective", "full", "operators")
+"""What is computed again in the backward pass: nothing, the attention core, every layer from its input, or all but every
+second matrix product and fused attention (torchtitan's selective activation checkpointing by operator)."""
 
 
 @dataclass(frozen=True, slots=True)

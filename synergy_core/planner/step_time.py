@@ -187,7 +187,8 @@ def _part(
 
     forward = bound(gpu.forward_s, gpu.forward_kernels)
     backward = bound(gpu.backward_s, gpu.backward_kernels)
-    again = np.where(full, forward, np.where(selective, gpu.attention_s, 0.0))
+    halves = 0.5 * (gpu.forward_s - gpu.attention_s)
+    again = np.select([full, selective, plans.recompute == 3], [forward, gpu.attention_s, halves], 0.0)
     if block.name in ("embedding", "logits"):
         again = np.zeros_like(forward)
         full = np.zeros_like(full)

@@ -58,7 +58,8 @@ class Block:
     expert_copies: of each token in them. imbalance: the busiest GPU's share of expert work ÷ the mean.
     parameters: held by this GPU before ZeRO shards them, beside expert_parameters, which only
     data × context ÷ expert replicas share. boundary_bytes: the output that the next block takes, this GPU's part.
-    saved_bytes: kept for the backward pass without recomputation; selective_bytes: with selective; input_bytes:
+    saved_bytes: kept for the backward pass without recomputation; selective_bytes: with selective; operator_bytes: by
+    operator (None: as with selective); input_bytes:
     with full. live_bytes: the most that is alive at once within the block, forward or backward.
     """
 
@@ -80,6 +81,7 @@ class Block:
     boundary_bytes: Amount = 0.0
     saved_bytes: Amount = 0.0
     selective_bytes: Amount = 0.0
+    operator_bytes: Amount | None = None
     input_bytes: Amount = 0.0
     live_bytes: Amount = 0.0
 

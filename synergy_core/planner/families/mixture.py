@@ -199,6 +199,7 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
         "parameters": down + up / t + 2.0 * hidden,
         "saved_bytes": saved + (0.0 if software.flash else scores * (4.0 + mask)) + statistics,
         "selective_bytes": saved + statistics,
+        "operator_bytes": saved + statistics,
         "live_bytes": saved + (0.0 if software.flash else scores * (8.0 + mask)) + 4.0 * tokens * hidden,
     }
 
@@ -242,6 +243,7 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
         "expert_parameters": local * a.expert_parameters() / t,
         "saved_bytes": saved,
         "selective_bytes": saved,
+        "operator_bytes": saved,
         "live_bytes": saved + 2.0 * rows * (up + width) + 4.0 * rows * hidden,
     }
     parts = [part]
@@ -276,6 +278,7 @@ def _gshard_part(a: Architecture, plans: Plans, copies: Amount) -> Part:
         "kernels": 10.0,
         "saved_bytes": 3.0 * masks,
         "selective_bytes": 3.0 * masks,
+        "operator_bytes": 3.0 * masks,
         "live_bytes": 3.0 * masks,
     }
 
@@ -294,5 +297,6 @@ def _shared_part(a: Architecture, plans: Plans) -> Part:
         "parameters": hidden * (up + width),
         "saved_bytes": 2.0 * tokens * (up + width),
         "selective_bytes": 2.0 * tokens * (up + width),
+        "operator_bytes": 2.0 * tokens * (up + width),
         "live_bytes": 2.0 * tokens * (up + width),
     }

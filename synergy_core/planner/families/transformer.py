@@ -172,6 +172,7 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
         "parameters": hidden * width * (2.0 * heads + 2.0 * groups) + 2.0 * hidden,
         "saved_bytes": saved + kept_scores + statistics,
         "selective_bytes": saved + statistics,
+        "operator_bytes": tokens * (hidden * (2.0 / split + 1.0) + columns + 2.0 * heads * width) + statistics,
         "live_bytes": saved + kept_scores + statistics + gradients,
     }
 
@@ -195,6 +196,7 @@ def mlp_part(a: Architecture, plans: Plans, software: Software) -> Part:
         "parameters": hidden * (up + ffn) + 2.0 * hidden,
         "saved_bytes": saved,
         "selective_bytes": saved,
+        "operator_bytes": tokens * (up + hidden),
         "live_bytes": saved + 2.0 * tokens * (up + ffn) + 4.0 * tokens * hidden,
     }
 
