@@ -24,6 +24,8 @@ SHORTEST_PIECE = 4096
 """Tokens of a sequence that a context-parallel rank has at least; shorter ones leave too little work per ring step."""
 MOST_STAGES_PER_GPU = 8
 """Largest interleave tried."""
+TRIED = (0, 1, 2)
+"""Kinds of recomputation, by rising need of time and falling of memory; by operator only where it is given."""
 FIXABLE = ("tensor", "pipeline", "context", "data", "expert", "interleave", "micro_batch", "zero", "recompute")
 
 
@@ -131,7 +133,7 @@ def with_options(plans: Plans, fixed: Mapping[str, int] | None = None) -> tuple[
     """Each plan with every ZeRO stage and kind of recomputation that it can have; the second array: whose each is."""
     held = fixed or {}
     zeros = np.array([held["zero"]] if "zero" in held else [0, 1, 2, 3])
-    kinds = np.array([held["recompute"]] if "recompute" in held else range(len(RECOMPUTE)))
+    kinds = np.array([held["recompute"]] if "recompute" in held else TRIED)
     of, zero, recompute = (each.ravel() for each in np.meshgrid(np.arange(len(plans)), zeros, kinds, indexing="ij"))
     possible = _may_shard((plans.data * plans.context)[of], plans.pipeline[of], zero)
     of, zero, recompute = of[possible], zero[possible], recompute[possible]
@@ -146,7 +148,7 @@ def leanest(plans: Plans, fixed: Mapping[str, int] | None = None) -> Plans:
     return replace(
         plans,
         zero=np.full_like(zero, held["zero"]) if "zero" in held else zero,
-        recompute=np.full_like(zero, held.get("recompute", len(RECOMPUTE) - 1)),
+        recompute=np.full_like(zero, held.get("recompute", TRIED[-1])),
     )
 
 

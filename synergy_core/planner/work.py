@@ -55,7 +55,7 @@ class Block:
     tensor_bytes: of one all-reduce over the tensor-parallel group; tensor_count: how many a forward pass has (the
     backward pass has as many). context_bytes: keys and values that pass round the context-parallel ring, forward.
     expert_bytes: what each GPU sends in one all-to-all; expert_count: all-to-alls a forward pass.
-    expert_copies: of each token in them. imbalance: the busiest GPU's share of expert work ÷ the mean.
+    expert_copies: of each token in them.
     parameters: held by this GPU before ZeRO shards them, beside expert_parameters, which only
     data × context ÷ expert replicas share. boundary_bytes: the output that the next block takes, this GPU's part.
     saved_bytes: kept for the backward pass without recomputation; selective_bytes: with selective; operator_bytes: by
@@ -75,7 +75,6 @@ class Block:
     expert_bytes: Amount = 0.0
     expert_copies: Amount = 1.0
     expert_count: Amount = 0.0
-    imbalance: Amount = 1.0
     parameters: Amount = 0.0
     expert_parameters: Amount = 0.0
     boundary_bytes: Amount = 0.0

@@ -220,7 +220,7 @@ def test_reasons_name_the_factor():
         ({"data": 5}, "choose batch=65"),
         ({"tenser": 2}, "Did you mean 'tensor'"),
         ({"zero": 4}, "0, 1, 2 or 3"),
-        ({"recompute": 3}, "none, selective, full"),
+        ({"recompute": 4}, "none, selective, full"),
         ({"tensor": -1}, "positive"),
     ],
 )

@@ -209,7 +209,7 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
 
     Each GPU sends its rows (tokens × topk, or what the capacity leaves) to the ranks of their experts and gets as many
     from them: tokens × topk × expert ÷ experts for each of its experts ÷ expert ones. Without a split sequence every
-    tensor-parallel rank moves the whole rows. Tensor parallelism adds up the rows before they are combined; GShard
+    tensor-parallel rank moves the whole rows. All wait for the busiest rank. Tensor parallelism adds up the rows before they are combined; GShard
     after it, as combination is linear.
     """
     t, split, tokens = plans.tensor, _split(plans), tokens_per_gpu(a, plans)
@@ -218,7 +218,7 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     up = np.where(a.gated, 2.0, 1.0) * width
     copies = np.asarray(a.topk) * (a.capacity or 1.0)
     rows, local = tokens * copies, experts / plans.expert
-    each = rows / local
+    each, busiest = rows / local, _imbalance(a, plans, rows)
     mask = 1.0 if software.dropout else 0.0
     moved = 0.0 if a.gshard_group else rows * hidden
     saved = tokens * (hidden * (4.0 + mask) + 4.0 * experts) / split + rows * (
@@ -227,8 +227,8 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     part: Part = {
         "gemms": (
             Gemm(tokens / split, experts, hidden),
-            Gemm(each, up, hidden, local),
-            Gemm(each, hidden, width, local),
+            Gemm(each * busiest, up, hidden, local),
+            Gemm(each * busiest, hidden, width, local),
         ),
         "replicated_bytes": (tokens * (hidden * (10.0 + mask) + 12.0 * experts) + 8.0 * moved) / split,
         "split_bytes": 2.0 * rows * (up + width),
@@ -238,7 +238,6 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
         "expert_bytes": 2.0 * rows * hidden / split,
         "expert_copies": copies + 0.0 * rows,
         "expert_count": 2.0,
-        "imbalance": _imbalance(a, plans, rows),
         "parameters": hidden * experts + 2.0 * hidden,
         "expert_parameters": local * a.expert_parameters() / t,
         "saved_bytes": saved,
