@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accuracy_runs import compose
+from accuracy_runs import commit, compose, machine, write_atomically
 
 EXPERIMENT = "experiment=llm_heterogeneous"
 OURS = "synergy"
@@ -94,7 +97,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="+", default=[], metavar="POLICY")
     parser.add_argument("--information", default="", help="own, declared, shared or all: the same for every policy")
-    parser.add_argument("--json", metavar="FILE", help="also write the rows here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")
     chosen = parser.parse_args()
     rows = table(run(chosen.small, chosen.seeds, chosen.only, chosen.information))
     titles = ["policy", *(title for _, title, _ in FIGURES), "synergy ÷ it", "low", "high"]
@@ -105,8 +108,9 @@ def main() -> None:
     met = [row["synergy ÷ it"] <= GOAL for row in rows if row["policy"] in ("crius", "sia+plans") and "low" in row]
     if met:
         print(f"goal, at most {GOAL:g} of crius and of sia+plans: {'met' if all(met) else 'not met'}")
+    told = {"command": f"python bench/llm.py {shlex.join(sys.argv[1:])}", "version": commit(), "machine": machine()}
     if chosen.json:
-        Path(chosen.json).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        write_atomically(chosen.json, json.dumps({**told, "date": str(date.today()), "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

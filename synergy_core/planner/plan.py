@@ -13,8 +13,8 @@ from synergy_core.errors import InputError
 Ints = NDArray[np.int64]
 
 RECOMPUTE = ("none", "selective", "full", "operators")
-"""What is computed again in the backward pass: nothing, the attention core, every layer from its input, or all but fused
-attention and every second matrix product (torchtitan's selective activation checkpointing by operator)."""
+"""What is computed again in the backward pass: nothing, the attention core, every layer from its input, or all but
+fused attention and every second matrix product (torchtitan's selective activation checkpointing by operator)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,9 +208,9 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     """Norm, router, dispatch, experts, combination, residual; shared experts beside them.
 
     Each GPU sends its rows (tokens × topk, or what the capacity leaves) to the ranks of their experts and gets as many
-    from them: tokens × topk × expert ÷ experts for each of its experts ÷ expert ones. Without a split sequence every
-    tensor-parallel rank moves the whole rows. All wait for the busiest rank. Tensor parallelism adds up the rows before they are combined; GShard
-    after it, as combination is linear.
+    from them: tokens × topk × expert ÷ experts for each of its experts ÷ expert ones. All wait for the busiest rank.
+    Without a split sequence every tensor-parallel rank moves the whole rows. Tensor parallelism adds up the rows before
+    they are combined; GShard after it, as combination is linear.
     """
     t, split, tokens = plans.tensor, _split(plans), tokens_per_gpu(a, plans)
     hidden, experts = np.asarray(a.hidden, float), np.asarray(a.experts, float)
