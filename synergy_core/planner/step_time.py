@@ -25,6 +25,7 @@ from synergy_core.planner.software import Software
 from synergy_core.planner.work import Amount, Block, Work
 
 Floats = NDArray[np.float64]
+Collective = Callable[[Amount, NDArray[np.int64], NDArray[np.int64], Links], Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,8 @@ class _Layout:
         self.data_ranks = plans.data * plans.context
         self.data_within = within(self.data_ranks, plans.tensor)
         self.expert_within = within(plans.expert, plans.tensor)
+        self.copies = np.maximum(self.data_ranks // plans.expert, 1)
+        self.copies_within = within(self.copies, plans.tensor * plans.expert)
         replica = plans.tensor * plans.context * plans.data
         self.pipeline_within = (replica * 2 <= per_node) & (per_node % replica == 0)
 
@@ -260,18 +263,28 @@ def _data(
     gradients = dense * software.gradient_bytes
     whole = all_reduce_s(gradients, ranks, within, links, sharing=sharing) / c.network_efficiency
     split = scatter(gradients) + gather(dense * software.weight_bytes)
-    copies = np.maximum(ranks // plans.expert, 1)
-    own = all_reduce_s(expert * software.gradient_bytes, copies, np.minimum(copies, within), links)
-    seconds = np.where(plans.zero >= 1, split, whole) + own / c.network_efficiency
+    own = _of_experts(all_reduce_s, expert * software.gradient_bytes, links, layout, c)
+    seconds = np.where(plans.zero >= 1, split, whole) + own
     hidden = c.data_overlap * (stage.backward + stage.again)
     once = _exposed(seconds, hidden, c)
-    unit = np.asarray(work.layers[0].block.parameters, float)
-    layers = np.maximum(np.ceil(np.asarray(work.layer_count, float) / plans.pipeline), 1.0)
-    gathered, scattered = gather(unit * software.weight_bytes), scatter(unit * software.gradient_bytes)
+    count = np.asarray(work.layer_count, float)
+    layers = np.maximum(np.ceil(count / plans.pipeline), 1.0)
+    unit = sum(run.count * np.asarray(run.block.parameters, float) for run in work.layers) / count
+    own_unit = sum(run.count * np.asarray(run.block.expert_parameters, float) for run in work.layers) / count
+    gathered = gather(unit * software.weight_bytes)
+    gathered = gathered + _of_experts(all_gather_s, own_unit * software.weight_bytes, links, layout, c)
+    scattered = scatter(unit * software.gradient_bytes)
+    scattered = scattered + _of_experts(reduce_scatter_s, own_unit * software.gradient_bytes, links, layout, c)
     forward = _exposed(gathered, c.data_overlap * stage.forward / layers, c)
     backward = _exposed(gathered + scattered, hidden / layers, c)
     every = layers * (forward + backward) + 2.0 * gathered
     return np.where(ranks > 1, np.where(plans.zero == 3, plans.accumulation * every, once), 0.0)
+
+
+def _of_experts(collective: Collective, nbytes: Amount, links: Links, layout: _Layout, c: Constants) -> Floats:
+    """Seconds among the ranks that hold the same experts; none where there are no experts."""
+    seconds = collective(nbytes, layout.copies, layout.copies_within, links) / c.network_efficiency
+    return np.where(np.asarray(nbytes) > 0, seconds, 0.0)
 
 
 def _exposed(seconds: Floats, hidden: Floats, c: Constants) -> Floats:

@@ -1,0 +1,247 @@
+"""Kernels, the step and the constants: closed forms, a schedule played out event by event, and a fit that finds again
+what was planted."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synergy_core.errors import InputError
+from synergy_core.planner.calibration import Group, fit
+from synergy_core.planner.communication import all_gather_s, all_reduce_s, links_for
+from synergy_core.planner.constants import Constants, constants_for, constants_of, measured_software, transferred
+from synergy_core.planner.families import architecture_named
+from synergy_core.planner.kernels import attention_s, gemm_s
+from synergy_core.planner.machine import machine_named
+from synergy_core.planner.plan import Plan, plans_of
+from synergy_core.planner.software import Software, software_named
+from synergy_core.planner.step_time import StepTime, step_time
+from synergy_core.planner.work import Attention, Block, Layers, Work
+
+A100 = machine_named("a100-80gb")
+FLASH = Software("any")
+PLAIN = Constants(
+    kernel_s=1e-12,
+    host_s=1e-12,
+    step_s=1e-9,
+    data_overlap=0.0,
+    data_exposed=1.0,
+    memory_efficiency=1.0,
+    gemm_depth=1e-3,
+)
+"""Nothing but work: no launches, no fixed costs, nothing hidden."""
+GIGABYTE_S = 1e9 / A100.gpu.memory_bandwidth_bytes_per_s
+
+
+def parts_of(time: StepTime) -> dict[str, np.ndarray]:
+    return {each.name: getattr(time, each.name) for each in fields(StepTime) if each.name != "total_s"}
+
+
+def traffic(layers: int, *, before: float = 0.0, after: float = 0.0, **fields_of_layer: float) -> Work:
+    """A model whose layers move one gigabyte forward, the ends as many as told: seconds are known."""
+    return Work(
+        before=Block("embedding", replicated_bytes=before * 1e9),
+        layers=(Layers(Block("layer", replicated_bytes=1e9, **fields_of_layer), float(layers)),),
+        after=Block("logits", replicated_bytes=after * 1e9),
+        total_parameters=0.0,
+    )
+
+
+def timed(work: Work, *plans: Plan, constants: Constants = PLAIN, software: Software = FLASH) -> StepTime:
+    return step_time(work, plans_of(plans), A100, software, constants)
+
+
+def test_a_large_product_runs_at_the_rate_that_is_left_of_the_peak():
+    seconds = gemm_s(16384, 16384, 16384, 1, A100, FLASH, replace(PLAIN, wave_loss=0.0))
+    assert seconds == pytest.approx(2 * 16384**3 / (312e12 * PLAIN.gemm_efficiency), rel=1e-6)
+
+
+def test_a_thin_product_waits_for_memory():
+    seconds = gemm_s(8, 16384, 16384, 1, A100, FLASH, PLAIN)
+    assert seconds == pytest.approx(2 * (8 * 16384 * 2 + 16384**2) / A100.gpu.memory_bandwidth_bytes_per_s, rel=1e-6)
+
+
+def test_one_tile_more_than_the_multiprocessors_starts_another_wave():
+    def seconds(columns: int, loss: float) -> float:
+        return gemm_s(3072, columns, 65536, 1, A100, FLASH, replace(PLAIN, wave_loss=loss)).item()
+
+    full, over = seconds(1152, 1.0), seconds(1280, 1.0)  # 12 × 9 = 108 tiles of 256 × 128 rows and columns, 12 × 10
+    assert 1.15 * full < over < 1.25 * full  # 10/9, and what smaller tiles in four parts cannot save
+    assert seconds(1280, 0.0) == pytest.approx(seconds(1152, 0.0) * 10 / 9)
+
+
+def test_rows_that_are_not_aligned_run_at_half_the_rate():
+    whole, odd = (gemm_s(8192, 8192, k, 1, A100, FLASH, replace(PLAIN, wave_loss=0.0)) for k in (8192, 8193))
+    assert odd / whole == pytest.approx(2 * 8193 / 8192)
+
+
+def test_the_causal_half_is_skipped_and_eight_bits_do_not_speed_up_attention():
+    def seconds(causal: bool, precision: str = "bf16") -> float:
+        one = Attention(count=16, queries=4096, keys=4096, width=128, value_width=128, causal=causal)
+        return attention_s(one, machine_named("h100"), replace(FLASH, precision=precision), PLAIN)[0].item()
+
+    assert seconds(False) == 2 * seconds(True)
+    assert seconds(True, "fp8") == seconds(True)
+
+
+def test_a_step_is_forward_and_backward_of_every_micro_batch():
+    time = timed(traffic(10, before=2, after=3), Plan(accumulation=7))
+    assert time.total_s[0] == pytest.approx(7 * 15 * (1 + PLAIN.backward_traffic) * GIGABYTE_S + PLAIN.step_s)
+
+
+def test_full_recomputation_is_one_more_forward_pass_of_the_layers():
+    none, full = timed(traffic(10, before=2, after=3), Plan(), Plan(recompute=2)).total_s
+    assert full - none == pytest.approx(10 * GIGABYTE_S)
+
+
+@given(
+    stages=st.integers(2, 6),
+    layers_each=st.integers(1, 5),
+    micro=st.integers(1, 20),
+    logits=st.floats(0, 6),
+)
+@settings(deadline=None, max_examples=60)
+def test_the_pipeline_takes_as_long_as_its_schedule_played_out(stages, layers_each, micro, logits):
+    """1F1B event by event, with a last stage that is as heavy as the others or heavier."""
+    work = traffic(stages * layers_each, after=logits)
+    time = timed(work, Plan(pipeline=stages, accumulation=micro))
+    seconds = [layers_each + (at == stages - 1) * logits for at in range(stages)]
+    played = one_forward_one_backward([each * GIGABYTE_S for each in seconds], PLAIN.backward_traffic, micro)
+    assert (time.total_s - time.pipeline_s - time.other_s)[0] == pytest.approx(played)
+
+
+def one_forward_one_backward(forward: list[float], ratio: float, micro: int) -> float:
+    """When the last backward pass ends: each stage runs a forward pass per stage that follows it, then one of each."""
+    stages = len(forward)
+    orders = []
+    for at in range(stages):
+        warm = min(stages - at - 1, micro)
+        order = [("f", each) for each in range(warm)]
+        for each in range(micro - warm):
+            order += [("f", warm + each), ("b", each)]
+        orders.append(order + [("b", each) for each in range(micro - warm, micro)])
+    done: dict[tuple[str, int, int], float] = {}
+    clock, position = [0.0] * stages, [0] * stages
+    while any(position[at] < len(orders[at]) for at in range(stages)):
+        for at in range(stages):
+            if position[at] == len(orders[at]):
+                continue
+            kind, batch = orders[at][position[at]]
+            needs = ("f", at - 1, batch) if kind == "f" else ("b", at + 1, batch)
+            first = (kind == "f" and at == 0) or (kind == "b" and at == stages - 1)
+            if not first and needs not in done:
+                continue
+            start = max(clock[at], 0.0 if first else done[needs])
+            clock[at] = start + forward[at] * (1.0 if kind == "f" else ratio)
+            done[kind, at, batch] = clock[at]
+            position[at] += 1
+    return max(clock)
+
+
+def test_interleaving_divides_the_bubble():
+    plain, four = timed(
+        traffic(32), Plan(pipeline=8, accumulation=8), Plan(pipeline=8, interleave=4, accumulation=8)
+    ).bubble_s
+    assert plain / four == pytest.approx(4.0)
+
+
+def test_tensor_parallelism_reduces_twice_as_often_with_the_backward_pass():
+    work = traffic(10, tensor_bytes=64e6, tensor_count=2.0)
+    time = timed(work, Plan(tensor=8, accumulation=3))
+    one = all_reduce_s(64e6, 8, 8, links_for(A100)) / PLAIN.tensor_efficiency
+    assert time.tensor_s[0] == pytest.approx(3 * 10 * 2 * 2 * one)
+
+
+def test_gradients_are_reduced_once_a_step_and_gathered_weights_in_every_micro_batch():
+    work = traffic(10, parameters=1e8)
+    one, three = timed(work, Plan(data=16, accumulation=4), Plan(data=16, accumulation=4, zero=3)).data_s
+    links = links_for(A100)
+    assert one == pytest.approx(all_reduce_s(10 * 1e8 * 4, 16, 8, links) / PLAIN.network_efficiency)
+    gather, scatter = (all_gather_s(1e8 * size, 16, 8, links) / PLAIN.network_efficiency for size in (2, 4))
+    assert three == pytest.approx(4 * (10 * (2 * gather + scatter) + 2 * gather))
+
+
+def test_experts_are_gathered_too():
+    without, with_experts = (
+        timed(traffic(4, parameters=1e7, expert_parameters=each), Plan(data=16, zero=3)).data_s[0]
+        for each in (0.0, 1e9)
+    )
+    assert with_experts > 20 * without
+
+
+def test_what_hides_behind_computation_costs_nothing_and_what_cannot_costs_in_full():
+    work, plan = traffic(100, parameters=1e6), Plan(data=16)
+    hidden = timed(work, plan, constants=replace(PLAIN, data_overlap=1.0, data_exposed=1e-9)).data_s[0]
+    open_ = timed(work, plan).data_s[0]
+    assert hidden < 1e-6 * open_
+
+
+@pytest.mark.parametrize("name", ["gpt-175b", "llama-3-8b", "mixtral-8x7b", "resnet-50"])
+def test_parts_are_positive_and_add_up(name):
+    family, architecture = architecture_named(name)
+    deep = 1 if name == "resnet-50" else 4
+    plans = plans_of(
+        [Plan(), Plan(data=16, zero=1), Plan(pipeline=deep, data=4, accumulation=8), Plan(recompute=2, zero=3, data=8)]
+    )
+    software = software_named("megatron-core")
+    work = family.work(architecture, plans, software)
+    time = step_time(work, plans, A100, software, constants_for(A100, software))
+    assert all(np.all(each >= 0) and each.shape == (4,) for each in parts_of(time).values())
+    assert sum(parts_of(time).values()) == pytest.approx(time.total_s)
+
+
+def test_a_memory_size_of_a_chip_shares_its_constants_and_another_chip_is_less_efficient_where_it_does_more():
+    software = software_named("fsdp")
+    assert constants_for(machine_named("a100"), software) == constants_for(A100, software)
+    h100, b200 = (constants_for(machine_named(each), software) for each in ("h100", "b200"))
+    assert b200.gemm_efficiency < h100.gemm_efficiency < constants_for(A100, software).gemm_efficiency
+    assert constants_for(machine_named("h200"), software).gemm_efficiency == pytest.approx(h100.gemm_efficiency)
+
+
+def test_a_gpu_type_that_does_less_per_clock_keeps_the_constants():
+    old = machine_named("v100").gpu
+    assert transferred(PLAIN, A100.gpu, old) == PLAIN
+
+
+def test_products_in_eight_bits_have_constants_of_their_own():
+    machine, software = machine_named("h100"), software_named("megatron-core")
+    assert constants_for(machine, replace(software, precision="fp8")) != constants_for(machine, software)
+    assert "megatron-core-fp8" in measured_software()
+
+
+def test_constants_with_a_wrong_name_are_refused():
+    values = {each.name: 1.0 for each in fields(Constants)}
+    assert constants_of(values) == Constants(**values)
+    with pytest.raises(InputError, match="gemm_efficency"):
+        constants_of({**values, "gemm_efficency": 1.0})
+
+
+def test_a_fit_finds_again_what_was_planted_and_one_wrong_row_does_not_bend_it():
+    family, architecture = architecture_named("gpt-6.7b")
+    plans = plans_of(
+        [
+            Plan(tensor=t, pipeline=p, data=d, micro_batch=b, accumulation=4, recompute=r)
+            for t in (1, 2, 8)
+            for p in (1, 2)
+            for d in (1, 8)
+            for b in (1, 4)
+            for r in (0, 2)
+        ]
+    )
+    work = family.work(architecture, plans, FLASH)
+    truth = replace(Constants(), gemm_efficiency=0.7, tensor_efficiency=0.75, memory_efficiency=0.8)
+    measured = step_time(work, plans, A100, FLASH, truth).total_s * np.exp(
+        0.01 * np.random.default_rng(0).normal(size=len(plans))
+    )
+    measured[5] *= 3.0
+    group = Group(work, plans, A100, FLASH, measured, np.ones(len(plans)), "any")
+    names = ("gemm_efficiency", "tensor_efficiency", "memory_efficiency")
+    found = fit([group], (), {"any": names}, {"any": Constants()}).constants["any"]
+    off = np.abs(np.exp(group.residuals(found)) - 1.0)
+    assert np.median(off) < 0.02
+    for name in names:
+        assert getattr(found, name) == pytest.approx(getattr(truth, name), rel=0.06)
