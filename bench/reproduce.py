@@ -99,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         carry_out(runs, chosen.workers, chosen.results)
     for section in wanted:
         words = ["python", "bench/reproduce.py", "--only", section.name, "--seeds", str(chosen.seeds)]
+        words += ["--long-seeds", str(chosen.long_seeds)]
         text = text_of(section, asked, shlex.join(words))
         page = chosen.out.read_text(encoding="utf-8") if chosen.out.is_file() else ""
         write_atomically(chosen.out, merged(page, {section.name: text}))
