@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "accuracy"
 JITTER_S = 1.0
 HOUR_S = 3600.0
-SIMULATED = ("synergy_core", "synergy_sim", "conf")
+SIMULATED = ("synergy_core", "synergy_runs", "synergy_sim", "conf")
 
 
 @dataclass(frozen=True)
@@ -111,12 +111,14 @@ def compose(overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     from hydra import initialize_config_dir
     from omegaconf import OmegaConf
 
-    from synergy_sim.overrides import prepared
-    from synergy_sim.resources import conf_folder
-    from synergy_sim.settings import Settings, build
+    from synergy_runs.overrides import prepared
+    from synergy_runs.resources import conf_folder
+    from synergy_runs.settings import build
+    from synergy_sim.program import SIMULATOR
+    from synergy_sim.settings import Settings
 
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        config = hydra_compose("config", overrides=prepared(overrides))
+        config = hydra_compose("config", overrides=prepared(overrides, SIMULATOR))
     values: Any = OmegaConf.to_container(config, resolve=True)
     return build(Settings, values), values
 
@@ -178,10 +180,12 @@ def finish_time_fairness(jobs: Any, settings: Any) -> np.ndarray:
     The share of N active jobs (N: mean over the job's life) is 1/N of the cluster's GPUs, all of that type; the run
     time there is that of the fastest allowed size within it, with the best batch of every epoch, started once.
     """
-    from synergy_sim.prepare import cluster_of, execution_of, truth_of, workload_of
+    from synergy_runs.inputs import cluster_of, workload_of
+    from synergy_sim.prepare import execution_of, truth_of
 
-    workload = workload_of(settings, 0)
-    cluster, truth, execution = cluster_of(settings, workload), truth_of(settings, 0), execution_of(settings)
+    workload = workload_of(settings.trace, settings.cluster, 0)
+    cluster = cluster_of(settings.cluster, settings.trace, workload)
+    truth, execution = truth_of(settings, 0), execution_of(settings)
     per_node = {each.gpu_type: each.gpus_per_node for each in cluster.node_types}
     result = np.zeros(len(jobs))
     for at, (jct_s, active) in enumerate(zip(jobs["jct_s"], jobs["mean_contention"], strict=True)):

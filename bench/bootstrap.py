@@ -12,7 +12,7 @@ import argparse
 
 import numpy as np
 
-from synergy_sim.bootstrap import ratio_of_mean_jct
+from synergy_runs.bootstrap import ratio_of_mean_jct
 
 TRUTH = 0.8
 

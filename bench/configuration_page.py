@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synergy_sim.settings import meanings
+from synergy_runs.settings import meanings
+from synergy_sim.settings import Settings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 HEAD = """# Configuration
@@ -22,7 +23,7 @@ A node type in `cluster.node_types` has `gpu_type`, `nodes` and `gpus_per_node`.
 
 def page() -> str:
     """The whole page, from the settings themselves."""
-    return HEAD + "".join(f"| `{key}` | {meaning} |\n" for key, meaning in meanings()) + FOOT
+    return HEAD + "".join(f"| `{key}` | {meaning} |\n" for key, meaning in meanings(Settings)) + FOOT
 
 
 if __name__ == "__main__":

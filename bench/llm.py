@@ -46,9 +46,9 @@ FIGURES = (
 
 def run(small: bool, seeds: int, only: list[str], information: str) -> dict[str, list[dict[str, Any]]]:
     """By policy, a summary per seed; `jct_s` beside it. Every job must have finished."""
+    from synergy_runs.invariants import check
+    from synergy_runs.metrics import job_table, summarise
     from synergy_sim.engine import simulate
-    from synergy_sim.invariants import check
-    from synergy_sim.metrics import job_table, summarise
     from synergy_sim.prepare import prepared_runs
 
     overrides = [EXPERIMENT, f"seed=[{','.join(map(str, range(seeds)))}]"]
@@ -77,7 +77,7 @@ def run(small: bool, seeds: int, only: list[str], information: str) -> dict[str,
 
 def table(found: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """A row per policy."""
-    from synergy_sim.bootstrap import ratio_of_mean_jct
+    from synergy_runs.bootstrap import ratio_of_mean_jct
 
     rows = []
     for policy, runs in found.items():

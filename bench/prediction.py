@@ -18,10 +18,10 @@ import numpy as np
 from synergy_core.prediction import DurationPredictor
 from synergy_core.state import Job
 from synergy_core.units import DAY_S
-from synergy_sim.generators import generate
-from synergy_sim.metrics import spearman
-from synergy_sim.traces import read_trace
-from synergy_sim.workload import Workload, from_rows
+from synergy_runs.generators import generate
+from synergy_runs.metrics import spearman
+from synergy_runs.traces import read_trace
+from synergy_runs.workload import Workload, from_rows
 
 PRIOR_JOBS = (0.5, 1.0, 2.0, 4.0)
 FADES = (0.7, 0.8, 0.9, 0.97, 1.0)

@@ -37,10 +37,10 @@ COLUMNS = (
 
 
 def philly():
-    from synergy_sim.generators import generate
-    from synergy_sim.traces import read_trace
-    from synergy_sim.traces.find import find_philly
-    from synergy_sim.workload import from_rows
+    from synergy_runs.generators import generate
+    from synergy_runs.traces import read_trace
+    from synergy_runs.traces.find import find_philly
+    from synergy_runs.workload import from_rows
 
     path = find_philly()
     rows = read_trace(path) if path else generate("philly", jobs=82_247)
@@ -48,8 +48,8 @@ def philly():
 
 
 def helios(jobs: int):
-    from synergy_sim.generators import generate
-    from synergy_sim.workload import from_rows, scaled
+    from synergy_runs.generators import generate
+    from synergy_runs.workload import from_rows, scaled
 
     work = from_rows(generate("saturn", jobs=jobs), name=f"saturn {jobs:,}")
     return scaled(work, 0.85 / work.offered_load_fraction(262 * 8))
@@ -71,9 +71,9 @@ def measure(what: str, nodes: int, policy: str, repeats: int, goal_s: float | No
 
     from synergy_core.cluster import Cluster, NodeType
     from synergy_core.policies import get_policy
+    from synergy_runs.workload import with_estimates
     from synergy_sim.engine import simulate
     from synergy_sim.execution import Costs, ExecutionModel
-    from synergy_sim.workload import with_estimates
 
     work = with_estimates(philly() if what == "philly" else helios(int(what)), 4.0, np.random.default_rng(0))
     machines = Cluster((NodeType("v100", "v100", nodes, 8),))

@@ -35,7 +35,9 @@ def main() -> None:
 
 
 def _main() -> None:
-    from synergy_sim import __version__, overrides
+    from synergy_core import __version__
+    from synergy_runs import overrides
+    from synergy_sim.program import SIMULATOR
 
     arguments = sys.argv[1:]
     if any(each in ("--help", "-h") for each in arguments):
@@ -46,10 +48,10 @@ def _main() -> None:
     if "--version" in arguments:
         print(__version__)
         return
-    sys.argv[1:] = overrides.prepared(arguments)
-    from synergy_sim.compose import with_hydra
+    sys.argv[1:] = overrides.prepared(arguments, SIMULATOR)
+    from synergy_runs.compose import with_hydra
 
-    with_hydra(_run)
+    with_hydra(SIMULATOR, _run)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.units import on_grid
+from synergy_runs.workload import Workload
 from synergy_sim.ground_truth import PlannedApplication, Shape, Truth, packed
-from synergy_sim.workload import Workload
 
 CLASSES = (
     (1.0, ("cifar10", "ncf")),

@@ -26,14 +26,14 @@ from synergy_core.policies import OrderingPolicy, Policy
 from synergy_core.scheduler import scheduler_for
 from synergy_core.state import NEVER, Allocations, ClusterState, Placed, gpus_in
 from synergy_core.units import on_grid
+from synergy_runs.fit import check_fit
+from synergy_runs.log import DecisionLog, EventLog, Kind, Run
+from synergy_runs.workload import Workload
 from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
-from synergy_sim.fit import check_fit
 from synergy_sim.ground_truth import Application, Truth
-from synergy_sim.log import DecisionLog, EventLog, Kind, Run
 from synergy_sim.planned_job import PlannedJob
 from synergy_sim.rounds import Leaving, rounds
 from synergy_sim.training import TrainingJob
-from synergy_sim.workload import Workload
 
 SUBMIT, STOP, FINISH = int(Kind.SUBMIT), int(Kind.STOP), int(Kind.FINISH)
 AFTER_ALL_ELSE = 2  # SimPy's own priorities are 0 (urgent) and 1 (normal)

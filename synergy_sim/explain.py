@@ -19,9 +19,10 @@ from synergy_core.choice import Solved
 from synergy_core.errors import InputError, unknown
 from synergy_core.policies import AllocationPolicy
 from synergy_core.units import parse_duration_s
+from synergy_runs.settings import build
 from synergy_sim.engine import Simulation
 from synergy_sim.prepare import prepared_runs
-from synergy_sim.settings import Settings, build
+from synergy_sim.settings import Settings
 
 BAD_INPUT = 2
 INTERRUPTED = 130

@@ -15,9 +15,9 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.planner import tables
 from synergy_core.planner.tables import PlannedModel
+from synergy_runs.workload import Workload
 from synergy_sim.assignment import mixed
 from synergy_sim.ground_truth import Truth, packed
-from synergy_sim.workload import Workload
 
 PARAMETERS_PER_GPU = 0.9e9
 """A job's model has at most so many for each GPU asked for: 14 GB of weights, gradients and optimizer or more."""

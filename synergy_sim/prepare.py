@@ -3,55 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from synergy_core.cluster import Cluster, NodeType
-from synergy_core.errors import InputError, unknown
-from synergy_core.policies import AllocationPolicy, Policy, base_name, get_policy
+from synergy_core.cluster import Cluster
+from synergy_core.errors import InputError
+from synergy_core.policies import AllocationPolicy, Policy
+from synergy_runs.fit import check_fit
+from synergy_runs.inputs import (
+    cluster_of,
+    estimated,
+    policies_of,
+    random_stream,
+    seeds_of,
+    without_misfits,
+    workload_of,
+)
+from synergy_runs.traces.find import find_folder
+from synergy_runs.workload import Workload
 from synergy_sim.assignment import as_given, mixed
 from synergy_sim.execution import Costs, ExecutionModel
-from synergy_sim.fit import check_fit, misfits
-from synergy_sim.generators import generate
 from synergy_sim.ground_truth import Disturbance, PlannedTruth, Truth
 from synergy_sim.language_models import with_language_models
-from synergy_sim.overrides import check_policy
-from synergy_sim.resources import conf_folder
-from synergy_sim.settings import Settings, TraceSettings
-from synergy_sim.traces import formats, read_trace
-from synergy_sim.traces.find import find, find_folder
-from synergy_sim.workload import (
-    Workload,
-    at_least,
-    from_rows,
-    of_any_type,
-    parse_window,
-    sampled,
-    scaled,
-    take,
-    window_length_s,
-    with_estimates,
-)
-
-# One independent stream per random source: what one draws never moves another, and no policy moves any.
-STREAMS = ("generator", "sample", "estimates", "disturbance", "models")
-
-
-def seeds_of(settings: Settings) -> list[int]:
-    """The seeds, each once. Raises InputError for none or a negative one."""
-    if not settings.seed or min(settings.seed) < 0:
-        raise InputError(f"seed={settings.seed}: expected one or more whole numbers ≥ 0.")
-    return list(dict.fromkeys(settings.seed))
-
-
-def random_stream(seed: int, source: str) -> np.random.SeedSequence:
-    """The seed of one random source."""
-    return np.random.SeedSequence(seed, spawn_key=(STREAMS.index(source),))
+from synergy_sim.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,147 +44,20 @@ class PreparedRun:
 
 def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
     """Every policy on every seed. Raises InputError for whatever cannot be run, before the first is."""
-    policies, execution = policies_of(settings), execution_of(settings)
-    for seed in seeds_of(settings):
-        workload = workload_of(settings, seed)
-        cluster = cluster_of(settings, workload)
+    policies = policies_of(settings.policy, settings.parameters, settings.information)
+    execution = execution_of(settings)
+    for seed in seeds_of(settings.seed):
+        workload = workload_of(settings.trace, settings.cluster, seed)
+        cluster = cluster_of(settings.cluster, settings.trace, workload)
         skip = settings.trace.bad_rows == "skip"
         if skip:
             workload = without_misfits(workload, cluster)
         check_fit(workload, cluster, refuse_bad_rows=not skip)
         truth = truth_of(settings, seed)
         workload = trained(settings, workload, cluster, truth, policies.values(), seed)
-        workload = estimated(settings, workload, seed)
+        workload = estimated(settings.trace, workload, seed)
         for policy in policies.values():
             yield PreparedRun(seed, workload, cluster, policy, execution, truth)
-
-
-def workload_of(settings: Settings, seed: int) -> Workload:
-    """The jobs of this seed: found or generated, cut to the window, sampled, compressed. Estimates: `estimated`."""
-    trace = settings.trace
-    if not trace.name or "/" in trace.name or trace.name.startswith("."):
-        raise InputError(f"trace.name={trace.name}: expected a name, not a path; results are filed under it.")
-    if trace.format is not None and trace.format not in formats():
-        raise unknown("trace.format", trace.format, formats())
-    path = trace.path or find(trace.find)
-    workload = _from_log(trace, path) if path else _generated(trace, seed)
-    if settings.cluster.ignore_gpu_types:
-        workload = of_any_type(workload)
-    workload = at_least(workload, trace.min_gpus)
-    workload = sampled(workload, trace.sample, np.random.default_rng(random_stream(seed, "sample")))
-    return scaled(workload, settings.cluster.load)
-
-
-def estimated(settings: Settings, workload: Workload, seed: int) -> Workload:
-    """The workload with an estimate for every job, drawn where its log has none."""
-    random = np.random.default_rng(random_stream(seed, "estimates"))
-    return with_estimates(workload, settings.trace.overestimate, random)
-
-
-def _from_log(trace: TraceSettings, path: Path) -> Workload:
-    rows = read_trace(path, format_name=trace.format, bad_rows="skip")  # `check_fit` refuses them, with all others
-    return from_rows(rows, name=trace.name, sha256=_sha256(path), window=trace.window)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _generated(trace: TraceSettings, seed: int) -> Workload:
-    if trace.generator is None:
-        raise InputError(f"+trace={trace.name}: which job log? Type trace.path=FILE.")
-    length_s = window_length_s(trace.window)
-    rows = generate(trace.generator, window_s=length_s, seed=random_stream(seed, "generator"))
-    start_s, _ = parse_window(trace.window, first_s=0.0)
-    workload = from_rows(rows, name=trace.name)
-    columns = (workload.submit_time_s, workload.duration_s, workload.gpus)
-    digest = hashlib.sha256(b"".join(np.ascontiguousarray(column).tobytes() for column in columns))
-    return replace(workload, origin_s=start_s or workload.origin_s, sha256=digest.hexdigest())
-
-
-def cluster_of(settings: Settings, workload: Workload) -> Cluster:
-    """The machines, with quotas where tenants have them."""
-    wanted = settings.cluster
-    if wanted.node_types is not None:
-        types = [
-            NodeType(f"{each.gpu_type}-{i}", each.gpu_type, each.nodes, each.gpus_per_node)
-            for i, each in enumerate(wanted.node_types)
-        ]
-    else:
-        nodes = settings.trace.nodes if wanted.nodes is None else wanted.nodes
-        gpus_per_node = settings.trace.gpus_per_node if wanted.gpus_per_node is None else wanted.gpus_per_node
-        types = [NodeType(wanted.gpu_type, wanted.gpu_type, nodes, gpus_per_node)]
-    cluster = Cluster(
-        tuple(types), borrowing=wanted.borrowing, whole_nodes=wanted.whole_nodes, placement=wanted.placement
-    )
-    quotas = wanted.virtual_clusters
-    if quotas is None:
-        return cluster
-    if isinstance(quotas, str):
-        if quotas != "trace":
-            raise InputError(f"cluster.virtual_clusters={quotas}: expected null, trace or {{tenant: GPUs}}.")
-        quotas = _scaled_quotas(workload, cluster.gpus)
-    return replace(cluster, virtual_clusters=dict(quotas))
-
-
-def _scaled_quotas(workload: Workload, gpus: int) -> dict[str, int]:
-    """The trace's quotas in proportion to this cluster, by largest remainders, at least one GPU each."""
-    quotas = {name: size for name, size in sorted(workload.quotas.items()) if size > 0}
-    if not quotas:
-        raise InputError(
-            f"cluster.virtual_clusters=trace: {workload.source} names no quotas. "
-            "Give them: 'cluster.virtual_clusters={tenant: GPUs}'."
-        )
-    total = sum(quotas.values())
-    if total <= gpus:
-        return quotas
-    if len(quotas) > gpus:
-        raise InputError(
-            f"cluster.virtual_clusters=trace: {len(quotas)} virtual clusters share {gpus} GPUs, less than one each; "
-            "enlarge the cluster with cluster.nodes=N."
-        )
-    exact = {name: size * gpus / total for name, size in quotas.items()}
-    result = {name: max(1, int(share)) for name, share in exact.items()}
-    while sum(result.values()) > gpus:  # tenants rounded up to one GPU cost those furthest above their share one
-        most = max(result, key=lambda name: (result[name] > 1, result[name] - exact[name], result[name], name))
-        result[most] -= 1
-    for name in sorted(exact, key=lambda each: (int(exact[each]) - exact[each], each)):
-        if sum(result.values()) < gpus:
-            result[name] += 1
-    return result
-
-
-def without_misfits(workload: Workload, cluster: Cluster) -> Workload:
-    """The workload less the jobs that can never run on the cluster, which are counted as bad rows."""
-    wrong = misfits(workload, cluster)
-    if not wrong.any():
-        return workload
-    if wrong.all():
-        raise InputError(f"{workload.source}: no job fits on {cluster.describe()}; enlarge it with cluster.nodes=N.")
-    return replace(take(workload, ~wrong), bad_rows=workload.bad_rows + int(wrong.sum()))
-
-
-def policies_of(settings: Settings) -> dict[str, Policy]:
-    """The policies by the name they were asked for, in that order, variants and parameters applied."""
-    from omegaconf import OmegaConf
-
-    if not settings.policy:
-        raise InputError("policy=[]: expected at least one policy; see python -m synergy_sim --help.")
-    for name in settings.parameters:
-        check_policy(name)
-    result: dict[str, Policy] = {}
-    for name in settings.policy:
-        check_policy(name)
-        path = conf_folder() / "variants" / f"{name}.yaml"
-        variant: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
-        given = {**variant, **settings.parameters.get(base_name(name), {}), **settings.parameters.get(name, {})}
-        policy = get_policy(given.pop("policy", name))
-        policy = dataclasses.replace(policy.with_parameters(**given), name=name)
-        if settings.information is not None and isinstance(policy, AllocationPolicy):
-            policy = dataclasses.replace(policy, information=settings.information)
-        result[name] = policy
-    return result
 
 
 def truth_of(settings: Settings, seed: int) -> Truth:

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
-from synergy_sim.comparison import compare
+from synergy_runs.comparison import compare
+from synergy_runs.invariants import check
+from synergy_runs.report.write import write_comparison
+from synergy_runs.results import write_run
+from synergy_runs.settings import build
+from synergy_runs.stored import read_run
+from synergy_runs.tables import print_comparison
+from synergy_runs.workload import Workload
 from synergy_sim.console import progress_bar
 from synergy_sim.engine import simulate
-from synergy_sim.invariants import check
 from synergy_sim.prepare import PreparedRun, prepared_runs
-from synergy_sim.report.write import write_comparison
-from synergy_sim.results import write_run
-from synergy_sim.settings import Settings, build
-from synergy_sim.stored import read_run
-from synergy_sim.tables import print_comparison
-from synergy_sim.workload import Workload
+from synergy_sim.settings import Settings
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -1,75 +1,12 @@
-"""Every configuration key: its type, its default's place and its meaning. What Hydra composed is checked against this.
-
-Hydra accepts any key that is added with `+`, so a mistyped one would pass unnoticed; here it does not.
-"""
+"""Every key of the simulator: its type and its meaning; defaults stand in conf/."""
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from synergy_core.errors import InputError, unknown
-
-Settable = TypeVar("Settable")
-
-
-def key(meaning: str) -> Any:
-    """A field with one line that says what it means; every field is required, since conf/ gives all defaults."""
-    return field(metadata={"meaning": meaning})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceSettings:
-    """Which jobs arrive."""
-
-    name: str = key("what results are filed under")
-    path: Path | None = key("a job log; null: the first of `find` that exists, else the generator")
-    find: list[str] = key("file names to look for in $SYNERGY_DATA, $SYNERGY_DATA/traces and ./traces")
-    generator: str | None = key("published statistics to draw jobs from where there is no log")
-    format: str | None = key("the log's format; null: recognised")
-    window: str = key("all, 7d, 2017-10-09/7d, 2017-10-09/2017-10-16 or 2017-10-09")
-    sample: float = key("fraction of the jobs to keep, drawn with the seed")
-    min_gpus: int = key("jobs that ask for fewer GPUs are left out")
-    bad_rows: Literal["stop", "skip"] = key("what to do with impossible rows")
-    overestimate: float = key("estimates the log lacks are duration × (1 + overestimate·U[0,1))")
-    models: Literal["auto", "none", "as_given", "mix", "llm"] = key(
-        "training jobs: none (run times only), as_given (the log names them), mix (drawn by GPU-time; run times kept), "
-        "llm (as mix, but large jobs are language models with parallel plans), "
-        "auto (as_given where the log names models and batches, mix where a policy needs it)"
-    )
-    llm_gpus: int = key("the fewest GPUs of a job that models=llm makes a language model")
-    nodes: int = key("nodes of the cluster unless cluster.nodes says otherwise")
-    gpus_per_node: int = key("GPUs of each of them")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeTypeSettings:
-    """Nodes that are alike."""
-
-    gpu_type: str = key("a name such as v100")
-    nodes: int = key("how many nodes")
-    gpus_per_node: int = key("GPUs of each")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterSettings:
-    """What they run on."""
-
-    nodes: int | None = key("number of nodes; null: what the trace suggests")
-    gpus_per_node: int | None = key("GPUs of each node; null: what the trace suggests")
-    gpu_type: str = key("the GPU type of all nodes")
-    node_types: list[NodeTypeSettings] | None = key("several types, in order of preference, instead of the above")
-    load: float = key("how many times as dense as in the trace jobs arrive")
-    virtual_clusters: str | dict[str, int] | None = key("quotas: null, trace (as the log says), or {tenant: GPUs}")
-    borrowing: bool = key("whether a tenant may exceed its quota while GPUs are idle")
-    whole_nodes: bool = key("whether jobs larger than a node need whole nodes")
-    placement: Literal["best_fit", "most_free"] = key("where jobs go: the fullest node that fits, or the emptiest ones")
-    ignore_gpu_types: bool = key("whether jobs run on any GPU type, whatever the log says they asked for")
+from synergy_runs.settings import ClusterSettings, TraceSettings, key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,80 +82,3 @@ class Settings:
     results_dir: Path = key("where results go")
     figures: bool = key("whether to draw figures and write report.html and traces for Perfetto")
     progress: bool = key("whether to show a progress bar (never if the output is not a terminal)")
-
-
-def meanings(of: type = Settings, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted key, meaning) of every key, sections first."""
-    for each in dataclasses.fields(of):
-        yield prefix + each.name, each.metadata["meaning"]
-        section = typing.get_type_hints(of)[each.name]
-        if dataclasses.is_dataclass(section):
-            yield from meanings(section, f"{prefix}{each.name}.")  # type: ignore[arg-type]
-
-
-def build(kind: type[Settable], values: Mapping[str, Any], prefix: str = "") -> Settable:
-    """A settings object of plain values. Raises InputError for unknown, missing or mistyped keys."""
-    hints = typing.get_type_hints(kind)
-    for name in values:
-        if name not in hints:
-            raise unknown("key", prefix + name, [prefix + each for each in hints])
-    for name in hints:
-        if name not in values:
-            raise InputError(f"{prefix}{name} is missing; expected {_words(hints[name])}. Set it with {prefix}{name}=.")
-    return kind(**{name: _cast(values[name], hints[name], prefix + name) for name in hints})
-
-
-def _cast(value: Any, kind: Any, where: str) -> Any:
-    """`value` as the type wants it, with the conversions that lose nothing."""
-    origin, choices = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return _cast_union(value, kind, choices, where)
-    if kind is Any:
-        return value
-    if origin is Literal:
-        if str(value) not in choices:
-            raise unknown(f"value of {where}", str(value), choices)
-        return str(value)
-    if origin is list:
-        items = value if isinstance(value, list | tuple) else [value]
-        return [_cast(item, choices[0], where) for item in items]
-    if origin is dict and isinstance(value, Mapping):
-        return {str(name): _cast(item, choices[1], f"{where}.{name}") for name, item in value.items()}
-    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
-        return build(kind, value, where + ".")  # type: ignore[arg-type]
-    if kind in (str, Path) and isinstance(value, str | int | float | Path) and not isinstance(value, bool):
-        return kind(str(value))
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if kind in (int, bool) and type(value) is kind:
-        return value
-    raise InputError(f"{where}={value}: expected {_words(kind)}.")
-
-
-def _cast_union(value: Any, kind: Any, choices: tuple[Any, ...], where: str) -> Any:
-    if value is None and type(None) in choices:
-        return None
-    for choice in choices:
-        if choice is not type(None):
-            try:
-                return _cast(value, choice, where)
-            except InputError:
-                if len(choices) == 2 and type(None) in choices:
-                    raise
-    raise InputError(f"{where}={value}: expected {_words(kind)}.")
-
-
-def _words(kind: Any) -> str:
-    origin, choices = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_words(choice) for choice in choices)
-    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
-    if kind is type(None):
-        return "null"
-    if origin is Literal:
-        return " or ".join(choices)
-    if origin is list:
-        return f"{_words(choices[0])} or a list of them"
-    if origin is dict:
-        return "a mapping {name: value}"
-    return plain.get(kind, "a section")

@@ -18,15 +18,15 @@ class Collect(Callback):
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Prints the comparison of everything in the sweep's folder and writes comparison.parquet there."""
-        from synergy_sim.comparison import collect, compare
-        from synergy_sim.stored import find_runs
-        from synergy_sim.tables import print_comparison
+        from synergy_runs.comparison import collect, compare
+        from synergy_runs.stored import find_runs
+        from synergy_runs.tables import print_comparison
 
         folder = Path(config.hydra.sweep.dir)
         runs = find_runs(folder)
         print_comparison(compare(runs))
         if config.figures:
-            from synergy_sim.report.write import write_comparison
+            from synergy_runs.report.write import write_comparison
 
             command = shlex.join(["python", "-m", "synergy_sim", *sys.argv[1:]])
             print(f"report: {write_comparison(runs, folder, command=command)}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from synergy_core.policies import get_policy, policy_names
-from synergy_sim.overrides import options
-from synergy_sim.settings import meanings
+from synergy_runs.overrides import options
+from synergy_runs.settings import meanings
+from synergy_sim.settings import Settings
 
 TEXT = """\
 Replays a job log on a simulated GPU cluster under several scheduling policies, and compares them.
@@ -37,7 +38,7 @@ def usage() -> str:
     """The whole text."""
     starred = {name: name + "*" * get_policy(name).oracle for name in policy_names()}
     policies = "\n".join(f"  {starred[name]:12} {summary}" for name, summary in policy_names().items())
-    keys = "\n".join(f"  {name:32} {meaning}" for name, meaning in meanings())
+    keys = "\n".join(f"  {name:32} {meaning}" for name, meaning in meanings(Settings))
     groups = {
         group + "s": "  ".join(options(group)) or "none yet" for group in ("cluster", "testbed", "truth", "experiment")
     }

@@ -9,8 +9,8 @@ import numpy as np
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy, policy_names
 from synergy_core.units import on_grid
-from synergy_sim.log import Kind
-from synergy_sim.workload import Workload
+from synergy_runs.log import Kind
+from synergy_runs.workload import Workload
 
 RIGID = sorted(name for name in policy_names() if not getattr(get_policy(name), "reads_goodput", False))
 """Policies that run jobs of which only a run time is known."""

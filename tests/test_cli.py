@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from synergy_core.errors import InputError
-from synergy_sim.overrides import prepared
-from synergy_sim.settings import meanings
+from synergy_runs.overrides import prepared
+from synergy_runs.settings import meanings
+from synergy_sim.program import SIMULATOR
+from synergy_sim.settings import Settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
@@ -66,7 +68,7 @@ def test_sweep_is_collected_into_one_table_and_one_parquet(tmp_path):
 def test_help_names_every_key_and_is_quick_to_read():
     done = synergy("--help")
     assert done.returncode == 0
-    for name, _ in meanings():
+    for name, _ in meanings(Settings):
         assert name in done.stdout
     assert "srtf*" in done.stdout
 
@@ -140,12 +142,12 @@ def test_refused_with_a_sentence_and_no_traceback(arguments, said, tmp_path):
 
 
 def test_trace_works_with_and_without_a_plus():
-    assert prepared(["trace=philly"]) == prepared(["+trace=philly"]) == ["+trace=philly"]
+    assert prepared(["trace=philly"], SIMULATOR) == prepared(["+trace=philly"], SIMULATOR) == ["+trace=philly"]
 
 
 def test_unknown_key_is_refused_before_hydra_is_loaded():
     with pytest.raises(InputError, match=r"Did you mean 'cluster\.load'"):
-        prepared(["+trace=philly", "cluster.lod=1"])
+        prepared(["+trace=philly", "cluster.lod=1"], SIMULATOR)
 
 
 PLAIN = "submit_time,duration_s,gpus,job\n"

@@ -10,10 +10,10 @@ from synergy_core.policies import get_policy
 from synergy_core.queue import IncrementalQueue
 from synergy_core.scheduler import scheduler_for
 from synergy_core.state import Job
+from synergy_runs.inputs import _scaled_quotas
+from synergy_runs.invariants import check
 from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
-from synergy_sim.invariants import check
-from synergy_sim.prepare import _scaled_quotas
 
 
 def run(work, machines, policy, costs=None, **execution):

@@ -15,13 +15,13 @@ from hash_seeds import printed_with
 
 from synergy_core.errors import InputError
 from synergy_core.units import DAY_S, HOUR_S
-from synergy_sim.generators import generate, names, statistics
-from synergy_sim.generators import statistics as statistics_of
-from synergy_sim.generators.__main__ import COLUMNS, main
-from synergy_sim.generators.marginals import marginals
-from synergy_sim.traces.rows import TraceRows
-from synergy_sim.traces.times import epoch_s
-from synergy_sim.workload import from_rows
+from synergy_runs.generators import generate, names, statistics
+from synergy_runs.generators import statistics as statistics_of
+from synergy_runs.generators.command import COLUMNS, main
+from synergy_runs.generators.marginals import marginals
+from synergy_runs.traces.rows import TraceRows
+from synergy_runs.traces.times import epoch_s
+from synergy_runs.workload import from_rows
 
 CLUSTERS = ("earth", "philly", "saturn", "uranus", "venus")
 YEAR_S = 364 * DAY_S
@@ -156,7 +156,7 @@ def test_jobs_come_in_batches_of_one_user_and_size():
 def test_the_same_seed_gives_the_same_log_in_another_process():
     script = (
         "import hashlib, numpy as np\n"
-        "from synergy_sim.generators import generate\n"
+        "from synergy_runs.generators import generate\n"
         "rows = generate('philly', window_s=14 * 86400.0, seed=11)\n"
         "kept = ('submit_s', 'duration_s', 'gpus', 'virtual_cluster', 'user', 'end_state')\n"
         "print(hashlib.sha256(b''.join(np.asarray(getattr(rows, c)).tobytes() for c in kept)).hexdigest())\n"
@@ -192,7 +192,7 @@ def test_a_new_generator_is_one_new_file(tmp_path, monkeypatch):
     content["generators"] = {"pluto": content["generators"]["venus"]}
     (tmp_path / "pluto.json").write_text(json.dumps(content), encoding="utf-8")
     (tmp_path / "download.json").write_text("[{}]", encoding="utf-8")
-    monkeypatch.setattr(sys.modules["synergy_sim.generators.statistics"], "statistics_folder", lambda: tmp_path)
+    monkeypatch.setattr(sys.modules["synergy_runs.generators.statistics"], "statistics_folder", lambda: tmp_path)
     assert names() == ("pluto",)
     assert len(generate("pluto", jobs=100)) == 100
     del content["generators"]["pluto"]["durations"]

@@ -27,11 +27,11 @@ from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
 from synergy_core.state import gpus_in
+from synergy_runs.log import Kind
 from synergy_sim import rounds
 from synergy_sim.engine import Simulation, simulate
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.ground_truth import Disturbance, Truth
-from synergy_sim.log import Kind
 
 LEVELS = ("own", "declared", "shared", "all")
 MACHINES = {

@@ -19,17 +19,19 @@ from synergy_core.job import JobSpec
 from synergy_core.planned import PlannedSpeeds
 from synergy_core.planner import tables
 from synergy_core.policies import get_policy
+from synergy_runs.invariants import check
+from synergy_runs.log import Kind
+from synergy_runs.overrides import prepared
+from synergy_runs.resources import conf_folder
+from synergy_runs.settings import build
 from synergy_sim.assignment import as_given
 from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.ground_truth import Disturbance, PlannedTruth, Truth
-from synergy_sim.invariants import check
 from synergy_sim.language_models import with_language_models
-from synergy_sim.log import Kind
-from synergy_sim.overrides import prepared
 from synergy_sim.prepare import prepared_runs
-from synergy_sim.resources import conf_folder
-from synergy_sim.settings import Settings, build
+from synergy_sim.program import SIMULATOR
+from synergy_sim.settings import Settings
 
 MACHINES = Cluster(
     (
@@ -55,7 +57,7 @@ def _roofline(monkeypatch):
 
 def experiment(*overrides):
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        config = compose("config", overrides=prepared(["experiment=llm_heterogeneous", *overrides]))
+        config = compose("config", overrides=prepared(["experiment=llm_heterogeneous", *overrides], SIMULATOR))
     return build(Settings, OmegaConf.to_container(config, resolve=True))
 
 

@@ -13,9 +13,9 @@ from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.policies import AllocationPolicy, OrderingPolicy, get_policy, ordering_policy
 from synergy_core.state import Allocations, ClusterState, JobView, OracleJobView, PredictedJobView
+from synergy_runs.invariants import check
 from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
-from synergy_sim.invariants import check
 
 ALL = RIGID
 ORDERING = [name for name in ALL if isinstance(get_policy(name), OrderingPolicy)]

@@ -19,11 +19,11 @@ from synergy_core.goodput_state import GoodputState
 from synergy_core.policies import get_policy
 from synergy_core.policies.pollux import pollux
 from synergy_core.relaxation import settled
+from synergy_runs.invariants import check
 from synergy_sim.assignment import as_given
 from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.ground_truth import Truth
-from synergy_sim.invariants import check
 
 
 def random_of(seed):

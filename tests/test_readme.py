@@ -9,9 +9,10 @@ from jobs import cluster, finish_s, workload
 
 from synergy_core.__main__ import main
 from synergy_core.policies import get_policy
+from synergy_runs.overrides import prepared
+from synergy_runs.traces import summaries
 from synergy_sim.engine import simulate
-from synergy_sim.overrides import prepared
-from synergy_sim.traces import summaries
+from synergy_sim.program import SIMULATOR
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 COMMANDS = [line.strip().split("   ")[0] for line in README.splitlines() if "python -m synergy_sim +" in line]
@@ -24,7 +25,7 @@ WORDS = ("GB/s within nodes", "MFU")
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_are_accepted(command):
-    assert prepared(shlex.split(command)[3:])
+    assert prepared(shlex.split(command)[3:], SIMULATOR)
 
 
 def test_there_are_commands_to_test():

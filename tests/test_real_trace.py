@@ -12,12 +12,12 @@ from jobs import RIGID, cluster, finish_s
 
 from synergy_core.policies import OrderingPolicy, get_policy
 from synergy_core.units import TICKS_PER_S
+from synergy_runs.invariants import check
+from synergy_runs.log import Kind
+from synergy_runs.traces import read_trace
+from synergy_runs.workload import from_rows, with_estimates
 from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
-from synergy_sim.invariants import check
-from synergy_sim.log import Kind
-from synergy_sim.traces import read_trace
-from synergy_sim.workload import from_rows, with_estimates
 
 DATA = os.environ.get("SYNERGY_DATA")
 PHILLY = Path(DATA or "/nowhere") / "traces" / "philly.csv"

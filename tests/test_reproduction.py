@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from jobs import finish_s
 
+from synergy_runs.inputs import cluster_of, policies_of, workload_of
+from synergy_runs.invariants import check
+from synergy_runs.resources import conf_folder
+from synergy_runs.settings import build
 from synergy_sim.engine import simulate
-from synergy_sim.invariants import check
-from synergy_sim.prepare import cluster_of, execution_of, policies_of, trained, truth_of, workload_of
-from synergy_sim.resources import conf_folder
-from synergy_sim.settings import Settings, build
+from synergy_sim.prepare import execution_of, trained, truth_of
+from synergy_sim.settings import Settings
 
 WORKLOADS = Path(os.environ.get("SYNERGY_DATA") or "/nowhere") / "workloads"
 pytestmark = pytest.mark.skipif(not WORKLOADS.is_dir(), reason="SYNERGY_DATA has no workloads/")
@@ -33,8 +35,9 @@ def jct_s(experiment, file, policy, *overrides):
     """Completion times by job name, and the whole run."""
     path = WORKLOADS / file
     settings = composed(f"experiment={experiment}", f"trace.path={path}", f"policy={policy}", *overrides)
-    workload = workload_of(settings, 0)
-    cluster, truth, policies = cluster_of(settings, workload), truth_of(settings, 0), policies_of(settings)
+    workload = workload_of(settings.trace, settings.cluster, 0)
+    cluster, truth = cluster_of(settings.cluster, settings.trace, workload), truth_of(settings, 0)
+    policies = policies_of(settings.policy, settings.parameters, settings.information)
     workload = trained(settings, workload, cluster, truth, policies.values(), 0)
     done = simulate(workload, cluster, policies[policy], execution_of(settings), truth=truth)
     check(done)
@@ -82,8 +85,9 @@ def test_a_policys_companions_do_not_change_its_result():
     """Truth and specs are shared by all policies of a run; nothing of one may reach the next."""
     file = "pollux/workload-3.csv"
     settings = composed("experiment=pollux_osdi21", f"trace.path={WORKLOADS / file}", "policy=[tiresias,optimus]")
-    workload = workload_of(settings, 0)
-    cluster, truth, policies = cluster_of(settings, workload), truth_of(settings, 0), policies_of(settings)
+    workload = workload_of(settings.trace, settings.cluster, 0)
+    cluster, truth = cluster_of(settings.cluster, settings.trace, workload), truth_of(settings, 0)
+    policies = policies_of(settings.policy, settings.parameters, settings.information)
     workload = trained(settings, workload, cluster, truth, policies.values(), 0)
     for name in ("optimus", "tiresias"):
         done = simulate(workload, cluster, policies[name], execution_of(settings), truth=truth)

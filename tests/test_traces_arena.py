@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from synergy_core.errors import InputError
-from synergy_sim.traces import read_trace
-from synergy_sim.workload import from_rows
+from synergy_runs.traces import read_trace
+from synergy_runs.workload import from_rows
 
 HEADER = "job_id,submission_time,num_iteration,model_name,deadline,batch_size,num_gpu,gpu_type\n"
 

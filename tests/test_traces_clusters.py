@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from synergy_core.errors import InputError
-from synergy_sim.traces import read_trace
-from synergy_sim.traces.helios import daily_quotas
-from synergy_sim.traces.rows import END_STATES, TraceRows
-from synergy_sim.traces.times import epoch_s
+from synergy_runs.traces import read_trace
+from synergy_runs.traces.helios import daily_quotas
+from synergy_runs.traces.rows import END_STATES, TraceRows
+from synergy_runs.traces.times import epoch_s
 
 
 def written(folder: Path, name: str, *lines: str) -> Path:

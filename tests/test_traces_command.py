@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from synergy_core.errors import InputError
-from synergy_sim.traces.__main__ import main
-from synergy_sim.traces.find import find, find_philly
+from synergy_runs.traces.command import main
+from synergy_runs.traces.find import find, find_philly
 
 HEADER = "submit_time,duration_s,gpus,virtual_cluster\n"
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from synergy_core.errors import InputError
-from synergy_sim.traces import __main__ as command
-from synergy_sim.traces import _download, _fetch
-from synergy_sim.traces._download import download
-from synergy_sim.traces._sources import SOURCES, Source, by_name
+from synergy_runs.traces import _download, _fetch
+from synergy_runs.traces import command as command
+from synergy_runs.traces._download import download
+from synergy_runs.traces._sources import SOURCES, Source, by_name
 
 # Bytes that do not compress, so that the archive is longer than the tests' breaks.
 JOBS = b"".join(hashlib.sha256(bytes([i])).digest() for i in range(200))

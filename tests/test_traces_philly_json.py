@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synergy_core.errors import InputError
-from synergy_sim import workload
-from synergy_sim.traces import _json_stream, read_trace
-from synergy_sim.traces.philly_json import machine_list
-from synergy_sim.traces.rows import END_STATES, TraceRows
-from synergy_sim.traces.times import epoch_s
+from synergy_runs import workload
+from synergy_runs.traces import _json_stream, read_trace
+from synergy_runs.traces.philly_json import machine_list
+from synergy_runs.traces.rows import END_STATES, TraceRows
+from synergy_runs.traces.times import epoch_s
 
 START = "2017-10-07 01:00:00"
 HOUR_LATER = "2017-10-07 02:00:00"

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synergy_core.errors import InputError
-from synergy_sim.traces import read_trace
-from synergy_sim.traces._slurm_values import elapsed_s, gpus, limit_s
-from synergy_sim.traces._values import BadValueError
-from synergy_sim.traces.rows import END_STATES, TraceRows
-from synergy_sim.traces.times import epoch_s
+from synergy_runs.traces import read_trace
+from synergy_runs.traces._slurm_values import elapsed_s, gpus, limit_s
+from synergy_runs.traces._values import BadValueError
+from synergy_runs.traces.rows import END_STATES, TraceRows
+from synergy_runs.traces.times import epoch_s
 
 USUAL = {
     "JobID": "123",

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from synergy_core.errors import InputError
-from synergy_sim.traces import formats, read_trace, summaries
-from synergy_sim.traces.rows import TraceRows
-from synergy_sim.traces.times import elapsed_s, epoch_s
+from synergy_runs.traces import formats, read_trace, summaries
+from synergy_runs.traces.rows import TraceRows
+from synergy_runs.traces.times import elapsed_s, epoch_s
 
 PHILLY_HEADER = "timestamp,duration,num_gpus,gpu_time,cluster\n"
 PHILLY = (

@@ -8,9 +8,9 @@ from jobs import cluster, facts, finish_s, random_workload, workload
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy
 from synergy_core.queue import IncrementalQueue
+from synergy_runs.log import Kind
 from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
-from synergy_sim.log import Kind
 
 POLICIES = ["fifo", "backfill", "easy", "sjf", "srtf", "las", "tiresias", "qssf"]
 QUOTAS = {"a": 16, "b": 8, "c": 8}

@@ -16,13 +16,13 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
 from synergy_core.job import JobSpec
 from synergy_core.planner import tables
+from synergy_runs.workload import Workload
 from synergy_sim.execution import Costs
 from synergy_sim.ground_truth.application import Application, Shape, packed
 from synergy_sim.ground_truth.disturbance import Disturbance
 from synergy_sim.ground_truth.measured import MeasuredApplication
 from synergy_sim.ground_truth.modelled import ModelledApplication
 from synergy_sim.ground_truth.planned import PlannedApplication, PlannedTruth
-from synergy_sim.workload import Workload
 
 __all__ = ["Application", "Disturbance", "PlannedApplication", "PlannedTruth", "Shape", "Truth", "packed"]
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.units import on_grid
-from synergy_sim.log import DecisionLog, EventLog, Kind, Run
-from synergy_sim.workload import Workload
+from synergy_runs.log import DecisionLog, EventLog, Kind, Run
+from synergy_runs.workload import Workload
 
 Key = Callable[[int], float]
 

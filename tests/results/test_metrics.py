@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from small_runs import cluster, drawn_workload, policies, simulate, workload
 
-from synergy_sim.bootstrap import ratio_of_mean_jct
-from synergy_sim.invariants import InvariantError, check
-from synergy_sim.log import EventLog, Kind
-from synergy_sim.metrics import Jobs, job_table, mean_contention, size_class, spearman, summarise
-from synergy_sim.timeline import binned_mean, gpus_in_use, holdings, integral, waiting_jobs
+from synergy_runs.bootstrap import ratio_of_mean_jct
+from synergy_runs.invariants import InvariantError, check
+from synergy_runs.log import EventLog, Kind
+from synergy_runs.metrics import Jobs, job_table, mean_contention, size_class, spearman, summarise
+from synergy_runs.timeline import binned_mean, gpus_in_use, holdings, integral, waiting_jobs
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,14 @@ import pytest
 from small_runs import cluster, drawn_workload, simulate, workload
 from test_results import write_policies
 
-from synergy_sim.comparison import compare
-from synergy_sim.report.chrome_trace import write_chrome_trace
-from synergy_sim.report.excerpt import busy_stretch, held_by_node, overlapping
-from synergy_sim.report.gantt import _gpu_runs, shown_nodes
-from synergy_sim.report.html import sentence
-from synergy_sim.report.write import write_comparison
-from synergy_sim.results import write_run
-from synergy_sim.stored import find_runs, in_order, read_run
+from synergy_runs.comparison import compare
+from synergy_runs.report.chrome_trace import write_chrome_trace
+from synergy_runs.report.excerpt import busy_stretch, held_by_node, overlapping
+from synergy_runs.report.gantt import _gpu_runs, shown_nodes
+from synergy_runs.report.html import sentence
+from synergy_runs.report.write import write_comparison
+from synergy_runs.results import write_run
+from synergy_runs.stored import find_runs, in_order, read_run
 
 _EMPTY_TAGS = {"meta", "br", "img"}
 

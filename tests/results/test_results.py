@@ -9,12 +9,12 @@ import pytest
 from small_runs import cluster, drawn_workload, policies, simulate, workload
 
 from synergy_core.errors import InputError
-from synergy_sim import atomic, results
-from synergy_sim.comparison import collect, compare
-from synergy_sim.metrics import summarise
-from synergy_sim.results import main, strict_json, write_run
-from synergy_sim.stored import find_runs
-from synergy_sim.tables import caption, notes, print_comparison, three_digits
+from synergy_runs import atomic, results
+from synergy_runs.comparison import collect, compare
+from synergy_runs.metrics import summarise
+from synergy_runs.results import main, strict_json, write_run
+from synergy_runs.stored import find_runs
+from synergy_runs.tables import caption, notes, print_comparison, three_digits
 
 CONFIG = "policy: [fifo, sjf, round_robin, small]\nseed: {seed}\ncluster:\n  nodes: 4\n  load: {load}\n"
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -180,7 +180,7 @@ def test_table_fits_its_terminal(tmp_path, capsys, width):
 
 
 def test_best_is_never_an_oracle(tmp_path):
-    from synergy_sim.tables import FIGURES, cells
+    from synergy_runs.tables import FIGURES, cells
 
     rows = compare(find_runs(write_policies(tmp_path))).rows
     _, _, best = cells(FIGURES[0], rows)

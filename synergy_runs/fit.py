@@ -1,0 +1,68 @@
+"""Whether every job of a workload can ever run on a cluster: asked before a run, answered with lines of the trace."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.cluster import Cluster
+from synergy_core.errors import InputError
+from synergy_runs.workload import Workload
+
+SHOWN = 10
+
+
+def misfits(workload: Workload, cluster: Cluster) -> NDArray[np.bool_]:
+    """Which jobs ask for more GPUs, or another GPU type, than their tenant could ever get."""
+    most = np.array(
+        [[cluster.most_gpus_for(kind, tenant) for tenant in workload.virtual_clusters] for kind in workload.gpu_types]
+    )
+    return workload.gpus > most[workload.gpu_type_code, workload.virtual_cluster_code]
+
+
+def check_fit(workload: Workload, cluster: Cluster, *, refuse_bad_rows: bool = False) -> None:
+    """Raises InputError naming the first ten jobs that can never run, and what to type.
+
+    refuse_bad_rows: whether rows of the log that were impossible in themselves are refused too, in the same list.
+    """
+    wrong = np.flatnonzero(misfits(workload, cluster))
+    bad = workload.bad_rows if refuse_bad_rows else 0
+    count = len(wrong) + bad
+    if not count:
+        return
+    found = [(row.line, str(row)) for row in workload.bad_examples] if bad else []
+    found += [_misfit(workload, cluster, int(row)) for row in wrong[:SHOWN]]
+    shown = [text for _, text in sorted(found)[:SHOWN]]
+    more = f"\n  … and {count - len(shown)} more" if count > len(shown) else ""
+    raise InputError(
+        f"{workload.source}: {count} impossible row{'s' * (count > 1)} on {cluster.describe()}:\n  "
+        + "\n  ".join(shown)
+        + f"{more}\n{_advice(workload, cluster, wrong)}"
+    )
+
+
+def _misfit(workload: Workload, cluster: Cluster, row: int) -> tuple[int, str]:
+    kind = workload.gpu_types[workload.gpu_type_code[row]]
+    tenant = workload.virtual_clusters[workload.virtual_cluster_code[row]]
+    line, gpus = int(workload.line[row]), int(workload.gpus[row])
+    where = f"line {line}" if line else f"job {workload.job_name[row]}"
+    asked = f"{gpus} GPU{'s' * (gpus > 1)}" + (f" of type {kind}" if kind else "")
+    quota = f" (virtual cluster {tenant})" if cluster.virtual_clusters else ""
+    return line, f"{where}, GPUs: got {asked}, expected at most {cluster.most_gpus_for(kind, tenant)}{quota}"
+
+
+def _advice(workload: Workload, cluster: Cluster, wrong: NDArray[np.int64]) -> str:
+    skip = "leave them out with trace.bad_rows=skip"
+    codes, counts = np.unique(workload.gpu_type_code[wrong], return_counts=True)
+    asked = {workload.gpu_types[code]: int(count) for code, count in zip(codes, counts, strict=True)}
+    missing = {kind: count for kind, count in asked.items() if kind and kind not in cluster.gpu_types}
+    if missing:
+        words = " and ".join(f"{kind} ({count:,} jobs)" for kind, count in missing.items())
+        types = ", ".join(f"{{gpu_type: {kind}, nodes: N, gpus_per_node: 8}}" for kind in missing)
+        return (
+            f"The log asks for {words}; the cluster has {', '.join(cluster.gpu_types)}. Type "
+            f"'cluster.node_types=[{types}]', or cluster.ignore_gpu_types=true, or {skip}."
+        )
+    if len(wrong):
+        return f"Enlarge the cluster (cluster.nodes=N or cluster.node_types), or {skip}."
+    return f"Mend them, or {skip}."

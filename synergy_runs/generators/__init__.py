@@ -1,0 +1,74 @@
+"""Job logs drawn from published statistics. One JSON file per source in `traces/`; being there registers it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from synergy_core.errors import InputError
+from synergy_core.units import HOUR_S
+from synergy_runs.generators.arrivals import hourly_jobs, submit_times
+from synergy_runs.generators.jobs import draw_batches, draw_durations, draw_end_states, draw_users
+from synergy_runs.generators.statistics import Statistics, blocks, statistics
+from synergy_runs.traces.rows import TraceRows
+from synergy_runs.traces.times import epoch_s
+
+__all__ = ["Statistics", "generate", "names", "statistics"]
+
+# One stream of random numbers each; new ones go to the end, so that the others stay as they are.
+STREAMS = ("levels", "counts", "cells", "batches", "times", "users", "durations", "end_states")
+
+
+def names() -> tuple[str, ...]:
+    """Every generator there is, sorted."""
+    return tuple(sorted(blocks()))
+
+
+def generate(
+    name: str, *, window_s: float | None = None, jobs: int | None = None, seed: np.random.SeedSequence | int = 0
+) -> TraceRows:
+    """A job log of `window_s` seconds from midnight of the statistics' first day, or of exactly `jobs` jobs.
+
+    With `jobs` the window is as long as that many take at the published rate; give one of the two. The same seed
+    gives the same log anywhere. `rows.quotas` are the published tenants' GPUs. Raises InputError for an unknown name.
+    """
+    known = statistics(name)
+    asked = [each for each in (window_s, jobs) if each is not None]
+    if len(asked) != 1 or not 0 < asked[0] < np.inf:
+        raise InputError(f"generator {name}: got window_s={window_s}, jobs={jobs}; expected one of them, above 0.")
+    random = dict(zip(STREAMS, _streams(seed), strict=True))
+    length_s = window_s if window_s is not None else (jobs or 0) / known.arrivals.mean_per_hour * HOUR_S
+    expected = hourly_jobs(known.arrivals, length_s, random["levels"])
+    total = jobs if jobs is not None else max(1, int(random["counts"].poisson(expected.sum())))
+    counts = random["counts"].multinomial(total, expected / expected.sum())
+
+    batches = draw_batches(known, total, random["cells"], random["batches"])
+    submit_s = submit_times(counts, batches.opens_batch, known.arrivals.gap_within_batch, random["times"])
+    user, users = draw_users(known, batches, random["users"])
+    duration_s = draw_durations(known, batches, user, len(users), random["durations"])
+    gpus = np.asarray(known.sizes)[batches.size]
+    end_state = draw_end_states(known, duration_s * gpus, random["end_states"])
+
+    rows = TraceRows(path=Path("generated"), format_name=f"generator {name}")
+    rows.extend(
+        submit_s=epoch_s(known.arrivals.first_day) + np.minimum(submit_s, np.ceil(length_s) - 1),
+        duration_s=duration_s,
+        gpus=gpus,
+        virtual_cluster=batches.virtual_cluster,
+        virtual_clusters=known.virtual_clusters,
+        user=user,
+        users=users,
+        end_state=end_state,
+        job_name=[f"{name}-{number}" for number in range(1, total + 1)],
+    )
+    rows.quotas.update(known.quotas)
+    rows.notes.append(f"generated from published statistics of {known.title}, not the real trace")
+    return rows
+
+
+def _streams(seed: np.random.SeedSequence | int) -> list[np.random.Generator]:
+    """A generator per stream. Children are named by number, not spawned, so that `seed` itself stays as it is."""
+    root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+    keys = [(*root.spawn_key, number) for number in range(len(STREAMS))]
+    return [np.random.default_rng(np.random.SeedSequence(root.entropy, spawn_key=key)) for key in keys]

@@ -1,0 +1,171 @@
+"""The log of facts: what happened, in columns. Metrics are computed from it afterwards, never during a run."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.cluster import Cluster
+from synergy_runs.workload import Workload
+
+
+class Kind(IntEnum):
+    """What an event says of its job."""
+
+    SUBMIT = 0
+    START = 1  # holds its GPUs from now on: first start or resume
+    STOP = 2  # preempted: its GPUs are free, its progress is kept as the execution model says
+    FINISH = 3  # done, its GPUs are free
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Facts in the order they happened, one row each; a start on k nodes has k rows (part 0 … k−1).
+
+    time_s: seconds since the window's start. gpus: the job's GPUs. node, gpu_mask: for starts, the node's number
+    and which of its GPUs (bit i = GPU i); −1 and 0 otherwise.
+    """
+
+    time_s: NDArray[np.float64]
+    kind: NDArray[np.uint8]
+    job_id: NDArray[np.int32]
+    gpus: NDArray[np.int32]
+    part: NDArray[np.uint16]
+    node: NDArray[np.int32]
+    gpu_mask: NDArray[np.uint64]
+
+    def digest(self) -> str:
+        """SHA-256 over all columns; equal digests mean equal logs, byte for byte."""
+        total = hashlib.sha256()
+        for column in (self.time_s, self.kind, self.job_id, self.gpus, self.part, self.node, self.gpu_mask):
+            total.update(np.ascontiguousarray(column).tobytes())
+        return total.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """One row per decision of the scheduler.
+
+    decision_s: wall-clock seconds it took (not part of the event log: it differs from run to run). objective, bound,
+    gap: of the allocator, NaN where the policy has none. queued and gpus_used: after the decision.
+    """
+
+    time_s: NDArray[np.float64]
+    decision_s: NDArray[np.float64]
+    started: NDArray[np.int32]
+    stopped: NDArray[np.int32]
+    running: NDArray[np.int32]
+    queued: NDArray[np.int32]
+    gpus_used: NDArray[np.int32]
+    objective: NDArray[np.float64]
+    bound: NDArray[np.float64]
+    gap: NDArray[np.float64]
+
+
+_EVENT_FIELDS = "time_s:<f8 kind:u1 job_id:<i4 gpus:<i4 part:<u2 node:<i4 gpu_mask:<u8"
+_DECISION_FIELDS = "time_s:<f8 decision_s:<f8 started:<i4 stopped:<i4 running:<i4 queued:<i4 gpus_used:<i4"
+_EVENT, _DECISION = (
+    np.dtype([tuple(each.split(":")) for each in fields.split()]) for fields in (_EVENT_FIELDS, _DECISION_FIELDS)
+)
+_pack_event = struct.Struct("<dBiiHiQ").pack
+_pack_decision = struct.Struct("<ddiiiii").pack
+# As plain integers: an enum member costs a look-up and a conversion each time.
+_START = int(Kind.START)
+
+
+class EventLog:
+    """Appends facts; 31 bytes a row, packed in one call (seven typed arrays take twice as long)."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self) -> None:
+        self._rows = bytearray()
+
+    def append(
+        self, time_s: float, kind: int, job_id: int, gpus: int, part: int = 0, node: int = -1, gpu_mask: int = 0
+    ) -> None:
+        """One fact."""
+        self._rows += _pack_event(time_s, kind, job_id, gpus, part, node, gpu_mask)
+
+    def start(self, time_s: float, job_id: int, gpus: int, placement: Sequence[tuple[int, int]]) -> None:
+        """A start on the (node, GPU mask) pairs of `placement`."""
+        for part, (node, gpu_mask) in enumerate(placement):
+            self._rows += _pack_event(time_s, _START, job_id, gpus, part, node, gpu_mask)
+
+    def events(self) -> Events:
+        """Everything so far, in numpy columns. The log is empty afterwards: a row is held in memory once."""
+        return Events(**_columns(self._rows, _EVENT))
+
+
+class DecisionLog:
+    """Appends decisions."""
+
+    __slots__ = ("_bound", "_objective", "_rows")
+
+    def __init__(self) -> None:
+        self._rows = bytearray()
+        self._objective = array("d")
+        self._bound = array("d")
+
+    def __len__(self) -> int:
+        return len(self._rows) // _DECISION.itemsize
+
+    def append(
+        self, time_s: float, decision_s: float, started: int, stopped: int, running: int, queued: int, gpus_used: int
+    ) -> None:
+        """One decision, without an optimum."""
+        self._rows += _pack_decision(time_s, decision_s, started, stopped, running, queued, gpus_used)
+
+    def optimum(self, objective: float, bound: float) -> None:
+        """What the allocator says of the decision just appended; given for every decision of a run or for none."""
+        self._objective.append(objective)
+        self._bound.append(bound)
+
+    def decisions(self) -> Decisions:
+        """Everything so far, in numpy columns; gap = |bound − objective| ÷ |bound|. The log is empty afterwards."""
+        none = np.full(len(self), np.nan)
+        objective = np.frombuffer(self._objective) if self._objective else none
+        bound = np.frombuffer(self._bound) if self._bound else none
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gap = np.abs(bound - objective) / np.abs(bound)
+        return Decisions(**_columns(self._rows, _DECISION), objective=objective, bound=bound, gap=gap)
+
+
+def _columns(rows: bytearray, kind: np.dtype[Any]) -> dict[str, NDArray[Any]]:
+    """A contiguous array per field; `rows` is cleared."""
+    table = np.frombuffer(rows, dtype=kind)
+    columns = {name: table[name].copy() for name in kind.names or ()}
+    del table  # a buffer that somebody looks at cannot be cleared
+    rows.clear()
+    return columns
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One simulated policy: what went in, and the facts that came out.
+
+    oracle: the policy reads true run times (starred in tables). information: what it knew of training jobs beside
+    their own reports, "" for a policy that asks nothing of them. seed: of the workload.
+    predicted_duration_s: per job, NaN where nothing was predicted. simulation_cpu_s: processor seconds of the
+    simulation alone. peak_memory_bytes: the process's high-water mark.
+    """
+
+    policy: str
+    oracle: bool
+    seed: int
+    workload: Workload
+    cluster: Cluster
+    events: Events
+    decisions: Decisions
+    predicted_duration_s: NDArray[np.float64]
+    simulation_cpu_s: float
+    peak_memory_bytes: int
+    information: str = ""

@@ -1,0 +1,299 @@
+"""Facts → one row per job, and one summary per run. Pure and vectorised; docs/metrics.md defines every name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core import __version__
+from synergy_core.units import TICKS_PER_S
+from synergy_runs.log import Events, Kind, Run
+from synergy_runs.timeline import Floats, Holdings, holdings, integral, last_time_s, steps, ticks, waiting_jobs
+from synergy_runs.traces.rows import END_STATES
+from synergy_runs.traces.times import iso
+
+Ints = NDArray[np.int32]
+Summary = dict[str, Any]
+
+SIZE_CLASSES = ("1", "2-4", "5-8", ">8")
+_SIZE_LIMITS = (1, 4, 8)
+NO_NAME = "(none)"
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """One row per job of the workload. NaN: it has not happened (a run that was cut), or is not defined."""
+
+    job_id: Ints
+    gpus: Ints
+    submit_time_s: Floats
+    duration_s: Floats
+    estimate_s: Floats
+    predicted_duration_s: Floats
+    first_start_s: Floats
+    finish_s: Floats
+    jct_s: Floats
+    queueing_delay_s: Floats
+    service_gpu_s: Floats
+    work_gpu_s: Floats
+    preemptions: Ints
+    restarts: Ints
+    mean_contention: Floats
+    finish_time_fairness: Floats
+
+
+def size_class(gpus: NDArray[Any]) -> NDArray[np.int64]:
+    """The index in `SIZE_CLASSES` of each GPU count."""
+    return np.searchsorted(_SIZE_LIMITS, gpus)
+
+
+def job_table(run: Run, held: Holdings | None = None) -> Jobs:
+    """What became of each job."""
+    held = holdings(run.events) if held is None else held
+    workload, events, jobs = run.workload, run.events, len(run.workload)
+    starts = np.bincount(held.job_id, minlength=jobs)
+    first_start_s = np.full(jobs, np.nan)
+    first_start_s[held.job_id[::-1]] = held.start_s[::-1]  # the earliest is written last
+    finished = events.kind == Kind.FINISH
+    finish_s = np.full(jobs, np.nan)
+    finish_s[events.job_id[finished]] = events.time_s[finished]
+    jct_s = finish_s - workload.submit_time_s
+    contention = mean_contention(workload.submit_time_s, finish_s, last_time_s(events))
+    return Jobs(
+        job_id=np.arange(jobs, dtype=np.int32),
+        gpus=workload.gpus,
+        submit_time_s=workload.submit_time_s,
+        duration_s=workload.duration_s,
+        estimate_s=workload.estimate_s,
+        predicted_duration_s=np.asarray(run.predicted_duration_s, dtype=np.float64),
+        first_start_s=first_start_s,
+        finish_s=finish_s,
+        jct_s=jct_s,
+        queueing_delay_s=first_start_s - workload.submit_time_s,
+        service_gpu_s=_service_gpu_s(held, jobs),
+        work_gpu_s=workload.duration_s * workload.gpus,
+        preemptions=_count(events, Kind.STOP, jobs),
+        restarts=np.maximum(starts - 1, 0).astype(np.int32),
+        mean_contention=contention,
+        finish_time_fairness=finish_time_fairness(
+            jct_s, workload.duration_s, gpus=workload.gpus, contention=contention, cluster_gpus=run.cluster.gpus
+        ),
+    )
+
+
+def _count(events: Events, kind: Kind, jobs: int) -> Ints:
+    return np.bincount(events.job_id[events.kind == kind], minlength=jobs).astype(np.int32)
+
+
+def _service_gpu_s(held: Holdings, jobs: int) -> Floats:
+    gpu_s = (held.end_s - held.start_s) * held.gpus
+    return np.bincount(held.job_id, weights=gpu_s, minlength=jobs).astype(np.float64)
+
+
+def mean_contention(submit_s: Floats, finish_s: Floats, end_s: float) -> Floats:
+    """Mean number of active jobs (submitted, not finished) over each job's life; NaN for an unfinished or empty life.
+
+    Differences of ∫A(t)dt, so its cost is a sort. end_s: when the log ends; later submissions never happened.
+    """
+    arrived = submit_s[submit_s <= end_s]
+    left = finish_s[~np.isnan(finish_s)]
+    times = np.concatenate((arrived, left))
+    order = np.argsort(times, kind="stable")
+    change = np.where(order < len(arrived), 1, -1)
+    time_s, active = steps(times[order], change)
+    life_s = finish_s - submit_s
+    sums = integral(time_s, active, finish_s) - integral(time_s, active, submit_s)
+    return _quotient(sums, life_s)
+
+
+def finish_time_fairness(
+    jct_s: Floats, duration_s: Floats, *, gpus: Ints, contention: Floats, cluster_gpus: int
+) -> Floats:
+    """ρ = JCT ÷ JCT in an equal exclusive share of the cluster; above 1 the job would rather have had its share.
+
+    Themis (NSDI 2020), section 3:  ρ = T_shared / T_independent. With N jobs active on G GPUs a share is G/N GPUs, on
+    which a job of g GPUs and duration d takes d · max(1, g·N/G). NaN where the duration is 0.
+    """
+    alone_s = duration_s * np.maximum(1.0, gpus * contention / cluster_gpus)
+    return _quotient(jct_s, alone_s)
+
+
+def _quotient(top: Floats, bottom: Floats) -> Floats:
+    """top ÷ bottom, NaN where bottom is not above 0."""
+    quotient: Floats = np.divide(top, bottom, out=np.full(len(top), np.nan), where=bottom > 0)
+    return quotient
+
+
+def summarise(run: Run, jobs: Jobs | None = None, held: Holdings | None = None) -> Summary:
+    """Every figure of a run, with units in the names; NaN where one is not defined."""
+    held = holdings(run.events) if held is None else held
+    jobs = job_table(run, held) if jobs is None else jobs
+    return {
+        **_identity(run),
+        **_completion(run, jobs),
+        **_use(run, jobs, held),
+        **_fairness(jobs),
+        **_by_class(run, jobs),
+        **_prediction(jobs),
+        **_cost(run),
+    }
+
+
+def _identity(run: Run) -> Summary:
+    workload, cluster = run.workload, run.cluster
+    return {
+        "policy": run.policy,
+        "oracle": run.oracle,
+        "information": run.information,
+        "seed": run.seed,
+        "trace": workload.name,
+        "trace_source": workload.source,
+        "trace_sha256": workload.sha256,
+        "trace_start": iso(workload.origin_s),
+        "trace_notes": list(workload.notes),
+        "jobs": len(workload),
+        "jobs_left_out": dict(workload.left_out),
+        "bad_rows": workload.bad_rows,
+        "gpus": cluster.gpus,
+        "cluster": cluster.describe(),
+        "node_types": [
+            {"name": each.name, "gpu_type": each.gpu_type, "nodes": each.nodes, "gpus_per_node": each.gpus_per_node}
+            for each in cluster.node_types
+        ],
+        "offered_load_fraction": workload.offered_load_fraction(cluster.gpus),
+        "sim_version": __version__,
+        "event_log_sha256": run.events.digest(),
+    }
+
+
+def _completion(run: Run, jobs: Jobs) -> Summary:
+    finished = np.isfinite(jobs.finish_s)
+    first_s = jobs.submit_time_s[0] if len(jobs.submit_time_s) else np.nan
+    return {
+        "jobs_unfinished": int((~finished).sum()),
+        "mean_jct_s": mean(jobs.jct_s),
+        "p50_jct_s": percentile(jobs.jct_s, 50),
+        "p90_jct_s": percentile(jobs.jct_s, 90),
+        "p99_jct_s": percentile(jobs.jct_s, 99),
+        "makespan_s": float(jobs.finish_s[finished].max() - first_s) if finished.any() else np.nan,
+        "mean_queueing_delay_s": mean(jobs.queueing_delay_s),
+        "p99_queueing_delay_s": percentile(jobs.queueing_delay_s, 99),
+    }
+
+
+def _use(run: Run, jobs: Jobs, held: Holdings) -> Summary:
+    submit_s = jobs.submit_time_s
+    first_s, last_s = (float(submit_s[0]), float(submit_s[-1])) if len(submit_s) else (0.0, 0.0)
+    inside_s = np.minimum(held.end_s, last_s) - np.maximum(held.start_s, first_s)
+    used_gpu_s = float((np.maximum(inside_s, 0.0) * held.gpus).sum())
+    queue_s, queue = waiting_jobs(run.events)
+    span_s = queue_s[-1] - queue_s[0] if len(queue_s) else 0.0
+    waited_s = integral(queue_s, queue, queue_s[-1:])
+    return {
+        "gpu_utilisation_fraction": _ratio(used_gpu_s, run.cluster.gpus * (last_s - first_s)),
+        "service_gpu_s": int(held.gpu_ticks().sum()) / TICKS_PER_S,
+        "work_gpu_s": int((ticks(jobs.duration_s) * jobs.gpus).sum()) / TICKS_PER_S,
+        "preemptions": int(jobs.preemptions.sum()),
+        "restarts_per_job": mean(jobs.restarts),
+        "max_queue_jobs": int(queue.max(initial=0)),
+        "mean_queue_jobs": _ratio(float(waited_s.sum()), span_s),
+    }
+
+
+def _fairness(jobs: Jobs) -> Summary:
+    rho = jobs.finish_time_fairness
+    known = rho[np.isfinite(rho)]
+    return {
+        "mean_finish_time_fairness": mean(rho),
+        "p99_finish_time_fairness": percentile(rho, 99),
+        "worst_finish_time_fairness": percentile(rho, 100),
+        "unfair_fraction": mean(known > 1.0),
+    }
+
+
+def _by_class(run: Run, jobs: Jobs) -> Summary:
+    workload, size = run.workload, size_class(jobs.gpus)
+    tenants = [name or NO_NAME for name in workload.virtual_clusters]
+    states = workload.end_state_code
+    return {
+        "jobs_by_size": counts_by(size, SIZE_CLASSES),
+        "mean_jct_s_by_size": means_by(size, SIZE_CLASSES, jobs.jct_s),
+        "mean_queueing_delay_s_by_size": means_by(size, SIZE_CLASSES, jobs.queueing_delay_s),
+        "mean_jct_s_by_virtual_cluster": _present(means_by(workload.virtual_cluster_code, tenants, jobs.jct_s)),
+        "mean_queueing_delay_s_by_virtual_cluster": _present(
+            means_by(workload.virtual_cluster_code, tenants, jobs.queueing_delay_s)
+        ),
+        "jobs_by_end_state": counts_by(states, END_STATES),
+        "mean_jct_s_by_end_state": means_by(states, END_STATES, jobs.jct_s),
+    }
+
+
+def _prediction(jobs: Jobs) -> Summary:
+    """How good predicted run times were; over jobs that had one and ran at all."""
+    known = np.isfinite(jobs.predicted_duration_s) & (jobs.duration_s > 0)
+    predicted_s, true_s = jobs.predicted_duration_s[known], jobs.duration_s[known]
+    return {
+        "jobs_predicted": int(known.sum()),
+        "prediction_median_absolute_percentage_error": percentile(np.abs(predicted_s - true_s) / true_s * 100, 50),
+        "prediction_spearman": spearman(predicted_s, true_s),
+    }
+
+
+def _cost(run: Run) -> Summary:
+    return {
+        "decisions": len(run.decisions.time_s),
+        "decision_p50_s": percentile(run.decisions.decision_s, 50),
+        "decision_p99_s": percentile(run.decisions.decision_s, 99),
+        "simulation_cpu_s": run.simulation_cpu_s,
+        "peak_memory_bytes": run.peak_memory_bytes,
+    }
+
+
+def mean(values: NDArray[Any]) -> float:
+    """Mean of the known values; NaN of none."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else np.nan
+
+
+def percentile(values: NDArray[Any], q: float) -> float:
+    """Percentile of the known values, linear between neighbours; NaN of none."""
+    known = values[np.isfinite(values)]
+    return float(np.percentile(known, q)) if len(known) else np.nan
+
+
+def _ratio(top: float, bottom: float) -> float:
+    return top / bottom if bottom > 0 else np.nan
+
+
+def counts_by(code: NDArray[Any], names: Sequence[str]) -> dict[str, int]:
+    """How many have each code."""
+    return dict(zip(names, np.bincount(code, minlength=len(names)).tolist(), strict=True))
+
+
+def means_by(code: NDArray[Any], names: Sequence[str], values: Floats) -> dict[str, float]:
+    """Mean of the known values of each code; NaN where there are none."""
+    known = np.isfinite(values)
+    count = np.bincount(code[known], minlength=len(names))
+    total = np.bincount(code[known], weights=values[known], minlength=len(names)).astype(np.float64)
+    return dict(zip(names, _quotient(total, count.astype(np.float64)).tolist(), strict=True))
+
+
+def _present(means: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in means.items() if not np.isnan(value)}
+
+
+def spearman(left: Floats, right: Floats) -> float:
+    """Spearman's rank correlation, ties at their mean rank; NaN where either side is constant or has under 2 values."""
+    if len(left) < 2 or np.ptp(left) == 0 or np.ptp(right) == 0:
+        return np.nan
+    return float(np.corrcoef(_mean_ranks(left), _mean_ranks(right))[0, 1])
+
+
+def _mean_ranks(values: Floats) -> Floats:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return ranks

@@ -1,0 +1,90 @@
+"""Which GPUs each job held when, within a busy stretch of a run: what Gantt strips and Chrome traces draw."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.units import DAY_S, HOUR_S
+from synergy_runs.log import Events, Kind
+from synergy_runs.metrics import Summary
+from synergy_runs.timeline import Floats, binned_mean, gpus_in_use, holdings, waiting_jobs
+
+_LENGTHS_S = (60.0, 600.0, HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 12 * HOUR_S, DAY_S, 2 * DAY_S, 4 * DAY_S, 7 * DAY_S)
+_STRETCHES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One job's GPUs on one node for one while: a row per start and node, in order of start."""
+
+    job_id: NDArray[np.int32]
+    gpus: NDArray[np.int32]
+    node: NDArray[np.int32]
+    gpu_mask: NDArray[np.uint64]
+    start_s: Floats
+    end_s: Floats
+
+    def __len__(self) -> int:
+        return len(self.job_id)
+
+    def take(self, keep: NDArray[Any]) -> Held:
+        """The rows that `keep` selects."""
+        return Held(*(getattr(self, name)[keep] for name in self.__slots__))
+
+
+def held_by_node(events: Events) -> Held:
+    """Every start, one row per node it is on, with its end."""
+    held = holdings(events)
+    rows = np.flatnonzero(events.kind == Kind.START)
+    of = np.cumsum(events.part[rows] == 0) - 1
+    return Held(
+        job_id=held.job_id[of],
+        gpus=held.gpus[of],
+        node=events.node[rows],
+        gpu_mask=events.gpu_mask[rows],
+        start_s=held.start_s[of],
+        end_s=held.end_s[of],
+    )
+
+
+def overlapping(held: Held, start_s: float, end_s: float) -> Held:
+    """The rows that lie at least partly in a stretch of time."""
+    return held.take((held.end_s > start_s) & (held.start_s < end_s))
+
+
+def busy_stretch(events: Events, *, most_starts: int) -> tuple[float, float]:
+    """(start, end) of the busiest stretch that has at most `most_starts` starts or so, seconds.
+
+    Its middle is where the queue is longest, or where most GPUs are used if nobody ever waits.
+    """
+    if not len(events.time_s):
+        return 0.0, 1.0
+    first_s, last_s = float(events.time_s[0]), float(events.time_s[-1])
+    if last_s <= first_s:
+        return first_s, first_s + 1.0
+    edges = np.linspace(first_s, last_s, _STRETCHES + 1)
+    load = binned_mean(*waiting_jobs(events), edges)
+    if not load.max() > 0:
+        load = binned_mean(*gpus_in_use(events), edges)
+    at = int(np.argmax(load))
+    middle_s = float(edges[at] + edges[at + 1]) / 2
+    starts_s = events.time_s[(events.kind == Kind.START)]
+    stretch = first_s, last_s
+    if len(starts_s) <= most_starts and last_s - first_s <= _LENGTHS_S[-1]:
+        return stretch
+    for length_s in _LENGTHS_S:
+        low = min(max(middle_s - length_s / 2, first_s), max(last_s - length_s, first_s))
+        within = np.searchsorted(starts_s, (low, low + length_s))
+        if length_s > _LENGTHS_S[0] and within[1] - within[0] > most_starts:
+            break
+        stretch = low, min(low + length_s, last_s)
+    return stretch
+
+
+def gpus_of_nodes(summary: Summary) -> list[int]:
+    """GPUs of every node, in the order of their numbers."""
+    return [each["gpus_per_node"] for each in summary["node_types"] for _ in range(each["nodes"])]

@@ -1,0 +1,237 @@
+"""The figures of a comparison. Objects only, no pyplot: nothing global, and less to import."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from synergy_core.units import DAY_S, HOUR_S
+from synergy_runs.comparison import Row
+from synergy_runs.metrics import SIZE_CLASSES, size_class
+from synergy_runs.timeline import Floats, binned_mean, gpus_in_use, waiting_jobs
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Petroff's ten colours, chosen for colour-blind readers (arXiv:2107.02270), black and a dark green.
+COLOURS = (
+    "#3f90da", "#e76300", "#832db6", "#bd1f01", "#717581", "#ffa90e",
+    "#a96b59", "#92dadd", "#b9ac70", "#94a4a2", "#1a1a1a", "#2d6a4f",
+)  # fmt: skip
+SIZE_COLOURS = ("#92dadd", "#3f90da", "#ffa90e", "#bd1f01")
+_TICKS_S = {
+    0.001: "1 ms", 1.0: "1 s", 10.0: "10 s", 60.0: "1 min", 600.0: "10 min", HOUR_S: "1 h", 6 * HOUR_S: "6 h",
+    DAY_S: "1 d", 7 * DAY_S: "7 d", 30 * DAY_S: "30 d", 365 * DAY_S: "1 a",
+}  # fmt: skip
+_SHORTEST_S = 1.0
+_BINS = 240
+_QUANTILES = 400
+
+
+def colours(rows: Sequence[Row]) -> dict[str, str]:
+    """One colour per policy, the same in every figure of a comparison."""
+    names = list(dict.fromkeys(row.policy for row in rows))
+    return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+
+
+def _look(row: Row, palette: dict[str, str]) -> dict[str, Any]:
+    return {"color": palette[row.policy], "label": row.label, "linestyle": (0, (4, 1.5)) if row.oracle else "-"}
+
+
+def blank(height_in: float = 4.2) -> Figure:
+    """An empty figure of the report's width."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, height_in), dpi=145, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def tidy(axes: Axes) -> None:
+    """No frame but the two axes, a light grid behind."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e3e3e3", linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def legend(figure: Figure, axes: Axes) -> None:
+    """The policies, above the axes: nothing hides behind them, and a phone shows them without scrolling."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = min(len(labels), 6)
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=9)
+
+
+def _duration_ticks(axis: Any, low_s: float, high_s: float) -> None:
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    ticks = [tick for tick in _TICKS_S if low_s <= tick <= high_s * 1.001]
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: next((t for at, t in _TICKS_S.items() if abs(at - value) < 1e-9), "0"))
+
+
+def _pooled(row: Row, column: str) -> Floats:
+    """A column of jobs.parquet over all seeds, known values only."""
+    values = np.concatenate([run.jobs(column)[column] for run in row.runs]).astype(np.float64)
+    return values[np.isfinite(values)]
+
+
+def jct_cdf(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
+    """Share of jobs done within a time of their submission."""
+    figure = blank()
+    axes = figure.add_subplot()
+    share = np.linspace(0, 1, _QUANTILES)
+    low_s, high_s = np.inf, 10 * _SHORTEST_S
+    for row in rows:
+        jct_s = np.maximum(_pooled(row, "jct_s"), _SHORTEST_S)
+        if len(jct_s):
+            axes.plot(np.quantile(jct_s, share), share * 100, linewidth=1.7, **_look(row, palette))
+            low_s, high_s = min(low_s, float(np.quantile(jct_s, 0.001))), max(high_s, float(jct_s.max()))
+    low_s = min(low_s, high_s / 10)
+    axes.set_xscale("log")
+    axes.set_xlim(low_s * 0.9, high_s * 1.1)
+    axes.set_ylim(0, 101)
+    _duration_ticks(axes.xaxis, low_s * 0.9, high_s * 1.1)
+    axes.set_xlabel("job completion time (finish − submission)")
+    axes.set_ylabel("jobs completed, %")
+    tidy(axes)
+    legend(figure, axes)
+    return figure
+
+
+def fairness_cdf(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
+    """Share of jobs by ρ; right of the line a job would rather have had its own share of the cluster."""
+    figure = blank()
+    axes = figure.add_subplot()
+    share = np.linspace(0, 1, _QUANTILES)
+    low, high = 0.1, 10.0
+    for row in rows:
+        rho = np.maximum(_pooled(row, "finish_time_fairness"), 1e-3)
+        if len(rho):
+            axes.plot(np.quantile(rho, share), share * 100, linewidth=1.7, **_look(row, palette))
+            low, high = min(low, float(np.quantile(rho, 0.005))), max(high, float(np.quantile(rho, 0.995)))
+    axes.axvline(1.0, color="#1a1a1a", linewidth=0.9)
+    axes.set_xscale("log")
+    axes.set_xlim(low * 0.9, high * 1.1)
+    axes.set_ylim(0, 101)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.set_xlabel("finish-time fairness ρ (1: as if alone on an equal share; less is better)")
+    axes.set_ylabel("jobs, %")
+    tidy(axes)
+    legend(figure, axes)
+    return figure
+
+
+def gpus_and_queue(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
+    """GPUs used and jobs waiting over time, means of equal bins, of each policy's first seed."""
+    figure = blank(5.6)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    events = [row.runs[0].events() for row in rows]
+    edges_s = np.linspace(0.0, _shown_span_s(rows, events), _BINS + 1)
+    scale_s, unit = time_unit(edges_s[-1])
+    for row, each in zip(rows, events, strict=True):
+        look = {**_look(row, palette), "linewidth": 1.2}
+        for axes, series in ((upper, gpus_in_use(each)), (lower, waiting_jobs(each))):
+            axes.stairs(binned_mean(*series, edges_s), edges_s / scale_s, baseline=None, **look)
+    gpus = rows[0].runs[0].summary["gpus"]
+    upper.axhline(gpus, color="#1a1a1a", linewidth=0.9, linestyle=":")
+    upper.set_ylim(0, gpus * 1.05)
+    upper.set_ylabel(f"GPUs used (of {gpus:,})")
+    lower.set_ylabel("jobs waiting")
+    _queue_scale(lower, [waiting_jobs(each)[1].max(initial=0) for each in events])
+    lower.set_xlabel(f"time since the window's start, {unit}")
+    lower.set_xlim(0, edges_s[-1] / scale_s)
+    for axes in (upper, lower):
+        tidy(axes)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}" if value == int(value) else "")
+    legend(figure, upper)
+    return figure
+
+
+def _queue_scale(axes: Axes, longest: Sequence[float]) -> None:
+    """Linear, unless one policy's queue would flatten another's to nothing: then logarithmic above 10 jobs."""
+    if max(longest) > 20 * max(min(longest), 10):
+        axes.set_yscale("symlog", linthresh=10.0, linscale=0.5)
+        axes.minorticks_off()
+    axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
+
+
+def _shown_span_s(rows: Sequence[Row], events: Sequence[Any]) -> float:
+    """To the last finish, but not far beyond the last submission: a few long jobs would leave most of it empty."""
+    last_s = max((float(each.time_s[-1]) for each in events if len(each.time_s)), default=1.0)
+    arrivals_s = float(np.max(rows[0].runs[0].jobs("submit_time_s")["submit_time_s"], initial=0.0))
+    return max(min(last_s, 1.25 * arrivals_s) if arrivals_s > 0 else last_s, 1.0)
+
+
+def time_unit(span_s: float) -> tuple[float, str]:
+    """(seconds, name) of the unit in which a span of time reads best on an axis."""
+    for scale_s, unit in ((DAY_S, "days"), (HOUR_S, "hours"), (60.0, "minutes")):
+        if span_s >= 3 * scale_s:
+            return scale_s, unit
+    return 1.0, "seconds"
+
+
+def queueing_by_size(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
+    """Mean queueing delay (bar) and 99th percentile (tick) by job size; a dot where nobody waited a second."""
+    figure = blank()
+    axes = figure.add_subplot()
+    width, highest_s = 0.8 / len(rows), 60.0
+    for number, row in enumerate(rows):
+        delay_s, size = _delays(row)
+        groups = [delay_s[size == each] for each in range(len(SIZE_CLASSES))]
+        means = [group.mean() if len(group) else 0.0 for group in groups]
+        p99 = [np.percentile(group, 99) if len(group) else 0.0 for group in groups]
+        at = np.arange(len(groups)) - 0.4 + (number + 0.5) * width
+        hatch = "////" if row.oracle else None
+        axes.bar(at, means, width * 0.9, color=palette[row.policy], label=row.label, hatch=hatch, edgecolor="white",
+                 linewidth=0)  # fmt: skip
+        axes.hlines(p99, at - width * 0.4, at + width * 0.4, color=palette[row.policy], linewidth=1.6)
+        no_wait = [x for x, group in zip(at, groups, strict=True) if len(group) and group.max() < 1.0]
+        axes.plot(no_wait, [0.0] * len(no_wait), "o", color=palette[row.policy], markersize=5, clip_on=False, zorder=3)
+        highest_s = max(highest_s, *means, *p99)
+    axes.set_yscale("symlog", linthresh=60.0, linscale=0.5)
+    axes.set_ylim(0, highest_s * 1.5)
+    _duration_ticks(axes.yaxis, 60.0, highest_s * 1.5)
+    axes.set_yticks([0.0, *axes.get_yticks()])
+    axes.set_xticks(range(len(SIZE_CLASSES)), [each.replace("-", "–") for each in SIZE_CLASSES])
+    axes.set_xlabel("GPUs of the job")
+    axes.set_ylabel("queueing delay")
+    tidy(axes)
+    axes.grid(visible=False, axis="x")
+    legend(figure, axes)
+    return figure
+
+
+def sweep(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
+    """Mean JCT over the one number that was varied, a line per policy; logarithmic if they lie far apart."""
+    figure = blank()
+    axes = figure.add_subplot()
+    known_s = [row.mean("mean_jct_s") for row in rows if row.mean("mean_jct_s") > 0] or [1.0]
+    scale_s, unit = time_unit(max(known_s))
+    for policy in dict.fromkeys(row.policy for row in rows):
+        line = sorted((row for row in rows if row.policy == policy), key=lambda row: float(row.setting[0][1]))
+        varied = [float(row.setting[0][1]) for row in line]
+        mean_jct = [row.mean("mean_jct_s") / scale_s for row in line]
+        axes.plot(varied, mean_jct, marker="o", markersize=4, linewidth=1.7, **_look(line[0], palette))
+    if max(known_s) > 20 * min(known_s):
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    else:
+        axes.set_ylim(0, 1.05 * max(known_s) / scale_s)
+    axes.set_xlabel(rows[0].setting[0][0])
+    axes.set_ylabel(f"mean JCT, {unit}")
+    tidy(axes)
+    legend(figure, axes)
+    return figure
+
+
+def _delays(row: Row) -> tuple[Floats, Any]:
+    columns = [run.jobs("queueing_delay_s", "gpus") for run in row.runs]
+    delay_s = np.concatenate([each["queueing_delay_s"] for each in columns])
+    size = size_class(np.concatenate([each["gpus"] for each in columns]))
+    known = np.isfinite(delay_s)
+    return delay_s[known], size[known]

@@ -1,0 +1,195 @@
+"""The comparison as a table on a terminal: as many columns as fit, the best value of each in bold."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from synergy_core.units import DAY_S, HOUR_S
+from synergy_runs.comparison import Comparison, Row
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# Measured: docs/metrics.md, "Interval".
+FEWEST_SEEDS = 5
+FOOTNOTE = "* reads true run times"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One column: a key of the summary, its heading, what kind of number it is, and which is best."""
+
+    key: str
+    heading: str
+    kind: str  # time, percent, number
+    best: Callable[[Sequence[float]], float] | None = min
+
+
+# In order of importance: a narrow terminal shows the first ones.
+FIGURES = (
+    Figure("mean_jct_s", "mean JCT", "time"),
+    Figure("p50_jct_s", "median JCT", "time"),
+    Figure("p99_jct_s", "p99 JCT", "time"),
+    Figure("mean_queueing_delay_s", "mean wait", "time"),
+    Figure("gpu_utilisation_fraction", "GPUs used", "percent", max),
+    Figure("p99_finish_time_fairness", "p99 ρ", "number"),
+    Figure("restarts_per_job", "restarts per job", "number"),
+    Figure("makespan_s", "makespan", "time"),
+    Figure("p99_queueing_delay_s", "p99 wait", "time"),
+    Figure("unfair_fraction", "ρ > 1", "percent"),
+    Figure("p90_jct_s", "p90 JCT", "time"),
+    Figure("simulation_cpu_s", "CPU s", "number", None),
+)
+_WIDTH_OF_A_FIGURE = 10
+
+
+def unit_of(figure: Figure, values: Sequence[float]) -> tuple[float, str]:
+    """(scale, unit) for a whole column, so that its numbers compare at a glance."""
+    if figure.kind == "percent":
+        return 0.01, "%"
+    known = [abs(value) for value in values if math.isfinite(value) and value]
+    if figure.kind != "time" or not known:
+        return 1.0, "s" if figure.kind == "time" else ""
+    typical = median(known)
+    units = ((DAY_S, "d"), (HOUR_S, "h"), (60.0, "min"))
+    return next(((scale, unit) for scale, unit in units if typical >= 2 * scale), (1.0, "s"))
+
+
+def three_digits(value: float) -> str:
+    """`0.065`, `3.12`, `42.1`, `1,234`; `–` for a number that is not."""
+    if not math.isfinite(value):
+        return "–"
+    size = abs(value)
+    decimals = sum(size < limit for limit in (99.95, 9.995, 0.0995)) if size else 0
+    return f"{value:,.{decimals}f}"
+
+
+def ratio_text(row: Row) -> str:
+    """`0.58 (0.51–0.66)`, or `1` for what it refers to."""
+    ratio = row.ratio
+    if not math.isfinite(ratio.value):
+        return "–"
+    if ratio.low == ratio.high == 1.0 or not math.isfinite(ratio.low):
+        return three_digits(ratio.value)
+    return f"{three_digits(ratio.value)} ({three_digits(ratio.low)}–{three_digits(ratio.high)})"
+
+
+def cells(figure: Figure, rows: Sequence[Row]) -> tuple[str, list[str], list[bool]]:
+    """(unit, texts, whether each is the best among policies that read no true run times)."""
+    values = [row.mean(figure.key) for row in rows]
+    scale, unit = unit_of(figure, values)
+    texts = [three_digits(value / scale) for value in values]
+    fair = [value for row, value in zip(rows, values, strict=True) if not row.oracle and math.isfinite(value)]
+    # Equal to the eye is equal best; where all are equal none stands out.
+    best = three_digits(figure.best(fair) / scale) if figure.best and fair else None
+    marks = [text == best and not row.oracle for row, text in zip(rows, texts, strict=True)]
+    return unit, texts, marks if len(set(texts)) > 1 else [False] * len(rows)
+
+
+def caption(comparison: Comparison) -> str:
+    """Trace, jobs, cluster, load and seeds of a comparison, in one line."""
+    summaries = [run.summary for row in comparison.rows for run in row.runs]
+
+    def span(key: str, text: Callable[[float], str]) -> str:
+        values = [summary[key] for summary in summaries if summary[key] is not None]
+        low, high = (text(min(values)), text(max(values))) if values else ("–", "–")
+        return low if low == high else f"{low} to {high}"
+
+    traces = ", ".join(dict.fromkeys(str(summary["trace"]) for summary in summaries))
+    clusters = ", ".join(dict.fromkeys(str(summary["cluster"]) for summary in summaries))
+    seeds = comparison.seeds
+    seeds_text = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean over seeds {', '.join(map(str, seeds))}"
+    jobs, load = (
+        span("jobs", lambda jobs: f"{jobs:,.0f}"),
+        span("offered_load_fraction", lambda load: f"{load * 100:.0f} %"),
+    )
+    return f"{traces} · {jobs} jobs · {clusters} · offered load {load} · {seeds_text}"
+
+
+KNOWS = {
+    "own": "each job's own reports",
+    "declared": "each job's own reports and its declared work",
+    "shared": "reports of all jobs of a model",
+    "all": "reports of all jobs of a model, and declared work",
+}
+"""What a policy knew of training jobs, by `information`."""
+
+
+def notes(comparison: Comparison) -> list[str]:
+    """What a reader must know of the figures: stars, the interval, unfinished jobs."""
+    lines = []
+    if any(row.oracle for row in comparison.rows):
+        lines.append(FOOTNOTE)
+    told = {level: [row.label for row in comparison.rows if row.information == level] for level in KNOWS}
+    for level, labels in told.items():
+        if labels:
+            lines.append(f"{', '.join(dict.fromkeys(labels))}: {KNOWS[level]}")
+    shown = [row for row in comparison.rows if math.isfinite(row.ratio.low) and row.ratio.low < row.ratio.high]
+    if shown:
+        firsts = " and ".join(dict.fromkeys(comparison.of(setting)[0].label for setting in comparison.settings))
+        over = "whole seeds" if shown[0].ratio.resampled == "seeds" else "stretches of the job sequence"
+        seeds = len(comparison.seeds)
+        few = f"; with only {seeds} seeds it covers less" if 1 < seeds < FEWEST_SEEDS else ""
+        lines.append(f"vs {firsts}: ratio of mean JCTs with a 95 % paired bootstrap interval over {over}{few}")
+    unfinished = sum(int(run.summary["jobs_unfinished"]) for row in comparison.rows for run in row.runs)
+    lines += [f"{', '.join(labels[:-1])} and {labels[-1]} made the same schedule" for labels in _alike(comparison)]
+    if unfinished:
+        lines.append(f"{unfinished:,} jobs never finished and are missing from the JCTs")
+    return lines
+
+
+def _alike(comparison: Comparison) -> list[list[str]]:
+    """Policies of the first setting whose logs are equal, byte for byte, under every seed."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for row in comparison.of(comparison.settings[0]):
+        groups.setdefault(tuple(str(run.summary["event_log_sha256"]) for run in row.runs), []).append(row.label)
+    return [labels for labels in groups.values() if len(labels) > 1]
+
+
+def comparison_table(comparison: Comparison, width: int) -> Table:
+    """A row per policy (and setting), columns as `width` allows."""
+    from rich import box
+    from rich.table import Table
+
+    rows = comparison.rows
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    settings = [key for key, _ in rows[0].setting]
+    for key in settings:
+        table.add_column(key.rpartition(".")[2], justify="right", overflow="fold")
+    table.add_column("policy", no_wrap=True)
+    ratios = [ratio_text(row) for row in rows]
+    taken = max(len(row.label) for row in rows) + max(map(len, ratios)) + 6 + 10 * len(settings)
+    figures = FIGURES[: max(1, (width - taken) // (_WIDTH_OF_A_FIGURE + 2))]
+    columns = []
+    for figure in figures:
+        unit, texts, best = cells(figure, rows)
+        table.add_column(f"{figure.heading}\n{unit}", justify="right", max_width=_WIDTH_OF_A_FIGURE, vertical="bottom")
+        columns.append([f"[bold]{text}[/bold]" if mark else text for text, mark in zip(texts, best, strict=True)])
+    if len(rows) > 1:
+        table.add_column(f"mean JCT\nvs {comparison.rows[0].label}", justify="right", no_wrap=True)
+        columns.append(ratios)
+    previous = rows[0].setting
+    for number, row in enumerate(rows):
+        if row.setting != previous:
+            table.add_section()
+            previous = row.setting
+        table.add_row(*(value for _, value in row.setting), row.label, *(column[number] for column in columns))
+    return table
+
+
+def print_comparison(comparison: Comparison, width: int | None = None) -> None:
+    """The caption, the table and the notes, on standard output; plain where that is not a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=sys.stdout, width=width, highlight=False)
+    console.print(Text(caption(comparison)))
+    console.print()
+    console.print(comparison_table(comparison, console.width))
+    for line in notes(comparison):
+        console.print(Text(line, style="dim"))

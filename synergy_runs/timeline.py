@@ -1,0 +1,108 @@
+"""From facts to intervals and step functions: who held what from when to when, how much was in use, how many waited."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.units import TICKS_PER_S
+from synergy_runs.log import Events, Kind
+
+Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+# What a fact adds to the number of waiting jobs, by kind.
+_WAITING = np.array([1, -1, 1, 0], dtype=np.int64)
+# What it adds to the GPUs in use, in multiples of the job's GPUs.
+_IN_USE = np.array([0, 1, -1, -1], dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Intervals in which a job held GPUs, one per start, in the order of the starts.
+
+    start_row, end_row: rows of the log; end_row is the log's length, and end_s its last time, for a job that still
+    held its GPUs when a run was cut.
+    """
+
+    job_id: NDArray[np.int32]
+    gpus: NDArray[np.int32]
+    start_s: Floats
+    end_s: Floats
+    start_row: Counts
+    end_row: Counts
+
+    def __len__(self) -> int:
+        return len(self.job_id)
+
+    def gpu_ticks(self) -> Counts:
+        """GPUs × length of each interval, exactly, in GPU-ticks (`units.TICKS_PER_S` per GPU-second)."""
+        return ticks(self.end_s - self.start_s) * self.gpus
+
+
+def ticks(time_s: Floats) -> Counts:
+    """Times on the grid as exact integers."""
+    return np.rint(time_s * TICKS_PER_S).astype(np.int64)
+
+
+def last_time_s(events: Events) -> float:
+    """When the log ends; 0 for an empty one."""
+    return float(events.time_s[-1]) if len(events.time_s) else 0.0
+
+
+def holdings(events: Events) -> Holdings:
+    """Each start paired with the stop or finish that ends it."""
+    rows = np.flatnonzero((events.kind != Kind.SUBMIT) & (events.part == 0))
+    rows = rows[np.argsort(events.job_id[rows], kind="stable")]
+    job_id = events.job_id[rows]
+    at = np.flatnonzero(events.kind[rows] == Kind.START)
+    following = np.minimum(at + 1, len(rows) - 1)
+    ended = (following > at) & (job_id[following] == job_id[at])
+    end_row = np.where(ended, rows[following], len(events.time_s))
+    in_order = np.argsort(rows[at])
+    start_row, end_row = rows[at][in_order], end_row[in_order]
+    times = np.append(events.time_s, last_time_s(events))
+    return Holdings(
+        job_id=events.job_id[start_row],
+        gpus=events.gpus[start_row],
+        start_s=events.time_s[start_row],
+        end_s=times[end_row],
+        start_row=start_row,
+        end_row=end_row,
+    )
+
+
+def steps(time_s: Floats, change: Counts) -> tuple[Floats, Counts]:
+    """The distinct times of sorted `time_s`, and the running sum of `change` after everything at each."""
+    last = np.append(time_s[1:] != time_s[:-1], True)[: len(time_s)]
+    return time_s[last], np.cumsum(change)[last]
+
+
+def gpus_in_use(events: Events) -> tuple[Floats, Counts]:
+    """The GPUs held from each instant on."""
+    whole = events.part == 0
+    return steps(events.time_s[whole], _IN_USE[events.kind[whole]] * events.gpus[whole])
+
+
+def waiting_jobs(events: Events) -> tuple[Floats, Counts]:
+    """The jobs submitted or stopped and not running, from each instant on."""
+    whole = events.part == 0
+    return steps(events.time_s[whole], _WAITING[events.kind[whole]])
+
+
+def integral(time_s: Floats, value: Counts, at_s: Floats) -> Floats:
+    """∫ of a step function from its first time to each of `at_s`; it keeps its last value for ever."""
+    if not len(time_s):
+        return np.zeros(len(at_s))
+    total = np.concatenate(([0.0], np.cumsum(np.diff(time_s) * value[:-1])))
+    beyond = np.maximum(at_s - time_s[-1], 0.0) * value[-1]
+    sums: Floats = np.interp(at_s, time_s, total) + beyond
+    return sums
+
+
+def binned_mean(time_s: Floats, value: Counts, edges_s: Floats) -> Floats:
+    """Time-weighted mean of a step function within each pair of neighbouring edges."""
+    means: Floats = np.diff(integral(time_s, value, edges_s)) / np.diff(edges_s)
+    return means

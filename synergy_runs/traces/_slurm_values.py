@@ -1,0 +1,72 @@
+"""What Slurm writes in a column: durations, time limits, instants, states, trackable resources."""
+
+from __future__ import annotations
+
+import re
+
+from synergy_runs.traces._values import BadValueError, end_state, instant_s, is_missing, number, shown
+from synergy_runs.traces.rows import UNKNOWN
+
+_DURATION = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d{1,2}):(\d{1,2}(?:\.\d+)?)", re.ASCII)
+_NO_LIMIT = frozenset({"unlimited", "partition_limit", "infinite", "invalid"})
+_GPU = "gres/gpu"
+
+WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+RUNNING = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT", "SUSPENDED"})
+ENDED_BADLY = {"REVOKED": "killed", "LAUNCH_FAILED": "failed", "RECONFIG_FAIL": "failed"}
+
+
+def elapsed_s(text: str, column: str) -> float:
+    """Seconds of `MM:SS`, `HH:MM:SS` or `D-HH:MM:SS`, with fractions of a second where present."""
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise BadValueError(column, shown(text), "a duration such as 1-02:03:04, 02:03:04 or 03:04")
+    days, hours, minutes, seconds = found.groups()
+    whole = int(days or 0) * 86_400 + int(hours or 0) * 3_600 + int(minutes) * 60
+    return whole + float(seconds)
+
+
+def limit_s(text: str, raw_minutes: str) -> float:
+    """The time limit, seconds: TimelimitRaw (minutes) where there is one, else Timelimit; NaN for none."""
+    if not is_missing(raw_minutes) and raw_minutes.strip().lower() not in _NO_LIMIT:
+        return number(raw_minutes, "TimelimitRaw", "minutes") * 60
+    if is_missing(text) or text.strip().lower() in _NO_LIMIT:
+        return UNKNOWN
+    return elapsed_s(text, "Timelimit")
+
+
+def time_s(text: str, column: str) -> float | None:
+    """Seconds since 1970 of a date or, under SLURM_TIME_FORMAT=%s, of a number; None for Unknown, None and empty."""
+    return None if is_missing(text) else instant_s(text, column)
+
+
+def state(text: str) -> str:
+    """The state's first word: `CANCELLED by 1000` is CANCELLED, and `CANCELLED+` is it cut short."""
+    words = text.split()
+    return words[0].rstrip("+").upper() if words else ""
+
+
+def ended_as(word: str) -> str:
+    """completed, killed or failed for the state of a job that has ended."""
+    return ENDED_BADLY.get(word) or end_state(word, "State")
+
+
+def gpus(tres: str, column: str) -> tuple[int, str]:
+    """(GPUs, their type in lower case) of `billing=8,cpu=8,gres/gpu:a100=4,gres/gpu=4,node=1`.
+
+    The untyped count is the total and is not added to the typed ones. The type is "" where none or several are named.
+    """
+    total: int | None = None
+    typed: dict[str, int] = {}
+    for item in tres.split(","):
+        name, equals, count = item.strip().partition("=")
+        if name == _GPU or name.startswith(f"{_GPU}:"):
+            if not (equals and count.isascii() and count.isdigit() and len(count) < 10):
+                raise BadValueError(column, shown(item), "a count of GPUs such as gres/gpu=4")
+            if name == _GPU:
+                total = int(count)
+            else:
+                kind = name[len(_GPU) + 1 :].lower()
+                typed[kind] = typed.get(kind, 0) + int(count)
+    kinds = [kind for kind, count in typed.items() if count]
+    return sum(typed.values()) if total is None else total, kinds[0] if len(kinds) == 1 else ""

@@ -1,0 +1,73 @@
+"""Our own CSV, for logs that come in none of the other formats.
+
+Required columns: submit_time (seconds, or a date), duration_s, gpus. Optional: job, virtual_cluster, user,
+end_state (completed, killed, failed), estimate_s (the run time the user declared), gpu_type, model. Order is free.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from synergy_runs.traces._table import header_of, read_table
+from synergy_runs.traces._text import open_text
+from synergy_runs.traces._values import end_state, instant_s, is_missing, number, whole
+from synergy_runs.traces.rows import UNKNOWN, TraceRows
+
+NAME = "plain"
+SUMMARY = (
+    "a CSV of your own: submit_time, duration_s, gpus [job, virtual_cluster, user, end_state, estimate_s, gpu_type]"
+)
+
+REQUIRED = ("submit_time", "duration_s", "gpus")
+OPTIONAL = ("job", "virtual_cluster", "user", "end_state", "estimate_s", "gpu_type", "model")
+
+
+def recognises(path: Path, head: str) -> bool:
+    """By two of its three required columns, so that a misspelt third is named rather than the format unknown."""
+    return len(header_of(head) & set(REQUIRED)) >= 2
+
+
+def read(path: Path, rows: TraceRows) -> None:
+    """Adds every row; columns that are not read are noted with the nearest known name."""
+
+    def add(
+        line: int,
+        submit_time: str,
+        duration: str,
+        gpus: str,
+        job: str,
+        tenant: str,
+        user: str,
+        state: str,
+        estimate: str,
+        gpu_type: str,
+        model: str,
+    ) -> None:
+        rows.add(
+            line,
+            submit_s=instant_s(submit_time, "submit_time"),
+            duration_s=number(duration, "duration_s", "seconds"),
+            gpus=whole(gpus, "gpus"),
+            job_name=job.strip() or f"line-{line}",
+            virtual_cluster=tenant.strip(),
+            user=user.strip(),
+            end_state="completed" if is_missing(state) else end_state(state, "end_state"),
+            estimate_s=UNKNOWN if is_missing(estimate) else number(estimate, "estimate_s", "seconds"),
+            gpu_type=gpu_type.strip().lower(),
+            model=model.strip(),
+            columns=("submit_time", "duration_s", "gpus"),
+        )
+
+    _note_unread_columns(path, rows)
+    read_table(path, rows, add, required=REQUIRED, optional=OPTIONAL)
+
+
+def _note_unread_columns(path: Path, rows: TraceRows) -> None:
+    with open_text(path) as stream:
+        header = header_of(stream.readline())
+    known = (*REQUIRED, *OPTIONAL)
+    for name in sorted(header - set(known)):
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+        guess = f"; did you mean {near[0]!r}?" if near else ""
+        rows.notes.append(f"column {name!r} is not read{guess}")

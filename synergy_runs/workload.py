@@ -1,0 +1,239 @@
+"""The jobs of one run: a window of a trace, thinned or compressed as asked, in columns, in order of submission."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.errors import InputError
+from synergy_core.units import TICKS_PER_S, on_grid, parse_duration_s
+from synergy_runs.traces.rows import BadRow, TraceRows
+from synergy_runs.traces.times import epoch_s, iso
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int32]
+
+LONGEST_S = 2.0**32  # half of what the grid of times holds exactly
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Jobs to replay. Row i is job i; rows are in order of submission, ties as in the trace.
+
+    submit_time_s: from the window's start; duration_s: what the trace says a job ran, on its `gpus`;
+    estimate_s: what its user declared (a seeded over-estimate where the trace has none, see `with_estimates`).
+    global_batch: as requested, samples, 0 where the log has none. work_scale: a training job's work in multiples of
+    its model's; NaN for one that only has a run time (`synergy_sim.assignment` makes training jobs). iterations: after
+    how many at the requested batch it is done, NaN where the log does not say.
+    Times lie on the grid of `synergy_core.units`. `*_code` columns index the tuples of the same name.
+    line: where the job stands in its file, 0 if generated. bad_rows: impossible rows that were left out, of which
+    `bad_examples` are the first.
+    """
+
+    name: str
+    source: str
+    sha256: str
+    origin_s: float
+    job_name: list[str]
+    submit_time_s: Floats
+    duration_s: Floats
+    estimate_s: Floats
+    gpus: Ints
+    virtual_cluster_code: Ints
+    virtual_clusters: tuple[str, ...]
+    user_code: Ints
+    users: tuple[str, ...]
+    gpu_type_code: Ints
+    gpu_types: tuple[str, ...]
+    model_code: Ints
+    models: tuple[str, ...]
+    global_batch: Ints
+    work_scale: Floats
+    iterations: Floats
+    end_state_code: Ints
+    line: Ints
+    quotas: dict[str, int]
+    left_out: dict[str, int]
+    bad_rows: int
+    bad_examples: tuple[BadRow, ...]
+    notes: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.submit_time_s)
+
+    @property
+    def arrival_window_s(self) -> float:
+        """From the window's start to the last submission, seconds."""
+        return float(self.submit_time_s[-1]) if len(self) else 0.0
+
+    def work_ticks(self) -> int:
+        """Σ duration × GPUs as an exact integer, in GPU-ticks (`units.TICKS_PER_S` per GPU-second)."""
+        ticks = np.rint(self.duration_s * TICKS_PER_S).astype(np.int64)
+        return sum(int(t) * int(g) for t, g in zip(ticks, self.gpus, strict=True))
+
+    def offered_load_fraction(self, gpus: int) -> float:
+        """GPU-seconds asked for ÷ GPU-seconds there are while jobs arrive; above 1 the queue must grow."""
+        window_s = self.arrival_window_s
+        asked = float((self.duration_s * self.gpus).sum())
+        return asked / (gpus * window_s) if window_s > 0 else float("inf")
+
+
+def from_rows(rows: TraceRows, *, name: str, sha256: str = "", window: str = "all") -> Workload:
+    """The jobs of `rows` submitted in `window`, sorted by submission (stable), times from the window's start.
+
+    window: see `parse_window`. Raises InputError if no job was submitted in it.
+    """
+    submit_s = np.asarray(rows.submit_s, dtype=np.float64)
+    start_s, end_s = parse_window(window, first_s=0.0 if rows.from_zero else float(submit_s.min()))
+    order = np.argsort(submit_s, kind="stable")
+    order = order[(submit_s[order] >= start_s) & (submit_s[order] < end_s)]
+    if not len(order):
+        raise InputError(
+            f"trace.window={window}: no job was submitted in it; the trace runs from "
+            f"{iso(float(submit_s.min()))} to {iso(float(submit_s.max()))}. Type trace.window=all for all of it."
+        )
+
+    def ints(column: object) -> Ints:
+        return np.asarray(column, dtype=np.int32)[order]
+
+    return Workload(
+        name=name,
+        source=f"{rows.path} ({rows.format_name})",
+        sha256=sha256,
+        origin_s=start_s,
+        job_name=[rows.job_name[i] for i in order],
+        submit_time_s=on_grid(submit_s[order] - start_s),
+        duration_s=on_grid(np.asarray(rows.duration_s, dtype=np.float64)[order]),
+        estimate_s=on_grid(np.asarray(rows.estimate_s, dtype=np.float64)[order]),
+        gpus=ints(rows.gpus),
+        virtual_cluster_code=ints(rows.virtual_cluster),
+        virtual_clusters=rows.virtual_clusters.values(),
+        user_code=ints(rows.user),
+        users=rows.users.values(),
+        gpu_type_code=ints(rows.gpu_type),
+        gpu_types=rows.gpu_types.values(),
+        model_code=ints(rows.model),
+        models=rows.models.values(),
+        global_batch=ints(rows.global_batch),
+        work_scale=np.full(len(order), np.nan),
+        iterations=np.asarray(rows.iterations, dtype=np.float64)[order],
+        end_state_code=ints(rows.end_state),
+        line=ints(rows.line),
+        quotas=dict(rows.quotas),
+        left_out=dict(rows.left_out),
+        bad_rows=rows.bad_count,
+        bad_examples=tuple(rows.bad),
+        notes=tuple(rows.notes),
+    )
+
+
+def parse_window(text: str, *, first_s: float) -> tuple[float, float]:
+    """(start, end) in seconds since 1970 of `all`, `7d`, `2017-10-09/7d`, `2017-10-09/2017-10-16` or `2017-10-09`.
+
+    A window without a date starts at the first submission, `first_s`; one without an end has none.
+    Raises InputError with the accepted forms.
+    """
+    text = str(text).strip()
+    if text == "all":
+        return first_s, np.inf
+    start_text, slash, end_text = text.partition("/")
+    try:
+        if not slash and not re.match(r"\d{4}-\d{2}", text):
+            return first_s, first_s + _positive_s(text)
+        start_s = epoch_s(start_text)
+        if not slash:
+            return start_s, np.inf
+        end_s = epoch_s(end_text) if re.match(r"\d{4}-\d{2}", end_text) else start_s + _positive_s(end_text)
+    except ValueError:
+        raise InputError(
+            f"trace.window={text}: expected all, a length (7d, 12h), a date (2017-10-09), or "
+            "date/length (2017-10-09/7d) or date/date."
+        ) from None
+    if end_s <= start_s:
+        raise InputError(f"trace.window={text}: the end {iso(end_s)} is not after the start {iso(start_s)}.")
+    return start_s, end_s
+
+
+def window_length_s(text: str) -> float:
+    """Seconds from the start to the end of a window that has both, for traces that are generated."""
+    start_s, end_s = parse_window(text, first_s=0.0)
+    if not np.isfinite(end_s):
+        raise InputError(
+            f"trace.window={text}: jobs are generated here, and go on for ever; give a length, such as 7d."
+        )
+    return end_s - start_s
+
+
+def _positive_s(text: str) -> float:
+    seconds = parse_duration_s(text)
+    if seconds == 0:
+        raise ValueError("a window has a length")
+    return seconds
+
+
+def take(workload: Workload, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Workload:
+    """The jobs that `keep` (a mask or increasing row numbers) selects; the order stays."""
+    rows = np.flatnonzero(keep) if keep.dtype == bool else keep
+    columns = ("submit_time_s", "duration_s", "estimate_s", "gpus", "virtual_cluster_code", "user_code")
+    more = ("gpu_type_code", "model_code", "global_batch", "work_scale", "iterations", "end_state_code", "line")
+    picked = {column: getattr(workload, column)[rows] for column in (*columns, *more)}
+    return replace(workload, job_name=[workload.job_name[i] for i in rows], **picked)
+
+
+def of_any_type(workload: Workload) -> Workload:
+    """The jobs as if none had asked for a GPU type."""
+    zeros = np.zeros(len(workload), dtype=np.int32)
+    return replace(workload, gpu_type_code=zeros, gpu_types=("",))
+
+
+def at_least(workload: Workload, gpus: int) -> Workload:
+    """The jobs that ask for so many GPUs or more."""
+    kept = workload.gpus >= gpus
+    if not kept.any():
+        raise InputError(f"trace.min_gpus={gpus}: no job of {workload.source} asks for so many; take fewer.")
+    return workload if kept.all() else take(workload, kept)
+
+
+def sampled(workload: Workload, fraction: float, random: np.random.Generator) -> Workload:
+    """Each job kept with probability `fraction` in (0, 1]."""
+    if not 0 < fraction <= 1:
+        raise InputError(f"trace.sample={fraction:g}: expected a fraction in (0, 1].")
+    if fraction == 1:
+        return workload
+    kept = take(workload, random.random(len(workload)) < fraction)
+    if not len(kept):
+        raise InputError(f"trace.sample={fraction:g} kept none of {len(workload)} jobs; take a larger fraction.")
+    return kept
+
+
+def scaled(workload: Workload, load: float) -> Workload:
+    """Arrivals `load` times as dense: every submission time divided by `load`; the jobs stay as they are."""
+    if not (np.isfinite(load) and load > 0):
+        raise InputError(f"cluster.load={load:g}: expected a factor > 0, 1 to leave the arrivals as they are.")
+    if workload.arrival_window_s / load > LONGEST_S:
+        raise InputError(f"cluster.load={load:g}: arrivals would go on for more than {LONGEST_S / 3.15e7:.0f} years.")
+    return workload if load == 1 else replace(workload, submit_time_s=on_grid(workload.submit_time_s / load))
+
+
+def with_estimates(workload: Workload, overestimate: float, random: np.random.Generator) -> Workload:
+    """Fills unknown user estimates with duration × (1 + overestimate·U), U uniform in [0, 1).
+
+    The f-model of Mu'alem and Feitelson (IEEE TPDS 12(6), 2001, section 5): users over-estimate by a factor that does
+    not depend on the job. overestimate = 0 makes estimates exact.
+    """
+    if not (np.isfinite(overestimate) and overestimate >= 0):
+        raise InputError(f"trace.overestimate={overestimate:g}: expected a number ≥ 0.")
+    factor = 1.0 + overestimate * random.random(len(workload))
+    unknown = np.isnan(workload.estimate_s)
+    if not unknown.any():
+        return workload
+    guess = on_grid(workload.duration_s * factor)
+    note = (
+        f"{unknown.sum():,} jobs without a user estimate got one: true run time × (1 + {overestimate:g}·U[0, 1)); "
+        "policies that read estimates (reservations, finish-time fairness) thus know more than they would"
+    )
+    estimate_s = np.where(unknown, guess, workload.estimate_s)
+    return replace(workload, estimate_s=estimate_s, notes=(*workload.notes, note))
