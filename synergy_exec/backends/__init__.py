@@ -1,0 +1,1 @@
+"""How agents get onto nodes: a file per way."""

@@ -1,0 +1,1 @@
+"""The loop that decides and has decisions carried out: journal, runs, the API."""

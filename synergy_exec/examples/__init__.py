@@ -1,0 +1,1 @@
+"""Jobs that ship with Synergy, on data made on the spot."""

@@ -1,0 +1,264 @@
+"""What controller, agents and workers say to each other; see docs/executor.md.
+
+Every message is one JSON object with a `kind`. Controller and agent speak over a websocket, agent and worker in lines
+on a socket pair. `encode` and `decode` are the only ways in and out; a message with missing or odd fields is refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import typing
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from synergy_core.errors import InputError
+
+Outcome = Literal["done", "paused", "failed", "lost"]
+PAUSED = 75
+"""Exit code of a worker that has saved and left as asked (EX_TEMPFAIL)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Any of them."""
+
+    KIND: ClassVar[str] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanMessage:
+    """Part of others: how to train. Degrees are fixed for a run.
+
+    The fields of `synergy_core.planner.plan.Plan` that the executor knows. accumulation: micro-batches per step and
+    replica. schedule: of a pipeline, `1f1b` (interleaved if interleave > 1) or `gpipe`.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    interleave: int = 1
+    zero: int = 0
+    micro_batch: int = 1
+    accumulation: int = 1
+    schedule: Literal["1f1b", "gpipe"] = "1f1b"
+
+    @property
+    def world(self) -> int:
+        """Ranks."""
+        return self.data * self.tensor * self.pipeline
+
+    @property
+    def global_batch(self) -> int:
+        """Samples a step."""
+        return self.data * self.micro_batch * self.accumulation
+
+
+# Controller → agent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve(Message):
+    """Listen on a free port, for the store at which this run's ranks meet; answered by `Reserved`."""
+
+    KIND: ClassVar[str] = "reserve"
+    run: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch(Message):
+    """Start this node's workers of a run.
+
+    job_class: `package.module:Class` or `/path/file.py:Class`. slots: which of the node's, ranks first_rank … in their
+    order. store_host, store_port: where the ranks meet; the agent that reserved it holds that port itself.
+    folder: the job's own, on a file system that all nodes share. work: iterations at the initial batch until it is
+    done. application: for error messages. noise: whether to estimate the gradient's noise scale.
+    """
+
+    KIND: ClassVar[str] = "launch"
+    run: int
+    job: int
+    job_class: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    plan: PlanMessage
+    initial_batch: int
+    work: float
+    slots: list[int]
+    first_rank: int
+    world: int
+    store_host: str
+    store_port: int
+    folder: str
+    seed: int = 0
+    noise: bool = True
+    checkpoint_interval_s: float = 60.0
+    report_s: float = 1.0
+    timeout_s: float = 8.0
+    hang_s: float = 8.0
+    start_s: float = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop(Message):
+    """Save and leave; answered by `Ended` with outcome paused (or done, if it was)."""
+
+    KIND: ClassVar[str] = "stop"
+    run: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill(Message):
+    """Leave at once; answered by `Ended` with outcome lost."""
+
+    KIND: ClassVar[str] = "kill"
+    run: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retune(Message):
+    """Another micro-batch or accumulation from the next step that all ranks agree on; degrees as they are."""
+
+    KIND: ClassVar[str] = "retune"
+    run: int
+    micro_batch: int
+    accumulation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shutdown(Message):
+    """Stop every run with a checkpoint, then leave."""
+
+    KIND: ClassVar[str] = "shutdown"
+
+
+# Agent → controller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(Message):
+    """The first message of an agent. node: its number in the cluster. slots: how many. gpu_type: `cpu` without GPUs."""
+
+    KIND: ClassVar[str] = "hello"
+    node: int
+    host: str
+    pid: int
+    slots: int
+    gpu_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserved(Message):
+    """The store's address for a run."""
+
+    KIND: ClassVar[str] = "reserved"
+    run: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended(Message):
+    """This node's part of a run is gone: no process of it is left. Sent once by every agent that launched it.
+
+    outcome: done only if all its workers said so. reason: for failed and lost, one sentence that names rank and error.
+    """
+
+    KIND: ClassVar[str] = "ended"
+    run: int
+    outcome: Outcome
+    reason: str = ""
+
+
+# Worker → agent → controller (the agent passes them on as they are)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started(Message):
+    """The first step of a run is done. Seconds since launch, as the worker saw them, part by part."""
+
+    KIND: ClassVar[str] = "started"
+    run: int
+    step: int
+    launch_s: float
+    build_s: float
+    load_s: float
+    first_step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report(Message):
+    """What rank 0 saw since the last report.
+
+    step, samples, work: done in all. loss: of the last step. step_s: median of the slowest rank's step times at this
+    batch, warm-up left out, over `steps` steps; 0 where there is none yet. sync_s: of that, gradient synchronisation.
+    grad_sqr, grad_var: smoothed squared norm and variance at the initial batch, NaN-free; both 0 while unknown.
+    """
+
+    KIND: ClassVar[str] = "report"
+    run: int
+    step: int
+    samples: int
+    work: float
+    loss: float
+    micro_batch: int
+    accumulation: int
+    step_s: float
+    sync_s: float
+    steps: int
+    grad_sqr: float
+    grad_var: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved(Message):
+    """A checkpoint is complete on disk: what it holds, and how long saving held training up."""
+
+    KIND: ClassVar[str] = "saved"
+    run: int
+    step: int
+    samples: int
+    work: float
+    save_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure(Message):
+    """Rank 0, or whichever rank failed first, says why in one sentence before it exits."""
+
+    KIND: ClassVar[str] = "failure"
+    run: int
+    rank: int
+    reason: str
+    out_of_memory: bool = False
+
+
+KINDS: dict[str, type[Message]] = {each.KIND: each for each in Message.__subclasses__()}
+
+
+def encode(message: Message) -> str:
+    """One line of JSON."""
+    return json.dumps({"kind": message.KIND, **dataclasses.asdict(message)}, separators=(",", ":"))
+
+
+def decode(text: str | bytes) -> Message:
+    """The message in a line of JSON. Raises InputError for anything else."""
+    try:
+        values = json.loads(text)
+        kind = KINDS[values.pop("kind")]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise InputError(f"not a message: {text[:100]!r} ({type(error).__name__})") from None
+    message: Message = _build(kind, values)
+    return message
+
+
+def _build(kind: type[Any], values: Any) -> Any:
+    hints = typing.get_type_hints(kind)
+    names = {each.name for each in dataclasses.fields(kind)}
+    if not isinstance(values, dict) or (odd := set(values) - names):
+        raise InputError(f"{kind.__name__}: unexpected {sorted(odd) if isinstance(values, dict) else values!r}")
+    given = {name: _build(hints[name], each) if hints[name] is PlanMessage else each for name, each in values.items()}
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise InputError(f"{kind.__name__}: {error}") from None

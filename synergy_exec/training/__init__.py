@@ -1,0 +1,1 @@
+"""Training under any admitted plan, on torch alone: no process, no socket, no scheduler."""

@@ -1,0 +1,20 @@
+"""How far a job has come: what a checkpoint holds beside weights and optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Progress:
+    """step: steps done, the argument of the next `batch`. samples: trained on. work: iterations at the initial batch.
+
+    grad_sqr, grad_var: sums of the smoothed gradient statistics, and noise_weight their common weight (0: none yet).
+    """
+
+    step: int = 0
+    samples: int = 0
+    work: float = 0.0
+    grad_sqr: float = 0.0
+    grad_var: float = 0.0
+    noise_weight: float = 0.0
