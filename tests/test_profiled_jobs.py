@@ -1,4 +1,4 @@
-"""Profiled models: the profile's file, the choice among measured plans, and the simulator that takes it for the truth."""
+"""Profiled models: the profile's file, the choice among measured plans, and the simulator that believes it."""
 
 from dataclasses import replace
 
@@ -51,18 +51,18 @@ PROFILE = Profile({"wide": WIDE}, "a test", "today")
 
 
 def spec(**more):
-    values = dict(
-        application="wide",
-        architecture="wide",
-        initial_batch=8,
-        max_batch=32,
-        requested_batch=8,
-        requested_gpus=1,
-        local_batches={"cpu": (1, 32)},
-        single_gpu_rate={"cpu": 1.0},
-        declared_work=1_000.0,
-        restart_s=2.0,
-    )
+    values = {
+        "application": "wide",
+        "architecture": "wide",
+        "initial_batch": 8,
+        "max_batch": 32,
+        "requested_batch": 8,
+        "requested_gpus": 1,
+        "local_batches": {"cpu": (1, 32)},
+        "single_gpu_rate": {"cpu": 1.0},
+        "declared_work": 1_000.0,
+        "restart_s": 2.0,
+    }
     return JobSpec(**{**values, **more})
 
 
@@ -138,6 +138,16 @@ def jobs(*rows):
     made = workload([(submit_s, gpus, 1.0) for submit_s, gpus, _ in rows], models=["wide"] * len(rows))
     iterations = np.array([each[2] for each in rows], dtype=float)
     return replace(made, global_batch=np.full(len(rows), 8, dtype=np.int32), iterations=iterations)
+
+
+def test_a_job_that_names_no_batch_has_its_models():
+    from synergy_sim.assignment import as_given
+
+    work = jobs((0.0, 1, 100))
+    none = replace(work, global_batch=np.zeros(1, dtype=np.int32))
+    truth = Truth(None, profile=PROFILE)
+    assert as_given(none, CPUS, truth).global_batch.tolist() == [8]
+    assert as_given(none, CPUS, truth).duration_s.tolist() == pytest.approx([10.0])
 
 
 def run(work, policy, round_s=5.0):
