@@ -77,7 +77,7 @@ class Cnn(TrainingJob):
 
     def __init__(
         self,
-        channels: int = 8,
+        channels: int = 16,
         depths: tuple[int, ...] = (1, 1, 1),
         side: int = 16,
         classes: int = 10,
