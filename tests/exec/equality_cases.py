@@ -3,53 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import product
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training.admitted import PROVEN, Kind
+from synergy_exec.training.pipeline import Pipeline
 from synergy_exec.training.trainer import StepResult, Trainer
 
 GLOBAL_BATCH = 16
-LEARNING_RATE = 0.5
+SEED = 3
+STEPS = 5
 
 
 class SgdGpt(Gpt):
     """A wrong scale of the gradient shows under SGD; Adam divides it away."""
 
     def __init__(self) -> None:
-        super().__init__(hidden=16, depth=4, heads=2, tokens=8, vocabulary=32, learning_rate=LEARNING_RATE)
+        super().__init__(hidden=16, depth=4, heads=2, tokens=8, vocabulary=32, learning_rate=0.5)
 
     def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=self.learning_rate)
 
 
 class DoublingGpt(SgdGpt):
-    """The control: every gradient is twice what it should be, the loss reported is not."""
+    """A control: gradients are twice what they should be, the loss that is reported is not."""
 
-    def build_model(self) -> nn.Module:
-        model = super().build_model()
-        for parameter in model.parameters():
-            parameter.register_hook(lambda gradient: 2 * gradient)
-        return model
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        loss = super().loss(output, target)
+        return 2 * loss - loss.detach()
 
 
-def plan(kind: Kind, *, accumulation: int = 4, global_batch: int = GLOBAL_BATCH) -> PlanMessage:
-    """The smallest plan of a kind."""
-    data = 1 if kind.zero is None else 2
+class Twice(Pipeline):
+    """A control: the batch goes through the schedule in two calls."""
+
+    def backward(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        losses = [super(Twice, self).backward(x, y) for x, y in zip(inputs.chunk(2), targets.chunk(2), strict=True)]
+        return None if losses[0] is None else sum(losses) / 2
+
+
+def smallest(kind: Kind) -> PlanMessage:
+    """The plan of a kind that has the fewest ranks. Eight ranks on few cores get fewer micro-batches."""
+    data, tensor, pipeline = (2 if each else 1 for each in (kind.zero is not None, kind.tensor, kind.schedule))
+    accumulation = 2 if data * tensor * pipeline == 8 else 4
     return PlanMessage(
         data=data,
-        tensor=2 if kind.tensor else 1,
-        pipeline=2 if kind.schedule else 1,
+        tensor=tensor,
+        pipeline=pipeline,
         interleave=2 if kind.schedule == "interleaved" else 1,
         zero=kind.zero or 0,
-        micro_batch=global_batch // data // accumulation,
+        micro_batch=GLOBAL_BATCH // data // accumulation,
         accumulation=accumulation,
         schedule="gpipe" if kind.schedule == "gpipe" else "1f1b",
     )
+
+
+PLANS = [
+    *map(smallest, sorted(PROVEN, key=str)),
+    PlanMessage(micro_batch=GLOBAL_BATCH),
+    *(PlanMessage(data=4, zero=zero, micro_batch=4) for zero in (0, 2, 3)),
+    PlanMessage(tensor=2, micro_batch=16),
+    PlanMessage(pipeline=4, micro_batch=2, accumulation=8),
+]
+"""One of every proven kind, and some of other degrees."""
 
 
 def name(plan: PlanMessage) -> str:
@@ -60,56 +78,52 @@ def name(plan: PlanMessage) -> str:
     )
 
 
-def plans() -> list[PlanMessage]:
-    """One of every proven kind, all with the same micro-batches a replica, and some of larger degrees."""
-    every = [plan(kind) for kind in sorted(PROVEN, key=str)]
-    larger = [
-        PlanMessage(micro_batch=GLOBAL_BATCH),
-        *(PlanMessage(data=4, zero=zero, micro_batch=4) for zero in (0, 2, 3)),
-        *(PlanMessage(data=2, zero=zero, micro_batch=8) for zero in (0, 2, 3)),
-        PlanMessage(pipeline=4, micro_batch=2, accumulation=8),
-    ]
-    return every + larger
-
-
-def world(world: int) -> list[PlanMessage]:
-    """The plans of so many ranks."""
-    return [each for each in plans() if each.world == world]
-
-
-def train(plan: PlanMessage, *, steps: int = 5, seed: int = 3) -> list[StepResult]:
+def train(plan: PlanMessage) -> list[StepResult]:
     """Steps of the small GPT under a plan."""
-    trainer = Trainer(SgdGpt(), plan, seed=seed)
-    return [trainer.step(number) for number in range(steps)]
+    trainer = Trainer(SgdGpt(), plan, seed=SEED)
+    return [trainer.step(number) for number in range(STEPS)]
 
 
 def train_doubled(plan: PlanMessage) -> list[StepResult]:
-    """The same with every gradient doubled, which a comparison must see."""
-    trainer = Trainer(DoublingGpt(), plan, seed=3)
-    return [trainer.step(number) for number in range(5)]
+    """The same with gradients doubled."""
+    trainer = Trainer(DoublingGpt(), plan, seed=SEED)
+    return [trainer.step(number) for number in range(STEPS)]
 
 
-def train_retuned(plan: PlanMessage, changed: tuple[int, int]) -> list[StepResult]:
-    """Two steps, another (micro-batch, accumulation) and learning rate, three more, and two as at first."""
-    trainer = Trainer(SgdGpt(), plan, seed=3)
-    results = [trainer.step(number) for number in range(2)]
-    trainer.retune(*changed)
-    results += [trainer.step(number, rate=0.5) for number in range(2, 5)]
-    trainer.retune(plan.micro_batch, plan.accumulation)
-    return results + [trainer.step(number) for number in range(5, 7)]
+def train_twice(plan: PlanMessage) -> list[StepResult]:
+    """The same with the micro-batches of a pipeline in two calls of its schedule."""
+    trainer = Trainer(SgdGpt(), plan, seed=SEED)
+    trainer.retune(plan.micro_batch, plan.accumulation // 2)
+    trainer._pipeline.__class__ = Twice
+    trainer.plan = plan
+    return [trainer.step(number) for number in range(STEPS)]
 
 
-def names_and_sums(plan: PlanMessage) -> dict[str, float]:
-    """Sums of squares of this rank's initial weights, whole ones, by name."""
-    trainer = Trainer(SgdGpt(), plan, seed=3)
-    found = {}
-    for part in trainer.parts:
-        for key, value in part.named_parameters():
-            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
-            found[key] = float(whole.detach().double().square().sum())
-    return found
+RETUNED = [(0, 16, 1.0), (1, 16, 1.0), (2, 32, 0.5), (3, 32, 0.5), (4, 16, 1.0)]
+"""Step, global batch, factor of the learning rate."""
 
 
-def kinds() -> set[Kind]:
-    """Every kind there could be, proven or not."""
-    return {Kind(*each) for each in product((None, 0, 2, 3), (False, True), ("", "gpipe", "1f1b", "interleaved"))}
+def train_retuned(plan: PlanMessage) -> list[StepResult]:
+    """The steps of RETUNED, the larger batch by larger micro-batches and half as many more of them."""
+    trainer = Trainer(SgdGpt(), plan, seed=SEED)
+    results = []
+    for number, batch, rate in RETUNED:
+        if batch != trainer.plan.global_batch:
+            trainer.retune(plan.micro_batch * batch // GLOBAL_BATCH, plan.accumulation)
+        results.append(trainer.step(number, rate=rate))
+        if number == 2:
+            trainer.retune(plan.micro_batch, 2 * plan.accumulation)
+    return results
+
+
+def unmeasured(plan: PlanMessage) -> list[StepResult]:
+    """One step without squares."""
+    return [Trainer(SgdGpt(), plan, seed=SEED, measure_squares=False).step(0)]
+
+
+def parameter_names(plan: PlanMessage) -> list[list[str]]:
+    """The names of every rank's parameters."""
+    own = [each for part in Trainer(SgdGpt(), plan).parts for each, _ in part.named_parameters()]
+    every: list[list[str]] = [[] for _ in range(plan.world)]
+    torch.distributed.all_gather_object(every, own)
+    return every
