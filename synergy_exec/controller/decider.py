@@ -52,24 +52,27 @@ class Decider:
     def arrive(self, job: ExecutedJob) -> None:
         """A job was submitted."""
         self.active[job.job_id] = job
+        job.queued = True
         self.scheduler.arrive(job)
 
-    def finish(self, job: ExecutedJob, now_s: float, *, queued: bool = False) -> None:
-        """A job has ended. queued: it waited, and was told so to the scheduler (arrived, or requeued)."""
+    def finish(self, job: ExecutedJob, now_s: float) -> None:
+        """A job has ended, wherever it was."""
         del self.active[job.job_id]
         self.plans.pop(job.job_id, None)
-        if queued and isinstance(self.scheduler, OrderingScheduler):
+        if job.queued and isinstance(self.scheduler, OrderingScheduler):
             self._withdrawn.add(job.job_id)  # a queue gives a job back only when its turn comes; then it ends at once
         else:
             self.scheduler.finish(job, now_s)
 
     def requeue(self, job: ExecutedJob) -> None:
         """A stopped job has left its slots, and waits."""
+        job.queued = True
         self.scheduler.requeue(job)
 
     def evicted(self, job: ExecutedJob, now_s: float) -> None:
         """A job that holds slots, or was promised some, has lost them unasked, and waits."""
         self.plans.pop(job.job_id, None)
+        job.queued = True
         self.scheduler.evicted(job, now_s)
 
     def report(self, job: ExecutedJob, said: Report) -> Observation | None:
@@ -99,6 +102,7 @@ class Decider:
             answer.stops.append(job)
         for job, placed in decision.starts:
             assert isinstance(job, ExecutedJob)
+            job.queued = False
             job.first_step_s = NEVER
             plan = self._plan(job, placed)
             self.plans[job.job_id] = plan

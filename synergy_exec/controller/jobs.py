@@ -35,9 +35,10 @@ class ExecutedJob(Job):
 
     file: what was submitted. reason: why it failed. run: the number of its present or last run, −1 before the first.
     losses: runs lost in a row without a step of progress. row: of the workload, None if it came over the API.
+    queued: whether the scheduler has been told that it waits.
     """
 
-    __slots__ = ("file", "losses", "name", "reason", "row", "run", "seen", "state")
+    __slots__ = ("file", "losses", "name", "queued", "reason", "row", "run", "seen", "state")
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class ExecutedJob(Job):
         self.reason = ""
         self.run = -1
         self.losses = 0
+        self.queued = False
         self.seen = Seen()
 
     @property

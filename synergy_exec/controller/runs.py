@@ -6,6 +6,7 @@ drives it takes both after every call.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -224,10 +225,15 @@ class Runs:
         first_rank = 0
         for node, mask in run.placed:
             slots = _bits(mask)
-            fields = {name: getattr(launch, name) for name in launch.__dataclass_fields__}
-            fields |= {"slots": slots, "first_rank": first_rank, "world": gpus_in(run.placed)}
-            fields |= {"store_host": run.store[0], "store_port": run.store[1]}
-            self._send(node, Launch(**fields))
+            part = dataclasses.replace(
+                launch,
+                slots=slots,
+                first_rank=first_rank,
+                world=gpus_in(run.placed),
+                store_host=run.store[0],
+                store_port=run.store[1],
+            )
+            self._send(node, part)
             first_rank += len(slots)
 
     # Ending
