@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import secrets
@@ -118,13 +117,16 @@ class Controller:
 
     def _check_alone(self) -> None:
         path = self.folder / "controller.json"
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        try:
             other = json.loads(path.read_text(encoding="utf-8"))
-            if other["host"] == socket.gethostname() and processes.lives(int(other["pid"]), int(other["began"])):
-                raise InputError(
-                    f"{self.folder}: a controller runs here already, process {other['pid']}. "
-                    "Stop it, or name another place with results_dir=DIR."
-                )
+            here = other["host"] == socket.gethostname() and processes.lives(int(other["pid"]), int(other["began"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        if here:
+            raise InputError(
+                f"{self.folder}: a controller runs here already, process {other['pid']}. "
+                "Stop it, or name another place with results_dir=DIR."
+            )
 
     def _wait_for_old_agents(self, agents: list[tuple[int, str, int, int]]) -> None:
         """Agents of a controller that died save and leave by themselves; those that do not are killed."""
