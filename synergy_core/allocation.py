@@ -15,7 +15,10 @@ from synergy_core.goodput_state import GoodputState, OracleGoodputState
 from synergy_core.packing import packing
 from synergy_core.placement import Placement
 from synergy_core.planned import PlannedSpeeds
+from synergy_core.planner.plan import Plan
 from synergy_core.policies import AllocationPolicy
+from synergy_core.profiled import ProfiledSpeeds, ProfiledTask
+from synergy_core.profiles import Profile, degrees_of
 from synergy_core.state import NEVER, Allocations, ClusterState, Ints, Job, OracleClusterState, Placed
 
 
@@ -25,8 +28,10 @@ class AllocationScheduler:
     last: the state it was last asked about and what it answered; for explanations.
     """
 
-    def __init__(self, policy: AllocationPolicy, cluster: Cluster, *, free_moves: bool = False) -> None:
-        """free_moves: a job that moves to other nodes but keeps its shape goes on at no cost."""
+    def __init__(
+        self, policy: AllocationPolicy, cluster: Cluster, *, free_moves: bool = False, profile: Profile | None = None
+    ) -> None:
+        """free_moves: a job that moves to other nodes but keeps its shape goes on at no cost; profile: of models."""
         self._policy = policy
         self._cluster = cluster
         self._placement = Placement(cluster)
@@ -39,7 +44,10 @@ class AllocationScheduler:
         self._received_s: dict[int, np.ndarray] = {}
         self._given_s = np.zeros(len(self._kinds))
         speeds = PlannedSpeeds(cluster, plans=policy.plans)
-        self.beliefs = Beliefs(cluster.gpu_types, policy.information, speeds) if policy.reads_goodput else None
+        measured = None if profile is None else ProfiledSpeeds(profile, cluster.gpu_types, plans=policy.plans)
+        self.beliefs = (
+            Beliefs(cluster.gpu_types, policy.information, speeds, measured) if policy.reads_goodput else None
+        )
         self.waiting = 0
         self.last: tuple[ClusterState, Allocations] | None = None
 
@@ -260,12 +268,41 @@ class AllocationScheduler:
         now_s: float,
         answer: Allocations,
     ) -> Decision:
+        retuned = self._replan(stops, starts)
         for job, _ in stops:
             job.stopped(now_s)
         for job, placed in starts:
             job.started(now_s, placed, moved=job.job_id in moved)
+            if isinstance(job.task, ProfiledTask) and not job.moved:
+                job.plan = self._plan(job, job.task, None)
         self.waiting += len(stops) - len(starts)
-        return Decision(stops, starts, answer.objective, answer.bound)
+        return Decision(stops, starts, answer.objective, answer.bound, retuned)
+
+    def _plan(self, job: Job, task: ProfiledTask, held: Plan | None) -> Plan:
+        return task.choose_plan(
+            self._type_of(job), len(job.placement), job.held_gpus, held, requested=not self._policy.tunes_batch
+        )
+
+    def _replan(self, stops: list[tuple[Job, Placed]], starts: list[tuple[Job, Placed]]) -> tuple[Job, ...]:
+        """Of profiled jobs that keep their GPUs, those that are worth a restart under another plan stop and start at
+        once; others may change their batch, and are returned.
+        """
+        leaving = {job.job_id for job, _ in stops}
+        retuned = []
+        for job_id in sorted(self._active):
+            job = self._active[job_id]
+            task, held = job.task, job.plan
+            if not job.running or job_id in leaving or held is None or not isinstance(task, ProfiledTask):
+                continue
+            plan = self._plan(job, task, held)
+            if degrees_of(plan) == degrees_of(held):
+                if plan != held:
+                    job.plan = plan
+                    retuned.append(job)
+            elif _preemptible(job) and job.first_step_s <= job.settled_s:
+                stops.append((job, job.placement))
+                starts.append((job, job.placement))
+        return tuple(retuned)
 
 
 def _preemptible(job: Job) -> bool:

@@ -14,6 +14,7 @@ from synergy_core.goodput.batch import best_batch
 from synergy_core.job import JobSpec
 from synergy_core.observations import Fitter, Observations, Theta
 from synergy_core.planned import PlannedSpeeds, PlannedTask
+from synergy_core.profiled import ProfiledSpeeds, ProfiledTask
 from synergy_core.task import SynergyTask
 
 Floats = NDArray[np.float64]
@@ -29,17 +30,23 @@ class Beliefs:
     """Makes the task of each job, keeps models up to date, and answers what jobs would get from configurations.
 
     shared: whether what one job reports is known of all jobs of its application. declares: whether declared work is.
-    speeds: what may be read of the planner about jobs with plans; None: there are no such jobs.
+    speeds: what may be read of the planner about jobs with plans, profiled: of measurements of them; None: there are no
+    such jobs.
     """
 
     def __init__(
-        self, gpu_types: Sequence[str], information: Information = "own", speeds: PlannedSpeeds | None = None
+        self,
+        gpu_types: Sequence[str],
+        information: Information = "own",
+        speeds: PlannedSpeeds | None = None,
+        profiled: ProfiledSpeeds | None = None,
     ) -> None:
         if information not in get_args(Information):
             raise unknown("information", information, get_args(Information))
         self.shared = information in ("shared", "all")
         self.declares = information in ("declared", "all")
         self._speeds = speeds
+        self._profiled = profiled
         self._types = tuple(gpu_types)
         self._fitter = Fitter()
         self._pools: dict[str, Observations] = {}
@@ -48,6 +55,8 @@ class Beliefs:
     def task(self, spec: JobSpec) -> SynergyTask:
         """The beliefs about a job that was just submitted."""
         pool = self._pools.setdefault(spec.application, Observations()) if self.shared else Observations()
+        if self._profiled is not None and spec.architecture in self._profiled.profile:
+            return ProfiledTask(spec, pool, self._profiled, shared=self.shared, declares=self.declares)
         if spec.architecture and self._speeds is not None:
             return PlannedTask(spec, pool, self._speeds, shared=self.shared, declares=self.declares)
         return SynergyTask(spec, pool, shared=self.shared, declares=self.declares)

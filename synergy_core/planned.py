@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +18,21 @@ from synergy_core.task import SynergyTask
 Floats = NDArray[np.float64]
 _Of = tuple[str, int, str, bool]
 """Architecture, global batch, GPU type, whether only its replicas may vary in number."""
+
+
+class Speeds(Protocol):
+    """What a scheduler reads of jobs with plans: seconds of a step, inf where no plan fits."""
+
+    gpu_types: tuple[str, ...]
+
+    def believed_s(self, architecture: str, batch: int, rows: Configurations) -> Floats:
+        """(rows,): as whoever asks believes, on packed nodes."""
+
+    def believed_on(self, architecture: str, batch: int, kind: str, gpus: int) -> float:
+        """The same, on one number of GPUs of one type."""
+
+    def best_on(self, architecture: str, batch: int, kind: str, gpus: int) -> float:
+        """Under the best plan, with which jobs run whoever allocates."""
 
 
 class PlannedSpeeds:
@@ -71,9 +88,7 @@ class PlannedTask(SynergyTask):
 
     __slots__ = ("speeds",)
 
-    def __init__(
-        self, spec: JobSpec, pool: Observations, speeds: PlannedSpeeds, *, shared: bool, declares: bool
-    ) -> None:
+    def __init__(self, spec: JobSpec, pool: Observations, speeds: Speeds, *, shared: bool, declares: bool) -> None:
         super().__init__(spec, pool, shared=shared, declares=declares)
         self.speeds = speeds
 

@@ -14,6 +14,7 @@ from synergy_core.cluster import Cluster
 from synergy_core.decision import Decision, JobQueue
 from synergy_core.policies import OrderingPolicy, Policy
 from synergy_core.prediction import DurationPredictor
+from synergy_core.profiles import Profile
 from synergy_core.queue import IncrementalQueue
 from synergy_core.state import NEVER, Job
 from synergy_core.walk import WalkQueue
@@ -100,8 +101,10 @@ class OrderingScheduler:
         return self._queue.waiting
 
 
-def scheduler_for(policy: Policy, cluster: Cluster, *, free_moves: bool = False) -> Scheduler:
-    """The scheduler that runs this policy on this cluster; free_moves: see `AllocationScheduler`."""
+def scheduler_for(
+    policy: Policy, cluster: Cluster, *, free_moves: bool = False, profile: Profile | None = None
+) -> Scheduler:
+    """The scheduler that runs this policy on this cluster; free_moves, profile: see `AllocationScheduler`."""
     if isinstance(policy, OrderingPolicy):
         return OrderingScheduler(policy, cluster)
-    return AllocationScheduler(policy, cluster, free_moves=free_moves)
+    return AllocationScheduler(policy, cluster, free_moves=free_moves, profile=profile)

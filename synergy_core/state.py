@@ -12,6 +12,7 @@ from synergy_core.cluster import Cluster
 
 if TYPE_CHECKING:
     from synergy_core.job import JobSpec
+    from synergy_core.planner.plan import Plan
     from synergy_core.task import SynergyTask
 
 Floats = NDArray[np.float64]
@@ -85,6 +86,7 @@ class Job:
     Drivers subclass it to add what only they know. `placement` is where it runs, empty while it waits; `held_gpus`
     counts it; `first_step_s` is when training (re)starts, as far as the driver knows. spec: what was submitted, and
     task: what is believed of it; None for a job that only has a run time.
+    plan: under which a profiled job trains where it runs, None for any other.
     """
 
     __slots__ = (
@@ -98,6 +100,7 @@ class Job:
         "job_id",
         "moved",
         "placement",
+        "plan",
         "predicted_duration_s",
         "queue_entered_s",
         "restarts",
@@ -142,6 +145,7 @@ class Job:
         self.placement: Placed = ()
         self.spec: JobSpec | None = None
         self.task: SynergyTask | None = None
+        self.plan: Plan | None = None
         self.ticket: object = None
 
     def settle(self, now_s: float) -> None:

@@ -35,6 +35,7 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
             f"{workload.source}: nothing is known of application {odd[0] or '(none)'}; "
             f"known: {', '.join(truth.names) or 'none (set SYNERGY_DATA, or truth.profiles=FOLDER)'}."
         )
+    workload = with_profiled_batches(workload, truth)
     if not (workload.global_batch > 0).all():
         row = int(np.argmin(workload.global_batch))
         raise InputError(
@@ -57,6 +58,13 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
             duration_s[mine] = truth.requested_run_s(name, kind, shape, batch)
     notes = (*workload.notes, truth.source(cluster))
     return replace(workload, duration_s=on_grid(duration_s), work_scale=scale, notes=notes)
+
+
+def with_profiled_batches(workload: Workload, truth: Truth) -> Workload:
+    """The workload with the initial batch of its model for every job of a profiled one that names none."""
+    initial = [truth.profile[name].initial_batch if name in truth.profile else 0 for name in workload.models]
+    batch = np.where(workload.global_batch > 0, workload.global_batch, np.array(initial)[workload.model_code])
+    return replace(workload, global_batch=batch.astype(np.int32))
 
 
 def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.Generator) -> Workload:

@@ -31,7 +31,7 @@ from synergy_runs.log import DecisionLog, EventLog, Kind, Run
 from synergy_runs.workload import Workload
 from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
 from synergy_sim.ground_truth import Application, Truth
-from synergy_sim.planned_job import PlannedJob
+from synergy_sim.planned_job import PlannedJob, ProfiledJob
 from synergy_sim.rounds import Leaving, rounds
 from synergy_sim.training import TrainingJob
 
@@ -82,7 +82,8 @@ class Simulation:
         self._asks_progress = not isinstance(policy, OrderingPolicy) and policy.reads_goodput
         self.training: dict[int, TrainingJob] = {}
         self.env = simpy.Environment()
-        self.scheduler = scheduler_for(policy, cluster, free_moves=execution.free_moves)
+        profile = None if truth is None else truth.profile
+        self.scheduler = scheduler_for(policy, cluster, free_moves=execution.free_moves, profile=profile)
         self.event_driven = isinstance(policy, OrderingPolicy) and execution.round_s is None
         own_round_s = 0.0 if isinstance(policy, OrderingPolicy) else policy.round_s
         own = own_round_s if execution.own_rounds or execution.round_s is None else 0.0
@@ -163,6 +164,8 @@ class Simulation:
                 )
 
     def _costs_of(self, model: str) -> Costs:
+        if self.truth is not None and model in self.truth.profile:
+            return self.execution.costs_as_measured(model, self.truth.profile[model].costs)
         if self.truth is not None and self.truth.plans(model):
             return self.execution.costs_of_checkpoint(model, tables.model_named(model).checkpoint_bytes)
         return self.execution.costs_of(model)
@@ -175,7 +178,8 @@ class Simulation:
         make: type[TrainingJob]
         app: Application
         if truth.plans(model):
-            make, app = PlannedJob, truth.planned_application(model, int(work.global_batch[job_id]), cluster)
+            make = ProfiledJob if model in truth.profile else PlannedJob
+            app = truth.planned_application(model, int(work.global_batch[job_id]), cluster)
         else:
             make, app = TrainingJob, truth.application(model)
         return make(

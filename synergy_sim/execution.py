@@ -8,6 +8,7 @@ from math import floor, log1p
 from typing import Any, Literal
 
 from synergy_core.errors import InputError
+from synergy_core.profiles import ProfiledCosts
 from synergy_core.state import NEVER, Job
 from synergy_core.units import TICK_S, on_grid
 
@@ -109,6 +110,13 @@ class ExecutionModel:
             return self.costs_by_model[model]
         restart_s = self.startup_s + 2.0 * checkpoint_bytes / self.storage_bytes_per_s
         return replace(self.costs, launch_s=self.startup_s, restart_s=restart_s, declared_restart_s=None)
+
+    def costs_as_measured(self, model: str, measured: ProfiledCosts) -> Costs:
+        """The costs of a job whose model was profiled. Costs given for its model come first."""
+        if model in self.costs_by_model:
+            return self.costs_by_model[model]
+        launch_s, restart_s, exit_s = measured.launch_s, measured.restart_s, measured.exit_s
+        return replace(self.costs, launch_s=launch_s, restart_s=restart_s, exit_s=exit_s, declared_restart_s=None)
 
     def stretch_of(self, ended: int) -> float:
         """Seconds by which the next round is late when `ended` leases end; σ(n) of fidelity.md section 1."""

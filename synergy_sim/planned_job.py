@@ -1,13 +1,19 @@
-"""A training job with parallel plans: its batch is global, and the plan for it is always the best for its GPUs."""
+"""Training jobs with parallel plans: their batch is global."""
 
 from __future__ import annotations
 
 from synergy_core.planned import PlannedTask
+from synergy_core.planner.plan import Plan
+from synergy_core.profiled import ProfiledTask
+from synergy_sim.ground_truth import ProfiledApplication
 from synergy_sim.training import TrainingJob
 
 
 class PlannedJob(TrainingJob):
-    """Steps on new GPUs, or at a new batch, are reported to its task by the next decision."""
+    """The plan is always the best for its GPUs and its batch.
+
+    Steps on new GPUs, or at a new batch, are reported to its task by the next decision.
+    """
 
     __slots__ = ()
 
@@ -30,3 +36,41 @@ class PlannedJob(TrainingJob):
 
     def _global_batch(self) -> int:
         return self._local_batch
+
+
+class ProfiledJob(PlannedJob):
+    """Its model was profiled: batch and plan are what the scheduler says (`Job.plan`); degrees change by a restart."""
+
+    __slots__ = ("_trains",)
+
+    _trains: Plan | None
+
+    def look_ahead(self, until_s: float) -> bool:
+        if self.tunes_batch and not self._must_choose and self._trains is not self.plan:
+            self._settle(self._seen_s)
+            self._must_choose = True
+        return super().look_ahead(until_s)
+
+    def report(self, now_s: float) -> None:
+        task = self.task
+        if self.running and now_s > self.at_s and isinstance(task, ProfiledTask) and self.plan is not None:
+            assert isinstance(self.application, ProfiledApplication)
+            seen = self.disturbance.observed(self.job_id, self._shape, self._local_batch) * self.slowdown
+            step_s = self.application.planned_step_s(self._type, self._shape, self.plan)
+            task.observe_plan(self._type, len(self._shape), self.plan, step_s * seen)
+            task.report(self.application.statistics(self._local_batch, self.epoch))
+        TrainingJob.report(self, now_s)
+
+    def _choose(self) -> None:
+        assert self.plan is not None
+        self._local_batch, self._accumulation = self.plan.global_batch, 0
+        self._trains = self.plan
+        self._must_choose = False
+        self._version = self.task.pool.version if self.task is not None else -1
+        self._begin_pass()
+
+    def _iteration_s(self) -> float:
+        if self.plan is None:
+            return super()._iteration_s()
+        assert isinstance(self.application, ProfiledApplication)
+        return self.application.planned_step_s(self._type, self._shape, self.plan)

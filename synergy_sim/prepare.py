@@ -11,6 +11,7 @@ import numpy as np
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.policies import AllocationPolicy, Policy
+from synergy_core.profiles import Profile
 from synergy_runs.fit import check_fit
 from synergy_runs.inputs import (
     cluster_of,
@@ -21,6 +22,7 @@ from synergy_runs.inputs import (
     without_misfits,
     workload_of,
 )
+from synergy_runs.profiles import read_profile
 from synergy_runs.traces.find import find_folder
 from synergy_runs.workload import Workload
 from synergy_sim.assignment import as_given, mixed
@@ -66,6 +68,9 @@ def truth_of(settings: Settings, seed: int) -> Truth:
     folder = wanted.profiles or (find_folder("profiles") if wanted.measured else None)
     if wanted.profiles is not None and not wanted.profiles.is_dir():
         raise InputError(f"truth.profiles={wanted.profiles}: expected a folder with a subfolder per model.")
+    profile = Profile()
+    if wanted.profile is not None:
+        profile = read_profile(wanted.profile)
     stream = int(random_stream(seed, "disturbance").generate_state(1)[0])
     return Truth(
         profiles=folder if wanted.measured else None,
@@ -77,6 +82,7 @@ def truth_of(settings: Settings, seed: int) -> Truth:
         most_gpus=wanted.most_gpus,
         labels=wanted.labels,
         declared_error=wanted.declared_error,
+        profile=profile,
         planned=PlannedTruth(**dataclasses.asdict(wanted.planned)),
         disturbance=Disturbance(
             noise_fraction=wanted.noise_fraction,

@@ -59,6 +59,9 @@ class TruthSettings:
     noise_fraction: float = key("standard deviation of the logarithm of observed ÷ true step times")
     straggler_fraction: float = key("probability that a run of a job straggles")
     straggler_slowdown: float = key("how much slower it then is")
+    profile: Path | None = key(
+        "a testbed's profile (python -m synergy_exec profile): how fast its models are, and costs"
+    )
     planned: PlannedSettings = key("jobs with parallel plans")
 
 

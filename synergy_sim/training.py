@@ -249,9 +249,12 @@ class TrainingJob(SimulatedJob):
         """Fixes the rate from `at_s` on, and when the epoch ends at that rate."""
         app = self.application
         slower = self.slowdown * self.disturbance.straggling(self.job_id, self._run)
-        iteration_s = app.iteration_s(self._type, self._shape, self._local_batch, self._accumulation)
-        self._rate = app.gains(self._global_batch())[self.epoch] / iteration_s / slower
+        self._rate = app.gains(self._global_batch())[self.epoch] / self._iteration_s() / slower
         self.due_s = self.at_s + (self._epoch_end() - self.progress) / self._rate
+
+    def _iteration_s(self) -> float:
+        """Seconds of an iteration, undisturbed."""
+        return self.application.iteration_s(self._type, self._shape, self._local_batch, self._accumulation)
 
     def _global_batch(self) -> int:
         """Samples per iteration."""

@@ -1,4 +1,4 @@
-"""Where a trace lies on this machine: in the folder that SYNERGY_DATA names, or in ./traces."""
+"""Where a trace lies on this machine: in the folder that SYNERGY_DATA names, in ./traces, or among what ships."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from synergy_core.errors import InputError
+from synergy_runs.resources import statistics_folder
 
 VARIABLE = "SYNERGY_DATA"
 FOLDER = "traces"
@@ -26,12 +27,12 @@ def find_folder(name: str) -> Path | None:
 
 
 def find(names: Sequence[str], data_folder: Path | None = None) -> Path | None:
-    """The first of `names` that is a file below the data folder, below its traces folder, or in ./traces.
+    """The first of `names` that is a file below the data folder, below its traces folder, in ./traces, or shipped.
 
     data_folder: the folder that SYNERGY_DATA names, unless given. A name earlier in `names` wins over a nearer folder.
     Raises InputError if SYNERGY_DATA names no folder: a mistyped path must not quietly become a generated trace.
     """
-    folders = [Path(FOLDER)]
+    folders = [Path(FOLDER), statistics_folder()]
     data_folder = data_folder or _from_environment()
     if data_folder is not None:
         folders = [data_folder / FOLDER, data_folder, *folders]

@@ -16,6 +16,7 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
 from synergy_core.job import JobSpec
 from synergy_core.planner import tables
+from synergy_core.profiles import Profile
 from synergy_runs.workload import Workload
 from synergy_sim.execution import Costs
 from synergy_sim.ground_truth.application import Application, Shape, packed
@@ -23,8 +24,18 @@ from synergy_sim.ground_truth.disturbance import Disturbance
 from synergy_sim.ground_truth.measured import MeasuredApplication
 from synergy_sim.ground_truth.modelled import ModelledApplication
 from synergy_sim.ground_truth.planned import PlannedApplication, PlannedTruth
+from synergy_sim.ground_truth.profiled import ProfiledApplication
 
-__all__ = ["Application", "Disturbance", "PlannedApplication", "PlannedTruth", "Shape", "Truth", "packed"]
+__all__ = [
+    "Application",
+    "Disturbance",
+    "PlannedApplication",
+    "PlannedTruth",
+    "ProfiledApplication",
+    "Shape",
+    "Truth",
+    "packed",
+]
 
 
 NOT_STEP_TIMES = frozenset({"gpt_pmp"})
@@ -43,6 +54,7 @@ class Truth:
     most_gpus: the largest a job may grow. min_gpus: by model, the fewest that its jobs run on. not_preemptible: models
     whose jobs keep what they once have. labels: into how many unrelated labels each application is split.
     declared_error: standard deviation of the logarithm of declared ÷ true work. planned: of jobs with parallel plans.
+    profile: models as they were measured on a testbed; they go before all others of their name.
     """
 
     profiles: Path | None
@@ -56,6 +68,7 @@ class Truth:
     declared_error: float = 0.0
     disturbance: Disturbance = field(default_factory=Disturbance)
     planned: PlannedTruth = field(default_factory=PlannedTruth)
+    profile: Profile = field(default_factory=Profile)
 
     def __post_init__(self) -> None:
         for key in ("slowdown", "max_local_batch", "fixed_gpus"):
@@ -123,11 +136,13 @@ class Truth:
 
     def plans(self, name: str) -> bool:
         """Whether that is an architecture whose jobs have parallel plans."""
-        return name not in self.names and name in tables.model_names()
+        return name in self.profile or (name not in self.names and name in tables.model_names())
 
     def planned_application(self, name: str, batch: int, cluster: Cluster) -> PlannedApplication:
         """The architecture of that name, trained from that global batch on these machines."""
         key = (name, batch, cluster.node_types)
+        if name in self.profile and key not in self._planned:
+            self._planned[key] = ProfiledApplication(self.profile[name])
         if key not in self._planned:
             self._planned[key] = PlannedApplication(
                 name, batch, cluster.largest_nodes, self.planned, self.disturbance.seed
@@ -200,7 +215,7 @@ class Truth:
         return JobSpec(
             application=label,
             architecture=model,
-            initial_batch=batch,
+            initial_batch=app.initial_batch,
             max_batch=app.max_batch,
             requested_batch=batch,
             requested_gpus=gpus,

@@ -1,0 +1,184 @@
+"""Profiles: what `python -m synergy_exec profile` measured of models on one testbed, plan by plan.
+
+A profile is what the planner's tables are for models nobody measured: the rows of a job's ConfigurationTable. The
+executor chooses by it, and the simulator takes it for the truth about that testbed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf, isfinite
+from typing import Any, NamedTuple
+
+from synergy_core.errors import InputError, unknown
+from synergy_core.planner.plan import Plan
+
+FORMAT = 1
+
+
+class Degrees(NamedTuple):
+    """What of a plan cannot change while a job runs."""
+
+    data: int
+    tensor: int
+    pipeline: int
+    interleave: int
+    zero: int
+
+
+def degrees_of(plan: Plan) -> Degrees:
+    """The plan without what a running job may change: micro-batch and accumulation."""
+    return Degrees(plan.data, plan.tensor, plan.pipeline, plan.interleave, plan.zero)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledRow:
+    """One measured configuration.
+
+    step_s: median of the slowest rank's step times. spread: their interquartile range ÷ median. memory_bytes: the most
+    that one rank held.
+    """
+
+    gpu_type: str
+    nodes: int
+    plan: Plan
+    step_s: float
+    spread: float = 0.0
+    memory_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledCosts:
+    """Seconds beside training. launch_s: from a decision to the first step of a new job. restart_s: of one that loads
+    a checkpoint. exit_s: from the order to stop, or the last step, until its GPUs are free, the checkpoint saved.
+    """
+
+    launch_s: float
+    restart_s: float
+    exit_s: float
+
+
+@dataclass(frozen=True)
+class ProfiledModel:
+    """One model on one testbed.
+
+    initial_batch: at which its learning rate was tuned. noise: gradient variance ÷ squared norm at the initial batch.
+    """
+
+    name: str
+    initial_batch: int
+    max_batch: int
+    parameters: float
+    noise: float
+    costs: ProfiledCosts
+    rows: tuple[ProfiledRow, ...]
+
+    @cached_property
+    def _best(self) -> dict[tuple[str, int, int, int, bool], ProfiledRow]:
+        """The fastest row by GPU type, nodes, GPUs, global batch and whether it must be data-parallel."""
+        best: dict[tuple[str, int, int, int, bool], ProfiledRow] = {}
+        for row in self.rows:
+            plan = row.plan
+            for replicas_only in (False, True):
+                key = (row.gpu_type, row.nodes, plan.gpus, plan.global_batch, replicas_only)
+                fits = not replicas_only or plan.tensor == plan.pipeline == 1
+                if fits and (key not in best or row.step_s < best[key].step_s):
+                    best[key] = row
+        return best
+
+    @cached_property
+    def _by_degrees(self) -> dict[tuple[str, int, int, Degrees], ProfiledRow]:
+        """The fastest row by GPU type, nodes, global batch and degrees."""
+        best: dict[tuple[str, int, int, Degrees], ProfiledRow] = {}
+        for row in self.rows:
+            key = (row.gpu_type, row.nodes, row.plan.global_batch, degrees_of(row.plan))
+            if key not in best or row.step_s < best[key].step_s:
+                best[key] = row
+        return best
+
+    @cached_property
+    def batches(self) -> tuple[int, ...]:
+        """The global batches that were measured, ascending."""
+        return tuple(sorted({row.plan.global_batch for row in self.rows}))
+
+    def best(
+        self, gpu_type: str, nodes: int, gpus: int, batch: int, *, replicas_only: bool = False
+    ) -> ProfiledRow | None:
+        """The fastest plan there at that global batch; None where none was measured."""
+        return self._best.get((gpu_type, nodes, gpus, batch, replicas_only))
+
+    def with_degrees(self, gpu_type: str, nodes: int, batch: int, degrees: Degrees) -> ProfiledRow | None:
+        """The fastest way to train that global batch without a restart; None where none was measured."""
+        return self._by_degrees.get((gpu_type, nodes, batch, degrees))
+
+    def step_s(self, gpu_type: str, nodes: int, gpus: int, batch: int, *, replicas_only: bool = False) -> float:
+        """Seconds of a step under the best plan; inf where none was measured."""
+        row = self.best(gpu_type, nodes, gpus, batch, replicas_only=replicas_only)
+        return inf if row is None else row.step_s
+
+
+@dataclass(frozen=True)
+class Profile(Mapping[str, ProfiledModel]):
+    """Models by name. machine, date: what was measured, and when; only to be shown."""
+
+    models: Mapping[str, ProfiledModel] = field(default_factory=dict)
+    machine: str = ""
+    date: str = ""
+
+    def __getitem__(self, name: str) -> ProfiledModel:
+        if name not in self.models:
+            raise unknown("profiled model", name, list(self.models))
+        return self.models[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.models)
+
+    def __len__(self) -> int:
+        return len(self.models)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.models
+
+    def to_json(self) -> str:
+        """What `profile_of` reads again."""
+        models = [
+            {
+                **{each.name: getattr(model, each.name) for each in dataclasses.fields(model)},
+                "costs": dataclasses.asdict(model.costs),
+                "rows": [dataclasses.asdict(row) for row in model.rows],
+            }
+            for model in self.models.values()
+        ]
+        document = {"format": FORMAT, "machine": self.machine, "date": self.date, "models": models}
+        return json.dumps(document, indent=1) + "\n"
+
+
+def profile_of(text: str, source: str) -> Profile:
+    """A profile from its JSON. source: its file's name, for errors.
+
+    Raises InputError for anything but a profile, and for step times that are not positive.
+    """
+    try:
+        document = json.loads(text)
+        if document["format"] != FORMAT:
+            raise InputError(f"{source}: profile format {document['format']}, expected {FORMAT}; profile again.")
+        models = [_model(each) for each in document["models"]]
+        machine, date = str(document["machine"]), str(document["date"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{source}: not a profile ({type(error).__name__}: {error}). To make one: python -m synergy_exec profile."
+        ) from None
+    for model in models:
+        for row in model.rows:
+            if not (isfinite(row.step_s) and row.step_s > 0):
+                raise InputError(f"{source}: {model.name}, {row.plan.describe()}: step_s={row.step_s}, expected > 0.")
+    return Profile({model.name: model for model in models}, machine, date)
+
+
+def _model(values: dict[str, Any]) -> ProfiledModel:
+    rows = tuple(ProfiledRow(**{**row, "plan": Plan(**row["plan"])}) for row in values["rows"])
+    return ProfiledModel(**{**values, "costs": ProfiledCosts(**values["costs"]), "rows": rows})

@@ -1,0 +1,181 @@
+"""Profiled models: the profile's file, the choice among measured plans, and the simulator that believes it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from jobs import finish_s
+
+from synergy_core.beliefs import Beliefs
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.configuration import powers_and_whole_nodes
+from synergy_core.errors import InputError
+from synergy_core.job import JobSpec
+from synergy_core.planner.plan import Plan
+from synergy_core.policies import get_policy
+from synergy_core.profiled import ProfiledSpeeds, ProfiledTask
+from synergy_core.profiles import Profile, ProfiledCosts, ProfiledModel, ProfiledRow, profile_of
+from synergy_runs.invariants import check
+from synergy_runs.log import Kind
+from synergy_sim.engine import simulate
+from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.ground_truth import Truth
+
+CPUS = Cluster((NodeType("cpu", "cpu", 1, 4),))
+
+
+def row(step_s, micro_batch, **degrees):
+    return ProfiledRow("cpu", 1, Plan(micro_batch=micro_batch, **degrees), step_s)
+
+
+WIDE = ProfiledModel(
+    "wide",
+    initial_batch=8,
+    max_batch=32,
+    parameters=1e6,
+    noise=20.0,
+    costs=ProfiledCosts(1.0, 2.0, 0.5),
+    rows=(
+        row(0.10, 8),
+        row(0.20, 16),
+        row(0.40, 32),
+        row(0.14, 4, data=2),
+        row(0.16, 8, data=2),
+        row(0.22, 16, data=2),
+        row(0.07, 8, pipeline=2),
+        row(0.13, 16, pipeline=2),
+        row(0.25, 32, pipeline=2),
+    ),
+)
+PROFILE = Profile({"wide": WIDE}, "a test", "today")
+
+
+def spec(**more):
+    values = {
+        "application": "wide",
+        "architecture": "wide",
+        "initial_batch": 8,
+        "max_batch": 32,
+        "requested_batch": 8,
+        "requested_gpus": 1,
+        "local_batches": {"cpu": (1, 32)},
+        "single_gpu_rate": {"cpu": 1.0},
+        "declared_work": 1_000.0,
+        "restart_s": 2.0,
+    }
+    return JobSpec(**{**values, **more})
+
+
+def task(*, plans=True, information="all", **more):
+    speeds = ProfiledSpeeds(PROFILE, ("cpu",), plans=plans)
+    made = Beliefs(("cpu",), information, profiled=speeds).task(spec(**more))
+    assert isinstance(made, ProfiledTask)
+    return made
+
+
+def test_a_profile_is_read_as_it_was_written():
+    assert profile_of(PROFILE.to_json(), "file") == PROFILE
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda text: text[:-30], "not a profile"),
+        (lambda text: text.replace('"format": 1', '"format": 9'), "format 9"),
+        (lambda text: text.replace('"step_s": 0.1,', '"step_s": -1,'), "expected > 0"),
+        (lambda text: text.replace('"tensor"', '"tensr"', 1), "tensr"),
+        (lambda text: "[]", "not a profile"),
+    ],
+)
+def test_anything_else_is_refused_with_what_to_type(change, says):
+    with pytest.raises(InputError, match=says):
+        profile_of(change(PROFILE.to_json()), "file")
+
+
+def test_the_plan_follows_the_batch_and_the_batch_the_noise():
+    job = task()
+    assert job.choose_plan("cpu", 1, 2) == Plan(pipeline=2, micro_batch=8)  # its noise is not known: the initial batch
+    job.report((1.0, 0.01))
+    assert job.choose_plan("cpu", 1, 2) == Plan(pipeline=2, micro_batch=8)  # no noise: larger batches win nothing
+    job.report((1.0, 20.0))
+    assert job.choose_plan("cpu", 1, 2) == Plan(data=2, micro_batch=16)
+    assert job.choose_plan("cpu", 1, 1).global_batch == 8  # nothing is won by accumulating on one GPU
+    assert job.choose_plan("cpu", 1, 2, requested=True) == Plan(pipeline=2, micro_batch=8)
+
+
+def test_a_running_job_keeps_its_degrees_unless_a_restart_pays():
+    job = task()
+    job.report((1.0, 20.0))
+    held = Plan(pipeline=2, micro_batch=8)
+    assert job.choose_plan("cpu", 1, 2, held) == Plan(data=2, micro_batch=16)
+    job.done_work = 990.0
+    assert job.choose_plan("cpu", 1, 2, held).pipeline == 2
+    assert job.choose_plan("cpu", 1, 2, held).global_batch == 16  # the batch is free
+
+
+def test_goodput_is_of_the_best_plan_and_without_plans_of_the_best_replicas():
+    rows = powers_and_whole_nodes(CPUS)
+    full, replicas = task().goodput(rows, requested=True), task(plans=False).goodput(rows, requested=True)
+    assert full.tolist() == pytest.approx([10.0, 1 / 0.07, 0.0])
+    assert replicas.tolist() == pytest.approx([10.0, 1 / 0.14, 0.0])
+
+
+def test_observed_steps_correct_the_plan_that_was_running():
+    job = task(information="own")
+    job.observe_plan("cpu", 1, Plan(pipeline=2, micro_batch=8), 0.14)
+    assert job.pool.ratio("cpu") == pytest.approx(2.0)
+
+
+def test_what_was_not_measured_is_said():
+    with pytest.raises(InputError, match="were not profiled"):
+        task().choose_plan("cpu", 1, 3)
+
+
+def jobs(*rows):
+    """rows: (submit_s, gpus, iterations)."""
+    from jobs import workload
+
+    made = workload([(submit_s, gpus, 1.0) for submit_s, gpus, _ in rows], models=["wide"] * len(rows))
+    iterations = np.array([each[2] for each in rows], dtype=float)
+    return replace(made, global_batch=np.full(len(rows), 8, dtype=np.int32), iterations=iterations)
+
+
+def test_a_job_that_names_no_batch_has_its_models():
+    from synergy_sim.assignment import as_given
+
+    work = jobs((0.0, 1, 100))
+    none = replace(work, global_batch=np.zeros(1, dtype=np.int32))
+    truth = Truth(None, profile=PROFILE)
+    assert as_given(none, CPUS, truth).global_batch.tolist() == [8]
+    assert as_given(none, CPUS, truth).duration_s.tolist() == pytest.approx([10.0])
+
+
+def run(work, policy, round_s=5.0):
+    from synergy_sim.assignment import as_given
+
+    truth = Truth(None, profile=PROFILE)
+    made = simulate(
+        as_given(work, CPUS, truth), CPUS, get_policy(policy), ExecutionModel(Costs(), round_s=round_s), truth=truth
+    )
+    check(made)
+    return made
+
+
+def test_a_job_as_requested_takes_its_measured_time_and_costs():
+    made = run(jobs((0.0, 1, 100)), "fifo")
+    assert finish_s(made)[0] == pytest.approx(1.0 + 100 * 0.1 + 0.5, abs=1e-3)
+
+
+def test_a_job_that_adapts_grows_its_batch_then_changes_its_plan_for_a_restart():
+    made = run(jobs((0.0, 1, 1_000)), "synergy")
+    kinds = [Kind(kind).name for kind in made.events.kind.tolist()]
+    assert kinds.count("STOP") >= 1
+    gain = (20.0 + 1) / (20.0 / 4 + 1)
+    ideal = 1_000 / gain * 0.22
+    assert ideal < finish_s(made)[0] < ideal + 25.0
+
+
+@pytest.mark.parametrize("policy", ["fifo", "las", "srtf", "gavel", "sia", "sia+plans", "crius", "synergy"])
+def test_every_policy_runs_profiled_jobs(policy):
+    made = run(jobs((0.0, 1, 300), (3.0, 2, 500), (4.0, 2, 200), (9.0, 1, 100), (30.0, 2, 400)), policy)
+    assert np.isfinite(list(finish_s(made).values()) if isinstance(finish_s(made), dict) else finish_s(made)).all()
