@@ -40,6 +40,11 @@ def _main() -> None:
     if arguments and arguments[0] in jobs.COMMANDS:
         jobs.main(arguments[0], arguments[1:])
         return
+    if arguments and arguments[0] == "profile":
+        from synergy_exec.commands import profile
+
+        profile.main(arguments[1:])
+        return
     if any(each in ("--help", "-h") for each in arguments):
         from synergy_exec.usage import usage
 

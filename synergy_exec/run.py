@@ -16,7 +16,7 @@ import numpy as np
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.policies import OrderingPolicy, Policy
-from synergy_exec.controller.backend import Backend, backend_named
+from synergy_exec.backends import Backend, get_backend
 from synergy_exec.controller.controller import Arrival, Controller, Hours
 from synergy_exec.controller.execution import Terms
 from synergy_exec.controller.journal import Journal
@@ -48,7 +48,7 @@ def run(config: DictConfig) -> None:
     name = settings.trace.name if settings.trace is not None else SERVED
     folder = settings.results_dir / name
     make_room(folder)
-    folders = execute_all(settings, values, folder, lambda: backend_named(settings.backend.name, _options(settings)))
+    folders = execute_all(settings, values, folder, lambda: get_backend(settings.backend.name, _options(settings)))
     show(folders, folder, program="synergy_exec", figures=settings.figures)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..training.job import TrainingJob
+from synergy_exec.training.job import TrainingJob
 
 GROUPS = 4
 

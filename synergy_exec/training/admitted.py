@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from synergy_core.errors import InputError
-
-from ..messages import PlanMessage
-from .job import TrainingJob
-from .stages import ends
-from .tensor_parallel import obstacle
+from synergy_exec.messages import PlanMessage
+from synergy_exec.training.job import TrainingJob
+from synergy_exec.training.stages import ends
+from synergy_exec.training.tensor_parallel import obstacle
 
 
 class Kind(NamedTuple):

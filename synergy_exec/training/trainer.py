@@ -12,15 +12,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.optim import Optimizer
 
 from synergy_core.errors import InputError
-
-from ..messages import PlanMessage
-from .admitted import plan_refusal, refusal
-from .data_parallel import exchanging, replicate
-from .job import TrainingJob
-from .pipeline import Pipeline, owned_stages
-from .squares import GradientSquares, MicroBatchSquares, squared_norm
-from .stages import cut, ends
-from .tensor_parallel import split
+from synergy_exec.messages import PlanMessage
+from synergy_exec.training.admitted import plan_refusal, refusal
+from synergy_exec.training.data_parallel import exchanging, replicate
+from synergy_exec.training.job import TrainingJob
+from synergy_exec.training.pipeline import Pipeline, owned_stages
+from synergy_exec.training.squares import GradientSquares, MicroBatchSquares, squared_norm
+from synergy_exec.training.stages import cut, ends
+from synergy_exec.training.tensor_parallel import split
 
 
 @dataclass(frozen=True, slots=True)

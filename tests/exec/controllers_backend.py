@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from exec.controllers_agents import FakeAgent
 
-from synergy_exec.controller.backend import Meeting
+from synergy_exec.backends import Meeting
 from synergy_exec.messages import Hello, Message, decode, encode
 
 POLL_S = 0.05
