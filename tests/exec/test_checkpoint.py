@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_families import FAMILIES, OPTIMIZERS, Split, split, world
+from checkpoint_groups import KILLS, optimizers_between
 from torch import nn
 from torch.optim import SGD, AdamW
 
@@ -64,7 +65,7 @@ def test_saving_disturbs_no_family(groups: dict[str, Any]) -> None:
 @pytest.mark.parametrize("reader", FAMILIES)
 @pytest.mark.parametrize("writer", FAMILIES)
 def test_training_goes_on_as_if_uninterrupted(groups: dict[str, Any], writer: str, reader: str) -> None:
-    for optimizer in OPTIMIZERS if world(reader) < 4 else ("adamw",):
+    for optimizer in optimizers_between(writer, reader):
         alone = groups["written"][f"single {optimizer}"][5:]
         assert largest_difference(groups["read"][f"{writer} {reader} {optimizer}"], alone) < 1e-5, optimizer
 
@@ -106,7 +107,7 @@ def test_all_ranks_pass_over_the_same_damaged_checkpoint(groups: dict[str, Any])
 def test_kill_9_at_any_moment_leaves_whole_checkpoints(groups: dict[str, Any]) -> None:
     killed = groups["killed"]
     assert killed["errors"] == []
-    assert len(killed["steps"]) == 6
+    assert len(killed["steps"]) == KILLS
     assert killed["steps"] == sorted(set(killed["steps"])), "each life gets further"
     assert killed["partials"] > 0, "none was killed while it wrote: the test shows nothing"
 
