@@ -21,9 +21,9 @@ SMALL = {
 
 
 def train(job: str, plan: PlanMessage, bfloat16: bool = False) -> list[StepResult]:
-    """Four steps of a small example, with its own optimizer."""
+    """Three steps of a small example, with its own optimizer."""
     trainer = Trainer(SMALL[job], plan, bfloat16=bfloat16)
-    return [trainer.step(number) for number in range(4)]
+    return [trainer.step(number) for number in range(3)]
 
 
 PLANS = {
