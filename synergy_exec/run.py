@@ -16,6 +16,7 @@ import numpy as np
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.policies import OrderingPolicy, Policy
+from synergy_core.profiles import Profile
 from synergy_exec.controller.backend import Backend, backend_named
 from synergy_exec.controller.controller import Arrival, Controller, Hours
 from synergy_exec.controller.execution import Terms
@@ -27,6 +28,7 @@ from synergy_runs.filing import make_room, remove_report, same_run, say_if_repla
 from synergy_runs.inputs import policies_of
 from synergy_runs.invariants import check
 from synergy_runs.log import Run
+from synergy_runs.profiles import read_profile
 from synergy_runs.results import write_run
 from synergy_runs.settings import build
 from synergy_runs.workload import Workload
@@ -56,7 +58,7 @@ def _check(settings: Settings) -> None:
     if str(settings.results_dir) in ("", "."):
         raise InputError("results_dir is empty; expected a folder, such as results.")
     if settings.trace is None and not settings.serve:
-        raise InputError("there is no trace, and serve=false: nothing would ever run. Type serve=true or +trace=demo.")
+        raise InputError("there is no trace, and serve=false: nothing would ever run. Type serve=true, or +trace=demo.")
     if settings.serve and len(settings.policy) > 1:
         raise InputError(f"serve=true goes on for ever; give one policy, not {len(settings.policy)}.")
     seconds = ("round_s", "restart_s", "checkpoint_interval_s", "hang_s", "start_s", "nodes_s", "leave_s")
@@ -156,6 +158,7 @@ def _execute_one(
     journal.close()
     terms = Terms(
         folder=work,
+        profile=read_profile(settings.profile) if settings.profile is not None else Profile(),
         seed=settings.seed,
         retries=settings.retries,
         restart_s=settings.restart_s,

@@ -94,7 +94,7 @@ def test_damaged_foreign_and_newer_files_are_refused(tmp_path: Path) -> None:
     filled(tmp_path / "cut").close()
     whole = (tmp_path / "cut").read_bytes()
     (tmp_path / "cut").write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
-    with pytest.raises(InputError, match="cannot be used|damaged"):
+    with pytest.raises(InputError, match=r"cannot be used|damaged"):
         Journal(tmp_path / "cut")
 
 
@@ -104,5 +104,4 @@ def test_a_disk_that_refuses_is_said_in_a_sentence(tmp_path: Path) -> None:
     journal = filled(tmp_path / "j")
     journal._connection.execute("PRAGMA max_page_count=1")
     with pytest.raises(InputError, match="cannot be written"):
-        for number in range(1, 2_000):
-            journal.reported(number, {"filler": "x" * 4_000})
+        journal.reported(1, {"filler": "x" * 100_000})
