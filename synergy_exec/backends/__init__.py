@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from synergy_core.errors import InputError, unknown
+from synergy_core.errors import unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
