@@ -51,7 +51,8 @@ def test_killed_worker_loses_the_run_and_its_peers_are_gone(shared: Controller, 
 @pytest.mark.parametrize("world", [1, 2])
 def test_hung_worker_is_found_and_shows_where_it_stood(shared: Controller, world: int) -> None:
     assert shared.agent is not None
-    launch = shared.launch("Breaking", {"way": "hang", "rank": world - 1, "at": 30, "pause_s": 0.02}, world=world)
+    hang = {"way": "hang", "rank": world - 1, "at": 30, "pause_s": 0.02}
+    launch = shared.launch("Breaking", hang, world=world, work=1e6)
     shared.started(launch)
     ended = shared.ended(launch, timeout_s=60)
     assert ended.outcome == "lost"
