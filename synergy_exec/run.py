@@ -17,7 +17,7 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.policies import OrderingPolicy, Policy
 from synergy_core.profiles import Profile
-from synergy_exec.controller.backend import Backend, backend_named
+from synergy_exec.backends import Backend, get_backend
 from synergy_exec.controller.controller import Arrival, Controller, Hours
 from synergy_exec.controller.execution import Terms
 from synergy_exec.controller.journal import Journal
@@ -50,7 +50,9 @@ def run(config: DictConfig) -> None:
     name = settings.trace.name if settings.trace is not None else SERVED
     folder = settings.results_dir / name
     make_room(folder)
-    folders = execute_all(settings, values, folder, lambda: backend_named(settings.backend.name, _options(settings)))
+    folders = execute_all(
+        settings, values, folder, lambda: get_backend(settings.backend.name, settings.backend.options)
+    )
     show(folders, folder, program="synergy_exec", figures=settings.figures)
 
 
@@ -67,10 +69,6 @@ def _check(settings: Settings) -> None:
             raise InputError(f"{each}={getattr(settings, each):g}: expected seconds above 0.")
     if settings.retries < 0 or settings.seed < 0:
         raise InputError(f"retries={settings.retries}, seed={settings.seed}: expected whole numbers ≥ 0.")
-
-
-def _options(settings: Settings) -> dict[str, Any]:
-    return dict(settings.backend.options)
 
 
 def execute_all(
