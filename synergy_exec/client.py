@@ -55,7 +55,7 @@ def client_for(folder: Path, url: str | None) -> Client:
     found = _controllers(folder)
     if not found:
         raise InputError(
-            f"no controller runs below {folder}. Start one: python -m synergy_exec +trace=null serve=true "
+            f"no controller runs below {folder}. Start one: python -m synergy_exec serve=true "
             f"results_dir={folder}; or say where it is with --dir or --url."
         )
     if len(found) > 1:

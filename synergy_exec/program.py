@@ -10,4 +10,5 @@ EXECUTOR = Program(
     groups=("trace",),
     example="demo",
     free_keys=("backend.options.",),
+    without_trace="serve=true",
 )

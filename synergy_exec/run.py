@@ -16,6 +16,7 @@ import numpy as np
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.policies import OrderingPolicy, Policy
+from synergy_core.profiles import Profile
 from synergy_exec.backends import Backend, get_backend
 from synergy_exec.controller.controller import Arrival, Controller, Hours
 from synergy_exec.controller.execution import Terms
@@ -27,6 +28,7 @@ from synergy_runs.filing import make_room, remove_report, same_run, say_if_repla
 from synergy_runs.inputs import policies_of
 from synergy_runs.invariants import check
 from synergy_runs.log import Run
+from synergy_runs.profiles import read_profile
 from synergy_runs.results import write_run
 from synergy_runs.settings import build
 from synergy_runs.workload import Workload
@@ -48,7 +50,9 @@ def run(config: DictConfig) -> None:
     name = settings.trace.name if settings.trace is not None else SERVED
     folder = settings.results_dir / name
     make_room(folder)
-    folders = execute_all(settings, values, folder, lambda: get_backend(settings.backend.name, _options(settings)))
+    folders = execute_all(
+        settings, values, folder, lambda: get_backend(settings.backend.name, settings.backend.options)
+    )
     show(folders, folder, program="synergy_exec", figures=settings.figures)
 
 
@@ -56,7 +60,7 @@ def _check(settings: Settings) -> None:
     if str(settings.results_dir) in ("", "."):
         raise InputError("results_dir is empty; expected a folder, such as results.")
     if settings.trace is None and not settings.serve:
-        raise InputError("there is no trace, and serve=false: nothing would ever run. Type serve=true or +trace=demo.")
+        raise InputError("there is no trace, and serve=false: nothing would ever run. Type serve=true, or +trace=demo.")
     if settings.serve and len(settings.policy) > 1:
         raise InputError(f"serve=true goes on for ever; give one policy, not {len(settings.policy)}.")
     seconds = ("round_s", "restart_s", "checkpoint_interval_s", "hang_s", "start_s", "nodes_s", "leave_s")
@@ -65,10 +69,6 @@ def _check(settings: Settings) -> None:
             raise InputError(f"{each}={getattr(settings, each):g}: expected seconds above 0.")
     if settings.retries < 0 or settings.seed < 0:
         raise InputError(f"retries={settings.retries}, seed={settings.seed}: expected whole numbers ≥ 0.")
-
-
-def _options(settings: Settings) -> dict[str, Any]:
-    return dict(settings.backend.options)
 
 
 def execute_all(
@@ -156,6 +156,7 @@ def _execute_one(
     journal.close()
     terms = Terms(
         folder=work,
+        profile=read_profile(settings.profile) if settings.profile is not None else Profile(),
         seed=settings.seed,
         retries=settings.retries,
         restart_s=settings.restart_s,

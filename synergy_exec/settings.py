@@ -23,6 +23,9 @@ class Settings:
 
     trace: TraceSettings | None = key("which jobs arrive: +trace=demo; null: only what is submitted (with serve=true)")
     backend: BackendSettings = key("how agents get onto nodes; the cluster is what they find there")
+    profile: Path | None = key(
+        "what python -m synergy_exec profile measured; its models get the plans that were fastest"
+    )
     information: Literal["own", "declared", "shared", "all"] | None = key(
         "what policies may know of a job beside its own reports: nothing (own), its declared work, what other jobs of "
         "its model report (shared), all; null: as each policy is published"

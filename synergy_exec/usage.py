@@ -13,7 +13,7 @@ Trains the jobs of a trace for real, placed, sized and tuned by a scheduling pol
 
   python -m synergy_exec +trace=demo                         on this machine's slots; results in results/demo
   python -m synergy_exec +trace=demo 'policy=[synergy,las]'  one after another, and compared
-  python -m synergy_exec +trace=null serve=true              no trace: jobs are submitted
+  python -m synergy_exec serve=true                          no trace: jobs are submitted
   python -m synergy_exec submit JOB.yaml                     to the controller that runs (--dir or --url says which)
   python -m synergy_exec list | cancel JOB | explain JOB [--json]
 

@@ -44,6 +44,7 @@ def prepared(arguments: Sequence[str], program: Program) -> list[str]:
         if name in program.groups:
             groups[name] = value
         result.append(_override(match, program, multirun))
+    asks_only |= bool(program.without_trace) and program.without_trace in arguments
     if not asks_only and "trace" not in groups and not _experiment_has_trace(groups.get("experiment")):
         names = ", ".join(options("trace"))
         raise InputError(

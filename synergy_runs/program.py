@@ -11,7 +11,7 @@ class Program:
 
     name: after `python -m`. config: its file in conf/, without .yaml. settings: the class with all its keys. groups:
     the folders of conf/ that it chooses from. example: a trace to begin with. free_keys: beginnings of keys whose end
-    is the user's own word. sweeps: whether `-m` is known.
+    is the user's own word. sweeps: whether `-m` is known. without_trace: the argument by which no trace is needed.
     """
 
     name: str
@@ -21,3 +21,4 @@ class Program:
     example: str
     free_keys: tuple[str, ...] = ()
     sweeps: bool = False
+    without_trace: str = ""

@@ -77,9 +77,9 @@ def meanings(of: type, prefix: str = "") -> Iterator[tuple[str, str]]:
     """(dotted key, meaning) of every key, sections first."""
     for each in dataclasses.fields(of):
         yield prefix + each.name, each.metadata["meaning"]
-        hint = typing.get_type_hints(of)[each.name]
-        for section in (hint, *typing.get_args(hint)):
-            if dataclasses.is_dataclass(section) and typing.get_origin(hint) is not list:
+        kind = typing.get_type_hints(of)[each.name]
+        for section in typing.get_args(kind) or (kind,):  # one that may be null has keys too
+            if dataclasses.is_dataclass(section) and typing.get_origin(kind) is not list:
                 yield from meanings(section, f"{prefix}{each.name}.")  # type: ignore[arg-type]
 
 

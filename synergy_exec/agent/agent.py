@@ -87,7 +87,9 @@ class Agent:
         for task in (hearing, *ends[1:]):
             task.cancel()
         if not connection.closed:
-            await asyncio.wait((asyncio.create_task(self._outbox.join()), speaking), timeout=_KILLING_S)
+            said = asyncio.create_task(self._outbox.join())
+            await asyncio.wait((said, speaking), timeout=_KILLING_S, return_when=asyncio.FIRST_COMPLETED)
+            said.cancel()
         speaking.cancel()
         await connection.close()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from synergy_core.goodput.batch import fixed_batch
+from synergy_core.planner.plan import Plan
+from synergy_core.profiles import Profile
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.messages import PlanMessage
 
@@ -18,16 +20,33 @@ class Choices:
     """tunes_batch: whether the policy lets jobs choose their batch; else each trains at the one it asked for."""
 
     tunes_batch: bool
+    profile: Profile = field(default_factory=Profile)
 
     def choose(
         self, job: ExecutedJob, gpu_type: str, nodes: int, gpus: int, held: PlanMessage | None = None
     ) -> PlanMessage:
-        """The plan on that shape. held: what it trains with there now; returned as it is where nothing is to change."""
+        """The plan on that shape. held: what it trains with there now; returned as it is where nothing is to change.
+
+        Of a profiled job the scheduler has chosen it (`Job.plan`); under policies that choose none, it is the fastest
+        that was measured at the batch it asked for. Any other job is data-parallel.
+        """
+        if job.plan is not None:
+            return message_of(job.plan)
+        measured = self._measured(job, gpu_type, nodes, gpus)
+        if measured is not None:
+            return message_of(measured)
         chosen = self._data_parallel(job, gpu_type, nodes, gpus)
         if held is None:
             return chosen
         near = abs(chosen.global_batch - held.global_batch) <= SAME_BATCH_FRACTION * held.global_batch
-        return held if near and _degrees(chosen) == _degrees(held) else chosen
+        return held if near and only_batch_differs(chosen, held) else chosen
+
+    def _measured(self, job: ExecutedJob, gpu_type: str, nodes: int, gpus: int) -> Plan | None:
+        spec = job.spec
+        if spec is None or spec.architecture not in self.profile:
+            return None
+        row = self.profile[spec.architecture].best(gpu_type, nodes, gpus, spec.requested_batch)
+        return None if row is None else row.plan
 
     def _data_parallel(self, job: ExecutedJob, gpu_type: str, nodes: int, gpus: int) -> PlanMessage:
         spec = job.spec
@@ -41,10 +60,21 @@ class Choices:
         return PlanMessage(data=gpus, micro_batch=micro_batch, accumulation=before_last + 1)
 
 
+def message_of(plan: Plan) -> PlanMessage:
+    """The core's plan as the executor carries it out."""
+    return PlanMessage(
+        data=plan.data,
+        tensor=plan.tensor,
+        pipeline=plan.pipeline,
+        interleave=plan.interleave,
+        zero=plan.zero,
+        micro_batch=plan.micro_batch,
+        accumulation=plan.accumulation,
+    )
+
+
 def only_batch_differs(one: PlanMessage, other: PlanMessage) -> bool:
     """Whether a run can go from one to the other without a restart."""
-    return _degrees(one) == _degrees(other)
-
-
-def _degrees(plan: PlanMessage) -> PlanMessage:
-    return dataclasses.replace(plan, micro_batch=1, accumulation=1)
+    return dataclasses.replace(one, micro_batch=1, accumulation=1) == dataclasses.replace(
+        other, micro_batch=1, accumulation=1
+    )

@@ -28,6 +28,7 @@ from synergy_exec.job_file import MOST_BYTES, JobFile
 from synergy_exec.messages import Hello, Message, Shutdown
 from synergy_runs.atomic import atomic_file
 
+LOOK_S = 0.5
 RESTARTS = 3
 """How often an agent that was lost is started again on its node."""
 
@@ -154,16 +155,9 @@ class Controller(Listener):
         self._journal = journal
         for node in range(self.backend.nodes):
             await self.backend.start(node, self.meeting)
-        there = asyncio.ensure_future(self._all_there.wait())
-        done, _ = await asyncio.wait(
-            (there, self._over), timeout=self.hours.nodes_s, return_when=asyncio.FIRST_COMPLETED
-        )
-        there.cancel()
-        if self._over in done:
+        await self._wait_for_agents()
+        if self._over.done():
             return
-        if not done:
-            missing = sorted(set(range(self.backend.nodes)) - set(self._links))
-            raise InputError(f"no agent from nodes {missing} within {self.hours.nodes_s:g} s; see their logs.")
         cluster, self._numbers = cluster_of(list(self._known.values()))
         for row, arrival in enumerate(self.arrivals):
             if arrival.file.slots > cluster.gpus:
@@ -179,6 +173,23 @@ class Controller(Listener):
             execution.agent_came(self._numbers.index(node), self.now_s())
         self.execution = execution
         self._flush()
+
+    async def _wait_for_agents(self) -> None:
+        """Until all are there, or it is over. Raises InputError where one left, or does not come in time."""
+        until_s = time.monotonic() + self.hours.nodes_s
+        there = asyncio.ensure_future(self._all_there.wait())
+        try:
+            while not there.done() and not self._over.done():
+                await asyncio.wait((there, self._over), timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                missing = sorted(set(range(self.backend.nodes)) - set(self._links))
+                lost = self.backend.lost()
+                for node in missing:
+                    if node in lost:
+                        raise InputError(f"node {node}: {lost[node]}")
+                if missing and time.monotonic() > until_s:
+                    raise InputError(f"no agent from nodes {missing} within {self.hours.nodes_s:g} s; see their logs.")
+        finally:
+            there.cancel()
 
     # Agents
 

@@ -9,6 +9,8 @@ from synergy_core.allocation import AllocationScheduler
 from synergy_core.cluster import Cluster
 from synergy_core.decision import NONE, Decision
 from synergy_core.policies import AllocationPolicy, OrderingPolicy, Policy
+from synergy_core.profiled import ProfiledTask
+from synergy_core.profiles import Profile
 from synergy_core.scheduler import OrderingScheduler
 from synergy_core.state import NEVER, Placed
 from synergy_exec.controller.choices import Choices, only_batch_differs
@@ -35,15 +37,15 @@ class Answer:
 class Decider:
     """One policy on one cluster. `active` are the jobs that have arrived and not ended, `plans` those of runs."""
 
-    def __init__(self, policy: Policy, cluster: Cluster) -> None:
+    def __init__(self, policy: Policy, cluster: Cluster, profile: Profile) -> None:
         self.policy = policy
         self.cluster = cluster
         self.scheduler: OrderingScheduler | AllocationScheduler = (
             OrderingScheduler(policy, cluster)
             if isinstance(policy, OrderingPolicy)
-            else AllocationScheduler(policy, cluster)
+            else AllocationScheduler(policy, cluster, profile=profile)
         )
-        self.choices = Choices(tunes_batch=isinstance(policy, AllocationPolicy) and policy.tunes_batch)
+        self.choices = Choices(tunes_batch=isinstance(policy, AllocationPolicy) and policy.tunes_batch, profile=profile)
         self.active: dict[int, ExecutedJob] = {}
         self.plans: dict[int, PlanMessage] = {}
         self._type_of_node = [each.gpu_type for each in cluster.node_types for _ in range(each.nodes)]
@@ -85,11 +87,20 @@ class Decider:
             task.report((said.grad_sqr, said.grad_var))
         if said.steps < FEWEST_STEPS or said.step_s <= 0 or not job.placement:
             return None
+        if isinstance(task, ProfiledTask):
+            self._report_planned(job, task, said)
+            return None
         # A step is accumulation − 1 micro-batches without synchronisation, and one with it.
         step_s = (said.step_s + (said.accumulation - 1) * said.sync_s) / said.accumulation
         shape = self._type_of(job.placement), len(job.placement), job.held_gpus
         seen = Observation(*shape, said.micro_batch, step_s, min(said.sync_s, step_s))
         return seen if task.observe(*seen) else None
+
+    def _report_planned(self, job: ExecutedJob, task: ProfiledTask, said: Report) -> None:
+        """A profiled job's step time, as a ratio to what was measured, unless it is of a batch it no longer has."""
+        plan = job.plan
+        if plan is not None and (plan.micro_batch, plan.accumulation) == (said.micro_batch, said.accumulation):
+            task.observe_plan(self._type_of(job.placement), len(job.placement), plan, said.step_s)
 
     def decide(self, now_s: float) -> Answer:
         """Who stops, who starts where with which plan, and who goes on with another batch."""

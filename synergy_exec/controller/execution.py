@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.policies import Policy
+from synergy_core.profiled import ProfiledTask
+from synergy_core.profiles import Profile
 from synergy_core.state import gpus_in
 from synergy_exec.controller.decider import Answer, Decider
 from synergy_exec.controller.jobs import ExecutedJob, Seen
@@ -29,7 +31,8 @@ SUBMIT, START, STOP, FINISH = (int(kind) for kind in Kind)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """What holds for all runs. folder: jobs' folders lie in its `jobs`. retries: of a job that is lost, without a step
-    of progress in between. restart_s: what policies take a restart to cost. The rest: see `messages.Launch`."""
+    of progress in between. restart_s: what policies take a restart to cost; profile: how fast models are that were
+    profiled, and what a restart costs them. The rest: see `messages.Launch`."""
 
     folder: Path
     seed: int = 0
@@ -38,6 +41,7 @@ class Terms:
     checkpoint_interval_s: float = 60.0
     hang_s: float = 8.0
     start_s: float = 120.0
+    profile: Profile = field(default_factory=Profile)
 
 
 class Execution:
@@ -46,7 +50,7 @@ class Execution:
     def __init__(self, journal: Journal, policy: Policy, cluster: Cluster, terms: Terms) -> None:
         self.journal = journal
         self.terms = terms
-        self.decider = Decider(policy, cluster)
+        self.decider = Decider(policy, cluster, terms.profile)
         self.runs = Runs(self._launch_of)
         self.jobs: dict[int, ExecutedJob] = {}
         self.next_job = 0
@@ -79,6 +83,7 @@ class Execution:
             submit_s,
             gpu_types=types,
             restart_s=self.terms.restart_s,
+            profile=self.terms.profile,
             row=row,
             estimate_s=estimate_s,
         )
@@ -324,7 +329,7 @@ class Execution:
                     job.task.done_work, job.task.statistics = job.seen.work, job.seen.statistics
         for number, observation in self.journal.observations():
             task = self.jobs[number].task
-            if task is not None:
+            if task is not None and not isinstance(task, ProfiledTask):
                 task.observe(*observation)
 
     def _restore_service(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from synergy_core.job import JobSpec
+from synergy_core.profiles import Profile
 from synergy_core.state import Job
 from synergy_exec.job_file import JobFile
 
@@ -49,13 +50,14 @@ class ExecutedJob(Job):
         *,
         gpu_types: Sequence[str],
         restart_s: float,
+        profile: Profile | None = None,
         row: int | None = None,
         estimate_s: float = float("inf"),
     ) -> None:
         super().__init__(job_id, submit_time_s, file.slots, estimate_s=estimate_s)
         self.name = name
         self.file = file
-        self.spec = spec_of(file, gpu_types, restart_s)
+        self.spec = spec_of(file, gpu_types, restart_s, profile or Profile())
         self.row = row
         self.state: State = "waiting"
         self.reason = ""
@@ -70,11 +72,16 @@ class ExecutedJob(Job):
         return self.state in ENDED
 
 
-def spec_of(file: JobFile, gpu_types: Sequence[str], restart_s: float) -> JobSpec:
+def spec_of(file: JobFile, gpu_types: Sequence[str], restart_s: float, profile: Profile) -> JobSpec:
     """What the core is told of a job that nobody profiled: any batch fits, and all GPU types are as fast.
 
-    A batch that does not fit ends the run with the reason; the user lowers `max_batch`.
+    A batch that does not fit ends the run with the reason; the user lowers `max_batch`. Of a job whose name was
+    profiled, the profile says how fast it is and what it may have.
     """
+    model = None
+    if file.name in profile:
+        model = profile[file.name]
+    restart_s = restart_s if model is None else model.costs.restart_s
     arguments = json.dumps(file.arguments, sort_keys=True, default=str)
     return JobSpec(
         application=f"{file.name} {file.job_class} {arguments}",
@@ -89,4 +96,5 @@ def spec_of(file: JobFile, gpu_types: Sequence[str], restart_s: float) -> JobSpe
         restart_s=restart_s,
         declared_restart_s=restart_s,
         resize_s=restart_s,
+        architecture="" if model is None else model.name,
     )

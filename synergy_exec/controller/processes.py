@@ -31,7 +31,7 @@ def wait_or_kill(processes: list[tuple[int, int]], *, patience_s: float) -> list
     until_s = time.monotonic() + patience_s
     while time.monotonic() < until_s and any(lives(*each) for each in processes):
         time.sleep(0.1)
-    left = [(pid, since) for pid, since in processes if lives(pid, since)]
+    left = [(pid, since) for pid, since in processes if lives(pid, since) and pid != os.getpid()]
     for pid, _ in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -79,6 +79,9 @@ class TaskBackend:
         work = serve(meeting.url, token, node, self.slots[node], None, self.checkpoints)
         self.agents[node] = asyncio.ensure_future(work)
 
+    def lost(self) -> dict[int, str]:
+        return {node: "its task ended" for node, task in self.agents.items() if task.done()}
+
     async def stop(self) -> None:
         for task in self.agents.values():
             task.cancel()
@@ -101,6 +104,9 @@ class ProcessBackend:
         arguments = ("agent", meeting.url, token, str(node), str(self.slots[node]), str(saved))
         process = await asyncio.create_subprocess_exec(sys.executable, __file__, *arguments)
         self._processes.append(process)
+
+    def lost(self) -> dict[int, str]:
+        return {}
 
     async def stop(self) -> None:
         for process in self._processes:

@@ -19,7 +19,7 @@ from synergy_core.errors import InputError
 from synergy_exec.client import client_for
 from synergy_exec.commands import jobs as commands
 from synergy_exec.controller import processes
-from synergy_exec.controller.journal import Journal
+from synergy_exec.controller.journal import Journal, RunRow
 from synergy_exec.job_file import job_of, read_job_file
 from synergy_exec.losses import write_losses
 from synergy_exec.run import execute_all
@@ -33,7 +33,7 @@ GOOD = {"class": "a.b:C", "initial_batch": 32, "work": 10}
 
 
 def trace_of(folder: Path, jobs: int, iterations: int, *, apart_s: float = 0.1) -> Path:
-    """In Pollux's format: application, requested GPUs and batch; work follows from `iterations` here."""
+    """Every second job asks for two slots."""
     path = folder / "small.csv"
     rows = [f"{apart_s * number},mlp,{iterations},j{number},{1 + number % 2}" for number in range(jobs)]
     path.write_text("\n".join(["submit_s,model,iterations,job,gpus", *rows]) + "\n")
@@ -114,8 +114,7 @@ def test_interrupted_run_saves_and_the_same_command_goes_on(tmp_path: Path) -> N
     process = subprocess.Popen(
         [sys.executable, str(script), "run", str(trace), str(results), "fifo"], stderr=subprocess.PIPE
     )
-    _wait_for(lambda: (work / "controller.json").is_file())
-    time.sleep(2.0)
+    _wait_for(lambda: (work / "controller.json").is_file() and any(each.launched for each in _runs(work)))
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     assert process.returncode != 0
@@ -129,6 +128,13 @@ def test_interrupted_run_saves_and_the_same_command_goes_on(tmp_path: Path) -> N
     run(trace, results, ["fifo"])
     summary = json.loads((results / "small" / "fifo-0" / "summary.json").read_text())
     assert (summary["jobs"], summary["jobs_unfinished"]) == (2, 0)
+
+
+def _runs(work: Path) -> list[RunRow]:
+    journal = Journal(work / "journal.sqlite")
+    runs = journal.runs()
+    journal.close()
+    return runs
 
 
 def _pid(work: Path) -> int:
@@ -214,11 +220,13 @@ def test_command_line_says_what_to_type(tmp_path: Path) -> None:
         return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
     assert "submit JOB.yaml" in typed("--help").stdout
-    wrong = typed("+trace=null", "serve=false", f"results_dir={tmp_path}")
-    assert (wrong.returncode, "nothing would ever run" in wrong.stderr) == (2, True)
+    wrong = typed(f"results_dir={tmp_path}")
+    assert (wrong.returncode, "+trace=demo" in wrong.stderr) == (2, True)
+    wrong = typed("serve=true", "backend.name=lokal", f"results_dir={tmp_path}")
+    assert (wrong.returncode, "unknown backend 'lokal'" in wrong.stderr) == (2, True)
     wrong = typed("list", "--dir", str(tmp_path))
     assert (wrong.returncode, "no controller runs below" in wrong.stderr) == (2, True)
-    wrong = typed("+trace=null", "serve=true", "rouds_s=3")
+    wrong = typed("serve=true", "rouds_s=3")
     assert (wrong.returncode, "Did you mean 'round_s'" in wrong.stderr) == (2, True)
 
 

@@ -51,12 +51,16 @@ def test_killed_worker_loses_the_run_and_its_peers_are_gone(shared: Controller, 
 @pytest.mark.parametrize("world", [1, 2])
 def test_hung_worker_is_found_and_shows_where_it_stood(shared: Controller, world: int) -> None:
     assert shared.agent is not None
-    launch = shared.launch("Breaking", {"way": "hang", "rank": world - 1, "at": 30, "pause_s": 0.02}, world=world)
-    shared.launch  # noqa: B018
+    hang = {"way": "hang", "rank": world - 1, "at": 30, "pause_s": 0.02}
+    launch = shared.launch("Breaking", hang, world=world, work=1e6)
     shared.started(launch)
     ended = shared.ended(launch, timeout_s=60)
     assert ended.outcome == "lost"
     assert "no step for" in ended.reason
+    # The detection itself: 8 s without a step, seen within a second.
+    assert float(ended.reason.split("no step for ")[1].split(" s")[0]) < DETECTED_S
+    log = (Path(launch.folder) / f"log-{launch.run}.txt").read_text()
+    assert "in _hang" in log
 
 
 def test_process_that_a_worker_left_behind_is_gone_too(shared: Controller, tmp_path: Path) -> None:
