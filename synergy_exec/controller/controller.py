@@ -24,6 +24,7 @@ from synergy_exec.controller import processes
 from synergy_exec.controller.execution import Execution, Terms
 from synergy_exec.controller.journal import Journal
 from synergy_exec.controller.links import Link, cluster_of
+from synergy_exec.controller.resume import resume
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Hello, Message, Shutdown
 from synergy_runs.atomic import atomic_file
@@ -177,7 +178,7 @@ class Controller:
         execution = Execution(journal, self.policy, cluster, self.terms)
         execution.next_job = len(self.arrivals)
         self._origin_s, self._began_s = journal.last_s(), time.monotonic()
-        execution.resume(self.now_s())
+        resume(execution, self.now_s())
         for node in self._links:
             execution.agent_came(self._numbers.index(node), self.now_s())
         self.execution = execution

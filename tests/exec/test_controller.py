@@ -12,6 +12,7 @@ from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
 from synergy_exec.controller.execution import Execution, Terms
 from synergy_exec.controller.journal import Journal
+from synergy_exec.controller.resume import resume
 from synergy_exec.messages import Ended
 from synergy_runs.log import Kind
 
@@ -233,7 +234,7 @@ def resumed(stage: Stage, folder: Path, policy: str, slots: tuple[int, ...]) -> 
     stage.execution.journal._connection.close()  # not committed: as after SIGKILL
     again = staged(folder, policy, slots, stage.agents[0].checkpoints)
     again.now_s = max(again.execution.journal.last_s(), stage.now_s)
-    again.execution.resume(again.now_s)
+    resume(again.execution, again.now_s)
     return again
 
 
