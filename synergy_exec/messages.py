@@ -17,6 +17,8 @@ from synergy_core.errors import InputError
 Outcome = Literal["done", "paused", "failed", "lost"]
 PAUSED = 75
 """Exit code of a worker that has saved and left as asked (EX_TEMPFAIL)."""
+LOST_PEERS = "lost its peers, which another node's ranks may explain"
+KILLED = "killed as the controller asked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +162,7 @@ class Reserved(Message):
 class Ended(Message):
     """This node's part of a run is gone: no process of it is left. Sent once by every agent that launched it.
 
+    A part that only suffered from another says `lost`, with `LOST_PEERS` or `KILLED` in its reason.
     outcome: done only if all its workers said so. reason: for failed and lost, one sentence that names rank and error.
     """
 

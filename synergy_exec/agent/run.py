@@ -11,14 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from synergy_core.errors import InputError
-
-from ..messages import PAUSED, Ended, Failure, Launch, Message, Retune, Stop, decode, encode
-from ..worker.exits import PEER_LOST
-from ..worker.pulse import Pulse
-from ..worker.start import Descriptors, Start
-from .causes import outcome
-from .slots import Slot
-from .zygote import Zygote
+from synergy_exec.agent.causes import outcome
+from synergy_exec.agent.slots import Slot
+from synergy_exec.agent.zygote import Zygote
+from synergy_exec.messages import PAUSED, Ended, Failure, Launch, Message, Retune, Stop, decode, encode
+from synergy_exec.worker.exits import PEER_LOST
+from synergy_exec.worker.pulse import Pulse
+from synergy_exec.worker.start import Descriptors, Start
 
 _WATCH_S = 1.0
 _SETTLING_S = 0.5
