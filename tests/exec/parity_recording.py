@@ -21,6 +21,10 @@ from synergy_sim.engine import Simulation
 from synergy_sim.planned_job import ProfiledJob
 from synergy_sim.training import TrainingJob
 
+CLOCK_S = 2.0**-40
+"""Resolution of observed step times: sums and multiples of them are exact, so that what is reported of a whole step
+makes the same of a micro-batch. A fit may carry the last bit far."""
+
 
 @dataclass(frozen=True)
 class Arrived:
@@ -194,10 +198,14 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
     watched = Watched(simulation.scheduler)
     simulation.scheduler = watched  # type: ignore[assignment]
 
-    def observe(task: SynergyTask, kind: str, nodes: int, gpus: int, batch: int, step_s: float, sync_s: float) -> None:
+    observe_itself = SynergyTask.observe
+
+    def observe(task: SynergyTask, kind: str, nodes: int, gpus: int, batch: int, step_s: float, sync_s: float) -> bool:
         job = watched.of_task[id(task)]
         assert isinstance(job, TrainingJob)
+        step_s, sync_s = (round(each / CLOCK_S) * CLOCK_S for each in (step_s, sync_s))
         watched.events.append(Stepped(job.job_id, batch, job._accumulation + 1, step_s, sync_s))
+        return observe_itself(task, kind, nodes, gpus, batch, step_s, sync_s)
 
     def observe_plan(task: ProfiledTask, kind: str, nodes: int, plan: Plan, step_s: float) -> None:
         watched.events.append(SteppedUnder(watched.of_task[id(task)].job_id, plan, step_s))
@@ -213,8 +221,8 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
             )
 
     with ExitStack() as stack:
+        stack.enter_context(patch.object(SynergyTask, "observe", observe))
         for kind, name, note, first in (
-            (SynergyTask, "observe", observe, True),
             (ProfiledTask, "observe_plan", observe_plan, True),
             (SynergyTask, "report", report, True),
             (TrainingJob, "_choose", chose, False),
