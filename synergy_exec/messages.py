@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from synergy_core.errors import InputError
+from synergy_core.planner.plan import Plan
 
 Outcome = Literal["done", "paused", "failed", "lost"]
 PAUSED = 75
 """Exit code of a worker that has saved and left as asked (EX_TEMPFAIL)."""
+LOST_PEERS = "lost its peers, which another node's ranks may explain"
+KILLED = "killed as the controller asked"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +45,32 @@ class PlanMessage:
     micro_batch: int = 1
     accumulation: int = 1
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
+
+    @classmethod
+    def of(cls, plan: Plan) -> PlanMessage:
+        """The core's plan as the executor carries it out; a pipeline runs 1F1B, interleaved where the plan is."""
+        return cls(
+            data=plan.data,
+            tensor=plan.tensor,
+            pipeline=plan.pipeline,
+            interleave=plan.interleave,
+            zero=plan.zero,
+            micro_batch=plan.micro_batch,
+            accumulation=plan.accumulation,
+        )
+
+    @property
+    def core(self) -> Plan:
+        """The core's plan."""
+        return Plan(
+            tensor=self.tensor,
+            pipeline=self.pipeline,
+            data=self.data,
+            interleave=self.interleave,
+            micro_batch=self.micro_batch,
+            accumulation=self.accumulation,
+            zero=self.zero,
+        )
 
     @property
     def world(self) -> int:
@@ -160,6 +189,7 @@ class Reserved(Message):
 class Ended(Message):
     """This node's part of a run is gone: no process of it is left. Sent once by every agent that launched it.
 
+    A part that only suffered from another says `lost`, with `LOST_PEERS` or `KILLED` in its reason.
     outcome: done only if all its workers said so. reason: for failed and lost, one sentence that names rank and error.
     """
 

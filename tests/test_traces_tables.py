@@ -215,7 +215,18 @@ def test_every_format_has_a_name_of_its_own_and_a_line_for_people() -> None:
     listed = dict(summaries())
     assert (
         set(listed)
-        == {"acme", "arena", "helios", "philly_csv", "philly_json", "plain", "pollux_csv", "slurm", "swf"}
+        == {
+            "acme",
+            "arena",
+            "helios",
+            "philly_csv",
+            "philly_json",
+            "plain",
+            "pollux_csv",
+            "slurm",
+            "swf",
+            "training_csv",
+        }
         == set(formats())
     )
     assert all(text and "\n" not in text for text in listed.values())

@@ -15,7 +15,7 @@ def written(folder, text):
 
 def test_what_is_not_given_is_one_gpu_and_the_models_own_batch(tmp_path):
     rows = read_trace(written(tmp_path, "submit_s,model,iterations\n5,gpt,100\n0,mlp,20\n"))
-    assert rows.format_name == "training"
+    assert rows.format_name == "training_csv"
     made = from_rows(rows, name="demo")
     assert made.submit_time_s.tolist() == [0.0, 5.0]
     assert [made.models[code] for code in made.model_code] == ["mlp", "gpt"]

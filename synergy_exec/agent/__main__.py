@@ -9,10 +9,9 @@ import signal
 import sys
 
 from synergy_core.errors import InputError
-
-from ..worker.parent import die_with
-from .agent import Agent
-from .slots import divide, own_cores
+from synergy_exec.agent.agent import Agent
+from synergy_exec.agent.slots import divide, own_cores
+from synergy_exec.worker.parent import die_with
 
 TOKEN = "SYNERGY_TOKEN"
 """The environment variable that holds the controller's token; other processes can read arguments."""

@@ -12,8 +12,11 @@ from collections.abc import Sequence
 import aiohttp
 
 from synergy_core.errors import InputError
-
-from ..messages import (
+from synergy_exec.agent.run import NodeRun
+from synergy_exec.agent.slots import Slot
+from synergy_exec.agent.zygote import Zygote
+from synergy_exec.messages import (
+    KILLED,
     Ended,
     Hello,
     Kill,
@@ -27,9 +30,6 @@ from ..messages import (
     decode,
     encode,
 )
-from .run import NodeRun
-from .slots import Slot
-from .zygote import Zygote
 
 _HEARTBEAT_S = 4.0
 _SAVING_S = 15.0
@@ -157,7 +157,7 @@ class Agent:
             if message.run in self._stores and not isinstance(message, Retune):
                 self._stores.pop(message.run).close()
         elif isinstance(message, Kill):
-            run.kill("killed as the controller asked")
+            run.kill(KILLED)
         else:
             run.tell(message)
 

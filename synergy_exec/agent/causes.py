@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from collections.abc import Collection, Mapping
 
-from ..messages import PAUSED, Failure, Outcome
-from ..worker.exits import PEER_LOST
+from synergy_exec.messages import LOST_PEERS, PAUSED, Failure, Outcome
+from synergy_exec.worker.exits import PEER_LOST
 
 
 def outcome(
@@ -32,7 +32,7 @@ def outcome(
     if verdict:
         return "lost", verdict
     for rank in own:
-        return "lost", f"rank {rank} lost its peers, which another node's ranks may explain"
+        return "lost", f"rank {rank} {LOST_PEERS}"
     if set(codes.values()) <= {0}:
         return "done", ""
     return "paused", ""

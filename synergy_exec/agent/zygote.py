@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from synergy_core.errors import InputError
-
-from ..worker.start import Descriptors, Start
-from ..worker.zygote import LONGEST_PACKET
+from synergy_exec.worker.start import Descriptors, Start
+from synergy_exec.worker.zygote import LONGEST_PACKET
 
 _LEAVING_S = 2.0
 _GONE = "the parent of workers is gone"

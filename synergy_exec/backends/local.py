@@ -11,10 +11,9 @@ import sys
 from pathlib import Path
 
 from synergy_core.errors import InputError
-
-from ..agent.__main__ import TOKEN
-from ..agent.slots import divide, own_cores
-from . import Meeting
+from synergy_exec.agent.__main__ import TOKEN
+from synergy_exec.agent.slots import divide, own_cores
+from synergy_exec.backends import Meeting
 
 _LEAVING_S = 25.0
 """An agent saves its runs first, and takes at most 20 s for that."""

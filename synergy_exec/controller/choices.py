@@ -31,10 +31,10 @@ class Choices:
         that was measured at the batch it asked for. Any other job is data-parallel.
         """
         if job.plan is not None:
-            return message_of(job.plan)
+            return PlanMessage.of(job.plan)
         measured = self._measured(job, gpu_type, nodes, gpus)
         if measured is not None:
-            return message_of(measured)
+            return PlanMessage.of(measured)
         chosen = self._data_parallel(job, gpu_type, nodes, gpus)
         if held is None:
             return chosen
@@ -53,24 +53,13 @@ class Choices:
         assert spec is not None
         if self.tunes_batch and job.task is not None:
             micro_batch, before_last = job.task.choose(gpu_type, nodes, gpus)
+            if gpus == 1 and before_last == 0 and micro_batch % 2 == 0:  # one micro-batch would tell nothing of noise
+                micro_batch, before_last = micro_batch // 2, 1
         else:
             largest = spec.local_batches[gpu_type][1]
             requested, initial = spec.requested_batch, spec.initial_batch
             micro_batch, before_last = fixed_batch(requested, gpus, initial, spec.max_batch, largest)
         return PlanMessage(data=gpus, micro_batch=micro_batch, accumulation=before_last + 1)
-
-
-def message_of(plan: Plan) -> PlanMessage:
-    """The core's plan as the executor carries it out."""
-    return PlanMessage(
-        data=plan.data,
-        tensor=plan.tensor,
-        pipeline=plan.pipeline,
-        interleave=plan.interleave,
-        zero=plan.zero,
-        micro_batch=plan.micro_batch,
-        accumulation=plan.accumulation,
-    )
 
 
 def only_batch_differs(one: PlanMessage, other: PlanMessage) -> bool:

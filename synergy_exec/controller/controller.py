@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import socket
@@ -24,11 +25,14 @@ from synergy_exec.controller.execution import Execution, Terms
 from synergy_exec.controller.journal import Journal
 from synergy_exec.controller.links import Link, cluster_of
 from synergy_exec.controller.listening import Listener, listening
+from synergy_exec.controller.resume import resume
 from synergy_exec.job_file import MOST_BYTES, JobFile
 from synergy_exec.messages import Hello, Message, Shutdown
 from synergy_runs.atomic import atomic_file
 
 LOOK_S = 0.5
+LATE_S = 0.25
+"""A round that is late by no more than this is not left out."""
 RESTARTS = 3
 """How often an agent that was lost is started again on its node."""
 
@@ -168,7 +172,7 @@ class Controller(Listener):
         execution = Execution(journal, self.policy, cluster, self.terms)
         execution.next_job = len(self.arrivals)
         self._origin_s, self._began_s = journal.last_s(), time.monotonic()
-        execution.resume(self.now_s())
+        resume(execution, self.now_s())
         for node in self._links:
             execution.agent_came(self._numbers.index(node), self.now_s())
         self.execution = execution
@@ -256,17 +260,18 @@ class Controller(Listener):
         self.changed()
 
     async def _rounds(self) -> None:
-        """A decision every round; none while there is no job to decide on."""
+        """A decision at whole multiples of the round, as in the simulator; none while there is no job to decide on."""
         assert self.execution is not None
-        next_s = self.now_s()
+        round_s, decided_s = self.hours.round_s, -math.inf
         while True:
             while not self.execution.active:
                 self._something.clear()
                 await self._something.wait()
-            await asyncio.sleep(max(0.0, next_s - self.now_s()))
+            due_s = max(decided_s + round_s, math.ceil((self.now_s() - LATE_S) / round_s) * round_s)
+            await asyncio.sleep(max(0.0, due_s - self.now_s()))
             self.execution.decide(self.now_s())
             self._flush()
-            next_s = max(next_s + self.hours.round_s, self.now_s())
+            decided_s = due_s
 
     def changed(self) -> None:
         """A job came, or was cancelled."""

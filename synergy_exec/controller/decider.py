@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from synergy_core.allocation import AllocationScheduler
 from synergy_core.cluster import Cluster
 from synergy_core.decision import NONE, Decision
+from synergy_core.goodput.throughput import gradient_time
+from synergy_core.observations import Theta
 from synergy_core.policies import AllocationPolicy, OrderingPolicy, Policy
 from synergy_core.profiled import ProfiledTask
 from synergy_core.profiles import Profile
@@ -20,6 +22,8 @@ from synergy_exec.messages import PlanMessage, Report
 
 FEWEST_STEPS = 5
 """A median of fewer step times is no observation: the first of a shape stands for good."""
+MOST_SYNC = 0.95
+"""No step is taken to be more synchronisation than this."""
 
 
 @dataclass(slots=True)
@@ -90,10 +94,9 @@ class Decider:
         if isinstance(task, ProfiledTask):
             self._report_planned(job, task, said)
             return None
-        # A step is accumulation − 1 micro-batches without synchronisation, and one with it.
-        step_s = (said.step_s + (said.accumulation - 1) * said.sync_s) / said.accumulation
-        shape = self._type_of(job.placement), len(job.placement), job.held_gpus
-        seen = Observation(*shape, said.micro_batch, step_s, min(said.sync_s, step_s))
+        kind = self._type_of(job.placement)
+        step_s, sync_s = _parts(said, task.models.get(kind), job.held_gpus)
+        seen = Observation(kind, len(job.placement), job.held_gpus, said.micro_batch, step_s, sync_s)
         return seen if task.observe(*seen) else None
 
     def _report_planned(self, job: ExecutedJob, task: ProfiledTask, said: Report) -> None:
@@ -154,3 +157,16 @@ class Decider:
 
     def _type_of(self, placed: Placed) -> str:
         return self._type_of_node[placed[0][0]]
+
+
+def _parts(said: Report, theta: Theta | None, gpus: int) -> tuple[float, float]:
+    """Seconds of one micro-batch with synchronisation, and of that synchronisation.
+
+    A step is accumulation − 1 micro-batches without it and one with it. Workers do not see the exchange of gradients
+    apart from the backward pass that it overlaps; where a model is known, what a step takes beyond computing is it.
+    """
+    count, sync_s = said.accumulation, 0.0
+    if gpus > 1 and theta is not None:
+        compute_s = float(gradient_time(theta, said.micro_batch))
+        sync_s = min(max(said.step_s - count * compute_s, 0.0), MOST_SYNC * said.step_s)
+    return (said.step_s + (count - 1) * sync_s) / count, sync_s

@@ -14,11 +14,10 @@ from typing import Any
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.policies import Policy
-from synergy_core.profiled import ProfiledTask
 from synergy_core.profiles import Profile
 from synergy_core.state import gpus_in
 from synergy_exec.controller.decider import Answer, Decider
-from synergy_exec.controller.jobs import ExecutedJob, Seen
+from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import JobRow, Journal
 from synergy_exec.controller.runs import Dropped, Happened, Launched, Left, Run, Runs, Stepped
 from synergy_exec.job_file import JobFile
@@ -65,7 +64,7 @@ class Execution:
         if file.slots > most:
             raise InputError(f"job {name}: slots={file.slots}; the cluster has {most}. Ask for fewer.")
         number = self.next_job if row is None else row
-        job = self._made(number, name, file, now_s, row)
+        job = self.made(number, name, file, now_s, row)
         self.next_job = max(self.next_job, number + 1)
         self.journal.submitted(JobRow(number, name, file.values(), now_s, row, job.state, "", 0, 0))
         self.journal.fact(now_s, SUBMIT, number, job.gpus)
@@ -73,7 +72,8 @@ class Execution:
         self.decider.arrive(job)
         return job
 
-    def _made(self, number: int, name: str, file: JobFile, submit_s: float, row: int | None) -> ExecutedJob:
+    def made(self, number: int, name: str, file: JobFile, submit_s: float, row: int | None) -> ExecutedJob:
+        """A job of this execution, which the scheduler has not been told of."""
         types = self.decider.cluster.gpu_types
         estimate_s = file.work  # a job that declares work and no time: an iteration a second, so that orders agree
         job = ExecutedJob(
@@ -295,59 +295,3 @@ class Execution:
             hang_s=terms.hang_s,
             start_s=terms.start_s,
         )
-
-    # Going on where an earlier controller ended
-
-    def resume(self, now_s: float) -> None:
-        """Takes over what the journal holds: runs that had not ended are lost, jobs that had not ended wait."""
-        reports, restored = self.journal.reports(), []
-        for row in self.journal.jobs():
-            job = self._made(row.job, row.name, job_from(row), row.submit_s, row.row)
-            job.state, job.reason, job.losses = row.state, row.reason, row.losses  # type: ignore[assignment]
-            if row.job in reports:
-                seen = reports[row.job]
-                statistics = seen.pop("statistics")
-                job.seen = Seen(**seen, statistics=None if statistics is None else (statistics[0], statistics[1]))
-            job.seen.best_step = max(job.seen.best_step, row.best_step)
-            self.next_job = max(self.next_job, row.job + 1)
-            restored.append(job)
-        for run in self.journal.runs():
-            self.next_run = max(self.next_run, run.run + 1)
-            if not run.outcome:
-                self.journal.ended(run.run, "lost", "the controller was restarted")
-                if run.launched:
-                    job = self.jobs[run.job]
-                    self.journal.fact(now_s, FINISH if job.ended else STOP, run.job, gpus_in(run.placement))
-            self.jobs[run.job].run = run.run
-        self.journal.commit()
-        self._restore_service()
-        for job in restored:
-            if not job.ended:
-                job.settled_s = now_s
-                self.decider.arrive(job)
-                if job.task is not None:
-                    job.task.done_work, job.task.statistics = job.seen.work, job.seen.statistics
-        for number, observation in self.journal.observations():
-            task = self.jobs[number].task
-            if task is not None and not isinstance(task, ProfiledTask):
-                task.observe(*observation)
-
-    def _restore_service(self) -> None:
-        """First start, restarts and service of every job, from the facts."""
-        since: dict[int, float] = {}
-        for fact in self.journal.facts():
-            job = self.jobs[fact.job]
-            if fact.kind == START:
-                since[fact.job] = fact.time_s
-                if job.first_start_s == float("inf"):
-                    job.first_start_s = fact.time_s
-                else:
-                    job.restarts += 1
-            elif fact.kind in (STOP, FINISH):
-                job.attained_service_gpu_s += fact.gpus * (fact.time_s - since.pop(fact.job))
-
-
-def job_from(row: JobRow) -> JobFile:
-    """The job file in a row of the journal."""
-    values = dict(row.file)
-    return JobFile(job_class=values.pop("class"), **values)

@@ -13,6 +13,8 @@ from typing import Literal
 
 from synergy_core.state import Placed, gpus_in
 from synergy_exec.messages import (
+    KILLED,
+    LOST_PEERS,
     Ended,
     Kill,
     Launch,
@@ -268,16 +270,14 @@ class Runs:
 def _together(said: list[tuple[Outcome, str]]) -> tuple[Outcome, str]:
     """One outcome of a run's parts, and its reason.
 
-    A part that was killed because another had ended answers `lost` without a reason. A loss with a reason comes before
-    a failure: the peers of a worker that was killed fail, because they wait for it.
+    What a part did by itself comes before what it suffered from others, a failure before a loss.
     """
-    for outcome in ("lost", "failed"):
-        for each, reason in said:
-            if each == outcome and reason:
-                return each, reason
-    for each, reason in said:
-        if each in ("lost", "failed", "paused"):
-            return each, reason
+    by_itself = [(each, reason) for each, reason in said if not reason.endswith((LOST_PEERS, KILLED))]
+    for parts in (by_itself, said):
+        for outcome in ("failed", "lost", "paused"):
+            for each, reason in parts:
+                if each == outcome and (reason or outcome == "paused"):
+                    return each, reason
     return "done", ""
 
 

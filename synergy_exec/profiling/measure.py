@@ -9,7 +9,6 @@ from statistics import median
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
-from synergy_core.planner.plan import Plan
 from synergy_core.profiles import ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_core.state import Placed
 from synergy_exec.job_file import JobFile
@@ -137,35 +136,9 @@ def _rows(
             mean_s = sum(step_s) / len(step_s)
             spread = (max(step_s) - min(step_s)) / mean_s
             memory = max(report.memory_bytes for _, report in seen)
-            rows.append(ProfiledRow(kind, nodes, plan_of(plan), mean_s, spread, float(memory)))
+            rows.append(ProfiledRow(kind, nodes, plan.core, mean_s, spread, float(memory)))
     return rows
 
 
-def plan_of(message: PlanMessage) -> Plan:
-    """The core's plan."""
-    return Plan(
-        tensor=message.tensor,
-        pipeline=message.pipeline,
-        data=message.data,
-        interleave=message.interleave,
-        micro_batch=message.micro_batch,
-        accumulation=message.accumulation,
-        zero=message.zero,
-    )
-
-
-def message_of(plan: Plan) -> PlanMessage:
-    """What workers are told of the core's plan. A pipeline runs 1F1B, interleaved where the plan is."""
-    return PlanMessage(
-        data=plan.data,
-        tensor=plan.tensor,
-        pipeline=plan.pipeline,
-        interleave=plan.interleave,
-        zero=plan.zero,
-        micro_batch=plan.micro_batch,
-        accumulation=plan.accumulation,
-    )
-
-
 def _words(plan: PlanMessage) -> str:
-    return plan_of(plan).describe().split(" · ")[0] + (f" zero{plan.zero}" if plan.zero else "")
+    return plan.core.describe().split(" · ")[0] + (f" zero{plan.zero}" if plan.zero else "")

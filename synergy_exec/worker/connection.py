@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from ..messages import Message, Retune, Stop, decode, encode
+from synergy_exec.messages import Message, Retune, Stop, decode, encode
 
 
 class AgentConnection:

@@ -12,18 +12,17 @@ from pathlib import Path
 import torch
 
 from synergy_core.goodput.efficiency import gain
-
-from ..messages import PAUSED, Report, Retune, Saved, Started, Stop
-from ..training import checkpoint, learning_rate, noise
-from ..training.clock import StepClock
-from ..training.job import LearningRateRule
-from ..training.progress import Progress
-from ..training.trainer import StepResult, Trainer
-from .agreement import Wishes, agree
-from .connection import AgentConnection
-from .pulse import Pulse
-from .start import Start
-from .steps import StepsFile
+from synergy_exec.messages import PAUSED, Report, Retune, Saved, Started, Stop
+from synergy_exec.training import checkpoint, learning_rate, noise
+from synergy_exec.training.clock import StepClock
+from synergy_exec.training.job import LearningRateRule
+from synergy_exec.training.progress import Progress
+from synergy_exec.training.trainer import StepResult, Trainer
+from synergy_exec.worker.agreement import Wishes, agree
+from synergy_exec.worker.connection import AgentConnection
+from synergy_exec.worker.pulse import Pulse
+from synergy_exec.worker.start import Start
+from synergy_exec.worker.steps import StepsFile
 
 _STEPS_OF_SILENCE = 10
 """A hang is no step for `hang_s`, or for as many steps as this, whichever is longer."""

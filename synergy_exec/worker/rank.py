@@ -18,16 +18,16 @@ import torch
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from ..messages import Failure
-from ..training import checkpoint
-from ..training.loading import load_job
-from ..training.trainer import Trainer
-from .connection import AgentConnection
-from .exits import FAILED, PEER_LOST
-from .failure import from_peers, out_of_memory, sentence
-from .loop import Loop, Times
-from .pulse import Pulse
-from .start import Descriptors, Start
+from synergy_exec.messages import Failure
+from synergy_exec.training import checkpoint
+from synergy_exec.training.loading import load_job
+from synergy_exec.training.trainer import Trainer
+from synergy_exec.worker.connection import AgentConnection
+from synergy_exec.worker.exits import FAILED, PEER_LOST
+from synergy_exec.worker.failure import from_peers, out_of_memory, sentence
+from synergy_exec.worker.loop import Loop, Times
+from synergy_exec.worker.pulse import Pulse
+from synergy_exec.worker.start import Descriptors, Start
 
 
 def run(start: Start, descriptors: Descriptors) -> int:

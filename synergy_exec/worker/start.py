@@ -6,7 +6,7 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from ..messages import Launch, decode, encode
+from synergy_exec.messages import Launch, decode, encode
 
 
 @dataclass(frozen=True, slots=True)

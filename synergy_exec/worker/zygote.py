@@ -21,8 +21,8 @@ import sys
 import traceback
 from typing import Any
 
-from .parent import adopt_orphans, die_with
-from .start import Descriptors, Start
+from synergy_exec.worker.parent import adopt_orphans, die_with
+from synergy_exec.worker.start import Descriptors, Start
 
 LONGEST_PACKET = 1 << 17
 WARM = (

@@ -12,7 +12,7 @@ from synergy_runs.traces._table import header_of, read_table
 from synergy_runs.traces._values import number, whole
 from synergy_runs.traces.rows import TraceRows
 
-NAME = "training"
+NAME = "training_csv"
 SUMMARY = "training jobs: submit_s, model, iterations [job, gpus, global_batch, gpu_type, user, virtual_cluster]"
 REQUIRED = ("submit_s", "model", "iterations")
 OPTIONAL = ("job", "gpus", "global_batch", "gpu_type", "user", "virtual_cluster")

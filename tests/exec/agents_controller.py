@@ -111,10 +111,10 @@ class Controller:
         return "\n".join([f"heard {self.heard[-10:]}", *(f"{log}:\n{log.read_text()[-3000:]}" for log in logs[-2:])])
 
     def launch(self, name: str, arguments: dict[str, Any] | None = None, *, world: int = 1, **more: Any) -> Launch:
-        """Starts a run of that class of agents_jobs.py; folder: of an earlier run to go on from."""
+        """Starts a run of that class of agents_jobs.py; more: fields of `Launch` that are to be otherwise."""
         run = next(self._numbers)
         address = Reserved(run=run, host="", port=0)
-        if world > 1:
+        if world > 1 and "store_port" not in more:
             self.say(Reserve(run=run))
             address = self.wait(Reserved, lambda each: each.run == run)
         launch = Launch(

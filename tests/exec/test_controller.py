@@ -12,7 +12,9 @@ from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
 from synergy_exec.controller.execution import Execution, Terms
 from synergy_exec.controller.journal import Journal
-from synergy_exec.messages import Ended
+from synergy_exec.controller.resume import resume
+from synergy_exec.controller.runs import _together
+from synergy_exec.messages import LOST_PEERS, Ended
 from synergy_runs.log import Kind
 
 POLICIES = ("fifo", "srtf", "las", "tiresias", "synergy", "sia", "gavel", "pollux")
@@ -171,15 +173,18 @@ def test_progress_forgives_losses(tmp_path: Path) -> None:
     facts_hold(stage)
 
 
-def test_peers_that_fail_because_a_worker_was_killed_do_not_fail_the_job(tmp_path: Path) -> None:
+def test_the_peers_of_a_killed_worker_do_not_hide_why(tmp_path: Path) -> None:
     stage = staged(tmp_path, "fifo", (1, 1))
     job = stage.execution.submit("j", file_of(work=100.0, slots=2), 0.0)
     stage.advance(0.0)
     number = job.run
     for agent in stage.agents.values():
         agent.runs.clear()
-    stage.execution.heard(1, Ended(run=number, outcome="failed", reason="rank 1: connection reset"), stage.now_s)
-    stage.execution.heard(0, Ended(run=number, outcome="lost", reason="rank 0 was killed by signal 9"), stage.now_s)
+    echo, why = f"rank 1 {LOST_PEERS}", "rank 0 was killed by signal 9"
+    stage.execution.heard(1, Ended(run=number, outcome="lost", reason=echo), stage.now_s)
+    stage.execution.heard(0, Ended(run=number, outcome="lost", reason=why), stage.now_s)
+    assert _together([("lost", echo), ("lost", why)]) == ("lost", why)
+    assert _together([("lost", echo), ("failed", "rank 0: no such file")])[0] == "failed"
     assert job.state == "waiting"
     stage.finish()
     assert job.state == "done"
@@ -233,7 +238,7 @@ def resumed(stage: Stage, folder: Path, policy: str, slots: tuple[int, ...]) -> 
     stage.execution.journal._connection.close()  # not committed: as after SIGKILL
     again = staged(folder, policy, slots, stage.agents[0].checkpoints)
     again.now_s = max(again.execution.journal.last_s(), stage.now_s)
-    again.execution.resume(again.now_s)
+    resume(again.execution, again.now_s)
     return again
 
 

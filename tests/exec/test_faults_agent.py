@@ -60,13 +60,47 @@ def test_hung_worker_is_found_and_shows_where_it_stood(shared: Controller, world
     # The detection itself: 8 s without a step, seen within a second.
     assert float(ended.reason.split("no step for ")[1].split(" s")[0]) < DETECTED_S
     log = (Path(launch.folder) / f"log-{launch.run}.txt").read_text()
-    assert "in _hang" in log
+    assert "in _hang" in log.split(f"rank {world - 1} stands at:")[1]
 
 
 def test_process_that_a_worker_left_behind_is_gone_too(shared: Controller, tmp_path: Path) -> None:
     launch = shared.launch("Breaking", {"way": "child", "note": str(tmp_path / "child")})
     assert shared.ended(launch).outcome == "failed", shared.told()
     assert gone([int((tmp_path / "child").read_text())], timeout_s=2)
+
+
+def test_hang_before_the_first_step_has_its_own_limit(shared: Controller) -> None:
+    launch = shared.launch("Breaking", {"way": "hang", "at": 0}, start_s=3.0)
+    ended = shared.ended(launch)
+    assert ended.outcome == "lost", shared.told()
+    assert ended.reason.startswith("rank 0: no step for")
+
+
+def test_run_over_two_nodes_ends_on_both_when_a_rank_of_one_is_killed(shared: Controller, fresh: Controller) -> None:
+    assert fresh.agent is not None
+    here = shared.launch("Plain", {"pause_s": 0.02}, world=2, slots=[0], work=1e6)
+    there = fresh.launch(
+        "Plain",
+        {"pause_s": 0.02},
+        slots=[1],
+        work=1e6,
+        world=2,
+        first_rank=1,
+        plan=here.plan,
+        initial_batch=here.initial_batch,
+        store_host=here.store_host,
+        store_port=here.store_port,
+        folder=here.folder,
+        run=here.run,
+    )
+    shared.reached(here, 5)
+    (pid,) = workers(fresh.agent.pid)
+    end(pid)
+    ended = fresh.ended(there, timeout_s=DETECTED_S)
+    assert (ended.outcome, ended.reason) == ("lost", "rank 1 was killed by SIGKILL (out of memory?)")
+    ended = shared.ended(here, timeout_s=DETECTED_S)
+    assert ended.outcome == "lost"
+    assert ended.reason.startswith("rank 0 lost its peers")
 
 
 def test_killed_as_asked(shared: Controller) -> None:
