@@ -12,18 +12,17 @@ from unittest.mock import patch
 import numpy as np
 
 from synergy_core.decision import Decision
+from synergy_core.goodput.throughput import gradient_time
 from synergy_core.job import JobSpec
+from synergy_core.observations import Theta
 from synergy_core.planner.plan import Plan
 from synergy_core.profiled import ProfiledTask
 from synergy_core.state import ClusterState, Job, Placed
 from synergy_core.task import SynergyTask
+from synergy_exec.controller.decider import MOST_SYNC
 from synergy_sim.engine import Simulation
 from synergy_sim.planned_job import ProfiledJob
 from synergy_sim.training import TrainingJob
-
-CLOCK_S = 2.0**-40
-"""Resolution of observed step times: sums and multiples of them are exact, so that what is reported of a whole step
-makes the same of a micro-batch. A fit may carry the last bit far."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +49,19 @@ class Requeued:
 
 
 @dataclass(frozen=True)
+class Evicted:
+    job_id: int
+    at_s: float
+
+
+@dataclass(frozen=True)
 class Stepped:
-    """Seconds of one micro-batch with synchronisation, and of that, at so many micro-batches a step."""
+    """Seconds of a whole step of so many micro-batches; what of it is synchronisation, no worker sees."""
 
     job_id: int
     micro_batch: int
     accumulation: int
     step_s: float
-    sync_s: float
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class Noise:
     statistics: tuple[float, float]
 
 
-Event = Arrived | Finished | Requeued | Stepped | SteppedUnder | Noise
+Event = Arrived | Finished | Requeued | Evicted | Stepped | SteppedUnder | Noise
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,7 @@ class Watched:
         self.events: list[Event] = []
         self.active: dict[int, Job] = {}
         self.of_task: dict[int, Job] = {}
+        self.models: dict[int, dict[str, Theta]] = {}
 
     def arrive(self, job: Job) -> None:
         self.inner.arrive(job)
@@ -159,6 +164,8 @@ class Watched:
         )
         self.events = []
         decision: Decision = self.inner.decide(now_s)
+        tasks = [job.task for job in self.active.values() if job.task is not None]
+        self.models = {id(task): dict(task.models) for task in tasks}
         moment.stops = [(job.job_id, placed) for job, placed in decision.stops]
         moment.starts = [(job.job_id, placed) for job, placed in decision.starts]
         moment.retuned = [job.job_id for job in decision.retuned]
@@ -168,6 +175,24 @@ class Watched:
             moment.state = seen_by_policy(self.inner)
         self.moments.append(moment)
         return decision
+
+
+def as_guessed(whole_s: float, count: int, micro_batch: int, gpus: int, theta: Theta | None) -> float:
+    """Synchronisation in a step, by who only sees whole steps: what the model of the last decision leaves of them.
+
+    The simulator knows better, and would tell its policies; here its jobs tell what workers can.
+    """
+    if gpus == 1 or theta is None:
+        return 0.0
+    compute_s = count * float(gradient_time(theta, micro_batch))
+    return min(max(whole_s - compute_s, 0.0), MOST_SYNC * whole_s)
+
+
+def share_fits(scheduler: Any, fits: dict[bytes, Theta]) -> None:
+    """Fits of equal tables are equal from now on; else they differ by 1e-14 with what is fitted in the same call."""
+    beliefs = getattr(scheduler, "beliefs", None)
+    if beliefs is not None:
+        beliefs._fitter._known = fits
 
 
 def seen_by_policy(scheduler: Any) -> dict[str, Any]:
@@ -203,9 +228,11 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
     def observe(task: SynergyTask, kind: str, nodes: int, gpus: int, batch: int, step_s: float, sync_s: float) -> bool:
         job = watched.of_task[id(task)]
         assert isinstance(job, TrainingJob)
-        step_s, sync_s = (round(each / CLOCK_S) * CLOCK_S for each in (step_s, sync_s))
-        watched.events.append(Stepped(job.job_id, batch, job._accumulation + 1, step_s, sync_s))
-        return observe_itself(task, kind, nodes, gpus, batch, step_s, sync_s)
+        count = job._accumulation + 1
+        whole_s = count * step_s - (count - 1) * sync_s
+        watched.events.append(Stepped(job.job_id, batch, count, whole_s))
+        sync_s = as_guessed(whole_s, count, batch, gpus, watched.models.get(id(task), {}).get(kind))
+        return observe_itself(task, kind, nodes, gpus, batch, (whole_s + (count - 1) * sync_s) / count, sync_s)
 
     def observe_plan(task: ProfiledTask, kind: str, nodes: int, plan: Plan, step_s: float) -> None:
         watched.events.append(SteppedUnder(watched.of_task[id(task)].job_id, plan, step_s))
@@ -215,10 +242,8 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
 
     def chose(job: TrainingJob) -> None:
         if watched.moments:
-            batch = job._local_batch, job._accumulation + 1
-            watched.moments[-1].chosen.setdefault(
-                job.job_id, Chosen(*batch, job._global_batch(), job._iteration_s())
-            )
+            chosen = Chosen(job._local_batch, job._accumulation + 1, job._global_batch(), job._iteration_s())
+            watched.moments[-1].chosen.setdefault(job.job_id, chosen)
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(SynergyTask, "observe", observe))
@@ -246,8 +271,18 @@ def _noted(method: Callable[..., Any], note: Callable[..., None], first: bool) -
     return both
 
 
-def recorded(simulation: Simulation) -> list[Moment]:
-    """Simulates to the end; every decision in order."""
+@dataclass(frozen=True)
+class Recording:
+    """Every decision in order. fits: of models to observations, by what was observed."""
+
+    moments: list[Moment]
+    fits: dict[bytes, Theta]
+
+
+def recorded(simulation: Simulation) -> Recording:
+    """Simulates to the end."""
+    fits: dict[bytes, Theta] = {}
+    share_fits(simulation.scheduler, fits)
     with watching(simulation) as watched:
         simulation.run()
-    return watched.moments
+    return Recording(watched.moments, fits)
