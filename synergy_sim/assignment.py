@@ -153,7 +153,8 @@ def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
             )
         gpus[row] = found[1]
         kind_code[row] = kinds.index(found[0])
-    changed = int(((gpus != workload.gpus) | (kind_code != workload.gpu_type_code)).sum())
+    asked_for = np.array([bool(kind) for kind in kinds])[workload.gpu_type_code]
+    changed = int(((gpus != workload.gpus) | (asked_for & (kind_code != workload.gpu_type_code))).sum())
     note = f"{changed:,} jobs asked for GPUs on which no plan of their model fits, and got more or others"
     notes = (*workload.notes, note) if changed else workload.notes
     return replace(workload, gpus=gpus, gpu_type_code=kind_code, gpu_types=kinds, notes=notes)

@@ -25,7 +25,7 @@ from synergy_runs.inputs import (
 from synergy_runs.profiles import read_profile
 from synergy_runs.traces.find import find_folder
 from synergy_runs.workload import Workload
-from synergy_sim.assignment import as_given, mixed
+from synergy_sim.assignment import as_given, mixed, with_profiled_batches
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.ground_truth import Disturbance, PlannedTruth, Truth
 from synergy_sim.language_models import with_language_models
@@ -100,7 +100,7 @@ def trained(
     wanted = settings.trace.models
     if wanted == "auto":
         needed = any(isinstance(each, AllocationPolicy) and each.reads_goodput for each in policies)
-        given = bool(len(workload)) and bool((workload.global_batch > 0).all())
+        given = bool(len(workload)) and bool((with_profiled_batches(workload, truth).global_batch > 0).all())
         wanted = "as_given" if given else "mix" if needed else "none"
     if wanted == "as_given":
         return as_given(workload, cluster, truth)

@@ -39,7 +39,7 @@ def plans(slots: int, batches: list[int], refusal: Refusal) -> list[list[PlanMes
 
 
 def _splits(slots: int) -> Iterator[tuple[int, int, int]]:
-    for data in range(1, slots + 1):
+    for data in range(slots, 0, -1):  # replicas first: they show early what is hopeless
         for tensor in range(1, slots // data + 1):
             if slots % (data * tensor) == 0:
                 yield data, tensor, slots // (data * tensor)

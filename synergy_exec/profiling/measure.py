@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median
 
 from synergy_core.cluster import Cluster
@@ -18,6 +19,8 @@ from synergy_exec.profiling.testbed import RunOnTestbed, Testbed
 
 Say = Callable[[str], None]
 FEWEST_STEPS = 5
+HOPELESS = 2.5
+"""A plan that takes so many times what another does at a batch is not measured at further ones."""
 
 
 @dataclass(slots=True)
@@ -48,11 +51,12 @@ async def measured(
     for kind, first_node, nodes, per_node in _parts(testbed.cluster):
         for size in sizes_of(nodes * per_node):
             places = _places(size, first_node, nodes, per_node)
+            best: dict[int, float] = {}
             for same_degrees in plans(size, batches, refusal):
                 say(f"{file.name}: {_words(same_degrees[0])} on {size} × {kind}")
                 each = await asyncio.gather(
                     *(
-                        _run(testbed, job, placed, same_degrees, seconds, found)
+                        _run(testbed, job, placed, same_degrees, seconds, found, best)
                         for job, placed in zip(jobs, places, strict=False)
                     )
                 )
@@ -89,9 +93,18 @@ def _places(size: int, first_node: int, nodes: int, per_node: int) -> list[Place
 
 
 async def _run(
-    testbed: Testbed, job: int, placed: Placed, same_degrees: list[PlanMessage], seconds: float, found: Measured
+    testbed: Testbed,
+    job: int,
+    placed: Placed,
+    same_degrees: list[PlanMessage],
+    seconds: float,
+    found: Measured,
+    best: dict[int, float],
 ) -> dict[PlanMessage, tuple[float, Report]]:
-    """One run through all batches of one plan: seconds a step, and the last report, by plan."""
+    """One run through all batches of one plan: seconds a step, and the last report, by plan.
+
+    best: by batch, the least seconds a step so far on as many slots; brought up to date.
+    """
     seen: dict[PlanMessage, tuple[float, Report]] = {}
     fresh = job not in testbed.trained
     run = testbed.start(job, placed, same_degrees[0])
@@ -101,9 +114,13 @@ async def _run(
         for plan in same_degrees:
             run.retune(plan)
             seen[plan] = await _steady(run, plan, seconds)
-        step_s = seen[same_degrees[0]][0]
-        (found.starts if fresh else found.restarts).append(run.stepped_s - run.launched_s - step_s)
-        last = seen[same_degrees[-1]][1]
+            batch, step_s = plan.global_batch, seen[plan][0]
+            best[batch] = min(step_s, best.get(batch, inf))
+            if step_s > HOPELESS * best[batch]:
+                break
+        standstill_s = run.stepped_s - run.launched_s - seen[same_degrees[0]][0]
+        (found.starts if fresh else found.restarts).append(standstill_s)
+        last = list(seen.values())[-1][1]
         if last.grad_sqr > 0:
             found.noises.append(last.grad_var / last.grad_sqr)
         found.exits.append(await run.stop())

@@ -112,6 +112,8 @@ class Truth:
 
     def source(self, cluster: Cluster) -> str:
         """One line that says where step times come from on this cluster."""
+        if self.profile:
+            return f"step times and costs of {', '.join(self.profile)} as profiled on {self.profile.machine}, {self.profile.date}"
         where = f"tables in {self.profiles}" if self.profiles is not None else "the catalog's constants"
         kinds = {kind for name in model_names() for kind in load_model(name).gpu_types}
         stand_ins = [f"{kind} as {nearest_type(kind, kinds)}" for kind in cluster.gpu_types if kind not in kinds]
