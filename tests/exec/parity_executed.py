@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from exec.controllers_agents import FakeAgent, Stage
-from exec.parity_recording import Arrived, Event, Evicted, Finished, Moment, Requeued, seen_by_policy, share_fits
+from exec.parity_recording import (
+    Arrived,
+    Event,
+    Evicted,
+    Finished,
+    Launched,
+    Left,
+    Moment,
+    Requeued,
+    seen_by_policy,
+    share_fits,
+)
 from exec.parity_replay import ParityError, compare_states
 
 from synergy_core.cluster import Cluster
+from synergy_core.decision import Decision
 from synergy_core.observations import Theta
 from synergy_core.policies import Policy
 from synergy_core.profiled import ProfiledTask
@@ -60,6 +72,14 @@ class WatchedDecider(Decider):
     def requeue(self, job: ExecutedJob) -> None:
         super().requeue(job)
         self.events.append(Requeued(job.job_id))
+
+    def launched(self, job: ExecutedJob, now_s: float) -> None:
+        super().launched(job, now_s)
+        self.events.append(Launched(job.job_id, now_s))
+
+    def left(self, job: ExecutedJob, slots: int, now_s: float) -> None:
+        super().left(job, slots, now_s)
+        self.events.append(Left(job.job_id, slots, now_s))
 
     def evicted(self, job: ExecutedJob, now_s: float) -> None:
         super().evicted(job, now_s)
@@ -124,46 +144,82 @@ def staged(folder: Path, policy: Policy, cluster: Cluster, profile: Profile) -> 
     return Executed(Stage(execution, agents), decider, fits)
 
 
-def decided_by_the_core(executed: Executed, policy: Policy) -> list[tuple[float, int, Any]]:
-    """What a fresh scheduler decides on the same facts: all starts, in order. Raises ParityError where it differs."""
-    decider = executed.decider
-    scheduler = scheduler_for(policy, decider.cluster, profile=decider.choices.profile)
-    share_fits(scheduler, executed.fits)
-    jobs: dict[int, Job] = {}
-    starts = []
-    for moment in decider.moments:
+@dataclass
+class CoreDriver:
+    """A scheduler on plain jobs, driven as the simulator drives it: service from a launch until the slots are free."""
+
+    scheduler: Any
+    jobs: dict[int, Job] = field(default_factory=dict)
+    launching: set[int] = field(default_factory=set)
+    leaving_since_s: dict[int, float] = field(default_factory=dict)
+
+    def tell(self, moment: Moment) -> None:
+        """All that happened before a decision."""
         for event in moment.events:
-            _happened(event, jobs, scheduler)
+            self._happened(event)
         for number, work in moment.work.items():
-            task = jobs[number].task
+            task = self.jobs[number].task
             assert task is not None
             task.done_work = work
         for number, first_step_s in moment.first_steps.items():
-            jobs[number].first_step_s = first_step_s
-        decision = scheduler.decide(moment.now_s)
+            self.jobs[number].first_step_s = first_step_s
+        for number in self.launching:
+            self.jobs[number].settled_s = moment.now_s
+
+    def decide(self, now_s: float) -> Decision:
+        decision: Decision = self.scheduler.decide(now_s)
+        stopped = {job.job_id for job, _ in decision.stops}
+        self.leaving_since_s |= dict.fromkeys(stopped - self.launching, now_s)
+        self.launching -= stopped
+        self.launching |= {job.job_id for job, _ in decision.starts}
+        return decision
+
+    def _happened(self, event: Any) -> None:
+        number = event.job_id
+        if isinstance(event, Arrived):
+            self.jobs[number] = job = Job(number, event.submit_s, event.gpus, estimate_s=event.estimate_s)
+            job.spec = event.spec
+            self.scheduler.arrive(job)
+            return
+        job = self.jobs[number]
+        if isinstance(event, Launched | Finished | Evicted) and number in self.launching:
+            self.launching.discard(number)
+            job.settled_s = event.at_s
+        if isinstance(event, Launched):
+            if not job.restarts:
+                job.first_start_s = event.at_s
+        elif isinstance(event, Left):
+            if (since_s := self.leaving_since_s.pop(number, None)) is not None:
+                job.attained_service_gpu_s += event.slots * (event.at_s - since_s)
+                job.settled_s = event.at_s
+        elif isinstance(event, Finished):
+            self.scheduler.finish(self.jobs.pop(number), event.at_s)
+            self.leaving_since_s.pop(number, None)
+        elif isinstance(event, Requeued):
+            self.scheduler.requeue(job)
+        elif isinstance(event, Evicted):
+            self.scheduler.evicted(job, event.at_s)
+        else:
+            getattr(job.task, event.method)(*event.arguments)
+
+
+def decided_by_the_core(executed: Executed, policy: Policy) -> list[tuple[float, int, Any]]:
+    """What a fresh scheduler decides on the same facts: all starts, in order. Raises ParityError where it differs."""
+    decider = executed.decider
+    driver = CoreDriver(scheduler_for(policy, decider.cluster, profile=decider.choices.profile))
+    share_fits(driver.scheduler, executed.fits)
+    starts = []
+    for moment in decider.moments:
+        driver.tell(moment)
+        decision = driver.decide(moment.now_s)
         where = f"at {moment.now_s:g} s"
         if moment.state:
-            compare_states(seen_by_policy(scheduler), moment.state, where)
+            compare_states(seen_by_policy(driver.scheduler), moment.state, where)
         got = [[(job.job_id, placed) for job, placed in each] for each in (decision.stops, decision.starts)]
         if got != [moment.stops, moment.starts]:
             raise ParityError(f"{where}: the core {got}, the executor {[moment.stops, moment.starts]}")
-        plans = {number: job.plan for number, job in jobs.items() if job.running and job.plan}
+        plans = {number: job.plan for number, job in driver.jobs.items() if job.running and job.plan}
         if plans != moment.plans:
             raise ParityError(f"plans {where}: the core {plans}, the executor {moment.plans}")
         starts += [(moment.now_s, *each) for each in got[1]]
     return starts
-
-
-def _happened(event: Any, jobs: dict[int, Job], scheduler: Any) -> None:
-    if isinstance(event, Arrived):
-        jobs[event.job_id] = job = Job(event.job_id, event.submit_s, event.gpus, estimate_s=event.estimate_s)
-        job.spec = event.spec
-        scheduler.arrive(job)
-    elif isinstance(event, Finished):
-        scheduler.finish(jobs.pop(event.job_id), event.at_s)
-    elif isinstance(event, Requeued):
-        scheduler.requeue(jobs[event.job_id])
-    elif isinstance(event, Evicted):
-        scheduler.evicted(jobs[event.job_id], event.at_s)
-    else:
-        getattr(jobs[event.job_id].task, event.method)(*event.arguments)

@@ -17,10 +17,12 @@ from synergy_core.job import JobSpec
 from synergy_core.observations import Theta
 from synergy_core.planner.plan import Plan
 from synergy_core.profiled import ProfiledTask
-from synergy_core.state import ClusterState, Job, Placed
+from synergy_core.state import ClusterState, Job, Placed, gpus_in
 from synergy_core.task import SynergyTask
 from synergy_exec.controller.decider import MOST_SYNC
+from synergy_sim import rounds
 from synergy_sim.engine import Simulation
+from synergy_sim.execution import SimulatedJob
 from synergy_sim.planned_job import ProfiledJob
 from synergy_sim.training import TrainingJob
 
@@ -46,6 +48,23 @@ class Finished:
 @dataclass(frozen=True)
 class Requeued:
     job_id: int
+
+
+@dataclass(frozen=True)
+class Launched:
+    """It has slots of its own from then on, which it may have had to wait for."""
+
+    job_id: int
+    at_s: float
+
+
+@dataclass(frozen=True)
+class Left:
+    """It has saved and left so many slots."""
+
+    job_id: int
+    slots: int
+    at_s: float
 
 
 @dataclass(frozen=True)
@@ -81,7 +100,7 @@ class Noise:
     statistics: tuple[float, float]
 
 
-Event = Arrived | Finished | Requeued | Evicted | Stepped | SteppedUnder | Noise
+Event = Arrived | Finished | Requeued | Evicted | Launched | Left | Stepped | SteppedUnder | Noise
 
 
 @dataclass(frozen=True)
@@ -245,8 +264,22 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
             chosen = Chosen(job._local_batch, job._accumulation + 1, job._global_batch(), job._iteration_s())
             watched.moments[-1].chosen.setdefault(job.job_id, chosen)
 
+    launch, end_lease = rounds._launch, rounds._end_lease
+
+    def launching(simulation: Simulation, job: SimulatedJob, placed: Placed, next_start_s: float) -> None:
+        launch(simulation, job, placed, next_start_s)
+        watched.events.append(Launched(job.job_id, job.began_s))
+
+    def leaving(simulation: Simulation, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
+        before = len(watched.events)
+        goes_on = end_lease(simulation, job, placed, boundary_s)
+        watched.events.insert(before, Left(job.job_id, gpus_in(placed), job.free_s))  # then it waits, or is done
+        return goes_on
+
     with ExitStack() as stack:
         stack.enter_context(patch.object(SynergyTask, "observe", observe))
+        stack.enter_context(patch.object(rounds, "_launch", launching))
+        stack.enter_context(patch.object(rounds, "_end_lease", leaving))
         for kind, name, note, first in (
             (ProfiledTask, "observe_plan", observe_plan, True),
             (SynergyTask, "report", report, True),

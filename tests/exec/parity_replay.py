@@ -17,6 +17,8 @@ from exec.parity_recording import (
     Chosen,
     Event,
     Finished,
+    Launched,
+    Left,
     Moment,
     Noise,
     Recording,
@@ -71,6 +73,10 @@ class Driver:
         elif isinstance(event, Finished):
             self.decider.finish(self.jobs[event.job_id], event.at_s)
             self.held.pop(event.job_id, None)
+        elif isinstance(event, Launched):
+            self.decider.launched(self.jobs[event.job_id], event.at_s)
+        elif isinstance(event, Left):
+            self.decider.left(self.jobs[event.job_id], event.slots, event.at_s)
         elif isinstance(event, Requeued):
             self.decider.requeue(self.jobs[event.job_id])
         elif isinstance(event, Noise):
@@ -143,11 +149,11 @@ class Driver:
         where = f"at {moment.now_s:g} s"
         if moment.state:
             compare_states(seen_by_policy(self.decider.scheduler), moment.state, where)
+            _same((answer.objective, answer.bound), moment.optimum, f"objective and bound {where}")
         stops = [(job.job_id, self.held.pop(job.job_id)) for job in answer.stops]
         starts = [(job.job_id, placed) for job, placed, _ in answer.starts]
         _same(stops, moment.stops, f"stops {where}")
         _same(starts, moment.starts, f"starts {where}")
-        _same((answer.objective, answer.bound), moment.optimum, f"objective and bound {where}")
         for job in answer.stops:
             job.state = "stopping"
         for job, placed, _ in answer.starts:

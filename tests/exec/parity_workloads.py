@@ -49,7 +49,7 @@ def _model(name: str, sample_s: float, exchange_s: float, noise: float, restart_
                         ProfiledRow("cpu", across, Plan(data=3, micro_batch=each, accumulation=1), each * sample_s)
                         for each in (3, 6, 12)
                     ]
-    costs = ProfiledCosts(launch_s=1.0, restart_s=restart_s, exit_s=0.0)
+    costs = ProfiledCosts(launch_s=1.0, restart_s=restart_s, exit_s=0.5)
     return ProfiledModel(name, INITIAL_BATCH, BATCHES[-1], 1e6, noise, costs, tuple(rows))
 
 
@@ -101,4 +101,10 @@ def catalogued(seed: int, jobs: int, *, cluster: Cluster, mean_s: float = 900.0)
     """Jobs of which nothing is known before they report. Their models are fitted to that."""
     truth = Truth(None, disturbance=Disturbance(noise_fraction=0.1, seed=seed))
     work = random_training(seed, jobs, cluster, truth=truth, sizes=(1, 2, 4), mean_s=mean_s)
-    return Scene(work, cluster, truth, ExecutionModel(Costs(restart_s=20.0, launch_s=10.0), round_s=60.0), exact=False)
+    return Scene(
+        work,
+        cluster,
+        truth,
+        ExecutionModel(Costs(restart_s=20.0, launch_s=10.0, exit_s=4.0), round_s=60.0),
+        exact=False,
+    )

@@ -36,7 +36,7 @@ def policy_named(name: str) -> Policy:
 def scene_of(kind: str, count: int) -> Scene:
     if kind == "profiled":
         return profiled(1, 14, cluster=nodes(count))
-    return catalogued(1, 14, cluster=nodes(count, "t4"))
+    return catalogued(1, 14, cluster=nodes(count, "t4"), mean_s=400.0)
 
 
 def compared(scene: Scene, policy: Policy) -> tuple[list[Moment], Driver]:
@@ -94,7 +94,6 @@ def changed(recording: Recording, kind: type, **values: object) -> Recording:
         ("synergy", "profiled", Noise, {"statistics": (1.0, 1e-3)}),
         ("synergy", "profiled", SteppedUnder, {"step_s": 3.0}),
         ("sia", "profiled", Noise, {"statistics": (1.0, 1e-3)}),
-        ("sia", "profiled", SteppedUnder, {"step_s": 3.0}),
         ("sia", "catalogued", Stepped, {"step_s": 3.0}),
         ("synergy", "catalogued", Stepped, {"step_s": 3.0}),
     ],
