@@ -54,6 +54,8 @@ class Decider:
         self.plans: dict[int, PlanMessage] = {}
         self._type_of_node = [each.gpu_type for each in cluster.node_types for _ in range(each.nodes)]
         self._withdrawn: set[int] = set()
+        self._unlaunched: set[int] = set()
+        self._leaving_since_s: dict[int, float] = {}
 
     def arrive(self, job: ExecutedJob) -> None:
         """A job was submitted."""
@@ -65,6 +67,8 @@ class Decider:
         """A job has ended, wherever it was."""
         del self.active[job.job_id]
         self.plans.pop(job.job_id, None)
+        self._leaving_since_s.pop(job.job_id, None)
+        self._settle_unlaunched(job, now_s)
         if job.queued and isinstance(self.scheduler, OrderingScheduler):
             self._withdrawn.add(job.job_id)  # a queue gives a job back only when its turn comes; then it ends at once
         else:
@@ -78,8 +82,29 @@ class Decider:
     def evicted(self, job: ExecutedJob, now_s: float) -> None:
         """A job that holds slots, or was promised some, has lost them unasked, and waits."""
         self.plans.pop(job.job_id, None)
+        self._settle_unlaunched(job, now_s)
         job.queued = True
         self.scheduler.evicted(job, now_s)
+
+    # Service is what a job really held: from the launch of a run, which may wait for its slots, until it has left.
+
+    def launched(self, job: ExecutedJob, now_s: float) -> None:
+        """The workers of a job's newest run were told to start, on slots that are its own from now on."""
+        self._settle_unlaunched(job, now_s)
+        if not job.restarts:
+            job.first_start_s = now_s
+
+    def left(self, job: ExecutedJob, slots: int, now_s: float) -> None:
+        """No process of a run on so many slots is left; if a decision stopped it, it held them until now."""
+        since_s = self._leaving_since_s.pop(job.job_id, None)
+        if since_s is not None:
+            job.attained_service_gpu_s += slots * (now_s - since_s)
+            job.settled_s = now_s
+
+    def _settle_unlaunched(self, job: ExecutedJob, now_s: float) -> None:
+        if job.job_id in self._unlaunched:
+            self._unlaunched.discard(job.job_id)
+            job.settled_s = now_s
 
     def report(self, job: ExecutedJob, said: Report) -> Observation | None:
         """What a running job reports enters its beliefs; the step time, where it is news."""
@@ -108,11 +133,17 @@ class Decider:
     def decide(self, now_s: float) -> Answer:
         """Who stops, who starts where with which plan, and who goes on with another batch."""
         began = time.perf_counter()
+        for job_id in self._unlaunched:
+            self.active[job_id].settled_s = now_s
         decision = self._decided(now_s)
         answer = Answer(objective=decision.objective, bound=decision.bound)
         for job, _ in decision.stops:
             assert isinstance(job, ExecutedJob)
             self.plans.pop(job.job_id, None)
+            if job.job_id in self._unlaunched:
+                self._unlaunched.discard(job.job_id)
+            else:
+                self._leaving_since_s[job.job_id] = now_s
             answer.stops.append(job)
         for job, placed in decision.starts:
             assert isinstance(job, ExecutedJob)
@@ -120,6 +151,7 @@ class Decider:
             job.first_step_s = NEVER
             plan = self._plan(job, placed)
             self.plans[job.job_id] = plan
+            self._unlaunched.add(job.job_id)
             answer.starts.append((job, placed, plan))
         started = {job.job_id for job, _, _ in answer.starts}
         for job in self.active.values():

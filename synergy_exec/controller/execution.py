@@ -203,6 +203,7 @@ class Execution:
         job = self.jobs[run.job]
         if isinstance(what, Launched):
             self.journal.launched(run.number)
+            self.decider.launched(job, now_s)
             self.journal.fact(now_s, START, job.job_id, gpus_in(run.placed), run.placed)
             self._write_job(job)
         elif isinstance(what, Stepped):
@@ -221,6 +222,7 @@ class Execution:
         reason = self._failures.pop(run.number, "") or what.reason
         self.journal.ended(run.number, outcome, reason)
         if not job.ended:
+            self.decider.left(job, gpus_in(run.placed), now_s)
             if outcome == "done":
                 self._end(job, "done", "", now_s)
             elif outcome == "failed":
