@@ -26,6 +26,8 @@ from synergy_exec.messages import Failure, Launch, Message, Report, Saved
 from synergy_runs.log import Kind
 
 SUBMIT, START, STOP, FINISH = (int(kind) for kind in Kind)
+STARTED_PARTS = ("launch_s", "build_s", "load_s", "first_step_s")
+"""Seconds of `messages.Started` that the journal keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +134,7 @@ class Execution:
             for number in [run.number for run in self.runs.runs.values() if run.job == job.job_id]:
                 if number not in new:
                     job.state = "stopping"
+                    self.journal.timing(number, now_s, "stop", {})
                     self.runs.stop(number)
         for run in started:
             self.jobs[run.job].state = "starting"
@@ -157,11 +160,11 @@ class Execution:
         """One message of an agent."""
         run = self.runs.runs.get(getattr(message, "run", -1))
         if run is not None and node in run.nodes:
-            self._learn(self.jobs[run.job], run, message)
+            self._learn(self.jobs[run.job], run, message, now_s)
         self.runs.heard(node, message)
         self._settle(now_s)
 
-    def _learn(self, job: ExecutedJob, run: Run, message: Message) -> None:
+    def _learn(self, job: ExecutedJob, run: Run, message: Message, now_s: float) -> None:
         """What reports say of progress, and of why a run ends."""
         if isinstance(message, Report):
             seen = job.seen
@@ -177,6 +180,7 @@ class Execution:
             self.journal.reported(job.job_id, dataclasses.asdict(seen))
         elif isinstance(message, Saved):
             job.seen.saved_step = message.step
+            self.journal.timing(run.number, now_s, "saved", {"save_s": message.save_s})
         elif isinstance(message, Failure):
             hint = " Lower max_batch." if message.out_of_memory else ""
             self._failures.setdefault(run.number, f"rank {message.rank}: {message.reason}{hint}")
@@ -207,6 +211,8 @@ class Execution:
             self._write_job(job)
         elif isinstance(what, Stepped):
             job.first_step_s = now_s
+            parts = {name: getattr(what.message, name) for name in STARTED_PARTS}
+            self.journal.timing(run.number, now_s, "started", parts)
             if not run.stopping:
                 job.state = "running"
         elif isinstance(what, Dropped):
