@@ -81,7 +81,9 @@ def _steps(path: Path) -> tuple[RecordedStep, ...]:
         if len(cells) != _CELLS:
             continue
         try:
-            step = RecordedStep(int(cells[0]), int(cells[1]), *map(float, cells[2:5]), int(cells[5]))  # type: ignore[call-arg]
+            step = RecordedStep(
+                int(cells[0]), int(cells[1]), float(cells[2]), float(cells[3]), float(cells[4]), int(cells[5])
+            )
         except ValueError:
             continue
         latest[step.number] = step

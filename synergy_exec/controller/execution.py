@@ -22,7 +22,7 @@ from synergy_exec.controller.jobs import ExecutedJob, Seen
 from synergy_exec.controller.journal import JobRow, Journal
 from synergy_exec.controller.runs import Dropped, Happened, Launched, Left, Run, Runs, Stepped
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Failure, Launch, Message, Report, Saved
+from synergy_exec.messages import Failure, Launch, Message, PlanMessage, Report, Saved
 from synergy_runs.log import Kind
 
 SUBMIT, START, STOP, FINISH = (int(kind) for kind in Kind)
@@ -122,8 +122,10 @@ class Execution:
             job.state = "starting"
             started.append(run)
             self.journal.decided_run(run.number, run.job, now_s, placed, dataclasses.asdict(plan))
+            self.journal.timing(run.number, now_s, "plan", _micro_batches(plan))
         for job, plan in answer.retunes:
             self.journal.retuned(job.run, dataclasses.asdict(plan))
+            self.journal.timing(job.run, now_s, "plan", _micro_batches(plan))
         running = [job for job in self.decider.active.values() if job.running]
         used = sum(job.held_gpus for job in running)
         counts = len(answer.starts), len(answer.stops), len(running), self.decider.scheduler.waiting, used
@@ -351,6 +353,10 @@ class Execution:
                     job.restarts += 1
             elif fact.kind in (STOP, FINISH):
                 job.attained_service_gpu_s += fact.gpus * (fact.time_s - since.pop(fact.job))
+
+
+def _micro_batches(plan: PlanMessage) -> dict[str, float]:
+    return {"micro_batch": plan.micro_batch, "accumulation": plan.accumulation}
 
 
 def job_from(row: JobRow) -> JobFile:
