@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,9 @@ from synergy_exec.recorded import RecordedJob
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
 
+NUDGE = 2.0**-20
+"""On every learning rate, relative: 8 roundings of a float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
@@ -20,20 +24,25 @@ class Replayed:
 
     draws: whether the model draws random numbers in training (dropout), which differ from plan to plan.
     differences: |recorded − replayed loss| of steps 1, 2, …; infinite where only one of them is a number. They end
-    before the first step that the record lacks.
+    before the first step that the record lacks. rounding: |replayed loss − the same with learning rates nudged|:
+    how far rounding alone takes one process from another; empty where no difference is beyond the limit.
     """
 
     optimizer: str
     sgd: bool
     draws: bool
     differences: tuple[float, ...]
+    rounding: tuple[float, ...]
 
 
-def replayed(job: RecordedJob, seed: int) -> Replayed:
-    """Trains all recorded steps of a job on the CPU, one thread. seed: the run's. Raises InputError."""
+def replayed(job: RecordedJob, plans: Sequence[PlanMessage], seed: int, limit: float) -> Replayed:
+    """Trains all recorded steps of a job on the CPU, one thread. plans: of one rank, for each step.
+
+    seed: the run's. Raises InputError.
+    """
     torch.set_num_threads(1)
     try:
-        return _replayed(job, seed)
+        return _replayed(job, plans, seed, limit)
     except InputError as error:
         raise InputError(f"job {job.name}: {error}") from error
     except Exception as error:  # the job's own code
@@ -41,22 +50,35 @@ def replayed(job: RecordedJob, seed: int) -> Replayed:
         raise InputError(f"job {job.name} cannot be trained again here ({reason}).") from error
 
 
-def _replayed(job: RecordedJob, seed: int) -> Replayed:
-    first = PlanMessage(micro_batch=job.steps[0].batch if job.steps else job.file.initial_batch)
-    trainer = Trainer(load_job(job.file.job_class, job.file.arguments), first, seed=seed, measure_squares=False)
+def _replayed(job: RecordedJob, plans: Sequence[PlanMessage], seed: int, limit: float) -> Replayed:
+    trainer = _trainer(job, plans[0], seed)
     (optimizer,) = trainer.optimizers
-    differences: list[float] = []
-    draws = False
-    for number, step in enumerate(job.steps, 1):
-        if step.number != number:
-            break
-        if step.batch != trainer.plan.global_batch:
-            trainer.retune(step.batch, 1)
+    sgd = isinstance(optimizer, torch.optim.SGD)
+    losses = _losses(trainer, job, plans, 1.0)
+    draws = bool(losses) and _drawn()
+    differences = tuple(difference(step.loss, loss) for step, loss in zip(job.steps, losses, strict=False))
+    rounding: tuple[float, ...] = ()
+    if sgd and max(differences, default=0.0) > limit:
+        nudged = _losses(_trainer(job, plans[0], seed), job, plans, 1.0 + NUDGE)
+        rounding = tuple(map(difference, losses, nudged))
+    return Replayed(type(optimizer).__name__, sgd, draws, differences, rounding)
+
+
+def _trainer(job: RecordedJob, plan: PlanMessage, seed: int) -> Trainer:
+    return Trainer(load_job(job.file.job_class, job.file.arguments), plan, seed=seed, measure_squares=False)
+
+
+def _losses(trainer: Trainer, job: RecordedJob, plans: Sequence[PlanMessage], factor: float) -> list[float]:
+    """Of steps 1, 2, … up to the first that the record lacks; recorded learning rates × factor."""
+    losses: list[float] = []
+    for number, (step, plan) in enumerate(zip(job.steps, plans, strict=True)):
         # Steps count from 1 in the record, and from 0 where they are trained.
-        loss = trainer.step(number - 1, rate=step.rate).loss
-        differences.append(difference(step.loss, loss))
-        draws = draws or _drawn()
-    return Replayed(type(optimizer).__name__, isinstance(optimizer, torch.optim.SGD), draws, tuple(differences))
+        if step.number != number + 1:
+            break
+        if plan != trainer.plan:
+            trainer.retune(plan.micro_batch, plan.accumulation)
+        losses.append(trainer.step(number, rate=step.rate * factor).loss)
+    return losses
 
 
 def difference(one: float, other: float) -> float:
@@ -68,6 +90,6 @@ def difference(one: float, other: float) -> float:
 
 
 def _drawn() -> bool:
-    """Whether torch's default generator has drawn anything since it was seeded."""
+    """Whether torch's default generator has drawn anything since it was last seeded, which every step does."""
     fresh = torch.Generator().manual_seed(torch.initial_seed()).get_state()
     return not torch.equal(fresh, torch.get_rng_state())
