@@ -182,11 +182,11 @@ def continuity(job: RecordedJob, runs: Sequence[RunRow], again: Replayed, limit:
     whole = len(differences) == len(job.steps)
     remark = "" if whole else f"the record lacks step {len(differences) + 1}"
     verdict: Verdict = "met" if whole and largest <= limit else "missed"
-    if whole and verdict == "missed" and _by_rounding(again, limit):
-        verdict = "rounding"
     if not again.sgd or again.draws:
         verdict = "not judged"
         remark = remark or ("draws random numbers in training" if again.draws else "no SGD")
+    elif whole and verdict == "missed" and _by_rounding(again, limit):
+        verdict = "rounding"
     return Continuity(
         job=job.name,
         model=job.file.name,
