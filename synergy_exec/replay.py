@@ -14,8 +14,9 @@ from synergy_exec.recorded import RecordedJob
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
 
-NUDGE = 2.0**-20
-"""On every learning rate, relative: 8 roundings of a float32."""
+NUDGES = (2.0**-20, -(2.0**-20), 2.0**-19, -(2.0**-19))
+"""On every learning rate, relative: 8 or 16 roundings of a float32. Several, because what rounding does is a matter of
+chance: losses part where it carries a unit of the network over the kink of its activation (ReLU)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,9 @@ class Replayed:
 
     draws: whether the model draws random numbers in training (dropout), which differ from plan to plan.
     differences: |recorded − replayed loss| of steps 1, 2, …; infinite where only one of them is a number. They end
-    before the first step that the record lacks. rounding: |replayed loss − the same with learning rates nudged|:
-    how far rounding alone takes one process from another; empty where no difference is beyond the limit.
+    before the first step that the record lacks. rounding: the largest |replayed loss − the same with learning
+    rates nudged|, over all nudges, for each step: how far rounding alone takes one process from another; empty where no
+    difference is beyond the limit.
     """
 
     optimizer: str
@@ -59,8 +61,10 @@ def _replayed(job: RecordedJob, plans: Sequence[PlanMessage], seed: int, limit: 
     differences = tuple(difference(step.loss, loss) for step, loss in zip(job.steps, losses, strict=False))
     rounding: tuple[float, ...] = ()
     if sgd and max(differences, default=0.0) > limit:
-        nudged = _losses(_trainer(job, plans[0], seed), job, plans, 1.0 + NUDGE)
-        rounding = tuple(map(difference, losses, nudged))
+        nudged = [_losses(_trainer(job, plans[0], seed), job, plans, 1.0 + nudge) for nudge in NUDGES]
+        rounding = tuple(
+            max(difference(loss, other) for other in others) for loss, *others in zip(losses, *nudged, strict=True)
+        )
     return Replayed(type(optimizer).__name__, sgd, draws, differences, rounding)
 
 

@@ -5,8 +5,8 @@ compared step by step. Jobs with SGD are judged; Adam and the like divide a wron
 are only reported.
 
 Some training is chaotic: it carries a rounding error on until losses are far apart, though nothing is wrong. Where a
-job is beyond the limit, one process is trained a second time with its learning rates changed by 1e-6, and the job
-counts as `rounding`, neither met nor missed, if it stays within ten times what that alone has done up to each step.
+job is beyond the limit, one process is trained four times more with its learning rates changed by 1e-6 or 2e-6, and the
+job counts as `rounding`, neither met nor missed, if it stays within ten times what that alone has done up to each step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LIMIT = 1e-4
 """Largest difference of a loss; plans add in different orders, and training carries the rounding on."""
 STEPS_AFTER_CHANGE = 10
 ROUNDINGS = 10.0
-"""A difference within so many times what a change of the learning rates by 1e-6 does is put down to rounding."""
+"""A difference within so many times what nudging the learning rates does is put down to rounding."""
 _MISSED = 1
 
 Verdict = Literal["met", "rounding", "missed", "not judged"]
@@ -52,7 +52,7 @@ class Continuity:
     steps: recorded; compared: of them, up to the first that the record lacks. runs: launched. plans: parallel degrees
     of the runs that trained, in turn; changes: steps, from 1, before which the plan changed. largest: of |difference|
     over all compared steps; after_changes: over the 10 from each change on, NaN where there was none. rounding: the
-    largest difference of one process from itself, learning rates changed by 1e-6; NaN where it was not needed.
+    largest difference of one process from itself, learning rates nudged; NaN where it was not needed.
     """
 
     job: str
@@ -252,7 +252,7 @@ def table(found: Sequence[Continuity], limit: float) -> list[str]:
         f"|loss − loss of one process without a break| ≤ {limit:g}: "
         + ", ".join(f"{count} {verdict}" for count, verdict in counts if count),
         f"after changes: in the {STEPS_AFTER_CHANGE} steps from each change of plan on; rounding: one process against "
-        "itself, learning rates × (1 + 1e-6)",
+        "itself, learning rates nudged by 1e-6 and 2e-6",
     ]
 
 
