@@ -45,6 +45,15 @@ def _main() -> None:
 
         profile.main(arguments[1:])
         return
+    if arguments and arguments[0] == "verify":
+        from synergy_exec.commands import verify
+
+        sys.exit(verify.main(arguments[1:]))
+    if arguments and arguments[0] == "tensorboard":
+        from synergy_exec.commands import tensorboard
+
+        tensorboard.main(arguments[1:])
+        return
     if any(each in ("--help", "-h") for each in arguments):
         from synergy_exec.usage import usage
 

@@ -21,10 +21,12 @@ from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import JobRow, Journal
 from synergy_exec.controller.runs import Dropped, Happened, Launched, Left, Run, Runs, Stepped
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Failure, Launch, Message, Report, Saved
+from synergy_exec.messages import Failure, Launch, Message, PlanMessage, Report, Saved
 from synergy_runs.log import Kind
 
 SUBMIT, START, STOP, FINISH = (int(kind) for kind in Kind)
+STARTED_PARTS = ("launch_s", "build_s", "load_s", "first_step_s")
+"""Seconds of `messages.Started` that the journal keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +122,10 @@ class Execution:
             job.state = "starting"
             started.append(run)
             self.journal.decided_run(run.number, run.job, now_s, placed, dataclasses.asdict(plan))
+            self.journal.timing(run.number, now_s, "plan", _micro_batches(plan))
         for job, plan in answer.retunes:
             self.journal.retuned(job.run, dataclasses.asdict(plan))
+            self.journal.timing(job.run, now_s, "plan", _micro_batches(plan))
         running = [job for job in self.decider.active.values() if job.running]
         used = sum(job.held_gpus for job in running)
         counts = len(answer.starts), len(answer.stops), len(running), self.decider.scheduler.waiting, used
@@ -132,6 +136,7 @@ class Execution:
             for number in [run.number for run in self.runs.runs.values() if run.job == job.job_id]:
                 if number not in new:
                     job.state = "stopping"
+                    self.journal.timing(number, now_s, "stop", {})
                     self.runs.stop(number)
         for run in started:
             self.jobs[run.job].state = "starting"
@@ -157,11 +162,11 @@ class Execution:
         """One message of an agent."""
         run = self.runs.runs.get(getattr(message, "run", -1))
         if run is not None and node in run.nodes:
-            self._learn(self.jobs[run.job], run, message)
+            self._learn(self.jobs[run.job], run, message, now_s)
         self.runs.heard(node, message)
         self._settle(now_s)
 
-    def _learn(self, job: ExecutedJob, run: Run, message: Message) -> None:
+    def _learn(self, job: ExecutedJob, run: Run, message: Message, now_s: float) -> None:
         """What reports say of progress, and of why a run ends."""
         if isinstance(message, Report):
             seen = job.seen
@@ -177,6 +182,7 @@ class Execution:
             self.journal.reported(job.job_id, dataclasses.asdict(seen))
         elif isinstance(message, Saved):
             job.seen.saved_step = message.step
+            self.journal.timing(run.number, now_s, "saved", {"save_s": message.save_s})
         elif isinstance(message, Failure):
             hint = " Lower max_batch." if message.out_of_memory else ""
             self._failures.setdefault(run.number, f"rank {message.rank}: {message.reason}{hint}")
@@ -208,6 +214,8 @@ class Execution:
             self._write_job(job)
         elif isinstance(what, Stepped):
             job.first_step_s = now_s
+            parts = {name: getattr(what.message, name) for name in STARTED_PARTS}
+            self.journal.timing(run.number, now_s, "started", parts)
             if not run.stopping:
                 job.state = "running"
         elif isinstance(what, Dropped):
@@ -297,3 +305,7 @@ class Execution:
             hang_s=terms.hang_s,
             start_s=terms.start_s,
         )
+
+
+def _micro_batches(plan: PlanMessage) -> dict[str, float]:
+    return {"micro_batch": plan.micro_batch, "accumulation": plan.accumulation}

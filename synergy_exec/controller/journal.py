@@ -17,9 +17,13 @@ from synergy_runs.log import DecisionLog, EventLog, Kind
 
 APPLICATION = 0x53594E45
 """SQLite's application_id of a journal of ours: "SYNE"."""
-VERSION = 1
+VERSION = 2
 
-_TABLES = """
+_TIMINGS = """
+CREATE TABLE timings (
+    serial INTEGER PRIMARY KEY, run INTEGER NOT NULL, time_s REAL NOT NULL, kind TEXT NOT NULL, parts TEXT NOT NULL);
+"""
+_TABLES = f"""{_TIMINGS}
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE jobs (
     job INTEGER PRIMARY KEY, name TEXT NOT NULL, file TEXT NOT NULL, submit_s REAL NOT NULL, row INTEGER,
@@ -96,6 +100,20 @@ class Observation(NamedTuple):
     sync_s: float
 
 
+class Timing(NamedTuple):
+    """What a run went through. kind: plan (decided, or retuned), stop (it was told to), started (its first step was
+    heard of) or saved.
+
+    parts: of a plan, micro_batch and accumulation; of started and saved, the worker's seconds by the names that
+    `messages.Started` and `messages.Saved` give them.
+    """
+
+    run: int
+    time_s: float
+    kind: str
+    parts: dict[str, float]
+
+
 class Journal:
     """One open journal. Every method that records ends in a commit unless it says otherwise."""
 
@@ -135,6 +153,8 @@ class Journal:
             self._connection.executescript(
                 f"BEGIN; {_TABLES} PRAGMA application_id={APPLICATION}; PRAGMA user_version={VERSION}; COMMIT;"
             )
+        elif version < 2:
+            self._connection.executescript(f"BEGIN; {_TIMINGS} PRAGMA user_version={VERSION}; COMMIT;")
 
     def close(self) -> None:
         """Commits and closes."""
@@ -207,6 +227,11 @@ class Journal:
             (time_s, decision_s, *counts, *optimum),
         )
 
+    def timing(self, run: int, time_s: float, kind: str, parts: dict[str, float]) -> None:
+        self._write(
+            "INSERT INTO timings (run, time_s, kind, parts) VALUES (?,?,?,?)", (run, time_s, kind, json.dumps(parts))
+        )
+
     def reported(self, job: int, progress: dict[str, Any]) -> None:
         self._write("INSERT OR REPLACE INTO reports VALUES (?, ?)", (job, json.dumps(progress)))
 
@@ -239,6 +264,10 @@ class Journal:
     def facts(self) -> list[Fact]:
         rows = self._all("SELECT time_s, kind, job, gpus, placement FROM facts ORDER BY serial")
         return [Fact._make((*row[:4], _placed(row[4]))) for row in rows]
+
+    def timings(self) -> list[Timing]:
+        rows = self._all("SELECT run, time_s, kind, parts FROM timings ORDER BY serial")
+        return [Timing(run, time_s, kind, json.loads(parts)) for run, time_s, kind, parts in rows]
 
     def reports(self) -> dict[int, dict[str, Any]]:
         return {job: json.loads(progress) for job, progress in self._all("SELECT job, progress FROM reports")}

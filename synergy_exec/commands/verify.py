@@ -1,0 +1,264 @@
+"""`verify`: whether the jobs of a run trained as they would have in one process without any break.
+
+Every job is trained again, alone, with the batch and the learning-rate factor of each recorded step, and its losses are
+compared step by step. Jobs with SGD are judged; Adam and the like divide a wrong scale of the gradient away, so theirs
+are only reported.
+
+Some training is chaotic: it carries a rounding error on until losses are far apart, though nothing is wrong. Where a
+job is beyond the limit, one process is trained four times more with its learning rates changed by 1e-6 or 2e-6, and the
+job counts as `rounding`, neither met nor missed, if it stays within ten times what that alone has done up to each step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from synergy_core.errors import InputError
+from synergy_exec.controller.journal import RunRow, Timing
+from synergy_exec.messages import PlanMessage
+from synergy_exec.recorded import RecordedJob, chosen, open_journal, recorded_jobs
+from synergy_runs.atomic import atomic_file
+
+if TYPE_CHECKING:
+    from synergy_exec.replay import Replayed
+
+LIMIT = 1e-4
+"""Largest difference of a loss; plans add in different orders, and training carries the rounding on."""
+STEPS_AFTER_CHANGE = 10
+ROUNDINGS = 10.0
+"""A difference within so many times what nudging the learning rates does is put down to rounding."""
+_MISSED = 1
+
+Verdict = Literal["met", "rounding", "missed", "not judged"]
+
+
+@dataclass(frozen=True, slots=True)
+class Continuity:
+    """How a job's losses compare with those of one process without a break.
+
+    steps: recorded; compared: of them, up to the first that the record lacks. runs: launched. plans: parallel degrees
+    of the runs that trained, in turn; changes: steps, from 1, before which the plan changed. largest: of |difference|
+    over all compared steps; after_changes: over the 10 from each change on, NaN where there was none. rounding: the
+    largest difference of one process from itself, learning rates nudged; NaN where it was not needed.
+    """
+
+    job: str
+    model: str
+    optimizer: str
+    steps: int
+    compared: int
+    runs: int
+    plans: tuple[str, ...]
+    changes: tuple[int, ...]
+    largest: float
+    after_changes: float
+    rounding: float
+    verdict: Verdict
+    remark: str
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints the table; returns 1 if a judged job is beyond the limit, else 0. Raises InputError."""
+    parser = argparse.ArgumentParser(prog="python -m synergy_exec verify", description=__doc__)
+    parser.add_argument("work", type=Path, metavar="RUN.work", help="results/<trace>/<policy>-<seed>.work")
+    parser.add_argument("--jobs", nargs="+", default=[], metavar="NAME", help="names or numbers; all that trained")
+    parser.add_argument("--limit", type=float, default=LIMIT, help=f"largest difference of a loss, {LIMIT:g}")
+    parser.add_argument("--processes", type=int, default=_cores(), help="jobs trained at once; one per core")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write what was found, too")
+    given = parser.parse_args(arguments)
+    if not given.limit >= 0:
+        raise InputError(f"--limit {given.limit:g}: expected a difference of losses, 0 or more.")
+    if given.processes < 1:
+        raise InputError(f"--processes {given.processes}: expected at least 1.")
+    found = verified(given.work, given.jobs, given.limit, processes=given.processes)
+    print("\n".join(table(found, given.limit)))
+    if given.json is not None:
+        values = {"limit": given.limit, "jobs": [dataclasses.asdict(each) for each in found]}
+        with atomic_file(given.json) as partial:
+            partial.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    return _MISSED if any(each.verdict == "missed" for each in found) else 0
+
+
+def verified(work: Path, wanted: Sequence[str], limit: float, *, processes: int) -> list[Continuity]:
+    """Every wanted job that trained at least a step, by number. Raises InputError."""
+    journal = open_journal(work)
+    runs, timings = journal.runs(), journal.timings()
+    seed = int(journal.meta().get("settings", {}).get("seed", 0))
+    journal.close()
+    jobs = [each for each in chosen(recorded_jobs(work), list(wanted)) if each.steps]
+    if not jobs:
+        raise InputError(f"{work}: none of the jobs asked for has trained a step; there is nothing to compare.")
+    plans = {job.number: plans_of_one_rank(job, runs, timings) for job in jobs}
+    again = _again(jobs, plans, seed, limit, processes)
+    return [continuity(job, [run for run in runs if run.job == job.number], again[job.number], limit) for job in jobs]
+
+
+def plans_of_one_rank(job: RecordedJob, runs: Sequence[RunRow], timings: Sequence[Timing]) -> list[PlanMessage]:
+    """For each step a plan that cuts its batch as all ranks together did, so that sums round alike as far as they can.
+
+    The journal says which plans a run went through, its steps which batch each had: a run goes on to the next of its
+    plans with that batch. Where none has it, the batch is not cut.
+    """
+    degree = {run.run: int(run.plan["data"]) for run in runs}
+    cuts: dict[int, list[tuple[int, int]]] = {run.run: [] for run in runs}
+    for each in timings:
+        if each.kind == "plan" and each.run in cuts:
+            micro_batch, accumulation = int(each.parts["micro_batch"]), int(each.parts["accumulation"])
+            cuts[each.run].append((micro_batch, accumulation * degree[each.run]))
+    result = []
+    for step in job.steps:
+        left = cuts.get(step.run, [])
+        fitting = [
+            at for at, (micro_batch, accumulation) in enumerate(left) if micro_batch * accumulation == step.batch
+        ]
+        if fitting:
+            del left[: fitting[0]]
+        micro_batch, accumulation = left[0] if fitting else (step.batch, 1)
+        result.append(PlanMessage(micro_batch=micro_batch, accumulation=accumulation))
+    return result
+
+
+def _again(
+    jobs: list[RecordedJob], plans: dict[int, list[PlanMessage]], seed: int, limit: float, processes: int
+) -> dict[int, Replayed]:
+    """Each job replayed in a process of its own kind, the longest first."""
+    from synergy_exec.replay import replayed
+
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(processes, len(jobs)), mp_context=spawn) as pool:
+        in_turn = sorted(jobs, key=lambda job: -sum(step.batch for step in job.steps))
+        futures = {pool.submit(replayed, job, plans[job.number], seed, limit): job for job in in_turn}
+        try:
+            return {futures[each].number: each.result() for each in _watched(futures)}
+        except BrokenProcessPool as error:
+            raise InputError(
+                "a process that trained a job was killed. If memory is short, type --processes 1."
+            ) from error
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _watched(futures: dict[Future[Replayed], RecordedJob]) -> Iterator[Future[Replayed]]:
+    """As they end; where somebody watches, with how far it is."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("training again", total=sum(len(job.steps) for job in futures.values()))
+        for each in as_completed(futures):
+            progress.advance(task, len(futures[each].steps))
+            yield each
+
+
+def continuity(job: RecordedJob, runs: Sequence[RunRow], again: Replayed, limit: float) -> Continuity:
+    """Puts together what was recorded, what the journal says of the job's runs, and what training again gave."""
+    degrees = {run.run: _degrees(run) for run in runs}
+    plans: list[str] = []
+    changes: list[int] = []
+    for step in job.steps:
+        plan = degrees.get(step.run, "?")
+        if plans and plan != plans[-1]:
+            changes.append(step.number)
+        if not plans or plan != plans[-1]:
+            plans.append(plan)
+    differences = again.differences
+    late = [each for at in changes for each in differences[at - 1 : at - 1 + STEPS_AFTER_CHANGE]]
+    largest = max(differences, default=math.nan)
+    whole = len(differences) == len(job.steps)
+    remark = "" if whole else f"the record lacks step {len(differences) + 1}"
+    verdict: Verdict = "met" if whole and largest <= limit else "missed"
+    if not again.sgd or again.draws:
+        verdict = "not judged"
+        remark = remark or ("draws random numbers in training" if again.draws else "no SGD")
+    elif whole and verdict == "missed" and _by_rounding(again, limit):
+        verdict = "rounding"
+    return Continuity(
+        job=job.name,
+        model=job.file.name,
+        optimizer=again.optimizer,
+        steps=len(job.steps),
+        compared=len(differences),
+        runs=sum(run.launched for run in runs),
+        plans=tuple(plans),
+        changes=tuple(changes),
+        largest=largest,
+        after_changes=max(late, default=math.nan),
+        rounding=max(again.rounding, default=math.nan),
+        verdict=verdict,
+        remark=remark,
+    )
+
+
+def _by_rounding(again: Replayed, limit: float) -> bool:
+    """Whether every difference is within the limit, or within ROUNDINGS times what rounding had done by that step."""
+    alone = accumulate(again.rounding, max)
+    pairs = zip(again.differences, alone, strict=True)
+    return all(difference <= max(limit, ROUNDINGS * rounding) for difference, rounding in pairs)
+
+
+def _degrees(run: RunRow) -> str:
+    """Such as `tp2 dp2 zero3`; `1` for one slot. Micro-batches are left out: they change within a run."""
+    plan = run.plan
+    names = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
+    parts = [f"{short}{plan[name]}" for short, name in names.items() if plan[name] > 1]
+    parts += [f"interleave{plan['interleave']}"] if plan["interleave"] > 1 else []
+    parts += [plan["schedule"]] if plan["pipeline"] > 1 else []
+    parts += [f"zero{plan['zero']}"] if plan["zero"] else []
+    return " ".join(parts) or "1"
+
+
+def table(found: Sequence[Continuity], limit: float) -> list[str]:
+    """As it is printed: a line for every job, and what it comes to."""
+    rows: list[tuple[str, ...]] = [
+        (
+            "job",
+            "model",
+            "optimizer",
+            "steps",
+            "runs",
+            "plans",
+            "changes",
+            "largest",
+            "after changes",
+            "rounding",
+            "verdict",
+        )
+    ]
+    for each in found:
+        verdict = f"{each.verdict} ({each.remark})" if each.remark else each.verdict
+        numbers = (str(len(each.changes)), _number(each.largest), _number(each.after_changes), _number(each.rounding))
+        plans = " → ".join(each.plans)
+        rows.append((each.job, each.model, each.optimizer, str(each.steps), str(each.runs), plans, *numbers, verdict))
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    counts = [(sum(each.verdict == verdict for each in found), verdict) for verdict in get_args(Verdict)]
+    return [
+        *lines,
+        f"|loss − loss of one process without a break| ≤ {limit:g}: "
+        + ", ".join(f"{count} {verdict}" for count, verdict in counts if count),
+        f"after changes: in the {STEPS_AFTER_CHANGE} steps from each change of plan on; rounding: one process against "
+        "itself, learning rates nudged by 1e-6 and 2e-6",
+    ]
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.2g}"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
