@@ -78,6 +78,13 @@ class AllocationScheduler:
     def requeue(self, job: Job) -> None:
         """It is still among the active jobs."""
 
+    def evicted(self, job: Job, now_s: float) -> None:
+        """A running job has lost its GPUs unasked: it holds nothing from now on, and waits."""
+        self._count_received(now_s, only=job)
+        self._placement.release(job.placement)
+        job.stopped(now_s)
+        self.waiting += 1
+
     def refresh(self, jobs: Iterable[Job]) -> None:
         """Models that are out of date are fitted, all in one call."""
         if self.beliefs is not None:

@@ -32,6 +32,9 @@ class Scheduler(Protocol):
     def requeue(self, job: Job) -> None:
         """A stopped job's progress is settled: it waits from now on. Not called for one that starts elsewhere."""
 
+    def evicted(self, job: Job, now_s: float) -> None:
+        """A running job has lost its GPUs unasked: it holds nothing from now on, and waits. No `requeue` follows."""
+
     def refresh(self, jobs: Iterable[Job]) -> None:
         """The jobs have reported something new and want to know what to make of it."""
 
@@ -70,6 +73,11 @@ class OrderingScheduler:
             self._predictor.learn(job, job.attained_service_gpu_s / job.gpus)
 
     def requeue(self, job: Job) -> None:
+        self._queue.enter(job)
+
+    def evicted(self, job: Job, now_s: float) -> None:
+        self._queue.leave(job)
+        job.stopped(now_s)
         self._queue.enter(job)
 
     def refresh(self, jobs: Iterable[Job]) -> None:

@@ -12,13 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from synergy_core.allocator import Explanation, explain
-from synergy_core.choice import Solved
+from synergy_core.allocator import Explanation
 from synergy_core.errors import InputError, unknown
 from synergy_core.policies import AllocationPolicy
 from synergy_core.units import parse_duration_s
+from synergy_runs.explained import explained as explanation_in
 from synergy_runs.settings import build
 from synergy_sim.engine import Simulation
 from synergy_sim.prepare import prepared_runs
@@ -79,24 +77,8 @@ def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation, flo
     last = simulation.run_until(at_s, job)
     if last is None:
         raise InputError(f"job {name} was not active in any round at or after {at_s:.0f} s: it had ended.")
-    state, answer = last
-    if not isinstance(answer.solved, Solved):
-        raise InputError(f"policy {run.policy.name} solves no allocation problem; sia, ftf and synergy do.")
-    kinds, rows = run.cluster.gpu_types, answer.solved.rows
-    labels = [f"{n} × {kinds[kind]}" for n, kind in zip(rows.gpus.tolist(), rows.gpu_type.tolist(), strict=True)]
-    row = int(np.flatnonzero(state.job_id == job)[0])
-    return (
-        explain(
-            answer.solved.problem,
-            answer.solved.solution,
-            row,
-            label=f"job {workload.job_name[job]}",
-            configurations=labels,
-            types=kinds,
-            tenants=state.virtual_clusters,
-        ),
-        state.now_s,
-    )
+    label = f"job {workload.job_name[job]}"
+    return explanation_in(last, run.cluster, run.policy.name, job, label), last[0].now_s
 
 
 def _job_number(names: list[str], wanted: str) -> int:

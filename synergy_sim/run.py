@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import sys
 import textwrap
@@ -12,13 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
-from synergy_runs.comparison import compare
+from synergy_runs.filing import make_room, remove_report, say_if_replaced, show
 from synergy_runs.invariants import check
-from synergy_runs.report.write import write_comparison
 from synergy_runs.results import write_run
 from synergy_runs.settings import build
-from synergy_runs.stored import read_run
-from synergy_runs.tables import print_comparison
 from synergy_runs.workload import Workload
 from synergy_sim.console import progress_bar
 from synergy_sim.engine import simulate
@@ -27,10 +23,6 @@ from synergy_sim.settings import Settings
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-
-# Keys that say how results are shown or filed, not what was simulated.
-NOT_OF_THE_RUN = ("results_dir", "figures", "progress", "compared_with")
 
 
 def run(config: DictConfig) -> None:
@@ -43,27 +35,17 @@ def run(config: DictConfig) -> None:
         raise InputError("results_dir is empty; expected a folder, such as results.")
     sweep = _sweep_job()
     folder = (sweep[0] if sweep else settings.results_dir) / settings.trace.name
-    _make_room(folder)
+    make_room(folder)
     folders = simulate_all(settings, values, folder, say=sweep is None or sweep[1] == 0)
     if sweep is None:
-        show(settings, folders, folder)
-
-
-def _make_room(folder: Path) -> None:
-    """Creates the folder for results now, rather than finding out after the simulation that it cannot be."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"results_dir: {folder} cannot be made ({error.strerror}). Name another place with results_dir=DIR."
-        ) from error
+        show(folders, folder, program="synergy_sim", figures=settings.figures)
 
 
 def simulate_all(settings: Settings, values: Mapping[str, Any], folder: Path, *, say: bool) -> list[Path]:
     """Every policy on every seed; returns the run folders, `<policy>-<seed>` below `folder`."""
     values = {**values, "compared_with": list(settings.policy)}
     folders: list[Path] = []
-    _remove_report(folder)
+    remove_report(folder)
     for prepared in prepared_runs(settings):
         if say and not folders:
             _say(settings, prepared.workload, prepared.cluster)
@@ -77,7 +59,7 @@ def _simulate_one(settings: Settings, values: Mapping[str, Any], what: PreparedR
     from omegaconf import OmegaConf
 
     own = {**values, "policy": what.policy.name, "seed": what.seed}
-    _say_if_replaced(into, own)
+    say_if_replaced(into, own)
     with progress_bar(what.policy.name, len(what.workload), show=settings.progress) as progress:
         done = simulate(
             what.workload,
@@ -92,25 +74,6 @@ def _simulate_one(settings: Settings, values: Mapping[str, Any], what: PreparedR
     write_run(done, into, OmegaConf.to_yaml(OmegaConf.create(own)))
 
 
-def _remove_report(folder: Path) -> None:
-    """A report of earlier runs would contradict the runs that are about to replace them."""
-    for pattern in ("report.html", "*.png", "trace-*.json", "comparison.parquet"):
-        for path in folder.glob(pattern):
-            path.unlink(missing_ok=True)
-
-
-def _say_if_replaced(folder: Path, config: Mapping[str, Any]) -> None:
-    """One line if an older run with other settings is about to be replaced."""
-    from omegaconf import OmegaConf
-
-    path = folder / "config.yaml"
-    if not path.is_file():
-        return
-    older: Any = OmegaConf.to_container(OmegaConf.load(path))
-    if {**older, **dict.fromkeys(NOT_OF_THE_RUN)} != {**config, **dict.fromkeys(NOT_OF_THE_RUN)}:
-        print(f"replacing {folder}, run with other settings; results_dir=DIR keeps both", file=sys.stderr)
-
-
 def _say(settings: Settings, workload: Workload, cluster: Cluster) -> None:
     """What is replayed on what, and what was left out of it."""
     lines = [f"{len(workload):,} job{'s' * (len(workload) > 1)} from {workload.source}", *workload.notes]
@@ -123,16 +86,6 @@ def _say(settings: Settings, workload: Workload, cluster: Cluster) -> None:
         lines.append(f"{workload.bad_rows:,} impossible rows skipped")
     width = shutil.get_terminal_size().columns if sys.stderr.isatty() else 10_000
     print("\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines), file=sys.stderr)
-
-
-def show(settings: Settings, folders: list[Path], into: Path) -> None:
-    """The table, and the figures and the report if they are wanted."""
-    runs = [read_run(each) for each in folders]
-    print_comparison(compare(runs))
-    if settings.figures:
-        command = shlex.join(["python", "-m", "synergy_sim", *sys.argv[1:]])
-        print(f"report: {write_comparison(runs, into, command=command)}")
-    print(f"results: {into}/")
 
 
 def _sweep_job() -> tuple[Path, int] | None:

@@ -1,0 +1,207 @@
+"""The controller's HTTP interface: agents by websocket, people by a few requests; all with the token."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import math
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import WSMsgType, web
+
+from synergy_core.allocation import AllocationScheduler
+from synergy_core.errors import InputError, unknown
+from synergy_exec.controller.jobs import ExecutedJob
+from synergy_exec.job_file import MOST_BYTES, job_of
+from synergy_exec.messages import Hello, decode
+from synergy_runs.explained import explained
+
+if TYPE_CHECKING:
+    from synergy_exec.controller.controller import Controller
+    from synergy_exec.controller.execution import Execution
+
+HEARTBEAT_S = 3.0
+"""An agent that does not answer a ping within half of this is lost: noticed in 4.5 s at most."""
+MOST_MESSAGE_BYTES = 1_000_000
+HELLO_S = 10.0
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def application(controller: Controller) -> web.Application:
+    """All of it."""
+    api = Api(controller)
+    app = web.Application(middlewares=[api.checked], client_max_size=MOST_BYTES)
+    app.add_routes(
+        [
+            web.get("/agents", api.agents),
+            web.get("/jobs", api.jobs),
+            web.post("/jobs", api.submit),
+            web.delete("/jobs/{job}", api.cancel),
+            web.get("/jobs/{job}/explain", api.explain),
+            web.get("/state", api.state),
+        ]
+    )
+    return app
+
+
+class Api:
+    """Handlers of one controller's requests."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+
+    @web.middleware
+    async def checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Nobody without the token; what a user can mend is said in a sentence."""
+        wanted = f"Bearer {self._controller.token}"
+        given = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(given.encode(), wanted.encode()):
+            return _said(401, "the token is missing or wrong; it stands in the file `token` beside controller.json.")
+        try:
+            return await handler(request)
+        except InputError as error:
+            return _said(400, str(error))
+        except web.HTTPRequestEntityTooLarge:
+            return _said(413, f"the request is too large; a job file has at most {MOST_BYTES:,} bytes.")
+        except web.HTTPException as error:
+            return _said(error.status, f"{request.method} {request.path}: {error.reason}.")
+
+    async def agents(self, request: web.Request) -> web.StreamResponse:
+        """An agent's connection, from its hello to its end."""
+        channel = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=MOST_MESSAGE_BYTES)
+        await channel.prepare(request)
+        controller = self._controller
+        try:
+            hello = decode(await channel.receive_str(timeout=HELLO_S))
+            if not isinstance(hello, Hello):
+                raise InputError(f"expected hello first; got {hello.KIND}.")
+            link = await controller.agent(hello, channel)
+        except (TimeoutError, InputError, TypeError) as error:
+            await channel.close(code=1008, message=str(error).encode()[:120])
+            return channel
+        sender = asyncio.ensure_future(link.send_all())
+        try:
+            async for message in channel:
+                if message.type == WSMsgType.TEXT:
+                    controller.heard(link, decode(message.data))
+        except InputError as error:
+            await channel.close(code=1008, message=str(error).encode()[:120])
+        except Exception as error:
+            controller.fail(error)
+        finally:
+            sender.cancel()
+            controller.agent_left(link)
+        return channel
+
+    async def jobs(self, _: web.Request) -> web.Response:
+        """All jobs."""
+        execution = self._execution()
+        return _json([shown(execution, job) for job in execution.jobs.values()])
+
+    async def submit(self, request: web.Request) -> web.Response:
+        """Takes a job; answered when it is in the journal."""
+        try:
+            values = json.loads(await request.text())
+        except (ValueError, UnicodeDecodeError) as error:
+            raise InputError(f"the request is not JSON ({error}); expected a job file's keys and values.") from None
+        job = job_of(values, "the job")
+        execution = self._execution()
+        if self._controller.closing:
+            raise InputError("the controller is about to end; start it again and submit then.")
+        made = execution.submit(job.name, job, self._controller.now_s())
+        self._controller.changed()
+        return _json({"job": made.job_id, "name": made.name}, status=201)
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """Ends a job; answered when that is in the journal."""
+        execution = self._execution()
+        job = _job_named(execution, request.match_info["job"], among="active")
+        execution.cancel(job, self._controller.now_s())
+        self._controller.changed()
+        return _json(shown(execution, job))
+
+    async def explain(self, request: web.Request) -> web.Response:
+        """Why a job has what it has, by the last decision."""
+        execution = self._execution()
+        job = _job_named(execution, request.match_info["job"])
+        decider = execution.decider
+        last = decider.scheduler.last if isinstance(decider.scheduler, AllocationScheduler) else None
+        if not isinstance(decider.scheduler, AllocationScheduler):
+            raise InputError(
+                f"policy {decider.policy.name} orders jobs by a key; only policies that allocate are explained."
+            )
+        if last is None or job.job_id not in last[0].job_id:
+            raise InputError(f"job {job.name} was not part of the last decision: it is {job.state}.")
+        found = explained(last, decider.cluster, decider.policy.name, job.job_id, f"job {job.name}")
+        return _json({"time_s": last[0].now_s, "text": found.text(), **found.as_dict()})
+
+    async def state(self, _: web.Request) -> web.Response:
+        """Everything that a live table shows."""
+        execution = self._execution()
+        decider = execution.decider
+        used = sum(job.held_gpus for job in decider.active.values())
+        return _json(
+            {
+                "policy": decider.policy.name,
+                "time_s": self._controller.now_s(),
+                "cluster": decider.cluster.describe(),
+                "slots": decider.cluster.gpus,
+                "slots_used": used,
+                "jobs": [shown(execution, job) for job in execution.jobs.values()],
+            }
+        )
+
+    def _execution(self) -> Execution:
+        if self._controller.execution is None:
+            raise InputError("the controller waits for its agents; try again in a few seconds.")
+        return self._controller.execution
+
+
+def shown(execution: Execution, job: ExecutedJob) -> dict[str, Any]:
+    """A job as people see it; null where nothing is known yet."""
+    plan = execution.decider.plans.get(job.job_id)
+    degrees = None if plan is None else f"dp{plan.data} tp{plan.tensor} pp{plan.pipeline}"
+    return {
+        "job": job.job_id,
+        "name": job.name,
+        "state": job.state,
+        "reason": job.reason,
+        "submit_s": job.submit_time_s,
+        "slots_asked": job.gpus,
+        "slots": job.held_gpus,
+        "plan": degrees,
+        "batch": None if plan is None else plan.global_batch,
+        "step": job.seen.step,
+        "work": job.seen.work,
+        "work_total": job.file.work,
+        "loss": job.seen.loss if math.isfinite(job.seen.loss) else None,
+        "restarts": job.restarts,
+        "folder": str(execution.folder_of(job)),
+    }
+
+
+def _job_named(execution: Execution, wanted: str, *, among: str = "all") -> ExecutedJob:
+    """By number, or by a name that only one has."""
+    jobs = execution.jobs
+    named = [job for job in jobs.values() if job.name == wanted]
+    active = [job for job in named if not job.ended]
+    if among == "active" and len(active) == 1:
+        return active[0]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        numbers = ", ".join(str(job.job_id) for job in named)
+        raise InputError(f"{len(named)} jobs are called {wanted}; take a number: {numbers}.")
+    if wanted.isascii() and wanted.isdigit() and int(wanted) in jobs:
+        return jobs[int(wanted)]
+    raise unknown("job", wanted, [job.name for job in jobs.values()])
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.json_response(value, status=status)
+
+
+def _said(status: int, sentence: str) -> web.Response:
+    return _json({"error": sentence}, status)

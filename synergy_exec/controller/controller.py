@@ -1,0 +1,329 @@
+"""The controller put on a clock and a port: arrivals, rounds, agents, people; one thread, asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from aiohttp import web
+
+from synergy_core.errors import InputError
+from synergy_core.policies import Policy
+from synergy_core.units import on_grid
+from synergy_exec.controller import processes
+from synergy_exec.controller.backend import Backend, Meeting
+from synergy_exec.controller.execution import Execution, Terms
+from synergy_exec.controller.journal import Journal
+from synergy_exec.controller.links import Link, cluster_of
+from synergy_exec.job_file import JobFile
+from synergy_exec.messages import Hello, Message, Shutdown
+from synergy_runs.atomic import atomic_file
+
+RESTARTS = 3
+"""How often an agent that was lost is started again on its node."""
+
+
+class Arrival(NamedTuple):
+    """A row of the workload: when it arrives, seconds from the start, and what."""
+
+    submit_s: float
+    name: str
+    file: JobFile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hours:
+    """Seconds. round_s: between decisions. nodes_s, leave_s: until all agents must be there, and gone."""
+
+    round_s: float = 5.0
+    nodes_s: float = 120.0
+    leave_s: float = 60.0
+
+
+class Controller:
+    """One policy on one backend; `run` once. execution: None until all agents are there. closing: it is ending.
+
+    The clock stands still while no controller runs: a resumed run goes on at the time of its last fact.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        arrivals: Sequence[Arrival],
+        backend: Backend,
+        terms: Terms,
+        hours: Hours,
+        *,
+        serve: bool = False,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        self.policy, self.arrivals, self.backend = policy, arrivals, backend
+        self.terms, self.hours, self.serve = terms, hours, serve
+        self.folder = terms.folder
+        self.execution: Execution | None = None
+        self.token = ""
+        self.interrupted = False
+        self._host, self._port = host, port
+        self._links: dict[int, Link] = {}
+        self._numbers: list[int] = []
+        self._known: dict[int, Hello] = {}
+        self._restarts: dict[int, int] = {}
+        self._all_there = asyncio.Event()
+        self._something = asyncio.Event()
+        self._arrived_all = False
+        self.closing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._origin_s, self._began_s, self._last_s = 0.0, time.monotonic(), 0.0
+
+    def now_s(self) -> float:
+        """Seconds since the start, on the grid; never less than before."""
+        self._last_s = max(self._last_s, on_grid(self._origin_s + time.monotonic() - self._began_s))
+        return self._last_s
+
+    async def run(self) -> None:
+        """Until every job has ended (serve: until it is interrupted). Raises InputError for what a user can mend.
+
+        After an interruption `interrupted` is true; the journal holds what is needed to go on.
+        """
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._check_alone()
+        journal = Journal(self.folder / "journal.sqlite")
+        runner: web.AppRunner | None = None
+        try:
+            await asyncio.to_thread(self._wait_for_old_agents, journal.agents())
+            journal.agents_left()
+            journal.commit()
+            runner = await self._listen()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
+            await self._gather_agents(journal)
+            self._task(self._arrive())
+            self._task(self._rounds())
+            await self._over
+        finally:
+            await self._close(journal, runner)
+
+    # Beginning
+
+    def _check_alone(self) -> None:
+        path = self.folder / "controller.json"
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            other = json.loads(path.read_text(encoding="utf-8"))
+            if other["host"] == socket.gethostname() and processes.lives(int(other["pid"]), int(other["began"])):
+                raise InputError(
+                    f"{self.folder}: a controller runs here already, process {other['pid']}. "
+                    "Stop it, or name another place with results_dir=DIR."
+                )
+
+    def _wait_for_old_agents(self, agents: list[tuple[int, str, int, int]]) -> None:
+        """Agents of a controller that died save and leave by themselves; those that do not are killed."""
+        here = [(pid, since) for _, host, pid, since in agents if host == socket.gethostname()]
+        for pid in processes.wait_or_kill(here, patience_s=self.hours.leave_s):
+            print(f"an agent of an earlier controller, process {pid}, had to be killed", file=sys.stderr)
+
+    async def _listen(self) -> web.AppRunner:
+        from synergy_exec.controller.api import application
+
+        self.token = secrets.token_urlsafe()
+        token_file = self.folder / "token"
+        with atomic_file(token_file) as partial:
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w") as stream:
+                stream.write(self.token + "\n")
+        runner = web.AppRunner(application(self), access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, self._host, self._port)
+        try:
+            await site.start()
+        except OSError as error:
+            await runner.cleanup()
+            raise InputError(f"port={self._port}: {error.strerror}. port=0 takes a free one.") from error
+        port = runner.addresses[0][1]
+        self.meeting = Meeting(url=f"http://{self._host}:{port}", token_file=token_file, folder=self.folder)
+        me = {"url": f"http://{self._host}:{port}", "host": socket.gethostname(), "pid": os.getpid()}
+        with atomic_file(self.folder / "controller.json") as partial:
+            partial.write_text(json.dumps({**me, "began": processes.began(os.getpid())}) + "\n", encoding="utf-8")
+        return runner
+
+    async def _gather_agents(self, journal: Journal) -> None:
+        """Starts agents and waits for all of them; then the cluster is known, and so is everything else."""
+        self._journal = journal
+        for node in range(self.backend.nodes):
+            await self.backend.start(node, self.meeting)
+        there = asyncio.ensure_future(self._all_there.wait())
+        done, _ = await asyncio.wait(
+            (there, self._over), timeout=self.hours.nodes_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        there.cancel()
+        if self._over in done:
+            return
+        if not done:
+            missing = sorted(set(range(self.backend.nodes)) - set(self._links))
+            raise InputError(f"no agent from nodes {missing} within {self.hours.nodes_s:g} s; see their logs.")
+        cluster, self._numbers = cluster_of(list(self._known.values()))
+        for row, arrival in enumerate(self.arrivals):
+            if arrival.file.slots > cluster.gpus:
+                raise InputError(
+                    f"job {arrival.name} (row {row}) asks for {arrival.file.slots} slots; "
+                    f"the cluster has {cluster.gpus}: {cluster.describe()}."
+                )
+        execution = Execution(journal, self.policy, cluster, self.terms)
+        execution.next_job = len(self.arrivals)
+        self._origin_s, self._began_s = journal.last_s(), time.monotonic()
+        execution.resume(self.now_s())
+        for node in self._links:
+            execution.agent_came(self._numbers.index(node), self.now_s())
+        self.execution = execution
+        self._flush()
+
+    # Agents
+
+    async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> Link:
+        """An agent has said hello. Raises InputError for one that is not expected."""
+        known = self._known.get(hello.node)
+        if not 0 <= hello.node < self.backend.nodes:
+            raise InputError(f"node {hello.node}: expected 0 to {self.backend.nodes - 1}.")
+        if hello.node in self._links:
+            raise InputError(f"node {hello.node} has an agent already.")
+        if known is not None and (known.slots, known.gpu_type) != (hello.slots, hello.gpu_type):
+            raise InputError(
+                f"node {hello.node} had {known.slots} {known.gpu_type}; now {hello.slots} {hello.gpu_type}."
+            )
+        link = self._links[hello.node] = Link(hello, channel)
+        self._known[hello.node] = hello
+        since = processes.began(hello.pid) if hello.host == socket.gethostname() else 0
+        self._journal.agent(hello.node, hello.host, hello.pid, since)
+        self._journal.commit()
+        if self.execution is not None:
+            self.execution.agent_came(self._numbers.index(hello.node), self.now_s())
+            self._flush()
+        elif len(self._links) == self.backend.nodes:
+            self._all_there.set()
+        return link
+
+    def heard(self, link: Link, message: Message) -> None:
+        """One message of an agent."""
+        if self.execution is not None:
+            self.execution.heard(self._numbers.index(link.hello.node), message, self.now_s())
+            self._flush()
+
+    def agent_left(self, link: Link) -> None:
+        """An agent's connection is lost; another is started on its node, a few times."""
+        node = link.hello.node
+        del self._links[node]
+        if self.execution is not None:
+            self.execution.agent_left(self._numbers.index(node), self.now_s())
+            self._flush()
+        if self.closing:
+            return
+        self._restarts[node] = self._restarts.get(node, 0) + 1
+        if self._restarts[node] > RESTARTS:
+            self.fail(InputError(f"node {node} was lost {self._restarts[node]} times. {self._how_to_go_on()}"))
+        else:
+            print(f"node {node}: its agent was lost; starting another", file=sys.stderr)
+            self._task(self.backend.start(node, self.meeting))
+
+    def _how_to_go_on(self) -> str:
+        return "What was done is kept; the same command goes on, with backend.options for the nodes that are left."
+
+    # Time passing
+
+    async def _arrive(self) -> None:
+        assert self.execution is not None
+        there = {job.row for job in self.execution.jobs.values()}
+        for row, arrival in enumerate(self.arrivals):
+            if row in there:
+                continue
+            await asyncio.sleep(max(0.0, arrival.submit_s - self.now_s()))
+            self.execution.submit(arrival.name, arrival.file, self.now_s(), row=row)
+            self.changed()
+        self._arrived_all = True
+        self.changed()
+
+    async def _rounds(self) -> None:
+        """A decision every round; none while there is no job to decide on."""
+        assert self.execution is not None
+        next_s = self.now_s()
+        while True:
+            while not self.execution.active:
+                self._something.clear()
+                await self._something.wait()
+            await asyncio.sleep(max(0.0, next_s - self.now_s()))
+            self.execution.decide(self.now_s())
+            self._flush()
+            next_s = max(next_s + self.hours.round_s, self.now_s())
+
+    def changed(self) -> None:
+        """A job came, or was cancelled."""
+        self._something.set()
+        self._flush()
+
+    def _flush(self) -> None:
+        """Queues what is to be sent, the journal holding why; ends the run where nothing is left to do."""
+        assert self.execution is not None
+        outbox = self.execution.outbox
+        for number, message in outbox:
+            link = self._links.get(self._numbers[number])
+            if link is not None:
+                link.queue.put_nowait(message)
+        outbox.clear()
+        if self._arrived_all and self.execution.idle and not self.serve and not self._over.done():
+            self._over.set_result(None)
+
+    # Ending
+
+    def fail(self, error: Exception) -> None:
+        """Ends the run with this error."""
+        if not self._over.done():
+            self._over.set_exception(error)
+
+    def _interrupt(self) -> None:
+        self.interrupted = True
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:
+                self.fail(error)
+
+        task = asyncio.ensure_future(guarded())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _close(self, journal: Journal, runner: web.AppRunner | None) -> None:
+        """Agents save and leave, then everything that was started is ended."""
+        self.closing = True
+        for task in list(self._tasks):
+            task.cancel()
+        for link in self._links.values():
+            link.queue.put_nowait(Shutdown())
+        until_s = time.monotonic() + self.hours.leave_s
+        while self._links and time.monotonic() < until_s:
+            await asyncio.sleep(0.05)
+        try:
+            await self.backend.stop()
+        finally:
+            if runner is not None:
+                await runner.cleanup()
+                (self.folder / "controller.json").unlink(missing_ok=True)
+            journal.set_meta("over", self.execution is not None and self._over_with_it())
+            journal.agents_left()
+            journal.close()
+
+    def _over_with_it(self) -> bool:
+        assert self.execution is not None
+        return self._arrived_all and self.execution.idle

@@ -1,0 +1,348 @@
+"""Decisions carried out: the decider, the runs and the journal together, on an explicit clock.
+
+What is sent stands in `outbox` after each call, and is sent only then: by that time the journal holds why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from synergy_core.cluster import Cluster
+from synergy_core.errors import InputError
+from synergy_core.policies import Policy
+from synergy_core.state import gpus_in
+from synergy_exec.controller.decider import Answer, Decider
+from synergy_exec.controller.jobs import ExecutedJob, Seen
+from synergy_exec.controller.journal import JobRow, Journal
+from synergy_exec.controller.runs import Dropped, Happened, Launched, Left, Run, Runs, Stepped
+from synergy_exec.job_file import JobFile
+from synergy_exec.messages import Failure, Launch, Message, Report, Saved
+from synergy_runs.log import Kind
+
+SUBMIT, START, STOP, FINISH = (int(kind) for kind in Kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What holds for all runs. folder: jobs' folders lie in its `jobs`. retries: of a job that is lost, without a step
+    of progress in between. restart_s: what policies take a restart to cost. The rest: see `messages.Launch`."""
+
+    folder: Path
+    seed: int = 0
+    retries: int = 3
+    restart_s: float = 5.0
+    checkpoint_interval_s: float = 60.0
+    hang_s: float = 8.0
+    start_s: float = 120.0
+
+
+class Execution:
+    """All jobs of one policy on one cluster. Times are seconds since the start, on the grid, never falling."""
+
+    def __init__(self, journal: Journal, policy: Policy, cluster: Cluster, terms: Terms) -> None:
+        self.journal = journal
+        self.terms = terms
+        self.decider = Decider(policy, cluster)
+        self.runs = Runs(self._launch_of)
+        self.jobs: dict[int, ExecutedJob] = {}
+        self.next_job = 0
+        self.next_run = 0
+        self._failures: dict[int, str] = {}
+
+    # Jobs come and go
+
+    def submit(self, name: str, file: JobFile, now_s: float, *, row: int | None = None) -> ExecutedJob:
+        """Takes a job; it is in the journal when this returns. Raises InputError where it can never run."""
+        most = self.decider.cluster.gpus
+        if file.slots > most:
+            raise InputError(f"job {name}: slots={file.slots}; the cluster has {most}. Ask for fewer.")
+        number = self.next_job if row is None else row
+        job = self._made(number, name, file, now_s, row)
+        self.next_job = max(self.next_job, number + 1)
+        self.journal.submitted(JobRow(number, name, file.values(), now_s, row, job.state, "", 0, 0))
+        self.journal.fact(now_s, SUBMIT, number, job.gpus)
+        self.journal.commit()
+        self.decider.arrive(job)
+        return job
+
+    def _made(self, number: int, name: str, file: JobFile, submit_s: float, row: int | None) -> ExecutedJob:
+        types = self.decider.cluster.gpu_types
+        estimate_s = file.work  # a job that declares work and no time: an iteration a second, so that orders agree
+        job = ExecutedJob(
+            number,
+            name,
+            file,
+            submit_s,
+            gpu_types=types,
+            restart_s=self.terms.restart_s,
+            row=row,
+            estimate_s=estimate_s,
+        )
+        self.jobs[number] = job
+        return job
+
+    def cancel(self, job: ExecutedJob, now_s: float) -> None:
+        """The job ends now; its workers, if it has any, are killed. Raises InputError if it has ended."""
+        if job.ended:
+            raise InputError(f"job {job.name} has ended: {job.state}.")
+        self._end(job, "cancelled", "cancelled by its user", now_s)
+        self._settle(now_s)
+
+    @property
+    def active(self) -> bool:
+        """Whether there is anything to decide."""
+        return bool(self.decider.active)
+
+    @property
+    def idle(self) -> bool:
+        """Whether every job has ended, and left."""
+        return not self.decider.active and not self.runs.runs
+
+    # A decision
+
+    def decide(self, now_s: float) -> Answer:
+        """One decision, journaled, and everything that follows from it at once."""
+        answer = self.decider.decide(now_s)
+        started: list[Run] = []
+        for job, placed, plan in answer.starts:
+            run = Run(self.next_run, job.job_id, placed, plan)
+            self.next_run += 1
+            job.run = run.number
+            job.state = "starting"
+            started.append(run)
+            self.journal.decided_run(run.number, run.job, now_s, placed, dataclasses.asdict(plan))
+        for job, plan in answer.retunes:
+            self.journal.retuned(job.run, dataclasses.asdict(plan))
+        running = [job for job in self.decider.active.values() if job.running]
+        used = sum(job.held_gpus for job in running)
+        counts = len(answer.starts), len(answer.stops), len(running), self.decider.scheduler.waiting, used
+        self.journal.decision(now_s, answer.took_s, counts, (answer.objective, answer.bound))
+        self.journal.commit()
+        new = {run.number for run in started}
+        for job in answer.stops:
+            for number in [run.number for run in self.runs.runs.values() if run.job == job.job_id]:
+                if number not in new:
+                    job.state = "stopping"
+                    self.runs.stop(number)
+        for run in started:
+            self.jobs[run.job].state = "starting"
+            self.runs.start(run)
+        for job, plan in answer.retunes:
+            self.runs.retune(job.run, plan)
+        self._settle(now_s)
+        return answer
+
+    # What agents say
+
+    def agent_came(self, node: int, now_s: float) -> None:
+        """An agent is there."""
+        self.runs.agent_came(node)
+        self._settle(now_s)
+
+    def agent_left(self, node: int, now_s: float) -> None:
+        """An agent is gone."""
+        self.runs.agent_left(node)
+        self._settle(now_s)
+
+    def heard(self, node: int, message: Message, now_s: float) -> None:
+        """One message of an agent."""
+        run = self.runs.runs.get(getattr(message, "run", -1))
+        if run is not None and node in run.nodes:
+            self._learn(self.jobs[run.job], run, message)
+        self.runs.heard(node, message)
+        self._settle(now_s)
+
+    def _learn(self, job: ExecutedJob, run: Run, message: Message) -> None:
+        """What reports say of progress, and of why a run ends."""
+        if isinstance(message, Report):
+            seen = job.seen
+            seen.step, seen.samples, seen.work, seen.loss = message.step, message.samples, message.work, message.loss
+            seen.step_s, seen.memory_bytes = message.step_s, message.memory_bytes
+            if message.step > seen.best_step:
+                seen.best_step, job.losses = message.step, 0
+            if job.run == run.number and not job.ended:
+                observation = self.decider.report(job, message)
+                if observation is not None:
+                    self.journal.observed(job.job_id, observation)
+            seen.statistics = job.task.statistics if job.task is not None else None
+            self.journal.reported(job.job_id, dataclasses.asdict(seen))
+        elif isinstance(message, Saved):
+            job.seen.saved_step = message.step
+        elif isinstance(message, Failure):
+            hint = " Lower max_batch." if message.out_of_memory else ""
+            self._failures.setdefault(run.number, f"rank {message.rank}: {message.reason}{hint}")
+
+    # What follows
+
+    def _settle(self, now_s: float) -> None:
+        """Records what happened to runs until nothing follows from it any more, and commits."""
+        while self.runs.happened:
+            happened, self.runs.happened = self.runs.happened, []
+            for each in happened:
+                self._follow(each, now_s)
+        # Reports alone need no flush of their own: the next decision brings one.
+        if self.outbox:
+            self.journal.commit()
+
+    @property
+    def outbox(self) -> list[tuple[int, Message]]:
+        """Messages by node, to be sent in this order and removed."""
+        return self.runs.outbox
+
+    def _follow(self, what: Happened, now_s: float) -> None:
+        run = what.run
+        job = self.jobs[run.job]
+        if isinstance(what, Launched):
+            self.journal.launched(run.number)
+            self.journal.fact(now_s, START, job.job_id, gpus_in(run.placed), run.placed)
+            self._write_job(job)
+        elif isinstance(what, Stepped):
+            job.first_step_s = now_s
+            if not run.stopping:
+                job.state = "running"
+        elif isinstance(what, Dropped):
+            self.journal.ended(run.number, "dropped", "")
+            self._waits_unless_it_goes_on(job)
+        else:
+            self._left(job, what, now_s)
+
+    def _left(self, job: ExecutedJob, what: Left, now_s: float) -> None:
+        """No process of a run is left; what that means for its job."""
+        run, outcome = what.run, what.outcome
+        reason = self._failures.pop(run.number, "") or what.reason
+        self.journal.ended(run.number, outcome, reason)
+        if not job.ended:
+            if outcome == "done":
+                self._end(job, "done", "", now_s)
+            elif outcome == "failed":
+                self._end(job, "failed", reason, now_s)
+            elif outcome == "lost":
+                job.losses += 1
+                if job.losses > self.terms.retries:
+                    times = f"lost {job.losses} times without a step of progress"
+                    self._end(job, "failed", f"{times}; at last: {reason}", now_s)
+        gpus = gpus_in(run.placed)
+        self.journal.fact(now_s, FINISH if job.ended else STOP, job.job_id, gpus)
+        if not job.ended:
+            if job.running and job.run == run.number:
+                job.state = "waiting"
+                self.decider.evicted(job, now_s)
+            self._waits_unless_it_goes_on(job)
+        self._journal_job(job)
+        self.journal.commit()
+
+    def _waits_unless_it_goes_on(self, job: ExecutedJob) -> None:
+        if not job.ended and not job.running and not job.queued and self.runs.of_job(job.job_id) is None:
+            job.state = "waiting"
+            self.decider.requeue(job)
+
+    def _end(self, job: ExecutedJob, state: Any, reason: str, now_s: float) -> None:
+        """The job is over, whatever is still there of it."""
+        job.state, job.reason = state, reason
+        self._journal_job(job)
+        self.journal.commit()
+        self.decider.finish(job, now_s)
+        for number in [run.number for run in self.runs.runs.values() if run.job == job.job_id]:
+            self.runs.kill(number)
+
+    def _journal_job(self, job: ExecutedJob) -> None:
+        # To the journal a job that has not ended waits: that is what becomes of it if the controller dies.
+        state = job.state if job.ended else "waiting"
+        self.journal.job_is(job.job_id, state, job.reason, job.losses, job.seen.best_step)
+
+    # Launching
+
+    def folder_of(self, job: ExecutedJob) -> Path:
+        """Where the job's files lie."""
+        return self.terms.folder / "jobs" / str(job.job_id)
+
+    def _write_job(self, job: ExecutedJob) -> None:
+        folder = self.folder_of(job)
+        path = folder / "job.json"
+        if not path.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            text = json.dumps({"job": job.job_id, "submitted_as": job.name, **job.file.values()}, indent=1)
+            path.write_text(text + "\n", encoding="utf-8")
+
+    def _launch_of(self, run: Run) -> Launch:
+        job, terms = self.jobs[run.job], self.terms
+        return Launch(
+            run=run.number,
+            job=job.job_id,
+            job_class=job.file.job_class,
+            arguments=job.file.arguments,
+            plan=run.plan,
+            initial_batch=job.file.initial_batch,
+            work=job.file.work,
+            slots=[],
+            first_rank=0,
+            world=0,
+            store_host="",
+            store_port=0,
+            folder=str(self.folder_of(job).resolve()),
+            seed=terms.seed,
+            noise=job.file.max_batch > job.file.initial_batch,
+            checkpoint_interval_s=terms.checkpoint_interval_s,
+            hang_s=terms.hang_s,
+            start_s=terms.start_s,
+        )
+
+    # Going on where an earlier controller ended
+
+    def resume(self, now_s: float) -> None:
+        """Takes over what the journal holds: runs that had not ended are lost, jobs that had not ended wait."""
+        reports, restored = self.journal.reports(), []
+        for row in self.journal.jobs():
+            job = self._made(row.job, row.name, job_from(row), row.submit_s, row.row)
+            job.state, job.reason, job.losses = row.state, row.reason, row.losses  # type: ignore[assignment]
+            if row.job in reports:
+                seen = reports[row.job]
+                statistics = seen.pop("statistics")
+                job.seen = Seen(**seen, statistics=None if statistics is None else (statistics[0], statistics[1]))
+            job.seen.best_step = max(job.seen.best_step, row.best_step)
+            self.next_job = max(self.next_job, row.job + 1)
+            restored.append(job)
+        for run in self.journal.runs():
+            self.next_run = max(self.next_run, run.run + 1)
+            if not run.outcome:
+                self.journal.ended(run.run, "lost", "the controller was restarted")
+                if run.launched:
+                    job = self.jobs[run.job]
+                    self.journal.fact(now_s, FINISH if job.ended else STOP, run.job, gpus_in(run.placement))
+            self.jobs[run.job].run = run.run
+        self.journal.commit()
+        self._restore_service()
+        for job in restored:
+            if not job.ended:
+                job.settled_s = now_s
+                self.decider.arrive(job)
+                if job.task is not None:
+                    job.task.done_work, job.task.statistics = job.seen.work, job.seen.statistics
+        for number, observation in self.journal.observations():
+            task = self.jobs[number].task
+            if task is not None:
+                task.observe(*observation)
+
+    def _restore_service(self) -> None:
+        """First start, restarts and service of every job, from the facts."""
+        since: dict[int, float] = {}
+        for fact in self.journal.facts():
+            job = self.jobs[fact.job]
+            if fact.kind == START:
+                since[fact.job] = fact.time_s
+                if job.first_start_s == float("inf"):
+                    job.first_start_s = fact.time_s
+                else:
+                    job.restarts += 1
+            elif fact.kind in (STOP, FINISH):
+                job.attained_service_gpu_s += fact.gpus * (fact.time_s - since.pop(fact.job))
+
+
+def job_from(row: JobRow) -> JobFile:
+    """The job file in a row of the journal."""
+    values = dict(row.file)
+    return JobFile(job_class=values.pop("class"), **values)

@@ -1,0 +1,92 @@
+"""A job as the controller keeps it: the scheduler's record, and what is being done about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from synergy_core.job import JobSpec
+from synergy_core.state import Job
+from synergy_exec.job_file import JobFile
+
+State = Literal["waiting", "starting", "running", "stopping", "done", "failed", "cancelled"]
+ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a job last reported; `best_step` is the furthest step of any run, `saved_step` that of its checkpoint."""
+
+    step: int = 0
+    samples: int = 0
+    work: float = 0.0
+    loss: float = float("nan")
+    step_s: float = 0.0
+    memory_bytes: int = 0
+    best_step: int = 0
+    saved_step: int = 0
+    statistics: tuple[float, float] | None = field(default=None)
+
+
+class ExecutedJob(Job):
+    """state: what is being done about it; running and stopping mean that workers exist, or may.
+
+    file: what was submitted. reason: why it failed. run: the number of its present or last run, −1 before the first.
+    losses: runs lost in a row without a step of progress. row: of the workload, None if it came over the API.
+    queued: whether the scheduler has been told that it waits.
+    """
+
+    __slots__ = ("file", "losses", "name", "queued", "reason", "row", "run", "seen", "state")
+
+    def __init__(
+        self,
+        job_id: int,
+        name: str,
+        file: JobFile,
+        submit_time_s: float,
+        *,
+        gpu_types: Sequence[str],
+        restart_s: float,
+        row: int | None = None,
+        estimate_s: float = float("inf"),
+    ) -> None:
+        super().__init__(job_id, submit_time_s, file.slots, estimate_s=estimate_s)
+        self.name = name
+        self.file = file
+        self.spec = spec_of(file, gpu_types, restart_s)
+        self.row = row
+        self.state: State = "waiting"
+        self.reason = ""
+        self.run = -1
+        self.losses = 0
+        self.queued = False
+        self.seen = Seen()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.state in ENDED
+
+
+def spec_of(file: JobFile, gpu_types: Sequence[str], restart_s: float) -> JobSpec:
+    """What the core is told of a job that nobody profiled: any batch fits, and all GPU types are as fast.
+
+    A batch that does not fit ends the run with the reason; the user lowers `max_batch`.
+    """
+    arguments = json.dumps(file.arguments, sort_keys=True, default=str)
+    return JobSpec(
+        application=f"{file.name} {file.job_class} {arguments}",
+        initial_batch=file.initial_batch,
+        max_batch=file.max_batch,
+        requested_batch=file.batch or file.initial_batch,
+        requested_gpus=file.slots,
+        local_batches=dict.fromkeys(gpu_types, (1, file.max_batch)),
+        single_gpu_rate=dict.fromkeys(gpu_types, 1.0),
+        requested_rate=dict.fromkeys(gpu_types, 1.0),
+        declared_work=file.work,
+        restart_s=restart_s,
+        declared_restart_s=restart_s,
+        resize_s=restart_s,
+    )

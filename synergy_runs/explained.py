@@ -1,0 +1,31 @@
+"""Why a job got what it got in a decision of a policy that optimises."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from synergy_core.allocator import Explanation, explain
+from synergy_core.choice import Solved
+from synergy_core.cluster import Cluster
+from synergy_core.errors import InputError
+from synergy_core.state import Allocations, ClusterState
+
+
+def explained(
+    last: tuple[ClusterState, Allocations], cluster: Cluster, policy: str, job: int, label: str
+) -> Explanation:
+    """Of a job in a scheduler's `last`. Raises InputError where the policy solved no problem."""
+    state, answer = last
+    if not isinstance(answer.solved, Solved):
+        raise InputError(f"policy {policy} solves no allocation problem; sia, ftf and synergy do.")
+    kinds, rows = cluster.gpu_types, answer.solved.rows
+    labels = [f"{n} × {kinds[kind]}" for n, kind in zip(rows.gpus.tolist(), rows.gpu_type.tolist(), strict=True)]
+    return explain(
+        answer.solved.problem,
+        answer.solved.solution,
+        int(np.flatnonzero(state.job_id == job)[0]),
+        label=label,
+        configurations=labels,
+        types=kinds,
+        tenants=state.virtual_clusters,
+    )
