@@ -1,0 +1,50 @@
+"""`python -m synergy_exec.agent`: one per node; backends start them."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+
+from synergy_core.errors import InputError
+
+from ..worker.parent import die_with
+from .agent import Agent
+from .slots import divide, own_cores
+
+TOKEN = "SYNERGY_TOKEN"
+"""The environment variable that holds the controller's token; other processes can read arguments."""
+
+
+def main() -> int:
+    """Runs the agent; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="python -m synergy_exec.agent", description=__doc__)
+    parser.add_argument("--url", required=True, help="of the controller, such as http://127.0.0.1:8080")
+    parser.add_argument("--node", type=int, required=True, help="this node's number in the cluster, from 0")
+    parser.add_argument("--slots", type=int, required=True, help="how many workers can train here at once")
+    parser.add_argument("--gpu-type", default="cpu", help="what the slots are; cpu: they are CPU cores")
+    parser.add_argument("--cores", help="the CPU cores to divide among the slots, such as 0,1; all that may be used")
+    parser.add_argument("--parent", type=int, help="the process with whose end the agent saves its runs and leaves")
+    given = parser.parse_args()
+    if given.parent is not None:
+        die_with(given.parent, signal.SIGTERM)
+    try:
+        if given.slots < 1:
+            raise InputError(f"--slots: got {given.slots}; write a number from 1.")
+        # Not for the workers, which run the users' code.
+        token = os.environ.pop(TOKEN, "")
+        if not token:
+            raise InputError(f"set the environment variable {TOKEN} to the token in the controller's work folder.")
+        cores = [int(core) for core in given.cores.split(",")] if given.cores else own_cores()
+        slots = divide(cores, given.slots, gpus=given.gpu_type != "cpu")
+        asyncio.run(Agent(given.node, slots, given.gpu_type).serve(given.url.rstrip("/"), token))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

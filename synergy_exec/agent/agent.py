@@ -1,0 +1,184 @@
+"""A node's agent: does what the controller says, and leaves when it can no longer hear it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+import aiohttp
+
+from synergy_core.errors import InputError
+
+from ..messages import (
+    Ended,
+    Hello,
+    Kill,
+    Launch,
+    Message,
+    Reserve,
+    Reserved,
+    Retune,
+    Shutdown,
+    Stop,
+    decode,
+    encode,
+)
+from .run import NodeRun
+from .slots import Slot
+from .zygote import Zygote
+
+_HEARTBEAT_S = 4.0
+_SAVING_S = 15.0
+"""How long runs have to save when the agent leaves."""
+_KILLING_S = 3.0
+_CONNECTING_S = 10.0
+
+
+class Agent:
+    """One node's slots and the runs on them. gpu_type: `cpu` where slots are cores."""
+
+    def __init__(self, node: int, slots: Sequence[Slot], gpu_type: str) -> None:
+        self._node, self._slots, self._gpu_type = node, slots, gpu_type
+        self._runs: dict[int, NodeRun] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._stores: dict[int, socket.socket] = {}
+        self._outbox: asyncio.Queue[Message] = asyncio.Queue()
+        self._leave = asyncio.Event()
+
+    async def serve(self, url: str, token: str) -> None:
+        """Until told to leave, or the controller or the zygote is gone; no process is left then.
+
+        Raises InputError when the controller cannot be reached, or refuses the token.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._leave.set)
+        self._zygote = await Zygote.start()
+        try:
+            async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
+                connection = await _connect(session, url)
+                await self._converse(connection)
+        finally:
+            await self._zygote.close()
+
+    async def _converse(self, connection: aiohttp.ClientWebSocketResponse) -> None:
+        self._say(
+            Hello(
+                node=self._node,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                slots=len(self._slots),
+                gpu_type=self._gpu_type,
+            )
+        )
+        hearing = asyncio.create_task(self._hear(connection))
+        speaking = asyncio.create_task(self._speak(connection))
+        ends = (hearing, asyncio.create_task(self._leave.wait()), asyncio.create_task(self._zygote.died.wait()))
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        await self._end_runs()
+        for task in (hearing, *ends[1:]):
+            task.cancel()
+        if not connection.closed:
+            await asyncio.wait((asyncio.create_task(self._outbox.join()), speaking), timeout=_KILLING_S)
+        speaking.cancel()
+        await connection.close()
+
+    async def _hear(self, connection: aiohttp.ClientWebSocketResponse) -> None:
+        async for received in connection:
+            try:
+                message = decode(received.data)
+            except InputError as error:
+                _log(f"from the controller: {error}")
+                continue
+            self._obey(message, connection)
+
+    async def _speak(self, connection: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            message = await self._outbox.get()
+            try:
+                await connection.send_str(encode(message))
+            except (ConnectionError, aiohttp.ClientError):
+                # The hearing end notices too, and ends the conversation.
+                _log(f"the controller did not get {message.KIND}")
+            finally:
+                self._outbox.task_done()
+
+    def _obey(self, message: Message, connection: aiohttp.ClientWebSocketResponse) -> None:
+        match message:
+            case Reserve():
+                self._reserve(message.run, connection.get_extra_info("sockname")[0])
+            case Launch():
+                self._launch(message)
+            case Stop() | Retune() | Kill():
+                self._steer(message)
+            case Shutdown():
+                self._leave.set()
+            case _:
+                _log(f"an agent is not told {message.KIND}")
+
+    def _reserve(self, run: int, host: str) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        store = self._stores[run] = socket.create_server(("", 0), family=family, backlog=128)
+        self._say(Reserved(run=run, host=host, port=store.getsockname()[1]))
+
+    def _launch(self, launch: Launch) -> None:
+        store = self._stores.pop(launch.run, None)
+        wrong = [slot for slot in launch.slots if not 0 <= slot < len(self._slots)]
+        if wrong or launch.run in self._runs:
+            reason = f"there is no slot {wrong[0]} of {len(self._slots)}" if wrong else "it runs here already"
+            self._say(
+                Ended(run=launch.run, outcome="failed", reason=f"run {launch.run} on node {self._node}: {reason}")
+            )
+            return
+        run = self._runs[launch.run] = NodeRun(launch, self._zygote, self._say)
+        slots = [self._slots[slot] for slot in launch.slots]
+        self._tasks[launch.run] = asyncio.create_task(self._carry_out(run, slots, store))
+
+    async def _carry_out(self, run: NodeRun, slots: list[Slot], store: socket.socket | None) -> None:
+        try:
+            await run.carry_out(slots, store)
+        finally:
+            del self._runs[run.launch.run], self._tasks[run.launch.run]
+
+    def _steer(self, message: Stop | Retune | Kill) -> None:
+        run = self._runs.get(message.run)
+        if run is None:
+            # It has ended, or was never launched here: then nobody will meet at its store.
+            if message.run in self._stores and not isinstance(message, Retune):
+                self._stores.pop(message.run).close()
+        elif isinstance(message, Kill):
+            run.kill("killed as the controller asked")
+        else:
+            run.tell(message)
+
+    async def _end_runs(self) -> None:
+        """Stops every run with a checkpoint, and kills those that take too long."""
+        for number, run in self._runs.items():
+            run.tell(Stop(run=number))
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=_SAVING_S)
+        for run in self._runs.values():
+            run.kill(f"took longer than {_SAVING_S:.0f} s to save when its agent left")
+        if self._tasks:
+            await asyncio.wait(list(self._tasks.values()), timeout=_KILLING_S)
+
+    def _say(self, message: Message) -> None:
+        self._outbox.put_nowait(message)
+
+
+async def _connect(session: aiohttp.ClientSession, url: str) -> aiohttp.ClientWebSocketResponse:
+    try:
+        return await asyncio.wait_for(session.ws_connect(f"{url}/agents", heartbeat=_HEARTBEAT_S), _CONNECTING_S)
+    except aiohttp.WSServerHandshakeError as error:
+        hint = "; is SYNERGY_TOKEN this controller's?" if error.status in (401, 403) else ""
+        raise InputError(f"the controller at {url} answered {error.status} {error.message}{hint}") from None
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise InputError(f"no controller at {url}: {error or 'it does not answer'}") from None
+
+
+def _log(text: str) -> None:
+    print(f"agent: {text}", file=sys.stderr, flush=True)

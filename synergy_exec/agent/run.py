@@ -1,0 +1,188 @@
+"""This node's part of a run: its workers, what they say, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from synergy_core.errors import InputError
+
+from ..messages import PAUSED, Ended, Failure, Launch, Message, Retune, Stop, decode, encode
+from ..worker.exits import PEER_LOST
+from ..worker.pulse import Pulse
+from ..worker.start import Descriptors, Start
+from .causes import outcome
+from .slots import Slot
+from .zygote import Zygote
+
+_WATCH_S = 1.0
+_SETTLING_S = 0.5
+"""How long a rank that lost its peers waits for the one that failed by itself to say so."""
+_DUMPING_S = 0.2
+"""How long a hung rank has for writing to the log where it stands."""
+
+
+class Worker:
+    """One process. allowed_s: how long its first sign of life may take. code: its exit code, once it has left."""
+
+    def __init__(self, pulse: Pulse, writer: asyncio.StreamWriter, allowed_s: float) -> None:
+        self._pulse, self._writer = pulse, writer
+        self.pid: int | None = None
+        self.code: int | None = None
+        self._beats, self._allowed_s = 0.0, allowed_s
+        self._stood_since = time.monotonic()
+
+    def silence_s(self) -> float:
+        """For how long it has been silent, if that is longer than it may; else 0."""
+        beats, allowed_s = self._pulse.read()
+        if beats != self._beats:
+            self._beats, self._allowed_s, self._stood_since = beats, allowed_s, time.monotonic()
+        silent_s = time.monotonic() - self._stood_since
+        return silent_s if silent_s > self._allowed_s else 0.0
+
+    def tell(self, message: Message) -> None:
+        """Sends it a message; one that has left hears nothing."""
+        if self.code is None:
+            self._writer.write(encode(message).encode() + b"\n")
+
+
+class NodeRun:
+    """From launch to the one `Ended` that says that no process of the run is left here."""
+
+    def __init__(self, launch: Launch, zygote: Zygote, say: Callable[[Message], None]) -> None:
+        self.launch, self._zygote, self._say = launch, zygote, say
+        self._workers: dict[int, Worker] = {}
+        self._failures: dict[int, Failure] = {}
+        self._killed: set[int] = set()
+        self._verdict = ""
+        self._changed = asyncio.Event()
+
+    async def carry_out(self, slots: list[Slot], store: socket.socket | None) -> None:
+        """Starts the workers, watches them until all have left, and says so. store: rank 0 listens on it."""
+        readers = []
+        try:
+            for place, slot in enumerate(slots):
+                rank = self.launch.first_rank + place
+                readers.append(await self._start(rank, slot, store if rank == 0 else None))
+        except OSError as error:
+            self._verdict = f"rank {rank} cannot be started: {error}"
+            self._kill("")
+        finally:
+            if store is not None:
+                store.close()
+        watch = asyncio.create_task(self._watch())
+        while any(worker.code is None for worker in self._workers.values()):
+            self._changed.clear()
+            await self._changed.wait()
+        watch.cancel()
+        await asyncio.gather(*readers)
+        self._tell_end()
+
+    def tell(self, message: Stop | Retune) -> None:
+        """Passes a message on to every worker here."""
+        for worker in self._workers.values():
+            worker.tell(message)
+
+    def kill(self, reason: str) -> None:
+        """Ends every worker at once."""
+        self._kill(reason)
+
+    def _tell_end(self) -> None:
+        codes = {rank: worker.code for rank, worker in self._workers.items() if worker.code is not None}
+        result, reason = outcome(codes, self._failures, self._killed, self._verdict)
+        for failure in self._failures.values():
+            if failure.reason == reason:
+                self._say(failure)
+        self._say(Ended(run=self.launch.run, outcome=result, reason=reason))
+
+    async def _start(self, rank: int, slot: Slot, store: socket.socket | None) -> asyncio.Task[None]:
+        launch, started_s = self.launch, time.time()
+        start = Start(
+            launch=launch,
+            rank=rank,
+            cores=slot.cores,
+            gpu=slot.gpu,
+            launched_s=started_s,
+            holds_store=store is not None,
+        )
+        ours, theirs = socket.socketpair()
+        pulse, log = Pulse.create(), _log(launch)
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        worker = Worker(Pulse(pulse), writer, launch.start_s)
+        descriptors = Descriptors(theirs.fileno(), pulse, log, None if store is None else store.fileno())
+        try:
+            worker.pid = await self._zygote.fork(start, descriptors, lambda code: self._left(rank, code))
+        except OSError:
+            writer.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(pulse)
+            os.close(log)
+        self._workers[rank] = worker
+        return asyncio.create_task(self._listen(rank, reader, writer))
+
+    async def _listen(self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await _line(reader):
+            try:
+                message = decode(line)
+            except InputError as error:
+                print(f"run {self.launch.run}, rank {rank}: {error}", flush=True)
+                continue
+            if isinstance(message, Failure):
+                self._failures[rank] = message
+                asyncio.get_running_loop().call_later(_SETTLING_S, self._kill, "")
+            else:
+                self._say(message)
+        writer.close()
+
+    def _left(self, rank: int, code: int) -> None:
+        self._workers[rank].code = code
+        self._changed.set()
+        if code == PEER_LOST:
+            asyncio.get_running_loop().call_later(_SETTLING_S, self._kill, "")
+        elif code not in (0, PAUSED):
+            self._kill("")
+
+    def _kill(self, verdict: str) -> None:
+        """verdict: why, unless because a worker failed."""
+        alive = {rank: worker.pid for rank, worker in self._workers.items() if worker.code is None}
+        if not alive:
+            return
+        if verdict and not self._killed:
+            self._verdict = verdict
+        self._killed |= alive.keys()
+        self._zygote.signal([pid for pid in alive.values() if pid is not None], signal.SIGKILL)
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(min(_WATCH_S, self.launch.hang_s / 4))
+            silent = {rank: each.silence_s() for rank, each in self._workers.items() if each.code is None}
+            rank, silence_s = max(silent.items(), key=lambda item: item[1], default=(0, 0.0))
+            if silence_s:
+                await self._end_hang(rank, silence_s)
+                return
+
+    async def _end_hang(self, rank: int, silence_s: float) -> None:
+        alive = [each.pid for each in self._workers.values() if each.code is None and each.pid is not None]
+        self._zygote.signal(alive, signal.SIGUSR1)
+        await asyncio.sleep(_DUMPING_S)
+        self._kill(f"rank {rank}: no step for {silence_s:.0f} s; its log says where it stood")
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readline()
+    except ConnectionResetError:
+        return b""
+
+
+def _log(launch: Launch) -> int:
+    path = Path(launch.folder) / f"log-{launch.run}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

@@ -1,0 +1,30 @@
+"""What a node's slots are made of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """cores: of the CPU, that its worker may use. gpu: the index of its CUDA device; None where cores are the slot."""
+
+    cores: tuple[int, ...]
+    gpu: int | None
+
+
+def divide(cores: Sequence[int], slots: int, *, gpus: bool) -> list[Slot]:
+    """Slots with equal parts of the cores, each core in one slot; with more slots than cores, slots share them."""
+    share = len(cores) // slots
+    parts = [
+        tuple(cores[slot * share : (slot + 1) * share]) if share else (cores[slot % len(cores)],)
+        for slot in range(slots)
+    ]
+    return [Slot(part, slot if gpus else None) for slot, part in enumerate(parts)]
+
+
+def own_cores() -> list[int]:
+    """Those this process may use."""
+    return sorted(os.sched_getaffinity(0))

@@ -1,0 +1,131 @@
+"""Which plans are proven to train what a single process would, and why another cannot be had."""
+
+from __future__ import annotations
+
+import copy
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from synergy_core.errors import InputError
+
+from ..messages import PlanMessage
+from .job import TrainingJob
+from .stages import ends
+from .tensor_parallel import obstacle
+
+
+class Kind(NamedTuple):
+    """What of a plan decides which code trains it.
+
+    zero: the ZeRO stage of several replicas, None of one. schedule: of a pipeline, "" without one.
+    """
+
+    zero: int | None
+    tensor: bool
+    schedule: str
+
+
+def kind(plan: PlanMessage) -> Kind:
+    """The kind of a plan."""
+    schedule = "interleaved" if plan.interleave > 1 else plan.schedule
+    return Kind(
+        zero=plan.zero if plan.data > 1 else None,
+        tensor=plan.tensor > 1,
+        schedule=schedule if plan.pipeline > 1 else "",
+    )
+
+
+PROVEN: frozenset[Kind] = frozenset(
+    Kind(zero, tensor, schedule)
+    for zero, tensor, schedule in product((None, 0, 2, 3), (False, True), ("", "gpipe", "1f1b", "interleaved"))
+    if not (zero == 0 and tensor)
+)
+"""tests/exec/test_equality.py trains each of them against a single process."""
+
+
+def refusal(job: TrainingJob, plan: PlanMessage) -> str | None:
+    """Why this job cannot be trained under this plan, in a sentence that says what to change; None: it can."""
+    return _ill_formed(plan) or _unproven(plan) or _unfit(job, plan)
+
+
+def _ill_formed(plan: PlanMessage) -> str | None:
+    for name in ("data", "tensor", "pipeline", "interleave", "micro_batch", "accumulation"):
+        value = getattr(plan, name)
+        if not isinstance(value, int) or value < 1:
+            return f"{name} is {value!r}; write a whole number from 1"
+    if plan.schedule not in ("1f1b", "gpipe"):
+        return f"there is no schedule '{plan.schedule}'; write 1f1b or gpipe"
+    if plan.pipeline == 1 and plan.interleave > 1:
+        return f"interleave {plan.interleave} needs a pipeline; with pipeline 1, take interleave 1"
+    if plan.schedule == "gpipe" and plan.interleave > 1:
+        return f"gpipe has one stage a rank, not {plan.interleave}; take interleave 1, or schedule 1f1b"
+    return None
+
+
+def _unproven(plan: PlanMessage) -> str | None:
+    if plan.zero not in (0, 2, 3):
+        return f"zero {plan.zero} is not built; take zero 0 (DDP), 2 or 3 (FSDP)"
+    if plan.zero and plan.data == 1:
+        return f"zero {plan.zero} shares out among replicas, of which there is one; take zero 0, or data 2 or more"
+    if plan.zero == 0 and plan.data > 1 and plan.tensor > 1:
+        return f"DDP fails on layers that are split; with data {plan.data} and tensor {plan.tensor}, take zero 2 or 3"
+    if plan.accumulation < plan.pipeline:
+        return (
+            f"accumulation {plan.accumulation} leaves stages of pipeline {plan.pipeline} without a micro-batch; "
+            f"take {plan.pipeline} or more, with smaller micro-batches"
+        )
+    if plan.interleave > 1 and plan.accumulation % plan.pipeline:
+        return (
+            f"accumulation {plan.accumulation} is no multiple of pipeline {plan.pipeline}, which interleaving needs; "
+            f"take {-(-plan.accumulation // plan.pipeline) * plan.pipeline}, or interleave 1"
+        )
+    assert kind(plan) in PROVEN
+    return None
+
+
+def _unfit(job: TrainingJob, plan: PlanMessage) -> str | None:
+    if plan.tensor == plan.pipeline == 1:
+        return None
+    if plan.pipeline > 1 and not job.blocks:
+        return f"the job names no `blocks` to cut between; name them, or take pipeline 1 instead of {plan.pipeline}"
+    model, sample = outline(job)
+    if plan.pipeline > 1 and (reason := _uncut(model, job.blocks, plan, sample)):
+        return reason
+    return obstacle(model, job.tensor_plan, plan.tensor, sample) if plan.tensor > 1 else None
+
+
+def _uncut(model: nn.Module, blocks: str, plan: PlanMessage, sample: Tensor) -> str | None:
+    try:
+        layers = model.get_submodule(blocks)
+    except AttributeError:
+        return f"the model has no '{blocks}', which the job names as its blocks; correct `blocks`"
+    if not isinstance(layers, nn.ModuleList):
+        return f"the model's '{blocks}' is a {type(layers).__name__}; a pipeline needs an nn.ModuleList"
+    for method in ("embed", "head"):
+        if not callable(getattr(model, method, None)):
+            return f"the model has no method `{method}`; write it (see TrainingJob), or take pipeline 1"
+    if len(layers) < (stages := plan.pipeline * plan.interleave):
+        return f"the model has {len(layers)} blocks for {stages} stages; take at most {len(layers)} stages"
+    try:
+        ends(model, blocks, sample)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def outline(job: TrainingJob) -> tuple[nn.Module, Tensor]:
+    """The job's model and one sample's inputs, without numbers where the model can be had so."""
+    inputs, _ = job.batch(0, 1)
+    try:
+        with torch.device("meta"):
+            model = job.build_model()
+        sample = inputs.to("meta")
+        with torch.no_grad():
+            copy.deepcopy(model)(sample)
+    except (RuntimeError, NotImplementedError, TypeError):
+        with torch.random.fork_rng(devices=[]):
+            return job.build_model(), inputs
+    return model, sample

@@ -1,0 +1,262 @@
+"""Checkpoints that any plan reads whatever plan wrote them; see docs/executor.md.
+
+torch.distributed.checkpoint writes and re-shards. Here is what it leaves out: a checkpoint is there whole or not at
+all, damage is found before it is loaded, a full disk is an error a user can read.
+
+All ranks call `save`, `save_later` and `load` together, with or without an initialised process group for one rank.
+Of each job, one run at a time does. The folder is trusted: torch reads pickles from it.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+from torch.optim import Optimizer
+
+from synergy_core.errors import InputError
+from synergy_exec.training import integrity, shelf
+from synergy_exec.training.integrity import DamagedError, Manifest
+from synergy_exec.training.progress import Progress
+from synergy_exec.training.ranks import Ranks
+from synergy_exec.training.state import Shapes, State, seed_generators, shapes
+
+_log = logging.getLogger(__name__)
+
+# torch says on every call that there is no process group; for one rank that is as it should be.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
+
+
+class Saving:
+    """A checkpoint on its way to disk."""
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        self._write = write
+        self._error: Exception | None = None
+        # A daemon: a process that leaves on an error does not wait for it, and what is partial is not visible.
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Return when the checkpoint is complete on disk. Raises what `save` raises."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            self._write()
+        except Exception as error:
+            self._error = error
+
+
+_in_flight: Saving | None = None
+
+
+def save(
+    folder: Path, parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], progress: Progress, keep: int = 2
+) -> None:
+    """Write `folder`/step-…, complete on disk when this returns, and delete all but the newest `keep`.
+
+    Raises InputError, the same on all ranks, if it cannot be written; earlier checkpoints are then as they were.
+    """
+    _settle()
+    _write(Ranks(), Path(folder), _tree(parts, optimizers, progress), Progress(**_fields(progress)), keep)
+
+
+def save_later(
+    folder: Path, parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], progress: Progress, keep: int = 2
+) -> Saving:
+    """Copy everything to CPU memory, return, and write it in a thread while training goes on.
+
+    One is in flight at most: the next `save` or `save_later` first waits for this one and raises its error if `wait`
+    has not.
+    """
+    global _in_flight
+    _settle()
+    ranks = Ranks()
+    stager = DefaultStager(StagingOptions(False, False, False, False))
+    copied: Any = stager.stage(_tree(parts, optimizers, progress))
+    stager.close()
+    then = Progress(**_fields(progress))
+    _in_flight = Saving(lambda: _write(ranks, Path(folder), copied, then, keep))
+    return _in_flight
+
+
+def load(
+    folder: Path, parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], *, replica: int = 0
+) -> Progress | None:
+    """Load the newest whole checkpoint into parts and optimizers; None if there is none at all.
+
+    Damaged ones are named in the log and passed over; nothing live is touched before a whole one is found. Learning
+    rates stay as they are. Raises InputError if all are damaged, or if the checkpoint is of another model or
+    optimizer. After any other error the state may be half loaded: the process must end.
+
+    replica: this rank's data-parallel index. Of torch's random numbers it is promised that those of replica 0 on CPU
+    go on where rank 0's stopped, and that every other replica, and every GPU, starts a new stream that depends only on
+    that state, the step and the replica: ranks of one replica draw alike, no stream is drawn twice.
+    """
+    _settle()
+    ranks = Ranks()
+    folder = Path(folder)
+    damaged = []
+    for path in ranks.first(lambda: shelf.newest_first(folder)):
+        try:
+            manifest = _verified(ranks, path)
+        except DamagedError as error:
+            damaged.append(f"{path.name} ({error})")
+            if ranks.rank == 0:
+                _log.warning("checkpoint %s is damaged and passed over: %s", path, error)
+            continue
+        _read(ranks, path, parts, optimizers, manifest.progress, replica)
+        return manifest.progress
+    if damaged:
+        raise InputError(
+            f"no checkpoint in {folder} is whole: {', '.join(damaged)}. "
+            "Restore one of them, or delete the folder to train from the beginning."
+        )
+    return None
+
+
+def _settle() -> None:
+    global _in_flight
+    earlier, _in_flight = _in_flight, None
+    if earlier is not None:
+        earlier.wait()
+
+
+def _fields(progress: Progress) -> dict[str, Any]:
+    return {name: getattr(progress, name) for name in Progress.__slots__}
+
+
+def _tree(parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], progress: Progress) -> dict[str, Any]:
+    tree = State(parts, optimizers, with_optimizer=progress.step > 0).tree
+    return tree | ({"random": {"rank0": torch.get_rng_state()}} if Ranks().rank == 0 else {})
+
+
+def _write(ranks: Ranks, folder: Path, tree: dict[str, Any], progress: Progress, keep: int) -> None:
+    union: Shapes = {}
+    for each in ranks.together(lambda: shapes(tree)):
+        union |= each
+    needed_bytes = sum(size for _, size in union.values())
+    partial: Path | None = None
+    try:
+        partial = ranks.first(lambda: _begin(folder, progress.step, needed_bytes))
+        save_distributed(tree, storage_writer=FileSystemWriter(partial), process_group=ranks.group)
+        files: dict[str, integrity.Digest] = {}
+        for digests in ranks.together(lambda: _digests(partial, ranks.rank)):
+            files |= digests
+        ranks.first(lambda: _complete(partial, Manifest(progress, files, torch.__version__), keep))
+    except (Exception, CheckpointException) as error:
+        if partial is not None and ranks.rank == 0:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise _explained(error, folder, progress.step, needed_bytes) from error
+
+
+def _begin(folder: Path, step: int, needed_bytes: int) -> Path:
+    partial = shelf.begin(folder, step)
+    if shutil.disk_usage(folder).free < needed_bytes:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise OSError("too little room")
+    return partial
+
+
+def _digests(partial: Path, rank: int) -> dict[str, integrity.Digest]:
+    # Each rank reads back what it wrote, from the page cache of its own machine.
+    own = [*partial.glob(f"__{rank}_*"), *(partial.glob(".metadata") if rank == 0 else ())]
+    return {path.name: integrity.digest(path) for path in own}
+
+
+def _complete(partial: Path, manifest: Manifest, keep: int) -> None:
+    integrity.write(partial, manifest)
+    final = shelf.publish(partial, manifest.progress.step)
+    shelf.prune(final.parent, manifest.progress.step, keep)
+
+
+def _explained(error: BaseException, folder: Path, step: int, needed_bytes: int) -> Exception:
+    """InputError if the file system refused; otherwise an ordinary exception (torch's own is a BaseException)."""
+    causes = [error]
+    if isinstance(error, CheckpointException):
+        causes = [cause for cause, _ in error.failures.values()]
+    for cause in causes:
+        # torch's zip writer loses the OSError of the stream below it.
+        if isinstance(cause, OSError) or "PytorchStreamWriter" in str(cause):
+            try:
+                free = f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB are free"
+            except OSError:
+                free = "how much is free cannot be told"
+            return InputError(
+                f"cannot write checkpoint {shelf.name(step)} in {folder}: {cause}. It takes about "
+                f"{needed_bytes / 1e6:,.1f} MB, {free}. Make room there; earlier checkpoints are as they were."
+            )
+    if isinstance(error, Exception):
+        return error
+    return RuntimeError(f"checkpoint {shelf.name(step)} in {folder} was not written: {error}")
+
+
+def _verified(ranks: Ranks, path: Path) -> Manifest:
+    manifest = ranks.first(lambda: integrity.read(path))
+    share = dict(list(manifest.files.items())[ranks.rank :: ranks.world])
+    damages = [each for each in ranks.together(lambda: integrity.damage(path, share)) if each]
+    if damages:
+        raise DamagedError(damages[0])
+    return manifest
+
+
+def _read(
+    ranks: Ranks,
+    path: Path,
+    parts: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    progress: Progress,
+    replica: int,
+) -> None:
+    state = State(parts, optimizers, with_optimizer=progress.step > 0)
+    _compare(ranks, path, shapes(state.tree))
+    random = torch.get_rng_state()
+    try:
+        load_distributed(
+            state.tree | {"random": {"rank0": random}},
+            storage_reader=FileSystemReader(path),
+            process_group=ranks.group,
+        )
+    except CheckpointException as error:
+        raise RuntimeError(f"checkpoint {path} was not loaded: {error}") from error
+    state.apply()
+    seed_generators(random, progress.step, replica)
+
+
+def _compare(ranks: Ranks, path: Path, own: Shapes) -> None:
+    """Raise InputError unless checkpoint and ranks together have the same tensors."""
+    wanted: dict[str, tuple[int, ...]] = {}
+    for each in ranks.together(lambda: own):
+        wanted |= {name: shape for name, (shape, _) in each.items()}
+    metadata = FileSystemReader(path).read_metadata().state_dict_metadata
+    found = {
+        name: tuple(each.size)
+        for name, each in metadata.items()
+        if isinstance(each, TensorStorageMetadata) and not name.startswith("random.")
+    }
+    if odd := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
+        raise InputError(
+            f"checkpoint {path} is of another model or optimizer: {odd[0]} is {found.get(odd[0], 'missing')} in it and "
+            f"{wanted.get(odd[0], 'missing')} in the job ({len(odd)} differ). "
+            "Give the job its former class and arguments, or delete the folder to train from the beginning."
+        )

@@ -1,0 +1,78 @@
+"""From `package.module:Class` or `/path/file.py:Class`, and arguments, to a job."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from synergy_core.errors import InputError, unknown
+
+from .job import TrainingJob
+
+
+def load_job(job_class: str, arguments: Mapping[str, Any]) -> TrainingJob:
+    """The job that a job file names. Raises InputError when there is no such class, or it takes other arguments.
+
+    What the class's own code raises passes through as it is.
+    """
+    place, separator, name = job_class.rpartition(":")
+    if not separator or not place or not name:
+        raise InputError(f"class: got '{job_class}'; write package.module:Class or /path/file.py:Class.")
+    module = _file(Path(place)) if place.endswith(".py") else _module(place)
+    kind = _class(module, name, job_class)
+    signature = inspect.signature(kind)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise InputError(f"{job_class}: {error}; its arguments are {signature}.") from None
+    job = kind(**arguments)
+    assert isinstance(job, TrainingJob)
+    return job
+
+
+def _class(module: ModuleType, name: str, job_class: str) -> type:
+    kinds = {
+        key: each
+        for key, each in vars(module).items()
+        if isinstance(each, type) and issubclass(each, TrainingJob) and not inspect.isabstract(each)
+    }
+    if name in kinds:
+        return kinds[name]
+    found = getattr(module, name, None)
+    if isinstance(found, type) and issubclass(found, TrainingJob):
+        raise InputError(f"{job_class} lacks {', '.join(sorted(found.__abstractmethods__))}; write them.")
+    if found is not None:
+        raise InputError(f"{job_class} is no TrainingJob; derive it from synergy_exec.training.job.TrainingJob.")
+    raise unknown("class", name, kinds, hint=f"They are what {module.__name__} has.")
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise InputError(
+            f"class: there is no module '{name}' (no '{error.name}' on the Python path); "
+            "install it, or give the file as /path/file.py:Class."
+        ) from None
+
+
+def _file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise InputError(f"class: there is no file {path.absolute()}; give its absolute path.")
+    name = f"synergy_job_{path.stem}"
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    # Dataclasses and pickle look the module up by its name.
+    sys.modules[name] = module
+    specification.loader.exec_module(module)
+    return module

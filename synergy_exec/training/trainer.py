@@ -1,0 +1,189 @@
+"""One rank of a job's training under a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.optim import Optimizer
+
+from synergy_core.errors import InputError
+
+from ..messages import PlanMessage
+from .admitted import refusal
+from .data_parallel import exchanging, replicate
+from .job import TrainingJob
+from .pipeline import Pipeline, owned_stages
+from .squares import GradientSquares, MicroBatchSquares, squared_norm
+from .stages import cut, ends
+from .tensor_parallel import split
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Of one step, the same on every rank: loss, the mean over the global batch, and the gradient's norm, both before
+    the weights changed; squares, None where they are not measured.
+    """
+
+    loss: float
+    grad_norm: float
+    squares: GradientSquares | None
+
+
+class Trainer:
+    """The job's model under a plan, on the default process group of `plan.world` ranks (none needed for one).
+
+    parts, optimizers: one of each per pipeline stage that this rank owns (one in all without a pipeline); parameters
+    have the names they have in the whole model. Before any step the weights are those a single process draws after
+    `torch.manual_seed(seed)`.
+    measure_squares: whether steps say what the noise scale needs; it costs one reading of every micro-batch's gradient.
+    bfloat16: forward passes under autocast; weights, gradients and losses stay in float32.
+    Raises InputError for a plan that cannot be had.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        plan: PlanMessage,
+        device: torch.device | str = "cpu",
+        *,
+        seed: int = 0,
+        measure_squares: bool = True,
+        bfloat16: bool = False,
+    ) -> None:
+        _check(job, plan)
+        self._job, self.plan, self._seed = job, plan, seed
+        self._device = torch.device(device)
+        self._mesh = _mesh(plan, self._device)
+        self._replica = self._mesh["data"].get_local_rank() if self._mesh is not None else 0
+        self.parts = self._build()
+        if bfloat16:
+            for part in self.parts:
+                _cast(part, self._device)
+        replicas = self._mesh["data"] if self._mesh is not None and plan.data > 1 else None
+        self._modules = [replicate(part, job.blocks, plan.zero, replicas) for part in self.parts]
+        self.optimizers: list[Optimizer] = [job.build_optimizer(part.parameters()) for part in self.parts]
+        self._rates = [[group["lr"] for group in each.param_groups] for each in self.optimizers]
+        self._copies = plan.data * plan.tensor
+        self._squares = MicroBatchSquares(self.parts, self._copies, self._device) if measure_squares else None
+        self._pipeline = self._schedule()
+
+    def step(self, number: int, *, rate: float = 1.0) -> StepResult:
+        """One optimizer step on `batch(number, plan.global_batch)`, every group's initial learning rate × `rate`."""
+        # What a model draws (dropout) follows from step and replica, so a checkpoint needs no generator's state.
+        torch.manual_seed(hash((self._seed, number, self._replica)))
+        for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
+            optimizer.zero_grad()
+            for group, initial in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = initial * rate
+        inputs, targets = self._rows(number)
+        loss = self._pipeline.backward(inputs, targets) if self._pipeline else self._accumulate(inputs, targets)
+        sums = self._sums(loss)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return self._result(*sums.tolist())
+
+    def retune(self, micro_batch: int, accumulation: int) -> None:
+        """Another micro-batch and accumulation from the next step, on all ranks together; weights stay as they are."""
+        plan = dataclasses.replace(self.plan, micro_batch=micro_batch, accumulation=accumulation)
+        _check(self._job, plan)
+        self.plan = plan
+        self._pipeline = self._schedule()
+
+    def _build(self) -> list[nn.Module]:
+        job, plan = self._job, self.plan
+        torch.manual_seed(self._seed)
+        model = job.build_model()
+        parts = [model]
+        if self._mesh is not None and plan.pipeline > 1:
+            sample, _ = job.batch(0, 1)
+            edges = ends(model, job.blocks, sample)
+            count = plan.pipeline * plan.interleave
+            owned = owned_stages(self._mesh["pipeline"].get_local_rank(), plan)
+            parts = [cut(model, job.blocks, edges, stage, count) for stage in owned]
+        for part in parts:
+            part.to(self._device)
+            if self._mesh is not None and plan.tensor > 1:
+                split(part, job.tensor_plan, self._mesh["tensor"])
+        return parts
+
+    def _schedule(self) -> Pipeline | None:
+        if self._mesh is None or self.plan.pipeline == 1:
+            return None
+        group = self._mesh["pipeline"].get_group()
+        return Pipeline(self._modules, self.plan, group, self._device, self._job.loss)
+
+    def _rows(self, number: int) -> tuple[Tensor, Tensor]:
+        """This replica's part of the whole batch."""
+        own = self.plan.global_batch // self.plan.data
+        rows = slice(self._replica * own, (self._replica + 1) * own)
+        inputs, targets = self._job.batch(number, self.plan.global_batch)
+        return inputs[rows].to(self._device), targets[rows].to(self._device)
+
+    def _accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        count, size = self.plan.accumulation, self.plan.micro_batch
+        (module,) = self._modules
+        total = torch.zeros((), device=self._device)
+        for place, (x, y) in enumerate(zip(torch.split(inputs, size), torch.split(targets, size), strict=True)):
+            with exchanging(module, self.plan.zero, last=place == count - 1):
+                loss = self._job.loss(module(x), y) / count
+                loss.backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        return total
+
+    def _sums(self, loss: Tensor | None) -> Tensor:
+        """Loss, squared norm of the gradient and sum over micro-batches of their own, over all ranks; three numbers."""
+        gradients = (each.grad for part in self.parts for each in part.parameters() if each.grad is not None)
+        nothing = torch.zeros((), device=self._device)
+        sums = torch.stack(
+            [
+                nothing if loss is None else loss.float() / self._copies,
+                squared_norm(gradients, self._copies, self._device),
+                nothing if self._squares is None else self._squares.take(),
+            ]
+        )
+        if self._mesh is not None:
+            distributed.all_reduce(sums)
+        return sums
+
+    def _result(self, loss: float, big: float, small: float) -> StepResult:
+        plan = self.plan
+        if self._squares is None:
+            return StepResult(loss, big**0.5, None)
+        # A pipeline's micro-batches are scaled after they are counted; the others' losses were divided before.
+        mean = small / plan.accumulation if self._pipeline else small * plan.accumulation
+        whole = plan.micro_batch == plan.global_batch
+        squares = GradientSquares(None if whole else mean, plan.micro_batch, big, plan.global_batch)
+        return StepResult(loss, big**0.5, squares)
+
+
+def _check(job: TrainingJob, plan: PlanMessage) -> None:
+    if reason := refusal(job, plan):
+        raise InputError(reason)
+
+
+def _mesh(plan: PlanMessage, device: torch.device) -> DeviceMesh | None:
+    world = distributed.get_world_size() if distributed.is_initialized() else 1
+    if world != plan.world:
+        raise InputError(
+            f"data({plan.data}) × tensor({plan.tensor}) × pipeline({plan.pipeline}) is {plan.world} ranks, "
+            f"but the process group has {world}; start {plan.world}."
+        )
+    if world == 1:
+        return None
+    shape = (plan.pipeline, plan.data, plan.tensor)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("pipeline", "data", "tensor"))
+
+
+def _cast(part: nn.Module, device: torch.device) -> None:
+    forward: Callable[[Tensor], Tensor] = part.forward
+
+    def autocast(x: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            return forward(x).float()
+
+    part.forward = autocast

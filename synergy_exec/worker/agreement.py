@@ -1,0 +1,47 @@
+"""What all ranks do next, agreed by one all-reduce a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import distributed
+
+_BITS = 20
+"""Of micro-batch and of accumulation: 13 bits are left of a float64's 53 for the number of the retune."""
+
+
+@dataclass(slots=True)
+class Wishes:
+    """What one rank wants, and after `agree` what all of them do.
+
+    retune: (how many were asked for in this run, micro-batch, accumulation); the highest number counts. step_s: how
+    long the step before took; the slowest rank's counts.
+    """
+
+    stop: bool = False
+    save: bool = False
+    retune: tuple[int, int, int] = (0, 0, 0)
+    step_s: float = 0.0
+
+
+def agree(own: Wishes) -> Wishes:
+    """The same on every rank of the default process group; `own` without one."""
+    if not distributed.is_initialized():
+        return own
+    values = torch.tensor([own.stop, own.save, _packed(own.retune), own.step_s], dtype=torch.float64)
+    distributed.all_reduce(values, distributed.ReduceOp.MAX)
+    stop, save, retune, step_s = values.tolist()
+    return Wishes(stop > 0, save > 0, _unpacked(int(retune)), step_s)
+
+
+def _packed(retune: tuple[int, int, int]) -> int:
+    # In one number, so that the maximum cannot mix one rank's number with another's batch.
+    number, micro_batch, accumulation = retune
+    assert max(micro_batch, accumulation) < 1 << _BITS
+    return (number << 2 * _BITS) + (micro_batch << _BITS) + accumulation
+
+
+def _unpacked(packed: int) -> tuple[int, int, int]:
+    mask = (1 << _BITS) - 1
+    return packed >> 2 * _BITS, packed >> _BITS & mask, packed & mask

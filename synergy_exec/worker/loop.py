@@ -1,0 +1,250 @@
+"""Steps, reports and checkpoints of one rank, until the job is done or told to stop."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from synergy_core.goodput.efficiency import gain
+
+from ..messages import PAUSED, Report, Retune, Saved, Started, Stop
+from ..training import checkpoint, learning_rate, noise
+from ..training.clock import StepClock
+from ..training.job import LearningRateRule
+from ..training.progress import Progress
+from ..training.trainer import StepResult, Trainer
+from .agreement import Wishes, agree
+from .connection import AgentConnection
+from .pulse import Pulse
+from .start import Start
+from .steps import StepsFile
+
+_STEPS_OF_SILENCE = 10
+"""A hang is no step for `hang_s`, or for as many steps as this, whichever is longer."""
+_RECENT_STEPS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds from the launch to where building began, of building, and of loading."""
+
+    launch_s: float
+    build_s: float
+    load_s: float
+
+
+class Loop:
+    """doing: what it is at, for error messages."""
+
+    def __init__(
+        self,
+        start: Start,
+        rule: LearningRateRule,
+        trainer: Trainer,
+        progress: Progress | None,
+        agent: AgentConnection,
+        pulse: Pulse,
+        times: Times,
+    ) -> None:
+        self.doing = "starting to train"
+        self._launch, self._rule, self._trainer = start.launch, rule, trainer
+        self._progress = progress or Progress()
+        self._saved_step = self._progress.step
+        self._agent, self._pulse, self._times = agent, pulse, times
+        self._folder = Path(start.launch.folder)
+        self._checkpoints = self._folder / "checkpoints"
+        self._reports = start.rank == 0
+        self._own = Wishes()
+        self._retuned = 0
+        self._saving: checkpoint.Saving | None = None
+        self._saving_as: Saved | None = None
+        self._save_due = time.monotonic() + start.launch.checkpoint_interval_s
+        self._clock = StepClock()
+        self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
+
+    def stop(self) -> None:
+        """Has all ranks save and leave before their next step; safe in a signal handler."""
+        self._own.stop = True
+
+    def run(self) -> int:
+        """The exit code: 0 for done, PAUSED for stopped."""
+        steps = StepsFile(self._folder / "steps.csv", self._launch.run) if self._reports else None
+        started, report_due, loss = False, 0.0, float("nan")
+        batch: tuple[int, int] | None = None
+        try:
+            while self._progress.work < self._launch.work:
+                began = time.monotonic()
+                self._beat()
+                agreed = agree(self._wishes())
+                if batch is not None:
+                    self._clock.add(*batch, agreed.step_s)
+                if agreed.stop:
+                    self._finish()
+                    return PAUSED
+                self._retune(agreed.retune)
+                if agreed.save:
+                    self._save_later()
+                self._look_after_saving()
+                stepping = time.monotonic()
+                result, rate = self._step()
+                loss = result.loss
+                ended = time.monotonic()
+                batch = self._trainer.plan.micro_batch, self._trainer.plan.accumulation
+                # Waiting for the other ranks belongs to a step, a checkpoint does not.
+                self._own.step_s = ended - (stepping if agreed.save else began)
+                self._recent.append(self._own.step_s)
+                if steps is not None:
+                    steps.add(self._progress.step, self._trainer.plan.global_batch, rate, loss, self._own.step_s)
+                    if not started:
+                        self._say_started(ended - began)
+                    if ended >= report_due:
+                        self._report(loss)
+                        report_due = ended + self._launch.report_s
+                started = True
+            self._finish()
+            return 0
+        finally:
+            if steps is not None:
+                if started:
+                    self._report(loss)
+                steps.close()
+
+    def _wishes(self) -> Wishes:
+        for message in self._agent.heard():
+            if isinstance(message, Stop):
+                self._own.stop = True
+            elif isinstance(message, Retune):
+                number = self._own.retune[0] + 1
+                self._own.retune = (number, message.micro_batch, message.accumulation)
+        self._own.save = time.monotonic() >= self._save_due and self._progress.step > self._saved_step
+        return self._own
+
+    def _beat(self) -> None:
+        """Within the time that a step may take; the first one builds up caches and connections."""
+        if self._recent:
+            allowed_s = max(self._launch.hang_s, _STEPS_OF_SILENCE * statistics.median(self._recent))
+        else:
+            allowed_s = self._launch.start_s
+        self._pulse.beat(allowed_s)
+
+    def _retune(self, retune: tuple[int, int, int]) -> None:
+        number, micro_batch, accumulation = retune
+        plan = self._trainer.plan
+        # A rank that hears of it later than the others finds it done.
+        if number > self._retuned:
+            self._retuned = number
+            if (micro_batch, accumulation) != (plan.micro_batch, plan.accumulation):
+                self.doing = f"changing to micro-batch {micro_batch} × {accumulation}"
+                self._trainer.retune(micro_batch, accumulation)
+
+    def _step(self) -> tuple[StepResult, float]:
+        progress, plan, initial = self._progress, self._trainer.plan, self._launch.initial_batch
+        self.doing = f"step {progress.step + 1}"
+        known = noise.statistics(progress)
+        rate = learning_rate.factor(self._rule, plan.global_batch, initial, known)
+        result = self._trainer.step(progress.step, rate=rate)
+        squares = result.squares
+        if squares is not None and squares.small is not None:
+            noise.observe(
+                progress, squares.small, squares.small_batch, squares.big, squares.big_batch, initial_batch=initial
+            )
+        progress.step += 1
+        progress.samples += plan.global_batch
+        progress.work += _gain(plan.global_batch, known, initial)
+        return result, rate
+
+    def _finish(self) -> None:
+        """Every step done is on disk."""
+        self.doing = f"saving at step {self._progress.step}"
+        self._pulse.beat(self._launch.start_s)
+        if self._saving is not None:
+            self._saving.wait()
+            self._look_after_saving()
+        if self._progress.step > self._saved_step:
+            began = time.monotonic()
+            checkpoint.save(self._checkpoints, self._trainer.parts, self._trainer.optimizers, self._progress)
+            self._say_saved(self._held(time.monotonic() - began))
+
+    def _save_later(self) -> None:
+        self.doing = f"saving at step {self._progress.step}"
+        self._pulse.beat(self._launch.start_s)
+        began = time.monotonic()
+        if self._saving is not None:
+            self._saving.wait()
+            self._look_after_saving()
+        trainer = self._trainer
+        self._saving = checkpoint.save_later(self._checkpoints, trainer.parts, trainer.optimizers, self._progress)
+        self._saved_step = self._progress.step
+        now = time.monotonic()
+        self._saving_as = self._held(now - began)
+        self._save_due = now + self._launch.checkpoint_interval_s
+        self._beat()
+
+    def _look_after_saving(self) -> None:
+        """Says so when the checkpoint in flight is complete. Raises why it is not."""
+        if self._saving is not None and self._saving_as is not None and self._saving.done():
+            self._saving.wait()
+            self._say_saved(self._saving_as)
+            self._saving = self._saving_as = None
+
+    def _held(self, save_s: float) -> Saved:
+        progress = self._progress
+        return Saved(
+            run=self._launch.run, step=progress.step, samples=progress.samples, work=progress.work, save_s=save_s
+        )
+
+    def _say_saved(self, saved: Saved) -> None:
+        if self._reports:
+            self._agent.say(saved)
+
+    def _say_started(self, first_step_s: float) -> None:
+        times = self._times
+        self._agent.say(
+            Started(
+                run=self._launch.run,
+                step=self._progress.step,
+                launch_s=times.launch_s,
+                build_s=times.build_s,
+                load_s=times.load_s,
+                first_step_s=first_step_s,
+            )
+        )
+
+    def _report(self, loss: float) -> None:
+        progress, plan, times = self._progress, self._trainer.plan, self._clock.take()
+        grad_sqr, grad_var = noise.statistics(progress) or (0.0, 0.0)
+        self._agent.say(
+            Report(
+                run=self._launch.run,
+                step=progress.step,
+                samples=progress.samples,
+                work=progress.work,
+                loss=loss,
+                micro_batch=plan.micro_batch,
+                accumulation=plan.accumulation,
+                step_s=times.step_s,
+                sync_s=times.sync_s,
+                steps=times.steps,
+                grad_sqr=grad_sqr,
+                grad_var=grad_var,
+                memory_bytes=_memory_bytes(),
+            )
+        )
+
+
+def _gain(batch: int, known: tuple[float, float] | None, initial_batch: int) -> float:
+    """Iterations at the initial batch that a step is worth; while nothing is known, the least it can be."""
+    return float(gain(batch, known[0], known[1], initial_batch)) if known else 1.0
+
+
+def _memory_bytes() -> int:
+    """The most that this rank has held: of its GPU, or of the machine without one."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

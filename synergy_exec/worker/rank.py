@@ -1,0 +1,141 @@
+"""One rank of one run, from its fork to its exit code."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import random
+import signal
+import socket
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import distributed
+from torch.distributed import TCPStore
+
+from ..messages import Failure
+from ..training import checkpoint
+from ..training.loading import load_job
+from ..training.trainer import Trainer
+from .connection import AgentConnection
+from .exits import FAILED, PEER_LOST
+from .failure import from_peers, out_of_memory, sentence
+from .loop import Loop, Times
+from .pulse import Pulse
+from .start import Descriptors, Start
+
+
+def run(start: Start, descriptors: Descriptors) -> int:
+    """Trains until done, stopped or failed; returns the exit code. Errors go to the log and to the agent."""
+    agent, pulse = AgentConnection(descriptors.agent), Pulse(descriptors.pulse)
+    rank = Rank(start, agent, pulse)
+    try:
+        return rank.train(descriptors.store)
+    except BaseException as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        if start.launch.world > 1 and from_peers(error):
+            # The rank that failed by itself says why.
+            return PEER_LOST
+        reason = sentence(start.rank, rank.doing, error)
+        agent.say(Failure(run=start.launch.run, rank=start.rank, reason=reason, out_of_memory=out_of_memory(error)))
+        return FAILED
+
+
+class Rank:
+    """doing: what it is at, for error messages."""
+
+    def __init__(self, start: Start, agent: AgentConnection, pulse: Pulse) -> None:
+        self._start, self._agent, self._pulse = start, agent, pulse
+        self._loop: Loop | None = None
+        self._doing = "starting"
+        self._stop = False
+
+    @property
+    def doing(self) -> str:
+        """Such as `step 12`."""
+        return self._loop.doing if self._loop else self._doing
+
+    def train(self, store: int | None) -> int:
+        """store: descriptor of the socket on which the store is to listen, if it is this rank's to hold."""
+        signal.signal(signal.SIGTERM, self._terminate)
+        # A hung rank shows where it stands before it is killed.
+        faulthandler.register(signal.SIGUSR1)
+        launch, folder = self._start.launch, Path(self._start.launch.folder)
+        self._beat()
+        device = self._take_slot()
+        self._meet(store, device)
+        self._now("building")
+        launched_s = time.time() - self._start.launched_s
+        began = time.monotonic()
+        job = load_job(launch.job_class, launch.arguments)
+        trainer = Trainer(job, launch.plan, device, seed=launch.seed, measure_squares=launch.noise)
+        build_s = time.monotonic() - began
+        self._now("loading")
+        began = time.monotonic()
+        progress = checkpoint.load(folder / "checkpoints", trainer.parts, trainer.optimizers)
+        load_s = time.monotonic() - began
+        times = Times(launched_s, build_s, load_s)
+        self._loop = Loop(self._start, job.learning_rate_rule, trainer, progress, self._agent, self._pulse, times)
+        if self._stop:
+            self._loop.stop()
+        code = self._loop.run()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        return code
+
+    def _now(self, doing: str) -> None:
+        self._doing = doing
+        self._beat()
+
+    def _beat(self) -> None:
+        self._pulse.beat(self._start.launch.start_s)
+
+    def _terminate(self, *_: object) -> None:
+        self._stop = True
+        if self._loop is not None:
+            self._loop.stop()
+
+    def _take_slot(self) -> torch.device:
+        start = self._start
+        os.sched_setaffinity(0, start.cores)
+        torch.set_num_threads(len(start.cores))
+        for seed in (random.seed, np.random.seed):
+            seed(start.launch.seed)
+        if start.gpu is None:
+            return torch.device("cpu")
+        torch.cuda.set_device(start.gpu)
+        return torch.device("cuda", start.gpu)
+
+    def _meet(self, store: int | None, device: torch.device) -> None:
+        launch = self._start.launch
+        if launch.world == 1:
+            return
+        self._now("meeting the other ranks")
+        if socket.gethostbyname(launch.store_host).startswith("127."):
+            # gloo would look the machine's own name up, which need not lead anywhere.
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        # Of waiting for peers, which may build or compute for long: a hang is for the agents to find.
+        timeout = timedelta(seconds=launch.start_s)
+        meeting = TCPStore(
+            launch.store_host,
+            launch.store_port,
+            launch.world,
+            is_master=store is not None,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=store,
+        )
+        distributed.init_process_group(
+            "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+            store=meeting,
+            rank=self._start.rank,
+            world_size=launch.world,
+            timeout=timeout,
+            device_id=None if device.type == "cpu" else device,
+        )

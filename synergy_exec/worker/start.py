@@ -1,0 +1,52 @@
+"""What a worker is started with: a request from its agent, and file descriptors in a fixed order."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+
+from ..messages import Launch, decode, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One rank of a run.
+
+    cores: of the CPU, that it may use. gpu: index of its CUDA device, None without. launched_s: time.time() at which
+    the agent was told to launch the run. holds_store: whether a descriptor of the store's listening socket comes too.
+    """
+
+    launch: Launch
+    rank: int
+    cores: tuple[int, ...]
+    gpu: int | None
+    launched_s: float
+    holds_store: bool
+
+    def text(self) -> str:
+        """As JSON."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return json.dumps(values | {"launch": encode(self.launch)})
+
+    @staticmethod
+    def parse(text: str) -> Start:
+        """What `text` wrote."""
+        values = json.loads(text)
+        launch = decode(values.pop("launch"))
+        assert isinstance(launch, Launch)
+        return Start(launch=launch, cores=tuple(values.pop("cores")), **values)
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """Sent along, in this order. store: of the listening socket, where the worker holds it."""
+
+    agent: int
+    pulse: int
+    log: int
+    store: int | None = None
+
+    def all(self) -> list[int]:
+        """Those there are."""
+        return [each for each in (self.agent, self.pulse, self.log, self.store) if each is not None]

@@ -1,0 +1,74 @@
+"""The examples learn, and train alike under every plan that they offer."""
+
+from __future__ import annotations
+
+import groups
+import pytest
+import torch
+
+from synergy_exec.examples.cnn import Cnn
+from synergy_exec.examples.gpt import Gpt
+from synergy_exec.examples.mlp import Mlp
+from synergy_exec.messages import PlanMessage
+from synergy_exec.training.job import TrainingJob
+from synergy_exec.training.trainer import StepResult, Trainer
+
+SMALL = {
+    "mlp": Mlp(width=16, features=8, classes=4),
+    "cnn": Cnn(channels=4, side=8),
+    "gpt": Gpt(hidden=16, heads=2, tokens=8, vocabulary=32),
+}
+
+
+def train(job: str, plan: PlanMessage, bfloat16: bool = False) -> list[StepResult]:
+    """Four steps of a small example, with its own optimizer."""
+    trainer = Trainer(SMALL[job], plan, bfloat16=bfloat16)
+    return [trainer.step(number) for number in range(4)]
+
+
+PLANS = {
+    "pp": PlanMessage(pipeline=2, micro_batch=2, accumulation=4),
+    "fsdp": PlanMessage(data=2, zero=3, micro_batch=2, accumulation=2),
+    "tp": PlanMessage(tensor=2, micro_batch=8),
+}
+
+
+def test_every_example_trains_alike_under_the_plans_it_offers() -> None:
+    two = [
+        (f"{job} {plan}", "test_examples:train", (job, PLANS[plan]))
+        for job in SMALL
+        for plan in PLANS
+        if (job, plan) != ("cnn", "tp")
+    ]
+    halves = [(f"gpt {plan} in bfloat16", "test_examples:train", ("gpt", PLANS[plan], True)) for plan in PLANS]
+    answers = groups.run({2: two + halves}, timeout_s=120)
+    for job in SMALL:
+        expected = [each.loss for each in train(job, PlanMessage(micro_batch=8))]
+        for name, _, _ in two:
+            if name.startswith(job):
+                assert [each.loss for each in answers[name]] == pytest.approx(expected, abs=1e-5), name
+        for name, _, _ in halves:
+            if name.startswith(job):
+                losses = [each.loss for each in answers[name]]
+                assert losses == pytest.approx(expected, abs=2e-2), name
+                assert losses != pytest.approx(expected, abs=1e-5), f"{name}: is it?"
+
+
+@pytest.mark.parametrize(
+    ("job", "steps", "least"),
+    [(Mlp(), 40, 1.0), (Cnn(), 40, 0.5), (Gpt(), 40, 1.0)],
+    ids=["mlp", "cnn", "gpt"],
+)
+def test_an_example_learns(job: TrainingJob, steps: int, least: float) -> None:
+    trainer = Trainer(job, PlanMessage(micro_batch=32))
+    losses = [trainer.step(number).loss for number in range(steps)]
+    assert sum(losses[-5:]) / 5 < losses[0] - least
+
+
+@pytest.mark.parametrize("job", [Mlp(), Cnn(), Gpt()], ids=["mlp", "cnn", "gpt"])
+def test_data_follow_from_step_and_size_alone(job: TrainingJob) -> None:
+    first = job.batch(3, 8)
+    torch.manual_seed(9)
+    assert all(torch.equal(a, b) for a, b in zip(first, job.batch(3, 8), strict=True))
+    assert not torch.equal(first[0], job.batch(4, 8)[0])
+    assert all(len(each) == 8 for each in first)
