@@ -175,6 +175,7 @@ def _completion(run: Run, jobs: Jobs) -> Summary:
     first_s = jobs.submit_time_s[0] if len(jobs.submit_time_s) else np.nan
     return {
         "jobs_unfinished": int((~finished).sum()),
+        "jobs_failed": int((run.workload.end_state_code == END_STATES.index("failed")).sum()),
         "mean_jct_s": mean(jobs.jct_s),
         "p50_jct_s": percentile(jobs.jct_s, 50),
         "p90_jct_s": percentile(jobs.jct_s, 90),

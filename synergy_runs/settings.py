@@ -77,9 +77,10 @@ def meanings(of: type, prefix: str = "") -> Iterator[tuple[str, str]]:
     """(dotted key, meaning) of every key, sections first."""
     for each in dataclasses.fields(of):
         yield prefix + each.name, each.metadata["meaning"]
-        section = typing.get_type_hints(of)[each.name]
-        if dataclasses.is_dataclass(section):
-            yield from meanings(section, f"{prefix}{each.name}.")  # type: ignore[arg-type]
+        hint = typing.get_type_hints(of)[each.name]
+        for section in (hint, *typing.get_args(hint)):
+            if dataclasses.is_dataclass(section) and typing.get_origin(hint) is not list:
+                yield from meanings(section, f"{prefix}{each.name}.")  # type: ignore[arg-type]
 
 
 def build(kind: type[Settable], values: Mapping[str, Any], prefix: str = "") -> Settable:

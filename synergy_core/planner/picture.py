@@ -154,7 +154,7 @@ def _counts(values: NDArray[np.float64]) -> list[float]:
         if kept[-1] / value >= least and (value == every[0] or value / every[0] >= least):
             kept.append(value)
     step = -(-len(kept) // 8)
-    return kept[::-step]
+    return kept[::step][::-1]
 
 
 def _ticks(values: NDArray[np.float64]) -> list[float]:

@@ -43,6 +43,9 @@ def main() -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except ConnectionError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -52,20 +52,25 @@ class Agent:
     async def serve(self, url: str, token: str) -> None:
         """Until told to leave, or the controller or the zygote is gone; no process is left then.
 
-        Raises InputError when the controller cannot be reached, or refuses the token.
+        Raises InputError when the controller cannot be reached, or refuses the token; ConnectionError when the zygote,
+        and so every worker, has died.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._leave.set)
-        self._zygote = await Zygote.start()
-        try:
-            async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
-                connection = await _connect(session, url)
-                await self._converse(connection)
-        finally:
-            await self._zygote.close()
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
+            # First, as it may fail at once; the zygote takes seconds.
+            connection = await _connect(session, url)
+            hearing = asyncio.create_task(self._hear(connection))
+            self._zygote = await Zygote.start()
+            try:
+                await self._converse(connection, hearing)
+            finally:
+                await self._zygote.close()
+        if self._zygote.died.is_set():
+            raise ConnectionError("the parent of workers is gone, and every worker with it")
 
-    async def _converse(self, connection: aiohttp.ClientWebSocketResponse) -> None:
+    async def _converse(self, connection: aiohttp.ClientWebSocketResponse, hearing: asyncio.Task[None]) -> None:
         self._say(
             Hello(
                 node=self._node,
@@ -75,7 +80,6 @@ class Agent:
                 gpu_type=self._gpu_type,
             )
         )
-        hearing = asyncio.create_task(self._hear(connection))
         speaking = asyncio.create_task(self._speak(connection))
         ends = (hearing, asyncio.create_task(self._leave.wait()), asyncio.create_task(self._zygote.died.wait()))
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -83,7 +87,9 @@ class Agent:
         for task in (hearing, *ends[1:]):
             task.cancel()
         if not connection.closed:
-            await asyncio.wait((asyncio.create_task(self._outbox.join()), speaking), timeout=_KILLING_S)
+            said = asyncio.create_task(self._outbox.join())
+            await asyncio.wait((said, speaking), timeout=_KILLING_S, return_when=asyncio.FIRST_COMPLETED)
+            said.cancel()
         speaking.cancel()
         await connection.close()
 

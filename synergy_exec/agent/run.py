@@ -59,7 +59,8 @@ class NodeRun:
         self._workers: dict[int, Worker] = {}
         self._failures: dict[int, Failure] = {}
         self._killed: set[int] = set()
-        self._verdict = ""
+        self._told: list[Message] = []
+        self._starting, self._doomed, self._verdict = True, False, ""
         self._changed = asyncio.Event()
 
     async def carry_out(self, slots: list[Slot], store: socket.socket | None) -> None:
@@ -70,9 +71,9 @@ class NodeRun:
                 rank = self.launch.first_rank + place
                 readers.append(await self._start(rank, slot, store if rank == 0 else None))
         except OSError as error:
-            self._verdict = f"rank {rank} cannot be started: {error}"
-            self._kill("")
+            self._kill(f"rank {rank} cannot be started: {error}")
         finally:
+            self._starting = False
             if store is not None:
                 store.close()
         watch = asyncio.create_task(self._watch())
@@ -84,7 +85,8 @@ class NodeRun:
         self._tell_end()
 
     def tell(self, message: Stop | Retune) -> None:
-        """Passes a message on to every worker here."""
+        """Passes a message on to every worker here, those still to be forked included."""
+        self._told.append(message)
         for worker in self._workers.values():
             worker.tell(message)
 
@@ -125,6 +127,10 @@ class NodeRun:
             os.close(pulse)
             os.close(log)
         self._workers[rank] = worker
+        for message in self._told:
+            worker.tell(message)
+        if self._doomed:
+            self._kill(self._verdict)
         return asyncio.create_task(self._listen(rank, reader, writer))
 
     async def _listen(self, rank: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -152,10 +158,10 @@ class NodeRun:
     def _kill(self, verdict: str) -> None:
         """verdict: why, unless because a worker failed."""
         alive = {rank: worker.pid for rank, worker in self._workers.items() if worker.code is None}
-        if not alive:
+        if not alive and not self._starting:
             return
-        if verdict and not self._killed:
-            self._verdict = verdict
+        if not self._doomed:
+            self._doomed, self._verdict = True, verdict
         self._killed |= alive.keys()
         self._zygote.signal([pid for pid in alive.values() if pid is not None], signal.SIGKILL)
 

@@ -1,49 +1,34 @@
-"""The controller's HTTP interface: agents by websocket, people by a few requests; all with the token."""
+"""What people may ask of a controller over HTTP; `listening` checks their token."""
 
 from __future__ import annotations
 
-import asyncio
-import hmac
 import json
 import math
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from aiohttp import WSMsgType, web
+from aiohttp import web
 
 from synergy_core.allocation import AllocationScheduler
 from synergy_core.errors import InputError, unknown
 from synergy_exec.controller.jobs import ExecutedJob
-from synergy_exec.job_file import MOST_BYTES, job_of
-from synergy_exec.messages import Hello, decode
+from synergy_exec.job_file import job_of
 from synergy_runs.explained import explained
 
 if TYPE_CHECKING:
     from synergy_exec.controller.controller import Controller
     from synergy_exec.controller.execution import Execution
 
-HEARTBEAT_S = 3.0
-"""An agent that does not answer a ping within half of this is lost: noticed in 4.5 s at most."""
-MOST_MESSAGE_BYTES = 1_000_000
-HELLO_S = 10.0
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-
-def application(controller: Controller) -> web.Application:
-    """All of it."""
+def routes(controller: Controller) -> list[web.RouteDef]:
+    """What people may ask of it."""
     api = Api(controller)
-    app = web.Application(middlewares=[api.checked], client_max_size=MOST_BYTES)
-    app.add_routes(
-        [
-            web.get("/agents", api.agents),
-            web.get("/jobs", api.jobs),
-            web.post("/jobs", api.submit),
-            web.delete("/jobs/{job}", api.cancel),
-            web.get("/jobs/{job}/explain", api.explain),
-            web.get("/state", api.state),
-        ]
-    )
-    return app
+    return [
+        web.get("/jobs", api.jobs),
+        web.post("/jobs", api.submit),
+        web.delete("/jobs/{job}", api.cancel),
+        web.get("/jobs/{job}/explain", api.explain),
+        web.get("/state", api.state),
+    ]
 
 
 class Api:
@@ -51,49 +36,6 @@ class Api:
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-
-    @web.middleware
-    async def checked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Nobody without the token; what a user can mend is said in a sentence."""
-        wanted = f"Bearer {self._controller.token}"
-        given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), wanted.encode()):
-            return _said(401, "the token is missing or wrong; it stands in the file `token` beside controller.json.")
-        try:
-            return await handler(request)
-        except InputError as error:
-            return _said(400, str(error))
-        except web.HTTPRequestEntityTooLarge:
-            return _said(413, f"the request is too large; a job file has at most {MOST_BYTES:,} bytes.")
-        except web.HTTPException as error:
-            return _said(error.status, f"{request.method} {request.path}: {error.reason}.")
-
-    async def agents(self, request: web.Request) -> web.StreamResponse:
-        """An agent's connection, from its hello to its end."""
-        channel = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=MOST_MESSAGE_BYTES)
-        await channel.prepare(request)
-        controller = self._controller
-        try:
-            hello = decode(await channel.receive_str(timeout=HELLO_S))
-            if not isinstance(hello, Hello):
-                raise InputError(f"expected hello first; got {hello.KIND}.")
-            link = await controller.agent(hello, channel)
-        except (TimeoutError, InputError, TypeError) as error:
-            await channel.close(code=1008, message=str(error).encode()[:120])
-            return channel
-        sender = asyncio.ensure_future(link.send_all())
-        try:
-            async for message in channel:
-                if message.type == WSMsgType.TEXT:
-                    controller.heard(link, decode(message.data))
-        except InputError as error:
-            await channel.close(code=1008, message=str(error).encode()[:120])
-        except Exception as error:
-            controller.fail(error)
-        finally:
-            sender.cancel()
-            controller.agent_left(link)
-        return channel
 
     async def jobs(self, _: web.Request) -> web.Response:
         """All jobs."""
@@ -201,7 +143,3 @@ def _job_named(execution: Execution, wanted: str, *, among: str = "all") -> Exec
 
 def _json(value: Any, status: int = 200) -> web.Response:
     return web.json_response(value, status=status)
-
-
-def _said(status: int, sentence: str) -> web.Response:
-    return _json({"error": sentence}, status)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
-import secrets
 import signal
 import socket
 import sys
@@ -20,12 +18,13 @@ from aiohttp import web
 from synergy_core.errors import InputError
 from synergy_core.policies import Policy
 from synergy_core.units import on_grid
+from synergy_exec.backends import Backend, Meeting
 from synergy_exec.controller import processes
-from synergy_exec.controller.backend import Backend, Meeting
 from synergy_exec.controller.execution import Execution, Terms
 from synergy_exec.controller.journal import Journal
 from synergy_exec.controller.links import Link, cluster_of
-from synergy_exec.job_file import JobFile
+from synergy_exec.controller.listening import Listener, listening
+from synergy_exec.job_file import MOST_BYTES, JobFile
 from synergy_exec.messages import Hello, Message, Shutdown
 from synergy_runs.atomic import atomic_file
 
@@ -50,7 +49,7 @@ class Hours:
     leave_s: float = 60.0
 
 
-class Controller:
+class Controller(Listener):
     """One policy on one backend; `run` once. execution: None until all agents are there. closing: it is ending.
 
     The clock stands still while no controller runs: a resumed run goes on at the time of its last fact.
@@ -72,7 +71,6 @@ class Controller:
         self.terms, self.hours, self.serve = terms, hours, serve
         self.folder = terms.folder
         self.execution: Execution | None = None
-        self.token = ""
         self.interrupted = False
         self._host, self._port = host, port
         self._links: dict[int, Link] = {}
@@ -99,32 +97,45 @@ class Controller:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._check_alone()
         journal = Journal(self.folder / "journal.sqlite")
-        runner: web.AppRunner | None = None
         try:
             await asyncio.to_thread(self._wait_for_old_agents, journal.agents())
             journal.agents_left()
             journal.commit()
-            runner = await self._listen()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
-            await self._gather_agents(journal)
-            self._task(self._arrive())
-            self._task(self._rounds())
-            await self._over
+            from synergy_exec.controller.api import routes
+
+            async with listening(
+                self, self.folder, host=self._host, port=self._port, routes=routes(self), most_bytes=MOST_BYTES
+            ) as self.meeting:
+                self._announce(self.meeting)
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
+                try:
+                    await self._gather_agents(journal)
+                    self._task(self._arrive())
+                    self._task(self._rounds())
+                    await self._over
+                finally:
+                    await self._leave()
         finally:
-            await self._close(journal, runner)
+            (self.folder / "controller.json").unlink(missing_ok=True)
+            journal.set_meta("over", self.execution is not None and self._over_with_it())
+            journal.agents_left()
+            journal.close()
 
     # Beginning
 
     def _check_alone(self) -> None:
         path = self.folder / "controller.json"
-        with contextlib.suppress(OSError, ValueError, KeyError):
+        try:
             other = json.loads(path.read_text(encoding="utf-8"))
-            if other["host"] == socket.gethostname() and processes.lives(int(other["pid"]), int(other["began"])):
-                raise InputError(
-                    f"{self.folder}: a controller runs here already, process {other['pid']}. "
-                    "Stop it, or name another place with results_dir=DIR."
-                )
+            here = other["host"] == socket.gethostname() and processes.lives(int(other["pid"]), int(other["began"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return
+        if here:
+            raise InputError(
+                f"{self.folder}: a controller runs here already, process {other['pid']}. "
+                "Stop it, or name another place with results_dir=DIR."
+            )
 
     def _wait_for_old_agents(self, agents: list[tuple[int, str, int, int]]) -> None:
         """Agents of a controller that died save and leave by themselves; those that do not are killed."""
@@ -132,29 +143,11 @@ class Controller:
         for pid in processes.wait_or_kill(here, patience_s=self.hours.leave_s):
             print(f"an agent of an earlier controller, process {pid}, had to be killed", file=sys.stderr)
 
-    async def _listen(self) -> web.AppRunner:
-        from synergy_exec.controller.api import application
-
-        self.token = secrets.token_urlsafe()
-        token_file = self.folder / "token"
-        with atomic_file(token_file) as partial:
-            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "w") as stream:
-                stream.write(self.token + "\n")
-        runner = web.AppRunner(application(self), access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, self._host, self._port)
-        try:
-            await site.start()
-        except OSError as error:
-            await runner.cleanup()
-            raise InputError(f"port={self._port}: {error.strerror}. port=0 takes a free one.") from error
-        port = runner.addresses[0][1]
-        self.meeting = Meeting(url=f"http://{self._host}:{port}", token_file=token_file, folder=self.folder)
-        me = {"url": f"http://{self._host}:{port}", "host": socket.gethostname(), "pid": os.getpid()}
+    def _announce(self, meeting: Meeting) -> None:
+        """Where commands find it."""
+        me = {"url": meeting.url, "host": socket.gethostname(), "pid": os.getpid()}
         with atomic_file(self.folder / "controller.json") as partial:
             partial.write_text(json.dumps({**me, "began": processes.began(os.getpid())}) + "\n", encoding="utf-8")
-        return runner
 
     async def _gather_agents(self, journal: Journal) -> None:
         """Starts agents and waits for all of them; then the cluster is known, and so is everything else."""
@@ -304,7 +297,7 @@ class Controller:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _close(self, journal: Journal, runner: web.AppRunner | None) -> None:
+    async def _leave(self) -> None:
         """Agents save and leave, then everything that was started is ended."""
         self.closing = True
         for task in list(self._tasks):
@@ -314,15 +307,7 @@ class Controller:
         until_s = time.monotonic() + self.hours.leave_s
         while self._links and time.monotonic() < until_s:
             await asyncio.sleep(0.05)
-        try:
-            await self.backend.stop()
-        finally:
-            if runner is not None:
-                await runner.cleanup()
-                (self.folder / "controller.json").unlink(missing_ok=True)
-            journal.set_meta("over", self.execution is not None and self._over_with_it())
-            journal.agents_left()
-            journal.close()
+        await self.backend.stop()
 
     def _over_with_it(self) -> bool:
         assert self.execution is not None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..training.job import TrainingJob
+from synergy_exec.training.job import TrainingJob
 
 GROUPS = 4
 
@@ -77,7 +77,7 @@ class Cnn(TrainingJob):
 
     def __init__(
         self,
-        channels: int = 8,
+        channels: int = 16,
         depths: tuple[int, ...] = (1, 1, 1),
         side: int = 16,
         classes: int = 10,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..training.job import TrainingJob
+from synergy_exec.training.job import TrainingJob
 
 
 class Attention(nn.Module):

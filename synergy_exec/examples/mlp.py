@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..training.job import TrainingJob
+from synergy_exec.training.job import TrainingJob
 
 
 class Layer(nn.Module):
@@ -63,7 +63,7 @@ class Mlp(TrainingJob):
     learning_rate_rule = "adascale"
 
     def __init__(
-        self, width: int = 128, depth: int = 4, features: int = 32, classes: int = 10, learning_rate: float = 0.05
+        self, width: int = 256, depth: int = 6, features: int = 32, classes: int = 10, learning_rate: float = 0.005
     ) -> None:
         self.width, self.depth = width, depth
         self.features, self.classes = features, classes

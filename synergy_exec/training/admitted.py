@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from synergy_core.errors import InputError
-
-from ..messages import PlanMessage
-from .job import TrainingJob
-from .stages import ends
-from .tensor_parallel import obstacle
+from synergy_exec.messages import PlanMessage
+from synergy_exec.training.job import TrainingJob
+from synergy_exec.training.stages import ends
+from synergy_exec.training.tensor_parallel import obstacle
 
 
 class Kind(NamedTuple):
@@ -47,8 +46,16 @@ PROVEN: frozenset[Kind] = frozenset(
 
 
 def refusal(job: TrainingJob, plan: PlanMessage) -> str | None:
-    """Why this job cannot be trained under this plan, in a sentence that says what to change; None: it can."""
-    return _ill_formed(plan) or _unproven(plan) or _unfit(job, plan)
+    """Why this job cannot be trained under this plan, in a sentence that says what to change; None: it can.
+
+    It builds the job's model, without its numbers where that is possible.
+    """
+    return plan_refusal(plan) or _unfit(job, plan)
+
+
+def plan_refusal(plan: PlanMessage) -> str | None:
+    """The same as far as the plan alone tells, whatever the job."""
+    return _ill_formed(plan) or _unproven(plan)
 
 
 def _ill_formed(plan: PlanMessage) -> str | None:
@@ -87,28 +94,36 @@ def _unproven(plan: PlanMessage) -> str | None:
 
 
 def _unfit(job: TrainingJob, plan: PlanMessage) -> str | None:
-    if plan.tensor == plan.pipeline == 1:
+    needs_blocks = plan.pipeline > 1 or (plan.zero > 0 and job.blocks)
+    if plan.tensor == 1 and not needs_blocks:
         return None
     if plan.pipeline > 1 and not job.blocks:
         return f"the job names no `blocks` to cut between; name them, or take pipeline 1 instead of {plan.pipeline}"
     model, sample = outline(job)
+    if needs_blocks and (reason := _no_blocks(model, job.blocks)):
+        return reason
     if plan.pipeline > 1 and (reason := _uncut(model, job.blocks, plan, sample)):
         return reason
     return obstacle(model, job.tensor_plan, plan.tensor, sample) if plan.tensor > 1 else None
 
 
-def _uncut(model: nn.Module, blocks: str, plan: PlanMessage, sample: Tensor) -> str | None:
+def _no_blocks(model: nn.Module, blocks: str) -> str | None:
     try:
         layers = model.get_submodule(blocks)
     except AttributeError:
         return f"the model has no '{blocks}', which the job names as its blocks; correct `blocks`"
     if not isinstance(layers, nn.ModuleList):
-        return f"the model's '{blocks}' is a {type(layers).__name__}; a pipeline needs an nn.ModuleList"
+        return f"the model's '{blocks}' is a {type(layers).__name__}; blocks are an nn.ModuleList"
+    return None
+
+
+def _uncut(model: nn.Module, blocks: str, plan: PlanMessage, sample: Tensor) -> str | None:
     for method in ("embed", "head"):
         if not callable(getattr(model, method, None)):
             return f"the model has no method `{method}`; write it (see TrainingJob), or take pipeline 1"
-    if len(layers) < (stages := plan.pipeline * plan.interleave):
-        return f"the model has {len(layers)} blocks for {stages} stages; take at most {len(layers)} stages"
+    count, stages = len(list(model.get_submodule(blocks).children())), plan.pipeline * plan.interleave
+    if count < stages:
+        return f"the model has {count} blocks for {stages} stages; take at most {count} stages"
     try:
         ends(model, blocks, sample)
     except InputError as error:

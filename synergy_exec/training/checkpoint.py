@@ -46,6 +46,7 @@ class Saving:
     def __init__(self, write: Callable[[], None]) -> None:
         self._write = write
         self._error: Exception | None = None
+        self.waited_for = False
         # A daemon: a process that leaves on an error does not wait for it, and what is partial is not visible.
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
         self._thread.start()
@@ -57,6 +58,7 @@ class Saving:
     def wait(self) -> None:
         """Return when the checkpoint is complete on disk. Raises what `save` raises."""
         self._thread.join()
+        self.waited_for = True
         if self._error is not None:
             raise self._error
 
@@ -138,7 +140,7 @@ def load(
 def _settle() -> None:
     global _in_flight
     earlier, _in_flight = _in_flight, None
-    if earlier is not None:
+    if earlier is not None and not earlier.waited_for:
         earlier.wait()
 
 

@@ -12,8 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from synergy_core.errors import InputError, unknown
-
-from .job import TrainingJob
+from synergy_exec.training.job import TrainingJob
 
 
 def load_job(job_class: str, arguments: Mapping[str, Any]) -> TrainingJob:

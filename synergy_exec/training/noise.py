@@ -18,7 +18,7 @@ import math
 
 from synergy_exec.training.progress import Progress
 
-TIME_CONSTANT_STEPS = 100
+TIME_CONSTANT_STEPS = 200
 """Of the exponential averages. In steps: the information on tr(Σ) in one step depends on the number of its parts, not
 on their size. tests/exec/test_noise.py shows what error of the efficiency it leaves, and how fast a change is seen."""
 

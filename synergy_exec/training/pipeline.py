@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.nn.parallel import DistributedDataParallel
 
-from ..messages import PlanMessage
+from synergy_exec.messages import PlanMessage
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

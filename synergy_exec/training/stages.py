@@ -68,8 +68,13 @@ def cut(model: nn.Module, blocks: str, edges: Ends, stage: int, stages: int) -> 
     for name, _ in list(part.named_parameters()):
         first = name not in edges.after
         if not name.startswith(f"{blocks}.") and stage != (0 if first else stages - 1):
-            owner, _, last = name.rpartition(".")
-            part.get_submodule(owner).register_parameter(last, None)
+            place, _, last = name.rpartition(".")
+            owner = part.get_submodule(place)
+            owner.register_parameter(last, None)
+            if owner is not part and not list(owner.parameters(recurse=False)):
+                # Statistics that another stage keeps: a checkpoint must not find this stage's, which never change.
+                for buffer, _ in list(owner.named_buffers(recurse=False)):
+                    owner.register_buffer(buffer, None)
     parent, _, last = blocks.rpartition(".")
     setattr(part.get_submodule(parent), last, nn.ModuleDict(own))
 

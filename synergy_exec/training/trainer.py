@@ -12,15 +12,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.optim import Optimizer
 
 from synergy_core.errors import InputError
-
-from ..messages import PlanMessage
-from .admitted import refusal
-from .data_parallel import exchanging, replicate
-from .job import TrainingJob
-from .pipeline import Pipeline, owned_stages
-from .squares import GradientSquares, MicroBatchSquares, squared_norm
-from .stages import cut, ends
-from .tensor_parallel import split
+from synergy_exec.messages import PlanMessage
+from synergy_exec.training.admitted import plan_refusal, refusal
+from synergy_exec.training.data_parallel import exchanging, replicate
+from synergy_exec.training.job import TrainingJob
+from synergy_exec.training.pipeline import Pipeline, owned_stages
+from synergy_exec.training.squares import GradientSquares, MicroBatchSquares, squared_norm
+from synergy_exec.training.stages import cut, ends
+from synergy_exec.training.tensor_parallel import split
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,8 @@ class Trainer:
         measure_squares: bool = True,
         bfloat16: bool = False,
     ) -> None:
-        _check(job, plan)
+        if reason := refusal(job, plan):
+            raise InputError(reason)
         self._job, self.plan, self._seed = job, plan, seed
         self._device = torch.device(device)
         self._mesh = _mesh(plan, self._device)
@@ -90,7 +90,8 @@ class Trainer:
     def retune(self, micro_batch: int, accumulation: int) -> None:
         """Another micro-batch and accumulation from the next step, on all ranks together; weights stay as they are."""
         plan = dataclasses.replace(self.plan, micro_batch=micro_batch, accumulation=accumulation)
-        _check(self._job, plan)
+        if reason := plan_refusal(plan):
+            raise InputError(reason)
         self.plan = plan
         self._pipeline = self._schedule()
 
@@ -119,9 +120,15 @@ class Trainer:
 
     def _rows(self, number: int) -> tuple[Tensor, Tensor]:
         """This replica's part of the whole batch."""
-        own = self.plan.global_batch // self.plan.data
+        whole = self.plan.global_batch
+        own = whole // self.plan.data
         rows = slice(self._replica * own, (self._replica + 1) * own)
-        inputs, targets = self._job.batch(number, self.plan.global_batch)
+        inputs, targets = self._job.batch(number, whole)
+        if len(inputs) != whole or len(targets) != whole:
+            raise InputError(
+                f"{type(self._job).__name__}.batch({number}, {whole}) gave {len(inputs)} inputs and {len(targets)} "
+                f"targets; give {whole} of each, samples in the first dimension."
+            )
         return inputs[rows].to(self._device), targets[rows].to(self._device)
 
     def _accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -159,11 +166,6 @@ class Trainer:
         whole = plan.micro_batch == plan.global_batch
         squares = GradientSquares(None if whole else mean, plan.micro_batch, big, plan.global_batch)
         return StepResult(loss, big**0.5, squares)
-
-
-def _check(job: TrainingJob, plan: PlanMessage) -> None:
-    if reason := refusal(job, plan):
-        raise InputError(reason)
 
 
 def _mesh(plan: PlanMessage, device: torch.device) -> DeviceMesh | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import distributed
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ..messages import Failure
 from ..training import checkpoint

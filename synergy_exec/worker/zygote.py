@@ -45,6 +45,8 @@ def main() -> None:
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         sys.exit(f"zygote: {threads} threads after the imports, so it must not fork; set OPENBLAS_NUM_THREADS=1")
     Zygote(socket.socket(fileno=descriptor)).serve()
+    # Taking torch down in order takes seconds.
+    os._exit(0)
 
 
 class Zygote:

@@ -28,6 +28,7 @@ from synergy_exec.training.progress import Progress
 from synergy_exec.training.state import State
 
 BEFORE, AFTER = 5, 5
+KILLS = 4
 Results = dict[str, Any]
 
 
@@ -86,8 +87,7 @@ def read_all(ranks: int, folder: Path) -> Results:
     losses: Results = {}
     for family in [each for each in FAMILIES if world(each) == ranks]:
         for saved in FAMILIES:
-            # Over four ranks one optimizer is enough: of what it adds, the smaller worlds show the other.
-            for optimizer in OPTIMIZERS if ranks < 4 else ("adamw",):
+            for optimizer in optimizers_between(saved, family):
                 job = split(family, optimizer, seed=1)
                 progress = checkpoint.load(folder / f"{saved}-{optimizer}", [job.part], [job.optimizer])
                 assert progress == progress_after(BEFORE)
@@ -95,6 +95,11 @@ def read_all(ranks: int, folder: Path) -> Results:
         for optimizer in OPTIMIZERS if ranks < 4 else ():
             losses[f"control {family} {optimizer}"] = without_optimizer(family, optimizer, folder)
     return losses
+
+
+def optimizers_between(writer: str, reader: str) -> tuple[str, ...]:
+    """With four ranks on either side one optimizer is enough: what the other adds shows between smaller worlds."""
+    return ("adamw",) if max(world(writer), world(reader)) > 2 else tuple(OPTIMIZERS)
 
 
 def without_optimizer(family: str, optimizer: str, folder: Path) -> list[float]:
@@ -248,7 +253,7 @@ def main(folder: Path) -> None:
     group("refused", 2, lambda: refused(folder / "refused"))
     group("damaged", 2, lambda: damaged_under_two(folder / "damaged"))
     began = time.monotonic()
-    results["killed"] = killed(folder / "killed", repeats=6)
+    results["killed"] = killed(folder / "killed", repeats=KILLS)
     results["seconds"]["killed"] = round(time.monotonic() - began, 2)
     (folder / "results.json").write_text(json.dumps(results))
 

@@ -117,6 +117,25 @@ def test_a_model_that_a_pipeline_cannot_cut_is_refused(job: TrainingJob, says: s
     assert says in reason
 
 
+def test_replicas_that_share_out_need_the_blocks_they_name() -> None:
+    reason = refusal(Odd(PERCEPTRON, blocks="blocks"), PlanMessage(data=2, zero=3))
+    assert reason is not None
+    assert "the model has no 'blocks'" in reason
+    assert refusal(Odd(PERCEPTRON, blocks="blocks"), PlanMessage(data=2)) is None
+
+
+class Short(Mlp):
+    """It forgets a sample."""
+
+    def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
+        return super().batch(step, size - 1)
+
+
+def test_a_batch_of_another_size_is_an_error() -> None:
+    with pytest.raises(InputError, match=r"Short.batch\(4, 8\) gave 7 inputs and 7 targets; give 8 of each"):
+        Trainer(Short(), PlanMessage(micro_batch=8)).step(4)
+
+
 UNSPLIT = [
     ({"layers.*.upper": "column"}, "'layers.*.upper' matches no module"),
     ({"layers.*.up": "rows"}, "is 'rows'; write 'column' or 'row'"),

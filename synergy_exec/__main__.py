@@ -1,0 +1,65 @@
+"""`python -m synergy_exec +trace=demo`: trains for real what a policy schedules; `submit`, `list`, … ask it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from synergy_core.errors import InputError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+def _run(config: DictConfig) -> None:
+    from synergy_exec.run import run
+
+    run(config)
+
+
+def main() -> None:
+    """Runs the command line; what a user can mend is said in a sentence, without a traceback."""
+    try:
+        _main()
+    except InputError as error:
+        print(f"synergy_exec: {error}", file=sys.stderr)
+        sys.exit(USAGE_ERROR)
+    except KeyboardInterrupt:
+        print("synergy_exec: interrupted; the same command goes on from what was saved.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _main() -> None:
+    from synergy_core import __version__
+    from synergy_exec.commands import jobs
+
+    arguments = sys.argv[1:]
+    if arguments and arguments[0] in jobs.COMMANDS:
+        jobs.main(arguments[0], arguments[1:])
+        return
+    if arguments and arguments[0] == "profile":
+        from synergy_exec.commands import profile
+
+        profile.main(arguments[1:])
+        return
+    if any(each in ("--help", "-h") for each in arguments):
+        from synergy_exec.usage import usage
+
+        print(usage())
+        return
+    if "--version" in arguments:
+        print(__version__)
+        return
+    from synergy_exec.program import EXECUTOR
+    from synergy_runs import overrides
+    from synergy_runs.compose import with_hydra
+
+    sys.argv[1:] = overrides.prepared(arguments, EXECUTOR)
+    with_hydra(EXECUTOR, _run)
+
+
+if __name__ == "__main__":
+    main()

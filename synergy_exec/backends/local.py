@@ -1,0 +1,108 @@
+"""This machine: an agent process for each node that it is to be."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from synergy_core.errors import InputError
+
+from ..agent.__main__ import TOKEN
+from ..agent.slots import divide, own_cores
+from . import Meeting
+
+_LEAVING_S = 25.0
+"""An agent saves its runs first, and takes at most 20 s for that."""
+_LOG_LINES = 5
+_ASK_FOR_GPUS = (
+    "import torch; print(*(torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())), sep='\\n')"
+)
+
+
+def backend(nodes: int = 1, slots: int | None = None) -> Local:
+    """nodes: how many to make of this machine, equal parts of it. slots: of each; all its GPUs, or else CPU cores."""
+    if nodes < 1 or (slots is not None and slots < 1):
+        raise InputError(f"backend local: nodes={nodes} slots={slots}; write numbers from 1.")
+    return Local(nodes, slots, gpu_names(), own_cores())
+
+
+def gpu_names() -> list[str]:
+    """Of the GPUs that torch could use here; another process asks it, so that this one need not import it."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    asked = subprocess.run([sys.executable, "-c", _ASK_FOR_GPUS], capture_output=True, text=True, timeout=120)
+    if asked.returncode:
+        raise InputError(f"torch cannot say which GPUs are here:\n{_tail(asked.stderr)}")
+    return asked.stdout.split("\n")[:-1] if asked.stdout.strip() else []
+
+
+class Local:
+    """Agents as children of this process; each leaves with a checkpoint when it ends, whatever the way."""
+
+    def __init__(self, nodes: int, slots: int | None, gpus: list[str], cores: list[int]) -> None:
+        if gpus and len(gpus) < nodes * (slots or 1):
+            raise InputError(f"backend local: {len(gpus)} GPUs cannot be {nodes} nodes of {slots or 1}; take fewer.")
+        self.nodes = nodes
+        self._gpus, self._cores = gpus, [each.cores for each in divide(cores, nodes, gpus=False)]
+        self._slots = slots or (len(gpus) // nodes if gpus else len(self._cores[0]))
+        self._agents: dict[int, subprocess.Popen[bytes]] = {}
+        self._logs: dict[int, Path] = {}
+
+    async def start(self, node: int, meeting: Meeting) -> None:
+        """Its log is `agent-<node>.txt` in the folder."""
+        log = self._logs[node] = meeting.folder / f"agent-{node}.txt"
+        environment = os.environ | {TOKEN: meeting.token_file.read_text(encoding="utf-8").strip()}
+        gpu_type = "cpu"
+        if self._gpus:
+            first = node * self._slots
+            gpu_type = self._gpus[first].lower().removeprefix("nvidia ").replace(" ", "-")
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            devices = [str(each) for each in range(len(self._gpus))] if visible == [""] else visible
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first : first + self._slots])
+        command = [sys.executable, "-m", "synergy_exec.agent", f"--url={meeting.url}", f"--node={node}"]
+        command += [f"--slots={self._slots}", f"--gpu-type={gpu_type}", f"--parent={os.getpid()}"]
+        command += [f"--cores={','.join(map(str, self._cores[node]))}"]
+        with log.open("ab") as output:
+            self._agents[node] = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # The terminal's Ctrl-C is for the controller, which lets the agents know.
+                start_new_session=True,
+            )
+
+    def lost(self) -> dict[int, str]:
+        """Agents that have exited, with what their logs end in."""
+        return {
+            node: f"agent left with exit code {agent.returncode}; {self._logs[node]} ends in:\n"
+            f"{_tail(self._logs[node].read_text(encoding='utf-8', errors='replace'))}"
+            for node, agent in self._agents.items()
+            if agent.poll() is not None
+        }
+
+    async def stop(self) -> None:
+        """SIGTERM, with time to save, then SIGKILL."""
+        for agent in self._agents.values():
+            if agent.poll() is None:
+                agent.send_signal(signal.SIGTERM)
+        await asyncio.gather(*(asyncio.to_thread(_wait, agent) for agent in self._agents.values()))
+        self._agents.clear()
+
+
+def _wait(agent: subprocess.Popen[bytes]) -> None:
+    try:
+        agent.wait(_LEAVING_S)
+    except subprocess.TimeoutExpired:
+        agent.kill()
+        agent.wait()
+
+
+def _tail(text: str) -> str:
+    return "\n".join(text.rstrip().splitlines()[-_LOG_LINES:])

@@ -1,0 +1,90 @@
+"""`submit`, `list`, `cancel` and `explain`: what a person asks a controller that runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from synergy_exec.client import Client, client_for
+from synergy_exec.job_file import read_job_file
+
+Command = Callable[[argparse.Namespace, Client], None]
+
+
+def submit(given: argparse.Namespace, client: Client) -> None:
+    """Submits the job of a file; it is safe once its number is printed."""
+    job = given.job_file
+    made = client.ask("POST", "/jobs", job.values())
+    print(f"job {made['job']} ({made['name']})")
+
+
+def list_jobs(given: argparse.Namespace, client: Client) -> None:
+    """Lists all jobs."""
+    jobs = client.ask("GET", "/jobs")
+    if given.json:
+        print(json.dumps(jobs, indent=1))
+        return
+    rows: list[tuple[str, ...]] = [
+        ("job", "name", "state", "slots", "plan", "batch", "step", "done", "loss", "restarts")
+    ]
+    rows += [_cells(job) for job in jobs]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for job in jobs:
+        if job["state"] == "failed":
+            print(f"job {job['job']} ({job['name']}) failed: {job['reason']}")
+
+
+def _cells(job: dict[str, Any]) -> tuple[str, ...]:
+    done, loss = min(1.0, job["work"] / job["work_total"]), job["loss"]
+    return (
+        str(job["job"]),
+        job["name"],
+        job["state"],
+        f"{job['slots']} of {job['slots_asked']}",
+        job["plan"] or "-",
+        str(job["batch"] or "-"),
+        str(job["step"]),
+        f"{done:.0%}",
+        "-" if loss is None else f"{loss:.4g}",
+        str(job["restarts"]),
+    )
+
+
+def cancel(given: argparse.Namespace, client: Client) -> None:
+    """Ends a job; its workers are killed."""
+    job = client.ask("DELETE", f"/jobs/{quote(given.job, safe='')}")
+    print(f"job {job['job']} ({job['name']}) is {job['state']}")
+
+
+def explain(given: argparse.Namespace, client: Client) -> None:
+    """Why a job has what it has, by the last decision."""
+    found = client.ask("GET", f"/jobs/{quote(given.job, safe='')}/explain")
+    text = found.pop("text")
+    print(json.dumps(found, indent=1) if given.json else f"decision at {found['time_s']:.0f} s\n{text}")
+
+
+COMMANDS: dict[str, Command] = {"submit": submit, "list": list_jobs, "cancel": cancel, "explain": explain}
+
+
+def main(name: str, arguments: Sequence[str]) -> None:
+    """Runs one of them. Raises InputError."""
+    command = COMMANDS[name]
+    parser = argparse.ArgumentParser(prog=f"python -m synergy_exec {name}", description=command.__doc__)
+    if name == "submit":
+        parser.add_argument("file", type=Path, metavar="JOB.yaml", help="the job; docs/executor.md says what is in it")
+    elif name != "list":
+        parser.add_argument("job", help="its name, or its number")
+    if name in ("list", "explain"):
+        parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--dir", type=Path, default=Path("results"), help="the results folder of the controller")
+    parser.add_argument("--url", default=None, help="the controller's address, such as http://127.0.0.1:8080")
+    given = parser.parse_args(arguments)
+    if name == "submit":
+        given.job_file = read_job_file(given.file)  # what is wrong with it is said before anybody is asked
+    command(given, client_for(given.dir, given.url))

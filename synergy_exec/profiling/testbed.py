@@ -1,0 +1,179 @@
+"""A testbed put at one caller's disposal: agents of a backend, and runs started on slots of one's choice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from synergy_core.cluster import Cluster
+from synergy_core.errors import InputError
+from synergy_core.state import Placed
+from synergy_exec.backends import Backend
+from synergy_exec.controller.links import Link, cluster_of
+from synergy_exec.controller.listening import Listener, listening
+from synergy_exec.controller.runs import Left, Run, Runs, Stepped
+from synergy_exec.messages import Hello, Launch, Message, PlanMessage, Report, Shutdown
+
+AGENTS_S = 120.0
+LEAVE_S = 30.0
+
+
+class RunOnTestbed:
+    """One run. launched_s, stepped_s: on the monotonic clock, when it was asked for and its first step was done."""
+
+    def __init__(self, testbed: Testbed, number: int) -> None:
+        self._testbed = testbed
+        self.number = number
+        self.launched_s = time.monotonic()
+        self.stepped_s = float("nan")
+        self.first_step_s = 0.0
+        self.reports: asyncio.Queue[tuple[float, Report]] = asyncio.Queue()
+        self.stepped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.left: asyncio.Future[Left] = asyncio.get_running_loop().create_future()
+
+    async def first_step(self) -> None:
+        """Until its first step is done. Raises InputError if the run ends before."""
+        await asyncio.wait((self.stepped, self.left), return_when=asyncio.FIRST_COMPLETED)
+        self._check()
+
+    async def report(self) -> tuple[float, Report]:
+        """The next report, and when it came. Raises InputError if the run ends before."""
+        getting = asyncio.ensure_future(self.reports.get())
+        await asyncio.wait((getting, self.left), return_when=asyncio.FIRST_COMPLETED)
+        if not getting.done():
+            getting.cancel()
+            self._check()
+        return await getting
+
+    def retune(self, plan: PlanMessage) -> None:
+        """Another micro-batch or accumulation."""
+        self._testbed.retune(self.number, plan)
+
+    async def stop(self) -> float:
+        """Has it save and leave; the seconds until it has."""
+        began_s = time.monotonic()
+        self._testbed.stop(self.number)
+        left = await self.left
+        if left.outcome not in ("paused", "done"):
+            raise InputError(left.reason)
+        return time.monotonic() - began_s
+
+    def _check(self) -> None:
+        if self.left.done():
+            raise InputError(self.left.result().reason or "the run ended by itself")
+
+
+class Testbed(Listener):
+    """The agents of a backend, all connected.
+
+    cluster: what they make. trained: jobs that have a checkpoint, for whoever keeps account of them.
+    """
+
+    def __init__(self, backend: Backend, launch_of: Callable[[Run], Launch]) -> None:
+        self._backend = backend
+        self._links: dict[int, Link] = {}
+        self._numbers: list[int] = []
+        self._all_there = asyncio.Event()
+        self._runs = Runs(launch_of)
+        self._mine: dict[int, RunOnTestbed] = {}
+        self._broken: Exception | None = None
+        self.trained: set[int] = set()
+        self.cluster: Cluster
+
+    def start(self, job: int, placed: Placed, plan: PlanMessage) -> RunOnTestbed:
+        """Launches a run there, as soon as its slots are free."""
+        if self._broken is not None:
+            raise self._broken
+        number = len(self._mine)
+        mine = self._mine[number] = RunOnTestbed(self, number)
+        self._runs.start(Run(number, job, placed, plan))
+        self._flush()
+        return mine
+
+    def stop(self, number: int) -> None:
+        """Has a run save and leave."""
+        self._runs.stop(number)
+        self._flush()
+
+    def retune(self, number: int, plan: PlanMessage) -> None:
+        """Another micro-batch or accumulation for a run."""
+        self._runs.retune(number, plan)
+        self._flush()
+
+    # What agents say (`Listener`)
+
+    async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> Link:
+        link = self._links[hello.node] = Link(hello, channel)
+        if len(self._links) == self._backend.nodes:
+            self._all_there.set()
+        return link
+
+    def heard(self, link: Link, message: Message) -> None:
+        if isinstance(message, Report) and message.run in self._mine:
+            self._mine[message.run].reports.put_nowait((time.monotonic(), message))
+        self._runs.heard(self._numbers.index(link.hello.node), message)
+        self._flush()
+
+    def agent_left(self, link: Link) -> None:
+        del self._links[link.hello.node]
+        if self._numbers:
+            self._runs.agent_left(self._numbers.index(link.hello.node))
+            self._broken = InputError(f"the agent of node {link.hello.node} was lost; see its log.")
+            self._flush()
+
+    def fail(self, error: Exception) -> None:
+        self._broken = error
+
+    def _flush(self) -> None:
+        for number, message in self._runs.outbox:
+            link = self._links.get(self._numbers[number])
+            if link is not None:
+                link.queue.put_nowait(message)
+        self._runs.outbox.clear()
+        for each in self._runs.happened:
+            mine = self._mine[each.run.number]
+            if isinstance(each, Stepped):
+                mine.stepped_s, mine.first_step_s = time.monotonic(), each.message.first_step_s
+                mine.stepped.set_result(None)
+            elif isinstance(each, Left):
+                mine.left.set_result(each)
+        self._runs.happened.clear()
+
+    async def gather(self) -> None:
+        """Until all agents are there. Raises InputError where they do not come."""
+        try:
+            await asyncio.wait_for(self._all_there.wait(), AGENTS_S)
+        except TimeoutError:
+            missing = sorted(set(range(self._backend.nodes)) - set(self._links))
+            raise InputError(f"no agent from nodes {missing} within {AGENTS_S:g} s; see their logs.") from None
+        self.cluster, self._numbers = cluster_of([link.hello for link in self._links.values()])
+        for node in range(self.cluster.nodes):
+            self._runs.agent_came(node)
+
+    async def leave(self) -> None:
+        """Until all agents have left, or their time is up."""
+        for link in self._links.values():
+            link.queue.put_nowait(Shutdown())
+        until_s = time.monotonic() + LEAVE_S
+        while self._links and time.monotonic() < until_s:
+            await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def testbed(backend: Backend, folder: Path, launch_of: Callable[[Run], Launch]) -> AsyncIterator[Testbed]:
+    """All agents of a backend, until the block ends; then no process of them is left."""
+    made = Testbed(backend, launch_of)
+    async with listening(made, folder) as meeting:
+        try:
+            for node in range(backend.nodes):
+                await backend.start(node, meeting)
+            await made.gather()
+            yield made
+        finally:
+            await made.leave()
+            await backend.stop()

@@ -1,0 +1,221 @@
+"""One command: every policy on the same jobs, one after another, each written as soon as it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from synergy_core.cluster import Cluster
+from synergy_core.errors import InputError
+from synergy_core.policies import OrderingPolicy, Policy
+from synergy_exec.backends import Backend, get_backend
+from synergy_exec.controller.controller import Arrival, Controller, Hours
+from synergy_exec.controller.execution import Terms
+from synergy_exec.controller.journal import Journal
+from synergy_exec.losses import write_losses
+from synergy_exec.settings import Settings
+from synergy_exec.workload import arrivals_of, as_executed
+from synergy_runs.filing import make_room, remove_report, same_run, say_if_replaced, show
+from synergy_runs.inputs import policies_of
+from synergy_runs.invariants import check
+from synergy_runs.log import Run
+from synergy_runs.results import write_run
+from synergy_runs.settings import build
+from synergy_runs.workload import Workload
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+SERVED = "served"
+"""What results are filed under where there is no trace."""
+
+
+def run(config: DictConfig) -> None:
+    """Runs what the configuration says, writes the results, prints the table."""
+    from omegaconf import OmegaConf
+
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    settings = build(Settings, values)
+    _check(settings)
+    name = settings.trace.name if settings.trace is not None else SERVED
+    folder = settings.results_dir / name
+    make_room(folder)
+    folders = execute_all(settings, values, folder, lambda: get_backend(settings.backend.name, _options(settings)))
+    show(folders, folder, program="synergy_exec", figures=settings.figures)
+
+
+def _check(settings: Settings) -> None:
+    if str(settings.results_dir) in ("", "."):
+        raise InputError("results_dir is empty; expected a folder, such as results.")
+    if settings.trace is None and not settings.serve:
+        raise InputError("there is no trace, and serve=false: nothing would ever run. Type serve=true or +trace=demo.")
+    if settings.serve and len(settings.policy) > 1:
+        raise InputError(f"serve=true goes on for ever; give one policy, not {len(settings.policy)}.")
+    seconds = ("round_s", "restart_s", "checkpoint_interval_s", "hang_s", "start_s", "nodes_s", "leave_s")
+    for each in seconds:
+        if not 0 < getattr(settings, each) < float("inf"):
+            raise InputError(f"{each}={getattr(settings, each):g}: expected seconds above 0.")
+    if settings.retries < 0 or settings.seed < 0:
+        raise InputError(f"retries={settings.retries}, seed={settings.seed}: expected whole numbers ≥ 0.")
+
+
+def _options(settings: Settings) -> dict[str, Any]:
+    return dict(settings.backend.options)
+
+
+def execute_all(
+    settings: Settings, values: dict[str, Any], folder: Path, make_backend: Callable[[], Backend]
+) -> list[Path]:
+    """Every policy; returns the run folders, `<policy>-<seed>` below `folder`.
+
+    Where an earlier command with the same settings was broken off, its finished policies are kept, and the one under
+    way goes on.
+    """
+    from omegaconf import OmegaConf
+
+    values = {**values, "compared_with": list(settings.policy)}
+    trace, arrivals = arrivals_of(settings)
+    policies = policies_of(settings.policy, settings.parameters, settings.information)
+    folders = {name: folder / f"{name}-{settings.seed}" for name in policies}
+    works = {name: into.with_name(into.name + ".work") for name, into in folders.items()}
+    own = {name: {**values, "policy": name, "seed": settings.seed} for name in policies}
+    over = {name: _over(works[name], own[name], folders[name]) for name in policies}
+    if all(over.values()):  # all of it was done before, so all of it is wanted again
+        over = dict.fromkeys(over, False)
+        for work in works.values():
+            shutil.rmtree(work, ignore_errors=True)
+    remove_report(folder)
+    for name, policy in policies.items():
+        if over[name]:
+            print(f"{folders[name]}: done before this command was broken off; kept", file=sys.stderr)
+            continue
+        say_if_replaced(folders[name], own[name])
+        done = _execute_one(settings, policy, trace, arrivals, works[name], own[name], make_backend())
+        write_run(done, folders[name], OmegaConf.to_yaml(OmegaConf.create(own[name])))
+        write_losses(works[name] / "jobs", folders[name] / "losses.parquet")
+        _mark_written(works[name])
+    return list(folders.values())
+
+
+def _over(work: Path, own: dict[str, Any], into: Path) -> bool:
+    """Whether that run was made and written. Raises InputError for one under way with other settings."""
+    path = work / "journal.sqlite"
+    if not path.is_file():
+        return False
+    journal = Journal(path)
+    meta = journal.meta()
+    journal.close()
+    over = bool(meta.get("written")) and (into / "summary.json").is_file()
+    same = same_run(meta.get("settings", own), _plain(own))
+    if same:
+        return over
+    if over or meta.get("over"):
+        shutil.rmtree(work)
+        return False
+    raise InputError(
+        f"{work} holds a run under way with other settings. Give those to go on with it, name another place with "
+        "results_dir=DIR, or remove that folder."
+    )
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    """As it comes back from JSON."""
+    import json
+
+    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
+    return plain
+
+
+def _mark_written(work: Path) -> None:
+    journal = Journal(work / "journal.sqlite")
+    journal.set_meta("written", True)
+    journal.close()
+
+
+def _execute_one(
+    settings: Settings,
+    policy: Policy,
+    trace: Workload | None,
+    arrivals: list[Arrival],
+    work: Path,
+    own: dict[str, Any],
+    backend: Backend,
+) -> Run:
+    """One policy, to the end of all its jobs. Raises KeyboardInterrupt when a person breaks it off."""
+    make_room(work)
+    journal = Journal(work / "journal.sqlite")
+    journal.set_meta("settings", _plain(own))
+    journal.close()
+    terms = Terms(
+        folder=work,
+        seed=settings.seed,
+        retries=settings.retries,
+        restart_s=settings.restart_s,
+        checkpoint_interval_s=settings.checkpoint_interval_s,
+        hang_s=settings.hang_s,
+        start_s=settings.start_s,
+    )
+    hours = Hours(round_s=settings.round_s, nodes_s=settings.nodes_s, leave_s=settings.leave_s)
+    began_s = time.process_time()
+
+    async def through() -> Controller:
+        controller = Controller(
+            policy, arrivals, backend, terms, hours, serve=settings.serve, host=settings.host, port=settings.port
+        )
+        if settings.live and sys.stderr.isatty():
+            from synergy_exec.console import live_table
+
+            async with live_table(controller):
+                await controller.run()
+        else:
+            await controller.run()
+        return controller
+
+    controller = asyncio.run(through())
+    execution = controller.execution
+    if execution is None or (controller.interrupted and not (settings.serve and execution.idle)):
+        raise KeyboardInterrupt
+    cpu_s = time.process_time() - began_s
+    return executed(
+        Journal(work / "journal.sqlite"),
+        trace,
+        policy,
+        execution.decider.cluster,
+        work.parent.name,
+        settings.seed,
+        cpu_s,
+    )
+
+
+def executed(
+    journal: Journal, trace: Workload | None, policy: Policy, cluster: Cluster, name: str, seed: int, cpu_s: float
+) -> Run:
+    """What the journal of a finished run says, in the simulator's terms. Closes it."""
+    if not journal.jobs():
+        raise KeyboardInterrupt  # nothing was ever submitted
+    workload, numbers = as_executed(trace, journal, name)
+    result = Run(
+        policy=policy.name,
+        oracle=policy.oracle,
+        seed=seed,
+        workload=workload,
+        cluster=cluster,
+        events=journal.events(numbers).events(),
+        decisions=journal.decisions().decisions(),
+        predicted_duration_s=np.full(len(workload), np.nan),
+        simulation_cpu_s=cpu_s,
+        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        information=policy.information if not isinstance(policy, OrderingPolicy) and policy.reads_goodput else "",
+    )
+    # A job that was cancelled while it waited has no end in the log: it held nothing.
+    check(result, whole=not any(each.state == "cancelled" for each in journal.jobs()))
+    journal.close()
+    return result

@@ -1,0 +1,40 @@
+"""The --help text: what to type, and every name that can be typed."""
+
+from __future__ import annotations
+
+from synergy_core.policies import policy_names
+from synergy_exec.settings import Settings
+from synergy_exec.workload import models
+from synergy_runs.overrides import options
+from synergy_runs.settings import meanings
+
+TEXT = """\
+Trains the jobs of a trace for real, placed, sized and tuned by a scheduling policy.
+
+  python -m synergy_exec +trace=demo                         on this machine's slots; results in results/demo
+  python -m synergy_exec +trace=demo 'policy=[synergy,las]'  one after another, and compared
+  python -m synergy_exec +trace=null serve=true              no trace: jobs are submitted
+  python -m synergy_exec submit JOB.yaml                     to the controller that runs (--dir or --url says which)
+  python -m synergy_exec list | cancel JOB | explain JOB [--json]
+
+Ctrl-C has every job save and leave; the same command goes on from there.
+
+Traces     {traces}
+Models     {models}
+
+Policies
+{policies}
+
+Keys
+{keys}
+"""
+
+
+def usage() -> str:
+    """The whole text."""
+    return TEXT.format(
+        traces="  ".join(options("trace")),
+        models="  ".join(models()) + "  (files in conf/jobs)",
+        policies="\n".join(f"  {name:12} {summary}" for name, summary in policy_names().items()),
+        keys="\n".join(f"  {name:32} {meaning}" for name, meaning in meanings(Settings)),
+    )

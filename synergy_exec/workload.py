@@ -1,0 +1,122 @@
+"""From a trace to jobs that can be trained, and from what became of them back to a workload of results."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from synergy_core.errors import InputError, unknown
+from synergy_core.units import on_grid
+from synergy_exec.controller.controller import Arrival
+from synergy_exec.controller.journal import Journal
+from synergy_exec.job_file import JobFile, job_of
+from synergy_exec.settings import Settings
+from synergy_runs.inputs import estimated, workload_of
+from synergy_runs.log import Kind
+from synergy_runs.resources import conf_folder
+from synergy_runs.settings import ClusterSettings
+from synergy_runs.traces.rows import TraceRows
+from synergy_runs.workload import Workload, from_rows
+
+_END_STATE = {"done": "completed", "cancelled": "killed", "failed": "failed"}
+
+
+def models() -> dict[str, Path]:
+    """The models that a trace may name, each with its job file, which lacks only the work."""
+    return {path.stem: path for path in sorted((conf_folder() / "jobs").glob("*.yaml"))}
+
+
+def arrivals_of(settings: Settings) -> tuple[Workload | None, list[Arrival]]:
+    """The trace's jobs; none without a trace. Raises InputError where one names no model or work."""
+    if settings.trace is None:
+        return None, []
+    # What the cluster is, its agents say; a trace asks for slots of any type.
+    anything = ClusterSettings(
+        nodes=None,
+        gpus_per_node=None,
+        gpu_type="cpu",
+        node_types=None,
+        load=settings.load,
+        virtual_clusters=None,
+        borrowing=False,
+        whole_nodes=False,
+        placement="best_fit",
+        ignore_gpu_types=True,
+    )
+    workload = estimated(settings.trace, workload_of(settings.trace, anything, settings.seed), settings.seed)
+    if workload.bad_rows and settings.trace.bad_rows == "stop":
+        shown = "\n  ".join(map(str, workload.bad_examples))
+        raise InputError(
+            f"{workload.source}: {workload.bad_rows} impossible rows:\n  {shown}\n"
+            "Mend them, or leave them out with trace.bad_rows=skip."
+        )
+    files = {name: _template(name) for name in workload.models}
+    return workload, [
+        Arrival(float(workload.submit_time_s[row]), workload.job_name[row], _file(workload, row, files))
+        for row in range(len(workload))
+    ]
+
+
+def _template(model: str) -> dict[str, object]:
+    import yaml  # type: ignore[import-untyped]
+
+    known = models()
+    if model not in known:
+        hint = "A trace for the executor names the model of each job; each is a file in conf/jobs."
+        raise unknown("model", model, known, hint=hint)
+    values: dict[str, object] = yaml.safe_load(known[model].read_text(encoding="utf-8"))
+    return values
+
+
+def _file(workload: Workload, row: int, files: dict[str, dict[str, object]]) -> JobFile:
+    model = workload.models[workload.model_code[row]]
+    where = f"{workload.source}, line {workload.line[row]} (job {workload.job_name[row]})"
+    iterations = float(workload.iterations[row])
+    if not np.isfinite(iterations):
+        raise InputError(f"{where}: how many iterations it trains is missing; the executor needs the work of each job.")
+    batch = int(workload.global_batch[row])
+    values = {**files[model], "work": iterations, "slots": int(workload.gpus[row])}
+    return job_of({**values, "batch": batch} if batch else values, where)
+
+
+def as_executed(trace: Workload | None, journal: Journal, name: str) -> tuple[Workload, dict[int, int]]:
+    """The workload as it really was, and the row in it of each job.
+
+    Jobs stand in the order in which they came, and came when they really did. Those that were submitted have as run
+    time what they took on the slots they asked for, had they been as fast there: GPU-seconds held ÷ slots.
+    """
+    jobs = sorted(journal.jobs(), key=lambda each: (each.submit_s, each.job))
+    held = _held_gpu_s(journal)
+    rows = TraceRows(Path(name), "submitted")
+    rows.from_zero = True
+    for job in jobs:
+        slots = int(job.file["slots"])
+        took_s = held.get(job.job, 0.0) / slots
+        duration_s, estimate_s = took_s, took_s
+        if trace is not None and job.row is not None:
+            duration_s, estimate_s = float(trace.duration_s[job.row]), float(trace.estimate_s[job.row])
+        rows.add(
+            0,
+            submit_s=job.submit_s,
+            duration_s=duration_s,
+            gpus=slots,
+            job_name=job.name,
+            end_state=_END_STATE.get(job.state, "completed"),
+            estimate_s=estimate_s,
+            model=str(job.file["name"]),
+            columns=("submit_s", "duration_s", "gpus"),
+        )
+    made = from_rows(rows, name=name)
+    if trace is not None:
+        made = dataclasses.replace(made, source=trace.source, sha256=trace.sha256, notes=trace.notes)
+    return made, {job.job: row for row, job in enumerate(jobs)}
+
+
+def _held_gpu_s(journal: Journal) -> dict[int, float]:
+    held: dict[int, float] = {}
+    for fact in journal.facts():
+        sign = {int(Kind.START): -1, int(Kind.STOP): 1, int(Kind.FINISH): 1}.get(fact.kind, 0)
+        held[fact.job] = held.get(fact.job, 0.0) + sign * fact.gpus * fact.time_s
+    return {job: on_grid(seconds) for job, seconds in held.items()}

@@ -1,0 +1,189 @@
+"""The parts of a worker and of a backend, one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from agents_controller import TOKEN, Controller
+from torch import distributed
+
+from synergy_core.errors import InputError
+from synergy_exec.agent.slots import divide
+from synergy_exec.backends import Meeting, backend_names, get_backend
+from synergy_exec.backends.local import Local
+from synergy_exec.messages import Hello, Kill, Launch, PlanMessage, Retune, Stop, encode
+from synergy_exec.worker.agreement import Wishes, _packed, _unpacked, agree
+from synergy_exec.worker.connection import AgentConnection
+from synergy_exec.worker.failure import from_peers, out_of_memory, sentence
+from synergy_exec.worker.pulse import Pulse
+from synergy_exec.worker.start import Start
+from synergy_exec.worker.steps import StepsFile
+
+
+def test_newest_retune_wins_whatever_its_batch() -> None:
+    retunes = [(1, (1 << 20) - 1, (1 << 20) - 1), (2, 1, 1), (8000, 512, 3)]
+    assert [_unpacked(int(float(_packed(each)))) for each in retunes] == retunes
+    assert sorted(map(_packed, reversed(retunes))) == [_packed(each) for each in retunes]
+
+
+def test_rank_without_a_group_agrees_with_itself() -> None:
+    own = Wishes(stop=True, retune=(1, 2, 3), step_s=0.5)
+    assert agree(own) == own
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+)
+def test_memory_that_ran_out_is_recognised(error: Exception) -> None:
+    assert out_of_memory(error)
+    assert not from_peers(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "peers"),
+    [
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"), True),
+        (RuntimeError("[../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 8000ms for recv"), True),
+        (distributed.DistNetworkError("The client socket has timed out"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x4 and 5x2)"), False),
+        (ValueError("Connection closed by peer"), False),
+    ],
+)
+def test_echo_of_another_ranks_death_is_told_from_an_own_error(error: Exception, peers: bool) -> None:
+    assert from_peers(error) == peers
+    assert not out_of_memory(error)
+
+
+def test_reason_is_one_line_of_bounded_length() -> None:
+    text = sentence(3, "step 7", ValueError("line\n" * 1000))
+    assert text.startswith("rank 3, step 7: ValueError: line line")
+    assert "\n" not in text
+    assert len(text) < 700
+    assert sentence(0, "building", InputError("write 1")) == "rank 0, building: write 1"
+
+
+def test_connection_reads_whole_lines_and_never_waits() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        connection = AgentConnection(theirs.detach())
+        assert connection.heard() == []
+        retune = Retune(run=1, micro_batch=4, accumulation=2)
+        lines = f"{encode(retune)}\n{encode(Stop(run=1))}\n".encode()
+        ours.sendall(lines[:-5])
+        assert connection.heard() == [retune]
+        ours.sendall(lines[-5:])
+        assert connection.heard() == [Stop(run=1)]
+        connection.say(Kill(run=1))
+        assert ours.recv(100) == encode(Kill(run=1)).encode() + b"\n"
+
+
+def test_pulse_is_seen_by_whoever_shares_its_memory() -> None:
+    descriptor = Pulse.create()
+    worker, agent = Pulse(descriptor), Pulse(descriptor)
+    os.close(descriptor)
+    assert agent.read() == (0, 0)
+    worker.beat(8.0)
+    worker.beat(9.0)
+    assert agent.read() == (2, 9.0)
+
+
+def test_steps_file_has_one_heading_for_all_runs(tmp_path: Path) -> None:
+    for run in (1, 2):
+        file = StepsFile(tmp_path / "steps.csv", run)
+        file.add(run, 8, 1.5, 0.25, 0.125)
+        # Before it is closed: a killed worker closes nothing.
+        lines = (tmp_path / "steps.csv").read_text().splitlines()
+        file.close()
+    assert lines == ["step,batch,rate,loss,seconds,run", "1,8,1.5,0.25,0.125,1", "2,8,1.5,0.25,0.125,2"]
+
+
+def test_start_is_read_as_it_was_written() -> None:
+    launch = Launch(
+        run=1,
+        job=2,
+        job_class="a:B",
+        arguments={"x": [1]},
+        plan=PlanMessage(data=2),
+        initial_batch=2,
+        work=5.0,
+        slots=[0, 1],
+        first_rank=0,
+        world=2,
+        store_host="127.0.0.1",
+        store_port=1,
+        folder="/tmp",
+    )
+    start = Start(launch=launch, rank=1, cores=(0, 2), gpu=None, launched_s=1.5, holds_store=False)
+    assert Start.parse(start.text()) == start
+
+
+def test_cores_are_divided_and_shared_only_when_they_must_be() -> None:
+    assert [each.cores for each in divide([0, 1, 2, 3, 4], 2, gpus=False)] == [(0, 1), (2, 3)]
+    assert [each.cores for each in divide([0, 1], 3, gpus=False)] == [(0,), (1,), (0,)]
+    assert [each.gpu for each in divide([0, 1], 2, gpus=True)] == [0, 1]
+
+
+def test_backends_are_found_by_their_files_and_options_by_their_names() -> None:
+    assert "local" in backend_names()
+    with pytest.raises(InputError, match="Did you mean 'local'"):
+        get_backend("locale", {})
+    with pytest.raises(InputError, match="Did you mean 'slots'"):
+        get_backend("local", {"slot": 2})
+    with pytest.raises(InputError, match="numbers from 1"):
+        get_backend("local", {"nodes": 0})
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Iterator[Controller]:
+    with Controller(tmp_path) as controller:
+        yield controller
+
+
+def test_local_agent_comes_with_its_part_of_the_machine_and_leaves(controller: Controller) -> None:
+    (controller.folder / "token").write_text(TOKEN)
+    meeting = Meeting(
+        url=f"http://127.0.0.1:{controller.port}", token_file=controller.folder / "token", folder=controller.folder
+    )
+    local = Local(2, None, [], [0, 1])
+
+    async def come_and_go() -> Hello:
+        await local.start(1, meeting)
+        try:
+            hello = await asyncio.to_thread(controller.wait, Hello, timeout_s=90)
+            assert local.lost() == {}
+        finally:
+            await local.stop()
+        return hello
+
+    hello = asyncio.run(come_and_go())
+    assert (hello.node, hello.slots, hello.gpu_type) == (1, 1, "cpu")
+
+
+def test_local_agent_that_cannot_begin_is_lost_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    meeting = Meeting(url="http://127.0.0.1:1", token_file=tmp_path / "token", folder=tmp_path)
+    local = Local(1, 1, [], [0])
+
+    async def come() -> dict[int, str]:
+        await local.start(0, meeting)
+        for _ in range(300):
+            if lost := local.lost():
+                return lost
+            await asyncio.sleep(0.1)
+        await local.stop()
+        return {}
+
+    assert "exit code 2" in asyncio.run(come())[0]
+    assert "no controller at http://127.0.0.1:1" in local.lost()[0]
