@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -79,9 +80,11 @@ def require_reachable(url: str, hosts: Collection[str], here: Collection[str]) -
 
 
 def _is_own(name: str) -> bool:
-    """Whether every host means itself by it."""
+    """Whether agents on other hosts would mean their own by it, or nobody listens for them there."""
     try:
-        address = ipaddress.ip_address(name)
-    except ValueError:
-        return name in ("", "localhost")
-    return address.is_loopback or address.is_unspecified
+        found = {str(each[4][0]) for each in socket.getaddrinfo(name or None, 0)}
+    except OSError:
+        # Unknown here; then the agents say so in their logs.
+        return False
+    addresses = [ipaddress.ip_address(each.partition("%")[0]) for each in found]
+    return any(each.is_loopback or each.is_unspecified for each in addresses)

@@ -240,6 +240,12 @@ def test_the_script_for_sbatch():
     )
 
 
+def test_the_page_shows_the_script_as_it_is_written():
+    page = (Path(__file__).parents[2] / "docs" / "backends.md").read_text(encoding="utf-8")
+    command = ["python", "-m", "synergy_exec", "+trace=demo", "results_dir=results"]
+    assert slurm.script(command, nodes=2, cpus_per_node=32, gpus_per_node=4, time="12:00:00") in page
+
+
 @pytest.mark.parametrize("options", [{"wrap": "rm -r x"}, {"x\n": ""}, {"partition": "a\necho"}])
 def test_options_that_would_be_more_than_one_are_refused(options):
     with pytest.raises(InputError, match="no option of sbatch"):
