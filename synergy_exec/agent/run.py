@@ -25,6 +25,8 @@ _SETTLING_S = 0.5
 """How long a rank that lost its peers waits for the one that failed by itself to say so."""
 _DUMPING_S = 0.2
 """How long a hung rank has for writing to the log where it stands."""
+_ALL_DUMPING_S = 0.8
+"""All of a node's together."""
 
 
 class Worker:
@@ -175,9 +177,13 @@ class NodeRun:
                 return
 
     async def _end_hang(self, rank: int, silence_s: float) -> None:
-        alive = [each.pid for each in self._workers.values() if each.code is None and each.pid is not None]
-        self._zygote.signal(alive, signal.SIGUSR1)
-        await asyncio.sleep(_DUMPING_S)
+        alive = {rank: each.pid for rank, each in self._workers.items() if each.code is None and each.pid is not None}
+        with open(_log(self.launch), "wb", buffering=0) as log:
+            # One after the other: they write into one file.
+            for each, pid in alive.items():
+                log.write(f"rank {each} stands at:\n".encode())
+                self._zygote.signal([pid], signal.SIGUSR1)
+                await asyncio.sleep(min(_DUMPING_S, _ALL_DUMPING_S / len(alive)))
         self._kill(f"rank {rank}: no step for {silence_s:.0f} s; its log says where it stood")
 
 

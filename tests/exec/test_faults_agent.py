@@ -60,7 +60,7 @@ def test_hung_worker_is_found_and_shows_where_it_stood(shared: Controller, world
     # The detection itself: 8 s without a step, seen within a second.
     assert float(ended.reason.split("no step for ")[1].split(" s")[0]) < DETECTED_S
     log = (Path(launch.folder) / f"log-{launch.run}.txt").read_text()
-    assert "in _hang" in log
+    assert "in _hang" in log.split(f"rank {world - 1} stands at:")[1]
 
 
 def test_process_that_a_worker_left_behind_is_gone_too(shared: Controller, tmp_path: Path) -> None:
