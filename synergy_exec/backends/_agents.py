@@ -1,0 +1,90 @@
+"""What backends on several hosts share: an agent's command and environment, its log, and whether it can come back."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import synergy_exec
+from synergy_core.errors import InputError
+
+from ..agent.__main__ import TOKEN
+from . import Meeting
+
+LEAVING_S = 25.0
+"""An agent saves its runs first, and takes at most 20 s for that."""
+_LOG_LINES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an agent goes. host: as the backend calls it. slots: how many. gpu_type: `cpu` where slots are cores."""
+
+    host: str
+    slots: int
+    gpu_type: str
+
+
+def command(node: int, place: Place, url: str) -> list[str]:
+    """Of that node's agent, with this Python."""
+    return [
+        sys.executable,
+        "-m",
+        "synergy_exec.agent",
+        f"--url={url}",
+        f"--node={node}",
+        f"--slots={place.slots}",
+        f"--gpu-type={place.gpu_type}",
+    ]
+
+
+def environment(token: str) -> dict[str, str]:
+    """This process's own, with the token, and with the folder of this very synergy_exec on Python's path."""
+    package = str(Path(synergy_exec.__file__).parents[1])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return os.environ | {TOKEN: token, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def log_of(node: int, meeting: Meeting) -> Path:
+    """Where that node's agent writes."""
+    return meeting.folder / f"agent-{node}.txt"
+
+
+def farewell(code: int, log: Path) -> str:
+    """Why an agent left, as far as its exit code and the end of its log tell."""
+    try:
+        lines = log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()[-_LOG_LINES:]
+    except OSError as error:
+        lines = [f"(it cannot be read: {error.strerror})"]
+    return f"agent left with exit code {code}; {log} ends in:\n" + "\n".join(lines)
+
+
+def require_reachable(url: str, hosts: Collection[str], here: Collection[str]) -> None:
+    """Raises InputError where agents on other hosts would look for the controller on their own.
+
+    hosts: of the nodes. here: names and addresses of this one.
+    """
+    others = sorted(set(hosts) - set(here))
+    name = urlsplit(url).hostname or ""
+    if others and _is_own(name):
+        raise InputError(
+            f"the controller listens on {name}, which {others[0]} cannot reach. "
+            "Start it with host=ADDRESS, an address of this machine that all nodes reach."
+        )
+
+
+def _is_own(name: str) -> bool:
+    """Whether agents on other hosts would mean their own by it, or nobody listens for them there."""
+    try:
+        found = {str(each[4][0]) for each in socket.getaddrinfo(name or None, 0)}
+    except OSError:
+        # Unknown here; then the agents say so in their logs.
+        return False
+    addresses = [ipaddress.ip_address(each.partition("%")[0]) for each in found]
+    return any(each.is_loopback or each.is_unspecified for each in addresses)

@@ -1,0 +1,246 @@
+"""A Ray cluster: an actor per node, which runs the node's agent; Ray reserves the nodes and notices their loss."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from synergy_core.errors import InputError
+
+from . import _agents
+from ._agents import LEAVING_S, Place
+
+if TYPE_CHECKING:
+    from . import Meeting
+
+_TYPE = "accelerator_type:"
+"""Ray's resource that says what a node's GPUs are; a node has 1 of it, so any number of bundles can ask for a bit."""
+_A_BIT = 0.001
+_ENDING_S = 5.0
+_ATTEMPTS = 3
+
+
+def backend(
+    address: str = "auto", nodes: int | None = None, slots: int | None = None, patience_s: float = 60.0
+) -> RayNodes:
+    """Connects, and holds the nodes until `stop`.
+
+    address: of the cluster; auto: the one that this machine is part of. nodes: how many; all, largest first. slots: of
+    each; all GPUs of a node, or all CPUs where no node has GPUs. patience_s: how long to wait for what others hold.
+    Raises InputError.
+    """
+    if (nodes is not None and nodes < 1) or (slots is not None and slots < 1):
+        raise InputError(f"backend ray: nodes={nodes} slots={slots}; write numbers from 1.")
+    try:
+        import ray
+    except ImportError:
+        raise InputError("Ray is not installed here: pip install 'synergy-cluster[ray]'") from None
+    connected = ray.is_initialized()
+    try:
+        ray.init(address=address, ignore_reinit_error=True, log_to_driver=False, logging_level=logging.WARNING)
+    except (ConnectionError, ValueError) as error:
+        raise InputError(
+            f"no Ray cluster at address={address}: {error} "
+            "Start one with `ray start --head`, or say where it is with backend.options.address=HOST:PORT."
+        ) from None
+    try:
+        group, places = _reserve(bundles_of(_there(), nodes, slots), patience_s)
+    except BaseException:
+        if not connected:
+            ray.shutdown()
+        raise
+    return RayNodes(group, places, disconnect=not connected)
+
+
+def bundles_of(there: Sequence[Mapping[str, Any]], nodes: int | None, slots: int | None) -> list[dict[str, float]]:
+    """What to reserve on each node, most slots first; `there` is Ray's own list of nodes. Raises InputError."""
+    alive = [each["Resources"] for each in there if each["Alive"]]
+    kind = "GPU" if any(resources.get("GPU", 0) >= 1 for resources in alive) else "CPU"
+    bundles = []
+    for resources in alive:
+        most = int(resources.get(kind, 0))
+        if most < (slots or 1):
+            continue
+        bundle = {kind: float(slots or most)}
+        if kind == "GPU":
+            if cpus := min(bundle["GPU"], int(resources.get("CPU", 0))):
+                bundle["CPU"] = float(cpus)
+            bundle |= {name: _A_BIT for name in resources if name.startswith(_TYPE)}
+        bundles.append(bundle)
+    if len(bundles) < (nodes or 1):
+        has = ", ".join(str(int(resources.get(kind, 0))) for resources in alive)
+        raise InputError(
+            f"backend ray: {len(bundles)} nodes have {slots or 1} {kind}s or more, {nodes or 1} are asked for; "
+            f"the cluster's nodes have {has or 'nothing'}. Change backend.options.nodes or .slots."
+        )
+    return sorted(bundles, key=lambda bundle: -bundle[kind])[:nodes]
+
+
+def _reserve(bundles: list[dict[str, float]], patience_s: float) -> tuple[Any, list[Place]]:
+    """The placement group that holds them, and where each of them is."""
+    from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
+
+    group = placement_group(bundles, strategy="STRICT_SPREAD")
+    if not group.wait(patience_s):
+        remove_placement_group(group)
+        raise InputError(
+            f"Ray did not give {len(bundles)} nodes with {bundles} within {patience_s:g} s; "
+            "`ray status` says who holds them. Wait, or ask for less with backend.options.nodes and .slots."
+        )
+    hosts = {each["NodeID"]: each["NodeManagerAddress"] for each in _there()}
+    nodes = placement_group_table(group)["bundles_to_node_id"]
+    return group, [_place(bundle, hosts[nodes[number]]) for number, bundle in enumerate(bundles)]
+
+
+def _there() -> list[dict[str, Any]]:
+    import ray
+
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return nodes
+
+
+def _here() -> str:
+    import ray
+
+    return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+def _place(bundle: Mapping[str, float], host: str) -> Place:
+    if "GPU" not in bundle:
+        return Place(host, int(bundle["CPU"]), "cpu")
+    types = [name.removeprefix(_TYPE).lower() for name in bundle if name.startswith(_TYPE)]
+    return Place(host, int(bundle["GPU"]), types[0] if types else "gpu")
+
+
+class RayNodes:
+    """Nodes of a placement group; node n is its bundle n. places: where each was when it was reserved."""
+
+    def __init__(self, group: Any, places: list[Place], *, disconnect: bool) -> None:
+        self.places = places
+        self._group, self._disconnect = group, disconnect
+        self._actors: dict[int, Any] = {}
+        self._ready: dict[int, Any] = {}
+        self._ends: dict[int, Any] = {}
+
+    @property
+    def nodes(self) -> int:
+        """How many agents there will be."""
+        return len(self.places)
+
+    async def start(self, node: int, meeting: Meeting) -> None:
+        """Where the agent was lost, this waits until its actor lives: on the same Ray node, or when Ray has another."""
+        import ray
+
+        hosts = [place.host for place in self.places]
+        _agents.require_reachable(meeting.url, hosts, {_here()})
+        old = self._actors.get(node)
+        if old is not None:
+            ray.kill(old)
+        self._start(node, meeting)
+        for _ in range(0 if old is None else _ATTEMPTS):
+            try:
+                await self._ready[node]
+                return
+            except ray.exceptions.RayActorError:
+                # Until Ray has noticed that a node is gone it still places actors there, and they die with the node.
+                self._start(node, meeting)
+
+    def _start(self, node: int, meeting: Meeting) -> None:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        bundle = self._group.bundle_specs[node]
+        kind = ray.remote(Supervisor).options(
+            num_cpus=bundle.get("CPU", 0),
+            num_gpus=bundle.get("GPU", 0),
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, node),
+        )
+        token = meeting.token_file.read_text(encoding="utf-8").strip()
+        actor: Any = kind.remote(node, self.places[node], str(_agents.log_of(node, meeting)))
+        self._actors[node] = actor
+        self._ready[node] = actor.ready.remote()
+        self._ends[node] = actor.run.remote(meeting.url, token)
+
+    def lost(self) -> dict[int, str]:
+        """Nodes whose agent has left, or whose Ray actor is gone; never waits."""
+        if not self._ends:
+            return {}
+        import ray
+
+        ended, _ = ray.wait(list(self._ends.values()), num_returns=len(self._ends), timeout=0)
+        return {node: self._reason(node) for node, end in self._ends.items() if end in ended}
+
+    def _reason(self, node: int) -> str:
+        import ray
+
+        try:
+            return str(ray.get(self._ends[node]))
+        except ray.exceptions.RayError as error:
+            return f"the Ray actor on {self.places[node].host} is gone: {' '.join(str(error).split())}"
+
+    async def stop(self) -> None:
+        """Has agents save and leave, gives the nodes back, and disconnects where `backend` connected."""
+        await asyncio.to_thread(self._stop)
+
+    def _stop(self) -> None:
+        import ray
+        from ray.util.placement_group import remove_placement_group
+
+        if not ray.is_initialized():
+            return
+        gone = self.lost()
+        there = {node for node, ready in self._ready.items() if ray.wait([ready], timeout=0)[0]}
+        leaving = [actor.leave.remote() for node, actor in self._actors.items() if node in there and node not in gone]
+        if leaving:
+            ray.wait(leaving, num_returns=len(leaving), timeout=LEAVING_S + _ENDING_S)
+        for actor in self._actors.values():
+            ray.kill(actor)
+        for each in (self._actors, self._ready, self._ends):
+            each.clear()
+        remove_placement_group(self._group)
+        if self._disconnect:
+            ray.shutdown()
+
+
+class Supervisor:
+    """The actor of one node. Its CUDA_VISIBLE_DEVICES, which Ray sets, is the agent's too."""
+
+    def __init__(self, node: int, place: Place, log: str) -> None:
+        self._node, self._place, self._log = node, place, Path(log)
+        self._agent: subprocess.Popen[bytes] | None = None
+
+    async def ready(self) -> None:
+        """Answered as soon as the actor lives."""
+
+    async def run(self, url: str, token: str) -> str:
+        """Starts the agent and waits for its end; says why that came."""
+        command = _agents.command(self._node, self._place, url)
+        with self._log.open("ab") as output:
+            self._agent = subprocess.Popen(
+                # The thread that asks for its end is the event loop's, which lives as long as the actor.
+                [*command, f"--parent={os.getpid()}"],
+                env=_agents.environment(token),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return _agents.farewell(await asyncio.to_thread(self._agent.wait), self._log)
+
+    async def leave(self) -> None:
+        """SIGTERM, with time to save, then SIGKILL; returns when the agent is gone."""
+        if self._agent is None:
+            return
+        self._agent.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.to_thread(self._agent.wait, LEAVING_S)
+        except subprocess.TimeoutExpired:
+            self._agent.kill()
+            await asyncio.to_thread(self._agent.wait)

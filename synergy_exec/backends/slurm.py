@@ -1,0 +1,226 @@
+"""A Slurm allocation: a job step per node, which runs the node's agent; and the script that asks for an allocation."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from synergy_core.errors import InputError
+
+from . import _agents
+from ._agents import Place
+
+if TYPE_CHECKING:
+    from . import Meeting
+
+_LEAVING_S = 60.0
+"""Agents save first (20 s at most); what is left then, Slurm kills after its KillWait, 30 s by default."""
+_ASKING_S = 30.0
+_JOBS_OWN = re.compile(r"S(LURM|RUN)_(N?TASKS.*|NPROCS|GPUS.*|GRES|CPUS_PER_.*|MEM_PER_.*|TRES_PER_TASK|DISTRIBUTION)")
+"""Of an allocation as a whole. A step takes them for options of its own, where the step of one node asks for less."""
+_GPUS_OF_NODES = re.compile(r"^\s*Nodes=(\S+)\s.*?\bGRES=(\S*)", re.MULTILINE)
+_GPUS = re.compile(r"gpu(?::([^:(,]+))?:(\d+)(?:\(|,|$)")
+_BODY = """
+{command} backend.name=slurm "host=$(hostname -f)" &
+controller=$!
+# Slurm tells this shell before the time is up; the controller saves, and the same script goes on from there.
+trap 'kill -TERM "$controller"' TERM
+wait "$controller"
+status=$?
+# A trapped signal ends `wait` before the controller has ended.
+while kill -0 "$controller" 2>/dev/null; do
+    wait "$controller"
+    status=$?
+done
+exit "$status"
+"""
+
+
+def backend(slots: int | None = None, gpu_type: str | None = None) -> SlurmNodes:
+    """The nodes of the allocation that this process is in.
+
+    slots: of each node, no more than were allocated; all GPUs that were, or all CPUs where none were. gpu_type: what
+    the GPUs are; as Slurm calls them. Raises InputError.
+    """
+    if slots is not None and slots < 1:
+        raise InputError(f"backend slurm: slots={slots}; write a number from 1.")
+    job = os.environ.get("SLURM_JOB_ID")
+    names = os.environ.get("SLURM_JOB_NODELIST")
+    if not job or not names:
+        raise InputError(
+            "backend slurm: this is no Slurm allocation (SLURM_JOB_ID is not set). Type "
+            "`salloc --nodes=2 --ntasks-per-node=1 --gpus-per-node=4` first, or submit a script with sbatch; "
+            "docs/backends.md has one."
+        )
+    hosts = _scontrol("show", "hostnames", names).split()
+    if (said := os.environ.get("SLURM_JOB_NUM_NODES")) and int(said) != len(hosts):
+        raise InputError(f"SLURM_JOB_NUM_NODES={said}, but {names} are {len(hosts)} nodes; run in the job's own shell.")
+    gpus = gpus_of(_scontrol("show", "job", "--details", job))
+    if gpus:
+        found = [_gpus_on(host, gpus, gpu_type) for host in hosts]
+    elif any(os.environ.get(name) for name in ("SLURM_GPUS_ON_NODE", "SLURM_JOB_GPUS")):
+        raise InputError(
+            f"job {job} has GPUs, but `scontrol show job --details {job}` does not say how many on which node; "
+            "it is expected to have lines such as `Nodes=n[1-2] CPU_IDs=0-7 Mem=0 GRES=gpu:a100:4(IDX:0-3)`."
+        )
+    else:
+        counts = _cpus(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(hosts))
+        found = [Place(host, cpus, "cpu") for host, cpus in zip(hosts, counts, strict=True)]
+    return SlurmNodes([_with_slots(place, slots) for place in found])
+
+
+def script(
+    command: Sequence[str],
+    *,
+    nodes: int,
+    cpus_per_node: int,
+    gpus_per_node: int = 0,
+    time: str = "",
+    options: Mapping[str, str] | None = None,
+) -> str:
+    """For sbatch: asks for an allocation, and starts the controller on its first node.
+
+    command: the controller's, to which its backend and its address are added. time: such as 12:00:00. options: more of
+    sbatch's, by their long names without dashes; "" for one without a value. Raises InputError.
+    """
+    asked = {"nodes": str(nodes), "ntasks-per-node": "1", "cpus-per-task": str(cpus_per_node), "signal": "B:TERM@120"}
+    if gpus_per_node:
+        asked["gpus-per-node"] = str(gpus_per_node)
+    if time:
+        asked["time"] = time
+    asked |= options or {}
+    for name, value in asked.items():
+        if not re.fullmatch(r"[a-z][a-z-]*", name) or re.search(r"\s", value):
+            raise InputError(f"no option of sbatch: --{name}={value}; write its long name, and a value without spaces.")
+    lines = [f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}" for name, value in asked.items()]
+    return "\n".join(["#!/bin/bash", *lines, _BODY.format(command=shlex.join(command))])
+
+
+def gpus_of(details: str) -> dict[str, tuple[str, int]]:
+    """By node, its GPUs' type and number, as `scontrol show job --details` says. Raises InputError."""
+    found = {}
+    for names, resources in _GPUS_OF_NODES.findall(details):
+        kinds = _GPUS.findall(resources)
+        if len({kind for kind, _ in kinds}) > 1:
+            raise InputError(f"{names}: GPUs of several types ({resources}); ask for one with --gpus-per-node=TYPE:N.")
+        if kinds:
+            for host in _scontrol("show", "hostnames", names).split():
+                found[host] = kinds[0][0] or "gpu", sum(int(number) for _, number in kinds)
+    return found
+
+
+def _gpus_on(host: str, gpus: Mapping[str, tuple[str, int]], gpu_type: str | None) -> Place:
+    if host not in gpus:
+        raise InputError(
+            f"{host} has no GPU in this allocation, other nodes have; ask for them with --gpus-per-node=N."
+        )
+    kind, number = gpus[host]
+    return Place(host, number, gpu_type or kind)
+
+
+def _with_slots(place: Place, slots: int | None) -> Place:
+    if slots is not None and slots > place.slots:
+        kind = "CPUs" if place.gpu_type == "cpu" else "GPUs"
+        raise InputError(f"backend slurm: slots={slots}, but {place.host} has {place.slots} {kind} in this allocation.")
+    return Place(place.host, slots or place.slots, place.gpu_type)
+
+
+def _cpus(said: str, nodes: int) -> list[int]:
+    """Of each node, as SLURM_JOB_CPUS_PER_NODE says: `16(x2),8` are 16, 16 and 8."""
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in said.split(",")]
+    counts = [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]
+    if None in parts or len(counts) != nodes:
+        raise InputError(f"SLURM_JOB_CPUS_PER_NODE={said!r} does not say what {nodes} nodes have, such as 16(x2),8.")
+    return counts
+
+
+def _scontrol(*arguments: str) -> str:
+    try:
+        asked = subprocess.run(["scontrol", *arguments], capture_output=True, text=True, timeout=_ASKING_S)
+    except FileNotFoundError:
+        raise InputError("backend slurm: there is no scontrol on the PATH; is Slurm installed here?") from None
+    except subprocess.TimeoutExpired:
+        raise InputError(f"`scontrol {shlex.join(arguments)}` took longer than {_ASKING_S:g} s") from None
+    if asked.returncode:
+        raise InputError(f"`scontrol {shlex.join(arguments)}` failed: {asked.stderr.strip()}")
+    return asked.stdout
+
+
+class SlurmNodes:
+    """One job step per node, so that one which is lost takes no other along and can be started again."""
+
+    def __init__(self, places: list[Place]) -> None:
+        self.places = places
+        self._steps: dict[int, subprocess.Popen[bytes]] = {}
+        self._logs: dict[int, Path] = {}
+
+    @property
+    def nodes(self) -> int:
+        """How many agents there will be."""
+        return len(self.places)
+
+    async def start(self, node: int, meeting: Meeting) -> None:
+        """Its log, with what srun says, is `agent-<node>.txt` in the folder."""
+        _agents.require_reachable(meeting.url, [place.host for place in self.places], _here())
+        if (old := self._steps.get(node)) is not None and old.poll() is None:
+            # Its agent's connection is lost, perhaps with the node; there must not be two.
+            await asyncio.to_thread(_end, old)
+        token = meeting.token_file.read_text(encoding="utf-8").strip()
+        environment = _agents.environment(token)
+        self._logs[node] = _agents.log_of(node, meeting)
+        try:
+            with self._logs[node].open("ab") as output:
+                self._steps[node] = subprocess.Popen(
+                    [*_srun(self.places[node]), *_agents.command(node, self.places[node], meeting.url)],
+                    env={name: value for name, value in environment.items() if not _JOBS_OWN.fullmatch(name)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        except FileNotFoundError:
+            raise InputError("backend slurm: there is no srun on the PATH; is Slurm installed here?") from None
+
+    def lost(self) -> dict[int, str]:
+        """Nodes whose step has ended, with what its log ends in."""
+        return {
+            node: f"{self.places[node].host}: {_agents.farewell(step.returncode, self._logs[node])}"
+            for node, step in self._steps.items()
+            if step.poll() is not None
+        }
+
+    async def stop(self) -> None:
+        """SIGTERM to every step, with time to save, then SIGKILL to its srun."""
+        await asyncio.gather(*(asyncio.to_thread(_end, step) for step in self._steps.values()))
+        self._steps.clear()
+
+
+def _srun(place: Place) -> Iterator[str]:
+    """The step's own options; the token is in the environment that it inherits, never here where others can read."""
+    yield from ("srun", "--nodes=1", "--ntasks=1", f"--nodelist={place.host}", "--export=ALL")
+    # Beside the step of the same node that was lost, and that Slurm may not have cleared away.
+    yield from ("--overlap", "--kill-on-bad-exit=0", "--mem=0", "--cpu-bind=none")
+    if place.gpu_type != "cpu":
+        yield f"--gpus-per-node={place.slots}"
+
+
+def _here() -> set[str]:
+    return {name for name in (os.environ.get("SLURMD_NODENAME"), socket.gethostname()) if name}
+
+
+def _end(step: subprocess.Popen[bytes]) -> None:
+    if step.poll() is None:
+        step.send_signal(signal.SIGTERM)
+    try:
+        step.wait(_LEAVING_S)
+    except subprocess.TimeoutExpired:
+        step.kill()
+        step.wait()
