@@ -36,6 +36,7 @@ from synergy_runs.workload import Workload
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+AUTO = "auto"
 SERVED = "served"
 """What results are filed under where there is no trace."""
 
@@ -84,6 +85,7 @@ def execute_all(
     values = {**values, "compared_with": list(settings.policy)}
     trace, arrivals = arrivals_of(settings)
     policies = policies_of(settings.policy, settings.parameters, settings.information)
+    profile = _profile(settings, arrivals, make_backend)
     folders = {name: folder / f"{name}-{settings.seed}" for name in policies}
     works = {name: into.with_name(into.name + ".work") for name, into in folders.items()}
     own = {name: {**values, "policy": name, "seed": settings.seed} for name in policies}
@@ -98,11 +100,27 @@ def execute_all(
             print(f"{folders[name]}: done before this command was broken off; kept", file=sys.stderr)
             continue
         say_if_replaced(folders[name], own[name])
-        done = _execute_one(settings, policy, trace, arrivals, works[name], own[name], make_backend())
+        done = _execute_one(settings, policy, trace, arrivals, profile, works[name], own[name], make_backend())
         write_run(done, folders[name], OmegaConf.to_yaml(OmegaConf.create(own[name])))
         write_losses(works[name] / "jobs", folders[name] / "losses.parquet")
         _mark_written(works[name])
     return list(folders.values())
+
+
+def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable[[], Backend]) -> Profile:
+    """What is known of the models; of those in the trace, measured now if need be."""
+    if settings.profile is None:
+        return Profile()
+    if settings.profile != AUTO:
+        return read_profile(Path(settings.profile))
+    files = list({each.file.name: each.file for each in arrivals}.values())
+    if not files:
+        return Profile()
+    from synergy_exec.profiling.profile import current_profile, machine
+
+    where = machine(settings.backend.name, settings.backend.options)
+    path = settings.results_dir / "profile.json"
+    return current_profile(path, files, make_backend, where, lambda words: print(words, file=sys.stderr, flush=True))
 
 
 def _over(work: Path, own: dict[str, Any], into: Path) -> bool:
@@ -145,6 +163,7 @@ def _execute_one(
     policy: Policy,
     trace: Workload | None,
     arrivals: list[Arrival],
+    profile: Profile,
     work: Path,
     own: dict[str, Any],
     backend: Backend,
@@ -156,7 +175,7 @@ def _execute_one(
     journal.close()
     terms = Terms(
         folder=work,
-        profile=read_profile(settings.profile) if settings.profile is not None else Profile(),
+        profile=profile,
         seed=settings.seed,
         retries=settings.retries,
         restart_s=settings.restart_s,

@@ -23,8 +23,9 @@ class Settings:
 
     trace: TraceSettings | None = key("which jobs arrive: +trace=demo; null: only what is submitted (with serve=true)")
     backend: BackendSettings = key("how agents get onto nodes; the cluster is what they find there")
-    profile: Path | None = key(
-        "what python -m synergy_exec profile measured; its models get the plans that were fastest"
+    profile: str | None = key(
+        "the file that python -m synergy_exec profile wrote; its models get the plans that were fastest here. auto: "
+        "measure the trace's models first, quickly, where results_dir/profile.json lacks them; null: replicas only"
     )
     information: Literal["own", "declared", "shared", "all"] | None = key(
         "what policies may know of a job beside its own reports: nothing (own), its declared work, what other jobs of "

@@ -13,9 +13,8 @@ from urllib.parse import urlsplit
 
 import synergy_exec
 from synergy_core.errors import InputError
-
-from ..agent.__main__ import TOKEN
-from . import Meeting
+from synergy_exec.agent.__main__ import TOKEN
+from synergy_exec.backends import Meeting
 
 LEAVING_S = 25.0
 """An agent saves its runs first, and takes at most 20 s for that."""

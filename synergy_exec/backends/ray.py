@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synergy_core.errors import InputError
-
-from . import _agents
-from ._agents import LEAVING_S, Place
+from synergy_exec.backends import _agents
+from synergy_exec.backends._agents import LEAVING_S, Place
 
 if TYPE_CHECKING:
-    from . import Meeting
+    from synergy_exec.backends import Meeting
 
 _TYPE = "accelerator_type:"
 """Ray's resource that says what a node's GPUs are; a node has 1 of it, so any number of bundles can ask for a bit."""

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synergy_core.errors import InputError
-
-from . import _agents
-from ._agents import Place
+from synergy_exec.backends import _agents
+from synergy_exec.backends._agents import Place
 
 if TYPE_CHECKING:
-    from . import Meeting
+    from synergy_exec.backends import Meeting
 
 _LEAVING_S = 60.0
 """Agents save first (20 s at most); what is left then, Slurm kills after its KillWait, 30 s by default."""

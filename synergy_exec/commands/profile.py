@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
-import datetime
-import os
-import platform
-import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError, unknown
-from synergy_core.profiles import Profile, ProfiledModel
+from synergy_core.profiles import ProfiledModel
 from synergy_exec.backends import backend_names, get_backend
-from synergy_exec.controller.runs import Run
 from synergy_exec.job_file import JobFile, job_of, read_job_file
-from synergy_exec.messages import Launch, PlanMessage
-from synergy_runs.profiles import read_profile, write_profile
-
-ENDLESS = 1e15
-REPORT_S = 0.5
+from synergy_exec.profiling.measure import Effort
+from synergy_exec.profiling.profile import add_to_profile, machine
 
 
 def main(arguments: Sequence[str]) -> None:
     """Measures models on this testbed and writes a profile. Raises InputError."""
     parser = argparse.ArgumentParser(prog="python -m synergy_exec profile", description=__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="names in conf/jobs, or job files; all that ship")
-    parser.add_argument("--out", type=Path, default=Path("profile.json"), help="models already in it stay there")
+    parser.add_argument(
+        "--out", type=Path, default=Path("profile.json"), help="models of this machine already in it stay there"
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="of training at each batch of each plan")
     parser.add_argument("--backend", default="local", choices=backend_names())
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the backend: slots=2")
@@ -40,12 +32,16 @@ def main(arguments: Sequence[str]) -> None:
     if not 0 < given.seconds < 3600:
         raise InputError(f"--seconds {given.seconds:g}: expected a number above 0, such as 3.")
     files = [_file(each) for each in given.models or _shipped()]
-    made = asyncio.run(_profile(files, given))
-    older = read_profile(given.out).models if given.out.is_file() else {}
-    now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
-    write_profile(Profile({**older, **{each.name: each for each in made}}, machine(), now), given.out)
-    for model in made:
+    options: dict[str, Any] = dict(_option(each) for each in given.option)
+    where, effort = machine(given.backend, options), Effort(seconds=given.seconds)
+    backend = get_backend(given.backend, options)
+    made = add_to_profile(given.out, files, backend, where, effort, _quiet if given.quiet else _say)
+    for model in made.models:
         print("\n".join(table(model)))
+    for remark in made.remarks:
+        print(remark, file=sys.stderr)
+    if not made.models:
+        raise InputError(f"none of {', '.join(each.name for each in files)} could be profiled.")
     print(f"wrote {given.out}")
 
 
@@ -69,59 +65,6 @@ def _file(text: str) -> JobFile:
     return job_of({**yaml.safe_load(known[text].read_text(encoding="utf-8")), "work": 1.0}, str(known[text]))
 
 
-async def _profile(files: list[JobFile], given: argparse.Namespace) -> list[ProfiledModel]:
-    from synergy_exec.profiling.measure import measured
-    from synergy_exec.profiling.testbed import testbed
-    from synergy_exec.training.admitted import refusal
-    from synergy_exec.training.loading import load_job
-
-    options: dict[str, Any] = dict(_option(each) for each in given.option)
-    backend = get_backend(given.backend, options)
-    made = []
-    with tempfile.TemporaryDirectory(prefix="synergy-profile-", dir=given.out.parent) as text:
-        folder = Path(text)
-        owner: dict[int, JobFile] = {}
-
-        def launch_of(run: Run) -> Launch:
-            file = owner[run.job]
-            return Launch(
-                run=run.number,
-                job=run.job,
-                job_class=file.job_class,
-                arguments=file.arguments,
-                plan=run.plan,
-                initial_batch=file.initial_batch,
-                work=ENDLESS,
-                slots=[],
-                first_rank=0,
-                world=run.plan.world,
-                store_host="",
-                store_port=0,
-                folder=str(folder / "jobs" / str(run.job)),
-                checkpoint_interval_s=ENDLESS,
-                report_s=REPORT_S,
-            )
-
-        async with testbed(backend, folder, launch_of) as bench:
-            for file in files:
-                job = load_job(file.job_class, file.arguments)
-                parameters = float(sum(each.numel() for each in job.build_model().parameters()))
-                first = len(owner)
-                mine = list(range(first, first + bench.cluster.gpus))
-                owner.update(dict.fromkeys(mine, file))
-
-                def admitted(plan: PlanMessage, job: Any = job) -> str | None:
-                    return refusal(job, plan)
-
-                model, failed = await measured(
-                    bench, mine, file, parameters, admitted, seconds=given.seconds, say=_quiet if given.quiet else _say
-                )
-                for each in failed:
-                    print(f"{file.name}: left out, {each}", file=sys.stderr)
-                made.append(model)
-    return made
-
-
 def _say(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
@@ -135,11 +78,6 @@ def _option(text: str) -> tuple[str, Any]:
     if not equals:
         raise InputError(f"--option {text}: expected KEY=VALUE, such as slots=2.")
     return name, int(value) if value.isdigit() else value
-
-
-def machine() -> str:
-    """What this was measured on."""
-    return f"{socket.gethostname()}, {platform.machine()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def table(model: ProfiledModel) -> list[str]:

@@ -19,8 +19,18 @@ from synergy_exec.profiling.testbed import RunOnTestbed, Testbed
 
 Say = Callable[[str], None]
 FEWEST_STEPS = 5
-HOPELESS = 2.5
-"""A plan that takes so many times what another does at a batch is not measured at further ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How carefully to measure. seconds: of training at each batch of each plan. report_s: between reports of a run.
+
+    hopeless: a plan that takes so many times what another does at a batch is not measured at further ones.
+    """
+
+    seconds: float = 3.0
+    report_s: float = 0.5
+    hopeless: float = 2.5
 
 
 @dataclass(slots=True)
@@ -39,12 +49,12 @@ class Measured:
 
 
 async def measured(
-    testbed: Testbed, jobs: list[int], file: JobFile, parameters: float, refusal: Refusal, *, seconds: float, say: Say
+    testbed: Testbed, jobs: list[int], file: JobFile, parameters: float, refusal: Refusal, *, effort: Effort, say: Say
 ) -> tuple[ProfiledModel, list[str]]:
     """The model's profile, and which plans failed with what.
 
     jobs: as many job numbers as there are slots of its own; copies run side by side, for a cluster under load has no
-    idle slots beside one's own. parameters: of the model. seconds: of training at each batch of each plan.
+    idle slots beside one's own. parameters: of the model.
     """
     batches = batches_of(file.initial_batch, file.max_batch)
     found = Measured()
@@ -56,7 +66,7 @@ async def measured(
                 say(f"{file.name}: {_words(same_degrees[0])} on {size} × {kind}")
                 each = await asyncio.gather(
                     *(
-                        _run(testbed, job, placed, same_degrees, seconds, found, best)
+                        _run(testbed, job, placed, same_degrees, effort, found, best)
                         for job, placed in zip(jobs, places, strict=False)
                     )
                 )
@@ -97,7 +107,7 @@ async def _run(
     job: int,
     placed: Placed,
     same_degrees: list[PlanMessage],
-    seconds: float,
+    effort: Effort,
     found: Measured,
     best: dict[int, float],
 ) -> dict[PlanMessage, tuple[float, Report]]:
@@ -113,10 +123,10 @@ async def _run(
         testbed.trained.add(job)
         for plan in same_degrees:
             run.retune(plan)
-            seen[plan] = await _steady(run, plan, seconds)
+            seen[plan] = await _steady(run, plan, effort.seconds)
             batch, step_s = plan.global_batch, seen[plan][0]
             best[batch] = min(step_s, best.get(batch, inf))
-            if step_s > HOPELESS * best[batch]:
+            if step_s > effort.hopeless * best[batch]:
                 break
         standstill_s = run.stepped_s - run.launched_s - seen[same_degrees[0]][0]
         (found.starts if fresh else found.restarts).append(standstill_s)

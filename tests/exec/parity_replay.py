@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ class Driver:
     statistics: dict[int, tuple[float, float]] = field(default_factory=dict)
     trains: dict[int, Chosen] = field(default_factory=dict)
     retunes: int = 0
+    ending: set[int] = field(default_factory=set)
     compared_batches: int = 0
 
     def tell(self, moment: Moment) -> None:
@@ -166,7 +168,8 @@ class Driver:
     def _compare_batches(self, moment: Moment, answer: Answer, where: str) -> None:
         """What a run was told to train at is what the simulated job trains at from then on.
 
-        A job that has not made its first step is told when it has.
+        A job that has not made its first step is told when it has. One that ends before anything else is decided has
+        perhaps run to its end already when the simulator decides, and chooses no more: nothing to compare.
         """
         fresh = {job.job_id for job, _, _ in answer.starts}
         self.trains = {job_id: each for job_id, each in self.trains.items() if job_id in self.held}
@@ -174,6 +177,8 @@ class Driver:
         for job_id in self.held:
             job, plan = self.jobs[job_id], self.decider.plans[job_id]
             if job.state != "running" and not (job_id in fresh and job_id in moment.chosen):
+                continue
+            if job_id in self.ending and job_id not in moment.chosen:
                 continue
             if job.plan is not None:
                 _same(plan, PlanMessage.of(job.plan), f"plan of job {job_id} {where}")
@@ -206,8 +211,11 @@ def replayed(recording: Recording, scene: Scene, policy: Policy, *, states: bool
     decider = Decider(policy, scene.cluster, scene.truth.profile)
     share_fits(decider.scheduler, recording.fits)
     driver = Driver(decider, scene.exact)
-    for moment in recording.moments:
+    for moment, later in zip_longest(recording.moments, recording.moments[1:]):
         driver.tell(moment)
+        driver.ending = (
+            {each.job_id for each in later.events if isinstance(each, Finished)} if later else set(driver.jobs)
+        )
         driver.decide(moment if states else dataclasses.replace(moment, state={}))
     return driver
 

@@ -1,0 +1,132 @@
+"""Profiles made: models measured on the agents of a backend, and put into a file."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import platform
+import socket
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from synergy_core.errors import InputError
+from synergy_core.profiles import Profile, ProfiledModel
+from synergy_exec.backends import Backend
+from synergy_exec.controller.runs import Run
+from synergy_exec.job_file import JobFile
+from synergy_exec.messages import Launch, PlanMessage
+from synergy_exec.profiling.measure import Effort, Say, measured
+from synergy_exec.profiling.testbed import Testbed, testbed
+from synergy_runs.profiles import read_profile, write_profile
+
+ENDLESS = 1e15
+QUICK = Effort(seconds=0.4, report_s=0.2, hopeless=1.6)
+"""For `profile=auto`: a minute or two for the models that ship, on two cores."""
+
+
+class Made(NamedTuple):
+    """models: what was measured now. remarks: plans that did not run, models that could not be profiled at all."""
+
+    models: list[ProfiledModel]
+    remarks: list[str]
+
+
+def machine(backend: str, options: Mapping[str, Any]) -> str:
+    """What a profile was measured on, in words."""
+    given = ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
+    cores = len(os.sched_getaffinity(0))
+    return f"{socket.gethostname()}, {platform.machine()}, {cores} cores, {backend}{f' ({given})' if given else ''}"
+
+
+def add_to_profile(
+    path: Path, files: Sequence[JobFile], backend: Backend, where: str, effort: Effort, say: Say
+) -> Made:
+    """Measures models, and writes them beside those that are in the file; a model measured again is replaced.
+
+    where: see `machine`; a file from elsewhere is begun anew. Models that cannot be profiled are left out.
+    """
+    made = asyncio.run(_made(files, backend, path.parent, effort, say))
+    there = read_profile(path) if path.is_file() else Profile()
+    older = there.models if there.machine == where else {}
+    now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
+    if made.models:
+        write_profile(Profile({**older, **{each.name: each for each in made.models}}, where, now), path)
+    return made
+
+
+def current_profile(
+    path: Path, files: Sequence[JobFile], make_backend: Callable[[], Backend], where: str, say: Say
+) -> Profile:
+    """The profile in a file, made or completed first where it lacks one of these models, or is of another machine."""
+    there = read_profile(path) if path.is_file() else Profile()
+    missing = [each for each in files if there.machine != where or not _covers(there, each)]
+    if not missing:
+        return there
+    say(f"measuring {', '.join(each.name for each in missing)} here, once; profile=null does without")
+    for remark in add_to_profile(path, missing, make_backend(), where, QUICK, say).remarks:
+        say(remark)
+    return read_profile(path) if path.is_file() else Profile()
+
+
+def _covers(profile: Profile, file: JobFile) -> bool:
+    model = profile.models.get(file.name)
+    return model is not None and model.initial_batch == file.initial_batch and 2 * model.max_batch > file.max_batch
+
+
+async def _made(files: Sequence[JobFile], backend: Backend, beside: Path, effort: Effort, say: Say) -> Made:
+    made = Made([], [])
+    with tempfile.TemporaryDirectory(prefix="synergy-profile-", dir=beside) as text:
+        folder = Path(text)
+        owner: dict[int, JobFile] = {}
+
+        def launch_of(run: Run) -> Launch:
+            file = owner[run.job]
+            return Launch(
+                run=run.number,
+                job=run.job,
+                job_class=file.job_class,
+                arguments=file.arguments,
+                plan=run.plan,
+                initial_batch=file.initial_batch,
+                work=ENDLESS,
+                slots=[],
+                first_rank=0,
+                world=run.plan.world,
+                store_host="",
+                store_port=0,
+                folder=str(folder / "jobs" / str(run.job)),
+                checkpoint_interval_s=ENDLESS,
+                report_s=effort.report_s,
+            )
+
+        async with testbed(backend, folder, launch_of) as bench:
+            for file in files:
+                first = len(owner)
+                mine = list(range(first, first + bench.cluster.gpus))
+                owner.update(dict.fromkeys(mine, file))
+                try:
+                    model, failed = await _model(bench, mine, file, effort, say)
+                except InputError as error:
+                    made.remarks.append(str(error))
+                    continue
+                made.models.append(model)
+                made.remarks.extend(f"{file.name}: left out, {each}" for each in failed)
+    return made
+
+
+async def _model(
+    bench: Testbed, jobs: list[int], file: JobFile, effort: Effort, say: Say
+) -> tuple[ProfiledModel, list[str]]:
+    from synergy_exec.training.admitted import refusal
+    from synergy_exec.training.loading import load_job
+
+    job = load_job(file.job_class, file.arguments)
+    parameters = float(sum(each.numel() for each in job.build_model().parameters()))
+
+    def admitted(plan: PlanMessage) -> str | None:
+        return refusal(job, plan)
+
+    return await measured(bench, jobs, file, parameters, admitted, effort=effort, say=say)
