@@ -1,9 +1,11 @@
-"""Writes docs/configuration.md, every key of the simulator with its meaning: `python bench/configuration_page.py`."""
+"""Writes docs/configuration.md, every key of both drivers with its meaning: `python bench/configuration_page.py`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
+from synergy_exec.settings import Settings as ExecutorSettings
 from synergy_runs.settings import meanings
 from synergy_sim.settings import Settings
 
@@ -19,11 +21,24 @@ FOOT = """
 A node type in `cluster.node_types` has `gpu_type`, `nodes` and `gpus_per_node`. Costs in `testbed.by_model` are
 `launch_s`, `restart_s`, `exit_s` and `checkpoint_interval_s`.
 """
+EXECUTOR = """
+## The executor
+
+Keys of `python -m synergy_exec`; defaults stand in `conf/executor.yaml`, and a trace has the keys above.
+
+| key | meaning |
+|---|---|
+"""
 
 
 def page() -> str:
     """The whole page, from the settings themselves."""
-    return HEAD + "".join(f"| `{key}` | {meaning} |\n" for key, meaning in meanings(Settings)) + FOOT
+    own = [(key, meaning) for key, meaning in meanings(ExecutorSettings) if not key.startswith("trace.")]
+    return HEAD + _rows(meanings(Settings)) + FOOT + EXECUTOR + _rows(own)
+
+
+def _rows(keys: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"| `{key}` | {meaning} |\n" for key, meaning in keys)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from synergy_core.errors import InputError, unknown
 from synergy_core.planner.plan import Plan
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Degrees(NamedTuple):
@@ -51,6 +51,15 @@ class ProfiledRow:
     memory_bytes: float = 0.0
 
 
+class NoiseFrom(NamedTuple):
+    """From that much work of a job on, in iterations at the initial batch: gradient variance ÷ squared norm at that
+    batch. 0 means that it is not known yet, and that steps count as one iteration each.
+    """
+
+    work: float
+    ratio: float
+
+
 @dataclass(frozen=True, slots=True)
 class ProfiledCosts:
     """Seconds beside training. launch_s: from a decision to the first step of a new job. restart_s: of one that loads
@@ -66,14 +75,14 @@ class ProfiledCosts:
 class ProfiledModel:
     """One model on one testbed.
 
-    initial_batch: at which its learning rate was tuned. noise: gradient variance ÷ squared norm at the initial batch.
+    initial_batch: at which its learning rate was tuned. noise: as training goes on, by work, which begins at 0.
     """
 
     name: str
     initial_batch: int
     max_batch: int
     parameters: float
-    noise: float
+    noise: tuple[NoiseFrom, ...]
     costs: ProfiledCosts
     rows: tuple[ProfiledRow, ...]
 
@@ -173,6 +182,8 @@ def profile_of(text: str, source: str) -> Profile:
             f"{source}: not a profile ({type(error).__name__}: {error}). To make one: python -m synergy_exec profile."
         ) from None
     for model in models:
+        if not model.noise or model.noise[0].work != 0:
+            raise InputError(f"{source}: {model.name}: noise={list(model.noise)}, expected it from work 0 on.")
         for row in model.rows:
             if not (isfinite(row.step_s) and row.step_s > 0):
                 raise InputError(f"{source}: {model.name}, {row.plan.describe()}: step_s={row.step_s}, expected > 0.")
@@ -181,4 +192,5 @@ def profile_of(text: str, source: str) -> Profile:
 
 def _model(values: dict[str, Any]) -> ProfiledModel:
     rows = tuple(ProfiledRow(**{**row, "plan": Plan(**row["plan"])}) for row in values["rows"])
-    return ProfiledModel(**{**values, "costs": ProfiledCosts(**values["costs"]), "rows": rows})
+    noise = tuple(NoiseFrom(float(work), float(ratio)) for work, ratio in values["noise"])
+    return ProfiledModel(**{**values, "costs": ProfiledCosts(**values["costs"]), "noise": noise, "rows": rows})

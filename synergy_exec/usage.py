@@ -16,6 +16,9 @@ Trains the jobs of a trace for real, placed, sized and tuned by a scheduling pol
   python -m synergy_exec serve=true                          no trace: jobs are submitted
   python -m synergy_exec submit JOB.yaml                     to the controller that runs (--dir or --url says which)
   python -m synergy_exec list | cancel JOB | explain JOB [--json]
+  python -m synergy_exec profile [MODEL…]                    measures every plan here, to schedule and simulate by
+  python -m synergy_exec verify RUN.work                     do losses go on as if nothing had been interrupted?
+  python -m synergy_exec tensorboard RUN.work                a run's steps as TensorBoard's event files
 
 Ctrl-C has every job save and leave; the same command goes on from there.
 

@@ -179,7 +179,9 @@ class Simulation:
         app: Application
         if truth.plans(model):
             make = ProfiledJob if model in truth.profile else PlannedJob
-            app = truth.planned_application(model, int(work.global_batch[job_id]), cluster)
+            app = truth.planned_application(
+                model, int(work.global_batch[job_id]), cluster, float(work.work_scale[job_id])
+            )
         else:
             make, app = TrainingJob, truth.application(model)
         return make(

@@ -58,7 +58,10 @@ class ProfiledJob(PlannedJob):
             seen = self.disturbance.observed(self.job_id, self._shape, self._local_batch) * self.slowdown
             step_s = self.application.planned_step_s(self._type, self._shape, self.plan)
             task.observe_plan(self._type, len(self._shape), self.plan, step_s * seen)
-            task.report(self.application.statistics(self._local_batch, self.epoch))
+            last = len(self.application.work_at_epoch_end) - 1
+            known = self.application.statistics(self._local_batch, min(self.epoch, last))
+            if known.grad_var > 0:
+                task.report(known)
         TrainingJob.report(self, now_s)
 
     def _choose(self) -> None:

@@ -14,7 +14,7 @@ from synergy_core.job import JobSpec
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
 from synergy_core.profiled import ProfiledSpeeds, ProfiledTask
-from synergy_core.profiles import Profile, ProfiledCosts, ProfiledModel, ProfiledRow, profile_of
+from synergy_core.profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow, profile_of
 from synergy_runs.invariants import check
 from synergy_runs.log import Kind
 from synergy_sim.engine import simulate
@@ -33,7 +33,7 @@ WIDE = ProfiledModel(
     initial_batch=8,
     max_batch=32,
     parameters=1e6,
-    noise=20.0,
+    noise=(NoiseFrom(0.0, 20.0),),
     costs=ProfiledCosts(1.0, 2.0, 0.5),
     rows=(
         row(0.10, 8),
@@ -179,3 +179,17 @@ def test_a_job_that_adapts_grows_its_batch_then_changes_its_plan_for_a_restart()
 def test_every_policy_runs_profiled_jobs(policy):
     made = run(jobs((0.0, 1, 300), (3.0, 2, 500), (4.0, 2, 200), (9.0, 1, 100), (30.0, 2, 400)), policy)
     assert np.isfinite(list(finish_s(made).values()) if isinstance(finish_s(made), dict) else finish_s(made)).all()
+
+
+def test_noise_that_grows_makes_later_steps_worth_more():
+    """Step by step: 4 iterations unknown, 6 at a ratio of 1, the rest at 20; one job alone, trained at a batch of 16."""
+    curve = (NoiseFrom(0.0, 0.0), NoiseFrom(4.0, 1.0), NoiseFrom(10.0, 20.0))
+    profile = Profile({"wide": replace(WIDE, noise=curve)}, "a test", "today")
+    app = Truth(None, profile=profile).planned_application("wide", 8, CPUS, 0.1)
+    ends = np.array(app.work_at_epoch_end) * 0.1
+    assert ends == pytest.approx([4.0, 10.0, 100.0])
+    gains = app.gains(16)
+    assert gains == pytest.approx([1.0, 2.0 / 1.5, 21.0 / 11.0])
+    short = Truth(None, profile=profile).planned_application("wide", 8, CPUS, 0.005)
+    assert short.gains(16) == pytest.approx(gains[:2])
+    assert np.array(short.work_at_epoch_end) * 0.005 == pytest.approx([4.0, 5.0])

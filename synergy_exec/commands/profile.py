@@ -80,12 +80,17 @@ def _option(text: str) -> tuple[str, Any]:
     return name, int(value) if value.isdigit() else value
 
 
+def _scale(model: ProfiledModel, at: int) -> str:
+    known = model.noise[at] if len(model.noise) > 1 else model.noise[0]
+    return f"{known.ratio * model.initial_batch:,.0f} at {known.work:,.0f}"
+
+
 def table(model: ProfiledModel) -> list[str]:
     """The model's measured configurations, the best of each number of slots and batch marked."""
     costs = dataclasses.asdict(model.costs)
     lines = [
         f"{model.name}: {model.parameters:,.0f} parameters, "
-        f"noise scale {model.noise * model.initial_batch:,.0f} samples, "
+        f"noise scale {_scale(model, 1)} → {_scale(model, -1)} samples, "
         + ", ".join(f"{name[:-2]} {seconds:.2f} s" for name, seconds in costs.items())
     ]
     rows = sorted(model.rows, key=lambda row: (row.gpu_type, row.plan.gpus, row.plan.global_batch, row.step_s))

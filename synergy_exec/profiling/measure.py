@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from math import inf
-from statistics import median
+from statistics import mean, median
+from typing import TypeVar
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
-from synergy_core.profiles import ProfiledCosts, ProfiledModel, ProfiledRow
+from synergy_core.profiles import NoiseFrom, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_core.state import Placed
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import PlanMessage, Report
@@ -18,7 +19,14 @@ from synergy_exec.profiling.grid import Refusal, batches_of, plans, sizes_of
 from synergy_exec.profiling.testbed import RunOnTestbed, Testbed
 
 Say = Callable[[str], None]
+Seen = dict[PlanMessage, list[tuple[float, Report]]]
+"""Of each plan, by copy: seconds a step, and the last report."""
+Result = TypeVar("Result")
 FEWEST_STEPS = 5
+FEWEST_MEASURED = 10
+"""Steps before a job's noise counts as known (`training.noise.FEWEST_STEPS`, which this process does not import)."""
+STRETCH = 1.5
+"""Of gradient noise taken as constant: from so much work to so many times that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +52,7 @@ class Measured:
     starts: list[float] = field(default_factory=list)
     restarts: list[float] = field(default_factory=list)
     exits: list[float] = field(default_factory=list)
-    noises: list[float] = field(default_factory=list)
+    noises: list[NoiseFrom] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
 
@@ -64,21 +72,18 @@ async def measured(
             best: dict[int, float] = {}
             for same_degrees in plans(size, batches, refusal):
                 say(f"{file.name}: {_words(same_degrees[0])} on {size} × {kind}")
-                each = await asyncio.gather(
-                    *(
-                        _run(testbed, job, placed, same_degrees, effort, found, best)
-                        for job, placed in zip(jobs, places, strict=False)
-                    )
-                )
-                found.rows += _rows(kind, len(places[0]), same_degrees, [seen for seen in each if seen])
+                copies = list(zip(jobs, places, strict=False))
+                seen = await _copies(testbed, copies, same_degrees, effort, found, best)
+                found.rows += _rows(kind, len(places[0]), same_degrees, seen)
     if not found.rows or not found.starts:
         raise InputError(f"{file.name} could not be profiled: {'; '.join(found.failed) or 'no plan is admitted'}.")
     launch_s = median(found.starts)
     costs = ProfiledCosts(launch_s, median(found.restarts or [launch_s]), median(found.exits))
-    noise = median(found.noises) if found.noises else 0.0
     rows = tuple(found.rows)
     batch = max(row.plan.global_batch for row in rows)
-    return ProfiledModel(file.name, file.initial_batch, batch, parameters, noise, costs, rows), found.failed
+    return ProfiledModel(
+        file.name, file.initial_batch, batch, parameters, _noise(found.noises), costs, rows
+    ), found.failed
 
 
 def _parts(cluster: Cluster) -> list[tuple[str, int, int, int]]:
@@ -102,48 +107,58 @@ def _places(size: int, first_node: int, nodes: int, per_node: int) -> list[Place
     return [tuple(parts + ([(first_node + whole, (1 << rest) - 1)] if rest else []))]
 
 
-async def _run(
+async def _copies(
     testbed: Testbed,
-    job: int,
-    placed: Placed,
+    copies: list[tuple[int, Placed]],
     same_degrees: list[PlanMessage],
     effort: Effort,
     found: Measured,
     best: dict[int, float],
-) -> dict[PlanMessage, tuple[float, Report]]:
-    """One run through all batches of one plan: seconds a step, and the last report, by plan.
+) -> Seen:
+    """Copies of the job side by side, each at the same batch at the same time, through all batches of one plan.
 
     best: by batch, the least seconds a step so far on as many slots; brought up to date.
     """
-    seen: dict[PlanMessage, tuple[float, Report]] = {}
-    fresh = job not in testbed.trained
-    run = testbed.start(job, placed, same_degrees[0])
+    seen: Seen = {}
+    fresh = [job not in testbed.trained for job, _ in copies]
+    runs = [testbed.start(job, placed, same_degrees[0]) for job, placed in copies]
     try:
-        await run.first_step()
-        testbed.trained.add(job)
+        await _all(run.first_step() for run in runs)
+        testbed.trained.update(job for job, _ in copies)
         for plan in same_degrees:
-            run.retune(plan)
-            seen[plan] = await _steady(run, plan, effort.seconds)
-            batch, step_s = plan.global_batch, seen[plan][0]
+            for run in runs:
+                run.retune(plan)
+            seen[plan] = await _all(_steady(run, plan, effort.seconds, found) for run in runs)
+            step_s, batch = mean(took_s for took_s, _ in seen[plan]), plan.global_batch
             best[batch] = min(step_s, best.get(batch, inf))
             if step_s > effort.hopeless * best[batch]:
                 break
-        standstill_s = run.stepped_s - run.launched_s - seen[same_degrees[0]][0]
-        (found.starts if fresh else found.restarts).append(standstill_s)
-        last = list(seen.values())[-1][1]
-        if last.grad_sqr > 0:
-            found.noises.append(last.grad_var / last.grad_sqr)
-        found.exits.append(await run.stop())
+        for at, run in enumerate(runs):
+            standstill_s = run.stepped_s - run.launched_s - seen[same_degrees[0]][at][0]
+            (found.starts if fresh[at] else found.restarts).append(standstill_s)
+        found.exits += await _all(run.stop() for run in runs)
     except InputError as error:
         found.failed.append(f"{_words(same_degrees[0])}: {error}")
+        await asyncio.gather(*(run.stop() for run in runs), return_exceptions=True)
     return seen
 
 
-async def _steady(run: RunOnTestbed, plan: PlanMessage, seconds: float) -> tuple[float, Report]:
+async def _all(waiting: Iterable[Awaitable[Result]]) -> list[Result]:
+    """What all of them come to, when the last has. Raises InputError if any of them does."""
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    for each in results:
+        if isinstance(each, BaseException):
+            raise each
+    return [each for each in results if not isinstance(each, BaseException)]
+
+
+async def _steady(run: RunOnTestbed, plan: PlanMessage, seconds: float, found: Measured) -> tuple[float, Report]:
     """Seconds a step at that batch, by the wall clock between reports: with all that comes between two steps."""
     began: tuple[float, Report] | None = None
     while True:
         came_s, report = await run.report()
+        if report.grad_sqr > 0:
+            found.noises.append(NoiseFrom(report.work, report.grad_var / report.grad_sqr))
         if (report.micro_batch, report.accumulation) != (plan.micro_batch, plan.accumulation) or not report.step_s:
             continue
         if began is None:
@@ -152,18 +167,26 @@ async def _steady(run: RunOnTestbed, plan: PlanMessage, seconds: float) -> tuple
             return (came_s - began[0]) / (report.step - began[1].step), report
 
 
-def _rows(
-    kind: str, nodes: int, same_degrees: list[PlanMessage], copies: list[dict[PlanMessage, tuple[float, Report]]]
-) -> list[ProfiledRow]:
+def _noise(seen: list[NoiseFrom]) -> tuple[NoiseFrom, ...]:
+    """Medians over stretches of work, each half as long as all before it together; unknown in the first steps."""
+    curve, began = [NoiseFrom(0.0, 0.0)], float(FEWEST_MEASURED)
+    last = max((each.work for each in seen), default=0.0)
+    while began <= last:
+        ends = STRETCH * began
+        if here := [each.ratio for each in seen if (began <= each.work or len(curve) == 1) and each.work < ends]:
+            curve.append(NoiseFrom(began, median(here)))
+        began = ends
+    return tuple(curve)
+
+
+def _rows(kind: str, nodes: int, same_degrees: list[PlanMessage], seen: Seen) -> list[ProfiledRow]:
     rows = []
     for plan in same_degrees:
-        seen = [copy[plan] for copy in copies if plan in copy]
-        if seen:
-            step_s = [each for each, _ in seen]
-            mean_s = sum(step_s) / len(step_s)
-            spread = (max(step_s) - min(step_s)) / mean_s
-            memory = max(report.memory_bytes for _, report in seen)
-            rows.append(ProfiledRow(kind, nodes, plan.core, mean_s, spread, float(memory)))
+        if plan in seen:
+            step_s = [each for each, _ in seen[plan]]
+            spread = (max(step_s) - min(step_s)) / mean(step_s)
+            memory = max(report.memory_bytes for _, report in seen[plan])
+            rows.append(ProfiledRow(kind, nodes, plan.core, mean(step_s), spread, float(memory)))
     return rows
 
 

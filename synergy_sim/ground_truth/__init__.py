@@ -23,7 +23,7 @@ from synergy_sim.ground_truth.application import Application, Shape, packed
 from synergy_sim.ground_truth.disturbance import Disturbance
 from synergy_sim.ground_truth.measured import MeasuredApplication
 from synergy_sim.ground_truth.modelled import ModelledApplication
-from synergy_sim.ground_truth.planned import PlannedApplication, PlannedTruth
+from synergy_sim.ground_truth.planned import WORK, PlannedApplication, PlannedTruth
 from synergy_sim.ground_truth.profiled import ProfiledApplication
 
 __all__ = [
@@ -141,11 +141,19 @@ class Truth:
         """Whether that is an architecture whose jobs have parallel plans."""
         return name in self.profile or (name not in self.names and name in tables.model_names())
 
-    def planned_application(self, name: str, batch: int, cluster: Cluster) -> PlannedApplication:
-        """The architecture of that name, trained from that global batch on these machines."""
-        key = (name, batch, cluster.node_types)
-        if name in self.profile and key not in self._planned:
-            self._planned[key] = ProfiledApplication(self.profile[name])
+    def planned_application(
+        self, name: str, batch: int, cluster: Cluster, work_scale: float = 1.0
+    ) -> PlannedApplication:
+        """The architecture of that name, trained from that global batch on these machines.
+
+        work_scale: of the job, whose gradient noise is known by how far it has come where the model was profiled.
+        """
+        key: tuple[object, ...] = (name, batch, cluster.node_types)
+        if name in self.profile:
+            key = (name, work_scale)
+            if key not in self._planned:
+                self._planned[key] = ProfiledApplication(self.profile[name], work_scale * WORK)
+            return self._planned[key]
         if key not in self._planned:
             self._planned[key] = PlannedApplication(
                 name, batch, cluster.largest_nodes, self.planned, self.disturbance.seed

@@ -12,15 +12,20 @@ from synergy_sim.ground_truth.planned import WORK, PlannedApplication
 
 
 class ProfiledApplication(PlannedApplication):
-    """A profiled model, trained from its initial batch. A "local batch" is the global one, as with any plans."""
+    """A profiled model, trained from its initial batch. A "local batch" is the global one, as with any plans.
 
-    def __init__(self, model: ProfiledModel) -> None:
+    iterations: of the job, at the initial batch; its "epochs" are the stretches of one gradient noise.
+    """
+
+    def __init__(self, model: ProfiledModel, iterations: float) -> None:
         Application.__init__(self)
         self.name = model.name
         self.model = model
         self.initial_batch = model.initial_batch
         self.max_batch = model.max_batch
-        self.work_at_epoch_end = (WORK,)
+        stretches = [each for each in model.noise if each.work < iterations]
+        self.work_at_epoch_end = (*(each.work / iterations * WORK for each in stretches[1:]), WORK)
+        self._ratios = [each.ratio for each in stretches]
 
     def step_s(self, gpu_type: str, shape: Shape, batch: int) -> float:
         """Seconds under the best plan; inf where none was measured."""
@@ -44,4 +49,4 @@ class ProfiledApplication(PlannedApplication):
         return Step(step_s, 0.0)
 
     def statistics(self, global_batch: int, epoch: int) -> Statistics:
-        return Statistics(1.0, self.model.noise)
+        return Statistics(1.0, self._ratios[epoch])

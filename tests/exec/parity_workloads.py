@@ -11,7 +11,7 @@ from training_jobs import random_training
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy
-from synergy_core.profiles import Profile, ProfiledCosts, ProfiledModel, ProfiledRow
+from synergy_core.profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_runs.workload import Workload
 from synergy_sim.assignment import as_given
 from synergy_sim.engine import Simulation
@@ -50,7 +50,7 @@ def _model(name: str, sample_s: float, exchange_s: float, noise: float, restart_
                         for each in (3, 6, 12)
                     ]
     costs = ProfiledCosts(launch_s=1.0, restart_s=restart_s, exit_s=0.5)
-    return ProfiledModel(name, INITIAL_BATCH, BATCHES[-1], 1e6, noise, costs, tuple(rows))
+    return ProfiledModel(name, INITIAL_BATCH, BATCHES[-1], 1e6, (NoiseFrom(0.0, noise),), costs, tuple(rows))
 
 
 PROFILE = Profile(

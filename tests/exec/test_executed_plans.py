@@ -10,7 +10,7 @@ from exec.controllers_jobs import cluster_of, file_of
 
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
-from synergy_core.profiles import Profile, ProfiledCosts, ProfiledModel, ProfiledRow
+from synergy_core.profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_exec.controller.execution import Execution, Terms
 from synergy_exec.controller.journal import Journal
 
@@ -20,7 +20,8 @@ def row(step_s: float, micro_batch: int, **degrees: int) -> ProfiledRow:
 
 
 ROWS = (row(0.2, 32), row(0.3, 64), row(0.15, 16, data=2), row(0.2, 32, data=2), row(0.1, 32, pipeline=2))
-MODEL = ProfiledModel("mlp", 32, 128, 1e6, 20.0, ProfiledCosts(1.0, 2.0, 0.5), ROWS)
+NOISE = (NoiseFrom(0.0, 20.0),)
+MODEL = ProfiledModel("mlp", 32, 128, 1e6, NOISE, ProfiledCosts(1.0, 2.0, 0.5), ROWS)
 
 
 def staged(folder: Path, policy: str) -> Stage:
@@ -50,7 +51,7 @@ def test_another_plan_on_the_same_slots_is_a_stop_and_a_start(tmp_path: Path) ->
     assert stage.execution.decider.plans[0].pipeline == 2
     assert job.task is not None
     faster = row(0.01, 32, data=2)
-    job.task.model = ProfiledModel("mlp", 32, 128, 1e6, 20.0, MODEL.costs, (*ROWS, faster))  # type: ignore[attr-defined]
+    job.task.model = ProfiledModel("mlp", 32, 128, 1e6, NOISE, MODEL.costs, (*ROWS, faster))  # type: ignore[attr-defined]
     stage.advance(1.0)
     assert job.placement == placed
     assert job.run == before + 1
