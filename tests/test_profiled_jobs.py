@@ -81,7 +81,7 @@ def test_a_profile_is_read_as_it_was_written():
     ("change", "says"),
     [
         (lambda text: text[:-30], "not a profile"),
-        (lambda text: text.replace('"format": 1', '"format": 9'), "format 9"),
+        (lambda text: text.replace('"format": 2', '"format": 9'), "format 9"),
         (lambda text: text.replace('"step_s": 0.1,', '"step_s": -1,'), "expected > 0"),
         (lambda text: text.replace('"tensor"', '"tensr"', 1), "tensr"),
         (lambda text: "[]", "not a profile"),
@@ -182,7 +182,7 @@ def test_every_policy_runs_profiled_jobs(policy):
 
 
 def test_noise_that_grows_makes_later_steps_worth_more():
-    """Step by step: 4 iterations unknown, 6 at a ratio of 1, the rest at 20; one job alone, trained at a batch of 16."""
+    """4 iterations of unknown noise, 6 at a ratio of 1, the rest at 20; steps at a batch of 16."""
     curve = (NoiseFrom(0.0, 0.0), NoiseFrom(4.0, 1.0), NoiseFrom(10.0, 20.0))
     profile = Profile({"wide": replace(WIDE, noise=curve)}, "a test", "today")
     app = Truth(None, profile=profile).planned_application("wide", 8, CPUS, 0.1)
