@@ -1,14 +1,14 @@
 """Measures how well the simulator predicts the executor: `python bench/fidelity.py` profiles this machine, runs the
-demo for real, simulates it with what was profiled, and writes docs/fidelity.md.
+demo for real, profiles again, and so on, simulates it with what was profiled, and writes docs/fidelity.md.
 
-Finished runs below --folder are kept and not repeated; delete the folder to start afresh.
+Finished runs and profiles below --folder are kept and not repeated; delete the folder to start afresh.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
-import json
 import os
 import platform
 import subprocess
@@ -16,11 +16,15 @@ import sys
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 from scipy.stats import kendalltau
 
+from synergy_core.planner.plan import Plan
+from synergy_core.profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_runs.atomic import atomic_file
+from synergy_runs.profiles import read_profile, write_profile
 from synergy_runs.stored import StoredRun, read_run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,37 +55,84 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--simulate-only", action="store_true", help="with the runs that are there")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of training at each batch of each plan profiled")
     given = parser.parse_args()
     folder: Path = given.folder
-    profile = folder / "profile.json"
-    if not profile.is_file():
-        typed("synergy_exec", "profile", "--out", profile)
     if not given.simulate_only:
-        for repeat in range(given.repeats):
-            for policy in given.policies:
-                run_for_real(given.trace, policy, folder / f"real-{repeat}", profile)
-    simulated = folder / "simulated"
-    names = ",".join(given.policies)
+        for repeat in range(given.repeats + 1):
+            measure(profile_path(folder, repeat), given.seconds)
+            for policy in given.policies if repeat < given.repeats else ():
+                run_for_real(given.trace, policy, folder / f"real-{repeat}", profile_path(folder, repeat))
+    done = [each for each in range(given.repeats) if profile_path(folder, each + 1).is_file()]
+    profiles = [read_profile(profile_path(folder, each)) for each in [*done, len(done)]]
+    found = []
+    for repeat in done:
+        between = folder / f"profile-{repeat}-{repeat + 1}.json"
+        write_profile(mean_profile(profiles[repeat : repeat + 2]), between)
+        simulated = simulate(given.trace, given.policies, between, folder / f"simulated-{repeat}")
+        for policy in given.policies:
+            real = folder / f"real-{repeat}" / given.trace / f"{policy}-0"
+            found.append(compared(policy, read_run(real), read_run(simulated / f"{policy}-0")))
+    alone = [
+        simulate(given.trace, given.policies, profile_path(folder, each), folder / f"simulated-by-{each}")
+        for each in range(len(profiles))
+    ]
+    guesses = {policy: [mean_jct_s(read_run(each / f"{policy}-0")) for each in alone] for policy in given.policies}
+    with atomic_file(given.page) as partial:
+        partial.write_text(page(found, given.policies, profiles, guesses, given.trace), encoding="utf-8")
+    print(given.page.read_text(encoding="utf-8"))
+    return 0
+
+
+def profile_path(folder: Path, repeat: int) -> Path:
+    """What was measured before that repeat; one more was after the last."""
+    return folder / f"profile-{repeat}.json"
+
+
+def measure(path: Path, seconds: float) -> None:
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        typed("synergy_exec", "profile", "--out", path, "--seconds", seconds, "--quiet")
+
+
+def simulate(trace: str, policies: list[str], profile: Path, into: Path) -> Path:
+    """The folder of its runs."""
     typed(
         "synergy_sim",
-        f"+trace={given.trace}",
+        f"+trace={trace}",
         "testbed=executor",
         f"truth.profile={profile}",
         "cluster.gpu_type=cpu",
-        f"policy=[{names}]",
-        f"results_dir={simulated}",
+        f"policy=[{','.join(policies)}]",
+        f"results_dir={into}",
         "figures=false",
     )
-    found = [
-        compared(policy, read_run(folder / f"real-{repeat}" / given.trace / f"{policy}-0"), simulated / given.trace)
-        for policy in given.policies
-        for repeat in range(given.repeats)
-        if (folder / f"real-{repeat}" / given.trace / f"{policy}-0" / "summary.json").is_file()
-    ]
-    with atomic_file(given.page) as partial:
-        partial.write_text(page(found, given.policies, profile, given.trace), encoding="utf-8")
-    print(given.page.read_text(encoding="utf-8"))
-    return 0
+    return into / trace
+
+
+def mean_profile(profiles: list[Profile]) -> Profile:
+    """Everything averaged; what some of them lack, over those that have it."""
+    first = profiles[0]
+    models = {name: _mean_model([each[name] for each in profiles if name in each]) for name in first}
+    dates = " and ".join(each.date for each in profiles)
+    return Profile(models, first.machine, dates)
+
+
+def _mean_model(models: list[ProfiledModel]) -> ProfiledModel:
+    rows: dict[tuple[str, int, Plan], list[ProfiledRow]] = {}
+    noise: dict[float, list[float]] = {}
+    for model in models:
+        for row in model.rows:
+            rows.setdefault((row.gpu_type, row.nodes, row.plan), []).append(row)
+        for each in model.noise:
+            noise.setdefault(each.work, []).append(each.ratio)
+    costs = [dataclasses.astuple(model.costs) for model in models]
+    return dataclasses.replace(
+        models[0],
+        costs=ProfiledCosts(*(mean(each) for each in zip(*costs, strict=True))),
+        noise=tuple(NoiseFrom(work, mean(noise[work])) for work in sorted(noise)),
+        rows=tuple(dataclasses.replace(same[0], step_s=mean(row.step_s for row in same)) for same in rows.values()),
+    )
 
 
 def typed(module: str, *arguments: object) -> None:
@@ -103,9 +154,12 @@ def run_for_real(trace: str, policy: str, into: Path, profile: Path) -> None:
     )
 
 
-def compared(policy: str, real: StoredRun, simulated: Path) -> Repeat:
+def mean_jct_s(run: StoredRun) -> float:
+    return float(run.jobs("jct_s")["jct_s"].mean())
+
+
+def compared(policy: str, real: StoredRun, predicted: StoredRun) -> Repeat:
     """One real run beside the simulation of its policy."""
-    predicted = read_run(simulated / f"{policy}-0")
     jct, guess = real.jobs("jct_s")["jct_s"], predicted.jobs("jct_s")["jct_s"]
     return Repeat(
         policy,
@@ -119,20 +173,19 @@ def compared(policy: str, real: StoredRun, simulated: Path) -> Repeat:
     )
 
 
-def page(found: list[Repeat], policies: list[str], profile: Path, trace: str) -> str:
+def page(
+    found: list[Repeat], policies: list[str], profiles: list[Profile], guesses: dict[str, list[float]], trace: str
+) -> str:
     """docs/fidelity.md."""
-    made = json.loads(profile.read_text(encoding="utf-8"))
     lines = [
         "# Fidelity",
         "",
-        "How well the simulator predicts what the executor really does. Generated by",
-        "`python bench/fidelity.py`: `python -m synergy_exec profile`, then the trace",
-        f"`{trace}` run for real by `python -m synergy_exec`, and",
-        "simulated by `python -m synergy_sim` with nothing but that profile. No constant was fitted",
-        "to the runs that it is judged by.",
+        "How well the simulator predicts what the executor really does. Generated by `python bench/fidelity.py`:",
+        f"`python -m synergy_exec profile`, then the trace `{trace}` run for real by `python -m synergy_exec` under each policy, and so on, and a last profile.",
+        "Each repeat is simulated by `python -m synergy_sim` with the mean of the profiles before and after it, and nothing else. No constant was fitted to the runs that it is judged by.",
         "",
-        f"Machine: {machine()}. Profiled {made['date']} ({made['machine']}). Page written "
-        f"{datetime.datetime.now():%Y-%m-%d %H:%M}. Errors are predicted ÷ real − 1.",
+        f"Machine: {machine()}. Profiled ({profiles[0].machine}) from {profiles[0].date} to {profiles[-1].date}. "
+        f"Page written {datetime.datetime.now():%Y-%m-%d %H:%M}. Errors are predicted ÷ real − 1.",
         "",
         "| policy | repeat | mean JCT, real | mean JCT | makespan | per job: median of absolute | p90 | signed median "
         "| Kendall τ | restarts, real | failed |",
@@ -155,7 +208,7 @@ def page(found: list[Repeat], policies: list[str], profile: Path, trace: str) ->
         rows = [row for row in found if row.policy == policy]
         if rows:
             lines.append(_summary(policy, rows))
-    lines += ["", *_ranking(found, policies), ""]
+    lines += ["", *_ranking(found, policies), "", *_drift(policies, profiles, guesses), ""]
     return "\n".join(lines)
 
 
@@ -189,6 +242,37 @@ def _ranking(found: list[Repeat], policies: list[str]) -> list[str]:
     order, other = sorted(policies, key=real.__getitem__), sorted(policies, key=guess.__getitem__)
     same = "the same" if order == other else f"predicted {', '.join(other)}"
     return [*lines, "", f"Order by real mean JCT, best first: {', '.join(order)}; {same}."]
+
+
+def _drift(policies: list[str], profiles: list[Profile], guesses: dict[str, list[float]]) -> list[str]:
+    """How far this machine is from itself: no prediction can be surer than that."""
+    lines = [
+        "This machine is shared, and its speed drifts. Step times of one profile against the one before it:",
+        "",
+        "| profile | date | median ratio | 10 % and 90 % quantile | "
+        + " | ".join(f"{each}: mean JCT" for each in policies)
+        + " |",
+        "|---|---|---|---|" + "---|" * len(policies),
+    ]
+    for number, profile in enumerate(profiles):
+        ratios = _ratios(profiles[number - 1], profile) if number else None
+        cells = (
+            ["–", "–"]
+            if ratios is None
+            else [f"{np.median(ratios):.3f}", f"{np.quantile(ratios, 0.1):.2f}, {np.quantile(ratios, 0.9):.2f}"]
+        )
+        seconds = [f"{guesses[policy][number]:.1f} s" for policy in policies]
+        lines.append(f"| {number + 1} | {profile.date} | {' | '.join(cells)} | {' | '.join(seconds)} |")
+    return [*lines, "", "Mean JCT: as simulated with that profile alone."]
+
+
+def _ratios(before: Profile, after: Profile) -> np.ndarray:
+    """Step time ÷ step time, of every plan in both."""
+    old = {(name, row.gpu_type, row.nodes, row.plan): row.step_s for name in before for row in before[name].rows}
+    keyed = ((name, row) for name in after for row in after[name].rows)
+    return np.array(
+        [row.step_s / old[key] for name, row in keyed if (key := (name, row.gpu_type, row.nodes, row.plan)) in old]
+    )
 
 
 def machine() -> str:

@@ -174,7 +174,8 @@ def _noise(seen: list[NoiseFrom]) -> tuple[NoiseFrom, ...]:
     while began <= last:
         ends = STRETCH * began
         if here := [each.ratio for each in seen if (began <= each.work or len(curve) == 1) and each.work < ends]:
-            curve.append(NoiseFrom(began, median(here)))
+            # What is first seen of noise stands for all before it, from where it can be seen at all.
+            curve.append(NoiseFrom(began if len(curve) > 1 else float(FEWEST_MEASURED), median(here)))
         began = ends
     return tuple(curve)
 
