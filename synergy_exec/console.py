@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from synergy_core.goodput.efficiency import gain
 from synergy_core.units import format_duration
 from synergy_exec.controller.api import shown
 from synergy_exec.controller.controller import Controller
+from synergy_exec.controller.jobs import ExecutedJob
 
 EVERY_S = 1.0
 MOST_ROWS = 30
@@ -50,11 +52,11 @@ def table(controller: Controller) -> Table:
         title=f"{execution.decider.policy.name}   {format_duration(controller.now_s())}   "
         f"{done}/{len(jobs)} done   {used}/{cluster.gpus} slots"
     )
-    for heading in ("job", "state", "slots", "plan", "batch", "step", "done", "iterations/s", "loss", "restarts"):
+    for heading in ("job", "state", "slots", "plan", "batch", "step", "done", "goodput", "loss", "restarts"):
         result.add_column(heading, justify="left" if heading in ("job", "state", "plan") else "right")
     for job in jobs[:MOST_ROWS]:
         seen, values = job.seen, shown(execution, job)
-        rate = values["batch"] / job.file.initial_batch / seen.step_s if seen.step_s and values["batch"] else math.nan
+        goodput = _goodput(job, values["batch"])
         result.add_row(
             job.name,
             job.state,
@@ -63,8 +65,19 @@ def table(controller: Controller) -> Table:
             str(values["batch"] or "–"),
             f"{seen.step:,}",
             f"{min(1.0, seen.work / job.file.work):.0%}",
-            f"{rate:.1f}" if math.isfinite(rate) else "–",
+            f"{goodput:.1f}/s" if math.isfinite(goodput) else "–",
             f"{seen.loss:.4g}" if math.isfinite(seen.loss) else "–",
             str(job.restarts),
         )
+    if len(jobs) > MOST_ROWS:
+        result.caption = f"and {len(jobs) - MOST_ROWS} more: python -m synergy_exec list"
     return result
+
+
+def _goodput(job: ExecutedJob, batch: int | None) -> float:
+    """Iterations at the initial batch per second, NaN while nothing was reported or nothing runs."""
+    seen = job.seen
+    if not batch or not seen.step_s:
+        return math.nan
+    known = seen.statistics
+    return float(gain(batch, *known, job.file.initial_batch) if known else 1.0) / seen.step_s

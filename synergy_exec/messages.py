@@ -82,6 +82,16 @@ class PlanMessage:
         """Samples a step."""
         return self.data * self.micro_batch * self.accumulation
 
+    @property
+    def degrees(self) -> str:
+        """What of it cannot change within a run, such as `tp2 dp2 zero3` or `pp2×2 gpipe`; `1` for one slot."""
+        interleaved = f"×{self.interleave}" if self.interleave > 1 else ""
+        named = (("tp", self.tensor, ""), ("pp", self.pipeline, interleaved), ("dp", self.data, ""))
+        parts = [f"{name}{degree}{more}" for name, degree, more in named if degree > 1]
+        parts += [f"zero{self.zero}"] if self.zero else []
+        parts += [self.schedule] if self.pipeline > 1 and self.schedule != "1f1b" else []
+        return " ".join(parts) or "1"
+
 
 # Controller → agent
 
@@ -101,7 +111,7 @@ class Launch(Message):
     job_class: `package.module:Class` or `/path/file.py:Class`. slots: which of the node's, ranks first_rank … in their
     order. store_host, store_port: where the ranks meet; the agent that reserved it holds that port itself.
     folder: the job's own, on a file system that all nodes share. work: iterations at the initial batch until it is
-    done. application: for error messages. noise: whether to estimate the gradient's noise scale.
+    done. noise: whether to estimate the gradient's noise scale. bfloat16: whether GPUs compute in it; CPUs never do.
     """
 
     KIND: ClassVar[str] = "launch"
@@ -122,7 +132,7 @@ class Launch(Message):
     noise: bool = True
     checkpoint_interval_s: float = 60.0
     report_s: float = 1.0
-    timeout_s: float = 8.0
+    bfloat16: bool = True
     hang_s: float = 8.0
     start_s: float = 120.0
 

@@ -182,6 +182,7 @@ def _execute_one(
         checkpoint_interval_s=settings.checkpoint_interval_s,
         hang_s=settings.hang_s,
         start_s=settings.start_s,
+        bfloat16=settings.bfloat16,
     )
     hours = Hours(round_s=settings.round_s, nodes_s=settings.nodes_s, leave_s=settings.leave_s)
     began_s = time.process_time()

@@ -44,6 +44,7 @@ class Settings:
     checkpoint_interval_s: float = key("seconds between checkpoints of a running job")
     hang_s: float = key("seconds without a step after which a job is taken to hang, unless its steps are long")
     start_s: float = key("seconds that a job may take to its first step")
+    bfloat16: bool = key("whether GPUs compute in bfloat16; weights, gradients and losses stay in float32, CPUs always")
     nodes_s: float = key("seconds until all agents must be there")
     leave_s: float = key("seconds that agents get to save and leave")
     results_dir: Path = key("where results go")

@@ -1,4 +1,4 @@
-"""What backends on several hosts share: an agent's command and environment, its log, and whether it can come back."""
+"""What backends share: an agent's command and environment, its log, and whether it can come back."""
 
 from __future__ import annotations
 

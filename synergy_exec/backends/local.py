@@ -6,18 +6,15 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from synergy_core.errors import InputError
-from synergy_exec.agent.__main__ import TOKEN
 from synergy_exec.agent.slots import divide, own_cores
-from synergy_exec.backends import Meeting
+from synergy_exec.backends import Meeting, _agents
 
-_LEAVING_S = 25.0
-"""An agent saves its runs first, and takes at most 20 s for that."""
-_LOG_LINES = 5
 _ASK_FOR_GPUS = (
     "import torch; print(*(torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())), sep='\\n')"
 )
@@ -36,7 +33,7 @@ def gpu_names() -> list[str]:
         return []
     asked = subprocess.run([sys.executable, "-c", _ASK_FOR_GPUS], capture_output=True, text=True, timeout=120)
     if asked.returncode:
-        raise InputError(f"torch cannot say which GPUs are here:\n{_tail(asked.stderr)}")
+        raise InputError(f"torch cannot say which GPUs are here:\n{asked.stderr[-1000:]}")
     return asked.stdout.split("\n")[:-1] if asked.stdout.strip() else []
 
 
@@ -54,8 +51,8 @@ class Local:
 
     async def start(self, node: int, meeting: Meeting) -> None:
         """Its log is `agent-<node>.txt` in the folder."""
-        log = self._logs[node] = meeting.folder / f"agent-{node}.txt"
-        environment = os.environ | {TOKEN: meeting.token_file.read_text(encoding="utf-8").strip()}
+        log = self._logs[node] = _agents.log_of(node, meeting)
+        environment = _agents.environment(meeting.token_file.read_text(encoding="utf-8").strip())
         gpu_type = "cpu"
         if self._gpus:
             first = node * self._slots
@@ -63,9 +60,9 @@ class Local:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
             devices = [str(each) for each in range(len(self._gpus))] if visible == [""] else visible
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first : first + self._slots])
-        command = [sys.executable, "-m", "synergy_exec.agent", f"--url={meeting.url}", f"--node={node}"]
-        command += [f"--slots={self._slots}", f"--gpu-type={gpu_type}", f"--parent={os.getpid()}"]
-        command += [f"--cores={','.join(map(str, self._cores[node]))}"]
+        place = _agents.Place(socket.gethostname(), self._slots, gpu_type)
+        cores = f"--cores={','.join(map(str, self._cores[node]))}"
+        command = [*_agents.command(node, place, meeting.url), f"--parent={os.getpid()}", cores]
         with log.open("ab") as output:
             self._agents[node] = subprocess.Popen(
                 command,
@@ -80,8 +77,7 @@ class Local:
     def lost(self) -> dict[int, str]:
         """Agents that have exited, with what their logs end in."""
         return {
-            node: f"agent left with exit code {agent.returncode}; {self._logs[node]} ends in:\n"
-            f"{_tail(self._logs[node].read_text(encoding='utf-8', errors='replace'))}"
+            node: _agents.farewell(agent.returncode, self._logs[node])
             for node, agent in self._agents.items()
             if agent.poll() is not None
         }
@@ -97,11 +93,7 @@ class Local:
 
 def _wait(agent: subprocess.Popen[bytes]) -> None:
     try:
-        agent.wait(_LEAVING_S)
+        agent.wait(_agents.LEAVING_S)
     except subprocess.TimeoutExpired:
         agent.kill()
         agent.wait()
-
-
-def _tail(text: str) -> str:
-    return "\n".join(text.rstrip().splitlines()[-_LOG_LINES:])

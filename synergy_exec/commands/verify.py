@@ -167,7 +167,7 @@ def _watched(futures: dict[Future[Replayed], RecordedJob]) -> Iterator[Future[Re
 
 def continuity(job: RecordedJob, runs: Sequence[RunRow], again: Replayed, limit: float) -> Continuity:
     """Puts together what was recorded, what the journal says of the job's runs, and what training again gave."""
-    degrees = {run.run: _degrees(run) for run in runs}
+    degrees = {run.run: PlanMessage(**run.plan).degrees for run in runs}
     plans: list[str] = []
     changes: list[int] = []
     for step in job.steps:
@@ -209,17 +209,6 @@ def _by_rounding(again: Replayed, limit: float) -> bool:
     alone = accumulate(again.rounding, max)
     pairs = zip(again.differences, alone, strict=True)
     return all(difference <= max(limit, ROUNDINGS * rounding) for difference, rounding in pairs)
-
-
-def _degrees(run: RunRow) -> str:
-    """Such as `tp2 dp2 zero3`; `1` for one slot. Micro-batches are left out: they change within a run."""
-    plan = run.plan
-    names = {"tp": "tensor", "pp": "pipeline", "dp": "data"}
-    parts = [f"{short}{plan[name]}" for short, name in names.items() if plan[name] > 1]
-    parts += [f"interleave{plan['interleave']}"] if plan["interleave"] > 1 else []
-    parts += [plan["schedule"]] if plan["pipeline"] > 1 else []
-    parts += [f"zero{plan['zero']}"] if plan["zero"] else []
-    return " ".join(parts) or "1"
 
 
 def table(found: Sequence[Continuity], limit: float) -> list[str]:

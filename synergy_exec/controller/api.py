@@ -104,7 +104,6 @@ class Api:
 def shown(execution: Execution, job: ExecutedJob) -> dict[str, Any]:
     """A job as people see it; null where nothing is known yet."""
     plan = execution.decider.plans.get(job.job_id)
-    degrees = None if plan is None else f"dp{plan.data} tp{plan.tensor} pp{plan.pipeline}"
     return {
         "job": job.job_id,
         "name": job.name,
@@ -113,7 +112,7 @@ def shown(execution: Execution, job: ExecutedJob) -> dict[str, Any]:
         "submit_s": job.submit_time_s,
         "slots_asked": job.gpus,
         "slots": job.held_gpus,
-        "plan": degrees,
+        "plan": None if plan is None else plan.degrees,
         "batch": None if plan is None else plan.global_batch,
         "step": job.seen.step,
         "work": job.seen.work,

@@ -21,20 +21,18 @@ from synergy_core.policies import Policy
 from synergy_core.units import on_grid
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.controller import processes
+from synergy_exec.controller.agents import RESTARTS, Agents
 from synergy_exec.controller.execution import Execution, Terms
 from synergy_exec.controller.journal import Journal
-from synergy_exec.controller.links import Link, cluster_of
+from synergy_exec.controller.links import Link
 from synergy_exec.controller.listening import Listener, listening
 from synergy_exec.controller.resume import resume
 from synergy_exec.job_file import MOST_BYTES, JobFile
-from synergy_exec.messages import Hello, Message, Shutdown
+from synergy_exec.messages import Hello, Message
 from synergy_runs.atomic import atomic_file
 
-LOOK_S = 0.5
 LATE_S = 0.25
 """A round that is late by no more than this is not left out."""
-RESTARTS = 3
-"""How often an agent that was lost is started again on its node."""
 
 
 class Arrival(NamedTuple):
@@ -72,17 +70,13 @@ class Controller(Listener):
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
-        self.policy, self.arrivals, self.backend = policy, arrivals, backend
+        self.policy, self.arrivals = policy, arrivals
+        self.agents = Agents(backend)
         self.terms, self.hours, self.serve = terms, hours, serve
         self.folder = terms.folder
         self.execution: Execution | None = None
         self.interrupted = False
         self._host, self._port = host, port
-        self._links: dict[int, Link] = {}
-        self._numbers: list[int] = []
-        self._known: dict[int, Hello] = {}
-        self._restarts: dict[int, int] = {}
-        self._all_there = asyncio.Event()
         self._something = asyncio.Event()
         self._arrived_all = False
         self.closing = False
@@ -115,7 +109,7 @@ class Controller(Listener):
                 for number in (signal.SIGINT, signal.SIGTERM):
                     asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
                 try:
-                    await self._gather_agents(journal)
+                    await self._begin(journal)
                     self._task(self._arrive())
                     self._task(self._rounds())
                     await self._over
@@ -154,15 +148,12 @@ class Controller(Listener):
         with atomic_file(self.folder / "controller.json") as partial:
             partial.write_text(json.dumps({**me, "began": processes.began(os.getpid())}) + "\n", encoding="utf-8")
 
-    async def _gather_agents(self, journal: Journal) -> None:
-        """Starts agents and waits for all of them; then the cluster is known, and so is everything else."""
+    async def _begin(self, journal: Journal) -> None:
+        """When all agents are there the cluster is known, and so is everything else."""
         self._journal = journal
-        for node in range(self.backend.nodes):
-            await self.backend.start(node, self.meeting)
-        await self._wait_for_agents()
-        if self._over.done():
+        cluster = await self.agents.gather(self.meeting, self.hours.nodes_s, self._over)
+        if cluster is None:
             return
-        cluster, self._numbers = cluster_of(list(self._known.values()))
         for row, arrival in enumerate(self.arrivals):
             if arrival.file.slots > cluster.gpus:
                 raise InputError(
@@ -173,77 +164,45 @@ class Controller(Listener):
         execution.next_job = len(self.arrivals)
         self._origin_s, self._began_s = journal.last_s(), time.monotonic()
         resume(execution, self.now_s())
-        for node in self._links:
-            execution.agent_came(self._numbers.index(node), self.now_s())
+        for link in self.agents.links.values():
+            execution.agent_came(self.agents.number(link), self.now_s())
         self.execution = execution
         self._flush()
-
-    async def _wait_for_agents(self) -> None:
-        """Until all are there, or it is over. Raises InputError where one left, or does not come in time."""
-        until_s = time.monotonic() + self.hours.nodes_s
-        there = asyncio.ensure_future(self._all_there.wait())
-        try:
-            while not there.done() and not self._over.done():
-                await asyncio.wait((there, self._over), timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-                missing = sorted(set(range(self.backend.nodes)) - set(self._links))
-                lost = self.backend.lost()
-                for node in missing:
-                    if node in lost:
-                        raise InputError(f"node {node}: {lost[node]}")
-                if missing and time.monotonic() > until_s:
-                    raise InputError(f"no agent from nodes {missing} within {self.hours.nodes_s:g} s; see their logs.")
-        finally:
-            there.cancel()
 
     # Agents
 
     async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> Link:
         """An agent has said hello. Raises InputError for one that is not expected."""
-        known = self._known.get(hello.node)
-        if not 0 <= hello.node < self.backend.nodes:
-            raise InputError(f"node {hello.node}: expected 0 to {self.backend.nodes - 1}.")
-        if hello.node in self._links:
-            raise InputError(f"node {hello.node} has an agent already.")
-        if known is not None and (known.slots, known.gpu_type) != (hello.slots, hello.gpu_type):
-            raise InputError(
-                f"node {hello.node} had {known.slots} {known.gpu_type}; now {hello.slots} {hello.gpu_type}."
-            )
-        link = self._links[hello.node] = Link(hello, channel)
-        self._known[hello.node] = hello
+        link = self.agents.came(hello, channel)
         since = processes.began(hello.pid) if hello.host == socket.gethostname() else 0
         self._journal.agent(hello.node, hello.host, hello.pid, since)
         self._journal.commit()
         if self.execution is not None:
-            self.execution.agent_came(self._numbers.index(hello.node), self.now_s())
+            self.execution.agent_came(self.agents.number(link), self.now_s())
             self._flush()
-        elif len(self._links) == self.backend.nodes:
-            self._all_there.set()
         return link
 
     def heard(self, link: Link, message: Message) -> None:
         """One message of an agent."""
         if self.execution is not None:
-            self.execution.heard(self._numbers.index(link.hello.node), message, self.now_s())
+            self.execution.heard(self.agents.number(link), message, self.now_s())
             self._flush()
 
     def agent_left(self, link: Link) -> None:
         """An agent's connection is lost; another is started on its node, a few times."""
-        node = link.hello.node
-        del self._links[node]
+        self.agents.left(link)
         if self.execution is not None:
-            self.execution.agent_left(self._numbers.index(node), self.now_s())
+            self.execution.agent_left(self.agents.number(link), self.now_s())
             self._flush()
         if self.closing:
             return
-        self._restarts[node] = self._restarts.get(node, 0) + 1
-        if self._restarts[node] > RESTARTS:
-            self.fail(InputError(f"node {node} was lost {self._restarts[node]} times. {self._how_to_go_on()}"))
-        else:
+        node = link.hello.node
+        if self.agents.may_come_back(link):
             print(f"node {node}: its agent was lost; starting another", file=sys.stderr)
-            self._task(self.backend.start(node, self.meeting))
-
-    def _how_to_go_on(self) -> str:
-        return "What was done is kept; the same command goes on, with backend.options for the nodes that are left."
+            self._task(self.agents.backend.start(node, self.meeting))
+        else:
+            how = "What was done is kept; the same command goes on, with backend.options for the nodes that are left."
+            self.fail(InputError(f"node {node} was lost {RESTARTS + 1} times. {how}"))
 
     # Time passing
 
@@ -281,12 +240,7 @@ class Controller(Listener):
     def _flush(self) -> None:
         """Queues what is to be sent, the journal holding why; ends the run where nothing is left to do."""
         assert self.execution is not None
-        outbox = self.execution.outbox
-        for number, message in outbox:
-            link = self._links.get(self._numbers[number])
-            if link is not None:
-                link.queue.put_nowait(message)
-        outbox.clear()
+        self.agents.say(self.execution.outbox)
         if self._arrived_all and self.execution.idle and not self.serve and not self._over.done():
             self._over.set_result(None)
 
@@ -318,12 +272,7 @@ class Controller(Listener):
         self.closing = True
         for task in list(self._tasks):
             task.cancel()
-        for link in self._links.values():
-            link.queue.put_nowait(Shutdown())
-        until_s = time.monotonic() + self.hours.leave_s
-        while self._links and time.monotonic() < until_s:
-            await asyncio.sleep(0.05)
-        await self.backend.stop()
+        await self.agents.dismiss(self.hours.leave_s)
 
     def _over_with_it(self) -> bool:
         assert self.execution is not None

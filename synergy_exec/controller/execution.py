@@ -42,6 +42,7 @@ class Terms:
     checkpoint_interval_s: float = 60.0
     hang_s: float = 8.0
     start_s: float = 120.0
+    bfloat16: bool = True
     profile: Profile = field(default_factory=Profile)
 
 
@@ -304,6 +305,7 @@ class Execution:
             checkpoint_interval_s=terms.checkpoint_interval_s,
             hang_s=terms.hang_s,
             start_s=terms.start_s,
+            bfloat16=terms.bfloat16,
         )
 
 

@@ -71,7 +71,7 @@ async def measured(
             places = _places(size, first_node, nodes, per_node)
             best: dict[int, float] = {}
             for same_degrees in plans(size, batches, refusal):
-                say(f"{file.name}: {_words(same_degrees[0])} on {size} × {kind}")
+                say(f"{file.name}: {same_degrees[0].degrees} on {size} × {kind}")
                 copies = list(zip(jobs, places, strict=False))
                 seen = await _copies(testbed, copies, same_degrees, effort, found, best)
                 found.rows += _rows(kind, len(places[0]), same_degrees, seen)
@@ -82,7 +82,7 @@ async def measured(
     rows = tuple(found.rows)
     batch = max(row.plan.global_batch for row in rows)
     return ProfiledModel(
-        file.name, file.initial_batch, batch, parameters, _noise(found.noises), costs, rows
+        file.name, file.initial_batch, batch, parameters, noise_curve(found.noises), costs, rows
     ), found.failed
 
 
@@ -138,7 +138,7 @@ async def _copies(
             (found.starts if fresh[at] else found.restarts).append(standstill_s)
         found.exits += await _all(run.stop() for run in runs)
     except InputError as error:
-        found.failed.append(f"{_words(same_degrees[0])}: {error}")
+        found.failed.append(f"{same_degrees[0].degrees}: {error}")
         await asyncio.gather(*(run.stop() for run in runs), return_exceptions=True)
     return seen
 
@@ -167,7 +167,7 @@ async def _steady(run: RunOnTestbed, plan: PlanMessage, seconds: float, found: M
             return (came_s - began[0]) / (report.step - began[1].step), report
 
 
-def _noise(seen: list[NoiseFrom]) -> tuple[NoiseFrom, ...]:
+def noise_curve(seen: list[NoiseFrom]) -> tuple[NoiseFrom, ...]:
     """Medians over stretches of work, each half as long as all before it together; unknown in the first steps."""
     curve, began = [NoiseFrom(0.0, 0.0)], float(FEWEST_MEASURED)
     last = max((each.work for each in seen), default=0.0)
@@ -189,7 +189,3 @@ def _rows(kind: str, nodes: int, same_degrees: list[PlanMessage], seen: Seen) ->
             memory = max(report.memory_bytes for _, report in seen[plan])
             rows.append(ProfiledRow(kind, nodes, plan.core, mean(step_s), spread, float(memory)))
     return rows
-
-
-def _words(plan: PlanMessage) -> str:
-    return plan.core.describe().split(" · ")[0] + (f" zero{plan.zero}" if plan.zero else "")

@@ -13,11 +13,12 @@ from aiohttp import web
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.state import Placed
-from synergy_exec.backends import Backend
-from synergy_exec.controller.links import Link, cluster_of
+from synergy_exec.backends import Backend, Meeting
+from synergy_exec.controller.agents import Agents
+from synergy_exec.controller.links import Link
 from synergy_exec.controller.listening import Listener, listening
 from synergy_exec.controller.runs import Left, Run, Runs, Stepped
-from synergy_exec.messages import Hello, Launch, Message, PlanMessage, Report, Shutdown
+from synergy_exec.messages import Hello, Launch, Message, PlanMessage, Report
 
 AGENTS_S = 120.0
 LEAVE_S = 30.0
@@ -75,13 +76,11 @@ class Testbed(Listener):
     """
 
     def __init__(self, backend: Backend, launch_of: Callable[[Run], Launch]) -> None:
-        self._backend = backend
-        self._links: dict[int, Link] = {}
-        self._numbers: list[int] = []
-        self._all_there = asyncio.Event()
+        self.agents = Agents(backend)
         self._runs = Runs(launch_of)
         self._mine: dict[int, RunOnTestbed] = {}
         self._broken: Exception | None = None
+        self._gathered = False
         self.trained: set[int] = set()
         self.cluster: Cluster
 
@@ -108,21 +107,18 @@ class Testbed(Listener):
     # What agents say (`Listener`)
 
     async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> Link:
-        link = self._links[hello.node] = Link(hello, channel)
-        if len(self._links) == self._backend.nodes:
-            self._all_there.set()
-        return link
+        return self.agents.came(hello, channel)
 
     def heard(self, link: Link, message: Message) -> None:
         if isinstance(message, Report) and message.run in self._mine:
             self._mine[message.run].reports.put_nowait((time.monotonic(), message))
-        self._runs.heard(self._numbers.index(link.hello.node), message)
+        self._runs.heard(self.agents.number(link), message)
         self._flush()
 
     def agent_left(self, link: Link) -> None:
-        del self._links[link.hello.node]
-        if self._numbers:
-            self._runs.agent_left(self._numbers.index(link.hello.node))
+        self.agents.left(link)
+        if self._gathered:
+            self._runs.agent_left(self.agents.number(link))
             self._broken = InputError(f"the agent of node {link.hello.node} was lost; see its log.")
             self._flush()
 
@@ -130,11 +126,7 @@ class Testbed(Listener):
         self._broken = error
 
     def _flush(self) -> None:
-        for number, message in self._runs.outbox:
-            link = self._links.get(self._numbers[number])
-            if link is not None:
-                link.queue.put_nowait(message)
-        self._runs.outbox.clear()
+        self.agents.say(self._runs.outbox)
         for each in self._runs.happened:
             mine = self._mine[each.run.number]
             if isinstance(each, Stepped):
@@ -144,24 +136,13 @@ class Testbed(Listener):
                 mine.left.set_result(each)
         self._runs.happened.clear()
 
-    async def gather(self) -> None:
+    async def gather(self, meeting: Meeting) -> None:
         """Until all agents are there. Raises InputError where they do not come."""
-        try:
-            await asyncio.wait_for(self._all_there.wait(), AGENTS_S)
-        except TimeoutError:
-            missing = sorted(set(range(self._backend.nodes)) - set(self._links))
-            raise InputError(f"no agent from nodes {missing} within {AGENTS_S:g} s; see their logs.") from None
-        self.cluster, self._numbers = cluster_of([link.hello for link in self._links.values()])
+        cluster = await self.agents.gather(meeting, AGENTS_S)
+        assert cluster is not None
+        self.cluster, self._gathered = cluster, True
         for node in range(self.cluster.nodes):
             self._runs.agent_came(node)
-
-    async def leave(self) -> None:
-        """Until all agents have left, or their time is up."""
-        for link in self._links.values():
-            link.queue.put_nowait(Shutdown())
-        until_s = time.monotonic() + LEAVE_S
-        while self._links and time.monotonic() < until_s:
-            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
@@ -170,10 +151,7 @@ async def testbed(backend: Backend, folder: Path, launch_of: Callable[[Run], Lau
     made = Testbed(backend, launch_of)
     async with listening(made, folder) as meeting:
         try:
-            for node in range(backend.nodes):
-                await backend.start(node, meeting)
-            await made.gather()
+            await made.gather(meeting)
             yield made
         finally:
-            await made.leave()
-            await backend.stop()
+            await made.agents.dismiss(LEAVE_S)

@@ -74,7 +74,8 @@ class Rank:
         launched_s = time.time() - self._start.launched_s
         began = time.monotonic()
         job = load_job(launch.job_class, launch.arguments)
-        trainer = Trainer(job, launch.plan, device, seed=launch.seed, measure_squares=launch.noise)
+        halves = launch.bfloat16 and device.type == "cuda"
+        trainer = Trainer(job, launch.plan, device, seed=launch.seed, measure_squares=launch.noise, bfloat16=halves)
         build_s = time.monotonic() - began
         self._now("loading")
         began = time.monotonic()

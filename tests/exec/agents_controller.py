@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from family import children
 
 from synergy_exec.messages import (
     Ended,
@@ -196,14 +197,6 @@ class Controller:
 def workers(agent: int) -> list[int]:
     """Process ids of the workers under an agent: the children of its one child."""
     return [worker for zygote in children(agent) for worker in children(zygote)]
-
-
-def children(pid: int) -> list[int]:
-    """Of a process with one thread that forks."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        found += [int(each) for each in task.read_text().split()]
-    return found
 
 
 def gone(pids: list[int], *, timeout_s: float = 10.0) -> bool:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,15 +8,23 @@ from pathlib import Path
 
 import pytest
 from backends_controller import Controller
+from family import descendants
 
 from synergy_core.errors import InputError
+from synergy_core.policies import get_policy
 from synergy_exec.backends import get_backend
 from synergy_exec.backends._agents import Place, require_reachable
 from synergy_exec.backends.ray import RayNodes, bundles_of
+from synergy_exec.controller.controller import Arrival, Hours
+from synergy_exec.controller.controller import Controller as WholeController
+from synergy_exec.controller.execution import Terms
+from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Ended, Launch, PlanMessage, Report, Reserve, Reserved
+from synergy_exec.recorded import open_journal, recorded_jobs
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'synergy-cluster[ray]'")
 
+JOBS = Path(__file__).with_name("agents_jobs.py")
 HELLO_S = 90.0
 """An agent imports torch first, on a busy machine."""
 DETECTION_S = 10.0
@@ -137,7 +144,7 @@ def two_ranks_train_to_the_end(controller: Controller, folder: Path) -> None:
 def a_lost_node_is_named_and_leaves_no_process(cluster, backend, controller: Controller, folder: Path) -> None:
     launch(controller, 2, folder, work=1e6)
     controller.wait(lambda: any(each.run == 2 for each in controller.of(0, Report)), 60.0)
-    mine = started_by(controller.hellos[1].pid)
+    mine = descendants(controller.hellos[1].pid)
     assert len(mine) == 3, "the agent, its zygote and a worker"
     began_s = time.monotonic()
     cluster.remove_node(node_of(cluster, backend, 1), allow_graceful=False)
@@ -196,11 +203,45 @@ def node_of(cluster, backend, node: int):
     return next(each for each in cluster.worker_nodes if each.node_id == wanted)
 
 
-def started_by(pid: int) -> list[int]:
-    """A process and all its descendants."""
-    found = [pid]
-    for each in found:
-        for task in Path(f"/proc/{each}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                found += [int(child) for child in task.read_text().split()]
-    return found
+def test_jobs_outlive_a_node_that_is_lost(cluster, tmp_path):
+    """The whole controller, a job on each of two Ray nodes; one of those goes, and another comes."""
+    backend = get_backend("ray", {"address": cluster.address, "patience_s": 30.0})
+    paused = {"pause_s": 0.03}
+    file = JobFile(job_class=f"{JOBS}:Plain", name="plain", initial_batch=8, max_batch=8, work=200.0, arguments=paused)
+    arrivals = [Arrival(0.0, f"job-{number}", file) for number in range(2)]
+    terms = Terms(folder=tmp_path, checkpoint_interval_s=1.0)
+    hours = Hours(round_s=0.5, nodes_s=HELLO_S, leave_s=20.0)
+    controller = WholeController(get_policy("las"), arrivals, backend, terms, hours)
+    with ThreadPoolExecutor() as pool:
+        replacing = pool.submit(replace_a_node, cluster, backend, tmp_path)
+        asyncio.run(controller.run())
+        lost_s = replacing.result()
+    journal = open_journal(tmp_path)
+    assert [(job.name, job.state) for job in journal.jobs()] == [("job-0", "done"), ("job-1", "done")]
+    outcomes = [run.outcome for run in journal.runs()]
+    journal.close()
+    assert (outcomes.count("done"), outcomes.count("lost")) == (2, 1)
+    assert lost_s < DETECTION_S
+    for job in recorded_jobs(tmp_path):
+        assert [step.number for step in job.steps] == list(range(1, 201))
+
+
+def replace_a_node(cluster, backend: RayNodes, folder: Path) -> float:
+    """Seconds until the journal said that a run was lost."""
+    until_s = time.monotonic() + 2 * HELLO_S
+    while len({path.parents[1] for path in folder.glob("jobs/*/checkpoints/step-*")}) < 2:
+        assert time.monotonic() < until_s
+        time.sleep(0.1)
+    began_s = time.monotonic()
+    cluster.remove_node(node_of(cluster, backend, 1), allow_graceful=False)
+    while True:
+        journal = open_journal(folder)
+        lost = any(run.outcome == "lost" for run in journal.runs())
+        journal.close()
+        if lost:
+            break
+        assert time.monotonic() - began_s < 60
+        time.sleep(0.1)
+    took_s = time.monotonic() - began_s
+    cluster.add_node(num_cpus=1, **SMALL)
+    return took_s

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agents_controller import Controller, children, end, gone, workers
+from agents_controller import Controller, end, gone, workers
+from family import children
 
 from synergy_exec.messages import Ended, Kill, Launch, Report, Shutdown
 

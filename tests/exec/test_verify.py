@@ -69,7 +69,7 @@ def test_job_under_three_plans_trains_as_one_process_does(work: Path, tmp_path: 
     chain, adam, dropout = found
     assert chain["verdict"] == "met"
     assert (chain["steps"], chain["compared"], chain["runs"], chain["changes"]) == (13, 13, 3, [5, 9])
-    assert chain["plans"] == ["dp2 zero3", "pp2 1f1b", "1"]
+    assert chain["plans"] == ["dp2 zero3", "pp2", "1"]
     assert max(chain["largest"], chain["after_changes"]) <= 1e-5
     assert (adam["verdict"], adam["optimizer"], adam["remark"]) == ("not judged", "AdamW", "no SGD")
     assert adam["largest"] > 1

@@ -1,0 +1,220 @@
+"""Whole runs with real workers, in which something is killed, hangs, fails or runs full: what the user is left with."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from family import descendants
+
+from synergy_core.errors import InputError
+from synergy_exec.client import Client, client_for
+from synergy_exec.controller import processes
+from synergy_exec.recorded import open_journal, recorded_jobs
+
+JOBS = Path(__file__).with_name("agents_jobs.py")
+DETECTION_S = 10.0
+QUICK = ("round_s=0.3", "hang_s=1.5", "leave_s=15", "checkpoint_interval_s=1")
+
+
+class Served:
+    """`python -m synergy_exec serve=true` on two cores of this machine, for whom a test submits jobs.
+
+    seen: every process that it started, directly or not, with when that began; looked for as long as it runs.
+    """
+
+    def __init__(self, results: Path) -> None:
+        self.results = results
+        self.work = results / "served" / "las-0.work"
+        self.seen: set[tuple[int, int]] = set()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._over = threading.Event()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def start(self) -> None:
+        given = ("serve=true", "policy=[las]", f"results_dir={self.results}", "live=false", "figures=false")
+        command = [sys.executable, "-m", "synergy_exec", *given, *QUICK, "backend.options.slots=2"]
+        self._process = subprocess.Popen(command, stderr=(self.results / "said.txt").open("ab"))
+        wait_for(lambda: self._answers(), 60.0)
+
+    def _answers(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self.results / "said.txt").read_text()
+        with contextlib.suppress(InputError):
+            return self.client().ask("GET", "/state")["slots"] > 0
+        return False
+
+    def client(self) -> Client:
+        return client_for(self.results, None)
+
+    def submit(self, name: str, kind: str, arguments: dict[str, Any] | None = None, **more: Any) -> None:
+        values = {"initial_batch": 8, "work": 100, "slots": 1, **more}
+        self.client().ask(
+            "POST", "/jobs", {"class": f"{JOBS}:{kind}", "arguments": arguments or {}, **values, "name": name}
+        )
+
+    def jobs(self) -> dict[str, dict[str, Any]]:
+        return {each["name"]: each for each in self.client().ask("GET", "/jobs")}
+
+    def children(self, of: str) -> list[int]:
+        """Processes with that in their command line, youngest last."""
+        mine = [(began, pid) for pid, began in self.seen if processes.lives(pid, began) and of in command_line(pid)]
+        return [pid for _, pid in sorted(mine)]
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def leave(self) -> None:
+        """As Ctrl-C does it; then nobody is left."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            self._process.wait(30)
+        self._over.set()
+        wait_for(lambda: not [each for each in self.seen if processes.lives(*each)], 10.0)
+
+    def _look(self) -> None:
+        while not self._over.wait(0.05):
+            if self._process is not None:
+                for pid in descendants(self._process.pid):
+                    with contextlib.suppress(OSError, ValueError, IndexError):
+                        self.seen.add((pid, processes.began(pid)))
+
+
+def command_line(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    return ""
+
+
+def wait_for(true: Any, patience_s: float) -> None:
+    until_s = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    made = Served(tmp_path)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.leave()
+
+
+def trained(work: Path) -> dict[str, list[tuple[int, int]]]:
+    """By job, (step, batch) of every step that counts."""
+    return {job.file.name: [(step.number, step.batch) for step in job.steps] for job in recorded_jobs(work)}
+
+
+def test_jobs_that_fail_say_why_and_the_others_run_on(served: Served) -> None:
+    served.submit("good", "Plain", {"pause_s": 0.02}, work=150)
+    served.submit("wide", "Plain", {"pause_s": 0.02}, work=100, slots=2)
+    served.submit("raises", "Breaking", {"way": "raise"})
+    served.submit("unbuilt", "Unbuilt")
+    served.submit("too-large", "Breaking", {"way": "out_of_memory"})
+    served.submit("killed", "Breaking", {"way": "kill"})
+    served.submit("hangs", "Breaking", {"way": "hang"})
+    served.submit("no-class", "Nothing")
+    served.submit("odd", "Plain", initial_batch=3, work=20, slots=2)
+    with pytest.raises(InputError, match="slots=5; the cluster has 2"):
+        served.submit("too-wide", "Plain", slots=5)
+    with pytest.raises(InputError, match="Did you mean 'work'"):
+        served.submit("mistyped", "Plain", wrok=3)
+    with pytest.raises(InputError, match="token"):
+        Client(served.client().url, "a guess").ask("GET", "/jobs")
+    wait_for(lambda: all(each["state"] in ("done", "failed") for each in served.jobs().values()), 120.0)
+    jobs = served.jobs()
+    assert len(jobs) == 9
+    said = {
+        "raises": "the data is gone",
+        "unbuilt": "width",
+        "too-large": "memory",
+        "killed": "SIGKILL",
+        "hangs": "no step for",
+        "no-class": "Nothing",
+    }
+    for name, words in said.items():
+        assert jobs[name]["state"] == "failed", jobs[name]
+        assert words in jobs[name]["reason"], jobs[name]
+    assert {jobs[name]["state"] for name in ("good", "wide", "odd")} == {"done"}
+    steps = trained(served.work)
+    assert steps["good"] == [(number, 8) for number in range(1, 151)]
+    assert steps["wide"] == [(number, 8) for number in range(1, 101)]
+
+
+def test_whatever_is_killed_every_sample_is_trained_once(served: Served) -> None:
+    """A worker, the agent, the controller: each is noticed in time, and both jobs go on from a checkpoint."""
+    served.submit("long", "Plain", {"pause_s": 0.05}, work=400)
+    served.submit("other", "Plain", {"pause_s": 0.05}, work=400)
+    for victim in ("worker", "agent", "controller"):
+        running = {run.run for run in runs_of(served) if not run.outcome}
+        wait_for(lambda: min(each["step"] for each in served.jobs().values()) > 0, 30.0)
+        wait_for(lambda: checkpoints(served) >= 2, 30.0)
+        began_s = time.monotonic()
+        if victim == "controller":
+            agents = served.children("synergy_exec.agent")
+            served.kill()
+            served.start()
+            assert not set(agents) & set(served.children("synergy_exec.agent"))
+        else:
+            os.kill(served.children("synergy_exec.agent")[-1 if victim == "worker" else 0], signal.SIGKILL)
+            wait_for(lambda: running & {run.run for run in runs_of(served) if run.outcome == "lost"}, DETECTION_S)  # noqa: B023
+        assert time.monotonic() - began_s < 4 * DETECTION_S
+    wait_for(lambda: all(each["state"] in ("done", "failed") for each in served.jobs().values()), 90.0)
+    assert {each["state"] for each in served.jobs().values()} == {"done"}
+    assert trained(served.work) == {name: [(number, 8) for number in range(1, 401)] for name in ("long", "other")}
+    assert sum(run.outcome == "lost" for run in runs_of(served)) >= 3
+
+
+def runs_of(served: Served) -> list[Any]:
+    journal = open_journal(served.work)
+    try:
+        return journal.runs()
+    finally:
+        journal.close()
+
+
+def checkpoints(served: Served) -> int:
+    """Jobs that have one."""
+    return len({path.parents[1] for path in served.work.glob("jobs/*/checkpoints/step-*")})
+
+
+def test_full_disk_fails_the_job_that_does_not_fit_alone(tmp_path: Path) -> None:
+    """On a file system that holds the checkpoints of small jobs and not that of a large one."""
+    namespace = ["unshare", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*namespace, "true"], capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here without being root")
+    rows = ["0,small-0,cnn,1,40", "0.1,large,mlp,1,8", "0.2,small-1,cnn,1,40"]
+    (tmp_path / "three.csv").write_text("\n".join(["submit_s,job,model,gpus,iterations", *rows]) + "\n")
+    small, kept = tmp_path / "small", tmp_path / "kept"
+    small.mkdir()
+    given = ["+trace=file", f"trace.path={tmp_path / 'three.csv'}", f"results_dir={small}", "policy=[las]", *QUICK]
+    given += ["profile=null", "live=false", "figures=false", "backend.options.slots=2"]
+    command = " ".join([sys.executable, "-m", "synergy_exec", *(f"'{each}'" for each in given)])
+    script = f"mount -t tmpfs -o size=24m none {small} && {command}; code=$?; cp -r {small} {kept}; exit $code"
+    done = subprocess.run([*namespace, "sh", "-c", script], capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr
+    (summary,) = (json.loads(path.read_text()) for path in kept.glob("*/*/summary.json"))
+    assert (summary["jobs"], summary["jobs_failed"], summary["jobs_unfinished"]) == (3, 1, 0)
+    (work,) = kept.glob("*/*.work")
+    journal = open_journal(work)
+    reasons = {job.name: (job.state, job.reason) for job in journal.jobs()}
+    journal.close()
+    assert reasons["large"][0] == "failed"
+    assert "No space left" in reasons["large"][1]
+    assert {reasons[name][0] for name in ("small-0", "small-1")} == {"done"}
