@@ -22,6 +22,7 @@ from synergy_exec.controller.journal import JobRow, Journal
 from synergy_exec.controller.runs import Dropped, Happened, Launched, Left, Run, Runs, Stepped
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Failure, Launch, Message, PlanMessage, Report, Saved
+from synergy_runs.atomic import atomic_file
 from synergy_runs.log import Kind
 
 SUBMIT, START, STOP, FINISH = (int(kind) for kind in Kind)
@@ -279,10 +280,15 @@ class Execution:
     def _write_job(self, job: ExecutedJob) -> None:
         folder = self.folder_of(job)
         path = folder / "job.json"
-        if not path.exists():
+        if path.exists():
+            return
+        text = json.dumps({"job": job.job_id, "submitted_as": job.name, **job.file.values()}, indent=1)
+        try:
             folder.mkdir(parents=True, exist_ok=True)
-            text = json.dumps({"job": job.job_id, "submitted_as": job.name, **job.file.values()}, indent=1)
-            path.write_text(text + "\n", encoding="utf-8")
+            with atomic_file(path) as partial:
+                partial.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror}). The same command goes on.") from error
 
     def _launch_of(self, run: Run) -> Launch:
         job, terms = self.jobs[run.job], self.terms
