@@ -121,6 +121,13 @@ def _check_numbers(job: JobFile, source: str) -> None:
         raise InputError(f"{source}: slots={job.slots}; expected at least 1.")
     if job.slots > job.max_batch:
         raise InputError(f"{source}: slots={job.slots}; max_batch={job.max_batch} gives each a sample only up to that.")
+    batch = job.batch or job.initial_batch
+    divided = -(-batch // job.slots) * job.slots
+    if divided > job.max_batch:
+        raise InputError(
+            f"{source}: a batch of {batch} does not divide among slots={job.slots}, and max_batch={job.max_batch} "
+            f"leaves no room for {divided}. Set max_batch to {divided} or more, or ask for slots that divide {batch}."
+        )
 
 
 def _shown(value: Any) -> str:

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,9 @@ _TYPE = "accelerator_type:"
 """Ray's resource that says what a node's GPUs are; a node has 1 of it, so any number of bundles can ask for a bit."""
 _A_BIT = 0.001
 _ENDING_S = 5.0
-_ATTEMPTS = 3
+_NOTICED_S = 60.0
+"""Ray notices within about 15 s that a node is gone."""
+_AGAIN_S = 0.5
 
 
 def backend(
@@ -138,22 +141,29 @@ class RayNodes:
 
         hosts = [place.host for place in self.places]
         _agents.require_reachable(meeting.url, hosts, {_here()})
-        old = self._actors.get(node)
-        if old is not None:
-            ray.kill(old)
+        again = node in self._actors
         self._start(node, meeting)
-        for _ in range(0 if old is None else _ATTEMPTS):
+        if not again:
+            return
+        until_s = time.monotonic() + _NOTICED_S
+        while True:
             try:
                 await self._ready[node]
                 return
-            except ray.exceptions.RayActorError:
+            except ray.exceptions.RayActorError as error:
                 # Until Ray has noticed that a node is gone it still places actors there, and they die with the node.
+                if time.monotonic() > until_s:
+                    where = self.places[node].host
+                    raise InputError(f"Ray starts no actor for the agent on {where}: {error}") from error
+                await asyncio.sleep(_AGAIN_S)
                 self._start(node, meeting)
 
     def _start(self, node: int, meeting: Meeting) -> None:
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+        if node in self._actors:  # or it would hold what the next one needs
+            ray.kill(self._actors[node])
         bundle = self._group.bundle_specs[node]
         kind = ray.remote(Supervisor).options(
             num_cpus=bundle.get("CPU", 0),

@@ -187,7 +187,7 @@ class Execution:
             self.journal.timing(run.number, now_s, "saved", {"save_s": message.save_s})
         elif isinstance(message, Failure):
             hint = " Lower max_batch." if message.out_of_memory else ""
-            self._failures.setdefault(run.number, f"rank {message.rank}: {message.reason}{hint}")
+            self._failures.setdefault(run.number, message.reason + hint)
 
     # What follows
 

@@ -48,6 +48,7 @@ def add_to_profile(
 
     where: see `machine`; a file from elsewhere is begun anew. Models that cannot be profiled are left out.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     made = asyncio.run(_made(files, backend, path.parent, effort, say))
     there = read_profile(path) if path.is_file() else Profile()
     older = there.models if there.machine == where else {}

@@ -126,7 +126,7 @@ def settings_values(trace: Path | None, results: Path, policies: list[str], **mo
         of_all = OmegaConf.to_container(OmegaConf.load(conf / "trace" / "default.yaml"))
         values["trace"] = {**of_all, "name": "small", "path": str(trace)}
     shown = {"results_dir": str(results), "figures": False, "live": False}
-    fast = {"round_s": 0.2, "leave_s": 10.0, "nodes_s": 30.0}
+    fast = {"round_s": 0.2, "leave_s": 10.0, "nodes_s": 30.0, "profile": None}
     return {**values, "policy": policies, **shown, **fast, **more}
 
 

@@ -184,7 +184,7 @@ def test_the_peers_of_a_killed_worker_do_not_hide_why(tmp_path: Path) -> None:
     stage.execution.heard(1, Ended(run=number, outcome="lost", reason=echo), stage.now_s)
     stage.execution.heard(0, Ended(run=number, outcome="lost", reason=why), stage.now_s)
     assert _together([("lost", echo), ("lost", why)]) == ("lost", why)
-    assert _together([("lost", echo), ("failed", "rank 0: no such file")])[0] == "failed"
+    assert _together([("lost", echo), ("failed", "no such file")])[0] == "failed"
     assert job.state == "waiting"
     stage.finish()
     assert job.state == "done"

@@ -67,10 +67,11 @@ class Served:
     def jobs(self) -> dict[str, dict[str, Any]]:
         return {each["name"]: each for each in self.client().ask("GET", "/jobs")}
 
-    def children(self, of: str) -> list[int]:
-        """Processes with that in their command line, youngest last."""
-        mine = [(began, pid) for pid, began in self.seen if processes.lives(pid, began) and of in command_line(pid)]
-        return [pid for _, pid in sorted(mine)]
+    def agent(self) -> int:
+        """Its process; after it come its parent of workers and those, in `descendants`."""
+        mine = (pid for pid, began in set(self.seen) if processes.lives(pid, began))
+        (agent,) = (pid for pid in mine if "synergy_exec.agent" in command_line(pid))
+        return agent
 
     def kill(self) -> None:
         assert self._process is not None
@@ -130,9 +131,11 @@ def test_jobs_that_fail_say_why_and_the_others_run_on(served: Served) -> None:
     served.submit("killed", "Breaking", {"way": "kill"})
     served.submit("hangs", "Breaking", {"way": "hang"})
     served.submit("no-class", "Nothing")
-    served.submit("odd", "Plain", initial_batch=3, work=20, slots=2)
-    with pytest.raises(InputError, match="slots=5; the cluster has 2"):
-        served.submit("too-wide", "Plain", slots=5)
+    served.submit("odd", "Plain", initial_batch=3, max_batch=4, work=20, slots=2)
+    with pytest.raises(InputError, match="batch of 3 does not divide among slots=2, and max_batch=3"):
+        served.submit("undivided", "Plain", initial_batch=3, work=20, slots=2)
+    with pytest.raises(InputError, match="slots=8; the cluster has 2"):
+        served.submit("too-wide", "Plain", slots=8)
     with pytest.raises(InputError, match="Did you mean 'work'"):
         served.submit("mistyped", "Plain", wrok=3)
     with pytest.raises(InputError, match="token"):
@@ -154,6 +157,7 @@ def test_jobs_that_fail_say_why_and_the_others_run_on(served: Served) -> None:
     assert {jobs[name]["state"] for name in ("good", "wide", "odd")} == {"done"}
     steps = trained(served.work)
     assert steps["good"] == [(number, 8) for number in range(1, 151)]
+    assert steps["odd"][0] == (1, 4)
     assert steps["wide"] == [(number, 8) for number in range(1, 101)]
 
 
@@ -162,17 +166,17 @@ def test_whatever_is_killed_every_sample_is_trained_once(served: Served) -> None
     served.submit("long", "Plain", {"pause_s": 0.05}, work=400)
     served.submit("other", "Plain", {"pause_s": 0.05}, work=400)
     for victim in ("worker", "agent", "controller"):
-        running = {run.run for run in runs_of(served) if not run.outcome}
         wait_for(lambda: min(each["step"] for each in served.jobs().values()) > 0, 30.0)
         wait_for(lambda: checkpoints(served) >= 2, 30.0)
+        running = {run.run for run in runs_of(served) if not run.outcome}
         began_s = time.monotonic()
         if victim == "controller":
-            agents = served.children("synergy_exec.agent")
+            before = served.agent()
             served.kill()
             served.start()
-            assert not set(agents) & set(served.children("synergy_exec.agent"))
+            assert served.agent() != before
         else:
-            os.kill(served.children("synergy_exec.agent")[-1 if victim == "worker" else 0], signal.SIGKILL)
+            os.kill(descendants(served.agent())[-1 if victim == "worker" else 0], signal.SIGKILL)
             wait_for(lambda: running & {run.run for run in runs_of(served) if run.outcome == "lost"}, DETECTION_S)  # noqa: B023
         assert time.monotonic() - began_s < 4 * DETECTION_S
     wait_for(lambda: all(each["state"] in ("done", "failed") for each in served.jobs().values()), 90.0)
@@ -216,5 +220,5 @@ def test_full_disk_fails_the_job_that_does_not_fit_alone(tmp_path: Path) -> None
     reasons = {job.name: (job.state, job.reason) for job in journal.jobs()}
     journal.close()
     assert reasons["large"][0] == "failed"
-    assert "No space left" in reasons["large"][1]
+    assert "too little room" in reasons["large"][1]
     assert {reasons[name][0] for name in ("small-0", "small-1")} == {"done"}

@@ -74,7 +74,7 @@ def test_job_under_three_plans_trains_as_one_process_does(work: Path, tmp_path: 
     assert (adam["verdict"], adam["optimizer"], adam["remark"]) == ("not judged", "AdamW", "no SGD")
     assert adam["largest"] > 1
     assert (dropout["verdict"], dropout["remark"]) == ("not judged", "draws random numbers in training")
-    assert "dp2 zero3 → pp2 1f1b → 1" in ended.stdout
+    assert "dp2 zero3 → pp2 → 1" in ended.stdout
     assert "1 met, 2 not judged" in ended.stdout
 
 
