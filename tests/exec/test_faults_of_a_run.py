@@ -68,10 +68,13 @@ class Served:
         return {each["name"]: each for each in self.client().ask("GET", "/jobs")}
 
     def agent(self) -> int:
-        """Its process; after it come its parent of workers and those, in `descendants`."""
+        """Its process, when it has one; after it come its parent of workers and those, in `descendants`."""
+        wait_for(lambda: len(self._agents()) == 1, DETECTION_S)
+        return self._agents()[0]
+
+    def _agents(self) -> list[int]:
         mine = (pid for pid, began in set(self.seen) if processes.lives(pid, began))
-        (agent,) = (pid for pid in mine if "synergy_exec.agent" in command_line(pid))
-        return agent
+        return [pid for pid in mine if "synergy_exec.agent" in command_line(pid)]
 
     def kill(self) -> None:
         assert self._process is not None
