@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from synergy_core.errors import InputError
+from synergy_runs import exits
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-USAGE_ERROR = 2
-INTERRUPTED = 130
 
 
 def _run(config: DictConfig) -> None:
@@ -21,17 +18,8 @@ def _run(config: DictConfig) -> None:
 
 
 def main() -> None:
-    """Runs the command line; what a user can mend is said in a sentence, without a traceback."""
-    try:
-        _main()
-    except InputError as error:
-        print(f"synergy_sim: {error}", file=sys.stderr)
-        sys.exit(USAGE_ERROR)
-    except KeyboardInterrupt:
-        print(
-            "synergy_sim: interrupted; runs that had ended are kept, of the one under way nothing is.", file=sys.stderr
-        )
-        sys.exit(INTERRUPTED)
+    """Runs the command line."""
+    exits.run("synergy_sim", _main, interrupted="runs that had ended are kept, of the one under way nothing is.")
 
 
 def _main() -> None:
