@@ -80,9 +80,11 @@ def main() -> int:
         for each in range(len(profiles))
     ]
     guesses = {policy: [mean_jct_s(read_run(each / f"{policy}-0")) for each in alone] for policy in given.policies}
-    works = [folder / f"real-{repeat}" / given.trace / f"{given.policies[-1]}-0.work" for repeat in done]
+    last, policy = done[-1], given.policies[-1]
+    run_for_real(given.trace, policy, folder / "losses", profile_path(folder, last + 1))
+    carried, trained = (folder / each / given.trace / f"{policy}-0.work" for each in (f"real-{last}", "losses"))
     text = page(found, given.policies, profiles, guesses, given.trace)
-    text += "\n".join([*carried_out(works[-1]), *losses(works[-1], folder / "verify.json"), ""])
+    text += "\n".join([*carried_out(carried), *losses(trained, folder / "verify.json"), ""])
     with atomic_file(given.page) as partial:
         partial.write_text(text, encoding="utf-8")
     print(given.page.read_text(encoding="utf-8"))
@@ -111,7 +113,7 @@ def losses(work: Path, into: Path) -> list[str]:
         "",
         "## Losses over changes of plan",
         "",
-        "The same run's jobs trained again in one process without a break (`python -m synergy_exec verify`).",
+        "Jobs of a further run, trained again in one process without a break (`python -m synergy_exec verify`).",
         "",
         "```text",
         *said,

@@ -84,8 +84,9 @@ def _file(workload: Workload, row: int, files: dict[str, dict[str, object]]) -> 
 def as_executed(trace: Workload | None, journal: Journal, name: str) -> tuple[Workload, dict[int, int]]:
     """The workload as it really was, and the row in it of each job.
 
-    Jobs stand in the order in which they came, and came when they really did. Those that were submitted have as run
-    time what they took on the slots they asked for, had they been as fast there: GPU-seconds held ÷ slots.
+    Jobs stand in the order in which they came, and came when they really did. Those that were submitted, or of which
+    the trace knows the work alone, have as run time what they took on the slots they asked for, had they been as fast
+    there: GPU-seconds held ÷ slots.
     """
     jobs = sorted(journal.jobs(), key=lambda each: (each.submit_s, each.job))
     held = _held_gpu_s(journal)
@@ -95,7 +96,7 @@ def as_executed(trace: Workload | None, journal: Journal, name: str) -> tuple[Wo
         slots = int(job.file["slots"])
         took_s = held.get(job.job, 0.0) / slots
         duration_s, estimate_s = took_s, took_s
-        if trace is not None and job.row is not None:
+        if trace is not None and job.row is not None and trace.duration_s[job.row] > 0:
             duration_s, estimate_s = float(trace.duration_s[job.row]), float(trace.estimate_s[job.row])
         rows.add(
             0,

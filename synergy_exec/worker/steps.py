@@ -18,8 +18,11 @@ class StepsFile:
             self._file.write(f"{_COLUMNS}\n")
 
     def add(self, step: int, batch: int, rate: float, loss: float, seconds: float) -> None:
-        """step: from 1. batch: samples. rate: the factor on the learning rate. seconds: on this rank."""
-        self._file.write(f"{step},{batch},{rate:.6g},{loss:.9g},{seconds:.6g},{self._run}\n")
+        """step: from 1. batch: samples. rate: the factor on the learning rate. seconds: on this rank.
+
+        The rate is written to its last bit, so that training again can be told from training otherwise.
+        """
+        self._file.write(f"{step},{batch},{rate!r},{loss:.9g},{seconds:.6g},{self._run}\n")
 
     def close(self) -> None:
         """Lets the file go."""
