@@ -32,6 +32,8 @@ from synergy_runs.stored import StoredRun, read_run
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "fidelity.md"
 POLICIES = ("fifo", "sia+plans", "synergy")
+CROWDED = 20
+"""Times as dense as in the trace: all of it within a few seconds."""
 GOAL_MEAN, GOAL_JOB = 0.05, 0.10
 
 
@@ -82,17 +84,20 @@ def main() -> int:
     guesses = {policy: [mean_jct_s(read_run(each / f"{policy}-0")) for each in alone] for policy in given.policies}
     last, policy = done[-1], given.policies[-1]
     run_for_real(given.trace, policy, folder / "losses", profile_path(folder, last + 1))
-    carried, trained = (folder / each / given.trace / f"{policy}-0.work" for each in (f"real-{last}", "losses"))
+    run_for_real(given.trace, policy, folder / "crowded", profile_path(folder, last + 1), f"load={CROWDED}")
+    carried, trained, crowded = (
+        folder / each / given.trace / f"{policy}-0.work" for each in (f"real-{last}", "losses", "crowded")
+    )
     text = page(found, given.policies, profiles, guesses, given.trace)
-    text += "\n".join([*carried_out(carried), *losses(trained, folder / "verify.json"), ""])
+    text += "\n".join([*carried_out(carried, crowded), *losses(trained, folder / "verify.json"), ""])
     with atomic_file(given.page) as partial:
         partial.write_text(text, encoding="utf-8")
     print(given.page.read_text(encoding="utf-8"))
     return 0
 
 
-def carried_out(work: Path) -> list[str]:
-    """What carrying the decisions of one run out cost."""
+def carried_out(work: Path, crowded: Path) -> list[str]:
+    """What carrying the decisions of one run out cost; the controller's share where all jobs were there at once."""
     return [
         "",
         "## Overheads",
@@ -101,6 +106,12 @@ def carried_out(work: Path) -> list[str]:
         "",
         "```text",
         *executor.table(overheads(work)),
+        "```",
+        "",
+        f"With load={CROWDED}, so that all jobs wait or run at once:",
+        "",
+        "```text",
+        executor.table(overheads(crowded))[-1],
         "```",
     ]
 
@@ -177,7 +188,7 @@ def typed(module: str, *arguments: object) -> None:
     subprocess.run([sys.executable, "-m", module, *map(str, arguments)], check=True, cwd=ROOT)
 
 
-def run_for_real(trace: str, policy: str, into: Path, profile: Path) -> None:
+def run_for_real(trace: str, policy: str, into: Path, profile: Path, *more: str) -> None:
     if (into / trace / f"{policy}-0" / "summary.json").is_file():
         return
     typed(
@@ -188,6 +199,7 @@ def run_for_real(trace: str, policy: str, into: Path, profile: Path) -> None:
         f"results_dir={into}",
         "figures=false",
         "live=false",
+        *more,
     )
 
 

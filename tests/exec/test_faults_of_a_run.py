@@ -169,9 +169,8 @@ def test_whatever_is_killed_every_sample_is_trained_once(served: Served) -> None
     served.submit("long", "Plain", {"pause_s": 0.05}, work=400)
     served.submit("other", "Plain", {"pause_s": 0.05}, work=400)
     for victim in ("worker", "agent", "controller"):
-        wait_for(lambda: min(each["step"] for each in served.jobs().values()) > 0, 30.0)
-        wait_for(lambda: checkpoints(served) >= 2, 30.0)
-        running = {run.run for run in runs_of(served) if not run.outcome}
+        wait_for(lambda: checkpoints(served) == len(running_of(served)) == 2, 30.0)
+        running = running_of(served)
         began_s = time.monotonic()
         if victim == "controller":
             before = served.agent()
@@ -186,6 +185,11 @@ def test_whatever_is_killed_every_sample_is_trained_once(served: Served) -> None
     assert {each["state"] for each in served.jobs().values()} == {"done"}
     assert trained(served.work) == {name: [(number, 8) for number in range(1, 401)] for name in ("long", "other")}
     assert sum(run.outcome == "lost" for run in runs_of(served)) >= 3
+
+
+def running_of(served: Served) -> set[int]:
+    """Runs that were launched and have not ended."""
+    return {run.run for run in runs_of(served) if run.launched and not run.outcome}
 
 
 def runs_of(served: Served) -> list[Any]:
