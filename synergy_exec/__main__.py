@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
+from synergy_core.errors import InputError
 from synergy_runs import exits
 
 if TYPE_CHECKING:
@@ -22,6 +24,12 @@ def main() -> None:
     exits.run("synergy_exec", _main, interrupted="the same command goes on from what was saved.")
 
 
+def _require_extra() -> None:
+    missing = [each for each in ("torch", "aiohttp") if importlib.util.find_spec(each) is None]
+    if missing:
+        raise InputError(f"{' and '.join(missing)} is not installed here; type: pip install -e '.[exec]'")
+
+
 def _main() -> None:
     from synergy_core import __version__
     from synergy_exec.commands import jobs
@@ -31,11 +39,13 @@ def _main() -> None:
         jobs.main(arguments[0], arguments[1:])
         return
     if arguments and arguments[0] == "profile":
+        _require_extra()
         from synergy_exec.commands import profile
 
         profile.main(arguments[1:])
         return
     if arguments and arguments[0] == "verify":
+        _require_extra()
         from synergy_exec.commands import verify
 
         sys.exit(verify.main(arguments[1:]))
@@ -52,6 +62,7 @@ def _main() -> None:
     if "--version" in arguments:
         print(__version__)
         return
+    _require_extra()
     from synergy_exec.program import EXECUTOR
     from synergy_runs import overrides
     from synergy_runs.compose import with_hydra

@@ -46,7 +46,7 @@ async def live_table(controller: Controller) -> AsyncIterator[None]:
 def table(controller: Controller) -> Text:
     """The jobs as they stand, those that run first.
 
-    Lines of text, not a table of rich's, which takes 20 ms to lay out: 2 % of a core, once a second.
+    Lines of text, which cost little to lay out: this runs once a second in the controller's own process.
     """
     execution = controller.execution
     if execution is None:

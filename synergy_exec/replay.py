@@ -14,10 +14,6 @@ from synergy_exec.recorded import RecordedJob
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
 
-NUDGES = (2.0**-20, -(2.0**-20), 2.0**-19, -(2.0**-19))
-"""On every learning rate, relative: 8 or 16 roundings of a float32. Several, because what rounding does is a matter of
-chance: losses part where it carries a unit of the network over the kink of its activation (ReLU)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
@@ -25,26 +21,23 @@ class Replayed:
 
     draws: whether the model draws random numbers in training (dropout), which differ from plan to plan.
     differences: |recorded − replayed loss| of steps 1, 2, …; infinite where only one of them is a number. They end
-    before the first step that the record lacks. rounding: the largest |replayed loss − the same with learning
-    rates nudged|, over all nudges, for each step: how far rounding alone takes one process from another; empty where no
-    difference is beyond the limit.
+    before the first step that the record lacks.
     """
 
     optimizer: str
     sgd: bool
     draws: bool
     differences: tuple[float, ...]
-    rounding: tuple[float, ...]
 
 
-def replayed(job: RecordedJob, plans: Sequence[PlanMessage], seed: int, limit: float) -> Replayed:
+def replayed(job: RecordedJob, plans: Sequence[PlanMessage], seed: int) -> Replayed:
     """Trains all recorded steps of a job on the CPU, one thread. plans: of one rank, for each step.
 
     seed: the run's. Raises InputError.
     """
     torch.set_num_threads(1)
     try:
-        return _replayed(job, plans, seed, limit)
+        return _replayed(job, plans, seed)
     except InputError as error:
         raise InputError(f"job {job.name}: {error}") from error
     except Exception as error:  # the job's own code
@@ -52,28 +45,22 @@ def replayed(job: RecordedJob, plans: Sequence[PlanMessage], seed: int, limit: f
         raise InputError(f"job {job.name} cannot be trained again here ({reason}).") from error
 
 
-def _replayed(job: RecordedJob, plans: Sequence[PlanMessage], seed: int, limit: float) -> Replayed:
+def _replayed(job: RecordedJob, plans: Sequence[PlanMessage], seed: int) -> Replayed:
     trainer = _trainer(job, plans[0], seed)
     (optimizer,) = trainer.optimizers
     sgd = isinstance(optimizer, torch.optim.SGD)
-    losses = _losses(trainer, job, plans, 1.0)
+    losses = _losses(trainer, job, plans)
     draws = bool(losses) and _drawn()
     differences = tuple(difference(step.loss, loss) for step, loss in zip(job.steps, losses, strict=False))
-    rounding: tuple[float, ...] = ()
-    if sgd and max(differences, default=0.0) > limit:
-        nudged = [_losses(_trainer(job, plans[0], seed), job, plans, 1.0 + nudge) for nudge in NUDGES]
-        rounding = tuple(
-            max(difference(loss, other) for other in others) for loss, *others in zip(losses, *nudged, strict=True)
-        )
-    return Replayed(type(optimizer).__name__, sgd, draws, differences, rounding)
+    return Replayed(type(optimizer).__name__, sgd, draws, differences)
 
 
 def _trainer(job: RecordedJob, plan: PlanMessage, seed: int) -> Trainer:
     return Trainer(load_job(job.file.job_class, job.file.arguments), plan, seed=seed, measure_squares=False)
 
 
-def _losses(trainer: Trainer, job: RecordedJob, plans: Sequence[PlanMessage], factor: float) -> list[float]:
-    """Of steps 1, 2, … up to the first that the record lacks; recorded learning rates × factor."""
+def _losses(trainer: Trainer, job: RecordedJob, plans: Sequence[PlanMessage]) -> list[float]:
+    """Of steps 1, 2, … up to the first that the record lacks, at recorded learning rates."""
     losses: list[float] = []
     for number, (step, plan) in enumerate(zip(job.steps, plans, strict=True)):
         # Steps count from 1 in the record, and from 0 where they are trained.
@@ -81,7 +68,7 @@ def _losses(trainer: Trainer, job: RecordedJob, plans: Sequence[PlanMessage], fa
             break
         if plan != trainer.plan:
             trainer.retune(plan.micro_batch, plan.accumulation)
-        losses.append(trainer.step(number, rate=step.rate * factor).loss)
+        losses.append(trainer.step(number, rate=step.rate).loss)
     return losses
 
 

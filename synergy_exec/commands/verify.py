@@ -3,10 +3,6 @@
 Every job is trained again, alone, with the batch and the learning-rate factor of each recorded step, and its losses are
 compared step by step. Jobs with SGD are judged; Adam and the like divide a wrong scale of the gradient away, so theirs
 are only reported.
-
-Some training is chaotic: it carries a rounding error on until losses are far apart, though nothing is wrong. Where a
-job is beyond the limit, one process is trained four times more with its learning rates changed by 1e-6 or 2e-6, and the
-job counts as `rounding`, neither met nor missed, if it stays within ten times what that alone has done up to each step.
 """
 
 from __future__ import annotations
@@ -22,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -38,11 +33,9 @@ if TYPE_CHECKING:
 LIMIT = 1e-4
 """Largest difference of a loss; plans add in different orders, and training carries the rounding on."""
 STEPS_AFTER_CHANGE = 10
-ROUNDINGS = 10.0
-"""A difference within so many times what nudging the learning rates does is put down to rounding."""
 _MISSED = 1
 
-Verdict = Literal["met", "rounding", "missed", "not judged"]
+Verdict = Literal["met", "missed", "not judged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +44,7 @@ class Continuity:
 
     steps: recorded; compared: of them, up to the first that the record lacks. runs: launched. plans: parallel degrees
     of the runs that trained, in turn; changes: steps, from 1, before which the plan changed. largest: of |difference|
-    over all compared steps; after_changes: over the 10 from each change on, NaN where there was none. rounding: the
-    largest difference of one process from itself, learning rates nudged; NaN where it was not needed.
+    over all compared steps; after_changes: over the 10 from each change on, NaN where there was none.
     """
 
     job: str
@@ -65,7 +57,6 @@ class Continuity:
     changes: tuple[int, ...]
     largest: float
     after_changes: float
-    rounding: float
     verdict: Verdict
     remark: str
 
@@ -102,7 +93,7 @@ def verified(work: Path, wanted: Sequence[str], limit: float, *, processes: int)
     if not jobs:
         raise InputError(f"{work}: none of the jobs asked for has trained a step; there is nothing to compare.")
     plans = {job.number: plans_of_one_rank(job, runs, timings) for job in jobs}
-    again = _again(jobs, plans, seed, limit, processes)
+    again = _again(jobs, plans, seed, processes)
     return [continuity(job, [run for run in runs if run.job == job.number], again[job.number], limit) for job in jobs]
 
 
@@ -132,7 +123,7 @@ def plans_of_one_rank(job: RecordedJob, runs: Sequence[RunRow], timings: Sequenc
 
 
 def _again(
-    jobs: list[RecordedJob], plans: dict[int, list[PlanMessage]], seed: int, limit: float, processes: int
+    jobs: list[RecordedJob], plans: dict[int, list[PlanMessage]], seed: int, processes: int
 ) -> dict[int, Replayed]:
     """Each job replayed in a process of its own kind, the longest first."""
     from synergy_exec.replay import replayed
@@ -140,7 +131,7 @@ def _again(
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(processes, len(jobs)), mp_context=spawn) as pool:
         in_turn = sorted(jobs, key=lambda job: -sum(step.batch for step in job.steps))
-        futures = {pool.submit(replayed, job, plans[job.number], seed, limit): job for job in in_turn}
+        futures = {pool.submit(replayed, job, plans[job.number], seed): job for job in in_turn}
         try:
             return {futures[each].number: each.result() for each in _watched(futures)}
         except BrokenProcessPool as error:
@@ -185,8 +176,6 @@ def continuity(job: RecordedJob, runs: Sequence[RunRow], again: Replayed, limit:
     if not again.sgd or again.draws:
         verdict = "not judged"
         remark = remark or ("draws random numbers in training" if again.draws else "no SGD")
-    elif whole and verdict == "missed" and _by_rounding(again, limit):
-        verdict = "rounding"
     return Continuity(
         job=job.name,
         model=job.file.name,
@@ -198,39 +187,19 @@ def continuity(job: RecordedJob, runs: Sequence[RunRow], again: Replayed, limit:
         changes=tuple(changes),
         largest=largest,
         after_changes=max(late, default=math.nan),
-        rounding=max(again.rounding, default=math.nan),
         verdict=verdict,
         remark=remark,
     )
 
 
-def _by_rounding(again: Replayed, limit: float) -> bool:
-    """Whether every difference is within the limit, or within ROUNDINGS times what rounding had done by that step."""
-    alone = accumulate(again.rounding, max)
-    pairs = zip(again.differences, alone, strict=True)
-    return all(difference <= max(limit, ROUNDINGS * rounding) for difference, rounding in pairs)
-
-
 def table(found: Sequence[Continuity], limit: float) -> list[str]:
     """As it is printed: a line for every job, and what it comes to."""
     rows: list[tuple[str, ...]] = [
-        (
-            "job",
-            "model",
-            "optimizer",
-            "steps",
-            "runs",
-            "plans",
-            "changes",
-            "largest",
-            "after changes",
-            "rounding",
-            "verdict",
-        )
+        ("job", "model", "optimizer", "steps", "runs", "plans", "changes", "largest", "after changes", "verdict")
     ]
     for each in found:
         verdict = f"{each.verdict} ({each.remark})" if each.remark else each.verdict
-        numbers = (str(len(each.changes)), _number(each.largest), _number(each.after_changes), _number(each.rounding))
+        numbers = (str(len(each.changes)), _number(each.largest), _number(each.after_changes))
         plans = " → ".join(each.plans)
         rows.append((each.job, each.model, each.optimizer, str(each.steps), str(each.runs), plans, *numbers, verdict))
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
@@ -240,8 +209,7 @@ def table(found: Sequence[Continuity], limit: float) -> list[str]:
         *lines,
         f"|loss − loss of one process without a break| ≤ {limit:g}: "
         + ", ".join(f"{count} {verdict}" for count, verdict in counts if count),
-        f"after changes: in the {STEPS_AFTER_CHANGE} steps from each change of plan on; rounding: one process against "
-        "itself, learning rates nudged by 1e-6 and 2e-6",
+        f"after changes: in the {STEPS_AFTER_CHANGE} steps from each change of plan on",
     ]
 
 

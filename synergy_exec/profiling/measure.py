@@ -17,14 +17,13 @@ from synergy_exec.job_file import JobFile
 from synergy_exec.messages import PlanMessage, Report
 from synergy_exec.profiling.grid import Refusal, batches_of, plans, sizes_of
 from synergy_exec.profiling.testbed import RunOnTestbed, Testbed
+from synergy_exec.training.noise import FEWEST_STEPS as FEWEST_NOISE_STEPS
 
 Say = Callable[[str], None]
 Seen = dict[PlanMessage, list[tuple[float, Report]]]
 """Of each plan, by copy: seconds a step, and the last report."""
 Result = TypeVar("Result")
 FEWEST_STEPS = 5
-FEWEST_MEASURED = 10
-"""Steps before a job's noise counts as known (`training.noise.FEWEST_STEPS`, which this process does not import)."""
 STRETCH = 1.5
 """Of gradient noise taken as constant: from so much work to so many times that."""
 
@@ -169,13 +168,13 @@ async def _steady(run: RunOnTestbed, plan: PlanMessage, seconds: float, found: M
 
 def noise_curve(seen: list[NoiseFrom]) -> tuple[NoiseFrom, ...]:
     """Medians over stretches of work, each half as long as all before it together; unknown in the first steps."""
-    curve, began = [NoiseFrom(0.0, 0.0)], float(FEWEST_MEASURED)
+    curve, began = [NoiseFrom(0.0, 0.0)], float(FEWEST_NOISE_STEPS)
     last = max((each.work for each in seen), default=0.0)
     while began <= last:
         ends = STRETCH * began
         if here := [each.ratio for each in seen if (began <= each.work or len(curve) == 1) and each.work < ends]:
             # What is first seen of noise stands for all before it, from where it can be seen at all.
-            curve.append(NoiseFrom(began if len(curve) > 1 else float(FEWEST_MEASURED), median(here)))
+            curve.append(NoiseFrom(began if len(curve) > 1 else float(FEWEST_NOISE_STEPS), median(here)))
         began = ends
     return tuple(curve)
 

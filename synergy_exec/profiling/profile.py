@@ -8,6 +8,7 @@ import os
 import platform
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ from synergy_runs.profiles import read_profile, write_profile
 
 ENDLESS = 1e15
 QUICK = Effort(seconds=0.4, report_s=0.2, hopeless=1.6)
-"""For `profile=auto`: a minute or two for the models that ship, on two cores."""
+"""For `profile=auto`, which somebody waits for."""
 
 
 class Made(NamedTuple):
@@ -67,8 +68,10 @@ def current_profile(
     if not missing:
         return there
     say(f"measuring {', '.join(each.name for each in missing)} here, once; profile=null does without")
+    began_s = time.monotonic()
     for remark in add_to_profile(path, missing, make_backend(), where, QUICK, say).remarks:
         say(remark)
+    say(f"measured in {time.monotonic() - began_s:.0f} s; {path} is kept, and truth.profile={path} simulates with it")
     return read_profile(path) if path.is_file() else Profile()
 
 

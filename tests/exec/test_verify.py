@@ -25,6 +25,7 @@ from synergy_exec.examples.mlp import Mlp
 from synergy_exec.messages import PlanMessage
 from synergy_exec.recorded import RecordedJob, RecordedStep, recorded_jobs
 from synergy_exec.replay import Replayed, difference, replayed
+from synergy_exec.worker.steps import StepsFile
 
 HERE = Path(__file__).parent
 
@@ -87,17 +88,13 @@ def test_loss_that_is_off_by_a_hundredth_is_found(work: Path, tmp_path: Path) ->
     assert "1 missed" in ended.stdout
 
 
-def test_what_rounding_does_is_measured_only_where_it_is_needed(work: Path) -> None:
+def test_another_seed_is_another_training_and_a_missing_step_ends_it(work: Path) -> None:
     job = recorded_jobs(work)[0]
     plans = [PlanMessage(micro_batch=step.batch) for step in job.steps]
-    fine = replayed(job, plans, SEED, 1e-4)
-    assert fine.rounding == ()
-    assert max(fine.differences) <= 1e-5
-    wrong_seed = replayed(job, plans, SEED + 1, 1e-4)
-    assert max(wrong_seed.differences) > 1e-2
-    assert 0 < max(wrong_seed.rounding) < 1e-4
+    assert max(replayed(job, plans, SEED).differences) <= 1e-5
+    assert max(replayed(job, plans, SEED + 1).differences) > 1e-2
     lacking = RecordedJob(0, "chain", job.file, job.steps[:3] + job.steps[4:])
-    assert len(replayed(lacking, plans[1:], SEED, 1e-4).differences) == 3
+    assert len(replayed(lacking, plans[1:], SEED).differences) == 3
 
 
 def test_batches_are_cut_as_all_ranks_together_did(work: Path) -> None:
@@ -112,21 +109,28 @@ def test_batches_are_cut_as_all_ranks_together_did(work: Path) -> None:
     assert [(plan.micro_batch, plan.accumulation) for plan in without[:3]] == [(16, 1), (16, 1), (32, 1)]
 
 
-def judged(differences: tuple[float, ...], rounding: tuple[float, ...], *, steps: int | None = None) -> str:
+def judged(differences: tuple[float, ...], *, steps: int | None = None) -> str:
     """The verdict on a job of SGD under one plan."""
     lines = [RecordedStep(number, 16, 1.0, 1.0, 0.1, 0) for number in range(1, (steps or len(differences)) + 1)]
     job = RecordedJob(0, "j", stored.job_file("j"), tuple(lines))
-    return verify.continuity(job, [], Replayed("SGD", True, False, differences, rounding), 1e-4).verdict
+    return verify.continuity(job, [], Replayed("SGD", True, False, differences), 1e-4).verdict
 
 
 def test_verdicts() -> None:
-    assert judged((0.0, 1e-4), ()) == "met"
-    assert judged((0.0, 2e-4), (0.0, 1e-6)) == "missed"
-    assert judged((0.0, 2e-4, 9e-4), (1e-5, 1e-4, 0.0)) == "rounding"
-    assert judged((0.0, 2e-4, 9e-3), (1e-5, 1e-4, 1e-4)) == "missed"
-    assert judged((2e-3, 0.0), (0.0, 1.0)) == "missed"  # what rounding does later excuses nothing
-    assert judged((0.0,), (), steps=3) == "missed"
-    assert judged((math.inf,), (0.0,)) == "missed"
+    assert judged((0.0, 1e-4)) == "met"
+    assert judged((0.0, 2e-4)) == "missed"
+    assert judged((2e-3, 0.0)) == "missed"
+    assert judged((0.0,), steps=3) == "missed"
+    assert judged((math.inf,)) == "missed"
+
+
+def test_learning_rates_are_recorded_to_the_last_bit(tmp_path: Path) -> None:
+    """Six digits of them had made ReLU networks drift apart by 0.02 in a few hundred steps."""
+    folder, rate = stored.job_folder(tmp_path, 0, "j", stored.SGD, {}), 1.0 + 1.0 / 3.0
+    steps = StepsFile(folder / "steps.csv", 0)
+    steps.add(1, 16, rate, 2.5, 0.1)
+    steps.close()
+    assert recorded_jobs(tmp_path)[0].steps[0].rate == rate
 
 
 def test_difference_of_losses_that_are_no_numbers() -> None:
@@ -144,7 +148,7 @@ def test_what_a_user_can_mend_is_said(work: Path, tmp_path: Path) -> None:
     (job, *_) = recorded_jobs(work)
     elsewhere = RecordedJob(0, "j", stored.job_file("j", "no_such.module:Class"), job.steps)
     with pytest.raises(InputError, match="job j: class: there is no module"):
-        replayed(elsewhere, [CHAIN[2]] * len(job.steps), SEED, 1e-4)
+        replayed(elsewhere, [CHAIN[2]] * len(job.steps), SEED)
 
 
 def test_later_run_counts_and_a_line_cut_off_does_not(tmp_path: Path) -> None:
