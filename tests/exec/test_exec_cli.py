@@ -16,6 +16,7 @@ import pytest
 from exec.controllers_backend import TaskBackend, run, settings_values
 
 from synergy_core.errors import InputError
+from synergy_exec import __main__ as program
 from synergy_exec.client import client_for
 from synergy_exec.commands import jobs as commands
 from synergy_exec.controller import processes
@@ -240,3 +241,10 @@ def test_losses_count_the_later_run_of_a_step(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "losses.parquet").to_pydict()
     assert table["loss"] == [2.5, 2.3]
     assert table["job_id"] == [3, 3]
+
+
+def test_without_the_extra_a_sentence_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "aiohttp" else name)
+    monkeypatch.setattr(sys, "argv", ["synergy_exec", "+trace=demo"])
+    with pytest.raises(InputError, match=r"^aiohttp is not installed here; type: pip install -e '\.\[exec\]'"):
+        program._main()
