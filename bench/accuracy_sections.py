@@ -546,9 +546,9 @@ def fit_body(asked: Asked) -> str:
     if not printed.is_file():
         return "`python bench/fit.py` has not been run."
     return (
-        "As `python bench/fit.py` prints it. Goals: at most 2 ms CPU per fit in a batch of 100 (the peers: 47–130\n"
-        "ms); mean error on each table at or below the peers' own fit, which is Pollux's form, *all*, the figure on\n"
-        "the left of each arrow.\n\n```\n" + printed.read_text(encoding="utf-8").strip() + "\n```"
+        "As `python bench/fit.py` (needs: data) prints it. Goals: at most 2 ms CPU per fit in a batch of 100 (the\n"
+        "peers: 47–130 ms); mean error on each table at or below the peers' own fit, which is Pollux's form, *all*,\n"
+        "the figure on the left of each arrow.\n\n```\n" + printed.read_text(encoding="utf-8").strip() + "\n```"
     )
 
 

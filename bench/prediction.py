@@ -10,7 +10,6 @@ truth is what an order needs; the median absolute percentage error is printed be
 from __future__ import annotations
 
 import argparse
-import heapq
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +17,8 @@ import numpy as np
 from synergy_core.prediction import DurationPredictor
 from synergy_core.state import Job
 from synergy_core.units import DAY_S
+from synergy_runs.averages import spearman
 from synergy_runs.generators import generate
-from synergy_runs.metrics import spearman
 from synergy_runs.traces import read_trace
 from synergy_runs.workload import Workload, from_rows
 
@@ -29,17 +28,13 @@ FADES = (0.7, 0.8, 0.9, 0.97, 1.0)
 
 def predictions(work: Workload, predictor: DurationPredictor) -> np.ndarray:
     """Predicted seconds per job."""
-    ends: list[tuple[float, int, Job, float]] = []
     result = np.empty(len(work))
     columns = (work.submit_time_s, work.gpus, work.duration_s, work.virtual_cluster_code, work.user_code)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     for job_id, (submit_s, gpus, duration_s, tenant, user) in enumerate(rows):
         job = Job(job_id, submit_s, gpus, virtual_cluster=str(tenant), user=work.users[user])
-        while ends and ends[0][0] <= submit_s:
-            _, _, ended, ran_s = heapq.heappop(ends)
-            predictor.learn(ended, ran_s)
         result[job_id] = predictor.predict_s(job)
-        heapq.heappush(ends, (submit_s + duration_s, job_id, job, duration_s))
+        predictor.ended(job, duration_s, submit_s + duration_s)
     return result
 
 

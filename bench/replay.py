@@ -2,7 +2,8 @@
 
     python bench/replay.py [--quick] [--json FILE]
 
-Whole Philly (the real log where SYNERGY_DATA has it) on 60 × 8 GPUs, then 10⁴, 10⁵ and 10⁶ Helios-like jobs on 262 × 8
+Whole Philly (the real log where SYNERGY_DATA has it) on 60 × 8 GPUs, where counts decide what fits (`spread`, for which
+the goals are) and where GPUs must lie together (`consolidate`), then 10⁴, 10⁵ and 10⁶ Helios-like jobs on 262 × 8
 at an offered load of 0.85. Every line is a process of its own, so that peak memory is its own. Beside each, in the same
 process, a bare heapq loop over the same number of events (a push and a pop each, 1,000 pending): what no simulator in
 Python can beat. Goals are those of the project's issue.
@@ -18,13 +19,14 @@ import random
 import statistics
 import time
 
-PHILLY = (("fifo", 1.5), ("backfill", 1.5), ("sjf", 1.5), ("srtf", 8.0), ("las", 8.0), ("easy", None),
-          ("tiresias", None), ("qssf", None), ("themis", None))  # fmt: skip
-HELIOS = (("backfill", 15.0), ("sjf", 15.0), ("srtf", 40.0), ("las", 40.0))
+PHILLY = (("fifo", 1.5), ("backfill", 1.5), ("sjf", 1.5), ("srtf", 8.0), ("mlfq", 8.0), ("easy", None),
+          ("las", None), ("tiresias", None), ("qssf", None), ("themis", None))  # fmt: skip
+HELIOS = (("backfill", 15.0), ("sjf", 15.0), ("srtf", 40.0), ("mlfq", 40.0))
 COLUMNS = (
     "workload",
     "jobs",
     "gpus",
+    "placement",
     "policy",
     "cpu_s",
     "goal_s",
@@ -66,7 +68,7 @@ def bare_heapq_s(events: int) -> float:
     return time.process_time() - began
 
 
-def measure(what: str, nodes: int, policy: str, repeats: int, goal_s: float | None, queue) -> None:
+def measure(what: str, nodes: int, placement: str, policy: str, repeats: int, goal_s: float | None, queue) -> None:
     import numpy as np
 
     from synergy_core.cluster import Cluster, NodeType
@@ -76,26 +78,28 @@ def measure(what: str, nodes: int, policy: str, repeats: int, goal_s: float | No
     from synergy_sim.execution import Costs, ExecutionModel
 
     work = with_estimates(philly() if what == "philly" else helios(int(what)), 4.0, np.random.default_rng(0))
-    machines = Cluster((NodeType("v100", "v100", nodes, 8),))
+    machines = Cluster((NodeType("v100", "v100", nodes, 8),), placement=placement)
     seconds = []
     for _ in range(repeats):
         run = simulate(work, machines, get_policy(policy), ExecutionModel(Costs(restart_s=0.0)))
         seconds.append(run.simulation_cpu_s)
     cpu_s = statistics.median(seconds)
     events = len(run.events.time_s)
-    row = (work.name, len(work), machines.gpus, policy, round(cpu_s, 3), goal_s, round(len(work) / cpu_s), events,
-           round(cpu_s / events * 1e6, 2), round(bare_heapq_s(events), 3),
+    row = (work.name, len(work), machines.gpus, placement, policy, round(cpu_s, 3), goal_s, round(len(work) / cpu_s),
+           events, round(cpu_s / events * 1e6, 2), round(bare_heapq_s(events), 3),
            round(run.peak_memory_bytes / 1e6))  # fmt: skip
     queue.put(dict(zip(COLUMNS, row, strict=True)))
 
 
 def rows(quick: bool):
     repeats = 1 if quick else 3
-    cases = [("philly", 60, policy, repeats, goal_s) for policy, goal_s in PHILLY]
+    cases = [("philly", 60, "spread", policy, repeats, goal_s) for policy, goal_s in PHILLY]
+    cases += [("philly", 60, "consolidate", policy, repeats, None) for policy, _ in PHILLY]
     for jobs in (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000):
         last = jobs == 1_000_000
         cases += [
-            (str(jobs), 262, policy, 1 if last else repeats, goal_s if last else None) for policy, goal_s in HELIOS
+            (str(jobs), 262, "spread", policy, 1 if last else repeats, goal_s if last else None)
+            for policy, goal_s in HELIOS
         ]
     context = multiprocessing.get_context("spawn")
     for case in cases:

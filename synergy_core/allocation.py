@@ -13,13 +13,23 @@ from synergy_core.decision import Decision
 from synergy_core.errors import InputError
 from synergy_core.goodput_state import GoodputState, OracleGoodputState
 from synergy_core.packing import packing
+from synergy_core.patience import Patience
 from synergy_core.placement import Placement
 from synergy_core.planned import PlannedSpeeds
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import AllocationPolicy
 from synergy_core.profiled import ProfiledSpeeds, ProfiledTask
 from synergy_core.profiles import Profile, degrees_of
-from synergy_core.state import NEVER, Allocations, ClusterState, Ints, Job, OracleClusterState, Placed
+from synergy_core.state import (
+    NEVER,
+    Allocations,
+    ClusterState,
+    EstimatedClusterState,
+    Ints,
+    Job,
+    OracleClusterState,
+    Placed,
+)
 
 
 class AllocationScheduler:
@@ -35,6 +45,7 @@ class AllocationScheduler:
         self._policy = policy
         self._cluster = cluster
         self._placement = Placement(cluster)
+        self._patience = Patience(cluster)
         self._active: dict[int, Job] = {}
         self._type_of_node = [each.gpu_type for each in cluster.node_types for _ in range(each.nodes)]
         self._kinds = {kind: index for index, kind in enumerate(cluster.gpu_types)}
@@ -136,7 +147,6 @@ class AllocationScheduler:
             "held_gpus": [job.held_gpus for job in jobs],
             "attained_service_gpu_s": [job.attained_service_gpu_s for job in jobs],
             "first_start_s": [job.first_start_s for job in jobs],
-            "estimate_s": [job.estimate_s for job in jobs],
             "restarts": [job.restarts for job in jobs],
             "gpu_type": [self._asked_type(job) for job in jobs],
             "held_type": [kinds[self._type_of(job)] if job.running else -1 for job in jobs],
@@ -145,6 +155,8 @@ class AllocationScheduler:
         fixed: dict[str, Any] = {"now_s": now_s, "cluster": self._cluster}
         fixed["virtual_clusters"] = tuple(self._tenant) or ("",)
         view = self._policy.view
+        if issubclass(view, EstimatedClusterState):
+            columns["estimate_s"] = [job.estimate_s for job in jobs]
         if issubclass(view, OracleClusterState):
             columns |= {name: [getattr(job, name) for job in jobs] for name in ("duration_s", "remaining_s")}
         if issubclass(view, GoodputState):
@@ -197,7 +209,7 @@ class AllocationScheduler:
     def _carry_out(self, answer: Allocations, jobs: list[Job], now_s: float) -> Decision:
         if answer.node_gpus is not None:
             return self._carry_out_on_nodes(answer, answer.node_gpus, jobs, now_s)
-        if self._cluster.placement == "best_fit" and not self._cluster.whole_nodes:
+        if self._cluster.placement != "most_free":
             return self._carry_out_packed(answer, jobs, now_s)
         kinds = self._cluster.gpu_types
         stops: list[tuple[Job, Placed]] = []
@@ -211,19 +223,24 @@ class AllocationScheduler:
             if gpus:
                 wanted.append((gpus, job, kinds[kind] if kind >= 0 else job.gpu_type))
         starts: list[tuple[Job, Placed]] = []
-        small_first = self._cluster.placement == "most_free"
-        for gpus, job, kind in sorted(wanted, key=lambda each: each[0] if small_first else -each[0]):
+        for gpus, job, kind in sorted(wanted, key=lambda each: each[0]):
             placed = self._placement.place(gpus, kind)
             if placed is not None:
                 starts.append((job, placed))
         return self._enter(stops, starts, set(), now_s, answer)
 
     def _carry_out_packed(self, answer: Allocations, jobs: list[Job], now_s: float) -> Decision:
-        """All of the round at once; a job that keeps its GPUs' number and type moves only if others need the room."""
+        """All of the round at once; a job that keeps its GPUs' number and type moves only if others need the room.
+
+        A job for which only scattered GPUs are left waits, as long as its patience lasts.
+        """
         current = [job.placement for job in jobs]
         asked = np.array([self._kinds.get(job.gpu_type, -1) for job in jobs], dtype=np.int64)
         gpu_type = np.where(answer.gpu_type >= 0, answer.gpu_type, asked)
         packed = packing(self._cluster, answer.gpus, gpu_type, current)
+        for row in packed.spread:
+            if self._patience.ends_s(jobs[row]) > now_s:
+                packed.placed[row] = ()
         stops: list[tuple[Job, Placed]] = []
         starts: list[tuple[Job, Placed]] = []
         for job, placed in zip(jobs, packed.placed, strict=True):

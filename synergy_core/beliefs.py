@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -53,7 +54,9 @@ class Beliefs:
         self._rows: dict[bytes, dict[_Key, Floats]] = {}
 
     def task(self, spec: JobSpec) -> SynergyTask:
-        """The beliefs about a job that was just submitted."""
+        """The beliefs about a job that was just submitted. They hold its declared work only where that may be known."""
+        if not self.declares:
+            spec = replace(spec, declared_work=float("inf"))
         pool = self._pools.setdefault(spec.application, Observations()) if self.shared else Observations()
         if self._profiled is not None and spec.architecture in self._profiled.profile:
             return ProfiledTask(spec, pool, self._profiled, shared=self.shared, declares=self.declares)

@@ -9,7 +9,7 @@ from synergy_core.errors import InputError, unknown
 
 MOST_GPUS_PER_NODE = 64
 MOST_NODES = 100_000
-PlacementRule = Literal["best_fit", "most_free"]
+PlacementRule = Literal["consolidate", "relax", "spread", "most_free"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +46,27 @@ class Cluster:
     Nodes are numbered through all types, type by type.
     virtual_clusters: GPUs each tenant may hold; empty means one pool for all. They may add up to less than the
     cluster, not to more. borrowing: whether a tenant may exceed its quota while others leave GPUs idle.
-    whole_nodes: whether a job larger than a node must get whole nodes (and its remainder on one further node)
-    rather than GPUs wherever they are free. placement: where a job goes: "best_fit", on one node if possible and the
-    fullest that fits, or "most_free", on the nodes with most free GPUs one after another (as Pollux's simulator does).
+    placement: where a job may go. "consolidate": onto one node up to its size, the fullest that fits; a larger job
+    onto whole nodes, and its remainder onto one further node; it waits until there are such. "relax": the same until
+    it has waited `patience_s`, then wherever GPUs are free. "spread": wherever GPUs are free at once, on as few nodes
+    as that allows. "most_free": on the nodes with most free GPUs one after another (as Pollux's simulator does).
     """
 
     node_types: tuple[NodeType, ...]
     virtual_clusters: dict[str, int] = field(default_factory=dict)
     borrowing: bool = False
-    whole_nodes: bool = False
-    placement: PlacementRule = "best_fit"
+    placement: PlacementRule = "consolidate"
+    patience_s: float = 600.0
 
     def __post_init__(self) -> None:
         if not self.node_types:
             raise InputError("a cluster has at least one node type; got none.")
         if self.placement not in get_args(PlacementRule):
             raise unknown("cluster.placement", self.placement, get_args(PlacementRule))
+        if not self.patience_s >= 0:
+            raise InputError(
+                f"cluster.patience_s={self.patience_s:g}: expected seconds ≥ 0; it is for placement=relax."
+            )
         names = [each.name for each in self.node_types]
         if len(set(names)) < len(names):
             raise InputError(f"node types {names} are not distinct; give each its own name.")
@@ -98,6 +103,11 @@ class Cluster:
             for kind in self.gpu_types
         }
 
+    @property
+    def scatter_after_s(self) -> float:
+        """How long a job waits for GPUs that lie together before it takes any: 0 never, inf for ever."""
+        return {"consolidate": float("inf"), "relax": self.patience_s}.get(self.placement, 0.0)
+
     def gpus_of(self, gpu_type: str) -> int:
         """GPUs of one type; of all types if `gpu_type` is empty."""
         return sum(each.gpus for each in self.node_types if gpu_type in ("", each.gpu_type))
@@ -119,9 +129,11 @@ class Cluster:
         return tuple(starts)
 
     def describe(self) -> str:
-        """`60 × 8 v100 (480 GPUs)`, and quotas where tenants have them."""
+        """`60 × 8 v100 (480 GPUs)`, quotas where tenants have them, and the placement where it is not the default."""
         parts = " + ".join(f"{each.nodes} × {each.gpus_per_node} {each.gpu_type}" for each in self.node_types)
         tenants = len(self.virtual_clusters)
         borrowing = "borrowing" if self.borrowing else "no borrowing"
         quotas = f", quotas for {tenants} tenant{'s' * (tenants > 1)}, {borrowing}" if tenants else ""
-        return f"{parts} ({self.gpus:,} GPUs){quotas}"
+        patience = f" after {self.patience_s:g} s" if self.placement == "relax" else ""
+        rule = "" if self.placement == "consolidate" else f", placement {self.placement}{patience}"
+        return f"{parts} ({self.gpus:,} GPUs){quotas}{rule}"

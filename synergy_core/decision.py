@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+from synergy_core.cluster import Cluster
+from synergy_core.policies import OrderingPolicy
 from synergy_core.state import Job, Placed
 
 NONE = float("nan")
@@ -26,6 +28,12 @@ class Decision(NamedTuple):
 
 class JobQueue(Protocol):
     """The jobs under an ordering policy and the GPUs they run on."""
+
+    def __init__(self, policy: OrderingPolicy, cluster: Cluster) -> None: ...
+
+    @staticmethod
+    def suits(cluster: Cluster) -> bool:
+        """Whether this kind of queue can decide on that cluster."""
 
     @property
     def waiting(self) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from typing import Any
 
+from synergy_core.ends import ExpectedEnds
 from synergy_core.state import Job
 
 BLOCK = 256
@@ -70,13 +71,13 @@ def _shortest(block: list[Entry]) -> float:
 
 
 class EasyReservation:
-    """Waiting jobs by size, and running jobs by the instant at which they should end."""
+    """Waiting jobs by size, and running jobs by the instant at which they should end (`ends.py`)."""
 
     __slots__ = ("_ends", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: dict[int, ByEstimate] = {}
-        self._ends: list[tuple[float, int, int]] = []
+        self._ends = ExpectedEnds()
 
     def wait(self, key: Any, job: Job) -> None:
         """The job waits, at the place its key gives it."""
@@ -86,8 +87,11 @@ class EasyReservation:
 
     def ended(self, job: Job) -> None:
         """A running job has ended, whatever was estimated."""
-        end: Any = job.ticket
-        del self._ends[bisect_left(self._ends, end)]
+        self._ends.remove(job)
+
+    def overdue(self, now_s: float) -> bool:
+        """Whether a running job has outrun what was last expected, so that the head should start later than thought."""
+        return self._ends.overdue(now_s)
 
     def starts(self, now_s: float, free: int) -> list[Job]:
         """Who starts now, with `free` GPUs: heads while they fit, then whoever does not delay the next head."""
@@ -109,9 +113,7 @@ class EasyReservation:
     def _start(self, entry: Entry, now_s: float) -> Job:
         job = entry[2]
         self._waiting[job.gpus].remove(entry)
-        end = (now_s + job.estimate_s, job.job_id, job.gpus)
-        job.ticket = end
-        insort(self._ends, end)
+        self._ends.add(job, now_s)
         return job
 
     def _head(self) -> Entry | None:
@@ -119,12 +121,12 @@ class EasyReservation:
         return min(heads) if heads else None
 
     def _shadow(self, now_s: float, free: int, need: int) -> tuple[float, int]:
-        """(seconds until the head should fit, GPUs free then beyond its need). Overdue jobs should end at once."""
+        """(seconds until the head should fit, GPUs free then beyond its need)."""
         window_s = 0.0
-        for end_s, _, gpus in self._ends:
+        for end_s, job, _ in self._ends.as_of(now_s):
             if free >= need and end_s - now_s > window_s:
                 break
-            free += gpus
+            free += job.gpus
             window_s = max(window_s, end_s - now_s)
         return window_s, free - need
 

@@ -92,7 +92,7 @@ class Ground:
             if node < 0:
                 node, more = self._make_room(piece, kind, size)
                 displaced += more
-            if node < 0 and rest > piece:
+            if node < 0 and size > self.floor.largest[kind]:
                 node, piece = self._smaller_idle(rest, kind)
             if node < 0:
                 for each, mask in pieces:

@@ -118,6 +118,10 @@ class EasyLane(Lane):
         self.free += job.gpus
         self._reservation.ended(job)
 
+    def overdue(self, now_s: float) -> bool:
+        """Whether somebody waits for a job that has outrun its estimate: more may now run beside it."""
+        return self.waiting > 0 and self._reservation.overdue(now_s)
+
     def decide(self, now_s: float) -> tuple[list[Job], list[Job]]:
         starts = self._reservation.starts(now_s, self.free) if self.waiting and self.free else []
         for job in starts:

@@ -1,4 +1,4 @@
-"""GPU counts to concrete GPUs: on one node where possible, the fullest node that fits, else spread.
+"""GPU counts to concrete GPUs: on one node where possible, the fullest node that fits; whole nodes, or spread.
 
 The free nodes of each GPU type are kept as one bit mask per number of free GPUs, so that best fit is a look at a few
 integers and its lowest set bit: O(GPUs per node), whatever the number of nodes.
@@ -22,13 +22,11 @@ class TypePool:
         "gpus",
         "most_free",
         "of_size",
-        "whole_nodes",
     )
 
-    def __init__(self, capacity: dict[int, int], *, whole_nodes: bool, most_free: bool = False) -> None:
+    def __init__(self, capacity: dict[int, int], *, most_free: bool = False) -> None:
         """capacity: GPUs of each node, by node number; the numbers need not be contiguous."""
         self.capacity = capacity
-        self.whole_nodes = whole_nodes
         self.most_free = most_free
         self.free_count = dict(capacity)
         self.free_mask = {node: (1 << gpus) - 1 for node, gpus in capacity.items()}
@@ -42,14 +40,17 @@ class TypePool:
     def copy(self) -> TypePool:
         """An independent copy, for trying things out."""
         other = TypePool.__new__(TypePool)
-        other.capacity, other.whole_nodes, other.gpus = self.capacity, self.whole_nodes, self.gpus
+        other.capacity, other.gpus = self.capacity, self.gpus
         other.most_free = self.most_free
         other.free_count, other.free_mask = dict(self.free_count), dict(self.free_mask)
         other.by_free, other.of_size, other.bit_of = list(self.by_free), self.of_size, self.bit_of
         return other
 
-    def find(self, gpus: int) -> list[tuple[int, int]] | None:
-        """(node, GPU count) pairs for `gpus`, or None. Claims nothing."""
+    def find(self, gpus: int, scattered: bool) -> list[tuple[int, int]] | None:
+        """(node, GPU count) pairs for `gpus`, or None. Claims nothing.
+
+        scattered: whether they may lie on more nodes than need be, where they cannot lie together.
+        """
         if gpus > self.gpus:
             return None
         if self.most_free:
@@ -59,12 +60,9 @@ class TypePool:
             nodes = by_free[free]
             if nodes:
                 return [((nodes & -nodes).bit_length() - 1, gpus)]
-        if gpus >= len(by_free) or not self.whole_nodes:
-            consolidated = self._whole_nodes(gpus)
-            if consolidated is not None or self.whole_nodes:
-                return consolidated
-            return self._spread(gpus)
-        return None
+        if not scattered:
+            return whole_nodes(by_free, self.of_size, gpus) if gpus >= len(by_free) else None
+        return whole_nodes(by_free, self.of_size, gpus) or self._spread(gpus)
 
     def _from_most_free(self, gpus: int) -> list[tuple[int, int]]:
         """As many as possible of the node with most free GPUs, the lowest number first; then of the next."""
@@ -76,26 +74,6 @@ class TypePool:
                 nodes ^= bit
                 chosen.append((bit.bit_length() - 1, min(free, gpus)))
                 gpus -= min(free, gpus)
-        return chosen
-
-    def _whole_nodes(self, gpus: int) -> list[tuple[int, int]] | None:
-        """Idle nodes, the largest first, and the remainder on the fullest further node that has it."""
-        chosen: list[tuple[int, int]] = []
-        taken = 0
-        for free in range(len(self.by_free) - 1, 0, -1):
-            idle = self.by_free[free] & self.of_size[free]
-            while idle and gpus >= free:
-                bit = idle & -idle
-                idle ^= bit
-                taken |= bit
-                chosen.append((bit.bit_length() - 1, free))
-                gpus -= free
-        if gpus:
-            for free in range(gpus, len(self.by_free)):
-                nodes = self.by_free[free] & ~taken
-                if nodes:
-                    return [*chosen, ((nodes & -nodes).bit_length() - 1, gpus)]
-            return None
         return chosen
 
     def _spread(self, gpus: int) -> list[tuple[int, int]]:
@@ -161,6 +139,30 @@ class TypePool:
         return True
 
 
+def whole_nodes(by_free: list[int], of_size: list[int], gpus: int) -> list[tuple[int, int]] | None:
+    """Idle nodes, the largest first, and the remainder on the fullest further node that has it; None if there is none.
+
+    by_free, of_size: masks of the nodes with so many free GPUs, and of those that have so many at all.
+    """
+    chosen: list[tuple[int, int]] = []
+    taken = 0
+    for free in range(len(by_free) - 1, 0, -1):
+        idle = by_free[free] & of_size[free]
+        while idle and gpus >= free:
+            bit = idle & -idle
+            idle ^= bit
+            taken |= bit
+            chosen.append((bit.bit_length() - 1, free))
+            gpus -= free
+    if gpus:
+        for free in range(gpus, len(by_free)):
+            nodes = by_free[free] & ~taken
+            if nodes:
+                return [*chosen, ((nodes & -nodes).bit_length() - 1, gpus)]
+        return None
+    return chosen
+
+
 def _lowest(mask: int, count: int) -> int:
     """The `count` lowest set bits."""
     taken = 0
@@ -181,12 +183,8 @@ class Placement:
         for each, first in zip(cluster.node_types, cluster.first_nodes(), strict=True):
             for node in range(first, first + each.nodes):
                 capacity[each.gpu_type][node] = each.gpus_per_node
-        self._set(
-            {
-                kind: TypePool(nodes, whole_nodes=cluster.whole_nodes, most_free=cluster.placement == "most_free")
-                for kind, nodes in capacity.items()
-            }
-        )
+        most_free = cluster.placement == "most_free"
+        self._set({kind: TypePool(nodes, most_free=most_free) for kind, nodes in capacity.items()})
 
     def _set(self, pools: dict[str, TypePool]) -> None:
         self.pools = pools
@@ -204,24 +202,27 @@ class Placement:
         """Free GPUs of all types."""
         return sum(pool.gpus for pool in self.pools.values())
 
-    def _find(self, gpus: int, gpu_type: str) -> tuple[TypePool, list[tuple[int, int]]] | None:
+    def _find(self, gpus: int, gpu_type: str, scattered: bool) -> tuple[TypePool, list[tuple[int, int]]] | None:
         for pool in [self.pools[gpu_type]] if gpu_type else self.pools.values():
-            pairs = pool.find(gpus)
+            pairs = pool.find(gpus, scattered)
             if pairs is not None:
                 return pool, pairs
         return None
 
-    def fits(self, gpus: int, gpu_type: str = "") -> bool:
+    def fits(self, gpus: int, gpu_type: str = "", *, scattered: bool = True) -> bool:
         """Whether `place` would succeed."""
-        return self._find(gpus, gpu_type) is not None
+        return self._find(gpus, gpu_type, scattered) is not None
 
-    def place(self, gpus: int, gpu_type: str = "") -> Placed | None:
-        """Claims `gpus` GPUs of one type and says which, or None if there is no room of the kind asked for."""
+    def place(self, gpus: int, gpu_type: str = "", *, scattered: bool = True) -> Placed | None:
+        """Claims `gpus` GPUs of one type and says which, or None if there is no room of the kind asked for.
+
+        scattered: whether they may lie apart where they cannot lie together.
+        """
         only = self._only
         if only is not None:
-            pairs = only.find(gpus)
+            pairs = only.find(gpus, scattered)
             return None if pairs is None else only.claim_counts(pairs)
-        found = self._find(gpus, gpu_type)
+        found = self._find(gpus, gpu_type, scattered)
         return None if found is None else found[0].claim_counts(found[1])
 
     def take(self, node_gpus: list[tuple[int, int]]) -> Placed:

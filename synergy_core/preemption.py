@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Hashable
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
@@ -10,22 +12,23 @@ from typing import Any
 from synergy_core.lanes import Entry, Lane
 from synergy_core.policies import Key, OrderingPolicy
 from synergy_core.state import NEVER, Job
-from synergy_core.units import TICK_S, grid_ceil
+from synergy_core.units import LONGEST_S, TICK_S, grid_ceil, on_grid
 
 
 class PreemptiveLane(Lane):
     """Running jobs give way to waiting ones with smaller keys."""
 
-    __slots__ = ("_changes", "_falls", "_heaps", "_running", "_serial", "_untried")
+    __slots__ = ("_changes", "_falls", "_heaps", "_key", "_running", "_serial", "_untried")
 
     def __init__(self, policy: OrderingPolicy, capacity: int) -> None:
         super().__init__(policy, capacity)
-        self._heaps: dict[int, list[Entry]] = {}
+        self._heaps: dict[Hashable, list[Entry]] = {}
         self._running: list[Entry] = []
         self._changes: list[tuple[float, int, Job, object]] = []
         self._serial = count()
         self._falls = policy.falls_while_running
-        self._untried: dict[int, list[Entry]] = {}
+        self._key = partial(order_key, policy) if self._falls else policy.key
+        self._untried: dict[Hashable, list[Entry]] = {}
 
     # A job's ticket is its entry in a heap or in the running list; a heap entry that is no longer its job's ticket is
     # stale and is dropped when it surfaces.
@@ -34,21 +37,26 @@ class PreemptiveLane(Lane):
 
     def enter(self, job: Job) -> None:
         self.waiting += 1
-        self._push(job, (self.policy.key(job), job.job_id, job))
+        self._push(job, (self._key(job), job.job_id, job))
         if self.policy.next_change is not None:
             self.expect_change(job, job.settled_s)
 
     def _push(self, job: Job, entry: Entry) -> None:
         job.ticket = entry
-        heap = self._heaps.get(job.gpus)
+        form = self._form(job)
+        heap = self._heaps.get(form)
         if heap is None:
-            heap = self._heaps[job.gpus] = []
+            heap = self._heaps[form] = []
         heappush(heap, entry)
         if heap[0] is entry:
-            self._untried[job.gpus] = heap
+            self._untried[form] = heap
+
+    def _form(self, job: Job) -> Hashable:
+        """What it needs: jobs alike in that have one heap, and fit or do not fit in the order of their keys."""
+        return job.gpus
 
     def leave(self, job: Job) -> None:
-        self._drop_running(job)
+        self._remove_running(job.ticket)
         self._try_all()
         self.free += job.gpus
         job.ticket = None
@@ -56,8 +64,10 @@ class PreemptiveLane(Lane):
     def _try_all(self) -> None:
         self._untried.update(self._heaps)
 
-    def _drop_running(self, job: Job) -> None:
-        entry: Any = job.ticket
+    def _add_running(self, entry: Entry) -> None:
+        insort(self._running, entry)
+
+    def _remove_running(self, entry: Any) -> None:
         running = self._running
         del running[bisect_left(running, entry)]
 
@@ -88,9 +98,9 @@ class PreemptiveLane(Lane):
             self._try_all()
             entry = (after_jump(self.policy, job, instant_s), job.job_id, job)
             if job.running:
-                self._drop_running(job)
+                self._remove_running(job.ticket)
                 job.ticket = entry
-                insort(self._running, entry)
+                self._add_running(entry)
             else:
                 self._push(job, entry)
             self.expect_change(job, max(instant_s, job.settled_s))
@@ -107,7 +117,7 @@ class PreemptiveLane(Lane):
             if job.job_id in displaced:
                 del displaced[job.job_id]
             else:
-                heappop(self._heaps[job.gpus])
+                heappop(self._heaps[self._form(job)])
                 self.waiting -= 1
                 started.append(job)
             if self._admit(here, displaced):
@@ -126,11 +136,11 @@ class PreemptiveLane(Lane):
         free, running = self.free, self._running
         worst = running[-1] if running else None
         failed = []
-        for gpus, heap in self._untried.items():
+        for form, heap in self._untried.items():
             while heap and heap[0][2].ticket is not heap[0]:
                 heappop(heap)
             if not heap:
-                failed.append(gpus)
+                failed.append(form)
                 continue
             here = heap[0]
             if self._falls:
@@ -138,12 +148,14 @@ class PreemptiveLane(Lane):
                 here = ((key[0] + now_s, *key[1:]), here[1], here[2])
             if best is not None and best < here:
                 continue
-            if gpus <= free or (worst is not None and here < worst and self._fits(here)):
+            if here[2].gpus > free and (worst is None or worst < here):
+                failed.append(form)
+            elif self._fits(here):
                 best = here
             else:
-                failed.append(gpus)
-        for gpus in failed:
-            del self._untried[gpus]
+                failed.append(form)
+        for form in failed:
+            del self._untried[form]
         for here in displaced.values():
             if (best is None or here < best) and self._fits(here):
                 best = here
@@ -189,6 +201,21 @@ class PreemptiveLane(Lane):
         return len(displaced) > before
 
 
+def order_key(policy: OrderingPolicy, job: Job) -> Key:
+    """The job's key as queues compare it: one that falls with the clock has its time on the grid.
+
+    Waiting jobs are ordered by their keys, running ones by clock + key as of their start, and the two by clock + key.
+    On the grid that sum never rounds (`synergy_core.units`), so two jobs stand in the same order whenever and by
+    whichever they are compared. Off it, two keys could differ and their sums tie: then the order of submission would
+    turn the two round between one comparison and the next. Beyond `LONGEST_S`, where sums would round again, a time
+    counts as never.
+    """
+    key = policy.key(job)
+    if not policy.falls_while_running:
+        return key
+    return (on_grid(key[0]) if key[0] < LONGEST_S else NEVER, *key[1:])
+
+
 def after_jump(policy: OrderingPolicy, job: Job, instant_s: float) -> Key:
     """The job's key as of the instant for which a jump was expected, its service and place in its queue settled.
 
@@ -196,6 +223,8 @@ def after_jump(policy: OrderingPolicy, job: Job, instant_s: float) -> Key:
     """
     before = policy.key(job)
     job.settle(instant_s)
+    if policy.begins_anew is not None and policy.begins_anew(job):
+        job.begin_anew()
     if policy.key(job) != before:
         job.queue_entered_s = instant_s
     return policy.key(job)

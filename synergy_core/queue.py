@@ -4,8 +4,8 @@ What is decided at an instant is the *greedy walk*: take the active jobs in the 
 that fits in what is left. Waiting jobs lie in one heap per size, for if the first of a size does not fit, none of that
 size does: what is left only shrinks along the walk. Running jobs lie in one sorted list. A waiting job is let in iff
 its size is at most the free GPUs plus those of the running jobs with larger keys, and then only the shortest tail of
-that list can change. Where GPU counts do not decide what fits (several GPU types, borrowed quotas, whole nodes),
-`walk.py` makes the same decision the long way.
+that list can change. Where GPU counts do not decide what fits, `consolidated.py` (GPUs that must
+lie together) or, the long way, `walk.py` (several GPU types, borrowed quotas) makes the same decision.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def lane_kind(policy: OrderingPolicy) -> type[Lane]:
 class IncrementalQueue:
     """One lane per virtual cluster, or a single one, and the GPUs they are placed on."""
 
-    __slots__ = ("_any_node", "_dirty", "_jumping", "_lanes", "_only", "_placement", "waiting")
+    __slots__ = ("_any_node", "_dirty", "_easy", "_jumping", "_lanes", "_only", "_placement", "waiting")
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster) -> None:
         kind = lane_kind(policy)
@@ -40,6 +40,7 @@ class IncrementalQueue:
         self._jumping = [lane for lane in self._lanes.values() if isinstance(lane, PreemptiveLane)]
         if policy.next_change is None:
             self._jumping = []
+        self._easy = {name: lane for name, lane in self._lanes.items() if isinstance(lane, EasyLane)}
         self._only = self._lanes[""] if not cluster.virtual_clusters else None
         self._dirty: dict[str, None] = {}
         self._placement = Placement(cluster)
@@ -49,7 +50,7 @@ class IncrementalQueue:
     @staticmethod
     def suits(cluster: Cluster) -> bool:
         """Whether GPU counts alone decide what fits."""
-        return len(cluster.gpu_types) == 1 and not cluster.borrowing and not cluster.whole_nodes
+        return len(cluster.gpu_types) == 1 and not cluster.borrowing and cluster.scatter_after_s == 0
 
     def _lane(self, job: Job) -> Lane:
         if self._only is not None:
@@ -80,6 +81,7 @@ class IncrementalQueue:
         return Decision(held, self._place(stops, chosen))
 
     def _decide_lanes(self, now_s: float) -> tuple[list[Job], list[Job]]:
+        self._dirty |= {name: None for name, lane in self._easy.items() if lane.overdue(now_s)}
         lanes = [self._lanes[name] for name in self._dirty]
         if self._jumping:
             lanes = [lane for lane in self._jumping if lane in lanes or lane.next_change_s() <= now_s]

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from synergy_core.allocation import AllocationScheduler
 from synergy_core.cluster import Cluster
+from synergy_core.consolidated_queue import ConsolidatedQueue
 from synergy_core.decision import Decision, JobQueue
 from synergy_core.policies import OrderingPolicy, Policy
 from synergy_core.prediction import DurationPredictor
@@ -52,13 +53,14 @@ class Scheduler(Protocol):
 class OrderingScheduler:
     """Runs an ordering policy on a queue that suits the cluster."""
 
-    __slots__ = ("_jumps", "_predictor", "_queue")
+    __slots__ = ("_jumps", "_predictor", "_queue", "_wakes")
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster) -> None:
-        suited = IncrementalQueue.suits(cluster)
-        self._queue: JobQueue = IncrementalQueue(policy, cluster) if suited else WalkQueue(policy, cluster)
+        kinds: tuple[type[JobQueue], ...] = (IncrementalQueue, ConsolidatedQueue, WalkQueue)
+        self._queue = next(each for each in kinds if each.suits(cluster))(policy.of_records(), cluster)
         self._predictor = DurationPredictor() if policy.predicted else None
         self._jumps = policy.next_change is not None
+        self._wakes = self._jumps or cluster.scatter_after_s > 0
 
     def arrive(self, job: Job) -> None:
         if self._predictor is not None:
@@ -70,7 +72,7 @@ class OrderingScheduler:
             self._queue.leave(job)
             job.stopped(now_s)
         if self._predictor is not None:
-            self._predictor.learn(job, job.attained_service_gpu_s / job.gpus)
+            self._predictor.ended(job, job.attained_service_gpu_s / job.gpus, now_s)
 
     def requeue(self, job: Job) -> None:
         self._queue.enter(job)
@@ -94,7 +96,7 @@ class OrderingScheduler:
         return decision
 
     def next_change_s(self) -> float:
-        return self._queue.next_change_s() if self._jumps else NEVER
+        return self._queue.next_change_s() if self._wakes else NEVER
 
     @property
     def waiting(self) -> int:

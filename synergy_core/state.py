@@ -1,14 +1,19 @@
-"""What policies see: one job at a time, or all active jobs in columns. Never the true run time, unless asked for."""
+"""The scheduler's record of a job, and what policies see of all active jobs: columns. Of one job: `views.py`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.cluster import Cluster
+from synergy_core.views import EstimatedJobView as EstimatedJobView
+from synergy_core.views import JobView as JobView
+from synergy_core.views import OracleJobView as OracleJobView
+from synergy_core.views import PredictedJobView as PredictedJobView
+from synergy_core.views import missing
 
 if TYPE_CHECKING:
     from synergy_core.job import JobSpec
@@ -28,65 +33,14 @@ def gpus_in(placed: Placed) -> int:
     return sum([mask.bit_count() for _, mask in placed])
 
 
-class JobView(Protocol):
-    """One job as an ordering policy sees it: what its user declared, and what a scheduler can have observed.
-
-    submit_time_s: on the driver's clock. gpus: as requested. estimate_s: the declared run time.
-    attained_service_gpu_s: GPU-seconds held so far. first_start_s: inf until it has run. queue_entered_s: when its
-    key last changed (submission, until then). restarts: resumes after a preemption. running: whether it runs.
-    """
-
-    @property
-    def job_id(self) -> int: ...
-    @property
-    def submit_time_s(self) -> float: ...
-    @property
-    def gpus(self) -> int: ...
-    @property
-    def virtual_cluster(self) -> str: ...
-    @property
-    def user(self) -> str: ...
-    @property
-    def estimate_s(self) -> float: ...
-    @property
-    def attained_service_gpu_s(self) -> float: ...
-    @property
-    def first_start_s(self) -> float: ...
-    @property
-    def queue_entered_s(self) -> float: ...
-    @property
-    def restarts(self) -> int: ...
-    @property
-    def running(self) -> bool: ...
-
-
-class PredictedJobView(JobView, Protocol):
-    """A job with a run time predicted from jobs that have already ended (`synergy_core.prediction`)."""
-
-    @property
-    def predicted_duration_s(self) -> float: ...
-
-
-class OracleJobView(JobView, Protocol):
-    """A job with its true run time. A policy that takes this is an upper bound, and is starred in every table.
-
-    duration_s: of the whole job on its requested GPUs. remaining_s: until it ends if it ran from now on without a
-    break, any restart it still has to pay included.
-    """
-
-    @property
-    def duration_s(self) -> float: ...
-    @property
-    def remaining_s(self) -> float: ...
-
-
 class Job:
     """The scheduler's record of one job; what policies may read of it is `JobView`.
 
     Drivers subclass it to add what only they know. `placement` is where it runs, empty while it waits; `held_gpus`
-    counts it; `first_step_s` is when training (re)starts, as far as the driver knows. spec: what was submitted, and
-    task: what is believed of it; None for a job that only has a run time.
-    plan: under which a profiled job trains where it runs, None for any other.
+    counts it; `waits_since_s` is when it was submitted or last stopped; `first_step_s` is when training (re)starts, as
+    far as the driver knows. spec: what was submitted, and task: what is believed of it; None for a job that only has a
+    run time. plan: under which a profiled job trains where it runs, None for any other. past_service_gpu_s: what it had
+    attained when it last began anew.
     """
 
     __slots__ = (
@@ -99,6 +53,7 @@ class Job:
         "held_gpus",
         "job_id",
         "moved",
+        "past_service_gpu_s",
         "placement",
         "plan",
         "predicted_duration_s",
@@ -112,6 +67,8 @@ class Job:
         "ticket",
         "user",
         "virtual_cluster",
+        "waited_s",
+        "waits_since_s",
     )
 
     def __init__(
@@ -134,7 +91,10 @@ class Job:
         self.estimate_s = estimate_s
         self.predicted_duration_s = float("nan")
         self.attained_service_gpu_s = 0.0
+        self.past_service_gpu_s = 0.0
+        self.waited_s = 0.0
         self.settled_s = submit_time_s
+        self.waits_since_s = submit_time_s
         self.first_start_s = NEVER
         self.queue_entered_s = submit_time_s
         self.restarts = 0
@@ -148,16 +108,29 @@ class Job:
         self.plan: Plan | None = None
         self.ticket: object = None
 
+    @property
+    def recent_service_gpu_s(self) -> float:
+        """What it has attained since it last began anew."""
+        return self.attained_service_gpu_s - self.past_service_gpu_s
+
     def settle(self, now_s: float) -> None:
-        """Brings the attained service up to `now_s`; nothing is attained before a start that was delayed."""
+        """Brings service and waiting up to `now_s`; nothing is attained before a start that was delayed."""
+        if now_s <= self.settled_s:
+            return
         if self.running:
-            if now_s <= self.settled_s:
-                return
             self.attained_service_gpu_s += self.held_gpus * (now_s - self.settled_s)
+        elif self.attained_service_gpu_s > self.past_service_gpu_s:
+            self.waited_s += now_s - self.settled_s
         self.settled_s = now_s
+
+    def begin_anew(self) -> None:
+        """What it has held and waited counts no more where only recent service does."""
+        self.past_service_gpu_s = self.attained_service_gpu_s
+        self.waited_s = 0.0
 
     def started(self, now_s: float, placement: Placed, *, moved: bool = False) -> None:
         """It holds `placement` from now on. moved: it goes on there as if nothing had happened, at no cost."""
+        self.settle(now_s)
         self.settled_s = now_s
         if self.first_start_s == NEVER:
             self.first_start_s = now_s
@@ -171,6 +144,7 @@ class Job:
     def stopped(self, now_s: float) -> None:
         """It holds nothing from now on."""
         self.settle(now_s)
+        self.waits_since_s = now_s
         self.running = False
         self.placement = ()
         self.held_gpus = 0
@@ -203,8 +177,8 @@ class Allocations:
 class ClusterState:
     """Every active job at one instant, in columns, in order of job id. Arrays are read-only, one entry per job.
 
-    gpus: requested. held_gpus: held now, 0 while waiting. attained_service_gpu_s, first_start_s (inf before),
-    estimate_s, restarts, virtual_cluster (an index into `virtual_clusters`): as in `JobView`.
+    gpus: requested. held_gpus: held now, 0 while waiting. attained_service_gpu_s, first_start_s (inf before), restarts,
+    virtual_cluster (an index into `virtual_clusters`): as in `JobView`.
     gpu_type: asked for, an index into the cluster's `gpu_types`, −1 for any. held_type: the type it runs on, −1 while
     it waits.
     """
@@ -217,7 +191,6 @@ class ClusterState:
     held_gpus: Ints
     attained_service_gpu_s: Floats
     first_start_s: Floats
-    estimate_s: Floats
     restarts: Ints
     gpu_type: Ints
     held_type: Ints
@@ -229,6 +202,10 @@ class ClusterState:
             value = getattr(self, each.name)
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
+
+    def __getattr__(self, name: str) -> Any:
+        """What this state lacks; reached only where there is no such name."""
+        raise missing(type(self), name, (EstimatedClusterState, OracleClusterState))
 
     def __len__(self) -> int:
         return len(self.job_id)
@@ -278,6 +255,13 @@ class ClusterState:
             if not self.cluster.borrowing:
                 break
         return Allocations(gpus, gpu_type)
+
+
+@dataclass(frozen=True)
+class EstimatedClusterState(ClusterState):
+    """The state with what users declared; see `EstimatedJobView`."""
+
+    estimate_s: Floats
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from synergy_core.cluster import Cluster
+from synergy_core.ends import expected_end_s
+from synergy_core.patience import Patience
 from synergy_core.placement import Placement
 from synergy_core.policies import OrderingPolicy
 from synergy_core.reservation import Reservation
-from synergy_core.state import Job, Placed
+from synergy_core.state import NEVER, Job, Placed
 
 Entry = tuple[Any, int, Job]
 """(key, job id, job): ordered by key, then id."""
@@ -22,9 +24,16 @@ class Trial(ABC):
     """What both kinds of walk share: the quotas used, and what has been decided so far."""
 
     def __init__(
-        self, policy: OrderingPolicy, cluster: Cluster, placement: Placement, running: dict[int, Job], now_s: float
+        self,
+        policy: OrderingPolicy,
+        cluster: Cluster,
+        placement: Placement,
+        running: dict[int, Job],
+        now_s: float,
+        patience: Patience,
     ) -> None:
         self.policy = policy
+        self.patience = patience
         self.cluster = cluster
         self.placement = placement
         self.running = running
@@ -32,7 +41,7 @@ class Trial(ABC):
         self.stops: dict[int, Job] = {}
         self.starts: dict[int, tuple[Job, Placed]] = {}
         self._used = dict.fromkeys(cluster.virtual_clusters, 0)
-        self._no_room: set[tuple[str, int]] = set()
+        self._no_room: set[tuple[str, int, bool]] = set()
 
     @abstractmethod
     def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
@@ -41,6 +50,14 @@ class Trial(ABC):
     def _use(self, job: Job) -> None:
         if self.cluster.virtual_clusters:
             self._used[job.virtual_cluster] = self._used.get(job.virtual_cluster, 0) + job.gpus
+
+    def _kind(self, job: Job) -> tuple[str, int, bool]:
+        """What the job needs: a GPU type, a number, and whether they may lie apart."""
+        return job.gpu_type, job.gpus, self.patience.ends_s(job) <= self.now_s
+
+    def _place(self, job: Job) -> Placed | None:
+        gpu_type, gpus, scattered = self._kind(job)
+        return self.placement.place(gpus, gpu_type, scattered=scattered)
 
     def _within_quota(self, job: Job) -> bool:
         quotas, tenant = self.cluster.virtual_clusters, job.virtual_cluster
@@ -90,10 +107,10 @@ class Keeping(Trial):
 
     def _start_if_room(self, job: Job) -> bool:
         """Room only shrinks along the walk, so a kind of job that found none is not tried again."""
-        kind = (job.gpu_type, job.gpus)
+        kind = self._kind(job)
         if kind in self._no_room:
             return False
-        placed = self.placement.place(job.gpus, job.gpu_type)
+        placed = self._place(job)
         if placed is None:
             self._no_room.add(kind)
             return False
@@ -103,20 +120,28 @@ class Keeping(Trial):
     def _fill_behind(self, heads: dict[str, Job], waiting: list[Job]) -> None:
         """EASY: a later job starts if every head that waits for room still fits at its shadow time."""
         reservations = [reservation for head in heads.values() if (reservation := self._reserve(head)) is not None]
+        while self._fill_once(heads, waiting, reservations) and self.patience.after_s:
+            pass  # on another node the next of a size may be welcome where the one before it was not
+
+    def _fill_once(self, heads: dict[str, Job], waiting: list[Job], reservations: list[Reservation]) -> bool:
+        """One pass over the waiting jobs; ends after the first that starts where GPUs must lie together."""
         for job in waiting:
             lane = job.virtual_cluster if self.cluster.virtual_clusters else ""
             entitled = self._within_quota(job)
             if job.job_id in self.starts or job is heads.get(lane) or not (entitled or self.cluster.borrowing):
                 continue
-            placed = self.placement.place(job.gpus, job.gpu_type)
+            placed = self._place(job)
             if placed is None:
                 continue
             if all(each.allows(job, placed) for each in reservations):
                 for each in reservations:
                     each.enter(job, placed)
                 self._start(job, placed)
+                if self.patience.after_s:
+                    return True
             else:
                 self.placement.release(placed)
+        return False
 
     def _reserve(self, head: Job) -> Reservation | None:
         """The head's reservation; None if it would not fit even after all estimated ends."""
@@ -124,10 +149,13 @@ class Keeping(Trial):
         quota = quotas.get(head.virtual_cluster, self.cluster.gpus)
         if self.cluster.borrowing:  # a head that may borrow waits for room alone
             quota = self.cluster.gpus
-        running = [(job.settled_s + job.estimate_s, job, job.placement) for job in self.running.values()]
-        running += [(self.now_s + job.estimate_s, job, placed) for job, placed in self.starts.values()]
+        now_s = self.now_s
+        held = [(job.settled_s, job, job.placement) for job in self.running.values()]
+        held += [(now_s, job, placed) for job, placed in self.starts.values()]
+        running = [(expected_end_s(start_s, job.estimate_s, now_s), job, placed) for start_s, job, placed in held]
         running.sort(key=lambda each: (each[0], each[1].job_id))
-        reservation = Reservation(self.placement.copy(), self._used.get(head.virtual_cluster, 0), quota, head)
+        used, scattered = self._used.get(head.virtual_cluster, 0), self._kind(head)[2]
+        reservation = Reservation(self.placement.copy(), used, quota, head, scattered=scattered)
         return reservation if reservation.advance(running, self.now_s) else None
 
 
@@ -139,6 +167,11 @@ def _compete(job: Job, head: Job) -> bool:
 class Preempting(Trial):
     """With preemption: all active jobs are taken in order; who comes first may take the GPUs of who comes after."""
 
+    _left = NEVER
+    """GPUs of the quota that are left, where it binds whoever takes GPUs."""
+    _victims: list[Job]
+    _fixed: set[int]
+
     def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
         before = self.placement.copy()
         order = [entry[2] for entry in sorted([*waiting, *running])]
@@ -146,7 +179,7 @@ class Preempting(Trial):
         likely = self._likely_within_quota(order)
         self._victims = [job for job in order if job.running and job.job_id in likely]
         self._victims += [job for job in order if job.running and job.job_id not in likely]
-        self._fixed: set[int] = set()
+        self._fixed = set()
         later = []
         for job in order:
             if self._within_quota(job):
@@ -180,7 +213,7 @@ class Preempting(Trial):
             self._fixed.add(job.job_id)
             self._use(job)
             return
-        kind = (job.gpu_type, job.gpus)
+        kind = self._kind(job)
         if kind not in self._no_room:
             placed = self._take(job)
             if placed is None:
@@ -190,30 +223,44 @@ class Preempting(Trial):
 
     def _stop(self, job: Job) -> None:
         self.stops[job.job_id] = job
+        self._let_go(job)
+
+    def _let_go(self, job: Job) -> None:
         self.placement.release(job.placement)
+        self._left += job.gpus
 
     def _take(self, job: Job) -> Placed | None:
         """GPUs for the job, free or of jobs behind it, the last first; whoever of these still fits beside it stays."""
-        fits = self.placement.fits
+        gpu_type, gpus, scattered = self._kind(job)
+
+        def fits() -> bool:
+            return gpus <= self._left and self.placement.fits(gpus, gpu_type, scattered=scattered)
+
         removed: list[Job] = []
         for victim in reversed(self._victims):
-            if fits(job.gpus, job.gpu_type):
+            if fits():
                 break
             if victim.job_id not in self.stops and victim.job_id not in self._fixed:
-                self.placement.release(victim.placement)
+                self._let_go(victim)
                 removed.append(victim)
-        enough = fits(job.gpus, job.gpu_type)
+        enough = fits()
         for victim in reversed(removed):
             self.placement.claim(victim.placement)
-            if enough and not fits(job.gpus, job.gpu_type):
+            self._left -= victim.gpus
+            if enough and not fits():
                 self._stop(victim)
-        return self.placement.place(job.gpus, job.gpu_type) if enough else None
+        if not enough:
+            return None
+        self._left -= gpus
+        return self._place(job)
 
     def _settle(self, before: Placement) -> None:
         """Places those that start once more, now that it is known who stays: nobody moves if that can be helped."""
         for job_id in [each for each in self.starts if each in self.stops]:
             if self.starts[job_id][1] == self.running[job_id].placement:
                 del self.starts[job_id], self.stops[job_id]
+        if self.patience.after_s:
+            return  # to lie together some move
         stops = {job_id: job for job_id, job in self.stops.items() if job_id not in self.starts}
         for job in stops.values():
             before.release(job.placement)
@@ -225,3 +272,19 @@ class Preempting(Trial):
                 return
             starts[job.job_id] = (job, placed)
         self.placement, self.stops, self.starts = before, stops, starts
+
+
+class Isolated(Preempting):
+    """As `Preempting`, for the jobs of one tenant: they take nobody else's GPUs, and its quota binds at once."""
+
+    def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
+        before = self.placement.copy()
+        order = [entry[2] for entry in sorted([*waiting, *running])]
+        self._victims = [job for job in order if job.running]
+        self._fixed = set()
+        if order:
+            quota = self.cluster.virtual_clusters[order[0].virtual_cluster]
+            self._left = quota - sum(job.gpus for job in self._victims)
+        for job in order:
+            self._take_turn(job)
+        self._settle(before)

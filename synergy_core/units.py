@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 TICKS_PER_S = 2**20
 TICK_S = 1.0 / TICKS_PER_S
 
+LONGEST_S = 2.0**32
+"""Half of what the grid holds exactly: an instant and a duration below this add up without rounding."""
+
 HOUR_S = 3_600.0
 DAY_S = 86_400.0
 
@@ -57,3 +60,18 @@ def format_duration(seconds: float) -> str:
         if abs(seconds) >= 2 * unit:
             return f"{seconds / unit:.1f} {name}"
     return f"{seconds:.0f} s"
+
+
+def format_instant(time_s: float) -> str:
+    """A simulated time for people: `3.25 h`."""
+    return f"{time_s / HOUR_S:.2f} h"
+
+
+def format_gpus(gpus: int) -> str:
+    """A number of GPUs for people: `1 GPU`, `8 GPUs`."""
+    return f"{gpus:,} GPU{'s' * (gpus != 1)}"
+
+
+def format_service(gpu_s: float) -> str:
+    """GPU-seconds for people: `1.40 GPU-h`."""
+    return f"{gpu_s / HOUR_S:.2f} GPU-h"

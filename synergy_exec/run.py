@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import resource
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -21,13 +21,14 @@ from synergy_exec.backends import Backend, get_backend
 from synergy_exec.controller.controller import Arrival, Controller, Hours
 from synergy_exec.controller.execution import Terms
 from synergy_exec.controller.journal import Journal
+from synergy_exec.folders import claimed
 from synergy_exec.losses import write_losses
 from synergy_exec.settings import Settings
 from synergy_exec.workload import arrivals_of, as_executed
-from synergy_runs.filing import make_room, remove_report, same_run, say_if_replaced, show
+from synergy_runs.filing import make_room, remove_report, say_if_replaced, show
 from synergy_runs.inputs import policies_of
 from synergy_runs.invariants import check
-from synergy_runs.log import Run
+from synergy_runs.log import TRUE_RUN_TIMES, Run
 from synergy_runs.profiles import read_profile
 from synergy_runs.results import write_run
 from synergy_runs.settings import build
@@ -75,7 +76,8 @@ def _check(settings: Settings) -> None:
 def execute_all(
     settings: Settings, values: dict[str, Any], folder: Path, make_backend: Callable[[], Backend]
 ) -> list[Path]:
-    """Every policy; returns the run folders, `<policy>-<seed>` below `folder`.
+    """Every policy; returns the run folders, `<policy>-<seed>` below `folder`, with a number where such a run was made
+    before.
 
     Where an earlier command with the same settings was broken off, its finished policies are kept, and the one under
     way goes on.
@@ -85,26 +87,23 @@ def execute_all(
     values = {**values, "compared_with": list(settings.policy)}
     trace, arrivals = arrivals_of(settings)
     policies = policies_of(settings.policy, settings.parameters, settings.information)
-    profile = _profile(settings, arrivals, make_backend)
-    folders = {name: folder / f"{name}-{settings.seed}" for name in policies}
-    works = {name: into.with_name(into.name + ".work") for name, into in folders.items()}
+    bases = {name: folder / f"{name}-{settings.seed}" for name in policies}
     own = {name: {**values, "policy": name, "seed": settings.seed} for name in policies}
-    over = {name: _over(works[name], own[name], folders[name]) for name in policies}
-    if all(over.values()):  # all of it was done before, so all of it is wanted again
-        over = dict.fromkeys(over, False)
-        for work in works.values():
-            shutil.rmtree(work, ignore_errors=True)
-    remove_report(folder)
-    for name, policy in policies.items():
-        if over[name]:
-            print(f"{folders[name]}: done before this command was broken off; kept", file=sys.stderr)
-            continue
-        say_if_replaced(folders[name], own[name])
-        done = _execute_one(settings, policy, trace, arrivals, profile, works[name], own[name], make_backend())
-        write_run(done, folders[name], OmegaConf.to_yaml(OmegaConf.create(own[name])))
-        write_losses(works[name] / "jobs", folders[name] / "losses.parquet")
-        _mark_written(works[name])
-    return list(folders.values())
+    with contextlib.ExitStack() as held:
+        places = claimed(bases, own, held)
+        profile = _profile(settings, arrivals, make_backend)
+        remove_report(folder)
+        for name, policy in policies.items():
+            (results, work), done = places[name]
+            if done:
+                print(f"{results}: done before this command was broken off; kept", file=sys.stderr)
+                continue
+            say_if_replaced(results, own[name])
+            made = _execute_one(settings, policy, trace, arrivals, profile, work, make_backend())
+            write_run(made, results, OmegaConf.to_yaml(OmegaConf.create(own[name])))
+            write_losses(work / "jobs", results / "losses.parquet")
+            _mark_written(work)
+    return [place.results for place, _ in places.values()]
 
 
 def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable[[], Backend]) -> Profile:
@@ -123,35 +122,6 @@ def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable
     return current_profile(path, files, make_backend, where, lambda words: print(words, file=sys.stderr, flush=True))
 
 
-def _over(work: Path, own: dict[str, Any], into: Path) -> bool:
-    """Whether that run was made and written. Raises InputError for one under way with other settings."""
-    path = work / "journal.sqlite"
-    if not path.is_file():
-        return False
-    journal = Journal(path)
-    meta = journal.meta()
-    journal.close()
-    over = bool(meta.get("written")) and (into / "summary.json").is_file()
-    same = same_run(meta.get("settings", own), _plain(own))
-    if same:
-        return over
-    if over or meta.get("over"):
-        shutil.rmtree(work)
-        return False
-    raise InputError(
-        f"{work} holds a run under way with other settings. Give those to go on with it, name another place with "
-        "results_dir=DIR, or remove that folder."
-    )
-
-
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """As it comes back from JSON."""
-    import json
-
-    plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
-    return plain
-
-
 def _mark_written(work: Path) -> None:
     journal = Journal(work / "journal.sqlite")
     journal.set_meta("written", True)
@@ -165,14 +135,9 @@ def _execute_one(
     arrivals: list[Arrival],
     profile: Profile,
     work: Path,
-    own: dict[str, Any],
     backend: Backend,
 ) -> Run:
     """One policy, to the end of all its jobs. Raises KeyboardInterrupt when a person breaks it off."""
-    make_room(work)
-    journal = Journal(work / "journal.sqlite")
-    journal.set_meta("settings", _plain(own))
-    journal.close()
     terms = Terms(
         folder=work,
         profile=profile,
@@ -226,6 +191,7 @@ def executed(
     result = Run(
         policy=policy.name,
         oracle=policy.oracle,
+        truth_read=TRUE_RUN_TIMES if policy.oracle else "",  # estimates are what jobs declare, never drawn
         seed=seed,
         workload=workload,
         cluster=cluster,

@@ -32,7 +32,7 @@ class Settings:
         "its model report (shared), all; null: as each policy is published"
     )
     policy: list[str] = key("one policy, or a list to compare, run one after another; the first is compared to")
-    parameters: dict[str, dict[str, Any]] = key("parameters by policy: parameters.las.demote_after_gpu_s=7200")
+    parameters: dict[str, dict[str, Any]] = key("parameters by policy: parameters.las.quantum_s=1800")
     seed: int = key("of the trace where it is drawn, and of the weights that training begins with")
     load: float = key("how many times as dense as in the trace jobs arrive")
     round_s: float = key("seconds from one decision to the next")

@@ -41,11 +41,12 @@ def arrivals_of(settings: Settings) -> tuple[Workload | None, list[Arrival]]:
         load=settings.load,
         virtual_clusters=None,
         borrowing=False,
-        whole_nodes=False,
-        placement="best_fit",
+        placement="spread",
+        patience_s=0.0,
         ignore_gpu_types=True,
     )
-    workload = estimated(settings.trace, workload_of(settings.trace, anything, settings.seed), settings.seed)
+    trace = dataclasses.replace(settings.trace, carry_in=False)  # nothing runs on the agents before they are there
+    workload = estimated(trace, workload_of(trace, anything, settings.seed), settings.seed)
     if workload.bad_rows and settings.trace.bad_rows == "stop":
         shown = "\n  ".join(map(str, workload.bad_examples))
         raise InputError(

@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 
 from synergy_runs.atomic import atomic_file
-from synergy_runs.bootstrap import Ratio, ratio_of_mean_jct
+from synergy_runs.interval import Means, Ratio, mean_jcts, ratio_of_means
+from synergy_runs.log import TRUE_RUN_TIMES
 from synergy_runs.stored import StoredRun
+from synergy_runs.traces.times import epoch_s
 
 Setting = tuple[tuple[str, str], ...]
 # Of several keys that vary together the first of these is shown, else the first of the configuration.
 _TELLING = ("trace", "cluster.nodes", "cluster.load", "trace.window", "trace.sample", "round_s", "restart_s")
+# What may vary between settings that are further workloads rather than other conditions.
+_WORKLOADS = {"trace", "trace.window", "trace.path"}
 
 
 @dataclass(frozen=True)
@@ -34,22 +38,33 @@ class Row:
 
     @property
     def label(self) -> str:
-        """The policy's name, starred if it reads true run times."""
-        return self.runs[0].label
+        """The policy's name, starred if it knows true run times."""
+        return self.policy + "*" * self.oracle
 
     @property
     def oracle(self) -> bool:
-        """Whether it reads true run times."""
-        return bool(self.runs[0].summary["oracle"])
+        """Whether it knows true run times."""
+        return any(run.summary["oracle"] for run in self.runs)
+
+    @property
+    def truth_read(self) -> str:
+        """How it knows them: what it reads; "" if it does not."""
+        texts = [str(run.summary.get("truth_read") or TRUE_RUN_TIMES) for run in self.runs if run.summary["oracle"]]
+        return texts[0] if texts else ""
 
     @property
     def information(self) -> str:
         """What it knew of training jobs beside their own reports."""
         return str(self.runs[0].summary.get("information", ""))
 
+    @property
+    def by_seed(self) -> dict[int, StoredRun]:
+        """Its runs by seed."""
+        return {run.seed: run for run in self.runs}
+
     def against(self, other: Row) -> Ratio:
         """The ratio of mean JCTs to another row's, with its interval."""
-        return _ratio({run.seed: run for run in self.runs}, {run.seed: run for run in other.runs})
+        return _ratio(self.by_seed, other.by_seed)
 
     def mean(self, key: str) -> float:
         """A figure of the summary, averaged over the seeds that have it; NaN where none has."""
@@ -110,14 +125,67 @@ def _varying(runs: Sequence[StoredRun]) -> list[Setting]:
 
 
 def _ratio(policy: dict[int, StoredRun], first: dict[int, StoredRun]) -> Ratio:
-    """Over the seeds that both have; a pair whose jobs differ in number cannot be paired."""
-    pairs = []
+    """Over the independent workloads among the seeds that both have."""
+    return ratio_of_means(_workloads(policy, first))
+
+
+def _workloads(policy: dict[int, StoredRun], first: dict[int, StoredRun]) -> list[Means]:
+    """One per log: its jobs, or samples of them, come in the same weeks, whatever the seed draws beside them.
+
+    A pair whose jobs differ in number cannot be paired.
+    """
+    logs: dict[str, list[Means]] = {}
     for seed in sorted(policy.keys() & first.keys()):
-        if policy[seed].summary["jobs"] == first[seed].summary["jobs"]:
-            pairs.append((policy[seed].jobs("jct_s")["jct_s"], first[seed].jobs("jct_s")["jct_s"]))
-    if not pairs:
-        return Ratio(math.nan, math.nan, math.nan, "seeds")
-    return ratio_of_mean_jct([each for each, _ in pairs], [each for _, each in pairs])
+        pair = policy[seed], first[seed]
+        if pair[0].summary["jobs"] == pair[1].summary["jobs"]:
+            logs.setdefault(str(pair[1].summary["trace_sha256"]), []).append(_means(*pair))
+    return [_mean_of(seeds) for seeds in logs.values()]
+
+
+def _means(policy: StoredRun, first: StoredRun) -> Means:
+    waits_s = [run.summary.get("mean_waiting_s") for run in (policy, first)]
+    return Means(
+        *mean_jcts(policy.jobs("jct_s")["jct_s"], first.jobs("jct_s")["jct_s"]),
+        waiting_s=max((each for each in waits_s if each is not None), default=math.nan),
+    )
+
+
+def _mean_of(seeds: Sequence[Means]) -> Means:
+    return Means(
+        float(np.mean([each.policy_s for each in seeds])),
+        float(np.mean([each.first_s for each in seeds])),
+        float(np.mean([each.waiting_s for each in seeds])),
+    )
+
+
+def over_workloads(comparison: Comparison) -> dict[str, Ratio]:
+    """By label, the ratio over all settings, where these are separate windows or logs and nothing else varies."""
+    settings = [comparison.of(setting) for setting in comparison.settings]
+    keys = {key for rows in settings for key, _ in rows[0].setting}
+    firsts = [rows[0].runs[0] for rows in settings]
+    if (
+        len(keys) != 1
+        or not keys <= _WORKLOADS
+        or len({run.summary["event_log_sha256"] for run in firsts}) < len(firsts)
+    ):
+        return {}
+    if keys == {"trace.window"} and _overlap(firsts):
+        return {}
+    ratios = {}
+    for label in dict.fromkeys(row.label for rows in settings for row in rows[1:]):
+        pairs = [(row, rows[0]) for rows in settings for row in rows if row.label == label]
+        if len(pairs) == len(settings):
+            found = (_workloads(row.by_seed, first.by_seed) for row, first in pairs)
+            ratios[label] = ratio_of_means([workload for each in found for workload in each])
+    return ratios
+
+
+def _overlap(runs: Sequence[StoredRun]) -> bool:
+    """Whether two windows have a day in common."""
+    starts_s = np.array([epoch_s(str(run.summary["trace_start"])) for run in runs])
+    ends_s = starts_s + [float(np.max(run.jobs("submit_time_s")["submit_time_s"])) for run in runs]
+    order = np.argsort(starts_s)
+    return bool(np.any(starts_s[order][1:] < ends_s[order][:-1]))
 
 
 def flat_row(row: Row, run: StoredRun) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from synergy_core.beliefs import Information
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError, unknown
 from synergy_core.policies import AllocationPolicy, Policy, base_name, get_policy
+from synergy_runs.carrying import add_history, cut
 from synergy_runs.fit import misfits
 from synergy_runs.generators import generate
 from synergy_runs.overrides import check_policy
@@ -36,7 +37,7 @@ from synergy_runs.workload import (
 )
 
 # One independent stream per random source: what one draws never moves another, and no policy moves any.
-STREAMS = ("generator", "sample", "estimates", "disturbance", "models")
+STREAMS = ("generator", "sample", "estimates", "disturbance", "models", "history")
 
 
 def seeds_of(seeds: Sequence[int]) -> list[int]:
@@ -63,7 +64,7 @@ def workload_of(trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Wo
         workload = of_any_type(workload)
     workload = at_least(workload, trace.min_gpus)
     workload = sampled(workload, trace.sample, np.random.default_rng(random_stream(seed, "sample")))
-    return scaled(workload, cluster.load)
+    return cut(scaled(workload, cluster.load))
 
 
 def estimated(trace: TraceSettings, workload: Workload, seed: int) -> Workload:
@@ -73,8 +74,9 @@ def estimated(trace: TraceSettings, workload: Workload, seed: int) -> Workload:
 
 
 def _from_log(trace: TraceSettings, path: Path) -> Workload:
-    rows = read_trace(path, format_name=trace.format, bad_rows="skip")  # `check_fit` refuses them, with all others
-    return from_rows(rows, name=trace.name, sha256=_sha256(path), window=trace.window)
+    # `check_fit` refuses bad rows, with all others.
+    rows = read_trace(path, format_name=trace.format, bad_rows="skip", attempts=trace.attempts)
+    return from_rows(rows, name=trace.name, sha256=_sha256(path), window=trace.window, before=trace.carry_in)
 
 
 def _sha256(path: Path) -> str:
@@ -88,14 +90,18 @@ def _generated(trace: TraceSettings, seed: int) -> Workload:
     length_s = window_length_s(trace.window)
     rows = generate(trace.generator, window_s=length_s, seed=random_stream(seed, "generator"))
     start_s, _ = parse_window(trace.window, first_s=0.0)
-    workload = from_rows(rows, name=trace.name)
-    columns = (workload.submit_time_s, workload.duration_s, workload.gpus)
+    first_s = min(rows.submit_s)
+    if trace.carry_in:
+        add_history(rows, trace.generator, seed=random_stream(seed, "history"))
+    workload = from_rows(rows, name=trace.name, first_s=first_s, before=trace.carry_in)
+    own = ~workload.carried
+    columns = (workload.submit_time_s[own], workload.duration_s[own], workload.gpus[own])
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(column).tobytes() for column in columns))
     return replace(workload, origin_s=start_s or workload.origin_s, sha256=digest.hexdigest())
 
 
-def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload) -> Cluster:
-    """The machines, with quotas where tenants have them."""
+def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload | None) -> Cluster:
+    """The machines, with quotas where tenants have them. workload: for the quotas that it names, if they are wanted."""
     if wanted.node_types is not None:
         types = [
             NodeType(f"{each.gpu_type}-{i}", each.gpu_type, each.nodes, each.gpus_per_node)
@@ -106,7 +112,7 @@ def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload
         gpus_per_node = trace.gpus_per_node if wanted.gpus_per_node is None else wanted.gpus_per_node
         types = [NodeType(wanted.gpu_type, wanted.gpu_type, nodes, gpus_per_node)]
     cluster = Cluster(
-        tuple(types), borrowing=wanted.borrowing, whole_nodes=wanted.whole_nodes, placement=wanted.placement
+        tuple(types), borrowing=wanted.borrowing, placement=wanted.placement, patience_s=wanted.patience_s
     )
     quotas = wanted.virtual_clusters
     if quotas is None:
@@ -114,6 +120,7 @@ def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload
     if isinstance(quotas, str):
         if quotas != "trace":
             raise InputError(f"cluster.virtual_clusters={quotas}: expected null, trace or {{tenant: GPUs}}.")
+        assert workload is not None
         quotas = _scaled_quotas(workload, cluster.gpus)
     return replace(cluster, virtual_clusters=dict(quotas))
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.cluster import Cluster
+from synergy_core.policies import Policy
 from synergy_runs.workload import Workload
 
 
@@ -152,8 +153,8 @@ def _columns(rows: bytearray, kind: np.dtype[Any]) -> dict[str, NDArray[Any]]:
 class Run:
     """One simulated policy: what went in, and the facts that came out.
 
-    oracle: the policy reads true run times (starred in tables). information: what it knew of training jobs beside
-    their own reports, "" for a policy that asks nothing of them. seed: of the workload.
+    oracle: the policy knows true run times (starred in tables); truth_read: by reading what. information: what it knew
+    of training jobs beside their own reports, "" for a policy that asks nothing of them. seed: of the workload.
     predicted_duration_s: per job, NaN where nothing was predicted. simulation_cpu_s: processor seconds of the
     simulation alone. peak_memory_bytes: the process's high-water mark.
     """
@@ -169,3 +170,15 @@ class Run:
     simulation_cpu_s: float
     peak_memory_bytes: int
     information: str = ""
+    truth_read: str = ""
+
+
+TRUE_RUN_TIMES = "true run times"
+DRAWN_ESTIMATES = "estimates drawn from true run times"
+
+
+def truth_read_by(policy: Policy, workload: Workload) -> str:
+    """What a policy reads of the truth on this workload; "" for nothing, and then it is no oracle."""
+    if policy.oracle:
+        return TRUE_RUN_TIMES
+    return DRAWN_ESTIMATES if policy.reads_estimates and workload.estimate_drawn.any() else ""

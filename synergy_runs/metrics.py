@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,10 @@ from numpy.typing import NDArray
 
 from synergy_core import __version__
 from synergy_core.units import TICKS_PER_S
+from synergy_runs.averages import counts_by, mean, means_by, percentile, present, quotient, ratio, spearman
 from synergy_runs.log import Events, Kind, Run
+from synergy_runs.overload import growth, overloaded
+from synergy_runs.splits import split_starts_fraction
 from synergy_runs.timeline import Floats, Holdings, holdings, integral, last_time_s, steps, ticks, waiting_jobs
 from synergy_runs.traces.rows import END_STATES
 from synergy_runs.traces.times import iso
@@ -29,14 +31,17 @@ class Jobs:
     """One row per job of the workload. NaN: it has not happened (a run that was cut), or is not defined."""
 
     job_id: Ints
+    carried: NDArray[np.bool_]
     gpus: Ints
     submit_time_s: Floats
     duration_s: Floats
     estimate_s: Floats
+    estimate_drawn: NDArray[np.bool_]
     predicted_duration_s: Floats
     first_start_s: Floats
     finish_s: Floats
     jct_s: Floats
+    waiting_s: Floats
     queueing_delay_s: Floats
     service_gpu_s: Floats
     work_gpu_s: Floats
@@ -63,30 +68,57 @@ def job_table(run: Run, held: Holdings | None = None) -> Jobs:
     finish_s[events.job_id[finished]] = events.time_s[finished]
     jct_s = finish_s - workload.submit_time_s
     contention = mean_contention(workload.submit_time_s, finish_s, last_time_s(events))
-    return Jobs(
-        job_id=np.arange(jobs, dtype=np.int32),
-        gpus=workload.gpus,
-        submit_time_s=workload.submit_time_s,
-        duration_s=workload.duration_s,
-        estimate_s=workload.estimate_s,
-        predicted_duration_s=np.asarray(run.predicted_duration_s, dtype=np.float64),
-        first_start_s=first_start_s,
-        finish_s=finish_s,
-        jct_s=jct_s,
-        queueing_delay_s=first_start_s - workload.submit_time_s,
-        service_gpu_s=_service_gpu_s(held, jobs),
-        work_gpu_s=workload.duration_s * workload.gpus,
-        preemptions=_count(events, Kind.STOP, jobs),
-        restarts=np.maximum(starts - 1, 0).astype(np.int32),
-        mean_contention=contention,
-        finish_time_fairness=finish_time_fairness(
-            jct_s, workload.duration_s, gpus=workload.gpus, contention=contention, cluster_gpus=run.cluster.gpus
-        ),
+    return _own_alone(
+        Jobs(
+            job_id=np.arange(jobs, dtype=np.int32),
+            carried=workload.carried,
+            gpus=workload.gpus,
+            submit_time_s=workload.submit_time_s,
+            duration_s=workload.duration_s,
+            estimate_s=workload.estimate_s,
+            estimate_drawn=workload.estimate_drawn,
+            predicted_duration_s=np.asarray(run.predicted_duration_s, dtype=np.float64),
+            first_start_s=first_start_s,
+            finish_s=finish_s,
+            jct_s=jct_s,
+            waiting_s=jct_s - _held_s(held, jobs),
+            queueing_delay_s=first_start_s - workload.submit_time_s,
+            service_gpu_s=_service_gpu_s(held, jobs),
+            work_gpu_s=workload.duration_s * workload.gpus,
+            preemptions=_count(events, Kind.STOP, jobs),
+            restarts=np.maximum(starts - 1, 0).astype(np.int32),
+            mean_contention=contention,
+            finish_time_fairness=finish_time_fairness(
+                jct_s, workload.duration_s, gpus=workload.gpus, contention=contention, cluster_gpus=run.cluster.gpus
+            ),
+        )
     )
+
+
+OF_WHOLE_JOBS = (
+    "predicted_duration_s",
+    "jct_s",
+    "waiting_s",
+    "queueing_delay_s",
+    "mean_contention",
+    "finish_time_fairness",
+)
+"""What is not defined for a job that was carried into the window: it is the rest of one."""
+
+
+def _own_alone(jobs: Jobs) -> Jobs:
+    """The table with NaN in those columns for jobs that were carried in."""
+    if not jobs.carried.any():
+        return jobs
+    return replace(jobs, **{name: np.where(jobs.carried, np.nan, getattr(jobs, name)) for name in OF_WHOLE_JOBS})
 
 
 def _count(events: Events, kind: Kind, jobs: int) -> Ints:
     return np.bincount(events.job_id[events.kind == kind], minlength=jobs).astype(np.int32)
+
+
+def _held_s(held: Holdings, jobs: int) -> Floats:
+    return np.bincount(held.job_id, weights=held.end_s - held.start_s, minlength=jobs).astype(np.float64)
 
 
 def _service_gpu_s(held: Holdings, jobs: int) -> Floats:
@@ -107,7 +139,7 @@ def mean_contention(submit_s: Floats, finish_s: Floats, end_s: float) -> Floats:
     time_s, active = steps(times[order], change)
     life_s = finish_s - submit_s
     sums = integral(time_s, active, finish_s) - integral(time_s, active, submit_s)
-    return _quotient(sums, life_s)
+    return quotient(sums, life_s)
 
 
 def finish_time_fairness(
@@ -119,13 +151,7 @@ def finish_time_fairness(
     which a job of g GPUs and duration d takes d · max(1, g·N/G). NaN where the duration is 0.
     """
     alone_s = duration_s * np.maximum(1.0, gpus * contention / cluster_gpus)
-    return _quotient(jct_s, alone_s)
-
-
-def _quotient(top: Floats, bottom: Floats) -> Floats:
-    """top ÷ bottom, NaN where bottom is not above 0."""
-    quotient: Floats = np.divide(top, bottom, out=np.full(len(top), np.nan), where=bottom > 0)
-    return quotient
+    return quotient(jct_s, alone_s)
 
 
 def summarise(run: Run, jobs: Jobs | None = None, held: Holdings | None = None) -> Summary:
@@ -136,6 +162,7 @@ def summarise(run: Run, jobs: Jobs | None = None, held: Holdings | None = None) 
         **_identity(run),
         **_completion(run, jobs),
         **_use(run, jobs, held),
+        **_overload(run, held),
         **_fairness(jobs),
         **_by_class(run, jobs),
         **_prediction(jobs),
@@ -148,6 +175,7 @@ def _identity(run: Run) -> Summary:
     return {
         "policy": run.policy,
         "oracle": run.oracle,
+        "truth_read": run.truth_read,
         "information": run.information,
         "seed": run.seed,
         "trace": workload.name,
@@ -155,7 +183,9 @@ def _identity(run: Run) -> Summary:
         "trace_sha256": workload.sha256,
         "trace_start": iso(workload.origin_s),
         "trace_notes": list(workload.notes),
-        "jobs": len(workload),
+        "jobs": int((~workload.carried).sum()),
+        "jobs_carried_in": int(workload.carried.sum()),
+        "carried_work_gpu_s": float((workload.duration_s * workload.gpus)[workload.carried].sum()),
         "jobs_left_out": dict(workload.left_out),
         "bad_rows": workload.bad_rows,
         "gpus": cluster.gpus,
@@ -164,6 +194,7 @@ def _identity(run: Run) -> Summary:
             {"name": each.name, "gpu_type": each.gpu_type, "nodes": each.nodes, "gpus_per_node": each.gpus_per_node}
             for each in cluster.node_types
         ],
+        "quotas": dict(cluster.virtual_clusters),
         "offered_load_fraction": workload.offered_load_fraction(cluster.gpus),
         "sim_version": __version__,
         "event_log_sha256": run.events.digest(),
@@ -171,16 +202,18 @@ def _identity(run: Run) -> Summary:
 
 
 def _completion(run: Run, jobs: Jobs) -> Summary:
-    finished = np.isfinite(jobs.finish_s)
+    own, finished = ~jobs.carried, np.isfinite(jobs.finish_s)
     first_s = jobs.submit_time_s[0] if len(jobs.submit_time_s) else np.nan
     return {
-        "jobs_unfinished": int((~finished).sum()),
-        "jobs_failed": int((run.workload.end_state_code == END_STATES.index("failed")).sum()),
+        "jobs_unfinished": int((own & ~finished).sum()),
+        "jobs_failed": int((run.workload.end_state_code[own] == END_STATES.index("failed")).sum()),
         "mean_jct_s": mean(jobs.jct_s),
         "p50_jct_s": percentile(jobs.jct_s, 50),
         "p90_jct_s": percentile(jobs.jct_s, 90),
         "p99_jct_s": percentile(jobs.jct_s, 99),
         "makespan_s": float(jobs.finish_s[finished].max() - first_s) if finished.any() else np.nan,
+        "mean_waiting_s": mean(jobs.waiting_s),
+        "p99_waiting_s": percentile(jobs.waiting_s, 99),
         "mean_queueing_delay_s": mean(jobs.queueing_delay_s),
         "p99_queueing_delay_s": percentile(jobs.queueing_delay_s, 99),
     }
@@ -195,14 +228,20 @@ def _use(run: Run, jobs: Jobs, held: Holdings) -> Summary:
     span_s = queue_s[-1] - queue_s[0] if len(queue_s) else 0.0
     waited_s = integral(queue_s, queue, queue_s[-1:])
     return {
-        "gpu_utilisation_fraction": _ratio(used_gpu_s, run.cluster.gpus * (last_s - first_s)),
+        "gpu_utilisation_fraction": ratio(used_gpu_s, run.cluster.gpus * (last_s - first_s)),
         "service_gpu_s": int(held.gpu_ticks().sum()) / TICKS_PER_S,
         "work_gpu_s": int((ticks(jobs.duration_s) * jobs.gpus).sum()) / TICKS_PER_S,
         "preemptions": int(jobs.preemptions.sum()),
-        "restarts_per_job": mean(jobs.restarts),
+        "restarts_per_job": mean(jobs.restarts[~jobs.carried]),
+        "split_starts_fraction": split_starts_fraction(run.events, run.cluster),
         "max_queue_jobs": int(queue.max(initial=0)),
-        "mean_queue_jobs": _ratio(float(waited_s.sum()), span_s),
+        "mean_queue_jobs": ratio(float(waited_s.sum()), span_s),
     }
+
+
+def _overload(run: Run, held: Holdings) -> Summary:
+    slope, late = growth(run, held)
+    return {"overloaded": overloaded(run, held), "queue_growth_fraction": slope, "late_queue_fraction": late}
 
 
 def _fairness(jobs: Jobs) -> Summary:
@@ -221,14 +260,16 @@ def _by_class(run: Run, jobs: Jobs) -> Summary:
     tenants = [name or NO_NAME for name in workload.virtual_clusters]
     states = workload.end_state_code
     return {
-        "jobs_by_size": counts_by(size, SIZE_CLASSES),
+        "jobs_by_size": counts_by(size[~jobs.carried], SIZE_CLASSES),
         "mean_jct_s_by_size": means_by(size, SIZE_CLASSES, jobs.jct_s),
+        "mean_waiting_s_by_size": means_by(size, SIZE_CLASSES, jobs.waiting_s),
         "mean_queueing_delay_s_by_size": means_by(size, SIZE_CLASSES, jobs.queueing_delay_s),
-        "mean_jct_s_by_virtual_cluster": _present(means_by(workload.virtual_cluster_code, tenants, jobs.jct_s)),
-        "mean_queueing_delay_s_by_virtual_cluster": _present(
+        "mean_jct_s_by_virtual_cluster": present(means_by(workload.virtual_cluster_code, tenants, jobs.jct_s)),
+        "mean_waiting_s_by_virtual_cluster": present(means_by(workload.virtual_cluster_code, tenants, jobs.waiting_s)),
+        "mean_queueing_delay_s_by_virtual_cluster": present(
             means_by(workload.virtual_cluster_code, tenants, jobs.queueing_delay_s)
         ),
-        "jobs_by_end_state": counts_by(states, END_STATES),
+        "jobs_by_end_state": counts_by(states[~jobs.carried], END_STATES),
         "mean_jct_s_by_end_state": means_by(states, END_STATES, jobs.jct_s),
     }
 
@@ -252,49 +293,3 @@ def _cost(run: Run) -> Summary:
         "simulation_cpu_s": run.simulation_cpu_s,
         "peak_memory_bytes": run.peak_memory_bytes,
     }
-
-
-def mean(values: NDArray[Any]) -> float:
-    """Mean of the known values; NaN of none."""
-    known = values[np.isfinite(values)]
-    return float(known.mean()) if len(known) else np.nan
-
-
-def percentile(values: NDArray[Any], q: float) -> float:
-    """Percentile of the known values, linear between neighbours; NaN of none."""
-    known = values[np.isfinite(values)]
-    return float(np.percentile(known, q)) if len(known) else np.nan
-
-
-def _ratio(top: float, bottom: float) -> float:
-    return top / bottom if bottom > 0 else np.nan
-
-
-def counts_by(code: NDArray[Any], names: Sequence[str]) -> dict[str, int]:
-    """How many have each code."""
-    return dict(zip(names, np.bincount(code, minlength=len(names)).tolist(), strict=True))
-
-
-def means_by(code: NDArray[Any], names: Sequence[str], values: Floats) -> dict[str, float]:
-    """Mean of the known values of each code; NaN where there are none."""
-    known = np.isfinite(values)
-    count = np.bincount(code[known], minlength=len(names))
-    total = np.bincount(code[known], weights=values[known], minlength=len(names)).astype(np.float64)
-    return dict(zip(names, _quotient(total, count.astype(np.float64)).tolist(), strict=True))
-
-
-def _present(means: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in means.items() if not np.isnan(value)}
-
-
-def spearman(left: Floats, right: Floats) -> float:
-    """Spearman's rank correlation, ties at their mean rank; NaN where either side is constant or has under 2 values."""
-    if len(left) < 2 or np.ptp(left) == 0 or np.ptp(right) == 0:
-        return np.nan
-    return float(np.corrcoef(_mean_ranks(left), _mean_ranks(right))[0, 1])
-
-
-def _mean_ranks(values: Floats) -> Floats:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return ranks

@@ -72,6 +72,7 @@ def _job_rows(run: Run, jobs: Jobs) -> dict[str, Any]:
         "virtual_cluster": named(workload.virtual_cluster_code, workload.virtual_clusters),
         "user": named(workload.user_code, workload.users),
         "gpu_type": named(workload.gpu_type_code, workload.gpu_types),
+        "model": named(workload.model_code, workload.models),
         "end_state": named(workload.end_state_code.astype("int32"), END_STATES),
         **columns,
     }
@@ -111,7 +112,12 @@ def main(arguments: list[str] | None = None) -> int:
             if chosen.first not in names:
                 raise unknown("policy", chosen.first, set(names))
             runs = in_order(runs, [chosen.first])
-        print_comparison(compare(runs))
+        comparison = compare(runs)
+        print_comparison(comparison)
+        shown = {run.folder for row in comparison.rows for run in row.runs}
+        for run in runs:
+            if run.folder not in shown:
+                print(f"{run.folder}: left out, a repetition of a run above; name it alone to see it", file=sys.stderr)
         print(f"wrote {collect(chosen.folder, runs)}")
         if chosen.report:
             from synergy_runs.report.write import write_comparison

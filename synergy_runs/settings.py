@@ -31,12 +31,16 @@ class TraceSettings:
     name: str = key("what results are filed under")
     path: Path | None = key("a job log; null: the first of `find` that exists, else the generator")
     find: list[str] = key("file names to look for in $SYNERGY_DATA, $SYNERGY_DATA/traces and ./traces")
-    generator: str | None = key("published statistics to draw jobs from where there is no log")
+    generator: str | None = key("statistics to draw jobs from where there is no log")
     format: str | None = key("the log's format; null: recognised")
     window: str = key("all, 7d, 2017-10-09/7d, 2017-10-09/2017-10-16 or 2017-10-09")
+    carry_in: bool = key("whether jobs that were running at the window's start enter with what was left of them")
     sample: float = key("fraction of the jobs to keep, drawn with the seed")
     min_gpus: int = key("jobs that ask for fewer GPUs are left out")
     bad_rows: Literal["stop", "skip"] = key("what to do with impossible rows")
+    attempts: Literal["apart", "merged"] = key(
+        "requeued and retried jobs: a submission per attempt (apart), or one long run per job (merged)"
+    )
     overestimate: float = key("estimates the log lacks are duration × (1 + overestimate·U[0,1))")
     models: Literal["auto", "none", "as_given", "mix", "llm"] = key(
         "training jobs: none (run times only), as_given (the log names them), mix (drawn by GPU-time; run times kept), "
@@ -68,8 +72,11 @@ class ClusterSettings:
     load: float = key("how many times as dense as in the trace jobs arrive")
     virtual_clusters: str | dict[str, int] | None = key("quotas: null, trace (as the log says), or {tenant: GPUs}")
     borrowing: bool = key("whether a tenant may exceed its quota while GPUs are idle")
-    whole_nodes: bool = key("whether jobs larger than a node need whole nodes")
-    placement: Literal["best_fit", "most_free"] = key("where jobs go: the fullest node that fits, or the emptiest ones")
+    placement: Literal["consolidate", "relax", "spread", "most_free"] = key(
+        "where jobs go: consolidate (on one node up to its size, on whole nodes beyond; else they wait), relax (the "
+        "same until they have waited patience_s), spread (wherever GPUs are free), most_free (on the emptiest nodes)"
+    )
+    patience_s: float = key("how long a job waits for GPUs that lie together if placement=relax")
     ignore_gpu_types: bool = key("whether jobs run on any GPU type, whatever the log says they asked for")
 
 

@@ -36,7 +36,7 @@ class StoredRun:
 
     @property
     def label(self) -> str:
-        """The policy's name, starred if it reads true run times."""
+        """The policy's name, starred if it knows true run times."""
         return self.policy + "*" * bool(self.summary["oracle"])
 
     @property
@@ -47,6 +47,10 @@ class StoredRun:
     def jobs(self, *columns: str) -> dict[str, NDArray[Any]]:
         """Columns of jobs.parquet, one entry per job in order of submission."""
         return _read(self.folder / "jobs.parquet", columns)
+
+    def decisions(self, *columns: str) -> dict[str, NDArray[Any]]:
+        """Columns of rounds.parquet, one entry per decision in order of time."""
+        return _read(self.folder / "rounds.parquet", columns)
 
     def events(self) -> Events:
         """The log of facts."""
@@ -97,9 +101,12 @@ def _read(path: Path, columns: Sequence[str]) -> dict[str, NDArray[Any]]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, columns=list(columns))
+        missing = [name for name in columns if name not in pq.read_schema(path).names]
+        table = None if missing else pq.read_table(path, columns=list(columns))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error}. Run that policy again.") from error
+    if table is None:
+        raise InputError(f"{path}: has no {', '.join(missing)}: another version wrote it. Run that policy again.")
     return {name: np.asarray(table[name].to_numpy()) for name in columns}
 
 

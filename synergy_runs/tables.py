@@ -10,14 +10,13 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from synergy_core.units import DAY_S, HOUR_S
-from synergy_runs.comparison import Comparison, Row
+from synergy_runs.comparison import Comparison, Row, over_workloads
+from synergy_runs.interval import FEWEST_WORKLOADS, Ratio
+from synergy_runs.log import DRAWN_ESTIMATES, TRUE_RUN_TIMES
+from synergy_runs.traces.times import epoch_s, iso
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-# Measured: docs/metrics.md, "Interval".
-FEWEST_SEEDS = 5
-FOOTNOTE = "* reads true run times"
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,13 @@ FIGURES = (
     Figure("mean_jct_s", "mean JCT", "time"),
     Figure("p50_jct_s", "median JCT", "time"),
     Figure("p99_jct_s", "p99 JCT", "time"),
-    Figure("mean_queueing_delay_s", "mean wait", "time"),
+    Figure("mean_waiting_s", "mean wait", "time"),
+    Figure("mean_queueing_delay_s", "first start", "time"),
     Figure("gpu_utilisation_fraction", "GPUs used", "percent", max),
     Figure("p99_finish_time_fairness", "p99 ρ", "number"),
     Figure("restarts_per_job", "restarts per job", "number"),
     Figure("makespan_s", "makespan", "time"),
-    Figure("p99_queueing_delay_s", "p99 wait", "time"),
+    Figure("p99_waiting_s", "p99 wait", "time"),
     Figure("unfair_fraction", "ρ > 1", "percent"),
     Figure("p90_jct_s", "p90 JCT", "time"),
     Figure("simulation_cpu_s", "CPU s", "number", None),
@@ -69,9 +69,8 @@ def three_digits(value: float) -> str:
     return f"{value:,.{decimals}f}"
 
 
-def ratio_text(row: Row) -> str:
-    """`0.58 (0.51–0.66)`, or `1` for what it refers to."""
-    ratio = row.ratio
+def ratio_text(ratio: Ratio) -> str:
+    """`0.58 (0.51–0.66)`; the number alone where no interval can be had, or where it is 1 for sure."""
     if not math.isfinite(ratio.value):
         return "–"
     if ratio.low == ratio.high == 1.0 or not math.isfinite(ratio.low):
@@ -80,7 +79,7 @@ def ratio_text(row: Row) -> str:
 
 
 def cells(figure: Figure, rows: Sequence[Row]) -> tuple[str, list[str], list[bool]]:
-    """(unit, texts, whether each is the best among policies that read no true run times)."""
+    """(unit, texts, whether each is the best among policies that know no true run times)."""
     values = [row.mean(figure.key) for row in rows]
     scale, unit = unit_of(figure, values)
     texts = [three_digits(value / scale) for value in values]
@@ -123,24 +122,81 @@ KNOWS = {
 def notes(comparison: Comparison) -> list[str]:
     """What a reader must know of the figures: stars, the interval, unfinished jobs."""
     lines = []
-    if any(row.oracle for row in comparison.rows):
-        lines.append(FOOTNOTE)
+    lines += _stars(comparison.rows)
     told = {level: [row.label for row in comparison.rows if row.information == level] for level in KNOWS}
     for level, labels in told.items():
         if labels:
             lines.append(f"{', '.join(dict.fromkeys(labels))}: {KNOWS[level]}")
-    shown = [row for row in comparison.rows if math.isfinite(row.ratio.low) and row.ratio.low < row.ratio.high]
-    if shown:
-        firsts = " and ".join(dict.fromkeys(comparison.of(setting)[0].label for setting in comparison.settings))
-        over = "whole seeds" if shown[0].ratio.resampled == "seeds" else "stretches of the job sequence"
-        seeds = len(comparison.seeds)
-        few = f"; with only {seeds} seeds it covers less" if 1 < seeds < FEWEST_SEEDS else ""
-        lines.append(f"vs {firsts}: ratio of mean JCTs with a 95 % paired bootstrap interval over {over}{few}")
+    lines += intervals(comparison)
+    split = [(row.label, row.mean("split_starts_fraction")) for row in comparison.rows]
+    if any(share > 0 for _, share in split):
+        shares = ", ".join(dict.fromkeys(f"{label} {share:.0%}" for label, share in split if math.isfinite(share)))
+        lines.append(f"starts of several GPUs on more nodes than need be: {shares}")
+    lines += _overloaded(comparison.rows)
     unfinished = sum(int(run.summary["jobs_unfinished"]) for row in comparison.rows for run in row.runs)
     lines += [f"{', '.join(labels[:-1])} and {labels[-1]} made the same schedule" for labels in _alike(comparison)]
     if unfinished:
         lines.append(f"{unfinished:,} jobs never finished and are missing from the JCTs")
     return lines
+
+
+def _stars(rows: Sequence[Row]) -> list[str]:
+    """What stars stand for."""
+    drawn = dict.fromkeys(row.label for row in rows if row.truth_read == DRAWN_ESTIMATES)
+    plain = [f"* reads {TRUE_RUN_TIMES}"] if any(row.truth_read == TRUE_RUN_TIMES for row in rows) else []
+    return plain + ([f"{', '.join(drawn)}: reads {DRAWN_ESTIMATES}, for want of users' own"] if drawn else [])
+
+
+def _overloaded(rows: Sequence[Row]) -> list[str]:
+    """Under whom the queue was still growing."""
+    labels = dict.fromkeys(row.label for row in rows if any(run.summary.get("overloaded") for run in row.runs))
+    if not labels:
+        return []
+    return [
+        f"overloaded: the queue was still growing when arrivals ended under {', '.join(labels)}: their means grow with "
+        "the window's length, and ratios are those of windows of this length"
+    ]
+
+
+NO_INTERVAL = {
+    "rare": "where little is waited: these workloads do not show how often long queues come",
+}
+"""What is said of ratios without one, by `Ratio.why_not`; of too few workloads, what to type."""
+
+
+def intervals(comparison: Comparison) -> list[str]:
+    """What the ratios' intervals are over; where there is none, why, and what to type for one."""
+    settings = [comparison.of(setting) for setting in comparison.settings]
+    ratios = [row.ratio for rows in settings for row in rows[1:]]
+    if not ratios:
+        return []
+    versus = "vs " + " and ".join(dict.fromkeys(rows[0].label for rows in settings))
+    most = max(ratio.workloads for ratio in ratios)
+    lines = []
+    if most == 1 < len(comparison.seeds):
+        lines.append(f"seeds {', '.join(map(str, comparison.seeds))} replay the jobs of one log: they are one workload")
+    pooled = over_workloads(comparison)
+    if any(math.isfinite(ratio.low) for ratio in ratios):
+        lines.append(f"{versus}: ratio of mean JCTs with a 95 % interval over the workloads of {most} seeds")
+    reasons = {ratio.why_not for ratio in [*ratios, *pooled.values()]}
+    lines += [f"{versus}: no interval {text}" for reason, text in NO_INTERVAL.items() if reason in reasons]
+    if "few" in reasons and not any(math.isfinite(ratio.low) for ratio in pooled.values()):
+        told = f"cannot be told from fewer than {FEWEST_WORKLOADS} {_more_workloads(settings[0][0])}"
+        lines.append(f"{versus}: true of these jobs; how far other weeks differ {told}")
+    if pooled:
+        texts = [f"{label} {ratio_text(ratio)}" for label, ratio in pooled.items()]
+        lines.append(f"{versus} over these {len(settings)} workloads, with a 95 % interval: {', '.join(texts)}")
+    return lines
+
+
+def _more_workloads(row: Row) -> str:
+    """What gives more of them, and what to type."""
+    summary = row.runs[0].summary
+    if "generator" in str(summary["trace_source"]):
+        return f"seeds: 'seed=[{','.join(map(str, range(FEWEST_WORKLOADS)))}]'"
+    start_s = epoch_s(str(summary["trace_start"]))
+    windows = ",".join(f"{iso(start_s + week * 7 * DAY_S)[:10]}/7d" for week in range(FEWEST_WORKLOADS))
+    return f"windows of the log: -m trace.window={windows}"
 
 
 def _alike(comparison: Comparison) -> list[list[str]]:
@@ -162,7 +218,7 @@ def comparison_table(comparison: Comparison, width: int) -> Table:
     for key in settings:
         table.add_column(key.rpartition(".")[2], justify="right", overflow="fold")
     table.add_column("policy", no_wrap=True)
-    ratios = [ratio_text(row) for row in rows]
+    ratios = [ratio_text(row.ratio) for row in rows]
     taken = max(len(row.label) for row in rows) + max(map(len, ratios)) + 6 + 10 * len(settings)
     figures = FIGURES[: max(1, (width - taken) // (_WIDTH_OF_A_FIGURE + 2))]
     columns = []

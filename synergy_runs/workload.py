@@ -9,14 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
-from synergy_core.units import TICKS_PER_S, on_grid, parse_duration_s
+from synergy_core.units import LONGEST_S, TICKS_PER_S, on_grid, parse_duration_s
 from synergy_runs.traces.rows import BadRow, TraceRows
 from synergy_runs.traces.times import epoch_s, iso
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
-
-LONGEST_S = 2.0**32  # half of what the grid of times holds exactly
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +27,9 @@ class Workload:
     global_batch: as requested, samples, 0 where the log has none. work_scale: a training job's work in multiples of
     its model's; NaN for one that only has a run time (`synergy_sim.assignment` makes training jobs). iterations: after
     how many at the requested batch it is done, NaN where the log does not say.
+    estimate_drawn: whether `with_estimates` drew its estimate. carried: it was submitted before the window and reaches
+    into it (`synergy_runs.carrying`); its times are what was left at the window's start, and ran_before_s what it had
+    run by then. log_wait_s: from submission to start in the log itself, 0 where the log does not say.
     Times lie on the grid of `synergy_core.units`. `*_code` columns index the tuples of the same name.
     line: where the job stands in its file, 0 if generated. bad_rows: impossible rows that were left out, of which
     `bad_examples` are the first.
@@ -53,6 +55,10 @@ class Workload:
     global_batch: Ints
     work_scale: Floats
     iterations: Floats
+    estimate_drawn: Mask
+    carried: Mask
+    ran_before_s: Floats
+    log_wait_s: Floats
     end_state_code: Ints
     line: Ints
     quotas: dict[str, int]
@@ -75,26 +81,45 @@ class Workload:
         return sum(int(t) * int(g) for t, g in zip(ticks, self.gpus, strict=True))
 
     def offered_load_fraction(self, gpus: int) -> float:
-        """GPU-seconds asked for ÷ GPU-seconds there are while jobs arrive; above 1 the queue must grow."""
+        """GPU-seconds asked for ÷ GPU-seconds there are while jobs arrive; above 1 the queue must grow.
+
+        Of the window's own jobs: what was carried in did not arrive in it.
+        """
         window_s = self.arrival_window_s
-        asked = float((self.duration_s * self.gpus).sum())
+        asked = float((self.duration_s * self.gpus)[~self.carried].sum())
         return asked / (gpus * window_s) if window_s > 0 else float("inf")
 
 
-def from_rows(rows: TraceRows, *, name: str, sha256: str = "", window: str = "all") -> Workload:
+def from_rows(
+    rows: TraceRows,
+    *,
+    name: str,
+    sha256: str = "",
+    window: str = "all",
+    first_s: float | None = None,
+    before: bool = False,
+) -> Workload:
     """The jobs of `rows` submitted in `window`, sorted by submission (stable), times from the window's start.
 
-    window: see `parse_window`. Raises InputError if no job was submitted in it.
+    window: see `parse_window`. first_s: where one without a date starts; None: at the first submission.
+    before: also all jobs submitted before it, at negative times, until `carrying.cut` says which reach into it.
+    Raises InputError if no job was submitted in it.
     """
     submit_s = np.asarray(rows.submit_s, dtype=np.float64)
-    start_s, end_s = parse_window(window, first_s=0.0 if rows.from_zero else float(submit_s.min()))
+    if first_s is None:
+        first_s = 0.0 if rows.from_zero else float(submit_s.min())
+    start_s, end_s = parse_window(window, first_s=first_s)
     order = np.argsort(submit_s, kind="stable")
-    order = order[(submit_s[order] >= start_s) & (submit_s[order] < end_s)]
-    if not len(order):
+    order = order[submit_s[order] < end_s]
+    inside = int((submit_s[order] >= start_s).sum())
+    order = order if before and not rows.from_zero else order[len(order) - inside :]
+    if not inside:
         raise InputError(
             f"trace.window={window}: no job was submitted in it; the trace runs from "
             f"{iso(float(submit_s.min()))} to {iso(float(submit_s.max()))}. Type trace.window=all for all of it."
         )
+
+    wait_s = np.asarray(rows.start_s, dtype=np.float64)[order] - submit_s[order]
 
     def ints(column: object) -> Ints:
         return np.asarray(column, dtype=np.int32)[order]
@@ -120,6 +145,10 @@ def from_rows(rows: TraceRows, *, name: str, sha256: str = "", window: str = "al
         global_batch=ints(rows.global_batch),
         work_scale=np.full(len(order), np.nan),
         iterations=np.asarray(rows.iterations, dtype=np.float64)[order],
+        estimate_drawn=np.zeros(len(order), dtype=np.bool_),
+        carried=submit_s[order] < start_s,
+        ran_before_s=np.zeros(len(order)),
+        log_wait_s=on_grid(np.where(wait_s > 0, wait_s, 0.0)),
         end_state_code=ints(rows.end_state),
         line=ints(rows.line),
         quotas=dict(rows.quotas),
@@ -179,7 +208,8 @@ def take(workload: Workload, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Wor
     rows = np.flatnonzero(keep) if keep.dtype == bool else keep
     columns = ("submit_time_s", "duration_s", "estimate_s", "gpus", "virtual_cluster_code", "user_code")
     more = ("gpu_type_code", "model_code", "global_batch", "work_scale", "iterations", "end_state_code", "line")
-    picked = {column: getattr(workload, column)[rows] for column in (*columns, *more)}
+    since = ("estimate_drawn", "carried", "ran_before_s", "log_wait_s")
+    picked = {column: getattr(workload, column)[rows] for column in (*columns, *more, *since)}
     return replace(workload, job_name=[workload.job_name[i] for i in rows], **picked)
 
 
@@ -192,7 +222,7 @@ def of_any_type(workload: Workload) -> Workload:
 def at_least(workload: Workload, gpus: int) -> Workload:
     """The jobs that ask for so many GPUs or more."""
     kept = workload.gpus >= gpus
-    if not kept.any():
+    if not (kept & ~workload.carried).any():
         raise InputError(f"trace.min_gpus={gpus}: no job of {workload.source} asks for so many; take fewer.")
     return workload if kept.all() else take(workload, kept)
 
@@ -203,8 +233,8 @@ def sampled(workload: Workload, fraction: float, random: np.random.Generator) ->
         raise InputError(f"trace.sample={fraction:g}: expected a fraction in (0, 1].")
     if fraction == 1:
         return workload
-    kept = take(workload, random.random(len(workload)) < fraction)
-    if not len(kept):
+    kept = take(workload, uniform(workload, random) < fraction)
+    if kept.carried.all():
         raise InputError(f"trace.sample={fraction:g} kept none of {len(workload)} jobs; take a larger fraction.")
     return kept
 
@@ -218,6 +248,18 @@ def scaled(workload: Workload, load: float) -> Workload:
     return workload if load == 1 else replace(workload, submit_time_s=on_grid(workload.submit_time_s / load))
 
 
+def uniform(workload: Workload, random: np.random.Generator, columns: int | None = None) -> Floats:
+    """Numbers in [0, 1) for each job: shape (jobs,) or (jobs, columns).
+
+    The window's own jobs take theirs first, so that carrying others in changes none of them.
+    """
+    shape = () if columns is None else (columns,)
+    drawn = np.empty((len(workload), *shape))
+    drawn[~workload.carried] = random.random((int((~workload.carried).sum()), *shape))
+    drawn[workload.carried] = random.random((int(workload.carried.sum()), *shape))
+    return drawn
+
+
 def with_estimates(workload: Workload, overestimate: float, random: np.random.Generator) -> Workload:
     """Fills unknown user estimates with duration × (1 + overestimate·U), U uniform in [0, 1).
 
@@ -226,14 +268,15 @@ def with_estimates(workload: Workload, overestimate: float, random: np.random.Ge
     """
     if not (np.isfinite(overestimate) and overestimate >= 0):
         raise InputError(f"trace.overestimate={overestimate:g}: expected a number ≥ 0.")
-    factor = 1.0 + overestimate * random.random(len(workload))
+    factor = 1.0 + overestimate * uniform(workload, random)
     unknown = np.isnan(workload.estimate_s)
     if not unknown.any():
         return workload
-    guess = on_grid(workload.duration_s * factor)
+    whole_s = workload.ran_before_s + workload.duration_s
+    guess = on_grid(whole_s * factor) - workload.ran_before_s
     note = (
         f"{unknown.sum():,} jobs without a user estimate got one: true run time × (1 + {overestimate:g}·U[0, 1)); "
-        "policies that read estimates (reservations, finish-time fairness) thus know more than they would"
+        "policies that read estimates (reservations, finish-time fairness) know more than they would, and are starred"
     )
     estimate_s = np.where(unknown, guess, workload.estimate_s)
-    return replace(workload, estimate_s=estimate_s, notes=(*workload.notes, note))
+    return replace(workload, estimate_s=estimate_s, estimate_drawn=unknown, notes=(*workload.notes, note))

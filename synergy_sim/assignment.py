@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.units import on_grid
-from synergy_runs.workload import Workload
+from synergy_runs.workload import Workload, uniform
 from synergy_sim.ground_truth import PlannedApplication, Shape, Truth, packed
 
 CLASSES = (
@@ -103,9 +103,9 @@ def _drawn_models(
     workload: Workload, truth: Truth, random: np.random.Generator
 ) -> tuple[tuple[str, ...], NDArray[np.int32]]:
     """Names, and each row's index among them."""
-    gpu_h = workload.duration_s * workload.gpus / 3600.0
+    gpu_h = (workload.ran_before_s + workload.duration_s) * workload.gpus / 3600.0
     names = tuple(dict.fromkeys([*(name for _, models in CLASSES for name in models), *truth.names]))
-    draw = random.random(len(workload))
+    draw = uniform(workload, random)
     code = np.zeros(len(workload), dtype=np.int32)
     floor_h = -1.0
     for below_h, models in CLASSES:

@@ -27,7 +27,7 @@ from synergy_core.scheduler import scheduler_for
 from synergy_core.state import NEVER, Allocations, ClusterState, Placed, gpus_in
 from synergy_core.units import on_grid
 from synergy_runs.fit import check_fit
-from synergy_runs.log import DecisionLog, EventLog, Kind, Run
+from synergy_runs.log import DecisionLog, EventLog, Kind, Run, truth_read_by
 from synergy_runs.workload import Workload
 from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
 from synergy_sim.ground_truth import Application, Truth
@@ -88,7 +88,6 @@ class Simulation:
         own_round_s = 0.0 if isinstance(policy, OrderingPolicy) else policy.round_s
         own = own_round_s if execution.own_rounds or execution.round_s is None else 0.0
         self.round_s = on_grid(own) or execution.round_s or 0.0
-        self._keys_jump = isinstance(policy, OrderingPolicy) and policy.next_change is not None
         self._type_of_node = [each.gpu_type for each in cluster.node_types for _ in range(each.nodes)]
         self._gpus_per_node = {each.gpu_type: each.gpus_per_node for each in reversed(cluster.node_types)}
         self.log = EventLog()
@@ -278,8 +277,7 @@ class Simulation:
             start_s = max(now_s, self._free_s(placed)) if self._vacated else now_s
             self.run_from(job, start_s)  # type: ignore[arg-type]
         self.note(decision, took_s)
-        if self._keys_jump:
-            self._wake_for_change(now_s)
+        self._wake_for_change(now_s)
         if left_already and any(job.job_id in left_already for job, _ in decision.starts):
             self._something_happened()  # the GPUs it was to move to are free
 
@@ -343,10 +341,17 @@ class Simulation:
         job.completion = Call(self.env, delay_s, self._finish, job, AFTER_DECISIONS if late else 1)
 
     def end_in_order(self, job: SimulatedJob) -> None:
-        """A decision knows its end already, and somebody else may start on its GPUs at that very instant."""
-        if job.ends_after_decision:
-            job.ends_after_decision = False
-            job.completion.cancel()
+        """A decision has given its GPUs away as of its end, which so comes before all that starts at that very instant.
+
+        Where that instant is the present one, the next to start is about to: the job is done at once.
+        """
+        if not job.ends_after_decision:
+            return
+        job.ends_after_decision = False
+        job.completion.cancel()
+        if job.end_s + job.costs.exit_s <= self.env.now:
+            self._end(job)
+        else:
             self._complete_later(job)
 
     def look_ahead(self, until_s: float, jobs: Iterable[TrainingJob] | None = None) -> None:
@@ -435,9 +440,11 @@ def simulate(
         if collecting:
             gc.enable()
     predicted_s = simulation.predicted_s
+    truth_read = truth_read_by(policy, workload)
     return Run(
         policy=policy.name,
-        oracle=policy.oracle,
+        oracle=bool(truth_read),
+        truth_read=truth_read,
         seed=seed,
         workload=workload,
         cluster=cluster,

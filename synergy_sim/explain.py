@@ -1,11 +1,13 @@
-"""`python -m synergy_sim.explain RUN JOB`: why a job got what it got in a round, found by running up to it again.
+"""`python -m synergy_sim.explain RUN JOB`: why a job got what it got at an instant of a finished run.
 
-A run is determined by its configuration, so nothing need be kept of each round: the same decisions are taken again.
+Policies that order jobs are answered for from the stored run alone. Those that solve a problem each round are asked
+again: a run is determined by its configuration, so its decisions are taken once more, up to the one in question.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -14,12 +16,16 @@ from typing import Any
 
 from synergy_core.allocator import Explanation
 from synergy_core.errors import InputError, unknown
-from synergy_core.policies import AllocationPolicy
+from synergy_core.policies import AllocationPolicy, OrderingPolicy, Policy
 from synergy_core.units import parse_duration_s
 from synergy_runs.explained import explained as explanation_in
+from synergy_runs.inputs import cluster_of, policies_of
 from synergy_runs.settings import build
+from synergy_runs.stored import StoredRun, read_run
+from synergy_sim.answer import Answer, answer
 from synergy_sim.engine import Simulation
-from synergy_sim.prepare import prepared_runs
+from synergy_sim.facts import COLUMNS, Facts
+from synergy_sim.prepare import execution_of, prepared_runs
 from synergy_sim.settings import Settings
 
 BAD_INPUT = 2
@@ -29,30 +35,47 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints one explanation; the exit status is 0, 2 for what the user can mend, or 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(
-        prog="python -m synergy_sim.explain", description="Why a job got what it got in a round of a finished run."
+        prog="python -m synergy_sim.explain", description="Why a job got what it got at an instant of a finished run."
     )
-    parser.add_argument("run", type=Path, help="a run's folder, such as results/sia_sosp23/synergy-0")
+    parser.add_argument("run", type=Path, help="a run's folder, such as results/philly/fifo-0")
     parser.add_argument("job", help="the job's name in its log, or its number")
     parser.add_argument(
-        "--at", default=None, metavar="TIME", help="simulated time, such as 2h; default: its first round"
+        "--at", default=None, metavar="TIME", help="simulated time, such as 2h; default: when it was submitted"
     )
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write it there too")
     given = parser.parse_args(arguments)
     try:
         found, at_s = explained(given.run, given.job, given.at)
-        print(f"round at {at_s:.0f} s of {given.run}\n{found.text()}")
+        if isinstance(found, Explanation):
+            print(f"round at {at_s:.0f} s of {given.run}")
+        print(found.text())
         if given.json is not None:
             given.json.write_text(json.dumps({"time_s": at_s, **found.as_dict()}, indent=1) + "\n", encoding="utf-8")
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except OSError as error:
+        print(f"error: {given.json}: {error.strerror}.", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
 
 
-def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation, float]:
-    """The explanation, and the round's time. Raises InputError where the run, the job or the round cannot be found."""
+def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation | Answer, float]:
+    """The explanation, and its instant. Raises InputError where the run, the job or the instant cannot be found."""
+    settings = settings_of(folder)
+    (policy,) = policies_of(settings.policy, settings.parameters, settings.information).values()
+    if isinstance(policy, AllocationPolicy) and policy.reads_goodput:
+        return _asked_again(settings, name, at)
+    facts = facts_of(read_run(folder), settings, policy)
+    job = _job_number(facts.jobs["job_name"].tolist(), name)
+    at_s = _instant_s(at, name, float(facts.jobs["submit_time_s"][job]))
+    return answer(facts, job, at_s), at_s
+
+
+def settings_of(folder: Path) -> Settings:
+    """The configuration of the run in that folder. Raises InputError where there is none."""
     from omegaconf import OmegaConf
 
     path = folder / "config.yaml"
@@ -60,19 +83,42 @@ def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation, flo
         raise InputError(f"{folder}: expected the folder of a finished run, with config.yaml in it.")
     values: Any = OmegaConf.to_container(OmegaConf.load(path))
     values.pop("compared_with", None)
-    settings = build(Settings, {**values, "policy": [values["policy"]], "seed": [values["seed"]]})
-    (run,) = prepared_runs(settings)
-    if not isinstance(run.policy, AllocationPolicy):
-        raise InputError(f"policy {run.policy.name} orders jobs by a key; only policies that allocate are explained.")
-    workload = run.workload
-    job = _job_number(workload.job_name, name)
-    submit_s = float(workload.submit_time_s[job])
+    return build(Settings, {**values, "policy": [values["policy"]], "seed": [values["seed"]]})
+
+
+def facts_of(run: StoredRun, settings: Settings, policy: Policy) -> Facts:
+    """What was stored of the run. Raises InputError where another version left out what is needed."""
+    if "quotas" not in run.summary:
+        raise InputError(f"{run.folder}: another version wrote it, without its tenants' quotas. Run that policy again.")
+    wanted = dataclasses.replace(settings.cluster, virtual_clusters=run.summary["quotas"] or None)
+    execution = execution_of(settings)
+    return Facts(
+        policy=policy.of_records() if isinstance(policy, OrderingPolicy) else policy,
+        cluster=cluster_of(wanted, settings.trace, None),
+        jobs=run.jobs(*COLUMNS),
+        events=run.events(),
+        decided_s=run.decisions("time_s")["time_s"],
+        costs_of=execution.costs_of,
+        event_driven=execution.round_s is None and not isinstance(policy, AllocationPolicy),
+    )
+
+
+def _instant_s(at: str | None, name: str, submit_s: float) -> float:
     try:
         at_s = submit_s if at is None else parse_duration_s(at)
     except ValueError:
         raise InputError(f"--at {at}: expected a length of time such as 90s, 30m or 2h.") from None
     if at_s < submit_s:
         raise InputError(f"--at {at}: job {name} was only submitted at {submit_s:.0f} s.")
+    return at_s
+
+
+def _asked_again(settings: Settings, name: str, at: str | None) -> tuple[Explanation, float]:
+    """The policy's own account of the round, which it is asked for once more."""
+    (run,) = prepared_runs(settings)
+    workload = run.workload
+    job = _job_number(workload.job_name, name)
+    at_s = _instant_s(at, name, float(workload.submit_time_s[job]))
     simulation = Simulation(workload, run.cluster, run.policy, run.execution, run.truth)
     last = simulation.run_until(at_s, job)
     if last is None:

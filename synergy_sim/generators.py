@@ -3,6 +3,7 @@
 import sys
 
 from synergy_runs.generators.command import main
+from synergy_sim.waiting import queueing_delays
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(delays=queueing_delays))

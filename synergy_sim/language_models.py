@@ -15,7 +15,7 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.planner import tables
 from synergy_core.planner.tables import PlannedModel
-from synergy_runs.workload import Workload
+from synergy_runs.workload import Workload, uniform
 from synergy_sim.assignment import mixed
 from synergy_sim.ground_truth import Truth, packed
 
@@ -40,7 +40,7 @@ def with_language_models(
     result = mixed(workload, cluster, truth, random)
     gpus = workload.gpus.astype(np.int64)
     rows = np.flatnonzero((gpus >= from_gpus) & ((gpus & (gpus - 1)) == 0))
-    draws = random.random((len(workload), 2))
+    draws = uniform(workload, random, 2)
     known = sorted((tables.model_named(name) for name in tables.language_models()), key=lambda each: each.parameters)
     names = tuple(dict.fromkeys((*result.models, *(each.name for each in known))))
     kinds = tuple(dict.fromkeys((*workload.gpu_types, *cluster.gpu_types)))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from synergy_core.planned import PlannedTask
 from synergy_core.planner.plan import Plan
 from synergy_core.profiled import ProfiledTask
-from synergy_sim.ground_truth import ProfiledApplication
+from synergy_core.profiles import degrees_of
+from synergy_core.state import Placed
+from synergy_sim.ground_truth import PlannedApplication, ProfiledApplication, packed
 from synergy_sim.training import TrainingJob
 
 
@@ -26,6 +28,11 @@ class PlannedJob(TrainingJob):
             self.task.report(self.application.statistics(batch, self.epoch))
         super().report(now_s)
 
+    def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
+        """An iteration at the requested batch on that many GPUs of that type, packed; inf where no plan fits."""
+        assert isinstance(self.application, PlannedApplication)
+        return self.application.step_s(gpu_type, packed(gpus, self.gpus_per_node[gpu_type]), self.requested_batch)
+
     def _choose(self) -> None:
         task = self.task
         assert isinstance(task, PlannedTask)
@@ -41,15 +48,29 @@ class PlannedJob(TrainingJob):
 class ProfiledJob(PlannedJob):
     """Its model was profiled: batch and plan are what the scheduler says (`Job.plan`); degrees change by a restart."""
 
-    __slots__ = ("_trains",)
+    __slots__ = ("_on", "_trains")
 
+    _on: Placed
     _trains: Plan | None
+    # Under which plan it trains, and where. A decision gives it GPUs and a plan, but where they come with a restart it
+    # trains on as it did until it is stopped.
+
+    def carry_on(self, start_s: float) -> None:
+        self._on = self.placement
+        super().carry_on(start_s)
 
     def look_ahead(self, until_s: float) -> bool:
-        if self.tunes_batch and not self._must_choose and self._trains is not self.plan:
+        if self.tunes_batch and not self._must_choose and self._is_retuned():
             self._settle(self._seen_s)
             self._must_choose = True
         return super().look_ahead(until_s)
+
+    def _is_retuned(self) -> bool:
+        """Whether it is to go on with another batch, the rest as it is."""
+        old, new = self._trains, self.plan
+        if old is new or old is None or new is None:
+            return False
+        return self.placement == self._on and degrees_of(old) == degrees_of(new)
 
     def report(self, now_s: float) -> None:
         task = self.task
@@ -72,8 +93,12 @@ class ProfiledJob(PlannedJob):
         self._version = self.task.pool.version if self.task is not None else -1
         self._begin_pass()
 
+    def _choose_fixed(self) -> None:
+        super()._choose_fixed()
+        self._trains = self.plan
+
     def _iteration_s(self) -> float:
-        if self.plan is None:
+        if self._trains is None:
             return super()._iteration_s()
         assert isinstance(self.application, ProfiledApplication)
-        return self.application.planned_step_s(self._type, self._shape, self.plan)
+        return self.application.planned_step_s(self._type, self._shape, self._trains)

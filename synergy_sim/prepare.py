@@ -12,6 +12,7 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.policies import AllocationPolicy, Policy
 from synergy_core.profiles import Profile
+from synergy_runs.carrying import without_carried
 from synergy_runs.fit import check_fit
 from synergy_runs.inputs import (
     cluster_of,
@@ -102,8 +103,8 @@ def trained(
         needed = any(isinstance(each, AllocationPolicy) and each.reads_goodput for each in policies)
         given = bool(len(workload)) and bool((with_profiled_batches(workload, truth).global_batch > 0).all())
         wanted = "as_given" if given else "mix" if needed else "none"
-    if wanted == "as_given":
-        return as_given(workload, cluster, truth)
+    if wanted == "as_given":  # how much of such a job was left at the window's start, its log does not say
+        return as_given(without_carried(workload), cluster, truth)
     if wanted == "llm":
         random = np.random.default_rng(random_stream(seed, "models"))
         return with_language_models(workload, cluster, truth, random, from_gpus=settings.trace.llm_gpus)

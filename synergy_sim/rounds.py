@@ -97,8 +97,8 @@ def _end_lease(simulation: Simulation, job: SimulatedJob, placed: Placed, bounda
     job.attained_service_gpu_s += gpus * (job.free_s - max(simulation.env.now, job.began_s))
     job.settled_s = job.free_s
     if own:
-        simulation.end_in_order(job)
         simulation.scheduler.finish(job, job.free_s)
+        simulation.end_in_order(job)
         return False
     simulation.at(job.free_s, simulation.vacate, job)
     simulation.break_off(job, stop_s)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
+from synergy_runs.carrying import carried_in_words
 from synergy_runs.filing import make_room, remove_report, say_if_replaced, show
 from synergy_runs.invariants import check
 from synergy_runs.results import write_run
@@ -76,7 +77,8 @@ def _simulate_one(settings: Settings, values: Mapping[str, Any], what: PreparedR
 
 def _say(settings: Settings, workload: Workload, cluster: Cluster) -> None:
     """What is replayed on what, and what was left out of it."""
-    lines = [f"{len(workload):,} job{'s' * (len(workload) > 1)} from {workload.source}", *workload.notes]
+    jobs = int((~workload.carried).sum())
+    lines = [f"{jobs:,} job{'s' * (jobs > 1)} from {workload.source}", *carried_in_words(workload), *workload.notes]
     if settings.trace.path and settings.cluster.nodes is None and settings.cluster.node_types is None:
         lines.append(f"cluster assumed: {cluster.describe()}; give yours with cluster.nodes=N")
     left_out = [f"{count:,} {reason}" for reason, count in sorted(workload.left_out.items())]

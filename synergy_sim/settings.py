@@ -78,7 +78,7 @@ class Settings:
         "its model report (shared), all; null: as each policy is published"
     )
     policy: list[str] = key("one policy, or a list to compare; the first is what the others are compared to")
-    parameters: dict[str, dict[str, Any]] = key("parameters by policy: parameters.las.demote_after_gpu_s=7200")
+    parameters: dict[str, dict[str, Any]] = key("parameters by policy: parameters.las.quantum_s=1800")
     seed: list[int] = key("one seed or a list; each policy sees the same jobs for the same seed")
     restart_s: float = key("what a preempted job pays when it resumes, seconds")
     round_s: float | None = key("decide once per round of so many seconds; null: as the policy does")

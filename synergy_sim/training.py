@@ -107,10 +107,13 @@ class TrainingJob(SimulatedJob):
 
     @property
     def remaining_s(self) -> float:
-        """Until its last step if it ran on from `settled_s` as it does, or as requested if it does not run."""
+        """Until its last step if it ran on from `settled_s` as it does, or as requested if it does not run.
+
+        On the grid of times, as every time that a schedule is made of.
+        """
         if self.running and self.end_s < NEVER:
             return self.end_s - self.settled_s
-        return self._time_left() * self.duration_s + super().remaining_s - self.left_work_s
+        return on_grid(self._time_left() * self.duration_s) + super().remaining_s - self.left_work_s
 
     def _time_left(self) -> float:
         """The fraction of its time as requested that is to come; epochs of equal work do not last equally long."""
@@ -211,12 +214,11 @@ class TrainingJob(SimulatedJob):
 
     # What policies that are upper bounds ask
 
-    def true_iteration_s(self, gpus: int) -> float:
-        """An iteration at the requested batch on that many GPUs, packed on nodes as large as the present type's."""
-        app, kind = self.application, self._type or self.type_of_node[0]
-        shape = packed(gpus, self.gpus_per_node[kind])
-        local, accumulation = app.as_requested(kind, shape, self.requested_batch)
-        return app.iteration_s(kind, shape, local, max(1, accumulation) if gpus == 1 else accumulation)
+    def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
+        """An iteration at the requested batch on that many GPUs of that type, packed."""
+        app, shape = self.application, packed(gpus, self.gpus_per_node[gpu_type])
+        local, accumulation = app.as_requested(gpu_type, shape, self.requested_batch)
+        return app.iteration_s(gpu_type, shape, local, max(1, accumulation) if gpus == 1 else accumulation)
 
     def remaining_iterations(self) -> float:
         """Iterations at the requested batch from the present epoch to the last one; 1 in that."""

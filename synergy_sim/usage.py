@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synergy_core.policies import get_policy, policy_names
+from synergy_core.policies import Policy, get_policy, policy_names
 from synergy_runs.overrides import options
 from synergy_runs.settings import meanings
 from synergy_sim.settings import Settings
@@ -24,7 +24,7 @@ Clusters   {clusters}
 Testbeds   {testbeds}
 Experiments {experiments}
 
-Policies (* reads true run times)
+Policies (* reads true run times; ° reads users' estimates, which are drawn from true run times where a log has none)
 {policies}
 
 Variants   {variants}
@@ -34,9 +34,13 @@ Keys
 """
 
 
+def _star(policy: Policy) -> str:
+    return "*" if policy.oracle else "°" * policy.reads_estimates
+
+
 def usage() -> str:
     """The whole text."""
-    starred = {name: name + "*" * get_policy(name).oracle for name in policy_names()}
+    starred = {name: name + _star(get_policy(name)) for name in policy_names()}
     policies = "\n".join(f"  {starred[name]:12} {summary}" for name, summary in policy_names().items())
     keys = "\n".join(f"  {name:32} {meaning}" for name, meaning in meanings(Settings))
     groups = {

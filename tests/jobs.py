@@ -54,6 +54,10 @@ def workload(rows, *, tenants=None, kinds=None, estimates=None, models=None) -> 
         global_batch=zeros,
         work_scale=np.full(len(rows), np.nan),
         iterations=np.full(len(rows), np.nan),
+        estimate_drawn=np.zeros(len(rows), dtype=bool),
+        carried=np.zeros(len(rows), dtype=bool),
+        ran_before_s=np.zeros(len(rows)),
+        log_wait_s=np.zeros(len(rows)),
         end_state_code=zeros,
         line=zeros,
         quotas={},
@@ -76,8 +80,9 @@ def random_workload(seed, jobs, *, sizes=(1, 2, 4, 8, 16, 32), mean_gap_s=60.0, 
     return replace(made, estimate_s=on_grid(made.duration_s * (1 + 3 * random.random(jobs))))
 
 
-def cluster(nodes=4, gpus_per_node=8, **more) -> Cluster:
-    return Cluster((NodeType("v100", "v100", nodes, gpus_per_node),), **more)
+def cluster(nodes=4, gpus_per_node=8, placement="spread", **more) -> Cluster:
+    """One GPU type on which counts decide what fits, unless another placement is asked for."""
+    return Cluster((NodeType("v100", "v100", nodes, gpus_per_node),), placement=placement, **more)
 
 
 def facts(run):

@@ -28,7 +28,7 @@ def two_types(**more):
 
 def test_one_decision_at_an_instant_when_a_leaving_job_is_displaced():
     work = workload([(4170, 8, 330), (4320, 8, 4020)])
-    done = run(work, cluster(1), "las", Costs(exit_s=300.0))
+    done = run(work, cluster(1), "mlfq", Costs(exit_s=300.0))
     assert (done.decisions.time_s == 4_620).sum() == 1
 
 

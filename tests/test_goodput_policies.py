@@ -43,7 +43,7 @@ MACHINES = {
     "types-quotas": three_types(virtual_clusters={"a": 10, "b": 8}),
     "borrowing": t4s(virtual_clusters={"a": 4, "b": 8}, borrowing=True),
     "one-gpu": t4s(1, 1),
-    "whole-nodes": t4s(whole_nodes=True),
+    "whole-nodes": t4s(placement="consolidate"),
     "most-free": t4s(placement="most_free"),
     "no-data-sheet": Cluster((NodeType("z", "z9000", 2, 8),)),
 }

@@ -37,10 +37,18 @@ def test_spread_job_uses_few_nodes():
 
 
 def test_whole_nodes_refuse_fragments():
-    placement = Placement(cluster(2, whole_nodes=True))
+    placement = Placement(cluster(2))
     placement.place(1)
-    assert not placement.fits(16)
-    assert not placement.fits(15) or nodes(placement.place(15)) == [1, 0]
+    assert not placement.fits(16, scattered=False)
+    assert nodes(placement.place(15, scattered=False)) == [1, 0]
+
+
+def test_job_that_a_node_could_hold_is_not_cut_unless_it_may_lie_apart():
+    placement = Placement(cluster(2))
+    placement.place(5)
+    placement.place(5)
+    assert placement.place(4, scattered=False) is None
+    assert nodes(placement.place(4)) == [0, 1]
 
 
 def test_job_does_not_mix_types():
@@ -52,19 +60,19 @@ def test_job_does_not_mix_types():
     assert placement.place(2, "a100") == ((0, 0b11000000),)
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("scattered", [True, False])
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(st.one_of(st.integers(1, 40), st.integers(-20, -1)), max_size=60))
-def test_no_gpu_is_given_twice_and_all_come_back(whole, steps):
-    machines = Cluster((NodeType("a", "a100", 3, 8), NodeType("b", "a100", 2, 4)), whole_nodes=whole)
+def test_no_gpu_is_given_twice_and_all_come_back(scattered, steps):
+    machines = Cluster((NodeType("a", "a100", 3, 8), NodeType("b", "a100", 2, 4)))
     placement = Placement(machines)
     held = []
     used: set[tuple[int, int]] = set()
     for step in steps:
         if step > 0:
-            fits = placement.fits(step)
-            assert fits or whole or step > placement.free_gpus
-            placed = placement.place(step)
+            fits = placement.fits(step, scattered=scattered)
+            assert fits or not scattered or step > placement.free_gpus
+            placed = placement.place(step, scattered=scattered)
             assert (placed is not None) == fits
             if placed is not None:
                 gpus = {(node, bit) for node, mask in placed for bit in range(8) if mask >> bit & 1}
@@ -88,9 +96,9 @@ def test_no_gpu_is_given_twice_and_all_come_back(whole, steps):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.sampled_from([1, 2, 4, 8, 16, 24]), max_size=40))
 def test_powers_of_two_and_whole_nodes_fit_without_spreading_if_the_total_fits(sizes):
-    placement = Placement(cluster(8, whole_nodes=True))
+    placement = Placement(cluster(8))
     total = 0
     for gpus in sorted(sizes, reverse=True):
         if total + gpus <= 64:
             total += gpus
-            assert placement.place(gpus) is not None
+            assert placement.place(gpus, scattered=False) is not None

@@ -263,6 +263,10 @@ class FakeState:
         return np.full(len(self), -1)
 
     @property
+    def planned(self):
+        return np.zeros(len(self), dtype=bool)
+
+    @property
     def virtual_cluster(self):
         return np.zeros(len(self), int)
 

@@ -1,10 +1,11 @@
-"""What the README says to type is accepted, and its example of a policy runs."""
+"""What the pages say to type is accepted, and the README's example of a policy runs."""
 
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+from documented import documented
 from jobs import cluster, finish_s, workload
 
 from synergy_core.__main__ import main
@@ -14,11 +15,12 @@ from synergy_runs.traces import summaries
 from synergy_sim.engine import simulate
 from synergy_sim.program import SIMULATOR
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-COMMANDS = [line.strip().split("   ")[0] for line in README.splitlines() if "python -m synergy_sim +" in line]
-COMMANDS += [line.strip().split("   ")[0] for line in README.splitlines() if "python -m synergy_sim -m" in line]
-COMMANDS = [command for command in COMMANDS if command.startswith("python -m synergy_sim")]
-PLANS = [line.strip() for line in README.splitlines() if "python -m synergy_core plan " in line]
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+TYPED = [each.typed for each in documented(ROOT)]
+COMMANDS = [each for each in TYPED if re.match(r"python -m synergy_sim (-m |\+trace|experiment)", each)]
+COMMANDS = [each for each in COMMANDS if "narrow" not in each]
+PLANS = [each for each in TYPED if each.startswith("python -m synergy_core plan ")]
 WORDS = ("GB/s within nodes", "MFU")
 """Of the lines that name the machine and the columns."""
 
@@ -29,7 +31,7 @@ def test_commands_are_accepted(command):
 
 
 def test_there_are_commands_to_test():
-    assert len(COMMANDS) >= 7
+    assert len(COMMANDS) >= 12
     assert PLANS
 
 

@@ -33,10 +33,10 @@ def helios_row(job: str = "7", vc: str = "vcA", gpus: str = "8", state: str = "C
 
 def test_helios_jobs_with_their_end_states(tmp_path: Path) -> None:
     logged = ["COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL"]
-    rows = read_trace(written(tmp_path, "cluster_log.csv", HELIOS, *[helios_row(state=each) for each in logged]))
+    rows = read_trace(written(tmp_path, "cluster_log.csv", HELIOS, *[helios_row(each, state=each) for each in logged]))
     assert rows.format_name == "helios"
     assert states(rows) == ["completed", "killed", "failed", "failed", "failed"]
-    assert (rows.submit_s[0], rows.duration_s[0], rows.gpus[0], rows.job_name[0]) == (epoch_s(T0), 60, 8, "7")
+    assert (rows.submit_s[0], rows.duration_s[0], rows.gpus[0], rows.job_name[0]) == (epoch_s(T0), 60, 8, "COMPLETED")
     assert not rows.notes
 
 
@@ -67,8 +67,8 @@ def test_helios_quotas_are_those_of_the_first_day_on_which_the_cluster_was_large
         "2020-06-10,16,8,0,24",
         "2020-06-11,8,16,0,24",
     )
-    late = helios_row(times="2020-06-11 00:00:00,2020-06-11 00:00:00,2020-06-11 00:01:00,60,0")
-    rows = read_trace(written(tmp_path, "cluster_log.csv", HELIOS, helios_row(), helios_row(vc="vcC"), late))
+    late = helios_row("9", times="2020-06-11 00:00:00,2020-06-11 00:00:00,2020-06-11 00:01:00,60,0")
+    rows = read_trace(written(tmp_path, "cluster_log.csv", HELIOS, helios_row(), helios_row("8", "vcC"), late))
     assert rows.quotas == {"vcA": 16, "vcB": 8}
     assert "2020-06-10" in rows.notes[0]
     assert rows.notes[1].endswith("vcC (1 jobs)")
@@ -122,14 +122,16 @@ def test_acme_seren_is_read_in_utc(tmp_path: Path) -> None:
     assert not rows.notes
 
 
-def kalos_row(end: str = "2023-05-17 11:01:16+00:00", duration: str = "18", gpus: str = "64", start: str = "s") -> str:
+def kalos_row(
+    end: str = "2023-05-17 11:01:16+00:00", duration: str = "18", gpus: str = "64", start: str = "s", job: str = "dlc"
+) -> str:
     start = "2023-05-17 11:01:08+00:00" if start == "s" else start
     times = f"2023-05-17 11:00:58+00:00,{start},{end},{end},"
-    return f"dlc,u,8,{gpus},960,1000,100.0,Other,FAILED,{times},{duration},10.0,1152.0"
+    return f"{job},u,8,{gpus},960,1000,100.0,Other,FAILED,{times},{duration},10.0,1152.0"
 
 
 def test_acme_kalos_durations_have_the_queueing_time_taken_off(tmp_path: Path) -> None:
-    rows = read_trace(written(tmp_path, "trace_kalos.csv", KALOS, kalos_row(), kalos_row(end="")))
+    rows = read_trace(written(tmp_path, "trace_kalos.csv", KALOS, kalos_row(), kalos_row(end="", job="other")))
     assert list(rows.duration_s) == [8, 8]
     assert not rows.notes
 
@@ -170,7 +172,7 @@ def test_swf_fields_are_taken_as_the_archive_defines_them(tmp_path: Path) -> Non
 
 
 def test_swf_end_states_and_parts_of_jobs(tmp_path: Path) -> None:
-    lines = [swf(status=each) for each in ("1", "0", "5", "-1", "2", "3", "4")]
+    lines = [swf(job, status=each) for job, each in enumerate(("1", "0", "5", "-1", "2", "3", "4"))]
     rows = read_trace(written(tmp_path, "log.swf", *lines))
     assert states(rows) == ["completed", "failed", "killed", "completed"]
     assert sum(rows.left_out.values()) == 3
@@ -198,3 +200,21 @@ def test_swf_leaves_out_what_is_unknown(tmp_path: Path) -> None:
 def test_an_impossible_swf_line_is_named(tmp_path: Path, line: str, message: str) -> None:
     with pytest.raises(InputError, match=f"line 2, {message}"):
         read_trace(written(tmp_path, "log.swf", swf(), line))
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "column"),
+    [
+        ("cluster_log.csv", (HELIOS, helios_row("7"), helios_row("8"), helios_row("7")), "job_id"),
+        ("trace_kalos.csv", (KALOS, kalos_row(), kalos_row(job="8"), kalos_row(gpus="8")), "job_id"),
+        ("log.swf", (";", swf(7), swf(8), swf(7)), r"job number \(field 1\)"),
+    ],
+)
+def test_two_jobs_under_one_id_are_refused_with_both_lines(
+    tmp_path: Path, name: str, lines: tuple[str, ...], column: str
+) -> None:
+    path = written(tmp_path, name, *lines)
+    with pytest.raises(InputError, match=f"line 4, {column}: got '.*', which line 2 has too"):
+        read_trace(path)
+    rows = read_trace(path, bad_rows="skip")
+    assert (len(rows), rows.bad_count) == (2, 1)

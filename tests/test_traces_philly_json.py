@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime, timedelta
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -27,33 +28,73 @@ def attempt(start: str | None = START, end: str | None = HOUR_LATER, *gpus: int)
     return {"start_time": start, "end_time": end, "detail": detail}
 
 
+NUMBERS = count(1)
+
+
 def job(*attempts: dict[str, object], **changes: object) -> dict[str, object]:
     return {
         "status": "Pass",
         "vc": "6214e9",
-        "jobid": "application_1_1",
+        "jobid": f"application_1_{next(NUMBERS)}",
         "attempts": list(attempts),
         "submitted_time": "2017-10-07 00:59:00",
         "user": "ce2f4c",
     } | changes
 
 
-def read(folder: Path, *jobs: object, bad_rows: str = "stop", indent: int | None = 4) -> TraceRows:
+def read(
+    folder: Path, *jobs: object, bad_rows: str = "stop", indent: int | None = 4, attempts: str = "apart"
+) -> TraceRows:
     path = folder / "cluster_job_log"
     path.write_text(json.dumps(list(jobs), indent=indent))
-    return read_trace(path, bad_rows=bad_rows)
+    return read_trace(path, bad_rows=bad_rows, attempts=attempts)
 
 
-def test_run_time_is_the_sum_over_attempts_and_the_gpus_are_the_last_ones(tmp_path: Path) -> None:
+def retried() -> dict[str, object]:
     first = attempt("2017-10-07 01:00:00", "2017-10-07 01:00:30", 8)
     last = attempt("2017-10-07 03:00:00", "2017-10-07 03:01:00", 8, 4)
-    rows = read(tmp_path, job(first, last, status="Killed"))
+    return job(first, last, status="Killed", jobid="application_9")
+
+
+def test_attempts_are_runs_of_their_own_with_the_gap_between_them(tmp_path: Path) -> None:
+    rows = read(tmp_path, retried())
     assert rows.format_name == "philly_json"
-    assert (rows.duration_s[0], rows.gpus[0], rows.job_name[0]) == (90.0, 12, "application_1_1")
+    assert rows.job_name == ["application_9#1", "application_9#2"]
+    assert list(rows.submit_s) == [epoch_s("2017-10-07 00:59:00"), epoch_s("2017-10-07 03:00:00")]
+    assert (list(rows.duration_s), list(rows.gpus), list(rows.attempt)) == ([30.0, 60.0], [8, 12], [1, 2])
+    assert list(rows.retry_gap_s) == [7_170.0]
+    assert [END_STATES[code] for code in rows.end_state] == ["failed", "killed"]
+    assert rows.users.values() == ("ce2f4c",)
+    assert list(rows.line) == [2, 2]
+    assert rows.notes[0].startswith("1 further attempts of 1 jobs are submissions of their own")
+
+
+def test_merged_attempts_run_for_their_sum_on_the_gpus_of_the_last(tmp_path: Path) -> None:
+    rows = read(tmp_path, retried(), attempts="merged")
+    assert (list(rows.duration_s), list(rows.gpus), rows.job_name) == ([90.0], [12], ["application_9"])
     assert rows.submit_s[0] == epoch_s("2017-10-07 00:59:00")
     assert END_STATES[rows.end_state[0]] == "killed"
-    assert rows.users.values() == ("ce2f4c",)
-    assert rows.line[0] == 2
+    assert rows.notes == ["1 further attempts of requeued jobs, added to their first"]
+
+
+def test_a_job_of_one_attempt_keeps_its_name(tmp_path: Path) -> None:
+    assert read(tmp_path, job(attempt(None, None), attempt(), jobid="application_9")).job_name == ["application_9"]
+
+
+def test_what_ran_before_an_attempt_that_still_runs_is_kept_apart_and_dropped_merged(tmp_path: Path) -> None:
+    running = job(attempt(), attempt(HOUR_LATER, None))
+    rows = read(tmp_path, running, job(attempt()))
+    assert (len(rows), list(rows.left_out.values())) == (2, [1])
+    assert END_STATES[rows.end_state[0]] == "failed"
+    assert len(read(tmp_path, running, job(attempt()), attempts="merged")) == 1
+
+
+@pytest.mark.parametrize("indent", [4, None])
+def test_two_jobs_under_one_id_are_refused_with_both_lines(tmp_path: Path, indent: int | None) -> None:
+    twice = [job(attempt(), jobid="application_9") for _ in range(2)]
+    second = 1 if indent is None else 2 + len(json.dumps(twice[:1], indent=4).splitlines()) - 2
+    with pytest.raises(InputError, match=rf"line {second}, jobid: got 'application_9', which line \d has too"):
+        read(tmp_path, *twice, indent=indent)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +105,7 @@ def test_run_time_is_the_sum_over_attempts_and_the_gpus_are_the_last_ones(tmp_pa
         (job(attempt(None, None)), "never ran: no attempt has both times"),
         (job(attempt("None", "None")), "never ran: no attempt has both times"),
         (job(attempt(None, HOUR_LATER)), "never ran: no attempt has both times"),
-        (job(attempt(), attempt(HOUR_LATER, None)), "still running at the snapshot"),
+        (job(attempt(HOUR_LATER, None)), "still running at the snapshot"),
         (job(attempt(), submitted_time=None), "no submission time recorded"),
         (job({"start_time": START, "end_time": HOUR_LATER, "detail": []}), "held no GPU"),
     ],
@@ -116,7 +157,7 @@ def test_an_impossible_job_is_named_with_the_line_its_object_starts_on(
     line = 1 + len(json.dumps([good], indent=4).splitlines()) - 1
     with pytest.raises(InputError, match=f"line {line}, {message}"):
         read(tmp_path, good, bad)
-    rows = read(tmp_path, good, bad, good, bad_rows="skip")
+    rows = read(tmp_path, good, bad, job(attempt()), bad_rows="skip")
     assert (len(rows), rows.bad_count) == (2, 1)
 
 

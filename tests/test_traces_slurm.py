@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from synergy_core.errors import InputError
 from synergy_runs.traces import read_trace
-from synergy_runs.traces._slurm_values import elapsed_s, gpus, limit_s
+from synergy_runs.traces._slurm_values import Gpus, elapsed_s, gpus, limit_s
 from synergy_runs.traces._values import BadValueError
 from synergy_runs.traces.rows import END_STATES, TraceRows
 from synergy_runs.traces.times import epoch_s
@@ -35,12 +35,14 @@ USUAL = {
 COLUMNS = tuple(USUAL)
 
 
-def read(folder: Path, *rows: dict[str, str], without: tuple[str, ...] = (), bad_rows: str = "stop") -> TraceRows:
+def read(
+    folder: Path, *rows: dict[str, str], without: tuple[str, ...] = (), bad_rows: str = "stop", **how: str
+) -> TraceRows:
     columns = [name for name in dict.fromkeys((*COLUMNS, *(key for row in rows for key in row))) if name not in without]
     lines = ["|".join(columns)] + ["|".join((USUAL | row).get(name, "") for name in columns) for row in rows]
     path = folder / "jobs.txt"
     path.write_text("\n".join(lines) + "\n")
-    return read_trace(path, bad_rows=bad_rows)
+    return read_trace(path, bad_rows=bad_rows, **how)
 
 
 def test_a_usual_row_gives_every_column(tmp_path: Path) -> None:
@@ -48,7 +50,93 @@ def test_a_usual_row_gives_every_column(tmp_path: Path) -> None:
     assert rows.format_name == "slurm"
     assert (rows.submit_s[0], rows.duration_s[0], rows.gpus[0]) == (epoch_s("2024-01-01"), 3_600, 4)
     assert (rows.job_name, rows.users.values(), rows.virtual_clusters.values()) == (["123"], ("ann",), ("vision",))
-    assert (rows.estimate_s[0], rows.gpu_types.values()) == (172_800, ("a100",))
+    assert rows.estimate_s[0] == 172_800
+
+
+def test_a_type_that_was_only_given_does_not_bind(tmp_path: Path) -> None:
+    asked = {"JobID": "124", "ReqTRES": "gres/gpu:v100=4,gres/gpu=4", "AllocTRES": "gres/gpu=4,gres/gpu:v100=4"}
+    other = {"JobID": "125", "ReqTRES": "gres/gpu:v100=4,gres/gpu=4"}
+    rows = read(tmp_path, {}, asked, other)
+    assert [rows.gpu_types.values()[code] for code in rows.gpu_type] == ["", "v100", "v100"]
+    assert [rows.given_gpu_types.values()[code] for code in rows.given_gpu_type] == ["a100", "v100", "a100"]
+    assert rows.notes == [
+        "1 jobs asked for no GPU type and got a100: here they may run on any",
+        "1 jobs asked for v100 and got a100",
+    ]
+
+
+def test_without_reqtres_no_job_is_bound_and_the_notes_say_so(tmp_path: Path) -> None:
+    rows = read(tmp_path, {}, without=("ReqTRES",))
+    assert rows.gpu_types.values() == ("",)
+    assert "the type a job asked for is unknown" in rows.notes[0]
+
+
+PARTS = ({"JobID": "105+0"}, {"JobID": "105+1"}, {"JobID": "105+2", "AllocTRES": "cpu=8", "ReqTRES": "cpu=8"})
+
+
+def test_the_components_of_a_heterogeneous_job_are_one_gang(tmp_path: Path) -> None:
+    rows = read(tmp_path, *PARTS, {"JobID": "106"})
+    assert (rows.job_name, list(rows.gpus), list(rows.duration_s)) == (["105", "106"], [8, 4], [3_600, 3_600])
+    assert "1 jobs are heterogeneous: one gang each, the GPUs of their components added up" in rows.notes
+
+
+def test_a_gang_holds_its_gpus_until_its_last_component_with_gpus_ends(tmp_path: Path) -> None:
+    late = PARTS[1] | {"Elapsed": "02:00:00", "State": "FAILED"}
+    longest = PARTS[2] | {"Elapsed": "09:00:00"}
+    rows = read(tmp_path, PARTS[0], late, longest)
+    assert (list(rows.duration_s), END_STATES[rows.end_state[0]]) == ([7_200], "failed")
+    assert any("ended apart" in note for note in rows.notes)
+
+
+def test_a_heterogeneous_job_that_asks_for_two_types_is_refused_by_name(tmp_path: Path) -> None:
+    other = {"JobID": "105+1", "ReqTRES": "gres/gpu:v100=4"}
+    first = {"JobID": "105+0", "ReqTRES": "gres/gpu:a100=4"}
+    with pytest.raises(InputError, match=r"line 2, ReqTRES: got a100 \(line 2\) and v100 \(line 3\) in job 105"):
+        read(tmp_path, first, other)
+    rows = read(tmp_path, first, other, {"JobID": "106"}, bad_rows="skip")
+    assert (rows.job_name, rows.bad_count) == (["106"], 1)
+
+
+def test_requeued_components_stay_together(tmp_path: Path) -> None:
+    again = {"Submit": "2024-01-02T00:00:00", "Start": "2024-01-02T00:00:00"}
+    rows = read(tmp_path, *PARTS[:2], *(part | again for part in PARTS[:2]))
+    assert (rows.job_name, list(rows.gpus)) == (["105#1", "105#2"], [8, 8])
+
+
+def test_no_part_of_a_heterogeneous_job_with_an_impossible_component_is_replayed(tmp_path: Path) -> None:
+    bad = PARTS[1] | {"AllocTRES": "gres/gpu=1,gres/gpu:a100_1g.5gb=1"}
+    rows = read(tmp_path, PARTS[0], bad, {"JobID": "106"}, bad_rows="skip")
+    assert (rows.job_name, rows.bad_count) == (["106"], 1)
+    assert dict(rows.left_out) == {"components of a heterogeneous job with an impossible one": 1}
+
+
+@pytest.mark.parametrize(
+    "tres",
+    [
+        "gres/gpu=2,gres/gpu:a100_1g.5gb=2",
+        "gres/gpu:1g.10gb=1",
+        "gres/gpu:nvidia_h100_80gb_hbm3_1g.10gb+me=1",
+        "gres/gpu:a100-mig=1",
+        "cpu=4,gres/gpuutil=3,gres/gpumem=9,gres/shard=2",
+        "gres/mps=50",
+    ],
+)
+def test_part_of_a_gpu_is_refused_by_name(tmp_path: Path, tres: str) -> None:
+    with pytest.raises(InputError, match=r"line 3, AllocTRES: got 'gres/.*expected whole GPUs: .* held by one job"):
+        read(tmp_path, {}, {"JobID": "124", "AllocTRES": tres})
+    rows = read(tmp_path, {}, {"JobID": "124", "AllocTRES": tres}, bad_rows="skip")
+    assert (len(rows), rows.bad_count) == (1, 1)
+    assert any(note.startswith("1 jobs on part of a GPU") for note in rows.notes)
+
+
+@pytest.mark.parametrize("kind", ["a100-80gb", "a100_80gb_pcie", "tesla_v100-sxm2-16gb", "rtx_2080_ti"])
+def test_whole_gpus_are_not_taken_for_slices(kind: str) -> None:
+    assert gpus(f"gres/gpu:{kind}=2", "ReqTRES") == Gpus(2, (kind,))
+
+
+def test_one_record_printed_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="line 4, JobID: got '123', which line 2 has too, expected each attempt once"):
+        read(tmp_path, {}, {"JobID": "124"}, {"State": "FAILED"})
 
 
 @pytest.mark.parametrize(
@@ -95,22 +183,49 @@ def test_array_tasks_are_jobs_of_their_own(tmp_path: Path) -> None:
     assert read(tmp_path, {"JobID": "123_4"}, {"JobID": "123_5"}).job_name == ["123_4", "123_5"]
 
 
-def test_requeued_attempts_are_one_job_at_its_first_place(tmp_path: Path) -> None:
-    first = {"State": "PREEMPTED", "Elapsed": "00:30:00", "AllocTRES": "gres/gpu=8"}
-    other = {"JobID": "124"}
-    last = {"Submit": "2024-01-01T01:00:00", "State": "TIMEOUT", "Elapsed": "1-00:00:00", "AllocTRES": "gres/gpu=2"}
-    rows = read(tmp_path, first, other, last)
+REQUEUED = (
+    {"State": "PREEMPTED", "Elapsed": "00:30:00", "AllocTRES": "gres/gpu=8"},
+    {"JobID": "124"},
+    {
+        "Submit": "2024-01-01T01:00:00",
+        "Start": "2024-01-01T02:00:00",
+        "State": "TIMEOUT",
+        "Elapsed": "1-00:00:00",
+        "AllocTRES": "gres/gpu=2",
+    },
+)
+
+
+def test_requeued_attempts_stay_apart_each_submitted_when_it_was_requeued(tmp_path: Path) -> None:
+    rows = read(tmp_path, *REQUEUED)
+    assert rows.job_name == ["123#1", "124", "123#2"]
+    assert list(rows.submit_s) == [epoch_s("2024-01-01"), epoch_s("2024-01-01"), epoch_s("2024-01-01T01:00:00")]
+    assert (list(rows.duration_s), list(rows.gpus)) == ([1_800, 3_600, 86_400], [8, 4, 2])
+    assert [END_STATES[code] for code in rows.end_state] == ["killed", "completed", "failed"]
+    assert (list(rows.attempt), list(rows.line)) == ([1, 1, 2], [2, 3, 4])
+    assert list(rows.retry_gap_s) == [1_740]
+
+
+def test_an_attempt_is_never_submitted_before_the_one_before_it_ended(tmp_path: Path) -> None:
+    again = {"Start": "2024-01-01T03:00:00"}
+    assert read(tmp_path, {}, again).submit_s[1] == epoch_s("2024-01-01T01:01:00")
+
+
+def test_merged_attempts_are_one_job_at_its_first_place(tmp_path: Path) -> None:
+    rows = read(tmp_path, *REQUEUED, attempts="merged")
     assert rows.job_name == ["123", "124"]
     assert (rows.submit_s[0], rows.duration_s[0], rows.gpus[0]) == (epoch_s("2024-01-01"), 88_200, 2)
     assert END_STATES[rows.end_state[0]] == "failed"
-    assert rows.notes == ["1 further attempts of requeued jobs, added to their first"]
+    assert rows.notes[0] == "1 further attempts of requeued jobs, added to their first"
 
 
-def test_a_requeued_job_that_waits_again_is_left_out(tmp_path: Path) -> None:
+def test_a_requeued_job_that_waits_again_has_run_before(tmp_path: Path) -> None:
     waiting = {"State": "PENDING", "Start": "Unknown", "End": "Unknown", "Elapsed": "00:00:00", "AllocTRES": ""}
     rows = read(tmp_path, {"State": "NODE_FAIL"}, waiting, {"JobID": "124"})
-    assert rows.job_name == ["124"]
+    assert rows.job_name == ["123", "124"]
     assert dict(rows.left_out) == {"still waiting when the log was written": 1}
+    merged = read(tmp_path, {"State": "NODE_FAIL"}, waiting, {"JobID": "124"}, attempts="merged")
+    assert merged.job_name == ["124"]
 
 
 def test_an_id_that_wrapped_around_is_another_job(tmp_path: Path) -> None:
@@ -203,13 +318,14 @@ def test_no_time_limit_is_no_estimate(text: str) -> None:
 @pytest.mark.parametrize(
     ("tres", "expected"),
     [
-        ("gres/gpu=4", (4, "")),
-        ("gres/gpu:A100=4", (4, "a100")),
-        ("gres/gpu:a100=4,gres/gpu=4", (4, "a100")),
-        ("gres/gpu=6,gres/gpu:a100=4,gres/gpu:v100=2", (6, "")),
-        ("cpu=4,gres/gpuutil=3,gres/gpumem=9,gres/shard=2", (0, "")),
-        ("", (0, "")),
+        ("gres/gpu=4", Gpus(4, ())),
+        ("gres/gpu:A100=4", Gpus(4, ("a100",))),
+        ("gres/gpu:a100=4,gres/gpu=4", Gpus(4, ("a100",))),
+        ("gres/gpu=6,gres/gpu:a100=4,gres/gpu:v100=2", Gpus(6, ("a100", "v100"))),
+        ("cpu=4,gres/gpuutil=3,gres/gpumem=9", Gpus(0, ())),
+        ("gres/gpu=1,gres/shard=2", Gpus(1, ())),
+        ("", Gpus(0, ())),
     ],
 )
-def test_gpus_are_counted_once(tres: str, expected: tuple[int, str]) -> None:
+def test_gpus_are_counted_once(tres: str, expected: Gpus) -> None:
     assert gpus(tres, "AllocTRES") == expected

@@ -202,6 +202,14 @@ def test_our_own_csv_rejects_values_out_of_range(tmp_path: Path, line: str, mess
         read_trace(written(tmp_path, header + line + "\n"))
 
 
+def test_two_jobs_under_one_id_are_refused_with_both_lines(tmp_path: Path) -> None:
+    path = written(tmp_path, "submit_time,duration_s,gpus,job\n0,1,1,a\n1,1,1,\n2,1,1,\n3,1,1,a\n")
+    with pytest.raises(InputError, match="line 5, job: got 'a', which line 2 has too"):
+        read_trace(path)
+    rows = read_trace(path, bad_rows="skip")
+    assert (rows.job_name, rows.bad_count) == (["a", "line-3", "line-4"], 1)
+
+
 def test_stamps_across_the_change_of_clocks_are_right() -> None:
     assert elapsed_s("2017-11-05 01:30:00 PDT", "2017-11-05 01:10:00 PST") == 2_400
     assert epoch_s("2020-01-01 08:00:00+08:00") == epoch_s("2020-01-01T00:00:00Z") == epoch_s("2020-01-01")

@@ -6,18 +6,22 @@ from hypothesis import strategies as st
 from jobs import cluster, facts, finish_s, random_workload, workload
 
 from synergy_core.cluster import Cluster, NodeType
+from synergy_core.consolidated_queue import ConsolidatedQueue
 from synergy_core.policies import get_policy
 from synergy_core.queue import IncrementalQueue
 from synergy_runs.log import Kind
 from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
 
-POLICIES = ["fifo", "backfill", "easy", "sjf", "srtf", "las", "tiresias", "qssf"]
+POLICIES = ["fifo", "backfill", "easy", "sjf", "srtf", "las", "mlfq", "tiresias", "tiresias-promoting", "qssf"]
 QUOTAS = {"a": 16, "b": 8, "c": 8}
 
 
-def run(work, machines, policy, restart_s=30.0):
-    return simulate(work, machines, get_policy(policy), ExecutionModel(Costs(restart_s=restart_s)))
+def run(work, machines, name, restart_s=30.0):
+    policy = get_policy(name.removesuffix("-promoting"))
+    if name.endswith("-promoting"):
+        policy = policy.with_parameters(promote_knob=0.3)
+    return simulate(work, machines, policy, ExecutionModel(Costs(restart_s=restart_s)))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -26,7 +30,9 @@ def test_walk_and_queue_decide_alike(policy, quotas, monkeypatch):
     tenants = ["abc"[i % 3] for i in range(250)]
     made = random_workload(3, 250, sizes=(1, 2, 4, 8))
     rows = list(zip(made.submit_time_s.tolist(), made.gpus.tolist(), made.duration_s.tolist(), strict=True))
-    work = workload(rows, tenants=tenants, estimates=made.estimate_s)
+    # Some estimates are far too short: jobs that overrun them are expected to be late for longer and longer.
+    estimates = [estimate * (0.01 if i % 5 == 0 else 1.0) for i, estimate in enumerate(made.estimate_s.tolist())]
+    work = workload(rows, tenants=tenants, estimates=estimates)
     quick = run(work, cluster(4, virtual_clusters=quotas), policy)
     monkeypatch.setattr(IncrementalQueue, "suits", staticmethod(lambda cluster: False))
     assert facts(run(work, cluster(4, virtual_clusters=quotas), policy)) == facts(quick)
@@ -35,17 +41,62 @@ def test_walk_and_queue_decide_alike(policy, quotas, monkeypatch):
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.lists(
-        st.tuples(st.integers(0, 60), st.sampled_from([1, 2, 3, 4, 8, 16]), st.integers(0, 6_000)),
+        st.tuples(
+            st.integers(0, 60), st.sampled_from([1, 2, 3, 4, 8, 16]), st.integers(0, 6_000), st.integers(0, 6_000)
+        ),
         min_size=1,
         max_size=20,
     ),
     policy=st.sampled_from(POLICIES),
 )
 def test_no_small_case_differs(rows, policy):
-    quick = run(workload(rows), cluster(2), policy)
+    work = workload([row[:3] for row in rows], estimates=[row[3] for row in rows])
+    quick = run(work, cluster(2), policy)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(IncrementalQueue, "suits", staticmethod(lambda cluster: False))
-        assert facts(run(workload(rows), cluster(2), policy)) == facts(quick)
+        assert facts(run(work, cluster(2), policy)) == facts(quick)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 60), st.sampled_from([1, 1, 2, 3, 4, 5, 8, 12, 16]), st.integers(0, 6_000)),
+        min_size=1,
+        max_size=25,
+    ),
+    policy=st.sampled_from(POLICIES),
+    together=st.sampled_from([{"placement": "consolidate"}, {"placement": "relax", "patience_s": 700.0}]),
+    sizes=st.sampled_from([(8, 8), (8, 8, 8), (4, 8, 8), (2, 3, 16)]),
+    quotas=st.sampled_from([{}, {"a": 5, "b": 11}, {"a": 8, "b": 8}]),
+)
+def test_jobs_that_must_lie_together_are_placed_alike(rows, policy, together, sizes, quotas):
+    nodes = tuple(NodeType(f"n{i}", "v100", 1, gpus) for i, gpus in enumerate(sizes))
+    machines = Cluster(nodes, quotas, **together)
+    tenants = ["ab"[run_s % 2] for _, _, run_s in rows] if quotas else None
+    most = [quotas[tenant] for tenant in tenants] if quotas else [16] * len(rows)
+    rows = [(submit_s, min(gpus, limit), run_s) for (submit_s, gpus, run_s), limit in zip(rows, most, strict=True)]
+    estimates = [run_s * (1 + submit_s % 3) for submit_s, _, run_s in rows]
+    work = workload(rows, estimates=estimates, tenants=tenants)
+    quick = placements(run(work, machines, policy))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ConsolidatedQueue, "suits", staticmethod(lambda cluster: False))
+        assert placements(run(work, machines, policy)) == quick
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("rule", ["consolidate", "relax"])
+def test_many_jobs_that_must_lie_together_are_placed_alike(policy, rule, monkeypatch):
+    work, machines = random_workload(4, 300, mean_gap_s=90.0), cluster(5, placement=rule, patience_s=3_600.0)
+    quick = placements(run(work, machines, policy))
+    monkeypatch.setattr(ConsolidatedQueue, "suits", staticmethod(lambda cluster: False))
+    assert placements(run(work, machines, policy)) == quick
+
+
+def placements(done):
+    """Facts with the GPUs of every start."""
+    events = done.events
+    columns = (events.time_s, events.kind, events.job_id, events.part, events.node, events.gpu_mask)
+    return sorted(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def mixed() -> Cluster:
@@ -73,7 +124,7 @@ def test_tenant_borrows_idle_gpus_and_gives_them_back_to_a_preempting_owner():
     machines = cluster(2, virtual_clusters={"a": 8, "b": 8}, borrowing=True)
     work = workload([(0, 16, 1_000), (100, 8, 100)], tenants=["a", "b"])
     assert finish_s(run(work, machines, "backfill", 0.0)).tolist() == [1_000, 1_100]
-    assert finish_s(run(work, machines, "las", 0.0)).tolist() == [1_100, 200]
+    assert finish_s(run(work, machines, "mlfq", 0.0)).tolist() == [1_100, 200]
 
 
 def test_tenant_without_borrowing_stays_within_its_quota():
@@ -91,14 +142,14 @@ def test_several_heads_of_one_tenant_borrow_at_once():
 def test_wide_job_waits_for_whole_nodes_only_where_it_must():
     rows = [(0, 4, 1_000), (0, 4, 1_000), (0, 4, 1_000), (1, 16, 100), (2, 8, 500)]
     loose = finish_s(run(workload(rows), cluster(4), "backfill"))
-    strict = finish_s(run(workload(rows), cluster(4, whole_nodes=True), "backfill"))
+    strict = finish_s(run(workload(rows), cluster(4, placement="consolidate"), "backfill"))
     assert loose[3] == strict[3] == 101
     fragmented = [(0, 5, 1_000), (0, 5, 1_000), (0, 5, 1_000), (1, 9, 100)]
     assert finish_s(run(workload(fragmented), cluster(3), "backfill"))[3] == 101
-    assert finish_s(run(workload(fragmented), cluster(3, whole_nodes=True), "backfill"))[3] == 1_100
+    assert finish_s(run(workload(fragmented), cluster(3, placement="consolidate"), "backfill"))[3] == 1_100
 
 
-@pytest.mark.parametrize("policy", ["srtf", "las", "tiresias"])
+@pytest.mark.parametrize("policy", ["srtf", "las", "mlfq", "tiresias"])
 def test_preemption_under_whole_nodes_ends_every_job(policy):
-    done = run(random_workload(5, 200), cluster(5, whole_nodes=True), policy)
+    done = run(random_workload(5, 200), cluster(5, placement="consolidate"), policy)
     assert (done.events.kind == Kind.FINISH).sum() == 200

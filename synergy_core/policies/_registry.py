@@ -17,7 +17,9 @@ from typing import Any, Literal
 from synergy_core.beliefs import Information
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput_state import GoodputState, OracleGoodputState
-from synergy_core.state import Allocations, ClusterState, JobView, OracleClusterState, OracleJobView, PredictedJobView
+from synergy_core.policies._reads import check_reads, try_key
+from synergy_core.state import Allocations, ClusterState, EstimatedClusterState, Floats, OracleClusterState
+from synergy_core.views import JOB_VIEWS, EstimatedJobView, JobView, OracleJobView, PredictedJobView, shown_by, through
 
 PLANS = "+plans"
 """What a policy's name ends in where it is to read the planner's tables in full."""
@@ -25,6 +27,10 @@ Backfill = Literal["none", "greedy", "easy"]
 Key = tuple[Any, ...]
 KeyFunction = Callable[..., Key]
 ChangeFunction = Callable[..., float | None]
+AnewFunction = Callable[..., bool]
+WordsFunction = Callable[..., str]
+
+STATES = (ClusterState, EstimatedClusterState, OracleClusterState, GoodputState, OracleGoodputState)
 
 _found: dict[str, Policy] = {}
 
@@ -38,6 +44,9 @@ class OrderingPolicy:
     "easy" (any that fits and, by its estimate, does not delay the first that waits).
     falls_while_running: the key's first entry is a time that falls as fast as the clock while the job runs.
     next_change(job, now_s): the instant at which the key next changes by itself, or None; for keys that jump.
+    view: what both see of a job.
+    begins_anew(job): whether a job whose instant has come counts as if it had just arrived (`JobView.waited_s`).
+    words(job): the key for people, as a part of a sentence on the job; None: nobody wrote one.
     """
 
     name: str
@@ -47,9 +56,32 @@ class OrderingPolicy:
     backfill: Backfill
     falls_while_running: bool
     next_change: ChangeFunction | None
-    oracle: bool
-    predicted: bool
+    view: type[JobView]
+    begins_anew: AnewFunction | None = None
+    words: WordsFunction | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def oracle(self) -> bool:
+        """Whether it reads what no scheduler can know."""
+        return issubclass(self.view, OracleJobView)
+
+    @property
+    def predicted(self) -> bool:
+        """Whether run times are predicted for it."""
+        return issubclass(self.view, PredictedJobView)
+
+    @property
+    def reads_estimates(self) -> bool:
+        """Whether what users declared matters, to its key or to its backfill."""
+        return issubclass(self.view, EstimatedJobView) or self.backfill == "easy"
+
+    def of_records(self) -> OrderingPolicy:
+        """The policy with functions of the scheduler's own records, of which they see no more than its view."""
+        change = through(self.view, self.next_change) if self.next_change else None
+        anew = through(self.view, self.begins_anew) if self.begins_anew else None
+        words = through(self.view, self.words) if self.words else None
+        return replace(self, key=through(self.view, self.key), next_change=change, begins_anew=anew, words=words)
 
     def with_parameters(self, **parameters: Any) -> OrderingPolicy:
         """The policy with some of its parameters set; `backfill` is one too, for those that do not preempt."""
@@ -62,8 +94,12 @@ class OrderingPolicy:
         given = _checked_parameters(self, given)
         key = functools.partial(self.key, **given) if given else self.key
         change = functools.partial(self.next_change, **given) if self.next_change else None
-        merged = {**self.parameters, **given}
-        return replace(self, key=key, next_change=change, backfill=backfill, parameters=merged)
+        anew = functools.partial(self.begins_anew, **given) if self.begins_anew else None
+        words = functools.partial(self.words, **given) if self.words else None
+        given = {**self.parameters, **given}
+        return replace(
+            self, key=key, next_change=change, begins_anew=anew, words=words, backfill=backfill, parameters=given
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +109,7 @@ class AllocationPolicy:
     view: the state it reads. tunes_batch: whether its jobs choose their batch themselves; else it is as requested.
     information: what it may know of jobs beside what each reports itself. plans: whether it reads the planner's tables
     in full; else it knows one parallel plan of a job, in more or fewer replicas. Jobs run with the best plan anyway.
+    rank(state): what it goes by, per job, where it goes by one number, the largest first; rank_name: what that is.
     """
 
     name: str
@@ -83,6 +120,8 @@ class AllocationPolicy:
     tunes_batch: bool
     information: Information
     plans: bool = False
+    rank: Callable[..., Floats] | None = None
+    rank_name: str = ""
     predicted: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
@@ -90,6 +129,11 @@ class AllocationPolicy:
     def oracle(self) -> bool:
         """Whether it reads what no scheduler can know."""
         return issubclass(self.view, OracleClusterState | OracleGoodputState)
+
+    @property
+    def reads_estimates(self) -> bool:
+        """Whether it reads what users declared."""
+        return issubclass(self.view, EstimatedClusterState)
 
     @property
     def reads_goodput(self) -> bool:
@@ -112,14 +156,22 @@ def ordering_policy(
     backfill: Backfill = "greedy",
     falls_while_running: bool = False,
     next_change: ChangeFunction | None = None,
+    begins_anew: AnewFunction | None = None,
+    words: WordsFunction | None = None,
 ) -> Callable[[KeyFunction], KeyFunction]:
     """Registers a key function `key(job, *, parameters…)` under its own name; see `OrderingPolicy`.
 
-    What its first parameter is annotated with is what it may read: `JobView`, `PredictedJobView` or `OracleJobView`.
+    What its first parameter is annotated with is what it sees: `JobView`, `EstimatedJobView`, `PredictedJobView`,
+    `OracleJobView` or a class of several. Raises InputError where it reads anything else.
     """
 
     def register(key: KeyFunction) -> KeyFunction:
-        view = _view_of(key, (JobView, PredictedJobView, OracleJobView))
+        view = _view_of(key, JOB_VIEWS)
+        check_reads(key.__name__, key, view, JOB_VIEWS)
+        try_key(key.__name__, key, view)
+        for function in (next_change, begins_anew, words):
+            if function is not None:
+                check_reads(key.__name__, function, view, JOB_VIEWS)
         _add(
             OrderingPolicy,
             key,
@@ -128,8 +180,9 @@ def ordering_policy(
             backfill=backfill,
             falls_while_running=falls_while_running,
             next_change=functools.partial(next_change, **_defaults(key)) if next_change else None,
-            oracle=view is OracleJobView,
-            predicted=view is PredictedJobView,
+            view=view,
+            begins_anew=functools.partial(begins_anew, **_defaults(key)) if begins_anew else None,
+            words=functools.partial(words, **_defaults(key)) if words else None,
         )
         return key
 
@@ -137,16 +190,24 @@ def ordering_policy(
 
 
 def allocation_policy(
-    *, round_s: float, tunes_batch: bool = False, information: Information = "own", plans: bool = False
+    *,
+    round_s: float,
+    tunes_batch: bool = False,
+    information: Information = "own",
+    plans: bool = False,
+    rank: Callable[..., Floats] | None = None,
+    rank_name: str = "",
 ) -> Callable[[Callable[..., Allocations]], Callable[..., Allocations]]:
     """Registers a function `allocate(state, *, parameters…) -> Allocations` under its own name; see `AllocationPolicy`.
 
-    What its first parameter is annotated with is what it may read: `ClusterState`, `GoodputState` for what is believed
-    of each job, `OracleClusterState` or `OracleGoodputState` for the truth.
+    What its first parameter is annotated with is what it sees: `ClusterState`, `EstimatedClusterState` for what users
+    declared, `GoodputState` for what is believed of each job, `OracleClusterState` or `OracleGoodputState` for the
+    truth, or a class of several. Raises InputError where it reads anything else.
     """
 
     def register(allocate: Callable[..., Allocations]) -> Callable[..., Allocations]:
-        view = _view_of(allocate, (ClusterState, OracleClusterState, GoodputState, OracleGoodputState))
+        view = _view_of(allocate, STATES)
+        check_reads(allocate.__name__, allocate, view, STATES)
         _add(
             AllocationPolicy,
             allocate,
@@ -156,6 +217,8 @@ def allocation_policy(
             tunes_batch=tunes_batch,
             information=information,
             plans=plans,
+            rank=rank,
+            rank_name=rank_name,
         )
         return allocate
 
@@ -215,13 +278,17 @@ def _add(kind: type[Policy], function: Callable[..., Any], **what: Any) -> None:
     _found[name] = kind(name=name, summary=summary, parameters=_defaults(function), **what)
 
 
-def _view_of(function: Callable[..., Any], allowed: tuple[type, ...]) -> type:
+def _view_of(function: Callable[..., Any], views: tuple[type, ...]) -> Any:
+    """One of the views, or a class of several that shows no more than they do."""
     first = next(iter(inspect.signature(function).parameters), None)
     view = typing.get_type_hints(function).get(first or "")
-    if view not in allowed:
-        names = " or ".join(each.__name__ for each in allowed)
-        raise InputError(f"policy {function.__name__}: annotate its first parameter with {names}; got {view}.")
-    return typing.cast(type, view)
+    shown = set().union(*(shown_by(each) for each in views))
+    if not (isinstance(view, type) and issubclass(view, views) and shown_by(view) <= shown):
+        names = " or ".join(each.__name__ for each in views)
+        raise InputError(
+            f"policy {function.__name__}: annotate its first parameter with {names}, or a class of several; got {view}."
+        )
+    return view
 
 
 def _defaults(function: Callable[..., Any]) -> dict[str, Any]:

@@ -2,9 +2,14 @@
 
 from synergy_core.policies import ordering_policy
 from synergy_core.state import JobView
+from synergy_core.units import format_instant
 
 
-@ordering_policy(backfill="none")
+def _words(job: JobView) -> str:
+    return f"submitted at {format_instant(job.submit_time_s)}"
+
+
+@ordering_policy(words=_words, backfill="none")
 def fifo(job: JobView) -> tuple[float]:
     """In order of arrival; nobody overtakes."""
     return (job.submit_time_s,)

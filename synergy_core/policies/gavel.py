@@ -21,7 +21,9 @@ def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allo
     rate = state.requested_rate()
     room = (state.gpus[:, None] <= capacity) & state.suits(np.arange(len(capacity)))
     fits = room & ((rate > 0) | ~state.planned[:, None])
-    speed = np.where(room, rate, NO_SUCH_RATE)
+    # No more than half a job's own: else the programme gives a slow job all of its time where it cannot run.
+    slowest = np.where(room & (rate > 0), rate, np.inf).min(axis=1, keepdims=True)
+    speed = np.where(room, rate, np.where(slowest > NO_SUCH_RATE, NO_SUCH_RATE, slowest / 2))
     share = np.round(fractions(speed, state.gpus, capacity, objective), 5)
     half_round_s = 180.0
     received_s = state.received_s + half_round_s

@@ -1,6 +1,7 @@
 """Optimus with an oracle, as in Pollux's artifact (OSDI 2021, section 5.2; goodput_policies.md, section 6.2)."""
 
 from heapq import heapify, heappop, heappush
+from math import isfinite
 
 import numpy as np
 
@@ -11,38 +12,54 @@ from synergy_core.state import Allocations
 
 @allocation_policy(round_s=60.0)
 def optimus(state: OracleGoodputState) -> Allocations:
-    """One GPU for everybody, then each further one to whom it saves most of the true remaining time."""
+    """One GPU for everybody, then each further one to whom it saves most of the true remaining time.
+
+    A job with parallel plans begins with the fewest GPUs on which one fits, and grows by as many as the next needs.
+    """
     left = [state.cluster.gpus_of(kind) for kind in state.cluster.gpu_types]
     quota = state.quotas_left()
     tenant = state.virtual_cluster.tolist()
     gpus = np.zeros(len(state), dtype=np.int64)
     gpu_type = np.full(len(state), -1, dtype=np.int64)
-    gains: list[tuple[float, int, int, float]] = []
+    gains: list[tuple[float, int, int, int, float]] = []
     for rank, row in enumerate(np.lexsort((state.job_id, state.submit_time_s)).tolist()):
-        kind = next((each for each in state.types_for(row) if left[each]), -1)
-        if kind < 0 or not quota[tenant[row]]:
+        sizes = {kind: _next_size(state, row, kind, 0) for kind in state.types_for(row)}
+        kind = next((each for each, size in sizes.items() if 0 < size <= min(left[each], quota[tenant[row]])), -1)
+        if kind < 0:
             continue
-        gpus[row], gpu_type[row] = 1, kind
-        left[kind] -= 1
-        quota[tenant[row]] -= 1
+        gpus[row], gpu_type[row] = sizes[kind], kind
+        left[kind] -= sizes[kind]
+        quota[tenant[row]] -= sizes[kind]
         remaining = state.truths[row].remaining_iterations()
-        gains.append((-_gain(state, row, 1) * remaining, rank, row, remaining))
+        gain, size = _gain(state, row, kind, sizes[kind])
+        gains.append((-gain * remaining, rank, row, size, remaining))
     heapify(gains)
     while any(left) and gains and gains[0][0] < 0:
-        _, rank, row, remaining = heappop(gains)
-        if not left[gpu_type[row]] or not quota[tenant[row]]:
+        _, rank, row, size, remaining = heappop(gains)
+        kind = int(gpu_type[row])
+        more = size - int(gpus[row])
+        if more > min(left[kind], quota[tenant[row]]):
             continue
-        gpus[row] += 1
-        left[gpu_type[row]] -= 1
-        quota[tenant[row]] -= 1
-        heappush(gains, (-_gain(state, row, int(gpus[row])) * remaining, rank, row, remaining))
+        gpus[row] = size
+        left[kind] -= more
+        quota[tenant[row]] -= more
+        gain, size = _gain(state, row, kind, size)
+        heappush(gains, (-gain * remaining, rank, row, size, remaining))
     return Allocations(gpus, gpu_type)
 
 
-def _gain(state: OracleGoodputState, row: int, gpus: int) -> float:
-    """Seconds that one more GPU takes off an iteration; 0 where the batch or the job allows none."""
-    spec = state.tasks[row].spec
-    if gpus + 1 > min(spec.most_gpus, spec.requested_batch // spec.smallest_local_batch, state.cluster.gpus):
-        return 0.0
-    truth = state.truths[row]
-    return truth.true_iteration_s(gpus) - truth.true_iteration_s(gpus + 1)
+def _gain(state: OracleGoodputState, row: int, kind: int, gpus: int) -> tuple[float, int]:
+    """Seconds that each further GPU takes off an iteration, up to the next size; 0 where there is none."""
+    size = _next_size(state, row, kind, gpus)
+    if not size:
+        return 0.0, 0
+    truth, name = state.truths[row], state.cluster.gpu_types[kind]
+    return (truth.true_iteration_s(gpus, name) - truth.true_iteration_s(size, name)) / (size - gpus), size
+
+
+def _next_size(state: OracleGoodputState, row: int, kind: int, gpus: int) -> int:
+    """The next number of GPUs of that type that the job can use; 0 where its batch or the job allows none."""
+    spec, truth = state.tasks[row].spec, state.truths[row]
+    most = max(1, min(spec.most_gpus, spec.requested_batch // spec.smallest_local_batch, state.cluster.gpus))
+    name = state.cluster.gpu_types[kind]
+    return next((size for size in range(gpus + 1, most + 1) if isfinite(truth.true_iteration_s(size, name))), 0)

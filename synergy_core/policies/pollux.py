@@ -77,6 +77,7 @@ def pollux(
     else:
         found, values = search(bounds, worth, start, population, generations, random)
         answer = _within_quotas(state, order, _one_type(state, order, found[int(values.argmin())], shown))
+        answer = _usable(state, order, answer, shown, batch_limit)
     return _carried_out(state, order, answer, shown, Memory(rounds + 1, job_id, found, answer))
 
 
@@ -197,13 +198,34 @@ def _one_type(state: GoodputState, order: Ints, answer: Ints, shown: Shown) -> I
     return result
 
 
+def _usable(state: GoodputState, order: Ints, answer: Ints, shown: Shown, batch_limit: BatchLimit) -> Ints:
+    """A job with parallel plans gets as many of its GPUs as one of them fits on: to the search, others only are of no
+    use, and what came after it may have taken some off.
+    """
+    result = answer.copy()
+    for row in np.flatnonzero(state.planned[order] & answer.any(axis=1)).tolist():
+        before = np.cumsum(answer[row]) - answer[row]
+        for gpus in range(int(answer[row].sum()), -1, -1):
+            result[row] = np.clip(gpus - before, 0, answer[row])
+            on = result[row] > 0
+            shape = (int(shown.kind[on.argmax()]), gpus, len(np.unique(shown.node[on])))
+            if not gpus or state.goodput(configurations_of([shape]), batch=batch_limit)[order[row], 0] > 0:
+                break
+    return result
+
+
 def _within_quotas(state: GoodputState, order: Ints, answer: Ints) -> Ints:
-    """The search knows no tenants (nor does the published one): what exceeds a quota is taken off again."""
+    """The search knows no tenants (nor does the published one): what exceeds a quota is taken off again.
+
+    Of jobs that wait first: those of one tenant would take turns every round, and do nothing but restart.
+    """
     left = state.quotas_left()
     if not np.isfinite(left).any():
         return answer
     result = answer.copy()
-    for row, tenant in enumerate(state.virtual_cluster[order].tolist()):
+    tenants = state.virtual_cluster[order].tolist()
+    for row in np.argsort(state.held_gpus[order] == 0, kind="stable").tolist():
+        tenant = tenants[row]
         before = np.cumsum(answer[row]) - answer[row]
         result[row] = np.clip(min(left[tenant], 1e9) - before, 0, answer[row])
         left[tenant] -= float(result[row].sum())

@@ -2,9 +2,15 @@
 
 from synergy_core.policies import ordering_policy
 from synergy_core.state import PredictedJobView
+from synergy_core.units import format_duration, format_service
 
 
-@ordering_policy(backfill="greedy")
+def _words(job: PredictedJobView) -> str:
+    service = format_service(job.predicted_duration_s * job.gpus)
+    return f"predicted {format_duration(job.predicted_duration_s)}, {service}"
+
+
+@ordering_policy(words=_words, backfill="greedy")
 def qssf(job: PredictedJobView) -> tuple[float, float]:
     """Smallest predicted duration × GPUs first, predicted from jobs that have ended."""
     return job.predicted_duration_s * job.gpus, job.submit_time_s

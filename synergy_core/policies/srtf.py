@@ -2,9 +2,14 @@
 
 from synergy_core.policies import ordering_policy
 from synergy_core.state import OracleJobView
+from synergy_core.units import format_duration
 
 
-@ordering_policy(preemptive=True, falls_while_running=True)
+def _words(job: OracleJobView) -> str:
+    return f"remaining {format_duration(job.remaining_s)}"
+
+
+@ordering_policy(words=_words, preemptive=True, falls_while_running=True)
 def srtf(job: OracleJobView) -> tuple[float, float]:
     """Shortest true remaining time first, preempting."""
     return job.remaining_s, job.submit_time_s

@@ -7,16 +7,21 @@ of the cluster a job would end if it ran alone from now on. The jobs that are wo
 import numpy as np
 
 from synergy_core.policies import allocation_policy
-from synergy_core.state import Allocations, ClusterState
+from synergy_core.state import Allocations, EstimatedClusterState, Floats
 
 
-@allocation_policy(round_s=360.0)
-def themis(state: ClusterState) -> Allocations:
-    """Largest projected finish-time unfairness first, each round, by user estimates."""
+def unfairness(state: EstimatedClusterState) -> Floats:
+    """ρ of every job of the state, no unit."""
     ran_s = state.attained_service_gpu_s / state.gpus
     remaining_s = np.maximum(state.estimate_s - ran_s, 0.0)
     contention = np.maximum(1.0, state.gpus * (len(state) / state.cluster.gpus))
     isolated_s = np.maximum(state.estimate_s, 1.0) * contention
-    rho = (state.now_s - state.submit_time_s + remaining_s) / isolated_s
-    order = np.lexsort((state.job_id, state.submit_time_s, -rho))
+    rho: Floats = (state.now_s - state.submit_time_s + remaining_s) / isolated_s
+    return rho
+
+
+@allocation_policy(round_s=360.0, rank=unfairness, rank_name="ρ")
+def themis(state: EstimatedClusterState) -> Allocations:
+    """Largest projected finish-time unfairness first, each round, by user estimates."""
+    order = np.lexsort((state.job_id, state.submit_time_s, -unfairness(state)))
     return state.in_order(order)

@@ -1,23 +1,51 @@
-"""Discretised two-dimensional least attained service (Tiresias, NSDI 2019, section 4)."""
+"""Discretised two-dimensional least attained service (Tiresias, NSDI 2019, section 3.2).
+
+Published: queues by GPU-seconds held, the number and the limits of the queues left to the operator; a job that has
+waited PROMOTEKNOB times as long as it has run goes back to the first queue, and both counts begin again at zero. The
+authors' simulator (github.com/SymbioticLab/Tiresias, simulator/jobs.py) has three queues, with limits of 3,250 and
+7,200 GPU-seconds, and promotes nobody unless told to. Within a queue the paper takes jobs by when they first started;
+its simulator puts jobs that were moved to a queue at its end, and jobs that wait behind those that run. Ours: within a
+queue, by when a job entered it, so that no job is overtaken there for ever.
+"""
 
 from bisect import bisect_right
 
 from synergy_core.policies import ordering_policy
 from synergy_core.state import JobView
+from synergy_core.units import format_instant, format_service
 
-# About one GPU-hour, as in the replays of shared/research/engine.md, section 2.2, and 16 GPU-hours,
-# where Pollux's artifact demotes (goodput_policies.md, section 6.1). Not the paper's own figures.
-QUEUE_LIMITS_GPU_S = (3_250.0, 57_600.0)
+QUEUE_LIMITS_GPU_S = (3_250.0, 7_200.0)
 
 
-def _demotion(job: JobView, now_s: float, *, queue_limits_gpu_s: tuple[float, ...]) -> float | None:
-    queue = bisect_right(queue_limits_gpu_s, job.attained_service_gpu_s)
-    if not job.running or queue == len(queue_limits_gpu_s):
+def _next_change(
+    job: JobView, now_s: float, *, queue_limits_gpu_s: tuple[float, ...], promote_knob: float
+) -> float | None:
+    """When it is demoted, if it runs on; or promoted, if it waits on."""
+    queue = bisect_right(queue_limits_gpu_s, job.recent_service_gpu_s)
+    if job.running:
+        if queue == len(queue_limits_gpu_s):
+            return None
+        return now_s + (queue_limits_gpu_s[queue] - job.recent_service_gpu_s) / job.gpus
+    if promote_knob <= 0 or queue == 0:
         return None
-    return now_s + (queue_limits_gpu_s[queue] - job.attained_service_gpu_s) / job.gpus
+    return now_s + promote_knob * (job.recent_service_gpu_s / job.gpus) - job.waited_s
 
 
-@ordering_policy(preemptive=True, next_change=_demotion)
-def tiresias(job: JobView, *, queue_limits_gpu_s: tuple[float, ...] = QUEUE_LIMITS_GPU_S) -> tuple[int, float, float]:
-    """Queues by GPU-time held so far; within a queue, by when a job entered it."""
-    return bisect_right(queue_limits_gpu_s, job.attained_service_gpu_s), job.queue_entered_s, job.submit_time_s
+def _promoted(job: JobView, *, queue_limits_gpu_s: tuple[float, ...], promote_knob: float) -> bool:
+    if job.running or promote_knob <= 0 or bisect_right(queue_limits_gpu_s, job.recent_service_gpu_s) == 0:
+        return False
+    return job.waited_s >= promote_knob * (job.recent_service_gpu_s / job.gpus)
+
+
+def _words(job: JobView, *, queue_limits_gpu_s: tuple[float, ...], promote_knob: float) -> str:
+    queue = 1 + bisect_right(queue_limits_gpu_s, job.recent_service_gpu_s)
+    attained, since = format_service(job.recent_service_gpu_s), format_instant(job.queue_entered_s)
+    return f"queue {queue} of {len(queue_limits_gpu_s) + 1} since {since}, attained {attained}"
+
+
+@ordering_policy(preemptive=True, next_change=_next_change, begins_anew=_promoted, words=_words)
+def tiresias(
+    job: JobView, *, queue_limits_gpu_s: tuple[float, ...] = QUEUE_LIMITS_GPU_S, promote_knob: float = 0.0
+) -> tuple[int, float, float]:
+    """Queues by GPU-time held; within a queue, by when a job entered it. promote_knob: 0 promotes nobody."""
+    return bisect_right(queue_limits_gpu_s, job.recent_service_gpu_s), job.queue_entered_s, job.submit_time_s

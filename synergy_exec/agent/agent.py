@@ -15,6 +15,7 @@ from synergy_core.errors import InputError
 from synergy_exec.agent.run import NodeRun
 from synergy_exec.agent.slots import Slot
 from synergy_exec.agent.zygote import Zygote
+from synergy_exec.hearing import Ear, farewell
 from synergy_exec.messages import (
     KILLED,
     Ended,
@@ -31,11 +32,12 @@ from synergy_exec.messages import (
     encode,
 )
 
-_HEARTBEAT_S = 4.0
 _SAVING_S = 15.0
 """How long runs have to save when the agent leaves."""
 _KILLING_S = 3.0
-_CONNECTING_S = 10.0
+_NO_ZYGOTE = "the parent of workers is gone, and every worker with it"
+_CONNECTING_S = 60.0
+"""A controller that is not there refuses at once; a busy one takes its time."""
 
 
 class Agent:
@@ -48,6 +50,7 @@ class Agent:
         self._stores: dict[int, socket.socket] = {}
         self._outbox: asyncio.Queue[Message] = asyncio.Queue()
         self._leave = asyncio.Event()
+        self._why = ""
 
     async def serve(self, url: str, token: str) -> None:
         """Until told to leave, or the controller or the zygote is gone; no process is left then.
@@ -57,7 +60,7 @@ class Agent:
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._leave.set)
+            loop.add_signal_handler(number, self._leave_because, f"it was told to by {number.name}")
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
             # First, as it may fail at once; the zygote takes seconds.
             connection = await _connect(session, url)
@@ -65,10 +68,11 @@ class Agent:
             self._zygote = await Zygote.start()
             try:
                 await self._converse(connection, hearing)
+                _log(f"leaves: {self._why}")
             finally:
                 await self._zygote.close()
         if self._zygote.died.is_set():
-            raise ConnectionError("the parent of workers is gone, and every worker with it")
+            raise ConnectionError(_NO_ZYGOTE)
 
     async def _converse(self, connection: aiohttp.ClientWebSocketResponse, hearing: asyncio.Task[None]) -> None:
         self._say(
@@ -83,6 +87,8 @@ class Agent:
         speaking = asyncio.create_task(self._speak(connection))
         ends = (hearing, asyncio.create_task(self._leave.wait()), asyncio.create_task(self._zygote.died.wait()))
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if self._zygote.died.is_set():
+            self._leave_because(_NO_ZYGOTE)
         await self._end_runs()
         for task in (hearing, *ends[1:]):
             task.cancel()
@@ -91,16 +97,18 @@ class Agent:
             await asyncio.wait((said, speaking), timeout=_KILLING_S, return_when=asyncio.FIRST_COMPLETED)
             said.cancel()
         speaking.cancel()
-        await connection.close()
+        await connection.close(code=aiohttp.WSCloseCode.GOING_AWAY, message=farewell(self._why))
 
     async def _hear(self, connection: aiohttp.ClientWebSocketResponse) -> None:
-        async for received in connection:
+        ear = Ear(connection)
+        while (text := await ear.text()) is not None:
             try:
-                message = decode(received.data)
+                message = decode(text)
             except InputError as error:
                 _log(f"from the controller: {error}")
                 continue
             self._obey(message, connection)
+        self._leave_because(f"the controller is gone: {ear.gone}")
 
     async def _speak(self, connection: aiohttp.ClientWebSocketResponse) -> None:
         while True:
@@ -122,7 +130,7 @@ class Agent:
             case Stop() | Retune() | Kill():
                 self._steer(message)
             case Shutdown():
-                self._leave.set()
+                self._leave_because("it was told to by the controller")
             case _:
                 _log(f"an agent is not told {message.KIND}")
 
@@ -172,13 +180,17 @@ class Agent:
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=_KILLING_S)
 
+    def _leave_because(self, why: str) -> None:
+        self._why = self._why or why
+        self._leave.set()
+
     def _say(self, message: Message) -> None:
         self._outbox.put_nowait(message)
 
 
 async def _connect(session: aiohttp.ClientSession, url: str) -> aiohttp.ClientWebSocketResponse:
     try:
-        return await asyncio.wait_for(session.ws_connect(f"{url}/agents", heartbeat=_HEARTBEAT_S), _CONNECTING_S)
+        return await asyncio.wait_for(session.ws_connect(f"{url}/agents", autoping=False), _CONNECTING_S)
     except aiohttp.WSServerHandshakeError as error:
         hint = "; is SYNERGY_TOKEN this controller's?" if error.status in (401, 403) else ""
         raise InputError(f"the controller at {url} answered {error.status} {error.message}{hint}") from None

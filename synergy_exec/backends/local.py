@@ -51,6 +51,9 @@ class Local:
 
     async def start(self, node: int, meeting: Meeting) -> None:
         """Its log is `agent-<node>.txt` in the folder."""
+        if (old := self._agents.get(node)) is not None and old.poll() is None:
+            # Its connection is lost, so it saves at best; there must not be two on the same slots.
+            await asyncio.to_thread(_end, old)
         log = self._logs[node] = _agents.log_of(node, meeting)
         environment = _agents.environment(meeting.token_file.read_text(encoding="utf-8").strip())
         gpu_type = "cpu"
@@ -84,14 +87,13 @@ class Local:
 
     async def stop(self) -> None:
         """SIGTERM, with time to save, then SIGKILL."""
-        for agent in self._agents.values():
-            if agent.poll() is None:
-                agent.send_signal(signal.SIGTERM)
-        await asyncio.gather(*(asyncio.to_thread(_wait, agent) for agent in self._agents.values()))
+        await asyncio.gather(*(asyncio.to_thread(_end, agent) for agent in self._agents.values()))
         self._agents.clear()
 
 
-def _wait(agent: subprocess.Popen[bytes]) -> None:
+def _end(agent: subprocess.Popen[bytes]) -> None:
+    if agent.poll() is None:
+        agent.send_signal(signal.SIGTERM)
     try:
         agent.wait(_agents.LEAVING_S)
     except subprocess.TimeoutExpired:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from typing import Any
 
@@ -15,6 +16,8 @@ from synergy_exec.controller.links import Link, cluster_of
 from synergy_exec.messages import Hello, Message, Shutdown
 
 LOOK_S = 0.5
+EXITING_S = 1.0
+"""From an agent's last word to its end."""
 RESTARTS = 3
 """How often an agent that was lost is started again on its node."""
 
@@ -30,6 +33,7 @@ class Agents:
         self._known: dict[int, Hello] = {}
         self._order: list[int] = []
         self._losses: dict[int, int] = {}
+        self._awaited: dict[int, asyncio.Event] = {}
         self._all_there = asyncio.Event()
 
     async def gather(
@@ -59,7 +63,7 @@ class Agents:
         missing = sorted(set(range(self.backend.nodes)) - set(self.links))
         lost = self.backend.lost()
         for node in missing:
-            if node in lost:
+            if node in lost and node not in self._awaited:
                 raise InputError(f"node {node}: {lost[node]}")
         if missing and late:
             raise InputError(f"no agent from nodes {missing} within {patience_s:g} s; see their logs.")
@@ -77,23 +81,48 @@ class Agents:
             )
         link = self.links[hello.node] = Link(hello, channel)
         self._known[hello.node] = hello
+        if hello.node in self._awaited:
+            self._awaited.pop(hello.node).set()
         if len(self.links) == self.backend.nodes:
             self._all_there.set()
         return link
 
     def left(self, link: Link) -> None:
-        """Its connection is lost."""
+        """Its connection has ended."""
         del self.links[link.hello.node]
+        self._all_there.clear()
 
     def number(self, link: Link) -> int:
         """The cluster's number of an agent's node; all were gathered before."""
         return self._order.index(link.hello.node)
 
-    def may_come_back(self, link: Link) -> bool:
-        """Whether an agent that was lost is to be started again, which counts."""
+    async def bring_back(self, link: Link, reason: str, meeting: Meeting, patience_s: float) -> None:
+        """Starts another agent where one was lost, until one is there; tells the user so, and why.
+
+        reason: as far as the connection told. patience_s: for one to come. Raises InputError where that was in vain
+        several times.
+        """
         node = link.hello.node
-        self._losses[node] = self._losses.get(node, 0) + 1
-        return self._losses[node] <= RESTARTS
+        came = self._awaited[node] = asyncio.Event()
+        if exit := await self._exit_of(node, EXITING_S, came):
+            reason = f"{reason}; {exit}"
+        while not came.is_set():
+            self._losses[node] = self._losses.get(node, 0) + 1
+            if self._losses[node] > RESTARTS:
+                raise InputError(f"node {node}: its agent was lost {self._losses[node]} times; at last: {reason}")
+            print(f"node {node}: its agent was lost: {reason}\nstarting another", file=sys.stderr, flush=True)
+            await self.backend.start(node, meeting)
+            exit = await self._exit_of(node, patience_s, came)
+            reason = exit or f"none came within {patience_s:g} s; see its log"
+
+    async def _exit_of(self, node: int, patience_s: float, came: asyncio.Event) -> str:
+        """How the node's agent has left, as soon as its backend can tell; "" if one came, or none has left in time."""
+        until_s = time.monotonic() + patience_s
+        while time.monotonic() < until_s and not came.is_set():
+            if node in (lost := self.backend.lost()):
+                return lost[node]
+            await asyncio.sleep(EXITING_S / 10)
+        return ""
 
     def say(self, outbox: list[tuple[int, Message]]) -> None:
         """Queues messages for the cluster's nodes, in order, and empties the box; what is for a lost one is dropped."""

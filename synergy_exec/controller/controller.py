@@ -21,7 +21,7 @@ from synergy_core.policies import Policy
 from synergy_core.units import on_grid
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.controller import processes
-from synergy_exec.controller.agents import RESTARTS, Agents
+from synergy_exec.controller.agents import Agents
 from synergy_exec.controller.execution import Execution, Terms
 from synergy_exec.controller.journal import Journal
 from synergy_exec.controller.links import Link
@@ -55,7 +55,8 @@ class Hours:
 class Controller(Listener):
     """One policy on one backend; `run` once. execution: None until all agents are there. closing: it is ending.
 
-    The clock stands still while no controller runs: a resumed run goes on at the time of its last fact.
+    No other may work in its folder meanwhile: `folders.lock`. The clock stands still while no controller runs: a
+    resumed run goes on at the time of its last fact.
     """
 
     def __init__(
@@ -94,7 +95,6 @@ class Controller(Listener):
         After an interruption `interrupted` is true; the journal holds what is needed to go on.
         """
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._check_alone()
         journal = Journal(self.folder / "journal.sqlite")
         try:
             await asyncio.to_thread(self._wait_for_old_agents, journal.agents())
@@ -122,19 +122,6 @@ class Controller(Listener):
             journal.close()
 
     # Beginning
-
-    def _check_alone(self) -> None:
-        path = self.folder / "controller.json"
-        try:
-            other = json.loads(path.read_text(encoding="utf-8"))
-            here = other["host"] == socket.gethostname() and processes.lives(int(other["pid"]), int(other["began"]))
-        except (OSError, ValueError, KeyError, TypeError):
-            return
-        if here:
-            raise InputError(
-                f"{self.folder}: a controller runs here already, process {other['pid']}. "
-                "Stop it, or name another place with results_dir=DIR."
-            )
 
     def _wait_for_old_agents(self, agents: list[tuple[int, str, int, int]]) -> None:
         """Agents of a controller that died save and leave by themselves; those that do not are killed."""
@@ -188,21 +175,21 @@ class Controller(Listener):
             self.execution.heard(self.agents.number(link), message, self.now_s())
             self._flush()
 
-    def agent_left(self, link: Link) -> None:
-        """An agent's connection is lost; another is started on its node, a few times."""
+    def agent_left(self, link: Link, reason: str) -> None:
+        """An agent's connection has ended; another is started on its node, a few times."""
         self.agents.left(link)
         if self.execution is not None:
             self.execution.agent_left(self.agents.number(link), self.now_s())
             self._flush()
-        if self.closing:
-            return
-        node = link.hello.node
-        if self.agents.may_come_back(link):
-            print(f"node {node}: its agent was lost; starting another", file=sys.stderr)
-            self._task(self.agents.backend.start(node, self.meeting))
-        else:
+        if not self.closing:
+            self._task(self._bring_back(link, reason))
+
+    async def _bring_back(self, link: Link, reason: str) -> None:
+        try:
+            await self.agents.bring_back(link, reason, self.meeting, self.hours.nodes_s)
+        except InputError as error:
             how = "What was done is kept; the same command goes on, with backend.options for the nodes that are left."
-            self.fail(InputError(f"node {node} was lost {RESTARTS + 1} times. {how}"))
+            raise InputError(f"{error}\n{how}") from None
 
     # Time passing
 

@@ -11,19 +11,17 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from aiohttp import WSMsgType, web
+from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from synergy_core.errors import InputError
 from synergy_exec.backends import Meeting
 from synergy_exec.controller.links import Link
+from synergy_exec.hearing import Ear, farewell
 from synergy_exec.messages import Hello, Message, decode
 from synergy_runs.atomic import atomic_file
 
-HEARTBEAT_S = 3.0
-"""An agent that does not answer a ping within half of this is lost: noticed in 4.5 s at most."""
 MOST_MESSAGE_BYTES = 1_000_000
-HELLO_S = 10.0
 
 
 class Listener(ABC):
@@ -38,8 +36,8 @@ class Listener(ABC):
         """One message of an agent."""
 
     @abstractmethod
-    def agent_left(self, link: Link) -> None:
-        """An agent's connection is lost."""
+    def agent_left(self, link: Link, reason: str) -> None:
+        """An agent's connection has ended, for a reason in a few words."""
 
     @abstractmethod
     def fail(self, error: Exception) -> None:
@@ -103,28 +101,35 @@ def _checked(token: str, most_bytes: int) -> Middleware:
 def _agents(listener: Listener) -> Handler:
     async def agents(request: web.Request) -> web.StreamResponse:
         """An agent's connection, from its hello to its end."""
-        channel = web.WebSocketResponse(heartbeat=HEARTBEAT_S, max_msg_size=MOST_MESSAGE_BYTES)
+        channel = web.WebSocketResponse(autoping=False, max_msg_size=MOST_MESSAGE_BYTES)
         await channel.prepare(request)
+        ear = Ear(channel)
         try:
-            hello = decode(await channel.receive_str(timeout=HELLO_S))
+            # It may be long in coming, since an agent imports torch first; who waits for all of them has a limit.
+            text = await ear.text()
+            if text is None:
+                return channel
+            hello = decode(text)
             if not isinstance(hello, Hello):
                 raise InputError(f"expected hello first; got {hello.KIND}.")
             link = await listener.agent(hello, channel)
-        except (TimeoutError, InputError, TypeError) as error:
-            await channel.close(code=1008, message=str(error).encode()[:120])
+        except InputError as error:
+            await channel.close(code=1008, message=farewell(str(error)))
             return channel
         sender = asyncio.ensure_future(link.send_all())
         try:
-            async for message in channel:
-                if message.type == WSMsgType.TEXT:
-                    listener.heard(link, decode(message.data))
+            while (text := await ear.text()) is not None:
+                listener.heard(link, decode(text))
+            if not channel.closed and request.transport is not None:
+                request.transport.abort()  # a farewell would wait for an answer
         except InputError as error:
-            await channel.close(code=1008, message=str(error).encode()[:120])
+            ear.gone = f"it said what no agent says: {error}"
+            await channel.close(code=1008, message=farewell(str(error)))
         except Exception as error:
             listener.fail(error)
         finally:
             sender.cancel()
-            listener.agent_left(link)
+            listener.agent_left(link, ear.gone)
         return channel
 
     return agents

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import inf
 from statistics import mean, median
 from typing import TypeVar
@@ -15,7 +15,8 @@ from synergy_core.profiles import NoiseFrom, ProfiledCosts, ProfiledModel, Profi
 from synergy_core.state import Placed
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import PlanMessage, Report
-from synergy_exec.profiling.grid import Refusal, batches_of, plans, sizes_of
+from synergy_exec.profiling.candidates import Candidates
+from synergy_exec.profiling.grid import sizes_of
 from synergy_exec.profiling.testbed import RunOnTestbed, Testbed
 from synergy_exec.training.noise import FEWEST_STEPS as FEWEST_NOISE_STEPS
 
@@ -54,25 +55,29 @@ class Measured:
     noises: list[NoiseFrom] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
+    def add(self, more: Measured) -> None:
+        """What was seen besides."""
+        for each in fields(self):
+            getattr(self, each.name).extend(getattr(more, each.name))
+
 
 async def measured(
-    testbed: Testbed, jobs: list[int], file: JobFile, parameters: float, refusal: Refusal, *, effort: Effort, say: Say
+    testbed: Testbed, jobs: list[int], file: JobFile, candidates: Candidates, *, effort: Effort, say: Say
 ) -> tuple[ProfiledModel, list[str]]:
-    """The model's profile, and which plans failed with what.
+    """The model's profile, and which plans failed with what. Raises InputError where none ran, or TestbedError.
 
     jobs: as many job numbers as there are slots of its own; copies run side by side, for a cluster under load has no
-    idle slots beside one's own. parameters: of the model.
+    idle slots beside one's own. candidates: for all of `sizes`.
     """
-    batches = batches_of(file.initial_batch, file.max_batch)
     found = Measured()
     for kind, first_node, nodes, per_node in _parts(testbed.cluster):
         for size in sizes_of(nodes * per_node):
             places = _places(size, first_node, nodes, per_node)
             best: dict[int, float] = {}
-            for same_degrees in plans(size, batches, refusal):
+            for same_degrees in candidates.plans[size]:
                 say(f"{file.name}: {same_degrees[0].degrees} on {size} × {kind}")
                 copies = list(zip(jobs, places, strict=False))
-                seen = await _copies(testbed, copies, same_degrees, effort, found, best)
+                seen = await _undisturbed(testbed, copies, same_degrees, effort, found, best)
                 found.rows += _rows(kind, len(places[0]), same_degrees, seen)
     if not found.rows or not found.starts:
         raise InputError(f"{file.name} could not be profiled: {'; '.join(found.failed) or 'no plan is admitted'}.")
@@ -81,8 +86,35 @@ async def measured(
     rows = tuple(found.rows)
     batch = max(row.plan.global_batch for row in rows)
     return ProfiledModel(
-        file.name, file.initial_batch, batch, parameters, noise_curve(found.noises), costs, rows
+        file.name, file.initial_batch, batch, candidates.parameters, noise_curve(found.noises), costs, rows
     ), found.failed
+
+
+def sizes(cluster: Cluster) -> list[int]:
+    """Numbers of slots that anything is measured on."""
+    return sorted({size for _, _, nodes, per_node in _parts(cluster) for size in sizes_of(nodes * per_node)})
+
+
+async def _undisturbed(
+    testbed: Testbed,
+    copies: list[tuple[int, Placed]],
+    same_degrees: list[PlanMessage],
+    effort: Effort,
+    found: Measured,
+    best: dict[int, float],
+) -> Seen:
+    """As `_copies`, again where an agent was lost meanwhile, which says nothing of the plan. Raises TestbedError."""
+    while True:
+        losses, seen = testbed.losses, Seen()
+        tried = Measured()
+        try:
+            await _copies(testbed, copies, same_degrees, effort, tried, best, seen)
+        except InputError as error:
+            testbed.check()
+            tried.failed.append(f"{same_degrees[0].degrees}: {error}")
+        if testbed.losses == losses:
+            found.add(tried)
+            return seen
 
 
 def _parts(cluster: Cluster) -> list[tuple[str, int, int, int]]:
@@ -113,12 +145,13 @@ async def _copies(
     effort: Effort,
     found: Measured,
     best: dict[int, float],
-) -> Seen:
+    seen: Seen,
+) -> None:
     """Copies of the job side by side, each at the same batch at the same time, through all batches of one plan.
 
-    best: by batch, the least seconds a step so far on as many slots; brought up to date.
+    best: by batch, the least seconds a step so far on as many slots; it and `seen` are brought up to date, also where
+    a run fails, for which InputError is raised when all have left.
     """
-    seen: Seen = {}
     fresh = [job not in testbed.trained for job, _ in copies]
     runs = [testbed.start(job, placed, same_degrees[0]) for job, placed in copies]
     try:
@@ -136,10 +169,9 @@ async def _copies(
             standstill_s = run.stepped_s - run.launched_s - seen[same_degrees[0]][at][0]
             (found.starts if fresh[at] else found.restarts).append(standstill_s)
         found.exits += await _all(run.stop() for run in runs)
-    except InputError as error:
-        found.failed.append(f"{same_degrees[0].degrees}: {error}")
+    except InputError:
         await asyncio.gather(*(run.stop() for run in runs), return_exceptions=True)
-    return seen
+        raise
 
 
 async def _all(waiting: Iterable[Awaitable[Result]]) -> list[Result]:

@@ -10,29 +10,37 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from synergy_core.errors import InputError
 from synergy_core.profiles import Profile, ProfiledModel
 from synergy_exec.backends import Backend
 from synergy_exec.controller.runs import Run
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Launch, PlanMessage
-from synergy_exec.profiling.measure import Effort, Say, measured
-from synergy_exec.profiling.testbed import Testbed, testbed
+from synergy_exec.messages import Launch
+from synergy_exec.profiling.candidates import finder
+from synergy_exec.profiling.measure import Effort, Say, measured, sizes
+from synergy_exec.profiling.testbed import TestbedError, testbed
 from synergy_runs.profiles import read_profile, write_profile
 
 ENDLESS = 1e15
 QUICK = Effort(seconds=0.4, report_s=0.2, hopeless=1.6)
 """For `profile=auto`, which somebody waits for."""
+WITHOUT = "profile=null does without"
 
 
-class Made(NamedTuple):
-    """models: what was measured now. remarks: plans that did not run, models that could not be profiled at all."""
+@dataclass(slots=True)
+class Made:
+    """models: what was measured now. remarks: plans that did not run, models that could not be profiled at all.
+
+    broken: why the rest was not tried.
+    """
 
     models: list[ProfiledModel]
     remarks: list[str]
+    broken: str = ""
 
 
 def machine(backend: str, options: Mapping[str, Any]) -> str:
@@ -47,7 +55,8 @@ def add_to_profile(
 ) -> Made:
     """Measures models, and writes them beside those that are in the file; a model measured again is replaced.
 
-    where: see `machine`; a file from elsewhere is begun anew. Models that cannot be profiled are left out.
+    where: see `machine`; a file from elsewhere is begun anew. Models that cannot be profiled are left out. Raises
+    InputError where agents are lost again and again; what was measured until then is written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     made = asyncio.run(_made(files, backend, path.parent, effort, say))
@@ -56,6 +65,9 @@ def add_to_profile(
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
     if made.models:
         write_profile(Profile({**older, **{each.name: each for each in made.models}}, where, now), path)
+    if made.broken:
+        kept = f"{', '.join(each.name for each in made.models) or 'nothing'} was measured and is kept in {path}"
+        raise InputError(f"profiling ended: {made.broken}\n{kept}; type the same command again.")
     return made
 
 
@@ -67,9 +79,13 @@ def current_profile(
     missing = [each for each in files if there.machine != where or not _covers(there, each)]
     if not missing:
         return there
-    say(f"measuring {', '.join(each.name for each in missing)} here, once; profile=null does without")
+    say(f"measuring {', '.join(each.name for each in missing)} here, once; {WITHOUT}")
     began_s = time.monotonic()
-    for remark in add_to_profile(path, missing, make_backend(), where, QUICK, say).remarks:
+    try:
+        made = add_to_profile(path, missing, make_backend(), where, QUICK, say)
+    except InputError as error:
+        raise InputError(f"{error} Or {WITHOUT}.") from None
+    for remark in made.remarks:
         say(remark)
     say(f"measured in {time.monotonic() - began_s:.0f} s; {path} is kept, and truth.profile={path} simulates with it")
     return read_profile(path) if path.is_file() else Profile()
@@ -106,31 +122,20 @@ async def _made(files: Sequence[JobFile], backend: Backend, beside: Path, effort
                 report_s=effort.report_s,
             )
 
-        async with testbed(backend, folder, launch_of) as bench:
+        async with finder() as find, testbed(backend, folder, launch_of) as bench:
             for file in files:
                 first = len(owner)
                 mine = list(range(first, first + bench.cluster.gpus))
                 owner.update(dict.fromkeys(mine, file))
                 try:
-                    model, failed = await _model(bench, mine, file, effort, say)
+                    candidates = await find.candidates(file, sizes(bench.cluster))
+                    model, failed = await measured(bench, mine, file, candidates, effort=effort, say=say)
+                except TestbedError as error:
+                    made.broken = str(error)
+                    break
                 except InputError as error:
                     made.remarks.append(str(error))
                     continue
                 made.models.append(model)
                 made.remarks.extend(f"{file.name}: left out, {each}" for each in failed)
     return made
-
-
-async def _model(
-    bench: Testbed, jobs: list[int], file: JobFile, effort: Effort, say: Say
-) -> tuple[ProfiledModel, list[str]]:
-    from synergy_exec.training.admitted import refusal
-    from synergy_exec.training.loading import load_job
-
-    job = load_job(file.job_class, file.arguments)
-    parameters = float(sum(each.numel() for each in job.build_model().parameters()))
-
-    def admitted(plan: PlanMessage) -> str | None:
-        return refusal(job, plan)
-
-    return await measured(bench, jobs, file, parameters, admitted, effort=effort, say=say)

@@ -17,11 +17,15 @@ from synergy_exec.backends import Backend, Meeting
 from synergy_exec.controller.agents import Agents
 from synergy_exec.controller.links import Link
 from synergy_exec.controller.listening import Listener, listening
-from synergy_exec.controller.runs import Left, Run, Runs, Stepped
-from synergy_exec.messages import Hello, Launch, Message, PlanMessage, Report
+from synergy_exec.controller.runs import Dropped, Left, Run, Runs, Stepped
+from synergy_exec.messages import Hello, Launch, Message, Outcome, PlanMessage, Report
 
 AGENTS_S = 120.0
 LEAVE_S = 30.0
+
+
+class TestbedError(InputError):
+    """Agents are lost again and again, so that nothing can be measured any more."""
 
 
 class RunOnTestbed:
@@ -35,7 +39,7 @@ class RunOnTestbed:
         self.first_step_s = 0.0
         self.reports: asyncio.Queue[tuple[float, Report]] = asyncio.Queue()
         self.stepped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.left: asyncio.Future[Left] = asyncio.get_running_loop().create_future()
+        self.left: asyncio.Future[tuple[Outcome, str]] = asyncio.get_running_loop().create_future()
 
     async def first_step(self) -> None:
         """Until its first step is done. Raises InputError if the run ends before."""
@@ -59,35 +63,43 @@ class RunOnTestbed:
         """Has it save and leave; the seconds until it has."""
         began_s = time.monotonic()
         self._testbed.stop(self.number)
-        left = await self.left
-        if left.outcome not in ("paused", "done"):
-            raise InputError(left.reason)
+        outcome, reason = await self.left
+        if outcome not in ("paused", "done"):
+            raise InputError(reason)
         return time.monotonic() - began_s
+
+    def lose(self, reason: str) -> None:
+        """Nothing will be heard of it any more."""
+        if not self.left.done():
+            self.left.set_result(("lost", reason))
 
     def _check(self) -> None:
         if self.left.done():
-            raise InputError(self.left.result().reason or "the run ended by itself")
+            raise InputError(self.left.result()[1] or "the run ended by itself")
 
 
 class Testbed(Listener):
-    """The agents of a backend, all connected.
+    """The agents of a backend; where one is lost another is started.
 
-    cluster: what they make. trained: jobs that have a checkpoint, for whoever keeps account of them.
+    cluster: what they make. trained: jobs that have a checkpoint, for whoever keeps account of them. losses: of agents;
+    what was measured across one does not count.
     """
 
     def __init__(self, backend: Backend, launch_of: Callable[[Run], Launch]) -> None:
         self.agents = Agents(backend)
         self._runs = Runs(launch_of)
         self._mine: dict[int, RunOnTestbed] = {}
-        self._broken: Exception | None = None
-        self._gathered = False
+        self._broken: TestbedError | None = None
+        self._gathered, self._closing = False, False
+        self._returning: set[asyncio.Future[None]] = set()
+        self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.trained: set[int] = set()
+        self.losses = 0
         self.cluster: Cluster
 
     def start(self, job: int, placed: Placed, plan: PlanMessage) -> RunOnTestbed:
-        """Launches a run there, as soon as its slots are free."""
-        if self._broken is not None:
-            raise self._broken
+        """Launches a run there, as soon as its slots are free. Raises TestbedError."""
+        self.check()
         number = len(self._mine)
         mine = self._mine[number] = RunOnTestbed(self, number)
         self._runs.start(Run(number, job, placed, plan))
@@ -104,26 +116,51 @@ class Testbed(Listener):
         self._runs.retune(number, plan)
         self._flush()
 
+    def check(self) -> None:
+        """Raises TestbedError where nothing can be measured here any more."""
+        if self._broken is not None:
+            raise self._broken
+
     # What agents say (`Listener`)
 
     async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> Link:
-        return self.agents.came(hello, channel)
+        link = self.agents.came(hello, channel)
+        if self._gathered:
+            self._runs.agent_came(self.agents.number(link))
+            self._flush()
+        return link
 
     def heard(self, link: Link, message: Message) -> None:
+        if not self._gathered:
+            return
         if isinstance(message, Report) and message.run in self._mine:
             self._mine[message.run].reports.put_nowait((time.monotonic(), message))
         self._runs.heard(self.agents.number(link), message)
         self._flush()
 
-    def agent_left(self, link: Link) -> None:
+    def agent_left(self, link: Link, reason: str) -> None:
         self.agents.left(link)
+        self.losses += 1
         if self._gathered:
             self._runs.agent_left(self.agents.number(link))
-            self._broken = InputError(f"the agent of node {link.hello.node} was lost; see its log.")
             self._flush()
+        if not self._closing:
+            returning = asyncio.ensure_future(self._bring_back(link, reason))
+            self._returning.add(returning)
+            returning.add_done_callback(self._returning.discard)
+
+    async def _bring_back(self, link: Link, reason: str) -> None:
+        try:
+            await self.agents.bring_back(link, reason, self._meeting, AGENTS_S)
+        except Exception as error:
+            self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        self._broken = error
+        self._broken = self._broken or TestbedError(str(error) or repr(error))
+        if not self._over.done():
+            self._over.set_result(None)
+        for each in self._mine.values():
+            each.lose(str(self._broken))
 
     def _flush(self) -> None:
         self.agents.say(self._runs.outbox)
@@ -132,17 +169,28 @@ class Testbed(Listener):
             if isinstance(each, Stepped):
                 mine.stepped_s, mine.first_step_s = time.monotonic(), each.message.first_step_s
                 mine.stepped.set_result(None)
-            elif isinstance(each, Left):
-                mine.left.set_result(each)
+            elif isinstance(each, Left) and not mine.left.done():
+                mine.left.set_result((each.outcome, each.reason))
+            elif isinstance(each, Dropped):
+                mine.lose("it was told to leave before it began")
         self._runs.happened.clear()
 
     async def gather(self, meeting: Meeting) -> None:
         """Until all agents are there. Raises InputError where they do not come."""
-        cluster = await self.agents.gather(meeting, AGENTS_S)
+        self._meeting = meeting
+        cluster = await self.agents.gather(meeting, AGENTS_S, self._over)
+        self.check()
         assert cluster is not None
         self.cluster, self._gathered = cluster, True
-        for node in range(self.cluster.nodes):
-            self._runs.agent_came(node)
+        for link in self.agents.links.values():
+            self._runs.agent_came(self.agents.number(link))
+
+    async def dismiss(self) -> None:
+        """Ends all agents."""
+        self._closing = True
+        for each in self._returning:
+            each.cancel()
+        await self.agents.dismiss(LEAVE_S)
 
 
 @asynccontextmanager
@@ -154,4 +202,4 @@ async def testbed(backend: Backend, folder: Path, launch_of: Callable[[Run], Lau
             await made.gather(meeting)
             yield made
         finally:
-            await made.agents.dismiss(LEAVE_S)
+            await made.dismiss()

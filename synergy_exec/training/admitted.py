@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
@@ -46,11 +47,8 @@ PROVEN: frozenset[Kind] = frozenset(
 
 
 def refusal(job: TrainingJob, plan: PlanMessage) -> str | None:
-    """Why this job cannot be trained under this plan, in a sentence that says what to change; None: it can.
-
-    It builds the job's model, without its numbers where that is possible.
-    """
-    return plan_refusal(plan) or _unfit(job, plan)
+    """Why this job cannot be trained under this plan, in a sentence that says what to change; None: it can."""
+    return Admission(job).refusal(plan)
 
 
 def plan_refusal(plan: PlanMessage) -> str | None:
@@ -93,42 +91,78 @@ def _unproven(plan: PlanMessage) -> str | None:
     return None
 
 
-def _unfit(job: TrainingJob, plan: PlanMessage) -> str | None:
-    needs_blocks = plan.pipeline > 1 or (plan.zero > 0 and job.blocks)
-    if plan.tensor == 1 and not needs_blocks:
+class Admission:
+    """The same for many plans of one job: what a model allows is found out once for each way to cut or split it.
+
+    It builds the job's model, without its numbers where that is possible, and runs it.
+    """
+
+    def __init__(self, job: TrainingJob) -> None:
+        self._job = job
+        self._splits: dict[int, str | None] = {}
+
+    def refusal(self, plan: PlanMessage) -> str | None:
+        """Why the job cannot be trained under this plan, in a sentence that says what to change; None: it can."""
+        return plan_refusal(plan) or self._unfit(plan)
+
+    @cached_property
+    def parameters(self) -> int:
+        """Of the model."""
+        return sum(each.numel() for each in self._outline[0].parameters())
+
+    @cached_property
+    def _outline(self) -> tuple[nn.Module, Tensor]:
+        return outline(self._job)
+
+    def _unfit(self, plan: PlanMessage) -> str | None:
+        job = self._job
+        needs_blocks = plan.pipeline > 1 or (plan.zero > 0 and job.blocks)
+        if plan.tensor == 1 and not needs_blocks:
+            return None
+        if plan.pipeline > 1 and not job.blocks:
+            return f"the job names no `blocks` to cut between; name them, or take pipeline 1 instead of {plan.pipeline}"
+        if needs_blocks and (reason := self._no_blocks):
+            return reason
+        if plan.pipeline > 1 and (reason := self._uncut(plan.pipeline * plan.interleave)):
+            return reason
+        return self._unsplit(plan.tensor) if plan.tensor > 1 else None
+
+    @cached_property
+    def _no_blocks(self) -> str | None:
+        (model, _), blocks = self._outline, self._job.blocks
+        try:
+            layers = model.get_submodule(blocks)
+        except AttributeError:
+            return f"the model has no '{blocks}', which the job names as its blocks; correct `blocks`"
+        if not isinstance(layers, nn.ModuleList):
+            return f"the model's '{blocks}' is a {type(layers).__name__}; blocks are an nn.ModuleList"
         return None
-    if plan.pipeline > 1 and not job.blocks:
-        return f"the job names no `blocks` to cut between; name them, or take pipeline 1 instead of {plan.pipeline}"
-    model, sample = outline(job)
-    if needs_blocks and (reason := _no_blocks(model, job.blocks)):
-        return reason
-    if plan.pipeline > 1 and (reason := _uncut(model, job.blocks, plan, sample)):
-        return reason
-    return obstacle(model, job.tensor_plan, plan.tensor, sample) if plan.tensor > 1 else None
 
+    def _uncut(self, stages: int) -> str | None:
+        model, _ = self._outline
+        for method in ("embed", "head"):
+            if not callable(getattr(model, method, None)):
+                return f"the model has no method `{method}`; write it (see TrainingJob), or take pipeline 1"
+        count = len(list(model.get_submodule(self._job.blocks).children()))
+        if count < stages:
+            return f"the model has {count} blocks for {stages} stages; take at most {count} stages"
+        return self._no_ends
 
-def _no_blocks(model: nn.Module, blocks: str) -> str | None:
-    try:
-        layers = model.get_submodule(blocks)
-    except AttributeError:
-        return f"the model has no '{blocks}', which the job names as its blocks; correct `blocks`"
-    if not isinstance(layers, nn.ModuleList):
-        return f"the model's '{blocks}' is a {type(layers).__name__}; blocks are an nn.ModuleList"
-    return None
+    @cached_property
+    def _no_ends(self) -> str | None:
+        model, sample = self._outline
+        try:
+            ends(model, self._job.blocks, sample)
+        except InputError as error:
+            return str(error)
+        return None
 
-
-def _uncut(model: nn.Module, blocks: str, plan: PlanMessage, sample: Tensor) -> str | None:
-    for method in ("embed", "head"):
-        if not callable(getattr(model, method, None)):
-            return f"the model has no method `{method}`; write it (see TrainingJob), or take pipeline 1"
-    count, stages = len(list(model.get_submodule(blocks).children())), plan.pipeline * plan.interleave
-    if count < stages:
-        return f"the model has {count} blocks for {stages} stages; take at most {count} stages"
-    try:
-        ends(model, blocks, sample)
-    except InputError as error:
-        return str(error)
-    return None
+    def _unsplit(self, degree: int) -> str | None:
+        if degree not in self._splits:
+            model, sample = self._outline
+            # It is spoilt by being split.
+            self._splits[degree] = obstacle(copy.deepcopy(model), self._job.tensor_plan, degree, sample)
+        return self._splits[degree]
 
 
 def outline(job: TrainingJob) -> tuple[nn.Module, Tensor]:

@@ -1,4 +1,4 @@
-"""Job logs drawn from published statistics. One JSON file per source in `traces/`; being there registers it."""
+"""Job logs drawn from statistics of real ones. One JSON file per source in `traces/`; being there registers it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def generate(
 ) -> TraceRows:
     """A job log of `window_s` seconds from midnight of the statistics' first day, or of exactly `jobs` jobs.
 
-    With `jobs` the window is as long as that many take at the published rate; give one of the two. The same seed
-    gives the same log anywhere. `rows.quotas` are the published tenants' GPUs. Raises InputError for an unknown name.
+    With `jobs` the window is as long as that many take at the known rate; give one of the two. The same seed
+    gives the same log anywhere. `rows.quotas` are its tenants' GPUs. Raises InputError for an unknown name.
     """
     known = statistics(name)
     asked = [each for each in (window_s, jobs) if each is not None]
@@ -63,7 +63,8 @@ def generate(
         job_name=[f"{name}-{number}" for number in range(1, total + 1)],
     )
     rows.quotas.update(known.quotas)
-    rows.notes.append(f"generated from published statistics of {known.title}, not the real trace")
+    aggregates = known.sources[known.origin["checked"]] if "checked" in known.origin else known.title
+    rows.notes.append(f"generated from statistics of {known.title}, not the real trace; run times are of {aggregates}")
     return rows
 
 

@@ -29,12 +29,12 @@ Longs = NDArray[np.int64]
 def hourly_jobs(arrivals: Arrivals, window_s: float, random: np.random.Generator) -> Floats:
     """Expected jobs of every hour of a window that starts at midnight of the first day; the last may be partial.
 
-    Expected jobs are shape × level, at most `most_per_hour`: the published hour-of-day and weekday shape, and a
-    lognormal level that makes the counts, Poisson given level, as uneven as published. Levels are a Gaussian series
+    Expected jobs are shape × level, at most `most_per_hour`: the known hour-of-day and weekday shape, and a
+    lognormal level that makes the counts, Poisson given level, as uneven as known. Levels are a Gaussian series
     with a part that changes within hours and one that changes within days, taken by rank: hour i of n in rank draws its
     level uniformly from the i-th n-th of the distribution. From four weeks on, hours are scaled so that every hour of
-    the day and every weekday has its published share, and the level's spread is solved for the window itself. So
-    months have the published mean, shape and unevenness, not only decades; a week or two keep their own shape.
+    the day and every weekday has its known share, and the level's spread is solved for the window itself. So
+    months have the known mean, shape and unevenness, not only decades; a week or two keep their own shape.
     """
     hours = max(1, int(np.ceil(window_s / HOUR_S)))
     hour_of_week = (first_hour(arrivals) + np.arange(hours)) % (HOURS_PER_DAY * DAYS_PER_WEEK)
@@ -76,7 +76,7 @@ def level_spread(arrivals: Arrivals) -> float:
 
 
 def _spread_for(arrivals: Arrivals, rate: Callable[[float], Floats]) -> float:
-    """The σ for which relative rates r = rate(σ) of mean 1 give counts of the published index of dispersion.
+    """The σ for which relative rates r = rate(σ) of mean 1 give counts of the known index of dispersion.
 
     D = 1 + μ·Var[r]: a count that is Poisson with mean μ·r has variance μ + μ²·Var[r]. By bisection.
     """

@@ -1,4 +1,4 @@
-"""How long jobs of a size run: a quantile function per size, from published quantiles or from published means."""
+"""How long jobs of a size run: a quantile function per size, from quantiles or from means."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Law(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QuantilesBySize:
-    """Published quantiles, the logarithm of the seconds linear between them."""
+    """Known quantiles, the logarithm of the seconds linear between them."""
 
     probability: tuple[Floats, ...]
     seconds: tuple[Floats, ...]

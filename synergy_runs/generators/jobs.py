@@ -87,10 +87,10 @@ def draw_users(known: Statistics, batches: Batches, random: np.random.Generator)
 def draw_durations(known: Statistics, batches: Batches, user: Longs, users: int, random: np.random.Generator) -> Longs:
     """Whole seconds, ≥ 1.
 
-    A job's score is its tenant's published one plus normal parts of its user, of its batch and of its own: a Gaussian
+    A job's score is its tenant's known one plus normal parts of its user, of its batch and of its own: a Gaussian
     copula (our modelling choice, so that who submits a job says something about how long it runs). Scores only order
     the jobs of a size; the i-th of n takes its duration uniformly from the i-th n-th of that size's distribution, so
-    the published quantiles hold whatever the scores do, and in short windows too.
+    the known quantiles hold whatever the scores do, and in short windows too.
     """
     of_user = random.standard_normal(users)
     of_batch = random.standard_normal(int(batches.batch[-1]) + 1 if len(user) else 0)
@@ -120,7 +120,7 @@ def draw_durations(known: Statistics, batches: Batches, user: Longs, users: int,
 
 
 def draw_end_states(known: Statistics, gpu_s: Longs, random: np.random.Generator) -> Longs:
-    """How each job ends, a code into `rows.END_STATES`, with the published shares of jobs and of GPU-time.
+    """How each job ends, a code into `rows.END_STATES`, with the known shares of jobs and of GPU-time.
 
     P(state | job) ∝ exp(α + θ·ln GPU-seconds), α and θ per state such that both shares hold for these jobs. Jobs in
     order of GPU-seconds take a low-discrepancy sequence for their draw, so shares hold among neighbours already, and
@@ -166,7 +166,7 @@ def _best_offset(known: Statistics, ladder: Floats, gpu_s: Longs, jobs: int, ran
 
 
 def _chances(known: Statistics, feature: Floats, jobs: Floats, gpu_time: Floats) -> Floats:
-    """P(state | bin), shape (states, bins), with the published shares over bins that weigh `jobs` and `gpu_time`."""
+    """P(state | bin), shape (states, bins), with the known shares over bins that weigh `jobs` and `gpu_time`."""
     from scipy.optimize import least_squares
 
     wanted = np.concatenate((known.end_state_job_fraction[1:], known.end_state_gpu_time_fraction[1:]))

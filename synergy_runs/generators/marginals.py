@@ -1,4 +1,4 @@
-"""How far a generated log is from the statistics it was drawn from: one line per published figure."""
+"""How far a generated log is from the statistics it was drawn from: one line per figure, with where that is from."""
 
 from __future__ import annotations
 
@@ -29,9 +29,13 @@ END_STATE_GPU_TIME = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Marginal:
-    """One figure. `tolerance` bounds `error`: relative to the target, or the difference of two fractions."""
+    """One figure. `tolerance` bounds `error`: relative to the target, or the difference of two fractions.
+
+    source: the label of where the target is from, see `Statistics.sources`.
+    """
 
     name: str
+    source: str
     target: float
     generated: float
     tolerance: float
@@ -49,39 +53,44 @@ class Marginal:
 
 
 def marginals(known: Statistics, rows: TraceRows, window_s: float) -> Iterator[Marginal]:
-    """Every published figure beside that of `rows`, a log of `window_s` seconds from the statistics' first day."""
+    """Every figure that is aimed at beside that of `rows`, a log of `window_s` seconds from the first day."""
     yield from _arrivals(known, np.asarray(rows.submit_s), window_s)
     gpus = np.asarray(rows.gpus, dtype=np.int64)
     duration_s = np.asarray(rows.duration_s)
     yield from _durations(known, gpus, duration_s)
     gpu_s = gpus * duration_s
+    origin = known.origin
     by_size = dict(zip(known.sizes, known.mix.sum(axis=0).tolist(), strict=True))
     for size, target in by_size.items():
-        yield Marginal(f"jobs with {size} GPUs", target, float((gpus == size).mean()), SHARE_OF_JOBS, False)
-    for text, target in known.published.get("gpu_time_fraction", {}).items():
+        yield Marginal(
+            f"jobs with {size} GPUs", origin["sizes"], target, float((gpus == size).mean()), SHARE_OF_JOBS, False
+        )
+    for text, target in known.checked.get("gpu_time_fraction", {}).items():
         share = float(gpu_s[gpus == int(text)].sum() / gpu_s.sum())
-        yield Marginal(f"GPU-time of {text} GPUs", target, share, GPU_TIME_BY_SIZE, False)
+        yield Marginal(f"GPU-time of {text} GPUs", origin["checked"], target, share, GPU_TIME_BY_SIZE, False)
     tenant = np.asarray(rows.virtual_cluster)
     for code, name in enumerate(known.virtual_clusters):
         share = float((tenant == code).mean())
-        yield Marginal(f"jobs of {name}", float(known.mix[code].sum()), share, SHARE_OF_JOBS, False)
+        target = float(known.mix[code].sum())
+        yield Marginal(f"jobs of {name}", origin["virtual_clusters"], target, share, SHARE_OF_JOBS, False)
     state = np.asarray(rows.end_state)
     for code, name in enumerate(END_STATES):
         mine = state == code
-        yield Marginal(f"jobs {name}", float(known.end_state_job_fraction[code]), mine.mean(), SHARE_OF_JOBS, False)
+        source, target = origin["end_states"], float(known.end_state_job_fraction[code])
+        yield Marginal(f"jobs {name}", source, target, float(mine.mean()), SHARE_OF_JOBS, False)
         target, share = float(known.end_state_gpu_time_fraction[code]), float(gpu_s[mine].sum() / gpu_s.sum())
-        yield Marginal(f"GPU-time {name}", target, share, END_STATE_GPU_TIME, False)
+        yield Marginal(f"GPU-time {name}", source, target, share, END_STATE_GPU_TIME, False)
 
 
 def _arrivals(known: Statistics, submit_s: NDArray[np.float64], window_s: float) -> Iterator[Marginal]:
     """Rate, unevenness over the window's whole hours, hours of the day and weekdays over its whole weeks."""
-    arrivals = known.arrivals
+    arrivals, source = known.arrivals, known.origin["arrivals"]
     since_s = submit_s - epoch_s(arrivals.first_day)
     hours = int(window_s // HOUR_S)
     hourly = np.bincount((since_s // HOUR_S).astype(np.int64), minlength=hours)[:hours]
-    yield Marginal("jobs per hour", arrivals.mean_per_hour, hourly.mean(), MEAN, True)
+    yield Marginal("jobs per hour", source, arrivals.mean_per_hour, hourly.mean(), MEAN, True)
     dispersion = float(hourly.var() / hourly.mean())
-    yield Marginal("dispersion of hourly counts", arrivals.index_of_dispersion, dispersion, DISPERSION, True)
+    yield Marginal("dispersion of hourly counts", source, arrivals.index_of_dispersion, dispersion, DISPERSION, True)
     weeks = hours // (DAYS_PER_WEEK * HOURS_PER_DAY)
     if not weeks:
         return
@@ -89,10 +98,10 @@ def _arrivals(known: Statistics, submit_s: NDArray[np.float64], window_s: float)
     by_hour, by_day = of_week.sum(axis=(0, 1)) / of_week.sum(), of_week.sum(axis=(0, 2)) / of_week.sum()
     first_weekday = (int(epoch_s(arrivals.first_day) // DAY_S) + EPOCH_WEEKDAY) % DAYS_PER_WEEK
     for hour, target in enumerate(arrivals.hour_of_day_fraction.tolist()):
-        yield Marginal(f"jobs at {hour:02d} h", target, float(by_hour[hour]), HOUR_OF_DAY, False)
+        yield Marginal(f"jobs at {hour:02d} h", source, target, float(by_hour[hour]), HOUR_OF_DAY, False)
     for day, target in enumerate(arrivals.weekday_fraction.tolist()):
         share = float(by_day[(day - first_weekday) % DAYS_PER_WEEK])
-        yield Marginal(f"jobs on {WEEKDAYS[day]}", target, share, WEEKDAY, False)
+        yield Marginal(f"jobs on {WEEKDAYS[day]}", source, target, share, WEEKDAY, False)
 
 
 def _durations(known: Statistics, gpus: NDArray[np.int64], duration_s: NDArray[np.float64]) -> Iterator[Marginal]:
@@ -103,19 +112,20 @@ def _durations(known: Statistics, gpus: NDArray[np.int64], duration_s: NDArray[n
         "mean_gpus": ("mean GPUs", gpus.mean(), MEAN),
         "gpu_s_per_job": ("mean GPU-seconds", (gpus * duration_s).mean(), MEAN),
     }
+    source = known.origin.get("checked", "")
     for key, (name, generated, tolerance) in figures.items():
-        if key in known.published:
-            yield Marginal(name, known.published[key], float(generated), tolerance, True)
-    for sizes, table in known.published.get("quantiles_s", {}).items():
-        least, most = _bounds(sizes)
+        if key in known.checked:
+            yield Marginal(name, source, known.checked[key], float(generated), tolerance, True)
+    for sizes, table in known.checked.get("quantiles_s", {}).items():
+        least, most = bounds(sizes)
         each_s = duration_s[(gpus >= least) & (gpus <= most)]
         for probability, target in table.items():
             value = float(np.quantile(each_s, float(probability))) if len(each_s) else np.nan
             name = f"p{100 * float(probability):g} of {sizes}{' GPUs' * (sizes != 'all')}, s"
-            yield Marginal(name, target, value, QUANTILE, True)
+            yield Marginal(name, source, target, value, QUANTILE, True)
 
 
-def _bounds(sizes: str) -> tuple[float, float]:
+def bounds(sizes: str) -> tuple[float, float]:
     """Least and most GPUs of `all`, `8`, `2-4`, `>8`."""
     if sizes == "all":
         return 1, np.inf

@@ -1,4 +1,4 @@
-"""What a generator knows: published statistics from `traces/*.json`, checked and completed where a rule fills a gap."""
+"""What a generator knows: statistics from `traces/*.json`, checked and completed where a rule fills a gap."""
 
 from __future__ import annotations
 
@@ -47,7 +47,12 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """One cluster's job log in numbers. `mix[v, s]`: fraction of all jobs in tenant v with `sizes[s]` GPUs."""
+    """One cluster's job log in numbers. `mix[v, s]`: fraction of all jobs in tenant v with `sizes[s]` GPUs.
+
+    checked: further figures that the log is held to. elsewhere: figures of the same cluster that it is not, because
+    they are of other jobs or need a scheduler. origin: block by block, the label of where its figures are from;
+    sources: what labels stand for.
+    """
 
     name: str
     title: str
@@ -68,11 +73,14 @@ class Statistics:
     batch_fraction: float
     end_state_job_fraction: Floats
     end_state_gpu_time_fraction: Floats
-    published: dict[str, Any]
+    checked: dict[str, Any]
+    elsewhere: dict[str, Any]
+    origin: dict[str, str]
+    sources: dict[str, str]
 
     @property
     def quotas(self) -> dict[str, int]:
-        """GPUs of each tenant in the cluster as published."""
+        """GPUs of each tenant."""
         nodes = zip(self.virtual_clusters, self.virtual_cluster_nodes, strict=True)
         return {name: each * self.gpus_per_node for name, each in nodes}
 
@@ -89,7 +97,8 @@ def blocks() -> dict[str, dict[str, Any]]:
         for name, own in content["generators"].items():
             if name in found:
                 raise InputError(f"{path}: a generator named {name} stands in another file too; rename one.")
-            found[name] = _merged(content.get("shared", {}), own) | {"path": path}
+            sources = content.get("sources", {})
+            found[name] = _merged(content.get("shared", {}), own) | {"path": path, "sources": sources}
     return found
 
 
@@ -136,8 +145,23 @@ def _statistics(name: str, block: dict[str, Any]) -> Statistics:
         batch_fraction=users["batch_fraction"],
         end_state_job_fraction=_normalised([state["jobs"] for state in states]),
         end_state_gpu_time_fraction=_normalised([state["gpu_time"] for state in states]),
-        published=block.get("published", {}),
+        checked=block.get("checked", {}),
+        elsewhere=block.get("elsewhere", {}),
+        origin=_origin(name, block),
+        sources=block["sources"],
     )
+
+
+def _origin(name: str, block: dict[str, Any]) -> dict[str, str]:
+    """The label of every block that holds figures. Raises InputError for one that the file does not explain."""
+    found: dict[str, str] = {}
+    for key, part in block.items():
+        if isinstance(part, dict) and key != "sources":
+            found[key] = part["from"]
+            if found[key] not in block["sources"]:
+                raise unknown(f"source of {key} of generator {name} in {block['path']}", found[key], block["sources"])
+    found["quotas"] = block["virtual_clusters"].get("quotas_from", found["virtual_clusters"])
+    return found
 
 
 def _normalised(values: Any) -> Floats:

@@ -175,14 +175,14 @@ def time_unit(span_s: float) -> tuple[float, str]:
     return 1.0, "seconds"
 
 
-def queueing_by_size(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
-    """Mean queueing delay (bar) and 99th percentile (tick) by job size; a dot where nobody waited a second."""
+def waiting_by_size(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
+    """Mean time without GPUs (bar), 99th percentile (tick) by job size; a dot where nobody waited a second."""
     figure = blank()
     axes = figure.add_subplot()
     width, highest_s = 0.8 / len(rows), 60.0
     for number, row in enumerate(rows):
-        delay_s, size = _delays(row)
-        groups = [delay_s[size == each] for each in range(len(SIZE_CLASSES))]
+        waiting_s, size = _waits(row)
+        groups = [waiting_s[size == each] for each in range(len(SIZE_CLASSES))]
         means = [group.mean() if len(group) else 0.0 for group in groups]
         p99 = [np.percentile(group, 99) if len(group) else 0.0 for group in groups]
         at = np.arange(len(groups)) - 0.4 + (number + 0.5) * width
@@ -199,7 +199,7 @@ def queueing_by_size(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
     axes.set_yticks([0.0, *axes.get_yticks()])
     axes.set_xticks(range(len(SIZE_CLASSES)), [each.replace("-", "–") for each in SIZE_CLASSES])
     axes.set_xlabel("GPUs of the job")
-    axes.set_ylabel("queueing delay")
+    axes.set_ylabel("wait (time without GPUs)")
     tidy(axes)
     axes.grid(visible=False, axis="x")
     legend(figure, axes)
@@ -229,9 +229,9 @@ def sweep(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
     return figure
 
 
-def _delays(row: Row) -> tuple[Floats, Any]:
-    columns = [run.jobs("queueing_delay_s", "gpus") for run in row.runs]
-    delay_s = np.concatenate([each["queueing_delay_s"] for each in columns])
+def _waits(row: Row) -> tuple[Floats, Any]:
+    columns = [run.jobs("waiting_s", "gpus") for run in row.runs]
+    waiting_s = np.concatenate([each["waiting_s"] for each in columns])
     size = size_class(np.concatenate([each["gpus"] for each in columns]))
-    known = np.isfinite(delay_s)
-    return delay_s[known], size[known]
+    known = np.isfinite(waiting_s)
+    return waiting_s[known], size[known]

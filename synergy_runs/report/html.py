@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -87,7 +88,7 @@ def sentence(comparison: Comparison) -> str:
     text = where + _lowest(known, rows[0]) + "."
     own = [row for row in known if not row.oracle]
     if own and min(known, key=_mean_jct_s).oracle:
-        text += f" Of the policies that read no true run times, {_lowest(own, rows[0])}."
+        text += f" Of the policies that know no true run times, {_lowest(own, rows[0])}."
     return text
 
 
@@ -100,18 +101,21 @@ def _lowest(rows: Sequence[Row], first: Row) -> str:
     best, *others = sorted(rows, key=_mean_jct_s)
     ties = [best, *(row for row in others if _indistinguishable(row, best))]
     if len(ties) == 1:
-        return (
-            f"{best.label} has the lowest mean JCT: {format_duration(_mean_jct_s(best))}{_against([best], first, ', ')}"
-        )
+        told = all(math.isfinite(row.against(best).low) for row in others)
+        lowest = f"{best.label} has the lowest mean JCT{'' if told else ' of these jobs'}"
+        return f"{lowest}: {format_duration(_mean_jct_s(best))}{_against([best], first, ', ')}"
     named = [f"{row.label} ({format_duration(_mean_jct_s(row))})" for row in ties]
     text = f"{', '.join(named[:-1])} and {named[-1]} have the lowest mean JCTs, not distinguishable"
     return text + _against(ties, first, "; ")
 
 
 def _indistinguishable(row: Row, best: Row) -> bool:
-    """Whether the 95 % interval of the ratio of the two mean JCTs holds 1."""
+    """Whether the two mean JCTs are equal, or the 95 % interval of their ratio holds 1.
+
+    Where there is no interval the lowest is the lowest: of these jobs, as the notes say.
+    """
     ratio = row.against(best)
-    return ratio.low <= 1.0 <= ratio.high
+    return ratio.value == 1.0 or ratio.low <= 1.0 <= ratio.high
 
 
 def _against(rows: Sequence[Row], first: Row, joint: str) -> str:
@@ -142,7 +146,7 @@ def _remarks(comparison: Comparison) -> list[str]:
             f"The table covers all {len(comparison.settings)} settings of {keys}. "
             f"Figures and breakdowns show {_setting_text(comparison.rows[0])} only, unless they are drawn over {keys}."
         )
-    if all(not row.mean("p99_queueing_delay_s") for row in comparison.rows):
+    if all(not row.mean("p99_waiting_s") for row in comparison.rows):
         remarks.append("Hardly a job ever waits: on a cluster this large for its load, policies cannot differ.")
     return remarks
 
@@ -161,7 +165,7 @@ def _comparison(comparison: Comparison) -> str:
         columns.append([_td(text, "best" if mark else "") for text, mark in zip(texts, best, strict=True)])
     if len(rows) > 1:
         heads.insert(len(rows[0].setting) + 2, f"mean JCT<br><small>vs {escape(rows[0].label)}</small>")
-        columns.insert(len(rows[0].setting) + 1, [_td(ratio_text(row)) for row in rows])
+        columns.insert(len(rows[0].setting) + 1, [_td(ratio_text(row.ratio)) for row in rows])
     return _table(heads, [[row.label for row in rows], *columns])
 
 
@@ -187,11 +191,12 @@ def _breakdowns(comparison: Comparison) -> Iterable[str]:
     yield "<h2>By size, end state and virtual cluster</h2>"
     for title, key in (
         ("Mean JCT by GPUs of the job", "mean_jct_s_by_size"),
-        ("Mean queueing delay by GPUs of the job", "mean_queueing_delay_s_by_size"),
+        ("Mean wait (all time without GPUs) by GPUs of the job", "mean_waiting_s_by_size"),
+        ("Mean time from submission to first start by GPUs of the job", "mean_queueing_delay_s_by_size"),
         ("Mean JCT by end state", "mean_jct_s_by_end_state"),
         ("Mean JCT by virtual cluster", "mean_jct_s_by_virtual_cluster"),
     ):
-        names = dict.fromkeys(name for row in rows for run in row.runs for name in run.summary[key])
+        names = dict.fromkeys(name for row in rows for run in row.runs for name in run.summary.get(key, ()))
         if not names or list(names) == [NO_NAME]:
             continue
         columns = [[_td(_duration(_class_mean(row, key, name))) for row in rows] for name in names]
@@ -201,7 +206,7 @@ def _breakdowns(comparison: Comparison) -> Iterable[str]:
 
 
 def _class_mean(row: Row, key: str, name: str) -> float | None:
-    values = [run.summary[key].get(name) for run in row.runs]
+    values = [run.summary.get(key, {}).get(name) for run in row.runs]
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 

@@ -53,8 +53,8 @@ def _sweep(comparison: Comparison, into: Path) -> list[Picture]:
 
 def _overviews(rows: Sequence[Row], into: Path) -> list[Picture]:
     palette = figures.colours(rows)
-    dashed = " Dashed: reads true run times." if any(row.oracle for row in rows) else ""
-    hatched = " Hatched: reads true run times." if any(row.oracle for row in rows) else ""
+    dashed = " Dashed: knows true run times." if any(row.oracle for row in rows) else ""
+    hatched = " Hatched: knows true run times." if any(row.oracle for row in rows) else ""
     drawn = (
         (figures.jct_cdf, "Job completion times", f"Share of jobs done within a time of their submission.{dashed}"),
         (
@@ -63,9 +63,10 @@ def _overviews(rows: Sequence[Row], into: Path) -> list[Picture]:
             f"Means of 240 equal bins of time. Dotted: all GPUs of the cluster.{dashed}",
         ),
         (
-            figures.queueing_by_size,
-            "Queueing delay by job size",
-            f"Bars: mean; ticks: 99th percentile; dots: nobody waited. Logarithmic above a minute.{hatched}",
+            figures.waiting_by_size,
+            "Waiting by job size",
+            "All time without GPUs, from submission to finish. Bars: mean; ticks: 99th percentile; dots: nobody ever "
+            f"waited. Logarithmic above a minute.{hatched}",
         ),
         (
             figures.fairness_cdf,

@@ -46,10 +46,13 @@ def formats() -> dict[str, TraceFormat]:
     return found
 
 
-def read_trace(path: Path, *, format_name: str | None = None, bad_rows: str = "stop") -> TraceRows:
+def read_trace(
+    path: Path, *, format_name: str | None = None, bad_rows: str = "stop", attempts: str = "apart"
+) -> TraceRows:
     """Reads a job log; the format is recognised unless named.
 
     bad_rows: "stop" raises on impossible rows, listing the first ten; "skip" leaves them out and counts them.
+    attempts: "apart" keeps the attempts of a requeued or retried job apart, "merged" joins them, see `_attempts`.
     Raises InputError for a missing, empty or unrecognised file, naming what to type.
     """
     if not path.is_file():
@@ -62,7 +65,7 @@ def read_trace(path: Path, *, format_name: str | None = None, bad_rows: str = "s
         chosen = known[format_name]
     else:
         chosen = _recognise(path, known)
-    rows = TraceRows(path=path, format_name=chosen.NAME, bad_rows=bad_rows)
+    rows = TraceRows(path=path, format_name=chosen.NAME, bad_rows=bad_rows, attempts=attempts)
     chosen.read(path, rows)
     rows.close()
     return rows

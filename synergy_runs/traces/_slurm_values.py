@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from synergy_runs.traces._values import BadValueError, end_state, instant_s, is_missing, number, shown
 from synergy_runs.traces.rows import UNKNOWN
@@ -13,7 +14,25 @@ _GPU = "gres/gpu"
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 RUNNING = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT", "SUSPENDED"})
+_SLICE = re.compile(r"\dg[._-]?\d+gb|mig")
+_SHARED = ("gres/shard", "gres/mps")
+_NOT_HERE = "and a GPU here is held by one job"
 ENDED_BADLY = {"REVOKED": "killed", "LAUNCH_FAILED": "failed", "RECONFIG_FAIL": "failed"}
+
+
+class PartOfGpuError(BadValueError):
+    """A job that has less than a GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """How many, and which types are named, in lower case; none where a count is all there is."""
+
+    count: int
+    kinds: tuple[str, ...]
+
+
+NO_GPUS = Gpus(0, ())
 
 
 def elapsed_s(text: str, column: str) -> float:
@@ -51,22 +70,37 @@ def ended_as(word: str) -> str:
     return ENDED_BADLY.get(word) or end_state(word, "State")
 
 
-def gpus(tres: str, column: str) -> tuple[int, str]:
-    """(GPUs, their type in lower case) of `billing=8,cpu=8,gres/gpu:a100=4,gres/gpu=4,node=1`.
+def components(job_id: str) -> tuple[str, int | None]:
+    """(job, component) of `105+1`, the second part of heterogeneous job 105; no component for any other job."""
+    base, plus, number = job_id.partition("+")
+    return (base, int(number)) if plus and number.isascii() and number.isdigit() else (job_id, None)
 
-    The untyped count is the total and is not added to the typed ones. The type is "" where none or several are named.
+
+def gpus(tres: str, column: str) -> Gpus:
+    """The GPUs of `billing=8,cpu=8,gres/gpu:a100=4,gres/gpu=4,node=1`.
+
+    The untyped count is the total and is not added to the typed ones. Raises PartOfGpuError for MIG slices, which are
+    types such as a100_1g.5gb, 1g.10gb or a100-mig, and for shards and mps where no whole GPU stands beside them.
     """
     total: int | None = None
     typed: dict[str, int] = {}
+    shared = ""
     for item in tres.split(","):
         name, equals, count = item.strip().partition("=")
-        if name == _GPU or name.startswith(f"{_GPU}:"):
-            if not (equals and count.isascii() and count.isdigit() and len(count) < 10):
-                raise BadValueError(column, shown(item), "a count of GPUs such as gres/gpu=4")
-            if name == _GPU:
-                total = int(count)
-            else:
-                kind = name[len(_GPU) + 1 :].lower()
-                typed[kind] = typed.get(kind, 0) + int(count)
-    kinds = [kind for kind, count in typed.items() if count]
-    return sum(typed.values()) if total is None else total, kinds[0] if len(kinds) == 1 else ""
+        if name.startswith(_SHARED) and count != "0":
+            shared = shared or item
+        if name != _GPU and not name.startswith(f"{_GPU}:"):
+            continue
+        if not (equals and count.isascii() and count.isdigit() and len(count) < 10):
+            raise BadValueError(column, shown(item), "a count of GPUs such as gres/gpu=4")
+        if name == _GPU:
+            total = int(count)
+            continue
+        kind = name[len(_GPU) + 1 :].lower()
+        if int(count) and _SLICE.search(kind):
+            raise PartOfGpuError(column, shown(item), f"whole GPUs: a MIG slice is part of one, {_NOT_HERE}")
+        typed[kind] = typed.get(kind, 0) + int(count)
+    count_of_all = sum(typed.values()) if total is None else total
+    if shared and not count_of_all:
+        raise PartOfGpuError(column, shown(shared), f"whole GPUs: this shares one, {_NOT_HERE}")
+    return Gpus(count_of_all, tuple(kind for kind, of_kind in typed.items() if of_kind))

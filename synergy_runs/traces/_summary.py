@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from math import isnan
 
 from synergy_core.units import HOUR_S, format_duration
-from synergy_runs.traces.rows import END_STATES, TraceRows
+from synergy_runs.traces.rows import END_STATES, Names, TraceRows
 from synergy_runs.traces.times import iso
 
 SHOWN_SIZES = 12
 
 
 def lines(rows: TraceRows) -> Iterator[str]:
-    """Jobs, dates, sizes, durations, tenants; then what was left out, what is odd and how many rows are bad."""
+    """Jobs, dates, sizes, durations, attempts, tenants, types; then what was left out, is odd, or bad."""
     jobs = len(rows)
     yield f"{rows.path} ({rows.format_name}): {jobs:,} jobs"
     yield f"  submitted   {iso(min(rows.submit_s))} to {iso(max(rows.submit_s))}"
@@ -25,9 +25,12 @@ def lines(rows: TraceRows) -> Iterator[str]:
     yield f"  GPUs        {_sizes(Counter(rows.gpus))}"
     states = Counter(rows.end_state)
     yield "  end states  " + ", ".join(f"{states[code]:,} {name}" for code, name in enumerate(END_STATES))
-    for what, names in (("tenants", rows.virtual_clusters), ("users", rows.users), ("GPU types", rows.gpu_types)):
+    yield from _attempts(rows)
+    for what, names in (("tenants", rows.virtual_clusters), ("users", rows.users)):
         known = [name for name in names.values() if name]
         yield f"  {what:11} {len(known):,}" if known else f"  {what:11} not in the log"
+    yield f"  types asked {_types(rows.gpu_type, rows.gpu_types)}"
+    yield f"  types given {_types(rows.given_gpu_type, rows.given_gpu_types, none='unknown')}"
     if rows.quotas:
         yield f"  quotas      {len(rows.quotas)} tenants, {sum(rows.quotas.values()):,} GPUs"
     estimates = sum(not isnan(each) for each in rows.estimate_s)
@@ -37,6 +40,28 @@ def lines(rows: TraceRows) -> Iterator[str]:
     for note in rows.notes:
         yield f"  note        {note}"
     yield f"  bad rows    {rows.bad_count:,}"
+
+
+def _attempts(rows: TraceRows) -> Iterator[str]:
+    """How many runs jobs took, where the log has jobs that took several."""
+    if rows.joined_attempts:
+        yield f"  attempts    {rows.joined_attempts:,} further ones joined to their jobs"
+    retries = sum(number > 1 for number in rows.attempt)
+    if retries:
+        jobs, gaps = len(rows) - retries, sorted(rows.retry_gap_s)
+        yield (
+            f"  attempts    {len(rows):,} of {jobs:,} jobs, {len(rows) / jobs:.2f} a job, each submitted by itself; "
+            f"median gap {format_duration(gaps[len(gaps) // 2])}"
+        )
+
+
+def _types(codes: Iterable[int], names: Names, none: str = "any") -> str:
+    counts = Counter(codes)
+    listed = [(count, names.values()[code] or none) for code, count in counts.most_common(SHOWN_SIZES)]
+    if [name for _, name in listed] == [none]:
+        return "not in the log"
+    more = f", and {len(counts) - SHOWN_SIZES} more" if len(counts) > SHOWN_SIZES else ""
+    return ", ".join(f"{name}: {count:,}" for count, name in listed) + more
 
 
 def _sizes(sizes: Counter[int]) -> str:

@@ -87,7 +87,9 @@ def read(path: Path, rows: TraceRows) -> None:
             job_name=job.strip(),
             user=user.strip(),
             end_state=end_state(state, "state"),
+            start_s=start_s,
             columns=("submit_time", "duration", "gpu_num"),
+            id_column="job_id" if job.strip() else "",
         )
         return None
 

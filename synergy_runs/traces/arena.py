@@ -49,6 +49,7 @@ def read(path: Path, rows: TraceRows) -> None:
             global_batch=whole(batch, "batch_size"),
             iterations=number(iterations, "num_iteration", "steps"),
             columns=("submission_time", "duration", "num_gpu"),
+            id_column="job_id" if name.strip() else "",
         )
 
     rows.from_zero = True

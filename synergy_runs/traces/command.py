@@ -9,6 +9,7 @@ from pathlib import Path
 
 from synergy_core.errors import InputError, unknown
 from synergy_runs.traces import formats, read_trace, summaries
+from synergy_runs.traces._attempts import HOW
 from synergy_runs.traces._download import download
 from synergy_runs.traces._sources import SOURCES, by_name
 from synergy_runs.traces._summary import lines
@@ -43,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     checking = commands.add_parser("check", help="read a job log and say what is in it; status 2 if rows are bad")
     checking.add_argument("file", metavar="FILE", type=Path)
     checking.add_argument("--format", metavar="NAME", help=f"recognised unless given: {', '.join(sorted(formats()))}")
+    checking.add_argument("--attempts", choices=HOW, default=HOW[0], help="of requeued jobs; default: apart")
     checking.set_defaults(run=_check)
     return parser
 
@@ -74,7 +76,7 @@ def _download(given: argparse.Namespace) -> int:
 
 
 def _check(given: argparse.Namespace) -> int:
-    rows = read_trace(given.file, format_name=given.format, bad_rows="skip")
+    rows = read_trace(given.file, format_name=given.format, bad_rows="skip", attempts=given.attempts)
     print("\n".join(lines(rows)))
     if rows.bad_count:
         print(f"error: {rows.bad_rows_error()}", file=sys.stderr)

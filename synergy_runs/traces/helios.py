@@ -84,6 +84,8 @@ def read(path: Path, rows: TraceRows) -> None:
             user=user.strip(),
             end_state=end_state(state, "state"),
             columns=("submit_time", "duration", "gpu_num"),
+            id_column="job_id" if job_id.strip() else "",
+            start_s=start_s,
         )
         return None
 

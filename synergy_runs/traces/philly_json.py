@@ -1,11 +1,14 @@
 """The Philly job log as released: `cluster_job_log`, a JSON list (msr-fiddle/philly-traces, ATC '19).
 
 Each job: status (Pass, Killed, Failed), vc, jobid, submitted_time, user, attempts [ start_time, end_time,
-detail [ ip, gpus ] ]. A job's run time is the sum over its attempts that have both times; its GPUs are those of the
-last such attempt. What the release documents is not bad but left out and counted: jobs without attempts or without
-recorded times, and jobs still running at the snapshot (the last attempt has a start and no end). So are jobs whose
-attempt lists no GPU, which the release's own notebook skips. Times are wall-clock stamps without a zone and are
-subtracted as written, unless they end in PST or PDT.
+detail [ ip, gpus ] ]. Every attempt that has both times is a run of its own (`trace.attempts`, see `_attempts`): the
+first is submitted when the job was, each retry when the log started it. The status is how the last attempt ended;
+earlier ones count as failed, for why they ended (an error, a lost machine, preemption) the log does not say.
+
+What the release documents is not bad but left out and counted: jobs without attempts or without recorded times, and
+attempts still running at the snapshot (the last has a start and no end). So are attempts that list no GPU, which the
+release's own notebook skips. Times are wall-clock stamps without a zone and are subtracted as written, unless they end
+in PST or PDT.
 
 Beside the log lies `cluster_machine_list`, a CSV: machineId, number of GPUs, single GPU mem.
 """
@@ -14,8 +17,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from synergy_runs.traces import _attempts
+from synergy_runs.traces._attempts import Attempt
 from synergy_runs.traces._json_stream import objects
 from synergy_runs.traces._table import read_table
 from synergy_runs.traces._text import open_text
@@ -39,7 +45,7 @@ def recognises(path: Path, head: str) -> bool:
 
 
 def read(path: Path, rows: TraceRows) -> None:
-    """Adds every job that ran; notes the machines beside the log and what is odd in it."""
+    """Adds every attempt that ran; notes the machines beside the log and what is odd in it."""
     odd: Counter[str] = Counter()
     with open_text(path) as stream:
         for line, job in objects(path, stream):
@@ -48,6 +54,7 @@ def read(path: Path, rows: TraceRows) -> None:
             except BadValueError as bad:
                 rows.reject(line, bad.column, bad.got, bad.expected)
     rows.notes.extend(f"{count} {what}" for what, count in odd.items())
+    _attempts.note(rows)
     beside = path.parent / MACHINE_LIST
     if beside.is_file():
         groups = sorted(machine_list(beside).items(), reverse=True)
@@ -86,49 +93,55 @@ def _add(line: int, job: object, rows: TraceRows, odd: Counter[str]) -> None:
         return rows.leave_out("never ran: no attempts")
     if submitted is None:
         return rows.leave_out("no submission time recorded")
+    state = "completed" if (status := _text(job, "status")) is None else end_state(status, "status")
     submit_s = date_s(submitted, "submitted_time")
-    times = [(_text(each, "start_time"), _text(each, "end_time")) for each in attempts]
-    if times[-1][0] is not None and times[-1][1] is None:
-        return rows.leave_out("still running at the snapshot: the last attempt has no end")
-    duration_s, last_ran, first_start = 0.0, -1, ""
-    for number, (start, end) in enumerate(times):
-        if start is not None and end is not None:
-            duration_s += _attempt_s(number, start, end)
-            last_ran, first_start = number, first_start or start
-        elif start is not None or end is not None:
-            odd["attempts with only one of their two times: not counted in the run time"] += 1
-    if last_ran < 0:
+    done = _runs(attempts, name, line, submit_s, odd)
+    if not done:
         return rows.leave_out("never ran: no attempt has both times")
-    gpus = _gpus(attempts[last_ran])
-    if gpus == 0:
-        return rows.leave_out("held no GPU: the last attempt lists none")
-    if elapsed_s(submitted, first_start) < 0:
+    if not done[0].unfinished and done[0].start_s < submit_s:
         odd["jobs that started before they were submitted"] += 1
-    status = _text(job, "status")
-    rows.add(
-        line,
-        submit_s=submit_s,
-        duration_s=duration_s,
-        gpus=gpus,
-        job_name=name,
-        virtual_cluster=_text(job, "vc") or "",
-        user=_text(job, "user") or "",
-        end_state="completed" if status is None else end_state(status, "status"),
-        columns=_COLUMNS,
-    )
+    if rows.repeats(line, name, "jobid"):
+        return None
+    states = ["failed"] * (len(done) - 1) + [state]
+    tenant, user = _text(job, "vc") or "", _text(job, "user") or ""
+    done = [
+        replace(each, end_state=ended, virtual_cluster=tenant, user=user)
+        for each, ended in zip(done, states, strict=True)
+    ]
+    for each in _attempts.replayed(done, rows):
+        _attempts.add(each, rows, _COLUMNS)
     return None
 
 
-def _attempt_s(number: int, start: str, end: str) -> float:
+def _runs(attempts: list[Json], name: str, line: int, submit_s: float, odd: Counter[str]) -> list[Attempt]:
+    """The attempts with both times, and the last one without an end, in the log's order."""
+    result: list[Attempt] = []
+    for number, attempt in enumerate(attempts):
+        start, end = _text(attempt, "start_time"), _text(attempt, "end_time")
+        if start is not None and end is not None:
+            start_s, run_s = _attempt_s(number, start, end)
+            gpus = _gpus(attempt)
+            why_not = "" if gpus else "held no GPU: the attempt lists none"
+            result.append(Attempt(line, name, start_s if result else submit_s, start_s, run_s, gpus, why_not))
+        elif start is not None and number == len(attempts) - 1:
+            why_not = "still running at the snapshot: the last attempt has no end"
+            result.append(Attempt(line, name, submit_s, submit_s, 0.0, 0, why_not, unfinished=True))
+        elif start is not None or end is not None:
+            odd["attempts with only one of their two times: not counted in the run time"] += 1
+    return result
+
+
+def _attempt_s(number: int, start: str, end: str) -> tuple[float, float]:
+    """(start since 1970, run time), seconds."""
     start_column, end_column = f"attempts[{number}].start_time", f"attempts[{number}].end_time"
-    date_s(start, start_column)
+    start_s = date_s(start, start_column)
     date_s(end, end_column)
     seconds = elapsed_s(start, end)
     if seconds < 0:
         raise BadValueError(
             end_column, f"{end}, {-seconds:g} s before its start {start}", "a time not before the start"
         )
-    return seconds
+    return start_s, seconds
 
 
 def _gpus(attempt: Json) -> int:

@@ -1,7 +1,8 @@
 """Our own CSV, for logs that come in none of the other formats.
 
 Required columns: submit_time (seconds, or a date), duration_s, gpus. Optional: job, virtual_cluster, user,
-end_state (completed, killed, failed), estimate_s (the run time the user declared), gpu_type, model. Order is free.
+end_state (completed, killed, failed), estimate_s (the run time the user declared), gpu_type (asked for; empty is any),
+model. Order is free. A `job` is an id: two rows may not have the same.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def read(path: Path, rows: TraceRows) -> None:
             gpu_type=gpu_type.strip().lower(),
             model=model.strip(),
             columns=("submit_time", "duration_s", "gpus"),
+            id_column="job" if job.strip() else "",
         )
 
     _note_unread_columns(path, rows)

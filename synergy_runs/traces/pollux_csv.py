@@ -35,6 +35,7 @@ def read(path: Path, rows: TraceRows) -> None:
             model=application.strip(),
             global_batch=whole(batch, "batch_size"),
             columns=("time", "duration", "num_replicas"),
+            id_column="name" if name.strip() else "",
         )
 
     rows.from_zero = True

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from synergy_core.errors import InputError
+from synergy_runs.traces._values import shown
 
 END_STATES = ("completed", "killed", "failed")
 SHOWN_BAD_ROWS = 10
@@ -62,9 +63,13 @@ class TraceRows:
 
     submit_s: seconds since 1970 (for logs without a zone: of the clock they were written by).
     duration_s: seconds the job held its GPUs, summed over its attempts.
+    start_s: when it first held them in the log itself, NaN where the log does not say.
     estimate_s: the run time its user declared, NaN where the log has none.
     global_batch: samples per iteration that its user asked for, 0 where the log has none. iterations: how many of them
     it is done after, NaN where the log does not say.
+    gpu_type: the type a job asked for, which binds it; "" is any. given_gpu_type: what it got: a fact, binds nothing.
+    attempt: 1 for a job's first run, 2 for the run after it failed or was requeued, and so on, where they stay apart.
+    attempts, retry_gap_s, joined_attempts: see `_attempts`; a gap is from an attempt's end to the next submission.
     from_zero: times count from the start of a window that the log does not date.
     quotas: GPUs of each virtual cluster, where the log or a file beside it says so.
     left_out: jobs that the format documents as never having run or as using no GPU, by reason; they are not bad.
@@ -73,6 +78,7 @@ class TraceRows:
     path: Path
     format_name: str
     bad_rows: str = "stop"
+    attempts: str = "apart"
     submit_s: array[float] = field(default_factory=lambda: array("d"))
     duration_s: array[float] = field(default_factory=lambda: array("d"))
     gpus: array[int] = field(default_factory=lambda: array("i"))
@@ -80,15 +86,19 @@ class TraceRows:
     virtual_cluster: array[int] = field(default_factory=lambda: array("i"))
     user: array[int] = field(default_factory=lambda: array("i"))
     gpu_type: array[int] = field(default_factory=lambda: array("i"))
+    given_gpu_type: array[int] = field(default_factory=lambda: array("i"))
+    attempt: array[int] = field(default_factory=lambda: array("i"))
     model: array[int] = field(default_factory=lambda: array("i"))
     global_batch: array[int] = field(default_factory=lambda: array("i"))
     iterations: array[float] = field(default_factory=lambda: array("d"))
+    start_s: array[float] = field(default_factory=lambda: array("d"))
     end_state: array[int] = field(default_factory=lambda: array("b"))
     line: array[int] = field(default_factory=lambda: array("i"))
     job_name: list[str] = field(default_factory=list)
     virtual_clusters: Names = field(default_factory=Names)
     users: Names = field(default_factory=Names)
     gpu_types: Names = field(default_factory=Names)
+    given_gpu_types: Names = field(default_factory=Names)
     models: Names = field(default_factory=Names)
     quotas: dict[str, int] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
@@ -96,6 +106,9 @@ class TraceRows:
     from_zero: bool = False
     bad: list[BadRow] = field(default_factory=list)
     bad_count: int = 0
+    line_of_id: dict[str, int] = field(default_factory=dict)
+    retry_gap_s: array[float] = field(default_factory=lambda: array("d"))
+    joined_attempts: int = 0
 
     def add(
         self,
@@ -110,12 +123,20 @@ class TraceRows:
         end_state: str = "completed",
         estimate_s: float = UNKNOWN,
         gpu_type: str = "",
+        given_gpu_type: str = "",
+        attempt: int = 1,
         model: str = "",
         global_batch: int = 0,
         iterations: float = UNKNOWN,
+        start_s: float = UNKNOWN,
         columns: tuple[str, str, str] = ("submit time", "duration", "GPUs"),
+        id_column: str = "",
     ) -> None:
-        """Adds one job, or records why it is impossible. `columns` are the file's own names of the three numbers."""
+        """Adds one job, or records why it is impossible. `columns` are the file's own names of the three numbers.
+
+        id_column: the file's name of the column in which `job_name` is an id that no other job may have; "" where the
+        name is none, or several jobs may share it.
+        """
         if not abs(submit_s) <= LONGEST_S:
             self.reject(line, columns[0], f"{submit_s:g}", f"a time within {LONGEST_S:.0f} s of 1970")
         elif not 0 <= duration_s <= LONGEST_S:
@@ -130,7 +151,7 @@ class TraceRows:
             self.reject(line, "iterations", f"{iterations:g}", f"a number above 0, to {LONGEST_S:.0f}")
         elif not (math.isnan(estimate_s) or 0 <= estimate_s <= LONGEST_S):
             self.reject(line, "user's estimate", f"{estimate_s:g}", f"a duration from 0 to {LONGEST_S:.0f} s")
-        else:
+        elif not (id_column and self.repeats(line, job_name, id_column)):
             self.submit_s.append(submit_s)
             self.duration_s.append(duration_s)
             self.gpus.append(gpus)
@@ -138,9 +159,12 @@ class TraceRows:
             self.virtual_cluster.append(self.virtual_clusters.code(virtual_cluster))
             self.user.append(self.users.code(user))
             self.gpu_type.append(self.gpu_types.code(gpu_type))
+            self.given_gpu_type.append(self.given_gpu_types.code(given_gpu_type))
+            self.attempt.append(attempt)
             self.model.append(self.models.code(model))
             self.global_batch.append(global_batch)
             self.iterations.append(iterations)
+            self.start_s.append(start_s)
             self.end_state.append(END_STATES.index(end_state))
             self.line.append(line)
             self.job_name.append(job_name)
@@ -173,9 +197,12 @@ class TraceRows:
             (self.virtual_cluster, tenants[np.asarray(virtual_cluster)]),
             (self.user, people[np.asarray(user)]),
             (self.gpu_type, np.full(count, self.gpu_types.code(""))),
+            (self.given_gpu_type, np.full(count, self.given_gpu_types.code(""))),
+            (self.attempt, np.ones(count)),
             (self.model, np.full(count, self.models.code(""))),
             (self.global_batch, np.zeros(count)),
             (self.iterations, np.full(count, UNKNOWN)),
+            (self.start_s, np.full(count, UNKNOWN)),
             (self.end_state, end_state),
             (self.line, np.zeros(count)),
         )
@@ -188,6 +215,20 @@ class TraceRows:
         self.bad_count += 1
         if len(self.bad) < SHOWN_BAD_ROWS:
             self.bad.append(BadRow(line, column, got, expected))
+
+    def repeats(
+        self, line: int, identity: str, column: str, *, name: str = "", expected: str = "an id of its own for every job"
+    ) -> bool:
+        """Whether an earlier row had this identity; if so, this one is recorded as impossible, with both lines.
+
+        name: what errors call it, unless its identity.
+        """
+        first_line = self.line_of_id.get(identity)
+        if first_line is None:
+            self.line_of_id[identity] = line
+            return False
+        self.reject(line, column, f"{shown(name or identity)}, which line {first_line} has too", expected)
+        return True
 
     def leave_out(self, reason: str) -> None:
         """Counts a job that the format documents as not to be replayed (never ran, no GPU)."""

@@ -8,24 +8,37 @@ SLURM_TIME_FORMAT=%s prints seconds since 1970; without it dates are local, and 
 
 JobID (or JobIDRaw), State and Submit are required, as are one of AllocTRES and ReqTRES, and one of ElapsedRaw, Elapsed
 and Start with End; the rest is read where present. The virtual cluster is the Account, or the Partition if the output
-has no Account column. Timelimit is the user's estimate. A requeued job has several rows (--duplicates): they are
-attempts of one job, submitted with the first, run for their sum, on the GPUs and with the end of the last that ran.
-Rows of another user or name under the same id are another job: ids wrap around.
+has no Account column. Timelimit is the user's estimate.
+
+GPUs are those given (AllocTRES), else those asked for (ReqTRES). A type binds a job only if it asked for it:
+`gres/gpu=4` in ReqTRES runs anywhere, whatever type AllocTRES says it got, which is kept as a fact. Types that were
+asked for otherwise (a partition, a constraint) are not seen. A job on part of a GPU (a MIG slice, shard, mps) is
+refused by name: GPUs are whole here.
+
+Components of a heterogeneous job (105+0, 105+1) start together: they are one job, their GPUs added up, held until the
+last with GPUs has ended. Where they ask for different types the job is refused: a job here runs on one.
+
+A requeued job has several rows under one JobID (--duplicates), each with a Submit of its own: they are its attempts
+(`trace.attempts`, see `_attempts`). Rows of another user or name under the same id are another job: ids wrap around.
+The same id, user, Submit and Start twice is one record printed twice, and refused with both lines.
 
 Left out and counted: steps (123.batch), jobs without GPUs, jobs that never started, and those still waiting or running.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from math import inf
 from pathlib import Path
 
 from synergy_core.errors import InputError
+from synergy_runs.traces import _attempts
 from synergy_runs.traces import _slurm_values as slurm
+from synergy_runs.traces._slurm_jobs import Record, attempts_of
 from synergy_runs.traces._table import header_of, read_table
 from synergy_runs.traces._text import open_text
 from synergy_runs.traces._values import BadValueError, is_missing, number, shown
-from synergy_runs.traces.rows import UNKNOWN, TraceRows
+from synergy_runs.traces.rows import TraceRows
 
 NAME = "slurm"
 _FORMAT = "JobID,JobName,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES"
@@ -50,24 +63,10 @@ OPTIONAL = (
 )
 _ANY_OF = (("JobID", "JobIDRaw"), ("AllocTRES", "ReqTRES"), ("ElapsedRaw", "Elapsed", "End"))
 """At least one column of each group."""
+_ONCE = "each attempt once; overlapping outputs were joined? Print the whole span by one sacct"
 
-
-@dataclass(slots=True)
-class _Job:
-    """One job over its attempts; `why_not` says why it is not replayed, "" if it is."""
-
-    line: int
-    name: str
-    submit_s: float
-    user: str
-    virtual_cluster: str
-    duration_s: float = 0.0
-    gpus: int = 0
-    gpu_type: str = ""
-    end_state: str = "completed"
-    estimate_s: float = UNKNOWN
-    ran: bool = False
-    why_not: str = ""
+JobKey = tuple[str, str, str]
+"""The job's number, its user and its name."""
 
 
 def recognises(path: Path, head: str) -> bool:
@@ -77,7 +76,7 @@ def recognises(path: Path, head: str) -> bool:
 
 
 def read(path: Path, rows: TraceRows) -> None:
-    """Adds every GPU job that ran to an end, its attempts joined."""
+    """Adds every attempt of a GPU job that ran to an end, or every such job with its attempts joined."""
     with open_text(path) as stream:
         header = header_of(stream.readline(), "|")
     for names in _ANY_OF:
@@ -86,59 +85,79 @@ def read(path: Path, rows: TraceRows) -> None:
                 f"{path}: line 1: no column {' or '.join(names)}; got {', '.join(sorted(header))[:200]}. "
                 f"Print it with: sacct --parsable2 --format {_FORMAT}"
             )
-    jobs: dict[tuple[str, str, str], _Job] = {}
+    jobs: dict[JobKey, list[Record]] = {}
+    broken: set[JobKey] = set()
     tenant_column = "Account" if "Account" in header else "Partition"
-    has_start = "Start" in header
-    requeued = 0
+    notes: Counter[str] = Counter()
 
     def add(line: int, *texts: str) -> None:
-        nonlocal requeued
         values = dict(zip((*REQUIRED, *OPTIONAL), texts, strict=True))
+        values["tenant"] = values[tenant_column]
         job_id = (values["JobID"] or values["JobIDRaw"]).strip()
         if not job_id:
             raise BadValueError("JobID", "''", "the job's number")
         if "." in job_id:
             return rows.leave_out("job steps (.batch, .extern, .0)")
-        submit_s = slurm.time_s(values["Submit"], "Submit")
-        if submit_s is None:
-            raise BadValueError("Submit", repr(values["Submit"]), "a date such as 2024-01-31T09:30:00")
-        key = (job_id, values["User"], values["JobName"])
-        job = jobs.get(key)
-        if job is not None:
-            _attempt(job, values, has_start)
-            requeued += 1
-        else:
-            job = _Job(line, job_id, submit_s, values["User"].strip(), values[tenant_column].strip())
-            _attempt(job, values, has_start)
-            jobs[key] = job
+        base, component = slurm.components(job_id)
+        # Components of one heterogeneous job may have names of their own.
+        key = base, values["User"], values["JobName"] if component is None else "+"
+        try:
+            record = _record(line, base, component, values, "Start" in header)
+        except BadValueError as bad:
+            if isinstance(bad, slurm.PartOfGpuError):
+                notes["on part of a GPU (MIG, shard or mps) are refused: GPUs are whole here"] += 1
+            if component is not None:
+                broken.add(key)
+            raise
+        identity = "|".join((job_id, values["User"], values["Submit"], values["Start"]))
+        if not rows.repeats(line, identity, "JobID", name=job_id, expected=_ONCE):
+            jobs.setdefault(key, []).append(record)
         return None
 
     read_table(path, rows, add, required=REQUIRED, optional=OPTIONAL, delimiter="|", quotes=False)
-    for job in jobs.values():
-        _finish(job, rows)
-    if requeued:
-        rows.notes.append(f"{requeued} further attempts of requeued jobs, added to their first")
+    for key in broken & jobs.keys():
+        rows.left_out["components of a heterogeneous job with an impossible one"] += len(jobs.pop(key))
+    done = [each for records in jobs.values() for each in _attempts.replayed(attempts_of(records, rows, notes), rows)]
+    for attempt in sorted(done, key=lambda each: each.line):
+        _attempts.add(attempt, rows, ("Submit", "ElapsedRaw", "AllocTRES"))
+    _attempts.note(rows)
+    _note(header, notes, rows)
 
 
-def _attempt(job: _Job, values: dict[str, str], has_start: bool) -> None:
-    """Adds one row of `sacct` to its job. Raises BadValueError before it changes anything."""
+def _record(line: int, name: str, component: int | None, values: dict[str, str], has_start: bool) -> Record:
+    """One row of `sacct`. Raises BadValueError, for its GPUs only if it ran: what is not replayed need not be whole."""
+    submit_s = slurm.time_s(values["Submit"], "Submit")
+    if submit_s is None:
+        raise BadValueError("Submit", repr(values["Submit"]), "a date such as 2024-01-31T09:30:00")
     state = slurm.state(values["State"])
     start_s = slurm.time_s(values["Start"], "Start")
     run_s = _run_s(values, start_s, slurm.time_s(values["End"], "End"))
     estimate_s = slurm.limit_s(values["Timelimit"], values["TimelimitRaw"])
-    tres = "ReqTRES" if is_missing(values["AllocTRES"]) else "AllocTRES"
-    gpus, gpu_type = slurm.gpus(values[tres], tres)
-    if state in slurm.RUNNING:
-        job.why_not = "still running when the log was written"
-        return
-    waits = state in slurm.WAITING
-    end_state = "killed" if waits else slurm.ended_as(state)
-    job.why_not = "still waiting when the log was written" if waits else ""
+    waits, runs = state in slurm.WAITING, state in slurm.RUNNING
+    end_state = "killed" if waits or runs else slurm.ended_as(state)
     # Without a Start column, a job that was cancelled while it waited shows as one that ran for no time.
-    if run_s is not None and (start_s is not None if has_start else run_s > 0):
-        job.ran = True
-        job.duration_s += run_s
-        job.gpus, job.gpu_type, job.end_state, job.estimate_s = gpus, gpu_type, end_state, estimate_s
+    ran = not runs and run_s is not None and (start_s is not None if has_start else run_s > 0)
+    asked, given = slurm.NO_GPUS, slurm.NO_GPUS
+    if ran:
+        given, asked = slurm.gpus(values["AllocTRES"], "AllocTRES"), slurm.gpus(values["ReqTRES"], "ReqTRES")
+    return Record(
+        line=line,
+        name=name,
+        component=component,
+        submit_s=submit_s,
+        start_s=start_s if start_s is not None else inf if has_start else submit_s,  # what has not started comes last
+        run_s=run_s if ran and run_s is not None else 0.0,
+        ran=ran,
+        waits=waits,
+        runs=runs,
+        gpus=asked.count if is_missing(values["AllocTRES"]) else given.count,
+        asked=asked.kinds,
+        given=given.kinds,
+        user=values["User"].strip(),
+        virtual_cluster=values["tenant"].strip(),
+        end_state=end_state,
+        estimate_s=estimate_s,
+    )
 
 
 def _run_s(values: dict[str, str], start_s: float | None, end_s: float | None) -> float | None:
@@ -156,24 +175,18 @@ def _run_s(values: dict[str, str], start_s: float | None, end_s: float | None) -
     return seconds
 
 
-def _finish(job: _Job, rows: TraceRows) -> None:
-    if job.why_not:
-        rows.leave_out(job.why_not)
-    elif not job.ran:
-        rows.leave_out("never started")
-    elif job.gpus == 0:
-        rows.leave_out("no GPU in AllocTRES or ReqTRES")
-    else:
-        rows.add(
-            job.line,
-            submit_s=job.submit_s,
-            duration_s=job.duration_s,
-            gpus=job.gpus,
-            job_name=job.name,
-            virtual_cluster=job.virtual_cluster,
-            user=job.user,
-            end_state=job.end_state,
-            estimate_s=job.estimate_s,
-            gpu_type=job.gpu_type,
-            columns=("Submit", "ElapsedRaw", "AllocTRES"),
-        )
+def _note(header: frozenset[str], notes: Counter[str], rows: TraceRows) -> None:
+    rows.notes.extend(f"{count:,} jobs {what}" for what, count in notes.items())
+    if "ReqTRES" not in header:
+        rows.notes.append("no ReqTRES column: the type a job asked for is unknown, and all run on any; print it too")
+    if "JobID" not in header:
+        rows.notes.append("no JobID column: parts of heterogeneous jobs count as jobs of their own; print it too")
+    asked, given = rows.gpu_types.values(), rows.given_gpu_types.values()
+    other: Counter[str] = Counter()
+    for asked_code, given_code in zip(rows.gpu_type, rows.given_gpu_type, strict=True):
+        wanted, got = asked[asked_code], given[given_code]
+        if got and got != wanted:
+            other[f"asked for {wanted or 'no GPU type'} and got {got}"] += 1
+    for what, count in sorted(other.items()):
+        ending = ": here they may run on any" if "no GPU type" in what else ""
+        rows.notes.append(f"{count:,} jobs {what}{ending}")

@@ -19,7 +19,7 @@ NAME = "swf"
 SUMMARY = "Standard Workload Format (Parallel Workloads Archive): 18 fields, a processor is taken as a GPU"
 
 FIELDS = 18
-_JOB, _SUBMIT, _RUN, _ALLOCATED = 0, 1, 3, 4
+_JOB, _SUBMIT, _WAIT, _RUN, _ALLOCATED = 0, 1, 2, 3, 4
 _REQUESTED, _REQUESTED_TIME, _STATUS, _USER, _GROUP, _QUEUE = 7, 8, 10, 11, 12, 14
 _END_STATES = {"1": "completed", "0": "failed", "5": "killed", "-1": "completed"}
 _PARTS = ("2", "3", "4")
@@ -76,9 +76,12 @@ def _add(line: int, fields: list[str], start_s: float, rows: TraceRows) -> None:
         return rows.leave_out("unknown size (fields 5 and 8 are -1)")
     estimate_s = number(fields[_REQUESTED_TIME], "requested time (field 9)", "seconds")
     queue, group = fields[_QUEUE], fields[_GROUP]
+    submit_s = start_s + number(fields[_SUBMIT], "submit time (field 2)", "seconds")
+    wait_s = number(fields[_WAIT], "wait time (field 3)", "seconds")
     rows.add(
         line,
-        submit_s=start_s + number(fields[_SUBMIT], "submit time (field 2)", "seconds"),
+        submit_s=submit_s,
+        start_s=UNKNOWN if wait_s < 0 else submit_s + wait_s,
         duration_s=duration_s,
         gpus=requested if allocated == -1 else allocated,
         job_name=fields[_JOB],
@@ -87,5 +90,6 @@ def _add(line: int, fields: list[str], start_s: float, rows: TraceRows) -> None:
         end_state=_END_STATES[status],
         estimate_s=UNKNOWN if estimate_s == -1 else estimate_s,
         columns=("submit time (field 2)", "run time (field 4)", "processors (fields 5 and 8)"),
+        id_column="job number (field 1)",
     )
     return None

@@ -51,6 +51,7 @@ def read(path: Path, rows: TraceRows) -> None:
             global_batch=whole(batch, "global_batch") if batch.strip() else 0,
             iterations=number(iterations, "iterations", "iterations at the global batch"),
             columns=("submit_s", "iterations", "gpus"),
+            id_column="job" if job.strip() else "",
         )
 
     rows.from_zero = True

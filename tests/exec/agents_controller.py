@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
+from aiohttp import WSMsgType, web
 from family import children
 
 from synergy_exec.messages import (
@@ -45,6 +45,7 @@ class Controller:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.heard: list[Message] = []
+        self._farewells: list[str] = []
         self._changed = threading.Condition()
         self._numbers = itertools.count(1)
         self._loop = asyncio.new_event_loop()
@@ -105,6 +106,12 @@ class Controller:
         with self._changed:
             assert self._changed.wait_for(found, timeout_s), f"no {kind.__name__} in {timeout_s:g} s; {self.told()}"
         return found()[0]
+
+    def farewells(self) -> list[str]:
+        """Why agents left, as they said; waits for the first."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._farewells, RUN_S), self.told()
+        return self._farewells
 
     def told(self) -> str:
         """What there is to see when a test fails."""
@@ -187,10 +194,13 @@ class Controller:
             raise web.HTTPUnauthorized
         self._socket = web.WebSocketResponse()
         await self._socket.prepare(request)
-        async for received in self._socket:
+        while (received := await self._socket.receive()).type == WSMsgType.TEXT:
             with self._changed:
                 self.heard.append(decode(received.data))
                 self._changed.notify_all()
+        with self._changed:
+            self._farewells.append(received.extra or "")
+            self._changed.notify_all()
         return self._socket
 
 

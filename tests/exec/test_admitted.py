@@ -14,7 +14,8 @@ from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.mlp import Mlp, Perceptron
 from synergy_exec.messages import PlanMessage
-from synergy_exec.training.admitted import refusal
+from synergy_exec.profiling.grid import plans
+from synergy_exec.training.admitted import Admission, refusal
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
@@ -152,6 +153,26 @@ def test_a_tensor_plan_that_does_not_work_is_refused(plan: dict[str, str], says:
     reason = refusal(Odd(Perceptron(4, 8, 2, 4), tensor_plan=plan), PlanMessage(tensor=2))
     assert reason is not None
     assert says in reason
+
+
+@pytest.mark.parametrize("kind", [Mlp, Gpt, Cnn])
+def test_all_plans_are_judged_as_each_alone_from_one_model(kind: type[TrainingJob]) -> None:
+    built = []
+
+    class Counting(kind):  # type: ignore[misc,valid-type]
+        def build_model(self) -> nn.Module:
+            built.append(1)
+            return super().build_model()
+
+    asked: list[PlanMessage] = []
+    plans(8, [16, 32], lambda plan: asked.append(plan))
+    admission = Admission(Counting())
+    found = [admission.refusal(plan) for plan in asked]
+    assert len(built) == 1
+    one_each = {(plan.tensor, plan.pipeline, plan.interleave, plan.zero, plan.accumulation): plan for plan in asked}
+    assert len(one_each) > 20
+    for plan in one_each.values():
+        assert found[asked.index(plan)] == refusal(kind(), plan)
 
 
 def test_asking_draws_nothing_from_the_generator() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -124,15 +123,6 @@ def test_nobody_without_the_token(tmp_path: Path) -> None:
     served(tmp_path, work, 1)
 
 
-def test_second_controller_on_one_folder_is_refused(tmp_path: Path) -> None:
-    async def work(controller: Controller, client: Client) -> None:
-        other, _ = controller_of(tmp_path, 1)
-        with pytest.raises(InputError, match=f"runs here already, process {os.getpid()}"):
-            await other.run()
-
-    served(tmp_path, work, 1)
-
-
 def test_trace_arrives_by_the_clock_and_the_run_ends_by_itself(tmp_path: Path) -> None:
     arrivals = tuple(Arrival(0.3 * number, f"j{number}", file_of(work=5.0)) for number in range(3))
 
@@ -152,7 +142,7 @@ def test_trace_arrives_by_the_clock_and_the_run_ends_by_itself(tmp_path: Path) -
     assert not (tmp_path / "controller.json").exists()
 
 
-def test_lost_agent_is_started_again_and_its_job_ends(tmp_path: Path) -> None:
+def test_lost_agent_is_started_again_and_its_job_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def through() -> Controller:
         arrivals = (Arrival(0.0, "j", file_of(work=30.0)),)
         controller, backend = controller_of(tmp_path, 1, policy="fifo", arrivals=arrivals)
@@ -167,6 +157,31 @@ def test_lost_agent_is_started_again_and_its_job_ends(tmp_path: Path) -> None:
     only = controller.execution.jobs[0]
     assert (only.state, only.restarts) == ("done", 1)
     assert [run.outcome for run in Journal(tmp_path / "journal.sqlite").runs()] == ["lost", "done"]
+    assert "node 0: its agent was lost: " in (said := capsys.readouterr().err)
+    assert "its task ended\nstarting another" in said
+
+
+def test_agent_that_never_comes_back_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+    """It leaves before it has said hello, so that no connection tells; nothing waits for ever."""
+
+    class Once(TaskBackend):
+        async def start(self, node: int, meeting: Any) -> None:
+            again = node in self.agents
+            await super().start(node, meeting)
+            if again:
+                self.agents[node].cancel()
+
+    async def through() -> None:
+        arrivals = (Arrival(0.0, "j", file_of(work=1e6)),)
+        backend = Once(1)
+        controller = Controller(get_policy("fifo"), arrivals, backend, Terms(folder=tmp_path), HOURS)
+        running = asyncio.ensure_future(controller.run())
+        await until(lambda: controller.execution is not None and controller.execution.jobs[0].state == "running")
+        backend.agents[0].cancel()
+        await running
+
+    with pytest.raises(InputError, match=r"was lost 4 times; at last: its task ended\nWhat was done is kept"):
+        asyncio.run(asyncio.wait_for(through(), 60))
 
 
 def test_agent_that_talks_nonsense_is_cut_off(tmp_path: Path) -> None:

@@ -92,13 +92,12 @@ def test_killed_controller_goes_on_where_it_was(tmp_path: Path) -> None:
         try:
             _wait_for(lambda: (work / "controller.json").is_file() and _pid(work) == process.pid)  # noqa: B023
             time.sleep(after_s + 0.7)
+            _wait_for(lambda: after_s < 1.6 or _agents(work))  # noqa: B023  # a busy machine takes its time
         finally:
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
-        journal = Journal(work / "journal.sqlite")
-        agents |= {(pid, began) for _, _, pid, began in journal.agents()}
-        journal.close()
-    assert subprocess.run(command, timeout=60).returncode == 0
+        agents |= _agents(work)
+    assert subprocess.run(command, timeout=240).returncode == 0
     summary = json.loads((results / "small" / "las-0" / "summary.json").read_text())
     assert (summary["jobs"], summary["jobs_failed"], summary["jobs_unfinished"]) == (6, 0, 0)
     facts = Journal(work / "journal.sqlite").facts()
@@ -138,6 +137,13 @@ def _runs(work: Path) -> list[RunRow]:
     return runs
 
 
+def _agents(work: Path) -> set[tuple[int, int]]:
+    journal = Journal(work / "journal.sqlite")
+    agents = {(pid, began) for _, _, pid, began in journal.agents()}
+    journal.close()
+    return agents
+
+
 def _pid(work: Path) -> int:
     try:
         return int(json.loads((work / "controller.json").read_text())["pid"])
@@ -146,7 +152,7 @@ def _pid(work: Path) -> int:
 
 
 def _wait_for(true: Any) -> None:
-    until_s = time.monotonic() + 30
+    until_s = time.monotonic() + 120
     while not true():
         assert time.monotonic() < until_s
         time.sleep(0.02)

@@ -138,6 +138,15 @@ def test_agent_told_to_leave_pauses_its_runs_first(fresh: Controller) -> None:
     fresh.say(Shutdown())
     assert fresh.wait(Ended, lambda each: each.run == launch.run).outcome == "paused"
     assert fresh.agent.wait(10) == 0
+    assert "agent: leaves: it was told to by the controller" in (fresh.folder / "agent.txt").read_text()
+
+
+def test_agent_says_why_it_leaves(fresh: Controller) -> None:
+    assert fresh.agent is not None
+    fresh.agent.terminate()
+    fresh.agent.wait(10)
+    assert fresh.farewells() == ["it was told to by SIGTERM"]
+    assert "agent: leaves: it was told to by SIGTERM" in (fresh.folder / "agent.txt").read_text()
 
 
 def test_wrong_token_is_named_at_once(tmp_path: Path) -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from exec.controllers_backend import TaskBackend
+from family import children
 
 from synergy_core.errors import InputError
 from synergy_core.profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel
 from synergy_exec.backends import get_backend
 from synergy_exec.job_file import JobFile
 from synergy_exec.profiling import profile as profiling
+from synergy_exec.profiling.candidates import Candidates, finder
 from synergy_exec.profiling.measure import Effort, noise_curve
 from synergy_exec.profiling.profile import Made, add_to_profile, current_profile
 from synergy_runs.profiles import read_profile, write_profile
@@ -42,6 +51,103 @@ def test_two_slots_are_measured_under_every_plan(tmp_path: Path) -> None:
     assert model.noise[:2] == (NoiseFrom(0.0, 0.0), NoiseFrom(10.0, model.noise[1].ratio))
     assert said[0].startswith("small: 1 on 1 × cpu")
     assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
+
+
+@contextlib.contextmanager
+def limit(seconds: float) -> Iterator[None]:
+    """What waits for ever fails, instead of holding all other tests up."""
+
+    def late(*_: object) -> None:
+        raise AssertionError(f"it has not ended within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def agents() -> list[int]:
+    """Of this process."""
+    return [pid for pid in children(os.getpid()) if b"synergy_exec.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def test_killed_agent_is_replaced_and_what_waited_for_it_is_measured(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Killed between two plans, so that the next waits for it; and again while one trains."""
+    path, said = tmp_path / "profile.json", list[str]()
+
+    def kill() -> None:
+        os.kill(agents()[0], signal.SIGKILL)
+
+    def say(words: str) -> None:
+        said.append(words)
+        if len(said) == 2:
+            kill()
+        if len(said) == 4:
+            asyncio.get_running_loop().call_later(1.5, kill)
+
+    with limit(240):
+        made = add_to_profile(path, [file_of("small")], get_backend("local", {"slots": 2}), HERE, TINY, say)
+    assert made.remarks == []
+    shapes = {(row.plan.gpus, row.plan.global_batch) for row in read_profile(path)["small"].rows}
+    assert shapes == {(1, 8), (1, 16), (2, 8), (2, 16)}
+    heard = capfd.readouterr().err
+    assert "node 0: its agent was lost: its connection broke; agent left with exit code -9" in heard
+    assert "starting another" in heard
+
+
+def test_agent_that_is_lost_for_good_ends_profiling_with_what_to_type(tmp_path: Path) -> None:
+    class Dying(TaskBackend):
+        async def start(self, node: int, meeting: Any) -> None:
+            await super().start(node, meeting)
+            asyncio.get_running_loop().call_later(1.0, self.agents[node].cancel)
+
+    says = "profiling ended: node 0: its agent was lost 4 times; at last: .*nothing was measured .*same command again"
+    with limit(120), pytest.raises(InputError, match=re.compile(says, re.DOTALL)):
+        add_to_profile(tmp_path / "profile.json", [file_of("small")], Dying(2), HERE, TINY, lambda _: None)
+
+
+def test_models_are_built_outside_the_process_that_listens_and_once(tmp_path: Path) -> None:
+    (tmp_path / "noted.py").write_text(
+        "import os, pathlib\n"
+        "from synergy_exec.examples.mlp import Mlp\n"
+        "class Noted(Mlp):\n"
+        "    def build_model(self):\n"
+        "        print('what the user prints')\n"
+        "        with pathlib.Path(__file__).with_name('noted.txt').open('a') as notes:\n"
+        "            notes.write(f'{os.getpid()}\\n')\n"
+        "        return super().build_model()\n"
+        "class Broken(Mlp):\n"
+        "    def build_model(self):\n"
+        "        raise OSError('no data here')\n"
+        "class Fatal(Mlp):\n"
+        "    def build_model(self):\n"
+        "        os._exit(7)\n"
+    )
+
+    async def through() -> list[Candidates | str]:
+        async with finder() as find:
+            found: list[Candidates | str] = []
+            for name in ("Broken", "Fatal", "Noted"):
+                file = file_of(name, job_class=f"{tmp_path / 'noted.py'}:{name}")
+                try:
+                    found.append(await find.candidates(file, [1, 2]))
+                except InputError as error:
+                    found.append(str(error))
+            return found
+
+    broken, fatal, noted = asyncio.run(asyncio.wait_for(through(), 120))
+    assert isinstance(noted, Candidates)
+    assert "its model cannot be built: OSError: no data here" in str(broken)
+    assert "Fatal: the process that builds its model left with exit code 7" in str(fatal)
+    assert noted.parameters > 100
+    assert {plan.world for lists in noted.plans.values() for plans in lists for plan in plans} == {1, 2}
+    (pid,) = (tmp_path / "noted.txt").read_text().split()
+    assert int(pid) != os.getpid()
 
 
 def test_noise_is_the_median_of_stretches_and_unknown_before() -> None:

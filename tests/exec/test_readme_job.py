@@ -1,10 +1,11 @@
-"""The README's section on training for real: its job trains, its commands are accepted."""
+"""The README's section on training for real: its job trains, and all pages' commands are accepted."""
 
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+from documented import documented
 
 from synergy_exec.job_file import read_job_file
 from synergy_exec.messages import PlanMessage
@@ -13,9 +14,10 @@ from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
 from synergy_runs.overrides import prepared
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-COMMANDS = [re.split(r"  +", line.strip())[0] for line in README.splitlines() if "python -m synergy_exec " in line]
-RUNS = [each for each in COMMANDS if each.startswith("python -m synergy_exec") and "=" in each.split()[3]]
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RUNS = [each.typed.removesuffix(" &") for each in documented(ROOT)]
+RUNS = [each for each in RUNS if each.startswith("python -m synergy_exec") and "=" in each.split()[3]]
 
 
 @pytest.mark.parametrize("command", RUNS)
@@ -24,7 +26,7 @@ def test_commands_are_accepted(command):
 
 
 def test_there_are_commands_to_test():
-    assert len(RUNS) >= 3
+    assert len(RUNS) >= 6
 
 
 def test_the_job_of_the_readme_learns(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -53,6 +54,10 @@ def workload(
         work_scale=np.full(len(zeros), np.nan),
         iterations=np.full(len(zeros), np.nan),
         models=("",),
+        estimate_drawn=np.zeros(jobs, dtype=bool),
+        carried=np.zeros(jobs, dtype=bool),
+        ran_before_s=np.zeros(jobs),
+        log_wait_s=np.zeros(jobs),
         end_state_code=zeros if end_state is None else np.asarray(end_state, dtype=np.int32),
         line=np.arange(1, jobs + 1, dtype=np.int32),
         quotas={},
@@ -65,7 +70,7 @@ def workload(
 
 def drawn_workload(jobs: int, *, seed: int = 0, gap_s: float = 120.0) -> Workload:
     random = np.random.default_rng(seed)
-    return workload(
+    drawn = workload(
         np.cumsum(random.exponential(gap_s, jobs)) - 1e-3,
         random.lognormal(7.0, 1.8, jobs),
         random.choice([1, 2, 4, 8, 16], jobs, p=[0.6, 0.12, 0.12, 0.12, 0.04]),
@@ -73,6 +78,7 @@ def drawn_workload(jobs: int, *, seed: int = 0, gap_s: float = 120.0) -> Workloa
         end_state=random.choice(3, jobs, p=[0.7, 0.2, 0.1]),
         name="drawn",
     )
+    return replace(drawn, sha256=f"{seed:064d}")
 
 
 class _Nodes:

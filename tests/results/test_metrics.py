@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from small_runs import cluster, drawn_workload, policies, simulate, workload
 
-from synergy_runs.bootstrap import ratio_of_mean_jct
+from synergy_runs.averages import spearman
 from synergy_runs.invariants import InvariantError, check
 from synergy_runs.log import EventLog, Kind
-from synergy_runs.metrics import Jobs, job_table, mean_contention, size_class, spearman, summarise
+from synergy_runs.metrics import Jobs, job_table, mean_contention, size_class, summarise
 from synergy_runs.timeline import binned_mean, gpus_in_use, holdings, integral, waiting_jobs
 
 
@@ -179,35 +179,3 @@ def test_check_finds_a_tenant_above_its_quota():
 def test_jobs_are_all_of_one_length():
     jobs = job_table(simulate(drawn_workload(50), cluster()))
     assert {len(getattr(jobs, field.name)) for field in dataclasses.fields(Jobs)} == {50}
-
-
-@pytest.mark.parametrize(("units", "per_unit"), [(8, 40), (1, 4_000)])
-def test_interval_covers_the_true_ratio_about_as_often_as_it_says(units, per_unit):
-    """Workloads differ far more than policies: what is paired must cancel. True ratio 0.8."""
-    random, hits, draws = np.random.default_rng(3), 0, 200
-    for draw in range(draws):
-        load = random.lognormal(0, 0.8, (units, 1)) * random.lognormal(0, 0.5, (units, per_unit))
-        first = load * random.lognormal(-0.02, 0.2, load.shape)
-        other = 0.8 * load * random.lognormal(-0.02, 0.2, load.shape) * random.lognormal(-0.005, 0.1, (units, 1))
-        if units == 1:
-            other = 0.8 * load * random.lognormal(-0.02, 0.2, load.shape)
-        ratio = ratio_of_mean_jct(list(other), list(first), seed=draw)
-        hits += ratio.low <= 0.8 <= ratio.high
-    assert 0.89 <= hits / draws <= 0.99
-
-
-def test_interval_over_dependent_jobs_still_covers():
-    """Jobs that wait together: each hour of 40 jobs shares one factor."""
-    random, hits, draws = np.random.default_rng(4), 0, 200
-    for draw in range(draws):
-        first = random.lognormal(0, 1, 4_000)
-        shared = np.repeat(random.lognormal(-0.125, 0.5, 100), 40)
-        ratio = ratio_of_mean_jct([0.5 * first * shared], [first], seed=draw)
-        hits += ratio.low <= 0.5 <= ratio.high
-    assert 0.88 <= hits / draws <= 0.99
-
-
-def test_same_jct_has_ratio_one_for_sure():
-    jct_s = np.arange(1.0, 50)
-    ratio = ratio_of_mean_jct([jct_s, jct_s * 2], [jct_s, jct_s * 2])
-    assert (ratio.value, ratio.low, ratio.high, ratio.resampled) == (1, 1, 1, "seeds")

@@ -69,7 +69,7 @@ def test_report_stands_alone_and_is_well_formed(report):
 
 def test_figures_and_traces_stand_beside_the_report(report):
     names = {path.name for path in report.iterdir() if path.is_file()}
-    assert {"jct_cdf.png", "gpus_and_queue.png", "queueing_by_size.png", "fairness_cdf.png"} <= names
+    assert {"jct_cdf.png", "gpus_and_queue.png", "waiting_by_size.png", "fairness_cdf.png"} <= names
     assert {"gantt-fifo.png", "trace-round_robin.json", "report.html"} <= names
     assert not [name for name in names if name.startswith(".")]
 
@@ -99,7 +99,7 @@ def test_headline_names_a_best_policy_that_is_clearly_best(tmp_path):
     jobs = drawn_workload(400, gap_s=500)
     slow = simulate(jobs, cluster(4), policy="slow", quantum_s=3_600.0, restart_s=1_800.0)
     text = sentence_of(tmp_path, [slow, simulate(jobs, cluster(4))])
-    assert text.startswith("fifo has the lowest mean JCT: ")
+    assert text.startswith("fifo has the lowest mean JCT of these jobs: ")
     assert text.endswith("\u00a0% below slow.")
 
 

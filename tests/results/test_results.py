@@ -149,9 +149,6 @@ def test_seeds_are_averaged_and_paired(tmp_path):
     assert [run.seed for run in row.runs] == [0, 1, 2]
     assert row.mean("mean_jct_s") == pytest.approx(np.mean([run.summary["mean_jct_s"] for run in row.runs]))
     assert row.ratio.value == pytest.approx(row.mean("mean_jct_s") / comparison.rows[0].mean("mean_jct_s"))
-    assert row.ratio.low <= row.ratio.value <= row.ratio.high
-    assert row.ratio.resampled == "seeds"
-    assert any("whole seeds; with only 3 seeds it covers less" in line for line in notes(comparison))
     assert "mean over seeds 0, 1, 2" in caption(comparison)
 
 

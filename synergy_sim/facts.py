@@ -1,0 +1,173 @@
+"""What a stored run says happened, and from it the state of cluster and jobs at any instant: no log is read again.
+
+Every active job is told what its facts tell, from its submission on, as the engine told it then: so its service, its
+remaining time and its place in its queue are what its policy saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.cluster import Cluster
+from synergy_core.placement import Placement
+from synergy_core.policies import OrderingPolicy, Policy
+from synergy_core.preemption import after_jump
+from synergy_core.state import Placed
+from synergy_core.units import TICK_S, grid_ceil
+from synergy_runs.log import Events, Kind
+from synergy_runs.metrics import NO_NAME
+from synergy_sim.execution import Costs, SimulatedJob
+
+COLUMNS = (
+    "job_name",
+    "virtual_cluster",
+    "user",
+    "gpu_type",
+    "model",
+    "gpus",
+    "submit_time_s",
+    "duration_s",
+    "estimate_s",
+    "predicted_duration_s",
+)
+SLACK_S = 0.001
+"""By how much a run time may miss the trace's before it is taken from the facts: a training job's is its own."""
+
+
+class Moment(NamedTuple):
+    """Who waited and who ran at `now_s`, by job id, and which GPUs were free."""
+
+    now_s: float
+    waiting: dict[int, SimulatedJob]
+    running: dict[int, SimulatedJob]
+    placement: Placement
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A run's policy and cluster, its jobs' columns and its events. costs_of: what a job of that model pays.
+
+    decided_s: when decisions were taken. event_driven: whenever something happened, rather than once a round.
+    """
+
+    policy: Policy
+    cluster: Cluster
+    jobs: dict[str, NDArray[Any]]
+    events: Events
+    decided_s: NDArray[np.float64]
+    costs_of: Callable[[str], Costs]
+    event_driven: bool = True
+
+    @cached_property
+    def _rows_of(self) -> dict[int, list[int]]:
+        """The rows of each job's events, in order; of a start on several nodes the first."""
+        whole = np.flatnonzero(self.events.part == 0)
+        rows: dict[int, list[int]] = {}
+        for row, job_id in zip(whole.tolist(), self.events.job_id[whole].tolist(), strict=True):
+            rows.setdefault(job_id, []).append(row)
+        return rows
+
+    def rows_until(self, time_s: float) -> int:
+        """How many events had happened by that instant, all that happened at it included."""
+        return int(np.searchsorted(self.events.time_s, time_s, side="right"))
+
+    def last_decision_s(self, time_s: float) -> float | None:
+        """When the scheduler last decided, at that instant at the latest; None if it had not yet."""
+        decided = int(np.searchsorted(self.decided_s, time_s, side="right"))
+        return float(self.decided_s[decided - 1]) if decided else None
+
+    def story(self, job_id: int) -> list[tuple[float, Kind, int]]:
+        """(when, what, row) of all that happened to a job."""
+        events = self.events
+        return [(float(events.time_s[row]), Kind(events.kind[row]), row) for row in self._rows_of.get(job_id, ())]
+
+    def placed(self, row: int) -> Placed:
+        """The GPUs that a start took."""
+        events, last = self.events, row + 1
+        while last < len(events.part) and events.part[last] > 0:
+            last += 1
+        return tuple(zip(events.node[row:last].tolist(), events.gpu_mask[row:last].tolist(), strict=True))
+
+    def at(self, now_s: float, rows: int | None = None) -> Moment:
+        """The state at `now_s`: after the first `rows` events, by default all up to then."""
+        rows = self.rows_until(now_s) if rows is None else rows
+        kind, job_id = self.events.kind[:rows], self.events.job_id[:rows]
+        active = np.setdiff1d(job_id[kind == Kind.SUBMIT], job_id[kind == Kind.FINISH])
+        moment = Moment(now_s, {}, {}, Placement(self.cluster))
+        for each in active.tolist():
+            job = self._job(each, rows, now_s)
+            (moment.running if job.running else moment.waiting)[each] = job
+            if job.running:
+                moment.placement.claim(job.placement)
+        return moment
+
+    def _job(self, job_id: int, rows: int, now_s: float) -> SimulatedJob:
+        """The job as its facts made it by then."""
+        job = self.submitted(job_id)
+        for time_s, kind, row in self.story(job_id):
+            if row >= rows:
+                break
+            self._jump(job, time_s)
+            if kind == Kind.START:
+                job.started(time_s, self.placed(row))
+                job.carry_on(time_s)
+            elif kind == Kind.STOP:
+                job.stopped(time_s)
+                job.break_off(time_s)
+        self._jump(job, now_s)
+        if not isinstance(self.policy, OrderingPolicy) or self.policy.preemptive:
+            job.settle(now_s)  # else `settled_s` says since when it runs, which reservations go by
+        return job
+
+    def submitted(self, job_id: int) -> SimulatedJob:
+        """The job as it arrived."""
+        jobs = self.jobs
+        costs = self.costs_of(_name(jobs["model"][job_id]))
+        job = SimulatedJob(
+            job_id,
+            float(jobs["submit_time_s"][job_id]),
+            int(jobs["gpus"][job_id]),
+            self._work_s(job_id, costs),
+            costs,
+            virtual_cluster=_name(jobs["virtual_cluster"][job_id]),
+            user=_name(jobs["user"][job_id]),
+            gpu_type=_name(jobs["gpu_type"][job_id]),
+            estimate_s=float(jobs["estimate_s"][job_id]),
+        )
+        job.predicted_duration_s = float(jobs["predicted_duration_s"][job_id])
+        return job
+
+    def _work_s(self, job_id: int, costs: Costs) -> float:
+        """How long it trains, all runs together: the trace's run time, unless the facts say otherwise."""
+        duration_s = float(self.jobs["duration_s"][job_id])
+        trained_s, began_s, runs = 0.0, 0.0, 0
+        for time_s, kind, _ in self.story(job_id):
+            if kind == Kind.START:
+                began_s, runs = time_s, runs + 1
+            elif kind in (Kind.STOP, Kind.FINISH):
+                held_s = time_s - began_s - (costs.restart_s if runs > 1 else costs.launch_s)
+                trained_s += max(held_s - (costs.exit_s if kind == Kind.FINISH else 0.0), 0.0)
+        same = costs.checkpoint_interval_s > 0 or costs.exit_s > 0 or abs(trained_s - duration_s) <= SLACK_S
+        return duration_s if same else trained_s
+
+    def _jump(self, job: SimulatedJob, until_s: float) -> None:
+        """The job's key jumps as it did by itself since the last of its facts."""
+        change = self.policy.next_change if isinstance(self.policy, OrderingPolicy) else None
+        at_s = job.settled_s
+        while change is not None and (next_s := change(job, at_s)) is not None:
+            next_s = max(grid_ceil(next_s), at_s + TICK_S)
+            if next_s > until_s:
+                break
+            assert isinstance(self.policy, OrderingPolicy)
+            after_jump(self.policy, job, next_s)
+            at_s = max(next_s, job.settled_s)
+
+
+def _name(stored: object) -> str:
+    return "" if stored == NO_NAME else str(stored)

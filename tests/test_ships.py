@@ -1,0 +1,106 @@
+"""What ships is whole and ours: nothing in it needs a file that git ignores, and no wheel holds one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from documented import documented
+
+from synergy_exec.workload import models
+from synergy_runs.generators import generate
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
+
+import make_demo
+
+ROOT = Path(__file__).resolve().parents[1]
+CONF = ROOT / "conf"
+
+
+@pytest.fixture(scope="module")
+def tracked() -> set[str]:
+    """The files of HEAD's index."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("needs git and the repository")
+    return set(_said("git", "ls-files").splitlines())
+
+
+def _said(*command: str, cwd: Path = ROOT, **environment: str) -> str:
+    clean = {name: value for name, value in os.environ.items() if name != "SYNERGY_DATA"}
+    done = subprocess.run(command, cwd=cwd, env=clean | environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def _traces() -> dict[str, dict]:
+    """What conf/ says of each trace, and of the trace of each experiment, by what a person types."""
+    found = {
+        f"+trace={path.stem}": yaml.safe_load(path.read_text()) for path in sorted((CONF / "trace").glob("*.yaml"))
+    }
+    for path in sorted((CONF / "experiment").glob("*.yaml")):
+        values = yaml.safe_load(path.read_text())
+        base = next(each["/trace"] for each in values["defaults"] if "/trace" in each)
+        found[f"experiment={path.stem}"] = found[f"+trace={base}"] | values.get("trace", {})
+    return found
+
+
+@pytest.mark.parametrize("typed", sorted(set(_traces()) - {"+trace=default", "+trace=file"}))
+def test_every_trace_ships_or_is_drawn_or_the_pages_say_that_it_does_not(typed: str, tracked: set[str]) -> None:
+    values = _traces()[typed]
+    ships = any(f"traces/{name}" in tracked for name in values.get("find", ()))
+    if ships or len(generate(values["generator"], window_s=86_400, seed=0) if values.get("generator") else ()):
+        return
+    asked = [each for each in documented(ROOT) if typed in each.typed.split()]
+    assert asked
+    assert not [str(each) for each in asked if "data" not in each.needs and "trace.path=" not in each.typed]
+
+
+def test_nothing_tracked_is_ignored(tracked: set[str]) -> None:
+    assert _said("git", "ls-files", "--cached", "--ignored", "--exclude-standard") == ""
+
+
+def test_demo_is_what_its_script_draws(tracked: set[str]) -> None:
+    lines = [",".join(map(str, row)) for row in (make_demo.COLUMNS, *make_demo.rows())]
+    assert (ROOT / "traces" / "demo.csv").read_text().splitlines() == lines
+    assert "traces/demo.csv" in tracked
+
+
+def test_demo_has_jobs_of_every_model_within_seconds() -> None:
+    """So that a window of five seconds, which continuous integration runs, shows each of them."""
+    assert {model for at_s, model, *_ in make_demo.rows() if at_s <= 5} == set(models())
+
+
+def test_scripts_in_bench_start_without_data(tracked: set[str], tmp_path: Path) -> None:
+    _said("git", "clone", "--quiet", str(ROOT), str(tmp_path / "clone"))
+    names = [path.stem for path in sorted((tmp_path / "clone" / "bench").glob("*.py"))]
+    bench = os.pathsep.join(str(tmp_path / "clone" / each) for each in ("", "bench"))
+    _said(sys.executable, "-c", f"import {', '.join(names)}", cwd=tmp_path, PYTHONPATH=bench)
+
+
+def test_wheel_has_the_demo_and_no_downloaded_log(tracked: set[str], tmp_path: Path) -> None:
+    """Installed, it simulates the demo in a folder that holds nothing else."""
+    clone, installed, elsewhere = (tmp_path / each for each in ("clone", "installed", "elsewhere"))
+    _said("git", "clone", "--quiet", str(ROOT), str(clone))
+    (clone / "traces" / "philly.csv").write_text("as downloaded")
+    _said(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path), cwd=clone)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        names = set(packed.namelist())
+    assert {f"synergy_runs/statistics/{each}" for each in ("demo.csv", "philly.json", "helios.json")} <= names
+    assert not [each for each in names if each.endswith("philly.csv")]
+    shipped = {each for each in tracked if each.startswith(("conf/", "synergy_"))}
+    assert {each if each.startswith("synergy_") else f"synergy_runs/{each}" for each in shipped} <= names
+    _said(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(installed), str(wheel))
+    elsewhere.mkdir()
+    profile = Path(__file__).with_name("documented_files") / "results" / "profile.json"
+    asked = ("+trace=demo", "policy=fifo", f"truth.profile={profile}", "testbed=executor", "cluster.gpu_type=cpu")
+    said = _said(sys.executable, "-m", "synergy_sim", *asked, cwd=elsewhere, PYTHONPATH=str(installed))
+    assert f"{make_demo.JOBS} jobs" in said
+    assert [each.name for each in elsewhere.iterdir()] == ["results"]

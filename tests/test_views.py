@@ -1,0 +1,272 @@
+"""A policy sees what its annotation declares, and nothing else: truth and estimates are not there to be read."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+from jobs import cluster, workload
+from training_jobs import CATALOG, three_types, training
+
+from synergy_core.allocation import AllocationScheduler
+from synergy_core.beliefs import Beliefs
+from synergy_core.errors import InputError
+from synergy_core.goodput_state import GoodputState, OracleGoodputState
+from synergy_core.policies import (
+    AllocationPolicy,
+    OrderingPolicy,
+    _registry,
+    allocation_policy,
+    get_policy,
+    ordering_policy,
+    policy_names,
+)
+from synergy_core.state import Allocations, ClusterState, EstimatedClusterState, Job
+from synergy_core.views import (
+    JOB_VIEWS,
+    EstimatedJobView,
+    JobView,
+    OracleJobView,
+    PredictedJobView,
+    shown_by,
+    through,
+)
+from synergy_sim.engine import Simulation, simulate
+from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
+
+MACHINES = three_types()
+ORDERING = [name for name in policy_names() if isinstance(get_policy(name), OrderingPolicy)]
+ALLOCATION = [name for name in policy_names() if isinstance(get_policy(name), AllocationPolicy)]
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch):
+    """What a test registers is gone after it."""
+    policy_names()
+    monkeypatch.setattr(_registry, "_found", dict(_registry._found))
+
+
+def seen(view):
+    """A view of a job that knows the truth."""
+    return through(view, lambda job: job)(SimulatedJob(1, 0.0, 2, 600.0, Costs(), estimate_s=900.0))
+
+
+@pytest.mark.parametrize("view", JOB_VIEWS)
+def test_a_view_shows_its_own_names_and_no_other_attribute_of_the_record(view):
+    job = seen(view)
+    own = shown_by(view)
+    assert all(hasattr(job, name) for name in own)
+    others = shown_by(SimulatedJob) | {name for each in JOB_VIEWS for name in shown_by(each)}
+    for name in others - own:
+        with pytest.raises(InputError, match=name):
+            getattr(job, name)
+    with pytest.raises(AttributeError):
+        job.gpus = 8
+
+
+@pytest.mark.parametrize("name", ORDERING)
+def test_ordering_policy_is_given_a_view_never_the_record(name, monkeypatch):
+    policy, given = get_policy(name), []
+
+    def key(job):
+        given.append(type(job))
+        return policy.key(job)
+
+    simulate(workload([(0, 8, 60), (1, 8, 60)]), cluster(1), dataclasses.replace(policy, key=key))
+    assert set(given) == {policy.view}
+
+
+@pytest.mark.parametrize("information", ["own", "shared", "declared", "all"])
+@pytest.mark.parametrize("name", ALLOCATION)
+def test_no_plain_attribute_of_a_state_leads_to_the_truth(name, information):
+    policy = get_policy(name)
+    if policy.reads_goodput:
+        policy = dataclasses.replace(policy, information=information)
+    work = training([(0, 2, 3_600, "bert"), (10, 1, 1_800, "cifar10")], MACHINES)
+    simulation = Simulation(work, MACHINES, policy, ExecutionModel(round_s=60.0), CATALOG)
+    simulation.run()
+    assert isinstance(simulation.scheduler, AllocationScheduler)
+    state = simulation.scheduler.last[0]
+    found = list(reachable(state))
+    assert len(found) > 3
+    if not policy.oracle:
+        # What a job reports is a tuple of the simulator's; all else of it is the truth.
+        found = [each for each in found if not isinstance(each, tuple)]
+        assert not [each for each in found if isinstance(each, Job) or type(each).__module__.startswith("synergy_sim")]
+    if policy.reads_goodput and information in ("own", "shared"):
+        assert {task.spec.declared_work for task in state.tasks} == {float("inf")}
+
+
+def reachable(start):
+    """Everything that plain attributes and the members of collections lead to."""
+    todo, known = [start], {}
+    while todo:
+        each = todo.pop()
+        if id(each) in known or isinstance(each, str | int | float | bytes | type(None) | type) or callable(each):
+            continue
+        known[id(each)] = each
+        yield each
+        if isinstance(each, dict):
+            todo += [*each.keys(), *each.values()]
+        elif isinstance(each, list | tuple | set | frozenset):
+            todo += each
+        elif type(each).__module__.startswith("synergy"):
+            todo += [getattr(each, name) for name in shown_by(type(each)) | set(getattr(each, "__dict__", ()))
+                     if not name.startswith("_")]  # fmt: skip
+
+
+def refused(register, match):
+    with pytest.raises(InputError, match=match):
+        register()
+
+
+def test_a_key_that_returns_the_true_run_time_is_refused_when_it_is_registered():
+    def register():
+        @ordering_policy()
+        def sly(job: JobView) -> tuple[float]:
+            return (job.duration_s,)  # type: ignore[attr-defined]
+
+    refused(register, r"policy sly reads duration_s, which JobView does not show.*OracleJobView")
+
+
+def test_a_key_that_reads_estimates_undeclared_is_refused_also_on_a_branch_that_no_trial_takes():
+    def register():
+        @ordering_policy()
+        def sly(job: JobView) -> tuple[float]:
+            return (job.estimate_s,) if job.gpus > 4_000 else (job.submit_time_s,)  # type: ignore[attr-defined]
+
+    refused(register, r"policy sly reads estimate_s, which JobView does not show.*EstimatedJobView")
+
+
+def _of_a_helper(anything, job):
+    return job.predicted_duration_s
+
+
+def test_what_a_function_it_is_handed_to_reads_counts_too():
+    def register():
+        @ordering_policy()
+        def sly(job: JobView) -> tuple[float]:
+            return (_of_a_helper(1, job),)
+
+    refused(register, r"sly reads predicted_duration_s.*PredictedJobView")
+
+
+def test_a_name_made_at_run_time_is_refused_by_the_trial():
+    def register():
+        @ordering_policy()
+        def sly(job: JobView) -> tuple[float]:
+            return (getattr(job, "remaining" + "_s", 0.0),)
+
+    refused(register, r"policy sly.*remaining_s.*OracleJobView")
+
+
+def test_a_change_function_that_reads_more_than_the_key_declares_is_refused():
+    def change(job, now_s):
+        return now_s + job.remaining_s
+
+    def register():
+        @ordering_policy(preemptive=True, next_change=change)
+        def sly(job: JobView) -> tuple[float]:
+            return (job.submit_time_s,)
+
+    refused(register, r"sly reads remaining_s")
+
+
+def test_a_misspelt_name_is_refused_with_the_nearest():
+    def register():
+        @ordering_policy()
+        def misspelt(job: JobView) -> tuple[float]:
+            return (job.submit_times_s,)  # type: ignore[attr-defined]
+
+    refused(register, r"submit_times_s'. Did you mean 'submit_time_s'")
+
+
+@pytest.mark.parametrize(
+    ("read", "declared"), [("estimate_s", "EstimatedClusterState"), ("duration_s", "OracleCluster")]
+)
+def test_an_allocation_that_reads_what_its_state_lacks_is_refused(read, declared):
+    def estimated():
+        @allocation_policy(round_s=60.0)
+        def sly(state: ClusterState) -> Allocations:
+            return state.in_order(state.estimate_s.argsort())
+
+    def true():
+        @allocation_policy(round_s=60.0)
+        def sly(state: ClusterState) -> Allocations:
+            return state.in_order(state.duration_s.argsort())
+
+    refused(estimated if read == "estimate_s" else true, f"policy sly reads {read}.*{declared}")
+
+
+def test_an_undeclared_column_raises_when_it_is_read():
+    def register():
+        @allocation_policy(round_s=60.0)
+        def sly(state: ClusterState) -> Allocations:
+            return state.in_order(getattr(state, "estimate" + "_s").argsort())
+
+    register()  # no source tells
+    with pytest.raises(InputError, match="EstimatedClusterState"):
+        simulate(workload([(0, 8, 60)]), cluster(1), get_policy("sly"))
+
+
+def test_views_can_be_combined():
+    class Both(EstimatedJobView, PredictedJobView):
+        __slots__ = ()
+
+    @dataclass(frozen=True)
+    class Known(EstimatedClusterState, GoodputState):
+        pass
+
+    globals().update(Both=Both, Known=Known)
+
+    @ordering_policy()
+    def both(job: "Both") -> tuple[float]:
+        return (min(job.estimate_s, job.predicted_duration_s),)
+
+    @allocation_policy(round_s=60.0)
+    def known(state: "Known") -> Allocations:
+        return state.in_order(state.estimate_s.argsort())
+
+    assert (get_policy("both").predicted, get_policy("both").reads_estimates, get_policy("both").oracle) == (1, 1, 0)
+    assert (get_policy("known").reads_goodput, get_policy("known").reads_estimates) == (True, True)
+
+
+def test_a_class_that_shows_more_than_the_views_is_no_annotation():
+    class More(JobView):
+        __slots__ = ()
+
+        @property
+        def truth(self):
+            return self._job.duration_s
+
+    globals().update(More=More)
+
+    def register():
+        @ordering_policy()
+        def sly(job: "More") -> tuple[float]:
+            return (job.truth,)
+
+    refused(register, "annotate its first parameter")
+
+
+def test_who_reads_estimates_is_found_out():
+    names = [name for name in policy_names() if get_policy(name).reads_estimates]
+    assert {"easy", "themis"} <= set(names)
+    assert not {"fifo", "backfill", "srtf", "sjf", "las", "tiresias", "qssf"} & set(names)
+    assert get_policy("fifo").with_parameters(backfill="easy").reads_estimates
+    assert not get_policy("easy").with_parameters(backfill="none").reads_estimates
+
+
+def test_declared_work_is_believed_only_where_it_may_be_known():
+    spec = CATALOG.spec(training([(0, 2, 3_600, "bert")], MACHINES), 0, MACHINES, Costs())
+    assert Beliefs(MACHINES.gpu_types, "own").task(spec).spec.declared_work == float("inf")
+    assert Beliefs(MACHINES.gpu_types, "declared").task(spec).spec.declared_work == spec.declared_work
+
+
+def test_an_oracle_in_a_place_without_truth_says_so():
+    job = Job(1, 0.0, 2)
+    with pytest.raises(InputError, match="true run times are known in simulations"):
+        _ = through(OracleJobView, lambda view: view.remaining_s)(job)
+
+
+def test_only_policies_that_declare_it_are_given_the_truth():
+    assert {name for name in ALLOCATION if issubclass(get_policy(name).view, OracleGoodputState)} == {"optimus"}

@@ -1,0 +1,250 @@
+"""What a window holds: its own jobs, and what was left of those that were running when it started."""
+
+import numpy as np
+import pytest
+from jobs import cluster, workload
+
+from synergy_core.policies import get_policy
+from synergy_runs.carrying import add_history, carried_in_words, cut, without_carried
+from synergy_runs.comparison import compare
+from synergy_runs.generators import generate
+from synergy_runs.invariants import check
+from synergy_runs.metrics import job_table, summarise
+from synergy_runs.overload import growth, overloaded, waiting_gpu_s
+from synergy_runs.results import write_run
+from synergy_runs.stored import find_runs
+from synergy_runs.tables import notes
+from synergy_runs.timeline import holdings
+from synergy_runs.traces import read_trace
+from synergy_runs.workload import at_least, from_rows, sampled, scaled, take, with_estimates
+from synergy_sim.engine import simulate
+from synergy_sim.execution import Costs, ExecutionModel
+
+DAY_S = 86_400
+LOG = """submit_time,duration_s,gpus,job,estimate_s
+2024-01-01T00:00:00,864000,8,long,
+2024-01-01T12:00:00,3600,1,over,
+2024-01-02T00:00:00,172800,4,later,259200
+2024-01-03T00:00:00,7200,8,own,
+2024-01-03T01:00:00,3600,2,second,
+"""
+WINDOW = "2024-01-03/1d"
+
+
+@pytest.fixture
+def rows(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text(LOG, encoding="utf-8")
+    return read_trace(path)
+
+
+def windowed(rows, window=WINDOW):
+    return from_rows(rows, name="log", window=window, before=True)
+
+
+def test_jobs_that_run_into_the_window_enter_at_its_start_with_what_is_left(rows):
+    work = cut(windowed(rows))
+    assert work.job_name == ["long", "later", "own", "second"]
+    assert work.carried.tolist() == [True, True, False, False]
+    assert work.submit_time_s.tolist() == [0, 0, 0, 3_600]
+    assert work.duration_s.tolist() == [8 * DAY_S, DAY_S, 7_200, 3_600]
+    assert work.ran_before_s.tolist() == [2 * DAY_S, DAY_S, 0, 0]
+    assert work.estimate_s[1] == 2 * DAY_S
+    assert carried_in_words(work)[0].startswith("2 jobs were running at the window's start and carried in")
+
+
+def test_whole_logs_and_windows_at_their_beginning_carry_nothing(rows):
+    for window in ("all", "1d"):
+        assert not cut(windowed(rows, window)).carried.any()
+    assert not carried_in_words(cut(windowed(rows, "all")))
+
+
+def test_times_without_a_date_carry_nothing(rows):
+    rows.from_zero = True
+    assert not windowed(rows).carried.any()
+
+
+def test_denser_arrivals_bring_more_of_them_into_the_window(rows):
+    work = windowed(rows)
+    assert cut(scaled(work, 48.0)).job_name == ["long", "over", "later", "own", "second"]
+    assert cut(scaled(work, 48.0)).duration_s[1] == 3_600 - 36 * 3_600 / 48
+    assert cut(scaled(work, 0.4)).job_name == ["long", "own", "second"]
+
+
+def test_narrow_jobs_are_left_out_of_the_carried_too(rows):
+    assert cut(at_least(windowed(rows), 5)).job_name == ["long", "own"]
+
+
+def test_a_log_that_has_starts_counts_from_them(tmp_path):
+    head = "JobID|User|State|Submit|Start|End|ElapsedRaw|AllocTRES\n"
+    lines = [
+        "1|a|COMPLETED|2024-01-01T00:00:00|2024-01-02T23:00:00|2024-01-03T02:00:00|10800|gres/gpu=1",
+        "2|a|COMPLETED|2024-01-02T00:00:00|2024-01-03T05:00:00|2024-01-03T06:00:00|3600|gres/gpu=1",
+        "3|a|COMPLETED|2024-01-03T00:00:00|2024-01-03T00:00:00|2024-01-03T01:00:00|3600|gres/gpu=1",
+    ]
+    path = tmp_path / "jobs.txt"
+    path.write_text(head + "\n".join(lines) + "\n", encoding="utf-8")
+    work = cut(windowed(read_trace(path)))
+    assert work.duration_s.tolist() == [7_200, 3_600, 3_600]
+    assert work.ran_before_s.tolist() == [3_600, 0, 0]
+    assert "(1 of them waiting)" in carried_in_words(work)[0]
+
+
+def test_carrying_jobs_in_changes_no_draw_of_the_windows_own():
+    rows = generate("venus", window_s=20 * DAY_S, seed=3)
+    start_s = min(rows.submit_s) + 15 * DAY_S
+
+    def made_of(before):
+        work = from_rows(rows, name="venus", window="all", first_s=start_s, before=before)
+        work = cut(sampled(work, 0.5, np.random.default_rng(1)))
+        assert work.carried.any() == before
+        return without_carried(with_estimates(work, 4.0, np.random.default_rng(2)))
+
+    alone, made = made_of(False), made_of(True)
+    assert made.job_name == alone.job_name
+    np.testing.assert_array_equal(made.estimate_s, alone.estimate_s)
+    np.testing.assert_array_equal(made.submit_time_s, alone.submit_time_s)
+
+
+@pytest.mark.parametrize("name", ["fifo", "easy", "srtf", "tiresias", "themis", "qssf"])
+def test_carried_jobs_hold_gpus_and_are_in_no_job_metric(rows, name):
+    work = with_estimates(cut(windowed(rows)), 0.0, np.random.default_rng(0))
+    done = simulate(work, cluster(1), get_policy(name))
+    check(done)
+    jobs, summary = job_table(done), summarise(done)
+    assert np.isnan(jobs.jct_s[:2]).all()
+    assert np.isnan(jobs.queueing_delay_s[:2]).all()
+    assert np.isfinite(jobs.jct_s[2:]).all()
+    assert summary["jobs"] == sum(summary["jobs_by_size"].values()) == 2
+    assert summary["jobs_carried_in"] == 2
+    assert summary["mean_jct_s"] == pytest.approx(jobs.jct_s[2:].mean())
+    if name in ("fifo", "easy"):
+        held = holdings(done.events)
+        assert held.job_id[0] == 0  # the job submitted first starts first, and all others wait for it
+        assert held.gpu_ticks().sum() == work.work_ticks()
+        assert jobs.first_start_s[2] >= 8 * DAY_S
+
+
+def test_offered_load_is_that_of_the_windows_own_jobs(rows):
+    work = cut(windowed(rows))
+    assert work.offered_load_fraction(8) == without_carried(work).offered_load_fraction(8)
+
+
+def test_estimates_are_marked_where_they_were_drawn(rows):
+    work = with_estimates(cut(windowed(rows)), 4.0, np.random.default_rng(0))
+    assert work.estimate_drawn.tolist() == [True, False, True, True]
+    assert (work.estimate_s >= work.duration_s).all()
+
+
+@pytest.mark.parametrize(("name", "starred"), [("easy", True), ("themis", True), ("fifo", False), ("qssf", False)])
+def test_a_policy_that_reads_drawn_estimates_is_starred_on_that_log(rows, name, starred):
+    work = with_estimates(cut(windowed(rows)), 4.0, np.random.default_rng(0))
+    run = simulate(work, cluster(1), get_policy(name))
+    assert (run.oracle, run.truth_read) == (starred, "estimates drawn from true run times" if starred else "")
+
+
+@pytest.mark.parametrize("name", ["easy", "themis"])
+def test_no_policy_is_starred_for_estimates_that_users_gave(rows, name):
+    work = cut(windowed(rows))
+    given = take(work, ~np.isnan(work.estimate_s))
+    run = simulate(with_estimates(given, 4.0, np.random.default_rng(0)), cluster(1), get_policy(name))
+    assert (run.oracle, run.truth_read) == (False, "")
+
+
+def queue_of(load, days=14, seed=0):
+    """Poisson arrivals of 1-GPU jobs of an hour or so on 8 GPUs, at that load."""
+    random = np.random.default_rng(seed)
+    count = random.poisson(load * 8 * days * 24)
+    rows = zip(random.uniform(0, days * DAY_S, count), [1] * count, random.exponential(3_600, count), strict=True)
+    return workload(list(rows))
+
+
+@pytest.mark.parametrize("name", ["fifo", "backfill", "srtf", "tiresias"])
+@pytest.mark.parametrize(("load", "grows"), [(0.7, False), (0.9, False), (1.2, True), (1.5, True)])
+def test_a_run_is_overloaded_where_its_queue_grows_as_long_as_jobs_arrive(name, load, grows):
+    run = simulate(queue_of(load), cluster(1), get_policy(name))
+    assert overloaded(run) == grows
+    assert summarise(run)["overloaded"] == grows
+    if grows and name != "srtf":
+        assert growth(run)[0] == pytest.approx(load - 1, abs=0.1)
+
+
+def test_a_queue_that_was_worked_off_before_arrivals_ended_is_not_overloaded():
+    rush = [(10 * i, 1, 36_000) for i in range(200)]
+    calm = [(10_000 + 7_200 * i, 1, 3_600) for i in range(150)]
+    run = simulate(workload(rush + calm), cluster(1), get_policy("backfill"))
+    assert summarise(run)["max_queue_jobs"] > 100
+    assert not overloaded(run)
+
+
+def test_of_few_jobs_nothing_is_said():
+    run = simulate(workload([(i, 8, 3_600) for i in range(20)]), cluster(1), get_policy("fifo"))
+    assert not overloaded(run)
+    assert growth(run)[0] > 0.03
+
+
+@pytest.mark.parametrize("name", ["fifo", "srtf", "tiresias"])
+def test_waiting_work_is_what_a_plain_count_says(name):
+    work = queue_of(1.1, days=1)
+    run = simulate(work, cluster(1), get_policy(name), ExecutionModel(Costs(restart_s=0.0)))
+    held = holdings(run.events)
+    at_s = np.linspace(0.0, 90_000.0, 37)
+    expected = []
+    for now_s in at_s.tolist():
+        waiting = 0.0
+        for job in range(len(work)):
+            mine = held.job_id == job
+            runs = bool(((held.start_s[mine] <= now_s) & (held.end_s[mine] > now_s)).any())
+            ran_s = np.clip(np.minimum(held.end_s[mine], now_s) - held.start_s[mine], 0.0, None).sum()
+            if work.submit_time_s[job] <= now_s and not runs:
+                waiting += work.duration_s[job] - ran_s
+        expected.append(waiting)
+    np.testing.assert_allclose(waiting_gpu_s(run, at_s), expected, atol=1e-3)
+
+
+def test_the_table_says_under_whom_the_queue_still_grew(tmp_path):
+    for name in ("fifo", "backfill"):
+        for load in (0.7, 1.5):
+            run = simulate(queue_of(load), cluster(1), get_policy(name))
+            write_run(run, tmp_path / str(load) / f"{name}-0", "")
+    said = {load: " ".join(notes(compare(find_runs(tmp_path / str(load))))) for load in (0.7, 1.5)}
+    assert "growing when arrivals ended under backfill, fifo: their means grow with the window's length" in said[1.5]
+    assert "overloaded" not in said[0.7]
+
+
+def test_the_table_says_whose_estimates_were_drawn(rows, tmp_path):
+    work = with_estimates(cut(windowed(rows)), 4.0, np.random.default_rng(0))
+    for name in ("fifo", "easy", "srtf"):
+        write_run(simulate(work, cluster(1), get_policy(name)), tmp_path / f"{name}-0", "")
+    comparison = compare(find_runs(tmp_path))
+    assert [row.label for row in comparison.rows] == ["easy*", "fifo", "srtf*"]
+    lines = notes(comparison)
+    assert "* reads true run times" in lines
+    assert "easy*: reads estimates drawn from true run times, for want of users' own" in lines
+
+
+def test_generated_traces_have_a_history_that_changes_none_of_their_jobs():
+    alone = from_rows(generate("philly", window_s=2 * DAY_S, seed=1), name="philly")
+    rows = generate("philly", window_s=2 * DAY_S, seed=1)
+    first_s = min(rows.submit_s)
+    add_history(rows, "philly", seed=np.random.SeedSequence(2))
+    work = cut(from_rows(rows, name="philly", first_s=first_s, before=True))
+    own = without_carried(work)
+    assert own.job_name == alone.job_name
+    for column in ("submit_time_s", "duration_s", "gpus"):
+        np.testing.assert_array_equal(getattr(own, column), getattr(alone, column))
+
+
+def test_as_much_work_is_carried_in_as_littles_law_says():
+    past = generate("philly", window_s=70 * DAY_S, seed=100)
+    gpus, duration_s = np.asarray(past.gpus), np.asarray(past.duration_s, dtype=float)
+    expected_gpu_s = float((gpus * duration_s**2).sum()) / 2 / (70 * DAY_S)  # λ·E[g·D²]/2
+    left_gpu_s = []
+    for seed in range(30):
+        rows = generate("philly", window_s=DAY_S, seed=1)
+        first_s = min(rows.submit_s)
+        add_history(rows, "philly", seed=np.random.SeedSequence(seed))
+        work = cut(from_rows(rows, name="philly", first_s=first_s, before=True))
+        left_gpu_s.append(float((work.duration_s * work.gpus)[work.carried].sum()))
+    standard_error = np.std(left_gpu_s, ddof=1) / np.sqrt(30)
+    assert abs(np.mean(left_gpu_s) - expected_gpu_s) < 3 * standard_error
