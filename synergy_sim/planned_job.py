@@ -94,8 +94,8 @@ class ProfiledJob(PlannedJob):
         self._begin_pass()
 
     def _choose_fixed(self) -> None:
+        self._trains = self.plan  # first: an iteration's seconds are asked for while choosing
         super()._choose_fixed()
-        self._trains = self.plan
 
     def _iteration_s(self) -> float:
         if self._trains is None:
