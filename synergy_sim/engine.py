@@ -21,6 +21,7 @@ import simpy
 from synergy_core.allocation import AllocationScheduler
 from synergy_core.cluster import Cluster
 from synergy_core.decision import Decision
+from synergy_core.errors import InputError
 from synergy_core.planner import tables
 from synergy_core.policies import OrderingPolicy, Policy
 from synergy_core.scheduler import scheduler_for
@@ -39,6 +40,7 @@ SUBMIT, STOP, FINISH = int(Kind.SUBMIT), int(Kind.STOP), int(Kind.FINISH)
 AFTER_ALL_ELSE = 2  # SimPy's own priorities are 0 (urgent) and 1 (normal)
 AFTER_DECISIONS = 3
 DECISIONS_PER_PROGRESS = 2_000
+MOST_IN_VAIN = 100_000
 
 Progress = Callable[[float, int], None]
 """Called now and then with (simulated seconds, jobs done)."""
@@ -101,6 +103,7 @@ class Simulation:
         self.arrived = self.env.event()
         self._pass_pending = False
         self._wake_s = NEVER
+        self._in_vain = 0  # runs broken off, one after another, before they got anything done
         self._vacated: list[tuple[float, int, int]] = []
         self.leaving: list[Leaving] = []
         self.promised_gpus: Counter[str] = Counter()
@@ -243,6 +246,7 @@ class Simulation:
         self.gpus_used -= gpus
         self.active -= 1
         self.done += 1
+        self._in_vain = 0
         if self.done == len(self.workload):
             self._all_done.succeed()
 
@@ -377,7 +381,15 @@ class Simulation:
             job.completion.cancel()
             job.completion = None
         self.training.pop(job.job_id, None)
-        job.break_off(stop_s)
+        self._in_vain = 0 if job.break_off(stop_s) else self._in_vain + 1
+        if self._in_vain > MOST_IN_VAIN + len(self.workload):
+            raise InputError(
+                f"the last {self._in_vain:,} runs were each broken off before anything was done: {job.gpus}-GPU job "
+                f"{job.job_id} needs {job.delay_s():g} s from its GPUs to its first step, and a checkpoint every "
+                f"{job.costs.checkpoint_interval_s:g} s (0: whenever it is stopped). Let jobs start sooner (restart_s, "
+                "testbed.launch_s, testbed.checkpoint_interval_s) or run longer (round_s, a quantum or limits under "
+                "parameters)."
+            )
         if not job.running:
             self.scheduler.requeue(job)
 

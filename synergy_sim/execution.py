@@ -178,11 +178,15 @@ class SimulatedJob(Job):
         """From its GPUs to its first step on them."""
         return self.costs.restart_s if self.restarts else self.costs.launch_s
 
-    def break_off(self, stop_s: float) -> None:
-        """Training stops at `stop_s`; what was done since the last checkpoint is lost, if it only has checkpoints."""
+    def break_off(self, stop_s: float) -> bool:
+        """Training stops at `stop_s`; what was done since the last checkpoint is lost, if it only has checkpoints.
+
+        True if this run got anything done.
+        """
         done_s = max(0.0, min(stop_s, self.end_s) - self.first_step_s)
         interval_s = self.costs.checkpoint_interval_s
         if interval_s > 0 and stop_s < self.end_s:
             done_s = floor(done_s / interval_s) * interval_s
         self.left_work_s -= done_s
         self.end_s = NEVER
+        return done_s > 0

@@ -152,8 +152,11 @@ class TrainingJob(SimulatedJob):
         resized = self._left_s == self.settled_s and self._type == self.type_of_node[self.placement[0][0]]
         return self.costs.resize_s if resized else super().delay_s()
 
-    def break_off(self, stop_s: float) -> None:
-        """Training stops at `stop_s`; what was done since the last checkpoint is lost, if it only has checkpoints."""
+    def break_off(self, stop_s: float) -> bool:
+        """Training stops at `stop_s`; what was done since the last checkpoint is lost, if it only has checkpoints.
+
+        True if this run got anything done.
+        """
         trained_s = max(0.0, stop_s - self.first_step_s)
         self._left_s = stop_s if stop_s >= self.first_step_s else NEVER
         interval_s = self.costs.checkpoint_interval_s
@@ -169,6 +172,7 @@ class TrainingJob(SimulatedJob):
         self.end_s = self.due_s = NEVER
         if self.task is not None:
             self.task.done_work = self.progress
+        return self.progress > self._began_with
 
     def look_ahead(self, until_s: float) -> bool:
         """Trains up to `until_s`, before which nothing is decided; False: a model is out of date, fit and ask again.

@@ -102,6 +102,7 @@ def _walks(made: PreparedRun) -> bool:
     depend on the nodes, and where GPUs are handed over later than it is decided.
     """
     cluster, execution = made.cluster, made.execution
+    measured = () if made.truth is None else (each.costs for each in made.truth.profile.values())
     if not isinstance(made.policy, OrderingPolicy) or ConsolidatedQueue.suits(cluster):
         return isinstance(made.policy, OrderingPolicy)
     trained = np.isfinite(made.workload.work_scale).any()
@@ -109,7 +110,7 @@ def _walks(made: PreparedRun) -> bool:
     return (
         IncrementalQueue.suits(cluster)
         and not nodes_matter
-        and execution.costs.exit_s == 0
+        and not any(costs.exit_s for costs in (execution.costs, *measured))
         and (execution.round_s is None or execution.decide_fraction == 1)
     )
 
