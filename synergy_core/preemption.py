@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable
-from functools import partial
+from collections.abc import Callable, Hashable
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from synergy_core.lanes import Entry, Lane
 from synergy_core.policies import Key, OrderingPolicy
 from synergy_core.state import NEVER, Job
-from synergy_core.units import LONGEST_S, TICK_S, grid_ceil, on_grid
+from synergy_core.units import LONGEST_S, TICK_S, TICKS_PER_S, grid_ceil
 
 
 class PreemptiveLane(Lane):
@@ -27,7 +26,7 @@ class PreemptiveLane(Lane):
         self._changes: list[tuple[float, int, Job, object]] = []
         self._serial = count()
         self._falls = policy.falls_while_running
-        self._key = partial(order_key, policy) if self._falls else policy.key
+        self._key = order_key_of(policy)
         self._untried: dict[Hashable, list[Entry]] = {}
 
     # A job's ticket is its entry in a heap or in the running list; a heap entry that is no longer its job's ticket is
@@ -201,8 +200,8 @@ class PreemptiveLane(Lane):
         return len(displaced) > before
 
 
-def order_key(policy: OrderingPolicy, job: Job) -> Key:
-    """The job's key as queues compare it: one that falls with the clock has its time on the grid.
+def order_key_of(policy: OrderingPolicy) -> Callable[[Job], Key]:
+    """Jobs' keys as queues compare them: one that falls with the clock has its time on the grid.
 
     Waiting jobs are ordered by their keys, running ones by clock + key as of their start, and the two by clock + key.
     On the grid that sum never rounds (`synergy_core.units`), so two jobs stand in the same order whenever and by
@@ -210,10 +209,16 @@ def order_key(policy: OrderingPolicy, job: Job) -> Key:
     turn the two round between one comparison and the next. Beyond `LONGEST_S`, where sums would round again, a time
     counts as never.
     """
-    key = policy.key(job)
+    key_of: Callable[..., Key] = policy.key
     if not policy.falls_while_running:
-        return key
-    return (on_grid(key[0]) if key[0] < LONGEST_S else NEVER, *key[1:])
+        return key_of
+
+    def on_the_grid(job: Job) -> Key:
+        key = key_of(job)
+        # `on_grid`, written out: every job that enters or is stopped comes by
+        return (round(key[0] * TICKS_PER_S) * TICK_S if key[0] < LONGEST_S else NEVER, *key[1:])
+
+    return on_the_grid
 
 
 def after_jump(policy: OrderingPolicy, job: Job, instant_s: float) -> Key:

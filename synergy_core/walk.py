@@ -12,7 +12,7 @@ from synergy_core.decision import Decision
 from synergy_core.patience import Patience
 from synergy_core.placement import Placement
 from synergy_core.policies import OrderingPolicy
-from synergy_core.preemption import after_jump, order_key
+from synergy_core.preemption import after_jump, order_key_of
 from synergy_core.state import NEVER, Job, Placed
 from synergy_core.trial import Entry, Isolated, Keeping, Preempting, Trial
 from synergy_core.units import TICK_S, grid_ceil
@@ -25,6 +25,7 @@ class WalkQueue:
         "_again_s",
         "_changes",
         "_cluster",
+        "_key",
         "_patience",
         "_placement",
         "_policy",
@@ -36,6 +37,7 @@ class WalkQueue:
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster) -> None:
         self._policy = policy
+        self._key = order_key_of(policy)
         self._cluster = cluster
         self._placement = Placement(cluster)
         self._patience = Patience(cluster)
@@ -124,7 +126,7 @@ class WalkQueue:
             self._changes.pop(job_id, None)
         for job, _ in trial.starts.values():
             if self._policy.falls_while_running and not job.running:
-                self._zero_s[job.job_id] = order_key(self._policy, job)[0] + now_s
+                self._zero_s[job.job_id] = self._key(job)[0] + now_s
             self._waiting.pop(job.job_id, None)
             self._running[job.job_id] = job
         return Decision(held, list(trial.starts.values()))
@@ -132,7 +134,7 @@ class WalkQueue:
     def _ordered(self, jobs: dict[int, Job], now_s: float) -> list[Entry]:
         entries = []
         for job in jobs.values():
-            key = order_key(self._policy, job)
+            key = self._key(job)
             if self._policy.falls_while_running and job.running:
                 key = (self._zero_s[job.job_id] - now_s, *key[1:])
             entries.append((key, job.job_id, job))
