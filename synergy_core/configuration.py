@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,12 +45,13 @@ def powers_and_whole_nodes(cluster: Cluster, most_gpus: int = 64) -> Configurati
     """Per GPU type: powers of two within a node, then whole nodes, up to `most_gpus` (Sia, SOSP 2023, section 3.3).
 
     These sizes divide one another, so that what fits by count always fits on nodes. Types come in the cluster's order.
+    Ours: where a type's nodes differ in size, the largest come first, and smaller ones after the last of them.
     """
     rows = []
     for index, kind in enumerate(cluster.gpu_types):
         node_types = [each for each in cluster.node_types if each.gpu_type == kind]
-        size = max(each.gpus_per_node for each in node_types)
-        nodes = sum(each.nodes for each in node_types if each.gpus_per_node == size)
-        rows += [(index, 1 << i, 1) for i in range((size - 1).bit_length())]
-        rows += [(index, size * count, count) for count in range(1, nodes + 1) if size * count <= max(most_gpus, size)]
+        sizes = sorted((each.gpus_per_node for each in node_types for _ in range(each.nodes)), reverse=True)
+        rows += [(index, 1 << i, 1) for i in range((sizes[0] - 1).bit_length())]
+        whole = enumerate(accumulate(sizes), start=1)
+        rows += [(index, gpus, nodes) for nodes, gpus in whole if gpus <= max(most_gpus, sizes[0])]
     return configurations_of(rows)

@@ -103,6 +103,7 @@ class Simulation:
         self.arrived = self.env.event()
         self._pass_pending = False
         self._wake_s = NEVER
+        self._most_in_vain = MOST_IN_VAIN + len(workload)
         self._in_vain = 0  # runs broken off, one after another, before they got anything done
         self._vacated: list[tuple[float, int, int]] = []
         self.leaving: list[Leaving] = []
@@ -382,7 +383,7 @@ class Simulation:
             job.completion = None
         self.training.pop(job.job_id, None)
         self._in_vain = 0 if job.break_off(stop_s) else self._in_vain + 1
-        if self._in_vain > MOST_IN_VAIN + len(self.workload):
+        if self._in_vain > self._most_in_vain:
             raise InputError(
                 f"the last {self._in_vain:,} runs were each broken off before anything was done: {job.gpus}-GPU job "
                 f"{job.job_id} needs {job.delay_s():g} s from its GPUs to its first step, and a checkpoint every "

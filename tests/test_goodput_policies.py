@@ -24,6 +24,7 @@ from training_jobs import (
 
 from synergy_core.allocation import AllocationScheduler
 from synergy_core.cluster import Cluster, NodeType
+from synergy_core.configuration import powers_and_whole_nodes
 from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
 from synergy_core.state import gpus_in
@@ -319,3 +320,12 @@ def test_job_of_fixed_gpus_runs_on_exactly_so_many():
     truth = Truth(None, fixed_gpus={"bert": 4})
     done = run(training([(0, 4, 3_000, "bert")], t4s(), truth=truth), t4s(), "sia", truth=truth)
     assert set(done.events.gpus[done.events.kind == Kind.START].tolist()) == {4}
+
+
+def test_rows_of_a_type_whose_nodes_differ_reach_over_the_smaller_ones():
+    """Else a job larger than the large nodes together would wait for ever."""
+    mixed = Cluster((NodeType("small", "t4", 3, 2), NodeType("large", "t4", 2, 4), NodeType("other", "a100", 1, 8)))
+    rows = powers_and_whole_nodes(mixed)
+    of_t4 = rows.gpu_type == mixed.gpu_types.index("t4")
+    assert rows.gpus[of_t4].tolist() == [1, 2, 4, 8, 10, 12, 14]
+    assert rows.nodes[of_t4].tolist() == [1, 1, 1, 2, 3, 4, 5]
