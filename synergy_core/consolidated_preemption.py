@@ -27,6 +27,8 @@ class PreemptiveNodeLane(PreemptiveLane):
     order.
     """
 
+    counts_decide = False
+
     __slots__ = ("_held", "_now_s", "_on_node", "_patience", "_pool")
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster, placement: Placement, quota: int) -> None:

@@ -11,11 +11,16 @@ from typing import Any
 from synergy_core.lanes import Entry, Lane
 from synergy_core.policies import Key, OrderingPolicy
 from synergy_core.state import NEVER, Job
-from synergy_core.units import LONGEST_S, TICK_S, TICKS_PER_S, grid_ceil
+from synergy_core.units import LONGEST_S, TICK_S, grid_ceil, on_grid
 
 
 class PreemptiveLane(Lane):
-    """Running jobs give way to waiting ones with smaller keys."""
+    """Running jobs give way to waiting ones with smaller keys.
+
+    counts_decide: whether a job fits wherever as many GPUs are free.
+    """
+
+    counts_decide = True
 
     __slots__ = ("_changes", "_falls", "_heaps", "_key", "_running", "_serial", "_untried")
 
@@ -132,7 +137,7 @@ class PreemptiveLane(Lane):
         A key that falls with the clock stands there as the instant at which it reaches zero.
         """
         best: Entry | None = None
-        free, running = self.free, self._running
+        free, running, counts_decide = self.free, self._running, self.counts_decide
         worst = running[-1] if running else None
         failed = []
         for form, heap in self._untried.items():
@@ -147,9 +152,8 @@ class PreemptiveLane(Lane):
                 here = ((key[0] + now_s, *key[1:]), here[1], here[2])
             if best is not None and best < here:
                 continue
-            if here[2].gpus > free and (worst is None or worst < here):
-                failed.append(form)
-            elif self._fits(here):
+            enough = here[2].gpus <= free
+            if (enough and counts_decide) or ((enough or (worst is not None and here < worst)) and self._fits(here)):
                 best = here
             else:
                 failed.append(form)
@@ -215,8 +219,11 @@ def order_key_of(policy: OrderingPolicy) -> Callable[[Job], Key]:
 
     def on_the_grid(job: Job) -> Key:
         key = key_of(job)
-        # `on_grid`, written out: every job that enters or is stopped comes by
-        return (round(key[0] * TICKS_PER_S) * TICK_S if key[0] < LONGEST_S else NEVER, *key[1:])
+        time_s = key[0]
+        # Between `LONGEST_S` and twice that, floats lie a tick apart: the sum is exact for a time on the grid alone.
+        if 0.0 <= time_s < LONGEST_S and time_s + LONGEST_S - LONGEST_S == time_s:
+            return key
+        return (on_grid(time_s) if time_s < LONGEST_S else NEVER, *key[1:])
 
     return on_the_grid
 

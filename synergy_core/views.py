@@ -115,11 +115,14 @@ def missing(view: type, name: str, views: tuple[type, ...]) -> Exception:
 
 
 def through(view: type[JobView], function: Callable[..., Result]) -> Callable[..., Result]:
-    """The function as one of the scheduler's record: what it is given is a view of the record."""
+    """The function as one of the scheduler's record: what it is given is a view of the record.
+
+    One view for all calls, to be read until the function returns: keys are asked for at every event.
+    """
+    shown = view()
 
     def seen(job: Any, *more: Any) -> Result:
-        shown = view()
         shown._job = job
-        return function(shown, *more)
+        return function(shown, *more) if more else function(shown)
 
     return seen

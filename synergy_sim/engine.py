@@ -282,7 +282,9 @@ class Simulation:
             start_s = max(now_s, self._free_s(placed)) if self._vacated else now_s
             self.run_from(job, start_s)  # type: ignore[arg-type]
         self.note(decision, took_s)
-        self._wake_for_change(now_s)
+        change_s = self.scheduler.next_change_s()
+        if change_s < NEVER:
+            self._wake_for_change(now_s, change_s)
         if left_already and any(job.job_id in left_already for job, _ in decision.starts):
             self._something_happened()  # the GPUs it was to move to are free
 
@@ -413,9 +415,8 @@ class Simulation:
         ends = [until_s for until_s, at, left in self._vacated for node, mask in placed if node == at and mask & left]
         return max(ends, default=0.0)
 
-    def _wake_for_change(self, now_s: float) -> None:
-        change_s = self.scheduler.next_change_s()
-        if change_s < self._wake_s or self._wake_s <= now_s < change_s < NEVER:
+    def _wake_for_change(self, now_s: float, change_s: float) -> None:
+        if change_s < self._wake_s or self._wake_s <= now_s < change_s:
             self._wake_s = change_s
             Call(self.env, change_s - now_s, self._wake, None)
 
@@ -441,6 +442,7 @@ def simulate(
     """
     check_fit(workload, cluster)
     simulation = Simulation(workload, cluster, policy, execution or ExecutionModel(), truth, progress)
+    truth_read = truth_read_by(policy, workload)
     collecting = gc.isenabled()
     gc.disable()  # jobs and events are freed by reference counts; a full collection only costs
     began_s = time.process_time()
@@ -453,7 +455,6 @@ def simulate(
         if collecting:
             gc.enable()
     predicted_s = simulation.predicted_s
-    truth_read = truth_read_by(policy, workload)
     return Run(
         policy=policy.name,
         oracle=bool(truth_read),
