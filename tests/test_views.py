@@ -75,6 +75,52 @@ def test_ordering_policy_is_given_a_view_never_the_record(name, monkeypatch):
     assert set(given) == {policy.view}
 
 
+@pytest.mark.parametrize("name", ORDERING)
+def test_what_ships_reads_the_same_of_records_and_needs_no_view(name):
+    policy = get_policy(name)
+    assert policy.of_records() is policy
+
+
+KEPT = []
+
+
+def _keeps(job):
+    KEPT.append(job)
+    return (job.gpus,)
+
+
+def _hands_on(job):
+    return _keeps(job)
+
+
+def _renames(job):
+    other = job
+    return (other.gpus,)
+
+
+def _digs(job):
+    return (job._secret,)
+
+
+def _asks(job):
+    return (getattr(job, "gpus"),)  # noqa: B009
+
+
+@pytest.mark.parametrize("key", [_keeps, _hands_on, _renames, _digs, _asks, lambda job: (job.gpus,)])
+def test_a_key_whose_source_does_not_tell_all_it_does_is_given_a_view(key):
+    policy = dataclasses.replace(get_policy("fifo"), key=key)
+    assert policy.of_records().key is not key
+
+
+def test_a_replaced_key_that_reads_more_than_its_view_shows_is_given_the_view():
+    def oracle(job):
+        return (job.duration_s,)
+
+    policy = dataclasses.replace(get_policy("fifo"), key=oracle)
+    with pytest.raises(InputError, match="duration_s"):
+        simulate(workload([(0, 8, 60), (1, 8, 60)]), cluster(1), policy)
+
+
 @pytest.mark.parametrize("information", ["own", "shared", "declared", "all"])
 @pytest.mark.parametrize("name", ALLOCATION)
 def test_no_plain_attribute_of_a_state_leads_to_the_truth(name, information):

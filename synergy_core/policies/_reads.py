@@ -7,7 +7,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from synergy_core.errors import InputError
@@ -40,17 +40,50 @@ def try_key(name: str, key: Callable[..., Any], view: type[JobView]) -> None:
             return
 
 
+def shows_enough(view: type, function: Callable[..., Any]) -> bool:
+    """Whether its source tells all it does with its first parameter, and that is to read names which the view shows.
+
+    Then it reads the same of a record as of a view, and no view need stand between.
+    """
+    while isinstance(function, partial):
+        function = function.func
+    reads = _all_reads(function)
+    return reads is not None and reads <= shown_by(view)
+
+
+@cache
+def _all_reads(function: Callable[..., Any]) -> frozenset[str] | None:
+    return frozenset(reads_of(function)) if _reads_plainly(function, 0, 0) else None
+
+
+def _reads_plainly(function: Callable[..., Any], place: int, depth: int) -> bool:
+    """Whether it only reads names off the parameter in that place, or hands it to functions of its module of which the
+    same holds.
+    """
+    tree = _tree(function)
+    mine = None if tree is None else _parameter(tree, place)
+    if tree is None or mine is None or depth > MOST_CALLS:
+        return False
+    plain = 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _is(node.value, mine):
+            plain += isinstance(node.ctx, ast.Load) and not node.attr.startswith("_")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            called = getattr(function, "__globals__", {}).get(node.func.id)
+            for at, argument in enumerate(node.args):
+                if _is(argument, mine) and inspect.isfunction(called):
+                    plain += _reads_plainly(called, at, depth + 1)
+    return plain == sum(isinstance(node, ast.Name) and node.id == mine for node in ast.walk(tree))
+
+
 def reads_of(function: Callable[..., Any], place: int = 0, depth: int = 0) -> Iterator[str]:
     """Attributes read off the parameter in that place, also by functions of its module that it is handed to."""
     while isinstance(function, partial):
         function = function.func
     tree = _tree(function)
-    if tree is None or depth > MOST_CALLS:
+    mine = None if tree is None else _parameter(tree, place)
+    if tree is None or mine is None or depth > MOST_CALLS:
         return
-    parameters = [each.arg for each in (*tree.args.posonlyargs, *tree.args.args)]
-    if place >= len(parameters):
-        return
-    mine = parameters[place]
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and _is(node.value, mine):
             yield node.attr
@@ -69,6 +102,11 @@ def _handed_on(function: Callable[..., Any], call: ast.Call, mine: str, depth: i
     for place, argument in enumerate(call.args):
         if inspect.isfunction(called) and _is(argument, mine):
             yield from reads_of(called, place, depth + 1)
+
+
+def _parameter(tree: ast.FunctionDef, place: int) -> str | None:
+    parameters = [each.arg for each in (*tree.args.posonlyargs, *tree.args.args)]
+    return parameters[place] if place < len(parameters) else None
 
 
 def _is(node: ast.expr, name: str) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from synergy_core.beliefs import Information
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput_state import GoodputState, OracleGoodputState
-from synergy_core.policies._reads import check_reads, try_key
+from synergy_core.policies._reads import check_reads, shows_enough, try_key
 from synergy_core.state import Allocations, ClusterState, EstimatedClusterState, Floats, OracleClusterState
 from synergy_core.views import JOB_VIEWS, EstimatedJobView, JobView, OracleJobView, PredictedJobView, shown_by, through
 
@@ -78,6 +78,9 @@ class OrderingPolicy:
 
     def of_records(self) -> OrderingPolicy:
         """The policy with functions of the scheduler's own records, of which they see no more than its view."""
+        functions = [each for each in (self.key, self.next_change, self.begins_anew, self.words) if each is not None]
+        if self.view in JOB_VIEWS and all(shows_enough(self.view, each) for each in functions):
+            return self
         change = through(self.view, self.next_change) if self.next_change else None
         anew = through(self.view, self.begins_anew) if self.begins_anew else None
         words = through(self.view, self.words) if self.words else None
@@ -167,11 +170,10 @@ def ordering_policy(
 
     def register(key: KeyFunction) -> KeyFunction:
         view = _view_of(key, JOB_VIEWS)
-        check_reads(key.__name__, key, view, JOB_VIEWS)
+        functions = [each for each in (key, next_change, begins_anew, words) if each is not None]
+        for function in functions:
+            check_reads(key.__name__, function, view, JOB_VIEWS)
         try_key(key.__name__, key, view)
-        for function in (next_change, begins_anew, words):
-            if function is not None:
-                check_reads(key.__name__, function, view, JOB_VIEWS)
         _add(
             OrderingPolicy,
             key,
