@@ -125,11 +125,11 @@ def compose(overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
 
 def execute(run: Run) -> Result:
     """Simulates; the figures, and when, with what, and in how many CPU seconds they were found."""
-    import synergy_core.choice
+    import synergy_core.state.choice
     from synergy_sim.run import simulate_all
 
     began = time.process_time()
-    choice: Any = synergy_core.choice
+    choice: Any = synergy_core.state.choice
     optimum = choice.solve
     if run.greedy:
         choice.solve = greedy

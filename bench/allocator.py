@@ -24,7 +24,7 @@ import numpy as np
 
 from synergy_core.allocator import Problem, Solution, solve
 from synergy_core.cluster import Cluster, NodeType
-from synergy_core.packing import packing
+from synergy_core.placement.whole_round import packing
 
 NODE_GPUS = 8
 PROVEN_LIMIT_S = 20.0

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy
 from synergy_core.units import DAY_S, HOUR_S
@@ -37,10 +37,9 @@ from synergy_runs.interval import Means, Ratio, mean_jcts, ratio_of_means
 from synergy_runs.metrics import job_table, summarise
 from synergy_runs.timeline import waiting_jobs
 from synergy_runs.workload import from_rows, with_estimates
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.simulate import simulate
 
-Floats = NDArray[np.float64]
 FIRST = "fifo"
 POLICIES = ("backfill", "easy", "srtf", "las")
 SEEDS_DRAWN = (5, 10, 20)

@@ -22,8 +22,8 @@ import executor
 import numpy as np
 from scipy.stats import kendalltau
 
+from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_core.planner.plan import Plan
-from synergy_core.profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_exec.overheads import overheads
 from synergy_runs.atomic import atomic_file
 from synergy_runs.profiles import read_profile, write_profile

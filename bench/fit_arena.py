@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from synergy_core.accuracy import Accuracy, accuracy
+from synergy_core.arrays import Bools, Floats
 from synergy_core.catalog.sheets import gpu_sheets
 from synergy_core.commands._output import table, write_whole
 from synergy_core.measurements import read
@@ -56,9 +57,6 @@ sight, which are optimistic by as much."""
 SCALE = 0.2
 """Of the loss's logarithms: searched plans differ by as much for reasons that no row tells."""
 PRIOR = 0.02
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

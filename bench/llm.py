@@ -48,8 +48,8 @@ def run(small: bool, seeds: int, only: list[str], information: str) -> dict[str,
     """By policy, a summary per seed; `jct_s` beside it. Every job must have finished."""
     from synergy_runs.invariants import check
     from synergy_runs.metrics import summarise
-    from synergy_sim.engine import simulate
     from synergy_sim.prepare import prepared_runs
+    from synergy_sim.simulate import simulate
 
     overrides = [EXPERIMENT, f"seed=[{','.join(map(str, range(seeds)))}]"]
     overrides += [f"information={information}"] if information else []

@@ -21,7 +21,7 @@ from synergy_runs.carrying import cut
 from synergy_runs.overload import SHARE, growth_until
 from synergy_runs.traces.rows import TraceRows
 from synergy_runs.workload import Workload, from_rows
-from synergy_sim.engine import simulate
+from synergy_sim.simulate import simulate
 
 LOADS = (0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.2, 1.3)
 DAYS = (7, 14, 28)

@@ -22,8 +22,8 @@ from synergy_runs.averages import mean, percentile, spearman
 from synergy_runs.generators import generate
 from synergy_runs.metrics import job_table
 from synergy_runs.workload import Workload, from_rows
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.simulate import simulate
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "policies.md"
 MACHINES = Cluster((NodeType("v100", "v100", 60, 8),))

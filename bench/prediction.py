@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from synergy_core.prediction import DurationPredictor
-from synergy_core.state import Job
+from synergy_core.jobs.record import Job
+from synergy_core.ordering.prediction import DurationPredictor
 from synergy_core.units import DAY_S
 from synergy_runs.averages import spearman
 from synergy_runs.generators import generate

@@ -74,8 +74,8 @@ def measure(what: str, nodes: int, placement: str, policy: str, repeats: int, go
     from synergy_core.cluster import Cluster, NodeType
     from synergy_core.policies import get_policy
     from synergy_runs.workload import with_estimates
-    from synergy_sim.engine import simulate
     from synergy_sim.execution import Costs, ExecutionModel
+    from synergy_sim.simulate import simulate
 
     work = with_estimates(philly() if what == "philly" else helios(int(what)), 4.0, np.random.default_rng(0))
     machines = Cluster((NodeType("v100", "v100", nodes, 8),), placement=placement)

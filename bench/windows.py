@@ -25,7 +25,7 @@ from synergy_runs.traces import read_trace
 from synergy_runs.traces.find import find_philly
 from synergy_runs.traces.times import iso
 from synergy_runs.workload import Workload, from_rows, scaled
-from synergy_sim.engine import simulate
+from synergy_sim.simulate import simulate
 
 WEEK_S = 7 * DAY_S
 THURSDAY_S = 3 * DAY_S

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, get_args
 
 from synergy_core.errors import InputError, unknown
@@ -39,7 +41,7 @@ class NodeType:
         return self.nodes * self.gpus_per_node
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cluster:
     """Node types in order of preference: a job that names no GPU type goes to the first type it fits.
 
@@ -95,7 +97,16 @@ class Cluster:
         """Distinct GPU types, in order of preference."""
         return tuple(dict.fromkeys(each.gpu_type for each in self.node_types))
 
-    @property
+    @cached_property
+    def type_of_node(self) -> tuple[str, ...]:
+        """Every node's GPU type, by its number."""
+        return tuple(each.gpu_type for each in self.node_types for _ in range(each.nodes))
+
+    def type_of(self, placed: Sequence[tuple[int, int]]) -> str:
+        """The GPU type of (node, GPUs) pairs; a job never mixes them."""
+        return self.type_of_node[placed[0][0]]
+
+    @cached_property
     def largest_nodes(self) -> dict[str, int]:
         """By GPU type, the GPUs of its largest node."""
         return {

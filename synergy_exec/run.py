@@ -15,8 +15,8 @@ import numpy as np
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
+from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import OrderingPolicy, Policy
-from synergy_core.profiles import Profile
 from synergy_exec.backends import Backend, get_backend
 from synergy_exec.controller.controller import Arrival, Controller, Hours
 from synergy_exec.controller.execution import Terms

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_runs.timeline import Floats
+from synergy_core.arrays import Floats
 
 
 def mean(values: NDArray[Any]) -> float:

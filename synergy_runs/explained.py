@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from synergy_core.allocator import Explanation, explain
-from synergy_core.choice import Solved
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.state import Allocations, ClusterState
+from synergy_core.state.choice import Solved
 
 
 def explained(

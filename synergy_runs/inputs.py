@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.beliefs import Information
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError, unknown
+from synergy_core.jobs.beliefs import Information
 from synergy_core.policies import AllocationPolicy, Policy, base_name, get_policy
 from synergy_runs.carrying import add_history, cut
 from synergy_runs.fit import misfits

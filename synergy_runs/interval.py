@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from synergy_core.arrays import Floats
 
 FEWEST_WORKLOADS = 5
 LEAST_WAITING_FRACTION = 0.4

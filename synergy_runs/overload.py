@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from synergy_core.arrays import Floats
 from synergy_runs.log import Kind, Run
-from synergy_runs.timeline import Floats, Holdings, holdings
+from synergy_runs.timeline import Holdings, holdings
 
 FEWEST_JOBS = 100
 """Of fewer nothing can be said."""

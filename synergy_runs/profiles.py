@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from synergy_core.errors import InputError
-from synergy_core.profiles import Profile, profile_of
+from synergy_core.jobs.testbed_profiles import Profile, profile_of
 from synergy_runs.atomic import atomic_file
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats
 from synergy_core.units import TICKS_PER_S
 from synergy_runs.log import Events, Kind
 
-Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
 
 # What a fact adds to the number of waiting jobs, by kind.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from synergy_core.state import Placed
+from synergy_core.jobs.record import Placed
 from synergy_core.units import format_gpus, format_instant
 from synergy_runs.log import Kind
 from synergy_sim.facts import Facts

@@ -120,8 +120,7 @@ def as_requested(asked: str, gpus: int, cluster: Cluster) -> tuple[Shape, str]:
     """Packed on the type that the job asks for, else on the cluster's first that has room."""
     kinds = [asked] if asked else [kind for kind in cluster.gpu_types if cluster.gpus_of(kind) >= gpus]
     kind = (kinds or list(cluster.gpu_types))[0]
-    per_node = next(each.gpus_per_node for each in cluster.node_types if each.gpu_type == kind)
-    return packed(gpus, per_node), kind
+    return packed(gpus, cluster.largest_nodes[kind]), kind
 
 
 def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:

@@ -8,8 +8,8 @@ from math import floor, log1p
 from typing import Any, Literal
 
 from synergy_core.errors import InputError
-from synergy_core.profiles import ProfiledCosts
-from synergy_core.state import NEVER, Job
+from synergy_core.jobs.record import NEVER, Job
+from synergy_core.jobs.testbed_profiles import ProfiledCosts
 from synergy_core.units import TICK_S, on_grid
 
 

@@ -23,10 +23,10 @@ from synergy_runs.inputs import cluster_of, policies_of
 from synergy_runs.settings import build
 from synergy_runs.stored import StoredRun, read_run
 from synergy_sim.answer import Answer, answer
-from synergy_sim.engine import Simulation
 from synergy_sim.facts import COLUMNS, Facts
 from synergy_sim.prepare import execution_of, prepared_runs
 from synergy_sim.settings import Settings
+from synergy_sim.simulate import Simulation
 
 BAD_INPUT = 2
 INTERRUPTED = 130

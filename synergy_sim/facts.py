@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.cluster import Cluster
-from synergy_core.placement import Placement
+from synergy_core.jobs.record import Placed
+from synergy_core.ordering.keys import after_jump
+from synergy_core.placement.one_job import Placement
 from synergy_core.policies import OrderingPolicy, Policy
-from synergy_core.preemption import after_jump
-from synergy_core.state import Placed
 from synergy_core.units import TICK_S, grid_ceil
 from synergy_runs.log import Events, Kind
 from synergy_runs.metrics import NO_NAME

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from synergy_core.planned import PlannedTask
+from synergy_core.jobs.planned import PlannedTask
+from synergy_core.jobs.profiled import ProfiledTask
+from synergy_core.jobs.record import Placed
+from synergy_core.jobs.testbed_profiles import degrees_of
 from synergy_core.planner.plan import Plan
-from synergy_core.profiled import ProfiledTask
-from synergy_core.profiles import degrees_of
-from synergy_core.state import Placed
 from synergy_sim.ground_truth import PlannedApplication, ProfiledApplication, packed
 from synergy_sim.training import TrainingJob
 
@@ -31,7 +31,9 @@ class PlannedJob(TrainingJob):
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
         """An iteration at the requested batch on that many GPUs of that type, packed; inf where no plan fits."""
         assert isinstance(self.application, PlannedApplication)
-        return self.application.step_s(gpu_type, packed(gpus, self.gpus_per_node[gpu_type]), self.requested_batch)
+        return self.application.step_s(
+            gpu_type, packed(gpus, self.cluster.largest_nodes[gpu_type]), self.requested_batch
+        )
 
     def _choose(self) -> None:
         task = self.task

@@ -10,8 +10,8 @@ import numpy as np
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
+from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import AllocationPolicy, Policy
-from synergy_core.profiles import Profile
 from synergy_runs.carrying import without_carried
 from synergy_runs.fit import check_fit
 from synergy_runs.inputs import (

@@ -8,19 +8,17 @@ soon as its GPUs are free. With h = 1 and σ = 0 this is a plain tick: decide at
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections import Counter
+from collections.abc import Generator, Mapping
 from math import floor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from synergy_core.errors import InputError
-from synergy_core.state import Placed, gpus_in
+from synergy_core.jobs.record import Placed, gpus_in
 from synergy_core.units import on_grid
-from synergy_sim.execution import SimulatedJob
+from synergy_sim.engine import Engine
+from synergy_sim.execution import ExecutionModel, SimulatedJob
 from synergy_sim.training import TrainingJob
-
-if TYPE_CHECKING:
-    from synergy_sim.engine import Simulation
-
 
 MOST_IDLE_ROUNDS = 10_000
 
@@ -34,89 +32,132 @@ class Leaving(NamedTuple):
     virtual_cluster: str
 
 
-def rounds(simulation: Simulation) -> Generator[Any, None, None]:
-    """The process that decides, round by round, until the simulation ends."""
-    env, execution, round_s = simulation.env, simulation.execution, simulation.round_s
-    start_s = execution.start_delay_s
-    decide_s = on_grid(round_s * execution.decide_fraction)
-    if start_s > 0:
-        yield env.timeout(start_s)
-    yield simulation.after_all_else()
-    _decide_and_carry_out(simulation, boundary_s=start_s)
-    simulation.look_ahead(start_s + decide_s)
-    idle = 0
-    while True:
-        if not simulation.active:
-            simulation.arrived = env.event()
-            yield simulation.arrived
-            start_s += max(0, floor((env.now - start_s) / round_s)) * round_s
-        while start_s + decide_s < env.now:
-            start_s += round_s
-        yield env.timeout(start_s + decide_s - env.now)
-        yield simulation.after_all_else()
-        ended = _decide_and_carry_out(simulation, boundary_s=start_s + round_s)
-        idle = 0 if simulation.running or not simulation.active else idle + 1
-        if idle == MOST_IDLE_ROUNDS:
-            raise InputError(
-                f"{simulation.active} jobs wait, and for {idle:,} rounds the policy has given none of them a GPU; "
-                "do its parameters allow it to?"
-            )
-        start_s += round_s + execution.stretch_of(ended)
-        simulation.look_ahead(start_s + decide_s)
+class Rounds:
+    """Decides once per round, and ends leases and launches jobs as the round begins.
 
+    quotas: the GPUs of tenants that may not borrow. What is promised to a tenant is held by its jobs, or about to be.
+    """
 
-def _decide_and_carry_out(simulation: Simulation, *, boundary_s: float) -> int:
-    """Decides now for the round after `boundary_s`; returns how many leases end there."""
-    decision, took_s = simulation.decide(simulation.env.now)
-    simulation.leaving = [each for each in simulation.leaving if each.free_s > simulation.env.now]
-    done: set[int] = set()
-    for job, placed in decision.stops:
-        if not _end_lease(simulation, job, placed, boundary_s):  # type: ignore[arg-type]
-            done.add(job.job_id)
-    starts = [(job, placed) for job, placed in decision.starts if job.job_id not in done]
-    for job, _ in starts:
-        simulation.promised_gpus[job.virtual_cluster] += job.held_gpus
-    ended = len(decision.stops) - len(done)
-    next_start_s = boundary_s + simulation.execution.stretch_of(ended)
-    for job, placed in starts:
-        _launch(simulation, job, placed, next_start_s)  # type: ignore[arg-type]
-    simulation.note(decision, took_s)
-    return ended
+    def __init__(self, engine: Engine, execution: ExecutionModel, round_s: float, quotas: Mapping[str, int]) -> None:
+        self._engine = engine
+        self._execution = execution
+        self._round_s = round_s
+        self._quotas = quotas
+        self._arrived = engine.env.event()
+        self._leaving: list[Leaving] = []
+        self._promised_gpus: Counter[str] = Counter()
 
+    def begin(self) -> None:
+        self._engine.env.process(self._rounds())
 
-def _end_lease(simulation: Simulation, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
-    """The job leaves its GPUs at the boundary; False if it is done before that, and only keeps them until then."""
-    if isinstance(job, TrainingJob):
-        simulation.look_ahead(boundary_s, [job])
-    gpus = gpus_in(placed)
-    own = job.end_s <= boundary_s and not (job.end_s == boundary_s and job.ends_after_decision)
-    stop_s = max(boundary_s, job.began_s)  # a launch can wait for its GPUs longer than a round lasts
-    job.free_s = (job.end_s if own else stop_s) + job.costs.exit_s
-    simulation.leaving.append(Leaving(job.free_s, placed, gpus, job.virtual_cluster))
-    simulation.promised_gpus[job.virtual_cluster] -= gpus
-    job.attained_service_gpu_s += gpus * (job.free_s - max(simulation.env.now, job.began_s))
-    job.settled_s = job.free_s
-    if own:
-        simulation.scheduler.finish(job, job.free_s)
-        simulation.end_in_order(job)
-        return False
-    simulation.at(job.free_s, simulation.vacate, job)
-    simulation.break_off(job, stop_s)
-    return True
+    def happened(self) -> None:
+        if self._engine.active and not self._arrived.triggered:
+            self._arrived.succeed()
 
+    def ended(self, job: SimulatedJob) -> None:
+        """The scheduler may know already that the job's last round was its last."""
+        if job.running:
+            self._engine.scheduler.finish(job, self._engine.env.now)
+            self._promised_gpus[job.virtual_cluster] -= job.on_gpus
 
-def _launch(simulation: Simulation, job: SimulatedJob, placed: Placed, next_start_s: float) -> None:
-    """The job starts when its GPUs are free and, where launches may not be early, no sooner than the round."""
-    start_s = max(simulation.env.now, job.free_s)
-    if simulation.leaving:
-        start_s = max(start_s, _gpus_free_s(simulation.leaving, placed), _quota_free_s(simulation, job.virtual_cluster))
-    if not simulation.execution.early_launch:
-        start_s = max(start_s, next_start_s)
-    job.settled_s = job.began_s = start_s
-    if not job.restarts:
-        job.first_start_s = start_s
-    simulation.at(start_s, simulation.occupy, (job, placed))
-    simulation.run_from(job, start_s)
+    def _rounds(self) -> Generator[Any, None, None]:
+        """The process that decides, round by round, until the simulation ends."""
+        engine, execution, round_s = self._engine, self._execution, self._round_s
+        env = engine.env
+        start_s = execution.start_delay_s
+        decide_s = on_grid(round_s * execution.decide_fraction)
+        if start_s > 0:
+            yield env.timeout(start_s)
+        yield engine.after_all_else()
+        self._decide_and_carry_out(boundary_s=start_s)
+        engine.look_ahead(start_s + decide_s)
+        idle = 0
+        while True:
+            if not engine.active:
+                self._arrived = env.event()
+                yield self._arrived
+                start_s += max(0, floor((env.now - start_s) / round_s)) * round_s
+            while start_s + decide_s < env.now:
+                start_s += round_s
+            yield env.timeout(start_s + decide_s - env.now)
+            yield engine.after_all_else()
+            ended = self._decide_and_carry_out(boundary_s=start_s + round_s)
+            idle = 0 if engine.running or not engine.active else idle + 1
+            if idle == MOST_IDLE_ROUNDS:
+                raise InputError(
+                    f"{engine.active} jobs wait, and for {idle:,} rounds the policy has given none of them a GPU; "
+                    "do its parameters allow it to?"
+                )
+            start_s += round_s + execution.stretch_of(ended)
+            engine.look_ahead(start_s + decide_s)
+
+    def _decide_and_carry_out(self, *, boundary_s: float) -> int:
+        """Decides now for the round after `boundary_s`; returns how many leases end there."""
+        engine = self._engine
+        decision, took_s = engine.decide(engine.env.now)
+        self._leaving = [each for each in self._leaving if each.free_s > engine.env.now]
+        done: set[int] = set()
+        for job, placed in decision.stops:
+            if not self._end_lease(job, placed, boundary_s):  # type: ignore[arg-type]
+                done.add(job.job_id)
+        starts = [(job, placed) for job, placed in decision.starts if job.job_id not in done]
+        for job, _ in starts:
+            self._promised_gpus[job.virtual_cluster] += job.held_gpus
+        ended = len(decision.stops) - len(done)
+        next_start_s = boundary_s + self._execution.stretch_of(ended)
+        for job, placed in starts:
+            self._launch(job, placed, next_start_s)  # type: ignore[arg-type]
+        engine.note(decision, took_s)
+        engine.decisions.optimum(decision.objective, decision.bound)
+        return ended
+
+    def _end_lease(self, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
+        """The job leaves its GPUs at the boundary; False if it is done before that, and only keeps them until then."""
+        if isinstance(job, TrainingJob):
+            self._engine.look_ahead(boundary_s, [job])
+        gpus = gpus_in(placed)
+        own = job.end_s <= boundary_s and not (job.end_s == boundary_s and job.ends_after_decision)
+        stop_s = max(boundary_s, job.began_s)  # a launch can wait for its GPUs longer than a round lasts
+        job.free_s = (job.end_s if own else stop_s) + job.costs.exit_s
+        self._leaving.append(Leaving(job.free_s, placed, gpus, job.virtual_cluster))
+        self._promised_gpus[job.virtual_cluster] -= gpus
+        job.attained_service_gpu_s += gpus * (job.free_s - max(self._engine.env.now, job.began_s))
+        job.settled_s = job.free_s
+        if own:
+            self._engine.scheduler.finish(job, job.free_s)
+            self._engine.end_in_order(job)
+            return False
+        self._engine.at(job.free_s, self._engine.vacate, job)
+        self._engine.break_off(job, stop_s)
+        return True
+
+    def _launch(self, job: SimulatedJob, placed: Placed, next_start_s: float) -> None:
+        """The job starts when its GPUs are free and, where launches may not be early, no sooner than the round."""
+        start_s = max(self._engine.env.now, job.free_s)
+        if self._leaving:
+            start_s = max(start_s, _gpus_free_s(self._leaving, placed), self._quota_free_s(job.virtual_cluster))
+        if not self._execution.early_launch:
+            start_s = max(start_s, next_start_s)
+        job.settled_s = job.began_s = start_s
+        if not job.restarts:
+            job.first_start_s = start_s
+        self._engine.at(start_s, self._engine.occupy, (job, placed))
+        self._engine.run_from(job, start_s)
+
+    def _quota_free_s(self, virtual_cluster: str) -> float:
+        """When enough of the tenant's jobs have left that all it was promised is within its quota."""
+        quota = self._quotas.get(virtual_cluster)
+        if quota is None:
+            return 0.0
+        leaving = sorted((each.free_s, each.gpus) for each in self._leaving if each.virtual_cluster == virtual_cluster)
+        over = self._promised_gpus[virtual_cluster] + sum(gpus for _, gpus in leaving) - quota
+        within_s = 0.0
+        for free_s, gpus in leaving:
+            if over <= 0:
+                break
+            over -= gpus
+            within_s = free_s
+        return within_s
 
 
 def _gpus_free_s(leaving: list[Leaving], placed: Placed) -> float:
@@ -124,19 +165,3 @@ def _gpus_free_s(leaving: list[Leaving], placed: Placed) -> float:
     wanted = dict(placed)
     ends = [each.free_s for each in leaving if any(wanted.get(node, 0) & mask for node, mask in each.placed)]
     return max(ends, default=0.0)
-
-
-def _quota_free_s(simulation: Simulation, virtual_cluster: str) -> float:
-    """When enough of the tenant's jobs have left that all it was promised is within its quota."""
-    quota = simulation.quotas.get(virtual_cluster)
-    if quota is None:
-        return 0.0
-    leaving = sorted((each.free_s, each.gpus) for each in simulation.leaving if each.virtual_cluster == virtual_cluster)
-    over = simulation.promised_gpus[virtual_cluster] + sum(gpus for _, gpus in leaving) - quota
-    within_s = 0.0
-    for free_s, gpus in leaving:
-        if over <= 0:
-            break
-        over -= gpus
-        within_s = free_s
-    return within_s

@@ -18,9 +18,9 @@ from synergy_runs.results import write_run
 from synergy_runs.settings import build
 from synergy_runs.workload import Workload
 from synergy_sim.console import progress_bar
-from synergy_sim.engine import simulate
 from synergy_sim.prepare import PreparedRun, prepared_runs
 from synergy_sim.settings import Settings
+from synergy_sim.simulate import simulate
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from synergy_core.allocation import AllocationScheduler
+from synergy_core.allocation.snapshot import Snapshots
 from synergy_core.cluster import Cluster
-from synergy_core.ends import expected_end_s
 from synergy_core.errors import InputError
-from synergy_core.patience import Patience
-from synergy_core.placement import Placement
+from synergy_core.ordering.ends import expected_end_s
+from synergy_core.ordering.trial.reservation import Reservation
+from synergy_core.placement.one_job import Placement
+from synergy_core.placement.patience import Patience
 from synergy_core.policies import OrderingPolicy, Policy
-from synergy_core.reservation import Reservation
 from synergy_core.units import format_duration, format_gpus, format_instant
 from synergy_sim.execution import SimulatedJob
 from synergy_sim.facts import Facts, Moment
@@ -47,10 +47,10 @@ def ordered(policy: Policy, cluster: Cluster, moment: Moment) -> tuple[list[Simu
             "name a function with rank=… where it is registered."
         )
     jobs.sort(key=lambda job: job.job_id)
-    scheduler = AllocationScheduler(policy, cluster)
+    snapshots = Snapshots(policy.view, cluster, None)
     for job in jobs:
-        scheduler.arrive(job)
-    rank = policy.rank(scheduler.state(list(jobs), moment.now_s)).tolist()
+        snapshots.entered(job)
+    rank = policy.rank(snapshots.of(jobs, moment.now_s, None)).tolist()
     ranked = sorted(zip(rank, jobs, strict=True), key=lambda each: (-each[0], each[1].submit_time_s, each[1].job_id))
     return [job for _, job in ranked], {job.job_id: f"{policy.rank_name} {value:.2f}" for value, job in ranked}
 

@@ -8,12 +8,12 @@ stretch.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
 from math import floor
 from typing import Any
 
-from synergy_core.job import JobSpec
-from synergy_core.state import NEVER
+from synergy_core.cluster import Cluster
+from synergy_core.jobs.record import NEVER
+from synergy_core.jobs.spec import JobSpec
 from synergy_core.units import on_grid
 from synergy_sim.execution import Costs, SimulatedJob
 from synergy_sim.ground_truth.application import Application, Shape, packed
@@ -45,15 +45,14 @@ class TrainingJob(SimulatedJob):
         "_version",
         "application",
         "at_s",
+        "cluster",
         "disturbance",
         "due_s",
         "epoch",
-        "gpus_per_node",
         "progress",
         "requested_batch",
         "slowdown",
         "tunes_batch",
-        "type_of_node",
         "whole_seconds",
         "work_scale",
     )
@@ -72,8 +71,7 @@ class TrainingJob(SimulatedJob):
         slowdown: float,
         whole_seconds: bool,
         tunes_batch: bool,
-        type_of_node: list[str],
-        gpus_per_node: Mapping[str, int],
+        cluster: Cluster,
         disturbance: Disturbance,
         **more: Any,
     ) -> None:
@@ -85,8 +83,7 @@ class TrainingJob(SimulatedJob):
         self.whole_seconds = whole_seconds
         self.tunes_batch = tunes_batch
         self.requested_batch = spec.requested_batch
-        self.type_of_node = type_of_node
-        self.gpus_per_node = gpus_per_node
+        self.cluster = cluster
         self.disturbance = disturbance
         self.epoch = 0
         self.progress = 0.0
@@ -136,7 +133,7 @@ class TrainingJob(SimulatedJob):
         self.at_s = self.first_step_s
         self._began_with = self.progress
         self._left_s = NEVER
-        self._type = self.type_of_node[self.placement[0][0]]
+        self._type = self.cluster.type_of(self.placement)
         self._shape = tuple(mask.bit_count() for _, mask in self.placement)
         self._gpus = sum(self._shape)
         self._run = self.restarts
@@ -149,7 +146,7 @@ class TrainingJob(SimulatedJob):
 
     def delay_s(self) -> float:
         """As for any job; less for an elastic one that has only just let its GPUs go for others of their type."""
-        resized = self._left_s == self.settled_s and self._type == self.type_of_node[self.placement[0][0]]
+        resized = self._left_s == self.settled_s and self._type == self.cluster.type_of(self.placement)
         return self.costs.resize_s if resized else super().delay_s()
 
     def break_off(self, stop_s: float) -> bool:
@@ -220,7 +217,7 @@ class TrainingJob(SimulatedJob):
 
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
         """An iteration at the requested batch on that many GPUs of that type, packed."""
-        app, shape = self.application, packed(gpus, self.gpus_per_node[gpu_type])
+        app, shape = self.application, packed(gpus, self.cluster.largest_nodes[gpu_type])
         local, accumulation = app.as_requested(gpu_type, shape, self.requested_batch)
         return app.iteration_s(gpu_type, shape, local, max(1, accumulation) if gpus == 1 else accumulation)
 

@@ -15,7 +15,7 @@ from synergy_runs.inputs import without_misfits
 from synergy_runs.log import Kind
 from synergy_runs.traces.rows import TraceRows
 from synergy_runs.workload import from_rows, with_estimates
-from synergy_sim.engine import simulate
+from synergy_sim.simulate import simulate
 
 CASES = (("fifo", True), ("backfill", True), ("backfill", False))
 """(policy, whether tenants have quotas). In order of arrival: strictly, and past jobs that do not fit yet."""

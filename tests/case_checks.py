@@ -17,20 +17,20 @@ from naive import Naive, NaiveJob
 from omegaconf import OmegaConf
 from test_profiled_jobs import PROFILE
 
-from synergy_core.consolidated_queue import ConsolidatedQueue
+from synergy_core.ordering.counts.queue import IncrementalQueue
+from synergy_core.ordering.nodes.queue import ConsolidatedQueue
 from synergy_core.policies import OrderingPolicy, get_policy
-from synergy_core.queue import IncrementalQueue
 from synergy_runs.invariants import check
 from synergy_runs.log import Run
 from synergy_runs.overrides import prepared
 from synergy_runs.profiles import write_profile
 from synergy_runs.resources import conf_folder
 from synergy_runs.settings import build
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.prepare import PreparedRun, prepared_runs
 from synergy_sim.program import SIMULATOR
 from synergy_sim.settings import Settings
+from synergy_sim.simulate import simulate
 
 SCANNED = ("fifo", "backfill", "easy", "sjf", "srtf", "las", "mlfq", "tiresias")
 """Orders that tests/naive.py knows."""

@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 
 from synergy_core.catalog import load_model
 from synergy_core.cluster import Cluster, NodeType, PlacementRule
+from synergy_core.jobs.record import NEVER
 from synergy_core.policies import OrderingPolicy, Policy, get_policy, policy_names
-from synergy_core.state import NEVER
 from synergy_runs.overrides import options
 from synergy_runs.resources import conf_folder
 

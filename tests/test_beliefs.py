@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from training_jobs import APPLICATIONS, CATALOG, three_types, training
 
-from synergy_core.beliefs import Beliefs
-from synergy_core.configuration import powers_and_whole_nodes
 from synergy_core.errors import InputError
-from synergy_core.goodput_state import GoodputState
-from synergy_core.job import JobSpec
-from synergy_core.observations import MOST_OBSERVED, Fitter, Observations
-from synergy_core.task import SynergyTask
+from synergy_core.jobs.beliefs import Beliefs
+from synergy_core.jobs.configurations import powers_and_whole_nodes
+from synergy_core.jobs.fitted import SynergyTask
+from synergy_core.jobs.reports import MOST_OBSERVED, Fitter, Observations
+from synergy_core.jobs.spec import JobSpec
+from synergy_core.state.goodput_state import GoodputState
 from synergy_sim.execution import Costs
 from synergy_sim.ground_truth.application import Application
 

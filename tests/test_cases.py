@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from jobs import cluster, facts, finish_s, workload
 from omegaconf import OmegaConf
 
+from synergy_core.ordering.counts.queue import IncrementalQueue
 from synergy_core.policies import get_policy
-from synergy_core.queue import IncrementalQueue
 from synergy_runs.invariants import check
 from synergy_runs.overrides import prepared
 from synergy_runs.resources import conf_folder
 from synergy_runs.settings import build
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.prepare import prepared_runs
 from synergy_sim.program import SIMULATOR
 from synergy_sim.settings import Settings
+from synergy_sim.simulate import simulate
 
 TIMES = ("submit_time", "duration_s", "gpus")
 WIDE = ("submit_s", "gpus", "model", "iterations", "global_batch")

@@ -7,15 +7,15 @@ from jobs import cluster, facts, finish_s, random_workload, workload
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
+from synergy_core.jobs.record import Job
+from synergy_core.ordering.counts.queue import IncrementalQueue
 from synergy_core.policies import get_policy
-from synergy_core.queue import IncrementalQueue
 from synergy_core.scheduler import scheduler_for
-from synergy_core.state import Job
 from synergy_runs.inputs import _scaled_quotas
 from synergy_runs.invariants import check
 from synergy_sim import engine
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.simulate import simulate
 
 
 def run(work, machines, policy, costs=None, **execution):
@@ -148,4 +148,4 @@ def test_jobs_that_swap_before_they_get_anything_done_end_with_a_sentence(monkey
     policy = get_policy("las").with_parameters(quantum_s=30.0)
     costs = Costs(launch_s=restart_s, restart_s=restart_s, checkpoint_interval_s=interval_s)
     with pytest.raises(InputError, match=r"the last 5[0-9] runs were each broken off before anything was done: 1-GPU"):
-        engine.simulate(workload([(0, 1, 1000), (0, 1, 1000)]), cluster(1, 1), policy, ExecutionModel(costs))
+        simulate(workload([(0, 1, 1000), (0, 1, 1000)]), cluster(1, 1), policy, ExecutionModel(costs))

@@ -10,8 +10,8 @@ from jobs import cluster, facts, finish_s, workload
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.simulate import simulate
 
 
 def run(work, machines, policy, **costs):
@@ -101,7 +101,7 @@ def test_job_of_an_unknown_type_is_named():
 SCRIPT = """
 from jobs import RIGID, cluster, random_workload
 from synergy_core.policies import get_policy
-from synergy_sim.engine import simulate
+from synergy_sim.simulate import simulate
 for name in RIGID:
     print(name, simulate(random_workload(4, 400), cluster(5), get_policy(name)).events.digest())
 """

@@ -11,11 +11,11 @@ from synergy_runs.log import Kind
 from synergy_runs.results import write_run
 from synergy_runs.stored import read_run
 from synergy_sim.answer import answer
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.explain import main
 from synergy_sim.facts import COLUMNS, Facts
 from synergy_sim.run import simulate_all
+from synergy_sim.simulate import simulate
 from synergy_sim.standing import ordered
 
 NINE = ["fifo", "backfill", "easy", "sjf", "srtf", "las", "tiresias", "themis", "qssf"]

@@ -22,17 +22,18 @@ from training_jobs import (
     training,
 )
 
-from synergy_core.allocation import AllocationScheduler
+from synergy_core.allocation.scheduler import AllocationScheduler
 from synergy_core.cluster import Cluster, NodeType
-from synergy_core.configuration import powers_and_whole_nodes
 from synergy_core.errors import InputError
+from synergy_core.jobs.configurations import powers_and_whole_nodes
+from synergy_core.jobs.record import gpus_in
 from synergy_core.policies import get_policy
-from synergy_core.state import gpus_in
 from synergy_runs.log import Kind
 from synergy_sim import rounds
-from synergy_sim.engine import Simulation, simulate
+from synergy_sim.engine import Engine
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.ground_truth import Disturbance, Truth
+from synergy_sim.simulate import simulate
 
 LEVELS = ("own", "declared", "shared", "all")
 MACHINES = {
@@ -303,14 +304,14 @@ def test_gpus_given_are_gpus_held(monkeypatch):
     """What the policy answered is what every job holds at the next decision, or it has ended."""
     seen = watched(monkeypatch)
     held = []
-    own = Simulation.decide
+    own = Engine.decide
 
-    def decide(simulation, now_s):
-        answer = own(simulation, now_s)
-        held.append({job.job_id: gpus_in(job.placement) for job in simulation.scheduler._active.values()})
+    def decide(itself, now_s):
+        answer = own(itself, now_s)
+        held.append({job.job_id: gpus_in(job.placement) for job in itself.scheduler._active.values()})
         return answer
 
-    monkeypatch.setattr(Simulation, "decide", decide)
+    monkeypatch.setattr(Engine, "decide", decide)
     simulate(jobs_for(three_types()), three_types(), get_policy("synergy"), ExecutionModel(), truth=CATALOG)
     for (state, answer), after in zip(seen, [each for each in held if each], strict=False):
         assert dict(zip(state.job_id.tolist(), answer.gpus.tolist(), strict=True)) == after

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.packing import Packing, pack, packing
-from synergy_core.state import Placed
+from synergy_core.jobs.record import Placed
+from synergy_core.placement.whole_round import Packing, pack, packing
 
 DIVISIBLE = (1, 2, 4, 8, 16, 32)
 ANY_SIZE = (1, 2, 3, 4, 5, 6, 7, 8, 11, 16, 21)

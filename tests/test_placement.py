@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from jobs import cluster
 
 from synergy_core.cluster import Cluster, NodeType
-from synergy_core.placement import Placement
+from synergy_core.placement.one_job import Placement
 
 
 def nodes(placed):

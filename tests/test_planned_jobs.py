@@ -11,12 +11,12 @@ from jobs import finish_s, workload
 from omegaconf import OmegaConf
 from training_jobs import run
 
-from synergy_core.beliefs import Beliefs
 from synergy_core.cluster import Cluster, NodeType
-from synergy_core.configuration import powers_and_whole_nodes
 from synergy_core.errors import InputError
-from synergy_core.job import JobSpec
-from synergy_core.planned import PlannedSpeeds
+from synergy_core.jobs.beliefs import Beliefs
+from synergy_core.jobs.configurations import powers_and_whole_nodes
+from synergy_core.jobs.planned import PlannedSpeeds
+from synergy_core.jobs.spec import JobSpec
 from synergy_core.planner import tables
 from synergy_core.policies import get_policy
 from synergy_runs.invariants import check
@@ -25,13 +25,13 @@ from synergy_runs.overrides import prepared
 from synergy_runs.resources import conf_folder
 from synergy_runs.settings import build
 from synergy_sim.assignment import as_given
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.ground_truth import Disturbance, PlannedTruth, Truth
 from synergy_sim.language_models import with_language_models
 from synergy_sim.prepare import prepared_runs
 from synergy_sim.program import SIMULATOR
 from synergy_sim.settings import Settings
+from synergy_sim.simulate import simulate
 
 MACHINES = Cluster(
     (

@@ -11,13 +11,14 @@ from jobs import RIGID, cluster, facts, finish_s, random_workload, workload
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
+from synergy_core.jobs.record import Job
+from synergy_core.ordering.prediction import DurationPredictor
 from synergy_core.policies import AllocationPolicy, OrderingPolicy, get_policy, ordering_policy
-from synergy_core.prediction import DurationPredictor
 from synergy_core.scheduler import scheduler_for
-from synergy_core.state import Allocations, ClusterState, Job
+from synergy_core.state import Allocations, ClusterState
 from synergy_runs.invariants import check
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
+from synergy_sim.simulate import simulate
 
 ALL = RIGID
 ORDERING = [name for name in ALL if isinstance(get_policy(name), OrderingPolicy)]

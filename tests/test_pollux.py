@@ -12,18 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import finish_s, workload
 
-from synergy_core.breeding import bounds_of, breed, padded, repair, row_counts, row_sums
 from synergy_core.cluster import Cluster, NodeType
-from synergy_core.genetic import Worth, ranks, search
-from synergy_core.goodput_state import GoodputState
 from synergy_core.policies import get_policy
-from synergy_core.policies.pollux import pollux
-from synergy_core.relaxation import settled
+from synergy_core.policies.pollux.bound import settled
+from synergy_core.policies.pollux.matrices import bounds_of, breed, padded, repair, row_counts, row_sums
+from synergy_core.policies.pollux.nsga2 import Worth, ranks, search
+from synergy_core.policies.pollux.policy import pollux
+from synergy_core.state.goodput_state import GoodputState
 from synergy_runs.invariants import check
 from synergy_sim.assignment import as_given
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.ground_truth import Truth
+from synergy_sim.simulate import simulate
 
 
 def random_of(seed):

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from jobs import finish_s
 
-from synergy_core.beliefs import Beliefs
 from synergy_core.cluster import Cluster, NodeType
-from synergy_core.configuration import powers_and_whole_nodes
 from synergy_core.errors import InputError
-from synergy_core.job import JobSpec
+from synergy_core.jobs.beliefs import Beliefs
+from synergy_core.jobs.configurations import powers_and_whole_nodes
+from synergy_core.jobs.profiled import ProfiledSpeeds, ProfiledTask
+from synergy_core.jobs.spec import JobSpec
+from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow, profile_of
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
-from synergy_core.profiled import ProfiledSpeeds, ProfiledTask
-from synergy_core.profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow, profile_of
 from synergy_runs.invariants import check
 from synergy_runs.log import Kind
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.ground_truth import Truth
+from synergy_sim.simulate import simulate
 
 CPUS = Cluster((NodeType("cpu", "cpu", 1, 4),))
 

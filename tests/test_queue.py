@@ -11,8 +11,8 @@ from naive import Naive, NaiveJob
 
 from synergy_core.policies import get_policy
 from synergy_core.units import on_grid
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.simulate import simulate
 
 POLICIES = ["fifo", "backfill", "easy", "sjf", "srtf", "las", "mlfq", "tiresias"]
 

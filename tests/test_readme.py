@@ -12,8 +12,8 @@ from synergy_core.__main__ import main
 from synergy_core.policies import get_policy
 from synergy_runs.overrides import prepared
 from synergy_runs.traces import summaries
-from synergy_sim.engine import simulate
 from synergy_sim.program import SIMULATOR
+from synergy_sim.simulate import simulate
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

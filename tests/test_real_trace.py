@@ -16,8 +16,8 @@ from synergy_runs.invariants import check
 from synergy_runs.log import Kind
 from synergy_runs.traces import read_trace
 from synergy_runs.workload import from_rows, with_estimates
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.simulate import simulate
 
 DATA = os.environ.get("SYNERGY_DATA")
 PHILLY = Path(DATA or "/nowhere") / "traces" / "philly.csv"

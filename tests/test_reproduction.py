@@ -13,9 +13,9 @@ from synergy_runs.inputs import cluster_of, policies_of, workload_of
 from synergy_runs.invariants import check
 from synergy_runs.resources import conf_folder
 from synergy_runs.settings import build
-from synergy_sim.engine import simulate
 from synergy_sim.prepare import execution_of, trained, truth_of
 from synergy_sim.settings import Settings
+from synergy_sim.simulate import simulate
 
 WORKLOADS = Path(os.environ.get("SYNERGY_DATA") or "/nowhere") / "workloads"
 pytestmark = pytest.mark.skipif(not WORKLOADS.is_dir(), reason="SYNERGY_DATA has no workloads/")

@@ -5,8 +5,8 @@ from jobs import RIGID, cluster, facts, finish_s, random_workload, workload
 
 from synergy_core.policies import get_policy
 from synergy_runs.invariants import check
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.simulate import simulate
 
 
 def run(work, machines, policy, costs=None, **execution):

@@ -7,10 +7,10 @@ import pytest
 from jobs import cluster, workload
 from training_jobs import CATALOG, three_types, training
 
-from synergy_core.allocation import AllocationScheduler
-from synergy_core.beliefs import Beliefs
+from synergy_core.allocation.scheduler import AllocationScheduler
 from synergy_core.errors import InputError
-from synergy_core.goodput_state import GoodputState, OracleGoodputState
+from synergy_core.jobs.beliefs import Beliefs
+from synergy_core.jobs.record import Job
 from synergy_core.policies import (
     AllocationPolicy,
     OrderingPolicy,
@@ -20,8 +20,9 @@ from synergy_core.policies import (
     ordering_policy,
     policy_names,
 )
-from synergy_core.state import Allocations, ClusterState, EstimatedClusterState, Job
-from synergy_core.views import (
+from synergy_core.state import Allocations, ClusterState, EstimatedClusterState
+from synergy_core.state.goodput_state import GoodputState, OracleGoodputState
+from synergy_core.state.views import (
     JOB_VIEWS,
     EstimatedJobView,
     JobView,
@@ -30,8 +31,8 @@ from synergy_core.views import (
     shown_by,
     through,
 )
-from synergy_sim.engine import Simulation, simulate
 from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
+from synergy_sim.simulate import Simulation, simulate
 
 MACHINES = three_types()
 ORDERING = [name for name in policy_names() if isinstance(get_policy(name), OrderingPolicy)]

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 from jobs import cluster, facts, finish_s, random_workload, workload
 
 from synergy_core.cluster import Cluster, NodeType
-from synergy_core.consolidated_queue import ConsolidatedQueue
+from synergy_core.ordering.counts.queue import IncrementalQueue
+from synergy_core.ordering.nodes.queue import ConsolidatedQueue
 from synergy_core.policies import get_policy
-from synergy_core.queue import IncrementalQueue
 from synergy_runs.log import Kind
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.simulate import simulate
 
 POLICIES = ["fifo", "backfill", "easy", "sjf", "srtf", "las", "mlfq", "tiresias", "tiresias-promoting", "qssf"]
 QUOTAS = {"a": 16, "b": 8, "c": 8}

@@ -17,8 +17,8 @@ from synergy_runs.tables import notes
 from synergy_runs.timeline import holdings
 from synergy_runs.traces import read_trace
 from synergy_runs.workload import at_least, from_rows, sampled, scaled, take, with_estimates
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.simulate import simulate
 
 DAY_S = 86_400
 LOG = """submit_time,duration_s,gpus,job,estimate_s

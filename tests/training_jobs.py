@@ -13,9 +13,9 @@ from synergy_core.state import Allocations
 from synergy_runs.invariants import check
 from synergy_runs.workload import Workload
 from synergy_sim.assignment import mixed
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.ground_truth import Truth
+from synergy_sim.simulate import simulate
 
 APPLICATIONS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 CATALOG = Truth(None)

@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 
 from synergy_core.allocator.explain import Explanation, explain
-from synergy_core.allocator.problem import Floats, Problem, Solution
+from synergy_core.allocator.problem import Problem, Solution
+from synergy_core.arrays import Floats
 from synergy_core.errors import InputError, unknown
 
 Method = Literal["auto", "exact", "priced", "small"]

@@ -16,7 +16,8 @@ import numpy as np
 from synergy_core.allocator.exact import LONGEST_S, Answer, Solver, available, solve_columns
 from synergy_core.allocator.greedy import greedy
 from synergy_core.allocator.prices import Columns, Open, columns_where
-from synergy_core.allocator.problem import ROUNDING, Floats, Ints, Problem, Solution, Status, certify, relative_gap
+from synergy_core.allocator.problem import ROUNDING, Problem, Solution, Status, certify, relative_gap
+from synergy_core.arrays import Floats, Ints
 
 WIDEN = 4.0
 """Factor on B where the columns within B do not fit or do not suffice."""

@@ -15,7 +15,8 @@ import numpy as np
 
 from synergy_core.allocator.greedy import greedy
 from synergy_core.allocator.prices import COARSEST, FINEST, Columns, Mask, cold_prices, columns_where, minimise, opened
-from synergy_core.allocator.problem import TINY, Floats, Problem, Solution, certify
+from synergy_core.allocator.problem import TINY, Problem, Solution, certify
+from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
 
 LONGEST_S = 1e9

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.allocator.problem import ROUNDING, Floats, Problem, Solution
+from synergy_core.allocator.problem import ROUNDING, Problem, Solution
+from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
 
 MOST_ROWS = 5

@@ -13,7 +13,8 @@ import numpy as np
 
 from synergy_core.allocator.exact import Answer
 from synergy_core.allocator.prices import Columns, Mask
-from synergy_core.allocator.problem import ROUNDING, TINY, Floats, Ints
+from synergy_core.allocator.problem import ROUNDING, TINY
+from synergy_core.arrays import Floats, Ints
 
 FEW_STATES = 64
 """Up to which looking for equal states costs more than it saves."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from synergy_core.allocator.prices import Open
-from synergy_core.allocator.problem import Floats, Ints
+from synergy_core.arrays import Floats, Ints
 
 
 def greedy(work: Open, prices: Floats) -> Ints:

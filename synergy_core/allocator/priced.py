@@ -7,7 +7,8 @@ import numpy as np
 from synergy_core.allocator.core import deadline, everything_fits, finish
 from synergy_core.allocator.exact import Solver
 from synergy_core.allocator.prices import COARSEST, FINEST, Open, cold_prices, columns_where, minimise, opened
-from synergy_core.allocator.problem import Floats, Problem, Solution
+from synergy_core.allocator.problem import Problem, Solution
+from synergy_core.arrays import Floats
 
 SAMPLED_JOBS = 500
 AROUND = 0.08

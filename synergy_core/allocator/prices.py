@@ -14,7 +14,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.allocator.problem import TINY, Floats, Ints, Problem
+from synergy_core.allocator.problem import TINY, Problem
+from synergy_core.arrays import Floats, Ints
 
 Mask = NDArray[np.bool_]
 

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import InputError
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Status = Literal["optimal", "within_gap", "gap_open", "time_limit", "no_solver"]
 
 TINY = 1e-12

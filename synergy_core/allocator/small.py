@@ -15,8 +15,9 @@ from synergy_core.allocator.core import deadline, everything_fits, finish
 from synergy_core.allocator.exact import Answer, Solver
 from synergy_core.allocator.frontier import FEW_STATES, by_frontier
 from synergy_core.allocator.prices import COARSEST, Columns, Open, cold_prices, columns_where, minimise, opened
-from synergy_core.allocator.problem import Floats, Problem, Solution
+from synergy_core.allocator.problem import Problem, Solution
 from synergy_core.allocator.table import by_table, cells
+from synergy_core.arrays import Floats
 
 MOST_JOBS, MOST_JOBS_OF_TYPES = 500, 64
 """Of one GPU type, and of several: past that prices are faster (measured: 0.05 s against 1 s for 220 alike jobs)."""

@@ -11,7 +11,8 @@ import numpy as np
 
 from synergy_core.allocator.exact import Answer
 from synergy_core.allocator.prices import Columns, Mask
-from synergy_core.allocator.problem import ROUNDING, Floats
+from synergy_core.allocator.problem import ROUNDING
+from synergy_core.arrays import Floats
 
 
 def cells(some: Columns, room: Floats, types: int) -> int:

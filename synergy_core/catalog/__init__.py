@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from synergy_core.arrays import Floats
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput.calibration import Calibrated
 from synergy_core.goodput.forms import form_named
-
-Floats = NDArray[np.float64]
 
 _HERE = Path(__file__).parent
 _FACTS = ("title", "initial_batch", "max_batch", "epochs", "total_work", "restart_delay_s", "believed_restart_delay_s")

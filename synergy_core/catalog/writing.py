@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from synergy_core.accuracy import Accuracy, accuracy
+from synergy_core.arrays import Floats
 from synergy_core.goodput.calibration import Calibrated, calibrate
 from synergy_core.goodput.fit import Fits, fit
 from synergy_core.goodput.observations import Profile
 from synergy_core.goodput.throughput import step_time
-
-Floats = NDArray[np.float64]
 
 _DIGITS = 6
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.accuracy import Accuracy, accuracy
+from synergy_core.arrays import Bools, Floats
 from synergy_core.errors import InputError
 from synergy_core.measurements._alpa import candidates, search_loss
 from synergy_core.measurements._cases import Case, machine_of
@@ -29,8 +30,6 @@ from synergy_core.planner.software import Software
 from synergy_core.planner.step_time import step_time
 from synergy_core.planner.work import Block, Work
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 Choose = Callable[[Machine, Software], Constants]
 
 BANDS = (1, 8, 32, 64, 128, 256, 512, 1024)

@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from math import ceil, log
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from synergy_core.arrays import Floats, Ints
 from synergy_core.goodput.throughput import TINY, sync_time
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 CANDIDATES = 50
 FORGIVEN = 1e-8

@@ -16,13 +16,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from synergy_core.arrays import Floats
 from synergy_core.goodput.fit import Fits, fit_rows
 from synergy_core.goodput.forms import GAMMA, SATURATING, Form
 from synergy_core.goodput.minimise import residuals
 from synergy_core.goodput.observations import Profile, Rows, padded
 from synergy_core.goodput.throughput import overlapped
-
-Floats = NDArray[np.float64]
 
 LEAST_ROWS = 3
 _PSEUDO_ROWS = 2.0

@@ -14,9 +14,9 @@ grad_sqr and grad_var are ≥ 0 and not both 0.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
+from synergy_core.arrays import Floats
 
 
 def noise_scale(grad_sqr: ArrayLike, grad_var: ArrayLike, initial_batch: ArrayLike) -> Floats:

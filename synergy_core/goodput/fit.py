@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from synergy_core.arrays import Bools, Floats, Ints
 from synergy_core.goodput.forms import (
     ALPHA_C,
     ALPHA_N,
@@ -45,9 +46,6 @@ from synergy_core.goodput.uncertainty import log_step_time_sd, parameter_sd
 
 __all__ = ["Fits", "Profile", "fit"]
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 UNSEEN_NODES_FACTOR = 1.1
 """How much costlier across nodes than within one, at least, while no job has spanned nodes (Pollux's artifact)."""

@@ -20,13 +20,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import unknown
 from synergy_core.goodput.throughput import GAMMA_MAX, GAMMA_MIN, PARAMETERS, TINY, overlapped
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 FLOOR_SHARPNESS = 3.0
 ALPHA_C, BETA_C, ALPHA_N, BETA_N, ALPHA_R, BETA_R, GAMMA, FLOOR, RHO_N, RHO_R, PAIR, SLOWEST = range(12)

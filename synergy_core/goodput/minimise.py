@@ -12,14 +12,10 @@ constants at a bound that the gradient pushes outwards are left out of the step.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from synergy_core.arrays import Bools, Floats, Ints
 from synergy_core.goodput.forms import ALPHA_C, BETA_C, FLOOR, GAMMA, SLOWEST, Form, slowest_of
 from synergy_core.goodput.observations import Rows
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 GAMMA_PRIOR = 1e-3
 RATIO_PRIOR = 1e-2

@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from synergy_core.arrays import Bools, Floats, Ints
 from synergy_core.errors import InputError
 from synergy_core.goodput.forms import Form
 from synergy_core.goodput.throughput import TINY
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

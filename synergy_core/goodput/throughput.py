@@ -18,9 +18,9 @@ All functions broadcast `theta`'s leading axes against the other arguments, and 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Floats = NDArray[np.float64]
+from synergy_core.arrays import Floats
 
 PARAMETERS = ("alpha_c", "beta_c", "alpha_n", "beta_n", "alpha_r", "beta_r", "gamma")
 TINY = 1e-8

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from synergy_core.arrays import Floats
 from synergy_core.goodput.forms import ALPHA_C, ALPHA_N, ALPHA_R, BETA_C, FLOOR, GAMMA, SLOWEST, Form
 from synergy_core.goodput.minimise import slopes
 from synergy_core.goodput.observations import Rows
 from synergy_core.goodput.throughput import TINY
-
-Floats = NDArray[np.float64]
 
 USUAL_MISFIT, USUAL_ROWS = 0.1, 3.0
 """Misfit of log times to expect before seeing any (the median over 18 measured tables), and the rows it counts for."""

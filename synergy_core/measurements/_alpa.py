@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats, Ints
 from synergy_core.catalog import read_yaml
 from synergy_core.catalog.sheets import gpu_sheets, node_sheets
 from synergy_core.errors import InputError
@@ -32,9 +32,6 @@ from synergy_core.planner.plan import Plan, Plans, plans_of
 from synergy_core.planner.software import Software, software_named
 from synergy_core.planner.step_time import step_time
 from synergy_core.planner.work import Work
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 MICRO_BATCHES = 16
 POOL = 0.9

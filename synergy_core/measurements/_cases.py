@@ -9,17 +9,14 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats, Ints
 from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.measurements._architecture import family_of, kind_of, stacked
 from synergy_core.measurements._hardware import Gpus
 from synergy_core.planner.machine import Machine, machine_named
 from synergy_core.planner.plan import Plan, Plans, plans_of
 from synergy_core.planner.software import Software
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

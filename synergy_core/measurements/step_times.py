@@ -12,14 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import InputError
 from synergy_core.goodput.fit import Profile
 from synergy_core.measurements._table import Table
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 DESCRIPTION = "step times (placement, or num_nodes and num_replicas; local_bsz, step_time, sync_time)"
 

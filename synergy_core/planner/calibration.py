@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from synergy_core.arrays import Floats
 from synergy_core.planner.constants import Constants
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.plan import Plans
 from synergy_core.planner.software import Software
 from synergy_core.planner.step_time import StepTime, step_time
 from synergy_core.planner.work import Work
-
-Floats = NDArray[np.float64]
 
 SCALE = 0.05
 SPREAD = {

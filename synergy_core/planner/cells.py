@@ -16,14 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats, Ints
 from synergy_core.planner.constants import Constants
 from synergy_core.planner.enumerate import candidates, limits_of
 from synergy_core.planner.machine import Machine
-from synergy_core.planner.plan import Ints, Plan, Plans, plans_of
+from synergy_core.planner.plan import Plan, Plans, plans_of
 from synergy_core.planner.search import MICRO_BATCHES, Model, laid_out, timed
 from synergy_core.planner.software import Software
-
-Floats = NDArray[np.float64]
 
 MICRO_BATCHES_PER_STAGE = 4
 """A proxy's micro-batch is the largest that leaves that many per stage: then the bubble is below a quarter (GPipe)."""

@@ -15,13 +15,12 @@ network. All may be arrays that broadcast; a group of one takes no time.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from synergy_core.arrays import Floats
 from synergy_core.planner.links import Link, Links, links_for
 
 __all__ = ["Links", "all_gather_s", "all_reduce_s", "all_to_all_s", "links_for", "reduce_scatter_s", "send_s"]
-
-Floats = NDArray[np.float64]
 
 
 def all_reduce_s(

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.arrays import Ints
 from synergy_core.errors import InputError, unknown
-from synergy_core.planner.plan import RECOMPUTE, Ints, Plan, Plans, plans_of
+from synergy_core.planner.plan import RECOMPUTE, Plan, Plans, plans_of
 from synergy_core.planner.software import Software
 
 SHORTEST_PIECE = 4096

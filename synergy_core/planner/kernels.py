@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats
 from synergy_core.planner.constants import Constants
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Amount, Attention, Block
-
-Floats = NDArray[np.float64]
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
 """Rows, columns, and the rate of the inner loop against the largest tile, which reuses operands most."""

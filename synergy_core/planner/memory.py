@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.plan import Plans
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Amount, Block, Work
-
-Floats = NDArray[np.float64]
 
 MIB = float(2**20)
 

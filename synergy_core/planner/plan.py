@@ -8,9 +8,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.arrays import Ints
 from synergy_core.errors import InputError
-
-Ints = NDArray[np.int64]
 
 RECOMPUTE = ("none", "selective", "full", "operators")
 """What is computed again in the backward pass: nothing, the attention core, every layer from its input, or all but

@@ -14,14 +14,12 @@ from math import lcm
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats, Ints
 from synergy_core.planner.machine import Machine
-from synergy_core.planner.plan import Ints, Plan, plans_of
+from synergy_core.planner.plan import Plan, plans_of
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Block
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

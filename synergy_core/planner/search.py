@@ -17,18 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import InputError
 from synergy_core.planner.constants import Constants
 from synergy_core.planner.enumerate import Limits, candidates, leanest, limits_of, undominated, with_options
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.memory import MARGIN, memory, usable_bytes
-from synergy_core.planner.plan import Ints, Plan, Plans
+from synergy_core.planner.plan import Plan, Plans
 from synergy_core.planner.reshard import holdings, moved_bytes
 from synergy_core.planner.software import Software
 from synergy_core.planner.step_time import StepTime, step_time
 from synergy_core.planner.work import Work
-
-Floats = NDArray[np.float64]
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
 MOST_NODES_PER_TENSOR_GROUP = 4

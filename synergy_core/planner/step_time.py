@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats
 from synergy_core.planner.communication import (
     Links,
     all_gather_s,
@@ -24,7 +25,6 @@ from synergy_core.planner.plan import Plans
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Amount, Block, Work
 
-Floats = NDArray[np.float64]
 Collective = Callable[[Amount, NDArray[np.int64], NDArray[np.int64], Links], Floats]
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats, Ints
 from synergy_core.planner.constants import constants_for
 from synergy_core.planner.families import Card, architecture_names, card_named
 from synergy_core.planner.machine import machine_named
@@ -18,8 +18,6 @@ from synergy_core.planner.software import software_named
 
 Nodes = tuple[str, int]
 """A GPU type, and how many GPUs a node has."""
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 SOFTWARE = "megatron"
 """What jobs train with on clusters of mixed GPU types: fp16, since the oldest of them have no bf16."""

@@ -11,8 +11,8 @@ from functools import cache, partial
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.state import Job
-from synergy_core.views import JobView, shown_by, through, unseen
+from synergy_core.jobs.record import Job
+from synergy_core.state.views import JobView, shown_by, through, unseen
 
 MOST_CALLS = 8
 """How deep a view is followed into functions that it is handed to."""

@@ -14,12 +14,21 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
-from synergy_core.beliefs import Information
+from synergy_core.arrays import Floats
 from synergy_core.errors import InputError, unknown
-from synergy_core.goodput_state import GoodputState, OracleGoodputState
+from synergy_core.jobs.beliefs import Information
 from synergy_core.policies._reads import check_reads, shows_enough, try_key
-from synergy_core.state import Allocations, ClusterState, EstimatedClusterState, Floats, OracleClusterState
-from synergy_core.views import JOB_VIEWS, EstimatedJobView, JobView, OracleJobView, PredictedJobView, shown_by, through
+from synergy_core.state import Allocations, ClusterState, EstimatedClusterState, OracleClusterState
+from synergy_core.state.goodput_state import GoodputState, OracleGoodputState
+from synergy_core.state.views import (
+    JOB_VIEWS,
+    EstimatedJobView,
+    JobView,
+    OracleJobView,
+    PredictedJobView,
+    shown_by,
+    through,
+)
 
 PLANS = "+plans"
 """What a policy's name ends in where it is to read the planner's tables in full."""

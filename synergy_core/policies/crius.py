@@ -13,11 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.beliefs import BatchLimit
-from synergy_core.configuration import Configurations, powers_and_whole_nodes
-from synergy_core.goodput_state import GoodputState
+from synergy_core.arrays import Floats, Ints
+from synergy_core.jobs.beliefs import BatchLimit
+from synergy_core.jobs.configurations import Configurations, powers_and_whole_nodes
 from synergy_core.policies import allocation_policy
-from synergy_core.state import Allocations, Floats, Ints
+from synergy_core.state import Allocations
+from synergy_core.state.goodput_state import GoodputState
 
 ALL = np.iinfo(np.int64).max
 

@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from synergy_core.choice import choose_rows
-from synergy_core.configuration import powers_and_whole_nodes
-from synergy_core.goodput_state import GoodputState
+from synergy_core.arrays import Floats
+from synergy_core.jobs.configurations import powers_and_whole_nodes
 from synergy_core.policies import allocation_policy
-from synergy_core.state import Allocations, Floats
+from synergy_core.state import Allocations
+from synergy_core.state.choice import choose_rows
+from synergy_core.state.goodput_state import GoodputState
 
 LEAST_S = 60.0
 """Undeclared work is at least so long at the job's best goodput."""

@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import unknown
-from synergy_core.goodput_state import GoodputState
 from synergy_core.policies import allocation_policy
-from synergy_core.state import Allocations, Floats, Ints
+from synergy_core.state import Allocations
+from synergy_core.state.goodput_state import GoodputState
 
 OBJECTIVES = ("max_sum_throughput", "max_min_fairness")
 NO_SUCH_RATE = 0.1

@@ -5,9 +5,9 @@ from math import isfinite
 
 import numpy as np
 
-from synergy_core.goodput_state import OracleGoodputState
 from synergy_core.policies import allocation_policy
 from synergy_core.state import Allocations
+from synergy_core.state.goodput_state import OracleGoodputState
 
 
 @allocation_policy(round_s=60.0)

@@ -6,12 +6,13 @@ ablation on this implementation.
 
 import numpy as np
 
-from synergy_core.beliefs import BatchLimit
-from synergy_core.choice import choose_rows
-from synergy_core.configuration import Configurations, powers_and_whole_nodes
-from synergy_core.goodput_state import GoodputState, Mask
+from synergy_core.arrays import Floats
+from synergy_core.jobs.beliefs import BatchLimit
+from synergy_core.jobs.configurations import Configurations, powers_and_whole_nodes
 from synergy_core.policies import allocation_policy
-from synergy_core.state import Allocations, Floats
+from synergy_core.state import Allocations
+from synergy_core.state.choice import choose_rows
+from synergy_core.state.goodput_state import GoodputState, Mask
 
 UNKNOWN_REMAINING_S = 1_500.0
 """What a job of which nothing is known is taken to last on one GPU of the slowest type."""

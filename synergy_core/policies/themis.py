@@ -6,8 +6,9 @@ of the cluster a job would end if it ran alone from now on. The jobs that are wo
 
 import numpy as np
 
+from synergy_core.arrays import Floats
 from synergy_core.policies import allocation_policy
-from synergy_core.state import Allocations, EstimatedClusterState, Floats
+from synergy_core.state import Allocations, EstimatedClusterState
 
 
 def unfairness(state: EstimatedClusterState) -> Floats:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError, unknown
-from synergy_core.profiles import ProfiledModel
+from synergy_core.jobs.testbed_profiles import ProfiledModel
 from synergy_exec.backends import backend_names, get_backend
 from synergy_exec.job_file import JobFile, job_of, read_job_file
 from synergy_exec.profiling.measure import Effort

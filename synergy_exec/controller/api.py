@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from aiohttp import web
 
-from synergy_core.allocation import AllocationScheduler
+from synergy_core.allocation.scheduler import AllocationScheduler
 from synergy_core.errors import InputError, unknown
+from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.job_file import job_of
 from synergy_runs.explained import explained
 
-if TYPE_CHECKING:
-    from synergy_exec.controller.controller import Controller
-    from synergy_exec.controller.execution import Execution
+
+class Served(Protocol):
+    """What the requests need of a controller."""
+
+    @property
+    def execution(self) -> Execution | None:
+        """None until all agents are there."""
+
+    @property
+    def closing(self) -> bool:
+        """Whether it is ending."""
+
+    def now_s(self) -> float:
+        """Seconds on its clock."""
+
+    def changed(self) -> None:
+        """Jobs have come or gone: it decides anew."""
 
 
-def routes(controller: Controller) -> list[web.RouteDef]:
+def routes(controller: Served) -> list[web.RouteDef]:
     """What people may ask of it."""
     api = Api(controller)
     return [
@@ -34,7 +49,7 @@ def routes(controller: Controller) -> list[web.RouteDef]:
 class Api:
     """Handlers of one controller's requests."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Served) -> None:
         self._controller = controller
 
     async def jobs(self, _: web.Request) -> web.Response:

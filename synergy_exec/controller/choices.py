@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass, field
 
 from synergy_core.goodput.batch import fixed_batch
+from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner.plan import Plan
-from synergy_core.profiles import Profile
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.messages import PlanMessage
 

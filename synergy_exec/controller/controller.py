@@ -21,14 +21,15 @@ from synergy_core.policies import Policy
 from synergy_core.units import on_grid
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.controller import processes
-from synergy_exec.controller.agents import Agents
+from synergy_exec.controller.api import routes
 from synergy_exec.controller.execution import Execution, Terms
 from synergy_exec.controller.journal import Journal
-from synergy_exec.controller.links import Link
-from synergy_exec.controller.listening import Listener, listening
 from synergy_exec.controller.resume import resume
 from synergy_exec.job_file import MOST_BYTES, JobFile
 from synergy_exec.messages import Hello, Message
+from synergy_exec.nodes.agents import Agents
+from synergy_exec.nodes.links import Link
+from synergy_exec.nodes.listening import Listener, listening
 from synergy_runs.atomic import atomic_file
 
 LATE_S = 0.25
@@ -100,8 +101,6 @@ class Controller(Listener):
             await asyncio.to_thread(self._wait_for_old_agents, journal.agents())
             journal.agents_left()
             journal.commit()
-            from synergy_exec.controller.api import routes
-
             async with listening(
                 self, self.folder, host=self._host, port=self._port, routes=routes(self), most_bytes=MOST_BYTES
             ) as self.meeting:

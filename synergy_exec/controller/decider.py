@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from synergy_core.allocation import AllocationScheduler
+from synergy_core.allocation.scheduler import AllocationScheduler
 from synergy_core.cluster import Cluster
-from synergy_core.decision import NONE, Decision
 from synergy_core.goodput.throughput import gradient_time
-from synergy_core.observations import Theta
+from synergy_core.jobs.decision import NONE, Decision
+from synergy_core.jobs.profiled import ProfiledTask
+from synergy_core.jobs.record import NEVER, Placed
+from synergy_core.jobs.reports import Theta
+from synergy_core.jobs.testbed_profiles import Profile
+from synergy_core.ordering.scheduler import OrderingScheduler
 from synergy_core.policies import AllocationPolicy, OrderingPolicy, Policy
-from synergy_core.profiled import ProfiledTask
-from synergy_core.profiles import Profile
-from synergy_core.scheduler import OrderingScheduler
-from synergy_core.state import NEVER, Placed
 from synergy_exec.controller.choices import Choices, only_batch_differs
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import Observation
@@ -52,7 +52,6 @@ class Decider:
         self.choices = Choices(tunes_batch=isinstance(policy, AllocationPolicy) and policy.tunes_batch, profile=profile)
         self.active: dict[int, ExecutedJob] = {}
         self.plans: dict[int, PlanMessage] = {}
-        self._type_of_node = [each.gpu_type for each in cluster.node_types for _ in range(each.nodes)]
         self._withdrawn: set[int] = set()
         self._unlaunched: set[int] = set()
         self._leaving_since_s: dict[int, float] = {}
@@ -119,7 +118,7 @@ class Decider:
         if isinstance(task, ProfiledTask):
             self._report_planned(job, task, said)
             return None
-        kind = self._type_of(job.placement)
+        kind = self.cluster.type_of(job.placement)
         step_s, sync_s = _parts(said, task.models.get(kind), job.held_gpus)
         seen = Observation(kind, len(job.placement), job.held_gpus, said.micro_batch, step_s, sync_s)
         return seen if task.observe(*seen) else None
@@ -128,7 +127,7 @@ class Decider:
         """A profiled job's step time, as a ratio to what was measured, unless it is of a batch it no longer has."""
         plan = job.plan
         if plan is not None and (plan.micro_batch, plan.accumulation) == (said.micro_batch, said.accumulation):
-            task.observe_plan(self._type_of(job.placement), len(job.placement), plan, said.step_s)
+            task.observe_plan(self.cluster.type_of(job.placement), len(job.placement), plan, said.step_s)
 
     def decide(self, now_s: float) -> Answer:
         """Who stops, who starts where with which plan, and who goes on with another batch."""
@@ -185,10 +184,7 @@ class Decider:
         return decision._replace(stops=stops, starts=starts)
 
     def _plan(self, job: ExecutedJob, placed: Placed, held: PlanMessage | None = None) -> PlanMessage:
-        return self.choices.choose(job, self._type_of(placed), len(placed), job.held_gpus, held)
-
-    def _type_of(self, placed: Placed) -> str:
-        return self._type_of_node[placed[0][0]]
+        return self.choices.choose(job, self.cluster.type_of(placed), len(placed), job.held_gpus, held)
 
 
 def _parts(said: Report, theta: Theta | None, gpus: int) -> tuple[float, float]:

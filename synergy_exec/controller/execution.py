@@ -13,15 +13,15 @@ from typing import Any
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
+from synergy_core.jobs.record import gpus_in
+from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy
-from synergy_core.profiles import Profile
-from synergy_core.state import gpus_in
 from synergy_exec.controller.decider import Answer, Decider
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import JobRow, Journal
-from synergy_exec.controller.runs import Dropped, Happened, Launched, Left, Run, Runs, Stepped
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Failure, Launch, Message, PlanMessage, Report, Saved
+from synergy_exec.nodes.runs import Dropped, Happened, Launched, Left, Run, Runs, Stepped
 from synergy_runs.atomic import atomic_file
 from synergy_runs.log import Kind
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from synergy_core.job import JobSpec
-from synergy_core.profiles import Profile
-from synergy_core.state import Job
+from synergy_core.jobs.record import Job
+from synergy_core.jobs.spec import JobSpec
+from synergy_core.jobs.testbed_profiles import Profile
 from synergy_exec.job_file import JobFile
 
 State = Literal["waiting", "starting", "running", "stopping", "done", "failed", "cancelled"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from synergy_core.errors import InputError
-from synergy_core.state import Placed
+from synergy_core.jobs.record import Placed
 from synergy_runs.log import DecisionLog, EventLog, Kind
 
 APPLICATION = 0x53594E45

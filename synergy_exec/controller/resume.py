@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from synergy_core.profiled import ProfiledTask
-from synergy_core.state import gpus_in
+from synergy_core.jobs.profiled import ProfiledTask
+from synergy_core.jobs.record import gpus_in
 from synergy_exec.controller.execution import FINISH, START, STOP, Execution
 from synergy_exec.controller.jobs import Seen
 from synergy_exec.controller.journal import JobRow

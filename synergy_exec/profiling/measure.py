@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
-from synergy_core.profiles import NoiseFrom, ProfiledCosts, ProfiledModel, ProfiledRow
-from synergy_core.state import Placed
+from synergy_core.jobs.record import Placed
+from synergy_core.jobs.testbed_profiles import NoiseFrom, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import PlanMessage, Report
 from synergy_exec.profiling.candidates import Candidates

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.profiles import Profile, ProfiledModel
+from synergy_core.jobs.testbed_profiles import Profile, ProfiledModel
 from synergy_exec.backends import Backend
-from synergy_exec.controller.runs import Run
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Launch
+from synergy_exec.nodes.runs import Run
 from synergy_exec.profiling.candidates import finder
 from synergy_exec.profiling.measure import Effort, Say, measured, sizes
 from synergy_exec.profiling.testbed import TestbedError, testbed

@@ -12,13 +12,13 @@ from aiohttp import web
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
-from synergy_core.state import Placed
+from synergy_core.jobs.record import Placed
 from synergy_exec.backends import Backend, Meeting
-from synergy_exec.controller.agents import Agents
-from synergy_exec.controller.links import Link
-from synergy_exec.controller.listening import Listener, listening
-from synergy_exec.controller.runs import Dropped, Left, Run, Runs, Stepped
 from synergy_exec.messages import Hello, Launch, Message, Outcome, PlanMessage, Report
+from synergy_exec.nodes.agents import Agents
+from synergy_exec.nodes.links import Link
+from synergy_exec.nodes.listening import Listener, listening
+from synergy_exec.nodes.runs import Dropped, Left, Run, Runs, Stepped
 
 AGENTS_S = 120.0
 LEAVE_S = 30.0

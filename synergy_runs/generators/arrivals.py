@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats
 from synergy_core.units import HOUR_S
 from synergy_runs.generators.statistics import Arrivals
 from synergy_runs.traces.times import epoch_s
@@ -22,7 +23,6 @@ CAP_ROUNDS = 5
 SHAPED_FROM_HOURS = 4 * DAYS_PER_WEEK * HOURS_PER_DAY
 SHAPING_ROUNDS = 5
 
-Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]
 
 

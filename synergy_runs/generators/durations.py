@@ -6,15 +6,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
 
 SHORTEST_S = 1.0
 QUADRATURE_POINTS = 20_000
 FIT_ERROR = 1e-3
-
-Floats = NDArray[np.float64]
 
 
 class Law(Protocol):

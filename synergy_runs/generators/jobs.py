@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
 from synergy_runs.generators.statistics import Statistics
 
-Floats = NDArray[np.float64]
 Longs = NDArray[np.int64]
 
 GOLDEN_FRACTION = (np.sqrt(5.0) - 1.0) / 2.0

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats
 from synergy_core.errors import InputError, unknown
 from synergy_runs.generators.durations import Law, LognormalBySize, QuantilesBySize, lognormal_by_size
 from synergy_runs.resources import statistics_folder
@@ -19,8 +20,6 @@ MARK = '"synergy_trace_statistics"'
 MARK_WITHIN_CHARACTERS = 200
 FIT_ROUNDS = 1_000
 FIT_ERROR = 1e-12
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

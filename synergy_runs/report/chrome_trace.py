@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from synergy_core.arrays import Floats
 from synergy_runs.atomic import atomic_file
 from synergy_runs.log import Events
 from synergy_runs.report.excerpt import Held, gpus_of_nodes, held_by_node, overlapping
 from synergy_runs.stored import StoredRun
-from synergy_runs.timeline import Floats, gpus_in_use, waiting_jobs
+from synergy_runs.timeline import gpus_in_use, waiting_jobs
 
 MOST_EVENTS = 40_000
 _US_PER_S = 1e6

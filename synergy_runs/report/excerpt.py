@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats
 from synergy_core.units import DAY_S, HOUR_S
 from synergy_runs.log import Events, Kind
 from synergy_runs.metrics import Summary
-from synergy_runs.timeline import Floats, binned_mean, gpus_in_use, holdings, waiting_jobs
+from synergy_runs.timeline import binned_mean, gpus_in_use, holdings, waiting_jobs
 
 _LENGTHS_S = (60.0, 600.0, HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 12 * HOUR_S, DAY_S, 2 * DAY_S, 4 * DAY_S, 7 * DAY_S)
 _STRETCHES = 400

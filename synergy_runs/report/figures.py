@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from synergy_core.arrays import Floats
 from synergy_core.units import DAY_S, HOUR_S
 from synergy_runs.comparison import Row
 from synergy_runs.metrics import SIZE_CLASSES, size_class
-from synergy_runs.timeline import Floats, binned_mean, gpus_in_use, waiting_jobs
+from synergy_runs.timeline import binned_mean, gpus_in_use, waiting_jobs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats
 from synergy_runs.metrics import SIZE_CLASSES, size_class
 from synergy_runs.report.excerpt import Held, gpus_of_nodes, overlapping
 from synergy_runs.report.figures import SIZE_COLOURS, blank, legend, time_unit
 from synergy_runs.stored import StoredRun
-from synergy_runs.timeline import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

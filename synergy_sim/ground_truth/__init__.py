@@ -14,9 +14,9 @@ from synergy_core.catalog import load_model, model_names
 from synergy_core.catalog.transfer import nearest_type
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
-from synergy_core.job import JobSpec
+from synergy_core.jobs.spec import JobSpec
+from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner import tables
-from synergy_core.profiles import Profile
 from synergy_runs.workload import Workload
 from synergy_sim.execution import Costs
 from synergy_sim.ground_truth.application import Application, Shape, packed
@@ -186,7 +186,7 @@ class Truth:
         if self.plans(model):
             return self._make_planned_spec(model, label, gpus, batch, scale, cluster, costs)
         app = self.application(model)
-        per_node = {each.gpu_type: each.gpus_per_node for each in reversed(cluster.node_types)}
+        per_node = cluster.largest_nodes
         rates, limits, requested = {}, {}, {}
         for kind in cluster.gpu_types:
             limits[kind] = app.local_batches(kind)

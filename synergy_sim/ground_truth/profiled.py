@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf
 
 from synergy_core.errors import InputError
+from synergy_core.jobs.testbed_profiles import ProfiledModel, degrees_of
 from synergy_core.planner.plan import Plan
-from synergy_core.profiles import ProfiledModel, degrees_of
 from synergy_sim.ground_truth.application import Application, Shape, Statistics, Step
 from synergy_sim.ground_truth.planned import WORK, PlannedApplication
 

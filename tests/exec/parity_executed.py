@@ -25,14 +25,14 @@ from exec.parity_recording import (
 from exec.parity_replay import ParityError, compare_states
 
 from synergy_core.cluster import Cluster
-from synergy_core.decision import Decision
-from synergy_core.observations import Theta
+from synergy_core.jobs.decision import Decision
+from synergy_core.jobs.fitted import SynergyTask
+from synergy_core.jobs.profiled import ProfiledTask
+from synergy_core.jobs.record import Job
+from synergy_core.jobs.reports import Theta
+from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy
-from synergy_core.profiled import ProfiledTask
-from synergy_core.profiles import Profile
 from synergy_core.scheduler import scheduler_for
-from synergy_core.state import Job
-from synergy_core.task import SynergyTask
 from synergy_exec.controller.decider import Answer, Decider
 from synergy_exec.controller.execution import Execution, Terms
 from synergy_exec.controller.jobs import ExecutedJob

@@ -11,19 +11,20 @@ from unittest.mock import patch
 
 import numpy as np
 
-from synergy_core.decision import Decision
 from synergy_core.goodput.throughput import gradient_time
-from synergy_core.job import JobSpec
-from synergy_core.observations import Theta
+from synergy_core.jobs.decision import Decision
+from synergy_core.jobs.fitted import SynergyTask
+from synergy_core.jobs.profiled import ProfiledTask
+from synergy_core.jobs.record import Job, Placed, gpus_in
+from synergy_core.jobs.reports import Theta
+from synergy_core.jobs.spec import JobSpec
 from synergy_core.planner.plan import Plan
-from synergy_core.profiled import ProfiledTask
-from synergy_core.state import ClusterState, Job, Placed, gpus_in
-from synergy_core.task import SynergyTask
+from synergy_core.state import ClusterState
 from synergy_exec.controller.decider import MOST_SYNC
-from synergy_sim import rounds
-from synergy_sim.engine import Simulation
 from synergy_sim.execution import SimulatedJob
 from synergy_sim.planned_job import ProfiledJob
+from synergy_sim.rounds import Rounds
+from synergy_sim.simulate import Simulation
 from synergy_sim.training import TrainingJob
 
 
@@ -240,7 +241,7 @@ def _beliefs(task: SynergyTask) -> dict[str, Any]:
 def watching(simulation: Simulation) -> Iterator[Watched]:
     """Notes what the simulation's jobs tell their tasks, and which batches they choose."""
     watched = Watched(simulation.scheduler)
-    simulation.scheduler = watched  # type: ignore[assignment]
+    simulation.engine.scheduler = watched  # type: ignore[assignment]
 
     observe_itself = SynergyTask.observe
 
@@ -264,22 +265,22 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
             chosen = Chosen(job._local_batch, job._accumulation + 1, job._global_batch(), job._iteration_s())
             watched.moments[-1].chosen.setdefault(job.job_id, chosen)
 
-    launch, end_lease = rounds._launch, rounds._end_lease
+    launch, end_lease = Rounds._launch, Rounds._end_lease
 
-    def launching(simulation: Simulation, job: SimulatedJob, placed: Placed, next_start_s: float) -> None:
-        launch(simulation, job, placed, next_start_s)
+    def launching(itself: Rounds, job: SimulatedJob, placed: Placed, next_start_s: float) -> None:
+        launch(itself, job, placed, next_start_s)
         watched.events.append(Launched(job.job_id, job.began_s))
 
-    def leaving(simulation: Simulation, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
+    def leaving(itself: Rounds, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
         before = len(watched.events)
-        goes_on = end_lease(simulation, job, placed, boundary_s)
+        goes_on = end_lease(itself, job, placed, boundary_s)
         watched.events.insert(before, Left(job.job_id, gpus_in(placed), job.free_s))  # then it waits, or is done
         return goes_on
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(SynergyTask, "observe", observe))
-        stack.enter_context(patch.object(rounds, "_launch", launching))
-        stack.enter_context(patch.object(rounds, "_end_lease", leaving))
+        stack.enter_context(patch.object(Rounds, "_launch", launching))
+        stack.enter_context(patch.object(Rounds, "_end_lease", leaving))
         for kind, name, note, first in (
             (ProfiledTask, "observe_plan", observe_plan, True),
             (SynergyTask, "report", report, True),

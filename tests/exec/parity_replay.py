@@ -30,8 +30,8 @@ from exec.parity_recording import (
 )
 from exec.parity_workloads import Scene
 
+from synergy_core.jobs.record import Placed
 from synergy_core.policies import Policy
-from synergy_core.state import Placed
 from synergy_exec.controller.decider import FEWEST_STEPS, Answer, Decider
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.job_file import JobFile

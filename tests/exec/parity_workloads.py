@@ -9,14 +9,14 @@ from jobs import workload
 from training_jobs import random_training
 
 from synergy_core.cluster import Cluster, NodeType
+from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy
-from synergy_core.profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_runs.workload import Workload
 from synergy_sim.assignment import as_given
-from synergy_sim.engine import Simulation
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.ground_truth import Disturbance, Truth
+from synergy_sim.simulate import Simulation
 
 NODE_SLOTS = 4
 INITIAL_BATCH, BATCHES = 8, (8, 16, 32, 64)

@@ -13,8 +13,8 @@ from synergy_core.policies import get_policy
 from synergy_exec.controller.execution import Execution, Terms
 from synergy_exec.controller.journal import Journal
 from synergy_exec.controller.resume import resume
-from synergy_exec.controller.runs import _together
 from synergy_exec.messages import LOST_PEERS, Ended
+from synergy_exec.nodes.runs import _together
 from synergy_runs.log import Kind
 
 POLICIES = ("fifo", "srtf", "las", "tiresias", "synergy", "sia", "gavel", "pollux")

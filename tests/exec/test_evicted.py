@@ -8,10 +8,10 @@ import pytest
 from exec.controllers_jobs import cluster_of
 from exec.controllers_jobs import job_of as training_job_of
 
-from synergy_core.allocation import AllocationScheduler
+from synergy_core.allocation.scheduler import AllocationScheduler
+from synergy_core.jobs.record import Job, gpus_in
 from synergy_core.policies import get_policy
 from synergy_core.scheduler import Scheduler, scheduler_for
-from synergy_core.state import Job, gpus_in
 
 POLICIES = ("fifo", "srtf", "las", "tiresias", "easy", "backfill")
 

@@ -8,9 +8,9 @@ import pytest
 from exec.controllers_agents import FakeAgent, Stage
 from exec.controllers_jobs import cluster_of, file_of
 
+from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
-from synergy_core.profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_exec.controller.execution import Execution, Terms
 from synergy_exec.controller.journal import Journal
 

@@ -16,8 +16,8 @@ from exec.parity_workloads import PROFILE, Scene, catalogued, nodes, profiled
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import AllocationPolicy, Policy, get_policy, policy_names
-from synergy_core.profiles import Profile
 from synergy_exec.messages import PlanMessage
 
 FEWEST_JOBS, FEWEST_DECISIONS = 12, 40

@@ -16,7 +16,7 @@ from exec.controllers_backend import TaskBackend
 from family import children
 
 from synergy_core.errors import InputError
-from synergy_core.profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel
+from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel
 from synergy_exec.backends import get_backend
 from synergy_exec.job_file import JobFile
 from synergy_exec.profiling import profile as profiling

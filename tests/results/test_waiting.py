@@ -14,8 +14,8 @@ from synergy_runs.results import write_run
 from synergy_runs.stored import find_runs
 from synergy_runs.tables import FIGURES
 from synergy_runs.timeline import integral, waiting_jobs
-from synergy_sim.engine import simulate
 from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.simulate import simulate
 
 FREE = ExecutionModel(Costs(restart_s=0.0))
 EXECUTION = {

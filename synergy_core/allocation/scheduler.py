@@ -1,0 +1,165 @@
+"""Puts an allocation policy to work: asks it, checks its answer, and says who stops and who starts where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from synergy_core.allocation.carry_out import Placer
+from synergy_core.allocation.snapshot import Snapshots, preemptible
+from synergy_core.cluster import Cluster
+from synergy_core.errors import InputError
+from synergy_core.jobs.beliefs import Beliefs
+from synergy_core.jobs.decision import Decision
+from synergy_core.jobs.planned import PlannedSpeeds
+from synergy_core.jobs.profiled import ProfiledSpeeds, ProfiledTask
+from synergy_core.jobs.record import NEVER, Job, Placed
+from synergy_core.jobs.testbed_profiles import Profile, degrees_of
+from synergy_core.planner.plan import Plan
+from synergy_core.policies import AllocationPolicy
+from synergy_core.state import Allocations, ClusterState
+
+
+class AllocationScheduler:
+    """Asks an allocation policy each time, and turns its answer into stops and starts.
+
+    last: the state it was last asked about and what it answered; for explanations.
+    """
+
+    def __init__(
+        self, policy: AllocationPolicy, cluster: Cluster, *, free_moves: bool = False, profile: Profile | None = None
+    ) -> None:
+        """free_moves: a job that moves to other nodes but keeps its shape goes on at no cost; profile: of models."""
+        self._policy = policy
+        self._cluster = cluster
+        self._placer = Placer(cluster, free_moves=free_moves)
+        self._active: dict[int, Job] = {}
+        self._memory: Any = None
+        speeds = PlannedSpeeds(cluster, plans=policy.plans)
+        measured = None if profile is None else ProfiledSpeeds(profile, cluster.gpu_types, plans=policy.plans)
+        self.beliefs = (
+            Beliefs(cluster.gpu_types, policy.information, speeds, measured) if policy.reads_goodput else None
+        )
+        self._snapshots = Snapshots(policy.view, cluster, self.beliefs)
+        self.waiting = 0
+        self.last: tuple[ClusterState, Allocations] | None = None
+
+    def arrive(self, job: Job) -> None:
+        self._active[job.job_id] = job
+        self.waiting += 1
+        self._snapshots.entered(job)
+        if self.beliefs is not None:
+            if job.spec is None:
+                raise InputError(
+                    f"policy {self._policy.name} reads goodput, but job {job.job_id} has no model that is known. "
+                    "Type trace.models=mix to draw one for every job."
+                )
+            job.task = self.beliefs.task(job.spec)
+
+    def finish(self, job: Job, now_s: float) -> None:
+        self._snapshots.count(job, now_s)
+        del self._active[job.job_id]
+        self._snapshots.left(job)
+        if job.running:
+            self._placer.release(job)
+            job.stopped(now_s)
+        else:
+            self.waiting -= 1
+
+    def requeue(self, job: Job) -> None:
+        """It is still among the active jobs."""
+
+    def evicted(self, job: Job, now_s: float) -> None:
+        """A running job has lost its GPUs unasked: it holds nothing from now on, and waits."""
+        self._snapshots.count(job, now_s)
+        self._placer.release(job)
+        job.stopped(now_s)
+        self.waiting += 1
+
+    def refresh(self, jobs: Iterable[Job]) -> None:
+        """Models that are out of date are fitted, all in one call."""
+        if self.beliefs is not None:
+            self.beliefs.refresh([job.task for job in jobs if job.task is not None])
+
+    def next_change_s(self) -> float:
+        return NEVER
+
+    def decide(self, now_s: float) -> Decision:
+        jobs = [self._active[job_id] for job_id in sorted(self._active)]
+        if not jobs:
+            return Decision([], [])
+        if self.beliefs is not None:
+            self.beliefs.merge()
+            self.beliefs.refresh([job.task for job in jobs if job.task is not None])
+        for job in jobs:
+            self._snapshots.count(job, now_s)
+            job.settle(now_s)
+        state = self._snapshots.of(jobs, now_s, self._memory)
+        answer = self._policy.allocate(state)
+        self._check(answer, jobs)
+        self.last = state, answer
+        self._memory = answer.memory
+        stops, starts, moved = self._placer.changes(answer, jobs, now_s)
+        return self._enter(stops, starts, moved, now_s, answer)
+
+    def _check(self, answer: Allocations, jobs: Sequence[Job]) -> None:
+        """A policy's answer is checked before it is believed."""
+        name, gpus = self._policy.name, answer.gpus
+        if gpus.shape != (len(jobs),) or answer.gpu_type.shape != (len(jobs),):
+            raise InputError(f"policy {name} answered {gpus.shape} allocations for {len(jobs)} jobs.")
+        for index, kind in enumerate(self._cluster.gpu_types):
+            used, most = int(gpus[answer.gpu_type == index].sum()), self._cluster.gpus_of(kind)
+            if used > most:
+                raise InputError(f"policy {name} gave out {used} GPUs of type {kind}; the cluster has {most}.")
+        if gpus.min() < 0 or int(gpus.sum()) > self._cluster.gpus:
+            raise InputError(f"policy {name} gave out {gpus.sum()} GPUs; the cluster has {self._cluster.gpus}.")
+        for job, each in zip(jobs, gpus.tolist(), strict=True):
+            if each not in (0, job.gpus) and job.task is None:
+                raise InputError(
+                    f"policy {name} gave job {job.job_id} another number of GPUs than its {job.gpus}, "
+                    "and nothing is known of how it would run on them."
+                )
+
+    def _enter(
+        self,
+        stops: list[tuple[Job, Placed]],
+        starts: list[tuple[Job, Placed]],
+        moved: set[int],
+        now_s: float,
+        answer: Allocations,
+    ) -> Decision:
+        retuned = self._replan(stops, starts)
+        for job, _ in stops:
+            job.stopped(now_s)
+        for job, placed in starts:
+            job.started(now_s, placed, moved=job.job_id in moved)
+            if isinstance(job.task, ProfiledTask) and not job.moved:
+                job.plan = self._plan(job, job.task, None)
+        self.waiting += len(stops) - len(starts)
+        return Decision(stops, starts, answer.objective, answer.bound, retuned)
+
+    def _plan(self, job: Job, task: ProfiledTask, held: Plan | None) -> Plan:
+        kind = self._cluster.type_of(job.placement)
+        requested = not self._policy.tunes_batch
+        return task.choose_plan(kind, len(job.placement), job.held_gpus, held, requested=requested)
+
+    def _replan(self, stops: list[tuple[Job, Placed]], starts: list[tuple[Job, Placed]]) -> tuple[Job, ...]:
+        """Of profiled jobs that keep their GPUs, those that are worth a restart under another plan stop and start at
+        once; others may change their batch, and are returned.
+        """
+        leaving = {job.job_id for job, _ in stops}
+        retuned = []
+        for job_id in sorted(self._active):
+            job = self._active[job_id]
+            task, held = job.task, job.plan
+            if not job.running or job_id in leaving or held is None or not isinstance(task, ProfiledTask):
+                continue
+            plan = self._plan(job, task, held)
+            if degrees_of(plan) == degrees_of(held):
+                if plan != held:
+                    job.plan = plan
+                    retuned.append(job)
+            elif preemptible(job) and job.first_step_s <= job.settled_s:
+                stops.append((job, job.placement))
+                starts.append((job, job.placement))
+        return tuple(retuned)

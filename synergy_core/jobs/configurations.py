@@ -1,0 +1,55 @@
+"""The ways to run a job that an allocator chooses among: one row per resource shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from synergy_core.arrays import Ints
+from synergy_core.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Configurations:
+    """Resource shapes, one row each: which GPU type (an index into the cluster's `gpu_types`), how many, on how many
+    nodes. Everything else about running a job on one (batch, accumulation, later the plan) is chosen inside the row.
+    """
+
+    gpu_type: Ints
+    gpus: Ints
+    nodes: Ints
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    def __post_init__(self) -> None:
+        for column in (self.gpu_type, self.gpus, self.nodes):
+            column.flags.writeable = False
+
+    def key(self) -> bytes:
+        """Equal for equal rows."""
+        return self.gpu_type.tobytes() + self.gpus.tobytes() + self.nodes.tobytes()
+
+
+def configurations_of(rows: list[tuple[int, int, int]]) -> Configurations:
+    """(GPU type, GPUs, nodes) rows as columns."""
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    return Configurations(*(np.ascontiguousarray(column) for column in table.T))
+
+
+def powers_and_whole_nodes(cluster: Cluster, most_gpus: int = 64) -> Configurations:
+    """Per GPU type: powers of two within a node, then whole nodes, up to `most_gpus` (Sia, SOSP 2023, section 3.3).
+
+    These sizes divide one another, so that what fits by count always fits on nodes. Types come in the cluster's order.
+    Ours: where a type's nodes differ in size, the largest come first, and smaller ones after the last of them.
+    """
+    rows = []
+    for index, kind in enumerate(cluster.gpu_types):
+        node_types = [each for each in cluster.node_types if each.gpu_type == kind]
+        sizes = sorted((each.gpus_per_node for each in node_types for _ in range(each.nodes)), reverse=True)
+        rows += [(index, 1 << i, 1) for i in range((sizes[0] - 1).bit_length())]
+        whole = enumerate(accumulate(sizes), start=1)
+        rows += [(index, gpus, nodes) for nodes, gpus in whole if gpus <= max(most_gpus, sizes[0])]
+    return configurations_of(rows)

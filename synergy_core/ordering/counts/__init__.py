@@ -1,0 +1,1 @@
+"""The queue where GPU counts alone decide what fits: a decision costs O(log n)."""

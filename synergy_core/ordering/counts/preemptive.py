@@ -1,0 +1,205 @@
+"""The lane with preemption: what a full walk would decide, from the few jobs that can have changed places."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Hashable
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
+
+from synergy_core.jobs.record import NEVER, Job
+from synergy_core.ordering.counts.lanes import Entry, Lane
+from synergy_core.ordering.keys import after_jump, order_key_of
+from synergy_core.policies import OrderingPolicy
+from synergy_core.units import TICK_S, grid_ceil
+
+
+class PreemptiveLane(Lane):
+    """Running jobs give way to waiting ones with smaller keys.
+
+    counts_decide: whether a job fits wherever as many GPUs are free.
+    """
+
+    counts_decide = True
+
+    __slots__ = ("_changes", "_falls", "_heaps", "_key", "_running", "_serial", "_untried")
+
+    def __init__(self, policy: OrderingPolicy, capacity: int) -> None:
+        super().__init__(policy, capacity)
+        self._heaps: dict[Hashable, list[Entry]] = {}
+        self._running: list[Entry] = []
+        self._changes: list[tuple[float, int, Job, object]] = []
+        self._serial = count()
+        self._falls = policy.falls_while_running
+        self._key = order_key_of(policy)
+        self._untried: dict[Hashable, list[Entry]] = {}
+
+    # A job's ticket is its entry in a heap or in the running list; a heap entry that is no longer its job's ticket is
+    # stale and is dropped when it surfaces.
+    # `_untried`: the heaps whose first job may fit. The first job of any other did not fit when last tried, and since
+    # then nothing was freed and no running job fell back; as time passes, running jobs only gain on waiting ones.
+
+    def enter(self, job: Job) -> None:
+        self.waiting += 1
+        self._push(job, (self._key(job), job.job_id, job))
+        if self.policy.next_change is not None:
+            self.expect_change(job, job.settled_s)
+
+    def _push(self, job: Job, entry: Entry) -> None:
+        job.ticket = entry
+        form = self._form(job)
+        heap = self._heaps.get(form)
+        if heap is None:
+            heap = self._heaps[form] = []
+        heappush(heap, entry)
+        if heap[0] is entry:
+            self._untried[form] = heap
+
+    def _form(self, job: Job) -> Hashable:
+        """What it needs: jobs alike in that have one heap, and fit or do not fit in the order of their keys."""
+        return job.gpus
+
+    def leave(self, job: Job) -> None:
+        self._remove_running(job.ticket)
+        self._try_all()
+        self.free += job.gpus
+        job.ticket = None
+
+    def _try_all(self) -> None:
+        self._untried.update(self._heaps)
+
+    def _add_running(self, entry: Entry) -> None:
+        insort(self._running, entry)
+
+    def _remove_running(self, entry: Any) -> None:
+        running = self._running
+        del running[bisect_left(running, entry)]
+
+    def expect_change(self, job: Job, now_s: float) -> None:
+        """Notes the instant at which the job's key next jumps; the job has just entered, started or jumped."""
+        change = self.policy.next_change
+        instant_s = change(job, now_s) if change is not None else None
+        if instant_s is not None:
+            instant_s = max(grid_ceil(instant_s), now_s + TICK_S)
+            heappush(self._changes, (instant_s, next(self._serial), job, job.ticket))
+
+    def next_change_s(self) -> float:
+        """The next instant at which a key jumps and somebody waits for it; inf if none is known.
+
+        While nobody waits, nothing hangs on a jump: it is entered late, as of its instant.
+        """
+        return self._first_change_s() if self.waiting else NEVER
+
+    def _first_change_s(self) -> float:
+        changes = self._changes
+        while changes and changes[0][2].ticket is not changes[0][3]:
+            heappop(changes)
+        return changes[0][0] if changes else NEVER
+
+    def _apply_changes(self, now_s: float) -> None:
+        while (instant_s := self._first_change_s()) <= now_s:
+            job = heappop(self._changes)[2]
+            self._try_all()
+            entry = (after_jump(self.policy, job, instant_s), job.job_id, job)
+            if job.running:
+                self._remove_running(job.ticket)
+                job.ticket = entry
+                self._add_running(entry)
+            else:
+                self._push(job, entry)
+            self.expect_change(job, max(instant_s, job.settled_s))
+
+    def decide(self, now_s: float) -> tuple[list[Job], list[Job]]:
+        if not self.waiting:
+            return [], []
+        if self._changes:
+            self._apply_changes(now_s)
+        started: list[Job] = []
+        displaced: dict[int, Entry] = {}
+        while (here := self._next_admitted(now_s, displaced)) is not None:
+            job = here[2]
+            if job.job_id in displaced:
+                del displaced[job.job_id]
+            else:
+                heappop(self._heaps[self._form(job)])
+                self.waiting -= 1
+                started.append(job)
+            if self._admit(here, displaced):
+                self._try_all()
+        stops = [entry[2] for entry in displaced.values()]
+        for job in stops:
+            job.ticket = None
+        return stops, started
+
+    def _next_admitted(self, now_s: float, displaced: dict[int, Entry]) -> Entry | None:
+        """The first job of the walk that is not running but fits, as an entry of the running list.
+
+        A key that falls with the clock stands there as the instant at which it reaches zero.
+        """
+        best: Entry | None = None
+        free, running, counts_decide = self.free, self._running, self.counts_decide
+        worst = running[-1] if running else None
+        failed = []
+        for form, heap in self._untried.items():
+            while heap and heap[0][2].ticket is not heap[0]:
+                heappop(heap)
+            if not heap:
+                failed.append(form)
+                continue
+            here = heap[0]
+            if self._falls:
+                key = here[0]
+                here = ((key[0] + now_s, *key[1:]), here[1], here[2])
+            if best is not None and best < here:
+                continue
+            enough = here[2].gpus <= free
+            if (enough and counts_decide) or ((enough or (worst is not None and here < worst)) and self._fits(here)):
+                best = here
+            else:
+                failed.append(form)
+        for form in failed:
+            del self._untried[form]
+        for here in displaced.values():
+            if (best is None or here < best) and self._fits(here):
+                best = here
+        return best
+
+    def _fits(self, here: Entry) -> bool:
+        """Whether the free GPUs and those of the running jobs behind this position are enough."""
+        need = here[2].gpus - self.free
+        running = self._running
+        index = len(running) - 1
+        while need > 0:
+            if index < 0 or running[index] < here:
+                return False
+            need -= running[index][2].gpus
+            index -= 1
+        return True
+
+    def _admit(self, here: Entry, displaced: dict[int, Entry]) -> bool:
+        """Lets the job in at its position; of the shortest tail that makes room, whoever still fits stays.
+
+        True if somebody had to go, and thus left room that others may fit.
+        """
+        running = self._running
+        job = here[2]
+        left = self.free - job.gpus
+        before = len(displaced)
+        if left < 0:
+            index = len(running)
+            while left < 0:
+                index -= 1
+                left += running[index][2].gpus
+            tail = running[index:]
+            del running[index:]
+            for behind in tail:
+                if behind[2].gpus <= left:
+                    left -= behind[2].gpus
+                    running.append(behind)
+                else:
+                    displaced[behind[1]] = behind
+        self.free = left
+        job.ticket = here
+        insort(running, here)
+        return len(displaced) > before

@@ -1,0 +1,233 @@
+"""Pollux (OSDI 2021, section 4.2, and its artifact; goodput_policies.md, section 6.3): goodput by a genetic search."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from synergy_core.arrays import Floats, Ints
+from synergy_core.cluster import Cluster
+from synergy_core.jobs.beliefs import BatchLimit
+from synergy_core.jobs.configurations import configurations_of
+from synergy_core.policies import allocation_policy
+from synergy_core.policies.pollux.bound import settled
+from synergy_core.policies.pollux.matrices import bounds_of
+from synergy_core.policies.pollux.nsga2 import Worth, search
+from synergy_core.state import Allocations
+from synergy_core.state.goodput_state import GoodputState
+
+LEAST = 1e-3
+"""What the artifact adds to each speed-up before the power mean."""
+
+
+class Shown(NamedTuple):
+    """Nodes as the search sees them, one entry each: GPUs, the cluster's node it is (part of), that node's GPU type."""
+
+    gpus: Ints
+    node: Ints
+    kind: Ints
+
+
+class Memory(NamedTuple):
+    """What one round leaves to the next: how many there were, the jobs and the best matrices of the last search,
+    (count, jobs, shown nodes), and which of them was carried out, but for GPUs of other types.
+    """
+
+    rounds: int
+    job_id: Ints
+    matrices: Ints
+    answer: Ints
+
+
+@allocation_policy(round_s=60.0, tunes_batch=True)
+def pollux(
+    state: GoodputState,
+    *,
+    p: float = -1.0,
+    population: int = 100,
+    generations: int = 100,
+    growth: float = 2.0,
+    most_nodes: int = 16,
+    restart_s: float = 0.0,
+    batch_limit: BatchLimit = "max",
+    skip_settled: bool = True,
+    seed: int = 0,
+) -> Allocations:
+    """Each round, a genetic search for the best power mean of speed-ups over a fair share, less what restarts cost.
+
+    (mean_j (x_j + 0.001)^p)^(1/p), x_j the speed-up × restart factor × nodes ÷ GPUs of the cluster.
+    restart_s: what a restart is taken to cost, for all jobs alike (the artifact: 30); 0: what each job's user declares.
+    batch_limit: whether the search thinks of batches up to the job's maximum, or up to what its user requested.
+    skip_settled: no search where a bound shows that nothing can beat what jobs hold; it could only find that again.
+    """
+    shown = _shown(state.cluster)
+    memory: Memory | None = state.memory
+    rounds = 0 if memory is None else memory.rounds
+    random = np.random.Generator(np.random.SFC64([seed, rounds]))
+    order = np.lexsort((state.job_id, state.submit_time_s, state.attained_service_gpu_s))
+    job_id = state.job_id[order]
+    base = _held(state, shown, memory)[order]
+    speedup = _speedups(state, shown, batch_limit)[order]
+    factor = _restart_factor(state, restart_s)[order]
+    value = speedup[:, None] * factor[:, :, None, None] * (len(shown.gpus) / state.cluster.gpus) + LEAST
+    worth = Worth(np.log(value) if p == 0 else value**p, np.stack((speedup, speedup), axis=1), p)
+    bounds = bounds_of(base, shown.gpus, state.most_gpus(growth=growth)[order], most_nodes, random)
+    start = base[None] if memory is None else _carried_over(memory, job_id)
+    if skip_settled and settled(bounds, worth.term if p < 0 else -worth.term):
+        found = np.concatenate((base[None], start[(start != base).any(axis=(1, 2))]))
+        answer = base
+    else:
+        found, values = search(bounds, worth, start, population, generations, random)
+        answer = _within_quotas(state, order, _one_type(state, order, found[int(values.argmin())], shown))
+        answer = _usable(state, order, answer, shown, batch_limit)
+    return _carried_out(state, order, answer, shown, Memory(rounds + 1, job_id, found, answer))
+
+
+def _carried_out(state: GoodputState, order: Ints, answer: Ints, shown: Shown, memory: Memory) -> Allocations:
+    """The answer, (jobs in that order, shown nodes), for the nodes that there are."""
+    node_gpus = np.zeros((len(state), state.cluster.nodes), dtype=np.int64)
+    for part, node in enumerate(shown.node.tolist()):
+        node_gpus[order, node] += answer[:, part]
+    kind = np.full(len(state), -1, dtype=np.int64)
+    kind[order] = np.where(answer.any(axis=1), shown.kind[answer.argmax(axis=1)], -1)
+    return Allocations(node_gpus.sum(axis=1), kind, node_gpus=node_gpus, memory=memory)
+
+
+def _shown(cluster: Cluster) -> Shown:
+    """Of several GPU types, all nodes are shown to the search in parts as large as the smallest (Sia's port)."""
+    kinds = cluster.gpu_types
+    least = min(each.gpus_per_node for each in cluster.node_types) if len(kinds) > 1 else cluster.gpus
+    parts = []
+    for first, each in zip(cluster.first_nodes(), cluster.node_types, strict=True):
+        sizes = [min(least, each.gpus_per_node - at) for at in range(0, each.gpus_per_node, least)]
+        kind = kinds.index(each.gpu_type)
+        parts += [(size, first + at, kind) for at in range(each.nodes) for size in sizes]
+    return Shown(*np.array(parts, dtype=np.int64).T)
+
+
+def _held(state: GoodputState, shown: Shown, memory: Memory | None) -> Ints:
+    """(jobs, shown nodes): what each job holds; of a node's parts, those that it was given, if that is known."""
+    given = np.zeros((len(state), len(shown.gpus)), dtype=np.int64)
+    if memory is not None:
+        _, here, there = np.intersect1d(state.job_id, memory.job_id, assume_unique=True, return_indices=True)
+        given[here] = memory.answer[there]
+    given = np.where(state.held_gpus[:, None] > 0, given, 0)
+    held = np.zeros((len(state), state.cluster.nodes), dtype=np.int64)
+    for row, placed in enumerate(state.held_placement):
+        for node, mask in placed:
+            held[row, node] = mask.bit_count()
+    known = held[:, shown.node] if len(held[0]) == len(shown.gpus) else given
+    totals = np.zeros_like(held)
+    for part, node in enumerate(shown.node.tolist()):
+        totals[:, node] += known[:, part]
+    return known if (totals == held).all() else _parted(held, shown)
+
+
+def _parted(held: Ints, shown: Shown) -> Ints:
+    """GPUs of nodes as GPUs of their parts, each filled up before the next."""
+    result = np.zeros((len(held), len(shown.gpus)), dtype=np.int64)
+    waiting = held.copy()
+    for part, (size, node) in enumerate(zip(shown.gpus.tolist(), shown.node.tolist(), strict=True)):
+        up_to = np.minimum(np.cumsum(waiting[:, node]), size)
+        result[:, part] = np.diff(up_to, prepend=0)
+        waiting[:, node] -= result[:, part]
+    return result
+
+
+def _speedups(state: GoodputState, shown: Shown, batch_limit: BatchLimit) -> Floats:
+    """(jobs, on one node or on more, GPUs from 0): goodput ÷ goodput of the fair share, as if that were on one node.
+
+    Of several GPU types, by the model of that on which the job runs, else of the first that is known. Before anything
+    is known, GPUs ÷ GPUs of the fair share.
+    """
+    largest = min(state.cluster.gpus, max(task.spec.most_gpus for task in state.tasks))
+    within = min(largest, int(shown.gpus.max()))
+    fair = -(-state.cluster.gpus // len(state))
+    result = np.zeros((len(state), 2, largest + 1))
+    base = np.zeros(len(state))
+    for kind in range(len(state.cluster.gpu_types)):
+        jobs = np.flatnonzero(np.maximum(state.held_type, 0) == kind)
+        if len(jobs):
+            shapes = [(kind, gpus, 1) for gpus in range(1, within + 1)]
+            shapes += [(kind, gpus, 2) for gpus in range(2, largest + 1)]
+            goodput = state.goodput(configurations_of(shapes), batch=batch_limit)[jobs]
+            result[jobs, 0, 1 : within + 1] = goodput[:, :within]
+            result[jobs, 1, 2:] = goodput[:, within:]
+            base[jobs] = state.goodput(configurations_of([(kind, fair, 1)]), batch=batch_limit)[jobs, 0]
+    unknown = np.isnan(base)
+    result[unknown] = np.arange(largest + 1)
+    base[unknown] = fair
+    # A fair share that is more than the largest batch can feed: the artifact would divide by zero.
+    base = np.where(base > 0, base, result.max(axis=(1, 2)))
+    return result / np.maximum(base, np.finfo(float).tiny)[:, None, None]
+
+
+def _restart_factor(state: GoodputState, restart_s: float) -> Floats:
+    """(jobs, stays or moves): 1, and max(age − restarts·S, 0)/(age + S), S what a restart costs.
+
+    As if a job that moves had lost the share of its life that it has lost to restarts so far, this one included.
+    """
+    age_s = state.now_s - state.submit_time_s
+    delay_s = state.declared_restart_s if restart_s == 0 else np.full(len(state), restart_s)
+    left = np.maximum(age_s - state.restarts * delay_s, 0.0) / np.maximum(age_s + delay_s, np.finfo(float).tiny)
+    return np.stack((np.ones(len(state)), left), axis=1)
+
+
+def _carried_over(memory: Memory, job_id: Ints) -> Ints:
+    """(count, jobs, shown nodes): the last search's matrices, with nothing for jobs that are new."""
+    start = np.zeros((len(memory.matrices), len(job_id), memory.matrices.shape[2]), dtype=np.int64)
+    _, here, there = np.intersect1d(job_id, memory.job_id, assume_unique=True, return_indices=True)
+    start[:, here] = memory.matrices[:, there]
+    return start
+
+
+def _one_type(state: GoodputState, order: Ints, answer: Ints, shown: Shown) -> Ints:
+    """Each job keeps the GPUs of the type that it got most of, of the faster one among equals; the others idle."""
+    kinds = len(state.cluster.gpu_types)
+    if kinds == 1:
+        return answer
+    of_kind = np.stack([answer[:, shown.kind == kind].sum(axis=1) for kind in range(kinds)], axis=1)
+    rate = state.single_gpu_rate()[order]
+    most = of_kind == of_kind.max(axis=1, keepdims=True)
+    asked = state.gpu_type[order]
+    kept = np.where(asked >= 0, asked, np.where(most, rate, -1.0).argmax(axis=1))
+    result = np.where(shown.kind == kept[:, None], answer, 0)
+    # The search does not know that a job asks for a type: where it chose others, what is free of that type takes over.
+    for row in np.flatnonzero((asked >= 0) & ~result.any(axis=1)).tolist():
+        free = np.where(shown.kind == asked[row], shown.gpus - result.sum(axis=0), 0)
+        wanted = max(1, int(answer[row].sum()))
+        result[row] = np.clip(wanted - (np.cumsum(free) - free), 0, free)
+    return result
+
+
+def _usable(state: GoodputState, order: Ints, answer: Ints, shown: Shown, batch_limit: BatchLimit) -> Ints:
+    """A job with parallel plans gets as many of its GPUs as one of them fits on: to the search, others only are of no
+    use, and what came after it may have taken some off.
+    """
+    result = answer.copy()
+    for row in np.flatnonzero(state.planned[order] & answer.any(axis=1)).tolist():
+        before = np.cumsum(answer[row]) - answer[row]
+        for gpus in range(int(answer[row].sum()), -1, -1):
+            result[row] = np.clip(gpus - before, 0, answer[row])
+            on = result[row] > 0
+            shape = (int(shown.kind[on.argmax()]), gpus, len(np.unique(shown.node[on])))
+            if not gpus or state.goodput(configurations_of([shape]), batch=batch_limit)[order[row], 0] > 0:
+                break
+    return result
+
+
+def _within_quotas(state: GoodputState, order: Ints, answer: Ints) -> Ints:
+    """The search knows no tenants (nor does the published one): what exceeds a quota is taken off again.
+
+    Of jobs that wait first: those of one tenant would take turns every round, and do nothing but restart.
+    """
+    left = state.quotas_left()
+    if not np.isfinite(left).any():
+        return answer
+    result = answer.copy()
+    tenants = state.virtual_cluster[order].tolist()
+    for row in np.argsort(state.held_gpus[order] == 0, kind="stable").tolist():
+        tenant = tenants[row]
+        before = np.cumsum(answer[row]) - answer[row]
+        result[row] = np.clip(min(left[tenant], 1e9) - before, 0, answer[row])
+        left[tenant] -= float(result[row].sum())
+    return result

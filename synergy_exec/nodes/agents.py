@@ -1,0 +1,142 @@
+"""The agents of a backend: gathered, told things, dismissed; whether one that was lost is to come back."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+from aiohttp import web
+
+from synergy_core.cluster import Cluster
+from synergy_core.errors import InputError
+from synergy_exec.backends import Backend, Meeting
+from synergy_exec.messages import Hello, Message, Shutdown
+from synergy_exec.nodes.links import Link, cluster_of
+
+LOOK_S = 0.5
+EXITING_S = 1.0
+"""From an agent's last word to its end."""
+RESTARTS = 3
+"""How often an agent that was lost is started again on its node."""
+
+
+class Agents:
+    """links: of those that are connected, by the backend's number of their node. The cluster numbers nodes its own way,
+    alike ones together; `number` says how.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.links: dict[int, Link] = {}
+        self._known: dict[int, Hello] = {}
+        self._order: list[int] = []
+        self._losses: dict[int, int] = {}
+        self._awaited: dict[int, asyncio.Event] = {}
+        self._all_there = asyncio.Event()
+
+    async def gather(
+        self, meeting: Meeting, patience_s: float, over: asyncio.Future[Any] | None = None
+    ) -> Cluster | None:
+        """Starts all of them, and waits: the cluster that they make, None if `over` came first.
+
+        Raises InputError where one left again, or does not come in time.
+        """
+        for node in range(self.backend.nodes):
+            await self.backend.start(node, meeting)
+        until_s = time.monotonic() + patience_s
+        there = asyncio.ensure_future(self._all_there.wait())
+        either = {there} if over is None else {there, over}
+        try:
+            while not any(each.done() for each in either):
+                await asyncio.wait(either, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+                self._check_missing(late=time.monotonic() > until_s, patience_s=patience_s)
+        finally:
+            there.cancel()
+        if over is not None and over.done():
+            return None
+        cluster, self._order = cluster_of(list(self._known.values()))
+        return cluster
+
+    def _check_missing(self, *, late: bool, patience_s: float) -> None:
+        missing = sorted(set(range(self.backend.nodes)) - set(self.links))
+        lost = self.backend.lost()
+        for node in missing:
+            if node in lost and node not in self._awaited:
+                raise InputError(f"node {node}: {lost[node]}")
+        if missing and late:
+            raise InputError(f"no agent from nodes {missing} within {patience_s:g} s; see their logs.")
+
+    def came(self, hello: Hello, channel: web.WebSocketResponse) -> Link:
+        """An agent has said hello. Raises InputError for one that is not expected."""
+        known = self._known.get(hello.node)
+        if not 0 <= hello.node < self.backend.nodes:
+            raise InputError(f"node {hello.node}: expected 0 to {self.backend.nodes - 1}.")
+        if hello.node in self.links:
+            raise InputError(f"node {hello.node} has an agent already.")
+        if known is not None and (known.slots, known.gpu_type) != (hello.slots, hello.gpu_type):
+            raise InputError(
+                f"node {hello.node} had {known.slots} {known.gpu_type}; now {hello.slots} {hello.gpu_type}."
+            )
+        link = self.links[hello.node] = Link(hello, channel)
+        self._known[hello.node] = hello
+        if hello.node in self._awaited:
+            self._awaited.pop(hello.node).set()
+        if len(self.links) == self.backend.nodes:
+            self._all_there.set()
+        return link
+
+    def left(self, link: Link) -> None:
+        """Its connection has ended."""
+        del self.links[link.hello.node]
+        self._all_there.clear()
+
+    def number(self, link: Link) -> int:
+        """The cluster's number of an agent's node; all were gathered before."""
+        return self._order.index(link.hello.node)
+
+    async def bring_back(self, link: Link, reason: str, meeting: Meeting, patience_s: float) -> None:
+        """Starts another agent where one was lost, until one is there; tells the user so, and why.
+
+        reason: as far as the connection told. patience_s: for one to come. Raises InputError where that was in vain
+        several times.
+        """
+        node = link.hello.node
+        came = self._awaited[node] = asyncio.Event()
+        if exit := await self._exit_of(node, EXITING_S, came):
+            reason = f"{reason}; {exit}"
+        while not came.is_set():
+            self._losses[node] = self._losses.get(node, 0) + 1
+            if self._losses[node] > RESTARTS:
+                raise InputError(f"node {node}: its agent was lost {self._losses[node]} times; at last: {reason}")
+            print(f"node {node}: its agent was lost: {reason}\nstarting another", file=sys.stderr, flush=True)
+            await self.backend.start(node, meeting)
+            exit = await self._exit_of(node, patience_s, came)
+            reason = exit or f"none came within {patience_s:g} s; see its log"
+
+    async def _exit_of(self, node: int, patience_s: float, came: asyncio.Event) -> str:
+        """How the node's agent has left, as soon as its backend can tell; "" if one came, or none has left in time."""
+        until_s = time.monotonic() + patience_s
+        while time.monotonic() < until_s and not came.is_set():
+            if node in (lost := self.backend.lost()):
+                return lost[node]
+            await asyncio.sleep(EXITING_S / 10)
+        return ""
+
+    def say(self, outbox: list[tuple[int, Message]]) -> None:
+        """Queues messages for the cluster's nodes, in order, and empties the box; what is for a lost one is dropped."""
+        for number, message in outbox:
+            link = self.links.get(self._order[number])
+            if link is not None:
+                link.queue.put_nowait(message)
+        outbox.clear()
+
+    async def dismiss(self, patience_s: float) -> None:
+        """Has all of them save and leave, and ends those that have not within so many seconds."""
+        for link in self.links.values():
+            link.queue.put_nowait(Shutdown())
+        until_s = time.monotonic() + patience_s
+        while self.links and time.monotonic() < until_s:
+            await asyncio.sleep(0.05)
+        await self.backend.stop()

@@ -1,0 +1,285 @@
+"""The life of runs over several agents: slots held, stop before start, outcomes put together. Messages in and out.
+
+Nothing here knows a socket or a clock. What is to be sent stands in `outbox`, what happened in `happened`; whoever
+drives it takes both after every call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from synergy_core.jobs.record import Placed, gpus_in
+from synergy_exec.messages import (
+    KILLED,
+    LOST_PEERS,
+    Ended,
+    Kill,
+    Launch,
+    Message,
+    Outcome,
+    PlanMessage,
+    Reserve,
+    Reserved,
+    Retune,
+    Started,
+    Stop,
+)
+
+Stage = Literal["waiting", "reserving", "launched", "started", "ended"]
+Slot = tuple[int, int]
+"""Node and slot."""
+LaunchOf = Callable[["Run"], Launch]
+"""The launch message of a run, but for what differs between nodes."""
+
+
+@dataclass(slots=True)
+class Run:
+    """A job on fixed slots. stage: how far it is; stopping: it was told to leave, or is being killed.
+
+    said: what each node's agent has said of its end. store: where its ranks meet.
+    """
+
+    number: int
+    job: int
+    placed: Placed
+    plan: PlanMessage
+    stage: Stage = "waiting"
+    stopping: bool = False
+    killed: bool = False
+    store: tuple[str, int] = ("", 0)
+    said: dict[int, tuple[Outcome, str]] = field(default_factory=dict)
+
+    @property
+    def nodes(self) -> list[int]:
+        """Its nodes, in order of their ranks."""
+        return [node for node, _ in self.placed]
+
+    @property
+    def slots(self) -> set[Slot]:
+        """All of its slots."""
+        return {(node, slot) for node, mask in self.placed for slot in _bits(mask)}
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """Its workers were told to start, on slots that nobody else holds."""
+
+    run: Run
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """Its first step is done."""
+
+    run: Run
+    message: Started
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """No process of it is left. outcome: over all nodes. reason: why, for failed and lost."""
+
+    run: Run
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """It was told to leave before any of its workers were started."""
+
+    run: Run
+
+
+Happened = Launched | Stepped | Left | Dropped
+
+
+class Runs:
+    """All runs that have not ended. A run holds its slots from its reservation until the last agent has said `ended`.
+
+    connected: the agents that are there.
+    """
+
+    def __init__(self, launch_of: LaunchOf) -> None:
+        self._launch_of = launch_of
+        self.runs: dict[int, Run] = {}
+        self.connected: set[int] = set()
+        self.outbox: list[tuple[int, Message]] = []
+        self.happened: list[Happened] = []
+        self._held: dict[Slot, int] = {}
+
+    # What the controller asks
+
+    def start(self, run: Run) -> None:
+        """Launches the run as soon as its slots are free and its job's run before it has left."""
+        self.runs[run.number] = run
+        self._launch_waiting()
+
+    def stop(self, number: int) -> None:
+        """Save and leave; a run whose workers do not exist yet is dropped."""
+        run = self.runs.get(number)
+        if run is None or run.stopping:
+            return
+        run.stopping = True
+        if run.stage in ("waiting", "reserving"):
+            if run.stage == "reserving":
+                self._send(run.nodes[0], Kill(run=run.number))
+            self._release(run)
+            self.happened.append(Dropped(run))
+            self._launch_waiting()
+            return
+        for node in run.nodes:
+            if node not in run.said:
+                self._send(node, Stop(run=number))
+
+    def kill(self, number: int) -> None:
+        """Leave at once, unsaved."""
+        run = self.runs.get(number)
+        if run is None:
+            return
+        if run.stage in ("waiting", "reserving"):
+            self.stop(number)
+            return
+        run.stopping = run.killed = True
+        self._kill_rest(run)
+
+    def retune(self, number: int, plan: PlanMessage) -> None:
+        """The run goes on at another micro-batch or accumulation."""
+        run = self.runs.get(number)
+        if run is None or run.stopping:
+            return
+        run.plan = plan
+        if run.stage in ("launched", "started"):
+            for node in run.nodes:
+                self._send(node, Retune(run=number, micro_batch=plan.micro_batch, accumulation=plan.accumulation))
+
+    def of_job(self, job: int) -> Run | None:
+        """The newest run of a job that has not ended."""
+        return max((run for run in self.runs.values() if run.job == job), key=lambda run: run.number, default=None)
+
+    # What agents say
+
+    def agent_came(self, node: int) -> None:
+        """An agent is there, and runs nothing yet."""
+        self.connected.add(node)
+        self._launch_waiting()
+
+    def agent_left(self, node: int) -> None:
+        """An agent is gone, and with it everything that ran on its node: those runs are lost."""
+        self.connected.discard(node)
+        for run in list(self.runs.values()):
+            if node not in run.nodes or run.stage == "waiting":
+                continue
+            if run.stage == "reserving":
+                self._back_to_waiting(run)
+            elif node not in run.said:
+                self._part_ended(run, node, "lost", f"the agent of node {node} was lost")
+        self._launch_waiting()
+
+    def heard(self, node: int, message: Message) -> None:
+        """One message of an agent. What concerns a run that has ended, or no run of that node, is passed over."""
+        run = self.runs.get(getattr(message, "run", -1))
+        if run is None or node not in run.nodes:
+            return
+        if isinstance(message, Reserved) and run.stage == "reserving":
+            run.store = message.host, message.port
+            self._launch(run)
+        elif isinstance(message, Started) and run.stage == "launched":
+            run.stage = "started"
+            self.happened.append(Stepped(run, message))
+        elif isinstance(message, Ended) and node not in run.said:
+            if run.stage == "reserving":
+                self._back_to_waiting(run)
+            elif run.stage in ("launched", "started"):
+                self._part_ended(run, node, message.outcome, message.reason)
+            self._launch_waiting()
+
+    # Launching
+
+    def _launch_waiting(self) -> None:
+        """Reserves for every run that can be launched, in the order in which they were decided."""
+        wanted: set[Slot] = set()
+        for run in sorted(self.runs.values(), key=lambda each: each.number):
+            if run.stage != "waiting":
+                continue
+            free = not any(slot in self._held or slot in wanted for slot in run.slots)
+            alone = not any(other.job == run.job and other.number < run.number for other in self.runs.values())
+            if free and alone and self.connected.issuperset(run.nodes):
+                for slot in run.slots:
+                    self._held[slot] = run.number
+                run.stage = "reserving"
+                self._send(run.nodes[0], Reserve(run=run.number))
+            wanted |= run.slots
+
+    def _back_to_waiting(self, run: Run) -> None:
+        """Its reservation is void; it waits for the node's agent."""
+        for slot in run.slots:
+            self._held.pop(slot, None)
+        run.stage = "waiting"
+
+    def _launch(self, run: Run) -> None:
+        launch = self._launch_of(run)
+        run.stage = "launched"
+        self.happened.append(Launched(run))
+        first_rank = 0
+        for node, mask in run.placed:
+            slots = _bits(mask)
+            part = dataclasses.replace(
+                launch,
+                slots=slots,
+                first_rank=first_rank,
+                world=gpus_in(run.placed),
+                store_host=run.store[0],
+                store_port=run.store[1],
+            )
+            self._send(node, part)
+            first_rank += len(slots)
+
+    # Ending
+
+    def _part_ended(self, run: Run, node: int, outcome: Outcome, reason: str) -> None:
+        run.said[node] = outcome, reason
+        if outcome in ("failed", "lost"):
+            self._kill_rest(run)
+        if len(run.said) == len(run.nodes):
+            outcome, reason = _together(list(run.said.values()))
+            if run.killed and outcome != "done":
+                outcome = "lost"
+            self._release(run)
+            self.happened.append(Left(run, outcome, reason))
+
+    def _kill_rest(self, run: Run) -> None:
+        for node in run.nodes:
+            if node not in run.said:
+                self._send(node, Kill(run=run.number))
+
+    def _release(self, run: Run) -> None:
+        run.stage = "ended"
+        del self.runs[run.number]
+        for slot in [slot for slot, number in self._held.items() if number == run.number]:
+            del self._held[slot]
+
+    def _send(self, node: int, message: Message) -> None:
+        if node in self.connected:
+            self.outbox.append((node, message))
+
+
+def _together(said: list[tuple[Outcome, str]]) -> tuple[Outcome, str]:
+    """One outcome of a run's parts, and its reason.
+
+    What a part did by itself comes before what it suffered from others, a failure before a loss.
+    """
+    by_itself = [(each, reason) for each, reason in said if not reason.endswith((LOST_PEERS, KILLED))]
+    for parts in (by_itself, said):
+        for outcome in ("failed", "lost", "paused"):
+            for each, reason in parts:
+                if each == outcome and (reason or outcome == "paused"):
+                    return each, reason
+    return "done", ""
+
+
+def _bits(mask: int) -> list[int]:
+    return [bit for bit in range(mask.bit_length()) if mask >> bit & 1]

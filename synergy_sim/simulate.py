@@ -1,0 +1,135 @@
+"""One policy on one workload and one cluster, simulated to the end: facts out."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+import time
+
+import numpy as np
+
+from synergy_core.allocation.scheduler import AllocationScheduler
+from synergy_core.cluster import Cluster
+from synergy_core.policies import OrderingPolicy, Policy
+from synergy_core.scheduler import scheduler_for
+from synergy_core.state import Allocations, ClusterState
+from synergy_core.units import on_grid
+from synergy_runs.fit import check_fit
+from synergy_runs.log import Run, truth_read_by
+from synergy_runs.workload import Workload
+from synergy_sim.engine import Driver, Engine, Progress
+from synergy_sim.execution import ExecutionModel
+from synergy_sim.ground_truth import Truth
+from synergy_sim.jobs import Jobs
+from synergy_sim.on_events import OnEvents
+from synergy_sim.rounds import Rounds
+
+
+class Simulation:
+    """An engine, a scheduler, and the driver that suits the policy and the execution model; `run` once."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        policy: Policy,
+        execution: ExecutionModel,
+        truth: Truth | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        allocates = not isinstance(policy, OrderingPolicy)
+        tunes_batch = not isinstance(policy, OrderingPolicy) and policy.tunes_batch
+        profile = None if truth is None else truth.profile
+        self.scheduler = scheduler_for(policy, cluster, free_moves=execution.free_moves, profile=profile)
+        self.engine = Engine(
+            Jobs(workload, cluster, execution, truth, tunes_batch=tunes_batch),
+            self.scheduler,
+            tunes_batch=tunes_batch,
+            asks_progress=not isinstance(policy, OrderingPolicy) and policy.reads_goodput,
+            predicts=policy.predicted,
+            progress=progress,
+        )
+        self.driver: Driver
+        if allocates or execution.round_s is not None:
+            own_round_s = 0.0 if isinstance(policy, OrderingPolicy) else policy.round_s
+            own = own_round_s if execution.own_rounds or execution.round_s is None else 0.0
+            quotas = {} if cluster.borrowing else cluster.virtual_clusters
+            self.driver = Rounds(self.engine, execution, on_grid(own) or execution.round_s or 0.0, quotas)
+        else:
+            self.driver = OnEvents(self.engine)
+
+    def run(self) -> None:
+        """Simulates until every job has ended."""
+        self.engine.begin(self.driver)
+        self.engine.run()
+
+    def run_until(self, at_s: float, job_id: int) -> tuple[ClusterState, Allocations] | None:
+        """Simulates up to the first round from `at_s` on that decides on the job, instead of `run`; None if none does.
+
+        Only for policies that allocate.
+        """
+        scheduler = self.scheduler
+        assert isinstance(scheduler, AllocationScheduler)
+        self.engine.begin(self.driver)
+        seen = None
+        while not self.engine.all_done.triggered:
+            self.engine.env.step()
+            if scheduler.last is not seen:
+                seen = scheduler.last
+                if seen is not None and seen[0].now_s >= at_s and job_id in seen[0].job_id:
+                    return seen
+        return None
+
+
+def simulate(
+    workload: Workload,
+    cluster: Cluster,
+    policy: Policy,
+    execution: ExecutionModel | None = None,
+    *,
+    truth: Truth | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Run:
+    """Runs one policy to the end of the workload and returns the facts.
+
+    Raises InputError where some job can never run on the cluster (see `check_fit`).
+    """
+    check_fit(workload, cluster)
+    simulation = Simulation(workload, cluster, policy, execution or ExecutionModel(), truth, progress)
+    truth_read = truth_read_by(policy, workload)
+    collecting = gc.isenabled()
+    gc.disable()  # jobs and events are freed by reference counts; a full collection only costs
+    began_s = time.process_time()
+    try:
+        simulation.run()
+    except Exception as error:
+        error.add_note(
+            f"while simulating policy {policy.name}, at {simulation.engine.env.now:.0f} s of {workload.name}"
+        )
+        raise
+    finally:
+        if collecting:
+            gc.enable()
+    predicted_s = simulation.engine.predicted_s
+    return Run(
+        policy=policy.name,
+        oracle=bool(truth_read),
+        truth_read=truth_read,
+        seed=seed,
+        workload=workload,
+        cluster=cluster,
+        events=simulation.engine.log.events(),
+        decisions=simulation.engine.decisions.decisions(),
+        predicted_duration_s=np.full(len(workload), np.nan) if predicted_s is None else predicted_s,
+        simulation_cpu_s=time.process_time() - began_s,
+        peak_memory_bytes=peak_memory_bytes(),
+        information=policy.information if not isinstance(policy, OrderingPolicy) and policy.reads_goodput else "",
+    )
+
+
+def peak_memory_bytes() -> int:
+    """The high-water mark of this process's resident memory."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak) if sys.platform == "darwin" else int(peak) * 1024
