@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from synergy_core import commands
 from synergy_core.errors import InputError
+from synergy_core.pipes import piped
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,9 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:
-        return 1
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 from synergy_core.errors import InputError
+from synergy_core.pipes import piped
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
@@ -14,7 +15,7 @@ INTERRUPTED = 130
 def run(program: str, main: Callable[[], None], *, interrupted: str) -> None:
     """Runs a command line. program: named before what is said. interrupted: what Ctrl-C leaves behind."""
     try:
-        main()
+        piped(main)
     except InputError as error:
         print(f"{program}: {error}", file=sys.stderr)
         sys.exit(USAGE_ERROR)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
-from synergy_core.units import LONGEST_S, TICKS_PER_S, on_grid, parse_duration_s
+from synergy_core.units import LONGEST_S, on_grid, parse_duration_s
 from synergy_runs.traces.rows import BadRow, TraceRows
 from synergy_runs.traces.times import epoch_s, iso
 
@@ -74,11 +74,6 @@ class Workload:
     def arrival_window_s(self) -> float:
         """From the window's start to the last submission, seconds."""
         return float(self.submit_time_s[-1]) if len(self) else 0.0
-
-    def work_ticks(self) -> int:
-        """Σ duration × GPUs as an exact integer, in GPU-ticks (`units.TICKS_PER_S` per GPU-second)."""
-        ticks = np.rint(self.duration_s * TICKS_PER_S).astype(np.int64)
-        return sum(int(t) * int(g) for t, g in zip(ticks, self.gpus, strict=True))
 
     def offered_load_fraction(self, gpus: int) -> float:
         """GPU-seconds asked for ÷ GPU-seconds there are while jobs arrive; above 1 the queue must grow.

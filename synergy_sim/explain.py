@@ -16,6 +16,7 @@ from typing import Any
 
 from synergy_core.allocator import Explanation
 from synergy_core.errors import InputError, unknown
+from synergy_core.pipes import piped
 from synergy_core.policies import AllocationPolicy, OrderingPolicy, Policy
 from synergy_core.units import parse_duration_s
 from synergy_runs.explained import explained as explanation_in
@@ -136,4 +137,4 @@ def _job_number(names: list[str], wanted: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

@@ -2,8 +2,9 @@
 
 import sys
 
+from synergy_core.pipes import piped
 from synergy_runs.generators.command import main
 from synergy_sim.waiting import queueing_delays
 
 if __name__ == "__main__":
-    sys.exit(main(delays=queueing_delays))
+    sys.exit(piped(lambda: main(delays=queueing_delays)))

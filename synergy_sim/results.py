@@ -2,7 +2,8 @@
 
 import sys
 
+from synergy_core.pipes import piped
 from synergy_runs.results import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(piped(main))

@@ -8,7 +8,7 @@ import numpy as np
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy, policy_names
-from synergy_core.units import on_grid
+from synergy_core.units import TICKS_PER_S, on_grid
 from synergy_runs.log import Kind
 from synergy_runs.workload import Workload
 
@@ -98,3 +98,9 @@ def finish_s(run):
     result = np.full(len(run.workload), np.nan)
     result[run.events.job_id[ends]] = run.events.time_s[ends]
     return result
+
+
+def work_ticks(work) -> int:
+    """Σ duration × GPUs as an exact integer, in GPU-ticks (`units.TICKS_PER_S` per GPU-second)."""
+    ticks = np.rint(work.duration_s * TICKS_PER_S).astype(np.int64)
+    return sum(int(t) * int(g) for t, g in zip(ticks, work.gpus, strict=True))

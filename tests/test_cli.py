@@ -266,3 +266,20 @@ def test_impossible_training_job_is_named(row, said, tmp_path):
     assert said in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("summary.json"))
+
+
+@pytest.mark.parametrize("unbuffered", [(), ("-u",)], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(
+    "typed",
+    ["synergy_sim --help", "synergy_sim.traces list", "synergy_sim.explain --help", "synergy_core --help",
+     "synergy_exec --help", "synergy_sim.generators --help"],
+)  # fmt: skip
+def test_output_that_nobody_reads_ends_without_a_traceback(typed, unbuffered, tmp_path):
+    """As after `| head`, once it has seen enough. argparse, where it prints itself, takes no offence."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, *unbuffered, "-m", *typed.split()]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    os.close(writer)
+    assert done.stderr == ""
+    assert done.returncode == 141 or (done.returncode == 0 and typed.endswith("--help"))

@@ -14,7 +14,6 @@ from synergy_core.goodput.efficiency import (
     adascale_factor,
     gain,
     noise_scale,
-    progress_rate,
     square_root_factor,
     statistical_efficiency,
 )
@@ -99,8 +98,8 @@ def test_pure_noise_makes_every_sample_count_and_no_noise_makes_extra_ones_worth
 
 def test_progress_rate_is_gain_over_iteration_time():
     batch, phi, first = 256, 500.0, 64
-    rate = progress_rate(batch / 0.5, statistical_efficiency(batch, phi, first), first)
-    assert rate == pytest.approx(gain(batch, 1.0, phi / first, first) / 0.5)
+    throughput, efficiency = batch / 0.5, statistical_efficiency(batch, phi, first)
+    assert throughput * efficiency / first == pytest.approx(gain(batch, 1.0, phi / first, first) / 0.5)
 
 
 def naive(theta, sqr, var, first, largest, low, high, nodes, gpus):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
-from synergy_core.placement.whole_round import Packing, pack, packing
+from synergy_core.placement.whole_round import Packing, packing
 
 DIVISIBLE = (1, 2, 4, 8, 16, 32)
 ANY_SIZE = (1, 2, 3, 4, 5, 6, 7, 8, 11, 16, 21)
@@ -101,7 +101,7 @@ def test_pinned_jobs_never_move_and_everyone_is_placed(seed: int, sizes: tuple[i
     rng = np.random.default_rng(seed)
     cluster = cluster_of(("a", 5, 8), ("b", 4, 4))
     gpus, kinds = fill(rng, [40, 16], sizes)
-    current = pack(cluster, np.array(gpus), np.array(kinds), [()] * len(gpus))
+    current = packing(cluster, np.array(gpus), np.array(kinds), [()] * len(gpus)).placed
     pinned = rng.random(len(gpus)) < 0.3
     for job in range(len(gpus)):
         if not pinned[job] and rng.random() < 0.5:

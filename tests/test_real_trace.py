@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from jobs import RIGID, cluster, finish_s
+from jobs import RIGID, cluster, finish_s, work_ticks
 
 from synergy_core.policies import OrderingPolicy, get_policy
 from synergy_core.units import TICKS_PER_S
@@ -44,7 +44,7 @@ def test_every_policy_replays_all_of_it_and_delivers_its_gpu_seconds_exactly(nam
     check(done)
     assert len(philly) == 82_247
     assert (done.events.kind == Kind.FINISH).sum() == 82_247
-    assert held_ticks(done.events, philly.gpus.tolist()) == philly.work_ticks()
+    assert held_ticks(done.events, philly.gpus.tolist()) == work_ticks(philly)
     assert (finish_s(done) >= philly.submit_time_s + philly.duration_s).all()
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from jobs import cluster, workload
+from jobs import cluster, work_ticks, workload
 
 from synergy_core.policies import get_policy
 from synergy_runs.carrying import add_history, carried_in_words, cut, without_carried
@@ -121,7 +121,7 @@ def test_carried_jobs_hold_gpus_and_are_in_no_job_metric(rows, name):
     if name in ("fifo", "easy"):
         held = holdings(done.events)
         assert held.job_id[0] == 0  # the job submitted first starts first, and all others wait for it
-        assert held.gpu_ticks().sum() == work.work_ticks()
+        assert held.gpu_ticks().sum() == work_ticks(work)
         assert jobs.first_start_s[2] >= 8 * DAY_S
 
 

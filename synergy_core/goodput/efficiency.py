@@ -44,12 +44,6 @@ def statistical_efficiency(total_batch: ArrayLike, noise_scale: ArrayLike, initi
     return result
 
 
-def progress_rate(throughput: ArrayLike, efficiency: ArrayLike, initial_batch: ArrayLike) -> Floats:
-    """Initial-batch-equivalent iterations per second: throughput (samples/s) × efficiency / B₀ = gain / T_iter."""
-    result: Floats = np.multiply(throughput, efficiency, dtype=np.float64) / np.asarray(initial_batch, dtype=np.float64)
-    return result
-
-
 def adascale_factor(
     total_batch: ArrayLike, noise_scale: ArrayLike, initial_batch: ArrayLike, *, exponent: float = 1.0
 ) -> Floats:

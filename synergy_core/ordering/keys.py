@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from synergy_core.jobs.record import NEVER, Job
 from synergy_core.policies import Key, OrderingPolicy
 from synergy_core.units import LONGEST_S, on_grid
+
+Entry = tuple[Any, int, Job]
+"""(key, job id, job): ordered by key, then id."""
 
 
 def order_key_of(policy: OrderingPolicy) -> Callable[[Job], Key]:

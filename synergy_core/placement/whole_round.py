@@ -33,17 +33,6 @@ class Packing(NamedTuple):
     spread: list[int]
 
 
-def pack(
-    cluster: Cluster,
-    gpus: Ints,
-    gpu_type: Ints,
-    current: Sequence[Placed],
-    pinned: NDArray[np.bool_] | None = None,
-) -> list[Placed]:
-    """The GPUs of every job; see `packing`, which also says who had to move."""
-    return packing(cluster, gpus, gpu_type, current, pinned).placed
-
-
 def packing(
     cluster: Cluster,
     gpus: Ints,

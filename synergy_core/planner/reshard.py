@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from synergy_core.arrays import Floats, Ints
-from synergy_core.planner.machine import Machine
 from synergy_core.planner.plan import Plan, plans_of
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Block
@@ -89,30 +88,6 @@ def moved_bytes(
         outer = _overlap(new.spread(), old.spread()) * _overlap(new.inside(from_zero), old.inside(from_zero))
         result = result - size * (dense * inner + experts * outer)
     return np.maximum(result, 0.0)
-
-
-def link_seconds(moved: Floats, held: Holdings, machine: Machine, senders: int) -> float:
-    """Moving over the machine's links while the old GPUs still hold the state.
-
-    The later of the fullest receiver and of `senders` GPUs that put every byte needed on the wire once, receivers
-    passing on what more than one of them needs. Inside one node over its links, else over each GPU's network share.
-    """
-    if not moved.any():
-        return 0.0
-    inside = max(len(moved), senders) <= machine.gpus_per_node
-    rate = machine.link_bytes_per_s if inside else machine.network_bytes_per_s
-    sent = min(float(moved.sum()), held.state_bytes) / max(senders, 1)
-    return max(float(moved.max()), sent) / rate
-
-
-def storage_seconds(held: Holdings, after: Plan, machine: Machine, storage_bytes_per_s: float) -> float:
-    """Stopping and starting through shared storage: the state written once, then every GPU reads what it will hold.
-
-    storage_bytes_per_s: of the whole storage, read or written. What several GPUs need is read by each.
-    """
-    read = moved_bytes(held, None, after)
-    reading = max(float(read.sum()) / storage_bytes_per_s, float(read.max()) / machine.network_bytes_per_s)
-    return held.state_bytes / storage_bytes_per_s + reading
 
 
 Interval = tuple[Ints, Ints, int]

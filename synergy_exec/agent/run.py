@@ -111,7 +111,6 @@ class NodeRun:
             cores=slot.cores,
             gpu=slot.gpu,
             launched_s=started_s,
-            holds_store=store is not None,
         )
         ours, theirs = socket.socketpair()
         pulse, log = Pulse.create(), _log(launch)

@@ -115,7 +115,7 @@ class Timing(NamedTuple):
 
 
 class Journal:
-    """One open journal. Every method that records ends in a commit unless it says otherwise."""
+    """One open journal. What its methods record is on disk once `commit` has returned, and not before."""
 
     def __init__(self, path: Path) -> None:
         """Opens or makes it. Raises InputError for a damaged, foreign or newer file, or where the disk refuses."""

@@ -14,7 +14,7 @@ class Start:
     """One rank of a run.
 
     cores: of the CPU, that it may use. gpu: index of its CUDA device, None without. launched_s: time.time() at which
-    the agent was told to launch the run. holds_store: whether a descriptor of the store's listening socket comes too.
+    the agent was told to launch the run.
     """
 
     launch: Launch
@@ -22,7 +22,6 @@ class Start:
     cores: tuple[int, ...]
     gpu: int | None
     launched_s: float
-    holds_store: bool
 
     def text(self) -> str:
         """As JSON."""

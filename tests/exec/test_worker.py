@@ -125,7 +125,7 @@ def test_start_is_read_as_it_was_written() -> None:
         store_port=1,
         folder="/tmp",
     )
-    start = Start(launch=launch, rank=1, cores=(0, 2), gpu=None, launched_s=1.5, holds_store=False)
+    start = Start(launch=launch, rank=1, cores=(0, 2), gpu=None, launched_s=1.5)
     assert Start.parse(start.text()) == start
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planner_setup import SOFTWARE, machine
+from planner_setup import SOFTWARE
 
 from synergy_core.planner.families import transformer
 from synergy_core.planner.plan import Plan
-from synergy_core.planner.reshard import Holdings, holdings, link_seconds, moved_bytes, storage_seconds
+from synergy_core.planner.reshard import Holdings, holdings, moved_bytes
 
 LAYERS = 5
 DENSE = np.array([7.0, *[3.0] * LAYERS, 2.0])
@@ -112,15 +112,3 @@ def test_the_state_of_a_model():
     held = holdings(transformer, gpt, SOFTWARE)
     assert len(held.dense) == 6
     assert held.state_bytes / 14.0 == pytest.approx(gpt.parameters(), rel=0.01)
-
-
-def test_seconds():
-    node = machine()
-    moved = moved_bytes(HELD, None, Plan(data=4))
-    assert link_seconds(np.zeros(4), HELD, node, 4) == 0.0
-    assert link_seconds(moved, HELD, node, 2) == pytest.approx(HELD.state_bytes / node.link_bytes_per_s)
-    far = moved_bytes(HELD, None, Plan(data=16))
-    assert link_seconds(far, HELD, node, 16) == pytest.approx(HELD.state_bytes / node.network_bytes_per_s)
-    assert storage_seconds(HELD, Plan(data=4), node, 1e3) == pytest.approx(
-        5 * HELD.state_bytes / 1e3 + HELD.state_bytes / node.network_bytes_per_s
-    )

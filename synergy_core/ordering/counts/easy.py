@@ -12,10 +12,9 @@ from typing import Any
 
 from synergy_core.jobs.record import Job
 from synergy_core.ordering.ends import ExpectedEnds
+from synergy_core.ordering.keys import Entry
 
 BLOCK = 256
-
-Entry = tuple[Any, int, Job]
 
 
 class ByEstimate:

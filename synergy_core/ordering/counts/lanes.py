@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from heapq import heappop, heappush
-from typing import Any
 
 from synergy_core.jobs.record import Job
 from synergy_core.ordering.counts.easy import EasyReservation
+from synergy_core.ordering.keys import Entry
 from synergy_core.policies import OrderingPolicy
-
-Entry = tuple[Any, int, Job]
-"""(key, job id, job): ordered by key, then id."""
 
 
 class Lane(ABC):

@@ -9,8 +9,8 @@ from itertools import count
 from typing import Any
 
 from synergy_core.jobs.record import NEVER, Job
-from synergy_core.ordering.counts.lanes import Entry, Lane
-from synergy_core.ordering.keys import after_jump, order_key_of
+from synergy_core.ordering.counts.lanes import Lane
+from synergy_core.ordering.keys import Entry, after_jump, order_key_of
 from synergy_core.policies import OrderingPolicy
 from synergy_core.units import TICK_S, grid_ceil
 

@@ -20,13 +20,12 @@ from synergy_core.jobs.decision import Decision
 from synergy_core.jobs.record import Job, Placed
 from synergy_core.ordering.counts.easy import ByEstimate
 from synergy_core.ordering.ends import ExpectedEnds
+from synergy_core.ordering.keys import Entry
 from synergy_core.ordering.trial.reservation import Reservation
 from synergy_core.placement.one_job import Placement
 from synergy_core.placement.patience import Patience
 from synergy_core.policies import OrderingPolicy
 
-Entry = tuple[Any, int, Job]
-"""(key, job id, job): ordered by key, then id."""
 Form = tuple[int, bool]
 """GPUs, and whether they may lie apart."""
 NOTHING = Decision([], [])

@@ -14,7 +14,8 @@ from synergy_core.cluster import Cluster
 from synergy_core.jobs.decision import Decision
 from synergy_core.jobs.record import Job, Placed
 from synergy_core.ordering.counts.preemptive import PreemptiveLane
-from synergy_core.ordering.nodes.lanes import NOTHING, Entry, Form
+from synergy_core.ordering.keys import Entry
+from synergy_core.ordering.nodes.lanes import NOTHING, Form
 from synergy_core.placement.one_job import Placement, whole_nodes
 from synergy_core.placement.patience import Patience
 from synergy_core.policies import OrderingPolicy

@@ -6,18 +6,15 @@ Tenants come within their quotas first. Where borrowing is allowed, those beyond
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
 
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.record import NEVER, Job, Placed
 from synergy_core.ordering.ends import expected_end_s
+from synergy_core.ordering.keys import Entry
 from synergy_core.ordering.trial.reservation import Reservation
 from synergy_core.placement.one_job import Placement
 from synergy_core.placement.patience import Patience
 from synergy_core.policies import OrderingPolicy
-
-Entry = tuple[Any, int, Job]
-"""(key, job id, job): ordered by key, then id."""
 
 
 class Trial(ABC):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.decision import Decision
 from synergy_core.jobs.record import NEVER, Job, Placed
-from synergy_core.ordering.keys import after_jump, order_key_of
-from synergy_core.ordering.trial.trial import Entry, Isolated, Keeping, Preempting, Trial
+from synergy_core.ordering.keys import Entry, after_jump, order_key_of
+from synergy_core.ordering.trial.trial import Isolated, Keeping, Preempting, Trial
 from synergy_core.placement.one_job import Placement
 from synergy_core.placement.patience import Patience
 from synergy_core.policies import OrderingPolicy
