@@ -16,7 +16,7 @@ import numpy as np
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.policies import OrderingPolicy, Policy
+from synergy_core.policies import Policy
 from synergy_exec.backends import Backend, get_backend
 from synergy_exec.controller.controller import Arrival, Controller, Hours
 from synergy_exec.controller.execution import Terms
@@ -200,7 +200,7 @@ def executed(
         predicted_duration_s=np.full(len(workload), np.nan),
         simulation_cpu_s=cpu_s,
         peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        information=policy.information if not isinstance(policy, OrderingPolicy) and policy.reads_goodput else "",
+        information=policy.knows,
     )
     # A job that was cancelled while it waited has no end in the log: it held nothing.
     check(result, whole=not any(each.state == "cancelled" for each in journal.jobs()))

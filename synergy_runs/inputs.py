@@ -14,7 +14,7 @@ import numpy as np
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.beliefs import Information
-from synergy_core.policies import AllocationPolicy, Policy, base_name, get_policy
+from synergy_core.policies import Policy, base_name, get_policy
 from synergy_runs.carrying import add_history, cut
 from synergy_runs.fit import misfits
 from synergy_runs.generators import generate
@@ -180,7 +180,5 @@ def policies_of(
         given = {**variant, **parameters.get(base_name(name), {}), **parameters.get(name, {})}
         policy = get_policy(given.pop("policy", name))
         policy = dataclasses.replace(policy.with_parameters(**given), name=name)
-        if information is not None and isinstance(policy, AllocationPolicy):
-            policy = dataclasses.replace(policy, information=information)
-        result[name] = policy
+        result[name] = policy if information is None else policy.informed(information)
     return result

@@ -17,7 +17,7 @@ from typing import Any
 from synergy_core.allocator import Explanation
 from synergy_core.errors import InputError, unknown
 from synergy_core.pipes import piped
-from synergy_core.policies import AllocationPolicy, OrderingPolicy, Policy
+from synergy_core.policies import Policy
 from synergy_core.units import parse_duration_s
 from synergy_runs.explained import explained as explanation_in
 from synergy_runs.inputs import cluster_of, policies_of
@@ -67,7 +67,7 @@ def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation | An
     """The explanation, and its instant. Raises InputError where the run, the job or the instant cannot be found."""
     settings = settings_of(folder)
     (policy,) = policies_of(settings.policy, settings.parameters, settings.information).values()
-    if isinstance(policy, AllocationPolicy) and policy.reads_goodput:
+    if policy.reads_goodput:
         return _asked_again(settings, name, at)
     facts = facts_of(read_run(folder), settings, policy)
     job = _job_number(facts.jobs["job_name"].tolist(), name)
@@ -94,13 +94,13 @@ def facts_of(run: StoredRun, settings: Settings, policy: Policy) -> Facts:
     wanted = dataclasses.replace(settings.cluster, virtual_clusters=run.summary["quotas"] or None)
     execution = execution_of(settings)
     return Facts(
-        policy=policy.of_records() if isinstance(policy, OrderingPolicy) else policy,
+        policy=policy.of_records(),
         cluster=cluster_of(wanted, settings.trace, None),
         jobs=run.jobs(*COLUMNS),
         events=run.events(),
         decided_s=run.decisions("time_s")["time_s"],
         costs_of=execution.costs_of,
-        event_driven=execution.round_s is None and not isinstance(policy, AllocationPolicy),
+        event_driven=execution.round_s is None and not policy.in_rounds,
     )
 
 

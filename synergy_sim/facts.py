@@ -121,7 +121,7 @@ class Facts:
                 job.stopped(time_s)
                 job.break_off(time_s)
         self._jump(job, now_s)
-        if not isinstance(self.policy, OrderingPolicy) or self.policy.preemptive:
+        if self.policy.preemptive:
             job.settle(now_s)  # else `settled_s` says since when it runs, which reservations go by
         return job
 

@@ -11,7 +11,7 @@ import numpy as np
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.policies import AllocationPolicy, Policy
+from synergy_core.policies import Policy
 from synergy_runs.carrying import without_carried
 from synergy_runs.fit import check_fit
 from synergy_runs.inputs import (
@@ -100,7 +100,7 @@ def trained(
     """The workload with training jobs where `trace.models` wants them."""
     wanted = settings.trace.models
     if wanted == "auto":
-        needed = any(isinstance(each, AllocationPolicy) and each.reads_goodput for each in policies)
+        needed = any(each.reads_goodput for each in policies)
         given = bool(len(workload)) and bool((with_profiled_batches(workload, truth).global_batch > 0).all())
         wanted = "as_given" if given else "mix" if needed else "none"
     if wanted == "as_given":  # how much of such a job was left at the window's start, its log does not say

@@ -11,7 +11,7 @@ import numpy as np
 
 from synergy_core.allocation.scheduler import AllocationScheduler
 from synergy_core.cluster import Cluster
-from synergy_core.policies import OrderingPolicy, Policy
+from synergy_core.policies import Policy
 from synergy_core.scheduler import scheduler_for
 from synergy_core.state import Allocations, ClusterState
 from synergy_core.units import on_grid
@@ -38,22 +38,19 @@ class Simulation:
         truth: Truth | None = None,
         progress: Progress | None = None,
     ) -> None:
-        allocates = not isinstance(policy, OrderingPolicy)
-        tunes_batch = not isinstance(policy, OrderingPolicy) and policy.tunes_batch
         profile = None if truth is None else truth.profile
         self.scheduler = scheduler_for(policy, cluster, free_moves=execution.free_moves, profile=profile)
         self.engine = Engine(
-            Jobs(workload, cluster, execution, truth, tunes_batch=tunes_batch),
+            Jobs(workload, cluster, execution, truth, tunes_batch=policy.tunes_batch),
             self.scheduler,
-            tunes_batch=tunes_batch,
-            asks_progress=not isinstance(policy, OrderingPolicy) and policy.reads_goodput,
+            tunes_batch=policy.tunes_batch,
+            asks_progress=policy.reads_goodput,
             predicts=policy.predicted,
             progress=progress,
         )
         self.driver: Driver
-        if allocates or execution.round_s is not None:
-            own_round_s = 0.0 if isinstance(policy, OrderingPolicy) else policy.round_s
-            own = own_round_s if execution.own_rounds or execution.round_s is None else 0.0
+        if policy.in_rounds or execution.round_s is not None:
+            own = policy.round_s if execution.own_rounds or execution.round_s is None else 0.0
             quotas = {} if cluster.borrowing else cluster.virtual_clusters
             self.driver = Rounds(self.engine, execution, on_grid(own) or execution.round_s or 0.0, quotas)
         else:
@@ -125,7 +122,7 @@ def simulate(
         predicted_duration_s=np.full(len(workload), np.nan) if predicted_s is None else predicted_s,
         simulation_cpu_s=time.process_time() - began_s,
         peak_memory_bytes=peak_memory_bytes(),
-        information=policy.information if not isinstance(policy, OrderingPolicy) and policy.reads_goodput else "",
+        information=policy.knows,
     )
 
 

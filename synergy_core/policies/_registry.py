@@ -76,6 +76,31 @@ class OrderingPolicy:
         return issubclass(self.view, OracleJobView)
 
     @property
+    def in_rounds(self) -> bool:
+        """Whether it is asked once per round; else whenever something has happened, unless it is made to wait."""
+        return False
+
+    @property
+    def round_s(self) -> float:
+        """The round it is meant for; 0 for none."""
+        return 0.0
+
+    @property
+    def reads_goodput(self) -> bool:
+        """Whether it asks how fast jobs would train."""
+        return False
+
+    @property
+    def tunes_batch(self) -> bool:
+        """Whether its jobs choose their batch themselves."""
+        return False
+
+    @property
+    def knows(self) -> str:
+        """What it may know of training jobs beside what each reports itself; "" where it asks nothing of them."""
+        return ""
+
+    @property
     def predicted(self) -> bool:
         """Whether run times are predicted for it."""
         return issubclass(self.view, PredictedJobView)
@@ -94,6 +119,10 @@ class OrderingPolicy:
         anew = through(self.view, self.begins_anew) if self.begins_anew else None
         words = through(self.view, self.words) if self.words else None
         return replace(self, key=through(self.view, self.key), next_change=change, begins_anew=anew, words=words)
+
+    def informed(self, information: Information) -> OrderingPolicy:
+        """The policy: it asks nothing of training jobs."""
+        return self
 
     def with_parameters(self, **parameters: Any) -> OrderingPolicy:
         """The policy with some of its parameters set; `backfill` is one too, for those that do not preempt."""
@@ -148,9 +177,37 @@ class AllocationPolicy:
         return issubclass(self.view, EstimatedClusterState)
 
     @property
+    def in_rounds(self) -> bool:
+        """Whether it is asked once per round."""
+        return True
+
+    @property
+    def preemptive(self) -> bool:
+        """Whether a job may be stopped for another."""
+        return True
+
+    @property
+    def next_change(self) -> None:
+        """It has no keys that jump."""
+        return None
+
+    @property
     def reads_goodput(self) -> bool:
         """Whether it asks how fast jobs would train."""
         return issubclass(self.view, GoodputState)
+
+    @property
+    def knows(self) -> str:
+        """What it may know of training jobs beside what each reports itself; "" where it asks nothing of them."""
+        return self.information if self.reads_goodput else ""
+
+    def of_records(self) -> AllocationPolicy:
+        """The policy: its states are made of records in any case."""
+        return self
+
+    def informed(self, information: Information) -> AllocationPolicy:
+        """The policy with that information."""
+        return replace(self, information=information)
 
     def with_parameters(self, **parameters: Any) -> AllocationPolicy:
         """The policy with some of its parameters set."""
@@ -254,7 +311,7 @@ def get_policy(name: str) -> Policy:
     policy = _found[base]
     if name == base:
         return policy
-    if not (isinstance(policy, AllocationPolicy) and policy.reads_goodput):
+    if not isinstance(policy, AllocationPolicy) or not policy.reads_goodput:
         raise InputError(f"policy {name}: {base} does not ask how fast jobs would train, so plans tell it nothing.")
     if policy.plans:
         raise InputError(f"policy {name}: {base} reads the planner's tables anyway. Type {base}.")

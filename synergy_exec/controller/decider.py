@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from synergy_core.allocation.scheduler import AllocationScheduler
 from synergy_core.cluster import Cluster
 from synergy_core.goodput.throughput import gradient_time
 from synergy_core.jobs.decision import NONE, Decision
@@ -13,8 +12,8 @@ from synergy_core.jobs.profiled import ProfiledTask
 from synergy_core.jobs.record import NEVER, Placed
 from synergy_core.jobs.reports import Theta
 from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.ordering.scheduler import OrderingScheduler
-from synergy_core.policies import AllocationPolicy, OrderingPolicy, Policy
+from synergy_core.policies import Policy
+from synergy_core.scheduler import scheduler_for
 from synergy_exec.controller.choices import Choices, only_batch_differs
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import Observation
@@ -44,12 +43,8 @@ class Decider:
     def __init__(self, policy: Policy, cluster: Cluster, profile: Profile) -> None:
         self.policy = policy
         self.cluster = cluster
-        self.scheduler: OrderingScheduler | AllocationScheduler = (
-            OrderingScheduler(policy, cluster)
-            if isinstance(policy, OrderingPolicy)
-            else AllocationScheduler(policy, cluster, profile=profile)
-        )
-        self.choices = Choices(tunes_batch=isinstance(policy, AllocationPolicy) and policy.tunes_batch, profile=profile)
+        self.scheduler = scheduler_for(policy, cluster, profile=profile)
+        self.choices = Choices(tunes_batch=policy.tunes_batch, profile=profile)
         self.active: dict[int, ExecutedJob] = {}
         self.plans: dict[int, PlanMessage] = {}
         self._withdrawn: set[int] = set()
@@ -68,7 +63,7 @@ class Decider:
         self.plans.pop(job.job_id, None)
         self._leaving_since_s.pop(job.job_id, None)
         self._settle_unlaunched(job, now_s)
-        if job.queued and isinstance(self.scheduler, OrderingScheduler):
+        if job.queued and not self.policy.in_rounds:
             self._withdrawn.add(job.job_id)  # a queue gives a job back only when its turn comes; then it ends at once
         else:
             self.scheduler.finish(job, now_s)
