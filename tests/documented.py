@@ -68,7 +68,8 @@ class Command:
 
 def pages(root: Path) -> list[Path]:
     """Where commands are documented, the README first."""
-    return [root / "README.md", *sorted((root / "docs").glob("*.md")), root / "traces" / "README.md"]
+    top, docs = (root / "README.md", root / "CONTRIBUTING.md"), sorted((root / "docs").glob("*.md"))
+    return [*top, *docs, root / "traces" / "README.md"]
 
 
 def documented(root: Path) -> list[Command]:

@@ -82,8 +82,8 @@ def step_time(work: Work, plans: Plans, machine: Machine, software: Software, c:
     links = links_for(machine)
     layout = _Layout(plans, machine.gpus_per_node)
 
-    def part(block: Block) -> _Part:
-        return _part(block, plans, machine, software, c, links, layout)
+    def part(block: Block, *, again: bool) -> _Part:
+        return _part(block, plans, machine, software, c, links, layout, again=again)
 
     m, pp, v = (each.astype(float) for each in (plans.accumulation, plans.pipeline, plans.interleave))
     stage = _slowest_stage(work, plans, part)
@@ -115,12 +115,15 @@ class _Stage:
     others: Floats
 
 
-def _slowest_stage(work: Work, plans: Plans, part: Callable[[Block], _Part]) -> _Stage:
-    """Stages of whole layers, as even as their number allows; the first also embeds, the last has the logits."""
-    before, after = part(work.before), part(work.after)
-    every = part(work.layers[0].block).times(work.layers[0].count)
+def _slowest_stage(work: Work, plans: Plans, part: Callable[..., _Part]) -> _Stage:
+    """Stages of whole layers, as even as their number allows; the first also embeds, the last has the logits.
+
+    Only layers are recomputed, not what stands before and after them.
+    """
+    before, after = part(work.before, again=False), part(work.after, again=False)
+    every = part(work.layers[0].block, again=True).times(work.layers[0].count)
     for run in work.layers[1:]:
-        every = every + part(run.block).times(run.count)
+        every = every + part(run.block, again=True).times(run.count)
     count = np.asarray(work.layer_count, float)
     layer = every.times(1.0 / count)
     chunks = (plans.pipeline * plans.interleave).astype(float)
@@ -164,9 +167,20 @@ class _Layout:
 
 
 def _part(
-    block: Block, plans: Plans, machine: Machine, software: Software, c: Constants, links: Links, layout: _Layout
+    block: Block,
+    plans: Plans,
+    machine: Machine,
+    software: Software,
+    c: Constants,
+    links: Links,
+    layout: _Layout,
+    *,
+    again: bool,
 ) -> _Part:
-    """One block: the host launches its kernels while the GPU runs them, so that the slower of both counts."""
+    """One block: the host launches its kernels while the GPU runs them, so that the slower of both counts.
+
+    again: whether it is recomputed where the plan says so.
+    """
     gpu = block_time(block, machine, software, c)
     slow = 1.0 / c.tensor_efficiency
     one = all_reduce_s(block.tensor_bytes, plans.tensor, layout.tensor_within, links) * slow
@@ -191,15 +205,15 @@ def _part(
     forward = bound(gpu.forward_s, gpu.forward_kernels)
     backward = bound(gpu.backward_s, gpu.backward_kernels)
     halves = 0.5 * (gpu.forward_s - gpu.attention_s)
-    again = np.select([full, selective, plans.recompute == 3], [forward, gpu.attention_s, halves], 0.0)
-    if block.name in ("embedding", "logits"):
-        again = np.zeros_like(forward)
+    redone = np.select([full, selective, plans.recompute == 3], [forward, gpu.attention_s, halves], 0.0)
+    if not again:
+        redone = np.zeros_like(forward)
         full = np.zeros_like(full)
     zeros = np.zeros(len(plans))
     return _Part(
         forward=forward + zeros,
         backward=backward + zeros,
-        again=again + zeros,
+        again=redone + zeros,
         tensor=tensor * np.where(full, 3.0, 2.0) + zeros,
         context=context * np.where(full, 4.0, 3.0) + zeros,
         expert=expert * np.where(full, 3.0, 2.0) + zeros,
