@@ -48,9 +48,14 @@ class Scheduler(Protocol):
 
 
 def scheduler_for(
-    policy: Policy, cluster: Cluster, *, free_moves: bool = False, profile: Profile | None = None
+    policy: Policy,
+    cluster: Cluster,
+    *,
+    free_moves: bool = False,
+    profile: Profile | None = None,
+    round_s: float | None = None,
 ) -> Scheduler:
-    """The scheduler that runs this policy on this cluster; free_moves, profile: see `AllocationScheduler`."""
+    """The scheduler that runs this policy on this cluster; free_moves, profile, round_s: see `AllocationScheduler`."""
     if isinstance(policy, OrderingPolicy):
         return OrderingScheduler(policy, cluster)
-    return AllocationScheduler(policy, cluster, free_moves=free_moves, profile=profile)
+    return AllocationScheduler(policy, cluster, free_moves=free_moves, profile=profile, round_s=round_s)

@@ -39,7 +39,11 @@ class Simulation:
         progress: Progress | None = None,
     ) -> None:
         profile = None if truth is None else truth.profile
-        self.scheduler = scheduler_for(policy, cluster, free_moves=execution.free_moves, profile=profile)
+        own_s = on_grid(policy.round_s) if execution.own_rounds or execution.round_s is None else 0.0
+        round_s = own_s or execution.round_s or 0.0
+        self.scheduler = scheduler_for(
+            policy, cluster, free_moves=execution.free_moves, profile=profile, round_s=round_s
+        )
         self.engine = Engine(
             Jobs(workload, cluster, execution, truth, tunes_batch=policy.tunes_batch),
             self.scheduler,
@@ -50,9 +54,8 @@ class Simulation:
         )
         self.driver: Driver
         if policy.in_rounds or execution.round_s is not None:
-            own = policy.round_s if execution.own_rounds or execution.round_s is None else 0.0
             quotas = {} if cluster.borrowing else cluster.virtual_clusters
-            self.driver = Rounds(self.engine, execution, on_grid(own) or execution.round_s or 0.0, quotas)
+            self.driver = Rounds(self.engine, execution, round_s, quotas)
         else:
             self.driver = OnEvents(self.engine)
 

@@ -47,7 +47,7 @@ def ordered(policy: Policy, cluster: Cluster, moment: Moment) -> tuple[list[Simu
             "name a function with rank=… where it is registered."
         )
     jobs.sort(key=lambda job: job.job_id)
-    snapshots = Snapshots(policy.view, cluster, None)
+    snapshots = Snapshots(policy.view, cluster, None, round_s=policy.round_s)
     for job in jobs:
         snapshots.entered(job)
     rank = policy.rank(snapshots.of(jobs, moment.now_s, None)).tolist()

@@ -330,3 +330,9 @@ def test_rows_of_a_type_whose_nodes_differ_reach_over_the_smaller_ones():
     of_t4 = rows.gpu_type == mixed.gpu_types.index("t4")
     assert rows.gpus[of_t4].tolist() == [1, 2, 4, 8, 10, 12, 14]
     assert rows.nodes[of_t4].tolist() == [1, 1, 1, 2, 3, 4, 5]
+
+
+def test_gavel_counts_half_of_the_round_it_decides_in_as_received(monkeypatch):
+    seen = watched(monkeypatch)
+    run(training([(0, 1, 100, "bert")], t4s()), t4s(), "gavel", round_s=90.0)
+    assert {state.round_s for state, _ in seen} == {90.0}

@@ -27,9 +27,18 @@ class AllocationScheduler:
     """
 
     def __init__(
-        self, policy: AllocationPolicy, cluster: Cluster, *, free_moves: bool = False, profile: Profile | None = None
+        self,
+        policy: AllocationPolicy,
+        cluster: Cluster,
+        *,
+        free_moves: bool = False,
+        profile: Profile | None = None,
+        round_s: float | None = None,
     ) -> None:
-        """free_moves: a job that moves to other nodes but keeps its shape goes on at no cost; profile: of models."""
+        """free_moves: a job that moves to other nodes but keeps its shape goes on at no cost; profile: of models.
+
+        round_s: from one decision to the next; None: the round that the policy is meant for.
+        """
         self._policy = policy
         self._cluster = cluster
         self._placer = Placer(cluster, free_moves=free_moves)
@@ -40,7 +49,9 @@ class AllocationScheduler:
         self.beliefs = (
             Beliefs(cluster.gpu_types, policy.information, speeds, measured) if policy.reads_goodput else None
         )
-        self._snapshots = Snapshots(policy.view, cluster, self.beliefs)
+        self._snapshots = Snapshots(
+            policy.view, cluster, self.beliefs, round_s=policy.round_s if round_s is None else round_s
+        )
         self.waiting = 0
         self.last: tuple[ClusterState, Allocations] | None = None
 

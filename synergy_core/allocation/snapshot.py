@@ -26,8 +26,9 @@ class Snapshots:
     Of what no record holds, it counts the seconds for which each job, and all together, held each GPU type.
     """
 
-    def __init__(self, view: type[ClusterState], cluster: Cluster, beliefs: Beliefs | None) -> None:
+    def __init__(self, view: type[ClusterState], cluster: Cluster, beliefs: Beliefs | None, *, round_s: float) -> None:
         self._view = view
+        self._round_s = round_s
         self._cluster = cluster
         self._beliefs = beliefs
         self._kinds = {kind: index for index, kind in enumerate(cluster.gpu_types)}
@@ -67,7 +68,7 @@ class Snapshots:
             "held_type": [self._kinds[self._cluster.type_of(job.placement)] if job.running else -1 for job in jobs],
             "virtual_cluster": [self._tenant.get(job.virtual_cluster, 0) for job in jobs],
         }
-        fixed: dict[str, Any] = {"now_s": now_s, "cluster": self._cluster}
+        fixed: dict[str, Any] = {"now_s": now_s, "round_s": self._round_s, "cluster": self._cluster}
         fixed["virtual_clusters"] = tuple(self._tenant) or ("",)
         if issubclass(self._view, EstimatedClusterState):
             columns["estimate_s"] = [job.estimate_s for job in jobs]

@@ -26,9 +26,8 @@ def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allo
     slowest = np.where(room & (rate > 0), rate, np.inf).min(axis=1, keepdims=True)
     speed = np.where(room, rate, np.where(slowest > NO_SUCH_RATE, NO_SUCH_RATE, slowest / 2))
     share = np.round(fractions(speed, state.gpus, capacity, objective), 5)
-    half_round_s = 180.0
-    received_s = state.received_s + half_round_s
-    given_s = state.given_s + half_round_s * len(state)
+    received_s = state.received_s + state.round_s / 2  # as if all had begun with half a round
+    given_s = state.given_s + state.round_s / 2 * len(state)
     with np.errstate(divide="ignore"):
         priority = share / (received_s / given_s)
     return _greedy(state, np.where(fits, priority, 0.0), share, capacity)

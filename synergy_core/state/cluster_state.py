@@ -37,6 +37,7 @@ class Allocations:
 class ClusterState:
     """Every active job at one instant, in columns, in order of job id. Arrays are read-only, one entry per job.
 
+    round_s: until the next decision.
     gpus: requested. held_gpus: held now, 0 while waiting. attained_service_gpu_s, first_start_s (inf before), restarts,
     virtual_cluster (an index into `virtual_clusters`): as in `JobView`.
     gpu_type: asked for, an index into the cluster's `gpu_types`, −1 for any. held_type: the type it runs on, −1 while
@@ -44,6 +45,7 @@ class ClusterState:
     """
 
     now_s: float
+    round_s: float
     cluster: Cluster
     job_id: Ints
     submit_time_s: Floats

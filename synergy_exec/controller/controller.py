@@ -146,7 +146,7 @@ class Controller(Listener):
                     f"job {arrival.name} (row {row}) asks for {arrival.file.slots} slots; "
                     f"the cluster has {cluster.gpus}: {cluster.describe()}."
                 )
-        execution = Execution(journal, self.policy, cluster, self.terms)
+        execution = Execution(journal, self.policy, cluster, self.terms, self.hours.round_s)
         execution.next_job = len(self.arrivals)
         self._origin_s, self._began_s = journal.last_s(), time.monotonic()
         resume(execution, self.now_s())

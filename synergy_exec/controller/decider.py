@@ -38,12 +38,15 @@ class Answer:
 
 
 class Decider:
-    """One policy on one cluster. `active` are the jobs that have arrived and not ended, `plans` those of runs."""
+    """One policy on one cluster. `active` are the jobs that have arrived and not ended, `plans` those of runs.
 
-    def __init__(self, policy: Policy, cluster: Cluster, profile: Profile) -> None:
+    round_s: from one decision to the next; None: the round that the policy is meant for.
+    """
+
+    def __init__(self, policy: Policy, cluster: Cluster, profile: Profile, round_s: float | None = None) -> None:
         self.policy = policy
         self.cluster = cluster
-        self.scheduler = scheduler_for(policy, cluster, profile=profile)
+        self.scheduler = scheduler_for(policy, cluster, profile=profile, round_s=round_s)
         self.choices = Choices(tunes_batch=policy.tunes_batch, profile=profile)
         self.active: dict[int, ExecutedJob] = {}
         self.plans: dict[int, PlanMessage] = {}

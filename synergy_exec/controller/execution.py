@@ -50,10 +50,12 @@ class Terms:
 class Execution:
     """All jobs of one policy on one cluster. Times are seconds since the start, on the grid, never falling."""
 
-    def __init__(self, journal: Journal, policy: Policy, cluster: Cluster, terms: Terms) -> None:
+    def __init__(
+        self, journal: Journal, policy: Policy, cluster: Cluster, terms: Terms, round_s: float | None = None
+    ) -> None:
         self.journal = journal
         self.terms = terms
-        self.decider = Decider(policy, cluster, terms.profile)
+        self.decider = Decider(policy, cluster, terms.profile, round_s)
         self.runs = Runs(self._launch_of)
         self.jobs: dict[int, ExecutedJob] = {}
         self.next_job = 0

@@ -208,7 +208,7 @@ def replayed(recording: Recording, scene: Scene, policy: Policy, *, states: bool
 
     states: whether what the policy sees must be the same too.
     """
-    decider = Decider(policy, scene.cluster, scene.truth.profile)
+    decider = Decider(policy, scene.cluster, scene.truth.profile, scene.execution.round_s)
     share_fits(decider.scheduler, recording.fits)
     driver = Driver(decider, scene.exact)
     for moment, later in zip_longest(recording.moments, recording.moments[1:]):
