@@ -12,7 +12,7 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.decision import Decision
 from synergy_core.jobs.planned import PlannedSpeeds
-from synergy_core.jobs.profiled import ProfiledSpeeds, ProfiledTask
+from synergy_core.jobs.profiled import ProfiledSpeeds
 from synergy_core.jobs.record import NEVER, Job, Placed
 from synergy_core.jobs.testbed_profiles import Profile, degrees_of
 from synergy_core.planner.plan import Plan
@@ -144,15 +144,17 @@ class AllocationScheduler:
             job.stopped(now_s)
         for job, placed in starts:
             job.started(now_s, placed, moved=job.job_id in moved)
-            if isinstance(job.task, ProfiledTask) and not job.moved:
-                job.plan = self._plan(job, job.task, None)
+            if not job.moved:
+                job.plan = self._plan(job, None)
         self.waiting += len(stops) - len(starts)
         return Decision(stops, starts, answer.objective, answer.bound, retuned)
 
-    def _plan(self, job: Job, task: ProfiledTask, held: Plan | None) -> Plan:
+    def _plan(self, job: Job, held: Plan | None) -> Plan | None:
+        if job.task is None:
+            return None
         kind = self._cluster.type_of(job.placement)
         requested = not self._policy.tunes_batch
-        return task.choose_plan(kind, len(job.placement), job.held_gpus, held, requested=requested)
+        return job.task.choose_plan(kind, len(job.placement), job.held_gpus, held, requested=requested)
 
     def _replan(self, stops: list[tuple[Job, Placed]], starts: list[tuple[Job, Placed]]) -> tuple[Job, ...]:
         """Of profiled jobs that keep their GPUs, those that are worth a restart under another plan stop and start at
@@ -162,10 +164,10 @@ class AllocationScheduler:
         retuned = []
         for job_id in sorted(self._active):
             job = self._active[job_id]
-            task, held = job.task, job.plan
-            if not job.running or job_id in leaving or held is None or not isinstance(task, ProfiledTask):
+            held = job.plan
+            if not job.running or job_id in leaving or held is None:
                 continue
-            plan = self._plan(job, task, held)
+            plan = self._plan(job, held) or held
             if degrees_of(plan) == degrees_of(held):
                 if plan != held:
                     job.plan = plan

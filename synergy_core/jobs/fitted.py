@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from synergy_core.goodput.batch import best_batch_one, fixed_batch
 from synergy_core.jobs.reports import Observations, Theta
 from synergy_core.jobs.spec import JobSpec
+
+if TYPE_CHECKING:
+    from synergy_core.planner.plan import Plan
 
 Batch = tuple[int, int]
 """Samples per GPU and micro-batch; accumulation steps."""
@@ -97,6 +101,15 @@ class SynergyTask:
         if not choice.local_batch:  # more GPUs than its largest batch can feed
             return fixed_batch(spec.max_batch, gpus, spec.initial_batch, spec.max_batch, largest)
         return choice.local_batch, choice.accumulation
+
+    def choose_plan(
+        self, gpu_type: str, nodes: int, gpus: int, held: Plan | None = None, *, requested: bool = False
+    ) -> Plan | None:
+        """The parallel plan to train under there, batch included; None where its driver chooses, as here.
+
+        held: under which it runs there now. requested: at the requested batch.
+        """
+        return None
 
     def requested_rate(self, kind: str) -> float:
         """Iterations per second with the requested GPUs and batch, by a profile made offline; 0 without one."""
