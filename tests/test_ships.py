@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -104,3 +105,18 @@ def test_wheel_has_the_demo_and_no_downloaded_log(tracked: set[str], tmp_path: P
     said = _said(sys.executable, "-m", "synergy_sim", *asked, cwd=elsewhere, PYTHONPATH=str(installed))
     assert f"{make_demo.JOBS} jobs" in said
     assert [each.name for each in elsewhere.iterdir()] == ["results"]
+
+
+def test_files_that_pages_name_are_there():
+    """NAME stands for one of your own."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "traces" / "README.md", *(ROOT / "docs").glob("*.md")]
+    named = {
+        (page.name, path)
+        for page in pages
+        for path in re.findall(
+            r"(?:synergy_\w+|bench|tests|conf)/[\w/]+\.(?:py|yaml)", page.read_text(encoding="utf-8")
+        )
+        if "NAME" not in path
+    }
+    assert len(named) > 50
+    assert not [each for each in named if not (ROOT / each[1]).exists()]
