@@ -24,7 +24,7 @@ from synergy_core.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from synergy_core.planner.machine import Machine
-    from synergy_core.planner.search import PlanTable
+    from synergy_core.planner.plan_table import PlanTable
     from synergy_core.planner.software import Software
 
 SUMMARY = "the best parallel plans of a model on given GPUs, and why the others lose"

@@ -8,7 +8,7 @@ import numpy as np
 
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.plan import Plan, plans_of
-from synergy_core.planner.search import PlanTable
+from synergy_core.planner.plan_table import PlanTable
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Block
 

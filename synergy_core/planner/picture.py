@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.planner.plan import Plan
-from synergy_core.planner.search import PlanTable
+from synergy_core.planner.plan_table import PlanTable
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP = 900, 320, 80, 190, 50
 COLOURS = ("#4063d8", "#389826", "#cb3c33", "#9558b2", "#b07d00", "#00838f")

@@ -24,6 +24,7 @@ from synergy_core.planner.enumerate import Limits, candidates, leanest, limits_o
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.memory import MARGIN, memory, usable_bytes
 from synergy_core.planner.plan import Plan, Plans
+from synergy_core.planner.plan_table import Infeasible, PlanTable, taken
 from synergy_core.planner.reshard import holdings, moved_bytes
 from synergy_core.planner.software import Software
 from synergy_core.planner.step_time import StepTime, step_time
@@ -37,74 +38,6 @@ TIE = 0.01
 """Plans whose times differ by less than this part count as equally fast: finer than any prediction."""
 MOST_TIED = 8
 """Equally fast plans of a count whose way from the current plan is worked out, the fastest ones."""
-
-
-@dataclass(frozen=True, slots=True)
-class Infeasible:
-    """A GPU count without a plan. factor: batch, memory, or degrees (that were fixed). missing_bytes: per GPU, of the
-    leanest plan.
-    """
-
-    gpus: int
-    factor: str
-    message: str
-    missing_bytes: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PlanTable:
-    """Plans as columns (rows,), by GPU count and then by rank; rank 0 is the one to take.
-
-    step_time_s with its parts; memory_bytes: on the fullest GPU, all of it. timed: plans whose time was computed.
-    """
-
-    machine: Machine
-    gpus: Ints
-    nodes: Ints
-    rank: Ints
-    step_time_s: Floats
-    memory_bytes: Floats
-    plans: Plans
-    parts: StepTime
-    infeasible: tuple[Infeasible, ...]
-    timed: int
-
-    def __len__(self) -> int:
-        return len(self.gpus)
-
-    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> PlanTable:
-        """Some rows, by index or by mask."""
-        columns = {name: getattr(self, name)[rows] for name in _COLUMNS}
-        return PlanTable(
-            machine=self.machine,
-            plans=self.plans.take(rows),
-            parts=taken(self.parts, rows),
-            infeasible=self.infeasible,
-            timed=self.timed,
-            **columns,
-        )
-
-    def best(self) -> PlanTable:
-        """One row per count that has a plan."""
-        return self.take(self.rank == 0)
-
-    def of(self, gpus: int) -> PlanTable:
-        """The rows of one count."""
-        return self.take(self.gpus == gpus)
-
-    def efficient(self) -> PlanTable:
-        """Best rows that no other with as few GPUs is as fast as: what an allocator need look at."""
-        best = self.best()
-        fastest_before = np.minimum.accumulate(np.append(np.inf, best.step_time_s))[:-1]
-        return best.take(best.step_time_s < fastest_before)
-
-
-_COLUMNS = ("gpus", "nodes", "rank", "step_time_s", "memory_bytes")
-
-
-def taken(parts: StepTime, rows: NDArray[Any]) -> StepTime:
-    """Some rows of step times."""
-    return StepTime(**{each.name: getattr(parts, each.name)[rows] for each in fields(parts)})
 
 
 def search(

@@ -13,7 +13,8 @@ from synergy_core.planner.constants import constants_for
 from synergy_core.planner.families import Card, architecture_names, card_named
 from synergy_core.planner.machine import machine_named
 from synergy_core.planner.plan import Plan, Plans, plans_of
-from synergy_core.planner.search import PlanTable, search
+from synergy_core.planner.plan_table import PlanTable
+from synergy_core.planner.search import search
 from synergy_core.planner.software import software_named
 
 Nodes = tuple[str, int]
