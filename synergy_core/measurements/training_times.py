@@ -278,20 +278,20 @@ def _batches(row: Row, data: int) -> tuple[tuple[int, int], ...]:
     return found
 
 
-def _settings(row: Row, degrees: _Degrees, untied: bool | None) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
-    """Every way the row may have run, and the columns that leave a choice."""
-    if not row.text("tp") and not row.text("pp") and degrees.gpus > 1 and degrees.zero != (3,):
-        raise _UnpredictableError("tp and pp not stated")
-    gated = row.flag("gated_mlp") or False
-    model = row.text("model")
-    stated = Columns(
-        model=model,
+def _gated(row: Row) -> bool:
+    return row.flag("gated_mlp") or False
+
+
+def _stated(row: Row, untied: bool | None) -> Columns:
+    """What the row says of the model."""
+    return Columns(
+        model=row.text("model"),
         layers=row.whole("layers"),
         hidden=row.whole("hidden"),
         heads=row.whole("heads"),
         kv_heads=row.whole("kv_heads"),
         ffn=row.whole("ffn"),
-        gated=gated,
+        gated=_gated(row),
         seq_len=row.whole("seq_len"),
         vocab=row.whole("vocab"),
         params=row.number("params"),
@@ -299,8 +299,14 @@ def _settings(row: Row, degrees: _Degrees, untied: bool | None) -> tuple[tuple[S
         top_k=row.whole("topk"),
         untied=untied,
     )
+
+
+def _settings(row: Row, degrees: _Degrees, untied: bool | None) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
+    """Every way the row may have run, and the columns that leave a choice."""
+    if not row.text("tp") and not row.text("pp") and degrees.gpus > 1 and degrees.zero != (3,):
+        raise _UnpredictableError("tp and pp not stated")
     try:
-        architecture = architecture_of(stated)
+        architecture = architecture_of(_stated(row, untied))
     except InputError as error:
         raise _UnpredictableError(str(error)) from None
     per_node = row.whole("gpus_per_node") or 8
@@ -310,7 +316,7 @@ def _settings(row: Row, degrees: _Degrees, untied: bool | None) -> tuple[tuple[S
     name = _stack.software_name(
         source=row.text("source"),
         notes=row.text("notes"),
-        model=model,
+        model=row.text("model"),
         gpu=_hardware.gpu_type(row.text("gpu")),
         tensor=degrees.tensor,
         pipeline=degrees.pipeline,
@@ -320,7 +326,7 @@ def _settings(row: Row, degrees: _Degrees, untied: bool | None) -> tuple[tuple[S
         name,
         dtype=row.text("dtype"),
         attention=row.text("attn_impl"),
-        gated=gated,
+        gated=_gated(row),
         gpu=_hardware.gpu_type(row.text("gpu")),
         notes=row.text("notes"),
     )

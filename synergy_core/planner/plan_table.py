@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.arrays import Floats, Ints
+from synergy_core.planner.machine import Machine
 from synergy_core.planner.plan import Plans
 from synergy_core.planner.step_time import StepTime
 
