@@ -305,8 +305,9 @@ def _settings(row: Row, degrees: _Degrees, untied: bool | None) -> tuple[tuple[S
     """Every way the row may have run, and the columns that leave a choice."""
     if not row.text("tp") and not row.text("pp") and degrees.gpus > 1 and degrees.zero != (3,):
         raise _UnpredictableError("tp and pp not stated")
+    stated = _stated(row, untied)
     try:
-        architecture = architecture_of(_stated(row, untied))
+        architecture = architecture_of(stated)
     except InputError as error:
         raise _UnpredictableError(str(error)) from None
     per_node = row.whole("gpus_per_node") or 8
