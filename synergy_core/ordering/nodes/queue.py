@@ -1,4 +1,4 @@
-"""The lanes of an ordering policy where GPUs must lie together, and the GPUs they share; see `consolidated.py`."""
+"""The lanes of an ordering policy where GPUs must lie together, and the GPUs they share; see `lanes.py`."""
 
 from __future__ import annotations
 
