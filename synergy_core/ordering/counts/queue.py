@@ -4,8 +4,8 @@ What is decided at an instant is the *greedy walk*: take the active jobs in the 
 that fits in what is left. Waiting jobs lie in one heap per size, for if the first of a size does not fit, none of that
 size does: what is left only shrinks along the walk. Running jobs lie in one sorted list. A waiting job is let in iff
 its size is at most the free GPUs plus those of the running jobs with larger keys, and then only the shortest tail of
-that list can change. Where GPU counts do not decide what fits, `ordering/nodes/` (GPUs that must
-lie together) or, slower, `ordering/trial/` (several GPU types, borrowed quotas) makes the same decision.
+that list can change. Where GPU counts do not decide what fits, `ordering/nodes/` (GPUs that must lie together) or,
+slower, `ordering/trial/` (several GPU types, borrowed quotas) makes the same decision.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The jobs under an ordering policy where a job's GPUs must lie together: who runs hangs on which GPUs are free.
 
-The decisions are those of the walk (`ordering/trial/walk.py`): the active jobs in the order of their keys, each placed as soon as its
-turn comes. Waiting jobs lie in one heap per *form*, a number of GPUs that must lie together or, once its patience is
-over, need not (`Cluster.scatter_after_s`); if the first of a form does not fit, none does, for room only shrinks along
-the walk. For one GPU type, and quotas that nobody exceeds; everything else is left to the walk itself.
+The decisions are those of the walk (`ordering/trial/walk.py`): the active jobs in the order of their keys, each placed
+as soon as its turn comes. Waiting jobs lie in one heap per *form*, a number of GPUs that must lie together or, once its
+patience is over, need not (`Cluster.scatter_after_s`); if the first of a form does not fit, none does, for room only
+shrinks along the walk. For one GPU type, and quotas that nobody exceeds; everything else is left to the walk itself.
 
 A tenant with a quota has a lane of its own. Its jobs may have what is free and, with preemption, what jobs of the same
 tenant hold: nobody is stopped for another tenant's sake.

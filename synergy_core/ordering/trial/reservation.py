@@ -1,4 +1,7 @@
-"""EASY's promise to a blocked head, with its GPUs tried out; `ordering/counts/easy.py` keeps the same promise by counts alone."""
+"""EASY's promise to a blocked head, with its GPUs tried out.
+
+`ordering/counts/easy.py` keeps the same promise by counts alone.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The greedy walk the long way: every active job, in the order of its key, with its GPUs tried out.
 
 For clusters on which GPU counts do not decide what fits: several GPU types, quotas that may be exceeded by borrowing,
-jobs whose GPUs must lie together. A decision costs O(active jobs); where counts do decide `ordering/counts/`, and on one GPU
-type without borrowing `ordering/nodes/`, give the same answers.
+jobs whose GPUs must lie together. A decision costs O(active jobs); where counts do decide `ordering/counts/`, and on
+one GPU type without borrowing `ordering/nodes/`, give the same answers.
 """
 
 from __future__ import annotations
