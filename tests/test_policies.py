@@ -119,6 +119,7 @@ def state_of(rows, machines, view=ClusterState):
     more = {each.name for each in dataclasses.fields(view)} - {each.name for each in dataclasses.fields(ClusterState)}
     return view(
         now_s=10_000.0,
+        round_s=60.0,
         cluster=machines,
         job_id=np.arange(count),
         submit_time_s=submit_s.astype(float),
