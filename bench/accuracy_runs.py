@@ -209,6 +209,7 @@ def fastest_s(app: Any, kind: str, most: int, per_node: int) -> float:
 
 
 def _fastest_s(app: Any, kind: str, gpus: int, per_node: int) -> float:
+    from synergy_core.planner.plan import Plan
     from synergy_sim.ground_truth import packed
 
     key = (app.name, kind, gpus, per_node)
@@ -218,11 +219,11 @@ def _fastest_s(app: Any, kind: str, gpus: int, per_node: int) -> float:
         epochs = np.diff((0.0, *app.work_at_epoch_end))
         rate = np.zeros(len(epochs))
         for local in sorted({low, *np.geomspace(low, high, 10).astype(int).tolist(), app.initial_batch // gpus}):
-            for accumulation in (0, 1, 3, 7, 15) if local == high else (0,):
-                batch = gpus * local * (accumulation + 1)
-                if low <= local <= high and app.initial_batch <= batch <= app.max_batch:
-                    gain = np.asarray(app.gains(batch))
-                    rate = np.maximum(rate, gain / app.iteration_s(kind, shape, local, accumulation))
+            for accumulation in (1, 2, 4, 8, 16) if local == high else (1,):
+                plan = Plan(data=gpus, micro_batch=local, accumulation=accumulation)
+                if low <= local <= high and app.initial_batch <= plan.global_batch <= app.max_batch:
+                    gain = np.asarray(app.gains(plan.global_batch))
+                    rate = np.maximum(rate, gain / app.iteration_s(kind, shape, plan))
         with np.errstate(divide="ignore"):
             _alone[key] = float((epochs / rate).sum())
     return _alone[key]

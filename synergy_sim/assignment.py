@@ -11,7 +11,7 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.units import on_grid
 from synergy_runs.workload import Workload, uniform
-from synergy_sim.ground_truth import PlannedApplication, Shape, Truth, packed
+from synergy_sim.ground_truth import ApplicationWithPlans, NodeGpus, Truth, packed
 
 CLASSES = (
     (1.0, ("cifar10", "ncf")),
@@ -19,7 +19,7 @@ CLASSES = (
     (100.0, ("yolov3",)),
     (float("inf"), ("imagenet",)),
 )
-"""GPU-hours up to which a row becomes one of these models (goodput_policies.md, section 7)."""
+"""GPU-hours up to which a row becomes one of these models (Pollux, OSDI 2021, section 5.1)."""
 
 
 def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
@@ -116,7 +116,7 @@ def _drawn_models(
     return names, np.where(given[workload.model_code] >= 0, given[workload.model_code], code)
 
 
-def as_requested(asked: str, gpus: int, cluster: Cluster) -> tuple[Shape, str]:
+def as_requested(asked: str, gpus: int, cluster: Cluster) -> tuple[NodeGpus, str]:
     """Packed on the type that the job asks for, else on the cluster's first that has room."""
     kinds = [asked] if asked else [kind for kind in cluster.gpu_types if cluster.gpus_of(kind) >= gpus]
     kind = (kinds or list(cluster.gpu_types))[0]
@@ -159,7 +159,7 @@ def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     return replace(workload, gpus=gpus, gpu_type_code=kind_code, gpu_types=kinds, notes=notes)
 
 
-def smallest_fit(app: PlannedApplication, gpus: int, asked: str, cluster: Cluster) -> tuple[str, int] | None:
+def smallest_fit(app: ApplicationWithPlans, gpus: int, asked: str, cluster: Cluster) -> tuple[str, int] | None:
     """The GPU type and number nearest to what is asked for that hold a plan; None where nothing does."""
     for kind in dict.fromkeys((asked, *cluster.gpu_types)) if asked else cluster.gpu_types:
         count = gpus

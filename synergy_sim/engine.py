@@ -22,7 +22,6 @@ from synergy_core.scheduler import Scheduler
 from synergy_runs.log import DecisionLog, EventLog, Kind
 from synergy_sim.execution import SimulatedJob
 from synergy_sim.jobs import Jobs
-from synergy_sim.training import TrainingJob
 
 SUBMIT, STOP, FINISH = int(Kind.SUBMIT), int(Kind.STOP), int(Kind.FINISH)
 AFTER_ALL_ELSE = 2  # SimPy's own priorities are 0 (urgent) and 1 (normal)
@@ -68,7 +67,8 @@ class Call(simpy.Event):
 class Engine:
     """Jobs on a clock; `run` once.
 
-    active, running, done: numbers of jobs; gpus_used: by those that run. training: training jobs that run, by id.
+    active, running, done: numbers of jobs; gpus_used: by those that run. watched: those that run, by id, where they
+    choose their batch as they train, or are asked how far they have come.
     predicted_s: the run time predicted for each job as it arrived, None where none is.
     """
 
@@ -86,7 +86,7 @@ class Engine:
         self.scheduler = scheduler
         self.driver: Driver
         self.env = simpy.Environment()
-        self.training: dict[int, TrainingJob] = {}
+        self.watched: dict[int, SimulatedJob] = {}
         self.log = EventLog()
         self.decisions = DecisionLog()
         self.active = 0
@@ -140,7 +140,7 @@ class Engine:
         now_s = self.env.now
         gpus = job.on_gpus
         self.log.append(now_s, FINISH, job.job_id, gpus)
-        self.training.pop(job.job_id, None)
+        self.watched.pop(job.job_id, None)
         self.driver.ended(job)
         self.running -= 1
         self.gpus_used -= gpus
@@ -155,7 +155,7 @@ class Engine:
     def decide(self, now_s: float) -> tuple[Decision, float]:
         """The scheduler's decision, and the seconds it took."""
         if self._asks_progress:
-            for job in self.training.values():
+            for job in self.watched.values():
                 job.report(now_s)
         began = time.perf_counter()
         decision = self.scheduler.decide(now_s)
@@ -198,16 +198,15 @@ class Engine:
     def run_from(self, job: SimulatedJob, start_s: float) -> None:
         """The job's GPUs are its own from `start_s` on, now or later; its end is fixed unless it is stopped."""
         job.carry_on(start_s)
-        if isinstance(job, TrainingJob):
-            self.training[job.job_id] = job
+        if self._tunes_batch or self._asks_progress:
+            self.watched[job.job_id] = job
         if job.end_s < NEVER:
             self._complete_later(job)
 
     def _complete_later(self, job: SimulatedJob) -> None:
         """Its end is known. One that the truth has after this instant, though rounded to it, comes after decisions."""
-        late = isinstance(job, TrainingJob) and job.ends_after_decision
         delay_s = job.end_s + job.costs.exit_s - self.env.now
-        job.completion = Call(self.env, delay_s, self._finish, job, AFTER_DECISIONS if late else 1)
+        job.completion = Call(self.env, delay_s, self._finish, job, AFTER_DECISIONS if job.ends_after_decision else 1)
 
     def end_in_order(self, job: SimulatedJob) -> None:
         """A decision has given its GPUs away as of its end, which so comes before all that starts at that very instant.
@@ -223,14 +222,14 @@ class Engine:
         else:
             self._complete_later(job)
 
-    def look_ahead(self, until_s: float, jobs: Iterable[TrainingJob] | None = None) -> None:
-        """Training jobs that tune their batch run up to `until_s`, before which nothing is decided.
+    def look_ahead(self, until_s: float, jobs: Iterable[SimulatedJob] | None = None) -> None:
+        """Jobs that choose their batch run up to `until_s`, before which nothing is decided.
 
         Those whose models are out of date are fitted together, and go on.
         """
         if not self._tunes_batch:
             return
-        pending = list(self.training.values()) if jobs is None else list(jobs)
+        pending = list(self.watched.values()) if jobs is None else list(jobs)
         while pending:
             halted = [job for job in pending if not job.look_ahead(until_s)]
             for job in pending:
@@ -245,7 +244,7 @@ class Engine:
         if job.completion is not None:
             job.completion.cancel()
             job.completion = None
-        self.training.pop(job.job_id, None)
+        self.watched.pop(job.job_id, None)
         self._in_vain = 0 if job.break_off(stop_s) else self._in_vain + 1
         if self._in_vain > self._most_in_vain:
             raise InputError(

@@ -50,7 +50,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionModel:
-    """How a cluster carries decisions out; shared/research/fidelity.md section 1 is the model of `round_s`.
+    """How a cluster carries decisions out; `synergy_sim.rounds` has the model behind `round_s`.
 
     costs, costs_by_model: what a model's name maps to replaces the default.
     round_s: decisions are made once per round; None: whenever something happened.
@@ -119,7 +119,7 @@ class ExecutionModel:
         return replace(self.costs, launch_s=launch_s, restart_s=restart_s, exit_s=exit_s, declared_restart_s=None)
 
     def stretch_of(self, ended: int) -> float:
-        """Seconds by which the next round is late when `ended` leases end; σ(n) of fidelity.md section 1."""
+        """Seconds by which the next round is late when `ended` leases end; σ(n) of `synergy_sim.rounds`."""
         if self.stretch == "log":
             return on_grid(self.stretch_s * log1p(ended))
         if self.stretch == "linear":
@@ -173,6 +173,13 @@ class SimulatedJob(Job):
         else:
             self.first_step_s = start_s + self.delay_s()
         self.end_s = self.first_step_s + self.left_work_s
+
+    def look_ahead(self, until_s: float) -> bool:
+        """Whether all that happens to it by then is known; a job that only has a run time ends when it ends."""
+        return True
+
+    def report(self, now_s: float) -> None:
+        """Tells its task how it has trained, if it does."""
 
     def delay_s(self) -> float:
         """From its GPUs to its first step on them."""

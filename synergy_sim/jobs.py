@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from synergy_core.cluster import Cluster
 from synergy_core.planner import tables
 from synergy_runs.workload import Workload
+from synergy_sim.data_parallel_job import DataParallelJob
 from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
 from synergy_sim.ground_truth import Application, Truth
 from synergy_sim.planned_job import PlannedJob, ProfiledJob
@@ -71,7 +72,7 @@ class Jobs:
         work, truth, cluster = self._workload, self._truth, self._cluster
         assert truth is not None
         model = work.models[work.model_code[job_id]]
-        make: type[TrainingJob]
+        make: Callable[..., TrainingJob]
         app: Application
         if truth.plans(model):
             make = ProfiledJob if model in truth.profile else PlannedJob
@@ -79,7 +80,7 @@ class Jobs:
                 model, int(work.global_batch[job_id]), cluster, float(work.work_scale[job_id])
             )
         else:
-            make, app = TrainingJob, truth.application(model)
+            make, app = DataParallelJob, truth.application(model)
         return make(
             job_id,
             float(work.submit_time_s[job_id]),

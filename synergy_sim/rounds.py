@@ -1,9 +1,10 @@
 """Decisions once per round: leases that extend without a restart, and rounds that wait for those that end.
 
-The model is that of shared/research/fidelity.md, section 1, measured on physical runs. Round r starts at S_r and lasts
-D. What runs in round r + 1 is decided at S_r + h·D. A job that keeps its GPUs trains on; any other stops at S_r + D,
-and its GPUs are free once it has saved and left. The next round starts σ(leases that ended) late. A new job starts as
-soon as its GPUs are free. With h = 1 and σ = 0 this is a plain tick: decide at the end of a round, carry out at once.
+The model follows the physical runs that Shockwave published (NSDI 2023, artifact: 8 nodes of 4 V100, rounds of 120 s),
+whose job completion times it was fitted to (conf/testbed/shockwave_v100.yaml). Round r starts at S_r and lasts D. What
+runs in round r + 1 is decided at S_r + h·D. A job that keeps its GPUs trains on; any other stops at S_r + D, and its
+GPUs are free once it has saved and left. The next round starts σ(leases that ended) late. A new job starts as soon as
+its GPUs are free. With h = 1 and σ = 0 this is a plain tick: decide at the end of a round, carry out at once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from synergy_core.jobs.record import Placed, gpus_in
 from synergy_core.units import on_grid
 from synergy_sim.engine import Engine
 from synergy_sim.execution import ExecutionModel, SimulatedJob
-from synergy_sim.training import TrainingJob
 
 MOST_IDLE_ROUNDS = 10_000
 
@@ -113,8 +113,7 @@ class Rounds:
 
     def _end_lease(self, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
         """The job leaves its GPUs at the boundary; False if it is done before that, and only keeps them until then."""
-        if isinstance(job, TrainingJob):
-            self._engine.look_ahead(boundary_s, [job])
+        self._engine.look_ahead(boundary_s, [job])
         gpus = gpus_in(placed)
         own = job.end_s <= boundary_s and not (job.end_s == boundary_s and job.ends_after_decision)
         stop_s = max(boundary_s, job.began_s)  # a launch can wait for its GPUs longer than a round lasts

@@ -1,12 +1,13 @@
 """A training job in the simulator: how its progress follows from the truth, and how it chooses its batch meanwhile.
 
 Progress is counted in iterations at the initial batch; its rate, gain ÷ iteration time, is constant from one epoch
-boundary, change of batch or change of GPUs to the next (goodput_policies.md, sections 2 to 4). A *pass* is such a
-stretch.
+boundary, change of batch or change of GPUs to the next, as in the simulators of Pollux (OSDI 2021) and Sia (SOSP 2023).
+A *pass* is such a stretch.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from math import floor
 from typing import Any
@@ -14,13 +15,15 @@ from typing import Any
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.record import NEVER
 from synergy_core.jobs.spec import JobSpec
+from synergy_core.jobs.training import Shape
+from synergy_core.planner.plan import Plan
 from synergy_core.units import on_grid
 from synergy_sim.execution import Costs, SimulatedJob
-from synergy_sim.ground_truth.application import Application, Shape, packed
+from synergy_sim.ground_truth.application import Application, NodeGpus
 from synergy_sim.ground_truth.disturbance import Disturbance
 
 
-class TrainingJob(SimulatedJob):
+class TrainingJob(SimulatedJob, ABC):
     """A job whose speed depends on its GPUs and its batch.
 
     work_scale: its work relative to the application's. slowdown: by how much it really is slower than its steps add up
@@ -30,18 +33,16 @@ class TrainingJob(SimulatedJob):
     """
 
     __slots__ = (
-        "_accumulation",
         "_began_with",
-        "_gpus",
+        "_held",
         "_left_s",
-        "_local_batch",
         "_must_choose",
         "_news",
+        "_node_gpus",
         "_rate",
         "_run",
         "_seen_s",
-        "_shape",
-        "_type",
+        "_trains",
         "_version",
         "application",
         "at_s",
@@ -94,11 +95,10 @@ class TrainingJob(SimulatedJob):
         self._seen_s = 0.0
         self._version = -1
         self._rate = 0.0
-        self._type = ""
-        self._shape: Shape = ()
-        self._local_batch, self._accumulation = 1, 0
+        self._held = Shape("", 0, 0)
+        self._node_gpus: NodeGpus = ()
+        self._trains = Plan()
         self._began_with = 0.0
-        self._gpus = 0
         self._left_s = NEVER
         self._run = 0
 
@@ -133,9 +133,8 @@ class TrainingJob(SimulatedJob):
         self.at_s = self.first_step_s
         self._began_with = self.progress
         self._left_s = NEVER
-        self._type = self.cluster.type_of(self.placement)
-        self._shape = tuple(mask.bit_count() for _, mask in self.placement)
-        self._gpus = sum(self._shape)
+        self._node_gpus = tuple(mask.bit_count() for _, mask in self.placement)
+        self._held = Shape(self.cluster.type_of(self.placement), len(self._node_gpus), sum(self._node_gpus))
         self._run = self.restarts
         self._must_choose = True
         self._seen_s = start_s
@@ -146,7 +145,7 @@ class TrainingJob(SimulatedJob):
 
     def delay_s(self) -> float:
         """As for any job; less for an elastic one that has only just let its GPUs go for others of their type."""
-        resized = self._left_s == self.settled_s and self._type == self.cluster.type_of(self.placement)
+        resized = self._left_s == self.settled_s and self._held.gpu_type == self.cluster.type_of(self.placement)
         return self.costs.resize_s if resized else super().delay_s()
 
     def break_off(self, stop_s: float) -> bool:
@@ -215,11 +214,9 @@ class TrainingJob(SimulatedJob):
 
     # What policies that are upper bounds ask
 
+    @abstractmethod
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
-        """An iteration at the requested batch on that many GPUs of that type, packed."""
-        app, shape = self.application, packed(gpus, self.cluster.largest_nodes[gpu_type])
-        local, accumulation = app.as_requested(gpu_type, shape, self.requested_batch)
-        return app.iteration_s(gpu_type, shape, local, max(1, accumulation) if gpus == 1 else accumulation)
+        """An iteration at the requested batch on that many GPUs of that type, packed; inf where no plan fits."""
 
     def remaining_iterations(self) -> float:
         """Iterations at the requested batch from the present epoch to the last one; 1 in that."""
@@ -228,40 +225,28 @@ class TrainingJob(SimulatedJob):
 
     # Passes
 
+    @abstractmethod
     def _choose(self) -> None:
-        """By its beliefs; what it then sees on these GPUs may change them."""
-        task = self.task
-        assert task is not None
-        nodes, gpus = len(self._shape), self._gpus
-        local_batch, accumulation = task.choose(self._type, nodes, gpus)
-        self._local_batch = min(local_batch, self.application.local_batches(self._type, self._shape)[1])
-        self._accumulation = accumulation
-        self._must_choose = False
-        self._version = task.pool.version
-        self._begin_pass()
-        step_s, sync_s = self.application.step(self._type, self._shape, self._local_batch)
-        seen = self.disturbance.observed(self.job_id, self._shape, self._local_batch)
-        self._news = task.observe(self._type, nodes, gpus, self._local_batch, step_s * seen, sync_s * seen)
-        self._news |= task.report(self.application.statistics(self._global_batch(), self.epoch))
+        """By its beliefs; the pass begins. What it then sees on these GPUs may change them."""
 
     def _choose_fixed(self) -> None:
-        chosen = self.application.as_requested(self._type, self._shape, self.requested_batch)
-        self._local_batch, self._accumulation = chosen
+        self._trains = self.application.as_requested(self._held.gpu_type, self._node_gpus, self.requested_batch)
+
+    def _train_with(self, plan: Plan) -> None:
+        """A pass under that plan begins, chosen by what is believed now."""
+        assert self.task is not None
+        self._trains = plan
+        self._must_choose = False
+        self._version = self.task.pool.version
+        self._begin_pass()
 
     def _begin_pass(self) -> None:
         """Fixes the rate from `at_s` on, and when the epoch ends at that rate."""
-        app = self.application
+        app, plan = self.application, self._trains
         slower = self.slowdown * self.disturbance.straggling(self.job_id, self._run)
-        self._rate = app.gains(self._global_batch())[self.epoch] / self._iteration_s() / slower
+        iteration_s = app.iteration_s(self._held.gpu_type, self._node_gpus, plan)
+        self._rate = app.gains(plan.global_batch)[self.epoch] / iteration_s / slower
         self.due_s = self.at_s + (self._epoch_end() - self.progress) / self._rate
-
-    def _iteration_s(self) -> float:
-        """Seconds of an iteration, undisturbed."""
-        return self.application.iteration_s(self._type, self._shape, self._local_batch, self._accumulation)
-
-    def _global_batch(self) -> int:
-        """Samples per iteration."""
-        return self._gpus * self._local_batch * (self._accumulation + 1)
 
     def _epoch_end(self) -> float:
         return self.application.work_at_epoch_end[self.epoch] * self.work_scale

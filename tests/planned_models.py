@@ -77,7 +77,8 @@ def best(model, machine, gpus, batch, replicas_only):
     if replicas_only:
         fixed = smallest(model, machine)
         shards = [each for each in shards if each == fixed]
-    plans = [Plan(tensor=t, pipeline=p, data=gpus // (t * p)) for t, p in shards]
+    shards = [(t, p, gpus // (t * p)) for t, p in shards]
+    plans = [Plan(tensor=t, pipeline=p, data=d, micro_batch=batch // d) for t, p, d in shards if batch % d == 0]
     times = [step_s(model, machine, plan, batch) for plan in plans]
     if not times:
         return np.inf, Plan(data=gpus)

@@ -10,6 +10,8 @@ from synergy_core.jobs.configurations import powers_and_whole_nodes
 from synergy_core.jobs.fitted import SynergyTask
 from synergy_core.jobs.reports import MOST_OBSERVED, Fitter, Observations
 from synergy_core.jobs.spec import JobSpec
+from synergy_core.jobs.training import Shape, StepReport
+from synergy_core.planner.plan import Plan
 from synergy_core.state.goodput_state import GoodputState
 from synergy_sim.execution import Costs
 from synergy_sim.ground_truth.application import Application
@@ -29,7 +31,9 @@ def observed(task, gpu_type="t4", nodes=1, gpus=1, factor=1.0, batches=(4, 8)):
     news = False
     for batch in batches:
         step_s, sync_s = app.step(gpu_type, (gpus // nodes,) * nodes, batch)
-        news |= task.observe(gpu_type, nodes, gpus, batch, factor * step_s, factor * sync_s)
+        plan = Plan(data=gpus, micro_batch=batch)
+        step = StepReport(Shape(gpu_type, nodes, gpus), plan, factor * step_s, factor * sync_s)
+        news |= task.observe(step) is not None
     return task.report(STATISTICS) or news
 
 
@@ -145,13 +149,14 @@ def test_tasks_in_one_call_do_not_disturb_one_another():
 def test_choice_of_batch_follows_new_models_and_new_statistics():
     beliefs = Beliefs(MACHINES.gpu_types)
     task = beliefs.task(spec("imagenet", 4))
-    assert task.choose("t4", 1, 4) == (50, 0)  # the initial batch while nothing is known
+    on = Shape("t4", 1, 4)
+    assert task.train_on(on) == Plan(data=4, micro_batch=50)  # the initial batch while nothing is known
     observed(task, gpus=4, batches=(20, 200))
     beliefs.refresh([task])
-    small = task.choose("t4", 1, 4)
+    small = task.train_on(on)
     task.report((1.0, 50_000.0))
-    large = task.choose("t4", 1, 4)
-    assert large[0] * (large[1] + 1) > small[0] * (small[1] + 1)
+    large = task.train_on(on)
+    assert large.global_batch > small.global_batch
 
 
 def test_growth_is_limited_by_what_was_observed_by_the_largest_batch_and_by_the_job():

@@ -17,7 +17,7 @@ from synergy_core.goodput.efficiency import (
     square_root_factor,
     statistical_efficiency,
 )
-from synergy_core.goodput.throughput import gradient_time, iteration_time, overlapped, step_time, sync_time
+from synergy_core.goodput.throughput import gradient_time, overlapped, step_time, sync_time
 
 THETA = np.array([0.1, 0.01, 0.3, 0.02, 0.05, 0.004, 2.0])
 constants = st.tuples(
@@ -38,16 +38,15 @@ def test_no_overlap_adds_and_full_overlap_takes_the_larger():
     assert overlapped(0.3, 0.01, 10.0) == pytest.approx(0.3)
 
 
+def iteration_time(theta, nodes, gpus, local_batch, accumulation):
+    """T_iter: only the last micro-batch synchronises."""
+    return (accumulation - 1) * gradient_time(theta, local_batch) + step_time(theta, nodes, gpus, local_batch)
+
+
 def test_within_a_node_and_across_nodes_have_their_own_constants():
     assert sync_time(THETA, 1, 4) == pytest.approx(0.05 + 2 * 0.004)
     assert sync_time(THETA, 2, 4) == pytest.approx(0.3 + 2 * 0.02)
     assert sync_time(THETA, 1, 2) == pytest.approx(0.05)
-
-
-def test_accumulation_repeats_only_the_gradient():
-    assert iteration_time(THETA, 2, 4, 16, 3) == pytest.approx(
-        step_time(THETA, 2, 4, 16) + 3 * gradient_time(THETA, 16)
-    )
 
 
 def test_constants_broadcast_against_shapes():
@@ -62,7 +61,7 @@ def test_overlap_is_between_the_larger_and_the_sum_even_at_extremes(first, secon
     assert together <= (first + second) * (1 + 1e-12)
 
 
-@given(constants, shapes, st.integers(1, 1000), st.integers(0, 5))
+@given(constants, shapes, st.integers(1, 1000), st.integers(1, 6))
 def test_more_samples_or_more_gpus_never_shorten_an_iteration(theta, shape, batch, accumulation):
     nodes, gpus = shape
     now = iteration_time(theta, nodes, gpus, batch, accumulation)
@@ -110,17 +109,17 @@ def naive(theta, sqr, var, first, largest, low, high, nodes, gpus):
         return best
     for total in np.geomspace(smallest, largest, 50):
         per_gpu = total / gpus
-        extra = max(ceil(per_gpu / high - 1e-8) - 1, 0)
+        count = max(ceil(per_gpu / high - 1e-8), 1)
         if gpus == 1 and per_gpu > first * (1 + 1e-12):
-            extra = max(extra, 1)
-        local = ceil(per_gpu / (extra + 1) - 1e-8)
+            count = max(count, 2)
+        local = ceil(per_gpu / count - 1e-8)
         if not low <= local <= high:
             continue
-        batch = gpus * local * (extra + 1)
-        seconds = iteration_time(theta, nodes, gpus, local, extra)
+        batch = gpus * local * count
+        seconds = iteration_time(theta, nodes, gpus, local, count)
         rate = gain(batch, sqr, var, first) / seconds
         if rate > best[0] * (1 + 1e-12):
-            best = (float(rate), batch, local, extra)
+            best = (float(rate), batch, local, count)
     return best
 
 
@@ -151,7 +150,7 @@ def test_best_batch_is_the_rule_over_all_jobs_and_shapes(jobs, places):
             if rate == 0.0:
                 assert chosen.total_batch[j, s] == chosen.throughput[j, s] == alone.total_batch == 0
                 continue
-            for batch, local, extra, throughput, efficiency in (
+            for batch, local, count, throughput, efficiency in (
                 (alone.total_batch, alone.local_batch, alone.accumulation, alone.throughput, alone.efficiency),
                 tuple(
                     getattr(chosen, name)[j, s]
@@ -159,8 +158,8 @@ def test_best_batch_is_the_rule_over_all_jobs_and_shapes(jobs, places):
                 ),
             ):
                 assert low[j] <= local <= high[j]
-                assert batch == gpus[s] * local * (extra + 1)
-                assert throughput == pytest.approx(batch / iteration_time(theta[j], nodes[s], gpus[s], local, extra))
+                assert batch == gpus[s] * local * count
+                assert throughput == pytest.approx(batch / iteration_time(theta[j], nodes[s], gpus[s], local, count))
                 assert throughput * efficiency / first[j] == pytest.approx(rate, rel=1e-9)
 
 
@@ -168,24 +167,24 @@ def test_one_gpu_beyond_the_initial_batch_needs_two_micro_batches():
     # 200 samples fit in memory at once, but would leave nothing to estimate the noise from.
     theta = np.array([1.0, 1e-6, 1e-8, 1e-8, 1e-8, 1e-8, 1.0])
     one = best_batch_one(theta, 1e-9, 1.0, 100.0, 200.0, 1.0, 400.0, 1, 1)
-    assert (one.local_batch, one.accumulation) == (100, 1)
+    assert (one.local_batch, one.accumulation) == (100, 2)
     two = best_batch_one(theta, 1e-9, 1.0, 100.0, 800.0, 1.0, 400.0, 1, 2)
-    assert (two.local_batch, two.accumulation) == (400, 0)
+    assert (two.local_batch, two.accumulation) == (400, 1)
 
 
 def test_whole_multiples_need_no_further_micro_batch():
-    assert fixed_batch(4096, 4, 128, 4096, 1024) == (1024, 0)
-    assert fixed_batch(4100, 4, 128, 4100, 1024) == (512, 1)
+    assert fixed_batch(4096, 4, 128, 4096, 1024) == (1024, 1)
+    assert fixed_batch(4100, 4, 128, 4100, 1024) == (512, 2)
 
 
 def test_a_fixed_batch_on_one_gpu_above_the_initial_one_is_accumulated():
-    assert fixed_batch(128, 1, 128, 4096, 1024) == (128, 0)
-    assert fixed_batch(256, 1, 128, 4096, 1024) == (128, 1)
+    assert fixed_batch(128, 1, 128, 4096, 1024) == (128, 1)
+    assert fixed_batch(256, 1, 128, 4096, 1024) == (128, 2)
 
 
 def test_a_fixed_batch_never_exceeds_the_largest():
     # ⌈100/3⌉ = 34 on 3 GPUs would be 102 samples.
-    assert fixed_batch(100, 3, 10, 100, 50) == (33, 0)
+    assert fixed_batch(100, 3, 10, 100, 50) == (33, 1)
 
 
 def test_types_may_differ_between_shapes():

@@ -17,7 +17,9 @@ from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.configurations import powers_and_whole_nodes
 from synergy_core.jobs.planned import PlannedSpeeds
 from synergy_core.jobs.spec import JobSpec
+from synergy_core.jobs.training import Shape, StepReport
 from synergy_core.planner import tables
+from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
 from synergy_runs.invariants import check
 from synergy_runs.log import Kind
@@ -149,12 +151,17 @@ def test_one_plan_in_replicas_is_never_faster_than_the_best():
     assert np.isinf(best[ROWS.gpus == 1]).any()
 
 
+def step(step_s):
+    """At the requested batch on four GPUs."""
+    return StepReport(Shape("a100", 1, 4), Plan(data=4, micro_batch=64), step_s)
+
+
 def test_observed_steps_correct_the_planner_on_their_gpu_type_only():
     held = beliefs()
     task = held.task(spec())
     before = held.goodput([task], ROWS, "requested")[0]
     believed_s = task.speeds.believed_on("small-llm", 256, "a100", 4)
-    task.observe_step("a100", 1, 4, 256, 1.25 * believed_s)
+    task.observe(step(1.25 * believed_s))
     after = held.goodput([task], ROWS, "requested")[0]
     on = ROWS.gpu_type == MACHINES.gpu_types.index("a100")
     np.testing.assert_allclose(after[on] * 1.25, before[on])
@@ -165,7 +172,7 @@ def test_shared_observations_reach_others_at_the_next_decision():
     held = beliefs("shared")
     one, other = held.task(spec()), held.task(spec())
     before = held.goodput([other], ROWS, "requested")
-    one.observe_step("a100", 1, 4, 256, 2.0 * one.speeds.believed_on("small-llm", 256, "a100", 4))
+    one.observe(step(2.0 * one.speeds.believed_on("small-llm", 256, "a100", 4)))
     np.testing.assert_array_equal(held.goodput([other], ROWS, "requested"), before)
     held.merge()
     assert (held.goodput([other], ROWS, "requested") < before).any()
@@ -174,11 +181,11 @@ def test_shared_observations_reach_others_at_the_next_decision():
 def test_batch_grows_with_the_noise_and_stays_where_it_is_fixed():
     held = beliefs()
     task, fixed = held.task(spec()), held.task(spec(fixed_batch=True))
-    assert task.choose_batch("a100", 4) == 256
+    assert task.train_on(Shape("a100", 1, 4)).global_batch == 256
     for each in (task, fixed):
         each.report((1.0, 1e3))
-    assert task.choose_batch("a100", 8) == 1024
-    assert fixed.choose_batch("a100", 8) == 256
+    assert task.train_on(Shape("a100", 1, 8)).global_batch == 1024
+    assert fixed.train_on(Shape("a100", 1, 8)).global_batch == 256
 
 
 def test_truth_differs_from_the_planner_by_type_and_not_from_run_to_run():

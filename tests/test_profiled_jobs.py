@@ -13,6 +13,7 @@ from synergy_core.jobs.configurations import powers_and_whole_nodes
 from synergy_core.jobs.profiled import ProfiledSpeeds, ProfiledTask
 from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow, profile_of
+from synergy_core.jobs.training import Shape, StepReport
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
 from synergy_runs.invariants import check
@@ -94,23 +95,25 @@ def test_anything_else_is_refused_with_what_to_type(change, says):
 
 def test_the_plan_follows_the_batch_and_the_batch_the_noise():
     job = task()
-    assert job.choose_plan("cpu", 1, 2) == Plan(pipeline=2, micro_batch=8)  # its noise is not known: the initial batch
+    assert job.train_on(Shape("cpu", 1, 2)) == Plan(
+        pipeline=2, micro_batch=8
+    )  # its noise is not known: the initial batch
     job.report((1.0, 0.01))
-    assert job.choose_plan("cpu", 1, 2) == Plan(pipeline=2, micro_batch=8)  # no noise: larger batches win nothing
+    assert job.train_on(Shape("cpu", 1, 2)) == Plan(pipeline=2, micro_batch=8)  # no noise: larger batches win nothing
     job.report((1.0, 20.0))
-    assert job.choose_plan("cpu", 1, 2) == Plan(data=2, micro_batch=16)
-    assert job.choose_plan("cpu", 1, 1).global_batch == 8  # nothing is won by accumulating on one GPU
-    assert job.choose_plan("cpu", 1, 2, requested=True) == Plan(pipeline=2, micro_batch=8)
+    assert job.train_on(Shape("cpu", 1, 2)) == Plan(data=2, micro_batch=16)
+    assert job.train_on(Shape("cpu", 1, 1)).global_batch == 8  # nothing is won by accumulating on one GPU
+    assert job.train_on(Shape("cpu", 1, 2), requested=True) == Plan(pipeline=2, micro_batch=8)
 
 
 def test_a_running_job_keeps_its_degrees_unless_a_restart_pays():
     job = task()
     job.report((1.0, 20.0))
     held = Plan(pipeline=2, micro_batch=8)
-    assert job.choose_plan("cpu", 1, 2, held) == Plan(data=2, micro_batch=16)
+    assert job.train_on(Shape("cpu", 1, 2), held) == Plan(data=2, micro_batch=16)
     job.done_work = 990.0
-    assert job.choose_plan("cpu", 1, 2, held).pipeline == 2
-    assert job.choose_plan("cpu", 1, 2, held).global_batch == 16  # the batch is free
+    assert job.train_on(Shape("cpu", 1, 2), held).pipeline == 2
+    assert job.train_on(Shape("cpu", 1, 2), held).global_batch == 16  # the batch is free
 
 
 def test_goodput_is_of_the_best_plan_and_without_plans_of_the_best_replicas():
@@ -122,13 +125,13 @@ def test_goodput_is_of_the_best_plan_and_without_plans_of_the_best_replicas():
 
 def test_observed_steps_correct_the_plan_that_was_running():
     job = task(information="own")
-    job.observe_plan("cpu", 1, Plan(pipeline=2, micro_batch=8), 0.14)
+    job.observe(StepReport(Shape("cpu", 1, 2), Plan(pipeline=2, micro_batch=8), 0.14))
     assert job.pool.ratio("cpu") == pytest.approx(2.0)
 
 
 def test_what_was_not_measured_is_said():
     with pytest.raises(InputError, match="were not profiled"):
-        task().choose_plan("cpu", 1, 3)
+        task().train_on(Shape("cpu", 1, 3))
 
 
 def jobs(*rows):

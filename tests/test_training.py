@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from jobs import RIGID, facts, finish_s, workload
 from training_jobs import CATALOG, MEASURED_S, given, random_training, run, t4s, three_types, training, with_work
 
-from synergy_core.goodput.batch import fixed_batch
 from synergy_core.policies import get_policy
 from synergy_core.units import on_grid
 from synergy_sim.assignment import as_given, mixed
@@ -26,12 +25,12 @@ def alone(application="bert", gpus=2, scale=0.05, machines=None, **columns):
     machines = machines or t4s()
     app = CATALOG.application(application)
     made = with_work(training([(0, gpus, 100, application)], machines, **columns), batch=app.initial_batch, scale=scale)
-    shape, most = packed(gpus, 4), app.local_batches("t4")[1]
-    local, accumulation = fixed_batch(app.initial_batch, gpus, app.initial_batch, app.max_batch, most)
-    batch = gpus * local * (accumulation + 1)
+    shape = packed(gpus, 4)
+    plan = app.as_requested("t4", shape, app.initial_batch)
+    batch = plan.global_batch
     assert app.gains(batch) == pytest.approx([batch / app.initial_batch] * len(app.gains(batch)), rel=0.1)
     iterations = np.diff((0.0, *app.work_at_epoch_end)) / app.gains(batch)
-    return made, float(iterations.sum()) * scale * app.iteration_s("t4", shape, local, accumulation)
+    return made, float(iterations.sum()) * scale * app.iteration_s("t4", shape, plan)
 
 
 @pytest.mark.parametrize("application", ["bert", "cifar10", "yolov3"])

@@ -15,6 +15,7 @@ from synergy_core.jobs.planned import PlannedSpeeds
 from synergy_core.jobs.profiled import ProfiledSpeeds
 from synergy_core.jobs.record import NEVER, Job, Placed
 from synergy_core.jobs.testbed_profiles import Profile, degrees_of
+from synergy_core.jobs.training import Shape
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import AllocationPolicy
 from synergy_core.state import Allocations, ClusterState
@@ -150,15 +151,14 @@ class AllocationScheduler:
         return Decision(stops, starts, answer.objective, answer.bound, retuned)
 
     def _plan(self, job: Job, held: Plan | None) -> Plan | None:
-        if job.task is None:
+        if job.task is None or not job.task.scheduled:
             return None
-        kind = self._cluster.type_of(job.placement)
-        requested = not self._policy.tunes_batch
-        return job.task.choose_plan(kind, len(job.placement), job.held_gpus, held, requested=requested)
+        shape = Shape(self._cluster.type_of(job.placement), len(job.placement), job.held_gpus)
+        return job.task.train_on(shape, held, requested=not self._policy.tunes_batch)
 
     def _replan(self, stops: list[tuple[Job, Placed]], starts: list[tuple[Job, Placed]]) -> tuple[Job, ...]:
-        """Of profiled jobs that keep their GPUs, those that are worth a restart under another plan stop and start at
-        once; others may change their batch, and are returned.
+        """Of jobs whose plan is chosen here and that keep their GPUs, those that are worth a restart under
+        another plan stop and start at once; others may change their batch, and are returned.
         """
         leaving = {job.job_id for job, _ in stops}
         retuned = []

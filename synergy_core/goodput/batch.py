@@ -1,9 +1,9 @@
 """Which total batch, micro-batch and accumulation a job trains with on a shape: Pollux's rule, over many jobs at once.
 
 For N nodes and M GPUs (as in Pollux's published artifact): 50 total batches B, geometric from max(B₀, b_min·M) to
-B_max, both included; for each  L = B/M,  s = ⌈L/b_max⌉ − 1,  but s ≥ 1 if M = 1 and L > B₀ (two micro-batches are
-needed to estimate the noise),  b = ⌈L/(s+1)⌉;  not feasible unless b_min ≤ b ≤ b_max. The best goodput wins, the
-smallest batch among equals. Ceilings forgive 1e-8. What counts is the batch that results, M·b·(s+1).
+B_max, both included; for each  L = B/M,  a = ⌈L/b_max⌉,  but a ≥ 2 if M = 1 and L > B₀ (two micro-batches are
+needed to estimate the noise),  b = ⌈L/a⌉;  not feasible unless b_min ≤ b ≤ b_max. The best goodput wins, the
+smallest batch among equals. Ceilings forgive 1e-8. What counts is the batch that results, M·b·a.
 
 Goodput is here the true rate of progress,  gain(B)/T_iter = throughput × efficiency / B₀:  iterations per second, each
 worth one at the initial batch. It ranks configurations of a job as Pollux's throughput × efficiency does, and
@@ -33,8 +33,8 @@ _CHUNK = 16_384
 class BatchChoice:
     """The best batch of each job on each shape; arrays (jobs, shapes), all 0 where none is feasible.
 
-    goodput: initial-batch-equivalent iterations per second. total_batch = gpus × local_batch × (accumulation + 1),
-    samples. local_batch: samples per GPU and micro-batch. accumulation: micro-batches before the last one.
+    goodput: initial-batch-equivalent iterations per second. total_batch = gpus × local_batch × accumulation, samples.
+    local_batch: samples per GPU and micro-batch. accumulation: micro-batches per step.
     throughput: samples per second. efficiency: statistical, in (0, 1].
     """
 
@@ -103,7 +103,7 @@ def best_batch(
     )
     local_batch, micro = local.astype(np.int64), micro_batches.astype(np.int64)
     total = gpus.astype(np.int64) * local_batch * micro
-    return BatchChoice(rate, total, local_batch, np.maximum(micro - 1, 0), throughput, efficiency)
+    return BatchChoice(rate, total, local_batch, micro, throughput, efficiency)
 
 
 def _column(values: ArrayLike) -> Floats:
@@ -211,7 +211,7 @@ def best_batch_one(
     total = gpus * b * m
     noise = grad_var + grad_sqr
     efficiency = noise / (grad_var + grad_sqr * float(scale[best]))
-    return OneBatch(float(rate[best]) * noise, total, b, m - 1, total / float(seconds[best]), efficiency)
+    return OneBatch(float(rate[best]) * noise, total, b, m, total / float(seconds[best]), efficiency)
 
 
 def fixed_batch(
@@ -219,7 +219,7 @@ def fixed_batch(
 ) -> tuple[int, int]:
     """(local batch, accumulation) of a job that keeps its total batch: Tiresias, Optimus, Gavel and rigid jobs.
 
-    As above with  L = ⌈B/M⌉,  s ≥ 1 if M = 1 and B > B₀,  and at last  b ≤ ⌊B_max/(M·(s+1))⌋; but at least a sample
+    As above with  L = ⌈B/M⌉,  a ≥ 2 if M = 1 and B > B₀,  and at last  b ≤ ⌊B_max/(M·a)⌋; but at least a sample
     per GPU, on however many.
     """
     per_gpu = ceil(total_batch / gpus - FORGIVEN)
@@ -227,4 +227,4 @@ def fixed_batch(
     if gpus == 1 and total_batch > initial_batch:
         micro_batches = max(micro_batches, 2)
     local_batch = ceil(per_gpu / micro_batches - FORGIVEN)
-    return max(1, min(local_batch, int(max_batch // (gpus * micro_batches)))), micro_batches - 1
+    return max(1, min(local_batch, int(max_batch // (gpus * micro_batches)))), micro_batches

@@ -7,9 +7,9 @@
                    α_r + β_r·max(M − 2, ε)   if N = 1 and M > 1
                    ε + ε·ε                   if M = 1
     T_opt        = (T_grad^γ + T_sync^γ)^(1/γ)
-    T_iter       = s·T_grad + T_opt
+    T_iter       = (a − 1)·T_grad + T_opt
 
-with b the samples per GPU and micro-batch, N nodes, M GPUs, s accumulation steps beyond the first, ε = 1e-8; α and β
+with b the samples per GPU and micro-batch, a micro-batches per step (accumulation), N nodes, M GPUs, ε = 1e-8; α and β
 in seconds, γ from 1 (no overlap of computing and all-reduce) to 10 (nearly the larger of the two).
 
 All functions broadcast `theta`'s leading axes against the other arguments, and answer in seconds.
@@ -60,14 +60,3 @@ def step_time(theta: ArrayLike, nodes: ArrayLike, gpus: ArrayLike, local_batch: 
     """T_opt: the step that synchronises, the last micro-batch and the all-reduce that overlaps it."""
     theta = np.asarray(theta, dtype=np.float64)
     return overlapped(gradient_time(theta, local_batch), sync_time(theta, nodes, gpus), theta[..., 6])
-
-
-def iteration_time(
-    theta: ArrayLike, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike, accumulation: ArrayLike
-) -> Floats:
-    """T_iter: a whole iteration; `accumulation` is s, the micro-batches before the last one, 0 for none."""
-    theta = np.asarray(theta, dtype=np.float64)
-    compute = gradient_time(theta, local_batch)
-    last = overlapped(compute, sync_time(theta, nodes, gpus), theta[..., 6])
-    result: Floats = np.asarray(accumulation) * compute + last
-    return result

@@ -13,8 +13,8 @@ class Decision(NamedTuple):
     """Stops come before starts; together they never need GPUs that are still held.
 
     A stop names what the job held, a start what it gets; a job in both moves to other GPUs.
-    objective, bound: of an allocator that optimised, NaN otherwise. retuned: profiled jobs that run on and have got
-    another batch (`Job.plan`).
+    objective, bound: of an allocator that optimised, NaN otherwise. retuned: jobs that run on and that their
+    scheduler has given another batch (`Job.plan`).
     """
 
     stops: list[tuple[Job, Placed]]

@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 import numpy as np
 
-from synergy_core.goodput.batch import best_batch_one, fixed_batch
+from synergy_core.arrays import Floats, Ints
+from synergy_core.goodput.batch import best_batch, best_batch_one, fixed_batch
+from synergy_core.goodput.throughput import gradient_time
+from synergy_core.jobs.configurations import Configurations
 from synergy_core.jobs.reports import Observations, Theta
 from synergy_core.jobs.spec import JobSpec
+from synergy_core.jobs.training import Shape, StepReport
+from synergy_core.planner.plan import Plan
 
-if TYPE_CHECKING:
-    from synergy_core.planner.plan import Plan
+MOST_SYNC = 0.95
+"""No step is taken to be more synchronisation than this."""
 
-Batch = tuple[int, int]
-"""Samples per GPU and micro-batch; accumulation steps."""
+Belief = tuple[int, int, int, tuple[float, float], int, int]
+"""What a row of goodputs follows from: the pool and its version, GPU types, statistics, limits of the batch."""
 
 
 class SynergyTask:
-    """One job's beliefs.
+    """One job's beliefs, in throughput models that are fitted to what it reports; it trains data-parallel.
 
     spec: what was submitted. pool: its own observations, or its application's. statistics: (squared norm, variance)
     of the gradient as last reported. done_work: iterations at the initial batch it has reported. shared: whether the
-    pool is other jobs' too. declares: whether its declared work may be believed.
+    pool is other jobs' too. declares: whether its declared work may be believed. scheduled: whether its plan is chosen
+    when its scheduler decides, because another plan may take a restart; else it chooses as it trains.
     """
 
     __slots__ = ("declares", "done_work", "pool", "shared", "spec", "statistics")
+
+    scheduled = False
 
     def __init__(self, spec: JobSpec, pool: Observations, *, shared: bool, declares: bool) -> None:
         self.spec = spec
@@ -36,16 +44,36 @@ class SynergyTask:
         self.statistics: tuple[float, float] | None = None
         self.done_work = 0.0
 
-    def observe(self, gpu_type: str, nodes: int, gpus: int, local_batch: int, step_s: float, sync_s: float) -> bool:
-        """A mean step time of the running job; whether it is news."""
-        shape = (nodes, gpus, local_batch)
-        if self.pool.knows(gpu_type, shape):
-            return False
+    # What the running job reports
+
+    def observe(self, step: StepReport) -> StepReport | None:
+        """A mean step of the running job. What a model is to be fitted to, as a step without accumulation and with its
+        synchronisation told apart; None where that is known already.
+        """
+        gpu_type, nodes, gpus = step.shape
+        point = (nodes, gpus, step.plan.micro_batch)
+        if self.pool.knows(gpu_type, point):
+            return None
+        step_s, sync_s = self._without_accumulation(step)
         if self.shared:
-            self.pool.add_later(gpu_type, shape, step_s, sync_s)
+            self.pool.add_later(gpu_type, point, step_s, sync_s)
         else:
-            self.pool.add(gpu_type, shape, step_s, sync_s)
-        return True
+            self.pool.add(gpu_type, point, step_s, sync_s)
+        return StepReport(step.shape, Plan(data=gpus, micro_batch=step.plan.micro_batch), step_s, sync_s)
+
+    def _without_accumulation(self, step: StepReport) -> tuple[float, float]:
+        """Seconds of one micro-batch with synchronisation, and of that synchronisation.
+
+        A step is accumulation − 1 micro-batches without it and one with it. Where it was not seen apart from the
+        backward pass that it overlaps, it is what a step takes beyond computing, if a model says how long that is.
+        """
+        count, sync_s = step.plan.accumulation, step.sync_s
+        if np.isnan(sync_s):
+            theta, sync_s = self.models.get(step.shape.gpu_type), 0.0
+            if step.shape.gpus > 1 and theta is not None:
+                compute_s = float(gradient_time(theta, step.plan.micro_batch))
+                sync_s = min(max(step.step_s - count * compute_s, 0.0), MOST_SYNC * step.step_s)
+        return (step.step_s + (count - 1) * sync_s) / count, sync_s
 
     def report(self, statistics: tuple[float, float]) -> bool:
         """The gradient's statistics of the running job; whether they have changed."""
@@ -66,28 +94,30 @@ class SynergyTask:
         """The throughput model of each GPU type that was observed."""
         return self.pool.models
 
-    def choose(self, gpu_type: str, nodes: int, gpus: int) -> Batch:
-        """The batch of most goodput on that shape, by what is believed; the initial one while nothing is.
+    # How it trains
 
-        Pollux (OSDI 2021), section 4.1; goodput_policies.md, section 1.3.
+    def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
+        """The plan of most goodput there, batch included, by what is believed; the initial batch while nothing is.
+
+        held: under which it trains there now. requested: at the requested batch. Raises InputError where no plan fits.
+        Pollux (OSDI 2021), section 4.1; `synergy_core.goodput.batch` has the rule.
         """
+        if requested or self.spec.fixed_batch:
+            return as_requested(self.spec, shape)
         statistics = self.believed_statistics
         spec, choices = self.spec, self.pool.choices
-        asked = (gpu_type, nodes, gpus, statistics, spec.initial_batch, spec.max_batch, spec.requested_batch)
-        batch: Batch | None = choices.get(asked)
-        if batch is None:
-            batch = choices[asked] = self._choose(gpu_type, nodes, gpus, statistics)
-        return batch
+        asked = (*shape, statistics, spec.initial_batch, spec.max_batch)
+        plan: Plan | None = choices.get(asked)
+        if plan is None:
+            plan = choices[asked] = self._best(shape, statistics)
+        return plan
 
-    def _choose(self, gpu_type: str, nodes: int, gpus: int, statistics: tuple[float, float] | None) -> Batch:
-        spec = self.spec
+    def _best(self, shape: Shape, statistics: tuple[float, float] | None) -> Plan:
+        spec, (gpu_type, nodes, gpus) = self.spec, shape
         smallest, largest = spec.local_batches[gpu_type]
         theta = self.pool.models.get(gpu_type)
-        if spec.fixed_batch:
-            return fixed_batch(spec.requested_batch, gpus, spec.initial_batch, spec.max_batch, largest)
         if theta is None or statistics is None:
-            total = max(spec.initial_batch, smallest * gpus)
-            return fixed_batch(total, gpus, spec.initial_batch, spec.max_batch, largest)
+            return data_parallel(spec, shape, max(spec.initial_batch, smallest * gpus))
         choice = best_batch_one(
             theta,
             *statistics,
@@ -99,17 +129,52 @@ class SynergyTask:
             gpus=gpus,
         )
         if not choice.local_batch:  # more GPUs than its largest batch can feed
-            return fixed_batch(spec.max_batch, gpus, spec.initial_batch, spec.max_batch, largest)
-        return choice.local_batch, choice.accumulation
+            return data_parallel(spec, shape, spec.max_batch)
+        return Plan(data=gpus, micro_batch=choice.local_batch, accumulation=choice.accumulation)
 
-    def choose_plan(
-        self, gpu_type: str, nodes: int, gpus: int, held: Plan | None = None, *, requested: bool = False
-    ) -> Plan | None:
-        """The parallel plan to train under there, batch included; None where its driver chooses, as here.
+    # What policies ask
 
-        held: under which it runs there now. requested: at the requested batch.
+    @classmethod
+    def goodputs(
+        cls,
+        tasks: Sequence[Self],
+        rows: Configurations,
+        gpu_types: Sequence[str],
+        known: dict[Belief, Floats],
+        *,
+        requested: bool,
+    ) -> Floats:
+        """(jobs, configurations): initial-batch iterations per second of tasks of this kind; see `Beliefs.goodput`.
+
+        known: rows by what they follow from; what is missing is added, evaluated once for all jobs that believe alike.
         """
-        return None
+        result = np.full((len(tasks), len(rows)), np.nan)
+        for index, kind in enumerate(gpu_types):
+            columns = np.flatnonzero(rows.gpu_type == index)
+            if not len(columns):
+                continue
+            missing: dict[Belief, tuple[SynergyTask, Theta, str, int]] = {}
+            keys: list[tuple[int, Belief, float]] = []
+            for at, task in enumerate(tasks):
+                statistics, models, spec = task.believed_statistics, task.models, task.spec
+                source = kind if kind in models else next((each for each in gpu_types if each in models), None)
+                if source is None or statistics is None:
+                    continue
+                most = spec.max_batch
+                if requested:
+                    most = min(most, max(spec.requested_batch, spec.initial_batch))
+                ratio = 1.0 if source == kind else spec.single_gpu_rate[kind] / spec.single_gpu_rate[source]
+                code = gpu_types.index(source) * len(gpu_types) + index
+                key = (task.pool.serial, task.pool.version, code, statistics, most, spec.initial_batch)
+                keys.append((at, key, ratio))
+                if key not in known and key not in missing:
+                    missing[key] = (task, models[source], source, most)
+            if missing:
+                shapes = rows.nodes[columns], rows.gpus[columns]
+                known.update(zip(missing, _goodputs(list(missing.values()), *shapes), strict=True))
+            for at, key, ratio in keys:
+                result[at, columns] = known[key] * ratio
+        return result
 
     def requested_rate(self, kind: str) -> float:
         """Iterations per second with the requested GPUs and batch, by a profile made offline; 0 without one."""
@@ -119,3 +184,32 @@ class SynergyTask:
         """Iterations at the initial batch still to do; NaN where nothing is declared, or more than that was done."""
         left = self.spec.declared_work - self.done_work
         return left if self.declares and 0 < left < np.inf else float("nan")
+
+
+def _goodputs(asked: Sequence[tuple[SynergyTask, Theta, str, int]], nodes: Ints, gpus: Ints) -> Floats:
+    """(asked, shapes): by the model of a GPU type, up to a largest batch."""
+    limits = [task.spec.local_batches[source] for task, _, source, _ in asked]
+    statistics = [task.believed_statistics or (1.0, 0.0) for task, _, _, _ in asked]
+    return best_batch(
+        np.array([theta for _, theta, _, _ in asked]),
+        [sqr for sqr, _ in statistics],
+        [var for _, var in statistics],
+        [task.spec.initial_batch for task, _, _, _ in asked],
+        [most for _, _, _, most in asked],
+        [low for low, _ in limits],
+        [high for _, high in limits],
+        nodes,
+        gpus,
+    ).goodput
+
+
+def as_requested(spec: JobSpec, shape: Shape) -> Plan:
+    """The plan of a data-parallel job at the batch that its user asked for."""
+    return data_parallel(spec, shape, spec.requested_batch)
+
+
+def data_parallel(spec: JobSpec, shape: Shape, batch: int) -> Plan:
+    """Replicas on all GPUs there, at that global batch or the nearest that fits: `fixed_batch`."""
+    largest = spec.local_batches[shape.gpu_type][1]
+    micro_batch, accumulation = fixed_batch(batch, shape.gpus, spec.initial_batch, spec.max_batch, largest)
+    return Plan(data=shape.gpus, micro_batch=micro_batch, accumulation=accumulation)

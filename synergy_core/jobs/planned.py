@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -10,10 +11,12 @@ from synergy_core.arrays import Floats
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.jobs.configurations import Configurations
-from synergy_core.jobs.fitted import SynergyTask
+from synergy_core.jobs.fitted import Belief, SynergyTask
 from synergy_core.jobs.reports import Observations
 from synergy_core.jobs.spec import JobSpec
+from synergy_core.jobs.training import Shape, StepReport
 from synergy_core.planner import tables
+from synergy_core.planner.plan import Plan
 
 _Of = tuple[str, int, str, bool]
 """Architecture, global batch, GPU type, whether only its replicas may vary in number."""
@@ -30,9 +33,6 @@ class Speeds(Protocol):
     def believed_on(self, architecture: str, batch: int, kind: str, gpus: int) -> float:
         """The same, on one number of GPUs of one type."""
 
-    def best_on(self, architecture: str, batch: int, kind: str, gpus: int) -> float:
-        """Under the best plan, with which jobs run whoever allocates."""
-
 
 class PlannedSpeeds:
     """Step times on one cluster's GPU types, from the planner's tables, remembered.
@@ -44,7 +44,7 @@ class PlannedSpeeds:
         self.gpu_types = cluster.gpu_types
         self._plans = plans
         self._per_node = cluster.largest_nodes
-        self._known: dict[_Of, dict[int, float]] = {}
+        self._known: dict[_Of, dict[int, tuple[float, Plan]]] = {}
         self._rows: dict[tuple[str, int, bytes], Floats] = {}
 
     def believed_s(self, architecture: str, batch: int, rows: Configurations) -> Floats:
@@ -55,41 +55,39 @@ class PlannedSpeeds:
             for index, kind in enumerate(self.gpu_types):
                 at = np.flatnonzero(rows.gpu_type == index)
                 known = self._table((architecture, batch, kind, not self._plans), rows.gpus[at].tolist())
-                result[at] = [known[count] for count in rows.gpus[at].tolist()]
+                result[at] = [known[count][0] for count in rows.gpus[at].tolist()]
             self._rows[key] = result
         return self._rows[key]
 
     def believed_on(self, architecture: str, batch: int, kind: str, gpus: int) -> float:
         """The same, on one number of GPUs of one type."""
-        return self._table((architecture, batch, kind, not self._plans), [gpus])[gpus]
+        return self._table((architecture, batch, kind, not self._plans), [gpus])[gpus][0]
 
-    def best_on(self, architecture: str, batch: int, kind: str, gpus: int) -> float:
-        """Seconds of a step under the best plan, with which jobs run whoever allocates."""
+    def best_on(self, architecture: str, batch: int, kind: str, gpus: int) -> tuple[float, Plan]:
+        """Seconds of a step under the best plan, with which jobs run whoever allocates; and that plan."""
         return self._table((architecture, batch, kind, False), [gpus])[gpus]
 
-    def _table(self, of: _Of, counts: list[int]) -> dict[int, float]:
-        """Step times by number of GPUs, these among them."""
+    def _table(self, of: _Of, counts: list[int]) -> dict[int, tuple[float, Plan]]:
+        """Step times and plans by number of GPUs, these among them."""
         known = self._known.setdefault(of, {})
         missing = tuple(sorted({count for count in counts if count not in known}))
         if missing:
             architecture, batch, kind, replicas_only = of
             nodes = ((kind, self._per_node[kind]),)
             table = tables.planned_tables(architecture, nodes, missing, batch, data_parallel_only=replicas_only)
-            known.update(zip(table.gpus.tolist(), table.step_time_s.tolist(), strict=True))
+            steps = zip(table.step_time_s.tolist(), table.plans, strict=True)
+            known.update(zip(table.gpus.tolist(), steps, strict=True))
         return known
 
 
-class PlannedTask(SynergyTask):
-    """What is believed of a job with plans: the planner's step times × what observed ones were of them.
-
-    speeds: what the policy may read of the planner.
+class TaskWithPlans(SynergyTask):
+    """What is believed of a job with parallel plans: step times that were known before it ran × what observed ones
+    were of them. speeds: what the policy may read of those.
     """
 
-    __slots__ = ("speeds",)
+    __slots__ = ()
 
-    def __init__(self, spec: JobSpec, pool: Observations, speeds: Speeds, *, shared: bool, declares: bool) -> None:
-        super().__init__(spec, pool, shared=shared, declares=declares)
-        self.speeds = speeds
+    speeds: Speeds
 
     def batches(self, *, requested: bool = False) -> list[int]:
         """Global batches it may train at: doublings of the requested one; that alone until its noise is known."""
@@ -104,6 +102,25 @@ class PlannedTask(SynergyTask):
         sqr, var = self.believed_statistics or (1.0, 0.0)
         scale = batch / self.spec.initial_batch
         return 1.0 if scale == 1.0 else (var + sqr) / (var / scale + sqr)
+
+    @classmethod
+    def goodputs(
+        cls,
+        tasks: Sequence[Self],
+        rows: Configurations,
+        gpu_types: Sequence[str],
+        known: dict[Belief, Floats],
+        *,
+        requested: bool,
+    ) -> Floats:
+        result = np.empty((len(tasks), len(rows)))
+        for at, task in enumerate(tasks):
+            statistics, spec = task.believed_statistics or (0.0, 0.0), task.spec
+            key = (task.pool.serial, task.pool.version, -1, statistics, spec.max_batch, spec.requested_batch)
+            if key not in known:
+                known[key] = task.goodput(rows, requested=requested)
+            result[at] = known[key]
+        return result
 
     def goodput(self, rows: Configurations, *, requested: bool) -> Floats:
         """(rows,): initial-batch iterations per second at the best batch; 0 where no plan fits."""
@@ -120,20 +137,30 @@ class PlannedTask(SynergyTask):
         step_s = self.speeds.believed_on(spec.architecture, spec.requested_batch, kind, spec.requested_gpus)
         return 1.0 / (step_s * self.pool.ratio(kind))
 
-    def choose_batch(self, gpu_type: str, gpus: int) -> int:
-        """The global batch of most goodput there, under the best plan for it.
 
-        Raises InputError where no plan fits.
-        """
-        name = self.spec.architecture
-        steps = {batch: self.speeds.best_on(name, batch, gpu_type, gpus) for batch in self.batches()}
-        best = max(steps, key=lambda batch: self.gain(batch) / steps[batch])
-        if steps[best] == np.inf:
+class PlannedTask(TaskWithPlans):
+    """A job whose step times the planner predicts. speeds: what the policy may read of the planner."""
+
+    __slots__ = ("speeds",)
+
+    speeds: PlannedSpeeds
+
+    def __init__(self, spec: JobSpec, pool: Observations, speeds: PlannedSpeeds, *, shared: bool, declares: bool):
+        super().__init__(spec, pool, shared=shared, declares=declares)
+        self.speeds = speeds
+
+    def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
+        name, (gpu_type, _, gpus) = self.spec.architecture, shape
+        plans = {batch: self.speeds.best_on(name, batch, gpu_type, gpus) for batch in self.batches(requested=requested)}
+        best = max(plans, key=lambda batch: self.gain(batch) / plans[batch][0])
+        step_s, plan = plans[best]
+        if step_s == np.inf:
             raise InputError(f"{name} was given {gpus} GPUs of type {gpu_type}, on which no plan fits.")
-        return best
+        return plan
 
-    def observe_step(self, gpu_type: str, nodes: int, gpus: int, batch: int, step_s: float) -> None:
-        """A mean step time of the running job, as a ratio to what was believed."""
+    def observe(self, step: StepReport) -> None:
+        """A mean step of the running job, as a ratio to what was believed."""
+        (gpu_type, nodes, gpus), batch = step.shape, step.plan.global_batch
         believed_s = self.speeds.believed_on(self.spec.architecture, batch, gpu_type, gpus)
         if believed_s < np.inf:
-            self.pool.add_ratio(gpu_type, (nodes, gpus, batch), step_s / believed_s, later=self.shared)
+            self.pool.add_ratio(gpu_type, (nodes, gpus, batch), step.step_s / believed_s, later=self.shared)

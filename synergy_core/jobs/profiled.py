@@ -9,10 +9,11 @@ import numpy as np
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
 from synergy_core.jobs.configurations import Configurations
-from synergy_core.jobs.planned import PlannedTask
+from synergy_core.jobs.planned import TaskWithPlans
 from synergy_core.jobs.reports import Observations
 from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.testbed_profiles import Profile, ProfiledRow, degrees_of
+from synergy_core.jobs.training import Shape, StepReport
 from synergy_core.planner.plan import Plan
 
 HORIZON_S = 300.0
@@ -49,20 +50,19 @@ class ProfiledSpeeds:
             return inf
         return self.profile[model].step_s(kind, min(nodes), gpus, batch, replicas_only=not self._plans)
 
-    def best_on(self, model: str, batch: int, kind: str, gpus: int) -> float:
-        """The same under the best plan, with which jobs run whoever allocates."""
-        return ProfiledSpeeds(self.profile, self.gpu_types, plans=True).believed_on(model, batch, kind, gpus)
 
-
-class ProfiledTask(PlannedTask):
+class ProfiledTask(TaskWithPlans):
     """What is believed of a job that was profiled: measured step times × what observed ones were of them."""
 
-    __slots__ = ("model",)
+    __slots__ = ("model", "speeds")
+
+    scheduled = True
 
     def __init__(
         self, spec: JobSpec, pool: Observations, speeds: ProfiledSpeeds, *, shared: bool, declares: bool
     ) -> None:
-        super().__init__(spec, pool, speeds, shared=shared, declares=declares)
+        super().__init__(spec, pool, shared=shared, declares=declares)
+        self.speeds = speeds
         self.model = speeds.profile[spec.architecture]
 
     def batches(self, *, requested: bool = False) -> list[int]:
@@ -72,15 +72,13 @@ class ProfiledTask(PlannedTask):
             return [spec.requested_batch]
         return [batch for batch in self.model.batches if spec.initial_batch <= batch <= spec.max_batch]
 
-    def choose_plan(
-        self, gpu_type: str, nodes: int, gpus: int, held: Plan | None = None, *, requested: bool = False
-    ) -> Plan:
+    def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
         """The plan of most goodput there, batch included.
 
         held: under which it runs there now; its degrees stay unless what others win, over the remaining work or
         `HORIZON_S`, exceeds a restart. requested: at the requested batch. Raises InputError where nothing was measured.
         """
-        model = self.model
+        model, (gpu_type, nodes, gpus) = self.model, shape
         batches = self.batches(requested=requested)
         best = self._fastest([model.best(gpu_type, nodes, gpus, batch) for batch in batches])
         if best is None:
@@ -99,12 +97,13 @@ class ProfiledTask(PlannedTask):
         horizon_s = HORIZON_S if np.isnan(left) else min(HORIZON_S, left / rate)
         return best.plan if horizon_s * (1.0 - rate / other) > self.spec.restart_s else stay.plan
 
-    def observe_plan(self, gpu_type: str, nodes: int, plan: Plan, step_s: float) -> None:
-        """A mean step time of the running job, as a ratio to what was measured of that plan."""
+    def observe(self, step: StepReport) -> None:
+        """A mean step of the running job, as a ratio to what was measured of its plan."""
+        (gpu_type, nodes, gpus), plan = step.shape, step.plan
         row = self.model.with_degrees(gpu_type, nodes, plan.global_batch, degrees_of(plan))
         if row is not None:
-            shape = (nodes, plan.gpus, plan.global_batch)
-            self.pool.add_ratio(gpu_type, shape, step_s / row.step_s, later=self.shared)
+            point = (nodes, gpus, plan.global_batch)
+            self.pool.add_ratio(gpu_type, point, step.step_s / row.step_s, later=self.shared)
 
     def _fastest(self, rows: list[ProfiledRow | None]) -> ProfiledRow | None:
         """The row of most goodput, the smallest batch among equals."""

@@ -25,8 +25,8 @@ class Job:
     Drivers subclass it to add what only they know. `placement` is where it runs, empty while it waits; `held_gpus`
     counts it; `waits_since_s` is when it was submitted or last stopped; `first_step_s` is when training (re)starts, as
     far as the driver knows. spec: what was submitted, and task: what is believed of it; None for a job that only has a
-    run time. plan: under which a profiled job trains where it runs, None for any other. past_service_gpu_s: what it had
-    attained when it last began anew.
+    run time. plan: under which it trains where it runs, if its scheduler chooses that (`SynergyTask.scheduled`), else
+    None. past_service_gpu_s: what it had attained when it last began anew.
     """
 
     __slots__ = (

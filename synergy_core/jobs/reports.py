@@ -7,18 +7,20 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.planner.plan import Plan
+
 Theta = NDArray[np.float64]
 Table = NDArray[np.float64]
 """Rows of nodes, GPUs, samples per GPU, step and synchronisation seconds."""
-Shape = tuple[int, int, int]
-"""Nodes, GPUs, samples per GPU."""
+Point = tuple[int, int, int]
+"""Where something was observed: nodes, GPUs, and samples per GPU; of jobs with parallel plans, the global batch."""
 
 MOST_OBSERVED = 60
-"""A fit reads at most so many observations, evenly taken from all (synergy_policy.md, section 5)."""
+"""A fit reads at most so many observations, evenly taken from all: its seven constants change little with more."""
 
 
 class Observations:
-    """Step times by GPU type and shape, the gradient statistics first seen, and the models they make.
+    """Step times by GPU type and point, the gradient statistics first seen, and the models they make.
 
     most_gpus: the largest number of GPUs anything was observed on. overhead: wall time of iterations ÷ what measured
     step times add up to. version: grows with every new model. Of jobs with plans, ratios of observed to planned step
@@ -43,14 +45,14 @@ class Observations:
     _made = 0
 
     def __init__(self) -> None:
-        self._steps: dict[str, dict[Shape, tuple[float, float]]] = {}
+        self._steps: dict[str, dict[Point, tuple[float, float]]] = {}
         self._stale: dict[str, None] = {}
-        self._pending: list[tuple[str, Shape, tuple[float, float]]] = []
-        self._ratios: dict[str, dict[Shape, float]] = {}
-        self._pending_ratios: list[tuple[str, Shape, float]] = []
+        self._pending: list[tuple[str, Point, tuple[float, float]]] = []
+        self._ratios: dict[str, dict[Point, float]] = {}
+        self._pending_ratios: list[tuple[str, Point, float]] = []
         self.first_statistics: tuple[float, float] | None = None
         self.models: dict[str, Theta] = {}
-        self.choices: dict[tuple[object, ...], tuple[int, int]] = {}
+        self.choices: dict[tuple[object, ...], Plan] = {}
         self.most_gpus = 0
         self.overhead = 1.0
         self.version = 0
@@ -62,44 +64,44 @@ class Observations:
         """Whether something was observed that no model has seen."""
         return bool(self._stale)
 
-    def knows(self, gpu_type: str, shape: Shape) -> bool:
+    def knows(self, gpu_type: str, point: Point) -> bool:
         """Whether that was observed."""
         steps = self._steps.get(gpu_type)
-        return steps is not None and shape in steps
+        return steps is not None and point in steps
 
-    def add(self, gpu_type: str, shape: Shape, step_s: float, sync_s: float) -> None:
+    def add(self, gpu_type: str, point: Point, step_s: float, sync_s: float) -> None:
         """One mean step time, at once."""
-        self._steps.setdefault(gpu_type, {})[shape] = (step_s, sync_s)
+        self._steps.setdefault(gpu_type, {})[point] = (step_s, sync_s)
         self._stale[gpu_type] = None
-        self.most_gpus = max(self.most_gpus, shape[1])
+        self.most_gpus = max(self.most_gpus, point[1])
 
-    def add_later(self, gpu_type: str, shape: Shape, step_s: float, sync_s: float) -> None:
+    def add_later(self, gpu_type: str, point: Point, step_s: float, sync_s: float) -> None:
         """One mean step time, which counts from the next decision on: others learn of it only then."""
-        self._pending.append((gpu_type, shape, (step_s, sync_s)))
+        self._pending.append((gpu_type, point, (step_s, sync_s)))
 
     def merge(self) -> None:
         """What was added for later counts from now on."""
-        for gpu_type, shape, (step_s, sync_s) in self._pending:
-            if not self.knows(gpu_type, shape):
-                self.add(gpu_type, shape, step_s, sync_s)
+        for gpu_type, point, (step_s, sync_s) in self._pending:
+            if not self.knows(gpu_type, point):
+                self.add(gpu_type, point, step_s, sync_s)
         self._pending.clear()
-        for gpu_type, shape, ratio in self._pending_ratios:
-            self.add_ratio(gpu_type, shape, ratio)
+        for gpu_type, point, ratio in self._pending_ratios:
+            self.add_ratio(gpu_type, point, ratio)
         self._pending_ratios.clear()
 
-    def add_ratio(self, gpu_type: str, shape: Shape, ratio: float, *, later: bool = False) -> None:
-        """An observed step time ÷ the planned one; the first of a shape stands. shape: with the global batch.
+    def add_ratio(self, gpu_type: str, point: Point, ratio: float, *, later: bool = False) -> None:
+        """An observed step time ÷ the planned one; the first of a point stands. point: with the global batch.
 
         later: it counts from the next decision on.
         """
         of_type = self._ratios.setdefault(gpu_type, {})
-        if shape in of_type:
+        if point in of_type:
             return
         if later:
-            self._pending_ratios.append((gpu_type, shape, ratio))
+            self._pending_ratios.append((gpu_type, point, ratio))
             return
-        of_type[shape] = ratio
-        self.most_gpus = max(self.most_gpus, shape[1])
+        of_type[point] = ratio
+        self.most_gpus = max(self.most_gpus, point[1])
         self.version += 1
 
     def ratio(self, gpu_type: str) -> float:
@@ -114,11 +116,11 @@ class Observations:
         return tables
 
 
-def _table(steps: dict[Shape, tuple[float, float]]) -> Table:
-    shapes = sorted(steps)
-    if len(shapes) > MOST_OBSERVED:
-        shapes = [shapes[i * len(shapes) // MOST_OBSERVED] for i in range(MOST_OBSERVED)]
-    return np.array([(*shape, *steps[shape]) for shape in shapes], dtype=np.float64)
+def _table(steps: dict[Point, tuple[float, float]]) -> Table:
+    points = sorted(steps)
+    if len(points) > MOST_OBSERVED:
+        points = [points[i * len(points) // MOST_OBSERVED] for i in range(MOST_OBSERVED)]
+    return np.array([(*point, *steps[point]) for point in points], dtype=np.float64)
 
 
 class Fitter:

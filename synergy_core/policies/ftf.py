@@ -26,8 +26,8 @@ def ftf(
     """Progress weighted by how much later than in an equal share of the cluster a job would end, to a power.
 
     ρ = (age + remaining work ÷ best goodput) ÷ (all its work ÷ goodput on an equal share); utility ρ^fairness ×
-    (goodput ÷ best goodput)^utility_power, restarts charged over `horizon_s` (allocator.md, section 5: the larger the
-    power, the nearer to minimising the largest ρ).
+    (goodput ÷ best goodput)^utility_power, restarts charged over `horizon_s` (a sum of utilities times ρ^k comes
+    the nearer to minimising the largest ρ, the larger k is).
     """
     rows = powers_and_whole_nodes(state.cluster)
     goodput, unknown, valid = state.runnable(rows, growth=growth, first_gpus=first_gpus)

@@ -1,4 +1,4 @@
-"""Optimus with an oracle, as in Pollux's artifact (OSDI 2021, section 5.2; goodput_policies.md, section 6.2)."""
+"""Optimus with an oracle, as in Pollux's artifact (OSDI 2021, section 5.2)."""
 
 from heapq import heapify, heappop, heappush
 from math import isfinite

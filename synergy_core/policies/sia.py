@@ -1,4 +1,4 @@
-"""Sia (SOSP 2023, sections 3.3 and 3.4, and its artifact; goodput_policies.md, section 6.4)."""
+"""Sia (SOSP 2023, sections 3.3 and 3.4), as its artifact carries it out."""
 
 import numpy as np
 

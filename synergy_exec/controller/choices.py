@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
-from synergy_core.goodput.batch import fixed_batch
+from synergy_core.jobs.fitted import as_requested
 from synergy_core.jobs.testbed_profiles import Profile
+from synergy_core.jobs.training import Shape
 from synergy_core.planner.plan import Plan
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.messages import PlanMessage
@@ -22,9 +23,7 @@ class Choices:
     tunes_batch: bool
     profile: Profile = field(default_factory=Profile)
 
-    def choose(
-        self, job: ExecutedJob, gpu_type: str, nodes: int, gpus: int, held: PlanMessage | None = None
-    ) -> PlanMessage:
+    def choose(self, job: ExecutedJob, shape: Shape, held: PlanMessage | None = None) -> PlanMessage:
         """The plan on that shape. held: what it trains with there now; returned as it is where nothing is to change.
 
         Of a profiled job the scheduler has chosen it (`Job.plan`); under policies that choose none, it is the fastest
@@ -32,34 +31,31 @@ class Choices:
         """
         if job.plan is not None:
             return PlanMessage.of(job.plan)
-        measured = self._measured(job, gpu_type, nodes, gpus)
+        measured = self._measured(job, shape)
         if measured is not None:
             return PlanMessage.of(measured)
-        chosen = self._data_parallel(job, gpu_type, nodes, gpus)
+        chosen = PlanMessage.of(self._data_parallel(job, shape))
         if held is None:
             return chosen
         near = abs(chosen.global_batch - held.global_batch) <= SAME_BATCH_FRACTION * held.global_batch
         return held if near and only_batch_differs(chosen, held) else chosen
 
-    def _measured(self, job: ExecutedJob, gpu_type: str, nodes: int, gpus: int) -> Plan | None:
+    def _measured(self, job: ExecutedJob, shape: Shape) -> Plan | None:
         spec = job.spec
         if spec is None or spec.architecture not in self.profile:
             return None
-        row = self.profile[spec.architecture].best(gpu_type, nodes, gpus, spec.requested_batch)
+        row = self.profile[spec.architecture].best(shape.gpu_type, shape.nodes, shape.gpus, spec.requested_batch)
         return None if row is None else row.plan
 
-    def _data_parallel(self, job: ExecutedJob, gpu_type: str, nodes: int, gpus: int) -> PlanMessage:
-        spec = job.spec
-        assert spec is not None
-        if self.tunes_batch and job.task is not None:
-            micro_batch, before_last = job.task.choose(gpu_type, nodes, gpus)
-            if gpus == 1 and before_last == 0 and micro_batch % 2 == 0:  # one micro-batch would tell nothing of noise
-                micro_batch, before_last = micro_batch // 2, 1
-        else:
-            largest = spec.local_batches[gpu_type][1]
-            requested, initial = spec.requested_batch, spec.initial_batch
-            micro_batch, before_last = fixed_batch(requested, gpus, initial, spec.max_batch, largest)
-        return PlanMessage(data=gpus, micro_batch=micro_batch, accumulation=before_last + 1)
+    def _data_parallel(self, job: ExecutedJob, shape: Shape) -> Plan:
+        assert job.spec is not None
+        if not self.tunes_batch or job.task is None:
+            return as_requested(job.spec, shape)
+        plan = job.task.train_on(shape)
+        if shape.gpus == 1 and plan.accumulation == 1 and plan.micro_batch % 2 == 0:
+            # One micro-batch would tell nothing of noise.
+            return Plan(micro_batch=plan.micro_batch // 2, accumulation=2)
+        return plan
 
 
 def only_batch_differs(one: PlanMessage, other: PlanMessage) -> bool:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from synergy_core.cluster import Cluster
-from synergy_core.goodput.throughput import gradient_time
 from synergy_core.jobs.decision import NONE, Decision
-from synergy_core.jobs.profiled import ProfiledTask
 from synergy_core.jobs.record import NEVER, Placed
-from synergy_core.jobs.reports import Theta
 from synergy_core.jobs.testbed_profiles import Profile
+from synergy_core.jobs.training import Shape, StepReport
+from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy
 from synergy_core.scheduler import scheduler_for
 from synergy_exec.controller.choices import Choices, only_batch_differs
@@ -21,8 +20,6 @@ from synergy_exec.messages import PlanMessage, Report
 
 FEWEST_STEPS = 5
 """A median of fewer step times is no observation: the first of a shape stands for good."""
-MOST_SYNC = 0.95
-"""No step is taken to be more synchronisation than this."""
 
 
 @dataclass(slots=True)
@@ -113,19 +110,13 @@ class Decider:
             task.report((said.grad_sqr, said.grad_var))
         if said.steps < FEWEST_STEPS or said.step_s <= 0 or not job.placement:
             return None
-        if isinstance(task, ProfiledTask):
-            self._report_planned(job, task, said)
+        shape = Shape(self.cluster.type_of(job.placement), len(job.placement), job.held_gpus)
+        degrees = job.plan or Plan(data=job.held_gpus)
+        plan = replace(degrees, micro_batch=said.micro_batch, accumulation=said.accumulation)
+        if job.plan not in (None, plan):  # of a batch that it no longer has
             return None
-        kind = self.cluster.type_of(job.placement)
-        step_s, sync_s = _parts(said, task.models.get(kind), job.held_gpus)
-        seen = Observation(kind, len(job.placement), job.held_gpus, said.micro_batch, step_s, sync_s)
-        return seen if task.observe(*seen) else None
-
-    def _report_planned(self, job: ExecutedJob, task: ProfiledTask, said: Report) -> None:
-        """A profiled job's step time, as a ratio to what was measured, unless it is of a batch it no longer has."""
-        plan = job.plan
-        if plan is not None and (plan.micro_batch, plan.accumulation) == (said.micro_batch, said.accumulation):
-            task.observe_plan(self.cluster.type_of(job.placement), len(job.placement), plan, said.step_s)
+        seen = task.observe(StepReport(shape, plan, said.step_s))
+        return None if seen is None else Observation(*shape, seen.plan.micro_batch, seen.step_s, seen.sync_s)
 
     def decide(self, now_s: float) -> Answer:
         """Who stops, who starts where with which plan, and who goes on with another batch."""
@@ -182,17 +173,4 @@ class Decider:
         return decision._replace(stops=stops, starts=starts)
 
     def _plan(self, job: ExecutedJob, placed: Placed, held: PlanMessage | None = None) -> PlanMessage:
-        return self.choices.choose(job, self.cluster.type_of(placed), len(placed), job.held_gpus, held)
-
-
-def _parts(said: Report, theta: Theta | None, gpus: int) -> tuple[float, float]:
-    """Seconds of one micro-batch with synchronisation, and of that synchronisation.
-
-    A step is accumulation − 1 micro-batches without it and one with it. Workers do not see the exchange of gradients
-    apart from the backward pass that it overlaps; where a model is known, what a step takes beyond computing is it.
-    """
-    count, sync_s = said.accumulation, 0.0
-    if gpus > 1 and theta is not None:
-        compute_s = float(gradient_time(theta, said.micro_batch))
-        sync_s = min(max(said.step_s - count * compute_s, 0.0), MOST_SYNC * said.step_s)
-    return (said.step_s + (count - 1) * sync_s) / count, sync_s
+        return self.choices.choose(job, Shape(self.cluster.type_of(placed), len(placed), job.held_gpus), held)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from synergy_core.jobs.profiled import ProfiledTask
 from synergy_core.jobs.record import gpus_in
+from synergy_core.jobs.training import Shape, StepReport
+from synergy_core.planner.plan import Plan
 from synergy_exec.controller.execution import FINISH, START, STOP, Execution
 from synergy_exec.controller.jobs import Seen
 from synergy_exec.controller.journal import JobRow
@@ -42,8 +43,10 @@ def resume(execution: Execution, now_s: float) -> None:
                 job.task.done_work, job.task.statistics = job.seen.work, job.seen.statistics
     for number, observation in journal.observations():
         task = execution.jobs[number].task
-        if task is not None and not isinstance(task, ProfiledTask):
-            task.observe(*observation)
+        if task is not None:
+            gpu_type, nodes, gpus, micro_batch, step_s, sync_s = observation
+            plan = Plan(data=gpus, micro_batch=micro_batch)
+            task.observe(StepReport(Shape(gpu_type, nodes, gpus), plan, step_s, sync_s))
 
 
 def _restore_service(execution: Execution) -> None:

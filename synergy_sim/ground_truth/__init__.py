@@ -19,7 +19,13 @@ from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner import tables
 from synergy_runs.workload import Workload
 from synergy_sim.execution import Costs
-from synergy_sim.ground_truth.application import Application, Shape, packed
+from synergy_sim.ground_truth.application import (
+    Application,
+    ApplicationWithPlans,
+    DataParallelApplication,
+    NodeGpus,
+    packed,
+)
 from synergy_sim.ground_truth.disturbance import Disturbance
 from synergy_sim.ground_truth.measured import MeasuredApplication
 from synergy_sim.ground_truth.modelled import ModelledApplication
@@ -28,11 +34,12 @@ from synergy_sim.ground_truth.profiled import ProfiledApplication
 
 __all__ = [
     "Application",
+    "ApplicationWithPlans",
+    "DataParallelApplication",
     "Disturbance",
+    "NodeGpus",
     "PlannedApplication",
     "PlannedTruth",
-    "ProfiledApplication",
-    "Shape",
     "Truth",
     "packed",
 ]
@@ -90,7 +97,7 @@ class Truth:
             )
 
     @cached_property
-    def _applications(self) -> dict[str, Application]:
+    def _applications(self) -> dict[str, DataParallelApplication]:
         return {}
 
     @cached_property
@@ -121,7 +128,7 @@ class Truth:
         more = f"; never measured, scaled by data sheets: {', '.join(stand_ins)}" if stand_ins else ""
         return f"step times from {where}{more}"
 
-    def application(self, name: str) -> Application:
+    def application(self, name: str) -> DataParallelApplication:
         """The application of that name. Raises InputError with the nearest match."""
         found = self._applications.get(name)
         if found is None:
@@ -143,7 +150,7 @@ class Truth:
 
     def planned_application(
         self, name: str, batch: int, cluster: Cluster, work_scale: float = 1.0
-    ) -> PlannedApplication:
+    ) -> ApplicationWithPlans:
         """The architecture of that name, trained from that global batch on these machines.
 
         work_scale: of the job, whose gradient noise is known by how far it has come where the model was profiled.
@@ -161,7 +168,7 @@ class Truth:
         return self._planned[key]
 
     @cached_property
-    def _planned(self) -> dict[tuple[object, ...], PlannedApplication]:
+    def _planned(self) -> dict[tuple[object, ...], ApplicationWithPlans]:
         return {}
 
     def spec(self, work: Workload, job_id: int, cluster: Cluster, costs: Costs) -> JobSpec:
@@ -230,7 +237,7 @@ class Truth:
             max_batch=app.max_batch,
             requested_batch=batch,
             requested_gpus=gpus,
-            local_batches={kind: app.local_batches(kind) for kind in cluster.gpu_types},
+            local_batches=dict.fromkeys(cluster.gpu_types, (1, app.max_batch)),
             single_gpu_rate=dict.fromkeys(cluster.gpu_types, 1.0),
             declared_work=app.work * scale,
             restart_s=costs.restart_s,
@@ -242,16 +249,14 @@ class Truth:
         )
 
     @staticmethod
-    def requested_rate(app: Application, kind: str, shape: Shape, batch: int) -> float:
+    def requested_rate(app: Application, kind: str, shape: NodeGpus, batch: int) -> float:
         """Iterations per second at the requested batch on that placement."""
-        local, accumulation = app.as_requested(kind, shape, batch)
-        return 1.0 / app.iteration_s(kind, shape, local, accumulation)
+        return 1.0 / app.iteration_s(kind, shape, app.as_requested(kind, shape, batch))
 
-    def requested_run_s(self, model: str, kind: str, shape: Shape, batch: int) -> float:
+    def requested_run_s(self, model: str, kind: str, shape: NodeGpus, batch: int) -> float:
         """How long the whole application takes there, undisturbed, at the requested batch; its slow-down included."""
         app = self.application(model)
-        local, accumulation = app.as_requested(kind, shape, batch)
-        gains = app.gains(sum(shape) * local * (accumulation + 1))
+        plan = app.as_requested(kind, shape, batch)
         epochs = np.diff((0.0, *app.work_at_epoch_end))
-        iterations = float((epochs / gains).sum())
-        return iterations * app.iteration_s(kind, shape, local, accumulation) * self.slowdown.get(model, 1.0)
+        iterations = float((epochs / app.gains(plan.global_batch)).sum())
+        return iterations * app.iteration_s(kind, shape, plan) * self.slowdown.get(model, 1.0)

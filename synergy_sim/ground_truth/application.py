@@ -7,10 +7,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from synergy_core.goodput.batch import fixed_batch
+import numpy as np
 
-Shape = tuple[int, ...]
-"""GPUs on each node used, in the order of the placement: (4, 4, 2)."""
+from synergy_core.goodput.batch import fixed_batch
+from synergy_core.planner.plan import Plan
+
+NodeGpus = tuple[int, ...]
+"""How many GPUs on each node used, in the order of the placement: (4, 4, 2)."""
 
 
 class Step(NamedTuple):
@@ -31,7 +34,7 @@ class Application(ABC):
     """A training job's nature. Work counts iterations at the initial batch; an epoch ends at a fixed amount of it.
 
     initial_batch, max_batch: samples. work_at_epoch_end: cumulative, one per epoch; statistics are constant within
-    an epoch (goodput_policies.md, section 3, from the artifacts of Pollux, OSDI 2021, and Sia, SOSP 2023).
+    an epoch, as in the artifacts of Pollux (OSDI 2021) and Sia (SOSP 2023).
     """
 
     name: str
@@ -40,32 +43,24 @@ class Application(ABC):
     work_at_epoch_end: tuple[float, ...]
 
     def __init__(self) -> None:
-        self._steps: dict[tuple[str, Shape, int], Step] = {}
         self._gains: dict[int, list[float]] = {}
 
     @abstractmethod
-    def measure(self, gpu_type: str, shape: Shape, local_batch: int) -> Step:
-        """A step of `local_batch` samples per GPU on that placement."""
+    def iteration_s(self, gpu_type: str, shape: NodeGpus, plan: Plan) -> float:
+        """Seconds of one iteration under that plan on that placement."""
+
+    @abstractmethod
+    def as_requested(self, gpu_type: str, shape: NodeGpus, global_batch: int) -> Plan:
+        """How a job trains there at that global batch, or the nearest that fits. Raises InputError where none does."""
 
     @abstractmethod
     def statistics(self, global_batch: int, epoch: int) -> Statistics:
         """What a job that trains with that batch sees in that epoch (0-based)."""
 
-    @abstractmethod
-    def local_batches(self, gpu_type: str, shape: Shape = (1,)) -> tuple[int, int]:
-        """The smallest and the largest number of samples that fit on a GPU there."""
-
-    @abstractmethod
     def iterations(self, global_batch: int) -> Sequence[float]:
         """Iterations at that batch until the end of each epoch, cumulative."""
-
-    def step(self, gpu_type: str, shape: Shape, local_batch: int) -> Step:
-        """`measure`, remembered."""
-        asked = gpu_type, shape, local_batch
-        known = self._steps.get(asked)
-        if known is None:
-            known = self._steps[asked] = self.measure(gpu_type, shape, local_batch)
-        return known
+        epochs = np.diff((0.0, *self.work_at_epoch_end))
+        return [float(each) for each in np.cumsum(epochs / np.array(self.gains(global_batch)))]
 
     def gains(self, global_batch: int) -> list[float]:
         """Per epoch, how many iterations at the initial batch one at that batch is worth, at least 1 for a larger one.
@@ -80,23 +75,56 @@ class Application(ABC):
             self._gains[global_batch] = known
         return known
 
-    def as_requested(self, gpu_type: str, shape: Shape, global_batch: int) -> tuple[int, int]:
-        """Samples per GPU and accumulation steps of a job that trains there at that batch: see `fixed_batch`."""
-        most = self.local_batches(gpu_type, shape)[1]
-        return fixed_batch(global_batch, sum(shape), self.initial_batch, self.max_batch, most)
-
-    def iteration_s(self, gpu_type: str, shape: Shape, local_batch: int, accumulation: int) -> float:
-        """One iteration: `accumulation` micro-batches without synchronisation, and one with it."""
-        step_s, sync_s = self.step(gpu_type, shape, local_batch)
-        return step_s + accumulation * (step_s - sync_s)
-
     @property
     def work(self) -> float:
         """All of it, in iterations at the initial batch."""
         return self.work_at_epoch_end[-1]
 
 
-def packed(gpus: int, gpus_per_node: int) -> Shape:
+class DataParallelApplication(Application):
+    """One that is trained in replicas alone, a model on every GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps: dict[tuple[str, NodeGpus, int], Step] = {}
+
+    @abstractmethod
+    def measure(self, gpu_type: str, shape: NodeGpus, local_batch: int) -> Step:
+        """A step of `local_batch` samples per GPU on that placement."""
+
+    @abstractmethod
+    def local_batches(self, gpu_type: str, shape: NodeGpus = (1,)) -> tuple[int, int]:
+        """The smallest and the largest number of samples that fit on a GPU there."""
+
+    def step(self, gpu_type: str, shape: NodeGpus, local_batch: int) -> Step:
+        """`measure`, remembered."""
+        asked = gpu_type, shape, local_batch
+        known = self._steps.get(asked)
+        if known is None:
+            known = self._steps[asked] = self.measure(gpu_type, shape, local_batch)
+        return known
+
+    def as_requested(self, gpu_type: str, shape: NodeGpus, global_batch: int) -> Plan:
+        """See `fixed_batch`."""
+        gpus, most = sum(shape), self.local_batches(gpu_type, shape)[1]
+        micro_batch, accumulation = fixed_batch(global_batch, gpus, self.initial_batch, self.max_batch, most)
+        return Plan(data=gpus, micro_batch=micro_batch, accumulation=accumulation)
+
+    def iteration_s(self, gpu_type: str, shape: NodeGpus, plan: Plan) -> float:
+        """All micro-batches but one are without synchronisation, the last one is with it."""
+        step_s, sync_s = self.step(gpu_type, shape, plan.micro_batch)
+        return step_s + (plan.accumulation - 1) * (step_s - sync_s)
+
+
+class ApplicationWithPlans(Application):
+    """One that is trained under parallel plans."""
+
+    @abstractmethod
+    def step_s(self, gpu_type: str, shape: NodeGpus, global_batch: int) -> float:
+        """Seconds under the best plan for that batch; inf where none fits."""
+
+
+def packed(gpus: int, gpus_per_node: int) -> NodeGpus:
     """Whole nodes, and the rest on one more."""
     whole, rest = divmod(gpus, gpus_per_node)
     return (gpus_per_node,) * whole + ((rest,) if rest else ())

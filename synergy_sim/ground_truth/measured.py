@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
 from synergy_core.measurements import Table, read_table
-from synergy_sim.ground_truth.application import Application, Shape, Statistics, Step, between
+from synergy_sim.ground_truth.application import DataParallelApplication, NodeGpus, Statistics, Step, between
 
-MOST_NODES = 16  # beyond, the tables' own interpolation stops (goodput_policies.md, section 2, rule 3)
+MOST_NODES = 16  # more count as 16, as in the simulators of Pollux and Sia, whose tables end there
 MAY_BE_ZERO = frozenset({"sync_time", "grad_sqr", "grad_var"})
 Curve = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
 """Samples per GPU, increasing; step and synchronisation seconds."""
@@ -30,7 +30,7 @@ class _Profile:
         self.where = f"{folder.name} on {gpu_type}"
         placements = read_table(folder / f"placements-{gpu_type}.csv")
         columns = ("local_bsz", "step_time", "sync_time")
-        grouped: dict[Shape, list[tuple[float, float, float]]] = defaultdict(list)
+        grouped: dict[NodeGpus, list[tuple[float, float, float]]] = defaultdict(list)
         by_counts: dict[tuple[int, int, float], list[tuple[float, float]]] = defaultdict(list)
         for shape, (batch, step_s, sync_s) in zip(placements.shapes(), _numbers(placements, columns), strict=True):
             grouped[smallest_rotation(shape)].append((batch, step_s, sync_s))
@@ -46,7 +46,7 @@ class _Profile:
         self.max_local_batch = lru_cache(maxsize=None)(self._max_local_batch)
         self.most_inside = lru_cache(maxsize=None)(self._most_inside)
 
-    def _max_local_batch(self, shape: Shape) -> int:
+    def _max_local_batch(self, shape: NodeGpus) -> int:
         """The largest measured on that placement, else on at least as many nodes and GPUs."""
         curve = self.curves.get(smallest_rotation(shape))
         if curve is not None:
@@ -55,7 +55,7 @@ class _Profile:
         wider = self.points[(self.points[:, 0] >= nodes) & (self.points[:, 1] >= gpus)]
         return int(wider[:, 2].max()) if len(wider) else self.max_batch
 
-    def step(self, shape: Shape, local_batch: int) -> Step:
+    def step(self, shape: NodeGpus, local_batch: int) -> Step:
         """On that placement: linear between measured batches, as the first below it, `_scaled` beyond the last."""
         curve = self.curves.get(smallest_rotation(shape))
         if curve is None:
@@ -64,7 +64,7 @@ class _Profile:
         held = Step(float(np.interp(local_batch, batch, step_s)), float(np.interp(local_batch, batch, sync_s)))
         return held if local_batch <= batch[-1] else _scaled(held, local_batch / float(batch[-1]))
 
-    def _interpolated(self, shape: Shape, local_batch: int) -> Step:
+    def _interpolated(self, shape: NodeGpus, local_batch: int) -> Step:
         """Piecewise linear over (nodes, GPUs, samples per GPU); `_scaled` beyond the largest batch there."""
         nodes, gpus = min(len(shape), self.most_nodes, MOST_NODES), sum(shape)
         step_s, sync_s = self._surface(nodes, gpus, local_batch).reshape(2).tolist()
@@ -100,7 +100,7 @@ def _scaled(step: Step, times: float) -> Step:
     return Step((step.step_s - step.sync_s) * times + step.sync_s, step.sync_s)
 
 
-def smallest_rotation(shape: Shape) -> Shape:
+def smallest_rotation(shape: NodeGpus) -> NodeGpus:
     """Tables store each placement once up to rotation."""
     return min(shape[i:] + shape[:i] for i in range(len(shape)))
 
@@ -110,11 +110,11 @@ def _curve(rows: list[tuple[float, float, float]]) -> Curve:
     return batch, step_s, sync_s
 
 
-class MeasuredApplication(Application):
+class MeasuredApplication(DataParallelApplication):
     """An application's folder of `placements-GPU.csv`, `scalability-GPU.csv` and `validation-BATCH.csv`."""
 
     def __init__(
-        self, folder: Path, *, otherwise: Application | None = None, max_local_batch: int | None = None
+        self, folder: Path, *, otherwise: DataParallelApplication | None = None, max_local_batch: int | None = None
     ) -> None:
         """otherwise: answers for GPU types that were not measured."""
         super().__init__()
@@ -146,7 +146,7 @@ class MeasuredApplication(Application):
             raise InputError(f"{self.name} was not measured on GPU type {gpu_type}; measured: {list(self._profiles)}.")
         return self._profiles[gpu_type]
 
-    def measure(self, gpu_type: str, shape: Shape, local_batch: int) -> Step:
+    def measure(self, gpu_type: str, shape: NodeGpus, local_batch: int) -> Step:
         if gpu_type not in self._profiles and self._otherwise is not None:
             return self._otherwise.measure(gpu_type, shape, local_batch)
         return self._profile(gpu_type).step(shape, local_batch)
@@ -156,7 +156,7 @@ class MeasuredApplication(Application):
         sqr, var = (1 - share) * self._statistics[lower, epoch] + share * self._statistics[upper, epoch]
         return Statistics(float(sqr), float(var))
 
-    def local_batches(self, gpu_type: str, shape: Shape = (1,)) -> tuple[int, int]:
+    def local_batches(self, gpu_type: str, shape: NodeGpus = (1,)) -> tuple[int, int]:
         if gpu_type not in self._profiles and self._otherwise is not None:
             return self._otherwise.local_batches(gpu_type, shape)
         profile = self._profile(gpu_type)

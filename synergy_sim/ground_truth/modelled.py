@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -11,13 +10,13 @@ from synergy_core.catalog import ModelProfile
 from synergy_core.catalog.transfer import nearest_type, transferred
 from synergy_core.errors import InputError
 from synergy_core.goodput.calibration import Calibrated
-from synergy_sim.ground_truth.application import Application, Shape, Statistics, Step
+from synergy_sim.ground_truth.application import DataParallelApplication, NodeGpus, Statistics, Step
 
 STAGES = 24
 """The curve of the noise scale is cut into so many stretches of equal work, constant within each."""
 
 
-class ModelledApplication(Application):
+class ModelledApplication(DataParallelApplication):
     """An application of the catalog. A GPU type that it lacks takes the curve of the most alike, by data sheets."""
 
     def __init__(self, profile: ModelProfile, *, max_local_batch: int | None = None) -> None:
@@ -49,7 +48,7 @@ class ModelledApplication(Application):
             self._models[gpu_type] = model if known == gpu_type else transferred(model, known, gpu_type)[0]
         return self._models[gpu_type]
 
-    def measure(self, gpu_type: str, shape: Shape, local_batch: int) -> Step:
+    def measure(self, gpu_type: str, shape: NodeGpus, local_batch: int) -> Step:
         model, nodes, gpus = self._model(gpu_type), len(shape), sum(shape)
         step_s = float(model.step_time(nodes, gpus, local_batch))
         compute_s = float(model.gradient_time(local_batch, gpus))
@@ -58,14 +57,10 @@ class ModelledApplication(Application):
     def statistics(self, global_batch: int, epoch: int) -> Statistics:
         return Statistics(1.0, self._noise_scale[epoch] / self.initial_batch)
 
-    def local_batches(self, gpu_type: str, shape: Shape = (1,)) -> tuple[int, int]:
+    def local_batches(self, gpu_type: str, shape: NodeGpus = (1,)) -> tuple[int, int]:
         limits = self._limits.get(gpu_type)
         if limits is None:
             profile = self.profile.gpu_types[self.known_type(gpu_type)]
             limits = profile.min_local, min(profile.max_local, self._most_local or profile.max_local)
             self._limits[gpu_type] = limits
         return limits
-
-    def iterations(self, global_batch: int) -> Sequence[float]:
-        stages = np.diff((0.0, *self.work_at_epoch_end))
-        return [float(each) for each in np.cumsum(stages / np.array(self.gains(global_batch)))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -10,7 +10,8 @@ import numpy as np
 
 from synergy_core.errors import InputError
 from synergy_core.planner import tables
-from synergy_sim.ground_truth.application import Application, Shape, Statistics, Step, packed
+from synergy_core.planner.plan import Plan
+from synergy_sim.ground_truth.application import ApplicationWithPlans, NodeGpus, Statistics, packed
 
 WORK = 1_000.0
 """Iterations of an unscaled job; every job of a trace scales them."""
@@ -45,9 +46,9 @@ class PlannedTruth:
         return float(np.exp(self.error * np.random.default_rng((seed, STREAM, *names)).standard_normal()))
 
 
-class PlannedApplication(Application):
-    """An architecture of the catalog, trained from one requested global batch. A "local batch" is the global one here:
-    how it is split is the plan's affair. Its noise scale is the same throughout.
+class PlannedApplication(ApplicationWithPlans):
+    """An architecture of the catalog, trained from one requested global batch, always under the best plan for it. Its
+    noise scale is the same throughout.
 
     gpus_per_node: by GPU type. seed: of the errors.
     """
@@ -62,34 +63,30 @@ class PlannedApplication(Application):
         self._factors = {kind: truth.factor(seed, name, kind) for kind in gpus_per_node}
         self._gpus_per_node = gpus_per_node
 
-    def measure(self, gpu_type: str, shape: Shape, local_batch: int) -> Step:
-        """Raises InputError where no plan fits."""
-        step_s = self.step_s(gpu_type, shape, local_batch)
-        if step_s == np.inf:
-            raise InputError(f"{self.name} was given {sum(shape)} GPUs of type {gpu_type}, on which no plan fits.")
-        return Step(step_s, 0.0)
+    def step_s(self, gpu_type: str, shape: NodeGpus, global_batch: int) -> float:
+        """Seconds under the best plan for that batch; inf where none fits."""
+        return self._best(gpu_type, shape, global_batch)[0]
 
-    def step_s(self, gpu_type: str, shape: Shape, batch: int) -> float:
-        """Seconds under the best plan; inf where none fits. On more nodes than need be, nodes count as small as the
-        least of them: what is spread cannot use the fast links within a node.
+    def _best(self, gpu_type: str, shape: NodeGpus, global_batch: int) -> tuple[float, Plan]:
+        """Seconds, and the plan. On more nodes than need be, nodes count as small as the least of them: what is spread
+        cannot use the fast links within a node.
         """
         per_node = self._gpus_per_node[gpu_type]
         if len(shape) > len(packed(sum(shape), per_node)):
             per_node = 1 << (min(shape).bit_length() - 1)
-        table = tables.planned_tables(self.name, ((gpu_type, per_node),), (sum(shape),), batch)
-        return float(table.step_time_s[0]) * self._factors[gpu_type]
+        table = tables.planned_tables(self.name, ((gpu_type, per_node),), (sum(shape),), global_batch)
+        return float(table.step_time_s[0]) * self._factors[gpu_type], table.plans.plan(0)
 
     def statistics(self, global_batch: int, epoch: int) -> Statistics:
         return Statistics(1.0, self._noise_scale / self.initial_batch)
 
-    def local_batches(self, gpu_type: str, shape: Shape = (1,)) -> tuple[int, int]:
-        return 1, self.max_batch
+    def as_requested(self, gpu_type: str, shape: NodeGpus, global_batch: int) -> Plan:
+        """The best plan for that batch. Raises InputError where none fits."""
+        step_s, plan = self._best(gpu_type, shape, global_batch)
+        if step_s == np.inf:
+            raise InputError(f"{self.name} was given {sum(shape)} GPUs of type {gpu_type}, on which no plan fits.")
+        return plan
 
-    def as_requested(self, gpu_type: str, shape: Shape, global_batch: int) -> tuple[int, int]:
-        return global_batch, 0
-
-    def iteration_s(self, gpu_type: str, shape: Shape, local_batch: int, accumulation: int) -> float:
-        return self.step(gpu_type, shape, local_batch).step_s
-
-    def iterations(self, global_batch: int) -> Sequence[float]:
-        return [WORK / self.gains(global_batch)[0]]
+    def iteration_s(self, gpu_type: str, shape: NodeGpus, plan: Plan) -> float:
+        """Seconds under the best plan for that plan's batch."""
+        return self.step_s(gpu_type, shape, plan.global_batch)

@@ -117,7 +117,7 @@ def listening(decider: WatchedDecider) -> Iterator[None]:
         return both
 
     with ExitStack() as stack:
-        for kind, name in ((SynergyTask, "observe"), (SynergyTask, "report"), (ProfiledTask, "observe_plan")):
+        for kind, name in ((SynergyTask, "observe"), (SynergyTask, "report"), (ProfiledTask, "observe")):
             stack.enter_context(patch.object(kind, name, noted(name, getattr(kind, name))))
         yield
 

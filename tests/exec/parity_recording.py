@@ -13,14 +13,15 @@ import numpy as np
 
 from synergy_core.goodput.throughput import gradient_time
 from synergy_core.jobs.decision import Decision
-from synergy_core.jobs.fitted import SynergyTask
+from synergy_core.jobs.fitted import MOST_SYNC, SynergyTask
 from synergy_core.jobs.profiled import ProfiledTask
 from synergy_core.jobs.record import Job, Placed, gpus_in
 from synergy_core.jobs.reports import Theta
 from synergy_core.jobs.spec import JobSpec
+from synergy_core.jobs.training import StepReport
 from synergy_core.planner.plan import Plan
 from synergy_core.state import ClusterState
-from synergy_exec.controller.decider import MOST_SYNC
+from synergy_sim.data_parallel_job import DataParallelJob
 from synergy_sim.execution import SimulatedJob
 from synergy_sim.planned_job import ProfiledJob
 from synergy_sim.rounds import Rounds
@@ -245,24 +246,28 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
 
     observe_itself = SynergyTask.observe
 
-    def observe(task: SynergyTask, kind: str, nodes: int, gpus: int, batch: int, step_s: float, sync_s: float) -> bool:
+    def observe(task: SynergyTask, step: StepReport) -> StepReport | None:
         job = watched.of_task[id(task)]
         assert isinstance(job, TrainingJob)
-        count = job._accumulation + 1
-        whole_s = count * step_s - (count - 1) * sync_s
+        gpu_type, _, gpus = step.shape
+        batch, count = step.plan.micro_batch, job._trains.accumulation
+        whole_s = count * step.step_s - (count - 1) * step.sync_s
         watched.events.append(Stepped(job.job_id, batch, count, whole_s))
-        sync_s = as_guessed(whole_s, count, batch, gpus, watched.models.get(id(task), {}).get(kind))
-        return observe_itself(task, kind, nodes, gpus, batch, (whole_s + (count - 1) * sync_s) / count, sync_s)
+        sync_s = as_guessed(whole_s, count, batch, gpus, watched.models.get(id(task), {}).get(gpu_type))
+        step_s = (whole_s + (count - 1) * sync_s) / count
+        return observe_itself(task, StepReport(step.shape, step.plan, step_s, sync_s))
 
-    def observe_plan(task: ProfiledTask, kind: str, nodes: int, plan: Plan, step_s: float) -> None:
-        watched.events.append(SteppedUnder(watched.of_task[id(task)].job_id, plan, step_s))
+    def observe_plan(task: ProfiledTask, step: StepReport) -> None:
+        watched.events.append(SteppedUnder(watched.of_task[id(task)].job_id, step.plan, step.step_s))
 
     def report(task: SynergyTask, statistics: tuple[float, float]) -> None:
         watched.events.append(Noise(watched.of_task[id(task)].job_id, (statistics[0], statistics[1])))
 
     def chose(job: TrainingJob) -> None:
         if watched.moments:
-            chosen = Chosen(job._local_batch, job._accumulation + 1, job._global_batch(), job._iteration_s())
+            plan = job._trains
+            step_s = job.application.iteration_s(job._held.gpu_type, job._node_gpus, plan)
+            chosen = Chosen(plan.micro_batch, plan.accumulation, plan.global_batch, step_s)
             watched.moments[-1].chosen.setdefault(job.job_id, chosen)
 
     launch, end_lease = Rounds._launch, Rounds._end_lease
@@ -282,9 +287,9 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
         stack.enter_context(patch.object(Rounds, "_launch", launching))
         stack.enter_context(patch.object(Rounds, "_end_lease", leaving))
         for kind, name, note, first in (
-            (ProfiledTask, "observe_plan", observe_plan, True),
+            (ProfiledTask, "observe", observe_plan, True),
             (SynergyTask, "report", report, True),
-            (TrainingJob, "_choose", chose, False),
+            (DataParallelJob, "_choose", chose, False),
             (ProfiledJob, "_choose", chose, False),
             (TrainingJob, "_choose_fixed", chose, False),
         ):

@@ -1,6 +1,6 @@
 """Many allocation matrices at once: crossover, mutation and repair, as Pollux's genetic search needs them.
 
-Pollux (OSDI 2021, section 4.2.1) and its artifact (goodput_policies.md, section 6.3). A *matrix* says how many GPUs
+Pollux (OSDI 2021, section 4.2.1), as its artifact carries it out. A *matrix* says how many GPUs
 each job (rows, in order of precedence) gets on each node (columns). C matrices are one array (jobs, C, nodes): jobs
 first, so that sums over jobs run along contiguous memory; nodes last and padded to whole 64-bit words, so that a job's
 row is summed in a few word operations (`row_sums`): a plain sum over so short an axis costs ten times as much.

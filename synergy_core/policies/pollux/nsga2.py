@@ -1,6 +1,6 @@
 """NSGA-II over allocation matrices (Deb et al., IEEE TEC 2002): search of Pollux's policy (OSDI 2021, section 4.2.1).
 
-As in Pollux's artifact, on pymoo 0.4 (goodput_policies.md, section 6.3): parents by binary tournament on dominance,
+As in Pollux's artifact, which leaves it to pymoo 0.4: parents by binary tournament on dominance,
 then crowding; as many children as the population, none of them equal to another or to a parent; the best of both
 survive by non-dominated rank, then crowding. Both objectives are minimised.
 """

@@ -1,4 +1,4 @@
-"""Pollux (OSDI 2021, section 4.2, and its artifact; goodput_policies.md, section 6.3): goodput by a genetic search."""
+"""Pollux (OSDI 2021, section 4.2), as its artifact carries it out: goodput by a genetic search."""
 
 from typing import NamedTuple
 

@@ -1,0 +1,40 @@
+"""Training jobs in replicas alone, whose speed their tasks learn as they train."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from synergy_core.jobs.training import StepReport
+from synergy_core.planner.plan import Plan
+from synergy_sim.ground_truth import DataParallelApplication, packed
+from synergy_sim.training import TrainingJob
+
+
+class DataParallelJob(TrainingJob):
+    """Every pass is reported to its task as it begins."""
+
+    __slots__ = ()
+
+    application: DataParallelApplication
+
+    def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
+        """On one GPU of at least two micro-batches, without which it would not know its gradients' noise."""
+        app, shape = self.application, packed(gpus, self.cluster.largest_nodes[gpu_type])
+        plan = app.as_requested(gpu_type, shape, self.requested_batch)
+        if gpus == 1 and plan.accumulation == 1:
+            plan = replace(plan, accumulation=2)
+        return app.iteration_s(gpu_type, shape, plan)
+
+    def _choose(self) -> None:
+        task, app, held = self.task, self.application, self._held
+        assert task is not None
+        plan = task.train_on(held)
+        largest = app.local_batches(held.gpu_type, self._node_gpus)[1]
+        if plan.micro_batch > largest:
+            plan = replace(plan, micro_batch=largest)
+        self._train_with(plan)
+        step_s, sync_s = app.step(held.gpu_type, self._node_gpus, plan.micro_batch)
+        seen = self.disturbance.observed(self.job_id, self._node_gpus, plan.micro_batch)
+        one = Plan(data=held.gpus, micro_batch=plan.micro_batch)  # what a step without accumulation takes
+        news = task.observe(StepReport(held, one, step_s * seen, sync_s * seen)) is not None
+        self._news = task.report(app.statistics(plan.global_batch, self.epoch)) or news
