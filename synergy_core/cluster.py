@@ -110,8 +110,8 @@ class Cluster:
     def largest_nodes(self) -> dict[str, int]:
         """By GPU type, the GPUs of its largest node."""
         return {
-            kind: max(each.gpus_per_node for each in self.node_types if each.gpu_type == kind)
-            for kind in self.gpu_types
+            gpu_type: max(each.gpus_per_node for each in self.node_types if each.gpu_type == gpu_type)
+            for gpu_type in self.gpu_types
         }
 
     @property

@@ -15,7 +15,10 @@ SHOWN = 10
 def misfits(workload: Workload, cluster: Cluster) -> NDArray[np.bool_]:
     """Which jobs ask for more GPUs, or another GPU type, than their tenant could ever get."""
     most = np.array(
-        [[cluster.most_gpus_for(kind, tenant) for tenant in workload.virtual_clusters] for kind in workload.gpu_types]
+        [
+            [cluster.most_gpus_for(gpu_type, tenant) for tenant in workload.virtual_clusters]
+            for gpu_type in workload.gpu_types
+        ]
     )
     return workload.gpus > most[workload.gpu_type_code, workload.virtual_cluster_code]
 
@@ -42,23 +45,23 @@ def check_fit(workload: Workload, cluster: Cluster, *, refuse_bad_rows: bool = F
 
 
 def _misfit(workload: Workload, cluster: Cluster, row: int) -> tuple[int, str]:
-    kind = workload.gpu_types[workload.gpu_type_code[row]]
+    gpu_type = workload.gpu_types[workload.gpu_type_code[row]]
     tenant = workload.virtual_clusters[workload.virtual_cluster_code[row]]
     line, gpus = int(workload.line[row]), int(workload.gpus[row])
     where = f"line {line}" if line else f"job {workload.job_name[row]}"
-    asked = f"{gpus} GPU{'s' * (gpus > 1)}" + (f" of type {kind}" if kind else "")
+    asked = f"{gpus} GPU{'s' * (gpus > 1)}" + (f" of type {gpu_type}" if gpu_type else "")
     quota = f" (virtual cluster {tenant})" if cluster.virtual_clusters else ""
-    return line, f"{where}, GPUs: got {asked}, expected at most {cluster.most_gpus_for(kind, tenant)}{quota}"
+    return line, f"{where}, GPUs: got {asked}, expected at most {cluster.most_gpus_for(gpu_type, tenant)}{quota}"
 
 
 def _advice(workload: Workload, cluster: Cluster, wrong: NDArray[np.int64]) -> str:
     skip = "leave them out with trace.bad_rows=skip"
     codes, counts = np.unique(workload.gpu_type_code[wrong], return_counts=True)
     asked = {workload.gpu_types[code]: int(count) for code, count in zip(codes, counts, strict=True)}
-    missing = {kind: count for kind, count in asked.items() if kind and kind not in cluster.gpu_types}
+    missing = {gpu_type: count for gpu_type, count in asked.items() if gpu_type and gpu_type not in cluster.gpu_types}
     if missing:
-        words = " and ".join(f"{kind} ({count:,} jobs)" for kind, count in missing.items())
-        types = ", ".join(f"{{gpu_type: {kind}, nodes: N, gpus_per_node: 8}}" for kind in missing)
+        words = " and ".join(f"{gpu_type} ({count:,} jobs)" for gpu_type, count in missing.items())
+        types = ", ".join(f"{{gpu_type: {gpu_type}, nodes: N, gpus_per_node: 8}}" for gpu_type in missing)
         return (
             f"The log asks for {words}; the cluster has {', '.join(cluster.gpu_types)}. Type "
             f"'cluster.node_types=[{types}]', or cluster.ignore_gpu_types=true, or {skip}."

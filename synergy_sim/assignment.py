@@ -48,14 +48,14 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     rows, inverse = np.unique(keys, axis=0, return_inverse=True)
     for at, (model, gpus, batch, asked) in enumerate(rows.tolist()):
         mine = inverse.reshape(-1) == at
-        shape, kind = as_requested(workload.gpu_types[asked], gpus, cluster)
+        shape, gpu_type = as_requested(workload.gpu_types[asked], gpus, cluster)
         name = workload.models[model]
         if truth.plans(name):
             app = truth.planned_application(name, batch, cluster)
             scale[mine] = workload.iterations[mine] / app.work
-            duration_s[mine] = workload.iterations[mine] * app.step_s(kind, shape, batch)
+            duration_s[mine] = workload.iterations[mine] * app.step_s(gpu_type, shape, batch)
         else:
-            duration_s[mine] = truth.requested_run_s(name, kind, shape, batch)
+            duration_s[mine] = truth.requested_run_s(name, gpu_type, shape, batch)
     notes = (*workload.notes, truth.source(cluster))
     return replace(workload, duration_s=on_grid(duration_s), work_scale=scale, notes=notes)
 
@@ -81,12 +81,12 @@ def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.
     rows, inverse = np.unique(keys, axis=0, return_inverse=True)
     for at, (model, count, asked) in enumerate(rows.tolist()):
         mine = inverse.reshape(-1) == at
-        shape, kind = as_requested(workload.gpu_types[asked], count, cluster)
+        shape, gpu_type = as_requested(workload.gpu_types[asked], count, cluster)
         app = truth.application(names[model])
-        smallest, largest = app.local_batches(kind, shape)
+        smallest, largest = app.local_batches(gpu_type, shape)
         wanted = min(app.max_batch, max(app.initial_batch * count, smallest * count))
         batch[mine] = max(app.initial_batch, min(wanted, largest * count))
-        alone_s = truth.requested_run_s(names[model], kind, shape, int(batch[mine][0]))
+        alone_s = truth.requested_run_s(names[model], gpu_type, shape, int(batch[mine][0]))
         scale[mine] = np.maximum(duration_s[mine], 1.0) / alone_s
     note = f"{len(workload):,} jobs got a model by their GPU-time, and the work that fills their traced run time"
     return replace(
@@ -118,9 +118,9 @@ def _drawn_models(
 
 def as_requested(asked: str, gpus: int, cluster: Cluster) -> tuple[NodeGpus, str]:
     """Packed on the type that the job asks for, else on the cluster's first that has room."""
-    kinds = [asked] if asked else [kind for kind in cluster.gpu_types if cluster.gpus_of(kind) >= gpus]
-    kind = (kinds or list(cluster.gpu_types))[0]
-    return packed(gpus, cluster.largest_nodes[kind]), kind
+    gpu_types = [asked] if asked else [gpu_type for gpu_type in cluster.gpu_types if cluster.gpus_of(gpu_type) >= gpus]
+    gpu_type = (gpu_types or list(cluster.gpu_types))[0]
+    return packed(gpus, cluster.largest_nodes[gpu_type]), gpu_type
 
 
 def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
@@ -138,34 +138,34 @@ def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
             f"{workload.source}, line {workload.line[row]}: job {workload.job_name[row]} has parallel plans, and the "
             "log does not say after how many iterations it is done. Type trace.models=llm to keep its run time instead."
         )
-    gpus, kind_code = workload.gpus.copy(), workload.gpu_type_code.copy()
-    kinds = tuple(dict.fromkeys((*workload.gpu_types, *cluster.gpu_types)))
+    gpus, type_code = workload.gpus.copy(), workload.gpu_type_code.copy()
+    gpu_types = tuple(dict.fromkeys((*workload.gpu_types, *cluster.gpu_types)))
     for row in np.flatnonzero(planned).tolist():
         app = truth.planned_application(
             workload.models[workload.model_code[row]], int(workload.global_batch[row]), cluster
         )
-        asked = kinds[kind_code[row]]
+        asked = gpu_types[type_code[row]]
         found = smallest_fit(app, int(gpus[row]), asked, cluster)
         if found is None:
             raise InputError(
                 f"{workload.source}, line {workload.line[row]}: no plan of {app.name} fits on {cluster.describe()}."
             )
         gpus[row] = found[1]
-        kind_code[row] = kinds.index(found[0])
-    asked_for = np.array([bool(kind) for kind in kinds])[workload.gpu_type_code]
-    changed = int(((gpus != workload.gpus) | (asked_for & (kind_code != workload.gpu_type_code))).sum())
+        type_code[row] = gpu_types.index(found[0])
+    asked_for = np.array([bool(gpu_type) for gpu_type in gpu_types])[workload.gpu_type_code]
+    changed = int(((gpus != workload.gpus) | (asked_for & (type_code != workload.gpu_type_code))).sum())
     note = f"{changed:,} jobs asked for GPUs on which no plan of their model fits, and got more or others"
     notes = (*workload.notes, note) if changed else workload.notes
-    return replace(workload, gpus=gpus, gpu_type_code=kind_code, gpu_types=kinds, notes=notes)
+    return replace(workload, gpus=gpus, gpu_type_code=type_code, gpu_types=gpu_types, notes=notes)
 
 
 def smallest_fit(app: ApplicationWithPlans, gpus: int, asked: str, cluster: Cluster) -> tuple[str, int] | None:
     """The GPU type and number nearest to what is asked for that hold a plan; None where nothing does."""
-    for kind in dict.fromkeys((asked, *cluster.gpu_types)) if asked else cluster.gpu_types:
+    for gpu_type in dict.fromkeys((asked, *cluster.gpu_types)) if asked else cluster.gpu_types:
         count = gpus
-        while count <= cluster.gpus_of(kind):
-            shape, _ = as_requested(kind, count, cluster)
-            if np.isfinite(app.step_s(kind, shape, app.initial_batch)):
-                return kind, count
+        while count <= cluster.gpus_of(gpu_type):
+            shape, _ = as_requested(gpu_type, count, cluster)
+            if np.isfinite(app.step_s(gpu_type, shape, app.initial_batch)):
+                return gpu_type, count
             count *= 2
     return None

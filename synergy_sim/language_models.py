@@ -43,8 +43,8 @@ def with_language_models(
     draws = uniform(workload, random, 2)
     known = sorted((tables.model_named(name) for name in tables.language_models()), key=lambda each: each.parameters)
     names = tuple(dict.fromkeys((*result.models, *(each.name for each in known))))
-    kinds = tuple(dict.fromkeys((*workload.gpu_types, *cluster.gpu_types)))
-    code, kind_code = result.model_code.copy(), workload.gpu_type_code.copy()
+    gpu_types = tuple(dict.fromkeys((*workload.gpu_types, *cluster.gpu_types)))
+    code, type_code = result.model_code.copy(), workload.gpu_type_code.copy()
     batch, scale = result.global_batch.copy(), result.work_scale.copy()
     for row in rows.tolist():
         long = workload.duration_s[row] * gpus[row] > LONG_GPU_H * 3600.0
@@ -52,10 +52,10 @@ def with_language_models(
         found = _drawn(known, int(gpus[row]), bool(long), asked, cluster, draws[row])
         if found is None:
             continue
-        model, kind = found
+        model, gpu_type = found
         app = truth.planned_application(model.name, batch_of(model), cluster)
-        step_s = app.step_s(kind, packed(int(gpus[row]), cluster.largest_nodes[kind]), app.initial_batch)
-        code[row], kind_code[row] = names.index(model.name), kinds.index(kind)
+        step_s = app.step_s(gpu_type, packed(int(gpus[row]), cluster.largest_nodes[gpu_type]), app.initial_batch)
+        code[row], type_code[row] = names.index(model.name), gpu_types.index(gpu_type)
         batch[row] = app.initial_batch
         scale[row] = max(float(workload.duration_s[row]), 1.0) / (app.work * step_s)
     made = int(np.isin(code, [names.index(each.name) for each in known]).sum())
@@ -69,8 +69,8 @@ def with_language_models(
         result,
         model_code=code,
         models=names,
-        gpu_type_code=kind_code,
-        gpu_types=kinds,
+        gpu_type_code=type_code,
+        gpu_types=gpu_types,
         global_batch=batch,
         work_scale=scale,
         notes=(*result.notes, note),
@@ -91,24 +91,24 @@ def _drawn(
     sized = [each for each in known if most / SPREAD <= each.parameters <= most]
     half = len(sized) // 2
     sized = sized[half:] if long else sized[: max(1, half)]
-    fitting = [(model, kinds) for model in sized if (kinds := _kinds_for(model, gpus, asked, cluster))]
+    fitting = [(model, gpu_types) for model in sized if (gpu_types := _types_for(model, gpus, asked, cluster))]
     if not fitting:
         return None
-    model, kinds = fitting[int(draw[0] * len(fitting))]
-    weights = np.cumsum([cluster.gpus_of(kind) for kind in kinds])
-    return model, kinds[int(np.searchsorted(weights, draw[1] * weights[-1], side="right"))]
+    model, gpu_types = fitting[int(draw[0] * len(fitting))]
+    weights = np.cumsum([cluster.gpus_of(gpu_type) for gpu_type in gpu_types])
+    return model, gpu_types[int(np.searchsorted(weights, draw[1] * weights[-1], side="right"))]
 
 
-def _kinds_for(model: PlannedModel, gpus: int, asked: str, cluster: Cluster) -> list[str]:
+def _types_for(model: PlannedModel, gpus: int, asked: str, cluster: Cluster) -> list[str]:
     """The GPU types on which so many GPUs hold the model under a fixed plan."""
     return [
-        kind
-        for kind in ([asked] if asked else cluster.gpu_types)
-        if gpus <= cluster.gpus_of(kind) and _fits(model, gpus, kind, cluster)
+        gpu_type
+        for gpu_type in ([asked] if asked else cluster.gpu_types)
+        if gpus <= cluster.gpus_of(gpu_type) and _fits(model, gpus, gpu_type, cluster)
     ]
 
 
-def _fits(model: PlannedModel, gpus: int, kind: str, cluster: Cluster) -> bool:
-    nodes = ((kind, cluster.largest_nodes[kind]),)
+def _fits(model: PlannedModel, gpus: int, gpu_type: str, cluster: Cluster) -> bool:
+    nodes = ((gpu_type, cluster.largest_nodes[gpu_type]),)
     table = tables.planned_tables(model.name, nodes, (gpus,), batch_of(model), data_parallel_only=True)
     return bool(np.isfinite(table.step_time_s).all())

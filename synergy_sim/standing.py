@@ -125,7 +125,7 @@ def _no_room(placement: Placement, job: SimulatedJob, what: str, *, scattered: b
     if placement.fits(job.gpus, job.gpu_type, scattered=scattered):
         return ""
     free = free_gpus(placement, job.gpu_type)
-    most = max((pool.gpus for kind, pool in placement.pools.items() if job.gpu_type in ("", kind)), default=0)
+    most = max((pool.gpus for gpu_type, pool in placement.pools.items() if job.gpu_type in ("", gpu_type)), default=0)
     kind = f" of type {job.gpu_type}" if job.gpu_type else ""
     if most < job.gpus:
         several = " of one type" if len(placement.pools) > 1 and not job.gpu_type else ""

@@ -35,7 +35,7 @@ class Placer:
         self._placement = Placement(cluster)
         self._patience = Patience(cluster)
         self._free_moves = free_moves
-        self._kinds = {kind: index for index, kind in enumerate(cluster.gpu_types)}
+        self._kinds = {gpu_type: index for index, gpu_type in enumerate(cluster.gpu_types)}
 
     def release(self, job: Job) -> None:
         """A running job's GPUs are free."""
@@ -51,20 +51,20 @@ class Placer:
 
     def _most_free(self, answer: Allocations, jobs: Sequence[Job]) -> Changes:
         """Job by job, the smallest first; who keeps number and type stays where it is."""
-        kinds = self._cluster.gpu_types
+        gpu_types = self._cluster.gpu_types
         stops: list[tuple[Job, Placed]] = []
         wanted: list[tuple[int, Job, str]] = []
         for job, gpus, kind in zip(jobs, answer.gpus.tolist(), answer.gpu_type.tolist(), strict=True):
             if job.running:
-                if gpus == job.held_gpus and (kind < 0 or kinds[kind] == self._cluster.type_of(job.placement)):
+                if gpus == job.held_gpus and (kind < 0 or gpu_types[kind] == self._cluster.type_of(job.placement)):
                     continue
                 self._placement.release(job.placement)
                 stops.append((job, job.placement))
             if gpus:
-                wanted.append((gpus, job, kinds[kind] if kind >= 0 else job.gpu_type))
+                wanted.append((gpus, job, gpu_types[kind] if kind >= 0 else job.gpu_type))
         starts: list[tuple[Job, Placed]] = []
-        for gpus, job, kind in sorted(wanted, key=lambda each: each[0]):
-            placed = self._placement.place(gpus, kind)
+        for gpus, job, gpu_type in sorted(wanted, key=lambda each: each[0]):
+            placed = self._placement.place(gpus, gpu_type)
             if placed is not None:
                 starts.append((job, placed))
         return Changes(stops, starts, set())
@@ -78,9 +78,9 @@ class Placer:
         asked = np.array([self._kinds.get(job.gpu_type, -1) for job in jobs], dtype=np.int64)
         gpu_type = np.where(answer.gpu_type >= 0, answer.gpu_type, asked)
         packed = packing(self._cluster, answer.gpus, gpu_type, current)
-        for row in packed.spread:
-            if self._patience.ends_s(jobs[row]) > now_s:
-                packed.placed[row] = ()
+        for at in packed.spread:
+            if self._patience.ends_s(jobs[at]) > now_s:
+                packed.placed[at] = ()
         stops: list[tuple[Job, Placed]] = []
         starts: list[tuple[Job, Placed]] = []
         for job, placed in zip(jobs, packed.placed, strict=True):
@@ -93,7 +93,7 @@ class Placer:
             self._placement.release(placed)
         for _, placed in starts:
             self._placement.claim(placed)
-        return Changes(stops, starts, {jobs[row].job_id for row in packed.migrated} if self._free_moves else set())
+        return Changes(stops, starts, {jobs[at].job_id for at in packed.migrated} if self._free_moves else set())
 
     def _on_nodes(self, node_gpus: Ints, jobs: Sequence[Job]) -> Changes:
         """For a policy that chooses nodes: a job whose row is what it holds goes on, any other is placed anew."""

@@ -119,10 +119,10 @@ class AllocationScheduler:
         name, gpus = self._policy.name, answer.gpus
         if gpus.shape != (len(jobs),) or answer.gpu_type.shape != (len(jobs),):
             raise InputError(f"policy {name} answered {gpus.shape} allocations for {len(jobs)} jobs.")
-        for index, kind in enumerate(self._cluster.gpu_types):
-            used, most = int(gpus[answer.gpu_type == index].sum()), self._cluster.gpus_of(kind)
+        for index, gpu_type in enumerate(self._cluster.gpu_types):
+            used, most = int(gpus[answer.gpu_type == index].sum()), self._cluster.gpus_of(gpu_type)
             if used > most:
-                raise InputError(f"policy {name} gave out {used} GPUs of type {kind}; the cluster has {most}.")
+                raise InputError(f"policy {name} gave out {used} GPUs of type {gpu_type}; the cluster has {most}.")
         if gpus.min() < 0 or int(gpus.sum()) > self._cluster.gpus:
             raise InputError(f"policy {name} gave out {gpus.sum()} GPUs; the cluster has {self._cluster.gpus}.")
         for job, each in zip(jobs, gpus.tolist(), strict=True):

@@ -31,7 +31,7 @@ class Snapshots:
         self._round_s = round_s
         self._cluster = cluster
         self._beliefs = beliefs
-        self._kinds = {kind: index for index, kind in enumerate(cluster.gpu_types)}
+        self._kinds = {gpu_type: index for index, gpu_type in enumerate(cluster.gpu_types)}
         self._tenant = {name: index for index, name in enumerate(cluster.virtual_clusters)}
         self._received_s: dict[int, Floats] = {}
         self._given_s: Floats = np.zeros(len(self._kinds))

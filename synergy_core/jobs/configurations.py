@@ -46,8 +46,8 @@ def powers_and_whole_nodes(cluster: Cluster, most_gpus: int = 64) -> Configurati
     Ours: where a type's nodes differ in size, the largest come first, and smaller ones after the last of them.
     """
     rows = []
-    for index, kind in enumerate(cluster.gpu_types):
-        node_types = [each for each in cluster.node_types if each.gpu_type == kind]
+    for index, gpu_type in enumerate(cluster.gpu_types):
+        node_types = [each for each in cluster.node_types if each.gpu_type == gpu_type]
         sizes = sorted((each.gpus_per_node for each in node_types for _ in range(each.nodes)), reverse=True)
         rows += [(index, 1 << i, 1) for i in range((sizes[0] - 1).bit_length())]
         whole = enumerate(accumulate(sizes), start=1)

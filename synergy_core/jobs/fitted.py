@@ -149,7 +149,7 @@ class SynergyTask:
         known: rows by what they follow from; what is missing is added, evaluated once for all jobs that believe alike.
         """
         result = np.full((len(tasks), len(rows)), np.nan)
-        for index, kind in enumerate(gpu_types):
+        for index, gpu_type in enumerate(gpu_types):
             columns = np.flatnonzero(rows.gpu_type == index)
             if not len(columns):
                 continue
@@ -157,13 +157,13 @@ class SynergyTask:
             keys: list[tuple[int, Belief, float]] = []
             for at, task in enumerate(tasks):
                 statistics, models, spec = task.believed_statistics, task.models, task.spec
-                source = kind if kind in models else next((each for each in gpu_types if each in models), None)
+                source = gpu_type if gpu_type in models else next((each for each in gpu_types if each in models), None)
                 if source is None or statistics is None:
                     continue
                 most = spec.max_batch
                 if requested:
                     most = min(most, max(spec.requested_batch, spec.initial_batch))
-                ratio = 1.0 if source == kind else spec.single_gpu_rate[kind] / spec.single_gpu_rate[source]
+                ratio = 1.0 if source == gpu_type else spec.single_gpu_rate[gpu_type] / spec.single_gpu_rate[source]
                 code = gpu_types.index(source) * len(gpu_types) + index
                 key = (task.pool.serial, task.pool.version, code, statistics, most, spec.initial_batch)
                 keys.append((at, key, ratio))
@@ -176,9 +176,9 @@ class SynergyTask:
                 result[at, columns] = known[key] * ratio
         return result
 
-    def requested_rate(self, kind: str) -> float:
+    def requested_rate(self, gpu_type: str) -> float:
         """Iterations per second with the requested GPUs and batch, by a profile made offline; 0 without one."""
-        return self.spec.requested_rate.get(kind, 0.0)
+        return self.spec.requested_rate.get(gpu_type, 0.0)
 
     def declared_remaining(self) -> float:
         """Iterations at the initial batch still to do; NaN where nothing is declared, or more than that was done."""

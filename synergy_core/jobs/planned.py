@@ -30,7 +30,7 @@ class Speeds(Protocol):
     def believed_s(self, architecture: str, batch: int, rows: Configurations) -> Floats:
         """(rows,): as whoever asks believes, on packed nodes."""
 
-    def believed_on(self, architecture: str, batch: int, kind: str, gpus: int) -> float:
+    def believed_on(self, architecture: str, batch: int, gpu_type: str, gpus: int) -> float:
         """The same, on one number of GPUs of one type."""
 
 
@@ -52,28 +52,28 @@ class PlannedSpeeds:
         key = (architecture, batch, rows.key())
         if key not in self._rows:
             result = np.full(len(rows), np.inf)
-            for index, kind in enumerate(self.gpu_types):
+            for index, gpu_type in enumerate(self.gpu_types):
                 at = np.flatnonzero(rows.gpu_type == index)
-                known = self._table((architecture, batch, kind, not self._plans), rows.gpus[at].tolist())
+                known = self._table((architecture, batch, gpu_type, not self._plans), rows.gpus[at].tolist())
                 result[at] = [known[count][0] for count in rows.gpus[at].tolist()]
             self._rows[key] = result
         return self._rows[key]
 
-    def believed_on(self, architecture: str, batch: int, kind: str, gpus: int) -> float:
+    def believed_on(self, architecture: str, batch: int, gpu_type: str, gpus: int) -> float:
         """The same, on one number of GPUs of one type."""
-        return self._table((architecture, batch, kind, not self._plans), [gpus])[gpus][0]
+        return self._table((architecture, batch, gpu_type, not self._plans), [gpus])[gpus][0]
 
-    def best_on(self, architecture: str, batch: int, kind: str, gpus: int) -> tuple[float, Plan]:
+    def best_on(self, architecture: str, batch: int, gpu_type: str, gpus: int) -> tuple[float, Plan]:
         """Seconds of a step under the best plan, with which jobs run whoever allocates; and that plan."""
-        return self._table((architecture, batch, kind, False), [gpus])[gpus]
+        return self._table((architecture, batch, gpu_type, False), [gpus])[gpus]
 
     def _table(self, of: _Of, counts: list[int]) -> dict[int, tuple[float, Plan]]:
         """Step times and plans by number of GPUs, these among them."""
         known = self._known.setdefault(of, {})
         missing = tuple(sorted({count for count in counts if count not in known}))
         if missing:
-            architecture, batch, kind, replicas_only = of
-            nodes = ((kind, self._per_node[kind]),)
+            architecture, batch, gpu_type, replicas_only = of
+            nodes = ((gpu_type, self._per_node[gpu_type]),)
             table = tables.planned_tables(architecture, nodes, missing, batch, data_parallel_only=replicas_only)
             steps = zip(table.step_time_s.tolist(), table.plans, strict=True)
             known.update(zip(table.gpus.tolist(), steps, strict=True))
@@ -125,17 +125,17 @@ class TaskWithPlans(SynergyTask):
     def goodput(self, rows: Configurations, *, requested: bool) -> Floats:
         """(rows,): initial-batch iterations per second at the best batch; 0 where no plan fits."""
         name = self.spec.architecture
-        ratio = np.array([self.pool.ratio(kind) for kind in self.speeds.gpu_types])[rows.gpu_type]
+        ratio = np.array([self.pool.ratio(gpu_type) for gpu_type in self.speeds.gpu_types])[rows.gpu_type]
         rates = [
             self.gain(batch) / self.speeds.believed_s(name, batch, rows) for batch in self.batches(requested=requested)
         ]
         return np.asarray(np.max(rates, axis=0) / ratio)
 
-    def requested_rate(self, kind: str) -> float:
+    def requested_rate(self, gpu_type: str) -> float:
         """Iterations per second with the requested GPUs and batch; 0 where no plan fits."""
         spec = self.spec
-        step_s = self.speeds.believed_on(spec.architecture, spec.requested_batch, kind, spec.requested_gpus)
-        return 1.0 / (step_s * self.pool.ratio(kind))
+        step_s = self.speeds.believed_on(spec.architecture, spec.requested_batch, gpu_type, spec.requested_gpus)
+        return 1.0 / (step_s * self.pool.ratio(gpu_type))
 
 
 class PlannedTask(TaskWithPlans):

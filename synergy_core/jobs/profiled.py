@@ -42,13 +42,13 @@ class ProfiledSpeeds:
             ]
         )
 
-    def believed_on(self, model: str, batch: int, kind: str, gpus: int) -> float:
+    def believed_on(self, model: str, batch: int, gpu_type: str, gpus: int) -> float:
         """The same, on the fewest nodes that were measured."""
         rows = self.profile[model].rows
-        nodes = {row.nodes for row in rows if row.gpu_type == kind and row.plan.gpus == gpus}
+        nodes = {row.nodes for row in rows if row.gpu_type == gpu_type and row.plan.gpus == gpus}
         if not nodes:
             return inf
-        return self.profile[model].step_s(kind, min(nodes), gpus, batch, replicas_only=not self._plans)
+        return self.profile[model].step_s(gpu_type, min(nodes), gpus, batch, replicas_only=not self._plans)
 
 
 class ProfiledTask(TaskWithPlans):

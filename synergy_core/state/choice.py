@@ -43,7 +43,7 @@ def choose_rows(
     forced = np.where(state.pinned & (held >= 0), held, -1)
     utility = np.where((forced[:, None] == np.arange(len(rows))) & ~np.isfinite(utility), 0.0, utility)
     cluster = state.cluster
-    capacity = np.array([cluster.gpus_of(kind) for kind in cluster.gpu_types], dtype=np.int64)
+    capacity = np.array([cluster.gpus_of(gpu_type) for gpu_type in cluster.gpu_types], dtype=np.int64)
     tenant = quota = None
     if cluster.virtual_clusters and not cluster.borrowing:
         tenant = state.virtual_cluster

@@ -92,8 +92,8 @@ class ClusterState:
 
         A tenant exceeds its quota only if the cluster allows borrowing, and only after everybody within quota.
         """
-        kinds = self.cluster.gpu_types
-        left = [self.cluster.gpus_of(kind) for kind in kinds]
+        gpu_types = self.cluster.gpu_types
+        left = [self.cluster.gpus_of(gpu_type) for gpu_type in gpu_types]
         quotas = self.cluster.virtual_clusters
         quota_left = [quotas.get(name, 0) for name in self.virtual_clusters]
         gpus = np.zeros(len(self), dtype=np.int64)

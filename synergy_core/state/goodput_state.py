@@ -130,16 +130,16 @@ class GoodputState(ClusterState):
 
     def single_gpu_rate(self) -> Floats:
         """(jobs, GPU types): samples/s of a short run on one GPU of each type."""
-        kinds = self.cluster.gpu_types
-        return np.array([[task.spec.single_gpu_rate[kind] for kind in kinds] for task in self.tasks])
+        gpu_types = self.cluster.gpu_types
+        return np.array([[task.spec.single_gpu_rate[gpu_type] for gpu_type in gpu_types] for task in self.tasks])
 
     def requested_rate(self) -> Floats:
         """(jobs, GPU types): iterations/s with the requested GPUs and batch, from profiles made offline.
 
         Of jobs with plans, from the planner; 0 where none fits.
         """
-        kinds = self.cluster.gpu_types
-        return np.array([[task.requested_rate(kind) for kind in kinds] for task in self.tasks])
+        gpu_types = self.cluster.gpu_types
+        return np.array([[task.requested_rate(gpu_type) for gpu_type in gpu_types] for task in self.tasks])
 
     @cached_property
     def planned(self) -> Mask:

@@ -123,8 +123,12 @@ class Truth:
             names = ", ".join(self.profile)
             return f"step times and costs of {names} as profiled on {self.profile.machine}, {self.profile.date}"
         where = f"tables in {self.profiles}" if self.profiles is not None else "the catalog's constants"
-        kinds = {kind for name in model_names() for kind in load_model(name).gpu_types}
-        stand_ins = [f"{kind} as {nearest_type(kind, kinds)}" for kind in cluster.gpu_types if kind not in kinds]
+        gpu_types = {gpu_type for name in model_names() for gpu_type in load_model(name).gpu_types}
+        stand_ins = [
+            f"{gpu_type} as {nearest_type(gpu_type, gpu_types)}"
+            for gpu_type in cluster.gpu_types
+            if gpu_type not in gpu_types
+        ]
         more = f"; never measured, scaled by data sheets: {', '.join(stand_ins)}" if stand_ins else ""
         return f"step times from {where}{more}"
 
@@ -195,17 +199,17 @@ class Truth:
         app = self.application(model)
         per_node = cluster.largest_nodes
         rates, limits, requested = {}, {}, {}
-        for kind in cluster.gpu_types:
-            limits[kind] = app.local_batches(kind)
-            smallest, largest = limits[kind]
+        for gpu_type in cluster.gpu_types:
+            limits[gpu_type] = app.local_batches(gpu_type)
+            smallest, largest = limits[gpu_type]
             if largest < smallest:
                 raise InputError(
                     f"truth.max_local_batch.{model}={self.max_local_batch[model]}: expected at least {smallest}, the "
-                    f"smallest batch of {model} on a GPU of type {kind}."
+                    f"smallest batch of {model} on a GPU of type {gpu_type}."
                 )
-            rates[kind] = largest / app.step(kind, (1,), largest).step_s
-            rate = self.requested_rate(app, kind, packed(gpus, per_node[kind]), batch)
-            requested[kind] = rate / self.slowdown.get(model, 1.0)
+            rates[gpu_type] = largest / app.step(gpu_type, (1,), largest).step_s
+            rate = self.requested_rate(app, gpu_type, packed(gpus, per_node[gpu_type]), batch)
+            requested[gpu_type] = rate / self.slowdown.get(model, 1.0)
         fixed = self.fixed_gpus.get(model)
         return JobSpec(
             application=label,
@@ -249,14 +253,14 @@ class Truth:
         )
 
     @staticmethod
-    def requested_rate(app: Application, kind: str, shape: NodeGpus, batch: int) -> float:
+    def requested_rate(app: Application, gpu_type: str, shape: NodeGpus, batch: int) -> float:
         """Iterations per second at the requested batch on that placement."""
-        return 1.0 / app.iteration_s(kind, shape, app.as_requested(kind, shape, batch))
+        return 1.0 / app.iteration_s(gpu_type, shape, app.as_requested(gpu_type, shape, batch))
 
-    def requested_run_s(self, model: str, kind: str, shape: NodeGpus, batch: int) -> float:
+    def requested_run_s(self, model: str, gpu_type: str, shape: NodeGpus, batch: int) -> float:
         """How long the whole application takes there, undisturbed, at the requested batch; its slow-down included."""
         app = self.application(model)
-        plan = app.as_requested(kind, shape, batch)
+        plan = app.as_requested(gpu_type, shape, batch)
         epochs = np.diff((0.0, *app.work_at_epoch_end))
         iterations = float((epochs / app.gains(plan.global_batch)).sum())
-        return iterations * app.iteration_s(kind, shape, plan) * self.slowdown.get(model, 1.0)
+        return iterations * app.iteration_s(gpu_type, shape, plan) * self.slowdown.get(model, 1.0)

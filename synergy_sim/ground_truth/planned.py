@@ -60,7 +60,7 @@ class PlannedApplication(ApplicationWithPlans):
         self.max_batch = int(batch * truth.batch_growth)
         self.work_at_epoch_end = (WORK,)
         self._noise_scale = truth.noise_tokens / tables.model_named(name).seq_len
-        self._factors = {kind: truth.factor(seed, name, kind) for kind in gpus_per_node}
+        self._factors = {gpu_type: truth.factor(seed, name, gpu_type) for gpu_type in gpus_per_node}
         self._gpus_per_node = gpus_per_node
 
     def step_s(self, gpu_type: str, shape: NodeGpus, global_batch: int) -> float:
