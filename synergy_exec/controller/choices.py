@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from synergy_core.goodput.batch import fixed_batch
 from synergy_core.jobs.testbed_profiles import Profile
@@ -20,7 +20,7 @@ class Choices:
     """tunes_batch: whether the policy lets jobs choose their batch; else each trains at the one it asked for."""
 
     tunes_batch: bool
-    profile: Profile = field(default_factory=Profile)
+    profile: Profile
 
     def choose(
         self, job: ExecutedJob, gpu_type: str, nodes: int, gpus: int, held: PlanMessage | None = None

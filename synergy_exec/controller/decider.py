@@ -43,7 +43,7 @@ class Decider:
     round_s: from one decision to the next; None: the round that the policy is meant for.
     """
 
-    def __init__(self, policy: Policy, cluster: Cluster, profile: Profile, round_s: float | None = None) -> None:
+    def __init__(self, policy: Policy, cluster: Cluster, profile: Profile, round_s: float | None) -> None:
         self.policy = policy
         self.cluster = cluster
         self.scheduler = scheduler_for(policy, cluster, profile=profile, round_s=round_s)

@@ -49,8 +49,8 @@ async def listening(
     listener: Listener,
     folder: Path,
     *,
-    host: str = "127.0.0.1",
-    port: int = 0,
+    host: str,
+    port: int,
     routes: Iterable[web.RouteDef] = (),
     most_bytes: int = 1_000_000,
 ) -> AsyncIterator[Meeting]:
