@@ -29,7 +29,7 @@ from synergy_exec.controller.resume import resume
 from synergy_exec.job_file import MOST_BYTES, JobFile
 from synergy_exec.messages import Hello, Message
 from synergy_exec.nodes.agents import Agents
-from synergy_exec.nodes.links import Link
+from synergy_exec.nodes.links import AgentLink
 from synergy_exec.nodes.listening import Listener, listening
 from synergy_exec.settings import Settings
 from synergy_runs.atomic import atomic_file
@@ -150,7 +150,7 @@ class Controller(Listener):
 
     # Agents
 
-    async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> Link:
+    async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> AgentLink:
         """An agent has said hello. Raises InputError for one that is not expected."""
         link = self.agents.came(hello, channel)
         since = processes.began(hello.pid) if hello.host == socket.gethostname() else 0
@@ -161,13 +161,13 @@ class Controller(Listener):
             self._flush()
         return link
 
-    def heard(self, link: Link, message: Message) -> None:
+    def heard(self, link: AgentLink, message: Message) -> None:
         """One message of an agent."""
         if self.execution is not None:
             self.execution.heard(self.agents.number(link), message, self.now_s())
             self._flush()
 
-    def agent_left(self, link: Link, reason: str) -> None:
+    def agent_left(self, link: AgentLink, reason: str) -> None:
         """An agent's connection has ended; another is started on its node, a few times."""
         self.agents.left(link)
         if self.execution is not None:
@@ -176,7 +176,7 @@ class Controller(Listener):
         if not self.closing:
             self._task(self._bring_back(link, reason))
 
-    async def _bring_back(self, link: Link, reason: str) -> None:
+    async def _bring_back(self, link: AgentLink, reason: str) -> None:
         try:
             await self.agents.bring_back(link, reason, self.meeting, self.settings.nodes_s)
         except InputError as error:

@@ -26,7 +26,7 @@ MOST_SYNC = 0.95
 
 
 @dataclass(slots=True)
-class Answer:
+class Orders:
     """What to carry out, stops first. retunes: runs that go on at another micro-batch or accumulation."""
 
     stops: list[ExecutedJob] = field(default_factory=list)
@@ -127,13 +127,13 @@ class Decider:
         if plan is not None and (plan.micro_batch, plan.accumulation) == (said.micro_batch, said.accumulation):
             task.observe_plan(self.cluster.type_of(job.placement), len(job.placement), plan, said.step_s)
 
-    def decide(self, now_s: float) -> Answer:
+    def decide(self, now_s: float) -> Orders:
         """Who stops, who starts where with which plan, and who goes on with another batch."""
         began = time.perf_counter()
         for job_id in self._unlaunched:
             self.active[job_id].settled_s = now_s
         decision = self._decided(now_s)
-        answer = Answer(objective=decision.objective, bound=decision.bound)
+        answer = Orders(objective=decision.objective, bound=decision.bound)
         for job, _ in decision.stops:
             assert isinstance(job, ExecutedJob)
             self.plans.pop(job.job_id, None)

@@ -15,7 +15,7 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.record import gpus_in
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy
-from synergy_exec.controller.decider import Answer, Decider
+from synergy_exec.controller.decider import Decider, Orders
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import JobRow, Journal
 from synergy_exec.job_file import JobFile
@@ -102,7 +102,7 @@ class Execution:
 
     # A decision
 
-    def decide(self, now_s: float) -> Answer:
+    def decide(self, now_s: float) -> Orders:
         """One decision, journaled, and everything that follows from it at once."""
         answer = self.decider.decide(now_s)
         started: list[Run] = []

@@ -16,7 +16,7 @@ from synergy_core.jobs.record import Placed
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.messages import Hello, Launch, Message, Outcome, PlanMessage, Report
 from synergy_exec.nodes.agents import Agents
-from synergy_exec.nodes.links import Link
+from synergy_exec.nodes.links import AgentLink
 from synergy_exec.nodes.listening import Listener, listening
 from synergy_exec.nodes.runs import Dropped, Left, Run, Runs, Stepped
 from synergy_exec.settings import Settings
@@ -122,14 +122,14 @@ class Testbed(Listener):
 
     # What agents say (`Listener`)
 
-    async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> Link:
+    async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> AgentLink:
         link = self.agents.came(hello, channel)
         if self._gathered:
             self._runs.agent_came(self.agents.number(link))
             self._flush()
         return link
 
-    def heard(self, link: Link, message: Message) -> None:
+    def heard(self, link: AgentLink, message: Message) -> None:
         if not self._gathered:
             return
         if isinstance(message, Report) and message.run in self._mine:
@@ -137,7 +137,7 @@ class Testbed(Listener):
         self._runs.heard(self.agents.number(link), message)
         self._flush()
 
-    def agent_left(self, link: Link, reason: str) -> None:
+    def agent_left(self, link: AgentLink, reason: str) -> None:
         self.agents.left(link)
         self.losses += 1
         if self._gathered:
@@ -148,7 +148,7 @@ class Testbed(Listener):
             self._returning.add(returning)
             returning.add_done_callback(self._returning.discard)
 
-    async def _bring_back(self, link: Link, reason: str) -> None:
+    async def _bring_back(self, link: AgentLink, reason: str) -> None:
         try:
             await self.agents.bring_back(link, reason, self._meeting, self._settings.nodes_s)
         except Exception as error:

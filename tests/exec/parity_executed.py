@@ -33,7 +33,7 @@ from synergy_core.jobs.reports import Theta
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy
 from synergy_core.scheduler import scheduler_for
-from synergy_exec.controller.decider import Answer, Decider
+from synergy_exec.controller.decider import Decider, Orders
 from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import Journal
@@ -86,7 +86,7 @@ class WatchedDecider(Decider):
         super().evicted(job, now_s)
         self.events.append(Evicted(job.job_id, now_s))
 
-    def decide(self, now_s: float) -> Answer:
+    def decide(self, now_s: float) -> Orders:
         moment = Moment(
             now_s,
             self.events,  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts
 from synergy_exec.backends import get_backend
 from synergy_exec.job_file import JobFile
 from synergy_exec.profiling import profile as profiling
-from synergy_exec.profiling.candidates import Candidates, finder
+from synergy_exec.profiling.candidates import CandidatePlans, finder
 from synergy_exec.profiling.measure import Effort, noise_curve
 from synergy_exec.profiling.profile import Made, add_to_profile, current_profile
 from synergy_exec.settings import Settings
@@ -142,9 +142,9 @@ def test_models_are_built_outside_the_process_that_listens_and_once(tmp_path: Pa
         "        os._exit(7)\n"
     )
 
-    async def through() -> list[Candidates | str]:
+    async def through() -> list[CandidatePlans | str]:
         async with finder() as find:
-            found: list[Candidates | str] = []
+            found: list[CandidatePlans | str] = []
             for name in ("Broken", "Fatal", "Noted"):
                 file = file_of(name, job_class=f"{tmp_path / 'noted.py'}:{name}")
                 try:
@@ -154,7 +154,7 @@ def test_models_are_built_outside_the_process_that_listens_and_once(tmp_path: Pa
             return found
 
     broken, fatal, noted = asyncio.run(asyncio.wait_for(through(), 120))
-    assert isinstance(noted, Candidates)
+    assert isinstance(noted, CandidatePlans)
     assert "its model cannot be built: OSError: no data here" in str(broken)
     assert "Fatal: the process that builds its model left with exit code 7" in str(fatal)
     assert noted.parameters > 100
