@@ -53,8 +53,10 @@ class OneSlotNodes:
 '''
 EXAMPLE = '''"""A line through noisy points."""
 
+from collections.abc import Iterable
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from synergy_exec.training.job import TrainingJob
 
@@ -65,18 +67,18 @@ class Line(TrainingJob):
     def __init__(self, slope: float = 2.0) -> None:
         self.slope = slope
 
-    def build_model(self):
+    def build_model(self) -> nn.Module:
         return nn.Linear(1, 1)
 
-    def batch(self, step, size):
+    def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
         """Points on it."""
         points = torch.randn(size, 1, generator=torch.Generator().manual_seed(step))
         return points, self.slope * points
 
-    def loss(self, output, target):
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return nn.functional.mse_loss(output, target)
 
-    def build_optimizer(self, parameters):
+    def build_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=0.05)
 '''
 JOB = "class: synergy_exec.examples.line:Line\narguments: {slope: 3.0}\nname: line\ninitial_batch: 8\nmax_batch: 16\n"
