@@ -25,6 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from synergy_runs.atomic import atomic_file
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "accuracy"
 JITTER_S = 1.0
@@ -277,11 +279,9 @@ def keep(run: Run, result: Result, folder: Path = RESULTS) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Under a name beside its place first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)
+    """The text."""
+    with atomic_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def _work(run: Run, folder: str) -> tuple[Run, float]:

@@ -1,12 +1,14 @@
-"""Writes docs/configuration.md, every key of both drivers with its meaning: `python bench/configuration_page.py`."""
+"""Writes docs/configuration.md, every key of both drivers: `python bench/configuration_page.py`."""
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from synergy_exec.settings import Settings as ExecutorSettings
-from synergy_runs.settings import meanings
+from synergy_runs.settings import defaults, meanings
 from synergy_sim.settings import Settings
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
@@ -24,17 +26,23 @@ A node type in `cluster.node_types` has `gpu_type`, `nodes` and `gpus_per_node`.
 EXECUTOR = """
 ## The executor
 
-Keys of `python -m synergy_exec`; defaults stand in `conf/executor.yaml`, and a trace has the keys above.
+Keys of `python -m synergy_exec`, declared in `synergy_exec/settings.py`; a trace has the keys above.
 
-| key | meaning |
-|---|---|
+| key | default | meaning |
+|---|---|---|
 """
 
 
 def page() -> str:
     """The whole page, from the settings themselves."""
-    own = [(key, meaning) for key, meaning in meanings(ExecutorSettings) if not key.startswith("trace.")]
+    own = [(f"{key}` | `{_default(key)}", said) for key, said in meanings(ExecutorSettings) if "trace." not in key]
     return HEAD + _rows(meanings(Settings)) + FOOT + EXECUTOR + _rows(own)
+
+
+def _default(key: str) -> str:
+    """As it is typed."""
+    value = functools.reduce(lambda section, name: section[name], key.split("."), defaults(ExecutorSettings))
+    return json.dumps(value).replace('"', "")
 
 
 def _rows(keys: Iterable[tuple[str, str]]) -> str:

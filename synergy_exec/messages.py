@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
+from synergy_exec.settings import RunSettings
 
 Outcome = Literal["done", "paused", "failed", "lost"]
 PAUSED = 75
@@ -105,13 +106,13 @@ class Reserve(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch(Message):
+class Launch(Message, RunSettings):
     """Start this node's workers of a run.
 
     job_class: `package.module:Class` or `/path/file.py:Class`. slots: which of the node's, ranks first_rank … in their
     order. store_host, store_port: where the ranks meet; the agent that reserved it holds that port itself.
     folder: the job's own, on a file system that all nodes share. work: iterations at the initial batch until it is
-    done. noise: whether to estimate the gradient's noise scale. bfloat16: whether GPUs compute in it; CPUs never do.
+    done. noise: whether to estimate the gradient's noise scale. report_s: between reports.
     """
 
     KIND: ClassVar[str] = "launch"
@@ -128,13 +129,8 @@ class Launch(Message):
     store_host: str
     store_port: int
     folder: str
-    seed: int = 0
     noise: bool = True
-    checkpoint_interval_s: float = 60.0
     report_s: float = 1.0
-    bfloat16: bool = True
-    hang_s: float = 8.0
-    start_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

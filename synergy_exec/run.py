@@ -18,8 +18,7 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy
 from synergy_exec.backends import Backend, get_backend
-from synergy_exec.controller.controller import Arrival, Controller, Hours
-from synergy_exec.controller.execution import Terms
+from synergy_exec.controller.controller import Arrival, Controller
 from synergy_exec.controller.journal import Journal
 from synergy_exec.folders import claimed
 from synergy_exec.losses import write_losses
@@ -65,12 +64,6 @@ def _check(settings: Settings) -> None:
         raise InputError("there is no trace, and serve=false: nothing would ever run. Type serve=true, or +trace=demo.")
     if settings.serve and len(settings.policy) > 1:
         raise InputError(f"serve=true goes on for ever; give one policy, not {len(settings.policy)}.")
-    seconds = ("round_s", "restart_s", "checkpoint_interval_s", "hang_s", "start_s", "nodes_s", "leave_s")
-    for each in seconds:
-        if not 0 < getattr(settings, each) < float("inf"):
-            raise InputError(f"{each}={getattr(settings, each):g}: expected seconds above 0.")
-    if settings.retries < 0 or settings.seed < 0:
-        raise InputError(f"retries={settings.retries}, seed={settings.seed}: expected whole numbers ≥ 0.")
 
 
 def execute_all(
@@ -119,7 +112,11 @@ def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable
 
     where = machine(settings.backend.name, settings.backend.options)
     path = settings.results_dir / "profile.json"
-    return current_profile(path, files, make_backend, where, lambda words: print(words, file=sys.stderr, flush=True))
+
+    def say(words: str) -> None:
+        print(words, file=sys.stderr, flush=True)
+
+    return current_profile(path, files, make_backend, where, say, settings)
 
 
 def _mark_written(work: Path) -> None:
@@ -138,24 +135,10 @@ def _execute_one(
     backend: Backend,
 ) -> Run:
     """One policy, to the end of all its jobs. Raises KeyboardInterrupt when a person breaks it off."""
-    terms = Terms(
-        folder=work,
-        profile=profile,
-        seed=settings.seed,
-        retries=settings.retries,
-        restart_s=settings.restart_s,
-        checkpoint_interval_s=settings.checkpoint_interval_s,
-        hang_s=settings.hang_s,
-        start_s=settings.start_s,
-        bfloat16=settings.bfloat16,
-    )
-    hours = Hours(round_s=settings.round_s, nodes_s=settings.nodes_s, leave_s=settings.leave_s)
     began_s = time.process_time()
 
     async def through() -> Controller:
-        controller = Controller(
-            policy, arrivals, backend, terms, hours, serve=settings.serve, host=settings.host, port=settings.port
-        )
+        controller = Controller(policy, arrivals, backend, settings, work, profile)
         if settings.live and sys.stderr.isatty():
             from synergy_exec.console import live_table
 

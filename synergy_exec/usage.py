@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from synergy_core.policies import policy_names
+from synergy_exec.backends import backend_names
 from synergy_exec.settings import Settings
 from synergy_exec.workload import models
 from synergy_runs.overrides import options
@@ -24,6 +25,7 @@ Ctrl-C has every job save and leave; the same command goes on from there.
 
 Traces     {traces}
 Models     {models}
+Backends   {backends}
 
 Policies
 {policies}
@@ -38,6 +40,7 @@ def usage() -> str:
     return TEXT.format(
         traces="  ".join(options("trace")),
         models="  ".join(models()) + "  (files in conf/jobs)",
+        backends="  ".join(backend_names()),
         policies="\n".join(f"  {name:12} {summary}" for name, summary in policy_names().items()),
         keys="\n".join(f"  {name:32} {meaning}" for name, meaning in meanings(Settings)),
     )

@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING
 from synergy_core.errors import InputError
 from synergy_runs.program import Program
 from synergy_runs.resources import conf_folder
+from synergy_runs.settings import defaults
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
 def with_hydra(program: Program, function: Callable[[DictConfig], None]) -> None:
-    """Calls `function` with the configuration of the command line, or once per job of a sweep (`-m`)."""
+    """Calls `function` with the configuration of the command line, or once per job of a sweep (`-m`).
+
+    Defaults that the program's settings declare are, to the files in conf/, the file `<config>_keys`.
+    """
     import hydra
+    from hydra.core.config_store import ConfigStore
     from hydra.core.hydra_config import HydraConfig
     from hydra.errors import HydraException
     from hydra.types import RunMode
@@ -34,6 +39,7 @@ def with_hydra(program: Program, function: Callable[[DictConfig], None]) -> None
                 raise
             failures.append(error)
 
+    ConfigStore.instance().store(name=f"{program.config}_keys", node=defaults(program.settings))
     decorated = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=program.config)(task)
     try:
         decorated()

@@ -1,27 +1,44 @@
-"""Configuration keys: a dataclass field each, with its type and its meaning; what Hydra composed is checked by them.
+"""Configuration keys: a dataclass field each, with all there is to say of it; what Hydra composed is checked by them.
 
 Hydra accepts any key that is added with `+`, so a mistyped one would pass unnoticed; here it does not. Here stand the
-keys that every program has; its own stand in its `settings.py`.
+keys that every program has; its own stand in its `settings.py`. A program of which conf/ has no groups of values but
+the trace says the defaults there, too (`defaults` is what Hydra composes of them); of others they stand in conf/.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from synergy_core.errors import InputError, unknown
 
 Settable = TypeVar("Settable")
 
 
-def key(meaning: str) -> Any:
-    """A field with one line that says what it means; every field is required, since conf/ gives all defaults."""
-    return field(metadata={"meaning": meaning})
+class Bounds(NamedTuple):
+    """What a key's value must be, beside its type: in words, and whether a value is."""
+
+    words: str
+    hold: Callable[[Any], bool]
+
+
+ANY = Bounds("anything of its type", lambda value: True)
+SECONDS = Bounds("seconds above 0", lambda value: 0 < value < float("inf"))
+COUNT = Bounds("a whole number ≥ 0", lambda value: value >= 0)
+
+
+def key(meaning: str, default: Any = MISSING, bounds: Bounds = ANY) -> Any:
+    """A field with one line that says what it means. Without a default it is required: conf/ gives it a value."""
+    described = {"meaning": meaning, "bounds": bounds}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: copy.copy(default), metadata=described)
+    return field(default=default, metadata=described)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +99,31 @@ class ClusterSettings:
 
 def meanings(of: type, prefix: str = "") -> Iterator[tuple[str, str]]:
     """(dotted key, meaning) of every key, sections first."""
-    for each in dataclasses.fields(of):
+    for each in _fields(of):
         yield prefix + each.name, each.metadata["meaning"]
         kind = typing.get_type_hints(of)[each.name]
         for section in typing.get_args(kind) or (kind,):  # one that may be null has keys too
             if dataclasses.is_dataclass(section) and typing.get_origin(kind) is not list:
                 yield from meanings(section, f"{prefix}{each.name}.")  # type: ignore[arg-type]
+
+
+def defaults(of: type) -> dict[str, Any]:
+    """Of the keys that have one, as plain values."""
+    made = {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in _fields(of)
+    }
+    return {name: _plain(value) for name, value in made.items() if value is not MISSING}
+
+
+def _fields(of: type) -> list[dataclasses.Field[Any]]:
+    """A class's own before those that it inherits."""
+    return sorted(dataclasses.fields(of), key=lambda each: each.name not in of.__annotations__)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return defaults(type(value))
+    return str(value) if isinstance(value, Path) else value
 
 
 def build(kind: type[Settable], values: Mapping[str, Any], prefix: str = "") -> Settable:
@@ -99,7 +135,12 @@ def build(kind: type[Settable], values: Mapping[str, Any], prefix: str = "") -> 
     for name in hints:
         if name not in values:
             raise InputError(f"{prefix}{name} is missing; expected {_words(hints[name])}. Set it with {prefix}{name}=.")
-    return kind(**{name: _cast(values[name], hints[name], prefix + name) for name in hints})
+    made = kind(**{name: _cast(values[name], hints[name], prefix + name) for name in hints})
+    for each in _fields(kind):
+        bounds = each.metadata["bounds"]
+        if not bounds.hold(getattr(made, each.name)):
+            raise InputError(f"{prefix}{each.name}={values[each.name]}: expected {bounds.words}.")
+    return made
 
 
 def _cast(value: Any, kind: Any, where: str) -> Any:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from synergy_exec.client import Client, client_for
 from synergy_exec.job_file import read_job_file
+from synergy_exec.settings import Settings
 
 Command = Callable[[argparse.Namespace, Client], None]
 
@@ -82,7 +83,7 @@ def main(name: str, arguments: Sequence[str]) -> None:
         parser.add_argument("job", help="its name, or its number")
     if name in ("list", "explain"):
         parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--dir", type=Path, default=Path("results"), help="the results folder of the controller")
+    parser.add_argument("--dir", type=Path, default=Settings().results_dir, help="the results folder of the controller")
     parser.add_argument("--url", default=None, help="the controller's address, such as http://127.0.0.1:8080")
     given = parser.parse_args(arguments)
     if name == "submit":

@@ -15,18 +15,23 @@ from synergy_exec.backends import backend_names, get_backend
 from synergy_exec.job_file import JobFile, job_of, read_job_file
 from synergy_exec.profiling.measure import Effort
 from synergy_exec.profiling.profile import add_to_profile, machine
+from synergy_exec.settings import Settings
 
 
 def main(arguments: Sequence[str]) -> None:
     """Measures models on this testbed and writes a profile. Raises InputError."""
+    usual = Settings()
     parser = argparse.ArgumentParser(prog="python -m synergy_exec profile", description=__doc__)
     parser.add_argument("models", nargs="*", metavar="MODEL", help="names in conf/jobs, or job files; all that ship")
     parser.add_argument(
         "--out", type=Path, default=Path("profile.json"), help="models of this machine already in it stay there"
     )
-    parser.add_argument("--seconds", type=float, default=3.0, help="of training at each batch of each plan")
-    parser.add_argument("--backend", default="local", choices=backend_names())
+    parser.add_argument(
+        "--seconds", type=float, default=Effort().seconds, help="of training at each batch of each plan"
+    )
+    parser.add_argument("--backend", default=usual.backend.name, choices=backend_names())
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the backend: slots=2")
+    parser.add_argument("--host", default=usual.host, help="what it listens on; other nodes must reach it")
     parser.add_argument("--quiet", action="store_true", help="say nothing on the way")
     given = parser.parse_args(arguments)
     if not 0 < given.seconds < 3600:
@@ -35,7 +40,8 @@ def main(arguments: Sequence[str]) -> None:
     options: dict[str, Any] = dict(_option(each) for each in given.option)
     where, effort = machine(given.backend, options), Effort(seconds=given.seconds)
     backend = get_backend(given.backend, options)
-    made = add_to_profile(given.out, files, backend, where, effort, _quiet if given.quiet else _say)
+    settings = dataclasses.replace(usual, host=given.host)
+    made = add_to_profile(given.out, files, backend, where, effort, _quiet if given.quiet else _say, settings)
     for model in made.models:
         print("\n".join(table(model)))
     for remark in made.remarks:

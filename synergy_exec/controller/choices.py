@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from synergy_core.jobs.fitted import as_requested
 from synergy_core.jobs.testbed_profiles import Profile
@@ -21,7 +21,7 @@ class Choices:
     """tunes_batch: whether the policy lets jobs choose their batch; else each trains at the one it asked for."""
 
     tunes_batch: bool
-    profile: Profile = field(default_factory=Profile)
+    profile: Profile
 
     def choose(self, job: ExecutedJob, shape: Shape, held: PlanMessage | None = None) -> PlanMessage:
         """The plan on that shape. held: what it trains with there now; returned as it is where nothing is to change.

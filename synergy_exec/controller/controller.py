@@ -11,25 +11,27 @@ import socket
 import sys
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from synergy_core.errors import InputError
+from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy
 from synergy_core.units import on_grid
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.controller import processes
 from synergy_exec.controller.api import routes
-from synergy_exec.controller.execution import Execution, Terms
+from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.journal import Journal
 from synergy_exec.controller.resume import resume
 from synergy_exec.job_file import MOST_BYTES, JobFile
 from synergy_exec.messages import Hello, Message
 from synergy_exec.nodes.agents import Agents
-from synergy_exec.nodes.links import Link
+from synergy_exec.nodes.links import AgentLink
 from synergy_exec.nodes.listening import Listener, listening
+from synergy_exec.settings import Settings
 from synergy_runs.atomic import atomic_file
 
 LATE_S = 0.25
@@ -44,15 +46,6 @@ class Arrival(NamedTuple):
     file: JobFile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hours:
-    """Seconds. round_s: between decisions. nodes_s, leave_s: until all agents must be there, and gone."""
-
-    round_s: float = 5.0
-    nodes_s: float = 120.0
-    leave_s: float = 60.0
-
-
 class Controller(Listener):
     """One policy on one backend; `run` once. execution: None until all agents are there. closing: it is ending.
 
@@ -65,20 +58,15 @@ class Controller(Listener):
         policy: Policy,
         arrivals: Sequence[Arrival],
         backend: Backend,
-        terms: Terms,
-        hours: Hours,
-        *,
-        serve: bool = False,
-        host: str = "127.0.0.1",
-        port: int = 0,
+        settings: Settings,
+        folder: Path,
+        profile: Profile,
     ) -> None:
         self.policy, self.arrivals = policy, arrivals
         self.agents = Agents(backend)
-        self.terms, self.hours, self.serve = terms, hours, serve
-        self.folder = terms.folder
+        self.settings, self.folder, self.profile = settings, folder, profile
         self.execution: Execution | None = None
         self.interrupted = False
-        self._host, self._port = host, port
         self._something = asyncio.Event()
         self._arrived_all = False
         self.closing = False
@@ -102,7 +90,12 @@ class Controller(Listener):
             journal.agents_left()
             journal.commit()
             async with listening(
-                self, self.folder, host=self._host, port=self._port, routes=routes(self), most_bytes=MOST_BYTES
+                self,
+                self.folder,
+                host=self.settings.host,
+                port=self.settings.port,
+                routes=routes(self),
+                most_bytes=MOST_BYTES,
             ) as self.meeting:
                 self._announce(self.meeting)
                 for number in (signal.SIGINT, signal.SIGTERM):
@@ -125,7 +118,7 @@ class Controller(Listener):
     def _wait_for_old_agents(self, agents: list[tuple[int, str, int, int]]) -> None:
         """Agents of a controller that died save and leave by themselves; those that do not are killed."""
         here = [(pid, since) for _, host, pid, since in agents if host == socket.gethostname()]
-        for pid in processes.wait_or_kill(here, patience_s=self.hours.leave_s):
+        for pid in processes.wait_or_kill(here, patience_s=self.settings.leave_s):
             print(f"an agent of an earlier controller, process {pid}, had to be killed", file=sys.stderr)
 
     def _announce(self, meeting: Meeting) -> None:
@@ -137,7 +130,7 @@ class Controller(Listener):
     async def _begin(self, journal: Journal) -> None:
         """When all agents are there the cluster is known, and so is everything else."""
         self._journal = journal
-        cluster = await self.agents.gather(self.meeting, self.hours.nodes_s, self._over)
+        cluster = await self.agents.gather(self.meeting, self.settings.nodes_s, self._over)
         if cluster is None:
             return
         for row, arrival in enumerate(self.arrivals):
@@ -146,7 +139,7 @@ class Controller(Listener):
                     f"job {arrival.name} (row {row}) asks for {arrival.file.slots} slots; "
                     f"the cluster has {cluster.gpus}: {cluster.describe()}."
                 )
-        execution = Execution(journal, self.policy, cluster, self.terms, self.hours.round_s)
+        execution = Execution(journal, self.policy, cluster, self.settings, self.folder, self.profile)
         execution.next_job = len(self.arrivals)
         self._origin_s, self._began_s = journal.last_s(), time.monotonic()
         resume(execution, self.now_s())
@@ -157,7 +150,7 @@ class Controller(Listener):
 
     # Agents
 
-    async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> Link:
+    async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> AgentLink:
         """An agent has said hello. Raises InputError for one that is not expected."""
         link = self.agents.came(hello, channel)
         since = processes.began(hello.pid) if hello.host == socket.gethostname() else 0
@@ -168,13 +161,13 @@ class Controller(Listener):
             self._flush()
         return link
 
-    def heard(self, link: Link, message: Message) -> None:
+    def heard(self, link: AgentLink, message: Message) -> None:
         """One message of an agent."""
         if self.execution is not None:
             self.execution.heard(self.agents.number(link), message, self.now_s())
             self._flush()
 
-    def agent_left(self, link: Link, reason: str) -> None:
+    def agent_left(self, link: AgentLink, reason: str) -> None:
         """An agent's connection has ended; another is started on its node, a few times."""
         self.agents.left(link)
         if self.execution is not None:
@@ -183,9 +176,9 @@ class Controller(Listener):
         if not self.closing:
             self._task(self._bring_back(link, reason))
 
-    async def _bring_back(self, link: Link, reason: str) -> None:
+    async def _bring_back(self, link: AgentLink, reason: str) -> None:
         try:
-            await self.agents.bring_back(link, reason, self.meeting, self.hours.nodes_s)
+            await self.agents.bring_back(link, reason, self.meeting, self.settings.nodes_s)
         except InputError as error:
             how = "What was done is kept; the same command goes on, with backend.options for the nodes that are left."
             raise InputError(f"{error}\n{how}") from None
@@ -207,7 +200,7 @@ class Controller(Listener):
     async def _rounds(self) -> None:
         """A decision at whole multiples of the round, as in the simulator; none while there is no job to decide on."""
         assert self.execution is not None
-        round_s, decided_s = self.hours.round_s, -math.inf
+        round_s, decided_s = self.settings.round_s, -math.inf
         while True:
             while not self.execution.active:
                 self._something.clear()
@@ -227,7 +220,7 @@ class Controller(Listener):
         """Queues what is to be sent, the journal holding why; ends the run where nothing is left to do."""
         assert self.execution is not None
         self.agents.say(self.execution.outbox)
-        if self._arrived_all and self.execution.idle and not self.serve and not self._over.done():
+        if self._arrived_all and self.execution.idle and not self.settings.serve and not self._over.done():
             self._over.set_result(None)
 
     # Ending
@@ -258,7 +251,7 @@ class Controller(Listener):
         self.closing = True
         for task in list(self._tasks):
             task.cancel()
-        await self.agents.dismiss(self.hours.leave_s)
+        await self.agents.dismiss(self.settings.leave_s)
 
     def _over_with_it(self) -> bool:
         assert self.execution is not None

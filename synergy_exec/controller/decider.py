@@ -23,7 +23,7 @@ FEWEST_STEPS = 5
 
 
 @dataclass(slots=True)
-class Answer:
+class Orders:
     """What to carry out, stops first. retunes: runs that go on at another micro-batch or accumulation."""
 
     stops: list[ExecutedJob] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Decider:
     round_s: from one decision to the next; None: the round that the policy is meant for.
     """
 
-    def __init__(self, policy: Policy, cluster: Cluster, profile: Profile, round_s: float | None = None) -> None:
+    def __init__(self, policy: Policy, cluster: Cluster, profile: Profile, round_s: float | None) -> None:
         self.policy = policy
         self.cluster = cluster
         self.scheduler = scheduler_for(policy, cluster, profile=profile, round_s=round_s)
@@ -118,13 +118,13 @@ class Decider:
         seen = task.observe(StepReport(shape, plan, said.step_s))
         return None if seen is None else Observation(*shape, seen.plan.micro_batch, seen.step_s, seen.sync_s)
 
-    def decide(self, now_s: float) -> Answer:
+    def decide(self, now_s: float) -> Orders:
         """Who stops, who starts where with which plan, and who goes on with another batch."""
         began = time.perf_counter()
         for job_id in self._unlaunched:
             self.active[job_id].settled_s = now_s
         decision = self._decided(now_s)
-        answer = Answer(objective=decision.objective, bound=decision.bound)
+        answer = Orders(objective=decision.objective, bound=decision.bound)
         for job, _ in decision.stops:
             assert isinstance(job, ExecutedJob)
             self.plans.pop(job.job_id, None)

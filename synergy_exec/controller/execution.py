@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,13 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.record import gpus_in
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy
-from synergy_exec.controller.decider import Answer, Decider
+from synergy_exec.controller.decider import Decider, Orders
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import JobRow, Journal
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Failure, Launch, Message, PlanMessage, Report, Saved
 from synergy_exec.nodes.runs import Dropped, Happened, Launched, Left, Run, Runs, Stepped
+from synergy_exec.settings import Settings
 from synergy_runs.atomic import atomic_file
 from synergy_runs.log import Kind
 
@@ -30,32 +30,19 @@ STARTED_PARTS = ("launch_s", "build_s", "load_s", "first_step_s")
 """Seconds of `messages.Started` that the journal keeps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What holds for all runs. folder: jobs' folders lie in its `jobs`. retries: of a job that is lost, without a step
-    of progress in between. restart_s: what policies take a restart to cost; profile: how fast models are that were
-    profiled, and what a restart costs them. The rest: see `messages.Launch`."""
-
-    folder: Path
-    seed: int = 0
-    retries: int = 3
-    restart_s: float = 5.0
-    checkpoint_interval_s: float = 60.0
-    hang_s: float = 8.0
-    start_s: float = 120.0
-    bfloat16: bool = True
-    profile: Profile = field(default_factory=Profile)
-
-
 class Execution:
-    """All jobs of one policy on one cluster. Times are seconds since the start, on the grid, never falling."""
+    """All jobs of one policy on one cluster. Times are seconds since the start, on the grid, never falling.
+
+    folder: jobs' folders lie in its `jobs`. profile: how fast models are that were profiled, and what a restart costs
+    them.
+    """
 
     def __init__(
-        self, journal: Journal, policy: Policy, cluster: Cluster, terms: Terms, round_s: float | None = None
+        self, journal: Journal, policy: Policy, cluster: Cluster, settings: Settings, folder: Path, profile: Profile
     ) -> None:
         self.journal = journal
-        self.terms = terms
-        self.decider = Decider(policy, cluster, terms.profile, round_s)
+        self.settings, self.folder, self.profile = settings, folder, profile
+        self.decider = Decider(policy, cluster, profile, settings.round_s)
         self.runs = Runs(self._launch_of)
         self.jobs: dict[int, ExecutedJob] = {}
         self.next_job = 0
@@ -88,8 +75,8 @@ class Execution:
             file,
             submit_s,
             gpu_types=types,
-            restart_s=self.terms.restart_s,
-            profile=self.terms.profile,
+            restart_s=self.settings.restart_s,
+            profile=self.profile,
             row=row,
             estimate_s=estimate_s,
         )
@@ -115,7 +102,7 @@ class Execution:
 
     # A decision
 
-    def decide(self, now_s: float) -> Answer:
+    def decide(self, now_s: float) -> Orders:
         """One decision, journaled, and everything that follows from it at once."""
         answer = self.decider.decide(now_s)
         started: list[Run] = []
@@ -185,7 +172,6 @@ class Execution:
             seen.statistics = job.task.statistics if job.task is not None else None
             self.journal.reported(job.job_id, dataclasses.asdict(seen))
         elif isinstance(message, Saved):
-            job.seen.saved_step = message.step
             self.journal.timing(run.number, now_s, "saved", {"save_s": message.save_s})
         elif isinstance(message, Failure):
             hint = " Lower max_batch." if message.out_of_memory else ""
@@ -241,7 +227,7 @@ class Execution:
                 self._end(job, "failed", reason, now_s)
             elif outcome == "lost":
                 job.losses += 1
-                if job.losses > self.terms.retries:
+                if job.losses > self.settings.retries:
                     times = f"lost {job.losses} times without a step of progress"
                     self._end(job, "failed", f"{times}; at last: {reason}", now_s)
         gpus = gpus_in(run.placed)
@@ -277,7 +263,7 @@ class Execution:
 
     def folder_of(self, job: ExecutedJob) -> Path:
         """Where the job's files lie."""
-        return self.terms.folder / "jobs" / str(job.job_id)
+        return self.folder / "jobs" / str(job.job_id)
 
     def _write_job(self, job: ExecutedJob) -> None:
         folder = self.folder_of(job)
@@ -293,7 +279,7 @@ class Execution:
             raise InputError(f"{path}: cannot be written ({error.strerror}). The same command goes on.") from error
 
     def _launch_of(self, run: Run) -> Launch:
-        job, terms = self.jobs[run.job], self.terms
+        job = self.jobs[run.job]
         return Launch(
             run=run.number,
             job=job.job_id,
@@ -308,12 +294,8 @@ class Execution:
             store_host="",
             store_port=0,
             folder=str(self.folder_of(job).resolve()),
-            seed=terms.seed,
             noise=job.file.max_batch > job.file.initial_batch,
-            checkpoint_interval_s=terms.checkpoint_interval_s,
-            hang_s=terms.hang_s,
-            start_s=terms.start_s,
-            bfloat16=terms.bfloat16,
+            **self.settings.of_runs(),
         )
 
 

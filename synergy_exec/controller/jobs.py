@@ -18,7 +18,7 @@ ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
 
 @dataclass(slots=True)
 class Seen:
-    """What a job last reported; `best_step` is the furthest step of any run, `saved_step` that of its checkpoint."""
+    """What a job last reported; `best_step` is the furthest step of any run."""
 
     step: int = 0
     samples: int = 0
@@ -27,7 +27,6 @@ class Seen:
     step_s: float = 0.0
     memory_bytes: int = 0
     best_step: int = 0
-    saved_step: int = 0
     statistics: tuple[float, float] | None = field(default=None)
 
 
@@ -50,14 +49,14 @@ class ExecutedJob(Job):
         *,
         gpu_types: Sequence[str],
         restart_s: float,
-        profile: Profile | None = None,
+        profile: Profile,
         row: int | None = None,
         estimate_s: float = float("inf"),
     ) -> None:
         super().__init__(job_id, submit_time_s, file.slots, estimate_s=estimate_s)
         self.name = name
         self.file = file
-        self.spec = spec_of(file, gpu_types, restart_s, profile or Profile())
+        self.spec = spec_of(file, gpu_types, restart_s, profile)
         self.row = row
         self.state: State = "waiting"
         self.reason = ""

@@ -21,6 +21,7 @@ def resume(execution: Execution, now_s: float) -> None:
         if row.job in reports:
             seen = reports[row.job]
             statistics = seen.pop("statistics")
+            seen.pop("saved_step", None)  # journals had it once
             job.seen = Seen(**seen, statistics=None if statistics is None else (statistics[0], statistics[1]))
         job.seen.best_step = max(job.seen.best_step, row.best_step)
         execution.next_job = max(execution.next_job, row.job + 1)

@@ -13,7 +13,7 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.messages import Hello, Message, Shutdown
-from synergy_exec.nodes.links import Link, cluster_of
+from synergy_exec.nodes.links import AgentLink, cluster_of
 
 LOOK_S = 0.5
 EXITING_S = 1.0
@@ -29,7 +29,7 @@ class Agents:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.links: dict[int, Link] = {}
+        self.links: dict[int, AgentLink] = {}
         self._known: dict[int, Hello] = {}
         self._order: list[int] = []
         self._losses: dict[int, int] = {}
@@ -68,7 +68,7 @@ class Agents:
         if missing and late:
             raise InputError(f"no agent from nodes {missing} within {patience_s:g} s; see their logs.")
 
-    def came(self, hello: Hello, channel: web.WebSocketResponse) -> Link:
+    def came(self, hello: Hello, channel: web.WebSocketResponse) -> AgentLink:
         """An agent has said hello. Raises InputError for one that is not expected."""
         known = self._known.get(hello.node)
         if not 0 <= hello.node < self.backend.nodes:
@@ -79,7 +79,7 @@ class Agents:
             raise InputError(
                 f"node {hello.node} had {known.slots} {known.gpu_type}; now {hello.slots} {hello.gpu_type}."
             )
-        link = self.links[hello.node] = Link(hello, channel)
+        link = self.links[hello.node] = AgentLink(hello, channel)
         self._known[hello.node] = hello
         if hello.node in self._awaited:
             self._awaited.pop(hello.node).set()
@@ -87,16 +87,16 @@ class Agents:
             self._all_there.set()
         return link
 
-    def left(self, link: Link) -> None:
+    def left(self, link: AgentLink) -> None:
         """Its connection has ended."""
         del self.links[link.hello.node]
         self._all_there.clear()
 
-    def number(self, link: Link) -> int:
+    def number(self, link: AgentLink) -> int:
         """The cluster's number of an agent's node; all were gathered before."""
         return self._order.index(link.hello.node)
 
-    async def bring_back(self, link: Link, reason: str, meeting: Meeting, patience_s: float) -> None:
+    async def bring_back(self, link: AgentLink, reason: str, meeting: Meeting, patience_s: float) -> None:
         """Starts another agent where one was lost, until one is there; tells the user so, and why.
 
         reason: as far as the connection told. patience_s: for one to come. Raises InputError where that was in vain

@@ -13,7 +13,7 @@ from synergy_exec.messages import Hello, Message, encode
 
 
 @dataclass(slots=True)
-class Link:
+class AgentLink:
     """One agent's connection."""
 
     hello: Hello

@@ -18,7 +18,7 @@ from synergy_core.errors import InputError
 from synergy_exec.backends import Meeting
 from synergy_exec.hearing import Ear, farewell
 from synergy_exec.messages import Hello, Message, decode
-from synergy_exec.nodes.links import Link
+from synergy_exec.nodes.links import AgentLink
 from synergy_runs.atomic import atomic_file
 
 MOST_MESSAGE_BYTES = 1_000_000
@@ -28,15 +28,15 @@ class Listener(ABC):
     """Who agents connect to."""
 
     @abstractmethod
-    async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> Link:
+    async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> AgentLink:
         """An agent has said hello. Raises InputError for one that is not expected."""
 
     @abstractmethod
-    def heard(self, link: Link, message: Message) -> None:
+    def heard(self, link: AgentLink, message: Message) -> None:
         """One message of an agent."""
 
     @abstractmethod
-    def agent_left(self, link: Link, reason: str) -> None:
+    def agent_left(self, link: AgentLink, reason: str) -> None:
         """An agent's connection has ended, for a reason in a few words."""
 
     @abstractmethod
@@ -49,8 +49,8 @@ async def listening(
     listener: Listener,
     folder: Path,
     *,
-    host: str = "127.0.0.1",
-    port: int = 0,
+    host: str,
+    port: int,
     routes: Iterable[web.RouteDef] = (),
     most_bytes: int = 1_000_000,
 ) -> AsyncIterator[Meeting]:

@@ -29,7 +29,7 @@ from synergy_exec.profiling.grid import batches_of, plans
 MOST_ANSWER_BYTES = 1 << 28
 
 
-class Candidates(NamedTuple):
+class CandidatePlans(NamedTuple):
     """parameters: of the model. plans: by slots, its admitted plans on so many, one list per degrees."""
 
     parameters: float
@@ -42,7 +42,7 @@ class Finder:
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
 
-    async def candidates(self, file: JobFile, sizes: list[int]) -> Candidates:
+    async def candidates(self, file: JobFile, sizes: list[int]) -> CandidatePlans:
         """Of a job's model on each of these numbers of slots. Raises InputError where it cannot be loaded or built."""
         process = await self._started()
         assert process.stdin is not None
@@ -65,7 +65,7 @@ class Finder:
             int(size): [[PlanMessage(**each) for each in same_degrees] for same_degrees in lists]
             for size, lists in answer["plans"].items()
         }
-        return Candidates(answer["parameters"], found)
+        return CandidatePlans(answer["parameters"], found)
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:

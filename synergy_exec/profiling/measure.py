@@ -15,7 +15,7 @@ from synergy_core.jobs.record import Placed
 from synergy_core.jobs.testbed_profiles import NoiseFrom, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import PlanMessage, Report
-from synergy_exec.profiling.candidates import Candidates
+from synergy_exec.profiling.candidates import CandidatePlans
 from synergy_exec.profiling.grid import sizes_of
 from synergy_exec.profiling.testbed import RunOnTestbed, Testbed
 from synergy_exec.training.noise import FEWEST_STEPS as FEWEST_NOISE_STEPS
@@ -42,7 +42,7 @@ class Effort:
 
 
 @dataclass(slots=True)
-class Measured:
+class Measurements:
     """What was seen of one model. starts: seconds to the first step of fresh runs, restarts: of resumed ones.
 
     failed: plans that did not run, with the reason.
@@ -55,21 +55,21 @@ class Measured:
     noises: list[NoiseFrom] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
-    def add(self, more: Measured) -> None:
+    def add(self, more: Measurements) -> None:
         """What was seen besides."""
         for each in fields(self):
             getattr(self, each.name).extend(getattr(more, each.name))
 
 
 async def measured(
-    testbed: Testbed, jobs: list[int], file: JobFile, candidates: Candidates, *, effort: Effort, say: Say
+    testbed: Testbed, jobs: list[int], file: JobFile, candidates: CandidatePlans, *, effort: Effort, say: Say
 ) -> tuple[ProfiledModel, list[str]]:
     """The model's profile, and which plans failed with what. Raises InputError where none ran, or TestbedError.
 
     jobs: as many job numbers as there are slots of its own; copies run side by side, for a cluster under load has no
     idle slots beside one's own. candidates: for all of `sizes`.
     """
-    found = Measured()
+    found = Measurements()
     for kind, first_node, nodes, per_node in _parts(testbed.cluster):
         for size in sizes_of(nodes * per_node):
             places = _places(size, first_node, nodes, per_node)
@@ -100,13 +100,13 @@ async def _undisturbed(
     copies: list[tuple[int, Placed]],
     same_degrees: list[PlanMessage],
     effort: Effort,
-    found: Measured,
+    found: Measurements,
     best: dict[int, float],
 ) -> Seen:
     """As `_copies`, again where an agent was lost meanwhile, which says nothing of the plan. Raises TestbedError."""
     while True:
         losses, seen = testbed.losses, Seen()
-        tried = Measured()
+        tried = Measurements()
         try:
             await _copies(testbed, copies, same_degrees, effort, tried, best, seen)
         except InputError as error:
@@ -143,7 +143,7 @@ async def _copies(
     copies: list[tuple[int, Placed]],
     same_degrees: list[PlanMessage],
     effort: Effort,
-    found: Measured,
+    found: Measurements,
     best: dict[int, float],
     seen: Seen,
 ) -> None:
@@ -183,7 +183,7 @@ async def _all(waiting: Iterable[Awaitable[Result]]) -> list[Result]:
     return [each for each in results if not isinstance(each, BaseException)]
 
 
-async def _steady(run: RunOnTestbed, plan: PlanMessage, seconds: float, found: Measured) -> tuple[float, Report]:
+async def _steady(run: RunOnTestbed, plan: PlanMessage, seconds: float, found: Measurements) -> tuple[float, Report]:
     """Seconds a step at that batch, by the wall clock between reports: with all that comes between two steps."""
     began: tuple[float, Report] | None = None
     while True:

@@ -23,6 +23,7 @@ from synergy_exec.nodes.runs import Run
 from synergy_exec.profiling.candidates import finder
 from synergy_exec.profiling.measure import Effort, Say, measured, sizes
 from synergy_exec.profiling.testbed import TestbedError, testbed
+from synergy_exec.settings import Settings
 from synergy_runs.profiles import read_profile, write_profile
 
 ENDLESS = 1e15
@@ -51,7 +52,7 @@ def machine(backend: str, options: Mapping[str, Any]) -> str:
 
 
 def add_to_profile(
-    path: Path, files: Sequence[JobFile], backend: Backend, where: str, effort: Effort, say: Say
+    path: Path, files: Sequence[JobFile], backend: Backend, where: str, effort: Effort, say: Say, settings: Settings
 ) -> Made:
     """Measures models, and writes them beside those that are in the file; a model measured again is replaced.
 
@@ -59,7 +60,7 @@ def add_to_profile(
     InputError where agents are lost again and again; what was measured until then is written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    made = asyncio.run(_made(files, backend, path.parent, effort, say))
+    made = asyncio.run(_made(files, backend, path.parent, effort, say, settings))
     there = read_profile(path) if path.is_file() else Profile()
     older = there.models if there.machine == where else {}
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
@@ -72,7 +73,12 @@ def add_to_profile(
 
 
 def current_profile(
-    path: Path, files: Sequence[JobFile], make_backend: Callable[[], Backend], where: str, say: Say
+    path: Path,
+    files: Sequence[JobFile],
+    make_backend: Callable[[], Backend],
+    where: str,
+    say: Say,
+    settings: Settings,
 ) -> Profile:
     """The profile in a file, made or completed first where it lacks one of these models, or is of another machine."""
     there = read_profile(path) if path.is_file() else Profile()
@@ -82,7 +88,7 @@ def current_profile(
     say(f"measuring {', '.join(each.name for each in missing)} here, once; {WITHOUT}")
     began_s = time.monotonic()
     try:
-        made = add_to_profile(path, missing, make_backend(), where, QUICK, say)
+        made = add_to_profile(path, missing, make_backend(), where, QUICK, say, settings)
     except InputError as error:
         raise InputError(f"{error} Or {WITHOUT}.") from None
     for remark in made.remarks:
@@ -96,7 +102,9 @@ def _covers(profile: Profile, file: JobFile) -> bool:
     return model is not None and model.initial_batch == file.initial_batch and 2 * model.max_batch > file.max_batch
 
 
-async def _made(files: Sequence[JobFile], backend: Backend, beside: Path, effort: Effort, say: Say) -> Made:
+async def _made(
+    files: Sequence[JobFile], backend: Backend, beside: Path, effort: Effort, say: Say, settings: Settings
+) -> Made:
     made = Made([], [])
     with tempfile.TemporaryDirectory(prefix="synergy-profile-", dir=beside) as text:
         folder = Path(text)
@@ -118,11 +126,11 @@ async def _made(files: Sequence[JobFile], backend: Backend, beside: Path, effort
                 store_host="",
                 store_port=0,
                 folder=str(folder / "jobs" / str(run.job)),
-                checkpoint_interval_s=ENDLESS,
                 report_s=effort.report_s,
+                **{**settings.of_runs(), "checkpoint_interval_s": ENDLESS},
             )
 
-        async with finder() as find, testbed(backend, folder, launch_of) as bench:
+        async with finder() as find, testbed(backend, folder, launch_of, settings) as bench:
             for file in files:
                 first = len(owner)
                 mine = list(range(first, first + bench.cluster.gpus))

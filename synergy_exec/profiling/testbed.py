@@ -16,12 +16,10 @@ from synergy_core.jobs.record import Placed
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.messages import Hello, Launch, Message, Outcome, PlanMessage, Report
 from synergy_exec.nodes.agents import Agents
-from synergy_exec.nodes.links import Link
+from synergy_exec.nodes.links import AgentLink
 from synergy_exec.nodes.listening import Listener, listening
 from synergy_exec.nodes.runs import Dropped, Left, Run, Runs, Stepped
-
-AGENTS_S = 120.0
-LEAVE_S = 30.0
+from synergy_exec.settings import Settings
 
 
 class TestbedError(InputError):
@@ -85,8 +83,9 @@ class Testbed(Listener):
     what was measured across one does not count.
     """
 
-    def __init__(self, backend: Backend, launch_of: Callable[[Run], Launch]) -> None:
+    def __init__(self, backend: Backend, launch_of: Callable[[Run], Launch], settings: Settings) -> None:
         self.agents = Agents(backend)
+        self._settings = settings
         self._runs = Runs(launch_of)
         self._mine: dict[int, RunOnTestbed] = {}
         self._broken: TestbedError | None = None
@@ -123,14 +122,14 @@ class Testbed(Listener):
 
     # What agents say (`Listener`)
 
-    async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> Link:
+    async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> AgentLink:
         link = self.agents.came(hello, channel)
         if self._gathered:
             self._runs.agent_came(self.agents.number(link))
             self._flush()
         return link
 
-    def heard(self, link: Link, message: Message) -> None:
+    def heard(self, link: AgentLink, message: Message) -> None:
         if not self._gathered:
             return
         if isinstance(message, Report) and message.run in self._mine:
@@ -138,7 +137,7 @@ class Testbed(Listener):
         self._runs.heard(self.agents.number(link), message)
         self._flush()
 
-    def agent_left(self, link: Link, reason: str) -> None:
+    def agent_left(self, link: AgentLink, reason: str) -> None:
         self.agents.left(link)
         self.losses += 1
         if self._gathered:
@@ -149,9 +148,9 @@ class Testbed(Listener):
             self._returning.add(returning)
             returning.add_done_callback(self._returning.discard)
 
-    async def _bring_back(self, link: Link, reason: str) -> None:
+    async def _bring_back(self, link: AgentLink, reason: str) -> None:
         try:
-            await self.agents.bring_back(link, reason, self._meeting, AGENTS_S)
+            await self.agents.bring_back(link, reason, self._meeting, self._settings.nodes_s)
         except Exception as error:
             self.fail(error)
 
@@ -178,7 +177,7 @@ class Testbed(Listener):
     async def gather(self, meeting: Meeting) -> None:
         """Until all agents are there. Raises InputError where they do not come."""
         self._meeting = meeting
-        cluster = await self.agents.gather(meeting, AGENTS_S, self._over)
+        cluster = await self.agents.gather(meeting, self._settings.nodes_s, self._over)
         self.check()
         assert cluster is not None
         self.cluster, self._gathered = cluster, True
@@ -190,14 +189,16 @@ class Testbed(Listener):
         self._closing = True
         for each in self._returning:
             each.cancel()
-        await self.agents.dismiss(LEAVE_S)
+        await self.agents.dismiss(self._settings.leave_s)
 
 
 @asynccontextmanager
-async def testbed(backend: Backend, folder: Path, launch_of: Callable[[Run], Launch]) -> AsyncIterator[Testbed]:
+async def testbed(
+    backend: Backend, folder: Path, launch_of: Callable[[Run], Launch], settings: Settings
+) -> AsyncIterator[Testbed]:
     """All agents of a backend, until the block ends; then no process of them is left."""
-    made = Testbed(backend, launch_of)
-    async with listening(made, folder) as meeting:
+    made = Testbed(backend, launch_of, settings)
+    async with listening(made, folder, host=settings.host, port=settings.port) as meeting:
         try:
             await made.gather(meeting)
             yield made

@@ -14,7 +14,7 @@ WINDOW_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepMedians:
     """Of a `Report`: medians of a step's time and of the gradient synchronisation in it, over so many steps; or 0."""
 
     step_s: float = 0.0
@@ -40,13 +40,13 @@ class StepClock:
             return
         self._steps.setdefault(batch, deque(maxlen=WINDOW_STEPS)).append((step_s, sync_s))
 
-    def take(self) -> StepTimes:
+    def take(self) -> StepMedians:
         """Medians over the last steps of the present batch, those of before it was left included.
 
         Nothing is forgotten by it: reports close to each other are over mostly the same steps.
         """
         steps = self._steps.get(self._batch) if self._batch else None
         if not steps:
-            return StepTimes()
+            return StepMedians()
         step_s, sync_s = zip(*steps, strict=True)
-        return StepTimes(statistics.median(step_s), statistics.median(sync_s), len(steps))
+        return StepMedians(statistics.median(step_s), statistics.median(sync_s), len(steps))

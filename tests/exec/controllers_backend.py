@@ -119,9 +119,11 @@ def settings_values(trace: Path | None, results: Path, policies: list[str], **mo
     """What Hydra would compose."""
     from omegaconf import OmegaConf
 
+    from synergy_exec.settings import Settings
+    from synergy_runs.settings import defaults
+
     conf = Path(__file__).resolve().parents[2] / "conf"
-    values = OmegaConf.to_container(OmegaConf.load(conf / "executor.yaml"))
-    values = {name: value for name, value in values.items() if name not in ("defaults", "hydra")}
+    values = defaults(Settings)
     if trace is not None:
         of_all = OmegaConf.to_container(OmegaConf.load(conf / "trace" / "default.yaml"))
         values["trace"] = {**of_all, "name": "small", "path": str(trace)}

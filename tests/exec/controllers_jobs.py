@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from synergy_core.cluster import Cluster, NodeType
+from synergy_core.jobs.testbed_profiles import Profile
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.job_file import JobFile
 
@@ -18,4 +19,6 @@ def file_of(work: float = 100.0, slots: int = 1, **more: object) -> JobFile:
 
 
 def job_of(job_id: int, submit_s: float = 0.0, slots: int = 1, work: float = 100.0) -> ExecutedJob:
-    return ExecutedJob(job_id, f"j{job_id}", file_of(work, slots), submit_s, gpu_types=("cpu",), restart_s=2.0)
+    return ExecutedJob(
+        job_id, f"j{job_id}", file_of(work, slots), submit_s, gpu_types=("cpu",), restart_s=2.0, profile=Profile()
+    )

@@ -33,10 +33,11 @@ from synergy_core.jobs.reports import Theta
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy
 from synergy_core.scheduler import scheduler_for
-from synergy_exec.controller.decider import Answer, Decider
-from synergy_exec.controller.execution import Execution, Terms
+from synergy_exec.controller.decider import Decider, Orders
+from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import Journal
+from synergy_exec.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class WatchedDecider(Decider):
     """A decider that notes what it is told and what it decides."""
 
     def __init__(self, policy: Policy, cluster: Cluster, profile: Profile) -> None:
-        super().__init__(policy, cluster, profile)
+        super().__init__(policy, cluster, profile, None)
         self.moments: list[Moment] = []
         self.events: list[Event | Told] = []
         self.of_task: dict[int, int] = {}
@@ -85,7 +86,7 @@ class WatchedDecider(Decider):
         super().evicted(job, now_s)
         self.events.append(Evicted(job.job_id, now_s))
 
-    def decide(self, now_s: float) -> Answer:
+    def decide(self, now_s: float) -> Orders:
         moment = Moment(
             now_s,
             self.events,  # type: ignore[arg-type]
@@ -133,7 +134,7 @@ class Executed:
 
 def staged(folder: Path, policy: Policy, cluster: Cluster, profile: Profile) -> Executed:
     """An execution with a pretended agent on every node."""
-    execution = Execution(Journal(folder / "journal.sqlite"), policy, cluster, Terms(folder=folder, profile=profile))
+    execution = Execution(Journal(folder / "journal.sqlite"), policy, cluster, Settings(), folder, profile)
     decider = WatchedDecider(policy, cluster, profile)
     fits: dict[bytes, Theta] = {}
     share_fits(decider.scheduler, fits)

@@ -32,7 +32,7 @@ from exec.parity_workloads import Scene
 
 from synergy_core.jobs.record import Placed
 from synergy_core.policies import Policy
-from synergy_exec.controller.decider import FEWEST_STEPS, Answer, Decider
+from synergy_exec.controller.decider import FEWEST_STEPS, Decider, Orders
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import PlanMessage, Report
@@ -165,7 +165,7 @@ class Driver:
         self._compare_batches(moment, answer, where)
         self.retunes += len(answer.retunes)
 
-    def _compare_batches(self, moment: Moment, answer: Answer, where: str) -> None:
+    def _compare_batches(self, moment: Moment, answer: Orders, where: str) -> None:
         """What a run was told to train at is what the simulated job trains at from then on.
 
         A job that has not made its first step is told when it has. One that ends before anything else is decided has

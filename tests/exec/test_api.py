@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import re
 import stat
@@ -16,18 +17,19 @@ from exec.controllers_backend import TaskBackend
 from exec.controllers_jobs import file_of
 
 from synergy_core.errors import InputError
+from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import get_policy
 from synergy_exec.client import Client, client_for
-from synergy_exec.controller.controller import Arrival, Controller, Hours
-from synergy_exec.controller.execution import Terms
+from synergy_exec.controller.controller import Arrival, Controller
 from synergy_exec.controller.journal import Journal
+from synergy_exec.settings import Settings
 
-HOURS = Hours(round_s=0.1, nodes_s=20.0, leave_s=5.0)
+FAST = Settings(round_s=0.1, nodes_s=20.0, leave_s=5.0)
 
 
 def controller_of(folder: Path, *slots: int, policy: str = "synergy", arrivals: tuple[Arrival, ...] = (), **more: Any):
-    backend = TaskBackend(*slots)
-    return Controller(get_policy(policy), arrivals, backend, Terms(folder=folder), HOURS, **more), backend
+    backend, settings = TaskBackend(*slots), dataclasses.replace(FAST, **more)
+    return Controller(get_policy(policy), arrivals, backend, settings, folder, Profile()), backend
 
 
 def served(folder: Path, work: Callable[[Controller, Client], Awaitable[None]], *slots: int, **more: Any) -> None:
@@ -177,7 +179,7 @@ def test_agent_that_never_comes_back_ends_the_run_with_the_reason(tmp_path: Path
     async def through() -> None:
         arrivals = (Arrival(0.0, "j", file_of(work=1e6)),)
         backend = Once(1)
-        controller = Controller(get_policy("fifo"), arrivals, backend, Terms(folder=tmp_path), HOURS)
+        controller = Controller(get_policy("fifo"), arrivals, backend, FAST, tmp_path, Profile())
         running = asyncio.ensure_future(controller.run())
         await until(lambda: controller.execution is not None and controller.execution.jobs[0].state == "running")
         backend.agents[0].cancel()

@@ -11,16 +11,17 @@ from backends_controller import Controller
 from family import descendants
 
 from synergy_core.errors import InputError
+from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import get_policy
 from synergy_exec.backends import get_backend
 from synergy_exec.backends._agents import Place, require_reachable
 from synergy_exec.backends.ray import RayNodes, bundles_of
-from synergy_exec.controller.controller import Arrival, Hours
+from synergy_exec.controller.controller import Arrival
 from synergy_exec.controller.controller import Controller as WholeController
-from synergy_exec.controller.execution import Terms
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Ended, Launch, PlanMessage, Report, Reserve, Reserved
 from synergy_exec.recorded import open_journal, recorded_jobs
+from synergy_exec.settings import Settings
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'synergy-cluster[ray]'")
 
@@ -210,9 +211,8 @@ def test_jobs_outlive_a_node_that_is_lost(cluster, tmp_path):
     paused = {"pause_s": 0.03}
     file = JobFile(job_class=f"{JOBS}:Plain", name="plain", initial_batch=8, max_batch=8, work=200.0, arguments=paused)
     arrivals = [Arrival(0.0, f"job-{number}", file) for number in range(2)]
-    terms = Terms(folder=tmp_path, checkpoint_interval_s=1.0)
-    hours = Hours(round_s=0.5, nodes_s=HELLO_S, leave_s=20.0)
-    controller = WholeController(get_policy("las"), arrivals, backend, terms, hours)
+    settings = Settings(checkpoint_interval_s=1.0, round_s=0.5, nodes_s=HELLO_S, leave_s=20.0)
+    controller = WholeController(get_policy("las"), arrivals, backend, settings, tmp_path, Profile())
     with ThreadPoolExecutor() as pool:
         losing = pool.submit(lose_a_node, cluster, backend, tmp_path)
         asyncio.run(controller.run())

@@ -2,16 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from synergy_exec.training.clock import WARM_UP_STEPS, WINDOW_STEPS, StepClock, StepTimes
+from synergy_exec.training.clock import WARM_UP_STEPS, WINDOW_STEPS, StepClock, StepMedians
 
 
 def test_first_steps_are_left_out() -> None:
     clock = StepClock()
     for _ in range(WARM_UP_STEPS):
         clock.add(8, 1, 30.0)
-    assert clock.take() == StepTimes(0.0, 0.0, 0)
+    assert clock.take() == StepMedians(0.0, 0.0, 0)
     clock.add(8, 1, 1.0, 0.25)
-    assert clock.take() == StepTimes(1.0, 0.25, 1)
+    assert clock.take() == StepMedians(1.0, 0.25, 1)
 
 
 def test_a_retune_starts_with_warm_up_and_reports_its_own_batch() -> None:
@@ -23,7 +23,7 @@ def test_a_retune_starts_with_warm_up_and_reports_its_own_batch() -> None:
     assert clock.take().steps == 0
     for _ in range(3):
         clock.add(8, 2, 2.0)
-    assert clock.take() == StepTimes(2.0, 0.0, 3)
+    assert clock.take() == StepMedians(2.0, 0.0, 3)
 
 
 def test_steps_of_a_batch_that_comes_back_still_count() -> None:
@@ -31,7 +31,7 @@ def test_steps_of_a_batch_that_comes_back_still_count() -> None:
     for micro_batch, seconds in ((8, 1.0), (16, 2.0), (8, 1.0)):
         for _ in range(WARM_UP_STEPS + 5):
             clock.add(micro_batch, 1, seconds)
-    assert clock.take() == StepTimes(1.0, 0.0, 10)
+    assert clock.take() == StepMedians(1.0, 0.0, 10)
 
 
 def test_stragglers_do_not_move_the_median() -> None:
@@ -47,8 +47,8 @@ def test_old_steps_leave_the_window() -> None:
         clock.add(8, 1, 1.0)
     for _ in range(WINDOW_STEPS):
         clock.add(8, 1, 3.0)
-    assert clock.take() == StepTimes(3.0, 0.0, WINDOW_STEPS)
+    assert clock.take() == StepMedians(3.0, 0.0, WINDOW_STEPS)
 
 
 def test_before_any_step_there_is_nothing() -> None:
-    assert StepClock().take() == StepTimes()
+    assert StepClock().take() == StepMedians()

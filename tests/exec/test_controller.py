@@ -9,12 +9,14 @@ from exec.controllers_agents import FakeAgent, Stage
 from exec.controllers_jobs import cluster_of, file_of
 
 from synergy_core.errors import InputError
+from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import get_policy
-from synergy_exec.controller.execution import Execution, Terms
+from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.journal import Journal
 from synergy_exec.controller.resume import resume
 from synergy_exec.messages import LOST_PEERS, Ended
 from synergy_exec.nodes.runs import _together
+from synergy_exec.settings import Settings
 from synergy_runs.log import Kind
 
 POLICIES = ("fifo", "srtf", "las", "tiresias", "synergy", "sia", "gavel", "pollux")
@@ -23,8 +25,8 @@ POLICIES = ("fifo", "srtf", "las", "tiresias", "synergy", "sia", "gavel", "pollu
 def staged(
     folder: Path, policy: str = "las", slots: tuple[int, ...] = (2, 2), checkpoints: dict[int, float] | None = None
 ) -> Stage:
-    terms = Terms(folder=folder, retries=2)
-    execution = Execution(Journal(folder / "journal.sqlite"), get_policy(policy), cluster_of(*slots), terms)
+    journal, settings = Journal(folder / "journal.sqlite"), Settings(retries=2)
+    execution = Execution(journal, get_policy(policy), cluster_of(*slots), settings, folder, Profile())
     saved = {} if checkpoints is None else checkpoints
     return Stage(execution, [FakeAgent(node, each, saved) for node, each in enumerate(slots)])
 
@@ -290,3 +292,18 @@ def test_resumed_controller_believes_what_was_observed(tmp_path: Path) -> None:
     assert after.task.pool.models.keys() == {"cpu"}
     assert after.attained_service_gpu_s > 0
     assert after.restarts == 1
+
+
+def test_reports_in_a_journal_that_counts_saved_steps_are_read(tmp_path: Path) -> None:
+    """As journals did once."""
+    stage = staged(tmp_path, "fifo", (2,))
+    stage.execution.submit("j", file_of(work=1e5), 0.0)
+    stage.advance(0.0)
+    for _ in range(3):
+        stage.advance(1.0)
+    journal = stage.execution.journal
+    (said,) = journal.reports().values()
+    assert said["step"] > 0
+    journal.reported(0, {**said, "saved_step": 3})
+    journal.commit()
+    assert resumed(stage, tmp_path, "fifo", (2,)).execution.jobs[0].seen.step == said["step"]

@@ -11,8 +11,9 @@ from exec.controllers_jobs import cluster_of, file_of
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
-from synergy_exec.controller.execution import Execution, Terms
+from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.journal import Journal
+from synergy_exec.settings import Settings
 
 
 def row(step_s: float, micro_batch: int, **degrees: int) -> ProfiledRow:
@@ -25,8 +26,8 @@ MODEL = ProfiledModel("mlp", 32, 128, 1e6, NOISE, ProfiledCosts(1.0, 2.0, 0.5), 
 
 
 def staged(folder: Path, policy: str) -> Stage:
-    terms = Terms(folder=folder, profile=Profile({"mlp": MODEL}))
-    execution = Execution(Journal(folder / "journal.sqlite"), get_policy(policy), cluster_of(2), terms)
+    journal, profile = Journal(folder / "journal.sqlite"), Profile({"mlp": MODEL})
+    execution = Execution(journal, get_policy(policy), cluster_of(2), Settings(), folder, profile)
     return Stage(execution, [FakeAgent(0, 2, {})])
 
 

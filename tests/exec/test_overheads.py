@@ -14,11 +14,13 @@ from exec.controllers_agents import FakeAgent, Stage
 from exec.controllers_jobs import cluster_of, file_of
 
 from synergy_core.errors import InputError
+from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import get_policy
-from synergy_exec.controller.execution import Execution, Terms
+from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.journal import VERSION, Journal
 from synergy_exec.messages import PlanMessage, Saved
 from synergy_exec.overheads import overheads
+from synergy_exec.settings import Settings
 
 BENCH = Path(__file__).resolve().parents[2] / "bench" / "executor.py"
 ONE = PlanMessage(micro_batch=16)
@@ -64,9 +66,8 @@ def test_cpu_of_a_resumed_run_or_without_results_is_not_known(work: Path) -> Non
 
 
 def test_execution_keeps_what_is_told(tmp_path: Path) -> None:
-    execution = Execution(
-        Journal(tmp_path / "journal.sqlite"), get_policy("las"), cluster_of(1), Terms(folder=tmp_path)
-    )
+    journal = Journal(tmp_path / "journal.sqlite")
+    execution = Execution(journal, get_policy("las"), cluster_of(1), Settings(), tmp_path, Profile())
     stage = Stage(execution, [FakeAgent(0, 1, {})])
     first = execution.submit("long", file_of(work=40.0), 0.0)
     stage.advance(0.0)

@@ -20,9 +20,10 @@ from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts
 from synergy_exec.backends import get_backend
 from synergy_exec.job_file import JobFile
 from synergy_exec.profiling import profile as profiling
-from synergy_exec.profiling.candidates import Candidates, finder
+from synergy_exec.profiling.candidates import CandidatePlans, finder
 from synergy_exec.profiling.measure import Effort, noise_curve
 from synergy_exec.profiling.profile import Made, add_to_profile, current_profile
+from synergy_exec.settings import Settings
 from synergy_runs.profiles import read_profile, write_profile
 
 HERE = "this machine"
@@ -37,7 +38,7 @@ def file_of(name: str, **more: Any) -> JobFile:
 def test_two_slots_are_measured_under_every_plan(tmp_path: Path) -> None:
     path, said = tmp_path / "profile.json", list[str]()
     files = [file_of("small"), file_of("broken", job_class="synergy_exec.examples.mlp:Nothing")]
-    made = add_to_profile(path, files, get_backend("local", {"slots": 2}), HERE, TINY, said.append)
+    made = add_to_profile(path, files, get_backend("local", {"slots": 2}), HERE, TINY, said.append, Settings())
     assert [each.name for each in made.models] == ["small"]
     assert any("Nothing" in each for each in made.remarks)
     model = read_profile(path)["small"]
@@ -91,7 +92,7 @@ def test_killed_agent_is_replaced_and_what_waited_for_it_is_measured(
             asyncio.get_running_loop().call_later(1.5, kill)
 
     with limit(240):
-        made = add_to_profile(path, [file_of("small")], get_backend("local", {"slots": 2}), HERE, TINY, say)
+        made = add_to_profile(path, [file_of("small")], get_backend("local", {"slots": 2}), HERE, TINY, say, Settings())
     assert made.remarks == []
     shapes = {(row.plan.gpus, row.plan.global_batch) for row in read_profile(path)["small"].rows}
     assert shapes == {(1, 8), (1, 16), (2, 8), (2, 16)}
@@ -108,7 +109,19 @@ def test_agent_that_is_lost_for_good_ends_profiling_with_what_to_type(tmp_path: 
 
     says = "profiling ended: node 0: its agent was lost 4 times; at last: .*nothing was measured .*same command again"
     with limit(120), pytest.raises(InputError, match=re.compile(says, re.DOTALL)):
-        add_to_profile(tmp_path / "profile.json", [file_of("small")], Dying(2), HERE, TINY, lambda _: None)
+        add_to_profile(tmp_path / "profile.json", [file_of("small")], Dying(2), HERE, TINY, lambda _: None, Settings())
+
+
+def test_agents_of_a_profile_come_to_the_address_of_the_run(tmp_path: Path) -> None:
+    """Where nodes are other machines, they reach no other."""
+
+    class Refusing(TaskBackend):
+        async def start(self, node: int, meeting: Any) -> None:
+            raise InputError(f"told to come to {meeting.url}")
+
+    given = (tmp_path / "profile.json", [file_of("small")], lambda: Refusing(1), HERE, lambda _: None)
+    with pytest.raises(InputError, match=r"told to come to http://127\.0\.0\.2:"):
+        current_profile(*given, Settings(host="127.0.0.2"))
 
 
 def test_models_are_built_outside_the_process_that_listens_and_once(tmp_path: Path) -> None:
@@ -129,9 +142,9 @@ def test_models_are_built_outside_the_process_that_listens_and_once(tmp_path: Pa
         "        os._exit(7)\n"
     )
 
-    async def through() -> list[Candidates | str]:
+    async def through() -> list[CandidatePlans | str]:
         async with finder() as find:
-            found: list[Candidates | str] = []
+            found: list[CandidatePlans | str] = []
             for name in ("Broken", "Fatal", "Noted"):
                 file = file_of(name, job_class=f"{tmp_path / 'noted.py'}:{name}")
                 try:
@@ -141,7 +154,7 @@ def test_models_are_built_outside_the_process_that_listens_and_once(tmp_path: Pa
             return found
 
     broken, fatal, noted = asyncio.run(asyncio.wait_for(through(), 120))
-    assert isinstance(noted, Candidates)
+    assert isinstance(noted, CandidatePlans)
     assert "its model cannot be built: OSError: no data here" in str(broken)
     assert "Fatal: the process that builds its model left with exit code 7" in str(fatal)
     assert noted.parameters > 100
@@ -168,7 +181,9 @@ def test_models_are_measured_once_and_again_where_something_changed(
 ) -> None:
     path, measured = tmp_path / "profile.json", list[str]()
 
-    def measure(path: Path, files: list[JobFile], backend: Any, where: str, effort: Effort, say: Any) -> Made:
+    def measure(
+        path: Path, files: list[JobFile], backend: Any, where: str, effort: Effort, say: Any, settings: Any
+    ) -> Made:
         measured.extend(each.name for each in files)
         made = [_model(each) for each in files if each.name != "broken"]
         older = read_profile(path).models if path.is_file() and read_profile(path).machine == where else {}
@@ -179,7 +194,7 @@ def test_models_are_measured_once_and_again_where_something_changed(
 
     def names(*files: JobFile, where: str = HERE) -> list[str]:
         measured.clear()
-        profile = current_profile(path, list(files), lambda: None, where, lambda _: None)  # type: ignore[arg-type]
+        profile = current_profile(path, list(files), lambda: None, where, lambda _: None, Settings())  # type: ignore[arg-type]
         assert {each.name for each in files} - {"broken"} <= set(profile)
         return list(measured)
 
@@ -202,4 +217,4 @@ def test_what_is_no_profile_is_said(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text('{"format": 1}')
     with pytest.raises(InputError, match="profile again"):
-        current_profile(path, [file_of("a")], lambda: None, HERE, lambda _: None)  # type: ignore[arg-type]
+        current_profile(path, [file_of("a")], lambda: None, HERE, lambda _: None, Settings())  # type: ignore[arg-type]
