@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from synergy_core.goodput.batch import fixed_batch
+from synergy_core.goodput.efficiency import gain
 
 Shape = tuple[int, ...]
 """GPUs on each node used, in the order of the placement: (4, 4, 2)."""
@@ -68,15 +69,12 @@ class Application(ABC):
         return known
 
     def gains(self, global_batch: int) -> list[float]:
-        """Per epoch, how many iterations at the initial batch one at that batch is worth, at least 1 for a larger one.
-
-        Pollux (OSDI 2021), section 3: (σ² + μ²) ÷ (σ²/m + μ²), m = batch ÷ initial batch.
-        """
+        """Per epoch, how many iterations at the initial batch one at that batch is worth."""
         known = self._gains.get(global_batch)
         if known is None:
             scale = global_batch / self.initial_batch
             seen = [self.statistics(global_batch, epoch) for epoch in range(len(self.work_at_epoch_end))]
-            known = [(each.grad_var + each.grad_sqr) / (each.grad_var / scale + each.grad_sqr) for each in seen]
+            known = [gain(scale, each.grad_sqr, each.grad_var) for each in seen]
             self._gains[global_batch] = known
         return known
 
