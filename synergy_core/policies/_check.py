@@ -1,8 +1,9 @@
 """What a policy must keep to, ours or a plug-in's, as far as its function alone can tell; put to work: `conformance`.
 
 Cases are random and the same in every run. The error names the rule that was broken and the smallest case that breaks
-it, made of the first that did by leaving out job after job. A plug-in is not tried when it is loaded, which every process
-does: an order takes 20 ms, but a policy that solves or searches takes seconds. `python -m synergy_core check` tries it.
+it, made of the first that did by leaving out job after job. A plug-in is not tried when it is loaded, which happens in
+every process: an order takes 20 ms, but a policy that solves or searches takes seconds. The command that tries it:
+python -m synergy_core check NAME.
 """
 
 from __future__ import annotations
