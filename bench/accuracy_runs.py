@@ -38,7 +38,7 @@ SIMULATED = ("synergy_core", "synergy_runs", "synergy_sim", "conf")
 class Run:
     """One simulation. workload: below $SYNERGY_DATA/workloads, without .csv. settings: overrides, as typed.
 
-    seed: 0 for the file as it is. jobs: only the first so many, 0 for all. greedy: without the allocator's optimum.
+    seed: 0 for the file as it is. jobs: only the first so many, 0 for all. greedy: by the allocator's method `steps`.
     """
 
     experiment: str
@@ -58,6 +58,7 @@ class Run:
             f"policy=[{self.policy}]",
             f"seed=[{self.seed}]",
             *([f"parameters.pollux.seed={self.seed}"] if self.policy == "pollux" else []),
+            *([f"parameters.{self.policy}.method=steps"] if self.greedy else []),
             *self.settings,
             "figures=false",
             "progress=false",
@@ -127,22 +128,14 @@ def compose(overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
 
 def execute(run: Run) -> Result:
     """Simulates; the figures, and when, with what, and in how many CPU seconds they were found."""
-    import synergy_core.state.choice
     from synergy_sim.run import simulate_all
 
     began = time.process_time()
-    choice: Any = synergy_core.state.choice
-    optimum = choice.solve
-    if run.greedy:
-        choice.solve = greedy
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            path = jittered(path_of(run.workload), Path(folder), run.seed, run.jobs)
-            settings, values = compose(run.overrides(path, Path(folder) / "results"))
-            (into,) = simulate_all(settings, values, Path(folder) / "results", say=False)
-            figures = figures_of(into, settings)
-    finally:
-        choice.solve = optimum
+    with tempfile.TemporaryDirectory() as folder:
+        path = jittered(path_of(run.workload), Path(folder), run.seed, run.jobs)
+        settings, values = compose(run.overrides(path, Path(folder) / "results"))
+        (into,) = simulate_all(settings, values, Path(folder) / "results", say=False)
+        figures = figures_of(into, settings)
     return {
         "run": asdict(run),
         **figures,
@@ -229,39 +222,6 @@ def _fastest_s(app: Any, kind: str, gpus: int, per_node: int) -> float:
         with np.errstate(divide="ignore"):
             _alone[key] = float((epochs / rate).sum())
     return _alone[key]
-
-
-# An allocator that stops at the first improvement that does not fit
-
-
-def greedy(problem: Any, **_: Any) -> Any:
-    """Instead of `synergy_core.allocator.solve`: again and again the step up of greatest gain per further GPU."""
-    from synergy_core.allocator import Solution
-
-    jobs, rows = problem.utility.shape
-    gpus, kind = np.asarray(problem.gpus), np.asarray(problem.gpu_type)
-    left = np.asarray(problem.capacity).copy()
-    choice = np.array(problem.forced, dtype=np.int64)
-    for row in choice[choice >= 0]:
-        left[kind[row]] -= gpus[row]
-    free = choice < 0
-    value = np.zeros(jobs)
-    while free.any():
-        held = choice >= 0
-        own = np.where(held[:, None] & (kind == kind[choice][:, None]), gpus[choice][:, None], 0)
-        further = gpus - own
-        gain = np.where(free[:, None] & (further <= left[kind]), problem.utility - value[:, None], -np.inf)
-        gain = np.where(gain > 1e-12, gain / np.maximum(further, 0.25), -np.inf)
-        best = int(gain.argmax())
-        if not np.isfinite(gain.flat[best]):
-            break
-        job, row = divmod(best, rows)
-        if choice[job] >= 0:
-            left[kind[choice[job]]] += gpus[choice[job]]
-        left[kind[row]] -= gpus[row]
-        choice[job], value[job] = row, problem.utility[job, row]
-    objective = float(problem.utility[np.flatnonzero(choice >= 0), choice[choice >= 0]].sum())
-    return Solution(choice, objective, np.nan, np.nan, "gap_open", np.zeros(len(left)))
 
 
 # Kept results

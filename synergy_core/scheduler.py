@@ -6,7 +6,7 @@ Whoever drives a scheduler, simulator or executor, calls `arrive`, `finish` and,
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from synergy_core.allocation.scheduler import AllocationScheduler
@@ -14,7 +14,8 @@ from synergy_core.cluster import Cluster
 from synergy_core.jobs.decision import Decision
 from synergy_core.jobs.record import Job
 from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.ordering.scheduler import OrderingScheduler
+from synergy_core.ordering.queue import JobQueue
+from synergy_core.ordering.scheduler import QUEUES, OrderingScheduler
 from synergy_core.policies import OrderingPolicy, Policy
 
 
@@ -54,8 +55,12 @@ def scheduler_for(
     free_moves: bool = False,
     profile: Profile | None = None,
     round_s: float | None = None,
+    queues: Sequence[type[JobQueue]] = QUEUES,
 ) -> Scheduler:
-    """The scheduler that runs this policy on this cluster; free_moves, profile, round_s: see `AllocationScheduler`."""
+    """The scheduler that runs this policy on this cluster.
+
+    free_moves, profile, round_s: see `AllocationScheduler`; queues: see `OrderingScheduler`.
+    """
     if isinstance(policy, OrderingPolicy):
-        return OrderingScheduler(policy, cluster)
+        return OrderingScheduler(policy, cluster, queues=queues)
     return AllocationScheduler(policy, cluster, free_moves=free_moves, profile=profile, round_s=round_s)

@@ -94,4 +94,4 @@ def _goodput(job: ExecutedJob, batch: int | None) -> float:
     if not batch or not seen.step_s:
         return math.nan
     known = seen.statistics
-    return float(gain(batch, *known, job.file.initial_batch) if known else 1.0) / seen.step_s
+    return (gain(batch / job.file.initial_batch, *known) if known else 1.0) / seen.step_s

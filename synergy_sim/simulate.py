@@ -6,13 +6,14 @@ import gc
 import resource
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 
 from synergy_core.allocation.scheduler import AllocationScheduler
 from synergy_core.cluster import Cluster
 from synergy_core.policies import Policy
-from synergy_core.scheduler import scheduler_for
+from synergy_core.scheduler import Scheduler, scheduler_for
 from synergy_core.state import Allocations, ClusterState
 from synergy_core.units import on_grid
 from synergy_runs.fit import check_fit
@@ -27,7 +28,10 @@ from synergy_sim.rounds import Rounds
 
 
 class Simulation:
-    """An engine, a scheduler, and the driver that suits the policy and the execution model; `run` once."""
+    """An engine, a scheduler, and the driver that suits the policy and the execution model; `run` once.
+
+    make_scheduler: called as `scheduler_for`; for whoever listens to what a scheduler is told, or compares kinds.
+    """
 
     def __init__(
         self,
@@ -37,11 +41,12 @@ class Simulation:
         execution: ExecutionModel,
         truth: Truth | None = None,
         progress: Progress | None = None,
+        make_scheduler: Callable[..., Scheduler] = scheduler_for,
     ) -> None:
         profile = None if truth is None else truth.profile
         own_s = on_grid(policy.round_s) if execution.own_rounds or execution.round_s is None else 0.0
         round_s = own_s or execution.round_s or 0.0
-        self.scheduler = scheduler_for(
+        self.scheduler = make_scheduler(
             policy, cluster, free_moves=execution.free_moves, profile=profile, round_s=round_s
         )
         self.engine = Engine(
@@ -91,13 +96,14 @@ def simulate(
     truth: Truth | None = None,
     seed: int = 0,
     progress: Progress | None = None,
+    make_scheduler: Callable[..., Scheduler] = scheduler_for,
 ) -> Run:
-    """Runs one policy to the end of the workload and returns the facts.
+    """Runs one policy to the end of the workload and returns the facts; make_scheduler: see `Simulation`.
 
     Raises InputError where some job can never run on the cluster (see `check_fit`).
     """
     check_fit(workload, cluster)
-    simulation = Simulation(workload, cluster, policy, execution or ExecutionModel(), truth, progress)
+    simulation = Simulation(workload, cluster, policy, execution or ExecutionModel(), truth, progress, make_scheduler)
     truth_read = truth_read_by(policy, workload)
     collecting = gc.isenabled()
     gc.disable()  # jobs and events are freed by reference counts; a full collection only costs

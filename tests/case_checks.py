@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from cases import Case
 from hydra import compose, initialize_config_dir
-from jobs import facts
+from jobs import WALKING, facts
 from naive import Naive, NaiveJob
 from omegaconf import OmegaConf
 from test_profiled_jobs import PROFILE
@@ -49,21 +48,18 @@ def examine(case: Case) -> tuple[str, ...]:
     compared = []
     if _walks(made):
         compared.append("walk")
-        with (
-            mock.patch.object(IncrementalQueue, "suits", staticmethod(lambda cluster: False)),
-            mock.patch.object(ConsolidatedQueue, "suits", staticmethod(lambda cluster: False)),
-        ):
-            walked = simulated(made)
-        assert facts(done) == facts(walked), "the queue and the walk over all jobs decide differently"
+        assert facts(done) == facts(simulated(made, make_scheduler=WALKING)), (
+            "the queue and the walk over all jobs decide differently"
+        )
     if _scans(made):
         compared.append("scan")
         assert facts(done) == scanned(made), "the queue and a naive scan decide differently"
     return tuple(compared)
 
 
-def simulated(made: PreparedRun) -> Run:
+def simulated(made: PreparedRun, **more: Any) -> Run:
     """One simulation of it."""
-    return simulate(made.workload, made.cluster, made.policy, made.execution, truth=made.truth, seed=made.seed)
+    return simulate(made.workload, made.cluster, made.policy, made.execution, truth=made.truth, seed=made.seed, **more)
 
 
 def prepared_case(case: Case) -> PreparedRun:

@@ -187,6 +187,26 @@ def test_quotas_bind_beside_capacities() -> None:
         assert solution.choice.tolist() == [0, 0, 1]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_fit_and_are_worth_no_more_than_the_optimum(seed: int) -> None:
+    problem = made(seed, jobs=12, p=0.5, forced=seed % 2 == 1, tenants=3 * (seed % 3 == 0))
+    solution = solve(problem, method="steps")
+    check(problem, solution)
+    assert solution.objective <= solve(problem, gap=0.0).objective + 1e-9
+    nothing = Problem(np.zeros((2, 0)), np.array([], dtype=int), np.array([], dtype=int), np.array([8]))
+    assert solve(nothing, method="steps").choice.tolist() == [-1, -1]
+
+
+def test_steps_do_not_go_back_where_that_would_pay() -> None:
+    """The first takes a GPU for 0.6; two are worth 0.9 to the second, which finds only one left."""
+    utility = np.array([[0.6, -np.inf], [0.1, 0.9]])
+    problem = Problem(utility, np.array([1, 2]), np.array([0, 0]), np.array([2]))
+    solution = solve(problem, method="steps")
+    assert solution.choice.tolist() == [0, 0]
+    assert (solution.objective, solution.bound, solution.status) == (pytest.approx(0.7), 1.5, "gap_open")
+    assert solve(problem).choice.tolist() == [-1, 1]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_many_jobs_with_quotas_reach_the_target(seed: int) -> None:
     problem = made(seed, jobs=300, sizes=5, capacity=(128, 128, 128), tenants=6, forced=True)

@@ -10,10 +10,9 @@ from cases import POLICIES, RULES, TRUTHS, Case, random_case, smaller, typed
 from hydra import compose, initialize_config_dir
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from jobs import cluster, facts, finish_s, workload
+from jobs import WALKING, cluster, facts, finish_s, workload
 from omegaconf import OmegaConf
 
-from synergy_core.ordering.counts.queue import IncrementalQueue
 from synergy_core.policies import get_policy
 from synergy_runs.invariants import check
 from synergy_runs.overrides import prepared
@@ -101,15 +100,15 @@ def test_job_whose_end_was_rounded_onto_the_decision_leaves_its_tenants_quota_fi
     examine(case("mix", rows, "themis", TWO_T4, columns=columns, seed=seed, **HALF_ROUND, **quotas))
 
 
-def test_keys_off_the_grid_are_compared_alike_before_and_after_the_clock_is_added(monkeypatch):
+def test_keys_off_the_grid_are_compared_alike_before_and_after_the_clock_is_added():
     """A policy of one's own need not know of the grid."""
     like = get_policy("srtf")
     guess = replace(like, name="guess", key=lambda job: (job.remaining_s * (1 + job.job_id * 1e-15), job.submit_time_s))
     rows = [(0, 1, 1)] + [(100_000 + 3 * i, 1, 40 - 3 * (i % 5)) for i in range(60)]
-    done = simulate(workload(rows), cluster(1, 1), guess, ExecutionModel(Costs(restart_s=0.0)))
+    what = (workload(rows), cluster(1, 1), guess, ExecutionModel(Costs(restart_s=0.0)))
+    done = simulate(*what)
     check(done)
-    monkeypatch.setattr(IncrementalQueue, "suits", staticmethod(lambda cluster: False))
-    assert facts(simulate(workload(rows), cluster(1, 1), guess, ExecutionModel(Costs(restart_s=0.0)))) == facts(done)
+    assert facts(simulate(*what, make_scheduler=WALKING)) == facts(done)
 
 
 def test_profiled_job_trains_under_its_old_plan_until_its_lease_ends():

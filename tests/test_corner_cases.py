@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from jobs import cluster, facts, finish_s, random_workload, workload
+from jobs import WALKING, cluster, facts, finish_s, random_workload, workload
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Job
-from synergy_core.ordering.counts.queue import IncrementalQueue
 from synergy_core.policies import get_policy
 from synergy_core.scheduler import scheduler_for
 from synergy_runs.inputs import _scaled_quotas
@@ -18,8 +17,9 @@ from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 
 
-def run(work, machines, policy, costs=None, **execution):
-    done = simulate(work, machines, get_policy(policy), ExecutionModel(costs or Costs(restart_s=0.0), **execution))
+def run(work, machines, policy, costs=None, *, make_scheduler=scheduler_for, **execution):
+    model = ExecutionModel(costs or Costs(restart_s=0.0), **execution)
+    done = simulate(work, machines, get_policy(policy), model, make_scheduler=make_scheduler)
     check(done)
     return done
 
@@ -107,24 +107,18 @@ def test_borrowers_do_not_starve_the_head_of_a_tenant_within_its_quota(policy):
     assert finish_s(done)[8] <= 1_500
 
 
-def walked(monkeypatch, *what, **more):
-    with monkeypatch.context() as patch:
-        patch.setattr(IncrementalQueue, "suits", staticmethod(lambda cluster: False))
-        return facts(run(*what, **more))
-
-
-def test_delayed_start_counts_in_the_remaining_time(monkeypatch):
+def test_delayed_start_counts_in_the_remaining_time():
     rows = [(2640, 4, 1320), (960, 4, 7590), (1890, 8, 6060)]
     costs = Costs(launch_s=15.0, restart_s=30.0, exit_s=7.0)
     what = (workload(rows), cluster(1), "srtf", costs)
-    assert facts(run(*what)) == walked(monkeypatch, *what)
+    assert facts(run(*what)) == facts(run(*what, make_scheduler=WALKING))
 
 
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
-def test_walk_and_queue_decide_alike_under_rounds(fraction, monkeypatch):
+def test_walk_and_queue_decide_alike_under_rounds(fraction):
     what = (random_workload(3, 200, sizes=(1, 2, 4, 8)), cluster(4), "srtf", Costs(15.0, 30.0, 7.0))
     execution = {"round_s": 120.0, "decide_fraction": fraction}
-    assert facts(run(*what, **execution)) == walked(monkeypatch, *what, **execution)
+    assert facts(run(*what, **execution)) == facts(run(*what, make_scheduler=WALKING, **execution))
 
 
 @pytest.mark.parametrize("machines", [cluster(1), two_types()], ids=["queue", "walk"])

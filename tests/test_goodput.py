@@ -78,7 +78,7 @@ statistics = st.floats(1e-9, 1e9)
 @given(statistics, statistics, st.integers(1, 4096), st.floats(1.0, 1000.0))
 def test_gain_lies_between_one_and_the_scale(sqr, var, first, scale):
     batch = first * scale
-    worth = gain(batch, sqr, var, first)
+    worth = gain(batch / first, sqr, var)
     assert 1 - 1e-9 <= worth <= batch / first * (1 + 1e-9)
     efficiency = statistical_efficiency(batch, noise_scale(sqr, var, first), first)
     assert 0 < efficiency <= 1
@@ -89,16 +89,21 @@ def test_gain_lies_between_one_and_the_scale(sqr, var, first, scale):
 def test_pure_noise_makes_every_sample_count_and_no_noise_makes_extra_ones_worthless():
     assert noise_scale(0.0, 1.0, 32) == inf
     assert statistical_efficiency(320, inf, 32) == 1.0
-    assert gain(320, 0.0, 1.0, 32) == pytest.approx(10.0)
-    assert gain(320, 1.0, 0.0, 32) == pytest.approx(1.0)
+    assert gain(10.0, 0.0, 1.0) == pytest.approx(10.0)
+    assert gain(10.0, 1.0, 0.0) == pytest.approx(1.0)
     assert square_root_factor(400, 100) == pytest.approx(2.0)
     assert adascale_factor(320, inf, 32, exponent=0.5) == pytest.approx(10**0.5)
+
+
+def test_gain_is_the_same_of_numbers_and_of_arrays():
+    scale, sqr, var = np.array([1.0, 1.7, 64.0]), np.array([0.3, 0.0, 2.0]), np.array([0.0, 1.1, 5.0])
+    assert gain(scale, sqr, var).tolist() == [gain(*each) for each in zip(*map(list, (scale, sqr, var)), strict=True)]
 
 
 def test_progress_rate_is_gain_over_iteration_time():
     batch, phi, first = 256, 500.0, 64
     throughput, efficiency = batch / 0.5, statistical_efficiency(batch, phi, first)
-    assert throughput * efficiency / first == pytest.approx(gain(batch, 1.0, phi / first, first) / 0.5)
+    assert throughput * efficiency / first == pytest.approx(gain(batch / first, 1.0, phi / first) / 0.5)
 
 
 def naive(theta, sqr, var, first, largest, low, high, nodes, gpus):
@@ -117,7 +122,7 @@ def naive(theta, sqr, var, first, largest, low, high, nodes, gpus):
             continue
         batch = gpus * local * count
         seconds = iteration_time(theta, nodes, gpus, local, count)
-        rate = gain(batch, sqr, var, first) / seconds
+        rate = gain(batch / first, sqr, var) / seconds
         if rate > best[0] * (1 + 1e-12):
             best = (float(rate), batch, local, count)
     return best

@@ -1,6 +1,7 @@
 """What every policy that reads goodput keeps to, at every information level, on every kind of machine."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -22,15 +23,12 @@ from training_jobs import (
     training,
 )
 
-from synergy_core.allocation.scheduler import AllocationScheduler
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.jobs.configurations import powers_and_whole_nodes
-from synergy_core.jobs.record import gpus_in
 from synergy_core.policies import get_policy
 from synergy_runs.log import Kind
 from synergy_sim import rounds
-from synergy_sim.engine import Engine
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.ground_truth import Disturbance, Truth
 from synergy_sim.simulate import simulate
@@ -128,34 +126,23 @@ def test_log_is_the_same_in_another_process_with_another_hash_seed():
     assert len(printed_with(SCRIPT, "1", "2")) == 1
 
 
-def watched(monkeypatch):
-    """Every decision's state and answer, as they come."""
+def watched(policy):
+    """The policy, and a list of every decision's state and answer, which grows as it is asked."""
     seen = []
-    own = AllocationScheduler.decide
 
-    def decide(scheduler, now_s):
-        policy = scheduler._policy
+    def allocate(state):
+        answer = policy.allocate(state)
+        seen.append((state, answer))
+        return answer
 
-        def allocate(state):
-            answer = policy.allocate(state)
-            seen.append((state, answer))
-            return answer
-
-        scheduler._policy = replace(policy, allocate=allocate)
-        try:
-            return own(scheduler, now_s)
-        finally:
-            scheduler._policy = policy
-
-    monkeypatch.setattr(AllocationScheduler, "decide", decide)
-    return seen
+    return replace(policy, allocate=allocate), seen
 
 
 @pytest.mark.parametrize("machine", ["three-types", "sizes", "six-gpu-nodes", "quotas"])
 @pytest.mark.parametrize("name", ["sia", "synergy"])
-def test_job_under_restart_keeps_what_it_holds(name, machine, monkeypatch):
-    seen = watched(monkeypatch)
-    run(jobs_for(MACHINES[machine]), MACHINES[machine], name, Costs(250.0, 250.0))
+def test_job_under_restart_keeps_what_it_holds(name, machine):
+    policy, seen = watched(policy_named(name))
+    run(jobs_for(MACHINES[machine]), MACHINES[machine], policy, Costs(250.0, 250.0))
     pinned = 0
     for state, answer in seen:
         kept = (answer.gpus == state.held_gpus) & (answer.gpu_type == state.held_type)
@@ -237,15 +224,13 @@ class _Twisted(Truth):
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", ["sia", "synergy"])
-def test_two_truths_that_look_alike_so_far_are_decided_on_alike(name, level, monkeypatch):
+def test_two_truths_that_look_alike_so_far_are_decided_on_alike(name, level):
     made = training([(0, 1, 4_000, name) for name in APPLICATIONS], t4s())
     answers = []
     for truth in (Truth(None), _Twisted(None)):
-        seen = watched(monkeypatch)
-        policy = at_level(name, level).with_parameters(first_gpus=1)
+        policy, seen = watched(at_level(name, level).with_parameters(first_gpus=1))
         run(made, t4s(), policy, truth=truth)
         answers.append([answer.gpus.tolist() for _, answer in seen])
-        monkeypatch.undo()
     # Nobody has run on more than one GPU before the second decision's grants are carried out.
     assert answers[0][:2] == answers[1][:2]
     assert max(answers[0][1]) > 1
@@ -300,21 +285,17 @@ def test_launches_wait_for_the_gpus_of_jobs_that_end_by_themselves():
         run(made, t4s(), "synergy", truth=BLURRED, **EXECUTION["physical"])
 
 
-def test_gpus_given_are_gpus_held(monkeypatch):
+def test_gpus_given_are_gpus_held():
     """What the policy answered is what every job holds at the next decision, or it has ended."""
-    seen = watched(monkeypatch)
-    held = []
-    own = Engine.decide
-
-    def decide(itself, now_s):
-        answer = own(itself, now_s)
-        held.append({job.job_id: gpus_in(job.placement) for job in itself.scheduler._active.values()})
-        return answer
-
-    monkeypatch.setattr(Engine, "decide", decide)
-    simulate(jobs_for(three_types()), three_types(), get_policy("synergy"), ExecutionModel(), truth=CATALOG)
-    for (state, answer), after in zip(seen, [each for each in held if each], strict=False):
-        assert dict(zip(state.job_id.tolist(), answer.gpus.tolist(), strict=True)) == after
+    policy, seen = watched(get_policy("synergy"))
+    simulate(jobs_for(three_types()), three_types(), policy, ExecutionModel(), truth=CATALOG)
+    held = 0
+    for (state, answer), (after, _) in pairwise(seen):
+        given = dict(zip(state.job_id.tolist(), answer.gpus.tolist(), strict=True))
+        for job_id, gpus in zip(after.job_id.tolist(), after.held_gpus.tolist(), strict=True):
+            assert gpus == given.get(job_id, 0)
+            held += gpus
+    assert held > 500
 
 
 def test_job_of_fixed_gpus_runs_on_exactly_so_many():
@@ -332,7 +313,7 @@ def test_rows_of_a_type_whose_nodes_differ_reach_over_the_smaller_ones():
     assert rows.nodes[of_t4].tolist() == [1, 1, 1, 2, 3, 4, 5]
 
 
-def test_gavel_counts_half_of_the_round_it_decides_in_as_received(monkeypatch):
-    seen = watched(monkeypatch)
-    run(training([(0, 1, 100, "bert")], t4s()), t4s(), "gavel", round_s=90.0)
+def test_gavel_counts_half_of_the_round_it_decides_in_as_received():
+    policy, seen = watched(get_policy("gavel"))
+    run(training([(0, 1, 100, "bert")], t4s()), t4s(), policy, round_s=90.0)
     assert {state.round_s for state, _ in seen} == {90.0}

@@ -1,4 +1,4 @@
-"""What every policy keeps to, ours or a plug-in's: found by the registry, checked by the same properties."""
+"""What every policy that ships keeps to in simulations, and what some do; the rules of all: test_conformance.py."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from synergy_core.policies import AllocationPolicy, OrderingPolicy, get_policy, 
 from synergy_core.scheduler import scheduler_for
 from synergy_core.state import Allocations, ClusterState
 from synergy_runs.invariants import check
-from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
+from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 
 ALL = RIGID
@@ -87,29 +87,6 @@ def test_the_same_jobs_give_the_same_schedule(name):
 def test_lone_job_runs_at_once_and_without_a_break(name):
     done = simulate(workload([(5, 3, 100)]), cluster(1), get_policy(name))
     assert facts(done) == [(5, "start", 0), (105, "finish", 0)]
-
-
-def record(*, running=False):
-    """A simulated job, which knows the truth."""
-    job = SimulatedJob(7, 60.0, 2, 3_600.0, Costs(), estimate_s=7_200.0)
-    job.predicted_duration_s = 3_000.0
-    if running:
-        job.started(90.0, ((0, 3),))
-        job.carry_on(90.0)
-    return job
-
-
-@pytest.mark.parametrize("running", [False, True])
-@pytest.mark.parametrize("name", ORDERING)
-def test_key_is_the_same_each_time_and_changes_nothing(name, running):
-    policy, job = get_policy(name).of_records(), record(running=running)
-    before = {each: getattr(job, each) for kind in type(job).__mro__ for each in getattr(kind, "__slots__", ())}
-    first = policy.key(job)
-    assert isinstance(first, tuple)
-    assert policy.key(job) == first
-    if policy.next_change is not None:
-        policy.next_change(job, 100.0)
-    assert before == {each: getattr(job, each) for each in before}
 
 
 def state_of(rows, machines, view=ClusterState):

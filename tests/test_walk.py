@@ -3,11 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs import cluster, facts, finish_s, random_workload, workload
+from jobs import WALKING, cluster, facts, finish_s, random_workload, workload
 
 from synergy_core.cluster import Cluster, NodeType
-from synergy_core.ordering.counts.queue import IncrementalQueue
-from synergy_core.ordering.nodes.queue import ConsolidatedQueue
 from synergy_core.policies import get_policy
 from synergy_runs.log import Kind
 from synergy_sim.execution import Costs, ExecutionModel
@@ -17,16 +15,16 @@ POLICIES = ["fifo", "backfill", "easy", "sjf", "srtf", "las", "mlfq", "tiresias"
 QUOTAS = {"a": 16, "b": 8, "c": 8}
 
 
-def run(work, machines, name, restart_s=30.0):
+def run(work, machines, name, restart_s=30.0, **more):
     policy = get_policy(name.removesuffix("-promoting"))
     if name.endswith("-promoting"):
         policy = policy.with_parameters(promote_knob=0.3)
-    return simulate(work, machines, policy, ExecutionModel(Costs(restart_s=restart_s)))
+    return simulate(work, machines, policy, ExecutionModel(Costs(restart_s=restart_s)), **more)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("quotas", [{}, QUOTAS])
-def test_walk_and_queue_decide_alike(policy, quotas, monkeypatch):
+def test_walk_and_queue_decide_alike(policy, quotas):
     tenants = ["abc"[i % 3] for i in range(250)]
     made = random_workload(3, 250, sizes=(1, 2, 4, 8))
     rows = list(zip(made.submit_time_s.tolist(), made.gpus.tolist(), made.duration_s.tolist(), strict=True))
@@ -34,8 +32,7 @@ def test_walk_and_queue_decide_alike(policy, quotas, monkeypatch):
     estimates = [estimate * (0.01 if i % 5 == 0 else 1.0) for i, estimate in enumerate(made.estimate_s.tolist())]
     work = workload(rows, tenants=tenants, estimates=estimates)
     quick = run(work, cluster(4, virtual_clusters=quotas), policy)
-    monkeypatch.setattr(IncrementalQueue, "suits", staticmethod(lambda cluster: False))
-    assert facts(run(work, cluster(4, virtual_clusters=quotas), policy)) == facts(quick)
+    assert facts(run(work, cluster(4, virtual_clusters=quotas), policy, make_scheduler=WALKING)) == facts(quick)
 
 
 @settings(max_examples=40, deadline=None)
@@ -52,9 +49,7 @@ def test_walk_and_queue_decide_alike(policy, quotas, monkeypatch):
 def test_no_small_case_differs(rows, policy):
     work = workload([row[:3] for row in rows], estimates=[row[3] for row in rows])
     quick = run(work, cluster(2), policy)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(IncrementalQueue, "suits", staticmethod(lambda cluster: False))
-        assert facts(run(work, cluster(2), policy)) == facts(quick)
+    assert facts(run(work, cluster(2), policy, make_scheduler=WALKING)) == facts(quick)
 
 
 @settings(max_examples=200, deadline=None)
@@ -78,18 +73,15 @@ def test_jobs_that_must_lie_together_are_placed_alike(rows, policy, together, si
     estimates = [run_s * (1 + submit_s % 3) for submit_s, _, run_s in rows]
     work = workload(rows, estimates=estimates, tenants=tenants)
     quick = placements(run(work, machines, policy))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ConsolidatedQueue, "suits", staticmethod(lambda cluster: False))
-        assert placements(run(work, machines, policy)) == quick
+    assert placements(run(work, machines, policy, make_scheduler=WALKING)) == quick
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("rule", ["consolidate", "relax"])
-def test_many_jobs_that_must_lie_together_are_placed_alike(policy, rule, monkeypatch):
+def test_many_jobs_that_must_lie_together_are_placed_alike(policy, rule):
     work, machines = random_workload(4, 300, mean_gap_s=90.0), cluster(5, placement=rule, patience_s=3_600.0)
     quick = placements(run(work, machines, policy))
-    monkeypatch.setattr(ConsolidatedQueue, "suits", staticmethod(lambda cluster: False))
-    assert placements(run(work, machines, policy)) == quick
+    assert placements(run(work, machines, policy, make_scheduler=WALKING)) == quick
 
 
 def placements(done):

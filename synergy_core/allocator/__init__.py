@@ -13,7 +13,7 @@ from synergy_core.allocator.problem import Problem, Solution
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError, unknown
 
-Method = Literal["auto", "exact", "priced", "small"]
+Method = Literal["auto", "exact", "priced", "small", "steps"]
 
 SMALLEST, LARGEST = 0.01, 100.0
 """Largest utilities that solvers' tolerances, which are absolute, are meant for; others are scaled."""
@@ -33,15 +33,17 @@ def solve(
     """The allocation that is worth most, within `gap` of the best; feasible whatever happens, its own gap stated.
 
     method: exact, the whole integer programme in PuLP; priced, for thousands of jobs; small, a proven optimum for a few
-    hundred GPUs; auto, small where the capacities have few states, priced otherwise. gap: relative, 0 for a proven
-    optimum. time_limit_s: wall-clock. prices: of the previous round, for a warm start. solver: auto is HiGHS, or CBC
-    where highspy is missing. The same input gives the same answer unless the time limit cuts it short.
+    hundred GPUs; auto, small where the capacities have few states, priced otherwise; steps, without an optimum, to see
+    what one is worth. gap: relative, 0 for a proven optimum. time_limit_s: wall-clock. prices: of the previous round,
+    for a warm start. solver: auto is HiGHS, or CBC where highspy is missing. The same input gives the same answer
+    unless the time limit cuts it short.
     """
     from synergy_core.allocator.exact import solve_exact
     from synergy_core.allocator.priced import solve_priced
     from synergy_core.allocator.small import is_small, solve_small
+    from synergy_core.allocator.steps import solve_by_steps
 
-    ways = {"exact": solve_exact, "priced": solve_priced, "small": solve_small}
+    ways = {"exact": solve_exact, "priced": solve_priced, "small": solve_small, "steps": solve_by_steps}
     if method == "auto":
         method = "small" if is_small(problem) else "priced"
     if method not in ways:

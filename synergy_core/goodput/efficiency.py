@@ -8,10 +8,13 @@ grad_sqr = |E g|² and grad_var = the variance of g, both of a gradient over the
     efficiency(B) = gain(B)·B₀/B = (φ + B₀) / (φ + B)
 
 An iteration at batch B is worth gain(B) iterations at B₀. All functions broadcast; batches in samples, B ≥ B₀;
-grad_sqr and grad_var are ≥ 0 and not both 0.
+grad_sqr and grad_var are ≥ 0 and not both 0. `batch.best_batch`, which asks for thousands of candidates at once, has
+the gain multiplied out.
 """
 
 from __future__ import annotations
+
+from typing import overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,13 +30,16 @@ def noise_scale(grad_sqr: ArrayLike, grad_var: ArrayLike, initial_batch: ArrayLi
     return result
 
 
-def gain(total_batch: ArrayLike, grad_sqr: ArrayLike, grad_var: ArrayLike, initial_batch: ArrayLike) -> Floats:
-    """Iterations at the initial batch that one at `total_batch` is worth; between 1 and total_batch/initial_batch."""
-    scale = np.divide(total_batch, initial_batch)
-    sqr, var = np.asarray(grad_sqr, dtype=np.float64), np.asarray(grad_var, dtype=np.float64)
-    # Multiplied through by the scale, so that neither statistic may be missing alone.
-    result: Floats = scale * (var + sqr) / (var + sqr * scale)
-    return result
+@overload
+def gain(scale: float, grad_sqr: float, grad_var: float) -> float: ...
+@overload
+def gain(scale: float | Floats, grad_sqr: float | Floats, grad_var: float | Floats) -> float | Floats: ...
+def gain(scale: float | Floats, grad_sqr: float | Floats, grad_var: float | Floats) -> float | Floats:
+    """Iterations at the initial batch that one at `scale` = B/B₀ ≥ 1 times that batch is worth; from 1 to `scale`.
+
+    Numbers or arrays. Pollux (OSDI 2021), section 3; either statistic may be 0, not both.
+    """
+    return (grad_var + grad_sqr) / (grad_var / scale + grad_sqr)
 
 
 def statistical_efficiency(total_batch: ArrayLike, noise_scale: ArrayLike, initial_batch: ArrayLike) -> Floats:

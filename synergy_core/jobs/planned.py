@@ -10,6 +10,7 @@ import numpy as np
 from synergy_core.arrays import Floats
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
+from synergy_core.goodput.efficiency import gain
 from synergy_core.jobs.configurations import Configurations
 from synergy_core.jobs.fitted import Belief, SynergyTask
 from synergy_core.jobs.reports import Observations
@@ -98,10 +99,9 @@ class TaskWithPlans(SynergyTask):
         return [spec.requested_batch << each for each in range(doublings + 1)]
 
     def gain(self, batch: int) -> float:
-        """Iterations at the initial batch that one at that batch is worth; Pollux (OSDI 2021), section 3."""
+        """Iterations at the initial batch that one at that batch is worth."""
         sqr, var = self.believed_statistics or (1.0, 0.0)
-        scale = batch / self.spec.initial_batch
-        return 1.0 if scale == 1.0 else (var + sqr) / (var / scale + sqr)
+        return gain(batch / self.spec.initial_batch, sqr, var)
 
     @classmethod
     def goodputs(

@@ -7,7 +7,7 @@ from typing import Any
 
 from synergy_core.jobs.record import NEVER, Job
 from synergy_core.policies import Key, OrderingPolicy
-from synergy_core.units import LONGEST_S, on_grid
+from synergy_core.units import LONGEST_S, TICK_S, grid_ceil, on_grid
 
 Entry = tuple[Any, int, Job]
 """(key, job id, job): ordered by key, then id."""
@@ -35,6 +35,12 @@ def order_key_of(policy: OrderingPolicy) -> Callable[[Job], Key]:
         return (on_grid(time_s) if time_s < LONGEST_S else NEVER, *key[1:])
 
     return on_the_grid
+
+
+def next_jump_s(policy: OrderingPolicy, job: Job, now_s: float) -> float | None:
+    """The instant, later than now, at which the job's key next jumps by itself; None if none is known."""
+    instant_s = None if policy.next_change is None else policy.next_change(job, now_s)
+    return None if instant_s is None else max(grid_ceil(instant_s), now_s + TICK_S)
 
 
 def after_jump(policy: OrderingPolicy, job: Job, instant_s: float) -> Key:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.decision import Decision
@@ -14,15 +14,17 @@ from synergy_core.ordering.queue import JobQueue
 from synergy_core.ordering.trial.walk import WalkQueue
 from synergy_core.policies import OrderingPolicy
 
+QUEUES: tuple[type[JobQueue], ...] = (IncrementalQueue, ConsolidatedQueue, WalkQueue)
+"""The quickest first; the last suits any cluster."""
+
 
 class OrderingScheduler:
-    """Runs an ordering policy on a queue that suits the cluster."""
+    """Runs an ordering policy on the first of these kinds of queue that suits the cluster."""
 
     __slots__ = ("_jumps", "_predictor", "_queue", "_wakes")
 
-    def __init__(self, policy: OrderingPolicy, cluster: Cluster) -> None:
-        kinds: tuple[type[JobQueue], ...] = (IncrementalQueue, ConsolidatedQueue, WalkQueue)
-        self._queue = next(each for each in kinds if each.suits(cluster))(policy.of_records(), cluster)
+    def __init__(self, policy: OrderingPolicy, cluster: Cluster, *, queues: Sequence[type[JobQueue]] = QUEUES) -> None:
+        self._queue = next(each for each in queues if each.suits(cluster))(policy.of_records(), cluster)
         self._predictor = DurationPredictor() if policy.predicted else None
         self._jumps = policy.next_change is not None
         self._wakes = self._jumps or cluster.scatter_after_s > 0

@@ -1,6 +1,7 @@
 """Scheduling policies, one file each. Being in this folder registers a policy; so does the entry point
 `synergy.policies` of an installed package, or importing a module that uses the decorators."""
 
+from synergy_core.policies._check import RULES, BrokenRuleError, check
 from synergy_core.policies._registry import (
     AllocationPolicy,
     Key,
@@ -14,12 +15,15 @@ from synergy_core.policies._registry import (
 )
 
 __all__ = [
+    "RULES",
     "AllocationPolicy",
+    "BrokenRuleError",
     "Key",
     "OrderingPolicy",
     "Policy",
     "allocation_policy",
     "base_name",
+    "check",
     "get_policy",
     "ordering_policy",
     "policy_names",

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from synergy_core.allocator import Method
 from synergy_core.arrays import Floats
 from synergy_core.jobs.configurations import powers_and_whole_nodes
 from synergy_core.policies import allocation_policy
@@ -22,6 +23,7 @@ def ftf(
     horizon_s: float = 1_200.0,
     growth: float = 4.0,
     first_gpus: int = 4,
+    method: Method = "auto",
 ) -> Allocations:
     """Progress weighted by how much later than in an equal share of the cluster a job would end, to a power.
 
@@ -40,7 +42,7 @@ def ftf(
     time_s = (work / best)[:, None]
     kept = state.kept(rows, time_s, horizon_s=horizon_s, restart_charge=1.0, start_charge=0.0)
     utility = rho[:, None] ** fairness * (kept * goodput / best[:, None]) ** utility_power
-    return choose_rows(state, rows, np.where(valid, utility, -np.inf))
+    return choose_rows(state, rows, np.where(valid, utility, -np.inf), method=method)
 
 
 def _best(goodput: Floats) -> Floats:

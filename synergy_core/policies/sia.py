@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from synergy_core.allocator import Method
 from synergy_core.arrays import Floats
 from synergy_core.jobs.beliefs import BatchLimit
 from synergy_core.jobs.configurations import Configurations, powers_and_whole_nodes
@@ -24,6 +25,7 @@ def sia(
     growth: float = 2.0,
     first_gpus: int = 1,
     decimals: int = 2,
+    method: Method = "auto",
 ) -> Allocations:
     """Each round, the rows with the best sum of normalised goodputs to the power p, as an integer programme."""
     rows = powers_and_whole_nodes(state.cluster)
@@ -42,7 +44,7 @@ def sia(
         normalised *= _restart_factor(state, rows)
         cost = np.minimum(np.round(normalised**p, decimals), WORST)
     utility = np.where(valid, queueing_penalty - cost, -np.inf)
-    return choose_rows(state, rows, utility)
+    return choose_rows(state, rows, utility, method=method)
 
 
 def _restart_factor(state: GoodputState, rows: Configurations) -> Floats:

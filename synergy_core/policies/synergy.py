@@ -5,6 +5,7 @@ docs/accuracy.md shows what each part is worth: the policy without it, on the sa
 
 import numpy as np
 
+from synergy_core.allocator import Method
 from synergy_core.arrays import Floats
 from synergy_core.jobs.beliefs import BatchLimit
 from synergy_core.jobs.configurations import Configurations, powers_and_whole_nodes
@@ -36,6 +37,7 @@ def synergy(
     growth: float = 4.0,
     first_gpus: int = 4,
     batch_limit: BatchLimit = "max",
+    method: Method = "auto",
 ) -> Allocations:
     """Most weighted progress at proven optimality: restarts charged over a horizon, nearly finished jobs first.
 
@@ -43,7 +45,8 @@ def synergy(
     r what restarts leave (`GoodputState.kept`; a job that waits is charged too, else jobs alike would take turns at no
     charge); w from `rank_weights`, with the offset at least rank_offset_fraction of the active jobs, times
     lateness^aging_power.
-    growth, first_gpus, batch_limit: what a job may be given (`GoodputState.allowed`, `GoodputState.goodput`).
+    growth, first_gpus, batch_limit: what a job may be given (`GoodputState.allowed`, `GoodputState.goodput`). method:
+    the allocator's.
     """
     rows = powers_and_whole_nodes(state.cluster)
     goodput, unknown, valid = state.runnable(rows, growth=growth, first_gpus=first_gpus, batch=batch_limit)
@@ -57,7 +60,7 @@ def synergy(
     weight = rank_weights(size_s, rank_power, offset) * _lateness(state, aging_after, patience_s) ** aging_power
     with np.errstate(divide="ignore", invalid="ignore"):
         utility = weight[:, None] * (kept * goodput / reference[:, None]) ** utility_power
-    return choose_rows(state, rows, np.where(valid, utility, -np.inf))
+    return choose_rows(state, rows, np.where(valid, utility, -np.inf), method=method)
 
 
 def _remaining_s(state: GoodputState, rows: Configurations, goodput: Floats, unknown: Mask) -> Floats:

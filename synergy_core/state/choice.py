@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.allocator import Problem, Solution, solve
+from synergy_core.allocator import Method, Problem, Solution, solve
 from synergy_core.arrays import Floats
 from synergy_core.jobs.configurations import Configurations
 from synergy_core.state import Allocations
@@ -28,14 +28,13 @@ def choose_rows(
     rows: Configurations,
     utility: Floats,
     *,
-    gap: float = 1e-4,
-    method: Any = "auto",
+    method: Method = "auto",
     memory: Any = None,
 ) -> Allocations:
     """The rows of greatest total utility; what is pinned keeps its row.
 
     utility: (jobs, rows), −inf where a row is not allowed; no row is worth 0. Quotas bind unless the cluster lets
-    tenants borrow. memory: for the policy's next round.
+    tenants borrow. method: the allocator's. memory: for the policy's next round.
     """
     utility = np.where(state.suits(rows.gpu_type), utility, -np.inf)
     held = state.held_row(rows)
@@ -49,7 +48,7 @@ def choose_rows(
         tenant = state.virtual_cluster
         quota = np.array([cluster.virtual_clusters.get(name, 0) for name in state.virtual_clusters], dtype=np.int64)
     problem = Problem(utility, rows.gpus, rows.gpu_type, capacity, forced, tenant, quota)
-    solution = solve(problem, gap=gap, method=method)
+    solution = solve(problem, method=method)
     chosen = solution.choice
     gpus = np.where(chosen >= 0, rows.gpus[chosen], 0)
     gpu_type = np.where(chosen >= 0, rows.gpu_type[chosen], -1)

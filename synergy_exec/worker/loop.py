@@ -239,7 +239,7 @@ class Loop:
 
 def _gain(batch: int, known: tuple[float, float] | None, initial_batch: int) -> float:
     """Iterations at the initial batch that a step is worth; while nothing is known, the least it can be."""
-    return float(gain(batch, known[0], known[1], initial_batch)) if known else 1.0
+    return gain(batch / initial_batch, *known) if known else 1.0
 
 
 def _memory_bytes() -> int:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from synergy_core.goodput.batch import fixed_batch
+from synergy_core.goodput.efficiency import gain
 from synergy_core.planner.plan import Plan
 
 NodeGpus = tuple[int, ...]
@@ -63,15 +64,12 @@ class Application(ABC):
         return [float(each) for each in np.cumsum(epochs / np.array(self.gains(global_batch)))]
 
     def gains(self, global_batch: int) -> list[float]:
-        """Per epoch, how many iterations at the initial batch one at that batch is worth, at least 1 for a larger one.
-
-        Pollux (OSDI 2021), section 3: (σ² + μ²) ÷ (σ²/m + μ²), m = batch ÷ initial batch.
-        """
+        """Per epoch, how many iterations at the initial batch one at that batch is worth."""
         known = self._gains.get(global_batch)
         if known is None:
             scale = global_batch / self.initial_batch
             seen = [self.statistics(global_batch, epoch) for epoch in range(len(self.work_at_epoch_end))]
-            known = [(each.grad_var + each.grad_sqr) / (each.grad_var / scale + each.grad_sqr) for each in seen]
+            known = [gain(scale, each.grad_sqr, each.grad_var) for each in seen]
             self._gains[global_batch] = known
         return known
 

@@ -17,7 +17,7 @@ def test_initial_batch_keeps_its_rate(rule: str) -> None:
 
 
 def test_adascale_multiplies_by_the_gain() -> None:
-    assert factor("adascale", 128, 32, STATISTICS) == pytest.approx(float(gain(128, *STATISTICS, 32)))
+    assert factor("adascale", 128, 32, STATISTICS) == pytest.approx(gain(4.0, *STATISTICS))
     assert factor("adascale", 128, 32, STATISTICS) == pytest.approx(4 * 2.5 / (2.0 + 4 * 0.5))
 
 

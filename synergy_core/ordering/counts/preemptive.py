@@ -10,9 +10,8 @@ from typing import Any
 
 from synergy_core.jobs.record import NEVER, Job
 from synergy_core.ordering.counts.lanes import Lane
-from synergy_core.ordering.keys import Entry, after_jump, order_key_of
+from synergy_core.ordering.keys import Entry, after_jump, next_jump_s, order_key_of
 from synergy_core.policies import OrderingPolicy
-from synergy_core.units import TICK_S, grid_ceil
 
 
 class PreemptiveLane(Lane):
@@ -78,10 +77,8 @@ class PreemptiveLane(Lane):
 
     def expect_change(self, job: Job, now_s: float) -> None:
         """Notes the instant at which the job's key next jumps; the job has just entered, started or jumped."""
-        change = self.policy.next_change
-        instant_s = change(job, now_s) if change is not None else None
+        instant_s = next_jump_s(self.policy, job, now_s)
         if instant_s is not None:
-            instant_s = max(grid_ceil(instant_s), now_s + TICK_S)
             heappush(self._changes, (instant_s, next(self._serial), job, job.ticket))
 
     def next_change_s(self) -> float:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.decision import Decision
 from synergy_core.jobs.record import NEVER, Job, Placed
-from synergy_core.ordering.keys import Entry, after_jump, order_key_of
+from synergy_core.ordering.keys import Entry, after_jump, next_jump_s, order_key_of
 from synergy_core.ordering.trial.trial import Isolated, Keeping, Preempting, Trial
 from synergy_core.placement.one_job import Placement
 from synergy_core.placement.patience import Patience
 from synergy_core.policies import OrderingPolicy
-from synergy_core.units import TICK_S, grid_ceil
+from synergy_core.units import TICK_S
 
 
 class WalkQueue:
@@ -78,12 +78,11 @@ class WalkQueue:
         return len(self._waiting)
 
     def _expect_change(self, job: Job, now_s: float) -> None:
-        change = self._policy.next_change
-        instant_s = change(job, now_s) if change is not None else None
+        instant_s = next_jump_s(self._policy, job, now_s)
         if instant_s is None:
             self._changes.pop(job.job_id, None)
         else:
-            self._changes[job.job_id] = max(grid_ceil(instant_s), now_s + TICK_S)
+            self._changes[job.job_id] = instant_s
 
     def next_change_s(self) -> float:
         """The next instant at which a key jumps by itself or a job's patience ends, inf if none is known."""

@@ -1,0 +1,38 @@
+"""Checks that policies keep the rules that every policy must keep, on random small cases, the same in every run.
+
+NAME: a policy of synergy_core/policies/, of the entry point synergy.policies of an installed package, or of --module.
+First its function is asked about single instants, then it is put to work on jobs that arrive and end. What is wrong is
+said with the rule and the smallest case that breaks it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+SUMMARY = "check that a policy, yours or ours, keeps the rules of all policies"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("names", nargs="+", metavar="NAME", help="the policies")
+    parser.add_argument("--module", help="a module to import first, which registers them: my_package.my_policy")
+
+
+def run(chosen: argparse.Namespace) -> int:
+    """Prints a line per policy that keeps the rules. Raises BrokenRuleError at the first that does not."""
+    from synergy_core.conformance import conforms
+    from synergy_core.errors import InputError
+    from synergy_core.policies import get_policy
+
+    if chosen.module:
+        try:
+            importlib.import_module(chosen.module)
+        except ImportError as error:
+            raise InputError(
+                f"--module {chosen.module}: {error}; expected a module such as my_package.my_policy."
+            ) from None
+    for name in chosen.names:
+        conforms(get_policy(name))
+        print(f"{name}: keeps the rules")
+    return 0

@@ -1,0 +1,159 @@
+"""A policy put to work on small random cases: the rules of `policies.RULES` that only a scheduler can show broken.
+
+What its function alone can tell is `policies.check`; policies know no scheduler, so this half stands above both. Jobs
+lose nothing when they are stopped, and train in proportion to their GPUs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from synergy_core.cluster import Cluster
+from synergy_core.jobs.record import NEVER, Placed, gpus_in
+from synergy_core.policies import BrokenRuleError, Policy, check
+from synergy_core.policies._cases import MACHINES, TENANTS, Known, spec_of
+from synergy_core.scheduler import Scheduler, scheduler_for
+from synergy_core.units import grid_ceil
+
+JOBS = (1, 3, 8)
+PATIENCE = 20.0
+"""A load that one GPU could have done so many times is not done by now: somebody starves."""
+FEWEST_ROUNDS = 100
+Done = tuple[float, str, int, Placed]
+"""An event: when, start, stop or finish, the job, its GPUs."""
+
+
+class Asked(NamedTuple):
+    """A job: when it comes, what it asks for, and how long it runs on that."""
+
+    submit_s: float
+    gpus: int
+    runs_s: float
+    gpu_type: str
+    tenant: str
+
+    def __str__(self) -> str:
+        asks = f" {self.gpu_type}" if self.gpu_type else ""
+        return f"{self.gpus}{asks} GPUs for {self.runs_s:g} s, for tenant {self.tenant} at {self.submit_s:g} s"
+
+
+def conforms(policy: Policy) -> None:
+    """`policies.check`, and the policy put to work. Raises BrokenRuleError where it breaks a rule."""
+    check(policy)
+    for machines in MACHINES:
+        for jobs in JOBS:
+            asked = _random(machines, jobs)
+            if _carried_out(policy, machines, asked) != _carried_out(policy, machines, asked):
+                raise _broken(policy, "repeats", "two schedules differ", machines, asked)
+
+
+def _random(machines: Cluster, jobs: int) -> list[Asked]:
+    """The same in every call."""
+    random = np.random.default_rng((machines.gpus, len(machines.gpu_types), len(machines.virtual_clusters), jobs))
+    kinds = ("", *machines.gpu_types) if len(machines.gpu_types) > 1 else ("",)
+    asked = []
+    for _ in range(jobs):
+        kind, tenant = str(random.choice(kinds)), str(random.choice(TENANTS))
+        gpus = min(int(random.choice([1, 1, 2, 3, 4, 8])), machines.most_gpus_for(kind, tenant))
+        asked.append(Asked(float(random.integers(0, 1_500)), gpus, float(random.integers(1, 4_000)), kind, tenant))
+    return sorted(asked)
+
+
+class _Work:
+    """The jobs of one case under one scheduler."""
+
+    def __init__(self, policy: Policy, machines: Cluster, asked: Sequence[Asked]) -> None:
+        self.policy, self.machines, self.asked = policy, machines, asked
+        self.scheduler: Scheduler = scheduler_for(policy, machines)
+        self.active: dict[int, Known] = {}
+        self.ends_s: dict[int, float] = {}
+        self.done: list[Done] = []
+
+    def arrive(self, number: int) -> None:
+        row = self.asked[number]
+        job = Known(
+            number, row.submit_s, row.gpus, virtual_cluster=row.tenant, gpu_type=row.gpu_type,
+            estimate_s=1.5 * row.runs_s, duration_s=row.runs_s,
+        )  # fmt: skip
+        if self.policy.reads_goodput:
+            job.spec = spec_of(job, self.machines)
+        self.active[number] = job
+        self.scheduler.arrive(job)
+
+    def finish(self, now_s: float) -> None:
+        """Those that are due."""
+        for number in [number for number, end_s in self.ends_s.items() if end_s <= now_s]:
+            del self.ends_s[number]
+            self.done.append((now_s, "finish", number, self.active[number].placement))
+            self.scheduler.finish(self.active.pop(number), now_s)
+
+    def decide(self, now_s: float) -> None:
+        decision = self.scheduler.decide(now_s)
+        starts = {job.job_id for job, _ in decision.starts}
+        for job, placed in decision.stops:
+            del self.ends_s[job.job_id]
+            self.done.append((now_s, "stop", job.job_id, placed))
+            if job.job_id not in starts:
+                self.scheduler.requeue(job)
+        for each, placed in decision.starts:
+            job = self.active[each.job_id]
+            left_gpu_s = job.duration_s * job.gpus - job.attained_service_gpu_s
+            self.ends_s[job.job_id] = max(now_s, grid_ceil(now_s + left_gpu_s / job.held_gpus))
+            job.first_step_s = now_s
+            self.done.append((now_s, "start", job.job_id, placed))
+        self.check_placements()
+
+    def check_placements(self) -> None:
+        """That what is held is there, held once, of the type asked for, and within quotas."""
+        machines, quotas = self.machines, self.machines.virtual_clusters
+        sizes = [each.gpus_per_node for each in machines.node_types for _ in range(each.nodes)]
+        used = [0] * machines.nodes
+        by_tenant = dict.fromkeys(TENANTS, 0)
+        for job in self.active.values():
+            by_tenant[job.virtual_cluster] += gpus_in(job.placement)
+            for node, mask in job.placement:
+                if used[node] & mask or mask >> sizes[node]:
+                    raise self.broken("placed", f"job {job.job_id} was given GPUs of node {node} that others hold")
+                if job.gpu_type and machines.type_of_node[node] != job.gpu_type:
+                    raise self.broken("placed", f"job {job.job_id} was given a node of {machines.type_of_node[node]}")
+                used[node] |= mask
+        for tenant, gpus in by_tenant.items():
+            if quotas and not machines.borrowing and gpus > quotas[tenant]:
+                raise self.broken("placed", f"tenant {tenant} holds {gpus} GPUs of a quota of {quotas[tenant]}")
+
+    def broken(self, rule: str, what: str) -> BrokenRuleError:
+        return _broken(self.policy, rule, what, self.machines, self.asked)
+
+
+def _carried_out(policy: Policy, machines: Cluster, asked: Sequence[Asked]) -> list[Done]:
+    """What happened, until every job has ended."""
+    work = _Work(policy, machines, asked)
+    load_s = sum(row.runs_s * row.gpus for row in asked)
+    latest_s = asked[-1].submit_s + PATIENCE * load_s + FEWEST_ROUNDS * policy.round_s
+    came, now_s = 0, 0.0
+    while came < len(asked) or work.active:
+        arrives_s = asked[came].submit_s if came < len(asked) else NEVER
+        next_s = min(arrives_s, min(work.ends_s.values(), default=NEVER), work.scheduler.next_change_s())
+        if policy.in_rounds:  # decisions at multiples of a round alone
+            rounds = math.floor(now_s / policy.round_s) + 1 if work.active else math.ceil(arrives_s / policy.round_s)
+            next_s = min(next_s, rounds * policy.round_s)
+        now_s = max(now_s, next_s)
+        if now_s > latest_s:
+            waiting = ", ".join(str(number) for number in sorted(work.active))
+            raise work.broken("ends", f"jobs {waiting} have not ended after {latest_s:g} s")
+        work.finish(now_s)
+        while came < len(asked) and asked[came].submit_s <= now_s:
+            work.arrive(came)
+            came += 1
+        if not policy.in_rounds or now_s % policy.round_s == 0:
+            work.decide(now_s)
+    return work.done
+
+
+def _broken(policy: Policy, rule: str, what: str, machines: Cluster, asked: Sequence[Asked]) -> BrokenRuleError:
+    jobs = "; ".join(f"job {number}: {row}" for number, row in enumerate(asked))
+    return BrokenRuleError(policy.name, rule, what, f"{machines.describe()}, {jobs}")

@@ -1,0 +1,230 @@
+"""Random small cases for `_check`: some jobs on some machines at one instant, as records and as states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.jobs.beliefs import Beliefs
+from synergy_core.jobs.fitted import SynergyTask
+from synergy_core.jobs.record import Job, Placed
+from synergy_core.jobs.spec import JobSpec
+from synergy_core.policies._registry import AllocationPolicy
+from synergy_core.state import ClusterState
+
+NOW_S = 100_000.0
+SIZES = (1, 1, 2, 2, 3, 5, 8, 12)
+"""Jobs of the cases of one machine, few first: the first that breaks a rule is small."""
+TENANTS = ("a", "b")
+MACHINES = (
+    Cluster((NodeType("v100", "v100", 2, 8),)),
+    Cluster((NodeType("a100", "a100", 1, 8), NodeType("t4", "t4", 2, 4))),
+    Cluster((NodeType("v100", "v100", 2, 8),), {"a": 8, "b": 8}),
+    Cluster((NodeType("v100", "v100", 2, 8),), {"a": 4, "b": 8}, borrowing=True),
+)
+BATCH = 32
+STEP_S, SAMPLE_S, SYNC_S = 0.05, 0.002, 0.02
+"""A step of a job that trains: fixed, per sample, and for several GPUs; as models of steps go."""
+
+
+class Row(NamedTuple):
+    """A job of a case. runs_s: its whole run time; ran_s: for how long it has run; observed: what models may know."""
+
+    submit_s: float
+    gpus: int
+    runs_s: float
+    ran_s: float
+    running: bool
+    gpu_type: str
+    tenant: str
+    observed: bool
+
+    def __str__(self) -> str:
+        since = f"{'runs' if self.running else 'waits'}, ran {self.ran_s:g} of {self.runs_s:g} s"
+        asks = f" {self.gpu_type}" if self.gpu_type else ""
+        return f"{self.gpus}{asks} GPUs for tenant {self.tenant}, submitted at {self.submit_s:g} s, {since}"
+
+
+class Case(NamedTuple):
+    """What is decided on, at second `NOW_S`. Jobs are numbered in the order of their rows."""
+
+    machines: Cluster
+    rows: tuple[Row, ...]
+
+    def __str__(self) -> str:
+        jobs = "; ".join(f"job {number}: {row}" for number, row in enumerate(self.rows))
+        return f"{self.machines.describe()}, second {NOW_S:g}, {jobs}"
+
+    def without(self, at: int) -> Case:
+        """The case less one job."""
+        return self._replace(rows=self.rows[:at] + self.rows[at + 1 :])
+
+
+class Known(Job):
+    """A record that knows the truth, as a simulator's do."""
+
+    __slots__ = ("duration_s",)
+
+    def __init__(self, *what: Any, duration_s: float, **more: Any) -> None:
+        super().__init__(*what, **more)
+        self.duration_s = duration_s
+
+    @property
+    def remaining_s(self) -> float:
+        """On the GPUs it requested."""
+        return self.duration_s - self.attained_service_gpu_s / self.gpus
+
+    def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
+        """An iteration at the requested batch."""
+        return STEP_S + SAMPLE_S * BATCH / gpus + SYNC_S * (gpus > 1)
+
+    def remaining_iterations(self) -> float:
+        """Until it is done."""
+        return self.remaining_s / self.true_iteration_s(self.gpus, self.gpu_type)
+
+
+def random_cases() -> list[Case]:
+    """The same in every call; every machine, few jobs first."""
+    cases: list[Case] = []
+    for number, jobs in enumerate(SIZES):
+        for machines in MACHINES:
+            random = np.random.default_rng((len(cases), number))
+            cases.append(Case(machines, tuple(_row(random, machines) for _ in range(jobs))))
+    return cases
+
+
+def _row(random: np.random.Generator, machines: Cluster) -> Row:
+    ran_s = float(random.choice([0, 0, *random.integers(1, 20_000, 4)]))
+    runs_s = ran_s + float(random.integers(1, 50_000))
+    kinds = ("", *machines.gpu_types) if len(machines.gpu_types) > 1 else ("",)
+    return Row(
+        submit_s=float(random.integers(0, 70_000)),
+        gpus=int(random.choice([1, 1, 2, 3, 4, 8])),
+        runs_s=runs_s,
+        ran_s=ran_s,
+        running=bool(ran_s) and bool(random.random() < 0.5),
+        gpu_type=str(random.choice(kinds)),
+        tenant=str(random.choice(TENANTS)),
+        observed=bool(ran_s),
+    )
+
+
+def records(case: Case, *, then_s: float = 0.0, placed: bool = False) -> list[Known]:
+    """The jobs as a scheduler has recorded them `then_s` seconds after the case.
+
+    placed: only those run for which the machines and quotas have room; else GPUs are without end.
+    """
+    free = {node: (1 << gpus) - 1 for node, gpus in enumerate(_node_gpus(case.machines))}
+    quotas = dict(case.machines.virtual_clusters) or dict.fromkeys(TENANTS, case.machines.gpus)
+    result = []
+    for number, row in enumerate(case.rows):
+        job = Known(
+            number, row.submit_s, row.gpus, virtual_cluster=row.tenant, gpu_type=row.gpu_type,
+            estimate_s=1.5 * row.runs_s, duration_s=row.runs_s,
+        )  # fmt: skip
+        job.predicted_duration_s = 1.1 * row.runs_s
+        where: Placed = ((0, (1 << row.gpus) - 1),)
+        if placed and row.running:
+            where = _take(case.machines, free, row) if row.gpus <= quotas[row.tenant] else ()
+            quotas[row.tenant] -= row.gpus if where else 0
+        runs = row.running and bool(where)
+        if row.ran_s:
+            job.started(NOW_S - row.ran_s if runs else row.submit_s, where or ((0, (1 << row.gpus) - 1),))
+            job.first_step_s = row.submit_s
+            if not runs:
+                job.stopped(row.submit_s + row.ran_s)
+        job.settle(NOW_S + then_s)
+        result.append(job)
+    return result
+
+
+def _node_gpus(machines: Cluster) -> list[int]:
+    return [each.gpus_per_node for each in machines.node_types for _ in range(each.nodes)]
+
+
+def _take(machines: Cluster, free: dict[int, int], row: Row) -> Placed:
+    """GPUs of one type, node by node, no longer free; () where too few are."""
+    for kind in (row.gpu_type,) if row.gpu_type else machines.gpu_types:
+        nodes = [node for node in free if machines.type_of_node[node] == kind]
+        if sum(free[node].bit_count() for node in nodes) < row.gpus:
+            continue
+        missing, taken = row.gpus, []
+        for node in nodes:
+            bits = [1 << at for at in range(free[node].bit_length()) if free[node] >> at & 1][:missing]
+            if bits:
+                taken.append((node, sum(bits)))
+                free[node] -= sum(bits)
+                missing -= len(bits)
+        return tuple(taken)
+    return ()
+
+
+def state_of(case: Case, policy: AllocationPolicy, order: Sequence[int] | None = None) -> ClusterState:
+    """What the policy sees of the case. order: of the jobs in it, which keep their numbers."""
+    machines = case.machines
+    jobs = records(case, placed=True)
+    jobs = [jobs[at] for at in order or range(len(jobs))]
+    rows = [case.rows[job.job_id] for job in jobs]
+    kinds = machines.gpu_types
+    columns: dict[str, Any] = {
+        "job_id": [job.job_id for job in jobs],
+        "gpu_type": [kinds.index(job.gpu_type) if job.gpu_type else -1 for job in jobs],
+        "held_type": [kinds.index(machines.type_of(job.placement)) if job.running else -1 for job in jobs],
+        "virtual_cluster": [TENANTS.index(job.virtual_cluster) for job in jobs],
+        "held_nodes": [len(job.placement) for job in jobs],
+        "pinned": [False for _ in jobs],
+        "restart_s": [30.0 for _ in jobs],
+        "declared_restart_s": [30.0 for _ in jobs],
+        "resize_s": [30.0 for _ in jobs],
+        "overhead": [1.0 for _ in jobs],
+        "observed_gpus": [row.gpus if row.observed else 0 for row in rows],
+        "received_s": [[row.ran_s if at == 0 else 0.0 for at in range(len(kinds))] for row in rows],
+    }
+    for name in ("submit_time_s", "gpus", "held_gpus", "attained_service_gpu_s", "first_start_s", "restarts",
+                 "estimate_s", "duration_s", "remaining_s"):  # fmt: skip
+        columns[name] = [getattr(job, name) for job in jobs]
+    fixed: dict[str, Any] = {"now_s": NOW_S, "round_s": policy.round_s, "cluster": machines}
+    fixed |= {"virtual_clusters": TENANTS, "held_placement": tuple(job.placement for job in jobs), "memory": None}
+    fixed |= {"truths": tuple(jobs), "given_s": np.array(columns["received_s"]).sum(axis=0)}
+    if policy.reads_goodput:
+        beliefs = Beliefs(kinds, policy.information)
+        tasks = tuple(_task(job, row, machines, beliefs) for job, row in zip(jobs, rows, strict=True))
+        beliefs.merge()
+        beliefs.refresh(tasks)
+        fixed |= {"beliefs": beliefs, "tasks": tasks}
+        columns["done_work"] = [task.done_work for task in tasks]
+        columns["remaining_work"] = [task.declared_remaining() for task in tasks]
+    fixed |= {name: np.array(column) for name, column in columns.items()}
+    return policy.view(**{each.name: fixed[each.name] for each in fields(policy.view)})
+
+
+def spec_of(job: Known, machines: Cluster) -> JobSpec:
+    """A training job that asks for what the record says; faster on the types that come first."""
+    speeds = {kind: 1.0 / (1 + at) for at, kind in enumerate(machines.gpu_types)}
+    return JobSpec(
+        application=f"app{job.gpus}",
+        initial_batch=BATCH,
+        max_batch=512,
+        requested_batch=BATCH,
+        requested_gpus=job.gpus,
+        local_batches=dict.fromkeys(speeds, (1, 64)),
+        single_gpu_rate={kind: 400.0 * speed for kind, speed in speeds.items()},
+        requested_rate={kind: speed / job.true_iteration_s(job.gpus, kind) for kind, speed in speeds.items()},
+        declared_work=job.duration_s / job.true_iteration_s(job.gpus, ""),
+        most_gpus=16,
+    )
+
+
+def _task(job: Known, row: Row, machines: Cluster, beliefs: Beliefs) -> SynergyTask:
+    task = beliefs.task(spec_of(job, machines))
+    if row.observed:
+        kind = machines.type_of(job.placement) if job.running else row.gpu_type or machines.gpu_types[0]
+        for gpus in {1, row.gpus}:
+            task.observe(kind, 1, gpus, BATCH, STEP_S + SAMPLE_S * BATCH, SYNC_S * (gpus > 1))
+        task.report((1.0, 4.0))
+        task.done_work = row.ran_s / job.true_iteration_s(job.gpus, kind)
+    return task

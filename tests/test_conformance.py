@@ -1,0 +1,206 @@
+"""The rules that every policy keeps: all that are registered do, and one made to break each rule is caught by it."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+from training_jobs import policy_named
+
+from synergy_core.conformance import conforms
+from synergy_core.policies import RULES, BrokenRuleError, check, get_policy, policy_names
+from synergy_core.state import Allocations
+
+ROOT = Path(__file__).resolve().parents[1]
+EARLY_S = 90_000.0
+"""Single instants are asked about after this, what is put to work is over before."""
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_every_policy_keeps_the_rules(name):
+    conforms(policy_named(name))
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("tiresias", {"promote_knob": 0.5}), ("las", {"quantum_s": 60.0}), ("sia", {"method": "steps"})],
+)
+def test_rules_are_kept_under_other_parameters(name, parameters):
+    conforms(get_policy(name).with_parameters(**parameters))
+
+
+def order(key, **more):
+    return replace(get_policy("fifo"), name="bad", key=key, words=None, **more)
+
+
+def allocation(allocate, **more):
+    return replace(get_policy("themis"), name="bad", allocate=allocate, rank=None, **more)
+
+
+def greedy(state, order, *, capacity=True, quotas=True, types=True, most=None):
+    """In that order of rows whoever fits, by the rules that are asked for."""
+    left = [state.cluster.gpus_of(kind) if capacity else np.inf for kind in state.cluster.gpu_types]
+    quota = state.quotas_left() if quotas else [np.inf] * len(state.virtual_clusters)
+    gpus, kinds = np.zeros(len(state), dtype=np.int64), np.full(len(state), -1)
+    for row in order:
+        need, tenant = min(int(state.gpus[row]), most or 99), int(state.virtual_cluster[row])
+        for kind in state.types_for(row) if types else range(len(left)):
+            if need <= left[kind] and need <= quota[tenant] and not gpus[row]:
+                left[kind] -= need
+                quota[tenant] -= need
+                gpus[row], kinds[row] = need, kind
+    return Allocations(gpus, kinds)
+
+
+def listed(state):
+    return list(range(len(state)))
+
+
+def by_size(state):
+    return np.lexsort((state.job_id, state.gpus)).tolist()
+
+
+def writes(state):
+    state.gpus[0] = 1
+    return greedy(state, by_size(state))
+
+
+def crammed(state, nodes):
+    """All on the first node."""
+    answer = greedy(state, by_size(state))
+    return replace(answer, node_gpus=np.outer(answer.gpus, np.eye(nodes, dtype=np.int64)[0]))
+
+
+def changes_its_mind():
+    calls = count()
+    return lambda state: greedy(state, by_size(state)[:: 1 if next(calls) % 2 else -1])
+
+
+def early(then):
+    """As `then` says while jobs are put to work, well-behaved before."""
+    return lambda state: then(state) if state.now_s < EARLY_S else greedy(state, by_size(state))
+
+
+def renames(job):
+    job._job.user = "somebody"
+    return (job.submit_time_s,)
+
+
+def counts():
+    calls = count()
+    return lambda job: (next(calls),)
+
+
+STARTS_NOBODY = allocation(lambda state: greedy(state, []))
+BROKEN = [
+    ("answers", order(lambda job: (1 / (job.gpus - 4),))),
+    ("answers", order(lambda job: (job.submit_time_s,), next_change=lambda job, now_s: "soon")),
+    ("answers", replace(order(lambda job: (job.submit_time_s,)), words=lambda job: None)),
+    ("answers", allocation(lambda state: state.gpus)),
+    ("answers", allocation(lambda state: Allocations(np.array([1, 1]), np.array([-1, -1])))),
+    ("answers", allocation(lambda state: Allocations(-state.gpus, state.gpu_type))),
+    ("answers", allocation(lambda state: {}[0])),
+    ("comparable", order(lambda job: [job.submit_time_s])),
+    ("comparable", order(lambda job: (float("nan"),))),
+    ("comparable", order(lambda job: (job.gpus if job.gpus > 2 else "small",))),
+    ("pure", order(counts())),
+    ("pure", allocation(changes_its_mind())),
+    ("reads", order(renames)),
+    ("reads", allocation(writes)),
+    ("foretold", order(lambda job: (job.attained_service_gpu_s,), preemptive=True)),
+    ("foretold", order(lambda job: (-job.waited_s,))),
+    ("foretold", order(lambda job: (job.attained_service_gpu_s,), preemptive=True, falls_while_running=True)),
+    ("capacity", allocation(lambda state: greedy(state, by_size(state), capacity=False))),
+    ("capacity", allocation(lambda state: crammed(state, state.cluster.nodes))),
+    ("answers", allocation(lambda state: crammed(state, 5))),
+    ("quotas", allocation(lambda state: greedy(state, by_size(state), quotas=False))),
+    ("types", allocation(lambda state: greedy(state, by_size(state), types=False))),
+    ("whole", allocation(lambda state: greedy(state, by_size(state), most=2))),
+    ("order", allocation(lambda state: greedy(state, listed(state)))),
+    ("starts", STARTS_NOBODY),
+    ("rank", replace(get_policy("themis"), rank=lambda state: np.full(len(state), np.nan))),
+    ("ends", allocation(early(lambda state: greedy(state, [row for row in by_size(state) if state.gpus[row] > 1])))),
+    ("placed", allocation(early(lambda state: greedy(state, by_size(state), quotas=False)))),
+    ("placed", allocation(early(lambda state: greedy(state, by_size(state), types=False)))),
+    ("repeats", allocation(early(changes_its_mind()))),
+]
+
+
+@pytest.mark.parametrize(("rule", "policy"), BROKEN, ids=[f"{rule}-{at}" for at, (rule, _) in enumerate(BROKEN)])
+def test_policy_that_breaks_a_rule_is_told_which(rule, policy):
+    with pytest.raises(BrokenRuleError, match=rf"breaks the rule '{rule}' .*Smallest case: .*GPUs") as caught:
+        conforms(policy)
+    assert caught.value.rule == rule
+
+
+def test_every_rule_has_a_policy_that_breaks_it():
+    assert {rule for rule, _ in BROKEN} == set(RULES)
+
+
+def test_the_smallest_case_has_no_job_too_many():
+    """Two jobs are needed to tell one order from another, one to be given nothing."""
+    for policy, jobs in ((allocation(lambda state: greedy(state, listed(state))), 2), (STARTS_NOBODY, 1)):
+        with pytest.raises(BrokenRuleError) as caught:
+            check(policy)
+        assert str(caught.value).count("submitted at") == jobs
+
+
+PLUG_IN = '''"""Narrow jobs first."""
+
+from synergy_core.policies import ordering_policy
+from synergy_core.state import JobView
+
+
+@ordering_policy(backfill="greedy")
+def narrow(job: JobView) -> tuple[int, float]:
+    """Fewest GPUs first, then by arrival."""
+    return job.gpus, job.submit_time_s
+
+
+@ordering_policy(preemptive=True)
+def hungry(job: JobView) -> tuple[float]:
+    """Least attained service, and nobody is told when that changes."""
+    return (job.attained_service_gpu_s,)
+'''
+
+
+@pytest.fixture
+def plug_in(tmp_path):
+    """An installed package of somebody else's: one module, and the entry point that names it."""
+    (tmp_path / "their_policies.py").write_text(PLUG_IN, encoding="utf-8")
+    told = tmp_path / "their_policies-1.0.dist-info"
+    told.mkdir()
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: their-policies\nVersion: 1.0\n", encoding="utf-8")
+    (told / "entry_points.txt").write_text("[synergy.policies]\ntheirs = their_policies\n", encoding="utf-8")
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+
+
+def said(environment, *words):
+    done = subprocess.run([sys.executable, "-m", *words], env=environment, capture_output=True, text=True, cwd=ROOT)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_plug_in_is_one_file_which_the_command_checks_and_the_simulator_runs(plug_in, tmp_path):
+    assert said(plug_in, "synergy_core", "check", "narrow", "fifo") == (
+        0,
+        "narrow: keeps the rules\nfifo: keeps the rules\n",
+        "",
+    )
+    status, _, errors = said(plug_in, "synergy_core", "check", "hungry")
+    assert (status, errors.startswith("error: policy hungry breaks the rule 'foretold'")) == (2, True)
+    keys = ("+trace=philly", "trace.window=2017-10-02/6h", "figures=false", "progress=false")
+    status, shown, errors = said(plug_in, "synergy_sim", *keys, "policy=[fifo,narrow]", f"results_dir={tmp_path}/out")
+    assert (status, "narrow" in shown) == (0, True), errors
+
+
+def test_module_that_nobody_has_installed_is_checked_by_its_name(plug_in):
+    bare = plug_in | {"PYTHONPATH": str(ROOT)}
+    status, _, errors = said(bare, "synergy_core", "check", "narrow", "--module", "their_policies")
+    assert (status, "--module their_policies: No module named" in errors) == (2, True)
+    folder = plug_in["PYTHONPATH"].rpartition(os.pathsep)[2]
+    (Path(folder) / "their_policies-1.0.dist-info" / "entry_points.txt").unlink()
+    assert said(plug_in, "synergy_core", "check", "narrow", "--module", "their_policies")[0] == 0
