@@ -173,8 +173,7 @@ def ideal_s(group: Group) -> np.ndarray:
             half = 0.5 if each.causal and group.software.flash else 1.0
             products = products + 2.0 * each.count * each.queries * each.keys * (each.width + each.value_width) * half
         flops = flops + products * run.count / plans.pipeline
-    passes = np.where(plans.recompute == 2, 4.0, 3.0)
-    return flops * passes * plans.accumulation / group.machine.gpu.matrix_flops_per_s(group.software.precision)
+    return flops * plans.passes * plans.accumulation / group.machine.gpu.matrix_flops_per_s(group.software.precision)
 
 
 def starts(each: Fit, done: dict[str, Fitted]) -> dict[str, Constants]:

@@ -25,7 +25,7 @@ from synergy_core.planner import communication
 from synergy_core.planner.constants import Constants, constants_for
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.memory import Memory, memory
-from synergy_core.planner.plan import Plans
+from synergy_core.planner.plan import Plans, Recompute
 from synergy_core.planner.software import Software
 from synergy_core.planner.step_time import step_time
 from synergy_core.planner.work import Block, Work
@@ -147,9 +147,9 @@ def _layer_s(case: Case, choose: Choose) -> Floats:
 
 def _ideal_s(work: Work, plans: Plans, machine: Machine, software: Software) -> Floats:
     """FLOPs of a step ÷ the peak: three times the forward pass, of layers four times with full recomputation."""
-    times = np.where(plans.recompute == 2, 4.0, 3.0)
     layers = sum((np.asarray(each.count) * _forward(each.block) for each in work.layers), np.zeros(len(plans)))
-    flops = times * layers / plans.pipeline + 3.0 * (_forward(work.before) + _forward(work.after)) / plans.pipeline
+    ends = _forward(work.before) + _forward(work.after)
+    flops = plans.passes * layers / plans.pipeline + Recompute.NONE.passes * ends / plans.pipeline
     peak = machine.gpu.matrix_flops_per_s(software.precision)
     result: Floats = flops * plans.accumulation / peak
     return result

@@ -28,7 +28,7 @@ from synergy_core.planner.constants import Constants
 from synergy_core.planner.enumerate import limits_of
 from synergy_core.planner.machine import Machine, machine_named
 from synergy_core.planner.memory import memory
-from synergy_core.planner.plan import Plan, Plans, plans_of
+from synergy_core.planner.plan import Plan, Plans, Recompute, plans_of
 from synergy_core.planner.software import Software, software_named
 from synergy_core.planner.step_time import step_time
 from synergy_core.planner.work import Work
@@ -38,7 +38,6 @@ POOL = 0.9
 """Of the GPU's memory, what XLA takes for itself (XLA_PYTHON_CLIENT_MEM_FRACTION in Alpa's launcher)."""
 GIGA_IS_GIBI = 1.024**3
 """Data sheets' gigabytes of memory are binary ones."""
-RECOMPUTE_FULL = 2
 REDUCE, SCATTER = 0, 2
 """ZeRO's stages that all-reduced gradients and scattered ones, with each replica's part of the optimizer, amount to."""
 CATALOG = Path(constants.__file__).parents[1] / "catalog"
@@ -138,7 +137,7 @@ def plans_for(row: BestPlan) -> Iterator[Plan]:
                         micro_batch=row.global_batch // accumulation // data,
                         accumulation=accumulation,
                         zero=zero,
-                        recompute=RECOMPUTE_FULL,
+                        recompute=Recompute.FULL,
                     )
 
 

@@ -18,15 +18,13 @@ from numpy.typing import NDArray
 
 from synergy_core.arrays import Ints
 from synergy_core.errors import InputError, unknown
-from synergy_core.planner.plan import RECOMPUTE, Plan, Plans, plans_of
+from synergy_core.planner.plan import RISING, Plan, Plans, Recompute, plans_of
 from synergy_core.planner.software import Software
 
 SHORTEST_PIECE = 4096
 """Tokens of a sequence that a context-parallel rank has at least; shorter ones leave too little work per ring step."""
 MOST_STAGES_PER_GPU = 8
 """Largest interleave tried."""
-TRIED = (0, 1, 2)
-"""Kinds of recomputation, by rising need of time and falling of memory; by operator only where it is given."""
 FIXABLE = ("tensor", "pipeline", "context", "data", "expert", "interleave", "micro_batch", "zero", "recompute")
 
 
@@ -134,7 +132,7 @@ def with_options(plans: Plans, fixed: Mapping[str, int] | None = None) -> tuple[
     """Each plan with every ZeRO stage and kind of recomputation that it can have; the second array: whose each is."""
     held = fixed or {}
     zeros = np.array([held["zero"]] if "zero" in held else [0, 1, 2, 3])
-    kinds = np.array([held["recompute"]] if "recompute" in held else TRIED)
+    kinds = np.array([held["recompute"]] if "recompute" in held else RISING)
     of, zero, recompute = (each.ravel() for each in np.meshgrid(np.arange(len(plans)), zeros, kinds, indexing="ij"))
     possible = _may_shard((plans.data * plans.context)[of], plans.pipeline[of], zero)
     of, zero, recompute = of[possible], zero[possible], recompute[possible]
@@ -149,7 +147,7 @@ def leanest(plans: Plans, fixed: Mapping[str, int] | None = None) -> Plans:
     return replace(
         plans,
         zero=np.full_like(zero, held["zero"]) if "zero" in held else zero,
-        recompute=np.full_like(zero, held.get("recompute", TRIED[-1])),
+        recompute=np.full_like(zero, held.get("recompute", RISING[-1])),
     )
 
 
@@ -159,7 +157,7 @@ def undominated(zero: Ints, recompute: Ints, of: Ints) -> NDArray[np.bool_]:
     ZeRO's stages by themselves rule nothing out: with few micro-batches, gathering weights layer by layer hides behind
     the forward pass, which gathering them after the step does not.
     """
-    least = np.full((of.max(initial=-1) + 1, 4), len(RECOMPUTE), dtype=np.int64)
+    least = np.full((of.max(initial=-1) + 1, 4), len(Recompute), dtype=np.int64)
     # Stages 0 and 1 hold the same weights and gradients, and send as much.
     np.minimum.at(least, (of, np.maximum(zero, 1)), recompute)
     result: NDArray[np.bool_] = recompute <= np.minimum.accumulate(least, axis=1)[of, zero.clip(1)]
@@ -203,10 +201,9 @@ def _checked(limits: Limits, fixed: Mapping[str, int], global_batch: int) -> Map
         )
     if not 0 <= fixed.get("zero", 0) <= 3:
         raise InputError(f"zero={fixed['zero']}: expected 0, 1, 2 or 3.")
-    if fixed.get("recompute", 0) >= len(RECOMPUTE):
-        raise InputError(
-            f"recompute={fixed['recompute']}: expected 0 to {len(RECOMPUTE) - 1} ({', '.join(RECOMPUTE)})."
-        )
+    if fixed.get("recompute", 0) >= len(Recompute):
+        named = ", ".join(each.label for each in Recompute)
+        raise InputError(f"recompute={fixed['recompute']}: expected 0 to {len(Recompute) - 1} ({named}).")
     return fixed
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from synergy_core.planner.machine import Machine
-from synergy_core.planner.plan import Plan, plans_of
+from synergy_core.planner.plan import Plan, Recompute, plans_of
 from synergy_core.planner.plan_table import PlanTable
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Block
@@ -67,7 +67,7 @@ def _reason(part: str, loser: Plan, winner: Plan, machine: Machine) -> str:
     if part == "bubble_s":
         return f"{loser.pipeline} stages, {loser.accumulation} micro-batches: bubble"
     if part == "recompute_s":
-        return "recomputes every layer:" if loser.recompute == 2 else "recomputes attention:"
+        return f"recomputes {Recompute(loser.recompute).again}:"
     if part == "data_s":
         if loser.zero == 3:
             return "ZeRO 3 gathers weights for every micro-batch:"

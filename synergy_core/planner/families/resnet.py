@@ -110,7 +110,6 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
         layers=tuple(runs),
         after=_head(a, plans, size),
         total_parameters=a.parameters(),
-        samples_are="images",
     )
 
 
