@@ -25,7 +25,6 @@ from synergy_core.measurements._architecture import kind_of, stacked
 from synergy_core.measurements.best_plans import BestPlan
 from synergy_core.planner import constants
 from synergy_core.planner.constants import Constants
-from synergy_core.planner.enumerate import limits_of
 from synergy_core.planner.machine import Machine, machine_named
 from synergy_core.planner.memory import memory
 from synergy_core.planner.plan import Plan, Plans, Recompute, plans_of
@@ -94,8 +93,8 @@ def candidates(rows: Sequence[BestPlan]) -> tuple[list[Candidates], dict[int, st
 
 
 def software_of(row: BestPlan) -> Software:
-    """Transformers run in fp16, convolutions in fp32."""
-    return software_named("alpa-fp32" if row.family.__name__.endswith("resnet") else "alpa")
+    """What reads sequences runs in fp16, convolutions in fp32."""
+    return software_named("alpa" if row.architecture.limits().seq_len else "alpa-fp32")
 
 
 def machine_of(row: BestPlan) -> Machine:
@@ -117,7 +116,7 @@ def _node(gpu_type: str, gpus: int) -> Machine:
 
 def plans_for(row: BestPlan) -> Iterator[Plan]:
     """What Alpa may choose for the row, whether or not it fits."""
-    limits = limits_of(row.family, row.architecture, software_of(row))
+    limits = row.architecture.limits()
     accumulation = next(each for each in _powers(MICRO_BATCHES)[::-1] if row.global_batch % each == 0)
     for tensor in _powers(row.gpus):
         for pipeline in _powers(row.gpus // tensor):

@@ -10,7 +10,7 @@ parallelism needs a sequence that tensor × context divides; experts spread over
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,59 +18,12 @@ from numpy.typing import NDArray
 
 from synergy_core.arrays import Ints
 from synergy_core.errors import InputError, unknown
-from synergy_core.planner.plan import RISING, Plan, Plans, Recompute, plans_of
-from synergy_core.planner.software import Software
+from synergy_core.planner.architecture import Limits, divisors
+from synergy_core.planner.plan import RISING, Plans, Recompute
 
-SHORTEST_PIECE = 4096
-"""Tokens of a sequence that a context-parallel rank has at least; shorter ones leave too little work per ring step."""
 MOST_STAGES_PER_GPU = 8
 """Largest interleave tried."""
 FIXABLE = ("tensor", "pipeline", "context", "data", "expert", "interleave", "micro_batch", "zero", "recompute")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What of a model limits how it splits. seq_len 0: no sequence; heads, experts 1: nothing of that kind to split."""
-
-    layers: int
-    heads: int
-    groups: int
-    seq_len: int
-    experts: int
-
-    def tensors(self, most: int) -> list[int]:
-        """Tensor-parallel degrees up to `most`."""
-        return [
-            each
-            for each in divisors(self.heads)
-            if each <= most and (self.groups % each == 0 or each % self.groups == 0)
-        ]
-
-    def contexts(self) -> list[int]:
-        """Context-parallel degrees: powers of two that leave pieces long enough, in two halves each."""
-        result = [1]
-        while self.seq_len % (4 * result[-1]) == 0 and self.seq_len // (2 * result[-1]) >= SHORTEST_PIECE:
-            result.append(2 * result[-1])
-        return result
-
-
-def limits_of(family: Any, architecture: Any, software: Software) -> Limits:
-    """Read off an architecture; a family without heads, sequences or experts has no such fields."""
-    work = family.work(architecture, plans_of([Plan()]), software)
-    heads = int(getattr(architecture, "tensor_splits", getattr(architecture, "heads", 1)))
-    return Limits(
-        layers=int(np.max(work.layer_count)),
-        heads=heads,
-        groups=int(np.max(getattr(architecture, "groups", heads))),
-        seq_len=int(getattr(architecture, "seq_len", 0)),
-        experts=int(getattr(architecture, "experts", 1)),
-    )
-
-
-def divisors(number: int) -> list[int]:
-    """All of them, rising."""
-    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})
 
 
 def candidates(

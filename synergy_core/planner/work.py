@@ -86,6 +86,17 @@ class Block:
     input_bytes: Amount = 0.0
     live_bytes: Amount = 0.0
 
+    @property
+    def forward_flops(self) -> Amount:
+        """Of products and attention in the forward pass; of causal attention the half that is needed."""
+        total: Amount = 0.0
+        for gemm in self.gemms:
+            total = total + gemm.flops
+        for each in self.attention:
+            scores = each.count * each.queries * each.keys * (0.5 if each.causal else 1.0)
+            total = total + 2.0 * scores * (each.width + each.value_width)
+        return total
+
     def kept_bytes(self, recompute: Recompute) -> Amount:
         """What is kept for the backward pass under a kind of recomputation."""
         by_operator = self.selective_bytes if self.operator_bytes is None else self.operator_bytes

@@ -55,6 +55,13 @@ def held(block):
 
 
 @pytest.mark.parametrize("name", architecture_names())
+def test_limits_are_of_the_layers_that_the_work_has(name):
+    architecture, work = card_named(name).architecture, worked(name, Plan())
+    assert architecture.limits().layers == np.max(work.layer_count)
+    assert architecture.parameters() == np.max(work.total_parameters)
+
+
+@pytest.mark.parametrize("name", architecture_names())
 def test_parameters_are_those_published(name):
     """Within 2 %, or the same number when rounded as it was printed: billions, or tenths of them."""
     card = card_named(name)
