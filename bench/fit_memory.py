@@ -133,9 +133,13 @@ def measured(rows: Sequence[Row], column: str) -> np.ndarray:
 
 def ci_software(row: Row) -> Software:
     """Transformer Engine runs with `te` in the test's name; other tests lack its attention and its workspace."""
-    engine, hopper = "te_" in row["test"] or "_te" in row["test"], row["platform"] in ("h100", "gb200")
+    engine, sheet = "te_" in row["test"] or "_te" in row["test"], gpu_sheet(row["platform"])
     flash = row["attn_backend"] == "flash" or (row["attn_backend"] == "" and engine)
-    return replace(MEGATRON, flash=flash, workspace_bytes=(32 if hopper else 8) * MIB + (64 * MIB if engine else 0.0))
+    return replace(
+        MEGATRON,
+        flash=flash,
+        workspace_bytes=(32 if sheet and sheet.since_hopper else 8) * MIB + (64 * MIB if engine else 0.0),
+    )
 
 
 UNSTATED = (

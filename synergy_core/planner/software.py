@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from synergy_core.catalog import read_yaml
+from synergy_core.catalog import from_yaml
 from synergy_core.catalog.sheets import GpuSheet
 from synergy_core.errors import unknown
 
@@ -62,7 +62,7 @@ def software_named(name: str) -> Software:
     if name not in software_names():
         hint = "A file synergy_core/catalog/software/<name>.yaml adds one."
         raise unknown("training software", name, software_names(), hint=hint)
-    return Software(name=name, **read_yaml(_FOLDER / f"{name}.yaml"))
+    return from_yaml(Software, _FOLDER / f"{name}.yaml")
 
 
 def running_on(software: Software, gpu: GpuSheet) -> Software:

@@ -270,7 +270,7 @@ def test_what_a_resnet_cannot_do():
 
 
 def test_families_and_architectures_are_found_by_name(tmp_path):
-    assert family_names() == ["mixture", "resnet", "transformer"]
+    assert {"mixture", "resnet", "transformer"} <= set(family_names())
     with pytest.raises(InputError, match="Did you mean 'llama-2-70b'"):
         architecture_named("llama2-70b")
     with pytest.raises(InputError, match="Did you mean 'resnet'"):
@@ -280,7 +280,7 @@ def test_families_and_architectures_are_found_by_name(tmp_path):
     with pytest.raises(InputError, match=r"key in mine.yaml 'layrs'\. Did you mean 'layers'"):
         card_from_yaml(path)
     path.write_text("family: transformer\ntitle: mine\npublished_parameters: 1\nsource: me\nlayers: 2\n")
-    with pytest.raises(InputError, match="not a whole architecture"):
+    with pytest.raises(InputError, match=r"hidden, heads, ffn, vocab, seq_len missing; .*/transformer\.py"):
         card_from_yaml(path)
     path.write_text("family: transformer\n")
     with pytest.raises(InputError, match="title, published_parameters, source missing"):

@@ -6,15 +6,14 @@ A module has a frozen dataclass `Architecture` (what `catalog/architectures/*.ya
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any, cast
+from typing import cast
 
-from synergy_core.catalog import read_yaml
+from synergy_core.catalog import filled, read_yaml
 from synergy_core.errors import InputError, unknown
 from synergy_core.planner.architecture import Architecture, Family
 
@@ -79,7 +78,7 @@ def card_from_yaml(path: Path) -> Card:
         name=path.stem,
         title=content["title"],
         family=family,
-        architecture=_filled(family, {key: each for key, each in content.items() if key not in _CARD}, path),
+        architecture=filled(family.Architecture, {key: content[key] for key in content if key not in _CARD}, path),
         published_parameters=float(content["published_parameters"]),
         source=content["source"],
     )
@@ -89,14 +88,3 @@ def architecture_named(name: str) -> tuple[Family, Architecture]:
     """A model's family and architecture. Raises InputError with the nearest match for an unknown one."""
     card = card_named(name)
     return card.family, card.architecture
-
-
-def _filled(family: Family, values: Mapping[str, Any], path: Path) -> Architecture:
-    known = [each.name for each in fields(family.Architecture)]
-    for key in values:
-        if key not in known:
-            raise unknown(f"key in {path.name}", key, known)
-    try:
-        return cast(Architecture, family.Architecture(**values))
-    except TypeError as error:
-        raise InputError(f"{path}: is not a whole architecture: {error}.") from None
