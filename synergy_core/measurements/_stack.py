@@ -8,13 +8,6 @@ from dataclasses import replace
 from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.planner.software import Software, running_on, software_named, software_names
 
-_WORDS = (
-    ("torchtitan", r"torchtitan"),
-    ("nanotron", r"nanotron"),
-    ("megatron-core", r"megatron-bridge|megatron-core|mcore|\bnemo\b|nvidia-nemo"),
-    ("fsdp", r"llm-foundry|composer|fsdp"),
-    ("megatron-deepspeed", r"deepspeed"),
-)
 _PRECISIONS = (
     ("fp8", r"fp8|e4m3|hybrid"),
     ("bf16", r"bf16|bfloat16"),
@@ -27,11 +20,16 @@ _NOT_FLASH = re.compile(r"unfused|math|eager|naive|^torch$|^core|\bno(t|n|)\b|lo
 
 
 def software_name(*, source: str, notes: str, model: str, gpu: str, tensor: int, pipeline: int, zero: int) -> str:
-    """A name of catalog/software/. Megatron on GPUs that are younger than FlashAttention is Megatron Core."""
+    """A name of catalog/software/. Megatron on GPUs that are younger than FlashAttention is Megatron Core.
+
+    Of several that are named, the first that no other of them is like: torchtitan's FSDP is torchtitan.
+    """
     words = f"{source} {notes} {model}".lower()
-    for name, pattern in _WORDS:
-        if re.search(pattern, words):
-            return name
+    every = [software_named(name) for name in software_names()]
+    found = [each for each in every if each.words and re.search(each.words, words)]
+    for one in found:
+        if not any(one.name in each.like for each in found):
+            return one.name
     if zero == 3 and tensor == 1 and pipeline == 1:
         return "fsdp"
     return "megatron-core" if _newer_than_flash(gpu) else "megatron"
