@@ -27,7 +27,7 @@ from synergy_core.measurements._table import read_table
 from synergy_core.planner.families import mixture, transformer
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.memory import FRAGMENTATION, USABLE, Memory, memory
-from synergy_core.planner.plan import RECOMPUTE, Plan, plans_of
+from synergy_core.planner.plan import RISING, Plan, Recompute, plans_of
 from synergy_core.planner.software import Software
 
 GIB = float(2**30)
@@ -79,7 +79,7 @@ def architecture(rows: Sequence[Row], learned: bool, tied: bool | None) -> trans
     )
 
 
-def plan(row: Row, recompute: str) -> Plan:
+def plan(row: Row, recompute: Recompute) -> Plan:
     tensor, pipeline, context = (number(row, name, 1) for name in ("tp", "pp", "cp"))
     data = number(row, "dp", number(row, "n_gpus", 8) // (tensor * pipeline * context))
     zero = (
@@ -98,7 +98,7 @@ def plan(row: Row, recompute: str) -> Plan:
         micro_batch=micro,
         accumulation=max(number(row, "global_batch", 1) // (data * micro), 1),
         zero=zero,
-        recompute=RECOMPUTE.index(recompute),
+        recompute=recompute,
         sequence=row["sp"] == "y" and tensor > 1,
     )
 
@@ -110,10 +110,11 @@ def predicted(
     learned: bool,
     tied: bool | None,
     stage: str,
-    recompute: str = "none",
+    recompute: Recompute = Recompute.NONE,
 ) -> Memory:
     """Of the rows; recompute: for rows that do not state one of ours."""
-    plans = plans_of([plan(row, row["recompute"] if row["recompute"] in RECOMPUTE else recompute) for row in rows])
+    ours = {each.label: each for each in Recompute}
+    plans = plans_of([plan(row, ours.get(row["recompute"], recompute)) for row in rows])
     dense = architecture(rows, learned, tied)
     if rows[0].get("n_experts"):
         sparse = mixture.Architecture(
@@ -132,9 +133,13 @@ def measured(rows: Sequence[Row], column: str) -> np.ndarray:
 
 def ci_software(row: Row) -> Software:
     """Transformer Engine runs with `te` in the test's name; other tests lack its attention and its workspace."""
-    engine, hopper = "te_" in row["test"] or "_te" in row["test"], row["platform"] in ("h100", "gb200")
+    engine, sheet = "te_" in row["test"] or "_te" in row["test"], gpu_sheet(row["platform"])
     flash = row["attn_backend"] == "flash" or (row["attn_backend"] == "" and engine)
-    return replace(MEGATRON, flash=flash, workspace_bytes=(32 if hopper else 8) * MIB + (64 * MIB if engine else 0.0))
+    return replace(
+        MEGATRON,
+        flash=flash,
+        workspace_bytes=(32 if sheet and sheet.since_hopper else 8) * MIB + (64 * MIB if engine else 0.0),
+    )
 
 
 UNSTATED = (
@@ -211,10 +216,10 @@ def torchtitan(report: Report) -> None:
     """Reserved. Its selective recomputation per operator has no equal here: those rows only get bounds, no error."""
     rows = rows_of("torchtitan_h100_h200.csv")
     truth = measured(rows, "peak_mem_gib")
-    full = np.array([row["recompute"] == "full" for row in rows])
+    full = np.array([row["recompute"] == Recompute.FULL.label for row in rows])
     most, least = (
         predicted(rows, TORCHTITAN, learned=False, tied=False, stage="worst", recompute=each).reserved
-        for each in ("selective", "full")
+        for each in (Recompute.SELECTIVE, Recompute.FULL)
     )
     add(report, "torchtitan", "reserved, full recomputation", most[full], truth[full])
     inside = (least <= truth) & (truth <= most)
@@ -225,16 +230,16 @@ def torchtitan(report: Report) -> None:
 def must_fit(report: Report) -> None:
     """Timed plans ran on their GPUs. The best of the recomputations that a row may have had must not be refused."""
     print(f"\n{'plans that ran':<34}{'memory':>7}{'n':>5}{'refused':>9}  largest share of the GPU's memory")
-    files: tuple[tuple[str, Software, bool, bool, tuple[str, ...], tuple[int, ...]], ...] = (
-        ("vtrain_multi_a100", MEGATRON_OLD, True, True, ("full",), (80, 40)),
-        ("vtrain_single_a100", MEGATRON_OLD, True, True, ("full",), (80, 40)),
-        ("megatron_v1_2020_v100_a100", MEGATRON_OLD, True, True, ("full",), (0,)),
-        ("korthikanti_table5", MEGATRON_OLD, True, True, ("full",), (0,)),
-        ("llmfoundry_a100_80gb_bf16", FOUNDRY, True, True, ("full",), (0,)),
-        ("llmfoundry_h100_80gb_bf16", FOUNDRY, True, True, ("full",), (0,)),
-        ("nanotron_llama1b_h100", NANOTRON, False, False, ("none",), (0,)),
-        ("torchtitan_h100_h200", TORCHTITAN, False, False, ("full",), (0,)),
-        ("mbridge_dense", replace(MEGATRON, dropout=False), False, False, ("none", "selective", "full"), (0,)),
+    files: tuple[tuple[str, Software, bool, bool, tuple[Recompute, ...], tuple[int, ...]], ...] = (
+        ("vtrain_multi_a100", MEGATRON_OLD, True, True, (Recompute.FULL,), (80, 40)),
+        ("vtrain_single_a100", MEGATRON_OLD, True, True, (Recompute.FULL,), (80, 40)),
+        ("megatron_v1_2020_v100_a100", MEGATRON_OLD, True, True, (Recompute.FULL,), (0,)),
+        ("korthikanti_table5", MEGATRON_OLD, True, True, (Recompute.FULL,), (0,)),
+        ("llmfoundry_a100_80gb_bf16", FOUNDRY, True, True, (Recompute.FULL,), (0,)),
+        ("llmfoundry_h100_80gb_bf16", FOUNDRY, True, True, (Recompute.FULL,), (0,)),
+        ("nanotron_llama1b_h100", NANOTRON, False, False, (Recompute.NONE,), (0,)),
+        ("torchtitan_h100_h200", TORCHTITAN, False, False, (Recompute.FULL,), (0,)),
+        ("mbridge_dense", replace(MEGATRON, dropout=False), False, False, RISING, (0,)),
     )
     for name, software, learned, tied, recomputed, sizes in files:
         rows = [row for row in rows_of(f"{name}.csv") if "task=" not in row["notes"]]
@@ -279,7 +284,7 @@ def constants(report: Report) -> None:
             print(f"  without {name}={value}: {found / MIB:.0f} MiB, {error:.1%} on its {out.sum()} rows")
             group = f"workspace without {name}={value}"
             report.append({"file": "constants", "group": group, "bytes": found, "mape": error})
-    rows = [row for row in rows_of("torchtitan_h100_h200.csv") if row["recompute"] == "full"]
+    rows = [row for row in rows_of("torchtitan_h100_h200.csv") if row["recompute"] == Recompute.FULL.label]
     told = predicted(rows, TORCHTITAN, learned=False, tied=False, stage="worst")
     over = (measured(rows, "peak_mem_gib") - told.total) / (told.total - told.static)
     spread = f"{over.min():.1%} to {over.max():.1%}"

@@ -142,12 +142,6 @@ class Rows:
     ideal_s: list[np.ndarray]
 
 
-def owner_of(group: Group) -> str:
-    """The software, FP8 apart: other kernels."""
-    name = group.software.name
-    return f"{name}-fp8" if group.software.precision == "fp8" and not name.endswith("-fp8") else name
-
-
 def rows_of(file: str, share: float) -> Rows:
     found: Any = read(Path(os.environ["SYNERGY_DATA"]) / "parallel" / f"{file}.csv")
     cases = [each for each in found.cases() if np.isfinite(each.iter_time_s).any()]
@@ -155,7 +149,7 @@ def rows_of(file: str, share: float) -> Rows:
     groups, models, parameters, ideal = [], [], [], []
     for case in cases:
         group = group_of(case, "", share * len(case) / total)
-        groups.append(replace(group, owner=owner_of(group)))
+        groups.append(replace(group, owner=group.software.fitted_as))
         models.append(np.array([found.rows[at].model for at in case.rows]))
         size = np.broadcast_to(np.asarray(group.work.total_parameters, float), (len(case),))
         parameters.append(size)
@@ -173,8 +167,7 @@ def ideal_s(group: Group) -> np.ndarray:
             half = 0.5 if each.causal and group.software.flash else 1.0
             products = products + 2.0 * each.count * each.queries * each.keys * (each.width + each.value_width) * half
         flops = flops + products * run.count / plans.pipeline
-    passes = np.where(plans.recompute == 2, 4.0, 3.0)
-    return flops * passes * plans.accumulation / group.machine.gpu.matrix_flops_per_s(group.software.precision)
+    return flops * plans.passes * plans.accumulation / group.machine.gpu.matrix_flops_per_s(group.software.precision)
 
 
 def starts(each: Fit, done: dict[str, Fitted]) -> dict[str, Constants]:

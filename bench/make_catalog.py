@@ -24,16 +24,16 @@ KNOTS = 12
 SOURCES = [
     "Step times: Pollux (OSDI 2021) artifact, petuum/adaptdl branch osdi21-artifact, for t4; Sia (SOSP 2023) artifact, "
     "siasosp23/artifacts, for rtx2080ti and a100; fitted here, no measured row is included.",
-    "Gradient statistics, epochs, batches and restart delays: the same artifacts.",
+    "Gradient statistics, epochs, batches: the same artifacts.",
 ]
-# Title, initial and largest batch, epochs, restart delay in Sia's simulator and in Sia's policy (s).
+# Title, initial and largest batch, epochs.
 APPLICATIONS = {
-    "bert": ("BERT-base fine-tuned on SQuAD", 12, 384, 2, 120.0, 120.0),
-    "cifar10": ("ResNet-18 on CIFAR-10", 128, 4096, 100, 50.0, 30.0),
-    "deepspeech2": ("DeepSpeech 2 on CMU ARCTIC", 20, 640, 80, 25.0, 25.0),
-    "imagenet": ("ResNet-50 on ImageNet", 200, 12800, 90, 250.0, 250.0),
-    "ncf": ("Neural collaborative filtering on MovieLens", 256, 32768, 10, 15.0, 30.0),
-    "yolov3": ("YOLOv3 on PASCAL VOC", 8, 512, 50, 80.0, 45.0),
+    "bert": ("BERT-base fine-tuned on SQuAD", 12, 384, 2),
+    "cifar10": ("ResNet-18 on CIFAR-10", 128, 4096, 100),
+    "deepspeech2": ("DeepSpeech 2 on CMU ARCTIC", 20, 640, 80),
+    "imagenet": ("ResNet-50 on ImageNet", 200, 12800, 90),
+    "ncf": ("Neural collaborative filtering on MovieLens", 256, 32768, 10),
+    "yolov3": ("YOLOv3 on PASCAL VOC", 8, 512, 50),
 }
 
 
@@ -83,7 +83,7 @@ def noise_curve(folder: Path, initial_batch: int) -> tuple[dict[str, Any], float
 def main() -> None:
     profiles = Path(os.environ["SYNERGY_DATA"]) / "profiles"
     OUT.mkdir(exist_ok=True)
-    for name, (title, initial, largest, epochs, delay_s, believed_s) in APPLICATIONS.items():
+    for name, (title, initial, largest, epochs) in APPLICATIONS.items():
         noise, total = noise_curve(profiles / name, initial)
         kinds = {}
         for kind in GPU_TYPES:
@@ -97,8 +97,6 @@ def main() -> None:
             "max_batch": largest,
             "epochs": epochs,
             "total_work": round(total, 2),
-            "restart_delay_s": delay_s,
-            "believed_restart_delay_s": believed_s,
             "noise": noise,
             "gpu_types": kinds,
             "sources": SOURCES,

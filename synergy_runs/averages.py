@@ -46,19 +46,6 @@ def present(means: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in means.items() if not np.isnan(value)}
 
 
-def spearman(left: Floats, right: Floats) -> float:
-    """Spearman's rank correlation, ties at their mean rank; NaN where either side is constant or has under 2 values."""
-    if len(left) < 2 or np.ptp(left) == 0 or np.ptp(right) == 0:
-        return np.nan
-    return float(np.corrcoef(_mean_ranks(left), _mean_ranks(right))[0, 1])
-
-
-def _mean_ranks(values: Floats) -> Floats:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Floats = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
-    return ranks
-
-
 def quotient(top: Floats, bottom: Floats) -> Floats:
     """top ÷ bottom of each, NaN where bottom is not above 0."""
     quotient: Floats = np.divide(top, bottom, out=np.full(len(top), np.nan), where=bottom > 0)

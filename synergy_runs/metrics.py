@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core import __version__
+from synergy_core.accuracy import spearman
 from synergy_core.arrays import Floats
 from synergy_core.units import TICKS_PER_S
-from synergy_runs.averages import counts_by, mean, means_by, percentile, present, quotient, ratio, spearman
+from synergy_runs.averages import counts_by, mean, means_by, percentile, present, quotient, ratio
 from synergy_runs.log import Events, Kind, Run
 from synergy_runs.overload import growth, overloaded
 from synergy_runs.splits import split_starts_fraction

@@ -36,7 +36,6 @@ def test_facts_of_an_application(name):
     model = load_model(name)
     assert model.total_work == pytest.approx(TOTAL_WORK[name], abs=0.01)
     assert 0 < model.initial_batch < model.max_batch
-    assert model.restart_delay_s >= 15
     assert model.sources
     noise = model.noise
     assert len(noise.fractions) <= 12

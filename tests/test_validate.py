@@ -141,7 +141,7 @@ def test_calibrate_prints_constants_and_writes_the_catalog_form(table, tmp_path,
     assert "±" in printed
     text = out.read_text()
     assert "initial_batch: null" in text
-    for key in ("initial_batch", "max_batch", "epochs", "total_work", "restart_delay_s", "believed_restart_delay_s"):
+    for key in ("initial_batch", "max_batch", "epochs", "total_work"):
         text = text.replace(f"{key}: null", f"{key}: 64")
     out.write_text(text.replace("title: null", "title: mine"))
     kept = model_from_yaml(out).gpu_types["t4"]

@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,8 +20,10 @@ from synergy_core.errors import InputError, unknown
 from synergy_core.goodput.calibration import Calibrated
 from synergy_core.goodput.forms import form_named
 
+T = TypeVar("T")
+
 _HERE = Path(__file__).parent
-_FACTS = ("title", "initial_batch", "max_batch", "epochs", "total_work", "restart_delay_s", "believed_restart_delay_s")
+_FACTS = ("title", "initial_batch", "max_batch", "epochs", "total_work")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +65,7 @@ class GpuProfile:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """One application. Batches in samples; total_work in iterations at the initial batch.
-
-    restart_delay_s: what a stop and start costs; believed_restart_delay_s: what Sia's policy takes it to cost.
-    """
+    """One application. Batches in samples; total_work in iterations at the initial batch."""
 
     name: str
     title: str
@@ -74,8 +73,6 @@ class ModelProfile:
     max_batch: int
     epochs: int
     total_work: float
-    restart_delay_s: float
-    believed_restart_delay_s: float
     noise: NoiseCurve | None
     gpu_types: Mapping[str, GpuProfile]
     sources: tuple[str, ...]
@@ -111,8 +108,6 @@ def model_from_yaml(path: Path) -> ModelProfile:
             max_batch=content["max_batch"],
             epochs=content["epochs"],
             total_work=content["total_work"],
-            restart_delay_s=content["restart_delay_s"],
-            believed_restart_delay_s=content["believed_restart_delay_s"],
             noise=NoiseCurve(_array(noise["fractions"]), _array(noise["log_noise_scale"]), noise["rms_log_error"])
             if noise
             else None,
@@ -162,6 +157,31 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path}: holds {type(content).__name__}; expected keys and values.")
     return content
+
+
+def from_yaml(kind: type[T], path: Path) -> T:
+    """A dataclass whose `name` is the file's; the file's keys are its other fields. Raises InputError as `filled`."""
+    return filled(kind, read_yaml(path), path, name=path.stem)
+
+
+def filled(kind: type[T], values: Mapping[str, Any], path: Path, **given: Any) -> T:
+    """A dataclass from the keys of a file and what is given beside them; lists become tuples.
+
+    Raises InputError for keys that are unknown or missing, and for numbers that YAML takes for text (`80e9`).
+    """
+    own = {each.name: each for each in fields(kind) if each.name not in given}  # type: ignore[arg-type]
+    for key, value in values.items():
+        if key not in own:
+            raise unknown(f"key in {path.name}", key, own)
+        texts = [each for each in (value.values() if isinstance(value, dict) else [value]) if isinstance(each, str)]
+        if texts and own[key].type not in ("str", "tuple[str, ...]"):
+            raise InputError(f"{path}: {key}: {texts[0]} is text to YAML; a number has a point, as in 80.0e+9.")
+    missing = [name for name, each in own.items() if each.default is MISSING and name not in values]
+    if missing:
+        where = kind.__module__.replace(".", "/")
+        raise InputError(f"{path}: {', '.join(missing)} missing; {where}.py says what each is.")
+    plain = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return kind(**plain, **given)
 
 
 def _array(values: Any) -> Floats:

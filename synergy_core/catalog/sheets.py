@@ -7,15 +7,21 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from synergy_core.catalog import read_yaml
+from synergy_core.catalog import from_yaml
 
 _HERE = Path(__file__).parent
+
+HOPPER = 9.0
+"""Compute capability from which on NVSwitch adds up (NVLink SHARP, third generation), cuBLAS takes 32 MiB, and software
+has FlashAttention."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuSheet:
     """A GPU type's data sheet.
 
+    architecture: by NVIDIA's name, of types that are alike. compute_capability: NVIDIA's number for what its generation
+    can do (developer.nvidia.com/cuda-gpus). shared_lanes: whether half of its fp32 lanes also compute with integers.
     tensor_flops_per_s: dense peak of matrix products that accumulate in fp32, by precision: fp16, bf16, tf32, fp8, fp4,
     those that it has. multiprocessors: how many. clock_hz: at boost. link_bytes_per_s: NVLink, all links of one GPU,
     one way; 0 without. pcie_bytes_per_s: one way. inline_ecc: whether check bits take part
@@ -26,35 +32,35 @@ class GpuSheet:
     title: str
     aliases: tuple[str, ...]
     architecture: str
+    compute_capability: float
     fp32_flops_per_s: float
     memory_bandwidth_bytes_per_s: float
     memory_bytes: float
     tensor_flops_per_s: Mapping[str, float]
     multiprocessors: int
-    l2_bytes: float
     clock_hz: float
     link_bytes_per_s: float
     pcie_bytes_per_s: float
     source: str
+    shared_lanes: bool = False
     inline_ecc: bool = False
+
+    @property
+    def since_hopper(self) -> bool:
+        """Whether its generation is H100's or a later one."""
+        return self.compute_capability >= HOPPER
 
     def matrix_flops_per_s(self, precision: str) -> float:
         """Peak of matrix products; a precision that the GPU lacks runs in the next wider one that it has.
 
-        In fp32: half of the data sheet's rate where half of the lanes also compute with integers, addresses among them
-        (NVIDIA, Ampere GA102 whitepaper, 2020, and Ada, 2022: 64 lanes of 128 do either).
+        In fp32: half of the data sheet's rate where lanes are shared, as addresses are integers (NVIDIA, Ampere GA102
+        whitepaper, 2020, and Ada, 2022: 64 lanes of 128 do either).
         """
         for each in _WIDER.get(precision, ()):
             if each in self.tensor_flops_per_s:
                 return self.tensor_flops_per_s[each]
-        lanes = self.fp32_flops_per_s / (2.0 * self.multiprocessors * self.clock_hz)
-        shared = self.architecture in _SHARED_LANES and lanes > _LANES_ALONE
-        return self.fp32_flops_per_s * (0.5 if shared else 1.0)
+        return self.fp32_flops_per_s * (0.5 if self.shared_lanes else 1.0)
 
-
-_SHARED_LANES = ("ampere", "ada")
-_LANES_ALONE = 96.0
-"""Per multiprocessor: the data centre's A100 has 64 lanes, all of its own; GA10x and Ada 128."""
 
 _WIDER = {
     "fp4": ("fp4", "fp8", "bf16", "fp16"),
@@ -68,11 +74,7 @@ _WIDER = {
 @cache
 def gpu_sheets() -> Mapping[str, GpuSheet]:
     """Every data sheet, by its GPU type."""
-    return {
-        path.stem: GpuSheet(name=path.stem, **{**content, "aliases": tuple(content["aliases"])})
-        for path in sorted((_HERE / "gpus").glob("*.yaml"))
-        for content in [read_yaml(path)]
-    }
+    return {path.stem: from_yaml(GpuSheet, path) for path in sorted((_HERE / "gpus").glob("*.yaml"))}
 
 
 def gpu_sheet(name: str) -> GpuSheet | None:
@@ -95,7 +97,7 @@ class NodeSheet:
     """A type of node, `nodes/<type>.yaml`.
 
     usual: the one meant when only its GPU type is named. link: `nvswitch`, `nvlink` or `pcie`; link_group: how many
-    GPUs it joins. network_bytes_per_s: of the node's cards together, one way. cpus: cores.
+    GPUs it joins. network_bytes_per_s: of the node's cards together, one way.
     """
 
     name: str
@@ -106,15 +108,10 @@ class NodeSheet:
     link: str
     link_group: int
     network_bytes_per_s: float
-    cpus: int
-    memory_bytes: float
-    disk_bytes: float
     source: str
 
 
 @cache
 def node_sheets() -> Mapping[str, NodeSheet]:
     """Every type of node, by its name."""
-    return {
-        path.stem: NodeSheet(name=path.stem, **read_yaml(path)) for path in sorted((_HERE / "nodes").glob("*.yaml"))
-    }
+    return {path.stem: from_yaml(NodeSheet, path) for path in sorted((_HERE / "nodes").glob("*.yaml"))}

@@ -25,10 +25,10 @@ from synergy_core.planner import communication
 from synergy_core.planner.constants import Constants, constants_for
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.memory import Memory, memory
-from synergy_core.planner.plan import Plans
+from synergy_core.planner.plan import Plans, Recompute
 from synergy_core.planner.software import Software
 from synergy_core.planner.step_time import step_time
-from synergy_core.planner.work import Block, Work
+from synergy_core.planner.work import Work
 
 Choose = Callable[[Machine, Software], Constants]
 
@@ -147,25 +147,12 @@ def _layer_s(case: Case, choose: Choose) -> Floats:
 
 def _ideal_s(work: Work, plans: Plans, machine: Machine, software: Software) -> Floats:
     """FLOPs of a step ÷ the peak: three times the forward pass, of layers four times with full recomputation."""
-    times = np.where(plans.recompute == 2, 4.0, 3.0)
-    layers = sum((np.asarray(each.count) * _forward(each.block) for each in work.layers), np.zeros(len(plans)))
-    flops = times * layers / plans.pipeline + 3.0 * (_forward(work.before) + _forward(work.after)) / plans.pipeline
+    layers = sum((np.asarray(each.count) * each.block.forward_flops for each in work.layers), np.zeros(len(plans)))
+    ends = work.before.forward_flops + work.after.forward_flops
+    flops = plans.passes * layers / plans.pipeline + Recompute.NONE.passes * ends / plans.pipeline
     peak = machine.gpu.matrix_flops_per_s(software.precision)
     result: Floats = flops * plans.accumulation / peak
     return result
-
-
-def _forward(block: Block) -> Any:
-    gemms = sum((np.asarray(each.flops, float) for each in block.gemms), np.asarray(0.0))
-    scores = sum(
-        (
-            np.asarray(2.0 * each.count * each.queries * each.keys * (each.width + each.value_width))
-            * (0.5 if each.causal else 1.0)
-            for each in block.attention
-        ),
-        np.asarray(0.0),
-    )
-    return gemms + scores
 
 
 def _training(file: TrainingTimes, choose: Choose) -> list[Group]:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from synergy_core.errors import InputError, unknown
 
 if TYPE_CHECKING:
+    from synergy_core.planner.architecture import Architecture, Family
     from synergy_core.planner.machine import Machine
     from synergy_core.planner.plan_table import PlanTable
     from synergy_core.planner.software import Software
@@ -73,7 +74,7 @@ def run(chosen: argparse.Namespace) -> int:
         raise InputError(f"--picture {chosen.picture}: the picture is SVG; give a name that ends in .svg.")
     family, architecture = _model(asked.model)
     software = software_named(asked.software)
-    batch = asked.batch or default_batch(family, architecture, software)
+    batch = asked.batch or default_batch(architecture)
     machines = [machine_named(each, asked.gpus_per_node, asked.network) for each in asked.gpu]
     stacks = [running_on(software, each.gpu) for each in machines]
     tables = search_all(
@@ -132,21 +133,18 @@ def question(settings: Sequence[str]) -> Question:
     )
 
 
-def default_batch(family: Any, architecture: Any, software: Software) -> int:
+def default_batch(architecture: Architecture) -> int:
     """The batch that the module's docstring states."""
     import numpy as np
 
-    from synergy_core.planner.plan import Plan, plans_of
-
-    tokens_each = int(getattr(architecture, "seq_len", 0))
+    tokens_each = architecture.limits().seq_len
     if not tokens_each:
         return 1024
-    work = family.work(architecture, plans_of([Plan()]), software)
-    tokens = 2.0**19 * (float(np.max(work.total_parameters)) / 1e8) ** 0.25
+    tokens = 2.0**19 * (float(architecture.parameters()) / 1e8) ** 0.25
     return 1 << max(0, round(float(np.ceil(np.log2(tokens / tokens_each)))))
 
 
-def _model(name: str) -> tuple[Any, Any]:
+def _model(name: str) -> tuple[Family, Architecture]:
     from synergy_core.planner.families import architecture_named, card_from_yaml
 
     if name.endswith((".yaml", ".yml")):
@@ -247,7 +245,12 @@ def _print_infeasible(table: PlanTable) -> None:
 
 
 def _nowhere(
-    table: PlanTable, family: Any, architecture: Any, software: Software, batch: int, fixed: Mapping[str, int]
+    table: PlanTable,
+    family: Family,
+    architecture: Architecture,
+    software: Software,
+    batch: int,
+    fixed: Mapping[str, int],
 ) -> str:
     """On how many GPUs the model would fit: whole nodes in powers of two."""
     from synergy_core.planner.constants import constants_for

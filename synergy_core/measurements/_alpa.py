@@ -25,10 +25,9 @@ from synergy_core.measurements._architecture import kind_of, stacked
 from synergy_core.measurements.best_plans import BestPlan
 from synergy_core.planner import constants
 from synergy_core.planner.constants import Constants
-from synergy_core.planner.enumerate import limits_of
 from synergy_core.planner.machine import Machine, machine_named
 from synergy_core.planner.memory import memory
-from synergy_core.planner.plan import Plan, Plans, plans_of
+from synergy_core.planner.plan import Plan, Plans, Recompute, plans_of
 from synergy_core.planner.software import Software, software_named
 from synergy_core.planner.step_time import step_time
 from synergy_core.planner.work import Work
@@ -38,7 +37,6 @@ POOL = 0.9
 """Of the GPU's memory, what XLA takes for itself (XLA_PYTHON_CLIENT_MEM_FRACTION in Alpa's launcher)."""
 GIGA_IS_GIBI = 1.024**3
 """Data sheets' gigabytes of memory are binary ones."""
-RECOMPUTE_FULL = 2
 REDUCE, SCATTER = 0, 2
 """ZeRO's stages that all-reduced gradients and scattered ones, with each replica's part of the optimizer, amount to."""
 CATALOG = Path(constants.__file__).parents[1] / "catalog"
@@ -95,8 +93,8 @@ def candidates(rows: Sequence[BestPlan]) -> tuple[list[Candidates], dict[int, st
 
 
 def software_of(row: BestPlan) -> Software:
-    """Transformers run in fp16, convolutions in fp32."""
-    return software_named("alpa-fp32" if row.family.__name__.endswith("resnet") else "alpa")
+    """What reads sequences runs in fp16, convolutions in fp32."""
+    return software_named("alpa" if row.architecture.limits().seq_len else "alpa-fp32")
 
 
 def machine_of(row: BestPlan) -> Machine:
@@ -118,7 +116,7 @@ def _node(gpu_type: str, gpus: int) -> Machine:
 
 def plans_for(row: BestPlan) -> Iterator[Plan]:
     """What Alpa may choose for the row, whether or not it fits."""
-    limits = limits_of(row.family, row.architecture, software_of(row))
+    limits = row.architecture.limits()
     accumulation = next(each for each in _powers(MICRO_BATCHES)[::-1] if row.global_batch % each == 0)
     for tensor in _powers(row.gpus):
         for pipeline in _powers(row.gpus // tensor):
@@ -138,7 +136,7 @@ def plans_for(row: BestPlan) -> Iterator[Plan]:
                         micro_batch=row.global_batch // accumulation // data,
                         accumulation=accumulation,
                         zero=zero,
-                        recompute=RECOMPUTE_FULL,
+                        recompute=Recompute.FULL,
                     )
 
 

@@ -45,7 +45,7 @@ def architecture_of(columns: Columns) -> Any:
     """An `Architecture` of one of the families. Raises InputError, to be told as the row's failure, for too little."""
     known = _named(columns.model)
     if known is not None and _agrees(known, columns):
-        return replace(known, seq_len=columns.seq_len) if columns.seq_len else known
+        return replace(known, seq_len=columns.seq_len) if columns.seq_len and "seq_len" in _names(known) else known
     needed = ("layers", "hidden", "heads", "ffn", "seq_len", "vocab")
     missing = [name for name in needed if getattr(columns, name) is None]
     if missing:
@@ -108,7 +108,13 @@ def _bare(name: str) -> str:
 def _agrees(known: Any, columns: Columns) -> bool:
     """Whether nothing that the row states contradicts the catalog. Of the MLP's width, files hold one of several."""
     stated = {name: getattr(columns, name) for name in ("layers", "hidden", "heads", "vocab")}
-    return all(value is None or getattr(known, name, None) == value for name, value in stated.items())
+    names = _names(known)
+    return all(value is None or (name in names and getattr(known, name) == value) for name, value in stated.items())
+
+
+def _names(architecture: Any) -> set[str]:
+    """Of what its family counts."""
+    return {each.name for each in fields(architecture)}
 
 
 def family_of(architecture: Any) -> ModuleType:

@@ -8,13 +8,6 @@ from dataclasses import replace
 from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.planner.software import Software, running_on, software_named, software_names
 
-_WORDS = (
-    ("torchtitan", r"torchtitan"),
-    ("nanotron", r"nanotron"),
-    ("megatron-core", r"megatron-bridge|megatron-core|mcore|\bnemo\b|nvidia-nemo"),
-    ("fsdp", r"llm-foundry|composer|fsdp"),
-    ("megatron-deepspeed", r"deepspeed"),
-)
 _PRECISIONS = (
     ("fp8", r"fp8|e4m3|hybrid"),
     ("bf16", r"bf16|bfloat16"),
@@ -24,19 +17,22 @@ _PRECISIONS = (
 )
 _FLASH = re.compile(r"flash|sdpa|fused|cudnn|triton|\bte\b|xformers|memory.?efficient")
 _NOT_FLASH = re.compile(r"unfused|math|eager|naive|^torch$|^core|\bno(t|n|)\b|local")
-_NEWER_THAN_FLASH = ("h100", "h200", "h800", "h20", "b200", "b300", "gb200", "gb300")
-"""Whose software has flash attention by default."""
 
 
 def software_name(*, source: str, notes: str, model: str, gpu: str, tensor: int, pipeline: int, zero: int) -> str:
-    """A name of catalog/software/. Megatron on GPUs that are younger than FlashAttention is Megatron Core."""
+    """A name of catalog/software/. Megatron on GPUs that are younger than FlashAttention is Megatron Core.
+
+    Of several that are named, the first that no other of them is like: torchtitan's FSDP is torchtitan.
+    """
     words = f"{source} {notes} {model}".lower()
-    for name, pattern in _WORDS:
-        if re.search(pattern, words):
-            return name
+    every = [software_named(name) for name in software_names()]
+    found = [each for each in every if each.words and re.search(each.words, words)]
+    for one in found:
+        if not any(one.name in each.like for each in found):
+            return one.name
     if zero == 3 and tensor == 1 and pipeline == 1:
         return "fsdp"
-    return "megatron-core" if gpu in _NEWER_THAN_FLASH else "megatron"
+    return "megatron-core" if _newer_than_flash(gpu) else "megatron"
 
 
 def precision(text: str) -> str | None:
@@ -60,7 +56,7 @@ def software(name: str, *, dtype: str, attention: str, gated: bool, gpu: str, no
     if plain:
         flash = not _NOT_FLASH.search(plain) and bool(_FLASH.search(plain))
     else:
-        flash = base.flash or gated or gpu in _NEWER_THAN_FLASH
+        flash = base.flash or gated or _newer_than_flash(gpu)
     gradient = base.gradient_bytes
     if "mode default" in notes.lower() or "fp32 grad" in dtype.lower():
         gradient = 4.0  # Composer's FSDP reduces in fp32 unless mixed_precision is PURE
@@ -74,3 +70,9 @@ def software(name: str, *, dtype: str, attention: str, gated: bool, gpu: str, no
         gradient_bytes=4.0 if weight > base.weight_bytes else gradient,
         optimizer_bytes=8.0 if weight > base.weight_bytes else base.optimizer_bytes,
     )
+
+
+def _newer_than_flash(gpu: str) -> bool:
+    """Whether the software of that GPU type has flash attention by default."""
+    sheet = gpu_sheet(gpu)
+    return sheet is not None and sheet.since_hopper

@@ -11,6 +11,7 @@ import math
 import re
 from dataclasses import replace
 
+from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.measurements import training_times
 from synergy_core.measurements._cells import Row, rows_of
 from synergy_core.measurements._table import Table
@@ -74,7 +75,8 @@ def _step(row: Row, model: str) -> TrainingStep:
     )
     step = training_times.step(alike, untied=row.flag("untied_embed") or False)
     held = row.number("mem_allocated_gib")
-    workspace = (32 if step.gpu_type in ("h100", "gb200") else 8) * MIB + (64 * MIB if has_engine else 0)
+    sheet = gpu_sheet(step.gpu_type)
+    workspace = (32 if sheet is not None and sheet.since_hopper else 8) * MIB + (64 * MIB if has_engine else 0)
     settings = tuple(
         replace(each, software=replace(each.software, dropout=True, workspace_bytes=float(workspace)))
         for each in step.settings

@@ -24,7 +24,7 @@ from synergy_core.measurements._architecture import Columns, architecture_of
 from synergy_core.measurements._cases import Case, Measured, Setting
 from synergy_core.measurements._cells import Row, rows_of
 from synergy_core.measurements._table import Table
-from synergy_core.planner.plan import Plan
+from synergy_core.planner.plan import RISING, Plan, Recompute
 
 GIB = 2.0**30
 
@@ -41,10 +41,10 @@ MICRO_BATCHES = (1, 2, 4)
 _EXCLUDED = re.compile(r"task=(\w+)", re.IGNORECASE)
 _OUT_OF_MEMORY = re.compile(r"\boom\b|out[ -]of[ -]memory", re.IGNORECASE)
 _RECOMPUTE = (
-    (3, re.compile(r"sel\w*[- ]op|operator")),
-    (1, re.compile(r"sel|core|attn")),
-    (2, re.compile(r"full|uniform|block|^(y|yes|1|true)$")),
-    (0, re.compile(r"^(no|none|n|0|false|off)$")),
+    (Recompute.OPERATORS, re.compile(r"sel\w*[- ]op|operator")),
+    (Recompute.SELECTIVE, re.compile(r"sel|core|attn")),
+    (Recompute.FULL, re.compile(r"full|uniform|block|^(y|yes|1|true)$")),
+    (Recompute.NONE, re.compile(r"^(no|none|n|0|false|off)$")),
 )
 _ZERO = re.compile(r"(?:zero-?)?([0-3])(?:\.0)?(\?)?")
 
@@ -241,13 +241,13 @@ def _zero(row: Row) -> tuple[int, ...]:
     return tuple(sorted({stage, 0, 1})) if found[2] else (stage,)
 
 
-def _recompute(row: Row) -> tuple[int, ...]:
+def _recompute(row: Row) -> tuple[Recompute, ...]:
     cell = row.text("recompute").lower()
     if not cell or cell.endswith("?"):
-        return (0, 1, 2)
-    for index, pattern in _RECOMPUTE:
+        return RISING
+    for kind, pattern in _RECOMPUTE:
         if pattern.search(cell):
-            return (index,)
+            return (kind,)
     row.refuse("recompute", "none, selective, full or selective-op")
 
 

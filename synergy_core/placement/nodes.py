@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
+from synergy_core.placement.one_job import lowest
 
 
 class Floor:
@@ -52,7 +53,8 @@ class Floor:
 class Ground:
     """Free GPUs while a round is being placed: nodes in a stack per number of free GPUs, so a best fit costs O(1).
 
-    A stack's entry counts only while its node still has that many free.
+    A stack's entry counts only while its node still has that many free. Of nodes that fit as well, the one touched last
+    is taken, where `one_job.TypePool` takes the one with the lowest number.
     """
 
     def __init__(self, floor: Floor, pinned: list[bool]) -> None:
@@ -145,15 +147,9 @@ class Ground:
 
     def _take(self, node: int, count: int) -> int:
         """The `count` lowest free GPUs of a node."""
-        mask, taken = self.mask[node], 0
-        if count == self.free[node]:
-            taken = mask
-        else:
-            for _ in range(count):
-                bit = mask & -mask
-                taken |= bit
-                mask ^= bit
-        self._set(node, self.mask[node] ^ taken)
+        mask = self.mask[node]
+        taken = mask if count == self.free[node] else lowest(mask, count)
+        self._set(node, mask ^ taken)
         return taken
 
     def _set(self, node: int, mask: int) -> None:

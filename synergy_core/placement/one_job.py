@@ -103,7 +103,7 @@ class TypePool:
         placed = []
         for node, count in pairs:
             have, mask, bit = free_count[node], free_mask[node], bit_of[node]
-            taken = mask if count == have else _lowest(mask, count)
+            taken = mask if count == have else lowest(mask, count)
             by_free[have] ^= bit
             by_free[have - count] ^= bit
             free_count[node] = have - count
@@ -163,7 +163,7 @@ def whole_nodes(by_free: list[int], of_size: list[int], gpus: int) -> list[tuple
     return chosen
 
 
-def _lowest(mask: int, count: int) -> int:
+def lowest(mask: int, count: int) -> int:
     """The `count` lowest set bits."""
     taken = 0
     for _ in range(count):

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.arrays import Floats, Ints
+from synergy_core.planner.architecture import Architecture, Family
 from synergy_core.planner.constants import Constants
-from synergy_core.planner.enumerate import candidates, limits_of
+from synergy_core.planner.enumerate import candidates
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.plan import Plan, Plans, plans_of
 from synergy_core.planner.search import MICRO_BATCHES, Model, laid_out, timed
@@ -63,8 +63,8 @@ class Tuned:
 
 
 def estimate(
-    family: Any,
-    architecture: Any,
+    family: Family,
+    architecture: Architecture,
     machine: Machine,
     software: Software,
     constants: Constants,
@@ -73,7 +73,7 @@ def estimate(
     global_batch: int,
 ) -> Cells:
     """Every Cell of the counts, with stages in powers of two, by its proxies."""
-    model = Model(family, architecture, software, limits_of(family, architecture, software))
+    model = Model(family, architecture, software, architecture.limits())
     made = [
         (gpus, stages, plan)
         for gpus in sorted(set(counts))
@@ -98,8 +98,8 @@ def estimate(
 
 
 def tune(
-    family: Any,
-    architecture: Any,
+    family: Family,
+    architecture: Architecture,
     machine: Machine,
     software: Software,
     constants: Constants,
@@ -113,7 +113,7 @@ def tune(
 
     None where nothing on that side fits.
     """
-    model = Model(family, architecture, software, limits_of(family, architecture, software))
+    model = Model(family, architecture, software, architecture.limits())
     every = candidates(
         model.limits,
         [gpus],

@@ -1,8 +1,8 @@
 """What is fitted: a handful of constants per GPU type and training software, and the rule for what was never measured.
 
 `catalog/constants/<software>.yaml` is written by bench/fit_planner.py: for each GPU type the constants, what they were
-fitted to and how well. `Constants` are physical (how a GPU runs kernels) or the software's own (how it launches and
-overlaps them); `PHYSICAL` names the former.
+fitted to and how well; a software has none until it was measured. `Constants` are physical (how a GPU runs kernels) or
+the software's own (how it launches and overlaps them); `PHYSICAL` names the former.
 """
 
 from __future__ import annotations
@@ -16,21 +16,9 @@ from synergy_core.catalog import read_yaml
 from synergy_core.catalog.sheets import GpuSheet, gpu_sheets
 from synergy_core.errors import InputError
 from synergy_core.planner.machine import Machine
-from synergy_core.planner.software import Software
+from synergy_core.planner.software import Software, software_named, software_names
 
 _FOLDER = Path(__file__).parents[1] / "catalog" / "constants"
-FALLBACK = {
-    "megatron-deepspeed": ("megatron", "fsdp"),
-    "megatron": ("fsdp",),
-    "megatron-core": ("fsdp", "megatron"),
-    "megatron-core-fp8": ("megatron-core", "fsdp"),
-    "torchtitan": ("fsdp",),
-    "torchtitan-fp8": ("torchtitan", "fsdp"),
-    "nanotron": ("fsdp",),
-    "alpa": ("megatron",),
-    "alpa-fp32": ("alpa", "megatron"),
-}
-"""Whose constants stand in for a software that was not measured on a GPU type, in this order; for others, any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +77,15 @@ PHYSICAL = (
 def constants_for(machine: Machine, software: Software) -> Constants:
     """Fitted constants of that software on that GPU type, else by rule.
 
-    A GPU type measured under other software keeps its physical constants and takes the rest from the software's. One
+    A GPU type measured under software like it keeps its physical constants and takes the rest from the software's. One
     that was never measured takes those of the type it is most like, its efficiency lower where its tensor cores do more
     per clock (`transferred`).
     """
-    known = measured(_key(software))
+    known = measured(software.fitted_as)
     kind = _like(machine.gpu)
     if kind in known:
         return known[kind]
-    likes = [measured(name) for name in FALLBACK.get(_key(software), measured_software())]
+    likes = [measured(name) for name in _stand_ins(software)]
     here = next((each[kind] for each in likes if kind in each), None)
     elsewhere = known or next(each for each in (*likes, *map(measured, measured_software())) if each)
     source = nearest(machine.gpu, tuple(elsewhere))
@@ -160,10 +148,14 @@ def constants_of(values: dict[str, Any]) -> Constants:
     return Constants(**{name: float(value) for name, value in values.items()})
 
 
-def _key(software: Software) -> str:
-    """Under which name its constants stand: products in FP8 run other kernels."""
-    fp8 = software.precision == "fp8" and not software.name.endswith("-fp8")
-    return f"{software.name}-fp8" if fp8 else software.name
+def _stand_ins(software: Software) -> tuple[str, ...]:
+    """Whose constants stand in on a GPU type on which it was not measured."""
+    name = software.fitted_as
+    if name == software.name:
+        like = software.like
+    else:
+        like = software_named(name).like if name in software_names() else ()
+    return like or measured_software()
 
 
 def _like(gpu: GpuSheet) -> str:

@@ -10,7 +10,7 @@ parallelism needs a sequence that tensor × context divides; experts spread over
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,61 +18,12 @@ from numpy.typing import NDArray
 
 from synergy_core.arrays import Ints
 from synergy_core.errors import InputError, unknown
-from synergy_core.planner.plan import RECOMPUTE, Plan, Plans, plans_of
-from synergy_core.planner.software import Software
+from synergy_core.planner.architecture import Limits, divisors
+from synergy_core.planner.plan import RISING, Plans, Recompute
 
-SHORTEST_PIECE = 4096
-"""Tokens of a sequence that a context-parallel rank has at least; shorter ones leave too little work per ring step."""
 MOST_STAGES_PER_GPU = 8
 """Largest interleave tried."""
-TRIED = (0, 1, 2)
-"""Kinds of recomputation, by rising need of time and falling of memory; by operator only where it is given."""
 FIXABLE = ("tensor", "pipeline", "context", "data", "expert", "interleave", "micro_batch", "zero", "recompute")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What of a model limits how it splits. seq_len 0: no sequence; heads, experts 1: nothing of that kind to split."""
-
-    layers: int
-    heads: int
-    groups: int
-    seq_len: int
-    experts: int
-
-    def tensors(self, most: int) -> list[int]:
-        """Tensor-parallel degrees up to `most`."""
-        return [
-            each
-            for each in divisors(self.heads)
-            if each <= most and (self.groups % each == 0 or each % self.groups == 0)
-        ]
-
-    def contexts(self) -> list[int]:
-        """Context-parallel degrees: powers of two that leave pieces long enough, in two halves each."""
-        result = [1]
-        while self.seq_len % (4 * result[-1]) == 0 and self.seq_len // (2 * result[-1]) >= SHORTEST_PIECE:
-            result.append(2 * result[-1])
-        return result
-
-
-def limits_of(family: Any, architecture: Any, software: Software) -> Limits:
-    """Read off an architecture; a family without heads, sequences or experts has no such fields."""
-    work = family.work(architecture, plans_of([Plan()]), software)
-    heads = int(getattr(architecture, "tensor_splits", getattr(architecture, "heads", 1)))
-    return Limits(
-        layers=int(np.max(work.layer_count)),
-        heads=heads,
-        groups=int(np.max(getattr(architecture, "groups", heads))),
-        seq_len=int(getattr(architecture, "seq_len", 0)),
-        experts=int(getattr(architecture, "experts", 1)),
-    )
-
-
-def divisors(number: int) -> list[int]:
-    """All of them, rising."""
-    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})
 
 
 def candidates(
@@ -134,7 +85,7 @@ def with_options(plans: Plans, fixed: Mapping[str, int] | None = None) -> tuple[
     """Each plan with every ZeRO stage and kind of recomputation that it can have; the second array: whose each is."""
     held = fixed or {}
     zeros = np.array([held["zero"]] if "zero" in held else [0, 1, 2, 3])
-    kinds = np.array([held["recompute"]] if "recompute" in held else TRIED)
+    kinds = np.array([held["recompute"]] if "recompute" in held else RISING)
     of, zero, recompute = (each.ravel() for each in np.meshgrid(np.arange(len(plans)), zeros, kinds, indexing="ij"))
     possible = _may_shard((plans.data * plans.context)[of], plans.pipeline[of], zero)
     of, zero, recompute = of[possible], zero[possible], recompute[possible]
@@ -149,7 +100,7 @@ def leanest(plans: Plans, fixed: Mapping[str, int] | None = None) -> Plans:
     return replace(
         plans,
         zero=np.full_like(zero, held["zero"]) if "zero" in held else zero,
-        recompute=np.full_like(zero, held.get("recompute", TRIED[-1])),
+        recompute=np.full_like(zero, held.get("recompute", RISING[-1])),
     )
 
 
@@ -159,7 +110,7 @@ def undominated(zero: Ints, recompute: Ints, of: Ints) -> NDArray[np.bool_]:
     ZeRO's stages by themselves rule nothing out: with few micro-batches, gathering weights layer by layer hides behind
     the forward pass, which gathering them after the step does not.
     """
-    least = np.full((of.max(initial=-1) + 1, 4), len(RECOMPUTE), dtype=np.int64)
+    least = np.full((of.max(initial=-1) + 1, 4), len(Recompute), dtype=np.int64)
     # Stages 0 and 1 hold the same weights and gradients, and send as much.
     np.minimum.at(least, (of, np.maximum(zero, 1)), recompute)
     result: NDArray[np.bool_] = recompute <= np.minimum.accumulate(least, axis=1)[of, zero.clip(1)]
@@ -203,10 +154,9 @@ def _checked(limits: Limits, fixed: Mapping[str, int], global_batch: int) -> Map
         )
     if not 0 <= fixed.get("zero", 0) <= 3:
         raise InputError(f"zero={fixed['zero']}: expected 0, 1, 2 or 3.")
-    if fixed.get("recompute", 0) >= len(RECOMPUTE):
-        raise InputError(
-            f"recompute={fixed['recompute']}: expected 0 to {len(RECOMPUTE) - 1} ({', '.join(RECOMPUTE)})."
-        )
+    if fixed.get("recompute", 0) >= len(Recompute):
+        named = ", ".join(each.label for each in Recompute)
+        raise InputError(f"recompute={fixed['recompute']}: expected 0 to {len(Recompute) - 1} ({named}).")
     return fixed
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from synergy_core.planner.architecture import Architecture, Family
 from synergy_core.planner.machine import Machine
-from synergy_core.planner.plan import Plan, plans_of
+from synergy_core.planner.plan import Plan, Recompute, plans_of
 from synergy_core.planner.plan_table import PlanTable
 from synergy_core.planner.software import Software
-from synergy_core.planner.work import Block
 
 PARTS = {
     "compute_s": "compute",
@@ -42,21 +40,13 @@ def seconds(value: float) -> str:
     return f"{size:.{max(0, 2 - int(np.log10(max(size, 1.0))))}f} {unit}"
 
 
-def model_flops(family: Any, architecture: Any, software: Software) -> float:
+def model_flops(family: Family, architecture: Architecture, software: Software) -> float:
     """Of one sample, forward and backward (3 × forward), nothing computed again; causal attention counted by half."""
     work = family.work(architecture, plans_of([Plan()]), software)
-    total = _forward(work.before) + _forward(work.after)
+    flops = work.before.forward_flops + work.after.forward_flops
     for run in work.layers:
-        total += _forward(run.block) * float(np.max(run.count))
-    return 3.0 * total
-
-
-def _forward(block: Block) -> float:
-    total = sum(float(np.max(gemm.flops)) for gemm in block.gemms)
-    for each in block.attention:
-        scores = np.asarray(each.count) * each.queries * each.keys * (0.5 if each.causal else 1.0)
-        total += float(np.max(2.0 * scores * (np.asarray(each.width) + each.value_width)))
-    return total
+        flops = flops + run.block.forward_flops * run.count
+    return 3.0 * float(np.max(flops))
 
 
 def _reason(part: str, loser: Plan, winner: Plan, machine: Machine) -> str:
@@ -67,7 +57,7 @@ def _reason(part: str, loser: Plan, winner: Plan, machine: Machine) -> str:
     if part == "bubble_s":
         return f"{loser.pipeline} stages, {loser.accumulation} micro-batches: bubble"
     if part == "recompute_s":
-        return "recomputes every layer:" if loser.recompute == 2 else "recomputes attention:"
+        return f"recomputes {Recompute(loser.recompute).again}:"
     if part == "data_s":
         if loser.zero == 3:
             return "ZeRO 3 gathers weights for every micro-batch:"

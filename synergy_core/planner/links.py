@@ -22,9 +22,6 @@ Hybrid cube mesh, 25 GB/s a link (NVIDIA DGX-1 with Tesla V100 system architectu
 cycles through all n GPUs, run both ways round; five GPUs have no such cycle and pass GPU 0 twice.
 """
 
-SWITCH_REDUCES = ("hopper", "blackwell")
-"""Architectures whose NVSwitch adds up (NVLink SHARP): third generation and later."""
-
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -93,7 +90,7 @@ def links_for(machine: Machine) -> Links:
     are on PCIe, and by direct memory access on others.
     """
     inside = link_named(machine.link)
-    if machine.gpu.architecture not in SWITCH_REDUCES or machine.link != "nvswitch":
+    if not machine.gpu.since_hopper or machine.link != "nvswitch":
         inside = without_switch(inside)
     if machine.network_bytes_per_s * machine.gpus_per_node <= ETHERNET_NODE_BYTES_PER_S:
         network = link_named("ethernet")

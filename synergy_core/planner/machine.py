@@ -39,10 +39,12 @@ def machine_named(
     if gpus_per_node is not None and gpus_per_node < 1:
         raise InputError(f"{gpus_per_node} GPUs per node; expected at least 1.")
     nodes = node_sheets()
-    gpu = gpu_sheet(nodes[name].gpu if name in nodes else name)
+    wanted = nodes[name].gpu if name in nodes else name
+    gpu = gpu_sheet(wanted)
     if gpu is None:
         known = {*nodes, *gpu_sheets()}
-        raise unknown("GPU or node type", name, known, hint="A file synergy_core/catalog/gpus/<type>.yaml adds one.")
+        hint = f"A file synergy_core/catalog/gpus/{wanted}.yaml adds it."
+        raise unknown("GPU or node type", wanted, known, hint=hint)
     node = nodes.get(name) or _node_of(gpu, gpus_per_node)
     if node is None and (gpus_per_node is None or network_bytes_per_s is None):
         raise InputError(

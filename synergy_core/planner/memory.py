@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
 from synergy_core.planner.machine import Machine
-from synergy_core.planner.plan import Plans
+from synergy_core.planner.plan import Plans, Recompute
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Amount, Block, Work
 
@@ -216,9 +216,7 @@ def _of_stage(
     flight = _in_flight(plans, rank, schedule)
     kept, over = np.zeros(len(plans)), np.zeros(len(plans))
     for block, count in held:
-        operators = block.selective_bytes if block.operator_bytes is None else block.operator_bytes
-        choices = _broad(plans, block.saved_bytes, block.selective_bytes, block.input_bytes, operators)
-        one = np.choose(plans.recompute, choices)
+        one = np.choose(plans.recompute, _broad(plans, *(block.kept_bytes(each) for each in Recompute)))
         kept = kept + flight * count * one
         over = np.maximum(over, np.where(count > 0, block.live_bytes - one, 0.0))
     waiting = (flight - 1.0) * work.after.saved_bytes if schedule == "gpipe" else 0.0

@@ -4,16 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.arrays import Ints
+from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import InputError
 
-RECOMPUTE = ("none", "selective", "full", "operators")
-"""What is computed again in the backward pass: nothing, the attention core, every layer from its input, or all but
-fused attention and every second matrix product (torchtitan's selective activation checkpointing by operator)."""
+
+class Recompute(IntEnum):
+    """What is computed again in the backward pass; its number is what plans, columns and `recompute=` hold.
+
+    SELECTIVE: the attention core. FULL: every layer, from its input. OPERATORS: all but fused attention and every
+    second matrix product (torchtitan's selective activation checkpointing by operator).
+    """
+
+    NONE = 0
+    SELECTIVE = 1
+    FULL = 2
+    OPERATORS = 3
+
+    @property
+    def label(self) -> str:
+        """As printed, and as measurement files say it."""
+        return self.name.lower()
+
+    @property
+    def again(self) -> str:
+        """What is computed again, in a sentence."""
+        return ("nothing", "attention", "every layer", "every second product")[self]
+
+    @property
+    def passes(self) -> float:
+        """Through a layer's products in a step, in forward passes: one forward, two backward, one more if again."""
+        return 4.0 if self is Recompute.FULL else 3.0
+
+
+RISING = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
+"""Kinds by rising need of time and falling of memory: what a search tries, and what is meant where none is stated."""
+
+_PASSES = np.array([each.passes for each in Recompute])
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +53,8 @@ class Plan:
 
     tensor, pipeline, context, data: degrees; their product is the number of GPUs. expert: over how many of the
     data × context ranks a layer's experts are spread. interleave: stages per GPU. micro_batch: sequences (or images).
-    accumulation: micro-batches per step on each replica. zero: ZeRO's stage; 3 is FSDP. recompute: an index into
-    `RECOMPUTE`. sequence: whether what tensor parallelism would repeat is split along the sequence.
+    accumulation: micro-batches per step on each replica. zero: ZeRO's stage; 3 is FSDP. recompute: a
+    `Recompute`'s number. sequence: whether what tensor parallelism would repeat is split along the sequence.
     """
 
     tensor: int = 1
@@ -35,7 +66,7 @@ class Plan:
     micro_batch: int = 1
     accumulation: int = 1
     zero: int = 0
-    recompute: int = 0
+    recompute: int = Recompute.NONE.value
     sequence: bool = False
 
     @property
@@ -63,7 +94,7 @@ class Plan:
         parts = [" ".join(degrees), f"{self.micro_batch}×{self.accumulation}"]
         parts += [f"zero{self.zero}"] if self.zero else []
         parts += ["sp"] if self.sequence else []
-        parts += [RECOMPUTE[self.recompute]] if self.recompute else []
+        parts += [Recompute(self.recompute).label] if self.recompute else []
         return " · ".join(parts)
 
 
@@ -101,6 +132,11 @@ class Plans:
     def gpus(self) -> Ints:
         """(plans,): GPUs each needs."""
         return self.tensor * self.pipeline * self.context * self.data
+
+    @property
+    def passes(self) -> Floats:
+        """(plans,): passes through a layer's products in a step; see `Recompute`."""
+        return _PASSES[self.recompute]
 
     @property
     def global_batch(self) -> Ints:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import lcm
-from typing import Any
 
 import numpy as np
 
 from synergy_core.arrays import Floats, Ints
+from synergy_core.planner.architecture import Architecture, Family
 from synergy_core.planner.plan import Plan, plans_of
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Block
@@ -40,7 +40,7 @@ class Holdings:
         return float((self.dense.sum() + self.experts.sum()) * (self.weight_bytes + self.optimizer_bytes))
 
 
-def holdings(family: Any, architecture: Any, software: Software) -> Holdings:
+def holdings(family: Family, architecture: Architecture, software: Software) -> Holdings:
     """The state of a model: its blocks as one GPU without any parallelism would hold them."""
     work = family.work(architecture, plans_of([Plan()]), software)
     blocks: list[Block] = [work.before]

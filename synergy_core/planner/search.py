@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import InputError
+from synergy_core.planner.architecture import Architecture, Family, Limits
 from synergy_core.planner.constants import Constants
-from synergy_core.planner.enumerate import Limits, candidates, leanest, limits_of, undominated, with_options
+from synergy_core.planner.enumerate import candidates, leanest, undominated, with_options
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.memory import MARGIN, memory, usable_bytes
 from synergy_core.planner.plan import Plan, Plans
@@ -41,8 +42,8 @@ MOST_TIED = 8
 
 
 def search(
-    family: Any,
-    architecture: Any,
+    family: Family,
+    architecture: Architecture,
     machine: Machine,
     software: Software,
     constants: Constants,
@@ -77,8 +78,8 @@ def search(
 
 
 def search_all(
-    family: Any,
-    architecture: Any,
+    family: Family,
+    architecture: Architecture,
     machines: Sequence[tuple[Machine, Software, Constants]],
     *,
     counts: Sequence[int],
@@ -145,7 +146,7 @@ class _Sized:
 @lru_cache(maxsize=512)
 def _remembered(
     family: _Keyed,
-    architecture: Any,
+    architecture: Architecture,
     of_machine: _Keyed,
     software: Software,
     constants: Constants,
@@ -159,7 +160,7 @@ def _remembered(
 ) -> PlanTable:
     """One table. Two passes: tensor parallelism within nodes, then across them for counts that are left."""
     machine: Machine = of_machine.it
-    model = Model(family.it, architecture, software, limits_of(family.it, architecture, software))
+    model = Model(family.it, architecture, software, architecture.limits())
     held = dict(fixed)
     wanted = np.unique(np.asarray(counts))
     usual = max(machine.gpus_per_node, LEAST_TENSOR)
@@ -190,15 +191,14 @@ def _remembered(
 class Model:
     """A model with its software: what the steps of a search have in common."""
 
-    family: Any
-    architecture: Any
+    family: Family
+    architecture: Architecture
     software: Software
     limits: Limits
 
     def work(self, plans: Plans) -> Work:
         """Its operators under each plan."""
-        result: Work = self.family.work(self.architecture, plans, self.software)
-        return result
+        return self.family.work(self.architecture, plans, self.software)
 
 
 def timed(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from synergy_core.catalog import read_yaml
+from synergy_core.catalog import from_yaml
 from synergy_core.catalog.sheets import GpuSheet
 from synergy_core.errors import unknown
 
@@ -28,6 +28,8 @@ class Software:
     copy (PyTorch's FSDP). workspace_bytes: what libraries of matrix products hold of the allocator's memory: 32 MiB by
     cuBLAS (PyTorch's choice from Hopper on; 8 MiB before), and as much twice by Transformer Engine.
     sends_once: whether a token goes to each other node once, however many of its experts are there (DeepEP).
+    like: whose constants stand in on a GPU type on which it was not measured, in this order; none: any software's.
+    words: a regular expression that finds it in what measurement files say.
     """
 
     name: str
@@ -44,8 +46,15 @@ class Software:
     gathers_from_master: bool = False
     workspace_bytes: float = 96.0 * 2**20
     sends_once: bool = False
+    like: tuple[str, ...] = ()
+    words: str = ""
     title: str = ""
     source: str = ""
+
+    @property
+    def fitted_as(self) -> str:
+        """Under which name its constants stand: products in FP8 run other kernels."""
+        return f"{self.name}-fp8" if self.precision == "fp8" and not self.name.endswith("-fp8") else self.name
 
 
 _FOLDER = Path(__file__).parents[1] / "catalog" / "software"
@@ -58,11 +67,15 @@ def software_names() -> list[str]:
 
 @cache
 def software_named(name: str) -> Software:
-    """A training stack of the catalog. Raises InputError with the nearest match for an unknown one."""
+    """A training stack of the catalog. Raises InputError with the nearest match for an unknown one, its like too."""
     if name not in software_names():
         hint = "A file synergy_core/catalog/software/<name>.yaml adds one."
         raise unknown("training software", name, software_names(), hint=hint)
-    return Software(name=name, **read_yaml(_FOLDER / f"{name}.yaml"))
+    found = from_yaml(Software, _FOLDER / f"{name}.yaml")
+    for each in found.like:
+        if each not in software_names():
+            raise unknown(f"training software that {name} is like,", each, software_names())
+    return found
 
 
 def running_on(software: Software, gpu: GpuSheet) -> Software:

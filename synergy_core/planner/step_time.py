@@ -21,7 +21,7 @@ from synergy_core.planner.communication import (
 from synergy_core.planner.constants import Constants
 from synergy_core.planner.kernels import block_time
 from synergy_core.planner.machine import Machine
-from synergy_core.planner.plan import Plans
+from synergy_core.planner.plan import Plans, Recompute
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Amount, Block, Work
 
@@ -192,7 +192,7 @@ def _part(
     )
     context = np.where(plans.context > 1, ring, 0.0)
     expert = _all_to_all_s(block, plans, software, links, layout) * block.expert_count
-    full, selective = plans.recompute == 2, plans.recompute == 1
+    passes = plans.passes if again else np.full(len(plans), Recompute.NONE.passes)
     collectives = (plans.tensor > 1) * np.asarray(block.tensor_count, float)
 
     def bound(seconds: Floats, kernels: Floats) -> Floats:
@@ -204,19 +204,23 @@ def _part(
 
     forward = bound(gpu.forward_s, gpu.forward_kernels)
     backward = bound(gpu.backward_s, gpu.backward_kernels)
-    halves = 0.5 * (gpu.forward_s - gpu.attention_s)
-    redone = np.select([full, selective, plans.recompute == 3], [forward, gpu.attention_s, halves], 0.0)
-    if not again:
-        redone = np.zeros_like(forward)
-        full = np.zeros_like(full)
     zeros = np.zeros(len(plans))
+    redone = zeros
+    if again:
+        seconds = {
+            Recompute.NONE: zeros,
+            Recompute.SELECTIVE: gpu.attention_s,
+            Recompute.FULL: forward,
+            Recompute.OPERATORS: 0.5 * (gpu.forward_s - gpu.attention_s),
+        }
+        redone = np.choose(plans.recompute, [seconds[each] for each in Recompute])
     return _Part(
         forward=forward + zeros,
         backward=backward + zeros,
         again=redone + zeros,
-        tensor=tensor * np.where(full, 3.0, 2.0) + zeros,
-        context=context * np.where(full, 4.0, 3.0) + zeros,
-        expert=expert * np.where(full, 3.0, 2.0) + zeros,
+        tensor=tensor * (passes - 1.0) + zeros,
+        context=context * passes + zeros,
+        expert=expert * (passes - 1.0) + zeros,
     )
 
 

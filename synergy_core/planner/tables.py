@@ -62,7 +62,7 @@ def model_names() -> tuple[str, ...]:
 @cache
 def language_models() -> tuple[str, ...]:
     """Those of them that read tokens: dense transformers and mixtures of experts."""
-    return tuple(name for name in architecture_names() if hasattr(card_named(name).architecture, "seq_len"))
+    return tuple(name for name in architecture_names() if card_named(name).architecture.limits().seq_len)
 
 
 @cache
@@ -72,7 +72,8 @@ def model_named(name: str) -> PlannedModel:
     software = software_named(SOFTWARE)
     parameters = float(card.architecture.parameters())
     checkpoint_bytes = parameters * (software.weight_bytes + software.optimizer_bytes)
-    return PlannedModel(name, parameters, int(getattr(card.architecture, "seq_len", IMAGE_TOKENS)), checkpoint_bytes)
+    tokens = card.architecture.limits().seq_len or IMAGE_TOKENS
+    return PlannedModel(name, parameters, tokens, checkpoint_bytes)
 
 
 @cache

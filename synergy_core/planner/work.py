@@ -6,10 +6,12 @@ step time and memory are computed from it and know nothing of families.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from numpy.typing import NDArray
+
+from synergy_core.planner.plan import Recompute
 
 Amount = NDArray[Any] | float
 """An array (plans,), or one number for all plans."""
@@ -59,8 +61,8 @@ class Block:
     parameters: held by this GPU before ZeRO shards them, beside expert_parameters, which only
     data × context ÷ expert replicas share. boundary_bytes: the output that the next block takes, this GPU's part.
     saved_bytes: kept for the backward pass without recomputation; selective_bytes: with selective; operator_bytes: by
-    operator (None: as with selective); input_bytes:
-    with full. live_bytes: the most that is alive at once within the block, forward or backward.
+    operator (None: as with selective); input_bytes: with full. live_bytes: the most that is alive at once within the
+    block, forward or backward.
     """
 
     name: str
@@ -84,6 +86,27 @@ class Block:
     input_bytes: Amount = 0.0
     live_bytes: Amount = 0.0
 
+    @property
+    def forward_flops(self) -> Amount:
+        """Of products and attention in the forward pass; of causal attention the half that is needed."""
+        total: Amount = 0.0
+        for gemm in self.gemms:
+            total = total + gemm.flops
+        for each in self.attention:
+            scores = each.count * each.queries * each.keys * (0.5 if each.causal else 1.0)
+            total = total + 2.0 * scores * (each.width + each.value_width)
+        return total
+
+    def kept_bytes(self, recompute: Recompute) -> Amount:
+        """What is kept for the backward pass under a kind of recomputation."""
+        by_operator = self.selective_bytes if self.operator_bytes is None else self.operator_bytes
+        return {
+            Recompute.NONE: self.saved_bytes,
+            Recompute.SELECTIVE: self.selective_bytes,
+            Recompute.FULL: self.input_bytes,
+            Recompute.OPERATORS: by_operator,
+        }[recompute]
+
 
 @dataclass(frozen=True, slots=True)
 class Layers:
@@ -105,7 +128,6 @@ class Work:
     layers: tuple[Layers, ...]
     after: Block
     total_parameters: Amount
-    samples_are: str = field(default="sequences")
 
     @property
     def layer_count(self) -> Amount:

@@ -23,7 +23,7 @@ from synergy_core.state.goodput_state import GoodputState
 ALL = np.iinfo(np.int64).max
 
 
-class Memory(NamedTuple):
+class JobsSeen(NamedTuple):
     """Jobs that arrived before, and those that run though an earlier one waited when they started; by job id."""
 
     arrived: frozenset[int]
@@ -73,7 +73,7 @@ def crius(
     most_gpus: to which jobs may grow beyond what they request. depth: how many others make room for one arrival.
     least_growth: of relative throughput, for which a running job is restarted (the published one: any).
     """
-    memory: Memory = state.memory or Memory(frozenset(), frozenset())
+    memory: JobsSeen = state.memory or JobsSeen(frozenset(), frozenset())
     rows = powers_and_whole_nodes(state.cluster, max(most_gpus, int(state.gpus.max())))
     table, wanted = _table(state, rows, most_gpus, batch_limit)
     row = _held(state, rows)
@@ -105,7 +105,7 @@ def crius(
     return Allocations(
         np.where(chosen, rows.gpus[row], 0),
         np.where(chosen, rows.gpu_type[row], -1),
-        memory=Memory(frozenset(active), still),
+        memory=JobsSeen(frozenset(active), still),
     )
 
 

@@ -55,6 +55,13 @@ def held(block):
 
 
 @pytest.mark.parametrize("name", architecture_names())
+def test_limits_are_of_the_layers_that_the_work_has(name):
+    architecture, work = card_named(name).architecture, worked(name, Plan())
+    assert architecture.limits().layers == np.max(work.layer_count)
+    assert architecture.parameters() == np.max(work.total_parameters)
+
+
+@pytest.mark.parametrize("name", architecture_names())
 def test_parameters_are_those_published(name):
     """Within 2 %, or the same number when rounded as it was printed: billions, or tenths of them."""
     card = card_named(name)
@@ -230,7 +237,6 @@ def test_an_expert_for_every_token_is_a_plain_transformer():
 def test_resnet_50_costs_8_gflop_per_image():
     work = worked("resnet-50", Plan(micro_batch=16))
     assert total(work, gemm_flops) / 16 == pytest.approx(8.2e9, rel=0.03)
-    assert work.samples_are == "images"
     assert np.asarray(work.layer_count).item() == 16
 
 
@@ -264,7 +270,7 @@ def test_what_a_resnet_cannot_do():
 
 
 def test_families_and_architectures_are_found_by_name(tmp_path):
-    assert family_names() == ["mixture", "resnet", "transformer"]
+    assert {"mixture", "resnet", "transformer"} <= set(family_names())
     with pytest.raises(InputError, match="Did you mean 'llama-2-70b'"):
         architecture_named("llama2-70b")
     with pytest.raises(InputError, match="Did you mean 'resnet'"):
@@ -274,7 +280,7 @@ def test_families_and_architectures_are_found_by_name(tmp_path):
     with pytest.raises(InputError, match=r"key in mine.yaml 'layrs'\. Did you mean 'layers'"):
         card_from_yaml(path)
     path.write_text("family: transformer\ntitle: mine\npublished_parameters: 1\nsource: me\nlayers: 2\n")
-    with pytest.raises(InputError, match="not a whole architecture"):
+    with pytest.raises(InputError, match=r"hidden, heads, ffn, vocab, seq_len missing; .*/transformer\.py"):
         card_from_yaml(path)
     path.write_text("family: transformer\n")
     with pytest.raises(InputError, match="title, published_parameters, source missing"):

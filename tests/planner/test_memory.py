@@ -12,11 +12,11 @@ from synergy_core.errors import InputError
 from synergy_core.planner.families import transformer
 from synergy_core.planner.machine import Machine, machine_named
 from synergy_core.planner.memory import Memory, memory, usable_bytes
-from synergy_core.planner.plan import RECOMPUTE, Plan, plans_of
+from synergy_core.planner.plan import Plan, Recompute, plans_of
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Block, Layers, Work
 
-NONE, SELECTIVE, FULL = (RECOMPUTE.index(each) for each in ("none", "selective", "full"))
+NONE, SELECTIVE, FULL, _ = Recompute
 STACK = Software("test", dropout=True, workspace_bytes=0.0)
 UNFUSED = replace(STACK, flash=False)
 GPT = transformer.Architecture(layers=24, hidden=2048, heads=16, ffn=8192, vocab=51200, seq_len=1024)

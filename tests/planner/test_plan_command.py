@@ -105,10 +105,9 @@ def test_bad_input(capsys, arguments, says):
 
 
 def test_default_batch_is_of_the_size_that_is_usual():
-    software = Software("test")
-    batches = {name: default_batch(*architecture_named(name), software) for name in ("gpt-1.3b", "gpt-175b")}
+    batches = {name: default_batch(architecture_named(name)[1]) for name in ("gpt-1.3b", "gpt-175b")}
     assert batches == {"gpt-1.3b": 512, "gpt-175b": 2048}
-    assert default_batch(*architecture_named("resnet-50"), software) == 1024
+    assert default_batch(architecture_named("resnet-50")[1]) == 1024
 
 
 def test_model_flops_are_six_per_parameter_and_token():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planner_setup import CONSTANTS, SOFTWARE, gpt, machine
 
 from synergy_core.errors import InputError
-from synergy_core.planner.enumerate import divisors
+from synergy_core.planner.architecture import divisors
 from synergy_core.planner.families import mixture, transformer
 from synergy_core.planner.memory import memory
 from synergy_core.planner.plan import Plan, plans_of

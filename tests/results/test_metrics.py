@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from small_runs import cluster, drawn_workload, policies, simulate, workload
 
-from synergy_runs.averages import spearman
 from synergy_runs.invariants import InvariantError, check
 from synergy_runs.log import EventLog, Kind
 from synergy_runs.metrics import Jobs, job_table, mean_contention, size_class, summarise
@@ -102,11 +101,6 @@ def test_contention_agrees_with_counting_by_hand():
 
 def test_small_size_classes_are_where_the_page_says():
     assert size_class(np.array([1, 2, 4, 5, 8, 9, 256])).tolist() == [0, 1, 1, 2, 2, 3, 3]
-
-
-def test_spearman_ranks_ties_at_their_mean():
-    assert spearman(np.array([1.0, 2, 2, 3]), np.array([1.0, 2, 2, 3])) == pytest.approx(1)
-    assert np.isnan(spearman(np.array([1.0, 1]), np.array([1.0, 2])))
 
 
 def test_time_series_of_two_jobs(two_jobs):

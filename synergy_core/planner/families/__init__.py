@@ -1,36 +1,24 @@
 """Model families: one module each; being in the folder registers it.
 
-A module has a frozen dataclass `Architecture` (what `catalog/architectures/*.yaml` of that family fill) whose numbers
-may also be arrays (plans,), one model per plan, and `work(architecture, plans, software) -> Work`.
+A module has a frozen dataclass `Architecture` (what `catalog/architectures/*.yaml` of that family fill) and
+`work(architecture, plans, software) -> Work`: `synergy_core.planner.architecture` says what is asked of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any, Protocol, cast
+from typing import cast
 
-from synergy_core.catalog import read_yaml
+from synergy_core.catalog import filled, read_yaml
 from synergy_core.errors import InputError, unknown
-from synergy_core.planner.plan import Plans
-from synergy_core.planner.software import Software
-from synergy_core.planner.work import Work
+from synergy_core.planner.architecture import Architecture, Family
 
 _FOLDER = Path(__file__).parents[2] / "catalog" / "architectures"
 _CARD = ("family", "title", "published_parameters", "source")
-
-
-class Family(Protocol):
-    """What a module of this folder offers."""
-
-    Architecture: Any
-
-    def work(self, architecture: Any, plans: Plans, software: Software) -> Work:
-        """Operators of one micro-batch on one GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +28,7 @@ class Card:
     name: str
     title: str
     family: Family
-    architecture: Any
+    architecture: Architecture
     published_parameters: float
     source: str
 
@@ -51,10 +39,18 @@ def family_names() -> list[str]:
 
 
 def family_named(name: str) -> Family:
-    """A family's module. Raises InputError with the nearest match for an unknown one."""
+    """A family's module. Raises InputError with the nearest match for an unknown one, and for what one lacks."""
     if name not in family_names():
-        raise unknown("model family", name, family_names(), hint="A module synergy_core/planner/families adds one.")
-    return cast(Family, import_module(f"{__name__}.{name}"))
+        hint = "A module synergy_core/planner/families/<name>.py adds one."
+        raise unknown("model family", name, family_names(), hint=hint)
+    module = import_module(f"{__name__}.{name}")
+    own = getattr(module, "Architecture", None)
+    asked = {"work": module, "parameters": own, "limits": own}
+    missing = [each for each, where in asked.items() if not callable(getattr(where, each, None))]
+    if not is_dataclass(own) or missing:
+        lacks = "a dataclass Architecture" if not is_dataclass(own) else f"{', '.join(missing)}()"
+        raise InputError(f"{module.__file__}: lacks {lacks}; synergy_core/planner/architecture.py says what is asked.")
+    return cast(Family, module)
 
 
 def architecture_names() -> list[str]:
@@ -82,24 +78,13 @@ def card_from_yaml(path: Path) -> Card:
         name=path.stem,
         title=content["title"],
         family=family,
-        architecture=_filled(family, {key: each for key, each in content.items() if key not in _CARD}, path),
+        architecture=filled(family.Architecture, {key: content[key] for key in content if key not in _CARD}, path),
         published_parameters=float(content["published_parameters"]),
         source=content["source"],
     )
 
 
-def architecture_named(name: str) -> tuple[Family, Any]:
+def architecture_named(name: str) -> tuple[Family, Architecture]:
     """A model's family and architecture. Raises InputError with the nearest match for an unknown one."""
     card = card_named(name)
     return card.family, card.architecture
-
-
-def _filled(family: Family, values: Mapping[str, Any], path: Path) -> Any:
-    known = [each.name for each in fields(family.Architecture)]
-    for key in values:
-        if key not in known:
-            raise unknown(f"key in {path.name}", key, known)
-    try:
-        return family.Architecture(**values)
-    except TypeError as error:
-        raise InputError(f"{path}: is not a whole architecture: {error}.") from None

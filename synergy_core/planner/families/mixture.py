@@ -8,11 +8,12 @@ section 2.1).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.planner.architecture import Limits
 from synergy_core.planner.families import transformer
 from synergy_core.planner.families.transformer import (
     Number,
@@ -22,6 +23,7 @@ from synergy_core.planner.families.transformer import (
     embedding,
     logits,
     mlp_part,
+    sequence_shards,
     tokens_per_gpu,
     with_boundary,
 )
@@ -102,11 +104,15 @@ class Architecture(transformer.Architecture):
         router = np.asarray(self.experts, float) * self.hidden
         return dense + self.expert_layers * (experts + router - self.mlp_parameters())
 
+    def limits(self) -> Limits:
+        """Of one model: a transformer's, and the experts."""
+        return replace(transformer.Architecture.limits(self), experts=int(self.experts))
+
 
 def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
     """Operators of one micro-batch on one GPU."""
     a = architecture
-    boundary = 2.0 * tokens_per_gpu(a, plans) * a.hidden / _split(plans)
+    boundary = 2.0 * tokens_per_gpu(a, plans) * a.hidden / sequence_shards(plans)
     attention = attention_of(a, plans, software)
     dense = Block(name="dense layer", **combined(attention, mlp_part(a, plans, software)))
     sparse = Block(name="expert layer", **combined(attention, experts_part(a, plans, software)))
@@ -130,11 +136,6 @@ def _in_order(a: Architecture, dense: Block, sparse: Block) -> tuple[Layers, ...
         for block, chosen in ((sparse, there & expert), (dense, there & ~expert)):
             runs += (Layers(block, chosen.astype(float)),) if np.any(chosen) else ()
     return runs
-
-
-def _split(plans: Plans) -> NDArray[np.float64]:
-    """By what sequence parallelism divides what tensor parallelism alone repeats."""
-    return np.where(plans.sequence, plans.tensor, 1).astype(float)
 
 
 def attention_of(a: Architecture, plans: Plans, software: Software) -> Part:
@@ -162,7 +163,7 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
 
     The projections to latents have no heads to split: tensor parallelism repeats them, unless the sequence is split.
     """
-    t, split, tokens = plans.tensor, _split(plans), tokens_per_gpu(a, plans)
+    t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden, heads = np.asarray(a.hidden, float), np.asarray(a.heads) / t
     width = a.width + a.rotary_width
     latents = a.query_rank + a.key_value_rank + a.rotary_width
@@ -212,7 +213,7 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     Without a split sequence every tensor-parallel rank moves the whole rows. Tensor parallelism adds up the rows before
     they are combined; GShard after it, as combination is linear.
     """
-    t, split, tokens = plans.tensor, _split(plans), tokens_per_gpu(a, plans)
+    t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden, experts = np.asarray(a.hidden, float), np.asarray(a.experts, float)
     width = np.asarray(a.expert_ffn) / t
     up = np.where(a.gated, 2.0, 1.0) * width

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
+from synergy_core.planner.architecture import Limits
 from synergy_core.planner.plan import Plans
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Amount, Block, Gemm, Layers, Work
@@ -44,11 +45,6 @@ class Architecture:
     classes: Number = 1000
     image_size: Number = 224
 
-    @property
-    def tensor_splits(self) -> int:
-        """What a tensor-parallel degree must divide: the narrowest layer's channels, each on one GPU."""
-        return int(np.min(self.channels))
-
     def bottlenecks(self, stage: int) -> NDArray[np.int64]:
         """Of a stage, from 0. Raises InputError for an unknown depth."""
         depths = np.asarray(self.depth)
@@ -57,6 +53,10 @@ class Architecture:
                 raise InputError(f"a ResNet of depth {each}; expected one of {', '.join(map(str, STAGES))}.")
         result: NDArray[np.int64] = np.vectorize(lambda each: STAGES[int(each)][stage], otypes=[np.int64])(depths)
         return result
+
+    def limits(self) -> Limits:
+        """Of one model: bottlenecks, and the channels of its narrowest layer."""
+        return Limits(layers=sum(int(self.bottlenecks(stage)) for stage in range(4)), heads=int(self.channels))
 
     def parameters(self) -> Amount:
         """Of the whole model, counted once."""
@@ -110,7 +110,6 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
         layers=tuple(runs),
         after=_head(a, plans, size),
         total_parameters=a.parameters(),
-        samples_are="images",
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.planner.architecture import Limits
 from synergy_core.planner.plan import Plans
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Amount, Attention, Block, Gemm, Layers, Work
@@ -76,15 +77,20 @@ class Architecture:
         result: Amount = np.asarray(self.layers) * layer + tables + positions
         return result
 
+    def limits(self) -> Limits:
+        """Of one model: layers, heads and the sequence."""
+        return Limits(int(self.layers), int(self.heads), int(self.groups), int(self.seq_len))
+
 
 def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
     """Operators of one micro-batch on one GPU."""
     a = architecture
     tokens = tokens_per_gpu(a, plans)
     layer = Block(name="layer", **combined(attention_part(a, plans, software), mlp_part(a, plans, software)))
+    layer = with_boundary(layer, 2.0 * tokens * a.hidden / sequence_shards(plans))
     return Work(
         before=embedding(a, plans, software),
-        layers=(Layers(with_boundary(layer, 2.0 * tokens * a.hidden / _split(plans)), np.asarray(a.layers, float)),),
+        layers=(Layers(layer, np.asarray(a.layers, float)),),
         after=logits(a, plans, software),
         total_parameters=a.parameters(),
     )
@@ -120,7 +126,7 @@ def tokens_per_gpu(a: Architecture, plans: Plans) -> Amount:
     return result
 
 
-def _split(plans: Plans) -> NDArray[np.float64]:
+def sequence_shards(plans: Plans) -> NDArray[np.float64]:
     """By what sequence parallelism divides what tensor parallelism alone repeats."""
     return np.where(plans.sequence, plans.tensor, 1).astype(float)
 
@@ -130,13 +136,13 @@ def _residual_bytes(plans: Plans, software: Software) -> Amount:
 
     Sequence parallelism splits all three; plain autograd keeps the output as gathered for the matrix product.
     """
-    split, mask = _split(plans), 1.0 if software.dropout else 0.0
+    split, mask = sequence_shards(plans), 1.0 if software.dropout else 0.0
     return (2.0 + mask) / split + 2.0 / (1.0 if software.eager else split)
 
 
 def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
     """Norm, queries, keys and values, attention, projection, dropout and residual."""
-    t, split, tokens = plans.tensor, _split(plans), tokens_per_gpu(a, plans)
+    t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden, heads, width = np.asarray(a.hidden, float), np.asarray(a.heads) / t, a.width
     groups = np.maximum(np.asarray(a.groups) / t, 1.0)
     columns = (heads + 2.0 * groups) * width
@@ -179,7 +185,7 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
 
 def mlp_part(a: Architecture, plans: Plans, software: Software) -> Part:
     """Norm, up (and gate), activation, down, dropout and residual."""
-    t, split, tokens = plans.tensor, _split(plans), tokens_per_gpu(a, plans)
+    t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden, ffn = np.asarray(a.hidden, float), np.asarray(a.ffn) / t
     up = np.where(a.gated, 2.0, 1.0) * ffn
     mask = 1.0 if software.dropout else 0.0
@@ -203,7 +209,7 @@ def mlp_part(a: Architecture, plans: Plans, software: Software) -> Part:
 
 def embedding(a: Architecture, plans: Plans, software: Software) -> Block:
     """The table of tokens, positions, dropout."""
-    tokens, hidden, split = tokens_per_gpu(a, plans), np.asarray(a.hidden, float), _split(plans)
+    tokens, hidden, split = tokens_per_gpu(a, plans), np.asarray(a.hidden, float), sequence_shards(plans)
     mask = 1.0 if software.dropout else 0.0
     positions = np.where(a.learned_positions, np.asarray(a.seq_len, float) * hidden, 0.0)
     return Block(
@@ -223,7 +229,7 @@ def embedding(a: Architecture, plans: Plans, software: Software) -> Block:
 
 def logits(a: Architecture, plans: Plans, software: Software) -> Block:
     """Final norm, the product with the vocabulary, cross entropy in fp32."""
-    t, split, tokens = plans.tensor, _split(plans), tokens_per_gpu(a, plans)
+    t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden = np.asarray(a.hidden, float)
     table = a.embedding_parameters(t) / t
     columns = table / hidden

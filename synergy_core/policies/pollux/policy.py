@@ -27,7 +27,7 @@ class Shown(NamedTuple):
     kind: Ints
 
 
-class Memory(NamedTuple):
+class LastSearch(NamedTuple):
     """What one round leaves to the next: how many there were, the jobs and the best matrices of the last search,
     (count, jobs, shown nodes), and which of them was carried out, but for GPUs of other types.
     """
@@ -60,7 +60,7 @@ def pollux(
     skip_settled: no search where a bound shows that nothing can beat what jobs hold; it could only find that again.
     """
     shown = _shown(state.cluster)
-    memory: Memory | None = state.memory
+    memory: LastSearch | None = state.memory
     rounds = 0 if memory is None else memory.rounds
     random = np.random.Generator(np.random.SFC64([seed, rounds]))
     order = np.lexsort((state.job_id, state.submit_time_s, state.attained_service_gpu_s))
@@ -79,10 +79,10 @@ def pollux(
         found, values = search(bounds, worth, start, population, generations, random)
         answer = _within_quotas(state, order, _one_type(state, order, found[int(values.argmin())], shown))
         answer = _usable(state, order, answer, shown, batch_limit)
-    return _carried_out(state, order, answer, shown, Memory(rounds + 1, job_id, found, answer))
+    return _carried_out(state, order, answer, shown, LastSearch(rounds + 1, job_id, found, answer))
 
 
-def _carried_out(state: GoodputState, order: Ints, answer: Ints, shown: Shown, memory: Memory) -> Allocations:
+def _carried_out(state: GoodputState, order: Ints, answer: Ints, shown: Shown, memory: LastSearch) -> Allocations:
     """The answer, (jobs in that order, shown nodes), for the nodes that there are."""
     node_gpus = np.zeros((len(state), state.cluster.nodes), dtype=np.int64)
     for part, node in enumerate(shown.node.tolist()):
@@ -104,7 +104,7 @@ def _shown(cluster: Cluster) -> Shown:
     return Shown(*np.array(parts, dtype=np.int64).T)
 
 
-def _held(state: GoodputState, shown: Shown, memory: Memory | None) -> Ints:
+def _held(state: GoodputState, shown: Shown, memory: LastSearch | None) -> Ints:
     """(jobs, shown nodes): what each job holds; of a node's parts, those that it was given, if that is known."""
     given = np.zeros((len(state), len(shown.gpus)), dtype=np.int64)
     if memory is not None:
@@ -172,7 +172,7 @@ def _restart_factor(state: GoodputState, restart_s: float) -> Floats:
     return np.stack((np.ones(len(state)), left), axis=1)
 
 
-def _carried_over(memory: Memory, job_id: Ints) -> Ints:
+def _carried_over(memory: LastSearch, job_id: Ints) -> Ints:
     """(count, jobs, shown nodes): the last search's matrices, with nothing for jobs that are new."""
     start = np.zeros((len(memory.matrices), len(job_id), memory.matrices.shape[2]), dtype=np.int64)
     _, here, there = np.intersect1d(job_id, memory.job_id, assume_unique=True, return_indices=True)
