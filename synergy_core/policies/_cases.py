@@ -13,6 +13,8 @@ from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.fitted import SynergyTask
 from synergy_core.jobs.record import Job, Placed
 from synergy_core.jobs.spec import JobSpec
+from synergy_core.jobs.training import Shape, StepReport
+from synergy_core.planner.plan import Plan
 from synergy_core.policies._registry import AllocationPolicy
 from synergy_core.state import ClusterState
 
@@ -222,9 +224,11 @@ def spec_of(job: Known, machines: Cluster) -> JobSpec:
 def _task(job: Known, row: Row, machines: Cluster, beliefs: Beliefs) -> SynergyTask:
     task = beliefs.task(spec_of(job, machines))
     if row.observed:
-        kind = machines.type_of(job.placement) if job.running else row.gpu_type or machines.gpu_types[0]
+        gpu_type = machines.type_of(job.placement) if job.running else row.gpu_type or machines.gpu_types[0]
         for gpus in {1, row.gpus}:
-            task.observe(kind, 1, gpus, BATCH, STEP_S + SAMPLE_S * BATCH, SYNC_S * (gpus > 1))
+            plan = Plan(data=gpus, micro_batch=BATCH)
+            step_s, sync_s = STEP_S + SAMPLE_S * BATCH, SYNC_S * (gpus > 1)
+            task.observe(StepReport(Shape(gpu_type, 1, gpus), plan, step_s, sync_s))
         task.report((1.0, 4.0))
-        task.done_work = row.ran_s / job.true_iteration_s(job.gpus, kind)
+        task.done_work = row.ran_s / job.true_iteration_s(job.gpus, gpu_type)
     return task
