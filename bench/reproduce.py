@@ -17,8 +17,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from accuracy_asked import Asked, Section
 from accuracy_runs import RESULTS, ROOT, Run, carry_out, machine, with_seeds, write_atomically
-from accuracy_sections import SECTIONS, Asked, Section
+from accuracy_sections import SECTIONS
 
 INTRODUCTION = """# Accuracy
 

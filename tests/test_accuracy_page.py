@@ -12,6 +12,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
+import accuracy_asked
+import accuracy_pollux
 import accuracy_runs
 import accuracy_sections
 import accuracy_tables
@@ -70,10 +72,10 @@ def test_seeds_move_submissions_by_up_to_a_second(tmp_path):
 
 
 def test_every_section_writes_itself_with_nothing_known(tmp_path, monkeypatch):
-    monkeypatch.setattr(accuracy_sections, "published_jct_s", lambda: {
-        (policy, work): {"a-0": 1} for policy in ("tiresias", "optimus", "pollux") for work in accuracy_sections.POLLUX
+    monkeypatch.setattr(accuracy_pollux, "published_jct_s", lambda: {
+        (policy, work): {"a-0": 1} for policy in ("tiresias", "optimus", "pollux") for work in accuracy_pollux.POLLUX
     })  # fmt: skip
-    asked = accuracy_sections.Asked(2, 1, tmp_path)
+    asked = accuracy_asked.Asked(2, 1, tmp_path)
     for section in accuracy_sections.SECTIONS:
         if section.name != "fit":
             text = reproduce.text_of(section, asked, "command")

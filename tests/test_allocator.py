@@ -2,93 +2,29 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from allocator_problems import METHODS, best_by_trying, check, random_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergy_core.allocator import Problem, Solution, explain, solve
+from synergy_core.allocator import Problem, solve
 from synergy_core.allocator.core import finish
 from synergy_core.allocator.exact import available, build, solve_columns
 from synergy_core.allocator.frontier import by_frontier
 from synergy_core.allocator.greedy import greedy
 from synergy_core.allocator.prices import columns_where, opened
 from synergy_core.allocator.table import by_table
-from synergy_core.errors import InputError
-
-METHODS = ("exact", "priced", "small")
-
-
-def made(
-    seed: int,
-    jobs: int,
-    sizes: int = 4,
-    capacity: tuple[int, ...] = (6, 5),
-    *,
-    p: float = -0.5,
-    decimals: int | None = None,
-    forced: bool = False,
-    tenants: int = 0,
-) -> Problem:
-    """Jobs with saturating speed on powers of two of each GPU type; some rows banned, some jobs forced."""
-    rng = np.random.default_rng(seed)
-    types = len(capacity)
-    gpus = np.tile(2 ** np.arange(sizes), types)
-    kind = np.repeat(np.arange(types), sizes)
-    goodput = gpus / (1 + gpus / 2.0 ** rng.uniform(0, 4, (jobs, 1))) * (1 + kind) ** rng.uniform(0, 1, (jobs, 1))
-    relative = goodput / goodput.min(axis=1, keepdims=True) * rng.lognormal(0, 0.05, goodput.shape)
-    utility = 1.1 - relative**p if p < 0 else relative**p
-    if decimals is not None:
-        utility = utility.round(decimals)
-    utility[rng.random(utility.shape) < 0.15] = -np.inf
-    kept = np.full(jobs, -1)
-    if forced:
-        left = np.array(capacity)
-        for job in range(0, jobs, 3):
-            column = int(rng.integers(len(gpus)))
-            if utility[job, column] > -np.inf and gpus[column] * 2 <= left[kind[column]]:
-                kept[job] = column
-                left[kind[column]] -= gpus[column]
-    if not tenants:
-        return Problem(utility, gpus, kind, np.array(capacity), kept)
-    tenant = rng.integers(tenants, size=jobs)
-    held = np.bincount(tenant, np.where(kept >= 0, gpus[kept], 0), tenants).astype(int)
-    quota = np.maximum(held, sum(capacity) // tenants)
-    return Problem(utility, gpus, kind, np.array(capacity), kept, tenant, quota)
-
-
-def best_by_trying(problem: Problem) -> float:
-    columns = [-1, *range(problem.utility.shape[1])]
-    best = -np.inf
-    for choice in itertools.product(columns, repeat=problem.jobs):
-        tried = np.array(choice)
-        if problem.fits(tried):
-            best = max(best, problem.objective(tried))
-    return best
-
-
-def check(problem: Problem, solution: Solution) -> None:
-    assert problem.fits(solution.choice)
-    assert solution.choice.shape == (problem.jobs,)
-    assert solution.objective == pytest.approx(problem.objective(solution.choice))
-    assert solution.objective <= solution.bound + 1e-9
-    assert solution.gap == pytest.approx(
-        max(0.0, (solution.bound - solution.objective) / max(abs(solution.bound), 1e-12)), abs=1e-8
-    )
-    assert (solution.prices >= 0).all()
-    assert solution.prices.shape == (len(problem.rows),)
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("p", [-1.0, -0.5, 1.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_every_method_finds_the_best_of_all_choices(method: str, p: float, seed: int) -> None:
-    problem = made(seed, jobs=4, sizes=3, p=p, forced=True, tenants=2 * (seed == 2))
+    problem = random_problem(seed, jobs=4, sizes=3, p=p, forced=True, tenants=2 * (seed == 2))
     solution = solve(problem, method=method, gap=0.0)
     check(problem, solution)
     assert solution.objective == pytest.approx(best_by_trying(problem), abs=1e-7)
@@ -108,7 +44,7 @@ def test_every_method_finds_the_best_of_all_choices(method: str, p: float, seed:
 def test_methods_agree_and_bounds_hold(
     seed: int, jobs: int, capacity: list[int], p: float, decimals: int | None, forced: bool, tenants: int
 ) -> None:
-    problem = made(seed, jobs, 4, tuple(capacity), p=p, decimals=decimals, forced=forced, tenants=tenants)
+    problem = random_problem(seed, jobs, 4, tuple(capacity), p=p, decimals=decimals, forced=forced, tenants=tenants)
     proven = [solve(problem, method=method, gap=0.0) for method in ("priced", "small")]
     for solution in proven:
         check(problem, solution)
@@ -122,7 +58,7 @@ def test_methods_agree_and_bounds_hold(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_exact_and_small_agree_where_utilities_tie(seed: int) -> None:
-    problem = made(seed, jobs=20, capacity=(12, 12, 8), decimals=1)
+    problem = random_problem(seed, jobs=20, capacity=(12, 12, 8), decimals=1)
     exact, small = solve(problem, method="exact", gap=0.0), solve(problem, method="small", gap=0.0)
     assert exact.objective == pytest.approx(small.objective, abs=1e-7)
     check(problem, exact)
@@ -139,7 +75,7 @@ def test_equal_jobs_are_served_in_order_and_warm_prices_do_not_change_that() -> 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_same_input_gives_same_output(method: str) -> None:
-    problem = made(3, jobs=30, capacity=(16, 16, 8), decimals=2, forced=True)
+    problem = random_problem(3, jobs=30, capacity=(16, 16, 8), decimals=2, forced=True)
     first, second = solve(problem, method=method), solve(problem, method=method)
     assert first.choice.tolist() == second.choice.tolist()
     assert first.bound == second.bound
@@ -147,7 +83,7 @@ def test_same_input_gives_same_output(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_everyone_gets_the_best_where_there_is_room_and_prices_are_zero(method: str) -> None:
-    problem = made(0, jobs=5, capacity=(100, 100))
+    problem = random_problem(0, jobs=5, capacity=(100, 100))
     solution = solve(problem, method=method)
     assert solution.choice.tolist() == problem.utility.argmax(axis=1).tolist()
     assert solution.status == "optimal"
@@ -209,14 +145,14 @@ def test_steps_do_not_go_back_where_that_would_pay() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_many_jobs_with_quotas_reach_the_target(seed: int) -> None:
-    problem = made(seed, jobs=300, sizes=5, capacity=(128, 128, 128), tenants=6, forced=True)
+    problem = random_problem(seed, jobs=300, sizes=5, capacity=(128, 128, 128), tenants=6, forced=True)
     loose = solve(problem, method="priced", gap=1e-3, time_limit_s=20)
     check(problem, loose)
     assert loose.gap <= 1e-3
 
 
 def test_sampled_prices_and_boxes_reach_the_optimum_of_all_jobs() -> None:
-    problem = made(5, jobs=1500, sizes=6, capacity=(700, 700, 700))
+    problem = random_problem(5, jobs=1500, sizes=6, capacity=(700, 700, 700))
     priced = solve(problem, method="priced", gap=1e-4)
     check(problem, priced)
     assert priced.gap <= 1e-4
@@ -228,7 +164,7 @@ def test_sampled_prices_and_boxes_reach_the_optimum_of_all_jobs() -> None:
 @pytest.mark.parametrize("scale", [0.0, 0.01, 1.0, 100.0])
 @pytest.mark.parametrize("method", METHODS)
 def test_warm_start_from_any_prices_keeps_the_gap(method: str, scale: float) -> None:
-    problem = made(1, jobs=40, sizes=5, capacity=(20, 20, 20))
+    problem = random_problem(1, jobs=40, sizes=5, capacity=(20, 20, 20))
     cold = solve(problem, method=method, gap=1e-3)
     warm = solve(problem, method=method, gap=1e-3, prices=cold.prices * scale)
     check(problem, warm)
@@ -238,7 +174,7 @@ def test_warm_start_from_any_prices_keeps_the_gap(method: str, scale: float) -> 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_without_highspy_cbc_solves_it(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = made(2, jobs=40, sizes=5, capacity=(20, 20, 20), forced=True)
+    problem = random_problem(2, jobs=40, sizes=5, capacity=(20, 20, 20), forced=True)
     with_highs = solve(problem, method="priced", gap=1e-6)
     monkeypatch.setitem(sys.modules, "highspy", None)
     if available("cbc") is None:
@@ -250,7 +186,7 @@ def test_without_highspy_cbc_solves_it(method: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("method", METHODS)
 def test_without_any_solver_the_answer_is_feasible_and_says_so(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = made(4, jobs=60, sizes=5, capacity=(21, 19, 23), p=0.5, tenants=4)
+    problem = random_problem(4, jobs=60, sizes=5, capacity=(21, 19, 23), p=0.5, tenants=4)
     best = solve(problem, method="priced", gap=0.0)
     monkeypatch.setattr("synergy_core.allocator.exact._highspy", lambda: None)
     monkeypatch.setattr("synergy_core.allocator.exact._pulp_solver", lambda *_, **__: None)
@@ -263,7 +199,7 @@ def test_without_any_solver_the_answer_is_feasible_and_says_so(method: str, monk
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("solver", ["highs", "cbc"])
 def test_no_time_still_gives_a_feasible_allocation(method: str, solver: str) -> None:
-    problem = made(6, jobs=200, sizes=6, capacity=(200, 200, 200), p=1.0, forced=True, tenants=4)
+    problem = random_problem(6, jobs=200, sizes=6, capacity=(200, 200, 200), p=1.0, forced=True, tenants=4)
     solution = solve(problem, method=method, gap=0.0, time_limit_s=0.0, solver=solver)
     check(problem, solution)
     assert solution.status in ("time_limit", "optimal", "within_gap", "no_solver")
@@ -272,7 +208,7 @@ def test_no_time_still_gives_a_feasible_allocation(method: str, solver: str) -> 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("factor", [2.0**-40, 1e-9, 1e6])
 def test_the_unit_of_utility_does_not_matter(method: str, factor: float) -> None:
-    problem = made(3, jobs=30, sizes=4, capacity=(12, 12, 8), forced=True)
+    problem = random_problem(3, jobs=30, sizes=4, capacity=(12, 12, 8), forced=True)
     plain = solve(problem, method=method, gap=0.0)
     scaled = Problem(problem.utility * factor, problem.gpus, problem.gpu_type, problem.capacity, problem.forced)
     solution = solve(scaled, method=method, gap=0.0, prices=plain.prices * factor)
@@ -292,7 +228,7 @@ def test_the_unit_of_utility_does_not_matter(method: str, factor: float) -> None
 def test_table_frontier_and_integer_programme_agree_even_on_who_gets_what(
     seed: int, jobs: int, capacity: list[int], decimals: int | None, price: float
 ) -> None:
-    work = opened(made(seed, jobs, 4, tuple(capacity), decimals=decimals))
+    work = opened(random_problem(seed, jobs, 4, tuple(capacity), decimals=decimals))
     keep = work.utility > 0
     rows = np.nonzero(keep.any(axis=1))[0]
     if not len(rows):
@@ -314,7 +250,7 @@ def test_table_frontier_and_integer_programme_agree_even_on_who_gets_what(
 
 
 def test_frontier_finds_exactly_what_loses_no_more_than_allowed() -> None:
-    problem = made(11, jobs=12, sizes=4, capacity=(10, 9, 7))
+    problem = random_problem(11, jobs=12, sizes=4, capacity=(10, 9, 7))
     work = opened(problem)
     some, *_ = columns_where(work, work.utility[:, :-1] > 0)
     prices = solve(problem).prices
@@ -337,13 +273,13 @@ def test_solver_that_breaks_down_leaves_the_greedy_answer(monkeypatch: pytest.Mo
         raise pulp.PulpSolverError("no such file")
 
     monkeypatch.setattr(pulp.LpProblem, "solve", broken)
-    problem = made(6, jobs=30, sizes=5, capacity=(20, 20), tenants=3)
+    problem = random_problem(6, jobs=30, sizes=5, capacity=(20, 20), tenants=3)
     for method in METHODS:
         check(problem, solve(problem, method=method, gap=0.0, solver="cbc"))
 
 
 def test_greedy_rule_leaves_no_job_out_that_would_fit() -> None:
-    problem = made(7, jobs=50, sizes=4, capacity=(30, 30), forced=True, tenants=3)
+    problem = random_problem(7, jobs=50, sizes=4, capacity=(30, 30), forced=True, tenants=3)
     work = opened(problem)
     choice = work.full(greedy(work, np.zeros(len(problem.rows))))
     assert problem.fits(choice)
@@ -355,7 +291,7 @@ def test_greedy_rule_leaves_no_job_out_that_would_fit() -> None:
 
 
 def test_finish_survives_useless_prices() -> None:
-    problem = made(8, jobs=30, sizes=4, capacity=(20, 20))
+    problem = random_problem(8, jobs=30, sizes=4, capacity=(20, 20))
     best = solve(problem, method="exact", gap=0.0).objective
     for prices in (np.zeros(2), np.full(2, 10.0)):
         solution = finish(problem, opened(problem), prices, extra=5, gap=0.0, deadline_s=np.inf, solver="auto")
@@ -364,116 +300,10 @@ def test_finish_survives_useless_prices() -> None:
 
 
 def test_pulp_model_has_named_rows() -> None:
-    problem = made(1, jobs=6, forced=True, tenants=2)
+    problem = random_problem(1, jobs=6, forced=True, tenants=2)
     model, variables = build(problem)
     text = str(model)
     assert "type_0" in text
     assert "tenant_1" in text
     assert "forced_0" in text or "job_0" in text
     assert all(problem.utility[job, column] > -np.inf for job, column in variables)
-
-
-GOOD = {
-    "utility": np.array([[0.5, 0.9], [0.4, -np.inf]]),
-    "gpus": np.array([1, 2]),
-    "gpu_type": np.array([0, 0]),
-    "capacity": np.array([2]),
-}
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"utility": np.array([[0.5, np.nan], [0.4, 0.1]])}, r"utility\[0, 1\] is nan, expected a finite number"),
-        ({"utility": np.array([[0.5, 0.1], [np.inf, 0.1]])}, r"utility\[1, 0\] is inf"),
-        ({"utility": np.array([1, 2])}, r"utility is int64\(2,\), expected a float64 array"),
-        ({"gpus": np.array([1, 2, 3])}, "gpus has 3 entries, expected 2"),
-        ({"gpus": np.array([0, 2])}, "gpus has 0, expected at least 1"),
-        ({"gpus": [1, 2]}, "gpus is list, expected a one-dimensional integer array"),
-        ({"gpu_type": np.array([0, 1])}, "gpu_type has 0 to 1, expected 0 to 0"),
-        ({"capacity": np.array([-1])}, "capacity has -1"),
-        ({"forced": np.array([2, -1])}, "forced has -1 to 2, expected -1 to 1"),
-        ({"forced": np.array([-1, 1])}, "job 1 is forced to keep configuration 1, but its utility there is −inf"),
-        ({"forced": np.array([1, 0])}, "infeasible: the 2 forced jobs on GPU type 0 hold 3 GPUs, its capacity is 2"),
-        ({"quota": np.array([1])}, "tenant is None"),
-        ({"tenant": np.array([0, 1]), "quota": np.array([1])}, "tenant has 0 to 1"),
-        (
-            {"tenant": np.array([0, 0]), "quota": np.array([1]), "forced": np.array([1, -1])},
-            "infeasible: the 1 forced jobs on tenant 0 hold 2 GPUs, its quota is 1; .*job 0",
-        ),
-    ],
-)
-def test_bad_problem_is_refused_with_what_was_expected(changed: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        Problem(**{**GOOD, **changed})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"method": "exakt"}, "unknown method 'exakt'. Did you mean 'exact'"),
-        ({"gap": -1.0}, "gap is -1"),
-        ({"gap": float("nan")}, "gap is nan"),
-        ({"prices": np.zeros(3)}, r"prices have shape \(3,\), expected \(1,\)"),
-        ({"prices": np.array([np.nan])}, "non-finite"),
-        ({"solver": "glpk", "method": "exact"}, "solver is 'glpk', expected auto, highs or cbc"),
-    ],
-)
-def test_bad_request_is_refused(asked: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        solve(Problem(**GOOD), **asked)  # type: ignore[arg-type]
-
-
-def test_explanation_names_price_and_what_is_missing() -> None:
-    utility = np.array([[0.5, 0.9], [0.45, 0.8], [0.4, 0.6]])
-    problem = Problem(utility, np.array([1, 4]), np.array([0, 0]), np.array([4]))
-    solution = solve(problem, gap=0.0)
-    assert solution.choice.tolist() == [0, 0, 0]
-    told = explain(problem, solution, 0, label="resnet", configurations=["one", "four"], types=["v100"])
-    assert told.chosen is not None
-    assert told.wanted is not None
-    assert (told.chosen.label, told.wanted.label) == ("one", "four")
-    assert told.missing_utility == pytest.approx(max(0.0, told.chosen.reduced - told.wanted.reduced))
-    assert 0 <= told.price_fraction <= 1
-    text = told.text()
-    for part in ("resnet got one (1 GPU)", "v100: 3 of 4 GPUs used"):
-        assert part in text
-    assert json.loads(json.dumps(told.as_dict()))["chosen"]["gpus"] == 1
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_job_gets_its_best_row_once_the_missing_utility_is_added(seed: int) -> None:
-    problem = made(seed, jobs=30, sizes=4, capacity=(20, 20))
-    solution = solve(problem, gap=0.0)
-    for job in range(problem.jobs):
-        told = explain(problem, solution, job)
-        assert told.text()
-        json.dumps(told.as_dict())
-        if told.wanted is not None:
-            prices = solution.prices[problem.gpu_type] * problem.gpus
-            raised = problem.utility[job].copy()
-            raised[told.wanted.configuration] += told.missing_utility + 1e-9
-            assert (raised - prices).argmax() == told.wanted.configuration
-            cheaper = problem.utility[job] - prices * told.price_fraction * (1 - 1e-9)
-            assert cheaper[told.wanted.configuration] >= cheaper.max() - 1e-9
-
-
-def test_explanation_passes_over_rows_that_the_cluster_could_never_hold() -> None:
-    problem = Problem(np.array([[0.5, 0.9]]), np.array([1, 8]), np.array([0, 0]), np.array([4]))
-    told = explain(problem, solve(problem), 0, types=["v100"])
-    assert told.wanted == told.chosen
-    assert "got 1 × v100." in told.text()
-    assert "worth its price" in told.text()
-
-
-def test_explanation_of_forced_hopeless_and_unknown_jobs() -> None:
-    utility = np.array([[-0.5, 0.9], [-1.0, -np.inf]])
-    problem = Problem(
-        utility, np.array([2, 1]), np.array([0, 0]), np.array([4]), np.array([0, -1]), np.array([0, 0]), np.array([4])
-    )
-    solution = solve(problem)
-    assert "forced to keep" in explain(problem, solution, 0).text()
-    assert "None of its configurations" in explain(problem, solution, 1).text()
-    assert "quota of physics" in explain(problem, solution, 1, tenants=["physics"]).text()
-    with pytest.raises(InputError, match="job is 2, expected 0 to 1"):
-        explain(problem, solution, 2)

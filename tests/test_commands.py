@@ -1,6 +1,7 @@
 """Every documented command that does not say what it needs runs in a clone of HEAD, as for someone new.
 
-`documented` reads them off the pages. Commit first: what is not in HEAD is not in the clone.
+All of them under `--thorough`; by default the first of every program of simulator and planner, and the executor's demo.
+Commit first: what is not in HEAD is not in the clone. `documented` reads the commands off the pages.
 """
 
 from __future__ import annotations
@@ -49,10 +50,13 @@ SHORTER = (
     (r"synergy_exec \+trace=demo$", "trace.window=5s profile=null", "a job of each model; measuring takes minutes"),
     (r"synergy_exec \+trace=demo", "trace.window=2s profile=null figures=false", "one job under each policy"),
 )
+PROGRAM = re.compile(r"python -m synergy_\S+( [a-z]+(?= ))?")
+"""And its subcommand."""
 SERVE, DEMO = "serve=true", "synergy_exec +trace=demo"
 TIMEOUT_S = 600
 LEAVES_S = 60
-FEWEST = {"simulator and planner": 32, "executor": 8}
+SIMULATOR, EXECUTOR = "simulator and planner", "executor"
+FEWEST, FEWEST_PROGRAMS = {SIMULATOR: 32, EXECUTOR: 8}, 9
 """Commands that run, lest reading the pages should one day find none."""
 
 
@@ -72,14 +76,31 @@ def clone(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", FEWEST)
 def test_documented_commands_run_in_a_clone(clone: Path, part: str) -> None:
-    """In the order of the pages: what one writes another reads."""
+    assert len(_run([each for each in _free(clone) if _part(each) == part], clone)) >= FEWEST[part]
+
+
+def test_first_command_of_every_program_runs_in_a_clone(clone: Path) -> None:
+    """Of the executor one: tests/exec/ has its other programs."""
+    first: dict[str, Command] = {}
+    for command in _free(clone):
+        if (_part(command) == SIMULATOR or command.typed.endswith(DEMO)) and (program := PROGRAM.match(command.typed)):
+            first.setdefault(program[0], command)
+    assert len(_run(list(first.values()), clone)) >= FEWEST_PROGRAMS
+
+
+def _free(clone: Path) -> list[Command]:
+    """The commands that say neither what they need nor how many minutes they take."""
+    return [each for each in documented(clone) if not each.needs and not each.minutes]
+
+
+def _run(chosen: list[Command], clone: Path) -> set[str]:
+    """In the order of the pages, for what one writes another reads; the lines that ran, none of them wrong."""
     wrong, runs = [], set[str]()
     with ExitStack() as stack:
-        for command in documented(clone):
-            if command.needs or command.minutes or _part(command) != part:
-                continue
+        for command in chosen:
             for typed in command.typed.split(" && "):
                 line = shortened(_with_names(typed, clone))
                 if line is None or line in runs:
@@ -90,7 +111,7 @@ def test_documented_commands_run_in_a_clone(clone: Path, part: str) -> None:
                 elif said := _fault(line, clone) or (_undone(clone) if DEMO in typed else ""):
                     wrong.append(f"{command.page}:{command.line}: {typed}\nran as: {line}\n{said}")
         assert not wrong, "\n\n".join(wrong)
-    assert len(runs) >= FEWEST[part]
+    return runs
 
 
 def test_what_commands_need_is_said_in_known_words() -> None:
@@ -138,7 +159,7 @@ python -m no_command x
 
 def _part(command: Command) -> str:
     executors = any(each in command.typed for each in ("synergy_exec", "+trace=demo", "RUN.work"))
-    return "executor" if executors else "simulator and planner"
+    return EXECUTOR if executors else SIMULATOR
 
 
 def shortened(typed: str) -> str | None:

@@ -55,6 +55,12 @@ EXECUTION = {
         **{"round_s": 119.7, "decide_fraction": 0.5, "stretch": "log", "stretch_s": 6.3},
     },
 }
+WHERE = [
+    pytest.param(machine, execution, marks=[] if (at - kind) % len(EXECUTION) == 0 else pytest.mark.thorough)
+    for at, machine in enumerate(MACHINES)
+    for kind, execution in enumerate(EXECUTION)
+]
+"""By default every machine under one way of execution, every way on several machines."""
 BLURRED = Truth(None, disturbance=Disturbance(0.1, 0.2, 2.0, seed=3))
 
 
@@ -70,8 +76,7 @@ def jobs_for(machine, seed=3, count=14, truth=CATALOG, **more):
     return random_training(seed, count, machine, sizes=sizes, truth=truth, tenants=tenants, **more)
 
 
-@pytest.mark.parametrize("execution", EXECUTION)
-@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(("machine", "execution"), WHERE)
 @pytest.mark.parametrize("name", READERS)
 def test_every_job_ends_once_within_capacity_and_quotas(name, machine, execution):
     """`run` checks every log of facts; the level differs from case to case."""
@@ -82,7 +87,9 @@ def test_every_job_ends_once_within_capacity_and_quotas(name, machine, execution
     assert (finish_s(done) > made.submit_time_s).all()
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "level", ["own", "all", *(pytest.param(each, marks=pytest.mark.thorough) for each in ("declared", "shared"))]
+)
 @pytest.mark.parametrize("name", READERS)
 def test_same_jobs_give_the_same_log_and_names_do_not_matter(name, level):
     made = jobs_for(MACHINES["three-types"], count=9)

@@ -1,4 +1,7 @@
-"""The public Philly subset, where SYNERGY_DATA has it: replayed whole, delivered exactly, alike as CSV and JSON."""
+"""The public Philly subset, where SYNERGY_DATA has it: replayed, delivered exactly, alike as CSV and JSON.
+
+By default four policies replay all of it, and every policy its first jobs; `--thorough`: every policy all of it.
+"""
 
 import csv
 import json
@@ -15,12 +18,14 @@ from synergy_core.units import TICKS_PER_S
 from synergy_runs.invariants import check
 from synergy_runs.log import Kind
 from synergy_runs.traces import read_trace
-from synergy_runs.workload import from_rows, with_estimates
+from synergy_runs.workload import from_rows, take, with_estimates
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 
 DATA = os.environ.get("SYNERGY_DATA")
 PHILLY = Path(DATA or "/nowhere") / "traces" / "philly.csv"
+JOBS, FIRST = 82_247, 5_000
+HOW_MANY = [FIRST, pytest.param(JOBS, marks=pytest.mark.thorough)]
 pytestmark = pytest.mark.skipif(not PHILLY.is_file(), reason="SYNERGY_DATA has no traces/philly.csv")
 
 
@@ -38,14 +43,21 @@ def held_ticks(events, gpus):
     return sum(sign[kind] * tick * gpus[job_id] for tick, kind, job_id, counted in rows if counted)
 
 
-@pytest.mark.parametrize("name", RIGID)
-def test_every_policy_replays_all_of_it_and_delivers_its_gpu_seconds_exactly(name, philly):
-    done = simulate(philly, cluster(60), get_policy(name), ExecutionModel(Costs(restart_s=0.0)))
+def assert_delivered(done):
+    """Every job has ended, none too early, and held what it needed, exactly."""
     check(done)
-    assert len(philly) == 82_247
-    assert (done.events.kind == Kind.FINISH).sum() == 82_247
-    assert held_ticks(done.events, philly.gpus.tolist()) == work_ticks(philly)
-    assert (finish_s(done) >= philly.submit_time_s + philly.duration_s).all()
+    work = done.workload
+    assert (done.events.kind == Kind.FINISH).sum() == len(work)
+    assert held_ticks(done.events, work.gpus.tolist()) == work_ticks(work)
+    assert (finish_s(done) >= work.submit_time_s + work.duration_s).all()
+
+
+@pytest.mark.parametrize("count", HOW_MANY)
+@pytest.mark.parametrize("name", RIGID)
+def test_every_policy_replays_it_and_delivers_its_gpu_seconds_exactly(name, count, philly):
+    assert len(philly) == JOBS
+    work = take(philly, np.arange(count))
+    assert_delivered(simulate(work, cluster(60), get_policy(name), ExecutionModel(Costs(restart_s=0.0))))
 
 
 def as_job_log(source: Path, target: Path) -> None:
@@ -74,15 +86,20 @@ def as_job_log(source: Path, target: Path) -> None:
     target.write_text(json.dumps(jobs, indent=1))
 
 
-def test_same_log_as_json_gives_identical_results(philly, tmp_path):
-    log = tmp_path / "cluster_job_log"
-    as_job_log(PHILLY, log)
-    again = from_rows(read_trace(log), name="philly")
+@pytest.mark.parametrize("count", HOW_MANY)
+def test_same_log_as_json_gives_identical_results(count, tmp_path):
+    table, log = tmp_path / "philly.csv", tmp_path / "cluster_job_log"
+    with PHILLY.open(newline="") as whole:
+        rows = [line for line in whole if line.strip()]
+    table.write_text("".join(rows[: count + 1]), newline="")
+    as_job_log(table, log)
+    works = [from_rows(read_trace(path), name="philly") for path in (table, log)]
+    assert [len(each) for each in works] == [count, count]
     for column in ("submit_time_s", "duration_s", "gpus"):
-        np.testing.assert_array_equal(getattr(again, column), getattr(philly, column))
-    tenants = [[each.virtual_clusters[code] for code in each.virtual_cluster_code] for each in (philly, again)]
+        np.testing.assert_array_equal(*(getattr(each, column) for each in works))
+    tenants = [[each.virtual_clusters[code] for code in each.virtual_cluster_code] for each in works]
     assert tenants[0] == tenants[1]
-    digests = {simulate(each, cluster(60), get_policy("srtf")).events.digest() for each in (philly, again)}
+    digests = {simulate(each, cluster(60), get_policy("srtf")).events.digest() for each in works}
     assert len(digests) == 1
 
 
@@ -94,4 +111,5 @@ def test_replay_matches_the_measured_waits():
         policy = get_policy(name)
         assert isinstance(policy, OrderingPolicy)
         done = simulate(work, cluster(100), policy, ExecutionModel(Costs(restart_s=0.0)))
+        assert_delivered(done)
         assert (finish_s(done) - work.submit_time_s - work.duration_s).mean() == pytest.approx(wait_s, rel=0.01)

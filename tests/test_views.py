@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 from jobs import cluster, workload
-from training_jobs import CATALOG, three_types, training
+from training_jobs import CATALOG, policy_named, three_types, training
 
 from synergy_core.allocation.scheduler import AllocationScheduler
 from synergy_core.errors import InputError
@@ -125,7 +125,7 @@ def test_a_replaced_key_that_reads_more_than_its_view_shows_is_given_the_view():
 @pytest.mark.parametrize("information", ["own", "shared", "declared", "all"])
 @pytest.mark.parametrize("name", ALLOCATION)
 def test_no_plain_attribute_of_a_state_leads_to_the_truth(name, information):
-    policy = get_policy(name)
+    policy = policy_named(name)
     if policy.reads_goodput:
         policy = dataclasses.replace(policy, information=information)
     work = training([(0, 2, 3_600, "bert"), (10, 1, 1_800, "cifar10")], MACHINES)

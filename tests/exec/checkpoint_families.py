@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -30,6 +32,13 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adamw": lambda parameters: AdamW(parameters, lr=0.01),
 }
 WIDTH, BATCH = 15, 8
+
+
+def python_with_tests() -> dict[str, str]:
+    """The environment in which another Python imports this module, too."""
+    here = Path(__file__).parent
+    paths = [str(here.parents[1]), str(here)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 
 class Block(nn.Module):

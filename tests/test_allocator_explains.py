@@ -1,0 +1,67 @@
+"""Why a job got its row: what it paid, what it wanted, how much it lacked."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from allocator_problems import random_problem
+
+from synergy_core.allocator import Problem, explain, solve
+from synergy_core.errors import InputError
+
+
+def test_explanation_names_price_and_what_is_missing() -> None:
+    utility = np.array([[0.5, 0.9], [0.45, 0.8], [0.4, 0.6]])
+    problem = Problem(utility, np.array([1, 4]), np.array([0, 0]), np.array([4]))
+    solution = solve(problem, gap=0.0)
+    assert solution.choice.tolist() == [0, 0, 0]
+    told = explain(problem, solution, 0, label="resnet", configurations=["one", "four"], types=["v100"])
+    assert told.chosen is not None
+    assert told.wanted is not None
+    assert (told.chosen.label, told.wanted.label) == ("one", "four")
+    assert told.missing_utility == pytest.approx(max(0.0, told.chosen.reduced - told.wanted.reduced))
+    assert 0 <= told.price_fraction <= 1
+    text = told.text()
+    for part in ("resnet got one (1 GPU)", "v100: 3 of 4 GPUs used"):
+        assert part in text
+    assert json.loads(json.dumps(told.as_dict()))["chosen"]["gpus"] == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_job_gets_its_best_row_once_the_missing_utility_is_added(seed: int) -> None:
+    problem = random_problem(seed, jobs=30, sizes=4, capacity=(20, 20))
+    solution = solve(problem, gap=0.0)
+    for job in range(problem.jobs):
+        told = explain(problem, solution, job)
+        assert told.text()
+        json.dumps(told.as_dict())
+        if told.wanted is not None:
+            prices = solution.prices[problem.gpu_type] * problem.gpus
+            raised = problem.utility[job].copy()
+            raised[told.wanted.configuration] += told.missing_utility + 1e-9
+            assert (raised - prices).argmax() == told.wanted.configuration
+            cheaper = problem.utility[job] - prices * told.price_fraction * (1 - 1e-9)
+            assert cheaper[told.wanted.configuration] >= cheaper.max() - 1e-9
+
+
+def test_explanation_passes_over_rows_that_the_cluster_could_never_hold() -> None:
+    problem = Problem(np.array([[0.5, 0.9]]), np.array([1, 8]), np.array([0, 0]), np.array([4]))
+    told = explain(problem, solve(problem), 0, types=["v100"])
+    assert told.wanted == told.chosen
+    assert "got 1 × v100." in told.text()
+    assert "worth its price" in told.text()
+
+
+def test_explanation_of_forced_hopeless_and_unknown_jobs() -> None:
+    utility = np.array([[-0.5, 0.9], [-1.0, -np.inf]])
+    problem = Problem(
+        utility, np.array([2, 1]), np.array([0, 0]), np.array([4]), np.array([0, -1]), np.array([0, 0]), np.array([4])
+    )
+    solution = solve(problem)
+    assert "forced to keep" in explain(problem, solution, 0).text()
+    assert "None of its configurations" in explain(problem, solution, 1).text()
+    assert "quota of physics" in explain(problem, solution, 1, tenants=["physics"]).text()
+    with pytest.raises(InputError, match="job is 2, expected 0 to 1"):
+        explain(problem, solution, 2)
