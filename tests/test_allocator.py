@@ -125,7 +125,7 @@ def test_quotas_bind_beside_capacities() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_steps_fit_and_are_worth_no_more_than_the_optimum(seed: int) -> None:
-    problem = made(seed, jobs=12, p=0.5, forced=seed % 2 == 1, tenants=3 * (seed % 3 == 0))
+    problem = random_problem(seed, jobs=12, p=0.5, forced=seed % 2 == 1, tenants=3 * (seed % 3 == 0))
     solution = solve(problem, method="steps")
     check(problem, solution)
     assert solution.objective <= solve(problem, gap=0.0).objective + 1e-9
