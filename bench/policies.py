@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
+from synergy_core.accuracy import spearman
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import AllocationPolicy, Policy, get_policy
 from synergy_core.state import Allocations, ClusterState, OracleClusterState
 from synergy_core.units import DAY_S, HOUR_S, on_grid
-from synergy_runs.averages import mean, percentile, spearman
+from synergy_runs.averages import mean, percentile
 from synergy_runs.generators import generate
 from synergy_runs.metrics import job_table
 from synergy_runs.workload import Workload, from_rows

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
+from synergy_core.accuracy import spearman
 from synergy_core.jobs.record import Job
 from synergy_core.ordering.prediction import DurationPredictor
 from synergy_core.units import DAY_S
-from synergy_runs.averages import spearman
 from synergy_runs.generators import generate
 from synergy_runs.traces import read_trace
 from synergy_runs.workload import Workload, from_rows
