@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# Before NumPy and torch are imported: tests run side by side, and threads of each on all cores wait for one another.
+os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

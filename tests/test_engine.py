@@ -26,7 +26,7 @@ def erlang_c(servers, offered):
 
 @pytest.mark.parametrize(("servers", "load"), [(1, 0.6), (8, 0.8)])
 def test_waiting_time_equals_mmc(servers, load):
-    jobs, mean_s = 400_000, 100.0
+    jobs, mean_s = 100_000, 100.0
     random = np.random.default_rng(servers)
     submit = np.cumsum(random.exponential(mean_s / (servers * load), jobs))
     work = workload(list(zip(submit, np.ones(jobs, dtype=int).tolist(), random.exponential(mean_s, jobs), strict=True)))

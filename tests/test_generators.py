@@ -48,7 +48,7 @@ def test_philly_and_the_four_helios_clusters_are_known():
     assert names() == CLUSTERS
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_a_year_has_the_known_marginals(name, seed):
     missed = [each for each in marginals(statistics(name), a_year(name, seed), YEAR_S) if not each.holds]

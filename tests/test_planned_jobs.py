@@ -290,7 +290,7 @@ def test_tables_have_a_row_for_every_count_whether_or_not_a_plan_fits():
 
 def test_the_experiment_on_an_eighth_of_its_cluster():
     """conf/experiment/llm_heterogeneous.yaml, drawn from Philly's statistics: all jobs end, and knowing plans pays."""
-    settings = experiment("trace.find=[]", "trace.window=2d", "trace.sample=0.3", "policy=[crius,synergy]", *EIGHTH)
+    settings = experiment("trace.find=[]", "trace.window=1d", "trace.sample=0.3", "policy=[crius,synergy]", *EIGHTH)
     mean_s = {}
     for each in prepared_runs(settings):
         done = simulate(each.workload, each.cluster, each.policy, each.execution, truth=each.truth)
