@@ -13,7 +13,7 @@ import numpy as np
 
 from synergy_core.errors import InputError
 from synergy_exec.controller.execution import STARTED_PARTS
-from synergy_exec.overheads import Overheads, Started, overheads
+from synergy_exec.overheads import FirstStep, Overheads, overheads
 from synergy_runs.atomic import atomic_file
 
 GOAL_CPU_FRACTION = 0.01
@@ -54,7 +54,7 @@ def table(found: Overheads) -> list[str]:
     return [*lines, _controller(found)]
 
 
-def _parts(starts: Sequence[Started]) -> list[str]:
+def _parts(starts: Sequence[FirstStep]) -> list[str]:
     if not starts:
         return []
     rows = [_line("  waiting for the slots", [each.waited_s for each in starts])]

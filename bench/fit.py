@@ -25,7 +25,7 @@ import numpy as np
 
 from synergy_core.commands._output import table
 from synergy_core.goodput.calibration import Calibrated, calibrate
-from synergy_core.goodput.fit import Profile, fit
+from synergy_core.goodput.fit import ObservedSteps, fit
 from synergy_core.goodput.forms import POLLUX, SATURATING
 from synergy_core.measurements import read
 
@@ -35,7 +35,7 @@ SPLITS = ("all", "half", "larger", "clusters", "batch")
 ROWS = (1, 2, 3, 5, 8, 15, 30, 60)
 
 
-def profiles() -> dict[tuple[str, str, str], Profile]:
+def profiles() -> dict[tuple[str, str, str], ObservedSteps]:
     """Every measured table, or one that is planted."""
     folder = os.environ.get("SYNERGY_DATA")
     if folder is None:
@@ -46,7 +46,7 @@ def profiles() -> dict[tuple[str, str, str], Profile]:
         noise = np.exp(0.05 * random.normal(size=(2, 500)))
         step = POLLUX.step_time(theta, nodes, gpus, batch) * noise[0]
         compute = np.minimum(POLLUX.gradient_time(theta, batch, gpus) * noise[1], 0.999 * step)
-        return {("planted", "t4", "placements"): Profile(nodes, gpus, batch, step, step - compute)}
+        return {("planted", "t4", "placements"): ObservedSteps(nodes, gpus, batch, step, step - compute)}
     return {
         (name, kind, which): read(Path(folder) / "profiles" / name / f"{which}-{kind}.csv").profile
         for name in APPLICATIONS
@@ -55,15 +55,15 @@ def profiles() -> dict[tuple[str, str, str], Profile]:
     }
 
 
-def part(profile: Profile, rows: np.ndarray) -> Profile:
-    return Profile(*(np.asarray(getattr(profile, name))[rows] for name in Profile.__slots__))
+def part(profile: ObservedSteps, rows: np.ndarray) -> ObservedSteps:
+    return ObservedSteps(*(np.asarray(getattr(profile, name))[rows] for name in ObservedSteps.__slots__))
 
 
 def speed() -> None:
     tables = [each for (_, _, which), each in profiles().items() if which == "placements"]
     random = np.random.default_rng(0)
 
-    def drawn(count: int, sizes: tuple[int, ...]) -> list[Profile]:
+    def drawn(count: int, sizes: tuple[int, ...]) -> list[ObservedSteps]:
         result = []
         for at in range(count):
             chosen = tables[random.integers(len(tables))]
@@ -87,7 +87,9 @@ def speed() -> None:
     print(table(("form", "fits at once", "each", "mean ms/fit", "p90 ms/fit"), rows))
 
 
-def splits(placements: Profile, scalability: Profile, kind: str) -> Iterator[tuple[str, Profile, Profile]]:
+def splits(
+    placements: ObservedSteps, scalability: ObservedSteps, kind: str
+) -> Iterator[tuple[str, ObservedSteps, ObservedSteps]]:
     """Name, what is fitted, what is scored."""
     nodes, gpus, batch = (np.asarray(each) for each in (placements.nodes, placements.gpus, placements.local_batch))
     yield "all", placements, placements
@@ -104,7 +106,7 @@ def splits(placements: Profile, scalability: Profile, kind: str) -> Iterator[tup
         yield "batch", part(placements, batch != size), part(placements, batch == size)
 
 
-def error(model: Calibrated, profile: Profile) -> float:
+def error(model: Calibrated, profile: ObservedSteps) -> float:
     told = model.step_time(profile.nodes, profile.gpus, profile.local_batch)
     return float(np.abs(told / np.asarray(profile.step_time_s) - 1).mean())
 

@@ -14,7 +14,7 @@ from synergy_runs.log import Kind
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class FirstStep:
     """A run from the decision to its first step.
 
     fresh: the first of its job. waited_s: until it was launched, which is when the slots were free. told_s: of the
@@ -40,7 +40,7 @@ class Overheads:
 
     jobs: int
     most_at_once: int
-    starts: tuple[Started, ...]
+    starts: tuple[FirstStep, ...]
     freed_s: tuple[float, ...]
     saved_s: tuple[float, ...]
     decided_s: tuple[float, ...]
@@ -106,7 +106,7 @@ def spans_of(runs: Iterable[RunRow], facts: Iterable[Fact]) -> dict[int, tuple[f
 
 def _starts(
     runs: Iterable[RunRow], spans: dict[int, tuple[float, float]], timings: Iterable[Timing]
-) -> Iterable[Started]:
+) -> Iterable[FirstStep]:
     told = {each.run: each for each in timings if each.kind == "started"}
     seen: set[int] = set()
     for run in runs:
@@ -119,7 +119,7 @@ def _starts(
         launched_s, _ = spans[run.run]
         parts = {name: first.parts[name] for name in STARTED_PARTS}
         total_s, waited_s = first.time_s - run.decided_s, launched_s - run.decided_s
-        yield Started(run.run, fresh, total_s, waited_s, parts, total_s - waited_s - sum(parts.values()))
+        yield FirstStep(run.run, fresh, total_s, waited_s, parts, total_s - waited_s - sum(parts.values()))
 
 
 def _freed(spans: dict[int, tuple[float, float]], timings: Iterable[Timing]) -> Iterable[float]:

@@ -24,7 +24,7 @@ _WORKLOADS = {"trace", "trace.window", "trace.path"}
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedPolicy:
     """One policy under one setting. `setting`: the overrides that vary; `runs`: one per seed, in order of seeds."""
 
     setting: Setting
@@ -62,7 +62,7 @@ class Row:
         """Its runs by seed."""
         return {run.seed: run for run in self.runs}
 
-    def against(self, other: Row) -> Ratio:
+    def against(self, other: ComparedPolicy) -> Ratio:
         """The ratio of mean JCTs to another row's, with its interval."""
         return _ratio(self.by_seed, other.by_seed)
 
@@ -77,7 +77,7 @@ class Row:
 class Comparison:
     """Rows in the order of the runs given, setting by setting; the first of each setting is what ratios refer to."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ComparedPolicy, ...]
 
     @property
     def settings(self) -> list[Setting]:
@@ -89,7 +89,7 @@ class Comparison:
         """All seeds, sorted."""
         return sorted({run.seed for row in self.rows for run in row.runs})
 
-    def of(self, setting: Setting) -> list[Row]:
+    def of(self, setting: Setting) -> list[ComparedPolicy]:
         """The rows of one setting."""
         return [row for row in self.rows if row.setting == setting]
 
@@ -102,7 +102,7 @@ def compare(runs: Sequence[StoredRun]) -> Comparison:
     rows = []
     for setting, policies in groups.items():
         first = next(iter(policies.values()))
-        rows += [Row(setting, _by_seed(seeds), _ratio(seeds, first)) for seeds in policies.values()]
+        rows += [ComparedPolicy(setting, _by_seed(seeds), _ratio(seeds, first)) for seeds in policies.values()]
     return Comparison(tuple(rows))
 
 
@@ -188,7 +188,7 @@ def _overlap(runs: Sequence[StoredRun]) -> bool:
     return bool(np.any(starts_s[order][1:] < ends_s[order][:-1]))
 
 
-def flat_row(row: Row, run: StoredRun) -> dict[str, Any]:
+def flat_row(row: ComparedPolicy, run: StoredRun) -> dict[str, Any]:
     """A summary as one flat row: `mean_jct_s_by_size.1`, lists as text, the overrides first."""
     flat: dict[str, Any] = dict(row.setting)
     for key, value in run.summary.items():

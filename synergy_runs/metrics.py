@@ -29,7 +29,7 @@ NO_NAME = "(none)"
 
 
 @dataclass(frozen=True, slots=True)
-class Jobs:
+class JobColumns:
     """One row per job of the workload. NaN: it has not happened (a run that was cut), or is not defined."""
 
     job_id: Ints
@@ -58,7 +58,7 @@ def size_class(gpus: NDArray[Any]) -> NDArray[np.int64]:
     return np.searchsorted(_SIZE_LIMITS, gpus)
 
 
-def job_table(run: Run, held: Holdings | None = None) -> Jobs:
+def job_table(run: Run, held: Holdings | None = None) -> JobColumns:
     """What became of each job."""
     held = holdings(run.events) if held is None else held
     workload, events, jobs = run.workload, run.events, len(run.workload)
@@ -71,7 +71,7 @@ def job_table(run: Run, held: Holdings | None = None) -> Jobs:
     jct_s = finish_s - workload.submit_time_s
     contention = mean_contention(workload.submit_time_s, finish_s, last_time_s(events))
     return _own_alone(
-        Jobs(
+        JobColumns(
             job_id=np.arange(jobs, dtype=np.int32),
             carried=workload.carried,
             gpus=workload.gpus,
@@ -108,7 +108,7 @@ OF_WHOLE_JOBS = (
 """What is not defined for a job that was carried into the window: it is the rest of one."""
 
 
-def _own_alone(jobs: Jobs) -> Jobs:
+def _own_alone(jobs: JobColumns) -> JobColumns:
     """The table with NaN in those columns for jobs that were carried in."""
     if not jobs.carried.any():
         return jobs
@@ -156,7 +156,7 @@ def finish_time_fairness(
     return quotient(jct_s, alone_s)
 
 
-def summarise(run: Run, jobs: Jobs | None = None, held: Holdings | None = None) -> Summary:
+def summarise(run: Run, jobs: JobColumns | None = None, held: Holdings | None = None) -> Summary:
     """Every figure of a run, with units in the names; NaN where one is not defined."""
     held = holdings(run.events) if held is None else held
     jobs = job_table(run, held) if jobs is None else jobs
@@ -203,7 +203,7 @@ def _identity(run: Run) -> Summary:
     }
 
 
-def _completion(run: Run, jobs: Jobs) -> Summary:
+def _completion(run: Run, jobs: JobColumns) -> Summary:
     own, finished = ~jobs.carried, np.isfinite(jobs.finish_s)
     first_s = jobs.submit_time_s[0] if len(jobs.submit_time_s) else np.nan
     return {
@@ -221,7 +221,7 @@ def _completion(run: Run, jobs: Jobs) -> Summary:
     }
 
 
-def _use(run: Run, jobs: Jobs, held: Holdings) -> Summary:
+def _use(run: Run, jobs: JobColumns, held: Holdings) -> Summary:
     submit_s = jobs.submit_time_s
     first_s, last_s = (float(submit_s[0]), float(submit_s[-1])) if len(submit_s) else (0.0, 0.0)
     inside_s = np.minimum(held.end_s, last_s) - np.maximum(held.start_s, first_s)
@@ -246,7 +246,7 @@ def _overload(run: Run, held: Holdings) -> Summary:
     return {"overloaded": overloaded(run, held), "queue_growth_fraction": slope, "late_queue_fraction": late}
 
 
-def _fairness(jobs: Jobs) -> Summary:
+def _fairness(jobs: JobColumns) -> Summary:
     rho = jobs.finish_time_fairness
     known = rho[np.isfinite(rho)]
     return {
@@ -257,7 +257,7 @@ def _fairness(jobs: Jobs) -> Summary:
     }
 
 
-def _by_class(run: Run, jobs: Jobs) -> Summary:
+def _by_class(run: Run, jobs: JobColumns) -> Summary:
     workload, size = run.workload, size_class(jobs.gpus)
     tenants = [name or NO_NAME for name in workload.virtual_clusters]
     states = workload.end_state_code
@@ -276,7 +276,7 @@ def _by_class(run: Run, jobs: Jobs) -> Summary:
     }
 
 
-def _prediction(jobs: Jobs) -> Summary:
+def _prediction(jobs: JobColumns) -> Summary:
     """How good predicted run times were; over jobs that had one and ran at all."""
     known = np.isfinite(jobs.predicted_duration_s) & (jobs.duration_s > 0)
     predicted_s, true_s = jobs.predicted_duration_s[known], jobs.duration_s[known]

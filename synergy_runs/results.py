@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from synergy_core.errors import InputError, unknown
 from synergy_runs.atomic import atomic_folder
 from synergy_runs.log import Decisions, Events, Run
-from synergy_runs.metrics import NO_NAME, Jobs, Summary, job_table, summarise
+from synergy_runs.metrics import NO_NAME, JobColumns, Summary, job_table, summarise
 from synergy_runs.timeline import holdings
 from synergy_runs.traces.rows import END_STATES
 
@@ -52,11 +52,11 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _columns(facts: Events | Decisions | Jobs) -> dict[str, Any]:
+def _columns(facts: Events | Decisions | JobColumns) -> dict[str, Any]:
     return {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
 
 
-def _job_rows(run: Run, jobs: Jobs) -> dict[str, Any]:
+def _job_rows(run: Run, jobs: JobColumns) -> dict[str, Any]:
     """The job table with the names that its codes stand for."""
     import pyarrow as pa
 

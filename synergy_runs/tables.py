@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from synergy_core.units import DAY_S, HOUR_S
-from synergy_runs.comparison import Comparison, Row, over_workloads
+from synergy_runs.comparison import ComparedPolicy, Comparison, over_workloads
 from synergy_runs.interval import FEWEST_WORKLOADS, Ratio
 from synergy_runs.log import DRAWN_ESTIMATES, TRUE_RUN_TIMES
 from synergy_runs.traces.times import epoch_s, iso
@@ -78,7 +78,7 @@ def ratio_text(ratio: Ratio) -> str:
     return f"{three_digits(ratio.value)} ({three_digits(ratio.low)}–{three_digits(ratio.high)})"
 
 
-def cells(figure: Figure, rows: Sequence[Row]) -> tuple[str, list[str], list[bool]]:
+def cells(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[str, list[str], list[bool]]:
     """(unit, texts, whether each is the best among policies that know no true run times)."""
     values = [row.mean(figure.key) for row in rows]
     scale, unit = unit_of(figure, values)
@@ -140,14 +140,14 @@ def notes(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _stars(rows: Sequence[Row]) -> list[str]:
+def _stars(rows: Sequence[ComparedPolicy]) -> list[str]:
     """What stars stand for."""
     drawn = dict.fromkeys(row.label for row in rows if row.truth_read == DRAWN_ESTIMATES)
     plain = [f"* reads {TRUE_RUN_TIMES}"] if any(row.truth_read == TRUE_RUN_TIMES for row in rows) else []
     return plain + ([f"{', '.join(drawn)}: reads {DRAWN_ESTIMATES}, for want of users' own"] if drawn else [])
 
 
-def _overloaded(rows: Sequence[Row]) -> list[str]:
+def _overloaded(rows: Sequence[ComparedPolicy]) -> list[str]:
     """Under whom the queue was still growing."""
     labels = dict.fromkeys(row.label for row in rows if any(run.summary.get("overloaded") for run in row.runs))
     if not labels:
@@ -189,7 +189,7 @@ def intervals(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _more_workloads(row: Row) -> str:
+def _more_workloads(row: ComparedPolicy) -> str:
     """What gives more of them, and what to type."""
     summary = row.runs[0].summary
     if "generator" in str(summary["trace_source"]):

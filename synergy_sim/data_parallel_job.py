@@ -7,10 +7,10 @@ from dataclasses import replace
 from synergy_core.jobs.training import StepReport
 from synergy_core.planner.plan import Plan
 from synergy_sim.ground_truth import DataParallelApplication, packed
-from synergy_sim.training import TrainingJob
+from synergy_sim.training import SimulatedTraining
 
 
-class DataParallelJob(TrainingJob):
+class DataParallelJob(SimulatedTraining):
     """Every pass is reported to its task as it begins."""
 
     __slots__ = ()

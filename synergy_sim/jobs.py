@@ -13,7 +13,7 @@ from synergy_sim.data_parallel_job import DataParallelJob
 from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
 from synergy_sim.ground_truth import Application, Truth
 from synergy_sim.planned_job import PlannedJob, ProfiledJob
-from synergy_sim.training import TrainingJob
+from synergy_sim.training import SimulatedTraining
 
 
 class Jobs:
@@ -67,12 +67,12 @@ class Jobs:
             return self._execution.costs_of_checkpoint(model, tables.model_named(model).checkpoint_bytes)
         return self._execution.costs_of(model)
 
-    def _training_job(self, job_id: int, costs: Costs) -> TrainingJob:
+    def _training_job(self, job_id: int, costs: Costs) -> SimulatedTraining:
         """A row whose speed depends on what it is given."""
         work, truth, cluster = self._workload, self._truth, self._cluster
         assert truth is not None
         model = work.models[work.model_code[job_id]]
-        make: Callable[..., TrainingJob]
+        make: Callable[..., SimulatedTraining]
         app: Application
         if truth.plans(model):
             make = ProfiledJob if model in truth.profile else PlannedJob

@@ -7,10 +7,10 @@ from synergy_core.jobs.testbed_profiles import degrees_of
 from synergy_core.jobs.training import StepReport
 from synergy_core.planner.plan import Plan
 from synergy_sim.ground_truth import ApplicationWithPlans, packed
-from synergy_sim.training import TrainingJob
+from synergy_sim.training import SimulatedTraining
 
 
-class PlannedJob(TrainingJob):
+class PlannedJob(SimulatedTraining):
     """The plan is always the best for its GPUs and its batch.
 
     Steps on new GPUs, or at a new batch, are reported to its task by the next decision.

@@ -23,7 +23,7 @@ from synergy_sim.ground_truth.application import Application, NodeGpus
 from synergy_sim.ground_truth.disturbance import Disturbance
 
 
-class TrainingJob(SimulatedJob, ABC):
+class SimulatedTraining(SimulatedJob, ABC):
     """A job whose speed depends on its GPUs and its batch.
 
     work_scale: its work relative to the application's. slowdown: by how much it really is slower than its steps add up

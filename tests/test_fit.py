@@ -14,7 +14,7 @@ from scipy.optimize import minimize as scipy_minimize
 
 from synergy_core.errors import InputError
 from synergy_core.goodput.calibration import calibrate
-from synergy_core.goodput.fit import Profile, fit
+from synergy_core.goodput.fit import ObservedSteps, fit
 from synergy_core.goodput.forms import POLLUX, SATURATING, form_named
 from synergy_core.goodput.minimise import evaluate
 from synergy_core.goodput.observations import joined, padded
@@ -34,11 +34,11 @@ def shapes(seed: int, rows: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return nodes, nodes * random.integers(1, 5, rows), random.choice([8, 16, 24, 32, 48, 64], rows)
 
 
-def measured(theta, nodes, gpus, batch, *, noise=0.0, seed=0, form=POLLUX) -> Profile:
+def measured(theta, nodes, gpus, batch, *, noise=0.0, seed=0, form=POLLUX) -> ObservedSteps:
     random = np.random.default_rng(seed)
     compute = form.gradient_time(theta, batch, gpus) * np.exp(noise * random.normal(size=len(nodes)))
     step = form.step_time(theta, nodes, gpus, batch) * np.exp(noise * random.normal(size=len(nodes)))
-    return Profile(nodes, gpus, batch, step, np.maximum(step - compute, 1e-4 * step))
+    return ObservedSteps(nodes, gpus, batch, step, np.maximum(step - compute, 1e-4 * step))
 
 
 def test_planted_constants_come_back():
@@ -73,7 +73,7 @@ def test_unseen_costs_promise_perfect_scaling():
 
 def test_one_batch_size_splits_its_time_evenly():
     one = np.ones(1, dtype=int)
-    found = fit([Profile(one, one, [16], [0.4], [0.1])]).theta[0]
+    found = fit([ObservedSteps(one, one, [16], [0.4], [0.1])]).theta[0]
     assert found[0] == pytest.approx(0.15)
 
 
@@ -85,7 +85,9 @@ def test_nodes_never_spanned_cost_at_least_a_tenth_more_than_within_one():
 
 
 def reference_objective(theta, profile):
-    nodes, gpus, batch, step, sync = (np.asarray(getattr(profile, name), dtype=float) for name in Profile.__slots__)
+    nodes, gpus, batch, step, sync = (
+        np.asarray(getattr(profile, name), dtype=float) for name in ObservedSteps.__slots__
+    )
     first = np.log(gradient_time(theta, batch) / (step - sync))
     second = np.log(step_time(theta, nodes, gpus, batch) / step)
     ratios = (theta[3] / theta[2]) ** 2 + (theta[5] / theta[4]) ** 2
@@ -171,7 +173,7 @@ def test_one_wild_row_moves_robust_predictions_by_less_than_five_percent(form, s
     clean = measured(THETA, nodes, gpus, batch, noise=0.03, seed=seed)
     wild = np.array(clean.step_time_s)
     wild[seed * 5] *= 10.0
-    spoilt = Profile(nodes, gpus, batch, wild, clean.sync_time_s)
+    spoilt = ObservedSteps(nodes, gpus, batch, wild, clean.sync_time_s)
     before, after = (fit([each], form=form, robust=True).theta[0] for each in (clean, spoilt))
     seen = (nodes, gpus, batch)
     moved = np.abs(form.step_time(after, *seen) / form.step_time(before, *seen) - 1)
@@ -216,7 +218,7 @@ def test_doubt_falls_with_rows_and_rises_away_from_them():
 )
 def test_any_possible_profile_has_a_fit_within_bounds(rows, form):
     nodes, per_node, batch, step, part = (np.array(each) for each in zip(*rows, strict=True))
-    found = fit([Profile(nodes, nodes * per_node, batch, step, step * part)], form=form)
+    found = fit([ObservedSteps(nodes, nodes * per_node, batch, step, step * part)], form=form)
     assert (found.theta[0] >= form.lower).all()
     assert (found.theta[0] <= form.upper).all()
     assert np.isfinite(found.objective).all()
@@ -234,7 +236,7 @@ def test_calibration_follows_a_batch_size_that_is_off_the_line():
     nodes, gpus, batch = shapes(7, 120)
     compute = SATURATING.gradient_time(RICH, batch, gpus) * np.where(batch == 24, 1.3, 1.0)
     step = (compute**2 + SATURATING.sync_time(RICH, nodes, gpus) ** 2) ** 0.5
-    best, _ = calibrate(Profile(nodes, gpus, batch, step, step - compute))
+    best, _ = calibrate(ObservedSteps(nodes, gpus, batch, step, step - compute))
     assert best.step_time(nodes, gpus, batch) == pytest.approx(step, rel=0.05)
 
 
@@ -263,7 +265,7 @@ def test_what_cannot_be_fitted_is_named(column, value, says):
     }
     columns[column][1] = value
     with pytest.raises(InputError, match="profile 0, row 1") as caught:
-        fit([Profile(**columns)])
+        fit([ObservedSteps(**columns)])
     assert says in str(caught.value)
 
 
@@ -271,16 +273,16 @@ def test_nothing_and_too_little_are_named():
     with pytest.raises(InputError, match="no profile"):
         fit([])
     with pytest.raises(InputError, match="has 0 rows; a fit needs at least 1"):
-        fit([Profile([], [], [], [], [])])
+        fit([ObservedSteps([], [], [], [], [])])
     with pytest.raises(InputError, match="has 2 rows; a fit needs at least 3"):
-        calibrate(Profile([1, 1], [1, 2], [8, 8], [0.5, 0.6], [0.0, 0.1]))
+        calibrate(ObservedSteps([1, 1], [1, 2], [8, 8], [0.5, 0.6], [0.0, 0.1]))
     with pytest.raises(InputError, match="Did you mean 'pollux'"):
         form_named("polux")
 
 
 def test_a_row_in_two_profiles_counts_once():
-    one = Profile([1, 1], [1, 2], [8, 8], [0.5, 0.6], [0.0, 0.1])
-    assert len(joined([one, Profile([1], [2], [8], [0.6], [0.1])])) == 2
+    one = ObservedSteps([1, 1], [1, 2], [8, 8], [0.5, 0.6], [0.0, 0.1])
+    assert len(joined([one, ObservedSteps([1], [2], [8], [0.6], [0.1])])) == 2
 
 
 def rows_of(application: str, table: str, kind: str) -> tuple[np.ndarray, ...]:
@@ -313,7 +315,7 @@ PEERS = {
 @pytest.mark.parametrize(("application", "kind"), PEERS)
 def test_measured_tables_are_fitted_at_least_as_well_as_by_the_peers(application, kind):
     nodes, gpus, batch, step, sync = rows_of(application, "placements", kind)
-    theta = fit([Profile(nodes, gpus, batch, step, sync)]).theta[0]
+    theta = fit([ObservedSteps(nodes, gpus, batch, step, sync)]).theta[0]
     error = np.abs(step_time(theta, nodes, gpus, batch) / step - 1).mean()
     assert error <= PEERS[application, kind] + 0.001
 
@@ -323,6 +325,6 @@ def test_measured_tables_are_fitted_at_least_as_well_as_by_the_peers(application
 def test_half_of_the_placements_predict_the_other_half(application):
     nodes, gpus, batch, step, sync = rows_of(application, "placements", "t4")
     known = (nodes * 100 + gpus) % 2 == 0
-    best, _ = calibrate(Profile(*(each[known] for each in (nodes, gpus, batch, step, sync))))
+    best, _ = calibrate(ObservedSteps(*(each[known] for each in (nodes, gpus, batch, step, sync))))
     told = best.step_time(nodes[~known], gpus[~known], batch[~known])
     assert np.abs(told / step[~known] - 1).mean() < 0.10

@@ -38,3 +38,19 @@ def test_what_is_too_long_is_found(tmp_path: Path) -> None:
     assert list(too_long(path)) == [f"{path}:81: long has 81 lines, at most 80"]
     path.write_text("\n" * 401)
     assert list(too_long(path)) == [f"{path}: 401 lines, at most 400"]
+
+
+ROLES = {"Architecture", "Settings", "Attention", "Block", "Run"}
+"""Names that several classes may have, since each plays the same role in its place: a family's architecture, a program's
+settings, layers of an example's model beside those that the planner knows, a run of either program."""
+
+
+def test_no_two_classes_have_one_name() -> None:
+    found: dict[str, list[str]] = {}
+    for folder in FOLDERS[:4]:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef):
+                    found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert len(found) > 300
+    assert {name: paths for name, paths in found.items() if len(paths) > 1 and name not in ROLES} == {}

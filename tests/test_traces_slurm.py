@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from synergy_core.errors import InputError
 from synergy_runs.traces import read_trace
-from synergy_runs.traces._slurm_values import Gpus, elapsed_s, gpus, limit_s
+from synergy_runs.traces._slurm_values import AskedGpus, elapsed_s, gpus, limit_s
 from synergy_runs.traces._values import BadValueError
 from synergy_runs.traces.rows import END_STATES, TraceRows
 from synergy_runs.traces.times import epoch_s
@@ -131,7 +131,7 @@ def test_part_of_a_gpu_is_refused_by_name(tmp_path: Path, tres: str) -> None:
 
 @pytest.mark.parametrize("kind", ["a100-80gb", "a100_80gb_pcie", "tesla_v100-sxm2-16gb", "rtx_2080_ti"])
 def test_whole_gpus_are_not_taken_for_slices(kind: str) -> None:
-    assert gpus(f"gres/gpu:{kind}=2", "ReqTRES") == Gpus(2, (kind,))
+    assert gpus(f"gres/gpu:{kind}=2", "ReqTRES") == AskedGpus(2, (kind,))
 
 
 def test_one_record_printed_twice_is_refused_with_both_lines(tmp_path: Path) -> None:
@@ -318,14 +318,14 @@ def test_no_time_limit_is_no_estimate(text: str) -> None:
 @pytest.mark.parametrize(
     ("tres", "expected"),
     [
-        ("gres/gpu=4", Gpus(4, ())),
-        ("gres/gpu:A100=4", Gpus(4, ("a100",))),
-        ("gres/gpu:a100=4,gres/gpu=4", Gpus(4, ("a100",))),
-        ("gres/gpu=6,gres/gpu:a100=4,gres/gpu:v100=2", Gpus(6, ("a100", "v100"))),
-        ("cpu=4,gres/gpuutil=3,gres/gpumem=9", Gpus(0, ())),
-        ("gres/gpu=1,gres/shard=2", Gpus(1, ())),
-        ("", Gpus(0, ())),
+        ("gres/gpu=4", AskedGpus(4, ())),
+        ("gres/gpu:A100=4", AskedGpus(4, ("a100",))),
+        ("gres/gpu:a100=4,gres/gpu=4", AskedGpus(4, ("a100",))),
+        ("gres/gpu=6,gres/gpu:a100=4,gres/gpu:v100=2", AskedGpus(6, ("a100", "v100"))),
+        ("cpu=4,gres/gpuutil=3,gres/gpumem=9", AskedGpus(0, ())),
+        ("gres/gpu=1,gres/shard=2", AskedGpus(1, ())),
+        ("", AskedGpus(0, ())),
     ],
 )
-def test_gpus_are_counted_once(tres: str, expected: Gpus) -> None:
+def test_gpus_are_counted_once(tres: str, expected: AskedGpus) -> None:
     assert gpus(tres, "AllocTRES") == expected

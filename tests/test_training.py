@@ -15,7 +15,7 @@ from synergy_core.units import on_grid
 from synergy_sim.assignment import as_given, mixed
 from synergy_sim.execution import Costs
 from synergy_sim.ground_truth import Disturbance, Truth, packed
-from synergy_sim.training import TrainingJob
+from synergy_sim.training import SimulatedTraining
 
 SOME = [(0, 1, 700, "cifar10"), (5, 2, 900, "ncf"), (5, 4, 8_000, "bert"), (40, 3, 7_000, "deepspeech2")]
 
@@ -154,7 +154,7 @@ def test_mixed_jobs_request_their_type_and_are_measured_there():
 def worked(monkeypatch):
     """What every run of every job adds to its progress, by job id; filled while simulations run."""
     added: dict[int, float] = {}
-    own_settle, own_cross = TrainingJob._settle, TrainingJob._cross
+    own_settle, own_cross = SimulatedTraining._settle, SimulatedTraining._cross
 
     def counted(method):
         def wrapper(job, *arguments):
@@ -168,9 +168,9 @@ def worked(monkeypatch):
 
         return wrapper
 
-    monkeypatch.setattr(TrainingJob, "foreseeing", property(lambda job: not job.tunes_batch), raising=False)
-    monkeypatch.setattr(TrainingJob, "_settle", counted(own_settle))
-    monkeypatch.setattr(TrainingJob, "_cross", counted(own_cross))
+    monkeypatch.setattr(SimulatedTraining, "foreseeing", property(lambda job: not job.tunes_batch), raising=False)
+    monkeypatch.setattr(SimulatedTraining, "_settle", counted(own_settle))
+    monkeypatch.setattr(SimulatedTraining, "_cross", counted(own_cross))
     return added
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from synergy_core.allocator.exact import LONGEST_S, Answer, Solver, available, solve_columns
+from synergy_core.allocator.exact import LONGEST_S, Solver, Taken, available, solve_columns
 from synergy_core.allocator.greedy import greedy
 from synergy_core.allocator.prices import Columns, Open, columns_where
 from synergy_core.allocator.problem import ROUNDING, Problem, Solution, Status, certify, relative_gap
@@ -24,7 +24,7 @@ WIDEN = 4.0
 MOST_ROUNDS = 40
 LEAST_FRACTION = 1e-6
 """Of D: the second B where the first was 0, all being tied."""
-Exactly = Callable[[Columns, Floats, int, Floats, float], Answer | None]
+Exactly = Callable[[Columns, Floats, int, Floats, float], Taken | None]
 
 
 def finish(

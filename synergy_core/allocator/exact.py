@@ -25,7 +25,7 @@ Solver = Literal["auto", "highs", "cbc"]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Taken:
     """What was found among columns. taken: (N,) which, None if nothing; bound: nothing among them is worth more."""
 
     taken: Mask | None
@@ -168,7 +168,7 @@ def _pulp_solver(solver: Solver, **options: Any) -> Any:
 
 def solve_columns(
     some: Columns, room: Floats, types: int, *, slack: float, time_limit_s: float, solver: Solver
-) -> Answer:
+) -> Taken:
     """At most one column of each owner within `room`, by HiGHS directly or, where that is missing, CBC through PuLP.
 
     slack: utility by which the answer may be below the best.
@@ -178,7 +178,7 @@ def solve_columns(
     return _cbc(some, room, types, slack, time_limit_s)
 
 
-def _highs(some: Columns, room: Floats, types: int, slack: float, time_limit_s: float) -> Answer:
+def _highs(some: Columns, room: Floats, types: int, slack: float, time_limit_s: float) -> Taken:
     highspy = _highspy()
     columns, jobs = len(some.value), len(some.start)
     rows = jobs + len(room)
@@ -218,10 +218,10 @@ def _highs(some: Columns, room: Floats, types: int, slack: float, time_limit_s: 
     bound = outcome.mip_dual_bound if math.isfinite(outcome.mip_dual_bound) else math.inf
     if status == highspy.HighsModelStatus.kOptimal and taken is not None and not math.isfinite(bound):
         bound = float(some.value[taken].sum()) + slack
-    return Answer(taken, bound, status == highspy.HighsModelStatus.kTimeLimit)
+    return Taken(taken, bound, status == highspy.HighsModelStatus.kTimeLimit)
 
 
-def _cbc(some: Columns, room: Floats, types: int, slack: float, time_limit_s: float) -> Answer:
+def _cbc(some: Columns, room: Floats, types: int, slack: float, time_limit_s: float) -> Taken:
     rows = [(f"type_{row}", some.row == row) for row in range(types)]
     if some.tenant is not None:
         rows += [(f"tenant_{row}", some.tenant == row) for row in range(len(room) - types)]
@@ -234,4 +234,4 @@ def _cbc(some: Columns, room: Floats, types: int, slack: float, time_limit_s: fl
     scale = max(float(some.value.sum()), TINY)
     found, proven, bound = _run(model, "cbc", slack / scale, time_limit_s)
     taken = np.array([(each.value() or 0.0) > 0.5 for each in variables], dtype=bool)
-    return Answer(taken if found else None, bound, not proven)
+    return Taken(taken if found else None, bound, not proven)

@@ -16,7 +16,7 @@ MOST_ROWS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ExplainedRow:
     """One configuration of the job. price: utility that its GPUs are worth to others; reduced: utility − price."""
 
     configuration: int
@@ -54,9 +54,9 @@ class Explanation:
     job: int
     label: str
     forced: bool
-    chosen: Row | None
-    wanted: Row | None
-    rows: tuple[Row, ...]
+    chosen: ExplainedRow | None
+    wanted: ExplainedRow | None
+    rows: tuple[ExplainedRow, ...]
     limits: tuple[Limit, ...]
     missing_utility: float
     price_fraction: float
@@ -83,7 +83,7 @@ class Explanation:
             lines.append(f"  {limit.label}: {limit.used_gpus} of {limit.gpus} GPUs used, {worth}")
         return "\n".join(lines)
 
-    def _why(self, wanted: Row) -> list[str]:
+    def _why(self, wanted: ExplainedRow) -> list[str]:
         if self.chosen and self.chosen.configuration == wanted.configuration:
             return ["It is the configuration it gains most from, and worth its price."]
         lines = []
@@ -103,7 +103,7 @@ class Explanation:
         return lines
 
 
-def _named(row: Row | None) -> str:
+def _named(row: ExplainedRow | None) -> str:
     if row is None:
         return "nothing"
     # The default label begins with the count.
@@ -137,9 +137,9 @@ def explain(
     price: Floats = per_gpu * problem.gpus
     reduced = utility - price
 
-    def row(column: int) -> Row:
+    def row(column: int) -> ExplainedRow:
         worth, paid = float(utility[column]), float(price[column])
-        return Row(column, names[column], int(problem.gpus[column]), worth, paid, worth - paid)
+        return ExplainedRow(column, names[column], int(problem.gpus[column]), worth, paid, worth - paid)
 
     within = problem.gpus <= problem.capacity[problem.gpu_type]
     if problem.tenant is not None and problem.quota is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from synergy_core.allocator.exact import Answer
+from synergy_core.allocator.exact import Taken
 from synergy_core.allocator.prices import Columns, Mask
 from synergy_core.allocator.problem import ROUNDING, TINY
 from synergy_core.arrays import Floats, Ints
@@ -22,7 +22,7 @@ FEW_STATES = 64
 
 def by_frontier(
     some: Columns, room: Floats, types: int, prices: Floats, within: float, most_states: int
-) -> Answer | None:
+) -> Taken | None:
     """The best of `some` that loses at most `within`, if there is any; None where it takes more than `most_states`.
 
     The last job is seen first, so that walking back begins at the first job, which gets the lowest configuration that
@@ -56,10 +56,10 @@ def by_frontier(
     losses = losses + (room - used) @ prices
     least = losses.min(initial=np.inf)
     if least > limit:
-        return Answer(None, -np.inf, False)
+        return Taken(None, -np.inf, False)
     best = np.nonzero(losses <= least + ROUNDING)[0]
     taken = _walk(steps, seen, set(zip(states[best].tolist(), seen[-1][1][best].tolist(), strict=True)))
-    return Answer(taken, float(some.value[taken].sum()), False)
+    return Taken(taken, float(some.value[taken].sum()), False)
 
 
 @dataclass(slots=True)

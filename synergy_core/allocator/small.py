@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from synergy_core.allocator.core import deadline, everything_fits, finish
-from synergy_core.allocator.exact import Answer, Solver
+from synergy_core.allocator.exact import Solver, Taken
 from synergy_core.allocator.frontier import FEW_STATES, by_frontier
 from synergy_core.allocator.prices import COARSEST, Columns, Open, cold_prices, columns_where, minimise, opened
 from synergy_core.allocator.problem import Problem, Solution
@@ -78,7 +78,7 @@ def small_prices(work: Open, prices: Floats | None) -> Floats:
     return minimise(some, work.room, work.types, prices, WARM * scale, FINEST * scale)
 
 
-def by_states(some: Columns, room: Floats, types: int, prices: Floats, within: float) -> Answer | None:
+def by_states(some: Columns, room: Floats, types: int, prices: Floats, within: float) -> Taken | None:
     """The best of `some`, or None if it loses more than `within`; no answer where that takes too many states."""
     if len(room) > types:
         return None

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from synergy_core.allocator.exact import Answer
+from synergy_core.allocator.exact import Taken
 from synergy_core.allocator.prices import Columns, Mask
 from synergy_core.allocator.problem import ROUNDING
 from synergy_core.arrays import Floats
@@ -20,7 +20,7 @@ def cells(some: Columns, room: Floats, types: int) -> int:
     return math.prod(each + 1 for each in _left(some, room, types))
 
 
-def by_table(some: Columns, room: Floats, types: int) -> Answer:
+def by_table(some: Columns, room: Floats, types: int) -> Taken:
     """The best of `some`; among equals the lowest column of the first job, then of the next."""
     left = _left(some, room, types)
     shape = tuple(each + 1 for each in left)
@@ -39,7 +39,7 @@ def by_table(some: Columns, room: Floats, types: int) -> Answer:
             np.maximum(into, table[(*before, slice(None, shape[axis] - size))] + value[entry], out=into)
         table = after
         tables.append(table)
-    return Answer(_walk(tables, left, ends, value, gpus, row), float(table[tuple(left)]), False)
+    return Taken(_walk(tables, left, ends, value, gpus, row), float(table[tuple(left)]), False)
 
 
 def _left(some: Columns, room: Floats, types: int) -> list[int]:

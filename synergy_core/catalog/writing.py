@@ -10,13 +10,15 @@ from synergy_core.accuracy import Accuracy, accuracy
 from synergy_core.arrays import Floats
 from synergy_core.goodput.calibration import Calibrated, calibrate
 from synergy_core.goodput.fit import Fits, fit
-from synergy_core.goodput.observations import Profile
+from synergy_core.goodput.observations import ObservedSteps
 from synergy_core.goodput.throughput import step_time
 
 _DIGITS = 6
 
 
-def measured_gpu_type(profile: Profile, *, robust_pollux: bool = False) -> tuple[dict[str, Any], Calibrated, Fits]:
+def measured_gpu_type(
+    profile: ObservedSteps, *, robust_pollux: bool = False
+) -> tuple[dict[str, Any], Calibrated, Fits]:
     """The catalog's entry for one application on one GPU type, and the calibration behind it.
 
     robust_pollux: whether Pollux's constants, too, are fitted robustly; policies' beliefs are not.

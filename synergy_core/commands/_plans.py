@@ -37,7 +37,7 @@ BANDS = (1, 8, 32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ScoredGroup:
     """One line of a report. fields: beside the score, by the names of the JSON."""
 
     name: str
@@ -58,7 +58,7 @@ def _finite(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PredictedRows:
     """What a file's rows are predicted to be, arrays (rows,): of a row's settings, the closest to what was measured.
 
     fits: whether some setting fits into memory. ideal_s: FLOPs ÷ peak. NaN where nothing is predicted.
@@ -71,7 +71,7 @@ class Rows:
     fits: Bools
 
 
-def scored(file: Any, choose: Choose = constants_for) -> list[Group]:
+def scored(file: Any, choose: Choose = constants_for) -> list[ScoredGroup]:
     """Every group of a file of the planner's formats."""
     if isinstance(file, BestPlans):
         return _best_plans(file, choose)
@@ -80,13 +80,13 @@ def scored(file: Any, choose: Choose = constants_for) -> list[Group]:
     return _training(file, choose)
 
 
-def predicted(file: TrainingTimes, choose: Choose = constants_for) -> Rows:
+def predicted(file: TrainingTimes, choose: Choose = constants_for) -> PredictedRows:
     """Predictions of every row; of a row with unstated fields, the setting that comes closest."""
     if not len(file):
         raise InputError(f"{file.path}: no row is left to score.")
     count = len(file)
     time_s, ideal_s, peak, static = np.full((4, count), np.nan)
-    rows = Rows(time_s, ideal_s, peak, static, np.zeros(count, dtype=bool))
+    rows = PredictedRows(time_s, ideal_s, peak, static, np.zeros(count, dtype=bool))
     measured_peak = np.array([each.peak_mem_bytes for each in file.rows])
     kinds = np.array([each.memory_kind for each in file.rows])
     held = np.array([each.held_bytes for each in file.rows])
@@ -155,7 +155,7 @@ def _ideal_s(work: Work, plans: Plans, machine: Machine, software: Software) -> 
     return result
 
 
-def _training(file: TrainingTimes, choose: Choose) -> list[Group]:
+def _training(file: TrainingTimes, choose: Choose) -> list[ScoredGroup]:
     """Times, in bands of what differs between rows; then memory by counter; then rows that ran out of memory."""
     rows = predicted(file, choose)
     measured = np.array([each.iter_time_s for each in file.rows])
@@ -178,7 +178,7 @@ def _training(file: TrainingTimes, choose: Choose) -> list[Group]:
         nothing = accuracy(np.empty(0), np.empty(0))
         refused = int((out & ~rows.fits).sum())
         counts = {"kind": "memory", "refused": refused, "accepted": int(out.sum()) - refused}
-        result.append(Group("ran out of memory", *_named(file, out), replace(nothing, n=int(out.sum())), counts))
+        result.append(ScoredGroup("ran out of memory", *_named(file, out), replace(nothing, n=int(out.sum())), counts))
     return result
 
 
@@ -209,7 +209,9 @@ def _band(gpus: int) -> str:
     return f"{low}+"
 
 
-def _time_group(name: str, at: Bools, file: TrainingTimes, rows: Rows, measured: Floats, baseline: Floats) -> Group:
+def _time_group(
+    name: str, at: Bools, file: TrainingTimes, rows: PredictedRows, measured: Floats, baseline: Floats
+) -> ScoredGroup:
     members = [each for each, inside in zip(file.rows, at, strict=True) if inside]
     score = accuracy(rows.time_s[at], measured[at])
     keys = [
@@ -230,7 +232,7 @@ def _time_group(name: str, at: Bools, file: TrainingTimes, rows: Rows, measured:
         "false_refusals": int((ran & ~rows.fits[at]).sum()),
         "reasons": dict(Counter(each.failure for each in members if each.failure)),
     }
-    return Group(name, *_named(file, at), score, fields)
+    return ScoredGroup(name, *_named(file, at), score, fields)
 
 
 def regrets(
@@ -253,14 +255,14 @@ def regrets(
     return result
 
 
-def _memory_group(kind: str, at: Bools, file: TrainingTimes, told: Floats, truth: Floats) -> Group:
+def _memory_group(kind: str, at: Bools, file: TrainingTimes, told: Floats, truth: Floats) -> ScoredGroup:
     members = [each for each, inside in zip(file.rows, at, strict=True) if inside]
     fields = {
         "kind": "memory",
         "banded": sum(bool(each.unstated) for each in members),
         "reasons": dict(Counter(each.failure for each in members if each.failure)),
     }
-    return Group(f"memory: {kind}", *_named(file, at), accuracy(told[at], truth[at]), fields)
+    return ScoredGroup(f"memory: {kind}", *_named(file, at), accuracy(told[at], truth[at]), fields)
 
 
 def _named(file: TrainingTimes, at: Bools) -> tuple[str, str]:
@@ -268,7 +270,7 @@ def _named(file: TrainingTimes, at: Bools) -> tuple[str, str]:
     return tuple(", ".join(dict.fromkeys(each)) for each in zip(*((m.model, m.gpu_type) for m in members), strict=True))  # type: ignore[return-value]
 
 
-def _best_plans(file: BestPlans, choose: Choose) -> list[Group]:
+def _best_plans(file: BestPlans, choose: Choose) -> list[ScoredGroup]:
     """The best plan for every row among those that Alpa chooses from."""
     found, reasons = candidates(file.rows)
     predicted_s, roofs = np.full((2, len(file.rows)), np.nan)
@@ -297,7 +299,7 @@ def _best_plans(file: BestPlans, choose: Choose) -> list[Group]:
         }
         models = ", ".join(dict.fromkeys(each for each, inside in zip(families, at, strict=True) if inside))
         types = ", ".join(dict.fromkeys(each for each, inside in zip(kinds, at, strict=True) if inside))
-        result.append(Group(name, models, types, accuracy(predicted_s[at], measured[at]), fields))
+        result.append(ScoredGroup(name, models, types, accuracy(predicted_s[at], measured[at]), fields))
     return result
 
 
@@ -309,7 +311,7 @@ _OPERATIONS = {
 }
 
 
-def _collectives(file: Collectives) -> list[Group]:
+def _collectives(file: Collectives) -> list[ScoredGroup]:
     """Collectives alone, by GPU type, operation and ranks; times of a framework around them are not in the model."""
     keys = [
         (each.gpu_type, each.operation, each.ranks, each.per_node)
@@ -328,5 +330,7 @@ def _collectives(file: Collectives) -> list[Group]:
         except InputError as error:
             told, reasons = np.full(len(size), np.nan), {str(error): len(size)}
         name = f"{kind} {operation} ranks={ranks} per node={per_node}"
-        result.append(Group(name, operation, kind, accuracy(told, truth), {"kind": "collective", "reasons": reasons}))
+        result.append(
+            ScoredGroup(name, operation, kind, accuracy(told, truth), {"kind": "collective", "reasons": reasons})
+        )
     return result

@@ -11,7 +11,7 @@ from synergy_core.catalog.transfer import nearest_type, transferred
 from synergy_core.errors import InputError
 from synergy_core.goodput.calibration import LEAST_ROWS, Calibrated, calibrate
 from synergy_core.goodput.forms import Form
-from synergy_core.goodput.observations import Profile, joined
+from synergy_core.goodput.observations import ObservedSteps, joined
 from synergy_core.measurements.step_times import StepTimes
 
 
@@ -26,12 +26,12 @@ class Prediction:
 Models = Mapping[str, Mapping[str, Calibrated]]
 
 
-def by_type(files: Sequence[StepTimes]) -> dict[str, dict[str, Profile]]:
+def by_type(files: Sequence[StepTimes]) -> dict[str, dict[str, ObservedSteps]]:
     """All rows by model and GPU type. Raises InputError, naming the files, where they are too few to fit."""
     groups: dict[str, dict[str, list[StepTimes]]] = {}
     for each in files:
         groups.setdefault(each.model, {}).setdefault(gpu_type_named(each.gpu_type), []).append(each)
-    result: dict[str, dict[str, Profile]] = {}
+    result: dict[str, dict[str, ObservedSteps]] = {}
     for model, kinds in groups.items():
         for kind, parts in kinds.items():
             profile = joined([each.profile for each in parts])

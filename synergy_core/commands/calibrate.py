@@ -18,7 +18,7 @@ from synergy_core.commands.validate import CONSTANTS_HELP, add_naming
 if TYPE_CHECKING:
     from synergy_core.goodput.calibration import Calibrated
     from synergy_core.goodput.fit import Fits
-    from synergy_core.goodput.observations import Profile
+    from synergy_core.goodput.observations import ObservedSteps
     from synergy_core.measurements.training_times import TrainingTimes
 
 SUMMARY = "fit the constants of an application on a GPU type to measurements"
@@ -94,7 +94,7 @@ def _with_facts(model: str, kinds: dict[str, Any], paths: list[Path]) -> dict[st
     return {**facts(model), "gpu_types": kinds, "sources": [f"Fitted to {', '.join(str(each) for each in paths)}."]}
 
 
-def _print(model: str, kind: str, profile: Profile, entry: dict[str, Any], best: Calibrated, fits: Fits) -> None:
+def _print(model: str, kind: str, profile: ObservedSteps, entry: dict[str, Any], best: Calibrated, fits: Fits) -> None:
     """The constants of both forms, their error, and how sure the fit is where it was measured and beyond."""
     import numpy as np
 

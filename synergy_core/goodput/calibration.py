@@ -20,7 +20,7 @@ from synergy_core.arrays import Floats
 from synergy_core.goodput.fit import Fits, fit_rows
 from synergy_core.goodput.forms import GAMMA, SATURATING, Form
 from synergy_core.goodput.minimise import residuals
-from synergy_core.goodput.observations import Profile, Rows, padded
+from synergy_core.goodput.observations import ObservedSteps, PaddedSteps, padded
 from synergy_core.goodput.throughput import overlapped
 
 LEAST_ROWS = 3
@@ -61,7 +61,7 @@ class Calibrated:
 
 
 def calibrate(
-    profile: Profile, *, form: Form = SATURATING, robust: bool = True, deviations: bool = True
+    profile: ObservedSteps, *, form: Form = SATURATING, robust: bool = True, deviations: bool = True
 ) -> tuple[Calibrated, Fits]:
     """The constants and the fit they come from (for its error and uncertainty).
 
@@ -79,7 +79,7 @@ def calibrate(
     return replace(model, theta=fitted.theta[0]), fitted
 
 
-def _deviating(model: Calibrated, rows: Rows) -> Calibrated:
+def _deviating(model: Calibrated, rows: PaddedSteps) -> Calibrated:
     """The model with the deviations of one profile's rows, weighted by what they count."""
     smooth = replace(rows, log_factor=np.zeros_like(rows.log_factor))
     off = -residuals(model.theta[None], smooth, model.form)[0][0]

@@ -40,11 +40,11 @@ from synergy_core.goodput.forms import (
     Form,
 )
 from synergy_core.goodput.minimise import minimise, residuals
-from synergy_core.goodput.observations import Profile, Rows, padded
+from synergy_core.goodput.observations import ObservedSteps, PaddedSteps, padded
 from synergy_core.goodput.throughput import TINY
 from synergy_core.goodput.uncertainty import log_step_time_sd, parameter_sd
 
-__all__ = ["Fits", "Profile", "fit"]
+__all__ = ["Fits", "ObservedSteps", "fit"]
 
 
 UNSEEN_NODES_FACTOR = 1.1
@@ -70,7 +70,7 @@ class Fits:
     rmse: Floats
     objective: Floats
     steps: Ints
-    rows: Rows
+    rows: PaddedSteps
 
     def log_step_time_sd(self, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike) -> Floats:
         """How sure the fit is: standard deviation of log(measured/predicted) step time at shapes (S,); (F, S).
@@ -86,7 +86,7 @@ class Fits:
         return parameter_sd(self.theta, self.rows, self.form)
 
 
-def fit(observations: Sequence[Profile], *, form: Form = POLLUX, robust: bool = False, least: int = 1) -> Fits:
+def fit(observations: Sequence[ObservedSteps], *, form: Form = POLLUX, robust: bool = False, least: int = 1) -> Fits:
     """The constants that explain each profile best.
 
     robust: rows that the others contradict lose their say (Cauchy weights, reweighted); for measurements by hand. The
@@ -97,7 +97,7 @@ def fit(observations: Sequence[Profile], *, form: Form = POLLUX, robust: bool = 
     return fit_rows(rows, form, robust=robust)
 
 
-def fit_rows(rows: Rows, form: Form, *, robust: bool = False) -> Fits:
+def fit_rows(rows: PaddedSteps, form: Form, *, robust: bool = False) -> Fits:
     """`fit` on rows already padded."""
     theta, objective, steps = _best(rows, form)
     if robust:
@@ -112,7 +112,7 @@ def fit_rows(rows: Rows, form: Form, *, robust: bool = False) -> Fits:
     return Fits(form, theta, rmse, objective, steps, rows)
 
 
-def _best(rows: Rows, form: Form, start: Floats | None = None) -> tuple[Floats, Floats, Ints]:
+def _best(rows: PaddedSteps, form: Form, start: Floats | None = None) -> tuple[Floats, Floats, Ints]:
     """The best of several starts, `start` among them."""
     pinned, held = _pins(rows, form)
     starts = [_start(rows, form, gamma) for gamma in _START_GAMMAS] + ([] if start is None else [start])
@@ -124,7 +124,7 @@ def _best(rows: Rows, form: Form, start: Floats | None = None) -> tuple[Floats, 
     return theta[best], objective[best], steps[best]
 
 
-def _trust(theta: Floats, rows: Rows, form: Form) -> Floats:
+def _trust(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
     """How much each row counts, (F, K): less the further it is from where the others put it."""
     first, second = residuals(theta, rows, form)
     off = np.sqrt(first**2 + second**2)
@@ -134,7 +134,7 @@ def _trust(theta: Floats, rows: Rows, form: Form) -> Floats:
     return real / (1.0 + (off / scale) ** 2)
 
 
-def _pins(rows: Rows, form: Form) -> tuple[Bools, Floats]:
+def _pins(rows: PaddedSteps, form: Form) -> tuple[Bools, Floats]:
     """Which constants (F, P) nothing observed can tell, and what they are held at."""
     real = rows.weight > 0
     across, within = rows.across, rows.within
@@ -169,7 +169,7 @@ def _distinct(values: Floats, where: Bools) -> Ints:
     return result
 
 
-def _start(rows: Rows, form: Form, gamma: float) -> Floats:
+def _start(rows: PaddedSteps, form: Form, gamma: float) -> Floats:
     """Where to begin, if γ were `gamma`: straight lines through T_grad over b and T_sync over what it grows with."""
     compute, step = np.exp(rows.log_compute - rows.log_factor), np.exp(rows.log_step)
     # The all-reduce that would explain the step under this overlap; at least 1 % of it.

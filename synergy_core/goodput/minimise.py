@@ -15,7 +15,7 @@ import numpy as np
 
 from synergy_core.arrays import Bools, Floats, Ints
 from synergy_core.goodput.forms import ALPHA_C, BETA_C, FLOOR, GAMMA, SLOWEST, Form, slowest_of
-from synergy_core.goodput.observations import Rows
+from synergy_core.goodput.observations import PaddedSteps
 
 GAMMA_PRIOR = 1e-3
 RATIO_PRIOR = 1e-2
@@ -26,13 +26,13 @@ _PERFECT = 1e-7
 """RMSE below which a fit counts as perfect: rounds off the tip of the cone."""
 
 
-def residuals(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats]:
+def residuals(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats]:
     """log(predicted/observed) of T_grad and T_opt, (F, K) each."""
     *_, first, second = _logs(theta, rows, form)
     return first, second
 
 
-def _logs(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, ...]:
+def _logs(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, ...]:
     """Its straight line, T_grad on one GPU, on all, z = log(T_sync/T_grad), log(1 + e^γz), and both residuals."""
     line = theta[:, :1] + theta[:, 1:2] * rows.batch
     if form.floor:
@@ -51,7 +51,7 @@ def _logs(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, ...]:
     return line, alone, compute, z, overlap, log_compute - rows.log_compute, second
 
 
-def slopes(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats, Floats]:
+def slopes(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats, Floats]:
     """Both residuals (F, K), and their derivatives by the constants (F, 2, P, K)."""
     line, alone, compute, z, overlap, first, second = _logs(theta, rows, form)
     count, length = z.shape
@@ -78,7 +78,7 @@ def slopes(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats, Float
     return first, second, result
 
 
-def evaluate(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats, Floats, Floats]:
+def evaluate(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats, Floats, Floats]:
     """Objective (F,), gradient (F, P), the cone's Hessian and the plain Gauss-Newton one (F, P, P)."""
     first, second, by = slopes(theta, rows, form)
     both = np.stack([first, second], axis=1)
@@ -106,7 +106,7 @@ def evaluate(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats, Flo
     return objective, gradient, turned + prior, gauss_newton + prior
 
 
-def minimise(theta: Floats, pinned: Bools, rows: Rows, form: Form) -> tuple[Floats, Floats, Ints]:
+def minimise(theta: Floats, pinned: Bools, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats, Ints]:
     """Damped steps until no fit improves: constants (F, P), objective and steps (F,)."""
     count = len(theta)
     lower, upper = form.lower, form.upper

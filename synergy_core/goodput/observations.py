@@ -15,7 +15,7 @@ from synergy_core.goodput.throughput import TINY
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class ObservedSteps:
     """What one job (or all jobs of one application on one GPU type) measured; arrays (rows,), one row per shape.
 
     local_batch: samples per GPU and micro-batch. step_time_s: the whole step; sync_time_s: its part in all-reduce.
@@ -31,18 +31,18 @@ class Profile:
         return len(np.atleast_1d(self.step_time_s))
 
 
-def joined(profiles: Sequence[Profile]) -> Profile:
+def joined(profiles: Sequence[ObservedSteps]) -> ObservedSteps:
     """All their rows in one; a row that stands in two of them counts once."""
     columns = [
         np.concatenate([np.asarray(getattr(each, name), dtype=np.float64) for each in profiles])
-        for name in Profile.__slots__
+        for name in ObservedSteps.__slots__
     ]
     _, first = np.unique(np.stack(columns), axis=1, return_index=True)
-    return Profile(*(column[np.sort(first)] for column in columns))
+    return ObservedSteps(*(column[np.sort(first)] for column in columns))
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PaddedSteps:
     """F profiles padded to K rows each: arrays (F, K), `design` (F, synchronisation constants, K).
 
     weight: 0 in the padding, sums to 1 per profile. log_factor: what T_grad is multiplied by beyond its formula, log.
@@ -68,17 +68,17 @@ class Rows:
         """Rows on several GPUs of one node."""
         return (self.nodes <= 1) & (self.gpus > 1) & (self.weight > 0)
 
-    def take(self, profiles: Ints) -> Rows:
+    def take(self, profiles: Ints) -> PaddedSteps:
         """Some of the profiles."""
-        return Rows(*(getattr(self, name)[profiles] for name in Rows.__slots__))
+        return PaddedSteps(*(getattr(self, name)[profiles] for name in PaddedSteps.__slots__))
 
-    def weighted(self, weight: Floats) -> Rows:
+    def weighted(self, weight: Floats) -> PaddedSteps:
         """The same rows, counting differently."""
         return replace(self, weight=weight / weight.sum(axis=1, keepdims=True))
 
 
-def padded(observations: Sequence[Profile], form: Form, *, least: int = 1) -> Rows:
-    """The profiles as `Rows`. Raises InputError for what cannot be fitted, naming profile and row.
+def padded(observations: Sequence[ObservedSteps], form: Form, *, least: int = 1) -> PaddedSteps:
+    """The profiles as `PaddedSteps`. Raises InputError for what cannot be fitted, naming profile and row.
 
     least: how many rows each must have.
     """
@@ -93,7 +93,7 @@ def padded(observations: Sequence[Profile], form: Form, *, least: int = 1) -> Ro
     filled[4] = 0.5
     weight = np.zeros(filled.shape[1:])
     for at, (each, length) in enumerate(zip(observations, lengths, strict=True)):
-        for column, name in enumerate(Profile.__slots__):
+        for column, name in enumerate(ObservedSteps.__slots__):
             filled[column, at, :length] = getattr(each, name)
         weight[at, :length] = 1.0 / length
     nodes, gpus, batch, step, sync = filled
@@ -102,7 +102,9 @@ def padded(observations: Sequence[Profile], form: Form, *, least: int = 1) -> Ro
         _refuse(filled, usable)
     alone = np.where(gpus > 1, 0.0, TINY + TINY * TINY)
     design = form.design(nodes, gpus).swapaxes(0, 1)
-    return Rows(nodes, gpus, batch, design, alone, np.log(step - sync), np.log(step), np.zeros_like(step), weight)
+    return PaddedSteps(
+        nodes, gpus, batch, design, alone, np.log(step - sync), np.log(step), np.zeros_like(step), weight
+    )
 
 
 def _refuse(filled: Floats, usable: Bools) -> None:

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from synergy_core.arrays import Floats
 from synergy_core.goodput.forms import ALPHA_C, ALPHA_N, ALPHA_R, BETA_C, FLOOR, GAMMA, SLOWEST, Form
 from synergy_core.goodput.minimise import slopes
-from synergy_core.goodput.observations import Rows
+from synergy_core.goodput.observations import PaddedSteps
 from synergy_core.goodput.throughput import TINY
 
 USUAL_MISFIT, USUAL_ROWS = 0.1, 3.0
@@ -23,7 +23,7 @@ _GAMMA_SD = 2.0
 
 
 def log_step_time_sd(
-    theta: Floats, rows: Rows, form: Form, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike
+    theta: Floats, rows: PaddedSteps, form: Form, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike
 ) -> Floats:
     """Standard deviation of log(measured/predicted) step time, (F, S), at S shapes; see `Fits.log_step_time_sd`."""
     information, spread = _information(theta, rows, form)
@@ -33,14 +33,14 @@ def log_step_time_sd(
     return result
 
 
-def parameter_sd(theta: Floats, rows: Rows, form: Form) -> Floats:
+def parameter_sd(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
     """Standard deviation of each constant, (F, P)."""
     information, _ = _information(theta, rows, form)
     result: Floats = np.sqrt(np.diagonal(np.linalg.inv(information), axis1=1, axis2=2))
     return result
 
 
-def _information(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats]:
+def _information(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats]:
     """The inverse covariance of the constants (F, P, P), and the variance of log T_grad and log T_opt (F, 2)."""
     first, second, by = slopes(theta, rows, form)
     count = (rows.weight > 0).sum(axis=1)
@@ -53,7 +53,7 @@ def _information(theta: Floats, rows: Rows, form: Form) -> tuple[Floats, Floats]
     return information, spread
 
 
-def prior_sd(theta: Floats, rows: Rows, form: Form) -> Floats:
+def prior_sd(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
     """What is believed of each constant (F, P) before any row: standard deviations around the fitted values."""
     compute = np.exp((rows.weight * rows.log_compute).sum(axis=1))
     batch = (rows.weight * rows.batch).sum(axis=1)
@@ -73,7 +73,7 @@ def prior_sd(theta: Floats, rows: Rows, form: Form) -> Floats:
     return result
 
 
-def _distinct_shapes(rows: Rows) -> Floats:
+def _distinct_shapes(rows: PaddedSteps) -> Floats:
     """How many different (N, M) each profile has seen, (F,)."""
     keys = np.where(rows.weight > 0, rows.nodes * 1e6 + rows.gpus, np.inf)
     ordered = np.sort(keys, axis=1)
@@ -91,5 +91,5 @@ def _shape_slopes(theta: Floats, form: Form, nodes: ArrayLike, gpus: ArrayLike, 
     n, m, b = (np.broadcast_to(each, shape) for each in columns)
     zero = np.zeros(shape)
     alone = np.where(m > 1, 0.0, TINY + TINY * TINY)
-    rows = Rows(n, m, b, form.design(n, m).swapaxes(0, 1), alone, zero, zero, zero, zero)
+    rows = PaddedSteps(n, m, b, form.design(n, m).swapaxes(0, 1), alone, zero, zero, zero, zero)
     return slopes(theta, rows, form)[2][:, 1]

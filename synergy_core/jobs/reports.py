@@ -143,9 +143,9 @@ class Fitter:
                     if key not in self._known:
                         missing[key] = table
         if missing:
-            from synergy_core.goodput.fit import Profile, fit
+            from synergy_core.goodput.fit import ObservedSteps, fit
 
-            fits = fit([Profile(*table.T) for table in missing.values()])
+            fits = fit([ObservedSteps(*table.T) for table in missing.values()])
             self._known.update(zip(missing, fits.theta, strict=True))
         for pool, gpu_type, key in wanted:
             pool.models[gpu_type] = self._known[key]

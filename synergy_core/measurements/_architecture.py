@@ -23,7 +23,7 @@ TOLERANCE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ArchitectureColumns:
     """What a row says of its model; None where its cell is empty."""
 
     model: str
@@ -41,7 +41,7 @@ class Columns:
     untied: bool | None = None
 
 
-def architecture_of(columns: Columns) -> Any:
+def architecture_of(columns: ArchitectureColumns) -> Any:
     """An `Architecture` of one of the families. Raises InputError, to be told as the row's failure, for too little."""
     known = _named(columns.model)
     if known is not None and _agrees(known, columns):
@@ -53,7 +53,7 @@ def architecture_of(columns: Columns) -> Any:
     return _mixture(columns) if columns.experts else _dense(columns)
 
 
-def _shared(columns: Columns) -> dict[str, Any]:
+def _shared(columns: ArchitectureColumns) -> dict[str, Any]:
     return {
         "layers": columns.layers,
         "hidden": columns.hidden,
@@ -68,7 +68,7 @@ def _shared(columns: Columns) -> dict[str, Any]:
     }
 
 
-def _dense(columns: Columns) -> transformer.Architecture:
+def _dense(columns: ArchitectureColumns) -> transformer.Architecture:
     """GPT-like: tied, learned positions. Llama-like (gated): neither, unless the stated size says tied."""
     result = transformer.Architecture(**_shared(columns))
     if columns.params and columns.untied is None:
@@ -79,7 +79,7 @@ def _dense(columns: Columns) -> transformer.Architecture:
     return result
 
 
-def _mixture(columns: Columns) -> Any:
+def _mixture(columns: ArchitectureColumns) -> Any:
     if columns.top_k is None:
         raise InputError(f"topk not stated, and no architecture '{columns.model}' in the catalog")
     return family_named("mixture").Architecture(
@@ -105,7 +105,7 @@ def _bare(name: str) -> str:
     return re.sub(r"[^a-z0-9.]", "", name.lower())
 
 
-def _agrees(known: Any, columns: Columns) -> bool:
+def _agrees(known: Any, columns: ArchitectureColumns) -> bool:
     """Whether nothing that the row states contradicts the catalog. Of the MLP's width, files hold one of several."""
     stated = {name: getattr(columns, name) for name in ("layers", "hidden", "heads", "vocab")}
     names = _names(known)

@@ -12,7 +12,7 @@ from synergy_core.measurements._table import Table
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A row that knows its file and line. A column that the file lacks reads as empty."""
 
     table: Table
@@ -69,9 +69,9 @@ class Row:
         raise InputError(f"{self.table.path}, line {self.line}: {what}")
 
 
-def rows_of(table: Table, *needed: str) -> Iterator[Row]:
+def rows_of(table: Table, *needed: str) -> Iterator[TableRow]:
     """Every row. Raises InputError, naming the column, where one that is needed is missing."""
     for column in needed:
         table.cells(column)
     for line, cells in zip(table.lines, table.rows, strict=True):
-        yield Row(table, line, dict(zip(table.columns, (cell.strip() for cell in cells), strict=True)))
+        yield TableRow(table, line, dict(zip(table.columns, (cell.strip() for cell in cells), strict=True)))

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from synergy_core.measurements._cells import Row, rows_of
+from synergy_core.measurements._cells import TableRow, rows_of
 from synergy_core.measurements._hardware import sheet_name
 from synergy_core.measurements._table import Table
 
@@ -55,7 +55,7 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
     return Collectives(table.path, kept, {reason: count for reason, count in left.items() if count})
 
 
-def _row(row: Row, grouped: bool) -> Collective:
+def _row(row: TableRow, grouped: bool) -> Collective:
     kind = sheet_name(row.text("gpu"), None)
     if not grouped:
         ranks, nodes = row.whole("n_gpus") or 1, row.whole("n_nodes") or 1

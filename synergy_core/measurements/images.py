@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from synergy_core.measurements import training_times
-from synergy_core.measurements._cells import Row, rows_of
+from synergy_core.measurements._cells import TableRow, rows_of
 from synergy_core.measurements._table import Table
 from synergy_core.measurements.training_times import TrainingTimes
 
@@ -40,7 +40,7 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
             "dtype": "fp16" if row.text("precision").lower() == "amp" else row.text("precision"),
             "iter_time_s": str(batch * gpus / rate),
         }
-        steps.append(training_times.step(Row(table, row.line, {**row.cells, **cells})))
+        steps.append(training_times.step(TableRow(table, row.line, {**row.cells, **cells})))
     kept = [
         each
         for each in steps

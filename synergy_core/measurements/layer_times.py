@@ -7,7 +7,7 @@ parallelism), fwd_ms, bwd_ms.
 from __future__ import annotations
 
 from synergy_core.measurements import training_times
-from synergy_core.measurements._cells import Row, rows_of
+from synergy_core.measurements._cells import TableRow, rows_of
 from synergy_core.measurements._table import Table
 from synergy_core.measurements.training_times import TrainingTimes
 
@@ -35,7 +35,7 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
     return LayerTimes(table.path, tuple(kept), {})
 
 
-def _step(row: Row) -> training_times.TrainingStep:
+def _step(row: TableRow) -> training_times.TrainingStep:
     how = row.text("experiment").lower()
     recompute = "full" if "full" in how else "selective" if "selective" in how else "none"
     milliseconds = (row.number("fwd_ms") or 0.0) + (row.number("bwd_ms") or 0.0)
@@ -55,4 +55,4 @@ def _step(row: Row) -> training_times.TrainingStep:
         "dtype": row.text("dtype") or "fp16",
         "iter_time_s": str(milliseconds * 1e-3),
     }
-    return training_times.step(Row(row.table, row.line, {**row.cells, **cells}))
+    return training_times.step(TableRow(row.table, row.line, {**row.cells, **cells}))

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.measurements import training_times
-from synergy_core.measurements._cells import Row, rows_of
+from synergy_core.measurements._cells import TableRow, rows_of
 from synergy_core.measurements._table import Table
 from synergy_core.measurements.training_times import GIB, TrainingStep, TrainingTimes
 
@@ -44,12 +44,12 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
     return TrainingTimes(table.path, tuple(rows), {})
 
 
-def _step(row: Row, model: str) -> TrainingStep:
+def _step(row: TableRow, model: str) -> TrainingStep:
     cells, hidden = row.cells, row.whole("hidden") or 0
     ffn, vocab = (re.search(r"[0-9]{4,}", row.text(name)) for name in ("ffn", "vocab"))
     zero = "3" if row.flag("zero3_fsdp") else "1" if row.flag("dist_opt") else "0"
     has_engine = "te_" in row.text("test") or "_te" in row.text("test")
-    alike = Row(
+    alike = TableRow(
         row.table,
         row.line,
         {

@@ -15,7 +15,7 @@ import numpy as np
 
 from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import InputError
-from synergy_core.goodput.fit import Profile
+from synergy_core.goodput.fit import ObservedSteps
 from synergy_core.measurements._table import Table
 
 DESCRIPTION = "step times (placement, or num_nodes and num_replicas; local_bsz, step_time, sync_time)"
@@ -49,11 +49,11 @@ class StepTimes:
         return len(self.step_time_s)
 
     @property
-    def profile(self) -> Profile:
+    def profile(self) -> ObservedSteps:
         """What a fit takes. Raises InputError without a sync_time column."""
         if self.sync_time_s is None:
             raise InputError(f"{self.path}: no column sync_time; a fit needs it beside step_time.")
-        return Profile(self.nodes, self.gpus, self.local_batch, self.step_time_s, self.sync_time_s)
+        return ObservedSteps(self.nodes, self.gpus, self.local_batch, self.step_time_s, self.sync_time_s)
 
 
 def recognises(columns: tuple[str, ...]) -> bool:

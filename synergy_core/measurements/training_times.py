@@ -20,9 +20,9 @@ from pathlib import Path
 from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.errors import InputError
 from synergy_core.measurements import _cases, _hardware, _stack
-from synergy_core.measurements._architecture import Columns, architecture_of
+from synergy_core.measurements._architecture import ArchitectureColumns, architecture_of
 from synergy_core.measurements._cases import Case, Measured, Setting
-from synergy_core.measurements._cells import Row, rows_of
+from synergy_core.measurements._cells import TableRow, rows_of
 from synergy_core.measurements._table import Table
 from synergy_core.planner.plan import RISING, Plan, Recompute
 
@@ -125,7 +125,7 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
     return TrainingTimes(table.path, tuple(rows), dict(excluded))
 
 
-def step(row: Row, *, untied: bool | None = None) -> TrainingStep:
+def step(row: TableRow, *, untied: bool | None = None) -> TrainingStep:
     """A row; what it lacks for a prediction becomes its failure. untied: whether logits have their own table."""
     time_text = row.text("iter_time_s")
     out = _OUT_OF_MEMORY.search(f"{time_text} {row.text('notes')} {row.text('mem_kind')}") is not None
@@ -185,7 +185,7 @@ class _Degrees:
     zero: tuple[int, ...]
 
 
-def _degrees(row: Row) -> _Degrees:
+def _degrees(row: TableRow) -> _Degrees:
     """Degrees of parallelism; they must multiply to the GPUs."""
     tensor, pipeline, context = (row.whole(name) or 1 for name in ("tp", "pp", "cp"))
     data, gpus, zero = row.whole("dp"), row.whole("n_gpus"), _zero(row)
@@ -227,7 +227,7 @@ def _degrees(row: Row) -> _Degrees:
     return _Degrees(tensor, pipeline, context, data, expert, interleave, gpus, zero)
 
 
-def _zero(row: Row) -> tuple[int, ...]:
+def _zero(row: TableRow) -> tuple[int, ...]:
     """ZeRO's stage; several where it is not stated."""
     cell = row.text("zero").lower()
     if not cell:
@@ -241,7 +241,7 @@ def _zero(row: Row) -> tuple[int, ...]:
     return tuple(sorted({stage, 0, 1})) if found[2] else (stage,)
 
 
-def _recompute(row: Row) -> tuple[Recompute, ...]:
+def _recompute(row: TableRow) -> tuple[Recompute, ...]:
     cell = row.text("recompute").lower()
     if not cell or cell.endswith("?"):
         return RISING
@@ -251,7 +251,7 @@ def _recompute(row: Row) -> tuple[Recompute, ...]:
     row.refuse("recompute", "none, selective, full or selective-op")
 
 
-def _batches(row: Row, data: int) -> tuple[tuple[int, int], ...]:
+def _batches(row: TableRow, data: int) -> tuple[tuple[int, int], ...]:
     """Micro-batch and accumulation; several where neither is stated."""
     whole, micro, accumulation = (row.whole(name) for name in ("global_batch", "micro_batch", "grad_accum"))
     if whole is None:
@@ -278,13 +278,13 @@ def _batches(row: Row, data: int) -> tuple[tuple[int, int], ...]:
     return found
 
 
-def _gated(row: Row) -> bool:
+def _gated(row: TableRow) -> bool:
     return row.flag("gated_mlp") or False
 
 
-def _stated(row: Row, untied: bool | None) -> Columns:
+def _stated(row: TableRow, untied: bool | None) -> ArchitectureColumns:
     """What the row says of the model."""
-    return Columns(
+    return ArchitectureColumns(
         model=row.text("model"),
         layers=row.whole("layers"),
         hidden=row.whole("hidden"),
@@ -301,7 +301,7 @@ def _stated(row: Row, untied: bool | None) -> Columns:
     )
 
 
-def _settings(row: Row, degrees: _Degrees, untied: bool | None) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
+def _settings(row: TableRow, degrees: _Degrees, untied: bool | None) -> tuple[tuple[Setting, ...], tuple[str, ...]]:
     """Every way the row may have run, and the columns that leave a choice."""
     if not row.text("tp") and not row.text("pp") and degrees.gpus > 1 and degrees.zero != (3,):
         raise _UnpredictableError("tp and pp not stated")

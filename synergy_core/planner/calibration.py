@@ -56,7 +56,7 @@ PRIOR = 0.003
 """What one standard deviation costs, against the mean loss of a row."""
 
 
-class Family(Protocol):
+class CalibratedFamily(Protocol):
     """What a fit asks of a model family."""
 
     def work(self, architecture: Any, plans: Plans, software: Software) -> Work:

@@ -22,7 +22,7 @@ from synergy_core.planner.work import Block
 
 
 @dataclass(frozen=True, slots=True)
-class Holdings:
+class Shards:
     """A job's state by block, in the model's order: embedding, layers, logits; (blocks,) parameters.
 
     dense: what every replica holds; experts: what expert parallelism spreads. weight_bytes, optimizer_bytes: per
@@ -40,14 +40,14 @@ class Holdings:
         return float((self.dense.sum() + self.experts.sum()) * (self.weight_bytes + self.optimizer_bytes))
 
 
-def holdings(family: Family, architecture: Architecture, software: Software) -> Holdings:
+def holdings(family: Family, architecture: Architecture, software: Software) -> Shards:
     """The state of a model: its blocks as one GPU without any parallelism would hold them."""
     work = family.work(architecture, plans_of([Plan()]), software)
     blocks: list[Block] = [work.before]
     for run in work.layers:
         blocks += [run.block] * round(float(np.max(run.count)))
     blocks.append(work.after)
-    return Holdings(
+    return Shards(
         dense=np.array([float(np.max(each.parameters)) for each in blocks]),
         experts=np.array([float(np.max(each.expert_parameters)) for each in blocks]),
         weight_bytes=software.weight_bytes,
@@ -56,7 +56,7 @@ def holdings(family: Family, architecture: Architecture, software: Software) -> 
 
 
 def moved_bytes(
-    held: Holdings,
+    held: Shards,
     before: Plan | None,
     after: Plan,
     *,

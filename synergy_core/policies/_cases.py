@@ -33,7 +33,7 @@ STEP_S, SAMPLE_S, SYNC_S = 0.05, 0.002, 0.02
 """A step of a job that trains: fixed, per sample, and for several GPUs; as models of steps go."""
 
 
-class Row(NamedTuple):
+class JobCase(NamedTuple):
     """A job of a case. runs_s: its whole run time; ran_s: for how long it has run; observed: what models may know."""
 
     submit_s: float
@@ -51,17 +51,17 @@ class Row(NamedTuple):
         return f"{self.gpus}{asks} GPUs for tenant {self.tenant}, submitted at {self.submit_s:g} s, {since}"
 
 
-class Case(NamedTuple):
+class PolicyCase(NamedTuple):
     """What is decided on, at second `NOW_S`. Jobs are numbered in the order of their rows."""
 
     machines: Cluster
-    rows: tuple[Row, ...]
+    rows: tuple[JobCase, ...]
 
     def __str__(self) -> str:
         jobs = "; ".join(f"job {number}: {row}" for number, row in enumerate(self.rows))
         return f"{self.machines.describe()}, second {NOW_S:g}, {jobs}"
 
-    def without(self, at: int) -> Case:
+    def without(self, at: int) -> PolicyCase:
         """The case less one job."""
         return self._replace(rows=self.rows[:at] + self.rows[at + 1 :])
 
@@ -89,21 +89,21 @@ class Known(Job):
         return self.remaining_s / self.true_iteration_s(self.gpus, self.gpu_type)
 
 
-def random_cases() -> list[Case]:
+def random_cases() -> list[PolicyCase]:
     """The same in every call; every machine, few jobs first."""
-    cases: list[Case] = []
+    cases: list[PolicyCase] = []
     for number, jobs in enumerate(SIZES):
         for machines in MACHINES:
             random = np.random.default_rng((len(cases), number))
-            cases.append(Case(machines, tuple(_row(random, machines) for _ in range(jobs))))
+            cases.append(PolicyCase(machines, tuple(_row(random, machines) for _ in range(jobs))))
     return cases
 
 
-def _row(random: np.random.Generator, machines: Cluster) -> Row:
+def _row(random: np.random.Generator, machines: Cluster) -> JobCase:
     ran_s = float(random.choice([0, 0, *random.integers(1, 20_000, 4)]))
     runs_s = ran_s + float(random.integers(1, 50_000))
     kinds = ("", *machines.gpu_types) if len(machines.gpu_types) > 1 else ("",)
-    return Row(
+    return JobCase(
         submit_s=float(random.integers(0, 70_000)),
         gpus=int(random.choice([1, 1, 2, 3, 4, 8])),
         runs_s=runs_s,
@@ -115,7 +115,7 @@ def _row(random: np.random.Generator, machines: Cluster) -> Row:
     )
 
 
-def records(case: Case, *, then_s: float = 0.0, placed: bool = False) -> list[Known]:
+def records(case: PolicyCase, *, then_s: float = 0.0, placed: bool = False) -> list[Known]:
     """The jobs as a scheduler has recorded them `then_s` seconds after the case.
 
     placed: only those run for which the machines and quotas have room; else GPUs are without end.
@@ -148,7 +148,7 @@ def _node_gpus(machines: Cluster) -> list[int]:
     return [each.gpus_per_node for each in machines.node_types for _ in range(each.nodes)]
 
 
-def _take(machines: Cluster, free: dict[int, int], row: Row) -> Placed:
+def _take(machines: Cluster, free: dict[int, int], row: JobCase) -> Placed:
     """GPUs of one type, node by node, no longer free; () where too few are."""
     for kind in (row.gpu_type,) if row.gpu_type else machines.gpu_types:
         nodes = [node for node in free if machines.type_of_node[node] == kind]
@@ -165,7 +165,7 @@ def _take(machines: Cluster, free: dict[int, int], row: Row) -> Placed:
     return ()
 
 
-def state_of(case: Case, policy: AllocationPolicy, order: Sequence[int] | None = None) -> ClusterState:
+def state_of(case: PolicyCase, policy: AllocationPolicy, order: Sequence[int] | None = None) -> ClusterState:
     """What the policy sees of the case. order: of the jobs in it, which keep their numbers."""
     machines = case.machines
     jobs = records(case, placed=True)
@@ -221,7 +221,7 @@ def spec_of(job: Known, machines: Cluster) -> JobSpec:
     )
 
 
-def _task(job: Known, row: Row, machines: Cluster, beliefs: Beliefs) -> SynergyTask:
+def _task(job: Known, row: JobCase, machines: Cluster, beliefs: Beliefs) -> SynergyTask:
     task = beliefs.task(spec_of(job, machines))
     if row.observed:
         gpu_type = machines.type_of(job.placement) if job.running else row.gpu_type or machines.gpu_types[0]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from synergy_core.errors import InputError
-from synergy_core.policies._cases import NOW_S, Case, Known, random_cases, records, state_of
+from synergy_core.policies._cases import NOW_S, Known, PolicyCase, random_cases, records, state_of
 from synergy_core.policies._registry import AllocationPolicy, Key, OrderingPolicy, Policy
 from synergy_core.state import Allocations, ClusterState
 
@@ -66,7 +66,7 @@ def check(policy: Policy) -> None:
             raise BrokenRuleError(policy.name, rule, what, smallest)
 
 
-def _broken(held: Callable[..., None], policy: Policy, case: Case) -> tuple[str, str] | None:
+def _broken(held: Callable[..., None], policy: Policy, case: PolicyCase) -> tuple[str, str] | None:
     try:
         held(policy, case)
     except _Broken as broken:
@@ -76,8 +76,8 @@ def _broken(held: Callable[..., None], policy: Policy, case: Case) -> tuple[str,
 
 
 def _smallest(
-    held: Callable[..., None], policy: Policy, case: Case, found: tuple[str, str]
-) -> tuple[Case, tuple[str, str]]:
+    held: Callable[..., None], policy: Policy, case: PolicyCase, found: tuple[str, str]
+) -> tuple[PolicyCase, tuple[str, str]]:
     """The case less every job without which the same rule is broken still."""
     at = 0
     while at < len(case.rows) and len(case.rows) > 1:
@@ -103,7 +103,7 @@ def _answering(what: str) -> Iterator[None]:
 # Orders
 
 
-def _ordering(policy: OrderingPolicy, case: Case) -> None:
+def _ordering(policy: OrderingPolicy, case: PolicyCase) -> None:
     of_records, jobs = policy.of_records(), records(case)
     before = [_fields(job) for job in jobs]
     keys = [_key(of_records, job) for job in jobs]
@@ -143,7 +143,7 @@ def _asides(policy: OrderingPolicy, job: Known) -> None:
                 raise _Broken("answers", f"{name} of job {job.job_id} is {said!r}, expected a {kind.__name__}")
 
 
-def _foretold(policy: OrderingPolicy, case: Case, at: int, key: Key) -> None:
+def _foretold(policy: OrderingPolicy, case: PolicyCase, at: int, key: Key) -> None:
     """Until its change is due, the key of a job that waits, or may be stopped, only falls, if it is said to."""
     job = records(case)[at]
     if job.running and not policy.preemptive:
@@ -173,7 +173,7 @@ def _fields(job: Known) -> dict[str, Any]:
 # Allocations
 
 
-def _allocation(policy: AllocationPolicy, case: Case) -> None:
+def _allocation(policy: AllocationPolicy, case: PolicyCase) -> None:
     state = state_of(case, policy)
     answer = _answer(policy, state)
     _within(case, state, answer)
@@ -215,7 +215,7 @@ def _answer(policy: AllocationPolicy, state: ClusterState) -> Allocations:
     return answer
 
 
-def _within(case: Case, state: ClusterState, answer: Allocations) -> None:
+def _within(case: PolicyCase, state: ClusterState, answer: Allocations) -> None:
     """Capacities, types and quotas."""
     machines, given = case.machines, _given(state, answer)
     got = answer.gpus > 0

@@ -30,7 +30,7 @@ class JobsSeen(NamedTuple):
     opportunistic: frozenset[int]
 
 
-class Table(NamedTuple):
+class CriusTable(NamedTuple):
     """What can be done with each job. gain: (jobs, rows), relative throughput, 0 where it cannot run.
 
     kind, gpus: (rows,). half, double: (rows,), the row of half or twice the GPUs of that type, −1 for none.
@@ -109,7 +109,9 @@ def crius(
     )
 
 
-def _table(state: GoodputState, rows: Configurations, most_gpus: int, batch_limit: BatchLimit) -> tuple[Table, Ints]:
+def _table(
+    state: GoodputState, rows: Configurations, most_gpus: int, batch_limit: BatchLimit
+) -> tuple[CriusTable, Ints]:
     """What can be done with jobs, and (jobs,) the GPUs each is to start on: as requested, or nearest to it.
 
     As many as fit its tenant's quota and some GPU type; more where it needs more.
@@ -133,7 +135,7 @@ def _table(state: GoodputState, rows: Configurations, most_gpus: int, batch_limi
     double = [index.get((kind, gpus * 2), -1) for kind, gpus in pairs]
     same = [[index.get((other, gpus), -1) for other in range(len(capacity))] for _, gpus in pairs]
     halves, doubles, others = (np.array(each, dtype=np.int64) for each in (half, double, same))
-    return Table(gain, rows.gpu_type, rows.gpus, halves, doubles, others, ~state.pinned), wanted
+    return CriusTable(gain, rows.gpu_type, rows.gpus, halves, doubles, others, ~state.pinned), wanted
 
 
 def _held(state: GoodputState, rows: Configurations) -> Ints:
@@ -145,7 +147,7 @@ def _held(state: GoodputState, rows: Configurations) -> Ints:
 class _Room:
     """Who runs on which row, and what is left of each GPU type and of each tenant's quota. `row` changes in place."""
 
-    def __init__(self, state: GoodputState, table: Table, row: Ints, left: Ints) -> None:
+    def __init__(self, state: GoodputState, table: CriusTable, row: Ints, left: Ints) -> None:
         self.table = table
         self.row = row
         self.left = left

@@ -164,7 +164,7 @@ def _first(same: np.ndarray) -> Ints:
     return np.where(same.any(axis=1), same.argmax(axis=1), -1)
 
 
-class Truth(Protocol):
+class TrueJob(Protocol):
     """What only a driver knows of a running job; for policies that are upper bounds."""
 
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
@@ -178,4 +178,4 @@ class Truth(Protocol):
 class OracleGoodputState(GoodputState):
     """The state with the truth beside it; policies that read it are starred."""
 
-    truths: Sequence[Truth]
+    truths: Sequence[TrueJob]

@@ -22,7 +22,7 @@ _LOG_LINES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class AgentPlace:
     """Where an agent goes. host: as the backend calls it. slots: how many. gpu_type: `cpu` where slots are cores."""
 
     host: str
@@ -30,7 +30,7 @@ class Place:
     gpu_type: str
 
 
-def command(node: int, place: Place, url: str) -> list[str]:
+def command(node: int, place: AgentPlace, url: str) -> list[str]:
     """Of that node's agent, with this Python."""
     return [
         sys.executable,

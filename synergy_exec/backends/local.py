@@ -63,7 +63,7 @@ class Local:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
             devices = [str(each) for each in range(len(self._gpus))] if visible == [""] else visible
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first : first + self._slots])
-        place = _agents.Place(socket.gethostname(), self._slots, gpu_type)
+        place = _agents.AgentPlace(socket.gethostname(), self._slots, gpu_type)
         cores = f"--cores={','.join(map(str, self._cores[node]))}"
         command = [*_agents.command(node, place, meeting.url), f"--parent={os.getpid()}", cores]
         with log.open("ab") as output:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from synergy_core.errors import InputError
 from synergy_exec.backends import _agents
-from synergy_exec.backends._agents import LEAVING_S, Place
+from synergy_exec.backends._agents import LEAVING_S, AgentPlace
 
 if TYPE_CHECKING:
     from synergy_exec.backends import Meeting
@@ -84,7 +84,7 @@ def bundles_of(there: Sequence[Mapping[str, Any]], nodes: int | None, slots: int
     return sorted(bundles, key=lambda bundle: -bundle[kind])[:nodes]
 
 
-def _reserve(bundles: list[dict[str, float]], patience_s: float) -> tuple[Any, list[Place]]:
+def _reserve(bundles: list[dict[str, float]], patience_s: float) -> tuple[Any, list[AgentPlace]]:
     """The placement group that holds them, and where each of them is."""
     from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
@@ -113,17 +113,17 @@ def _here() -> str:
     return str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
 
 
-def _place(bundle: Mapping[str, float], host: str) -> Place:
+def _place(bundle: Mapping[str, float], host: str) -> AgentPlace:
     if "GPU" not in bundle:
-        return Place(host, int(bundle["CPU"]), "cpu")
+        return AgentPlace(host, int(bundle["CPU"]), "cpu")
     types = [name.removeprefix(_TYPE).lower() for name in bundle if name.startswith(_TYPE)]
-    return Place(host, int(bundle["GPU"]), types[0] if types else "gpu")
+    return AgentPlace(host, int(bundle["GPU"]), types[0] if types else "gpu")
 
 
 class RayNodes:
     """Nodes of a placement group; node n is its bundle n. places: where each was when it was reserved."""
 
-    def __init__(self, group: Any, places: list[Place], *, disconnect: bool) -> None:
+    def __init__(self, group: Any, places: list[AgentPlace], *, disconnect: bool) -> None:
         self.places = places
         self._group, self._disconnect = group, disconnect
         self._actors: dict[int, Any] = {}
@@ -221,7 +221,7 @@ class RayNodes:
 class Supervisor:
     """The actor of one node. Its CUDA_VISIBLE_DEVICES, which Ray sets, is the agent's too."""
 
-    def __init__(self, node: int, place: Place, log: str) -> None:
+    def __init__(self, node: int, place: AgentPlace, log: str) -> None:
         self._node, self._place, self._log = node, place, Path(log)
         self._agent: subprocess.Popen[bytes] | None = None
 

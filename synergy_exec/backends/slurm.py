@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from synergy_core.errors import InputError
 from synergy_exec.backends import _agents
-from synergy_exec.backends._agents import Place
+from synergy_exec.backends._agents import AgentPlace
 
 if TYPE_CHECKING:
     from synergy_exec.backends import Meeting
@@ -72,7 +72,7 @@ def backend(slots: int | None = None, gpu_type: str | None = None) -> SlurmNodes
         )
     else:
         counts = _cpus(os.environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(hosts))
-        found = [Place(host, cpus, "cpu") for host, cpus in zip(hosts, counts, strict=True)]
+        found = [AgentPlace(host, cpus, "cpu") for host, cpus in zip(hosts, counts, strict=True)]
     return SlurmNodes([_with_slots(place, slots) for place in found])
 
 
@@ -116,20 +116,20 @@ def gpus_of(details: str) -> dict[str, tuple[str, int]]:
     return found
 
 
-def _gpus_on(host: str, gpus: Mapping[str, tuple[str, int]], gpu_type: str | None) -> Place:
+def _gpus_on(host: str, gpus: Mapping[str, tuple[str, int]], gpu_type: str | None) -> AgentPlace:
     if host not in gpus:
         raise InputError(
             f"{host} has no GPU in this allocation, other nodes have; ask for them with --gpus-per-node=N."
         )
     kind, number = gpus[host]
-    return Place(host, number, gpu_type or kind)
+    return AgentPlace(host, number, gpu_type or kind)
 
 
-def _with_slots(place: Place, slots: int | None) -> Place:
+def _with_slots(place: AgentPlace, slots: int | None) -> AgentPlace:
     if slots is not None and slots > place.slots:
         kind = "CPUs" if place.gpu_type == "cpu" else "GPUs"
         raise InputError(f"backend slurm: slots={slots}, but {place.host} has {place.slots} {kind} in this allocation.")
-    return Place(place.host, slots or place.slots, place.gpu_type)
+    return AgentPlace(place.host, slots or place.slots, place.gpu_type)
 
 
 def _cpus(said: str, nodes: int) -> list[int]:
@@ -156,7 +156,7 @@ def _scontrol(*arguments: str) -> str:
 class SlurmNodes:
     """One job step per node, so that one which is lost takes no other along and can be started again."""
 
-    def __init__(self, places: list[Place]) -> None:
+    def __init__(self, places: list[AgentPlace]) -> None:
         self.places = places
         self._steps: dict[int, subprocess.Popen[bytes]] = {}
         self._logs: dict[int, Path] = {}
@@ -202,7 +202,7 @@ class SlurmNodes:
         self._steps.clear()
 
 
-def _srun(place: Place) -> Iterator[str]:
+def _srun(place: AgentPlace) -> Iterator[str]:
     """The step's own options; the token is in the environment that it inherits, never here where others can read."""
     yield from ("srun", "--nodes=1", "--ntasks=1", f"--nodelist={place.host}", "--export=ALL")
     # Beside the step of the same node that was lost, and that Slurm may not have cleared away.

@@ -17,7 +17,7 @@ from synergy_exec.training.stages import ends
 from synergy_exec.training.tensor_parallel import obstacle
 
 
-class Kind(NamedTuple):
+class PlanKind(NamedTuple):
     """What of a plan decides which code trains it.
 
     zero: the ZeRO stage of several replicas, None of one. schedule: of a pipeline, "" without one.
@@ -28,18 +28,18 @@ class Kind(NamedTuple):
     schedule: str
 
 
-def kind(plan: PlanMessage) -> Kind:
+def kind(plan: PlanMessage) -> PlanKind:
     """The kind of a plan."""
     schedule = "interleaved" if plan.interleave > 1 else plan.schedule
-    return Kind(
+    return PlanKind(
         zero=plan.zero if plan.data > 1 else None,
         tensor=plan.tensor > 1,
         schedule=schedule if plan.pipeline > 1 else "",
     )
 
 
-PROVEN: frozenset[Kind] = frozenset(
-    Kind(zero, tensor, schedule)
+PROVEN: frozenset[PlanKind] = frozenset(
+    PlanKind(zero, tensor, schedule)
     for zero, tensor, schedule in product((None, 0, 2, 3), (False, True), ("", "gpipe", "1f1b", "interleaved"))
     if not (zero == 0 and tensor)
 )

@@ -44,12 +44,12 @@ def main() -> None:
         importlib.import_module(module)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         sys.exit(f"zygote: {threads} threads after the imports, so it must not fork; set OPENBLAS_NUM_THREADS=1")
-    Zygote(socket.socket(fileno=descriptor)).serve()
+    Forker(socket.socket(fileno=descriptor)).serve()
     # Taking torch down in order takes seconds.
     os._exit(0)
 
 
-class Zygote:
+class Forker:
     """The agent's socket, and the workers that have not been reaped."""
 
     def __init__(self, agent: socket.socket) -> None:

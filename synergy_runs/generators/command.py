@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from synergy_core.errors import InputError
 from synergy_core.units import DAY_S, HOUR_S
 from synergy_runs.generators import Statistics, generate, names, statistics
-from synergy_runs.generators.further import Figure, further, tenant_loads
+from synergy_runs.generators.further import PublishedFigure, further, tenant_loads
 from synergy_runs.generators.marginals import Marginal, marginals
 from synergy_runs.traces import read_trace
 from synergy_runs.traces.rows import END_STATES, TraceRows
@@ -92,7 +92,7 @@ def _print_held_to(lines: Iterable[Marginal]) -> set[str]:
     return used
 
 
-def _print_further(lines: Iterable[Figure]) -> set[str]:
+def _print_further(lines: Iterable[PublishedFigure]) -> set[str]:
     """What is not aimed at; returns the labels of the sources."""
     print(f"\n{'not aimed at':<30} {'from':<8} {'known':>12} {'generated':>12}")
     used = set[str]()

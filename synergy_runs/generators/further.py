@@ -24,7 +24,7 @@ NO_SOURCE = "-"
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class PublishedFigure:
     """One figure; `known` is NaN, and `source` "-", where no source at hand has it. Fractions lie in [0, 1]."""
 
     name: str
@@ -33,7 +33,7 @@ class Figure:
     generated: float
 
 
-def further(known: Statistics, rows: TraceRows) -> Iterator[Figure]:
+def further(known: Statistics, rows: TraceRows) -> Iterator[PublishedFigure]:
     """Figures of other jobs of this cluster, then attempts, users, and how often jobs fail, by size and by GPU-time."""
     gpus, duration_s = np.asarray(rows.gpus, dtype=np.int64), np.asarray(rows.duration_s)
     gpu_s, state = gpus * duration_s, np.asarray(rows.end_state)
@@ -42,16 +42,18 @@ def further(known: Statistics, rows: TraceRows) -> Iterator[Figure]:
     names = {"mean_s": "mean duration, s", "median_s": "median duration, s", "mean_gpus": "mean GPUs"}
     for key, name in names.items():
         if key in other:
-            yield Figure(name, source, float(other[key]), float(made[key]))
+            yield PublishedFigure(name, source, float(other[key]), float(made[key]))
     for code, name in enumerate(END_STATES):
         if name in other:
             mine = state == code
-            yield Figure(f"jobs {name}", source, other[name]["jobs"], float(mine.mean()))
-            yield Figure(f"GPU-time {name}", source, other[name]["gpu_time"], float(gpu_s[mine].sum() / gpu_s.sum()))
+            yield PublishedFigure(f"jobs {name}", source, other[name]["jobs"], float(mine.mean()))
+            yield PublishedFigure(
+                f"GPU-time {name}", source, other[name]["gpu_time"], float(gpu_s[mine].sum() / gpu_s.sum())
+            )
     attempts = len(rows) / sum(number == 1 for number in rows.attempt)
-    yield Figure("attempts per job", NO_SOURCE, UNKNOWN, attempts)
+    yield PublishedFigure("attempts per job", NO_SOURCE, UNKNOWN, attempts)
     for fraction, share in _top_users(np.asarray(rows.user), gpu_s):
-        yield Figure(f"GPU-time of the top {fraction:.0%} users", NO_SOURCE, UNKNOWN, share)
+        yield PublishedFigure(f"GPU-time of the top {fraction:.0%} users", NO_SOURCE, UNKNOWN, share)
     yield from _failures(known, gpus, gpu_s, state == FAILED)
 
 
@@ -64,20 +66,20 @@ def _top_users(user: NDArray[np.int64], gpu_s: NDArray[np.float64]) -> Iterator[
 
 def _failures(
     known: Statistics, gpus: NDArray[np.int64], gpu_s: NDArray[np.float64], failed: NDArray[np.bool_]
-) -> Iterator[Figure]:
+) -> Iterator[PublishedFigure]:
     """Failed jobs by size; and GPU-time of a failed job ÷ that of any job, which the sources' two shares imply."""
     for sizes in SIZE_CLASSES:
         least, most = bounds(sizes)
         mine = (gpus >= least) & (gpus <= most)
         share = float(failed[mine].mean()) if mine.any() else UNKNOWN
-        yield Figure(f"failed of jobs on {sizes} GPU{'s' * (sizes != '1')}", NO_SOURCE, UNKNOWN, share)
+        yield PublishedFigure(f"failed of jobs on {sizes} GPU{'s' * (sizes != '1')}", NO_SOURCE, UNKNOWN, share)
     ratio = float(gpu_s[failed].mean() / gpu_s.mean()) if failed.any() else UNKNOWN
     name = "GPU-time of a failed job ÷ any"
     jobs, time = known.end_state_job_fraction[FAILED], known.end_state_gpu_time_fraction[FAILED]
-    yield Figure(name, known.origin["end_states"], float(time / jobs), ratio)
+    yield PublishedFigure(name, known.origin["end_states"], float(time / jobs), ratio)
     if "failed" in known.elsewhere:
         other = known.elsewhere["failed"]
-        yield Figure(name, known.origin["elsewhere"], other["gpu_time"] / other["jobs"], ratio)
+        yield PublishedFigure(name, known.origin["elsewhere"], other["gpu_time"] / other["jobs"], ratio)
 
 
 def tenant_loads(known: Statistics, rows: TraceRows, window_s: float) -> NDArray[np.float64]:

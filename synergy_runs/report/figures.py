@@ -9,7 +9,7 @@ import numpy as np
 
 from synergy_core.arrays import Floats
 from synergy_core.units import DAY_S, HOUR_S
-from synergy_runs.comparison import Row
+from synergy_runs.comparison import ComparedPolicy
 from synergy_runs.metrics import SIZE_CLASSES, size_class
 from synergy_runs.timeline import binned_mean, gpus_in_use, waiting_jobs
 
@@ -32,13 +32,13 @@ _BINS = 240
 _QUANTILES = 400
 
 
-def colours(rows: Sequence[Row]) -> dict[str, str]:
+def colours(rows: Sequence[ComparedPolicy]) -> dict[str, str]:
     """One colour per policy, the same in every figure of a comparison."""
     names = list(dict.fromkeys(row.policy for row in rows))
     return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
 
 
-def _look(row: Row, palette: dict[str, str]) -> dict[str, Any]:
+def _look(row: ComparedPolicy, palette: dict[str, str]) -> dict[str, Any]:
     return {"color": palette[row.policy], "label": row.label, "linestyle": (0, (4, 1.5)) if row.oracle else "-"}
 
 
@@ -75,13 +75,13 @@ def _duration_ticks(axis: Any, low_s: float, high_s: float) -> None:
     axis.set_major_formatter(lambda value, _: next((t for at, t in _TICKS_S.items() if abs(at - value) < 1e-9), "0"))
 
 
-def _pooled(row: Row, column: str) -> Floats:
+def _pooled(row: ComparedPolicy, column: str) -> Floats:
     """A column of jobs.parquet over all seeds, known values only."""
     values = np.concatenate([run.jobs(column)[column] for run in row.runs]).astype(np.float64)
     return values[np.isfinite(values)]
 
 
-def jct_cdf(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
+def jct_cdf(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> Figure:
     """Share of jobs done within a time of their submission."""
     figure = blank()
     axes = figure.add_subplot()
@@ -104,7 +104,7 @@ def jct_cdf(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
     return figure
 
 
-def fairness_cdf(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
+def fairness_cdf(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> Figure:
     """Share of jobs by ρ; right of the line a job would rather have had its own share of the cluster."""
     figure = blank()
     axes = figure.add_subplot()
@@ -127,7 +127,7 @@ def fairness_cdf(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
     return figure
 
 
-def gpus_and_queue(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
+def gpus_and_queue(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> Figure:
     """GPUs used and jobs waiting over time, means of equal bins, of each policy's first seed."""
     figure = blank(5.6)
     upper, lower = figure.subplots(2, 1, sharex=True)
@@ -161,7 +161,7 @@ def _queue_scale(axes: Axes, longest: Sequence[float]) -> None:
     axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
 
 
-def _shown_span_s(rows: Sequence[Row], events: Sequence[Any]) -> float:
+def _shown_span_s(rows: Sequence[ComparedPolicy], events: Sequence[Any]) -> float:
     """To the last finish, but not far beyond the last submission: a few long jobs would leave most of it empty."""
     last_s = max((float(each.time_s[-1]) for each in events if len(each.time_s)), default=1.0)
     arrivals_s = float(np.max(rows[0].runs[0].jobs("submit_time_s")["submit_time_s"], initial=0.0))
@@ -176,7 +176,7 @@ def time_unit(span_s: float) -> tuple[float, str]:
     return 1.0, "seconds"
 
 
-def waiting_by_size(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
+def waiting_by_size(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> Figure:
     """Mean time without GPUs (bar), 99th percentile (tick) by job size; a dot where nobody waited a second."""
     figure = blank()
     axes = figure.add_subplot()
@@ -207,7 +207,7 @@ def waiting_by_size(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
     return figure
 
 
-def sweep(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
+def sweep(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> Figure:
     """Mean JCT over the one number that was varied, a line per policy; logarithmic if they lie far apart."""
     figure = blank()
     axes = figure.add_subplot()
@@ -230,7 +230,7 @@ def sweep(rows: Sequence[Row], palette: dict[str, str]) -> Figure:
     return figure
 
 
-def _waits(row: Row) -> tuple[Floats, Any]:
+def _waits(row: ComparedPolicy) -> tuple[Floats, Any]:
     columns = [run.jobs("waiting_s", "gpus") for run in row.runs]
     waiting_s = np.concatenate([each["waiting_s"] for each in columns])
     size = size_class(np.concatenate([each["gpus"] for each in columns]))

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 
 from synergy_core.units import format_duration
-from synergy_runs.comparison import Comparison, Row
+from synergy_runs.comparison import ComparedPolicy, Comparison
 from synergy_runs.metrics import NO_NAME, SIZE_CLASSES
 from synergy_runs.tables import FIGURES, caption, cells, notes, ratio_text, three_digits
 
@@ -92,11 +92,11 @@ def sentence(comparison: Comparison) -> str:
     return text
 
 
-def _mean_jct_s(row: Row) -> float:
+def _mean_jct_s(row: ComparedPolicy) -> float:
     return row.mean("mean_jct_s")
 
 
-def _lowest(rows: Sequence[Row], first: Row) -> str:
+def _lowest(rows: Sequence[ComparedPolicy], first: ComparedPolicy) -> str:
     """`themis (3.9 h) and tiresias (4.0 h) have the lowest mean JCTs, not distinguishable; 28 % below fifo`."""
     best, *others = sorted(rows, key=_mean_jct_s)
     ties = [best, *(row for row in others if _indistinguishable(row, best))]
@@ -109,7 +109,7 @@ def _lowest(rows: Sequence[Row], first: Row) -> str:
     return text + _against(ties, first, "; ")
 
 
-def _indistinguishable(row: Row, best: Row) -> bool:
+def _indistinguishable(row: ComparedPolicy, best: ComparedPolicy) -> bool:
     """Whether the two mean JCTs are equal, or the 95 % interval of their ratio holds 1.
 
     Where there is no interval the lowest is the lowest: of these jobs, as the notes say.
@@ -118,7 +118,7 @@ def _indistinguishable(row: Row, best: Row) -> bool:
     return ratio.value == 1.0 or ratio.low <= 1.0 <= ratio.high
 
 
-def _against(rows: Sequence[Row], first: Row, joint: str) -> str:
+def _against(rows: Sequence[ComparedPolicy], first: ComparedPolicy, joint: str) -> str:
     """`, 42 % below fifo`, `; 27 to 28 % below fifo`; nothing if it is one of them."""
     if first in rows or not _mean_jct_s(first) > 0:
         return ""
@@ -151,7 +151,7 @@ def _remarks(comparison: Comparison) -> list[str]:
     return remarks
 
 
-def _setting_text(row: Row) -> str:
+def _setting_text(row: ComparedPolicy) -> str:
     return ", ".join(f"{key}={value}" for key, value in row.setting)
 
 
@@ -169,7 +169,7 @@ def _comparison(comparison: Comparison) -> str:
     return _table(heads, [[row.label for row in rows], *columns])
 
 
-def _values(rows: Iterable[Row]) -> list[list[str]]:
+def _values(rows: Iterable[ComparedPolicy]) -> list[list[str]]:
     return [[value for _, value in row.setting] for row in rows]
 
 
@@ -205,7 +205,7 @@ def _breakdowns(comparison: Comparison) -> Iterable[str]:
         yield _table(heads, [[row.label for row in rows], *columns])
 
 
-def _class_mean(row: Row, key: str, name: str) -> float | None:
+def _class_mean(row: ComparedPolicy, key: str, name: str) -> float | None:
     values = [run.summary.get(key, {}).get(name) for run in row.runs]
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None

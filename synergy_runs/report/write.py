@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from synergy_core.units import format_duration
 from synergy_runs.atomic import atomic_file
-from synergy_runs.comparison import Comparison, Row, compare
+from synergy_runs.comparison import ComparedPolicy, Comparison, compare
 from synergy_runs.report import figures
 from synergy_runs.report.chrome_trace import write_chrome_trace
 from synergy_runs.report.excerpt import busy_stretch, held_by_node
@@ -51,7 +51,7 @@ def _sweep(comparison: Comparison, into: Path) -> list[Picture]:
     return [Picture(_save(figure, into / "sweep.png"), f"Mean JCT over {comparison.settings[0][0][0]}", text)]
 
 
-def _overviews(rows: Sequence[Row], into: Path) -> list[Picture]:
+def _overviews(rows: Sequence[ComparedPolicy], into: Path) -> list[Picture]:
     palette = figures.colours(rows)
     dashed = " Dashed: knows true run times." if any(row.oracle for row in rows) else ""
     hatched = " Hatched: knows true run times." if any(row.oracle for row in rows) else ""
@@ -80,7 +80,7 @@ def _overviews(rows: Sequence[Row], into: Path) -> list[Picture]:
     ]
 
 
-def _strips(rows: Sequence[Row], into: Path) -> list[Picture]:
+def _strips(rows: Sequence[ComparedPolicy], into: Path) -> list[Picture]:
     """A Gantt strip and a Chrome trace per policy, all of the stretch in which the first policy's queue is longest."""
     pictures: list[Picture] = []
     stretch_s = None

@@ -25,14 +25,14 @@ class PartOfGpuError(BadValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Gpus:
+class AskedGpus:
     """How many, and which types are named, in lower case; none where a count is all there is."""
 
     count: int
     kinds: tuple[str, ...]
 
 
-NO_GPUS = Gpus(0, ())
+NO_GPUS = AskedGpus(0, ())
 
 
 def elapsed_s(text: str, column: str) -> float:
@@ -76,7 +76,7 @@ def components(job_id: str) -> tuple[str, int | None]:
     return (base, int(number)) if plus and number.isascii() and number.isdigit() else (job_id, None)
 
 
-def gpus(tres: str, column: str) -> Gpus:
+def gpus(tres: str, column: str) -> AskedGpus:
     """The GPUs of `billing=8,cpu=8,gres/gpu:a100=4,gres/gpu=4,node=1`.
 
     The untyped count is the total and is not added to the typed ones. Raises PartOfGpuError for MIG slices, which are
@@ -103,4 +103,4 @@ def gpus(tres: str, column: str) -> Gpus:
     count_of_all = sum(typed.values()) if total is None else total
     if shared and not count_of_all:
         raise PartOfGpuError(column, shown(shared), f"whole GPUs: this shares one, {_NOT_HERE}")
-    return Gpus(count_of_all, tuple(kind for kind, of_kind in typed.items() if of_kind))
+    return AskedGpus(count_of_all, tuple(kind for kind, of_kind in typed.items() if of_kind))

@@ -24,7 +24,7 @@ class Step(NamedTuple):
     sync_s: float
 
 
-class Statistics(NamedTuple):
+class GradientStatistics(NamedTuple):
     """Of the gradient at the initial batch: its squared norm, and its variance; their quotient is what matters."""
 
     grad_sqr: float
@@ -55,7 +55,7 @@ class Application(ABC):
         """How a job trains there at that global batch, or the nearest that fits. Raises InputError where none does."""
 
     @abstractmethod
-    def statistics(self, global_batch: int, epoch: int) -> Statistics:
+    def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
         """What a job that trains with that batch sees in that epoch (0-based)."""
 
     def iterations(self, global_batch: int) -> Sequence[float]:

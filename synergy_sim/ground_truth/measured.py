@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
 from synergy_core.measurements import Table, read_table
-from synergy_sim.ground_truth.application import DataParallelApplication, NodeGpus, Statistics, Step, between
+from synergy_sim.ground_truth.application import DataParallelApplication, GradientStatistics, NodeGpus, Step, between
 
 MOST_NODES = 16  # more count as 16, as in the simulators of Pollux and Sia, whose tables end there
 MAY_BE_ZERO = frozenset({"sync_time", "grad_sqr", "grad_var"})
@@ -151,10 +151,10 @@ class MeasuredApplication(DataParallelApplication):
             return self._otherwise.measure(gpu_type, shape, local_batch)
         return self._profile(gpu_type).step(shape, local_batch)
 
-    def statistics(self, global_batch: int, epoch: int) -> Statistics:
+    def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
         lower, upper, share = between(self._batches, global_batch)
         sqr, var = (1 - share) * self._statistics[lower, epoch] + share * self._statistics[upper, epoch]
-        return Statistics(float(sqr), float(var))
+        return GradientStatistics(float(sqr), float(var))
 
     def local_batches(self, gpu_type: str, shape: NodeGpus = (1,)) -> tuple[int, int]:
         if gpu_type not in self._profiles and self._otherwise is not None:

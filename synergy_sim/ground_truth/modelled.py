@@ -10,7 +10,7 @@ from synergy_core.catalog import ModelProfile
 from synergy_core.catalog.transfer import nearest_type, transferred
 from synergy_core.errors import InputError
 from synergy_core.goodput.calibration import Calibrated
-from synergy_sim.ground_truth.application import DataParallelApplication, NodeGpus, Statistics, Step
+from synergy_sim.ground_truth.application import DataParallelApplication, GradientStatistics, NodeGpus, Step
 
 STAGES = 24
 """The curve of the noise scale is cut into so many stretches of equal work, constant within each."""
@@ -54,8 +54,8 @@ class ModelledApplication(DataParallelApplication):
         compute_s = float(model.gradient_time(local_batch, gpus))
         return Step(step_s, max(step_s - compute_s, 0.0))
 
-    def statistics(self, global_batch: int, epoch: int) -> Statistics:
-        return Statistics(1.0, self._noise_scale[epoch] / self.initial_batch)
+    def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
+        return GradientStatistics(1.0, self._noise_scale[epoch] / self.initial_batch)
 
     def local_batches(self, gpu_type: str, shape: NodeGpus = (1,)) -> tuple[int, int]:
         limits = self._limits.get(gpu_type)

@@ -11,7 +11,7 @@ import numpy as np
 from synergy_core.errors import InputError
 from synergy_core.planner import tables
 from synergy_core.planner.plan import Plan
-from synergy_sim.ground_truth.application import ApplicationWithPlans, NodeGpus, Statistics, packed
+from synergy_sim.ground_truth.application import ApplicationWithPlans, GradientStatistics, NodeGpus, packed
 
 WORK = 1_000.0
 """Iterations of an unscaled job; every job of a trace scales them."""
@@ -77,8 +77,8 @@ class PlannedApplication(ApplicationWithPlans):
         table = tables.planned_tables(self.name, ((gpu_type, per_node),), (sum(shape),), global_batch)
         return float(table.step_time_s[0]) * self._factors[gpu_type], table.plans.plan(0)
 
-    def statistics(self, global_batch: int, epoch: int) -> Statistics:
-        return Statistics(1.0, self._noise_scale / self.initial_batch)
+    def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
+        return GradientStatistics(1.0, self._noise_scale / self.initial_batch)
 
     def as_requested(self, gpu_type: str, shape: NodeGpus, global_batch: int) -> Plan:
         """The best plan for that batch. Raises InputError where none fits."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import ProfiledModel, degrees_of
 from synergy_core.planner.plan import Plan
-from synergy_sim.ground_truth.application import ApplicationWithPlans, NodeGpus, Statistics
+from synergy_sim.ground_truth.application import ApplicationWithPlans, GradientStatistics, NodeGpus
 from synergy_sim.ground_truth.planned import WORK
 
 
@@ -45,5 +45,5 @@ class ProfiledApplication(ApplicationWithPlans):
             raise InputError(f"{self.name}: {plan.describe()} was not profiled on {gpu_type}, nodes of {shape} GPUs.")
         return row.step_s
 
-    def statistics(self, global_batch: int, epoch: int) -> Statistics:
-        return Statistics(1.0, self._ratios[epoch])
+    def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
+        return GradientStatistics(1.0, self._ratios[epoch])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.messages import PlanMessage
-from synergy_exec.training.admitted import PROVEN, Kind
+from synergy_exec.training.admitted import PROVEN, PlanKind
 from synergy_exec.training.pipeline import Pipeline
 from synergy_exec.training.trainer import StepResult, Trainer
 
@@ -44,7 +44,7 @@ class Twice(Pipeline):
         return None if losses[0] is None else sum(losses) / 2
 
 
-def smallest(kind: Kind) -> PlanMessage:
+def smallest(kind: PlanKind) -> PlanMessage:
     """The plan of a kind with the fewest ranks; where layers are split, with the fewest micro-batches: it is slow."""
     data, tensor, pipeline = (2 if each else 1 for each in (kind.zero is not None, kind.tensor, kind.schedule))
     accumulation = 2 if kind.tensor else 4

@@ -26,7 +26,7 @@ from synergy_sim.execution import SimulatedJob
 from synergy_sim.planned_job import ProfiledJob
 from synergy_sim.rounds import Rounds
 from synergy_sim.simulate import Simulation
-from synergy_sim.training import TrainingJob
+from synergy_sim.training import SimulatedTraining
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
 
     def observe(task: SynergyTask, step: StepReport) -> StepReport | None:
         job = watched.of_task[id(task)]
-        assert isinstance(job, TrainingJob)
+        assert isinstance(job, SimulatedTraining)
         gpu_type, _, gpus = step.shape
         batch, count = step.plan.micro_batch, job._trains.accumulation
         whole_s = count * step.step_s - (count - 1) * step.sync_s
@@ -263,7 +263,7 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
     def report(task: SynergyTask, statistics: tuple[float, float]) -> None:
         watched.events.append(Noise(watched.of_task[id(task)].job_id, (statistics[0], statistics[1])))
 
-    def chose(job: TrainingJob) -> None:
+    def chose(job: SimulatedTraining) -> None:
         if watched.moments:
             plan = job._trains
             step_s = job.application.iteration_s(job._held.gpu_type, job._node_gpus, plan)
@@ -291,7 +291,7 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
             (SynergyTask, "report", report, True),
             (DataParallelJob, "_choose", chose, False),
             (ProfiledJob, "_choose", chose, False),
-            (TrainingJob, "_choose_fixed", chose, False),
+            (SimulatedTraining, "_choose_fixed", chose, False),
         ):
             stack.enter_context(patch.object(kind, name, _noted(getattr(kind, name), note, first)))
         yield watched

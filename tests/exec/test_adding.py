@@ -39,7 +39,7 @@ class OneSlotNodes:
     async def start(self, node: int, meeting: Meeting) -> None:
         """Without a log."""
         environment = _agents.environment(meeting.token_file.read_text().strip())
-        command = _agents.command(node, _agents.Place("here", 1, "cpu"), meeting.url)
+        command = _agents.command(node, _agents.AgentPlace("here", 1, "cpu"), meeting.url)
         self._agents[node] = subprocess.Popen(command, env=environment)
 
     def lost(self) -> dict[int, str]:

@@ -14,7 +14,7 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import get_policy
 from synergy_exec.backends import get_backend
-from synergy_exec.backends._agents import Place, require_reachable
+from synergy_exec.backends._agents import AgentPlace, require_reachable
 from synergy_exec.backends.ray import RayNodes, bundles_of
 from synergy_exec.controller.controller import Arrival
 from synergy_exec.controller.controller import Controller as WholeController
@@ -79,7 +79,7 @@ def test_a_controller_on_loopback_is_refused_by_nodes_elsewhere(name):
 
 def test_start_refuses_loopback_when_a_node_is_elsewhere(tmp_path, monkeypatch):
     monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.1")
-    backend = RayNodes(None, [Place("10.0.0.1", 1, "cpu"), Place("10.0.0.2", 1, "cpu")], disconnect=False)
+    backend = RayNodes(None, [AgentPlace("10.0.0.1", 1, "cpu"), AgentPlace("10.0.0.2", 1, "cpu")], disconnect=False)
     controller = Controller(tmp_path)
     with controller, pytest.raises(InputError, match=r"listens on 127\.0\.0\.1, which 10\.0\.0\.2 cannot reach"):
         asyncio.run(backend.start(0, controller.meeting))

@@ -14,7 +14,7 @@ from backends_controller import TOKEN, Controller
 
 from synergy_core.errors import InputError
 from synergy_exec.backends import get_backend, slurm
-from synergy_exec.backends._agents import Place
+from synergy_exec.backends._agents import AgentPlace
 
 HELLO_S = 90.0
 """An agent imports torch first, on a busy machine."""
@@ -69,8 +69,8 @@ def allocation(tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.usefixtures("allocation")
 def test_cpus_of_every_node_are_slots():
-    assert get_backend("slurm", {}).places == [Place("n1", 2, "cpu"), Place("n2", 2, "cpu")]
-    assert get_backend("slurm", {"slots": 1}).places == [Place("n1", 1, "cpu"), Place("n2", 1, "cpu")]
+    assert get_backend("slurm", {}).places == [AgentPlace("n1", 2, "cpu"), AgentPlace("n2", 2, "cpu")]
+    assert get_backend("slurm", {"slots": 1}).places == [AgentPlace("n1", 1, "cpu"), AgentPlace("n2", 1, "cpu")]
 
 
 @pytest.mark.usefixtures("allocation")
@@ -81,8 +81,8 @@ def test_nodes_may_have_different_numbers_of_cpus(monkeypatch):
 
 def test_gpus_of_every_node_are_slots(allocation):
     (allocation / "job").write_text(GPU_JOB)
-    assert get_backend("slurm", {}).places == [Place("n1", 4, "a100"), Place("n2", 2, "a100")]
-    assert get_backend("slurm", {"gpu_type": "a100-80gb"}).places[1] == Place("n2", 2, "a100-80gb")
+    assert get_backend("slurm", {}).places == [AgentPlace("n1", 4, "a100"), AgentPlace("n2", 2, "a100")]
+    assert get_backend("slurm", {"gpu_type": "a100-80gb"}).places[1] == AgentPlace("n2", 2, "a100-80gb")
     with pytest.raises(InputError, match=r"slots=4, but n2 has 2 GPUs in this allocation"):
         get_backend("slurm", {"slots": 4})
 
@@ -197,7 +197,7 @@ def test_agents_in_steps_dial_in_are_noticed_when_lost_start_again_and_leave(all
 
 
 def test_a_step_on_gpus_asks_for_those_of_its_node():
-    assert "--gpus-per-node=4" in slurm._srun(Place("n1", 4, "a100"))
+    assert "--gpus-per-node=4" in slurm._srun(AgentPlace("n1", 4, "a100"))
 
 
 def test_a_step_that_cannot_start_says_why(allocation, tmp_path, monkeypatch):

@@ -11,12 +11,12 @@ from planner_setup import SOFTWARE
 
 from synergy_core.planner.families import transformer
 from synergy_core.planner.plan import Plan
-from synergy_core.planner.reshard import Holdings, holdings, moved_bytes
+from synergy_core.planner.reshard import Shards, holdings, moved_bytes
 
 LAYERS = 5
 DENSE = np.array([7.0, *[3.0] * LAYERS, 2.0])
 EXPERTS = np.array([0.0, *[8.0] * LAYERS, 0.0])
-HELD = Holdings(DENSE, EXPERTS, weight_bytes=2.0, optimizer_bytes=12.0)
+HELD = Shards(DENSE, EXPERTS, weight_bytes=2.0, optimizer_bytes=12.0)
 degrees = st.sampled_from([1, 2, 3, 4])
 
 

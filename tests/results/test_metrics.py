@@ -6,7 +6,7 @@ from small_runs import cluster, drawn_workload, policies, simulate, workload
 
 from synergy_runs.invariants import InvariantError, check
 from synergy_runs.log import EventLog, Kind
-from synergy_runs.metrics import Jobs, job_table, mean_contention, size_class, summarise
+from synergy_runs.metrics import JobColumns, job_table, mean_contention, size_class, summarise
 from synergy_runs.timeline import binned_mean, gpus_in_use, holdings, integral, waiting_jobs
 
 
@@ -172,4 +172,4 @@ def test_check_finds_a_tenant_above_its_quota():
 
 def test_jobs_are_all_of_one_length():
     jobs = job_table(simulate(drawn_workload(50), cluster()))
-    assert {len(getattr(jobs, field.name)) for field in dataclasses.fields(Jobs)} == {50}
+    assert {len(getattr(jobs, field.name)) for field in dataclasses.fields(JobColumns)} == {50}

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from synergy_core.arrays import Floats
-from synergy_core.policies.pollux.matrices import Bounds
+from synergy_core.policies.pollux.matrices import MatrixBounds
 
 MOST_CELLS = 200_000
 """Jobs × nodes × GPUs beyond which the bound would cost more than the search that it saves."""
@@ -21,7 +21,7 @@ Option = tuple[int, int, float]
 """Nodes shared with no other spanning job, GPUs, cost."""
 
 
-def settled(bounds: Bounds, cost: Floats) -> bool:
+def settled(bounds: MatrixBounds, cost: Floats) -> bool:
     """Whether no allocation has a smaller total cost than what jobs hold; False where that is not certain.
 
     cost: (jobs, stays or moves, one node or more, GPUs), to be minimised.
@@ -49,7 +49,7 @@ def settled(bounds: Bounds, cost: Floats) -> bool:
     return bool(best[-1, -1] >= enough)
 
 
-def _options(cost: Floats, most_gpus: int, held: int, on_nodes: int, bounds: Bounds) -> Iterator[Option]:
+def _options(cost: Floats, most_gpus: int, held: int, on_nodes: int, bounds: MatrixBounds) -> Iterator[Option]:
     """What one job can get, but for what costs no less than something smaller. cost: (2, 2, GPUs)."""
     size, total = int(bounds.capacity.max()), int(bounds.capacity.sum())
     yield on_nodes if on_nodes > 1 else 0, held, float(cost[0, int(on_nodes > 1), held])

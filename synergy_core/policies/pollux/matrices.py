@@ -29,7 +29,7 @@ SHUFFLES = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class MatrixBounds:
     """What a matrix must keep to; columns are padded nodes.
 
     base: (jobs, nodes), what jobs hold now. capacity: (nodes,), GPUs of each node, 0 where padded. most_gpus: (jobs,).
@@ -47,7 +47,9 @@ class Bounds:
     raise_rates: tuple[np.uint16, NDArray[np.uint16]]
 
 
-def bounds_of(base: Ints, capacity: Ints, most_gpus: Ints, most_nodes: int, random: np.random.Generator) -> Bounds:
+def bounds_of(
+    base: Ints, capacity: Ints, most_gpus: Ints, most_nodes: int, random: np.random.Generator
+) -> MatrixBounds:
     """Pads the nodes and picks the smallest type that holds every sum."""
     total = int(capacity.sum())
     kind: type[np.unsignedinteger] = np.uint8 if total <= np.iinfo(np.uint8).max else np.uint16
@@ -55,7 +57,7 @@ def bounds_of(base: Ints, capacity: Ints, most_gpus: Ints, most_nodes: int, rand
     shuffles = random.permuted(np.tile(np.arange(len(room)), (SHUFFLES, 1)), axis=1)
     most: Matrices = np.minimum(most_gpus, np.iinfo(kind).max).astype(kind)
     rates = _raise_rates(len(base))
-    return Bounds(padded(base, kind), room, most, most_nodes, shuffles, np.arange(len(base))[:, None], rates)
+    return MatrixBounds(padded(base, kind), room, most, most_nodes, shuffles, np.arange(len(base))[:, None], rates)
 
 
 def padded(table: NDArray[np.integer], kind: type[np.unsignedinteger]) -> Matrices:
@@ -90,7 +92,7 @@ def random_bits(random: np.random.Generator, count: int) -> NDArray[np.uint16]:
     return bits
 
 
-def breed(pool: Matrices, parents: Ints, bounds: Bounds, random: np.random.Generator) -> Matrices:
+def breed(pool: Matrices, parents: Ints, bounds: MatrixBounds, random: np.random.Generator) -> Matrices:
     """As many children as parents, crossed and mutated but not yet repaired.
 
     pool: (jobs, 1 + P, nodes), first what jobs hold now, then the population. parents: places in the pool, an even
@@ -123,7 +125,7 @@ def _zero(rows: Matrices, random: np.random.Generator) -> None:
         rows[chosen] = some
 
 
-def _raise(children: Matrices, bounds: Bounds, random: np.random.Generator) -> None:
+def _raise(children: Matrices, bounds: MatrixBounds, random: np.random.Generator) -> None:
     """Where a node has free GPUs, about one job's entry, and one of a job already there, becomes any larger number.
 
     For J jobs, c of which have GPUs on the node, an entry is raised with probability 1/J, independently of that with
@@ -156,7 +158,7 @@ def _raise_rates(jobs: int) -> tuple[np.uint16, NDArray[np.uint16]]:
     return rate, rates - rate
 
 
-def repair(matrices: Matrices, bounds: Bounds, random: np.random.Generator) -> Matrices:
+def repair(matrices: Matrices, bounds: MatrixBounds, random: np.random.Generator) -> Matrices:
     """Makes each matrix keep to the bounds, in place; returns the GPUs that stay free, (C, nodes).
 
     In this order: no node with two jobs that span nodes; no job beyond its GPUs or nodes; no node beyond its GPUs,
@@ -191,7 +193,7 @@ def _part_spanning_jobs(matrices: Matrices) -> None:
         flat[:, crowded] = flat.take(crowded, axis=1) * (so_far <= 1)
 
 
-def _shrink(matrices: Matrices, bounds: Bounds, random: np.random.Generator) -> None:
+def _shrink(matrices: Matrices, bounds: MatrixBounds, random: np.random.Generator) -> None:
     """Rows with too many GPUs or nodes keep what comes first in a random order of the nodes."""
     jobs, count, nodes = matrices.shape
     too_many = row_sums(matrices) > bounds.most_gpus[:, None]

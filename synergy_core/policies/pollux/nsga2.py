@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.arrays import Floats, Ints
-from synergy_core.policies.pollux.matrices import Bounds, Matrices, breed, padded, repair, row_counts, row_sums
+from synergy_core.policies.pollux.matrices import Matrices, MatrixBounds, breed, padded, repair, row_counts, row_sums
 
 SPARE = 1.05
 """So many more children are bred than are expected to give enough distinct ones, but no more than MOST for each wanted;
@@ -35,7 +35,7 @@ class Worth:
     speedup: Floats
     p: float
 
-    def objectives(self, matrices: Matrices, left: Matrices, bounds: Bounds) -> tuple[Floats, Floats]:
+    def objectives(self, matrices: Matrices, left: Matrices, bounds: MatrixBounds) -> tuple[Floats, Floats]:
         """Minus the power mean over jobs, and minus the sum of speed-ups per GPU of the nodes in use; (C,) each."""
         jobs = len(matrices)
         most = self.term.shape[-1]
@@ -55,7 +55,7 @@ class Worth:
 
 
 def search(
-    bounds: Bounds, worth: Worth, start: Ints, population: int, generations: int, random: np.random.Generator
+    bounds: MatrixBounds, worth: Worth, start: Ints, population: int, generations: int, random: np.random.Generator
 ) -> tuple[Ints, Floats]:
     """The matrices that no other dominates, (count, jobs, nodes), and their first objective, after so many generations.
 
