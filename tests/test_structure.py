@@ -41,7 +41,7 @@ def test_what_is_too_long_is_found(tmp_path: Path) -> None:
 
 
 ROLES = {"Architecture", "Settings", "Attention", "Block", "Run"}
-"""Names that several classes may have, since each plays the same role in its place: a family's architecture, a program's
+"""Names that several classes may have, each in the same role: a family's architecture, a program's
 settings, layers of an example's model beside those that the planner knows, a run of either program."""
 
 
