@@ -17,6 +17,7 @@ from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.ordering.queue import JobQueue
 from synergy_core.ordering.scheduler import QUEUES, OrderingScheduler
 from synergy_core.policies import OrderingPolicy, Policy
+from synergy_core.state import Allocations, ClusterState
 
 
 class Scheduler(Protocol):
@@ -46,6 +47,10 @@ class Scheduler(Protocol):
     @property
     def waiting(self) -> int:
         """Jobs that wait."""
+
+    @property
+    def last(self) -> tuple[ClusterState, Allocations] | None:
+        """The state that an allocation policy was last asked about, and its answer; None where jobs are ordered."""
 
 
 def scheduler_for(

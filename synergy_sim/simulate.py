@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from synergy_core.allocation.scheduler import AllocationScheduler
 from synergy_core.cluster import Cluster
 from synergy_core.policies import Policy
 from synergy_core.scheduler import Scheduler, scheduler_for
@@ -74,14 +73,12 @@ class Simulation:
 
         Only for policies that allocate.
         """
-        scheduler = self.scheduler
-        assert isinstance(scheduler, AllocationScheduler)
         self.engine.begin(self.driver)
         seen = None
         while not self.engine.all_done.triggered:
             self.engine.env.step()
-            if scheduler.last is not seen:
-                seen = scheduler.last
+            if self.scheduler.last is not seen:
+                seen = self.scheduler.last
                 if seen is not None and seen[0].now_s >= at_s and job_id in seen[0].job_id:
                     return seen
         return None

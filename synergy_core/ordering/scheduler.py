@@ -23,6 +23,8 @@ class OrderingScheduler:
 
     __slots__ = ("_jumps", "_predictor", "_queue", "_wakes")
 
+    last = None
+
     def __init__(self, policy: OrderingPolicy, cluster: Cluster, *, queues: Sequence[type[JobQueue]] = QUEUES) -> None:
         self._queue = next(each for each in queues if each.suits(cluster))(policy.of_records(), cluster)
         self._predictor = DurationPredictor() if policy.predicted else None

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from synergy_core.allocation.scheduler import AllocationScheduler
 from synergy_core.errors import InputError, unknown
 from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.jobs import ExecutedJob
@@ -84,8 +83,8 @@ class Api:
         execution = self._execution()
         job = _job_named(execution, request.match_info["job"])
         decider = execution.decider
-        last = decider.scheduler.last if isinstance(decider.scheduler, AllocationScheduler) else None
-        if not isinstance(decider.scheduler, AllocationScheduler):
+        last = decider.scheduler.last
+        if not decider.policy.in_rounds:
             raise InputError(
                 f"policy {decider.policy.name} orders jobs by a key; only policies that allocate are explained."
             )
