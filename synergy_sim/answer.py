@@ -178,7 +178,7 @@ def _seen(facts: Facts, moment: Moment, decided_s: float, job_id: int) -> tuple[
 
 def _order(facts: Facts, job: SimulatedJob, at: Standing) -> dict[str, Any]:
     """Where it stands; a running job of a policy that stops nobody has no place among those that wait."""
-    preempts = bool(getattr(facts.policy, "preemptive", True))
+    preempts = facts.policy.preemptive
     stands = at.place >= 0 and (preempts or not job.running)
     ahead = at.order[: at.place] if stands else []
     shown = [Ahead(each.job_id, each.gpus, each.running, at.words[each.job_id]) for each in ahead[:MOST_AHEAD]]

@@ -158,7 +158,7 @@ class Facts:
 
     def _jump(self, job: SimulatedJob, until_s: float) -> None:
         """The job's key jumps as it did by itself since the last of its facts."""
-        change = self.policy.next_change if isinstance(self.policy, OrderingPolicy) else None
+        change = self.policy.next_change
         at_s = job.settled_s
         while change is not None and (next_s := change(job, at_s)) is not None:
             next_s = max(grid_ceil(next_s), at_s + TICK_S)
