@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 from checkpoint_families import FAMILIES, OPTIMIZERS, python_with_tests, world
-from checkpoint_groups import KILLS, optimizers_between
+from checkpoint_groups import KILLS, optimizers_between, read_by_default
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def groups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def groups(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What checkpoint_groups.py found; run once, however many processes the tests run in."""
     folder = tmp_path_factory.getbasetemp()
     if run := os.environ.get("PYTEST_XDIST_TESTRUNUID"):
@@ -29,6 +29,7 @@ def groups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "results.json").exists():
             script = [sys.executable, str(HERE / "checkpoint_groups.py"), str(folder)]
+            script += ["--thorough"] * request.config.getoption("--thorough")
             done = subprocess.run(script, env=python_with_tests(), capture_output=True, text=True, timeout=400)
             assert done.returncode == 0, done.stdout + done.stderr
     results: dict[str, Any] = json.loads((folder / "results.json").read_text())
@@ -49,8 +50,14 @@ def test_saving_disturbs_no_family(groups: dict[str, Any]) -> None:
             assert largest_difference(groups["written"][f"{family} {optimizer}"], alone) < 1e-5, family
 
 
-@pytest.mark.parametrize("reader", FAMILIES)
-@pytest.mark.parametrize("writer", FAMILIES)
+PAIRS = [
+    pytest.param(writer, reader, marks=[] if read_by_default(writer, reader) else pytest.mark.thorough)
+    for writer in FAMILIES
+    for reader in FAMILIES
+]
+
+
+@pytest.mark.parametrize(("writer", "reader"), PAIRS)
 def test_training_goes_on_as_if_uninterrupted(groups: dict[str, Any], writer: str, reader: str) -> None:
     for optimizer in optimizers_between(writer, reader):
         alone = groups["written"][f"single {optimizer}"][5:]
