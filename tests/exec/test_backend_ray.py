@@ -204,6 +204,7 @@ def node_of(cluster, backend, node: int):
     return next(each for each in cluster.worker_nodes if each.node_id == wanted)
 
 
+@pytest.mark.thorough  # agents noticed when lost and started again, above; whole controllers: test_faults_of_a_run
 def test_jobs_outlive_a_node_that_is_lost(cluster, tmp_path):
     """The whole controller, a job on each of two Ray nodes; one of those goes, and a spare one takes its place."""
     cluster.add_node(num_cpus=1, **SMALL)

@@ -15,6 +15,7 @@ from synergy_exec import hearing
 from synergy_exec.backends import get_backend
 from synergy_exec.hearing import Ear, farewell
 from synergy_exec.profiling import testbed as profiling
+from synergy_exec.settings import Settings
 
 Other = Callable[[aiohttp.ClientWebSocketResponse], Awaitable[None]]
 
@@ -118,7 +119,8 @@ def test_agent_outlives_a_controller_that_stands_still(tmp_path: Path) -> None:
     """As when plans were enumerated in the event loop: eight seconds in which nobody answers the agent."""
 
     async def through() -> None:
-        async with profiling.testbed(get_backend("local", {"slots": 1}), tmp_path, lambda run: None) as bench:  # type: ignore[arg-type,return-value]
+        backend = get_backend("local", {"slots": 1})
+        async with profiling.testbed(backend, tmp_path, lambda run: None, Settings()) as bench:  # type: ignore[arg-type,return-value]
             link = bench.agents.links[0]
             time.sleep(8.0)
             await asyncio.sleep(1.0)
