@@ -141,6 +141,5 @@ def test_plans_of_four_ranks_equal_a_single_process() -> None:
     assert others[0] == others[1]
 
 
-@pytest.mark.thorough  # the same on four ranks, above
 def test_plans_of_eight_ranks_equal_a_single_process() -> None:
     check(of_world(8), groups.run({8: equality(8)}, timeout_s=240))
