@@ -21,10 +21,10 @@ from synergy_core.units import grid_ceil
 
 JOBS = (1, 3, 8)
 PATIENCE = 20.0
-"""A load that one GPU could have done so many times is not done by now: somebody starves."""
+"""A job starves that has not ended after so many times as long as one GPU would take for all jobs."""
 FEWEST_ROUNDS = 100
 Done = tuple[float, str, int, Placed]
-"""An event: when, start, stop or finish, the job, its GPUs."""
+"""An event: its instant (s), `start`, `stop` or `finish`, the job's number, its GPUs."""
 
 
 class Asked(NamedTuple):
@@ -52,7 +52,7 @@ def conforms(policy: Policy) -> None:
 
 
 def _random(machines: Cluster, jobs: int) -> list[Asked]:
-    """The same in every call."""
+    """Jobs for these machines in order of submission, drawn alike in every call."""
     random = np.random.default_rng((machines.gpus, len(machines.gpu_types), len(machines.virtual_clusters), jobs))
     kinds = ("", *machines.gpu_types) if len(machines.gpu_types) > 1 else ("",)
     asked = []
@@ -85,7 +85,7 @@ class _Work:
         self.scheduler.arrive(job)
 
     def finish(self, now_s: float) -> None:
-        """Those that are due."""
+        """Ends the jobs whose last step is done by `now_s`."""
         for number in [number for number, end_s in self.ends_s.items() if end_s <= now_s]:
             del self.ends_s[number]
             self.done.append((now_s, "finish", number, self.active[number].placement))
@@ -108,7 +108,7 @@ class _Work:
         self.check_placements()
 
     def check_placements(self) -> None:
-        """That what is held is there, held once, of the type asked for, and within quotas."""
+        """Raises BrokenRuleError unless held GPUs exist, are held once, are of the type asked for and within quotas."""
         machines, quotas = self.machines, self.machines.virtual_clusters
         sizes = [each.gpus_per_node for each in machines.node_types for _ in range(each.nodes)]
         used = [0] * machines.nodes
@@ -130,7 +130,7 @@ class _Work:
 
 
 def _carried_out(policy: Policy, machines: Cluster, asked: Sequence[Asked]) -> list[Done]:
-    """What happened, until every job has ended."""
+    """Runs these jobs under the policy; returns all that happened until every job had ended."""
     work = _Work(policy, machines, asked)
     load_s = sum(row.runs_s * row.gpus for row in asked)
     latest_s = asked[-1].submit_s + PATIENCE * load_s + FEWEST_ROUNDS * policy.round_s

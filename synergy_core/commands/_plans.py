@@ -59,7 +59,7 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class PredictedRows:
-    """What a file's rows are predicted to be, arrays (rows,): of a row's settings, the closest to what was measured.
+    """Predictions for a file's rows, arrays (rows,): of a row's settings, the one closest to what was measured.
 
     fits: whether some setting fits into memory. ideal_s: FLOPs ÷ peak. NaN where nothing is predicted.
     """
@@ -134,7 +134,7 @@ def _step_s(work: Work, case: Case, choose: Choose) -> Floats:
 
 
 def _layer_s(case: Case, choose: Choose) -> Floats:
-    """One more micro-batch through one more layer: what fixed costs, embedding, logits and optimizer do not touch."""
+    """Seconds of one more micro-batch through one more layer: fixed costs, embedding, logits, optimizer cancel out."""
 
     def total(layers: int, accumulation: int) -> Floats:
         a = replace(case.architecture, layers=np.full(len(case), layers))
@@ -146,7 +146,7 @@ def _layer_s(case: Case, choose: Choose) -> Floats:
 
 
 def _ideal_s(work: Work, plans: Plans, machine: Machine, software: Software) -> Floats:
-    """FLOPs of a step ÷ the peak: three times the forward pass, of layers four times with full recomputation."""
+    """Seconds of a step at the GPUs' peak: FLOPs of three forward passes, of layers four with full recomputation."""
     layers = sum((np.asarray(each.count) * each.block.forward_flops for each in work.layers), np.zeros(len(plans)))
     ends = work.before.forward_flops + work.after.forward_flops
     flops = plans.passes * layers / plans.pipeline + Recompute.NONE.passes * ends / plans.pipeline
@@ -238,7 +238,7 @@ def _time_group(
 def regrets(
     predicted_s: Floats, measured_s: Floats, keys: Sequence[Hashable], plans: Sequence[Hashable]
 ) -> list[float]:
-    """Of each set of rows alike in `keys`: the measured time of the plan predicted fastest ÷ the best − 1.
+    """The regret of each set of rows alike in `keys`: measured time of the plan predicted fastest ÷ the best − 1.
 
     Rows that repeat a plan count as their mean. Sets with a single plan have none.
     """

@@ -20,7 +20,7 @@ from synergy_core.state import ClusterState
 
 NOW_S = 100_000.0
 SIZES = (1, 1, 2, 2, 3, 5, 8, 12)
-"""Jobs of the cases of one machine, few first: the first that breaks a rule is small."""
+"""How many jobs the cases of one machine have, few first: so the first case that breaks a rule is small."""
 TENANTS = ("a", "b")
 MACHINES = (
     Cluster((NodeType("v100", "v100", 2, 8),)),
@@ -30,7 +30,7 @@ MACHINES = (
 )
 BATCH = 32
 STEP_S, SAMPLE_S, SYNC_S = 0.05, 0.002, 0.02
-"""A step of a job that trains: fixed, per sample, and for several GPUs; as models of steps go."""
+"""Seconds of a training job's step: fixed, per sample, and to synchronise several GPUs."""
 
 
 class JobCase(NamedTuple):
@@ -77,20 +77,20 @@ class Known(Job):
 
     @property
     def remaining_s(self) -> float:
-        """On the GPUs it requested."""
+        """Seconds it still runs on the GPUs it requested."""
         return self.duration_s - self.attained_service_gpu_s / self.gpus
 
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
-        """An iteration at the requested batch."""
+        """Seconds of an iteration at the requested batch."""
         return STEP_S + SAMPLE_S * BATCH / gpus + SYNC_S * (gpus > 1)
 
     def remaining_iterations(self) -> float:
-        """Until it is done."""
+        """Iterations at the requested batch until it is done."""
         return self.remaining_s / self.true_iteration_s(self.gpus, self.gpu_type)
 
 
 def random_cases() -> list[PolicyCase]:
-    """The same in every call; every machine, few jobs first."""
+    """Cases on every machine, those of few jobs first; the same in every call."""
     cases: list[PolicyCase] = []
     for number, jobs in enumerate(SIZES):
         for machines in MACHINES:
@@ -149,7 +149,7 @@ def _node_gpus(machines: Cluster) -> list[int]:
 
 
 def _take(machines: Cluster, free: dict[int, int], row: JobCase) -> Placed:
-    """GPUs of one type, node by node, no longer free; () where too few are."""
+    """Takes GPUs of one type out of `free`, node by node, and returns them; () where too few are free."""
     for kind in (row.gpu_type,) if row.gpu_type else machines.gpu_types:
         nodes = [node for node in free if machines.type_of_node[node] == kind]
         if sum(free[node].bit_count() for node in nodes) < row.gpus:

@@ -46,7 +46,7 @@ class CriusTable(NamedTuple):
     may_change: NDArray[np.bool_]
 
     def of(self, jobs: Ints, rows: Ints) -> Floats:
-        """(as many): relative throughputs; −inf for row −1, or where the job cannot run."""
+        """Relative throughput of each job on each row, broadcast; −inf for row −1 and where the job cannot run."""
         found = self.gain[jobs, rows]
         return np.where((rows >= 0) & (found > 0), found, -np.inf)
 
@@ -174,7 +174,7 @@ class _Room:
         return best if gain[best] > 0 and gpus <= self.quota[self.tenant[job]] else -1
 
     def best_upgrade(self, most_gpus: int) -> Change | None:
-        """Of running jobs' changes to another type or to twice the GPUs, within what is free, that of most growth."""
+        """The running job's change, to another type or to twice the GPUs, that fits what is free and gains most."""
         table = self.table
         jobs = np.flatnonzero((self.row >= 0) & table.may_change)
         if not len(jobs):

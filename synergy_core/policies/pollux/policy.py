@@ -83,7 +83,7 @@ def pollux(
 
 
 def _carried_out(state: GoodputState, order: Ints, answer: Ints, shown: Shown, memory: LastSearch) -> Allocations:
-    """The answer, (jobs in that order, shown nodes), for the nodes that there are."""
+    """What the search answers, (jobs in that order, shown nodes), as GPUs on the cluster's own nodes."""
     node_gpus = np.zeros((len(state), state.cluster.nodes), dtype=np.int64)
     for part, node in enumerate(shown.node.tolist()):
         node_gpus[order, node] += answer[:, part]
@@ -93,7 +93,7 @@ def _carried_out(state: GoodputState, order: Ints, answer: Ints, shown: Shown, m
 
 
 def _shown(cluster: Cluster) -> Shown:
-    """Of several GPU types, all nodes are shown to the search in parts as large as the smallest (Sia's port)."""
+    """The nodes as the search sees them: with several GPU types, in parts as large as the smallest (Sia's port)."""
     kinds = cluster.gpu_types
     least = min(each.gpus_per_node for each in cluster.node_types) if len(kinds) > 1 else cluster.gpus
     parts = []
@@ -136,7 +136,7 @@ def _parted(held: Ints, shown: Shown) -> Ints:
 def _speedups(state: GoodputState, shown: Shown, batch_limit: BatchLimit) -> Floats:
     """(jobs, on one node or on more, GPUs from 0): goodput ÷ goodput of the fair share, as if that were on one node.
 
-    Of several GPU types, by the model of that on which the job runs, else of the first that is known. Before anything
+    With several GPU types, by the model of the one on which the job runs, else the first that is known. Before anything
     is known, GPUs ÷ GPUs of the fair share.
     """
     largest = min(state.cluster.gpus, max(task.spec.most_gpus for task in state.tasks))
@@ -218,7 +218,7 @@ def _usable(state: GoodputState, order: Ints, answer: Ints, shown: Shown, batch_
 def _within_quotas(state: GoodputState, order: Ints, answer: Ints) -> Ints:
     """The search knows no tenants (nor does the published one): what exceeds a quota is taken off again.
 
-    Of jobs that wait first: those of one tenant would take turns every round, and do nothing but restart.
+    Waiting jobs lose theirs first: else those of one tenant would take turns every round, and do nothing but restart.
     """
     left = state.quotas_left()
     if not np.isfinite(left).any():
