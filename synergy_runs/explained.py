@@ -14,7 +14,10 @@ from synergy_core.state.choice import Solved
 def explained(
     last: tuple[ClusterState, Allocations], cluster: Cluster, policy: str, job: int, label: str
 ) -> Explanation:
-    """Of a job in a scheduler's `last`. Raises InputError where the policy solved no problem."""
+    """Why a job got what it got in an `AllocationScheduler`'s decision `last`.
+
+    Raises InputError where the policy solved no problem.
+    """
     state, answer = last
     if not isinstance(answer.solved, Solved):
         raise InputError(f"policy {policy} solves no allocation problem; sia, ftf and synergy do.")

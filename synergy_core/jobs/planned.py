@@ -83,8 +83,8 @@ class PlannedSpeeds:
 
 
 class TaskWithPlans(SynergyTask):
-    """What is believed of a job with parallel plans: step times that were known before it ran × what observed ones
-    were of them. speeds: what the policy may read of those.
+    """What is believed of a job with parallel plans: step times that were known before it ran × the mean ratio of
+    observed ones to them. speeds: what the policy may read of those.
     """
 
     __slots__ = ()

@@ -52,7 +52,7 @@ class ProfiledSpeeds:
 
 
 class ProfiledTask(TaskWithPlans):
-    """What is believed of a job that was profiled: measured step times × what observed ones were of them."""
+    """What is believed of a job that was profiled: measured step times × the mean ratio of observed to measured."""
 
     __slots__ = ("model", "speeds")
 

@@ -168,7 +168,7 @@ class TrueJob(Protocol):
     """What only a driver knows of a running job; for policies that are upper bounds."""
 
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
-        """An iteration at the requested batch on that many GPUs of that type, packed; inf where no plan fits."""
+        """Seconds of an iteration at the requested batch on so many GPUs of a type, packed; inf where no plan fits."""
 
     def remaining_iterations(self) -> float:
         """Iterations at the requested batch until it is done."""

@@ -21,7 +21,7 @@ ENDED_BADLY = {"REVOKED": "killed", "LAUNCH_FAILED": "failed", "RECONFIG_FAIL": 
 
 
 class PartOfGpuError(BadValueError):
-    """A job that has less than a GPU."""
+    """Raised for a job that has less than a whole GPU."""
 
 
 @dataclass(frozen=True, slots=True)
