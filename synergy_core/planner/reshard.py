@@ -91,7 +91,7 @@ def moved_bytes(
 
 
 Interval = tuple[Ints, Ints, int]
-"""Of each rank's part of something: its start and end, (ranks,) integers, and the denominator that both count in."""
+"""Each rank's part of something: its start and end, (ranks,) integers, and the denominator that both count in."""
 
 
 class _Place:

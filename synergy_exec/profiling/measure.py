@@ -22,11 +22,11 @@ from synergy_exec.training.noise import FEWEST_STEPS as FEWEST_NOISE_STEPS
 
 Say = Callable[[str], None]
 Seen = dict[PlanMessage, list[tuple[float, Report]]]
-"""Of each plan, by copy: seconds a step, and the last report."""
+"""Each plan's measurements, one per copy of the job: seconds a step, and the last report."""
 Result = TypeVar("Result")
 FEWEST_STEPS = 5
 STRETCH = 1.5
-"""Of gradient noise taken as constant: from so much work to so many times that."""
+"""Gradient noise is taken as constant from some amount of work to so many times that amount."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Measurements:
     failed: list[str] = field(default_factory=list)
 
     def add(self, more: Measurements) -> None:
-        """What was seen besides."""
+        """Adds what was seen besides."""
         for each in fields(self):
             getattr(self, each.name).extend(getattr(more, each.name))
 
@@ -103,7 +103,7 @@ async def _undisturbed(
     found: Measurements,
     best: dict[int, float],
 ) -> Seen:
-    """As `_copies`, again where an agent was lost meanwhile, which says nothing of the plan. Raises TestbedError."""
+    """Runs `_copies`, again where an agent was lost meanwhile, which says nothing of the plan. Raises TestbedError."""
     while True:
         losses, seen = testbed.losses, Seen()
         tried = Measurements()
@@ -175,7 +175,7 @@ async def _copies(
 
 
 async def _all(waiting: Iterable[Awaitable[Result]]) -> list[Result]:
-    """What all of them come to, when the last has. Raises InputError if any of them does."""
+    """The results of all, once the last is there. Raises InputError if any of them does."""
     results = await asyncio.gather(*waiting, return_exceptions=True)
     for each in results:
         if isinstance(each, BaseException):
