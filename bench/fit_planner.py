@@ -76,7 +76,7 @@ FITS = (
             "score_passes",
         ),
         own={"megatron": OVERLAP},
-        # Megatron-DeepSpeed reduces gradients after the backward pass (planner.md, section 2: no gradient bucketing).
+        # Megatron-DeepSpeed reduces gradients after the backward pass, not in buckets behind it: nothing hides them.
         start={"megatron": {}, "megatron-deepspeed": NO_OVERLAP},
     ),
     Fit(

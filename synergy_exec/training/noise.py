@@ -20,7 +20,7 @@ from synergy_exec.training.progress import Progress
 
 TIME_CONSTANT_STEPS = 200
 """Time constant of the exponential averages. In steps, for what one step tells of tr(Σ) depends on the number of its
-parts, not their size. tests/exec/test_noise.py shows what error of the efficiency it leaves, and how fast it follows."""
+parts, not on size. tests/exec/test_noise.py shows what error of the efficiency it leaves, and how fast it follows."""
 
 FEWEST_STEPS = 10
 """Before that many measured steps the statistics count as unknown."""
