@@ -54,12 +54,12 @@ def conforms(policy: Policy) -> None:
 def _random(machines: Cluster, jobs: int) -> list[Asked]:
     """Jobs for these machines in order of submission, drawn alike in every call."""
     random = np.random.default_rng((machines.gpus, len(machines.gpu_types), len(machines.virtual_clusters), jobs))
-    kinds = ("", *machines.gpu_types) if len(machines.gpu_types) > 1 else ("",)
+    gpu_types = ("", *machines.gpu_types) if len(machines.gpu_types) > 1 else ("",)
     asked = []
     for _ in range(jobs):
-        kind, tenant = str(random.choice(kinds)), str(random.choice(TENANTS))
-        gpus = min(int(random.choice([1, 1, 2, 3, 4, 8])), machines.most_gpus_for(kind, tenant))
-        asked.append(Asked(float(random.integers(0, 1_500)), gpus, float(random.integers(1, 4_000)), kind, tenant))
+        gpu_type, tenant = str(random.choice(gpu_types)), str(random.choice(TENANTS))
+        gpus = min(int(random.choice([1, 1, 2, 3, 4, 8])), machines.most_gpus_for(gpu_type, tenant))
+        asked.append(Asked(float(random.integers(0, 1_500)), gpus, float(random.integers(1, 4_000)), gpu_type, tenant))
     return sorted(asked)
 
 
@@ -74,10 +74,10 @@ class _Work:
         self.done: list[Done] = []
 
     def arrive(self, number: int) -> None:
-        row = self.asked[number]
+        wanted = self.asked[number]
         job = Known(
-            number, row.submit_s, row.gpus, virtual_cluster=row.tenant, gpu_type=row.gpu_type,
-            estimate_s=1.5 * row.runs_s, duration_s=row.runs_s,
+            number, wanted.submit_s, wanted.gpus, virtual_cluster=wanted.tenant, gpu_type=wanted.gpu_type,
+            estimate_s=1.5 * wanted.runs_s, duration_s=wanted.runs_s,
         )  # fmt: skip
         if self.policy.reads_goodput:
             job.spec = spec_of(job, self.machines)
@@ -132,7 +132,7 @@ class _Work:
 def _carried_out(policy: Policy, machines: Cluster, asked: Sequence[Asked]) -> list[Done]:
     """Runs these jobs under the policy; returns all that happened until every job had ended."""
     work = _Work(policy, machines, asked)
-    load_s = sum(row.runs_s * row.gpus for row in asked)
+    load_s = sum(each.runs_s * each.gpus for each in asked)
     latest_s = asked[-1].submit_s + PATIENCE * load_s + FEWEST_ROUNDS * policy.round_s
     came, now_s = 0, 0.0
     while came < len(asked) or work.active:
@@ -155,5 +155,5 @@ def _carried_out(policy: Policy, machines: Cluster, asked: Sequence[Asked]) -> l
 
 
 def _broken(policy: Policy, rule: str, what: str, machines: Cluster, asked: Sequence[Asked]) -> BrokenRuleError:
-    jobs = "; ".join(f"job {number}: {row}" for number, row in enumerate(asked))
+    jobs = "; ".join(f"job {number}: {each}" for number, each in enumerate(asked))
     return BrokenRuleError(policy.name, rule, what, f"{machines.describe()}, {jobs}")

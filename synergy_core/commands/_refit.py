@@ -71,9 +71,12 @@ def constants_from(files: Sequence[TrainingTimes], named: str) -> tuple[Callable
 def catalog_form(found: Mapping[Key, tuple[Constants, int]]) -> dict[str, dict[str, Any]]:
     """The content of catalog/constants/<software>.yaml, by software."""
     result: dict[str, dict[str, Any]] = {}
-    for (software, kind), (constants, rows) in found.items():
-        kinds = result.setdefault(software, {"gpu_types": {}})["gpu_types"]
-        kinds[kind] = {"rows": rows, "constants": {name: round(value, 9) for name, value in asdict(constants).items()}}
+    for (software, gpu_type), (constants, rows) in found.items():
+        gpu_types = result.setdefault(software, {"gpu_types": {}})["gpu_types"]
+        gpu_types[gpu_type] = {
+            "rows": rows,
+            "constants": {name: round(value, 9) for name, value in asdict(constants).items()},
+        }
     return result
 
 

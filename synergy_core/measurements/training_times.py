@@ -144,11 +144,11 @@ def step(row: TableRow, *, untied: bool | None = None) -> TrainingStep:
         settings, unstated = _settings(row, degrees, untied)
     except _UnpredictableError as error:
         failure = str(error)
-    kind = _hardware.gpu_type(row.text("gpu"))
+    stated = _hardware.gpu_type(row.text("gpu"))
     return TrainingStep(
         line=row.line,
         model=row.text("model"),
-        gpu_type=settings[0].gpus.name if settings else kind,
+        gpu_type=settings[0].gpus.name if settings else stated,
         gpus=degrees.gpus,
         tensor=degrees.tensor,
         pipeline=degrees.pipeline,

@@ -80,7 +80,7 @@ def _smallest(
 ) -> tuple[PolicyCase, tuple[str, str]]:
     """The case less every job without which the same rule is broken still."""
     at = 0
-    while at < len(case.rows) and len(case.rows) > 1:
+    while at < len(case.jobs) and len(case.jobs) > 1:
         fewer = case.without(at)
         still = _broken(held, policy, fewer)
         if still is not None and still[0] == found[0]:

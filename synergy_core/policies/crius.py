@@ -77,7 +77,7 @@ def crius(
     rows = powers_and_whole_nodes(state.cluster, max(most_gpus, int(state.gpus.max())))
     table, wanted = _table(state, rows, most_gpus, batch_limit)
     row = _held(state, rows)
-    left = np.array([state.cluster.gpus_of(kind) for kind in state.cluster.gpu_types], dtype=np.int64)
+    left = np.array([state.cluster.gpus_of(gpu_type) for gpu_type in state.cluster.gpu_types], dtype=np.int64)
     np.subtract.at(left, table.kind[row[row >= 0]], table.gpus[row[row >= 0]])
     room = _Room(state, table, row, left)
     opportunistic = set(memory.opportunistic)
@@ -117,7 +117,7 @@ def _table(
     As many as fit its tenant's quota and some GPU type; more where it needs more.
     """
     goodput, _ = state.guessed(rows, batch=batch_limit)
-    capacity = np.array([state.cluster.gpus_of(kind) for kind in state.cluster.gpu_types], dtype=np.int64)
+    capacity = np.array([state.cluster.gpus_of(gpu_type) for gpu_type in state.cluster.gpu_types], dtype=np.int64)
     quota = np.array(state.quotas_left())[state.virtual_cluster]
     fits = (rows.gpus <= capacity[rows.gpu_type]) & (rows.gpus <= quota[:, None]) & state.suits(rows.gpu_type)
     usable = (goodput > 0) & fits & state.allowed(rows, growth=2.0, first_gpus=int(state.gpus.max()))

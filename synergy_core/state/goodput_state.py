@@ -78,7 +78,7 @@ class GoodputState(ClusterState):
     def work_left(self, goodput: Floats, usual: Callable[[Floats], Floats], *, least_s: float) -> Floats:
         """(jobs,): remaining work; undeclared, as much again as was done, at least `least_s` at the usual goodput.
 
-        goodput: (jobs, rows). usual: from some jobs' rows of it to one goodput each.
+        goodput: (jobs, rows). usual: from the goodputs of some jobs, (some, rows), to one each.
         """
         work = self.remaining_work.copy()
         undeclared = np.isnan(work)

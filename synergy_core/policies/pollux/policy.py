@@ -112,9 +112,9 @@ def _held(state: GoodputState, shown: Shown, memory: LastSearch | None) -> Ints:
         given[here] = memory.answer[there]
     given = np.where(state.held_gpus[:, None] > 0, given, 0)
     held = np.zeros((len(state), state.cluster.nodes), dtype=np.int64)
-    for row, placed in enumerate(state.held_placement):
+    for job, placed in enumerate(state.held_placement):
         for node, mask in placed:
-            held[row, node] = mask.bit_count()
+            held[job, node] = mask.bit_count()
     known = held[:, shown.node] if len(held[0]) == len(shown.gpus) else given
     totals = np.zeros_like(held)
     for part, node in enumerate(shown.node.tolist()):
@@ -192,10 +192,10 @@ def _one_type(state: GoodputState, order: Ints, answer: Ints, shown: Shown) -> I
     kept = np.where(asked >= 0, asked, np.where(most, rate, -1.0).argmax(axis=1))
     result = np.where(shown.kind == kept[:, None], answer, 0)
     # The search does not know that a job asks for a type: where it chose others, what is free of that type takes over.
-    for row in np.flatnonzero((asked >= 0) & ~result.any(axis=1)).tolist():
-        free = np.where(shown.kind == asked[row], shown.gpus - result.sum(axis=0), 0)
-        wanted = max(1, int(answer[row].sum()))
-        result[row] = np.clip(wanted - (np.cumsum(free) - free), 0, free)
+    for at in np.flatnonzero((asked >= 0) & ~result.any(axis=1)).tolist():
+        free = np.where(shown.kind == asked[at], shown.gpus - result.sum(axis=0), 0)
+        wanted = max(1, int(answer[at].sum()))
+        result[at] = np.clip(wanted - (np.cumsum(free) - free), 0, free)
     return result
 
 
@@ -204,13 +204,13 @@ def _usable(state: GoodputState, order: Ints, answer: Ints, shown: Shown, batch_
     use, and what came after it may have taken some off.
     """
     result = answer.copy()
-    for row in np.flatnonzero(state.planned[order] & answer.any(axis=1)).tolist():
-        before = np.cumsum(answer[row]) - answer[row]
-        for gpus in range(int(answer[row].sum()), -1, -1):
-            result[row] = np.clip(gpus - before, 0, answer[row])
-            on = result[row] > 0
+    for at in np.flatnonzero(state.planned[order] & answer.any(axis=1)).tolist():
+        before = np.cumsum(answer[at]) - answer[at]
+        for gpus in range(int(answer[at].sum()), -1, -1):
+            result[at] = np.clip(gpus - before, 0, answer[at])
+            on = result[at] > 0
             shape = (int(shown.kind[on.argmax()]), gpus, len(np.unique(shown.node[on])))
-            if not gpus or state.goodput(configurations_of([shape]), batch=batch_limit)[order[row], 0] > 0:
+            if not gpus or state.goodput(configurations_of([shape]), batch=batch_limit)[order[at], 0] > 0:
                 break
     return result
 
@@ -225,9 +225,9 @@ def _within_quotas(state: GoodputState, order: Ints, answer: Ints) -> Ints:
         return answer
     result = answer.copy()
     tenants = state.virtual_cluster[order].tolist()
-    for row in np.argsort(state.held_gpus[order] == 0, kind="stable").tolist():
-        tenant = tenants[row]
-        before = np.cumsum(answer[row]) - answer[row]
-        result[row] = np.clip(min(left[tenant], 1e9) - before, 0, answer[row])
-        left[tenant] -= float(result[row].sum())
+    for at in np.argsort(state.held_gpus[order] == 0, kind="stable").tolist():
+        tenant = tenants[at]
+        before = np.cumsum(answer[at]) - answer[at]
+        result[at] = np.clip(min(left[tenant], 1e9) - before, 0, answer[at])
+        left[tenant] -= float(result[at].sum())
     return result
