@@ -21,14 +21,14 @@ def explained(
     state, answer = last
     if not isinstance(answer.solved, Solved):
         raise InputError(f"policy {policy} solves no allocation problem; sia, ftf and synergy do.")
-    kinds, rows = cluster.gpu_types, answer.solved.rows
-    labels = [f"{n} × {kinds[kind]}" for n, kind in zip(rows.gpus.tolist(), rows.gpu_type.tolist(), strict=True)]
+    gpu_types, rows = cluster.gpu_types, answer.solved.rows
+    labels = [f"{n} × {gpu_types[kind]}" for n, kind in zip(rows.gpus.tolist(), rows.gpu_type.tolist(), strict=True)]
     return explain(
         answer.solved.problem,
         answer.solved.solution,
         int(np.flatnonzero(state.job_id == job)[0]),
         label=label,
         configurations=labels,
-        types=kinds,
+        types=gpu_types,
         tenants=state.virtual_clusters,
     )
