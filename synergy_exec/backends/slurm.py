@@ -107,12 +107,12 @@ def gpus_of(details: str) -> dict[str, tuple[str, int]]:
     """By node, its GPUs' type and number, as `scontrol show job --details` says. Raises InputError."""
     found = {}
     for names, resources in _GPUS_OF_NODES.findall(details):
-        kinds = _GPUS.findall(resources)
-        if len({kind for kind, _ in kinds}) > 1:
+        pairs = _GPUS.findall(resources)
+        if len({gpu_type for gpu_type, _ in pairs}) > 1:
             raise InputError(f"{names}: GPUs of several types ({resources}); ask for one with --gpus-per-node=TYPE:N.")
-        if kinds:
+        if pairs:
             for host in _scontrol("show", "hostnames", names).split():
-                found[host] = kinds[0][0] or "gpu", sum(int(number) for _, number in kinds)
+                found[host] = pairs[0][0] or "gpu", sum(int(number) for _, number in pairs)
     return found
 
 
@@ -121,8 +121,8 @@ def _gpus_on(host: str, gpus: Mapping[str, tuple[str, int]], gpu_type: str | Non
         raise InputError(
             f"{host} has no GPU in this allocation, other nodes have; ask for them with --gpus-per-node=N."
         )
-    kind, number = gpus[host]
-    return AgentPlace(host, number, gpu_type or kind)
+    named, number = gpus[host]
+    return AgentPlace(host, number, gpu_type or named)
 
 
 def _with_slots(place: AgentPlace, slots: int | None) -> AgentPlace:

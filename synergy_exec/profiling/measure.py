@@ -70,15 +70,15 @@ async def measured(
     idle slots beside one's own. candidates: for all of `sizes`.
     """
     found = Measurements()
-    for kind, first_node, nodes, per_node in _parts(testbed.cluster):
+    for gpu_type, first_node, nodes, per_node in _parts(testbed.cluster):
         for size in sizes_of(nodes * per_node):
             places = _places(size, first_node, nodes, per_node)
             best: dict[int, float] = {}
             for same_degrees in candidates.plans[size]:
-                say(f"{file.name}: {same_degrees[0].degrees} on {size} × {kind}")
+                say(f"{file.name}: {same_degrees[0].degrees} on {size} × {gpu_type}")
                 copies = list(zip(jobs, places, strict=False))
                 seen = await _undisturbed(testbed, copies, same_degrees, effort, found, best)
-                found.rows += _rows(kind, len(places[0]), same_degrees, seen)
+                found.rows += _rows(gpu_type, len(places[0]), same_degrees, seen)
     if not found.rows or not found.starts:
         raise InputError(f"{file.name} could not be profiled: {'; '.join(found.failed) or 'no plan is admitted'}.")
     launch_s = median(found.starts)
@@ -211,12 +211,12 @@ def noise_curve(seen: list[NoiseFrom]) -> tuple[NoiseFrom, ...]:
     return tuple(curve)
 
 
-def _rows(kind: str, nodes: int, same_degrees: list[PlanMessage], seen: Seen) -> list[ProfiledRow]:
+def _rows(gpu_type: str, nodes: int, same_degrees: list[PlanMessage], seen: Seen) -> list[ProfiledRow]:
     rows = []
     for plan in same_degrees:
         if plan in seen:
             step_s = [each for each, _ in seen[plan]]
             spread = (max(step_s) - min(step_s)) / mean(step_s)
             memory = max(report.memory_bytes for _, report in seen[plan])
-            rows.append(ProfiledRow(kind, nodes, plan.core, mean(step_s), spread, float(memory)))
+            rows.append(ProfiledRow(gpu_type, nodes, plan.core, mean(step_s), spread, float(memory)))
     return rows
