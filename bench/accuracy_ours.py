@@ -41,7 +41,7 @@ def ours_body(asked: Asked) -> str:
         "(seed 0: the file as it is). ±: 95 % over seeds, Student's t of ratios paired by seed, their spread pooled\n"
         "over the files of a row. *over files*: 95 % by Student's t of the files' ratios, for the choice of files.\n\n"
         "What the figures do not show by themselves: synergy's parameters were chosen on philly and saturn 1 and 2,\n"
-        "heterogeneous, among about 90 variants (shared/research/synergy_policy.md) and further ones with this\n"
+        "heterogeneous, among about 90 variants in an earlier simulator of Sia's rules and further ones with this\n"
         "implementation; rank weights, offset and aging also with newtrace and on 64 T4; sia's are as published. So\n"
         "none of the heterogeneous ratios is of a file that was kept aside, and a gain of about a point on the first\n"
         "four is within what choosing alone gives. On 64 T4 `sia` ends much later than published (the table of 64 T4\n"

@@ -187,30 +187,30 @@ def finish_time_fairness(jobs: Any, settings: Any) -> np.ndarray:
         model = workload.models[workload.model_code[at]]
         app = truth.application(model)
         launch_s = execution.costs_by_model.get(model, execution.costs).launch_s
-        for kind in cluster.gpu_types:
-            most = min(max(1, int(cluster.gpus / active)), cluster.gpus_of(kind))
-            alone_s = launch_s + truth.slowdown.get(model, 1.0) * fastest_s(app, kind, most, per_node[kind])
-            result[at] += cluster.gpus_of(kind) / cluster.gpus * jct_s / alone_s
+        for gpu_type in cluster.gpu_types:
+            most = min(max(1, int(cluster.gpus / active)), cluster.gpus_of(gpu_type))
+            alone_s = launch_s + truth.slowdown.get(model, 1.0) * fastest_s(app, gpu_type, most, per_node[gpu_type])
+            result[at] += cluster.gpus_of(gpu_type) / cluster.gpus * jct_s / alone_s
     return result
 
 
 _alone: dict[tuple[str, str, int, int], float] = {}
 
 
-def fastest_s(app: Any, kind: str, most: int, per_node: int) -> float:
+def fastest_s(app: Any, gpu_type: str, most: int, per_node: int) -> float:
     """The least run time of the whole application on at most so many GPUs: powers of two in a node, or whole nodes."""
     inside = [1 << power for power in range(per_node.bit_length()) if 1 << power <= min(most, per_node)]
-    return min(_fastest_s(app, kind, gpus, per_node) for gpus in [*inside, *range(per_node, most + 1, per_node)])
+    return min(_fastest_s(app, gpu_type, gpus, per_node) for gpus in [*inside, *range(per_node, most + 1, per_node)])
 
 
-def _fastest_s(app: Any, kind: str, gpus: int, per_node: int) -> float:
+def _fastest_s(app: Any, gpu_type: str, gpus: int, per_node: int) -> float:
     from synergy_core.planner.plan import Plan
     from synergy_sim.ground_truth import packed
 
-    key = (app.name, kind, gpus, per_node)
+    key = (app.name, gpu_type, gpus, per_node)
     if key not in _alone:
         shape = packed(gpus, per_node)
-        low, high = app.local_batches(kind, shape)
+        low, high = app.local_batches(gpu_type, shape)
         epochs = np.diff((0.0, *app.work_at_epoch_end))
         rate = np.zeros(len(epochs))
         for local in sorted({low, *np.geomspace(low, high, 10).astype(int).tolist(), app.initial_batch // gpus}):
@@ -218,7 +218,7 @@ def _fastest_s(app: Any, kind: str, gpus: int, per_node: int) -> float:
                 plan = Plan(data=gpus, micro_batch=local, accumulation=accumulation)
                 if low <= local <= high and app.initial_batch <= plan.global_batch <= app.max_batch:
                     gain = np.asarray(app.gains(plan.global_batch))
-                    rate = np.maximum(rate, gain / app.iteration_s(kind, shape, plan))
+                    rate = np.maximum(rate, gain / app.iteration_s(gpu_type, shape, plan))
         with np.errstate(divide="ignore"):
             _alone[key] = float((epochs / rate).sum())
     return _alone[key]

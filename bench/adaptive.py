@@ -49,7 +49,9 @@ HEAVIEST = 25
 def enlarged(times: int) -> str:
     """The heterogeneous 64 GPUs, so many times."""
     nodes = (("a100", 2, 8), ("rtx2080ti", 3, 8), ("t4", 6, 4))
-    types = ",".join(f"{{gpu_type:{kind},nodes:{count * times},gpus_per_node:{gpus}}}" for kind, count, gpus in nodes)
+    types = ",".join(
+        f"{{gpu_type:{gpu_type},nodes:{count * times},gpus_per_node:{gpus}}}" for gpu_type, count, gpus in nodes
+    )
     return f"cluster.node_types=[{types}]"
 
 

@@ -48,9 +48,9 @@ def profiles() -> dict[tuple[str, str, str], ObservedSteps]:
         compute = np.minimum(POLLUX.gradient_time(theta, batch, gpus) * noise[1], 0.999 * step)
         return {("planted", "t4", "placements"): ObservedSteps(nodes, gpus, batch, step, step - compute)}
     return {
-        (name, kind, which): read(Path(folder) / "profiles" / name / f"{which}-{kind}.csv").profile
+        (name, gpu_type, which): read(Path(folder) / "profiles" / name / f"{which}-{gpu_type}.csv").profile
         for name in APPLICATIONS
-        for kind in GPU_TYPES
+        for gpu_type in GPU_TYPES
         for which in ("placements", "scalability")
     }
 
@@ -88,7 +88,7 @@ def speed() -> None:
 
 
 def splits(
-    placements: ObservedSteps, scalability: ObservedSteps, kind: str
+    placements: ObservedSteps, scalability: ObservedSteps, gpu_type: str
 ) -> Iterator[tuple[str, ObservedSteps, ObservedSteps]]:
     """Name, what is fitted, what is scored."""
     nodes, gpus, batch = (np.asarray(each) for each in (placements.nodes, placements.gpus, placements.local_batch))
@@ -97,7 +97,7 @@ def splits(
     chosen = np.random.default_rng(0).permutation(shapes)[: len(shapes) // 2]
     half = np.isin(nodes * 1000 + gpus, chosen) | (gpus == 1)
     yield "half", part(placements, half), part(placements, ~half)
-    small = gpus <= (8 if kind == "t4" else 6)
+    small = gpus <= (8 if gpu_type == "t4" else 6)
     yield "larger", part(placements, small), part(placements, ~small)
     beyond = np.asarray(scalability.nodes) > nodes.max()
     if beyond.any():
@@ -118,10 +118,10 @@ def held_out() -> None:
     tables = profiles()
     rows, everything = [], {}
     for name in APPLICATIONS:
-        for kind in GPU_TYPES:
+        for gpu_type in GPU_TYPES:
             found: dict[tuple[str, str], list[float]] = {}
             for split, known, wanted in splits(
-                tables[name, kind, "placements"], tables[name, kind, "scalability"], kind
+                tables[name, gpu_type, "placements"], tables[name, gpu_type, "scalability"], gpu_type
             ):
                 pollux, _ = calibrate(known, form=POLLUX, robust=False, deviations=False)
                 best, _ = calibrate(known)
@@ -135,7 +135,7 @@ def held_out() -> None:
                 else " → ".join(f"{100 * np.mean(found[split, form]):.1f}" for form in ("pollux", "best"))
                 for split in SPLITS
             ]
-            rows.append([name, kind, *cells])
+            rows.append([name, gpu_type, *cells])
     for what, summary in (("mean", np.mean), ("median", np.median)):
         cells = [
             " → ".join(f"{100 * summary(everything[split, form]):.1f}" for form in ("pollux", "best"))

@@ -119,10 +119,10 @@ def scores(groups: Sequence[Candidates], names: Sequence[str], rows: Columns) ->
     whole = fitted(groups, names, rows.measured, inside)
     told = {"in sample": predicted(groups, whole, count)}
     other = np.full(count, np.nan)
-    for kind in np.unique(rows.gpu[inside]):
-        rest = [each for each in np.unique(rows.gpu[inside]) if each != kind]
-        partly = fitted(groups, names, rows.measured, inside & (rows.gpu != kind))
-        at = inside & (rows.gpu == kind)
+    for gpu_type in np.unique(rows.gpu[inside]):
+        rest = [each for each in np.unique(rows.gpu[inside]) if each != gpu_type]
+        partly = fitted(groups, names, rows.measured, inside & (rows.gpu != gpu_type))
+        at = inside & (rows.gpu == gpu_type)
         other[at] = predicted(groups, partly, count, str(rest[0]))[at]
     told["GPU type out"] = other
     large = np.zeros(count, dtype=bool)
@@ -138,10 +138,10 @@ def by_part(told: Floats, rows: Columns) -> dict[str, Accuracy]:
     """Accuracy of every family on every GPU type, and of all."""
     result = {}
     for family in dict.fromkeys(rows.family):
-        for kind in dict.fromkeys(rows.gpu):
-            at = (rows.family == family) & (rows.gpu == kind) & np.isfinite(told)
+        for gpu_type in dict.fromkeys(rows.gpu):
+            at = (rows.family == family) & (rows.gpu == gpu_type) & np.isfinite(told)
             if at.any():
-                result[f"{family} {kind}"] = accuracy(told[at], rows.measured[at])
+                result[f"{family} {gpu_type}"] = accuracy(told[at], rows.measured[at])
     at = np.isfinite(told)
     return {**result, "all": accuracy(told[at], rows.measured[at])}
 
@@ -197,20 +197,22 @@ def show(told: dict[str, Floats], rows: Columns, only: tuple[str, ...] = ()) -> 
 
 def write(software: str, found: Fit, told: dict[str, Floats], rows: Columns, path: Path) -> None:
     """The same constants under every GPU type of the table, with what was measured on it."""
-    kinds = {}
-    for kind in dict.fromkeys(rows.gpu):
+    gpu_types = {}
+    for gpu_type in dict.fromkeys(rows.gpu):
         errors = {
             name: {"n": s.n, "mape": round(s.mape, 4), "median": round(s.median, 4)}
             for name, values in told.items()
-            for s in [accuracy(*(each[(rows.gpu == kind) & np.isfinite(values)] for each in (values, rows.measured)))]
+            for s in [
+                accuracy(*(each[(rows.gpu == gpu_type) & np.isfinite(values)] for each in (values, rows.measured)))
+            ]
         }
-        kinds[str(kind)] = {
+        gpu_types[str(gpu_type)] = {
             "constants": {name: float(f"{value:.4g}") for name, value in asdict(found.constants).items()},
             "fit": f"arena-{software}",
             "inputs_sha256": {path.stem: hashlib.sha256(path.read_bytes()).hexdigest()},
             "errors": {path.stem: errors},
         }
-    content = {"search_loss": float(f"{found.loss:.4g}"), "gpu_types": kinds}
+    content = {"search_loss": float(f"{found.loss:.4g}"), "gpu_types": gpu_types}
     text = yaml.safe_dump(content, sort_keys=False, width=120)
     write_whole(CONSTANTS / f"{software}.yaml", f"# Fitted by bench/fit_arena.py.\n{text}")
 

@@ -76,7 +76,7 @@ FITS = (
             "score_passes",
         ),
         own={"megatron": OVERLAP},
-        # Megatron-DeepSpeed reduces gradients after the backward pass (planner.md, section 2: no gradient bucketing).
+        # Megatron-DeepSpeed reduces gradients after the backward pass, not in buckets behind it: nothing hides them.
         start={"megatron": {}, "megatron-deepspeed": NO_OVERLAP},
     ),
     Fit(
@@ -299,8 +299,8 @@ def main() -> None:
         write_whole(chosen.json, json.dumps(everything, indent=1) + "\n")
     if chosen.write:
         CONSTANTS.mkdir(exist_ok=True)
-        for owner, kinds in catalog.items():
-            text = yaml.safe_dump({"gpu_types": kinds}, sort_keys=False, width=120)
+        for owner, gpu_types in catalog.items():
+            text = yaml.safe_dump({"gpu_types": gpu_types}, sort_keys=False, width=120)
             write_whole(CONSTANTS / f"{owner}.yaml", f"# Fitted by bench/fit_planner.py.\n{text}")
         write_transfer(done)
 

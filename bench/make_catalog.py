@@ -85,12 +85,12 @@ def main() -> None:
     OUT.mkdir(exist_ok=True)
     for name, (title, initial, largest, epochs) in APPLICATIONS.items():
         noise, total = noise_curve(profiles / name, initial)
-        kinds = {}
-        for kind in GPU_TYPES:
-            files = [profiles / name / f"{table}-{kind}.csv" for table in ("placements", "scalability")]
-            kinds[kind], _, _ = measured_gpu_type(joined([read(each).profile for each in files]))
-            pollux, best = (kinds[kind][key]["error"]["mape"] for key in ("pollux", "calibrated"))
-            print(f"{name:12} {kind:10} mean error: Pollux's form {pollux:6.1%}, catalog {best:6.1%}")
+        gpu_types = {}
+        for gpu_type in GPU_TYPES:
+            files = [profiles / name / f"{table}-{gpu_type}.csv" for table in ("placements", "scalability")]
+            gpu_types[gpu_type], _, _ = measured_gpu_type(joined([read(each).profile for each in files]))
+            pollux, best = (gpu_types[gpu_type][key]["error"]["mape"] for key in ("pollux", "calibrated"))
+            print(f"{name:12} {gpu_type:10} mean error: Pollux's form {pollux:6.1%}, catalog {best:6.1%}")
         content = {
             "title": title,
             "initial_batch": initial,
@@ -98,7 +98,7 @@ def main() -> None:
             "epochs": epochs,
             "total_work": round(total, 2),
             "noise": noise,
-            "gpu_types": kinds,
+            "gpu_types": gpu_types,
             "sources": SOURCES,
         }
         (OUT / f"{name}.yaml").write_text(as_yaml(content, "Written by bench/make_catalog.py; do not edit."))

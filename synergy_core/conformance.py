@@ -21,10 +21,10 @@ from synergy_core.units import grid_ceil
 
 JOBS = (1, 3, 8)
 PATIENCE = 20.0
-"""A load that one GPU could have done so many times is not done by now: somebody starves."""
+"""A job starves that has not ended after so many times as long as one GPU would take for all jobs."""
 FEWEST_ROUNDS = 100
 Done = tuple[float, str, int, Placed]
-"""An event: when, start, stop or finish, the job, its GPUs."""
+"""An event: its instant (s), `start`, `stop` or `finish`, the job's number, its GPUs."""
 
 
 class Asked(NamedTuple):
@@ -52,14 +52,14 @@ def conforms(policy: Policy) -> None:
 
 
 def _random(machines: Cluster, jobs: int) -> list[Asked]:
-    """The same in every call."""
+    """Jobs for these machines in order of submission, drawn alike in every call."""
     random = np.random.default_rng((machines.gpus, len(machines.gpu_types), len(machines.virtual_clusters), jobs))
-    kinds = ("", *machines.gpu_types) if len(machines.gpu_types) > 1 else ("",)
+    gpu_types = ("", *machines.gpu_types) if len(machines.gpu_types) > 1 else ("",)
     asked = []
     for _ in range(jobs):
-        kind, tenant = str(random.choice(kinds)), str(random.choice(TENANTS))
-        gpus = min(int(random.choice([1, 1, 2, 3, 4, 8])), machines.most_gpus_for(kind, tenant))
-        asked.append(Asked(float(random.integers(0, 1_500)), gpus, float(random.integers(1, 4_000)), kind, tenant))
+        gpu_type, tenant = str(random.choice(gpu_types)), str(random.choice(TENANTS))
+        gpus = min(int(random.choice([1, 1, 2, 3, 4, 8])), machines.most_gpus_for(gpu_type, tenant))
+        asked.append(Asked(float(random.integers(0, 1_500)), gpus, float(random.integers(1, 4_000)), gpu_type, tenant))
     return sorted(asked)
 
 
@@ -74,10 +74,10 @@ class _Work:
         self.done: list[Done] = []
 
     def arrive(self, number: int) -> None:
-        row = self.asked[number]
+        wanted = self.asked[number]
         job = Known(
-            number, row.submit_s, row.gpus, virtual_cluster=row.tenant, gpu_type=row.gpu_type,
-            estimate_s=1.5 * row.runs_s, duration_s=row.runs_s,
+            number, wanted.submit_s, wanted.gpus, virtual_cluster=wanted.tenant, gpu_type=wanted.gpu_type,
+            estimate_s=1.5 * wanted.runs_s, duration_s=wanted.runs_s,
         )  # fmt: skip
         if self.policy.reads_goodput:
             job.spec = spec_of(job, self.machines)
@@ -85,7 +85,7 @@ class _Work:
         self.scheduler.arrive(job)
 
     def finish(self, now_s: float) -> None:
-        """Those that are due."""
+        """Ends the jobs whose last step is done by `now_s`."""
         for number in [number for number, end_s in self.ends_s.items() if end_s <= now_s]:
             del self.ends_s[number]
             self.done.append((now_s, "finish", number, self.active[number].placement))
@@ -108,7 +108,7 @@ class _Work:
         self.check_placements()
 
     def check_placements(self) -> None:
-        """That what is held is there, held once, of the type asked for, and within quotas."""
+        """Raises BrokenRuleError unless held GPUs exist, are held once, are of the type asked for and within quotas."""
         machines, quotas = self.machines, self.machines.virtual_clusters
         sizes = [each.gpus_per_node for each in machines.node_types for _ in range(each.nodes)]
         used = [0] * machines.nodes
@@ -130,9 +130,9 @@ class _Work:
 
 
 def _carried_out(policy: Policy, machines: Cluster, asked: Sequence[Asked]) -> list[Done]:
-    """What happened, until every job has ended."""
+    """Runs these jobs under the policy; returns all that happened until every job had ended."""
     work = _Work(policy, machines, asked)
-    load_s = sum(row.runs_s * row.gpus for row in asked)
+    load_s = sum(each.runs_s * each.gpus for each in asked)
     latest_s = asked[-1].submit_s + PATIENCE * load_s + FEWEST_ROUNDS * policy.round_s
     came, now_s = 0, 0.0
     while came < len(asked) or work.active:
@@ -155,5 +155,5 @@ def _carried_out(policy: Policy, machines: Cluster, asked: Sequence[Asked]) -> l
 
 
 def _broken(policy: Policy, rule: str, what: str, machines: Cluster, asked: Sequence[Asked]) -> BrokenRuleError:
-    jobs = "; ".join(f"job {number}: {row}" for number, row in enumerate(asked))
+    jobs = "; ".join(f"job {number}: {each}" for number, each in enumerate(asked))
     return BrokenRuleError(policy.name, rule, what, f"{machines.describe()}, {jobs}")

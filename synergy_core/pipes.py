@@ -11,11 +11,11 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 PIPE_CLOSED = 141
-"""The exit status then: as of a program that SIGPIPE has ended."""
+"""Exit status where the reader has left: that of a program ended by SIGPIPE."""
 
 
 def piped(main: Callable[[], Result]) -> Result:
-    """Runs it. Where whoever reads what it prints has left, it ends without a word."""
+    """Runs `main`; where the reader of standard output has left, ends the process quietly with `PIPE_CLOSED`."""
     try:
         try:
             return main()

@@ -24,7 +24,7 @@ class Client:
     token: str
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """The answer's JSON. Raises InputError with the controller's own sentence, or why there is no answer."""
+        """The JSON of the controller's answer. Raises InputError with its own sentence, or why there is no answer."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)

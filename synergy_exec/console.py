@@ -44,7 +44,7 @@ async def live_table(controller: Controller) -> AsyncIterator[None]:
 
 
 def table(controller: Controller) -> Text:
-    """The jobs as they stand, those that run first.
+    """A table of the jobs as they stand, those that run first.
 
     Lines of text, which cost little to lay out: this runs once a second in the controller's own process.
     """

@@ -37,10 +37,10 @@ class Place(NamedTuple):
 
 
 Places = dict[str, tuple[Place, bool]]
-"""By policy; whether the run is done."""
+"""By policy: where its run goes, and whether that is done already."""
 State = Literal["free", "under way", "done", "taken"]
-"""Of a place, for a run with certain settings. free: nothing is there. under way, done: that very run, which is filed
-when it is done. taken: another that has ended."""
+"""What a place holds, for a run with certain settings. free: nothing. under way, done: that very run, which is filed
+when it is done. taken: another run, which has ended."""
 
 
 def newest(base: Path) -> Place:
@@ -51,10 +51,10 @@ def newest(base: Path) -> Place:
 def claimed(bases: Mapping[str, Path], settings: Mapping[str, dict[str, Any]], held: contextlib.ExitStack) -> Places:
     """Where each policy's run goes, and whether it is done already; its settings stand in its journal then.
 
-    Of a command that was broken off, what is done stays done and the rest goes on; of one that had ended, every run
-    gets a place of its own, which is said. bases: `<policy>-<seed>`, by policy. settings: likewise. held: what gives
-    the places free again. Raises InputError for a place that a process works in, and for a run under way with other
-    settings.
+    Where the same command was broken off before, what is done stays done and the rest goes on; where it had ended,
+    every run gets a place of its own, which is said. bases: `<policy>-<seed>`, by policy. settings: by policy.
+    held: what gives the places free again. Raises InputError for a place that a process works in, and for a run under
+    way with other settings.
     """
     places = {name: newest(base) for name, base in bases.items()}
     states = {name: _taken(place, settings[name], held) for name, place in places.items()}
@@ -134,7 +134,7 @@ def _next(base: Path, kept: Place, held: contextlib.ExitStack) -> Place:
 
 
 def _taken(place: Place, own: dict[str, Any], held: contextlib.ExitStack) -> State:
-    """What is there; unless it is only results, nobody else may touch it from now on."""
+    """What the place holds; its work folder, if there is one, is locked from now on."""
     if place.results.exists() and not place.work.exists():
         return "taken"
     held.enter_context(lock(place.work))
@@ -158,6 +158,6 @@ def _taken(place: Place, own: dict[str, Any], held: contextlib.ExitStack) -> Sta
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """As it comes back from JSON."""
+    """The values as they come back from JSON."""
     plain: dict[str, Any] = json.loads(json.dumps(values, default=str))
     return plain

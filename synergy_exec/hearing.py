@@ -22,7 +22,7 @@ PINGS = 12
 
 
 def farewell(reason: str) -> bytes:
-    """As much of it as a websocket's last message holds."""
+    """The reason, cut to what a websocket's closing message can hold."""
     return reason.encode()[:_MOST_REASON_BYTES].decode(errors="ignore").encode()
 
 

@@ -39,7 +39,7 @@ class JobFile:
     slots: int = 1
 
     def values(self) -> dict[str, Any]:
-        """As in YAML; `job_of` reads it back."""
+        """The job as in its YAML file, in plain values; `job_of` reads them back."""
         result = dataclasses.asdict(self)
         return {"class": result.pop("job_class"), **result}
 

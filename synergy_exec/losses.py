@@ -12,7 +12,7 @@ COLUMNS = ("step", "batch", "rate", "loss", "seconds", "run")
 def write_losses(jobs: Path, path: Path) -> None:
     """Every `<job>/steps.csv` below `jobs` as one table with a column `job_id`; a step trained twice stands once.
 
-    Of such a step the later run counts. A line that was cut off by a crash is passed over.
+    Where a step was trained twice, the later run counts. A line that was cut off by a crash is passed over.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -25,7 +25,7 @@ KILLED = "killed as the controller asked"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Any of them."""
+    """The base class of all messages."""
 
     KIND: ClassVar[str] = ""
 
@@ -75,17 +75,17 @@ class PlanMessage:
 
     @property
     def world(self) -> int:
-        """Ranks."""
+        """How many ranks it takes."""
         return self.data * self.tensor * self.pipeline
 
     @property
     def global_batch(self) -> int:
-        """Samples a step."""
+        """Samples per step."""
         return self.data * self.micro_batch * self.accumulation
 
     @property
     def degrees(self) -> str:
-        """What of it cannot change within a run, such as `tp2 dp2 zero3` or `pp2×2 gpipe`; `1` for one slot."""
+        """What cannot change within a run, as text: `tp2 dp2 zero3` or `pp2×2 gpipe`; `1` for one slot."""
         interleaved = f"×{self.interleave}" if self.interleave > 1 else ""
         named = (("tp", self.tensor, ""), ("pp", self.pipeline, interleaved), ("dp", self.data, ""))
         parts = [f"{name}{degree}{more}" for name, degree, more in named if degree > 1]

@@ -31,7 +31,7 @@ class FirstStep:
 
 @dataclass(frozen=True, slots=True)
 class Overheads:
-    """Of one run of a trace.
+    """What carrying out decisions cost in one run of a trace.
 
     freed_s: from the decision that stops a run until its slots are free, saving included. saved_s: how long saving
     held training up. decided_s: computing a decision. clock_s: what the controller's clock went through.
@@ -50,14 +50,14 @@ class Overheads:
 
     @property
     def cpu_fraction(self) -> float | None:
-        """Of one core, while the clock ran; None where it is not known. A resumed run's CPU time is the last part's."""
+        """The share of one core that the controller used; None where that is not known, as of a resumed run."""
         if self.cpu_s is None or self.resumed or self.clock_s <= 0:
             return None
         return self.cpu_s / self.clock_s
 
 
 def overheads(work: Path) -> Overheads:
-    """Of a work folder `<policy>-<seed>.work`; its results are looked for beside it. Raises InputError."""
+    """The overheads of the run in `<policy>-<seed>.work`; its results are looked for beside it. Raises InputError."""
     journal = open_journal(work)
     try:
         return _overheads(journal, work)

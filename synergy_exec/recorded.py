@@ -72,7 +72,7 @@ def _job(folder: Path) -> RecordedJob:
 
 
 def _steps(path: Path) -> tuple[RecordedStep, ...]:
-    """Of a step that was trained twice the later run counts; a line that was cut off by a crash is passed over."""
+    """The steps of a steps.csv in order; of one trained twice the later run, without a line cut off by a crash."""
     if not path.is_file():
         return ()
     latest: dict[int, RecordedStep] = {}

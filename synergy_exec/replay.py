@@ -60,7 +60,7 @@ def _trainer(job: RecordedJob, plan: PlanMessage, seed: int) -> Trainer:
 
 
 def _losses(trainer: Trainer, job: RecordedJob, plans: Sequence[PlanMessage]) -> list[float]:
-    """Of steps 1, 2, … up to the first that the record lacks, at recorded learning rates."""
+    """Losses of steps 1, 2, … up to the first that the record lacks, at recorded learning rates."""
     losses: list[float] = []
     for number, (step, plan) in enumerate(zip(job.steps, plans, strict=True)):
         # Steps count from 1 in the record, and from 0 where they are trained.

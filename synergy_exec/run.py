@@ -100,7 +100,7 @@ def execute_all(
 
 
 def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable[[], Backend]) -> Profile:
-    """What is known of the models; of those in the trace, measured now if need be."""
+    """The profile that jobs are scheduled by; with profile=auto, the trace's models are measured now if need be."""
     if settings.profile is None:
         return Profile()
     if settings.profile != AUTO:
@@ -134,7 +134,7 @@ def _execute_one(
     work: Path,
     backend: Backend,
 ) -> Run:
-    """One policy, to the end of all its jobs. Raises KeyboardInterrupt when a person breaks it off."""
+    """Runs one policy to the end of all its jobs. Raises KeyboardInterrupt when a person breaks it off."""
     began_s = time.process_time()
 
     async def through() -> Controller:

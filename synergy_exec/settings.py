@@ -20,7 +20,7 @@ class BackendSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """Those that go as far as the workers: `messages.Launch` has them, too."""
+    """The keys that are passed on to workers: `messages.Launch` has them, too."""
 
     seed: int = key("of the trace where it is drawn, and of the weights that training begins with", 0, COUNT)
     checkpoint_interval_s: float = key("seconds between checkpoints of a running job", 60.0, SECONDS)

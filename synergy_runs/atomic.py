@@ -60,7 +60,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def _flush(path: Path) -> None:
-    """To the disk, not only to the system: after a power cut a renamed file would otherwise be empty."""
+    """Flushes to the disk, not only to the system: after a power cut a renamed file would otherwise be empty."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

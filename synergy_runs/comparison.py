@@ -125,12 +125,12 @@ def _varying(runs: Sequence[StoredRun]) -> list[Setting]:
 
 
 def _ratio(policy: dict[int, StoredRun], first: dict[int, StoredRun]) -> Ratio:
-    """Over the independent workloads among the seeds that both have."""
+    """The ratio of mean JCTs over the independent workloads among the seeds that both have."""
     return ratio_of_means(_workloads(policy, first))
 
 
 def _workloads(policy: dict[int, StoredRun], first: dict[int, StoredRun]) -> list[Means]:
-    """One per log: its jobs, or samples of them, come in the same weeks, whatever the seed draws beside them.
+    """Independent workloads, one per log: its jobs, or samples of them, come in the same weeks whatever the seed.
 
     A pair whose jobs differ in number cannot be paired.
     """

@@ -14,18 +14,21 @@ from synergy_core.state.choice import Solved
 def explained(
     last: tuple[ClusterState, Allocations], cluster: Cluster, policy: str, job: int, label: str
 ) -> Explanation:
-    """Of a job in a scheduler's `last`. Raises InputError where the policy solved no problem."""
+    """Why a job got what it got in an `AllocationScheduler`'s decision `last`.
+
+    Raises InputError where the policy solved no problem.
+    """
     state, answer = last
     if not isinstance(answer.solved, Solved):
         raise InputError(f"policy {policy} solves no allocation problem; sia, ftf and synergy do.")
-    kinds, rows = cluster.gpu_types, answer.solved.rows
-    labels = [f"{n} × {kinds[kind]}" for n, kind in zip(rows.gpus.tolist(), rows.gpu_type.tolist(), strict=True)]
+    gpu_types, rows = cluster.gpu_types, answer.solved.rows
+    labels = [f"{n} × {gpu_types[kind]}" for n, kind in zip(rows.gpus.tolist(), rows.gpu_type.tolist(), strict=True)]
     return explain(
         answer.solved.problem,
         answer.solved.solution,
         int(np.flatnonzero(state.job_id == job)[0]),
         label=label,
         configurations=labels,
-        types=kinds,
+        types=gpu_types,
         tenants=state.virtual_clusters,
     )

@@ -12,8 +12,8 @@ from synergy_core.arrays import Floats
 
 FEWEST_WORKLOADS = 5
 LEAST_WAITING_FRACTION = 0.4
-"""Of the longer mean JCT. Below it queues are so rare that workloads without one agree on a wrong ratio. Both limits:
-bench/coverage.py; docs/metrics.md, "Interval"."""
+"""The least part of the longer mean JCT that is waiting. Below it queues are so rare that workloads without one agree
+on a wrong ratio. Both limits: bench/coverage.py; docs/metrics.md, "Interval"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Means:
 
 
 def mean_jcts(policy_jct_s: Floats, first_jct_s: Floats) -> tuple[float, float]:
-    """Of the jobs that both runs finished; NaN of none. Element i is job i under both."""
+    """Both mean JCTs over the jobs that both runs finished; NaN if none. Element i of each array is job i."""
     known = np.isfinite(policy_jct_s) & np.isfinite(first_jct_s)
     if not known.any():
         return math.nan, math.nan

@@ -92,7 +92,7 @@ def _check_capacity(run: Run) -> None:
 
 
 def _gpu_changes(events: Events) -> Counts:
-    """What each row adds to the GPUs in use."""
+    """What each row of the log adds to the GPUs in use."""
     sign = np.where(events.kind == Kind.START, 1, np.where(events.kind == Kind.SUBMIT, 0, -1))
     return np.asarray(np.where(events.part == 0, sign * events.gpus, 0), dtype=np.int64)
 

@@ -105,7 +105,7 @@ OF_WHOLE_JOBS = (
     "mean_contention",
     "finish_time_fairness",
 )
-"""What is not defined for a job that was carried into the window: it is the rest of one."""
+"""Columns that are not defined for a job that was carried into the window: it is the rest of one."""
 
 
 def _own_alone(jobs: JobColumns) -> JobColumns:

@@ -9,12 +9,13 @@ from synergy_runs.log import Kind, Run
 from synergy_runs.timeline import Holdings, holdings
 
 FEWEST_JOBS = 100
-"""Of fewer nothing can be said."""
+"""Workloads of fewer jobs are never called overloaded."""
 POINTS = 400
 SHARE = 0.03
-"""Of the cluster's capacity. Chosen by `bench/overload.py`; docs/metrics.md has how often it errs."""
+"""Growth of waiting work, as a share of the cluster's capacity, that counts as overload. Chosen by
+`bench/overload.py`; docs/metrics.md has how often it errs."""
 FEWEST_WAITING = 10
-"""So many jobs at least make up that share: one wide job that starves is no overload."""
+"""The fewest waiting jobs that can make up that share: one wide job that starves is no overload."""
 
 
 def overloaded(run: Run, held: Holdings | None = None) -> bool:
@@ -42,7 +43,7 @@ def growth(run: Run, held: Holdings | None = None) -> tuple[float, float]:
 
 
 def growth_until(run: Run, length_s: float, held: Holdings | None = None) -> tuple[float, float]:
-    """The same of the first `length_s` seconds."""
+    """`growth` over the first `length_s` seconds of the run."""
     at_s = np.linspace(0.0, length_s, POINTS)
     most_gpu_s = SHARE / FEWEST_WAITING * run.cluster.gpus * length_s
     waiting_s = waiting_gpu_s(run, at_s, held, most_gpu_s=most_gpu_s) / run.cluster.gpus

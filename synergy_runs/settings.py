@@ -108,7 +108,7 @@ def meanings(of: type, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 
 def defaults(of: type) -> dict[str, Any]:
-    """Of the keys that have one, as plain values."""
+    """The defaults of the keys that have one, as plain values."""
     made = {
         each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in _fields(of)
     }
@@ -116,7 +116,7 @@ def defaults(of: type) -> dict[str, Any]:
 
 
 def _fields(of: type) -> list[dataclasses.Field[Any]]:
-    """A class's own before those that it inherits."""
+    """The fields of a settings class, its own before those that it inherits."""
     return sorted(dataclasses.fields(of), key=lambda each: each.name not in of.__annotations__)
 
 

@@ -10,7 +10,7 @@ from synergy_runs.log import Events, Kind
 
 
 def split_starts_fraction(events: Events, cluster: Cluster) -> float:
-    """Of the starts and resumes of jobs that hold 2 GPUs or more, the share on more nodes than need be; NaN of none.
+    """The share of starts and resumes, of jobs on 2 GPUs or more, on more nodes than need be; NaN without any.
 
     Needed is what the GPUs would take of empty nodes of that type, the largest first.
     """
@@ -33,7 +33,7 @@ def split_starts_fraction(events: Events, cluster: Cluster) -> float:
 
 
 def _fewest_nodes(cluster: Cluster, kind: int) -> NDArray[np.int64]:
-    """By number of GPUs, 0 to all of the type."""
+    """The fewest nodes that hold so many GPUs of the type, by number of GPUs from 0 to all of them."""
     sizes = sorted(
         (each.gpus_per_node for each in cluster.node_types for _ in range(each.nodes)
          if each.gpu_type == cluster.gpu_types[kind]),

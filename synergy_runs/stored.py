@@ -41,7 +41,7 @@ class StoredRun:
 
     @property
     def seed(self) -> int:
-        """Of the workload."""
+        """The seed of the workload."""
         return int(self.summary["seed"])
 
     def jobs(self, *columns: str) -> dict[str, NDArray[Any]]:

@@ -148,7 +148,7 @@ def _stars(rows: Sequence[ComparedPolicy]) -> list[str]:
 
 
 def _overloaded(rows: Sequence[ComparedPolicy]) -> list[str]:
-    """Under whom the queue was still growing."""
+    """Notes on policies under which the queue was still growing at the end."""
     labels = dict.fromkeys(row.label for row in rows if any(run.summary.get("overloaded") for run in row.runs))
     if not labels:
         return []
@@ -190,7 +190,7 @@ def intervals(comparison: Comparison) -> list[str]:
 
 
 def _more_workloads(row: ComparedPolicy) -> str:
-    """What gives more of them, and what to type."""
+    """How to get more independent workloads, and what to type."""
     summary = row.runs[0].summary
     if "generator" in str(summary["trace_source"]):
         return f"seeds: 'seed=[{','.join(map(str, range(FEWEST_WORKLOADS)))}]'"
@@ -200,7 +200,7 @@ def _more_workloads(row: ComparedPolicy) -> str:
 
 
 def _alike(comparison: Comparison) -> list[list[str]]:
-    """Policies of the first setting whose logs are equal, byte for byte, under every seed."""
+    """Groups of labels: policies of the first setting whose logs are equal, byte for byte, under every seed."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for row in comparison.of(comparison.settings[0]):
         groups.setdefault(tuple(str(run.summary["event_log_sha256"]) for run in row.runs), []).append(row.label)

@@ -78,7 +78,7 @@ class Workload:
     def offered_load_fraction(self, gpus: int) -> float:
         """GPU-seconds asked for ÷ GPU-seconds there are while jobs arrive; above 1 the queue must grow.
 
-        Of the window's own jobs: what was carried in did not arrive in it.
+        Only the window's own jobs count: what was carried in did not arrive in it.
         """
         window_s = self.arrival_window_s
         asked = float((self.duration_s * self.gpus)[~self.carried].sum())

@@ -63,7 +63,7 @@ class Answer:
     after: Turn | None
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """The answer as plain values, for JSON."""
         plain = {**vars(self), "ahead": [each._asdict() for each in self.ahead], "why": list(self.why)}
         plain["placed"] = _pairs(self.placed)
         plain["free"] = {str(node): gpus for node, gpus in self.free.items()}
@@ -72,7 +72,7 @@ class Answer:
         return plain
 
     def text(self) -> str:
-        """For a terminal of 80 columns."""
+        """The answer as lines of at most 80 columns."""
         of_type = f", type {self.gpu_type}" if self.gpu_type else ""
         tenant = f", tenant {self.tenant}" if self.tenant else ""
         lines = [

@@ -25,7 +25,7 @@ CLASSES = (
 def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     """Every row names its application and its batch, and has all of the application's work.
 
-    Of an architecture that has parallel plans it has the iterations that the log gives, on the GPUs that it asks for
+    A row of an architecture with parallel plans has the iterations that the log gives, on the GPUs that it asks for
     or, if no plan fits there, on the nearest on which one does (`enlarged`). duration_s becomes how long the job would
     run as requested, alone and packed, on the type that it asks for, or the cluster's first that has room.
     """
@@ -117,7 +117,7 @@ def _drawn_models(
 
 
 def as_requested(asked: str, gpus: int, cluster: Cluster) -> tuple[NodeGpus, str]:
-    """Packed on the type that the job asks for, else on the cluster's first that has room."""
+    """A job's GPUs by node, packed, and their type: the one that it asks for, else the first that has room."""
     gpu_types = [asked] if asked else [gpu_type for gpu_type in cluster.gpu_types if cluster.gpus_of(gpu_type) >= gpus]
     gpu_type = (gpu_types or list(cluster.gpu_types))[0]
     return packed(gpus, cluster.largest_nodes[gpu_type]), gpu_type

@@ -15,7 +15,7 @@ from synergy_sim.engine import Progress as Report
 
 
 class Rate(ProgressColumn):
-    """Jobs per second."""
+    """The column of the progress bar that shows jobs per second."""
 
     def render(self, task: Task) -> Text:
         """`12,345 jobs/s`, or nothing before the first."""

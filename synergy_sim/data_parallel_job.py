@@ -18,7 +18,7 @@ class DataParallelJob(SimulatedTraining):
     application: DataParallelApplication
 
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
-        """On one GPU of at least two micro-batches, without which it would not know its gradients' noise."""
+        """Seconds of an iteration at the requested batch; on one GPU in two micro-batches, to know the noise."""
         app, shape = self.application, packed(gpus, self.cluster.largest_nodes[gpu_type])
         plan = app.as_requested(gpu_type, shape, self.requested_batch)
         if gpus == 1 and plan.accumulation == 1:

@@ -108,7 +108,7 @@ class Engine:
         driver.begin()
 
     def run(self) -> None:
-        """Until every job has ended."""
+        """Runs the simulation until every job has ended."""
         self.env.run(until=self.all_done)
 
     def _arrivals(self) -> Generator[simpy.Event, None, None]:
@@ -204,7 +204,7 @@ class Engine:
             self._complete_later(job)
 
     def _complete_later(self, job: SimulatedJob) -> None:
-        """Its end is known. One that the truth has after this instant, though rounded to it, comes after decisions."""
+        """Plans the job's end, which is known; one that is only rounded down to this instant comes after decisions."""
         delay_s = job.end_s + job.costs.exit_s - self.env.now
         job.completion = Call(self.env, delay_s, self._finish, job, AFTER_DECISIONS if job.ends_after_decision else 1)
 
@@ -259,4 +259,4 @@ class Engine:
 
 
 def _nothing(_: Any) -> None:
-    """For events that only mark an instant."""
+    """Does nothing: called by events that only mark an instant."""

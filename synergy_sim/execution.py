@@ -161,7 +161,7 @@ class SimulatedJob(Job):
 
     @property
     def remaining_s(self) -> float:
-        """Until its last step if it ran from `settled_s` on without a break."""
+        """Seconds until its last step if it ran from `settled_s` on without a break."""
         if self.running:
             return self.end_s - self.settled_s
         return self.left_work_s + (self.costs.launch_s if self.first_start_s == NEVER else self.costs.restart_s)
@@ -182,7 +182,7 @@ class SimulatedJob(Job):
         """Tells its task how it has trained, if it does."""
 
     def delay_s(self) -> float:
-        """From its GPUs to its first step on them."""
+        """Seconds from when it has its GPUs to its first step on them."""
         return self.costs.restart_s if self.restarts else self.costs.launch_s
 
     def break_off(self, stop_s: float) -> bool:

@@ -37,7 +37,7 @@ COLUMNS = (
     "predicted_duration_s",
 )
 SLACK_S = 0.001
-"""By how much a run time may miss the trace's before it is taken from the facts: a training job's is its own."""
+"""Seconds by which a run time may miss the trace's before it is taken from the facts instead, as for training jobs."""
 
 
 class Moment(NamedTuple):

@@ -20,7 +20,7 @@ from synergy_sim.assignment import mixed
 from synergy_sim.ground_truth import Truth, packed
 
 PARAMETERS_PER_GPU = 0.9e9
-"""A job's model has at most so many for each GPU asked for: 14 GB of weights, gradients and optimizer or more."""
+"""A job's model has at most so many parameters per GPU asked for: 14 GB of weights, gradients, optimizer or more."""
 SPREAD = 8.0
 """The smallest model that a job may have is so many times smaller than the largest."""
 LONG_GPU_H = 10.0

@@ -61,7 +61,7 @@ class ProfiledJob(PlannedJob):
         return super().look_ahead(until_s)
 
     def _is_retuned(self) -> bool:
-        """Whether it is to go on with another batch, the rest as it is."""
+        """Whether the scheduler has given it another batch under the same degrees."""
         old, new = self._told, self.plan
         if old is new or old is None or new is None:
             return False

@@ -112,7 +112,7 @@ class Rounds:
         return ended
 
     def _end_lease(self, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
-        """The job leaves its GPUs at the boundary; False if it is done before that, and only keeps them until then."""
+        """Has the job leave its GPUs at the boundary; False if it is done before, and only keeps them until then."""
         self._engine.look_ahead(boundary_s, [job])
         gpus = gpus_in(placed)
         own = job.end_s <= boundary_s and not (job.end_s == boundary_s and job.ends_after_decision)
@@ -131,7 +131,7 @@ class Rounds:
         return True
 
     def _launch(self, job: SimulatedJob, placed: Placed, next_start_s: float) -> None:
-        """The job starts when its GPUs are free and, where launches may not be early, no sooner than the round."""
+        """Has the job start when its GPUs are free and, where launches may not be early, no sooner than the round."""
         start_s = max(self._engine.env.now, job.free_s)
         if self._leaving:
             start_s = max(start_s, _gpus_free_s(self._leaving, placed), self._quota_free_s(job.virtual_cluster))

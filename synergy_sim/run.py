@@ -91,7 +91,7 @@ def _say(settings: Settings, workload: Workload, cluster: Cluster) -> None:
 
 
 def _sweep_job() -> tuple[Path, int] | None:
-    """In a sweep, this job's folder and number; else None."""
+    """The folder of this job of a sweep (`-m`), and its number; None outside a sweep."""
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 

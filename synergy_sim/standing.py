@@ -174,7 +174,7 @@ def _reserve(cluster: Cluster, moment: Moment, head: SimulatedJob) -> Reservatio
 
 
 def undecided(facts: Facts, now_s: float) -> str:
-    """That the next decision may start the job."""
+    """The sentence that the next decision may start the job."""
     last_s = facts.last_decision_s(now_s)
     last = "none was taken before" if last_s is None else f"the last was taken at {format_instant(last_s)}"
     if not facts.event_driven:

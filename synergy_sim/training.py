@@ -104,7 +104,7 @@ class SimulatedTraining(SimulatedJob, ABC):
 
     @property
     def remaining_s(self) -> float:
-        """Until its last step if it ran on from `settled_s` as it does, or as requested if it does not run.
+        """Seconds until its last step if it ran on from `settled_s` as it does, or as requested if it does not run.
 
         On the grid of times, as every time that a schedule is made of.
         """
@@ -144,7 +144,7 @@ class SimulatedTraining(SimulatedJob, ABC):
             self._foresee()
 
     def delay_s(self) -> float:
-        """As for any job; less for an elastic one that has only just let its GPUs go for others of their type."""
+        """Seconds from its GPUs to its first step; `resize_s` where it has just let go others of the same type."""
         resized = self._left_s == self.settled_s and self._held.gpu_type == self.cluster.type_of(self.placement)
         return self.costs.resize_s if resized else super().delay_s()
 
@@ -216,7 +216,7 @@ class SimulatedTraining(SimulatedJob, ABC):
 
     @abstractmethod
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
-        """An iteration at the requested batch on that many GPUs of that type, packed; inf where no plan fits."""
+        """Seconds of an iteration at the requested batch on so many GPUs of a type, packed; inf where no plan fits."""
 
     def remaining_iterations(self) -> float:
         """Iterations at the requested batch from the present epoch to the last one; 1 in that."""
@@ -227,13 +227,13 @@ class SimulatedTraining(SimulatedJob, ABC):
 
     @abstractmethod
     def _choose(self) -> None:
-        """By its beliefs; the pass begins. What it then sees on these GPUs may change them."""
+        """Chooses the batch by the job's beliefs, and begins a pass; what is seen in it may change the beliefs."""
 
     def _choose_fixed(self) -> None:
         self._trains = self.application.as_requested(self._held.gpu_type, self._node_gpus, self.requested_batch)
 
     def _train_with(self, plan: Plan) -> None:
-        """A pass under that plan begins, chosen by what is believed now."""
+        """Begins a pass under that plan, which was chosen by what is believed now."""
         assert self.task is not None
         self._trains = plan
         self._must_choose = False
@@ -252,7 +252,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         return self.application.work_at_epoch_end[self.epoch] * self.work_scale
 
     def _settle(self, now_s: float) -> None:
-        """Progress up to `now_s`, within the pass."""
+        """Brings progress up to `now_s`, which lies within the pass."""
         if now_s > self.at_s and self._rate > 0:
             self.progress = min(self.progress + self._rate * (now_s - self.at_s), self._epoch_end())
             self.at_s = now_s
@@ -262,7 +262,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         return self.due_s > until_s or (self.whole_seconds and self.at_s + round(self.due_s - self.at_s) > until_s)
 
     def _cross(self) -> None:
-        """The epoch is over; after the last one, so is the job."""
+        """Ends the epoch; after the last one, the job is done."""
         true_s = self.due_s
         self.progress = self._epoch_end()
         self.at_s = self.at_s + round(true_s - self.at_s) if self.whole_seconds else true_s
@@ -272,7 +272,7 @@ class SimulatedTraining(SimulatedJob, ABC):
             self.ends_after_decision = true_s > self.end_s
 
     def _walk(self, until_s: float) -> None:
-        """Passes at the fixed batch up to `until_s` or the end."""
+        """Goes through passes at the fixed batch up to `until_s`, or the job's end."""
         epochs = len(self.application.work_at_epoch_end)
         while self.at_s < until_s and self.epoch < epochs:
             self._begin_pass()

@@ -18,7 +18,7 @@ from synergy_runs.workload import from_rows, with_estimates
 from synergy_sim.simulate import simulate
 
 CASES = (("fifo", True), ("backfill", True), ("backfill", False))
-"""(policy, whether tenants have quotas). In order of arrival: strictly, and past jobs that do not fit yet."""
+"""(policy, whether tenants have quotas): strictly in order of arrival, or past jobs that do not fit yet."""
 
 
 def cluster_of(known: Statistics) -> Cluster:

@@ -96,12 +96,12 @@ class Placer:
         return Changes(stops, starts, {jobs[at].job_id for at in packed.migrated} if self._free_moves else set())
 
     def _on_nodes(self, node_gpus: Ints, jobs: Sequence[Job]) -> Changes:
-        """For a policy that chooses nodes: a job whose row is what it holds goes on, any other is placed anew."""
+        """For a policy that chooses nodes: a job that is to have what it holds goes on, any other is placed anew."""
         stops: list[tuple[Job, Placed]] = []
         wanted: list[tuple[Job, list[tuple[int, int]]]] = []
         moved: set[int] = set()
-        for job, row in zip(jobs, node_gpus, strict=True):
-            chosen = [(int(node), int(row[node])) for node in np.flatnonzero(row)]
+        for job, by_node in zip(jobs, node_gpus, strict=True):
+            chosen = [(int(node), int(by_node[node])) for node in np.flatnonzero(by_node)]
             held = sorted((node, mask.bit_count()) for node, mask in job.placement)
             if chosen == held:
                 continue

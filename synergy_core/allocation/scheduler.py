@@ -79,7 +79,7 @@ class AllocationScheduler:
             self.waiting -= 1
 
     def requeue(self, job: Job) -> None:
-        """It is still among the active jobs."""
+        """Nothing to do: a stopped job stays among the active ones."""
 
     def evicted(self, job: Job, now_s: float) -> None:
         """A running job has lost its GPUs unasked: it holds nothing from now on, and waits."""
@@ -157,8 +157,9 @@ class AllocationScheduler:
         return job.task.train_on(shape, held, requested=not self._policy.tunes_batch)
 
     def _replan(self, stops: list[tuple[Job, Placed]], starts: list[tuple[Job, Placed]]) -> tuple[Job, ...]:
-        """Of jobs whose plan is chosen here and that keep their GPUs, those that are worth a restart under
-        another plan stop and start at once; others may change their batch, and are returned.
+        """Chooses anew the plans of jobs that keep their GPUs; those whose batch alone changes are returned.
+
+        Jobs to which other degrees are worth a restart are added to `stops` and `starts`, on the GPUs they have.
         """
         leaving = {job.job_id for job, _ in stops}
         retuned = []

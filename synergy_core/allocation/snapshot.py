@@ -23,7 +23,7 @@ def preemptible(job: Job) -> bool:
 class Snapshots:
     """Makes states of one cluster. Tenants are numbered in the order of the cluster, then of their first jobs.
 
-    Of what no record holds, it counts the seconds for which each job, and all together, held each GPU type.
+    It also counts what no record holds: for how many seconds each job, and all together, held each GPU type.
     """
 
     def __init__(self, view: type[ClusterState], cluster: Cluster, beliefs: Beliefs | None, *, round_s: float) -> None:

@@ -23,7 +23,7 @@ WIDEN = 4.0
 """Factor on B where the columns within B do not fit or do not suffice."""
 MOST_ROUNDS = 40
 LEAST_FRACTION = 1e-6
-"""Of D: the second B where the first was 0, all being tied."""
+"""The second B, as a part of D, where the first was 0 because all near-tied columns lose nothing."""
 Exactly = Callable[[Columns, Floats, int, Floats, float], Taken | None]
 
 

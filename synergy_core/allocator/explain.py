@@ -63,7 +63,7 @@ class Explanation:
     rounding_loss: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The same as plain values, for JSON."""
+        """The explanation as plain values, for JSON."""
         return asdict(self)
 
     def text(self) -> str:

@@ -17,7 +17,7 @@ from synergy_core.allocator.problem import ROUNDING, TINY
 from synergy_core.arrays import Floats, Ints
 
 FEW_STATES = 64
-"""Up to which looking for equal states costs more than it saves."""
+"""Up to so many states, looking for equal ones costs more than it saves."""
 
 
 def by_frontier(

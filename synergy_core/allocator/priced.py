@@ -14,7 +14,7 @@ SAMPLED_JOBS = 500
 AROUND = 0.08
 """Half the width of the box about the sample's (or the last round's) prices, as a part of each."""
 AROUND_ZERO = 0.01
-"""The same for a price near 0, as a part of the mean price."""
+"""Half the width of that box for a price near 0, as a part of the mean price."""
 BOXES = 4
 WARM = 0.02
 """μ at a warm start, in mean best utilities of a job."""

@@ -21,7 +21,7 @@ Mask = NDArray[np.bool_]
 
 STEPS = 60
 SHRINK = 0.5
-"""Of μ after each Newton step that was not cut short."""
+"""Factor on μ after each Newton step that was not cut short."""
 COARSEST, FINEST = 0.3, 1e-4
 """μ at a cold start and at the end, in mean best utilities of a job."""
 DAMPING = 1e-3

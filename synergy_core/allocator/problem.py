@@ -50,12 +50,12 @@ class Problem:
 
     @property
     def jobs(self) -> int:
-        """J."""
+        """The number of jobs, J."""
         return len(self.utility)
 
     @property
     def types(self) -> int:
-        """T."""
+        """The number of GPU types, T."""
         return len(self.capacity)
 
     @property

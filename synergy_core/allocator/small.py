@@ -20,18 +20,19 @@ from synergy_core.allocator.table import by_table, cells
 from synergy_core.arrays import Floats
 
 MOST_JOBS, MOST_JOBS_OF_TYPES = 500, 64
-"""Of one GPU type, and of several: past that prices are faster (measured: 0.05 s against 1 s for 220 alike jobs)."""
+"""Most jobs of a small problem, with one GPU type and with several; beyond, prices are faster (measured: 0.05 s against
+1 s for 220 alike jobs)."""
 MOST_CELLS = 200_000
-"""Of all capacities together, (capacity + 1) multiplied: past that `auto` calls a problem large."""
+"""Most states of a small problem: the product of (capacity + 1) over GPU types. Beyond, `auto` calls it large."""
 FEW_CELLS = 1_000
-"""Up to which a table of all states is cheaper than seeking those that matter."""
+"""Up to so many states, a table of all of them is cheaper than seeking those that matter."""
 COLUMN_S, CELL_S = 4e-6, 1.6e-9
-"""What a table costs per column, and per column and cell; measured on an AMD EPYC, as are the next two."""
+"""Seconds that a table costs per column, and per column and cell; measured on an AMD EPYC, as are the next two."""
 STEP_S, STATE_S = 20e-6, 0.4e-6
-"""What the frontier costs per job, and per job and state; it gives up where the table would be cheaper."""
+"""Seconds that the frontier costs per job, and per job and state; it gives up where a table would be cheaper."""
 MOST_STATES = 1_500
 LONGEST_TABLE_S = 0.02
-"""Past that the integer programme is cheaper."""
+"""A table that takes longer is dearer than the integer programme."""
 WARM, FINEST = 0.02, 1e-3
 """μ at a warm start and at the end, in mean best utilities of a job: looser than what pays with thousands of jobs."""
 FIRST_EXTRA = 8

@@ -59,7 +59,7 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class PredictedRows:
-    """What a file's rows are predicted to be, arrays (rows,): of a row's settings, the closest to what was measured.
+    """Predictions for a file's rows, arrays (rows,): of a row's settings, the one closest to what was measured.
 
     fits: whether some setting fits into memory. ideal_s: FLOPs ÷ peak. NaN where nothing is predicted.
     """
@@ -134,7 +134,7 @@ def _step_s(work: Work, case: Case, choose: Choose) -> Floats:
 
 
 def _layer_s(case: Case, choose: Choose) -> Floats:
-    """One more micro-batch through one more layer: what fixed costs, embedding, logits and optimizer do not touch."""
+    """Seconds of one more micro-batch through one more layer: fixed costs, embedding, logits, optimizer cancel out."""
 
     def total(layers: int, accumulation: int) -> Floats:
         a = replace(case.architecture, layers=np.full(len(case), layers))
@@ -146,7 +146,7 @@ def _layer_s(case: Case, choose: Choose) -> Floats:
 
 
 def _ideal_s(work: Work, plans: Plans, machine: Machine, software: Software) -> Floats:
-    """FLOPs of a step ÷ the peak: three times the forward pass, of layers four times with full recomputation."""
+    """Seconds of a step at the GPUs' peak: FLOPs of three forward passes, of layers four with full recomputation."""
     layers = sum((np.asarray(each.count) * each.block.forward_flops for each in work.layers), np.zeros(len(plans)))
     ends = work.before.forward_flops + work.after.forward_flops
     flops = plans.passes * layers / plans.pipeline + Recompute.NONE.passes * ends / plans.pipeline
@@ -238,7 +238,7 @@ def _time_group(
 def regrets(
     predicted_s: Floats, measured_s: Floats, keys: Sequence[Hashable], plans: Sequence[Hashable]
 ) -> list[float]:
-    """Of each set of rows alike in `keys`: the measured time of the plan predicted fastest ÷ the best − 1.
+    """The regret of each set of rows alike in `keys`: measured time of the plan predicted fastest ÷ the best − 1.
 
     Rows that repeat a plan count as their mean. Sets with a single plan have none.
     """
@@ -283,10 +283,10 @@ def _best_plans(file: BestPlans, choose: Choose) -> list[ScoredGroup]:
         ratio = np.log(measured / roofs)
     baseline = roofs * (math.exp(float(np.nanmedian(ratio))) if np.isfinite(ratio).any() else math.nan)
     families = [row.model.split("-")[0] for row in file.rows]
-    kinds = [row.gpu_type for row in file.rows]
+    gpu_types = [row.gpu_type for row in file.rows]
     groups = [("all", np.ones(len(measured), dtype=bool))]
     groups += [(f"family={each}", np.array([value == each for value in families])) for each in dict.fromkeys(families)]
-    groups += [(f"gpu={each}", np.array([value == each for value in kinds])) for each in dict.fromkeys(kinds)]
+    groups += [(f"gpu={each}", np.array([value == each for value in gpu_types])) for each in dict.fromkeys(gpu_types)]
     result = []
     for name, at in groups:
         fields = {
@@ -298,7 +298,7 @@ def _best_plans(file: BestPlans, choose: Choose) -> list[ScoredGroup]:
             "reasons": dict(Counter(why for row, why in reasons.items() if at[row] and math.isnan(predicted_s[row]))),
         }
         models = ", ".join(dict.fromkeys(each for each, inside in zip(families, at, strict=True) if inside))
-        types = ", ".join(dict.fromkeys(each for each, inside in zip(kinds, at, strict=True) if inside))
+        types = ", ".join(dict.fromkeys(each for each, inside in zip(gpu_types, at, strict=True) if inside))
         result.append(ScoredGroup(name, models, types, accuracy(predicted_s[at], measured[at]), fields))
     return result
 
@@ -320,17 +320,17 @@ def _collectives(file: Collectives) -> list[ScoredGroup]:
     ]
     result = []
     for key in dict.fromkeys(keys):
-        kind, operation, ranks, per_node = key
+        gpu_type, operation, ranks, per_node = key
         members = [each for each in file.rows if (each.gpu_type, each.operation, each.ranks, each.per_node) == key]
         size, truth = (np.array([getattr(each, name) for each in members]) for name in ("nbytes", "time_s"))
         reasons = {}
         try:
-            links = communication.links_for(machine_of(Gpus(kind, None, None)))
+            links = communication.links_for(machine_of(Gpus(gpu_type, None, None)))
             told = _OPERATIONS[operation](size, ranks, per_node, links)
         except InputError as error:
             told, reasons = np.full(len(size), np.nan), {str(error): len(size)}
-        name = f"{kind} {operation} ranks={ranks} per node={per_node}"
+        name = f"{gpu_type} {operation} ranks={ranks} per node={per_node}"
         result.append(
-            ScoredGroup(name, operation, kind, accuracy(told, truth), {"kind": "collective", "reasons": reasons})
+            ScoredGroup(name, operation, gpu_type, accuracy(told, truth), {"kind": "collective", "reasons": reasons})
         )
     return result

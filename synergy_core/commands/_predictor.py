@@ -32,24 +32,24 @@ def by_type(files: Sequence[StepTimes]) -> dict[str, dict[str, ObservedSteps]]:
     for each in files:
         groups.setdefault(each.model, {}).setdefault(gpu_type_named(each.gpu_type), []).append(each)
     result: dict[str, dict[str, ObservedSteps]] = {}
-    for model, kinds in groups.items():
-        for kind, parts in kinds.items():
+    for model, gpu_types in groups.items():
+        for gpu_type, parts in gpu_types.items():
             profile = joined([each.profile for each in parts])
             if len(profile) < LEAST_ROWS:
                 paths = ", ".join(str(each.path) for each in parts)
                 raise InputError(
-                    f"{paths}: too few points to fit {model} on {kind}; got {len(profile)}, "
+                    f"{paths}: too few points to fit {model} on {gpu_type}; got {len(profile)}, "
                     f"expected {LEAST_ROWS} or more."
                 )
-            result.setdefault(model, {})[kind] = profile
+            result.setdefault(model, {})[gpu_type] = profile
     return result
 
 
 def calibrated_on(files: Sequence[StepTimes], form: Form) -> Models:
     """A robust fit per model and GPU type. Raises InputError, naming the files, for too few rows."""
     return {
-        model: {kind: calibrate(profile, form=form)[0] for kind, profile in kinds.items()}
-        for model, kinds in by_type(files).items()
+        model: {gpu_type: calibrate(profile, form=form)[0] for gpu_type, profile in gpu_types.items()}
+        for model, gpu_types in by_type(files).items()
     }
 
 
@@ -58,12 +58,14 @@ def predictor(file: StepTimes, calibrated: Models | None) -> Prediction:
 
     Raises InputError if nothing is known of the application.
     """
-    kind = gpu_type_named(file.gpu_type)
+    gpu_type = gpu_type_named(file.gpu_type)
     told = ""
     if calibrated is not None:
         if file.model in calibrated:
-            return _of_type(calibrated[file.model], kind, "a fit to the --calibrate files")
-        given = ", ".join(f"{model} on {'/'.join(sorted(kinds))}" for model, kinds in sorted(calibrated.items()))
+            return _of_type(calibrated[file.model], gpu_type, "a fit to the --calibrate files")
+        given = ", ".join(
+            f"{model} on {'/'.join(sorted(gpu_types))}" for model, gpu_types in sorted(calibrated.items())
+        )
         told = f"no --calibrate file measures {file.model} (they measure {given}); "
     if file.model not in model_names() and told:
         raise InputError(
@@ -71,16 +73,18 @@ def predictor(file: StepTimes, calibrated: Models | None) -> Prediction:
             "or name the model with --model."
         )
     known = {name: each.calibrated for name, each in load_model(file.model).gpu_types.items()}
-    return _of_type(known, kind, f"{told}the shipped catalog")
+    return _of_type(known, gpu_type, f"{told}the shipped catalog")
 
 
-def _of_type(known: Mapping[str, Calibrated], kind: str, source: str) -> Prediction:
-    if kind in known:
-        return Prediction(known[kind], source)
-    near = nearest_type(kind, known)
-    model, factor = transferred(known[near], near, kind)
+def _of_type(known: Mapping[str, Calibrated], gpu_type: str, source: str) -> Prediction:
+    if gpu_type in known:
+        return Prediction(known[gpu_type], source)
+    near = nearest_type(gpu_type, known)
+    model, factor = transferred(known[near], near, gpu_type)
     how = (
-        f"time per sample × {factor:.3g} by memory bandwidth" if factor != 1.0 else f"unscaled: no data sheet of {kind}"
+        f"time per sample × {factor:.3g} by memory bandwidth"
+        if factor != 1.0
+        else f"unscaled: no data sheet of {gpu_type}"
     )
-    told = f"transferred from {near} as {kind} is not in it ({how}; all-reduces as on {near})"
+    told = f"transferred from {near} as {gpu_type} is not in it ({how}; all-reduces as on {near})"
     return Prediction(model, f"{source}, {told}")

@@ -14,7 +14,7 @@ from synergy_core.planner.machine import Machine
 from synergy_core.planner.software import Software
 
 FACTORS = {"network": "network_efficiency", "software": "gemm_efficiency"}
-"""What one is called that stands for a slower network or a slower software."""
+"""Names for people: the constant that stands for a slower network, and the one for slower software."""
 
 LEAST_ROWS = 3
 
@@ -69,14 +69,17 @@ def constants_from(files: Sequence[TrainingTimes], named: str) -> tuple[Callable
 
 
 def catalog_form(found: Mapping[Key, tuple[Constants, int]]) -> dict[str, dict[str, Any]]:
-    """By software, what stands in catalog/constants/<software>.yaml."""
+    """The content of catalog/constants/<software>.yaml, by software."""
     result: dict[str, dict[str, Any]] = {}
-    for (software, kind), (constants, rows) in found.items():
-        kinds = result.setdefault(software, {"gpu_types": {}})["gpu_types"]
-        kinds[kind] = {"rows": rows, "constants": {name: round(value, 9) for name, value in asdict(constants).items()}}
+    for (software, gpu_type), (constants, rows) in found.items():
+        gpu_types = result.setdefault(software, {"gpu_types": {}})["gpu_types"]
+        gpu_types[gpu_type] = {
+            "rows": rows,
+            "constants": {name: round(value, 9) for name, value in asdict(constants).items()},
+        }
     return result
 
 
 def _key(machine: Machine, software: Software) -> Key:
-    """Memory sizes of one chip share their constants."""
+    """Under what constants are kept; GPUs that differ in memory size alone share theirs."""
     return software.name, machine.gpu.name.split("-")[0]

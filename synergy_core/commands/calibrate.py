@@ -53,16 +53,16 @@ def run(chosen: argparse.Namespace) -> int:
     if plans and files and chosen.out:
         raise InputError("--out takes either step times of applications or training times of plans, not both at once.")
     fitted: dict[str, dict[str, Any]] = {}
-    for model, kinds in by_type(files).items():
-        for kind, profile in kinds.items():
+    for model, gpu_types in by_type(files).items():
+        for gpu_type, profile in gpu_types.items():
             entry, best, fits = measured_gpu_type(profile, robust_pollux=True)
-            fitted.setdefault(model, {})[kind] = entry
-            _print(model, kind, profile, entry, best, fits)
+            fitted.setdefault(model, {})[gpu_type] = entry
+            _print(model, gpu_type, profile, entry, best, fits)
     if chosen.out and files:
-        for model, kinds in fitted.items():
+        for model, gpu_types in fitted.items():
             path = chosen.out / f"{model}.yaml" if len(fitted) > 1 else chosen.out
             comment = "Fitted by python -m synergy_core calibrate " + " ".join(str(each) for each in chosen.files)
-            write_whole(path, as_yaml(_with_facts(model, kinds, chosen.files), comment))
+            write_whole(path, as_yaml(_with_facts(model, gpu_types, chosen.files), comment))
             print(f"wrote {path}")
     return 0
 
@@ -74,8 +74,8 @@ def _plans(files: list[TrainingTimes], chosen: argparse.Namespace) -> None:
     from synergy_core.commands._refit import catalog_form, refitted
 
     found = refitted(files, chosen.constants)
-    for (software, kind), (constants, rows) in found.items():
-        print(f"{software} on {kind}: {rows} rows, {chosen.constants} refitted")
+    for (software, gpu_type), (constants, rows) in found.items():
+        print(f"{software} on {gpu_type}: {rows} rows, {chosen.constants} refitted")
         values = [[name, f"{getattr(constants, name):.4g}"] for name in constants.__dataclass_fields__]
         print(table(("constant", "value"), values))
         print()
@@ -87,21 +87,23 @@ def _plans(files: list[TrainingTimes], chosen: argparse.Namespace) -> None:
             print(f"wrote {path}")
 
 
-def _with_facts(model: str, kinds: dict[str, Any], paths: list[Path]) -> dict[str, Any]:
+def _with_facts(model: str, gpu_types: dict[str, Any], paths: list[Path]) -> dict[str, Any]:
     """The fitted types under what the catalog knows of the application; null where it knows nothing."""
     from synergy_core.catalog import facts
 
-    return {**facts(model), "gpu_types": kinds, "sources": [f"Fitted to {', '.join(str(each) for each in paths)}."]}
+    return {**facts(model), "gpu_types": gpu_types, "sources": [f"Fitted to {', '.join(str(each) for each in paths)}."]}
 
 
-def _print(model: str, kind: str, profile: ObservedSteps, entry: dict[str, Any], best: Calibrated, fits: Fits) -> None:
+def _print(
+    model: str, gpu_type: str, profile: ObservedSteps, entry: dict[str, Any], best: Calibrated, fits: Fits
+) -> None:
     """The constants of both forms, their error, and how sure the fit is where it was measured and beyond."""
     import numpy as np
 
     from synergy_core.commands._output import table
     from synergy_core.goodput.throughput import PARAMETERS
 
-    print(f"{model} on {kind}: {len(profile)} rows, up to {entry['nodes']} nodes and {entry['gpus']} GPUs")
+    print(f"{model} on {gpu_type}: {len(profile)} rows, up to {entry['nodes']} nodes and {entry['gpus']} GPUs")
     sd = fits.parameter_sd()[0]
     pollux = dict(zip(PARAMETERS, entry["pollux"]["theta"], strict=True))
     rows = [

@@ -34,7 +34,7 @@ NUMBERS = ("batch", "top", "gpus_per_node")
 MANY = 4
 """From so many counts on, one line each."""
 LARGEST = 65536
-"""GPUs up to which it is looked where a model that does not fit would."""
+"""Most GPUs tried in the search for a number on which a model that does not fit would."""
 
 
 @dataclass(frozen=True, slots=True)

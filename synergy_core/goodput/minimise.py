@@ -33,7 +33,7 @@ def residuals(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Flo
 
 
 def _logs(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, ...]:
-    """Its straight line, T_grad on one GPU, on all, z = log(T_sync/T_grad), log(1 + e^γz), and both residuals."""
+    """α_c + β_c·b, T_grad on one GPU and on all, z = log(T_sync/T_grad), log(1 + e^γz), both residuals; (F, K) each."""
     line = theta[:, :1] + theta[:, 1:2] * rows.batch
     if form.floor:
         alone = np.cbrt(line**3 + theta[:, FLOOR, None] ** 3)

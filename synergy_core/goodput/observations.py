@@ -32,7 +32,7 @@ class ObservedSteps:
 
 
 def joined(profiles: Sequence[ObservedSteps]) -> ObservedSteps:
-    """All their rows in one; a row that stands in two of them counts once."""
+    """All rows of these profiles in one; a row that two of them have counts once."""
     columns = [
         np.concatenate([np.asarray(getattr(each, name), dtype=np.float64) for each in profiles])
         for name in ObservedSteps.__slots__
@@ -73,7 +73,7 @@ class PaddedSteps:
         return PaddedSteps(*(getattr(self, name)[profiles] for name in PaddedSteps.__slots__))
 
     def weighted(self, weight: Floats) -> PaddedSteps:
-        """The same rows, counting differently."""
+        """The rows with other weights (F, K), scaled to sum to 1 per profile."""
         return replace(self, weight=weight / weight.sum(axis=1, keepdims=True))
 
 

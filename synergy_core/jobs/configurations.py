@@ -29,7 +29,7 @@ class Configurations:
             column.flags.writeable = False
 
     def key(self) -> bytes:
-        """Equal for equal rows."""
+        """A hashable value that is equal for equal rows."""
         return self.gpu_type.tobytes() + self.gpus.tobytes() + self.nodes.tobytes()
 
 

@@ -20,7 +20,7 @@ MOST_SYNC = 0.95
 """No step is taken to be more synchronisation than this."""
 
 Belief = tuple[int, int, int, tuple[float, float], int, int]
-"""What a row of goodputs follows from: the pool and its version, GPU types, statistics, limits of the batch."""
+"""What a job's goodputs follow from: pool of observations, its version, GPU types, statistics, limits of the batch."""
 
 
 class SynergyTask:

@@ -20,7 +20,7 @@ from synergy_core.planner import tables
 from synergy_core.planner.plan import Plan
 
 _Of = tuple[str, int, str, bool]
-"""Architecture, global batch, GPU type, whether only its replicas may vary in number."""
+"""What a table is for: architecture, global batch, GPU type, whether plans differ in their number of replicas only."""
 
 
 class Speeds(Protocol):
@@ -29,16 +29,17 @@ class Speeds(Protocol):
     gpu_types: tuple[str, ...]
 
     def believed_s(self, architecture: str, batch: int, rows: Configurations) -> Floats:
-        """(rows,): as whoever asks believes, on packed nodes."""
+        """(rows,): seconds of a step as the policy believes, on packed nodes; inf where no plan fits."""
 
     def believed_on(self, architecture: str, batch: int, gpu_type: str, gpus: int) -> float:
-        """The same, on one number of GPUs of one type."""
+        """Seconds of a step as the policy believes, on so many GPUs of one type, packed; inf where no plan fits."""
 
 
 class PlannedSpeeds:
     """Step times on one cluster's GPU types, from the planner's tables, remembered.
 
-    plans: whether who asks may read the tables in full; else a job's one plan, the smallest that fits, in replicas.
+    plans: whether the policy may read the tables in full; else it knows one plan per job, the smallest that fits, in
+    more or fewer replicas.
     """
 
     def __init__(self, cluster: Cluster, *, plans: bool) -> None:
@@ -49,7 +50,7 @@ class PlannedSpeeds:
         self._rows: dict[tuple[str, int, bytes], Floats] = {}
 
     def believed_s(self, architecture: str, batch: int, rows: Configurations) -> Floats:
-        """(rows,): seconds of a step as whoever asks believes, on packed nodes; inf where no plan fits."""
+        """(rows,): seconds of a step as the policy believes, on packed nodes; inf where no plan fits."""
         key = (architecture, batch, rows.key())
         if key not in self._rows:
             result = np.full(len(rows), np.inf)
@@ -61,15 +62,15 @@ class PlannedSpeeds:
         return self._rows[key]
 
     def believed_on(self, architecture: str, batch: int, gpu_type: str, gpus: int) -> float:
-        """The same, on one number of GPUs of one type."""
+        """Seconds of a step as the policy believes, on so many GPUs of one type, packed; inf where no plan fits."""
         return self._table((architecture, batch, gpu_type, not self._plans), [gpus])[gpus][0]
 
     def best_on(self, architecture: str, batch: int, gpu_type: str, gpus: int) -> tuple[float, Plan]:
-        """Seconds of a step under the best plan, with which jobs run whoever allocates; and that plan."""
+        """Seconds of a step under the best plan, and that plan: jobs run with it whatever the policy knows."""
         return self._table((architecture, batch, gpu_type, False), [gpus])[gpus]
 
     def _table(self, of: _Of, counts: list[int]) -> dict[int, tuple[float, Plan]]:
-        """Step times and plans by number of GPUs, these among them."""
+        """Seconds of a step, and its plan, by number of GPUs; these counts are among them."""
         known = self._known.setdefault(of, {})
         missing = tuple(sorted({count for count in counts if count not in known}))
         if missing:
@@ -82,8 +83,8 @@ class PlannedSpeeds:
 
 
 class TaskWithPlans(SynergyTask):
-    """What is believed of a job with parallel plans: step times that were known before it ran × what observed ones
-    were of them. speeds: what the policy may read of those.
+    """What is believed of a job with parallel plans: step times that were known before it ran × the mean ratio of
+    observed ones to them. speeds: what the policy may read of those.
     """
 
     __slots__ = ()

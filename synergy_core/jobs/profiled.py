@@ -17,13 +17,13 @@ from synergy_core.jobs.training import Shape, StepReport
 from synergy_core.planner.plan import Plan
 
 HORIZON_S = 300.0
-"""Over which a better plan must earn the restart that it costs, where the job's remaining work is not declared."""
+"""Seconds in which a better plan must make up for its restart, where the job's remaining work is not declared."""
 
 
 class ProfiledSpeeds:
     """Step times on one cluster's GPU types, as measured; what `PlannedSpeeds` is for models of the catalog.
 
-    plans: whether who asks may read every plan; else data-parallel ones only.
+    plans: whether the policy may read every plan; else data-parallel ones only.
     """
 
     def __init__(self, profile: Profile, gpu_types: tuple[str, ...], *, plans: bool) -> None:
@@ -43,7 +43,7 @@ class ProfiledSpeeds:
         )
 
     def believed_on(self, model: str, batch: int, gpu_type: str, gpus: int) -> float:
-        """The same, on the fewest nodes that were measured."""
+        """Seconds of a step on so many GPUs, on the fewest nodes where they were measured; inf where they were not."""
         rows = self.profile[model].rows
         nodes = {row.nodes for row in rows if row.gpu_type == gpu_type and row.plan.gpus == gpus}
         if not nodes:
@@ -52,7 +52,7 @@ class ProfiledSpeeds:
 
 
 class ProfiledTask(TaskWithPlans):
-    """What is believed of a job that was profiled: measured step times × what observed ones were of them."""
+    """What is believed of a job that was profiled: measured step times × the mean ratio of observed to measured."""
 
     __slots__ = ("model", "speeds")
 
@@ -66,7 +66,7 @@ class ProfiledTask(TaskWithPlans):
         self.model = speeds.profile[spec.architecture]
 
     def batches(self, *, requested: bool = False) -> list[int]:
-        """Those measured from the initial one on, within its limit; the requested one until its noise is known."""
+        """Measured global batches, the initial one to its largest; the requested one until its noise is known."""
         spec = self.spec
         if requested or spec.fixed_batch or self.believed_statistics is None:
             return [spec.requested_batch]

@@ -105,7 +105,7 @@ class Observations:
         self.version += 1
 
     def ratio(self, gpu_type: str) -> float:
-        """By what planned step times on that type are too short: the geometric mean of what was observed, else 1."""
+        """What to multiply planned step times on that type by: the geometric mean of observed ratios; 1 without any."""
         of_type = self._ratios.get(gpu_type)
         return float(np.exp(np.mean(np.log(list(of_type.values()))))) if of_type else 1.0
 
@@ -132,7 +132,7 @@ class Fitter:
         self._known: dict[bytes, Theta] = {}
 
     def refresh(self, pools: Iterable[Observations]) -> None:
-        """Brings every model of these up to date."""
+        """Fits every model of these pools that has observations it has not seen."""
         wanted: list[tuple[Observations, str, bytes]] = []
         missing: dict[bytes, Table] = {}
         for pool in pools:

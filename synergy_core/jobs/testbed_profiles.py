@@ -21,7 +21,7 @@ FORMAT = 2
 
 
 class Degrees(NamedTuple):
-    """What of a plan cannot change while a job runs."""
+    """The part of a plan that cannot change while a job runs."""
 
     data: int
     tensor: int

@@ -34,11 +34,12 @@ from synergy_core.planner.work import Work
 
 MICRO_BATCHES = 16
 POOL = 0.9
-"""Of the GPU's memory, what XLA takes for itself (XLA_PYTHON_CLIENT_MEM_FRACTION in Alpa's launcher)."""
+"""The part of the GPU's memory that XLA takes for itself (XLA_PYTHON_CLIENT_MEM_FRACTION in Alpa's launcher)."""
 GIGA_IS_GIBI = 1.024**3
 """Data sheets' gigabytes of memory are binary ones."""
 REDUCE, SCATTER = 0, 2
-"""ZeRO's stages that all-reduced gradients and scattered ones, with each replica's part of the optimizer, amount to."""
+"""The ZeRO stages that Alpa's two ways amount to: gradients all-reduced, or scattered with each replica's part of the
+optimizer."""
 CATALOG = Path(constants.__file__).parents[1] / "catalog"
 
 

@@ -113,7 +113,7 @@ def _agrees(known: Any, columns: ArchitectureColumns) -> bool:
 
 
 def _names(architecture: Any) -> set[str]:
-    """Of what its family counts."""
+    """The names of an architecture's fields."""
     return {each.name for each in fields(architecture)}
 
 

@@ -61,18 +61,18 @@ def _memory_gb(text: str) -> float | None:
 
 def choices(text: str, memory_gb: float | None, gpus_per_node: int, interconnect: str) -> tuple[Gpus, ...]:
     """What the GPUs may be: one choice, or, where a type has two sizes of memory and none is stated, one of each."""
-    kind = gpu_type(text)
+    name = gpu_type(text)
     stated = memory_gb or _memory_gb(text)
-    memories = (stated,) if stated is not None else MEMORIES_GB.get(kind, (None,))
-    domain = NVL_DOMAIN if kind.startswith("gb") and "nvl72" in interconnect.lower() else gpus_per_node
-    network = network_bytes_per_s(interconnect, gpus_per_node, kind)
+    memories = (stated,) if stated is not None else MEMORIES_GB.get(name, (None,))
+    domain = NVL_DOMAIN if name.startswith("gb") and "nvl72" in interconnect.lower() else gpus_per_node
+    network = network_bytes_per_s(interconnect, gpus_per_node, name)
     return tuple(
         Gpus(
             sheet_name(text, memory),
             None if memory is None else memory * 1e9,
             domain,
             network,
-            "h100-pcie" if kind == "h100" and "hbm2e" in text.lower() else "",
+            "h100-pcie" if name == "h100" and "hbm2e" in text.lower() else "",
         )
         for memory in memories
     )
@@ -80,16 +80,16 @@ def choices(text: str, memory_gb: float | None, gpus_per_node: int, interconnect
 
 def sheet_name(text: str, memory_gb: float | None) -> str:
     """The catalog's name for a GPU: the sheet of that very memory where there is one, else of the type."""
-    kind, plain = gpu_type(text), re.sub(r"[ _]+", "-", text.strip().lower())
+    name, plain = gpu_type(text), re.sub(r"[ _]+", "-", text.strip().lower())
     tried = [plain, plain.replace("-", "_")]
     form = "pcie" if "pci" in plain else "nvl" if re.search(r"h[12]00-?nvl", plain) else ""
     sizes = [f"{memory_gb:g}gb", f"{memory_gb:g}"] if memory_gb is not None else []
-    for parts in [[kind, form, size] for size in sizes] + [[kind, form]] + [[kind, size] for size in sizes] + [[kind]]:
+    for parts in [[name, form, size] for size in sizes] + [[name, form]] + [[name, size] for size in sizes] + [[name]]:
         tried += [joint.join(part for part in parts if part) for joint in "_-"]
-    return next((sheet.name for each in tried if (sheet := gpu_sheet(each))), kind)
+    return next((sheet.name for each in tried if (sheet := gpu_sheet(each))), name)
 
 
-def network_bytes_per_s(text: str, gpus_per_node: int, kind: str) -> float | None:
+def network_bytes_per_s(text: str, gpus_per_node: int, gpu_type: str) -> float | None:
     """Each GPU's share of a node's network, bytes/s one way; None where the text does not tell.
 
     A rate without `per GPU` is a node's. A number of cards times a rate is a node's too.
@@ -97,7 +97,7 @@ def network_bytes_per_s(text: str, gpus_per_node: int, kind: str) -> float | Non
     clauses = [each for each in re.split(r"[,;+]", text) if not _within(each.lower())]
     outside = ",".join(clauses)
     plain = outside.lower()
-    gbit = _gbit(outside, plain, kind)
+    gbit = _gbit(outside, plain, gpu_type)
     if not gbit:
         return None
     share = 1 if re.search(r"(per|/) ?gpu", plain) else gpus_per_node
@@ -109,7 +109,7 @@ def _within(clause: str) -> bool:
     return _INSIDE.search(clause) is not None and not _OUTSIDE.search(clause)
 
 
-def _gbit(text: str, plain: str, kind: str) -> float | None:
+def _gbit(text: str, plain: str, gpu_type: str) -> float | None:
     """Gb/s of what the text names: cards that are counted, else a rate, else one card of a generation."""
     cards = _CARDS.search(plain)
     if cards and cards[1]:
@@ -122,4 +122,4 @@ def _gbit(text: str, plain: str, kind: str) -> float | None:
             return float(found[1]) * (1e3 if found[2] in "tT" else 1.0) * (BITS_PER_BYTE if bytes_ else 1.0)
     if cards:
         return None if "dgx" in plain else float(cards[3]) if cards[3] else CARDS_GBIT[cards[2]]
-    return EFA_GBIT_PER_NODE.get(kind) if "efa" in plain else None
+    return EFA_GBIT_PER_NODE.get(gpu_type) if "efa" in plain else None

@@ -22,7 +22,7 @@ _NOT_FLASH = re.compile(r"unfused|math|eager|naive|^torch$|^core|\bno(t|n|)\b|lo
 def software_name(*, source: str, notes: str, model: str, gpu: str, tensor: int, pipeline: int, zero: int) -> str:
     """A name of catalog/software/. Megatron on GPUs that are younger than FlashAttention is Megatron Core.
 
-    Of several that are named, the first that no other of them is like: torchtitan's FSDP is torchtitan.
+    Where the words name several, the first that no other of them is like: torchtitan's FSDP is torchtitan.
     """
     words = f"{source} {notes} {model}".lower()
     every = [software_named(name) for name in software_names()]

@@ -69,12 +69,12 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
         if nodes and used and nodes * used != gpus:
             row.contradicts(f"got n_gpus {gpus}, expected n_nodes {nodes} · gpus_per_node {used} = {nodes * used}.")
         name = f"{row.text('model_family')}-{row.text('model_size')}"
-        kind = gpu_type_named(sheet_name(row.text("gpu"), None))
-        if (model and model != name) or (gpu_type and gpu_type != kind):
+        found = gpu_type_named(sheet_name(row.text("gpu"), None))
+        if (model and model != name) or (gpu_type and gpu_type != found):
             continue
         family, architecture = _architecture(row.text("model_family"), row.text("model_size"))
-        node = (used if nodes and nodes > 1 else max(NODE_GPUS.get(kind, 0), used or gpus)) or gpus
-        rows.append(BestPlan(row.line, name, family, architecture, kind, gpus, nodes or 1, node, batch, seconds))
+        node = (used if nodes and nodes > 1 else max(NODE_GPUS.get(found, 0), used or gpus)) or gpus
+        rows.append(BestPlan(row.line, name, family, architecture, found, gpus, nodes or 1, node, batch, seconds))
     return BestPlans(table.path, tuple(rows))
 
 

@@ -56,12 +56,12 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
 
 
 def _row(row: TableRow, grouped: bool) -> Collective:
-    kind = sheet_name(row.text("gpu"), None)
+    gpu_type = sheet_name(row.text("gpu"), None)
     if not grouped:
         ranks, nodes = row.whole("n_gpus") or 1, row.whole("n_nodes") or 1
         seconds = (row.number("time_us") or 0.0) * 1e-6
         operation, size = row.text("collective"), row.number("size_bytes") or 0.0
-        return Collective(kind, _plain(operation), ranks, max(ranks // nodes, 1), size, seconds, "")
+        return Collective(gpu_type, _plain(operation), ranks, max(ranks // nodes, 1), size, seconds, "")
     ranks, node = row.whole("group_size") or 1, row.whole("gpus_per_node") or 1
     try:
         first = json.loads(row.text("groups"))[0]
@@ -69,7 +69,9 @@ def _row(row: TableRow, grouped: bool) -> Collective:
     except (ValueError, TypeError, IndexError):
         row.refuse("groups", "lists of ranks such as [[0,1],[2,3]]")
     size, seconds = row.number("bytes") or 0.0, row.number("time_s") or 0.0
-    return Collective(kind, _plain(row.text("operation")), ranks, ranks // spans, size, seconds, row.text("network"))
+    return Collective(
+        gpu_type, _plain(row.text("operation")), ranks, ranks // spans, size, seconds, row.text("network")
+    )
 
 
 def _plain(operation: str) -> str:

@@ -21,7 +21,7 @@ DESCRIPTION = "memory of training runs (layers, hidden, …, tp, pp, …, mem_al
 
 NEEDED = ("layers", "hidden", "heads", "seq_len", "micro_batch", "global_batch", "tp", "pp", "mem_max_gib")
 USUAL_GPUS = "8"
-"""Where n_gpus is not stated: one node."""
+"""GPUs where n_gpus is not stated: one node."""
 
 MIB = 2**20
 """cuBLAS holds 32 MiB of the allocator's memory from Hopper on, 8 before (PyTorch); Transformer Engine 64 more."""

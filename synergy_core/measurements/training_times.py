@@ -33,10 +33,14 @@ DESCRIPTION = "training times of parallel plans (model, layers, hidden, …, gpu
 NEEDED = ("model", "layers", "hidden", "heads", "seq_len", "gpu", "n_gpus", "global_batch", "micro_batch", "tp", "pp")
 NEEDED_TOO = ("dp", "iter_time_s")
 WEIGHTS = {"A": 1.0, "A-": 0.8, "B": 0.4, "C": 0.0}
-"""Of a row in a fit, by its trust (planner.md, section 1); a row of one's own, without a letter, counts in full."""
+"""Weight of a row in a fit, by its `trust`; a row of one's own, without a letter, counts in full.
+
+A: a table or log with the full configuration. A-: one field documented elsewhere, or rounded. B: one or two fields
+unstated or inferred. C: noisy, a field missing, or second hand.
+"""
 
 MICRO_BATCHES = (1, 2, 4)
-"""What an unstated micro-batch may have been (planner.md, goal G8)."""
+"""What an unstated micro-batch may have been; the prediction that comes closest counts."""
 
 _EXCLUDED = re.compile(r"task=(\w+)", re.IGNORECASE)
 _OUT_OF_MEMORY = re.compile(r"\boom\b|out[ -]of[ -]memory", re.IGNORECASE)
@@ -140,11 +144,11 @@ def step(row: TableRow, *, untied: bool | None = None) -> TrainingStep:
         settings, unstated = _settings(row, degrees, untied)
     except _UnpredictableError as error:
         failure = str(error)
-    kind = _hardware.gpu_type(row.text("gpu"))
+    stated = _hardware.gpu_type(row.text("gpu"))
     return TrainingStep(
         line=row.line,
         model=row.text("model"),
-        gpu_type=settings[0].gpus.name if settings else kind,
+        gpu_type=settings[0].gpus.name if settings else stated,
         gpus=degrees.gpus,
         tensor=degrees.tensor,
         pipeline=degrees.pipeline,
@@ -162,7 +166,7 @@ def step(row: TableRow, *, untied: bool | None = None) -> TrainingStep:
 
 
 def memory_kind(text: str) -> str:
-    """Which counter: `nvidia-smi`, `torch peak reserved`, or `torch peak allocated`, also where nothing is said."""
+    """The counter that the text names: `nvidia-smi`, `torch peak reserved`, else `torch peak allocated`."""
     plain = text.lower()
     if "smi" in plain:
         return "nvidia-smi"
@@ -170,7 +174,7 @@ def memory_kind(text: str) -> str:
 
 
 class _UnpredictableError(Exception):
-    """What a row lacks."""
+    """A row cannot be predicted; the message says what it lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +190,7 @@ class _Degrees:
 
 
 def _degrees(row: TableRow) -> _Degrees:
-    """Degrees of parallelism; they must multiply to the GPUs."""
+    """The row's degrees of parallelism; they must multiply to the GPUs."""
     tensor, pipeline, context = (row.whole(name) or 1 for name in ("tp", "pp", "cp"))
     data, gpus, zero = row.whole("dp"), row.whole("n_gpus"), _zero(row)
     model_ranks = tensor * pipeline * context
@@ -228,7 +232,7 @@ def _degrees(row: TableRow) -> _Degrees:
 
 
 def _zero(row: TableRow) -> tuple[int, ...]:
-    """ZeRO's stage; several where it is not stated."""
+    """The ZeRO stages that the row may have run under: several where it does not state one."""
     cell = row.text("zero").lower()
     if not cell:
         return (0, 1)
@@ -252,7 +256,7 @@ def _recompute(row: TableRow) -> tuple[Recompute, ...]:
 
 
 def _batches(row: TableRow, data: int) -> tuple[tuple[int, int], ...]:
-    """Micro-batch and accumulation; several where neither is stated."""
+    """(micro-batch, accumulation) that the row may have run with: several where it states neither."""
     whole, micro, accumulation = (row.whole(name) for name in ("global_batch", "micro_batch", "grad_accum"))
     if whole is None:
         if micro is None or accumulation is None:

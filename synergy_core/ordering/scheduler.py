@@ -52,7 +52,7 @@ class OrderingScheduler:
         self._queue.enter(job)
 
     def refresh(self, jobs: Iterable[Job]) -> None:
-        """Nothing is believed of jobs here."""
+        """Nothing to do: ordering policies ask no models of training jobs."""
 
     def decide(self, now_s: float) -> Decision:
         decision = self._queue.decide(now_s)

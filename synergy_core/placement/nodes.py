@@ -36,7 +36,7 @@ class Floor:
         return all(mask == self.full[node] for node, mask in placed if node < len(self.full))
 
     def _check(self) -> None:
-        """Nothing outside the cluster, nothing twice, one GPU type each."""
+        """Raises InputError for GPUs outside the cluster, GPUs that two jobs hold, and jobs on several GPU types."""
         free = self.full.copy()
         nodes = len(free)
         for job, placed in enumerate(self.current):
@@ -212,7 +212,7 @@ class Ground:
         return counts
 
     def _level(self, job: int) -> int:
-        """A job makes room for larger ones only; one that lies askew counts as its smallest piece."""
+        """A job's GPUs, or of its smallest piece where it lies askew: it makes room for larger jobs than that only."""
         placed = self.floor.current[job]
         if len(placed) > 1 and job in self.floor.askew:
             return min(mask.bit_count() for _, mask in placed)

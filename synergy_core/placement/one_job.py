@@ -65,7 +65,7 @@ class TypePool:
         return whole_nodes(by_free, self.of_size, gpus) or self._spread(gpus)
 
     def _from_most_free(self, gpus: int) -> list[tuple[int, int]]:
-        """As many as possible of the node with most free GPUs, the lowest number first; then of the next."""
+        """The free GPUs of the node that has most, the lowest number among equals; then of the next, until enough."""
         chosen: list[tuple[int, int]] = []
         for free in range(len(self.by_free) - 1, 0, -1):
             nodes = self.by_free[free]

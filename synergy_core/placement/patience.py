@@ -49,5 +49,5 @@ class Patience:
 
 
 def _starts(job: Job) -> tuple[int, float]:
-    """Differs after every start of the job, even of one that ends at the instant at which it was submitted."""
+    """A value that differs after every start of the job, even one that ends at the instant of its submission."""
     return job.restarts, job.first_start_s

@@ -51,10 +51,10 @@ class Architecture(Protocol):
         """Tables are remembered by it."""
 
     def parameters(self) -> Amount:
-        """Of the whole model, counted once."""
+        """Parameters of the whole model, each counted once."""
 
     def limits(self) -> Limits:
-        """Of one model: of how many of its parts plans can be made."""
+        """Into how many parts the model can be split; of one model, not of arrays."""
 
 
 class Family(Protocol):
@@ -67,6 +67,6 @@ class Family(Protocol):
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, rising."""
+    """All divisors of the number, rising."""
     small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
     return sorted({*small, *(number // each for each in small)})

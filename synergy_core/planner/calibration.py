@@ -1,7 +1,8 @@
 """Fitting constants to measured step times: a robust least-squares fit of their logarithms, held near what is physical.
 
 Residuals are log(predicted ÷ measured) under a soft-L1 loss of scale 0.05, so that models of all sizes count alike and
-a row that all others contradict has little say; every group of rows weighs as a whole (planner.md, section 10).
+a row that all others contradict has little say; every group of rows weighs as a whole, so that a file of many rows
+does not drown one of few.
 """
 
 from __future__ import annotations
@@ -156,5 +157,5 @@ def group_of(case: Any, owner: str, share: float = 1.0) -> Group:
 
 
 def names() -> tuple[str, ...]:
-    """Of all constants."""
+    """The names of all constants."""
     return tuple(each.name for each in fields(Constants))

@@ -69,7 +69,7 @@ def send_s(nbytes: ArrayLike, within_node: ArrayLike, links: Links) -> Floats:
 def _ring(
     passes: float, nbytes: ArrayLike, ranks: ArrayLike, per_node: ArrayLike, links: Links, sharing: ArrayLike
 ) -> Floats:
-    """passes: how often the ring goes round; 2 is an all-reduce, which a switch or a tree can do as well."""
+    """Seconds of a ring that goes round `passes` times; 2 is an all-reduce, which a switch or a tree can do as well."""
     size, n, g, nodes = _shape(nbytes, ranks, per_node)
     hops, wire = passes * (g - 1.0), passes * (g - 1.0) / g * size
     inside, start = _inside(g, hops, wire, links), _inside(g, hops, np.zeros_like(size), links)
@@ -95,7 +95,7 @@ def _node_steps(nodes: Floats) -> Floats:
 
 
 def _protocols(link: Link, rate: Floats, hops: Floats, wire_bytes: Floats) -> Floats:
-    """wire_bytes that leave a GPU at a data sheet's rate, in `hops` steps one after another."""
+    """Seconds of `hops` steps in which wire_bytes leave a GPU, rate by the data sheet: by the faster protocol."""
     wire = wire_bytes / (rate * link.efficiency)
     bulk = link.fixed_s + hops * link.hop_s + wire + 2.0 * np.sqrt(link.ramp_s * wire)
     low = link.low_fixed_s + hops * link.low_hop_s + wire / link.low_share
@@ -103,7 +103,7 @@ def _protocols(link: Link, rate: Floats, hops: Floats, wire_bytes: Floats) -> Fl
 
 
 def _inside(g: Floats, hops: Floats, wire_bytes: Floats, links: Links, *, exchange: bool = False) -> Floats:
-    """Within nodes, g GPUs each: over their link as far as it reaches, else through the host; 0 for one GPU."""
+    """Seconds within nodes, g GPUs each: over their link as far as it reaches, else through the host; 0 for one GPU."""
     share: Floats | float = 1.0
     if links.rings:
         share = np.asarray(links.rings)[np.minimum(np.ceil(g).astype(np.int64), len(links.rings) - 1)]
@@ -118,14 +118,14 @@ def _inside(g: Floats, hops: Floats, wire_bytes: Floats, links: Links, *, exchan
 
 
 def _in_switch(g: Floats, size: Floats, links: Links) -> Floats:
-    """All-reduce added up by the switch: each GPU's bytes go there once, and its part of the sum once more."""
+    """Seconds of an all-reduce in the switch: each GPU's bytes go there once, and its part of the sum once more."""
     link = links.inside
     wire = (g + 1.0) / g * size / (links.inside_bytes_per_s * link.switch_efficiency)
     return np.where(g > 1.0, link.fixed_s + g * link.hop_s + wire + 2.0 * np.sqrt(link.ramp_s * wire), 0.0)
 
 
 def _start(links: Links, nodes: Floats, steps: Floats | None = None) -> Floats:
-    """Of an empty message between nodes."""
+    """Seconds until an empty message has passed between all of the group's nodes; 0 on one node."""
     hops = nodes - 1.0 if steps is None else steps
     rate = np.asarray(links.network_bytes_per_s)
     return np.where(nodes > 1.0, _protocols(links.network, rate, hops, np.zeros_like(nodes)), 0.0)
@@ -134,6 +134,6 @@ def _start(links: Links, nodes: Floats, steps: Floats | None = None) -> Floats:
 def _finish(
     inside: Floats, start: Floats, between: Floats, between_start: Floats, n: Floats, g: Floats, links: Links
 ) -> Floats:
-    """The slower of the two stages and the start of the other; then the software's own time."""
+    """Seconds of the slower of the two stages and the start of the other; then the software's own time."""
     total = np.maximum(inside, between) + np.minimum(start, between_start)
     return np.where(n > 1.0, total + links.dispatch_s + g * links.dispatch_rank_s, 0.0)

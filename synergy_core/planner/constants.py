@@ -119,14 +119,14 @@ def work_per_clock(gpu: GpuSheet) -> float:
 
 
 def nearest(gpu: GpuSheet, known: tuple[str, ...]) -> str:
-    """Of the known GPU types the one nearest in work per clock; ties to the name."""
+    """The known GPU type that is nearest in work per clock; ties go by name."""
     sheets = gpu_sheets()
     return min(known, key=lambda name: (abs(work_per_clock(sheets[name]) / work_per_clock(gpu) - 1.0), name))
 
 
 @cache
 def measured(software: str) -> dict[str, Constants]:
-    """By GPU type; empty for software that was not measured."""
+    """Fitted constants by GPU type; empty for software that was not measured."""
     path = _FOLDER / f"{software}.yaml"
     if not path.exists():
         return {}
@@ -140,7 +140,7 @@ def measured_software() -> tuple[str, ...]:
 
 
 def constants_of(values: dict[str, Any]) -> Constants:
-    """From a mapping. Raises InputError for names that are missing or unknown."""
+    """Constants from a mapping. Raises InputError for names that are missing or unknown."""
     names = {each.name for each in fields(Constants)}
     if set(values) != names:
         odd = sorted(set(values) ^ names)

@@ -41,7 +41,7 @@ def seconds(value: float) -> str:
 
 
 def model_flops(family: Family, architecture: Architecture, software: Software) -> float:
-    """Of one sample, forward and backward (3 × forward), nothing computed again; causal attention counted by half."""
+    """FLOPs of one sample, forward and backward (3 × forward), no recomputation; causal attention counted by half."""
     work = family.work(architecture, plans_of([Plan()]), software)
     flops = work.before.forward_flops + work.after.forward_flops
     for run in work.layers:

@@ -1,7 +1,8 @@
 """Seconds of the operators of a block on one GPU: matrix products, attention, memory-bound operators.
 
-planner.md, sections 4 and 9.1. A product runs in waves of tiles over the multiprocessors, so that its time depends on
-shape; tile by tile it is limited by the tensor cores or by how fast its operands arrive.
+A product runs in waves of tiles over the multiprocessors, so that its time depends on its shape (NVIDIA, Matrix
+Multiplication Background: tile and wave quantization); tile by tile it is limited by the tensor cores or by how fast
+its operands arrive. One efficiency for all shapes would be off by tens of percent.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from synergy_core.planner.software import Software
 from synergy_core.planner.work import Amount, Attention, Block
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
-"""Rows, columns, and the rate of the inner loop against the largest tile, which reuses operands most."""
+"""Tiles: rows, columns, and the inner loop's rate ÷ that of the largest tile, which reuses operands most."""
 SPLITS = (1, 4)
 """Into how many parts the summed dimension may be cut where there are too few tiles."""
 LANES = 8.0

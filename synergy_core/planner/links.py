@@ -121,14 +121,14 @@ def rings(link: str, group: int) -> tuple[float, ...]:
 
 
 def without_switch(link: Link) -> Link:
-    """The same link where the switch cannot add up."""
+    """The link as it is where the switch cannot add up."""
     return replace(link, switch_efficiency=0.0)
 
 
 def under_jax(links: Links, gpu: str) -> Links:
-    """The same links under JAX, which starts collectives rank by rank: as on the hosts of that GPU type where measured.
+    """The links under JAX, which starts collectives rank by rank: as slowly as measured on hosts of that GPU type.
 
-    The median of those hosts for other types.
+    For GPU types whose hosts were not measured, the median of those that were.
     """
     hosts = read_yaml(_CATALOG / "jax.yaml")["hosts"]
     found = [hosts[gpu]] if gpu in hosts else list(hosts.values())

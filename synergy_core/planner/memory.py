@@ -28,23 +28,23 @@ COMMUNICATOR_BYTES = 256.0 * MIB
 """NCCL's channel buffers of one process group of several GPUs: outside the allocator."""
 
 FRAGMENTATION = 0.05
-"""Of what comes and goes within a step, the part that the caching allocator reserves beside it."""
+"""What the caching allocator reserves beside the memory that comes and goes within a step, as a part of that."""
 
 USABLE = 1.024**3 * 0.985
-"""Of a data sheet's memory: its gigabytes are binary ones (1.024³ decimal), less what driver and ECC tables keep."""
+"""Usable bytes ÷ a data sheet's: its gigabytes are binary (1.024³ decimal), less what driver and ECC tables keep."""
 
 INLINE_ECC = 1.0 / 16.0
-"""Of GDDR6 memory, what its check bits take while ECC is on, as it is by default (NVIDIA, nvidia-smi: 15,360 MiB of a
-T4's 16 GiB, 46,080 of an A40's 48)."""
+"""The part of GDDR6 memory that check bits take while ECC is on, as it is by default (NVIDIA, nvidia-smi: 15,360 MiB
+of a T4's 16 GiB, 46,080 of an A40's 48)."""
 
 MARGIN = 0.04
-"""Of the usable memory, left free by `Memory.fits`: the figures' own error, and blocks too split to be used."""
+"""The part of the usable memory that `Memory.fits` leaves free: for the figures' error, and blocks too split to use."""
 
 
 SCHEDULES = ("1f1b", "gpipe")
 
 STAGES = ("worst", "first", "last")
-"""Of which stage `memory` tells."""
+"""The pipeline stages that `memory` can be asked about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Memory:
 
 
 def usable_bytes(machine: Machine) -> float:
-    """Of one GPU's memory, what a process can have at most, CUDA's context included."""
+    """The most bytes of one GPU's memory that a process can have, CUDA's context included."""
     result: float = USABLE * machine.memory_bytes * (1.0 - INLINE_ECC if machine.gpu.inline_ecc else 1.0)
     return result
 
@@ -177,7 +177,7 @@ def _cut(work: Work, plans: Plans, software: Software, rank: NDArray[np.int64], 
 
 
 def _flops(block: Block) -> Amount:
-    """Of the block's matrix products, forward."""
+    """FLOPs of the block's matrix products in the forward pass."""
     return sum((each.flops for each in block.gemms), 0.0)
 
 
@@ -269,5 +269,5 @@ def _total(held: list[tuple[Block, Amount]], name: str) -> Amount:
 
 
 def _broad(plans: Plans, *amounts: Any) -> list[Floats]:
-    """Each as an array (plans,)."""
+    """Each amount as an array (plans,)."""
     return [np.broadcast_to(np.asarray(each, float), (len(plans),)) for each in amounts]

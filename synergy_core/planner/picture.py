@@ -15,7 +15,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP = 900, 320, 80, 190, 50
 COLOURS = ("#4063d8", "#389826", "#cb3c33", "#9558b2", "#b07d00", "#00838f")
 FORWARD, BACKWARD = "#7aa6e0", "#e0a07a"
 MOST_STAGES, MOST_MICRO_BATCHES = 16, 24
-"""Of a pipeline, what is drawn; the rest would be too small to see."""
+"""How much of a pipeline is drawn; more would be too small to see."""
 
 Point = tuple[float, float]
 
@@ -146,7 +146,7 @@ def _scale(values: NDArray[np.float64], first: float, last: float) -> Callable[[
 
 
 def _counts(values: NDArray[np.float64]) -> list[float]:
-    """Of the counts themselves up to eight, none nearer to the next than a twelfth of the axis."""
+    """Labels of the axis of GPU counts: up to eight of the counts, none nearer to the next than a twelfth of it."""
     every = np.unique(values)
     least = (every[-1] / every[0]) ** (1.0 / 12.0)
     kept = [float(every[-1])]
@@ -158,7 +158,7 @@ def _counts(values: NDArray[np.float64]) -> list[float]:
 
 
 def _ticks(values: NDArray[np.float64]) -> list[float]:
-    """1, 2 and 5 times powers of ten, at most eight; where too few lie within, the ends."""
+    """Labels of the axis of seconds: 1, 2 and 5 times powers of ten, at most eight; its ends where few lie within."""
     low, high = float(values.min()), float(values.max())
     if high <= low * 1.000001:
         return [low]

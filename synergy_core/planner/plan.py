@@ -27,7 +27,7 @@ class Recompute(IntEnum):
 
     @property
     def label(self) -> str:
-        """As printed, and as measurement files say it."""
+        """The name as it is printed, and as measurement files write it."""
         return self.name.lower()
 
     @property
@@ -37,7 +37,7 @@ class Recompute(IntEnum):
 
     @property
     def passes(self) -> float:
-        """Through a layer's products in a step, in forward passes: one forward, two backward, one more if again."""
+        """A layer's products in a step, in units of a forward pass: 1 forward, 2 backward, 1 more if recomputed."""
         return 4.0 if self is Recompute.FULL else 3.0
 
 
@@ -121,11 +121,11 @@ class Plans:
         return (self.plan(at) for at in range(len(self)))
 
     def plan(self, at: int) -> Plan:
-        """One of them."""
+        """The plan at that index."""
         return Plan(**{each.name: getattr(self, each.name)[at].item() for each in fields(self)})
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Plans:
-        """Some of them, by index or by mask."""
+        """Some of the plans, by index or by mask."""
         return Plans(*(getattr(self, each.name)[rows] for each in fields(self)))
 
     @property

@@ -91,7 +91,7 @@ def moved_bytes(
 
 
 Interval = tuple[Ints, Ints, int]
-"""Starts and ends, (ranks,), in parts of the denominator."""
+"""Each rank's part of something: its start and end, (ranks,) integers, and the denominator that both count in."""
 
 
 class _Place:
@@ -106,29 +106,29 @@ class _Place:
         self.stage_of_block = _stages(plan, blocks)
 
     def dense(self, from_zero: int) -> Interval:
-        """Of a block's dense parameters; ZeRO shards them from its stage `from_zero` on."""
+        """What each rank holds of a block's dense parameters; ZeRO shards them from its stage `from_zero` on."""
         shards = self.replicas if self.plan.zero >= from_zero else 1
         at = self.tensor * shards + self.replica % shards
         return at, at + 1, self.plan.tensor * shards
 
     def spread(self) -> Interval:
-        """Of the experts."""
+        """Which of the experts each rank holds."""
         at = self.replica % self.plan.expert
         return at, at + 1, self.plan.expert
 
     def inside(self, from_zero: int) -> Interval:
-        """Of each expert that it holds."""
+        """What each rank holds of the parameters of each of its experts; ZeRO as in `dense`."""
         copies = self.replicas // self.plan.expert
         shards = copies if self.plan.zero >= from_zero else 1
         at = self.tensor * shards + self.replica // self.plan.expert % shards
         return at, at + 1, self.plan.tensor * shards
 
     def length(self, from_zero: int) -> float:
-        """Of the dense interval, of 1."""
+        """The share of a block's dense parameters that a rank holds, in (0, 1]."""
         return 1.0 / self.dense(from_zero)[2]
 
     def part(self, from_zero: int) -> float:
-        """Of the experts' parameters, of 1."""
+        """The share of a block's expert parameters that a rank holds, in (0, 1]."""
         return 1.0 / (self.plan.expert * self.inside(from_zero)[2])
 
 
@@ -156,7 +156,7 @@ def _common(new: _Place, old: _Place, parameters: Floats) -> Floats:
 
 
 def _overlap(one: Interval, other: Interval) -> Floats:
-    """(ranks,): the length that both cover, of 1; exact up to the last division."""
+    """(ranks,): the share of the whole that both cover, in [0, 1]; exact up to the last division."""
     whole = lcm(one[2], other[2])
     a, b = whole // one[2], whole // other[2]
     common = np.minimum(one[1] * a, other[1] * b) - np.maximum(one[0] * a, other[0] * b)

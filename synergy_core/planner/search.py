@@ -204,7 +204,7 @@ class Model:
 def timed(
     model: Model, machine: Machine, constants: Constants, plans: Plans, fixed: Mapping[str, int] | None = None
 ) -> tuple[Plans, Floats, StepTime]:
-    """Of each plan every ZeRO stage and recomputation that fits and that no other rules out; its bytes, its seconds."""
+    """Each plan with every ZeRO stage and recomputation that fits and that no other rules out; bytes and seconds."""
     variants, of = with_options(plans, fixed)
     needed = memory(model.work(variants), variants, model.software)
     kept = np.flatnonzero(np.broadcast_to(needed.fits(machine), len(variants)))

@@ -306,7 +306,7 @@ def _of_experts(collective: Collective, nbytes: Amount, links: Links, layout: _L
 
 
 def _exposed(seconds: Floats, hidden: Floats, c: Constants) -> Floats:
-    """Of communication, beside computation that could hide so much: a share never hides, the rest as far as it can."""
+    """Seconds of communication that are not hidden where `hidden` could be: a share never is, the rest if it can."""
     return c.data_exposed * seconds + (1.0 - c.data_exposed) * np.maximum(seconds - hidden, 0.0)
 
 

@@ -28,7 +28,7 @@ class Gemm:
 
     @property
     def flops(self) -> Amount:
-        """Of the forward pass."""
+        """FLOPs of the forward pass."""
         return 2.0 * self.m * self.n * self.k * self.count
 
 
@@ -88,7 +88,7 @@ class Block:
 
     @property
     def forward_flops(self) -> Amount:
-        """Of products and attention in the forward pass; of causal attention the half that is needed."""
+        """FLOPs of products and attention in the forward pass; of causal attention the half that is needed."""
         total: Amount = 0.0
         for gemm in self.gemms:
             total = total + gemm.flops

@@ -20,7 +20,7 @@ from synergy_core.state import ClusterState
 
 NOW_S = 100_000.0
 SIZES = (1, 1, 2, 2, 3, 5, 8, 12)
-"""Jobs of the cases of one machine, few first: the first that breaks a rule is small."""
+"""How many jobs the cases of one machine have, few first: so the first case that breaks a rule is small."""
 TENANTS = ("a", "b")
 MACHINES = (
     Cluster((NodeType("v100", "v100", 2, 8),)),
@@ -30,7 +30,7 @@ MACHINES = (
 )
 BATCH = 32
 STEP_S, SAMPLE_S, SYNC_S = 0.05, 0.002, 0.02
-"""A step of a job that trains: fixed, per sample, and for several GPUs; as models of steps go."""
+"""Seconds of a training job's step: fixed, per sample, and to synchronise several GPUs."""
 
 
 class JobCase(NamedTuple):
@@ -52,18 +52,18 @@ class JobCase(NamedTuple):
 
 
 class PolicyCase(NamedTuple):
-    """What is decided on, at second `NOW_S`. Jobs are numbered in the order of their rows."""
+    """What is decided on, at second `NOW_S`. Jobs are numbered in their order here."""
 
     machines: Cluster
-    rows: tuple[JobCase, ...]
+    jobs: tuple[JobCase, ...]
 
     def __str__(self) -> str:
-        jobs = "; ".join(f"job {number}: {row}" for number, row in enumerate(self.rows))
+        jobs = "; ".join(f"job {number}: {each}" for number, each in enumerate(self.jobs))
         return f"{self.machines.describe()}, second {NOW_S:g}, {jobs}"
 
     def without(self, at: int) -> PolicyCase:
         """The case less one job."""
-        return self._replace(rows=self.rows[:at] + self.rows[at + 1 :])
+        return self._replace(jobs=self.jobs[:at] + self.jobs[at + 1 :])
 
 
 class Known(Job):
@@ -77,20 +77,20 @@ class Known(Job):
 
     @property
     def remaining_s(self) -> float:
-        """On the GPUs it requested."""
+        """Seconds it still runs on the GPUs it requested."""
         return self.duration_s - self.attained_service_gpu_s / self.gpus
 
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
-        """An iteration at the requested batch."""
+        """Seconds of an iteration at the requested batch."""
         return STEP_S + SAMPLE_S * BATCH / gpus + SYNC_S * (gpus > 1)
 
     def remaining_iterations(self) -> float:
-        """Until it is done."""
+        """Iterations at the requested batch until it is done."""
         return self.remaining_s / self.true_iteration_s(self.gpus, self.gpu_type)
 
 
 def random_cases() -> list[PolicyCase]:
-    """The same in every call; every machine, few jobs first."""
+    """Cases on every machine, those of few jobs first; the same in every call."""
     cases: list[PolicyCase] = []
     for number, jobs in enumerate(SIZES):
         for machines in MACHINES:
@@ -102,14 +102,14 @@ def random_cases() -> list[PolicyCase]:
 def _row(random: np.random.Generator, machines: Cluster) -> JobCase:
     ran_s = float(random.choice([0, 0, *random.integers(1, 20_000, 4)]))
     runs_s = ran_s + float(random.integers(1, 50_000))
-    kinds = ("", *machines.gpu_types) if len(machines.gpu_types) > 1 else ("",)
+    gpu_types = ("", *machines.gpu_types) if len(machines.gpu_types) > 1 else ("",)
     return JobCase(
         submit_s=float(random.integers(0, 70_000)),
         gpus=int(random.choice([1, 1, 2, 3, 4, 8])),
         runs_s=runs_s,
         ran_s=ran_s,
         running=bool(ran_s) and bool(random.random() < 0.5),
-        gpu_type=str(random.choice(kinds)),
+        gpu_type=str(random.choice(gpu_types)),
         tenant=str(random.choice(TENANTS)),
         observed=bool(ran_s),
     )
@@ -123,22 +123,22 @@ def records(case: PolicyCase, *, then_s: float = 0.0, placed: bool = False) -> l
     free = {node: (1 << gpus) - 1 for node, gpus in enumerate(_node_gpus(case.machines))}
     quotas = dict(case.machines.virtual_clusters) or dict.fromkeys(TENANTS, case.machines.gpus)
     result = []
-    for number, row in enumerate(case.rows):
+    for number, drawn in enumerate(case.jobs):
         job = Known(
-            number, row.submit_s, row.gpus, virtual_cluster=row.tenant, gpu_type=row.gpu_type,
-            estimate_s=1.5 * row.runs_s, duration_s=row.runs_s,
+            number, drawn.submit_s, drawn.gpus, virtual_cluster=drawn.tenant, gpu_type=drawn.gpu_type,
+            estimate_s=1.5 * drawn.runs_s, duration_s=drawn.runs_s,
         )  # fmt: skip
-        job.predicted_duration_s = 1.1 * row.runs_s
-        where: Placed = ((0, (1 << row.gpus) - 1),)
-        if placed and row.running:
-            where = _take(case.machines, free, row) if row.gpus <= quotas[row.tenant] else ()
-            quotas[row.tenant] -= row.gpus if where else 0
-        runs = row.running and bool(where)
-        if row.ran_s:
-            job.started(NOW_S - row.ran_s if runs else row.submit_s, where or ((0, (1 << row.gpus) - 1),))
-            job.first_step_s = row.submit_s
+        job.predicted_duration_s = 1.1 * drawn.runs_s
+        where: Placed = ((0, (1 << drawn.gpus) - 1),)
+        if placed and drawn.running:
+            where = _take(case.machines, free, drawn) if drawn.gpus <= quotas[drawn.tenant] else ()
+            quotas[drawn.tenant] -= drawn.gpus if where else 0
+        runs = drawn.running and bool(where)
+        if drawn.ran_s:
+            job.started(NOW_S - drawn.ran_s if runs else drawn.submit_s, where or ((0, (1 << drawn.gpus) - 1),))
+            job.first_step_s = drawn.submit_s
             if not runs:
-                job.stopped(row.submit_s + row.ran_s)
+                job.stopped(drawn.submit_s + drawn.ran_s)
         job.settle(NOW_S + then_s)
         result.append(job)
     return result
@@ -148,13 +148,13 @@ def _node_gpus(machines: Cluster) -> list[int]:
     return [each.gpus_per_node for each in machines.node_types for _ in range(each.nodes)]
 
 
-def _take(machines: Cluster, free: dict[int, int], row: JobCase) -> Placed:
-    """GPUs of one type, node by node, no longer free; () where too few are."""
-    for kind in (row.gpu_type,) if row.gpu_type else machines.gpu_types:
-        nodes = [node for node in free if machines.type_of_node[node] == kind]
-        if sum(free[node].bit_count() for node in nodes) < row.gpus:
+def _take(machines: Cluster, free: dict[int, int], drawn: JobCase) -> Placed:
+    """Takes GPUs of one type out of `free`, node by node, and returns them; () where too few are free."""
+    for gpu_type in (drawn.gpu_type,) if drawn.gpu_type else machines.gpu_types:
+        nodes = [node for node in free if machines.type_of_node[node] == gpu_type]
+        if sum(free[node].bit_count() for node in nodes) < drawn.gpus:
             continue
-        missing, taken = row.gpus, []
+        missing, taken = drawn.gpus, []
         for node in nodes:
             bits = [1 << at for at in range(free[node].bit_length()) if free[node] >> at & 1][:missing]
             if bits:
@@ -170,12 +170,12 @@ def state_of(case: PolicyCase, policy: AllocationPolicy, order: Sequence[int] | 
     machines = case.machines
     jobs = records(case, placed=True)
     jobs = [jobs[at] for at in order or range(len(jobs))]
-    rows = [case.rows[job.job_id] for job in jobs]
-    kinds = machines.gpu_types
+    all_drawn = [case.jobs[job.job_id] for job in jobs]
+    gpu_types = machines.gpu_types
     columns: dict[str, Any] = {
         "job_id": [job.job_id for job in jobs],
-        "gpu_type": [kinds.index(job.gpu_type) if job.gpu_type else -1 for job in jobs],
-        "held_type": [kinds.index(machines.type_of(job.placement)) if job.running else -1 for job in jobs],
+        "gpu_type": [gpu_types.index(job.gpu_type) if job.gpu_type else -1 for job in jobs],
+        "held_type": [gpu_types.index(machines.type_of(job.placement)) if job.running else -1 for job in jobs],
         "virtual_cluster": [TENANTS.index(job.virtual_cluster) for job in jobs],
         "held_nodes": [len(job.placement) for job in jobs],
         "pinned": [False for _ in jobs],
@@ -183,8 +183,8 @@ def state_of(case: PolicyCase, policy: AllocationPolicy, order: Sequence[int] | 
         "declared_restart_s": [30.0 for _ in jobs],
         "resize_s": [30.0 for _ in jobs],
         "overhead": [1.0 for _ in jobs],
-        "observed_gpus": [row.gpus if row.observed else 0 for row in rows],
-        "received_s": [[row.ran_s if at == 0 else 0.0 for at in range(len(kinds))] for row in rows],
+        "observed_gpus": [each.gpus if each.observed else 0 for each in all_drawn],
+        "received_s": [[each.ran_s if at == 0 else 0.0 for at in range(len(gpu_types))] for each in all_drawn],
     }
     for name in ("submit_time_s", "gpus", "held_gpus", "attained_service_gpu_s", "first_start_s", "restarts",
                  "estimate_s", "duration_s", "remaining_s"):  # fmt: skip
@@ -193,8 +193,8 @@ def state_of(case: PolicyCase, policy: AllocationPolicy, order: Sequence[int] | 
     fixed |= {"virtual_clusters": TENANTS, "held_placement": tuple(job.placement for job in jobs), "memory": None}
     fixed |= {"truths": tuple(jobs), "given_s": np.array(columns["received_s"]).sum(axis=0)}
     if policy.reads_goodput:
-        beliefs = Beliefs(kinds, policy.information)
-        tasks = tuple(_task(job, row, machines, beliefs) for job, row in zip(jobs, rows, strict=True))
+        beliefs = Beliefs(gpu_types, policy.information)
+        tasks = tuple(_task(job, drawn, machines, beliefs) for job, drawn in zip(jobs, all_drawn, strict=True))
         beliefs.merge()
         beliefs.refresh(tasks)
         fixed |= {"beliefs": beliefs, "tasks": tasks}
@@ -206,7 +206,7 @@ def state_of(case: PolicyCase, policy: AllocationPolicy, order: Sequence[int] | 
 
 def spec_of(job: Known, machines: Cluster) -> JobSpec:
     """A training job that asks for what the record says; faster on the types that come first."""
-    speeds = {kind: 1.0 / (1 + at) for at, kind in enumerate(machines.gpu_types)}
+    speeds = {gpu_type: 1.0 / (1 + at) for at, gpu_type in enumerate(machines.gpu_types)}
     return JobSpec(
         application=f"app{job.gpus}",
         initial_batch=BATCH,
@@ -214,21 +214,23 @@ def spec_of(job: Known, machines: Cluster) -> JobSpec:
         requested_batch=BATCH,
         requested_gpus=job.gpus,
         local_batches=dict.fromkeys(speeds, (1, 64)),
-        single_gpu_rate={kind: 400.0 * speed for kind, speed in speeds.items()},
-        requested_rate={kind: speed / job.true_iteration_s(job.gpus, kind) for kind, speed in speeds.items()},
+        single_gpu_rate={gpu_type: 400.0 * speed for gpu_type, speed in speeds.items()},
+        requested_rate={
+            gpu_type: speed / job.true_iteration_s(job.gpus, gpu_type) for gpu_type, speed in speeds.items()
+        },
         declared_work=job.duration_s / job.true_iteration_s(job.gpus, ""),
         most_gpus=16,
     )
 
 
-def _task(job: Known, row: JobCase, machines: Cluster, beliefs: Beliefs) -> SynergyTask:
+def _task(job: Known, drawn: JobCase, machines: Cluster, beliefs: Beliefs) -> SynergyTask:
     task = beliefs.task(spec_of(job, machines))
-    if row.observed:
-        gpu_type = machines.type_of(job.placement) if job.running else row.gpu_type or machines.gpu_types[0]
-        for gpus in {1, row.gpus}:
+    if drawn.observed:
+        gpu_type = machines.type_of(job.placement) if job.running else drawn.gpu_type or machines.gpu_types[0]
+        for gpus in {1, drawn.gpus}:
             plan = Plan(data=gpus, micro_batch=BATCH)
             step_s, sync_s = STEP_S + SAMPLE_S * BATCH, SYNC_S * (gpus > 1)
             task.observe(StepReport(Shape(gpu_type, 1, gpus), plan, step_s, sync_s))
         task.report((1.0, 4.0))
-        task.done_work = row.ran_s / job.true_iteration_s(job.gpus, gpu_type)
+        task.done_work = drawn.ran_s / job.true_iteration_s(job.gpus, gpu_type)
     return task

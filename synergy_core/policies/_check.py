@@ -41,7 +41,7 @@ RULES = {
     "placed": "put to work, no GPU is held twice, nor by a job of another type, nor beyond a quota",
     "repeats": "put to work, the same jobs have the same schedule",
 }
-"""What is checked; the last three by `synergy_core.conformance`."""
+"""The rules, by name; the last three are checked by `synergy_core.conformance`."""
 
 
 class BrokenRuleError(InputError):
@@ -53,7 +53,7 @@ class BrokenRuleError(InputError):
 
 
 class _Broken(Exception):  # noqa: N818
-    """Within a case: the rule, and what happened."""
+    """A rule was broken within a case. Arguments: the rule's name, and what happened."""
 
 
 def check(policy: Policy) -> None:
@@ -80,7 +80,7 @@ def _smallest(
 ) -> tuple[PolicyCase, tuple[str, str]]:
     """The case less every job without which the same rule is broken still."""
     at = 0
-    while at < len(case.rows) and len(case.rows) > 1:
+    while at < len(case.jobs) and len(case.jobs) > 1:
         fewer = case.without(at)
         still = _broken(held, policy, fewer)
         if still is not None and still[0] == found[0]:
@@ -134,7 +134,7 @@ def _key(policy: OrderingPolicy, job: Known) -> Key:
 
 
 def _asides(policy: OrderingPolicy, job: Known) -> None:
-    """What else it says of a job is of the right kind."""
+    """Checks that the policy's `words` and `begins_anew`, where it has them, answer with the right type."""
     for name, function, kind in (("words", policy.words, str), ("begins_anew", policy.begins_anew, bool)):
         if function is not None:
             with _answering(f"{name} of job {job.job_id}"):
@@ -144,7 +144,10 @@ def _asides(policy: OrderingPolicy, job: Known) -> None:
 
 
 def _foretold(policy: OrderingPolicy, case: PolicyCase, at: int, key: Key) -> None:
-    """Until its change is due, the key of a job that waits, or may be stopped, only falls, if it is said to."""
+    """Checks that a key stays until its next change is due, or falls with the clock where the policy says it does.
+
+    Only of jobs that wait or may be stopped: other keys order nothing.
+    """
     job = records(case)[at]
     if job.running and not policy.preemptive:
         return
@@ -216,7 +219,7 @@ def _answer(policy: AllocationPolicy, state: ClusterState) -> Allocations:
 
 
 def _within(case: PolicyCase, state: ClusterState, answer: Allocations) -> None:
-    """Capacities, types and quotas."""
+    """Checks that the answer keeps to capacities, types and quotas."""
     machines, given = case.machines, _given(state, answer)
     got = answer.gpus > 0
     kind = np.where(answer.gpu_type >= 0, answer.gpu_type, state.gpu_type)
@@ -249,7 +252,7 @@ def _ranked(policy: AllocationPolicy, state: ClusterState) -> None:
 def _alike(
     state: ClusterState, answer: Allocations, other_state: ClusterState, other: Allocations, rule: str, when: str
 ) -> None:
-    """Whether both answers give every job the same."""
+    """Checks that both answers give every job the same."""
     if _by_job(state, answer) != _by_job(other_state, other):
         raise _Broken(rule, f"it gave {_given(state, answer)}, and {when} {_given(other_state, other)}")
 

@@ -46,7 +46,7 @@ class CriusTable(NamedTuple):
     may_change: NDArray[np.bool_]
 
     def of(self, jobs: Ints, rows: Ints) -> Floats:
-        """(as many): relative throughputs; −inf for row −1, or where the job cannot run."""
+        """Relative throughput of each job on each row, broadcast; −inf for row −1 and where the job cannot run."""
         found = self.gain[jobs, rows]
         return np.where((rows >= 0) & (found > 0), found, -np.inf)
 
@@ -77,7 +77,7 @@ def crius(
     rows = powers_and_whole_nodes(state.cluster, max(most_gpus, int(state.gpus.max())))
     table, wanted = _table(state, rows, most_gpus, batch_limit)
     row = _held(state, rows)
-    left = np.array([state.cluster.gpus_of(kind) for kind in state.cluster.gpu_types], dtype=np.int64)
+    left = np.array([state.cluster.gpus_of(gpu_type) for gpu_type in state.cluster.gpu_types], dtype=np.int64)
     np.subtract.at(left, table.kind[row[row >= 0]], table.gpus[row[row >= 0]])
     room = _Room(state, table, row, left)
     opportunistic = set(memory.opportunistic)
@@ -117,7 +117,7 @@ def _table(
     As many as fit its tenant's quota and some GPU type; more where it needs more.
     """
     goodput, _ = state.guessed(rows, batch=batch_limit)
-    capacity = np.array([state.cluster.gpus_of(kind) for kind in state.cluster.gpu_types], dtype=np.int64)
+    capacity = np.array([state.cluster.gpus_of(gpu_type) for gpu_type in state.cluster.gpu_types], dtype=np.int64)
     quota = np.array(state.quotas_left())[state.virtual_cluster]
     fits = (rows.gpus <= capacity[rows.gpu_type]) & (rows.gpus <= quota[:, None]) & state.suits(rows.gpu_type)
     usable = (goodput > 0) & fits & state.allowed(rows, growth=2.0, first_gpus=int(state.gpus.max()))
@@ -174,7 +174,7 @@ class _Room:
         return best if gain[best] > 0 and gpus <= self.quota[self.tenant[job]] else -1
 
     def best_upgrade(self, most_gpus: int) -> Change | None:
-        """Of running jobs' changes to another type or to twice the GPUs, within what is free, that of most growth."""
+        """The running job's change, to another type or to twice the GPUs, that fits what is free and gains most."""
         table = self.table
         jobs = np.flatnonzero((self.row >= 0) & table.may_change)
         if not len(jobs):

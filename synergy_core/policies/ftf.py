@@ -11,7 +11,7 @@ from synergy_core.state.choice import choose_rows
 from synergy_core.state.goodput_state import GoodputState
 
 LEAST_S = 60.0
-"""Undeclared work is at least so long at the job's best goodput."""
+"""Undeclared work is taken to last at least so many seconds at the job's best goodput."""
 
 
 @allocation_policy(round_s=60.0, tunes_batch=True, information="declared")

@@ -18,7 +18,7 @@ def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allo
     """Fractions of time per GPU type by a linear programme over known speeds; jobs that are behind theirs run first."""
     if objective not in OBJECTIVES:
         raise unknown("parameter objective of policy gavel", objective, OBJECTIVES)
-    capacity = np.array([state.cluster.gpus_of(kind) for kind in state.cluster.gpu_types], dtype=np.int64)
+    capacity = np.array([state.cluster.gpus_of(gpu_type) for gpu_type in state.cluster.gpu_types], dtype=np.int64)
     rate = state.requested_rate()
     room = (state.gpus[:, None] <= capacity) & state.suits(np.arange(len(capacity)))
     fits = room & ((rate > 0) | ~state.planned[:, None])
@@ -97,12 +97,12 @@ def _greedy(state: GoodputState, priority: Floats, share: Floats, capacity: Ints
     kinds = priority.shape[1]
     order = np.lexsort((np.arange(priority.size), -share.reshape(-1), -priority.reshape(-1)))
     for cell in order.tolist():
-        row, kind = divmod(cell, kinds)
-        if priority[row, kind] <= 0:
+        job, kind = divmod(cell, kinds)
+        if priority[job, kind] <= 0:
             break
-        need, tenant = int(state.gpus[row]), int(state.virtual_cluster[row])
-        if gpus[row] == 0 and need <= left[kind] and need <= quota[tenant]:
+        need, tenant = int(state.gpus[job]), int(state.virtual_cluster[job])
+        if gpus[job] == 0 and need <= left[kind] and need <= quota[tenant]:
             left[kind] -= need
             quota[tenant] -= need
-            gpus[row], gpu_type[row] = need, kind
+            gpus[job], gpu_type[job] = need, kind
     return Allocations(gpus, gpu_type)

@@ -16,50 +16,50 @@ def optimus(state: OracleGoodputState) -> Allocations:
 
     A job with parallel plans begins with the fewest GPUs on which one fits, and grows by as many as the next needs.
     """
-    left = [state.cluster.gpus_of(kind) for kind in state.cluster.gpu_types]
+    left = [state.cluster.gpus_of(gpu_type) for gpu_type in state.cluster.gpu_types]
     quota = state.quotas_left()
     tenant = state.virtual_cluster.tolist()
     gpus = np.zeros(len(state), dtype=np.int64)
     gpu_type = np.full(len(state), -1, dtype=np.int64)
     gains: list[tuple[float, int, int, int, float]] = []
-    for rank, row in enumerate(np.lexsort((state.job_id, state.submit_time_s)).tolist()):
-        sizes = {kind: _next_size(state, row, kind, 0) for kind in state.types_for(row)}
-        kind = next((each for each, size in sizes.items() if 0 < size <= min(left[each], quota[tenant[row]])), -1)
+    for rank, job in enumerate(np.lexsort((state.job_id, state.submit_time_s)).tolist()):
+        sizes = {kind: _next_size(state, job, kind, 0) for kind in state.types_for(job)}
+        kind = next((each for each, size in sizes.items() if 0 < size <= min(left[each], quota[tenant[job]])), -1)
         if kind < 0:
             continue
-        gpus[row], gpu_type[row] = sizes[kind], kind
+        gpus[job], gpu_type[job] = sizes[kind], kind
         left[kind] -= sizes[kind]
-        quota[tenant[row]] -= sizes[kind]
-        remaining = state.truths[row].remaining_iterations()
-        gain, size = _gain(state, row, kind, sizes[kind])
-        gains.append((-gain * remaining, rank, row, size, remaining))
+        quota[tenant[job]] -= sizes[kind]
+        remaining = state.truths[job].remaining_iterations()
+        gain, size = _gain(state, job, kind, sizes[kind])
+        gains.append((-gain * remaining, rank, job, size, remaining))
     heapify(gains)
     while any(left) and gains and gains[0][0] < 0:
-        _, rank, row, size, remaining = heappop(gains)
-        kind = int(gpu_type[row])
-        more = size - int(gpus[row])
-        if more > min(left[kind], quota[tenant[row]]):
+        _, rank, job, size, remaining = heappop(gains)
+        kind = int(gpu_type[job])
+        more = size - int(gpus[job])
+        if more > min(left[kind], quota[tenant[job]]):
             continue
-        gpus[row] = size
+        gpus[job] = size
         left[kind] -= more
-        quota[tenant[row]] -= more
-        gain, size = _gain(state, row, kind, size)
-        heappush(gains, (-gain * remaining, rank, row, size, remaining))
+        quota[tenant[job]] -= more
+        gain, size = _gain(state, job, kind, size)
+        heappush(gains, (-gain * remaining, rank, job, size, remaining))
     return Allocations(gpus, gpu_type)
 
 
-def _gain(state: OracleGoodputState, row: int, kind: int, gpus: int) -> tuple[float, int]:
+def _gain(state: OracleGoodputState, job: int, kind: int, gpus: int) -> tuple[float, int]:
     """Seconds that each further GPU takes off an iteration, up to the next size; 0 where there is none."""
-    size = _next_size(state, row, kind, gpus)
+    size = _next_size(state, job, kind, gpus)
     if not size:
         return 0.0, 0
-    truth, name = state.truths[row], state.cluster.gpu_types[kind]
-    return (truth.true_iteration_s(gpus, name) - truth.true_iteration_s(size, name)) / (size - gpus), size
+    truth, gpu_type = state.truths[job], state.cluster.gpu_types[kind]
+    return (truth.true_iteration_s(gpus, gpu_type) - truth.true_iteration_s(size, gpu_type)) / (size - gpus), size
 
 
-def _next_size(state: OracleGoodputState, row: int, kind: int, gpus: int) -> int:
+def _next_size(state: OracleGoodputState, job: int, kind: int, gpus: int) -> int:
     """The next number of GPUs of that type that the job can use; 0 where its batch or the job allows none."""
-    spec, truth = state.tasks[row].spec, state.truths[row]
+    spec, truth = state.tasks[job].spec, state.truths[job]
     most = max(1, min(spec.most_gpus, spec.requested_batch // spec.smallest_local_batch, state.cluster.gpus))
-    name = state.cluster.gpu_types[kind]
-    return next((size for size in range(gpus + 1, most + 1) if isfinite(truth.true_iteration_s(size, name))), 0)
+    gpu_type = state.cluster.gpu_types[kind]
+    return next((size for size in range(gpus + 1, most + 1) if isfinite(truth.true_iteration_s(size, gpu_type))), 0)

@@ -74,7 +74,7 @@ def _remaining_s(state: GoodputState, rows: Configurations, goodput: Floats, unk
 
 
 def _median(goodput: Floats) -> Floats:
-    """(jobs,): of the rows on which each can run; 0 for none."""
+    """(jobs,): each job's median goodput over the rows on which it can run; 0 where there are none."""
     count = (goodput > 0).sum(axis=1)
     ordered = np.sort(goodput, axis=1)
     last = goodput.shape[1] - 1

@@ -16,7 +16,7 @@ from synergy_core.state.goodput_state import GoodputState
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """What was asked of the allocator, and its answer; for whoever wants to know why."""
+    """The problem put to the allocator, and its solution; kept so that a decision can be explained."""
 
     rows: Configurations
     problem: Problem

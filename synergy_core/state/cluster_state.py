@@ -19,7 +19,7 @@ class Allocations:
 
     gpu_type: an index into the cluster's `gpu_types`, −1 where any will do.
     objective, bound: of the problem it solved, NaN where it solved none.
-    node_gpus: for a policy that chooses nodes too, GPUs of each job (rows) on each node of the cluster (columns).
+    node_gpus: for a policy that chooses nodes too, (jobs, nodes of the cluster), GPUs.
     solved: the problem and its solution (`choice.Solved`), to be explained; None where there is none.
     memory: what the policy wants to find in the next state (`GoodputState.memory`); it keeps nothing itself.
     """
@@ -79,16 +79,18 @@ class ClusterState:
             return [NEVER] * len(self.virtual_clusters)
         return [float(quotas.get(name, 0)) for name in self.virtual_clusters]
 
-    def types_for(self, row: int) -> list[int]:
+    def types_for(self, job: int) -> list[int]:
         """The GPU types that a job may have, the best for it first: only the one it asks for, else the one it is on."""
-        asked, held = int(self.gpu_type[row]), int(self.held_type[row])
+        asked, held = int(self.gpu_type[job]), int(self.held_type[job])
         if asked >= 0:
             return [asked]
         others = range(len(self.cluster.gpu_types))
         return [held, *(each for each in others if each != held)] if held >= 0 else list(others)
 
     def in_order(self, order: Ints) -> Allocations:
-        """Each job what it requested, in that order of rows, while types and quotas last; later ones may overtake.
+        """Each job what it requested, the jobs in that order, while types and quotas last; later ones may overtake.
+
+        order: indices of jobs in this state.
 
         A tenant exceeds its quota only if the cluster allows borrowing, and only after everybody within quota.
         """
@@ -100,17 +102,17 @@ class ClusterState:
         gpu_type = np.full(len(self), -1, dtype=np.int64)
         later: list[int] = []
         for within_quota in (True, False):
-            for row in order.tolist() if within_quota else later:
-                need = int(self.gpus[row])
-                tenant = int(self.virtual_cluster[row])
+            for job in order.tolist() if within_quota else later:
+                need = int(self.gpus[job])
+                tenant = int(self.virtual_cluster[job])
                 if quotas and within_quota and need > quota_left[tenant]:
-                    later.append(row)
+                    later.append(job)
                     continue
-                for kind in self.types_for(row):
+                for kind in self.types_for(job):
                     if need <= left[kind]:
                         left[kind] -= need
                         quota_left[tenant] -= need
-                        gpus[row], gpu_type[row] = need, kind
+                        gpus[job], gpu_type[job] = need, kind
                         break
                 if not any(left):
                     return Allocations(gpus, gpu_type)

@@ -78,7 +78,7 @@ class GoodputState(ClusterState):
     def work_left(self, goodput: Floats, usual: Callable[[Floats], Floats], *, least_s: float) -> Floats:
         """(jobs,): remaining work; undeclared, as much again as was done, at least `least_s` at the usual goodput.
 
-        goodput: (jobs, rows). usual: from some jobs' rows of it to one goodput each.
+        goodput: (jobs, rows). usual: from the goodputs of some jobs, (some, rows), to one each.
         """
         work = self.remaining_work.copy()
         undeclared = np.isnan(work)
@@ -101,8 +101,8 @@ class GoodputState(ClusterState):
     def most_gpus(self, *, growth: float = 2.0, first_gpus: int = 1) -> Ints:
         """(jobs,): how many GPUs each may be given: `growth` times what was observed, at first `first_gpus`.
 
-        No more than its largest batch can feed, nor than it allows (Pollux, OSDI 2021, section 4.2; growth 2). Of a
-        job with plans nothing need be explored: how it scales is known.
+        No more than its largest batch can feed, nor than it allows (Pollux, OSDI 2021, section 4.2; growth 2). A job
+        with plans may have that at once: how it scales is known.
         """
         explored = np.maximum(first_gpus, (growth * self.observed_gpus).astype(np.int64))
         explored = np.where(self.planned, np.iinfo(np.int64).max, explored)
@@ -124,7 +124,7 @@ class GoodputState(ClusterState):
         return np.where(self.held_row(rows)[:, None] == np.arange(len(rows)), 0.0, cost)
 
     def suits(self, gpu_type: Ints) -> np.ndarray:
-        """(jobs, as many as given): whether a job may run on these types; all of them unless it asks for one."""
+        """(jobs, types given): whether a job may run on these types; all of them unless it asks for one."""
         asked = self.gpu_type[:, None]
         return np.asarray((asked < 0) | (asked == gpu_type))
 
@@ -136,7 +136,7 @@ class GoodputState(ClusterState):
     def requested_rate(self) -> Floats:
         """(jobs, GPU types): iterations/s with the requested GPUs and batch, from profiles made offline.
 
-        Of jobs with plans, from the planner; 0 where none fits.
+        For jobs with plans they are the planner's; 0 where no plan fits.
         """
         gpu_types = self.cluster.gpu_types
         return np.array([[task.requested_rate(gpu_type) for gpu_type in gpu_types] for task in self.tasks])
@@ -168,7 +168,7 @@ class TrueJob(Protocol):
     """What only a driver knows of a running job; for policies that are upper bounds."""
 
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
-        """An iteration at the requested batch on that many GPUs of that type, packed; inf where no plan fits."""
+        """Seconds of an iteration at the requested batch on so many GPUs of a type, packed; inf where no plan fits."""
 
     def remaining_iterations(self) -> float:
         """Iterations at the requested batch until it is done."""

@@ -53,7 +53,7 @@ class Agent:
         self._why = ""
 
     async def serve(self, url: str, token: str) -> None:
-        """Until told to leave, or the controller or the zygote is gone; no process is left then.
+        """Runs until told to leave, or the controller or the zygote is gone; no process is left then.
 
         Raises InputError when the controller cannot be reached, or refuses the token; ConnectionError when the zygote,
         and so every worker, has died.

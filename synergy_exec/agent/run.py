@@ -25,7 +25,7 @@ _SETTLING_S = 0.5
 _DUMPING_S = 0.2
 """How long a hung rank has for writing to the log where it stands."""
 _ALL_DUMPING_S = 0.8
-"""All of a node's together."""
+"""How long all hung ranks of a node together have for that."""
 
 
 class Worker:

@@ -26,5 +26,5 @@ def divide(cores: Sequence[int], slots: int, *, gpus: bool) -> list[Slot]:
 
 
 def own_cores() -> list[int]:
-    """Those this process may use."""
+    """The CPU cores that this process may use."""
     return sorted(os.sched_getaffinity(0))

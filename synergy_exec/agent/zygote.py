@@ -35,7 +35,7 @@ class Zygote:
 
     @staticmethod
     async def start() -> Zygote:
-        """A warm one. Raises InputError when it cannot be had; its own words are on standard error."""
+        """A zygote with torch imported. Raises InputError if it does not start; what it says is on standard error."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         command = [sys.executable, "-m", "synergy_exec.worker.zygote", str(theirs.fileno()), str(os.getpid())]

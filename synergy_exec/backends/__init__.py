@@ -46,7 +46,7 @@ class Backend(Protocol):
 
 
 def backend_names() -> list[str]:
-    """Of those in this folder, sorted."""
+    """The names of the backends in this folder, sorted."""
     return sorted(each.name for each in pkgutil.iter_modules(__path__) if not each.name.startswith("_"))
 
 

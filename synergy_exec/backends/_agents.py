@@ -31,7 +31,7 @@ class AgentPlace:
 
 
 def command(node: int, place: AgentPlace, url: str) -> list[str]:
-    """Of that node's agent, with this Python."""
+    """The command line that starts that node's agent, with this Python."""
     return [
         sys.executable,
         "-m",
@@ -44,19 +44,19 @@ def command(node: int, place: AgentPlace, url: str) -> list[str]:
 
 
 def environment(token: str) -> dict[str, str]:
-    """This process's own, with the token, and with the folder of this very synergy_exec on Python's path."""
+    """This process's environment with the token, and with the folder of this very synergy_exec on Python's path."""
     return package_environment() | {TOKEN: token}
 
 
 def package_environment() -> dict[str, str]:
-    """The same without the token."""
+    """This process's environment with the folder of this very synergy_exec on Python's path."""
     package = str(Path(synergy_exec.__file__).parents[1])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
 def log_of(node: int, meeting: Meeting) -> Path:
-    """Where that node's agent writes."""
+    """The file that that node's agent writes its output to."""
     return meeting.folder / f"agent-{node}.txt"
 
 
@@ -84,7 +84,7 @@ def require_reachable(url: str, hosts: Collection[str], here: Collection[str]) -
 
 
 def _is_own(name: str) -> bool:
-    """Whether agents on other hosts would mean their own by it, or nobody listens for them there."""
+    """Whether the name means whichever host it is used on, as localhost does; agents elsewhere would ask themselves."""
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(name or None, 0)}
     except OSError:

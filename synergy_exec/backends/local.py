@@ -28,7 +28,7 @@ def backend(nodes: int = 1, slots: int | None = None) -> Local:
 
 
 def gpu_names() -> list[str]:
-    """Of the GPUs that torch could use here; another process asks it, so that this one need not import it."""
+    """Names of the GPUs that torch can use here; another process asks torch, so that this one need not import it."""
     if shutil.which("nvidia-smi") is None:
         return []
     asked = subprocess.run([sys.executable, "-c", _ASK_FOR_GPUS], capture_output=True, text=True, timeout=120)

@@ -24,7 +24,7 @@ _LEAVING_S = 60.0
 """Agents save first (20 s at most); what is left then, Slurm kills after its KillWait, 30 s by default."""
 _ASKING_S = 30.0
 _JOBS_OWN = re.compile(r"S(LURM|RUN)_(N?TASKS.*|NPROCS|GPUS.*|GRES|CPUS_PER_.*|MEM_PER_.*|TRES_PER_TASK|DISTRIBUTION)")
-"""Of an allocation as a whole. A step takes them for options of its own, where the step of one node asks for less."""
+"""Environment variables of the whole allocation, which srun would take for options of a step on one node."""
 _GPUS_OF_NODES = re.compile(r"^\s*Nodes=(\S+)\s.*?\bGRES=(\S*)", re.MULTILINE)
 _GPUS = re.compile(r"gpu(?::([^:(,]+))?:(\d+)(?:\(|,|$)")
 _BODY = """
@@ -85,7 +85,7 @@ def script(
     time: str = "",
     options: Mapping[str, str] | None = None,
 ) -> str:
-    """For sbatch: asks for an allocation, and starts the controller on its first node.
+    """A script for sbatch that asks for an allocation, and starts the controller on its first node.
 
     command: the controller's, to which its backend and its address are added. time: such as 12:00:00. options: more of
     sbatch's, by their long names without dashes; "" for one without a value. Raises InputError.
@@ -107,12 +107,12 @@ def gpus_of(details: str) -> dict[str, tuple[str, int]]:
     """By node, its GPUs' type and number, as `scontrol show job --details` says. Raises InputError."""
     found = {}
     for names, resources in _GPUS_OF_NODES.findall(details):
-        kinds = _GPUS.findall(resources)
-        if len({kind for kind, _ in kinds}) > 1:
+        pairs = _GPUS.findall(resources)
+        if len({gpu_type for gpu_type, _ in pairs}) > 1:
             raise InputError(f"{names}: GPUs of several types ({resources}); ask for one with --gpus-per-node=TYPE:N.")
-        if kinds:
+        if pairs:
             for host in _scontrol("show", "hostnames", names).split():
-                found[host] = kinds[0][0] or "gpu", sum(int(number) for _, number in kinds)
+                found[host] = pairs[0][0] or "gpu", sum(int(number) for _, number in pairs)
     return found
 
 
@@ -121,8 +121,8 @@ def _gpus_on(host: str, gpus: Mapping[str, tuple[str, int]], gpu_type: str | Non
         raise InputError(
             f"{host} has no GPU in this allocation, other nodes have; ask for them with --gpus-per-node=N."
         )
-    kind, number = gpus[host]
-    return AgentPlace(host, number, gpu_type or kind)
+    named, number = gpus[host]
+    return AgentPlace(host, number, gpu_type or named)
 
 
 def _with_slots(place: AgentPlace, slots: int | None) -> AgentPlace:
@@ -133,7 +133,7 @@ def _with_slots(place: AgentPlace, slots: int | None) -> AgentPlace:
 
 
 def _cpus(said: str, nodes: int) -> list[int]:
-    """Of each node, as SLURM_JOB_CPUS_PER_NODE says: `16(x2),8` are 16, 16 and 8."""
+    """CPUs of each node, as SLURM_JOB_CPUS_PER_NODE says: `16(x2),8` are 16, 16 and 8."""
     parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in said.split(",")]
     counts = [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]
     if None in parts or len(counts) != nodes:

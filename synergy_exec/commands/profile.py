@@ -76,7 +76,7 @@ def _say(words: str) -> None:
 
 
 def _quiet(words: str) -> None:
-    """Nothing."""
+    """Says nothing, where progress is not wanted."""
 
 
 def _option(text: str) -> tuple[str, Any]:

@@ -144,7 +144,7 @@ def _again(
 
 
 def _watched(futures: dict[Future[Replayed], RecordedJob]) -> Iterator[Future[Replayed]]:
-    """As they end; where somebody watches, with how far it is."""
+    """Results as they end, with a progress line on a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -193,7 +193,7 @@ def continuity(job: RecordedJob, runs: Sequence[RunRow], again: Replayed, limit:
 
 
 def table(found: Sequence[Continuity], limit: float) -> list[str]:
-    """As it is printed: a line for every job, and what it comes to."""
+    """The text that is printed: a line for every job, and the verdict."""
     rows: list[tuple[str, ...]] = [
         ("job", "model", "optimizer", "steps", "runs", "plans", "changes", "largest", "after changes", "verdict")
     ]

@@ -34,7 +34,7 @@ class Served(Protocol):
 
 
 def routes(controller: Served) -> list[web.RouteDef]:
-    """What people may ask of it."""
+    """The HTTP routes that a controller answers."""
     api = Api(controller)
     return [
         web.get("/jobs", api.jobs),
@@ -138,7 +138,7 @@ def shown(execution: Execution, job: ExecutedJob) -> dict[str, Any]:
 
 
 def _job_named(execution: Execution, wanted: str, *, among: str = "all") -> ExecutedJob:
-    """By number, or by a name that only one has."""
+    """The job with that number, or with that name if only one has it. Raises InputError."""
     jobs = execution.jobs
     named = [job for job in jobs.values() if job.name == wanted]
     active = [job for job in named if not job.ended]

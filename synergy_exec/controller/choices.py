@@ -26,7 +26,7 @@ class Choices:
     def choose(self, job: ExecutedJob, shape: Shape, held: PlanMessage | None = None) -> PlanMessage:
         """The plan on that shape. held: what it trains with there now; returned as it is where nothing is to change.
 
-        Of a profiled job the scheduler has chosen it (`Job.plan`); under policies that choose none, it is the fastest
+        For a profiled job the scheduler has chosen it (`Job.plan`); under policies that choose none, it is the fastest
         that was measured at the batch it asked for. Any other job is data-parallel.
         """
         if job.plan is not None:

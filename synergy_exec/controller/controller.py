@@ -79,7 +79,7 @@ class Controller(Listener):
         return self._last_s
 
     async def run(self) -> None:
-        """Until every job has ended (serve: until it is interrupted). Raises InputError for what a user can mend.
+        """Runs until every job has ended (serve: until it is interrupted). Raises InputError for what a user can mend.
 
         After an interruption `interrupted` is true; the journal holds what is needed to go on.
         """
@@ -122,13 +122,13 @@ class Controller(Listener):
             print(f"an agent of an earlier controller, process {pid}, had to be killed", file=sys.stderr)
 
     def _announce(self, meeting: Meeting) -> None:
-        """Where commands find it."""
+        """Writes the file by which commands find this controller."""
         me = {"url": meeting.url, "host": socket.gethostname(), "pid": os.getpid()}
         with atomic_file(self.folder / "controller.json") as partial:
             partial.write_text(json.dumps({**me, "began": processes.began(os.getpid())}) + "\n", encoding="utf-8")
 
     async def _begin(self, journal: Journal) -> None:
-        """When all agents are there the cluster is known, and so is everything else."""
+        """Makes the execution, once all agents are there and the cluster is known."""
         self._journal = journal
         cluster = await self.agents.gather(self.meeting, self.settings.nodes_s, self._over)
         if cluster is None:

@@ -297,7 +297,7 @@ class Journal:
         return log
 
     def decisions(self) -> DecisionLog:
-        """All decisions, likewise."""
+        """All decisions, as the simulator logs them."""
         log = DecisionLog()
         rows = self._all(
             "SELECT time_s, decision_s, started, stopped, running, queued, gpus_used, objective, bound "

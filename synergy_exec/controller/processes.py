@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 _BEGAN = 19
-"""Field 22 of /proc/PID/stat, counted from the third, after the name in brackets."""
+"""Index of a process's start time in /proc/PID/stat after the name in brackets: field 22, counted from the third."""
 
 
 def began(pid: int) -> int:

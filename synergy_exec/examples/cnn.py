@@ -93,7 +93,7 @@ class Cnn(TrainingJob):
         return ResidualNetwork(self.channels, self.depths, self.classes)
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """Patterns under noise of `noise` times their own strength, and which they are."""
+        """Pictures of patterns under noise of `noise` times their own strength, and each one's class."""
         generator = torch.Generator().manual_seed(step)
         classes = torch.randint(self.classes, (size,), generator=generator)
         noise = torch.randn(size, 3, self.side, self.side, generator=generator)

@@ -74,7 +74,7 @@ class Mlp(TrainingJob):
         return Perceptron(self.features, self.width, self.depth, self.classes)
 
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """Normal points, and which of some fixed directions each of them goes furthest in."""
+        """Normally distributed points, and each one's class: in which of some fixed directions it lies furthest."""
         points = torch.randn(size, self.features, generator=torch.Generator().manual_seed(step))
         return points, (points @ self._teacher).argmax(dim=1)
 

@@ -41,7 +41,7 @@ def cluster_of(hellos: list[Hello]) -> tuple[Cluster, list[int]]:
             raise InputError(f"node {hello.node} ({hello.host}) has no slots; give it at least one.")
         alike.setdefault((hello.gpu_type, hello.slots), []).append(hello.node)
     types = [
-        NodeType(f"{kind}-{index}", kind, len(nodes), slots)
-        for index, ((kind, slots), nodes) in enumerate(alike.items())
+        NodeType(f"{gpu_type}-{index}", gpu_type, len(nodes), slots)
+        for index, ((gpu_type, slots), nodes) in enumerate(alike.items())
     ]
     return Cluster(tuple(types)), [node for nodes in alike.values() for node in nodes]

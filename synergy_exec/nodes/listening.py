@@ -82,7 +82,7 @@ async def listening(
 def _checked(token: str, most_bytes: int) -> Middleware:
     @web.middleware
     async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Nobody without the token; what a user can mend is said in a sentence."""
+        """Refuses requests without the token, and turns what a user can mend into a sentence."""
         given = request.headers.get("Authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
             return _said(401, "the token is missing or wrong; it stands in the file `token` beside controller.json.")
@@ -136,5 +136,5 @@ def _agents(listener: Listener) -> Handler:
 
 
 def _said(status: int, sentence: str) -> web.Response:
-    """An error."""
+    """An HTTP answer that carries an error."""
     return web.json_response({"error": sentence}, status=status)

@@ -119,7 +119,7 @@ class Runs:
         self._launch_waiting()
 
     def stop(self, number: int) -> None:
-        """Save and leave; a run whose workers do not exist yet is dropped."""
+        """Has a run save and leave; one whose workers do not exist yet is dropped."""
         run = self.runs.get(number)
         if run is None or run.stopping:
             return
@@ -136,7 +136,7 @@ class Runs:
                 self._send(node, Stop(run=number))
 
     def kill(self, number: int) -> None:
-        """Leave at once, unsaved."""
+        """Has a run leave at once, unsaved."""
         run = self.runs.get(number)
         if run is None:
             return

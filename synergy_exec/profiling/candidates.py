@@ -43,7 +43,7 @@ class Finder:
         self._process: asyncio.subprocess.Process | None = None
 
     async def candidates(self, file: JobFile, sizes: list[int]) -> CandidatePlans:
-        """Of a job's model on each of these numbers of slots. Raises InputError where it cannot be loaded or built."""
+        """What may be measured of a job's model on so many slots. Raises InputError where it cannot be built."""
         process = await self._started()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -89,7 +89,7 @@ class Finder:
 
 @contextlib.asynccontextmanager
 async def finder() -> AsyncIterator[Finder]:
-    """One, until the block ends."""
+    """A `Finder`, which is closed when the block ends."""
     made = Finder()
     try:
         yield made
@@ -98,7 +98,7 @@ async def finder() -> AsyncIterator[Finder]:
 
 
 def main() -> None:
-    """Answers until nobody asks any more."""
+    """Answers questions from standard input until it ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

@@ -20,7 +20,7 @@ def batches_of(initial_batch: int, max_batch: int) -> list[int]:
 
 
 def sizes_of(slots: int) -> list[int]:
-    """Powers of two, and all of them."""
+    """Numbers of slots to measure on: powers of two, and all of them."""
     powers = [1 << each for each in range(slots.bit_length())]
     return powers if powers[-1] == slots else [*powers, slots]
 

@@ -22,11 +22,11 @@ from synergy_exec.training.noise import FEWEST_STEPS as FEWEST_NOISE_STEPS
 
 Say = Callable[[str], None]
 Seen = dict[PlanMessage, list[tuple[float, Report]]]
-"""Of each plan, by copy: seconds a step, and the last report."""
+"""Each plan's measurements, one per copy of the job: seconds a step, and the last report."""
 Result = TypeVar("Result")
 FEWEST_STEPS = 5
 STRETCH = 1.5
-"""Of gradient noise taken as constant: from so much work to so many times that."""
+"""Gradient noise is taken as constant from some amount of work to so many times that amount."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Measurements:
     failed: list[str] = field(default_factory=list)
 
     def add(self, more: Measurements) -> None:
-        """What was seen besides."""
+        """Adds what was seen besides."""
         for each in fields(self):
             getattr(self, each.name).extend(getattr(more, each.name))
 
@@ -70,15 +70,15 @@ async def measured(
     idle slots beside one's own. candidates: for all of `sizes`.
     """
     found = Measurements()
-    for kind, first_node, nodes, per_node in _parts(testbed.cluster):
+    for gpu_type, first_node, nodes, per_node in _parts(testbed.cluster):
         for size in sizes_of(nodes * per_node):
             places = _places(size, first_node, nodes, per_node)
             best: dict[int, float] = {}
             for same_degrees in candidates.plans[size]:
-                say(f"{file.name}: {same_degrees[0].degrees} on {size} × {kind}")
+                say(f"{file.name}: {same_degrees[0].degrees} on {size} × {gpu_type}")
                 copies = list(zip(jobs, places, strict=False))
                 seen = await _undisturbed(testbed, copies, same_degrees, effort, found, best)
-                found.rows += _rows(kind, len(places[0]), same_degrees, seen)
+                found.rows += _rows(gpu_type, len(places[0]), same_degrees, seen)
     if not found.rows or not found.starts:
         raise InputError(f"{file.name} could not be profiled: {'; '.join(found.failed) or 'no plan is admitted'}.")
     launch_s = median(found.starts)
@@ -103,7 +103,7 @@ async def _undisturbed(
     found: Measurements,
     best: dict[int, float],
 ) -> Seen:
-    """As `_copies`, again where an agent was lost meanwhile, which says nothing of the plan. Raises TestbedError."""
+    """Runs `_copies`, again where an agent was lost meanwhile, which says nothing of the plan. Raises TestbedError."""
     while True:
         losses, seen = testbed.losses, Seen()
         tried = Measurements()
@@ -175,7 +175,7 @@ async def _copies(
 
 
 async def _all(waiting: Iterable[Awaitable[Result]]) -> list[Result]:
-    """What all of them come to, when the last has. Raises InputError if any of them does."""
+    """The results of all, once the last is there. Raises InputError if any of them does."""
     results = await asyncio.gather(*waiting, return_exceptions=True)
     for each in results:
         if isinstance(each, BaseException):
@@ -211,12 +211,12 @@ def noise_curve(seen: list[NoiseFrom]) -> tuple[NoiseFrom, ...]:
     return tuple(curve)
 
 
-def _rows(kind: str, nodes: int, same_degrees: list[PlanMessage], seen: Seen) -> list[ProfiledRow]:
+def _rows(gpu_type: str, nodes: int, same_degrees: list[PlanMessage], seen: Seen) -> list[ProfiledRow]:
     rows = []
     for plan in same_degrees:
         if plan in seen:
             step_s = [each for each, _ in seen[plan]]
             spread = (max(step_s) - min(step_s)) / mean(step_s)
             memory = max(report.memory_bytes for _, report in seen[plan])
-            rows.append(ProfiledRow(kind, nodes, plan.core, mean(step_s), spread, float(memory)))
+            rows.append(ProfiledRow(gpu_type, nodes, plan.core, mean(step_s), spread, float(memory)))
     return rows

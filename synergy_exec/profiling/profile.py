@@ -28,7 +28,7 @@ from synergy_runs.profiles import read_profile, write_profile
 
 ENDLESS = 1e15
 QUICK = Effort(seconds=0.4, report_s=0.2, hopeless=1.6)
-"""For `profile=auto`, which somebody waits for."""
+"""The effort of `profile=auto`, which somebody waits for."""
 WITHOUT = "profile=null does without"
 
 

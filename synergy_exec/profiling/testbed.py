@@ -40,7 +40,7 @@ class RunOnTestbed:
         self.left: asyncio.Future[tuple[Outcome, str]] = asyncio.get_running_loop().create_future()
 
     async def first_step(self) -> None:
-        """Until its first step is done. Raises InputError if the run ends before."""
+        """Waits until its first step is done. Raises InputError if the run ends before."""
         await asyncio.wait((self.stepped, self.left), return_when=asyncio.FIRST_COMPLETED)
         self._check()
 
@@ -54,7 +54,7 @@ class RunOnTestbed:
         return await getting
 
     def retune(self, plan: PlanMessage) -> None:
-        """Another micro-batch or accumulation."""
+        """Has it go on at another micro-batch or accumulation."""
         self._testbed.retune(self.number, plan)
 
     async def stop(self) -> float:
@@ -67,7 +67,7 @@ class RunOnTestbed:
         return time.monotonic() - began_s
 
     def lose(self, reason: str) -> None:
-        """Nothing will be heard of it any more."""
+        """Fails what waits for the run, of which nothing will be heard any more."""
         if not self.left.done():
             self.left.set_result(("lost", reason))
 
@@ -111,7 +111,7 @@ class Testbed(Listener):
         self._flush()
 
     def retune(self, number: int, plan: PlanMessage) -> None:
-        """Another micro-batch or accumulation for a run."""
+        """Has a run go on at another micro-batch or accumulation."""
         self._runs.retune(number, plan)
         self._flush()
 
@@ -175,7 +175,7 @@ class Testbed(Listener):
         self._runs.happened.clear()
 
     async def gather(self, meeting: Meeting) -> None:
-        """Until all agents are there. Raises InputError where they do not come."""
+        """Waits until all agents are there. Raises InputError where they do not come."""
         self._meeting = meeting
         cluster = await self.agents.gather(meeting, self._settings.nodes_s, self._over)
         self.check()

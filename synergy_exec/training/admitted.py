@@ -18,7 +18,7 @@ from synergy_exec.training.tensor_parallel import obstacle
 
 
 class PlanKind(NamedTuple):
-    """What of a plan decides which code trains it.
+    """The part of a plan that decides which code trains it.
 
     zero: the ZeRO stage of several replicas, None of one. schedule: of a pipeline, "" without one.
     """
@@ -43,7 +43,7 @@ PROVEN: frozenset[PlanKind] = frozenset(
     for zero, tensor, schedule in product((None, 0, 2, 3), (False, True), ("", "gpipe", "1f1b", "interleaved"))
     if not (zero == 0 and tensor)
 )
-"""tests/exec/test_equality.py trains each of them against a single process."""
+"""The kinds that train what one process would: tests/exec/test_equality.py compares each with a single process."""
 
 
 def refusal(job: TrainingJob, plan: PlanMessage) -> str | None:
@@ -52,7 +52,7 @@ def refusal(job: TrainingJob, plan: PlanMessage) -> str | None:
 
 
 def plan_refusal(plan: PlanMessage) -> str | None:
-    """The same as far as the plan alone tells, whatever the job."""
+    """Why no job can be trained under this plan, in a sentence that says what to change; None: the plan allows it."""
     return _ill_formed(plan) or _unproven(plan)
 
 
@@ -92,7 +92,7 @@ def _unproven(plan: PlanMessage) -> str | None:
 
 
 class Admission:
-    """The same for many plans of one job: what a model allows is found out once for each way to cut or split it.
+    """`refusal` for many plans of one job: what a model allows is found out once for each way to cut or split it.
 
     It builds the job's model, without its numbers where that is possible, and runs it.
     """
@@ -107,7 +107,7 @@ class Admission:
 
     @cached_property
     def parameters(self) -> int:
-        """Of the model."""
+        """How many parameters the model has."""
         return sum(each.numel() for each in self._outline[0].parameters())
 
     @cached_property

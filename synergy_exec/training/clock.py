@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 WARM_UP_STEPS = 3
-"""Left out after a start and after every change of batch: compilation, memory allocation, DDP's rebuilt buckets."""
+"""Steps left out after a start or a change of batch: compilation, memory allocation, DDP's rebuilt buckets."""
 
 WINDOW_STEPS = 50
 """How many steps of a batch a median is over, at most: it follows a machine that slows down, and bears stragglers."""
@@ -15,7 +15,7 @@ WINDOW_STEPS = 50
 
 @dataclass(frozen=True, slots=True)
 class StepMedians:
-    """Of a `Report`: medians of a step's time and of the gradient synchronisation in it, over so many steps; or 0."""
+    """Medians over `steps` steps, for a `Report`: seconds of a step, and of its synchronisation; 0 if unknown."""
 
     step_s: float = 0.0
     sync_s: float = 0.0

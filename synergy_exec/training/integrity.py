@@ -14,7 +14,7 @@ from synergy_exec.training.progress import Progress
 
 NAME = "progress.json"
 FORMAT = 1
-"""Of the file; a reader passes over any other."""
+"""Version of the file's format; a reader passes over any other."""
 
 _PIECE_BYTES = 1 << 20
 
@@ -41,7 +41,7 @@ class Manifest:
 
 
 def digest(path: Path) -> Digest:
-    """Of the file as it reads now."""
+    """The digest of the file as it reads now."""
     crc = size = 0
     with path.open("rb") as file:
         while piece := file.read(_PIECE_BYTES):

@@ -19,8 +19,8 @@ import math
 from synergy_exec.training.progress import Progress
 
 TIME_CONSTANT_STEPS = 200
-"""Of the exponential averages. In steps: the information on tr(Σ) in one step depends on the number of its parts, not
-on their size. tests/exec/test_noise.py shows what error of the efficiency it leaves, and how fast a change is seen."""
+"""Time constant of the exponential averages. In steps, for what one step tells of tr(Σ) depends on the number of its
+parts, not on size. tests/exec/test_noise.py shows what error of the efficiency it leaves, and how fast it follows."""
 
 FEWEST_STEPS = 10
 """Before that many measured steps the statistics count as unknown."""

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 Shapes = dict[str, tuple[tuple[int, ...], int]]
-"""By name, a tensor's global shape and its bytes in all."""
+"""By a tensor's name: its global shape, and its bytes over all ranks."""
 
 
 class State:
@@ -55,7 +55,7 @@ class State:
 
 
 def shapes(tree: dict[str, Any]) -> Shapes:
-    """Of all tensors in a `State.tree`, named as torch.distributed.checkpoint names them."""
+    """The shapes of all tensors in a `State.tree`, by the names that torch.distributed.checkpoint gives them."""
     return {
         f"{kind}.{name}": (tuple(value.shape), value.numel() * value.element_size())
         for kind, values in tree.items()

@@ -24,8 +24,8 @@ from synergy_exec.training.tensor_parallel import split
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Of one step, the same on every rank: loss, the mean over the global batch, and the gradient's norm, both before
-    the weights changed; squares, None where they are not measured.
+    """What one step gave, equal on every rank: loss, the mean over the global batch, and the gradient's norm, both
+    before the weights changed; squares, None where they are not measured.
     """
 
     loss: float
@@ -88,7 +88,7 @@ class Trainer:
         return self._result(*sums.tolist())
 
     def retune(self, micro_batch: int, accumulation: int) -> None:
-        """Another micro-batch and accumulation from the next step, on all ranks together; weights stay as they are."""
+        """Sets micro-batch and accumulation from the next step on, on all ranks together; weights stay as they are."""
         plan = dataclasses.replace(self.plan, micro_batch=micro_batch, accumulation=accumulation)
         if reason := plan_refusal(plan):
             raise InputError(reason)

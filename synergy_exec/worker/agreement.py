@@ -8,7 +8,7 @@ import torch
 from torch import distributed
 
 _BITS = 20
-"""Of micro-batch and of accumulation: 13 bits are left of a float64's 53 for the number of the retune."""
+"""Bits for the micro-batch, and for the accumulation: 13 of a float64's 53 are left for the number of the retune."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Wishes:
 
 
 def agree(own: Wishes) -> Wishes:
-    """The same on every rank of the default process group; `own` without one."""
+    """What all ranks of the default process group do, made of every rank's wishes; `own` without a group."""
     if not distributed.is_initialized():
         return own
     values = torch.tensor([own.stop, own.save, _packed(own.retune), own.step_s], dtype=torch.float64)

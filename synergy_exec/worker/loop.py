@@ -125,7 +125,7 @@ class Loop:
         return self._own
 
     def _beat(self) -> None:
-        """Within the time that a step may take; the first one builds up caches and connections."""
+        """Tells the agent that this rank lives, and how long its next step may take; the first builds up caches."""
         if self._recent:
             allowed_s = max(self._launch.hang_s, _STEPS_OF_SILENCE * statistics.median(self._recent))
         else:
@@ -159,7 +159,7 @@ class Loop:
         return result, rate
 
     def _finish(self) -> None:
-        """Every step done is on disk."""
+        """Saves, unless every step done is on disk already."""
         self.doing = f"saving at step {self._progress.step}"
         self._pulse.beat(self._launch.start_s)
         if self._saving is not None:

@@ -58,7 +58,7 @@ class Rank:
 
     @property
     def doing(self) -> str:
-        """Such as `step 12`."""
+        """What the rank is at, such as `step 12`."""
         return self._loop.doing if self._loop else self._doing
 
     def train(self, store: int | None) -> int:

@@ -24,13 +24,13 @@ class Start:
     launched_s: float
 
     def text(self) -> str:
-        """As JSON."""
+        """This start as JSON, for `parse`."""
         values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         return json.dumps(values | {"launch": encode(self.launch)})
 
     @staticmethod
     def parse(text: str) -> Start:
-        """What `text` wrote."""
+        """The start that `text` wrote."""
         values = json.loads(text)
         launch = decode(values.pop("launch"))
         assert isinstance(launch, Launch)
@@ -47,5 +47,5 @@ class Descriptors:
     store: int | None = None
 
     def all(self) -> list[int]:
-        """Those there are."""
+        """The descriptors that are not None, in order."""
         return [each for each in (self.agent, self.pulse, self.log, self.store) if each is not None]

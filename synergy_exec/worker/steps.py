@@ -25,5 +25,5 @@ class StepsFile:
         self._file.write(f"{step},{batch},{rate!r},{loss:.9g},{seconds:.6g},{self._run}\n")
 
     def close(self) -> None:
-        """Lets the file go."""
+        """Closes the file."""
         self._file.close()

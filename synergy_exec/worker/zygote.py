@@ -60,7 +60,7 @@ class Forker:
             end.setblocking(False)
 
     def serve(self) -> None:
-        """Until the agent's end is closed."""
+        """Forks and reaps workers until the agent's end is closed."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         waiting = selectors.DefaultSelector()

@@ -144,7 +144,7 @@ def _autoregressive(keep: float, hours: int, random: np.random.Generator) -> Flo
 
 
 def _stratified_normal(series: Floats, random: np.random.Generator) -> Floats:
-    """The same order, the values a stratified standard normal sample."""
+    """Replaces the values of a series by a stratified standard normal sample, in the same order of rank."""
     from scipy.special import ndtri
 
     sample = ndtri((np.arange(len(series)) + random.random(len(series))) / len(series))

@@ -85,7 +85,7 @@ def draw_users(known: Statistics, batches: Batches, random: np.random.Generator)
 
 
 def draw_durations(known: Statistics, batches: Batches, user: Longs, users: int, random: np.random.Generator) -> Longs:
-    """Whole seconds, ≥ 1.
+    """(jobs,): durations in whole seconds, ≥ 1.
 
     A job's score is its tenant's known one plus normal parts of its user, of its batch and of its own: a Gaussian
     copula (our modelling choice, so that who submits a job says something about how long it runs). Scores only order
@@ -147,7 +147,7 @@ def _climb(ladder: Floats, draw: Floats) -> Longs:
 
 
 def _best_offset(known: Statistics, ladder: Floats, gpu_s: Longs, jobs: int, random: np.random.Generator) -> float:
-    """Of a few random starts of the sequence, the one whose heaviest jobs split their GPU-time as expected.
+    """Where the sequence of draws starts: of a few random places, that where the heaviest jobs best match expectation.
 
     A few thousand of a million jobs can hold most of the GPU-time; one start would leave shares to their luck.
     """

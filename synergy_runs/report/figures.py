@@ -154,7 +154,7 @@ def gpus_and_queue(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> F
 
 
 def _queue_scale(axes: Axes, longest: Sequence[float]) -> None:
-    """Linear, unless one policy's queue would flatten another's to nothing: then logarithmic above 10 jobs."""
+    """Makes the axis logarithmic above 10 jobs where one policy's queue would flatten another's to nothing."""
     if max(longest) > 20 * max(min(longest), 10):
         axes.set_yscale("symlog", linthresh=10.0, linscale=0.5)
         axes.minorticks_off()
@@ -162,7 +162,10 @@ def _queue_scale(axes: Axes, longest: Sequence[float]) -> None:
 
 
 def _shown_span_s(rows: Sequence[ComparedPolicy], events: Sequence[Any]) -> float:
-    """To the last finish, but not far beyond the last submission: a few long jobs would leave most of it empty."""
+    """Seconds on the axis of time: to the last finish, but not far beyond the last submission.
+
+    A few long jobs would leave most of it empty.
+    """
     last_s = max((float(each.time_s[-1]) for each in events if len(each.time_s)), default=1.0)
     arrivals_s = float(np.max(rows[0].runs[0].jobs("submit_time_s")["submit_time_s"], initial=0.0))
     return max(min(last_s, 1.25 * arrivals_s) if arrivals_s > 0 else last_s, 1.0)

@@ -114,7 +114,7 @@ class _Window:
         return self._text[self.at : self.at + 40].split("\n")[0]
 
     def skip(self) -> None:
-        """Past one character."""
+        """Moves the window past one character."""
         self._move_to(self.at + 1)
 
     def decode(self, decode: Decode) -> object:

@@ -43,9 +43,9 @@ def attempts_of(records: list[Record], rows: TraceRows, notes: Counter[str]) -> 
         parts.setdefault(record.component, []).append(record)
     longest = max(len(each) for each in parts.values())
     together = [[each[number] for each in parts.values() if number < len(each)] for number in range(longest)]
-    kinds = {kind: record for record in reversed(records) for kind in record.asked}
-    if len(kinds) > 1:
-        got = " and ".join(f"{kind} (line {record.line})" for kind, record in sorted(kinds.items()))
+    gpu_types = {gpu_type: record for record in reversed(records) for gpu_type in record.asked}
+    if len(gpu_types) > 1:
+        got = " and ".join(f"{gpu_type} (line {record.line})" for gpu_type, record in sorted(gpu_types.items()))
         expected = "one GPU type, since all of a job runs on one here"
         rows.reject(records[0].line, "ReqTRES", f"{got} in job {records[0].name}", expected)
         return []
@@ -62,7 +62,7 @@ def _attempt(gang: list[Record], notes: Counter[str]) -> Attempt:
         notes["are heterogeneous with components that ended apart: all GPUs are held until the last has ended"] += 1
     first = with_gpus[0]
     start_s = min(each.start_s for each in with_gpus)
-    asked = sorted({kind for each in with_gpus for kind in each.asked})
+    asked = sorted({gpu_type for each in with_gpus for gpu_type in each.asked})
     return Attempt(
         line=gang[0].line,
         name=first.name,
@@ -73,7 +73,7 @@ def _attempt(gang: list[Record], notes: Counter[str]) -> Attempt:
         why_not=_why_not(gang),
         unfinished=any(each.runs or (each.waits and not each.ran) for each in gang),
         asked=asked[0] if asked else "",
-        given="+".join(sorted({kind for each in with_gpus for kind in each.given})),
+        given="+".join(sorted({gpu_type for each in with_gpus for gpu_type in each.given})),
         user=first.user,
         virtual_cluster=first.virtual_cluster,
         end_state=max((each.end_state for each in gang), key=END_STATES.index),

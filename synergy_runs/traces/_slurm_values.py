@@ -21,7 +21,7 @@ ENDED_BADLY = {"REVOKED": "killed", "LAUNCH_FAILED": "failed", "RECONFIG_FAIL": 
 
 
 class PartOfGpuError(BadValueError):
-    """A job that has less than a GPU."""
+    """Raised for a job that has less than a whole GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class AskedGpus:
     """How many, and which types are named, in lower case; none where a count is all there is."""
 
     count: int
-    kinds: tuple[str, ...]
+    gpu_types: tuple[str, ...]
 
 
 NO_GPUS = AskedGpus(0, ())
@@ -96,11 +96,11 @@ def gpus(tres: str, column: str) -> AskedGpus:
         if name == _GPU:
             total = int(count)
             continue
-        kind = name[len(_GPU) + 1 :].lower()
-        if int(count) and _SLICE.search(kind):
+        gpu_type = name[len(_GPU) + 1 :].lower()
+        if int(count) and _SLICE.search(gpu_type):
             raise PartOfGpuError(column, shown(item), f"whole GPUs: a MIG slice is part of one, {_NOT_HERE}")
-        typed[kind] = typed.get(kind, 0) + int(count)
+        typed[gpu_type] = typed.get(gpu_type, 0) + int(count)
     count_of_all = sum(typed.values()) if total is None else total
     if shared and not count_of_all:
         raise PartOfGpuError(column, shown(shared), f"whole GPUs: this shares one, {_NOT_HERE}")
-    return AskedGpus(count_of_all, tuple(kind for kind, of_kind in typed.items() if of_kind))
+    return AskedGpus(count_of_all, tuple(gpu_type for gpu_type, number in typed.items() if number))

@@ -36,7 +36,7 @@ def read(path: Path, rows: TraceRows) -> None:
     """Adds every row; times stay relative to the file's own origin."""
 
     def add(
-        line: int, name: str, time: str, iterations: str, model: str, batch: str, gpus: str, kind: str, ran_s: str
+        line: int, name: str, time: str, iterations: str, model: str, batch: str, gpus: str, gpu_type: str, ran_s: str
     ) -> None:
         rows.add(
             line,
@@ -44,7 +44,7 @@ def read(path: Path, rows: TraceRows) -> None:
             duration_s=number(ran_s, "duration", "seconds") if ran_s.strip() else 0.0,
             gpus=whole(gpus, "num_gpu"),
             job_name=name.strip() or f"line-{line}",
-            gpu_type=gpu_type_named(kind.strip()) if kind.strip() else "",
+            gpu_type=gpu_type_named(gpu_type.strip()) if gpu_type.strip() else "",
             model=model_named(model.strip()),
             global_batch=whole(batch, "batch_size"),
             iterations=number(iterations, "num_iteration", "steps"),

@@ -27,7 +27,7 @@ def elapsed_s(start: str, end: str) -> float:
 
 
 def _stamp(text: str) -> datetime:
-    """Without a zone: UTC if the text has an offset, Pacific standard time for PST/PDT, else the clock's own."""
+    """The stamp without a zone: UTC if the text has an offset, Pacific standard time for PST/PDT, else as it stands."""
     text = text.strip()
     daylight = False
     if text[-3:] in _PACIFIC:

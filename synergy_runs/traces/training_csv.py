@@ -34,7 +34,7 @@ def read(path: Path, rows: TraceRows) -> None:
         job: str,
         gpus: str,
         batch: str,
-        kind: str,
+        gpu_type: str,
         user: str,
         tenant: str,
     ) -> None:
@@ -46,7 +46,7 @@ def read(path: Path, rows: TraceRows) -> None:
             job_name=job.strip() or f"line-{line}",
             virtual_cluster=tenant.strip(),
             user=user.strip(),
-            gpu_type=kind.strip().lower(),
+            gpu_type=gpu_type.strip().lower(),
             model=model.strip(),
             global_batch=whole(batch, "global_batch") if batch.strip() else 0,
             iterations=number(iterations, "iterations", "iterations at the global batch"),

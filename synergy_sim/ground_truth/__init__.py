@@ -46,9 +46,11 @@ __all__ = [
 
 
 NOT_STEP_TIMES = frozenset({"gpt_pmp"})
-"""Extrapolated forward times of one pipeline stage, not measured steps (shared/data/README.md, section 1)."""
+"""Folders whose tables are extrapolated forward times of one pipeline stage, not measured steps: Sia's artifact
+(SOSP 2023) has them for its GPT model."""
 MOST_DECLARED_ERROR = 10.0
-"""Of a logarithm: declarations that are off by four orders of magnitude."""
+"""Largest standard deviation of the logarithm of declared ÷ true work: beyond, declarations are off by four orders of
+magnitude."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Truth:
 
     @cached_property
     def _measured(self) -> frozenset[str]:
-        """Those with tables here. Tables that hold forward times of one pipeline stage are not among them."""
+        """The applications with tables of step times here, which `NOT_STEP_TIMES` have not."""
         if self.profiles is None:
             return frozenset()
         found = (each.name for each in self.profiles.iterdir() if list(each.glob("validation-*.csv")))
@@ -149,7 +151,7 @@ class Truth:
         return found
 
     def plans(self, name: str) -> bool:
-        """Whether that is an architecture whose jobs have parallel plans."""
+        """Whether the application of that name is an architecture whose jobs have parallel plans."""
         return name in self.profile or (name not in self.names and name in tables.model_names())
 
     def planned_application(

@@ -25,7 +25,7 @@ class Step(NamedTuple):
 
 
 class GradientStatistics(NamedTuple):
-    """Of the gradient at the initial batch: its squared norm, and its variance; their quotient is what matters."""
+    """Squared norm and variance of the gradient at the initial batch; their quotient is what matters."""
 
     grad_sqr: float
     grad_var: float
@@ -75,12 +75,12 @@ class Application(ABC):
 
     @property
     def work(self) -> float:
-        """All of it, in iterations at the initial batch."""
+        """All work of an unscaled job, in iterations at the initial batch."""
         return self.work_at_epoch_end[-1]
 
 
 class DataParallelApplication(Application):
-    """One that is trained in replicas alone, a model on every GPU."""
+    """An application that is trained in replicas alone, the whole model on every GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,19 +103,19 @@ class DataParallelApplication(Application):
         return known
 
     def as_requested(self, gpu_type: str, shape: NodeGpus, global_batch: int) -> Plan:
-        """See `fixed_batch`."""
+        """The plan at that global batch, or the nearest that fits: `goodput.batch.fixed_batch`."""
         gpus, most = sum(shape), self.local_batches(gpu_type, shape)[1]
         micro_batch, accumulation = fixed_batch(global_batch, gpus, self.initial_batch, self.max_batch, most)
         return Plan(data=gpus, micro_batch=micro_batch, accumulation=accumulation)
 
     def iteration_s(self, gpu_type: str, shape: NodeGpus, plan: Plan) -> float:
-        """All micro-batches but one are without synchronisation, the last one is with it."""
+        """Seconds of one iteration: all micro-batches but one without synchronisation, the last one with it."""
         step_s, sync_s = self.step(gpu_type, shape, plan.micro_batch)
         return step_s + (plan.accumulation - 1) * (step_s - sync_s)
 
 
 class ApplicationWithPlans(Application):
-    """One that is trained under parallel plans."""
+    """An application that is trained under parallel plans."""
 
     @abstractmethod
     def step_s(self, gpu_type: str, shape: NodeGpus, global_batch: int) -> float:
@@ -123,7 +123,7 @@ class ApplicationWithPlans(Application):
 
 
 def packed(gpus: int, gpus_per_node: int) -> NodeGpus:
-    """Whole nodes, and the rest on one more."""
+    """So many GPUs, by node: whole nodes, and the rest on one more."""
     whole, rest = divmod(gpus, gpus_per_node)
     return (gpus_per_node,) * whole + ((rest,) if rest else ())
 

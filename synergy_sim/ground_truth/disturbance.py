@@ -30,14 +30,14 @@ class Disturbance:
             raise InputError(f"truth.straggler_slowdown={self.straggler_slowdown:g}: expected a factor ≥ 1.")
 
     def observed(self, job_id: int, shape: tuple[int, ...], local_batch: int) -> float:
-        """By what a job's observed step times on that shape are too long."""
+        """The factor by which a job's observed step times on that shape are too long; below 1, too short."""
         if not self.noise_fraction:
             return 1.0
         draw = np.random.default_rng((self.seed, 1, job_id, local_batch, *shape)).standard_normal()
         return float(np.exp(self.noise_fraction * draw))
 
     def straggling(self, job_id: int, run: int) -> float:
-        """By what that run of the job is slower."""
+        """The factor, 1 or more, by which that run of the job is slower."""
         if not self.straggler_fraction:
             return 1.0
         draw = np.random.default_rng((self.seed, 2, job_id, run)).random()

@@ -20,7 +20,7 @@ from synergy_sim.ground_truth.application import DataParallelApplication, Gradie
 MOST_NODES = 16  # more count as 16, as in the simulators of Pollux and Sia, whose tables end there
 MAY_BE_ZERO = frozenset({"sync_time", "grad_sqr", "grad_var"})
 Curve = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]
-"""Samples per GPU, increasing; step and synchronisation seconds."""
+"""Three arrays (points,): samples per GPU, increasing; seconds of a step; seconds of its synchronisation."""
 
 
 class _Profile:
@@ -56,7 +56,7 @@ class _Profile:
         return int(wider[:, 2].max()) if len(wider) else self.max_batch
 
     def step(self, shape: NodeGpus, local_batch: int) -> Step:
-        """On that placement: linear between measured batches, as the first below it, `_scaled` beyond the last."""
+        """A step on that placement: linear between measured batches; below them the first, beyond them `_scaled`."""
         curve = self.curves.get(smallest_rotation(shape))
         if curve is None:
             return self._interpolated(shape, local_batch)
@@ -96,12 +96,12 @@ class _Profile:
 
 
 def _scaled(step: Step, times: float) -> Step:
-    """With so many times the samples: computing takes so many times as long, synchronisation as long as before."""
+    """The step with so many times the samples: computing takes so many times as long, synchronisation as before."""
     return Step((step.step_s - step.sync_s) * times + step.sync_s, step.sync_s)
 
 
 def smallest_rotation(shape: NodeGpus) -> NodeGpus:
-    """Tables store each placement once up to rotation."""
+    """The placement as tables store it, once for all its rotations: the smallest of them."""
     return min(shape[i:] + shape[:i] for i in range(len(shape)))
 
 
@@ -138,7 +138,7 @@ class MeasuredApplication(DataParallelApplication):
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
-        """Those measured."""
+        """The GPU types that were measured."""
         return tuple(self._profiles)
 
     def _profile(self, gpu_type: str) -> _Profile:

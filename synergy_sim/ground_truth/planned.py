@@ -41,7 +41,7 @@ class PlannedTruth:
             raise InputError(f"truth.planned.batch_growth={self.batch_growth:g}: expected a factor ≥ 1.")
 
     def factor(self, seed: int, architecture: str, gpu_type: str) -> float:
-        """By what steps of that architecture really are longer there."""
+        """True ÷ planned step times of that architecture on that GPU type."""
         names = (crc32(architecture.encode()), crc32(gpu_type.encode()))
         return float(np.exp(self.error * np.random.default_rng((seed, STREAM, *names)).standard_normal()))
 

@@ -39,7 +39,7 @@ class ProfiledApplication(ApplicationWithPlans):
         return row.plan
 
     def iteration_s(self, gpu_type: str, shape: NodeGpus, plan: Plan) -> float:
-        """Raises InputError where that plan was not measured."""
+        """Measured seconds of an iteration under that plan. Raises InputError where it was not measured."""
         row = self.model.with_degrees(gpu_type, len(shape), plan.global_batch, degrees_of(plan))
         if row is None:
             raise InputError(f"{self.name}: {plan.describe()} was not profiled on {gpu_type}, nodes of {shape} GPUs.")

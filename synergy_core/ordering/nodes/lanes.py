@@ -34,7 +34,7 @@ NOTHING = Decision([], [])
 class NodeLane(ABC):
     """Waiting jobs of a tenant, or of all; the GPUs that are free, which all lanes share; and who may have them.
 
-    quota: GPUs that the lane's jobs may hold together; left: of it.
+    quota: GPUs that the lane's jobs may hold together; left: how many of those nobody holds.
     """
 
     __slots__ = ("left", "patience", "placement", "policy", "quota", "waiting")

@@ -272,7 +272,7 @@ class Preempting(Trial):
 
 
 class Isolated(Preempting):
-    """As `Preempting`, for the jobs of one tenant: they take nobody else's GPUs, and its quota binds at once."""
+    """`Preempting` for the jobs of one tenant alone: they take nobody else's GPUs, and its quota binds at once."""
 
     def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
         before = self.placement.copy()

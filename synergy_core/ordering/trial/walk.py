@@ -52,7 +52,7 @@ class WalkQueue:
 
     @staticmethod
     def suits(cluster: Cluster) -> bool:
-        """Any."""
+        """Always: the walk can decide on any cluster."""
         return True
 
     def enter(self, job: Job) -> None:

@@ -62,14 +62,14 @@ class Architecture(transformer.Architecture):
     value_width: int = 0
 
     def attention_parameters(self) -> Amount:
-        """Of the attention of one layer."""
+        """Parameters of one layer's attention."""
         if not self.key_value_rank:
             return transformer.Architecture.attention_parameters(self)
         down, up = self._latent_parameters()
         return down + up
 
     def _latent_parameters(self) -> tuple[Amount, Amount]:
-        """Of the projections to the latents, with their norms, and of what has heads."""
+        """Parameters of latent attention: of the projections to latents, with their norms, and of those with heads."""
         hidden, heads = np.asarray(self.hidden, float), np.asarray(self.heads, float)
         ranks = self.query_rank + self.key_value_rank
         up = heads * (
@@ -80,7 +80,7 @@ class Architecture(transformer.Architecture):
         return hidden * (ranks + self.rotary_width) + ranks, up
 
     def expert_parameters(self) -> Amount:
-        """Of one expert."""
+        """Parameters of one expert."""
         result: Amount = np.where(self.gated, 3.0, 2.0) * self.hidden * np.asarray(self.expert_ffn, float)
         return result
 
@@ -98,14 +98,14 @@ class Architecture(transformer.Architecture):
         return result
 
     def parameters(self) -> Amount:
-        """Of the whole model, counted once, without padding."""
+        """Parameters of the whole model, each counted once, without padding."""
         dense = transformer.Architecture.parameters(self)
         experts = self.expert_parameters() * (np.asarray(self.experts, float) + self.shared_experts)
         router = np.asarray(self.experts, float) * self.hidden
         return dense + self.expert_layers * (experts + router - self.mlp_parameters())
 
     def limits(self) -> Limits:
-        """Of one model: a transformer's, and the experts."""
+        """Into how many parts the model can be split: a transformer's limits, and its experts."""
         return replace(transformer.Architecture.limits(self), experts=int(self.experts))
 
 

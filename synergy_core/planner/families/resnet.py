@@ -46,7 +46,7 @@ class Architecture:
     image_size: Number = 224
 
     def bottlenecks(self, stage: int) -> NDArray[np.int64]:
-        """Of a stage, from 0. Raises InputError for an unknown depth."""
+        """How many bottlenecks a stage, counted from 0, has. Raises InputError for an unknown depth."""
         depths = np.asarray(self.depth)
         for each in np.unique(depths):
             if int(each) not in STAGES:
@@ -55,11 +55,11 @@ class Architecture:
         return result
 
     def limits(self) -> Limits:
-        """Of one model: bottlenecks, and the channels of its narrowest layer."""
+        """Into how many parts the model can be split: its bottlenecks, and the channels of its narrowest layer."""
         return Limits(layers=sum(int(self.bottlenecks(stage)) for stage in range(4)), heads=int(self.channels))
 
     def parameters(self) -> Amount:
-        """Of the whole model, counted once."""
+        """Parameters of the whole model, each counted once."""
         one = np.asarray(1.0)
         total: Amount = _stem_parameters(self) + _head_parameters(self)
         for stage in range(4):
@@ -84,7 +84,7 @@ class _Bottleneck:
         self.projected = first
 
     def parameters(self, t: Amount) -> Amount:
-        """Of one of t tensor-parallel ranks: convolutions, then scale and shift of each normalisation."""
+        """Parameters on one of t tensor-parallel ranks: convolutions, then scale and shift of each normalisation."""
         convolutions = self.input * self.first + 9.0 * self.first * self.middle + self.middle * self.output
         norms = 2.0 * (self.first + self.middle) / t + 2.0 * self.output
         if self.projected:

@@ -1,7 +1,8 @@
 """Dense transformers, GPT- and Llama-like: grouped queries, gated MLPs, tied or untied embeddings.
 
-FLOPs and parameters: planner.md, sections 3.1 and 3.3; Korthikanti et al. (arXiv 2205.05198) for what is saved,
-here derived tensor by tensor so that it holds for gated MLPs, grouped queries, and without dropout.
+FLOPs and parameters follow from the shapes of the matrix products, which are split over ranks as Megatron-LM splits
+them (Shoeybi et al., arXiv 1909.08053); Korthikanti et al. (arXiv 2205.05198) for what is saved, here derived
+tensor by tensor so that it holds for gated MLPs, grouped queries, and without dropout.
 """
 
 from __future__ import annotations
@@ -44,33 +45,33 @@ class Architecture:
 
     @property
     def width(self) -> Number:
-        """Of one head."""
+        """The width of one head."""
         return np.where(np.asarray(self.head_width) > 0, self.head_width, np.asarray(self.hidden) // self.heads)
 
     @property
     def groups(self) -> Number:
-        """Key and value heads."""
+        """How many key and value heads there are."""
         return np.where(np.asarray(self.kv_heads) > 0, self.kv_heads, self.heads)
 
     def attention_parameters(self) -> Amount:
-        """Of the attention of one layer."""
+        """Parameters of one layer's attention."""
         result: Amount = (
             np.asarray(self.hidden, float) * self.width * (2.0 * np.asarray(self.heads) + 2.0 * self.groups)
         )
         return result
 
     def mlp_parameters(self) -> Amount:
-        """Of the MLP of one layer."""
+        """Parameters of one layer's MLP."""
         result: Amount = np.where(self.gated, 3.0, 2.0) * self.hidden * np.asarray(self.ffn, float)
         return result
 
     def embedding_parameters(self, tensor: Amount = 1.0) -> Amount:
-        """Of one table of tokens, padded as Megatron does to a multiple of 128 × the tensor-parallel degree."""
+        """Parameters of a table of tokens, padded as Megatron's to a multiple of 128 × the tensor-parallel degree."""
         unit = 128.0 * np.asarray(tensor)
         return np.ceil(np.asarray(self.vocab) / unit) * unit * self.hidden
 
     def parameters(self) -> Amount:
-        """Of the whole model, counted once, without padding."""
+        """Parameters of the whole model, each counted once, without padding."""
         layer = self.attention_parameters() + self.mlp_parameters() + 4.0 * np.asarray(self.hidden)
         tables = np.where(self.tied, 1.0, 2.0) * np.asarray(self.vocab, float) * self.hidden
         positions = np.where(self.learned_positions, np.asarray(self.seq_len, float) * self.hidden, 0.0)
@@ -78,7 +79,7 @@ class Architecture:
         return result
 
     def limits(self) -> Limits:
-        """Of one model: layers, heads and the sequence."""
+        """Into how many parts the model can be split: its layers, heads and sequence."""
         return Limits(int(self.layers), int(self.heads), int(self.groups), int(self.seq_len))
 
 
@@ -121,18 +122,18 @@ def with_boundary(block: Block, boundary_bytes: Amount) -> Block:
 
 
 def tokens_per_gpu(a: Architecture, plans: Plans) -> Amount:
-    """Of one micro-batch, on one context-parallel rank."""
+    """Tokens of one micro-batch on one context-parallel rank."""
     result: Amount = plans.micro_batch * np.asarray(a.seq_len, float) / plans.context
     return result
 
 
 def sequence_shards(plans: Plans) -> NDArray[np.float64]:
-    """By what sequence parallelism divides what tensor parallelism alone repeats."""
+    """What to divide by where tensor parallelism alone repeats: its degree under sequence parallelism, else 1."""
     return np.where(plans.sequence, plans.tensor, 1).astype(float)
 
 
 def _residual_bytes(plans: Plans, software: Software) -> Amount:
-    """Saved per token and hidden unit round a norm: its input, its output, and the dropout mask after the block.
+    """Bytes saved per token and hidden unit round a norm: its input, its output, and the dropout mask after the block.
 
     Sequence parallelism splits all three; plain autograd keeps the output as gathered for the matrix product.
     """

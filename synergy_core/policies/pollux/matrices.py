@@ -21,9 +21,9 @@ Matrices = NDArray[np.unsignedinteger]
 
 STEPS = 1 << 16
 CROSSED = round(0.9 * STEPS)
-"""Of so many pairs of parents in 65,536 the children are crossed; the default of pymoo, which the artifact uses."""
+"""How many of 65,536 pairs of parents have crossed children: the default of pymoo, which the artifact uses."""
 TENTH = round(0.1 * STEPS)
-"""Rows taken back to the present allocation; rows in which entries are zeroed; entries zeroed in such a row."""
+"""How many of 65,536 rows go back to the present allocation, how many have entries zeroed, and of these how many."""
 SHUFFLES = 512
 """Random orders of the nodes, drawn once per search; a row that must shrink takes any of them."""
 
@@ -117,7 +117,7 @@ def breed(pool: Matrices, parents: Ints, bounds: MatrixBounds, random: np.random
 
 
 def _zero(rows: Matrices, random: np.random.Generator) -> None:
-    """In a tenth of the rows, a tenth of the entries."""
+    """Zeroes, in place, a tenth of the entries in a tenth of the rows."""
     chosen = (random_bits(random, len(rows)) < TENTH).nonzero()[0]
     if len(chosen):
         some = rows.take(chosen, axis=0)

@@ -18,7 +18,7 @@ from synergy_core.arrays import Floats, Ints
 from synergy_core.policies.pollux.matrices import Matrices, MatrixBounds, breed, padded, repair, row_counts, row_sums
 
 SPARE = 1.05
-"""So many more children are bred than are expected to give enough distinct ones, but no more than MOST for each wanted;
+"""Factor on how many children are expected to give enough distinct ones; at most `MOST` are bred for each wanted.
 pymoo breeds again instead, until there are enough."""
 MOST = 2.0
 
@@ -159,7 +159,7 @@ def _tournament(values: Floats, crowding: Floats, count: int, random: np.random.
 
 @lru_cache(maxsize=256)
 def _rows(count: int, size: int) -> Ints:
-    """(count, size): 0 to size − 1, so often."""
+    """(count, size): 0 to size − 1 in every row."""
     return np.tile(np.arange(size), (count, 1))
 
 
@@ -186,12 +186,12 @@ def _fingerprints(matrices: Matrices) -> NDArray[np.uint64]:
 
 @lru_cache(maxsize=256)
 def _odd_numbers(count: int) -> NDArray[np.uint64]:
-    """Always the same."""
+    """(count,): odd 64-bit numbers, the same in every call."""
     return np.random.Generator(np.random.SFC64(0)).integers(0, 1 << 64, count, dtype=np.uint64) | np.uint64(1)
 
 
 def _distinct(prints: NDArray[np.uint64], known: set[int]) -> list[int]:
-    """Where those stand that are new, each once."""
+    """Rising indices of the fingerprints that are not `known`, of equal ones the first."""
     listed = prints.tolist()
     first = dict(zip(reversed(listed), range(len(listed) - 1, -1, -1), strict=True))
     return sorted([at for each, at in first.items() if each not in known])

@@ -83,7 +83,7 @@ def pollux(
 
 
 def _carried_out(state: GoodputState, order: Ints, answer: Ints, shown: Shown, memory: LastSearch) -> Allocations:
-    """The answer, (jobs in that order, shown nodes), for the nodes that there are."""
+    """What the search answers, (jobs in that order, shown nodes), as GPUs on the cluster's own nodes."""
     node_gpus = np.zeros((len(state), state.cluster.nodes), dtype=np.int64)
     for part, node in enumerate(shown.node.tolist()):
         node_gpus[order, node] += answer[:, part]
@@ -93,7 +93,7 @@ def _carried_out(state: GoodputState, order: Ints, answer: Ints, shown: Shown, m
 
 
 def _shown(cluster: Cluster) -> Shown:
-    """Of several GPU types, all nodes are shown to the search in parts as large as the smallest (Sia's port)."""
+    """The nodes as the search sees them: with several GPU types, in parts as large as the smallest (Sia's port)."""
     kinds = cluster.gpu_types
     least = min(each.gpus_per_node for each in cluster.node_types) if len(kinds) > 1 else cluster.gpus
     parts = []
@@ -112,9 +112,9 @@ def _held(state: GoodputState, shown: Shown, memory: LastSearch | None) -> Ints:
         given[here] = memory.answer[there]
     given = np.where(state.held_gpus[:, None] > 0, given, 0)
     held = np.zeros((len(state), state.cluster.nodes), dtype=np.int64)
-    for row, placed in enumerate(state.held_placement):
+    for job, placed in enumerate(state.held_placement):
         for node, mask in placed:
-            held[row, node] = mask.bit_count()
+            held[job, node] = mask.bit_count()
     known = held[:, shown.node] if len(held[0]) == len(shown.gpus) else given
     totals = np.zeros_like(held)
     for part, node in enumerate(shown.node.tolist()):
@@ -136,7 +136,7 @@ def _parted(held: Ints, shown: Shown) -> Ints:
 def _speedups(state: GoodputState, shown: Shown, batch_limit: BatchLimit) -> Floats:
     """(jobs, on one node or on more, GPUs from 0): goodput ÷ goodput of the fair share, as if that were on one node.
 
-    Of several GPU types, by the model of that on which the job runs, else of the first that is known. Before anything
+    With several GPU types, by the model of the one on which the job runs, else the first that is known. Before anything
     is known, GPUs ÷ GPUs of the fair share.
     """
     largest = min(state.cluster.gpus, max(task.spec.most_gpus for task in state.tasks))
@@ -192,10 +192,10 @@ def _one_type(state: GoodputState, order: Ints, answer: Ints, shown: Shown) -> I
     kept = np.where(asked >= 0, asked, np.where(most, rate, -1.0).argmax(axis=1))
     result = np.where(shown.kind == kept[:, None], answer, 0)
     # The search does not know that a job asks for a type: where it chose others, what is free of that type takes over.
-    for row in np.flatnonzero((asked >= 0) & ~result.any(axis=1)).tolist():
-        free = np.where(shown.kind == asked[row], shown.gpus - result.sum(axis=0), 0)
-        wanted = max(1, int(answer[row].sum()))
-        result[row] = np.clip(wanted - (np.cumsum(free) - free), 0, free)
+    for at in np.flatnonzero((asked >= 0) & ~result.any(axis=1)).tolist():
+        free = np.where(shown.kind == asked[at], shown.gpus - result.sum(axis=0), 0)
+        wanted = max(1, int(answer[at].sum()))
+        result[at] = np.clip(wanted - (np.cumsum(free) - free), 0, free)
     return result
 
 
@@ -204,13 +204,13 @@ def _usable(state: GoodputState, order: Ints, answer: Ints, shown: Shown, batch_
     use, and what came after it may have taken some off.
     """
     result = answer.copy()
-    for row in np.flatnonzero(state.planned[order] & answer.any(axis=1)).tolist():
-        before = np.cumsum(answer[row]) - answer[row]
-        for gpus in range(int(answer[row].sum()), -1, -1):
-            result[row] = np.clip(gpus - before, 0, answer[row])
-            on = result[row] > 0
+    for at in np.flatnonzero(state.planned[order] & answer.any(axis=1)).tolist():
+        before = np.cumsum(answer[at]) - answer[at]
+        for gpus in range(int(answer[at].sum()), -1, -1):
+            result[at] = np.clip(gpus - before, 0, answer[at])
+            on = result[at] > 0
             shape = (int(shown.kind[on.argmax()]), gpus, len(np.unique(shown.node[on])))
-            if not gpus or state.goodput(configurations_of([shape]), batch=batch_limit)[order[row], 0] > 0:
+            if not gpus or state.goodput(configurations_of([shape]), batch=batch_limit)[order[at], 0] > 0:
                 break
     return result
 
@@ -218,16 +218,16 @@ def _usable(state: GoodputState, order: Ints, answer: Ints, shown: Shown, batch_
 def _within_quotas(state: GoodputState, order: Ints, answer: Ints) -> Ints:
     """The search knows no tenants (nor does the published one): what exceeds a quota is taken off again.
 
-    Of jobs that wait first: those of one tenant would take turns every round, and do nothing but restart.
+    Waiting jobs lose theirs first: else those of one tenant would take turns every round, and do nothing but restart.
     """
     left = state.quotas_left()
     if not np.isfinite(left).any():
         return answer
     result = answer.copy()
     tenants = state.virtual_cluster[order].tolist()
-    for row in np.argsort(state.held_gpus[order] == 0, kind="stable").tolist():
-        tenant = tenants[row]
-        before = np.cumsum(answer[row]) - answer[row]
-        result[row] = np.clip(min(left[tenant], 1e9) - before, 0, answer[row])
-        left[tenant] -= float(result[row].sum())
+    for at in np.argsort(state.held_gpus[order] == 0, kind="stable").tolist():
+        tenant = tenants[at]
+        before = np.cumsum(answer[at]) - answer[at]
+        result[at] = np.clip(min(left[tenant], 1e9) - before, 0, answer[at])
+        left[tenant] -= float(result[at].sum())
     return result
