@@ -17,7 +17,9 @@ from synergy_exec.training.trainer import Trainer
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """optimizer: the class's name; sgd: whether it is torch's SGD, where a wrong gradient shows as it is.
+    """A job trained once more.
+
+    optimizer: the class's name; sgd: whether it is torch's SGD, where a wrong gradient shows as it is.
 
     draws: whether the model draws random numbers in training (dropout), which differ from plan to plan.
     differences: |recorded − replayed loss| of steps 1, 2, …; infinite where only one of them is a number. They end

@@ -42,7 +42,7 @@ def means_by(code: NDArray[Any], names: Sequence[str], values: Floats) -> dict[s
 
 
 def present(means: dict[str, float]) -> dict[str, float]:
-    """The means that there are."""
+    """The means that are not NaN."""
     return {name: value for name, value in means.items() if not np.isnan(value)}
 
 

@@ -38,7 +38,7 @@ class Placer:
         self._kinds = {gpu_type: index for index, gpu_type in enumerate(cluster.gpu_types)}
 
     def release(self, job: Job) -> None:
-        """A running job's GPUs are free."""
+        """Frees the GPUs of a running job."""
         self._placement.release(job.placement)
 
     def changes(self, answer: Allocations, jobs: Sequence[Job], now_s: float) -> Changes:

@@ -28,8 +28,8 @@ class Beliefs:
     """Makes the task of each job, keeps models up to date, and answers what jobs would get from configurations.
 
     shared: whether what one job reports is known of all jobs of its application. declares: whether declared work is.
-    speeds: what may be read of the planner about jobs with plans, profiled: of measurements of them; None: there are no
-    such jobs.
+    speeds: step times of jobs with plans, from the planner; profiled: of jobs whose model was profiled, as measured;
+    None: there are no such jobs.
     """
 
     def __init__(

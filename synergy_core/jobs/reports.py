@@ -70,13 +70,13 @@ class Observations:
         return steps is not None and point in steps
 
     def add(self, gpu_type: str, point: Point, step_s: float, sync_s: float) -> None:
-        """One mean step time, at once."""
+        """Adds a mean step time, which counts at once."""
         self._steps.setdefault(gpu_type, {})[point] = (step_s, sync_s)
         self._stale[gpu_type] = None
         self.most_gpus = max(self.most_gpus, point[1])
 
     def add_later(self, gpu_type: str, point: Point, step_s: float, sync_s: float) -> None:
-        """One mean step time, which counts from the next decision on: others learn of it only then."""
+        """Adds a mean step time, which counts from the next decision on: others learn of it only then."""
         self._pending.append((gpu_type, point, (step_s, sync_s)))
 
     def merge(self) -> None:
@@ -90,7 +90,7 @@ class Observations:
         self._pending_ratios.clear()
 
     def add_ratio(self, gpu_type: str, point: Point, ratio: float, *, later: bool = False) -> None:
-        """An observed step time ÷ the planned one; the first of a point stands. point: with the global batch.
+        """Adds an observed step time ÷ the planned one; the first of a point stands. point: with the global batch.
 
         later: it counts from the next decision on.
         """

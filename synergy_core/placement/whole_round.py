@@ -23,7 +23,9 @@ from synergy_core.placement.nodes import Floor, Ground
 
 
 class Packing(NamedTuple):
-    """placed: each job's GPUs, () for none. migrated: jobs that moved although their count and type did not change.
+    """All jobs of a round on GPUs.
+
+    placed: each job's GPUs, () for none. migrated: jobs that moved although their count and type did not change.
 
     spread: jobs that this round put on more nodes than their size needs, because nothing else was left.
     """

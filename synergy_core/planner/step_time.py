@@ -109,7 +109,10 @@ def step_time(work: Work, plans: Plans, machine: Machine, software: Software, c:
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """part: of the slowest stage, one micro-batch. others: seconds (plans,) of all other stages together."""
+    """The slowest stage of a pipeline.
+
+    part: of one micro-batch on that stage. others: seconds (plans,) of all other stages together.
+    """
 
     part: _Part
     others: Floats

@@ -121,7 +121,7 @@ class OrderingPolicy:
         return replace(self, key=through(self.view, self.key), next_change=change, begins_anew=anew, words=words)
 
     def informed(self, information: Information) -> OrderingPolicy:
-        """The policy: it asks nothing of training jobs."""
+        """The policy itself: it asks nothing of training jobs."""
         return self
 
     def with_parameters(self, **parameters: Any) -> OrderingPolicy:
@@ -150,7 +150,7 @@ class AllocationPolicy:
     view: the state it reads. tunes_batch: whether its jobs choose their batch themselves; else it is as requested.
     information: what it may know of jobs beside what each reports itself. plans: whether it reads the planner's tables
     in full; else it knows one parallel plan of a job, in more or fewer replicas. Jobs run with the best plan anyway.
-    rank(state): what it goes by, per job, where it goes by one number, the largest first; rank_name: what that is.
+    rank(state): (jobs,), the number by which it serves jobs, the largest first, if it has one; rank_name: its name.
     """
 
     name: str
@@ -188,7 +188,7 @@ class AllocationPolicy:
 
     @property
     def next_change(self) -> None:
-        """It has no keys that jump."""
+        """None: it has no keys that jump."""
         return None
 
     @property
@@ -202,7 +202,7 @@ class AllocationPolicy:
         return self.information if self.reads_goodput else ""
 
     def of_records(self) -> AllocationPolicy:
-        """The policy: its states are made of records in any case."""
+        """The policy itself: its states are made of records in any case."""
         return self
 
     def informed(self, information: Information) -> AllocationPolicy:

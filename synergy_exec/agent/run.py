@@ -156,7 +156,7 @@ class NodeRun:
             self._kill("")
 
     def _kill(self, verdict: str) -> None:
-        """verdict: why, unless because a worker failed."""
+        """Kills every worker. verdict: why; "" where another rank had failed."""
         alive = {rank: worker.pid for rank, worker in self._workers.items() if worker.code is None}
         if not alive and not self._starting:
             return

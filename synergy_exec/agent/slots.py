@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """cores: of the CPU, that its worker may use. gpu: the index of its CUDA device; None where cores are the slot."""
+    """A place for one rank.
+
+    cores: of the CPU, that its worker may use. gpu: the index of its CUDA device; None where cores are the slot.
+    """
 
     cores: tuple[int, ...]
     gpu: int | None

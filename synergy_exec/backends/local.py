@@ -21,7 +21,10 @@ _ASK_FOR_GPUS = (
 
 
 def backend(nodes: int = 1, slots: int | None = None) -> Local:
-    """nodes: how many to make of this machine, equal parts of it. slots: of each; all its GPUs, or else CPU cores."""
+    """This machine as one node or several.
+
+    nodes: how many, equal parts of it. slots: of each node; by default all its GPUs, or CPU cores where it has none.
+    """
     if nodes < 1 or (slots is not None and slots < 1):
         raise InputError(f"backend local: nodes={nodes} slots={slots}; write numbers from 1.")
     return Local(nodes, slots, gpu_names(), own_cores())

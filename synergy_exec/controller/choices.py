@@ -18,7 +18,7 @@ SAME_BATCH_FRACTION = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """tunes_batch: whether the policy lets jobs choose their batch; else each trains at the one it asked for."""
+    """Chooses plans. tunes_batch: whether jobs choose their batch; else each trains at the one it asked for."""
 
     tunes_batch: bool
     profile: Profile

@@ -31,7 +31,9 @@ class Seen:
 
 
 class ExecutedJob(Job):
-    """state: what is being done about it; running and stopping mean that workers exist, or may.
+    """A job of the executor.
+
+    state: what is being done about it; running and stopping mean that workers exist, or may.
 
     file: what was submitted. reason: why it failed. run: the number of its present or last run, −1 before the first.
     losses: runs lost in a row without a step of progress. row: of the workload, None if it came over the API.

@@ -220,7 +220,10 @@ class Journal:
         counts: tuple[int, int, int, int, int],
         optimum: tuple[float, float],
     ) -> None:
-        """counts: started, stopped, running, queued, GPUs used; optimum: objective and bound, NaN for none."""
+        """Records a decision.
+
+        counts: started, stopped, running, queued, GPUs used. optimum: objective and bound, NaN for none.
+        """
         self._write(
             "INSERT INTO decisions (time_s, decision_s, started, stopped, running, queued, gpus_used, objective, "
             "bound) VALUES (?,?,?,?,?,?,?,?,?)",
@@ -239,7 +242,7 @@ class Journal:
         self._write("INSERT OR IGNORE INTO observations VALUES (?,?,?,?,?,?,?)", (job, *seen))
 
     def agent(self, node: int, host: str, pid: int, began: int) -> None:
-        """began: when the process did, in the kernel's ticks; 0 where that is not known."""
+        """Records an agent. began: when its process did, in the kernel's ticks; 0 where that is not known."""
         self._write("INSERT OR REPLACE INTO agents VALUES (?,?,?,?)", (node, host, pid, began))
 
     def agents_left(self) -> None:

@@ -70,7 +70,7 @@ class ResidualNetwork(nn.Module):
 
 
 class Cnn(TrainingJob):
-    """channels: of the first group, a multiple of 4. depths: blocks in each group. side: of a picture, pixels."""
+    """The job. channels: of the first group, a multiple of 4. depths: blocks per group. side: of a picture, pixels."""
 
     blocks = "blocks"
     learning_rate_rule = "adascale"

@@ -81,7 +81,7 @@ class Transformer(nn.Module):
 
 
 class Gpt(TrainingJob):
-    """hidden, depth, heads: of the transformer; hidden is a multiple of heads. tokens: of a sample."""
+    """The job. hidden, depth, heads: of the transformer; hidden is a multiple of heads. tokens: of a sample."""
 
     blocks = "layers"
     tensor_plan: ClassVar = {

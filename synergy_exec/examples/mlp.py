@@ -56,7 +56,7 @@ class Perceptron(nn.Module):
 
 
 class Mlp(TrainingJob):
-    """width: of the layers. depth: how many. features, classes: of the points."""
+    """The job. width: of the layers. depth: how many. features, classes: of the points."""
 
     blocks = "layers"
     tensor_plan: ClassVar = {"layers.*.up": "column", "layers.*.down": "row"}

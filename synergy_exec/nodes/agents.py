@@ -23,7 +23,9 @@ RESTARTS = 3
 
 
 class Agents:
-    """links: of those that are connected, by the backend's number of their node. The cluster numbers nodes its own way,
+    """All agents of a backend.
+
+    links: of those that are connected, by the backend's number of their node. The cluster numbers nodes its own way,
     alike ones together; `number` says how.
     """
 

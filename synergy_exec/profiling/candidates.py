@@ -30,7 +30,7 @@ MOST_ANSWER_BYTES = 1 << 28
 
 
 class CandidatePlans(NamedTuple):
-    """parameters: of the model. plans: by slots, its admitted plans on so many, one list per degrees."""
+    """What may be measured. parameters: of the model. plans: admitted ones by number of slots, one list per degrees."""
 
     parameters: float
     plans: dict[int, list[list[PlanMessage]]]

@@ -34,8 +34,9 @@ WITHOUT = "profile=null does without"
 
 @dataclass(slots=True)
 class Made:
-    """models: what was measured now. remarks: plans that did not run, models that could not be profiled at all.
+    """What profiling gave.
 
+    models: what was measured now. remarks: plans that did not run, models that could not be profiled at all.
     broken: why the rest was not tried.
     """
 

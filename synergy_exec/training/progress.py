@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Progress:
-    """step: steps done, the argument of the next `batch`. samples: trained on. work: iterations at the initial batch.
+    """How far a job has come.
+
+    step: steps done, the argument of the next `batch`. samples: trained on. work: iterations at the initial batch.
 
     grad_sqr, grad_var: sums of the smoothed gradient statistics, and noise_weight their common weight (0: none yet).
     """

@@ -39,7 +39,7 @@ class Times:
 
 
 class Loop:
-    """doing: what it is at, for error messages."""
+    """The training of one rank, step by step. doing: what it is at, for error messages."""
 
     def __init__(
         self,
@@ -186,7 +186,7 @@ class Loop:
         self._beat()
 
     def _look_after_saving(self) -> None:
-        """Says so when the checkpoint in flight is complete. Raises why it is not."""
+        """Tells the agent once the checkpoint in flight is complete. Raises the error if it could not be written."""
         if self._saving is not None and self._saving_as is not None and self._saving.done():
             self._saving.wait()
             self._say_saved(self._saving_as)

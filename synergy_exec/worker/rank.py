@@ -48,7 +48,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
 
 
 class Rank:
-    """doing: what it is at, for error messages."""
+    """One rank of a run. doing: what it is at, for error messages."""
 
     def __init__(self, start: Start, agent: AgentConnection, pulse: Pulse) -> None:
         self._start, self._agent, self._pulse = start, agent, pulse
@@ -62,7 +62,10 @@ class Rank:
         return self._loop.doing if self._loop else self._doing
 
     def train(self, store: int | None) -> int:
-        """store: descriptor of the socket on which the store is to listen, if it is this rank's to hold."""
+        """Trains until done or stopped; returns the exit code.
+
+        store: descriptor of the socket on which the store is to listen, if it is this rank's to hold.
+        """
         signal.signal(signal.SIGTERM, self._terminate)
         # A hung rank shows where it stands before it is killed.
         faulthandler.register(signal.SIGUSR1)

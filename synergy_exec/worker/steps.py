@@ -18,7 +18,7 @@ class StepsFile:
             self._file.write(f"{_COLUMNS}\n")
 
     def add(self, step: int, batch: int, rate: float, loss: float, seconds: float) -> None:
-        """step: from 1. batch: samples. rate: the factor on the learning rate. seconds: on this rank.
+        """Appends a line. step: from 1. batch: samples. rate: factor on the learning rate. seconds: on this rank.
 
         The rate is written to its last bit, so that training again can be told from training otherwise.
         """

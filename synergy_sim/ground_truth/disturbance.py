@@ -11,7 +11,9 @@ from synergy_core.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """noise_fraction: standard deviation of an observed step time's logarithm. straggler_fraction: the probability
+    """Seeded noise of observations, and runs that straggle.
+
+    noise_fraction: standard deviation of an observed step time's logarithm. straggler_fraction: the probability
     that a run (from a start to the next stop) is `straggler_slowdown` times slower. Each draw depends on the seed and
     on what it is for, never on the order in which things happen: no policy moves another's luck.
     """

@@ -1,4 +1,4 @@
-"""The truth from measured tables: step times by placement, gradient statistics by epoch (shared/data, profiles)."""
+"""The truth from measured tables: step times by placement, gradient statistics by epoch (SYNERGY_DATA: profiles)."""
 
 from __future__ import annotations
 

@@ -33,7 +33,9 @@ _NORM_PASSES = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """depth: 50, 101 or 152. channels: of the first stage; they double with each stage, and pixels quarter.
+    """Sizes of a residual network.
+
+    depth: 50, 101 or 152. channels: of the first stage; they double with each stage, and pixels quarter.
 
     width_factor: of the 3 × 3 convolutions; widen_first: of the 1 × 1 before them as well. image_size: pixels a side.
     """
