@@ -13,7 +13,7 @@ from synergy_core.goodput.batch import best_batch_one
 from synergy_core.goodput.forms import BETA_C
 from synergy_core.goodput.throughput import step_time
 
-# Total work in iterations at the initial batch (research/goodput_policies.md, section 1.4).
+# Total work in iterations at the initial batch, from the artifacts of Pollux (OSDI 2021) and Sia (SOSP 2023).
 TOTAL_WORK = {
     "bert": 14_774,
     "cifar10": 39_062.91,

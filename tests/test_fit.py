@@ -297,7 +297,7 @@ def rows_of(application: str, table: str, kind: str) -> tuple[np.ndarray, ...]:
     return tuple(np.array(each) for each in (nodes, gpus, *times))
 
 
-# Mean errors of the peers' own fits on all rows (research/goodput_policies.md, section 1.1), with the same form.
+# Mean errors of the fits in the artifacts of Pollux (OSDI 2021) and Sia (SOSP 2023) on all rows, with the same form.
 PEERS = {
     ("cifar10", "t4"): 0.138,
     ("bert", "t4"): 0.075,

@@ -104,7 +104,7 @@ def test_same_log_as_json_gives_identical_results(count, tmp_path):
 
 
 def test_replay_matches_the_measured_waits():
-    """Mean waits at 100 nodes, measured with other code (shared/research/engine.md, section 2.2)."""
+    """Mean waits at 100 nodes, measured with a simulator that shares no code with this one."""
     work = from_rows(read_trace(PHILLY), name="philly")
     expected_s = {"fifo": 709.6, "backfill": 513.3, "sjf": 390.6, "srtf": 68.3}
     for name, wait_s in expected_s.items():
