@@ -113,7 +113,7 @@ class Decider:
         shape = Shape(self.cluster.type_of(job.placement), len(job.placement), job.held_gpus)
         degrees = job.plan or Plan(data=job.held_gpus)
         plan = replace(degrees, micro_batch=said.micro_batch, accumulation=said.accumulation)
-        if job.plan not in (None, plan):  # of a batch that it no longer has
+        if job.plan is not None and plan != job.plan:  # of a batch that it no longer has
             return None
         seen = task.observe(StepReport(shape, plan, said.step_s))
         return None if seen is None else Observation(*shape, seen.plan.micro_batch, seen.step_s, seen.sync_s)
