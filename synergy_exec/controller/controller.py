@@ -220,8 +220,8 @@ class Controller(Listener):
         """Queues what is to be sent, the journal holding why; ends the run where nothing is left to do."""
         assert self.execution is not None
         self.agents.say(self.execution.outbox)
-        if self._arrived_all and self.execution.idle and not self.settings.serve and not self._over.done():
-            self._over.set_result(None)
+        if self.execution.idle and (self.interrupted or (self._arrived_all and not self.settings.serve)):
+            self._end()
 
     # Ending
 
@@ -231,7 +231,15 @@ class Controller(Listener):
             self._over.set_exception(error)
 
     def _interrupt(self) -> None:
-        self.interrupted = True
+        """Ends the run; where every job has ended, as soon as the last one's processes have left, or if asked twice."""
+        again, self.interrupted = self.interrupted, True
+        execution = self.execution
+        if execution is None or execution.decider.active or execution.idle or again:
+            self._end()
+        else:
+            asyncio.get_running_loop().call_later(self.settings.leave_s, self._end)
+
+    def _end(self) -> None:
         if not self._over.done():
             self._over.set_result(None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from exec.controllers_jobs import cluster_of, file_of
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import get_policy
+from synergy_exec.backends import get_backend
+from synergy_exec.controller.controller import Controller
 from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.journal import Journal
 from synergy_exec.controller.resume import resume
@@ -86,6 +89,35 @@ def test_next_run_waits_until_the_last_process_has_left(tmp_path: Path) -> None:
     stage.advance(1.0, decide=False)
     assert agent.launched == [0, 1]
     facts_hold(stage)
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_interrupted_when_all_jobs_have_ended_it_is_over_when_the_last_process_has_left(
+    tmp_path: Path, twice: bool
+) -> None:
+    """Else that process counts as lost, and a run in which everything is done as broken off."""
+
+    async def through() -> None:
+        settings = Settings(serve=True)
+        controller = Controller(get_policy("las"), [], get_backend("local", {}), settings, tmp_path, Profile())
+        controller._over = asyncio.get_running_loop().create_future()
+        stage = staged(tmp_path, "las", (1,))
+        controller.execution = stage.execution
+        number = stage.execution.submit("long", file_of(work=1e9), 0.0)
+        stage.advance(0.0)
+        stage.execution.cancel(number, stage.now_s)
+        controller._interrupt()
+        assert not controller._over.done()
+        if twice:
+            controller._interrupt()
+            assert controller._over.done()
+            return
+        stage.advance(1.0)
+        controller._flush()
+        assert controller._over.done()
+        assert stage.execution.idle
+
+    asyncio.run(through())
 
 
 def test_launch_that_waits_is_superseded(tmp_path: Path) -> None:
