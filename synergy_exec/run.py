@@ -110,7 +110,7 @@ def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable
         return Profile()
     from synergy_exec.profiling.profile import current_profile, machine
 
-    where = machine(settings.backend.name, settings.backend.options)
+    where = machine(settings.backend.name, settings.backend.options, bfloat16=settings.bfloat16)
     path = settings.results_dir / "profile.json"
 
     def say(words: str) -> None:

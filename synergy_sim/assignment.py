@@ -48,14 +48,14 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     rows, inverse = np.unique(keys, axis=0, return_inverse=True)
     for at, (model, gpus, batch, asked) in enumerate(rows.tolist()):
         mine = inverse.reshape(-1) == at
-        shape, gpu_type = as_requested(workload.gpu_types[asked], gpus, cluster)
+        node_gpus, gpu_type = packed_as_asked(workload.gpu_types[asked], gpus, cluster)
         name = workload.models[model]
         if truth.plans(name):
             app = truth.planned_application(name, batch, cluster)
             scale[mine] = workload.iterations[mine] / app.work
-            duration_s[mine] = workload.iterations[mine] * app.step_s(gpu_type, shape, batch)
+            duration_s[mine] = workload.iterations[mine] * app.step_s(gpu_type, node_gpus, batch)
         else:
-            duration_s[mine] = truth.requested_run_s(name, gpu_type, shape, batch)
+            duration_s[mine] = truth.requested_run_s(name, gpu_type, node_gpus, batch)
     notes = (*workload.notes, truth.source(cluster))
     return replace(workload, duration_s=on_grid(duration_s), work_scale=scale, notes=notes)
 
@@ -81,12 +81,12 @@ def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.
     rows, inverse = np.unique(keys, axis=0, return_inverse=True)
     for at, (model, count, asked) in enumerate(rows.tolist()):
         mine = inverse.reshape(-1) == at
-        shape, gpu_type = as_requested(workload.gpu_types[asked], count, cluster)
+        node_gpus, gpu_type = packed_as_asked(workload.gpu_types[asked], count, cluster)
         app = truth.application(names[model])
-        smallest, largest = app.local_batches(gpu_type, shape)
+        smallest, largest = app.local_batches(gpu_type, node_gpus)
         wanted = min(app.max_batch, max(app.initial_batch * count, smallest * count))
         batch[mine] = max(app.initial_batch, min(wanted, largest * count))
-        alone_s = truth.requested_run_s(names[model], gpu_type, shape, int(batch[mine][0]))
+        alone_s = truth.requested_run_s(names[model], gpu_type, node_gpus, int(batch[mine][0]))
         scale[mine] = np.maximum(duration_s[mine], 1.0) / alone_s
     note = f"{len(workload):,} jobs got a model by their GPU-time, and the work that fills their traced run time"
     return replace(
@@ -116,7 +116,7 @@ def _drawn_models(
     return names, np.where(given[workload.model_code] >= 0, given[workload.model_code], code)
 
 
-def as_requested(asked: str, gpus: int, cluster: Cluster) -> tuple[NodeGpus, str]:
+def packed_as_asked(asked: str, gpus: int, cluster: Cluster) -> tuple[NodeGpus, str]:
     """A job's GPUs by node, packed, and their type: the one that it asks for, else the first that has room."""
     gpu_types = [asked] if asked else [gpu_type for gpu_type in cluster.gpu_types if cluster.gpus_of(gpu_type) >= gpus]
     gpu_type = (gpu_types or list(cluster.gpu_types))[0]
@@ -164,8 +164,8 @@ def smallest_fit(app: ApplicationWithPlans, gpus: int, asked: str, cluster: Clus
     for gpu_type in dict.fromkeys((asked, *cluster.gpu_types)) if asked else cluster.gpu_types:
         count = gpus
         while count <= cluster.gpus_of(gpu_type):
-            shape, _ = as_requested(gpu_type, count, cluster)
-            if np.isfinite(app.step_s(gpu_type, shape, app.initial_batch)):
+            node_gpus, _ = packed_as_asked(gpu_type, count, cluster)
+            if np.isfinite(app.step_s(gpu_type, node_gpus, app.initial_batch)):
                 return gpu_type, count
             count *= 2
     return None

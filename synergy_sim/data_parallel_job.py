@@ -19,11 +19,11 @@ class DataParallelJob(SimulatedTraining):
 
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
         """Seconds of an iteration at the requested batch; on one GPU in two micro-batches, to know the noise."""
-        app, shape = self.application, packed(gpus, self.cluster.largest_nodes[gpu_type])
-        plan = app.as_requested(gpu_type, shape, self.requested_batch)
+        app, node_gpus = self.application, packed(gpus, self.cluster.largest_nodes[gpu_type])
+        plan = app.as_requested(gpu_type, node_gpus, self.requested_batch)
         if gpus == 1 and plan.accumulation == 1:
             plan = replace(plan, accumulation=2)
-        return app.iteration_s(gpu_type, shape, plan)
+        return app.iteration_s(gpu_type, node_gpus, plan)
 
     def _choose(self) -> None:
         task, app, held = self.task, self.application, self._held

@@ -36,7 +36,7 @@ class Jobs:
         work = self._workload
         columns = (work.submit_time_s, work.gpus, work.duration_s, work.estimate_s)
         codes = (work.virtual_cluster_code, work.user_code, work.gpu_type_code, work.model_code)
-        tenants, users, kinds, models = work.virtual_clusters, work.users, work.gpu_types, work.models
+        tenants, users, gpu_types, models = work.virtual_clusters, work.users, work.gpu_types, work.models
         costs = [self.costs_of(model) for model in models]
         trained = [] if self._truth is None else np.flatnonzero(np.isfinite(work.work_scale)).tolist()
         is_trained = set(trained)
@@ -55,7 +55,7 @@ class Jobs:
                     costs[model],
                     virtual_cluster=tenants[tenant],
                     user=users[user],
-                    gpu_type=kinds[kind],
+                    gpu_type=gpu_types[kind],
                     estimate_s=estimate_s,
                 )
 

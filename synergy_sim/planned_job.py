@@ -32,8 +32,8 @@ class PlannedJob(SimulatedTraining):
         super().report(now_s)
 
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
-        shape = packed(gpus, self.cluster.largest_nodes[gpu_type])
-        return self.application.step_s(gpu_type, shape, self.requested_batch)
+        node_gpus = packed(gpus, self.cluster.largest_nodes[gpu_type])
+        return self.application.step_s(gpu_type, node_gpus, self.requested_batch)
 
     def _choose(self) -> None:
         assert self.task is not None

@@ -188,6 +188,16 @@ def test_batch_grows_with_the_noise_and_stays_where_it_is_fixed():
     assert fixed.train_on(Shape("a100", 1, 8)).global_batch == 256
 
 
+def test_truth_says_where_no_plan_fits():
+    app = EXACT.planned_application("big-llm", 256, MACHINES)
+    for ask in (
+        lambda: app.iteration_s("a100", (1,), Plan(micro_batch=256)),
+        lambda: app.as_requested("a100", (1,), 256),
+    ):
+        with pytest.raises(InputError, match="given 1 GPUs of type a100 on 1 nodes, where no plan fits"):
+            ask()
+
+
 def test_truth_differs_from_the_planner_by_type_and_not_from_run_to_run():
     truth = replace(BLURRED, planned=PlannedTruth(error=0.2))
     app = truth.planned_application("small-llm", 256, MACHINES)

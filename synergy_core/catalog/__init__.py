@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -111,7 +111,7 @@ def model_from_yaml(path: Path) -> ModelProfile:
             noise=NoiseCurve(_array(noise["fractions"]), _array(noise["log_noise_scale"]), noise["rms_log_error"])
             if noise
             else None,
-            gpu_types={kind: _gpu_profile(each) for kind, each in content["gpu_types"].items()},
+            gpu_types={gpu_type: _gpu_profile(each) for gpu_type, each in content["gpu_types"].items()},
             sources=tuple(content["sources"]),
         )
     except (KeyError, TypeError) as error:
@@ -159,29 +159,31 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def from_yaml(kind: type[T], path: Path) -> T:
+def from_yaml(wanted: type[T], path: Path) -> T:
     """A dataclass whose `name` is the file's; the file's keys are its other fields. Raises InputError as `filled`."""
-    return filled(kind, read_yaml(path), path, name=path.stem)
+    return filled(wanted, read_yaml(path), path, name=path.stem)
 
 
-def filled(kind: type[T], values: Mapping[str, Any], path: Path, **given: Any) -> T:
+def filled(wanted: type[T], values: Mapping[str, Any], path: Path, **given: Any) -> T:
     """A dataclass from the keys of a file and what is given beside them; lists become tuples.
 
     Raises InputError for keys that are unknown or missing, and for numbers that YAML takes for text (`80e9`).
     """
-    own = {each.name: each for each in fields(kind) if each.name not in given}  # type: ignore[arg-type]
+    own = {each.name: each for each in fields(wanted) if each.name not in given}  # type: ignore[arg-type]
+    hints = get_type_hints(wanted)
     for key, value in values.items():
         if key not in own:
             raise unknown(f"key in {path.name}", key, own)
         texts = [each for each in (value.values() if isinstance(value, dict) else [value]) if isinstance(each, str)]
-        if texts and own[key].type not in ("str", "tuple[str, ...]"):
+        if texts and hints[key] not in (str, tuple[str, ...]):
             raise InputError(f"{path}: {key}: {texts[0]} is text to YAML; a number has a point, as in 80.0e+9.")
-    missing = [name for name, each in own.items() if each.default is MISSING and name not in values]
+    needed = [name for name, each in own.items() if each.default is MISSING and each.default_factory is MISSING]
+    missing = [name for name in needed if name not in values]
     if missing:
-        where = kind.__module__.replace(".", "/")
+        where = wanted.__module__.replace(".", "/")
         raise InputError(f"{path}: {', '.join(missing)} missing; {where}.py says what each is.")
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    return kind(**plain, **given)
+    return wanted(**plain, **given)
 
 
 def _array(values: Any) -> Floats:

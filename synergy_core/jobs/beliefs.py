@@ -83,8 +83,8 @@ class Beliefs:
         if len(known) > MOST_REMEMBERED:
             known.clear()
         result = np.empty((len(tasks), len(rows)))
-        for kind in dict.fromkeys(type(task) for task in tasks):
-            at = [index for index, task in enumerate(tasks) if type(task) is kind]
+        for task_class in dict.fromkeys(type(task) for task in tasks):
+            at = [index for index, task in enumerate(tasks) if type(task) is task_class]
             alike = [tasks[index] for index in at]
-            result[at] = kind.goodputs(alike, rows, self._types, known, requested=batch == "requested")
+            result[at] = task_class.goodputs(alike, rows, self._types, known, requested=batch == "requested")
         return result

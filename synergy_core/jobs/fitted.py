@@ -8,12 +8,12 @@ from typing import Self
 import numpy as np
 
 from synergy_core.arrays import Floats, Ints
-from synergy_core.goodput.batch import best_batch, best_batch_one, fixed_batch
+from synergy_core.goodput.batch import best_batch, best_batch_one
 from synergy_core.goodput.throughput import gradient_time
 from synergy_core.jobs.configurations import Configurations
 from synergy_core.jobs.reports import Observations, Theta
 from synergy_core.jobs.spec import JobSpec
-from synergy_core.jobs.training import Shape, StepReport
+from synergy_core.jobs.training import Shape, StepReport, data_parallel
 from synergy_core.planner.plan import Plan
 
 MOST_SYNC = 0.95
@@ -99,7 +99,8 @@ class SynergyTask:
     def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
         """The plan of most goodput there, batch included, by what is believed; the initial batch while nothing is.
 
-        held: under which it trains there now. requested: at the requested batch. Raises InputError where no plan fits.
+        held: under which it trains there now, for tasks whose plans take a restart to change. requested: at the
+        requested batch. Raises InputError where no plan fits, which is known of jobs with parallel plans only.
         Pollux (OSDI 2021), section 4.1; `synergy_core.goodput.batch` has the rule.
         """
         if requested or self.spec.fixed_batch:
@@ -117,7 +118,7 @@ class SynergyTask:
         smallest, largest = spec.local_batches[gpu_type]
         theta = self.pool.models.get(gpu_type)
         if theta is None or statistics is None:
-            return data_parallel(spec, shape, max(spec.initial_batch, smallest * gpus))
+            return _replicas(spec, shape, max(spec.initial_batch, smallest * gpus))
         choice = best_batch_one(
             theta,
             *statistics,
@@ -129,7 +130,7 @@ class SynergyTask:
             gpus=gpus,
         )
         if not choice.local_batch:  # more GPUs than its largest batch can feed
-            return data_parallel(spec, shape, spec.max_batch)
+            return _replicas(spec, shape, spec.max_batch)
         return Plan(data=gpus, micro_batch=choice.local_batch, accumulation=choice.accumulation)
 
     # What policies ask
@@ -205,11 +206,10 @@ def _goodputs(asked: Sequence[tuple[SynergyTask, Theta, str, int]], nodes: Ints,
 
 def as_requested(spec: JobSpec, shape: Shape) -> Plan:
     """The plan of a data-parallel job at the batch that its user asked for."""
-    return data_parallel(spec, shape, spec.requested_batch)
+    return _replicas(spec, shape, spec.requested_batch)
 
 
-def data_parallel(spec: JobSpec, shape: Shape, batch: int) -> Plan:
-    """Replicas on all GPUs there, at that global batch or the nearest that fits: `fixed_batch`."""
+def _replicas(spec: JobSpec, shape: Shape, batch: int) -> Plan:
     largest = spec.local_batches[shape.gpu_type][1]
-    micro_batch, accumulation = fixed_batch(batch, shape.gpus, spec.initial_batch, spec.max_batch, largest)
-    return Plan(data=shape.gpus, micro_batch=micro_batch, accumulation=accumulation)
+    limits = {"initial_batch": spec.initial_batch, "max_batch": spec.max_batch, "max_local": largest}
+    return data_parallel(batch, shape.gpus, **limits)

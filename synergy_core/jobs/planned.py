@@ -17,7 +17,7 @@ from synergy_core.jobs.reports import Observations
 from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.training import Shape, StepReport
 from synergy_core.planner import tables
-from synergy_core.planner.plan import Plan
+from synergy_core.planner.plan import Plan, Plans
 
 _Of = tuple[str, int, str, bool]
 """What a table is for: architecture, global batch, GPU type, whether plans differ in their number of replicas only."""
@@ -46,7 +46,7 @@ class PlannedSpeeds:
         self.gpu_types = cluster.gpu_types
         self._plans = plans
         self._per_node = cluster.largest_nodes
-        self._known: dict[_Of, dict[int, tuple[float, Plan]]] = {}
+        self._known: dict[_Of, dict[int, tuple[float, Plans, int]]] = {}
         self._rows: dict[tuple[str, int, bytes], Floats] = {}
 
     def believed_s(self, architecture: str, batch: int, rows: Configurations) -> Floats:
@@ -67,18 +67,19 @@ class PlannedSpeeds:
 
     def best_on(self, architecture: str, batch: int, gpu_type: str, gpus: int) -> tuple[float, Plan]:
         """Seconds of a step under the best plan, and that plan: jobs run with it whatever the policy knows."""
-        return self._table((architecture, batch, gpu_type, False), [gpus])[gpus]
+        step_s, plans, at = self._table((architecture, batch, gpu_type, False), [gpus])[gpus]
+        return step_s, plans.plan(at)
 
-    def _table(self, of: _Of, counts: list[int]) -> dict[int, tuple[float, Plan]]:
-        """Seconds of a step, and its plan, by number of GPUs; these counts are among them."""
+    def _table(self, of: _Of, counts: list[int]) -> dict[int, tuple[float, Plans, int]]:
+        """Seconds of a step by number of GPUs, these among them, and its plan: plans, and which of them."""
         known = self._known.setdefault(of, {})
         missing = tuple(sorted({count for count in counts if count not in known}))
         if missing:
             architecture, batch, gpu_type, replicas_only = of
             nodes = ((gpu_type, self._per_node[gpu_type]),)
             table = tables.planned_tables(architecture, nodes, missing, batch, data_parallel_only=replicas_only)
-            steps = zip(table.step_time_s.tolist(), table.plans, strict=True)
-            known.update(zip(table.gpus.tolist(), steps, strict=True))
+            for at, (count, step_s) in enumerate(zip(table.gpus.tolist(), table.step_time_s.tolist(), strict=True)):
+                known[count] = step_s, table.plans, at
         return known
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from synergy_core.goodput.batch import fixed_batch
 from synergy_core.planner.plan import Plan
 
 
@@ -18,11 +19,18 @@ class Shape(NamedTuple):
 class StepReport(NamedTuple):
     """A mean step of a running job.
 
-    plan: under which it trained. step_s: seconds of the whole step. sync_s: seconds of it in which gradients were
-    exchanged and nothing was computed; NaN where whoever reports cannot tell the two apart.
+    plan: under which it trained; who can tell how long a step without accumulation takes reports that, under the plan
+    without. step_s: seconds of the whole step. sync_s: seconds of it in which gradients were exchanged and nothing was
+    computed; NaN where whoever reports cannot tell the two apart.
     """
 
     shape: Shape
     plan: Plan
     step_s: float
     sync_s: float = float("nan")
+
+
+def data_parallel(batch: int, gpus: int, *, initial_batch: int, max_batch: int, max_local: int) -> Plan:
+    """Replicas on all GPUs at that global batch, or the nearest that fits: see `fixed_batch`."""
+    micro_batch, accumulation = fixed_batch(batch, gpus, initial_batch, max_batch, max_local)
+    return Plan(data=gpus, micro_batch=micro_batch, accumulation=accumulation)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,13 +55,6 @@ MOST = {
 """What no constant can exceed: shares of a whole, and the best that is published of fused attention."""
 PRIOR = 0.003
 """What one standard deviation costs, against the mean loss of a row."""
-
-
-class CalibratedFamily(Protocol):
-    """What a fit asks of a model family."""
-
-    def work(self, architecture: Any, plans: Plans, software: Software) -> Work:
-        """Operators of one micro-batch on one GPU."""
 
 
 @dataclass(frozen=True, slots=True)

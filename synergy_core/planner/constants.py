@@ -82,11 +82,11 @@ def constants_for(machine: Machine, software: Software) -> Constants:
     per clock (`transferred`).
     """
     known = measured(software.fitted_as)
-    kind = _like(machine.gpu)
-    if kind in known:
-        return known[kind]
+    gpu_type = _like(machine.gpu)
+    if gpu_type in known:
+        return known[gpu_type]
     likes = [measured(name) for name in _stand_ins(software)]
-    here = next((each[kind] for each in likes if kind in each), None)
+    here = next((each[gpu_type] for each in likes if gpu_type in each), None)
     elsewhere = known or next(each for each in (*likes, *map(measured, measured_software())) if each)
     source = nearest(machine.gpu, tuple(elsewhere))
     if here is not None:
@@ -130,7 +130,7 @@ def measured(software: str) -> dict[str, Constants]:
     path = _FOLDER / f"{software}.yaml"
     if not path.exists():
         return {}
-    return {kind: constants_of(each["constants"]) for kind, each in read_yaml(path)["gpu_types"].items()}
+    return {gpu_type: constants_of(each["constants"]) for gpu_type, each in read_yaml(path)["gpu_types"].items()}
 
 
 @cache

@@ -60,9 +60,10 @@ class Software:
 _FOLDER = Path(__file__).parents[1] / "catalog" / "software"
 
 
-def software_names() -> list[str]:
+@cache
+def software_names() -> tuple[str, ...]:
     """Every training stack of the catalog."""
-    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yaml")))
 
 
 @cache

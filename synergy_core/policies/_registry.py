@@ -370,13 +370,24 @@ def _checked_parameters(policy: Policy, given: Mapping[str, Any]) -> dict[str, A
     for name, value in given.items():
         if name not in policy.parameters:
             raise unknown(f"parameter of policy {policy.name}", name, policy.parameters)
-        default = policy.parameters[name]
+        default, choices = policy.parameters[name], _choices(policy, name)
+        if choices and value not in choices:
+            raise unknown(f"parameter {name} of policy {policy.name}", str(value), choices)
         if isinstance(default, tuple):
             items = value if isinstance(value, list | tuple) else [value]
             result[name] = tuple(_like(policy, name, item, default[0] if default else 0.0) for item in items)
         else:
             result[name] = _like(policy, name, value, default)
     return result
+
+
+def _choices(policy: Policy, name: str) -> tuple[str, ...]:
+    """What a parameter may be, where it is annotated with a `Literal`; () for any other."""
+    function: Any = policy.key if isinstance(policy, OrderingPolicy) else policy.allocate
+    while isinstance(function, functools.partial):
+        function = function.func
+    wanted = typing.get_type_hints(function).get(name)
+    return typing.get_args(wanted) if typing.get_origin(wanted) is Literal else ()
 
 
 def _like(policy: Policy, name: str, value: Any, default: Any) -> Any:

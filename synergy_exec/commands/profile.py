@@ -38,7 +38,8 @@ def main(arguments: Sequence[str]) -> None:
         raise InputError(f"--seconds {given.seconds:g}: expected a number above 0, such as 3.")
     files = [_file(each) for each in given.models or _shipped()]
     options: dict[str, Any] = dict(_option(each) for each in given.option)
-    where, effort = machine(given.backend, options), Effort(seconds=given.seconds)
+    where = machine(given.backend, options, bfloat16=usual.bfloat16)
+    effort = Effort(seconds=given.seconds)
     backend = get_backend(given.backend, options)
     settings = dataclasses.replace(usual, host=given.host)
     made = add_to_profile(given.out, files, backend, where, effort, _quiet if given.quiet else _say, settings)

@@ -44,7 +44,7 @@ def resume(execution: Execution, now_s: float) -> None:
                 job.task.done_work, job.task.statistics = job.seen.work, job.seen.statistics
     for number, observation in journal.observations():
         task = execution.jobs[number].task
-        if task is not None:
+        if task is not None and not task.scheduled:  # else they are from before the model was profiled
             gpu_type, nodes, gpus, micro_batch, step_s, sync_s = observation
             plan = Plan(data=gpus, micro_batch=micro_batch)
             task.observe(StepReport(Shape(gpu_type, nodes, gpus), plan, step_s, sync_s))

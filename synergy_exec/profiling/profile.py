@@ -45,11 +45,13 @@ class Made:
     broken: str = ""
 
 
-def machine(backend: str, options: Mapping[str, Any]) -> str:
-    """What a profile was measured on, in words."""
+def machine(backend: str, options: Mapping[str, Any], *, bfloat16: bool) -> str:
+    """What a profile was measured on, in words; with float32 where GPUs were not to compute in bfloat16."""
     given = ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
     cores = len(os.sched_getaffinity(0))
-    return f"{socket.gethostname()}, {platform.machine()}, {cores} cores, {backend}{f' ({given})' if given else ''}"
+    options_given = f" ({given})" if given else ""
+    precision = "" if bfloat16 else ", float32"
+    return f"{socket.gethostname()}, {platform.machine()}, {cores} cores, {backend}{options_given}{precision}"
 
 
 def add_to_profile(

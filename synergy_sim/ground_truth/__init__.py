@@ -255,14 +255,14 @@ class Truth:
         )
 
     @staticmethod
-    def requested_rate(app: Application, gpu_type: str, shape: NodeGpus, batch: int) -> float:
+    def requested_rate(app: Application, gpu_type: str, node_gpus: NodeGpus, batch: int) -> float:
         """Iterations per second at the requested batch on that placement."""
-        return 1.0 / app.iteration_s(gpu_type, shape, app.as_requested(gpu_type, shape, batch))
+        return 1.0 / app.iteration_s(gpu_type, node_gpus, app.as_requested(gpu_type, node_gpus, batch))
 
-    def requested_run_s(self, model: str, gpu_type: str, shape: NodeGpus, batch: int) -> float:
+    def requested_run_s(self, model: str, gpu_type: str, node_gpus: NodeGpus, batch: int) -> float:
         """How long the whole application takes there, undisturbed, at the requested batch; its slow-down included."""
         app = self.application(model)
-        plan = app.as_requested(gpu_type, shape, batch)
+        plan = app.as_requested(gpu_type, node_gpus, batch)
         epochs = np.diff((0.0, *app.work_at_epoch_end))
         iterations = float((epochs / app.gains(plan.global_batch)).sum())
-        return iterations * app.iteration_s(gpu_type, shape, plan) * self.slowdown.get(model, 1.0)
+        return iterations * app.iteration_s(gpu_type, node_gpus, plan) * self.slowdown.get(model, 1.0)

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from synergy_core.goodput.batch import fixed_batch
 from synergy_core.goodput.efficiency import gain
+from synergy_core.jobs.training import data_parallel
 from synergy_core.planner.plan import Plan
 
 NodeGpus = tuple[int, ...]
@@ -47,11 +47,11 @@ class Application(ABC):
         self._gains: dict[int, list[float]] = {}
 
     @abstractmethod
-    def iteration_s(self, gpu_type: str, shape: NodeGpus, plan: Plan) -> float:
+    def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
         """Seconds of one iteration under that plan on that placement."""
 
     @abstractmethod
-    def as_requested(self, gpu_type: str, shape: NodeGpus, global_batch: int) -> Plan:
+    def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
         """How a job trains there at that global batch, or the nearest that fits. Raises InputError where none does."""
 
     @abstractmethod
@@ -87,30 +87,31 @@ class DataParallelApplication(Application):
         self._steps: dict[tuple[str, NodeGpus, int], Step] = {}
 
     @abstractmethod
-    def measure(self, gpu_type: str, shape: NodeGpus, local_batch: int) -> Step:
+    def measure(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int) -> Step:
         """A step of `local_batch` samples per GPU on that placement."""
 
     @abstractmethod
-    def local_batches(self, gpu_type: str, shape: NodeGpus = (1,)) -> tuple[int, int]:
+    def local_batches(self, gpu_type: str, node_gpus: NodeGpus = (1,)) -> tuple[int, int]:
         """The smallest and the largest number of samples that fit on a GPU there."""
 
-    def step(self, gpu_type: str, shape: NodeGpus, local_batch: int) -> Step:
+    def step(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int) -> Step:
         """`measure`, remembered."""
-        asked = gpu_type, shape, local_batch
+        asked = gpu_type, node_gpus, local_batch
         known = self._steps.get(asked)
         if known is None:
-            known = self._steps[asked] = self.measure(gpu_type, shape, local_batch)
+            known = self._steps[asked] = self.measure(gpu_type, node_gpus, local_batch)
         return known
 
-    def as_requested(self, gpu_type: str, shape: NodeGpus, global_batch: int) -> Plan:
+    def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
         """The plan at that global batch, or the nearest that fits: `goodput.batch.fixed_batch`."""
-        gpus, most = sum(shape), self.local_batches(gpu_type, shape)[1]
-        micro_batch, accumulation = fixed_batch(global_batch, gpus, self.initial_batch, self.max_batch, most)
-        return Plan(data=gpus, micro_batch=micro_batch, accumulation=accumulation)
+        limits = {"initial_batch": self.initial_batch, "max_batch": self.max_batch}
+        return data_parallel(
+            global_batch, sum(node_gpus), max_local=self.local_batches(gpu_type, node_gpus)[1], **limits
+        )
 
-    def iteration_s(self, gpu_type: str, shape: NodeGpus, plan: Plan) -> float:
+    def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
         """Seconds of one iteration: all micro-batches but one without synchronisation, the last one with it."""
-        step_s, sync_s = self.step(gpu_type, shape, plan.micro_batch)
+        step_s, sync_s = self.step(gpu_type, node_gpus, plan.micro_batch)
         return step_s + (plan.accumulation - 1) * (step_s - sync_s)
 
 
@@ -118,7 +119,7 @@ class ApplicationWithPlans(Application):
     """An application that is trained under parallel plans."""
 
     @abstractmethod
-    def step_s(self, gpu_type: str, shape: NodeGpus, global_batch: int) -> float:
+    def step_s(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> float:
         """Seconds under the best plan for that batch; inf where none fits."""
 
 

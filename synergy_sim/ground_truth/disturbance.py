@@ -31,11 +31,11 @@ class Disturbance:
         if not 1 <= self.straggler_slowdown < np.inf:
             raise InputError(f"truth.straggler_slowdown={self.straggler_slowdown:g}: expected a factor ≥ 1.")
 
-    def observed(self, job_id: int, shape: tuple[int, ...], local_batch: int) -> float:
-        """The factor by which a job's observed step times on that shape are too long; below 1, too short."""
+    def observed(self, job_id: int, node_gpus: tuple[int, ...], local_batch: int) -> float:
+        """The factor by which a job's observed step times on those GPUs are too long; below 1, too short."""
         if not self.noise_fraction:
             return 1.0
-        draw = np.random.default_rng((self.seed, 1, job_id, local_batch, *shape)).standard_normal()
+        draw = np.random.default_rng((self.seed, 1, job_id, local_batch, *node_gpus)).standard_normal()
         return float(np.exp(self.noise_fraction * draw))
 
     def straggling(self, job_id: int, run: int) -> float:

@@ -32,10 +32,10 @@ class _Profile:
         columns = ("local_bsz", "step_time", "sync_time")
         grouped: dict[NodeGpus, list[tuple[float, float, float]]] = defaultdict(list)
         by_counts: dict[tuple[int, int, float], list[tuple[float, float]]] = defaultdict(list)
-        for shape, (batch, step_s, sync_s) in zip(placements.shapes(), _numbers(placements, columns), strict=True):
-            grouped[smallest_rotation(shape)].append((batch, step_s, sync_s))
-            by_counts[len(shape), sum(shape), batch].append((step_s, sync_s))
-        self.curves = {shape: _curve(rows) for shape, rows in grouped.items()}
+        for node_gpus, (batch, step_s, sync_s) in zip(placements.shapes(), _numbers(placements, columns), strict=True):
+            grouped[smallest_rotation(node_gpus)].append((batch, step_s, sync_s))
+            by_counts[len(node_gpus), sum(node_gpus), batch].append((step_s, sync_s))
+        self.curves = {node_gpus: _curve(rows) for node_gpus, rows in grouped.items()}
         points = [(*counts, *np.mean(times, axis=0)) for counts, times in sorted(by_counts.items())]
         scalability = folder / f"scalability-{gpu_type}.csv"
         wider = _read(scalability, ("num_nodes", "num_replicas", *columns)) if scalability.is_file() else []
@@ -46,34 +46,34 @@ class _Profile:
         self.max_local_batch = lru_cache(maxsize=None)(self._max_local_batch)
         self.most_inside = lru_cache(maxsize=None)(self._most_inside)
 
-    def _max_local_batch(self, shape: NodeGpus) -> int:
+    def _max_local_batch(self, node_gpus: NodeGpus) -> int:
         """The largest measured on that placement, else on at least as many nodes and GPUs."""
-        curve = self.curves.get(smallest_rotation(shape))
+        curve = self.curves.get(smallest_rotation(node_gpus))
         if curve is not None:
             return int(curve[0][-1])
-        nodes, gpus = min(len(shape), self.most_nodes), sum(shape)
+        nodes, gpus = min(len(node_gpus), self.most_nodes), sum(node_gpus)
         wider = self.points[(self.points[:, 0] >= nodes) & (self.points[:, 1] >= gpus)]
         return int(wider[:, 2].max()) if len(wider) else self.max_batch
 
-    def step(self, shape: NodeGpus, local_batch: int) -> Step:
+    def step(self, node_gpus: NodeGpus, local_batch: int) -> Step:
         """A step on that placement: linear between measured batches; below them the first, beyond them `_scaled`."""
-        curve = self.curves.get(smallest_rotation(shape))
+        curve = self.curves.get(smallest_rotation(node_gpus))
         if curve is None:
-            return self._interpolated(shape, local_batch)
+            return self._interpolated(node_gpus, local_batch)
         batch, step_s, sync_s = curve
         held = Step(float(np.interp(local_batch, batch, step_s)), float(np.interp(local_batch, batch, sync_s)))
         return held if local_batch <= batch[-1] else _scaled(held, local_batch / float(batch[-1]))
 
-    def _interpolated(self, shape: NodeGpus, local_batch: int) -> Step:
+    def _interpolated(self, node_gpus: NodeGpus, local_batch: int) -> Step:
         """Piecewise linear over (nodes, GPUs, samples per GPU); `_scaled` beyond the largest batch there."""
-        nodes, gpus = min(len(shape), self.most_nodes, MOST_NODES), sum(shape)
+        nodes, gpus = min(len(node_gpus), self.most_nodes, MOST_NODES), sum(node_gpus)
         step_s, sync_s = self._surface(nodes, gpus, local_batch).reshape(2).tolist()
         if not math.isnan(step_s):
             return Step(step_s, sync_s)
-        largest = self.most_inside(nodes, gpus) or self.max_local_batch(shape)
+        largest = self.most_inside(nodes, gpus) or self.max_local_batch(node_gpus)
         if local_batch <= largest:
             return self._nearest(nodes, gpus, local_batch)
-        return _scaled(self._interpolated(shape, largest), local_batch / largest)
+        return _scaled(self._interpolated(node_gpus, largest), local_batch / largest)
 
     @cached_property
     def _surface(self) -> Any:
@@ -100,9 +100,9 @@ def _scaled(step: Step, times: float) -> Step:
     return Step((step.step_s - step.sync_s) * times + step.sync_s, step.sync_s)
 
 
-def smallest_rotation(shape: NodeGpus) -> NodeGpus:
+def smallest_rotation(node_gpus: NodeGpus) -> NodeGpus:
     """The placement as tables store it, once for all its rotations: the smallest of them."""
-    return min(shape[i:] + shape[:i] for i in range(len(shape)))
+    return min(node_gpus[i:] + node_gpus[:i] for i in range(len(node_gpus)))
 
 
 def _curve(rows: list[tuple[float, float, float]]) -> Curve:
@@ -146,21 +146,21 @@ class MeasuredApplication(DataParallelApplication):
             raise InputError(f"{self.name} was not measured on GPU type {gpu_type}; measured: {list(self._profiles)}.")
         return self._profiles[gpu_type]
 
-    def measure(self, gpu_type: str, shape: NodeGpus, local_batch: int) -> Step:
+    def measure(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int) -> Step:
         if gpu_type not in self._profiles and self._otherwise is not None:
-            return self._otherwise.measure(gpu_type, shape, local_batch)
-        return self._profile(gpu_type).step(shape, local_batch)
+            return self._otherwise.measure(gpu_type, node_gpus, local_batch)
+        return self._profile(gpu_type).step(node_gpus, local_batch)
 
     def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
         lower, upper, share = between(self._batches, global_batch)
         sqr, var = (1 - share) * self._statistics[lower, epoch] + share * self._statistics[upper, epoch]
         return GradientStatistics(float(sqr), float(var))
 
-    def local_batches(self, gpu_type: str, shape: NodeGpus = (1,)) -> tuple[int, int]:
+    def local_batches(self, gpu_type: str, node_gpus: NodeGpus = (1,)) -> tuple[int, int]:
         if gpu_type not in self._profiles and self._otherwise is not None:
-            return self._otherwise.local_batches(gpu_type, shape)
+            return self._otherwise.local_batches(gpu_type, node_gpus)
         profile = self._profile(gpu_type)
-        most = profile.max_local_batch(shape)
+        most = profile.max_local_batch(node_gpus)
         return profile.min_batch, min(most, self._most_local or most)
 
     def iterations(self, global_batch: int) -> Sequence[float]:

@@ -48,8 +48,8 @@ class ModelledApplication(DataParallelApplication):
             self._models[gpu_type] = model if known == gpu_type else transferred(model, known, gpu_type)[0]
         return self._models[gpu_type]
 
-    def measure(self, gpu_type: str, shape: NodeGpus, local_batch: int) -> Step:
-        model, nodes, gpus = self._model(gpu_type), len(shape), sum(shape)
+    def measure(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int) -> Step:
+        model, nodes, gpus = self._model(gpu_type), len(node_gpus), sum(node_gpus)
         step_s = float(model.step_time(nodes, gpus, local_batch))
         compute_s = float(model.gradient_time(local_batch, gpus))
         return Step(step_s, max(step_s - compute_s, 0.0))
@@ -57,7 +57,7 @@ class ModelledApplication(DataParallelApplication):
     def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
         return GradientStatistics(1.0, self._noise_scale[epoch] / self.initial_batch)
 
-    def local_batches(self, gpu_type: str, shape: NodeGpus = (1,)) -> tuple[int, int]:
+    def local_batches(self, gpu_type: str, node_gpus: NodeGpus = (1,)) -> tuple[int, int]:
         limits = self._limits.get(gpu_type)
         if limits is None:
             profile = self.profile.gpu_types[self.known_type(gpu_type)]

@@ -63,30 +63,37 @@ class PlannedApplication(ApplicationWithPlans):
         self._factors = {gpu_type: truth.factor(seed, name, gpu_type) for gpu_type in gpus_per_node}
         self._gpus_per_node = gpus_per_node
 
-    def step_s(self, gpu_type: str, shape: NodeGpus, global_batch: int) -> float:
+    def step_s(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> float:
         """Seconds under the best plan for that batch; inf where none fits."""
-        return self._best(gpu_type, shape, global_batch)[0]
+        return float(self._table(gpu_type, node_gpus, global_batch).step_time_s[0]) * self._factors[gpu_type]
 
-    def _best(self, gpu_type: str, shape: NodeGpus, global_batch: int) -> tuple[float, Plan]:
-        """Seconds, and the plan. On more nodes than need be, nodes count as small as the least of them: what is spread
-        cannot use the fast links within a node.
+    def _table(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> tables.PlannedTable:
+        """The planner's one row for that placement. On more nodes than need be, nodes count as small as the least of
+        them: what is spread cannot use the fast links within a node.
         """
         per_node = self._gpus_per_node[gpu_type]
-        if len(shape) > len(packed(sum(shape), per_node)):
-            per_node = 1 << (min(shape).bit_length() - 1)
-        table = tables.planned_tables(self.name, ((gpu_type, per_node),), (sum(shape),), global_batch)
-        return float(table.step_time_s[0]) * self._factors[gpu_type], table.plans.plan(0)
+        if len(node_gpus) > len(packed(sum(node_gpus), per_node)):
+            per_node = 1 << (min(node_gpus).bit_length() - 1)
+        return tables.planned_tables(self.name, ((gpu_type, per_node),), (sum(node_gpus),), global_batch)
 
     def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
         return GradientStatistics(1.0, self._noise_scale / self.initial_batch)
 
-    def as_requested(self, gpu_type: str, shape: NodeGpus, global_batch: int) -> Plan:
+    def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
         """The best plan for that batch. Raises InputError where none fits."""
-        step_s, plan = self._best(gpu_type, shape, global_batch)
-        if step_s == np.inf:
-            raise InputError(f"{self.name} was given {sum(shape)} GPUs of type {gpu_type}, on which no plan fits.")
-        return plan
+        table = self._table(gpu_type, node_gpus, global_batch)
+        if table.step_time_s[0] == np.inf:
+            raise self._nothing_fits(gpu_type, node_gpus)
+        return table.plans.plan(0)
 
-    def iteration_s(self, gpu_type: str, shape: NodeGpus, plan: Plan) -> float:
-        """Seconds under the best plan for that plan's batch."""
-        return self.step_s(gpu_type, shape, plan.global_batch)
+    def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
+        """Seconds under the best plan for that plan's batch. Raises InputError where none fits."""
+        step_s = self.step_s(gpu_type, node_gpus, plan.global_batch)
+        if step_s == np.inf:
+            raise self._nothing_fits(gpu_type, node_gpus)
+        return step_s
+
+    def _nothing_fits(self, gpu_type: str, node_gpus: NodeGpus) -> InputError:
+        return InputError(
+            f"{self.name} was given {sum(node_gpus)} GPUs of type {gpu_type} on {len(node_gpus)} nodes, where no plan fits."
+        )

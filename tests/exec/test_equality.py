@@ -89,8 +89,13 @@ def of_world(world: int) -> list[PlanMessage]:
 
 
 def simplest(plans: list[PlanMessage]) -> list[PlanMessage]:
-    """Without replicas under every schedule, with them under none and under 1F1B; the others join the two."""
+    """Without replicas under every schedule, with them under none and under 1F1B."""
     return [plan for plan in plans if plan.data == 1 or kind(plan).schedule in ("", "1f1b")]
+
+
+def joined(plans: list[PlanMessage]) -> list[PlanMessage]:
+    """The others: replicas under the schedules that plans without replicas show."""
+    return [plan for plan in plans if plan not in simplest(plans)]
 
 
 def equality(plans: list[PlanMessage]) -> list[groups.Case]:
@@ -130,8 +135,8 @@ def test_plans_of_one_and_two_ranks_equal_a_single_process_and_wrong_ones_do_not
         assert sizes == [batch for _, batch, _ in cases.RETUNED]
 
 
-def test_plans_of_four_ranks_equal_a_single_process(request: pytest.FixtureRequest) -> None:
-    plans = of_world(4) if request.config.getoption("--thorough") else simplest(of_world(4))
+def test_plans_of_four_ranks_equal_a_single_process() -> None:
+    plans = simplest(of_world(4))
     names = (
         "names",
         "equality_cases:parameter_names",
@@ -147,6 +152,13 @@ def test_plans_of_four_ranks_equal_a_single_process(request: pytest.FixtureReque
     assert others[0] == others[1]
 
 
-def test_plans_of_eight_ranks_equal_a_single_process(request: pytest.FixtureRequest) -> None:
-    plans = of_world(8) if request.config.getoption("--thorough") else simplest(of_world(8))
+def test_plans_of_eight_ranks_equal_a_single_process() -> None:
+    plans = simplest(of_world(8))
     check(plans, groups.run({8: equality(plans)}, timeout_s=240))
+
+
+@pytest.mark.thorough  # replicas, and each schedule, by themselves: above
+def test_plans_that_join_replicas_with_other_schedules_equal_a_single_process() -> None:
+    four, eight = joined(of_world(4)), joined(of_world(8))
+    assert {kind(plan) for plan in [*four, *eight]} | {kind(plan) for plan in simplest(PLANS)} == PROVEN
+    check([*four, *eight], groups.run({4: equality(four), 8: equality(eight)}, timeout_s=240))

@@ -22,7 +22,7 @@ from synergy_exec.job_file import JobFile
 from synergy_exec.profiling import profile as profiling
 from synergy_exec.profiling.candidates import CandidatePlans, finder
 from synergy_exec.profiling.measure import Effort, noise_curve
-from synergy_exec.profiling.profile import Made, add_to_profile, current_profile
+from synergy_exec.profiling.profile import Made, add_to_profile, current_profile, machine
 from synergy_exec.settings import Settings
 from synergy_runs.profiles import read_profile, write_profile
 
@@ -211,6 +211,10 @@ def test_models_are_measured_once_and_again_where_something_changed(
 def _model(file: JobFile) -> ProfiledModel:
     noise = (NoiseFrom(0.0, 0.0),)
     return ProfiledModel(file.name, file.initial_batch, file.max_batch, 1.0, noise, ProfiledCosts(1.0, 1.0, 1.0), ())
+
+
+def test_what_was_measured_in_another_precision_is_another_machine() -> None:
+    assert machine("local", {"slots": 2}, bfloat16=False) == machine("local", {"slots": 2}, bfloat16=True) + ", float32"
 
 
 def test_what_is_no_profile_is_said(tmp_path: Path) -> None:

@@ -94,12 +94,12 @@ def _carried_out(state: GoodputState, order: Ints, answer: Ints, shown: Shown, m
 
 def _shown(cluster: Cluster) -> Shown:
     """The nodes as the search sees them: with several GPU types, in parts as large as the smallest (Sia's port)."""
-    kinds = cluster.gpu_types
-    least = min(each.gpus_per_node for each in cluster.node_types) if len(kinds) > 1 else cluster.gpus
+    gpu_types = cluster.gpu_types
+    least = min(each.gpus_per_node for each in cluster.node_types) if len(gpu_types) > 1 else cluster.gpus
     parts = []
     for first, each in zip(cluster.first_nodes(), cluster.node_types, strict=True):
         sizes = [min(least, each.gpus_per_node - at) for at in range(0, each.gpus_per_node, least)]
-        kind = kinds.index(each.gpu_type)
+        kind = gpu_types.index(each.gpu_type)
         parts += [(size, first + at, kind) for at in range(each.nodes) for size in sizes]
     return Shown(*np.array(parts, dtype=np.int64).T)
 
