@@ -94,6 +94,5 @@ class PlannedApplication(ApplicationWithPlans):
         return step_s
 
     def _nothing_fits(self, gpu_type: str, node_gpus: NodeGpus) -> InputError:
-        return InputError(
-            f"{self.name} was given {sum(node_gpus)} GPUs of type {gpu_type} on {len(node_gpus)} nodes, where no plan fits."
-        )
+        gpus, nodes = sum(node_gpus), len(node_gpus)
+        return InputError(f"{self.name} was given {gpus} GPUs of type {gpu_type} on {nodes} nodes, where no plan fits.")
