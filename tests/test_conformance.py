@@ -115,7 +115,8 @@ def another_way_each_run():
 STARTS_NOBODY = allocation(lambda state: greedy(state, []))
 BROKEN = [
     ("answers", order(lambda job: (1 / (job.gpus - 4),))),
-    ("answers", order(lambda job: (0 / job.waited_s,))),  # at the instant of arrival, when put to work
+    ("answers", order(lambda job: (1 / job.waited_s,))),
+    ("answers", order(lambda job: (0 / (job.submit_time_s - 630),))),  # when the first job put to work arrives
     ("answers", order(lambda job: (job.submit_time_s,), next_change=lambda job, now_s: "soon")),
     ("answers", replace(order(lambda job: (job.submit_time_s,)), words=lambda job: None)),
     ("answers", allocation(lambda state: state.gpus)),
