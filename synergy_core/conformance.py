@@ -7,17 +7,17 @@ lose nothing when they are stopped, and train in proportion to their GPUs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.record import NEVER, Placed, gpus_in
-from synergy_core.policies import BrokenRuleError, Policy, check
+from synergy_core.policies import Policy, check
 from synergy_core.policies._cases import MACHINES, TENANTS, Known, spec_of
+from synergy_core.policies._check import Broken, attributed, try_on
 from synergy_core.scheduler import Scheduler, scheduler_for
-from synergy_core.units import grid_ceil
+from synergy_core.units import grid_ceil, on_grid
 
 JOBS = (1, 3, 8)
 PATIENCE = 20.0
@@ -41,18 +41,36 @@ class Asked(NamedTuple):
         return f"{self.gpus}{asks} GPUs for {self.runs_s:g} s, for tenant {self.tenant} at {self.submit_s:g} s"
 
 
+class WorkCase(NamedTuple):
+    """Jobs to run on these machines, in order of submission, by which they are numbered."""
+
+    machines: Cluster
+    jobs: tuple[Asked, ...]
+
+    def __str__(self) -> str:
+        jobs = "; ".join(f"job {number}: {each}" for number, each in enumerate(self.jobs))
+        return f"{self.machines.describe()}, {jobs}"
+
+    def without(self, at: int) -> WorkCase:
+        """The case less one job."""
+        return self._replace(jobs=self.jobs[:at] + self.jobs[at + 1 :])
+
+
 def conforms(policy: Policy) -> None:
     """`policies.check`, and the policy put to work. Raises BrokenRuleError where it breaks a rule."""
     check(policy)
     for machines in MACHINES:
         for jobs in JOBS:
-            asked = _random(machines, jobs)
-            if _carried_out(policy, machines, asked) != _carried_out(policy, machines, asked):
-                raise _broken(policy, "repeats", "two schedules differ", machines, asked)
+            try_on(_random(machines, jobs), _twice, policy)
 
 
-def _random(machines: Cluster, jobs: int) -> list[Asked]:
-    """Jobs for these machines in order of submission, drawn alike in every call."""
+def _twice(policy: Policy, case: WorkCase) -> None:
+    if _carried_out(policy, case) != _carried_out(policy, case):
+        raise Broken("repeats", "two schedules differ")
+
+
+def _random(machines: Cluster, jobs: int) -> WorkCase:
+    """Jobs for these machines, drawn alike in every call."""
     random = np.random.default_rng((machines.gpus, len(machines.gpu_types), len(machines.virtual_clusters), jobs))
     gpu_types = ("", *machines.gpu_types) if len(machines.gpu_types) > 1 else ("",)
     asked = []
@@ -60,15 +78,15 @@ def _random(machines: Cluster, jobs: int) -> list[Asked]:
         gpu_type, tenant = str(random.choice(gpu_types)), str(random.choice(TENANTS))
         gpus = min(int(random.choice([1, 1, 2, 3, 4, 8])), machines.most_gpus_for(gpu_type, tenant))
         asked.append(Asked(float(random.integers(0, 1_500)), gpus, float(random.integers(1, 4_000)), gpu_type, tenant))
-    return sorted(asked)
+    return WorkCase(machines, tuple(sorted(asked)))
 
 
 class _Work:
     """The jobs of one case under one scheduler."""
 
-    def __init__(self, policy: Policy, machines: Cluster, asked: Sequence[Asked]) -> None:
-        self.policy, self.machines, self.asked = policy, machines, asked
-        self.scheduler: Scheduler = scheduler_for(policy, machines)
+    def __init__(self, policy: Policy, case: WorkCase) -> None:
+        self.policy, self.machines, self.asked = policy, case.machines, case.jobs
+        self.scheduler: Scheduler = scheduler_for(policy, case.machines)
         self.active: dict[int, Known] = {}
         self.ends_s: dict[int, float] = {}
         self.done: list[Done] = []
@@ -82,23 +100,32 @@ class _Work:
         if self.policy.reads_goodput:
             job.spec = spec_of(job, self.machines)
         self.active[number] = job
-        self.scheduler.arrive(job)
+        with attributed(f"the arrival of job {number} at {job.submit_time_s:g} s"):
+            self.scheduler.arrive(job)
 
     def finish(self, now_s: float) -> None:
         """Ends the jobs whose last step is done by `now_s`."""
         for number in [number for number, end_s in self.ends_s.items() if end_s <= now_s]:
             del self.ends_s[number]
             self.done.append((now_s, "finish", number, self.active[number].placement))
-            self.scheduler.finish(self.active.pop(number), now_s)
+            with attributed(f"the end of job {number} at {now_s:g} s"):
+                self.scheduler.finish(self.active.pop(number), now_s)
+
+    def next_change_s(self, now_s: float) -> float:
+        """When to decide again although nothing happened (s); inf for never."""
+        with attributed(f"the next change after {now_s:g} s"):
+            return self.scheduler.next_change_s()
 
     def decide(self, now_s: float) -> None:
-        decision = self.scheduler.decide(now_s)
+        with attributed(f"the decision at {now_s:g} s"):
+            decision = self.scheduler.decide(now_s)
         starts = {job.job_id for job, _ in decision.starts}
         for job, placed in decision.stops:
             del self.ends_s[job.job_id]
             self.done.append((now_s, "stop", job.job_id, placed))
             if job.job_id not in starts:
-                self.scheduler.requeue(job)
+                with attributed(f"the stop of job {job.job_id} at {now_s:g} s"):
+                    self.scheduler.requeue(job)
         for each, placed in decision.starts:
             job = self.active[each.job_id]
             left_gpu_s = job.duration_s * job.gpus - job.attained_service_gpu_s
@@ -108,7 +135,7 @@ class _Work:
         self.check_placements()
 
     def check_placements(self) -> None:
-        """Raises BrokenRuleError unless held GPUs exist, are held once, are of the type asked for and within quotas."""
+        """Raises Broken unless held GPUs exist, are held once, are of the type asked for and within quotas."""
         machines, quotas = self.machines, self.machines.virtual_clusters
         sizes = [each.gpus_per_node for each in machines.node_types for _ in range(each.nodes)]
         used = [0] * machines.nodes
@@ -117,43 +144,40 @@ class _Work:
             by_tenant[job.virtual_cluster] += gpus_in(job.placement)
             for node, mask in job.placement:
                 if used[node] & mask or mask >> sizes[node]:
-                    raise self.broken("placed", f"job {job.job_id} was given GPUs of node {node} that others hold")
+                    raise Broken("placed", f"job {job.job_id} was given GPUs of node {node} that others hold")
                 if job.gpu_type and machines.type_of_node[node] != job.gpu_type:
-                    raise self.broken("placed", f"job {job.job_id} was given a node of {machines.type_of_node[node]}")
+                    raise Broken("placed", f"job {job.job_id} was given a node of {machines.type_of_node[node]}")
                 used[node] |= mask
         for tenant, gpus in by_tenant.items():
             if quotas and not machines.borrowing and gpus > quotas[tenant]:
-                raise self.broken("placed", f"tenant {tenant} holds {gpus} GPUs of a quota of {quotas[tenant]}")
-
-    def broken(self, rule: str, what: str) -> BrokenRuleError:
-        return _broken(self.policy, rule, what, self.machines, self.asked)
+                raise Broken("placed", f"tenant {tenant} holds {gpus} GPUs of a quota of {quotas[tenant]}")
 
 
-def _carried_out(policy: Policy, machines: Cluster, asked: Sequence[Asked]) -> list[Done]:
+def _carried_out(policy: Policy, case: WorkCase) -> list[Done]:
     """Runs these jobs under the policy; returns all that happened until every job had ended."""
-    work = _Work(policy, machines, asked)
+    work, asked = _Work(policy, case), case.jobs
+    round_s, rounds = on_grid(policy.round_s), 0
     load_s = sum(each.runs_s * each.gpus for each in asked)
-    latest_s = asked[-1].submit_s + PATIENCE * load_s + FEWEST_ROUNDS * policy.round_s
+    latest_s = asked[-1].submit_s + PATIENCE * load_s + FEWEST_ROUNDS * round_s
     came, now_s = 0, 0.0
     while came < len(asked) or work.active:
         arrives_s = asked[came].submit_s if came < len(asked) else NEVER
-        next_s = min(arrives_s, min(work.ends_s.values(), default=NEVER), work.scheduler.next_change_s())
-        if policy.in_rounds:  # decisions at multiples of a round alone
-            rounds = math.floor(now_s / policy.round_s) + 1 if work.active else math.ceil(arrives_s / policy.round_s)
-            next_s = min(next_s, rounds * policy.round_s)
+        next_s = min(arrives_s, min(work.ends_s.values(), default=NEVER), work.next_change_s(now_s))
+        if policy.in_rounds:  # decisions at multiples of a round alone, of which `rounds` is the next
+            if not work.active:
+                rounds = math.ceil(arrives_s / round_s)
+            next_s = min(next_s, rounds * round_s)
         now_s = max(now_s, next_s)
         if now_s > latest_s:
             waiting = ", ".join(str(number) for number in sorted(work.active))
-            raise work.broken("ends", f"jobs {waiting} have not ended after {latest_s:g} s")
+            raise Broken("ends", f"jobs {waiting} have not ended after {latest_s:g} s")
         work.finish(now_s)
         while came < len(asked) and asked[came].submit_s <= now_s:
             work.arrive(came)
             came += 1
-        if not policy.in_rounds or now_s % policy.round_s == 0:
+        if not policy.in_rounds:
             work.decide(now_s)
+        elif now_s == rounds * round_s:
+            work.decide(now_s)
+            rounds += 1
     return work.done
-
-
-def _broken(policy: Policy, rule: str, what: str, machines: Cluster, asked: Sequence[Asked]) -> BrokenRuleError:
-    jobs = "; ".join(f"job {number}: {each}" for number, each in enumerate(asked))
-    return BrokenRuleError(policy.name, rule, what, f"{machines.describe()}, {jobs}")

@@ -12,12 +12,11 @@ import pytest
 from training_jobs import policy_named
 
 from synergy_core.conformance import conforms
-from synergy_core.policies import RULES, BrokenRuleError, check, get_policy, policy_names
+from synergy_core.policies import RULES, BrokenRuleError, get_policy, policy_names
+from synergy_core.policies._cases import NOW_S
 from synergy_core.state import Allocations
 
 ROOT = Path(__file__).resolve().parents[1]
-EARLY_S = 90_000.0
-"""Single instants are asked about after this, what is put to work is over before."""
 
 
 @pytest.mark.parametrize("name", policy_names())
@@ -80,9 +79,9 @@ def changes_its_mind():
     return lambda state: greedy(state, by_size(state)[:: 1 if next(calls) % 2 else -1])
 
 
-def early(then):
-    """As `then` says while jobs are put to work, well-behaved before."""
-    return lambda state: then(state) if state.now_s < EARLY_S else greedy(state, by_size(state))
+def at_work(then):
+    """As `then` says when put to work, which no round makes decide at the instant of the cases; well-behaved before."""
+    return lambda state: then(state) if state.now_s != NOW_S else greedy(state, by_size(state))
 
 
 def renames(job):
@@ -90,26 +89,52 @@ def renames(job):
     return (job.submit_time_s,)
 
 
+def next_change_that_renames(job, now_s):
+    renames(job)
+
+
 def counts():
     calls = count()
     return lambda job: (next(calls),)
 
 
+def another_way_each_run():
+    """Turns its order round whenever the clock has gone back: of two runs, one is by size and one is not."""
+    runs, now_s = count(), np.inf
+    turn = next(runs)
+
+    def allocate(state):
+        nonlocal turn, now_s
+        turn = next(runs) if state.now_s < now_s else turn
+        now_s = state.now_s
+        return greedy(state, by_size(state)[:: 1 if turn % 2 else -1])
+
+    return allocate
+
+
 STARTS_NOBODY = allocation(lambda state: greedy(state, []))
 BROKEN = [
     ("answers", order(lambda job: (1 / (job.gpus - 4),))),
+    ("answers", order(lambda job: (1 / job.waited_s,))),
+    ("answers", order(lambda job: (0 / (job.submit_time_s - 630),))),  # when the first job put to work arrives
     ("answers", order(lambda job: (job.submit_time_s,), next_change=lambda job, now_s: "soon")),
     ("answers", replace(order(lambda job: (job.submit_time_s,)), words=lambda job: None)),
     ("answers", allocation(lambda state: state.gpus)),
     ("answers", allocation(lambda state: Allocations(np.array([1, 1]), np.array([-1, -1])))),
     ("answers", allocation(lambda state: Allocations(-state.gpus, state.gpu_type))),
     ("answers", allocation(lambda state: {}[0])),
+    ("answers", allocation(lambda state: greedy(state, by_size(state)), round_s=0.0)),
+    ("answers", allocation(at_work(lambda state: {}[0]))),
+    ("answers", allocation(at_work(lambda state: greedy(state, by_size(state), capacity=False)))),
     ("comparable", order(lambda job: [job.submit_time_s])),
     ("comparable", order(lambda job: (float("nan"),))),
     ("comparable", order(lambda job: (job.gpus if job.gpus > 2 else "small",))),
+    ("comparable", order(lambda job: (np.array([job.submit_time_s, job.gpus]),))),
+    ("comparable", order(lambda job: (), preemptive=True, falls_while_running=True)),
     ("pure", order(counts())),
     ("pure", allocation(changes_its_mind())),
     ("reads", order(renames)),
+    ("reads", order(lambda job: (job.submit_time_s,), next_change=next_change_that_renames)),
     ("reads", allocation(writes)),
     ("foretold", order(lambda job: (job.attained_service_gpu_s,), preemptive=True)),
     ("foretold", order(lambda job: (-job.waited_s,))),
@@ -123,10 +148,11 @@ BROKEN = [
     ("order", allocation(lambda state: greedy(state, listed(state)))),
     ("starts", STARTS_NOBODY),
     ("rank", replace(get_policy("themis"), rank=lambda state: np.full(len(state), np.nan))),
-    ("ends", allocation(early(lambda state: greedy(state, [row for row in by_size(state) if state.gpus[row] > 1])))),
-    ("placed", allocation(early(lambda state: greedy(state, by_size(state), quotas=False)))),
-    ("placed", allocation(early(lambda state: greedy(state, by_size(state), types=False)))),
-    ("repeats", allocation(early(changes_its_mind()))),
+    ("rank", replace(get_policy("themis"), rank=lambda state: np.array([None] * len(state)))),
+    ("ends", allocation(at_work(lambda state: greedy(state, [row for row in by_size(state) if state.gpus[row] > 1])))),
+    ("placed", allocation(at_work(lambda state: greedy(state, by_size(state), quotas=False)))),
+    ("placed", allocation(at_work(lambda state: greedy(state, by_size(state), types=False)))),
+    ("repeats", allocation(at_work(changes_its_mind()))),
 ]
 
 
@@ -141,12 +167,32 @@ def test_every_rule_has_a_policy_that_breaks_it():
     assert {rule for rule, _ in BROKEN} == set(RULES)
 
 
-def test_the_smallest_case_has_no_job_too_many():
-    """Two jobs are needed to tell one order from another, one to be given nothing."""
-    for policy, jobs in ((allocation(lambda state: greedy(state, listed(state))), 2), (STARTS_NOBODY, 1)):
-        with pytest.raises(BrokenRuleError) as caught:
-            check(policy)
-        assert str(caught.value).count("submitted at") == jobs
+SMALLEST = {
+    "order": (allocation(lambda state: greedy(state, listed(state))), 2),
+    "starts": (STARTS_NOBODY, 1),
+    "ends": (
+        allocation(at_work(lambda state: greedy(state, [row for row in by_size(state) if state.gpus[row] == 4]))),
+        1,
+    ),
+    "placed": (allocation(at_work(lambda state: greedy(state, by_size(state), quotas=False))), 2),
+    "repeats": (allocation(at_work(another_way_each_run())), 4),
+}
+"""How many jobs it takes to break the rule: two to tell one order from another, four to ask for more than 16 GPUs."""
+
+
+@pytest.mark.parametrize("rule", SMALLEST)
+def test_the_smallest_case_has_no_job_too_many(rule, monkeypatch):
+    monkeypatch.setattr("synergy_core.conformance.JOBS", (8,))
+    policy, jobs = SMALLEST[rule]
+    with pytest.raises(BrokenRuleError, match=rf"breaks the rule '{rule}'") as caught:
+        conforms(policy)
+    assert str(caught.value).partition("Smallest case")[2].count("for tenant") == jobs
+
+
+@pytest.mark.parametrize("round_s", [0.7, 33.3])
+def test_round_that_no_float_holds_exactly_is_carried_out(round_s, monkeypatch):
+    monkeypatch.setattr("synergy_core.conformance.JOBS", (1,))
+    conforms(allocation(lambda state: greedy(state, by_size(state)), round_s=round_s))
 
 
 PLUG_IN = '''"""Narrow jobs first."""

@@ -95,11 +95,11 @@ def random_cases() -> list[PolicyCase]:
     for number, jobs in enumerate(SIZES):
         for machines in MACHINES:
             random = np.random.default_rng((len(cases), number))
-            cases.append(PolicyCase(machines, tuple(_row(random, machines) for _ in range(jobs))))
+            cases.append(PolicyCase(machines, tuple(_drawn(random, machines) for _ in range(jobs))))
     return cases
 
 
-def _row(random: np.random.Generator, machines: Cluster) -> JobCase:
+def _drawn(random: np.random.Generator, machines: Cluster) -> JobCase:
     ran_s = float(random.choice([0, 0, *random.integers(1, 20_000, 4)]))
     runs_s = ran_s + float(random.integers(1, 50_000))
     gpu_types = ("", *machines.gpu_types) if len(machines.gpu_types) > 1 else ("",)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from synergy_core.errors import InputError
 from synergy_core.policies._cases import NOW_S, Known, PolicyCase, random_cases, records, state_of
 from synergy_core.policies._registry import AllocationPolicy, Key, OrderingPolicy, Policy
 from synergy_core.state import Allocations, ClusterState
+from synergy_core.units import TICK_S
 
 LATER_S = (1.0, 500.0, 40_000.0)
 """After how long a key is asked for again, where nobody says when it changes."""
@@ -48,37 +49,47 @@ class BrokenRuleError(InputError):
     """A policy breaks a rule. rule: its name in `RULES`."""
 
     def __init__(self, policy: str, rule: str, what: str, case: object) -> None:
+        what = what.removesuffix(".")  # of the message of another error
         super().__init__(f"policy {policy} breaks the rule '{rule}' ({RULES[rule]}): {what}. Smallest case: {case}.")
         self.rule = rule
 
 
-class _Broken(Exception):  # noqa: N818
+class Broken(Exception):  # noqa: N818
     """A rule was broken within a case. Arguments: the rule's name, and what happened."""
+
+
+class Case(Protocol):
+    """Something to try a policy on: some jobs, and whatever else it takes."""
+
+    @property
+    def jobs(self) -> Sequence[object]:
+        """The jobs, of which some can be left out."""
+
+    def without(self, at: int) -> Self:
+        """The case less one job."""
+
+
+AnyCase = TypeVar("AnyCase", bound=Case)
+AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
 def check(policy: Policy) -> None:
     """Tries the policy on random cases. Raises BrokenRuleError where it breaks one of `RULES`."""
-    held = _ordering if isinstance(policy, OrderingPolicy) else _allocation
     for case in random_cases():
-        found = _broken(held, policy, case)
-        if found is not None:
-            smallest, (rule, what) = _smallest(held, policy, case, found)
-            raise BrokenRuleError(policy.name, rule, what, smallest)
+        if isinstance(policy, OrderingPolicy):
+            try_on(case, _ordering, policy)
+        else:
+            try_on(case, _allocation, policy)
 
 
-def _broken(held: Callable[..., None], policy: Policy, case: PolicyCase) -> tuple[str, str] | None:
-    try:
-        held(policy, case)
-    except _Broken as broken:
-        rule, what = broken.args
-        return rule, what
-    return None
+def try_on(case: AnyCase, held: Callable[[AnyPolicy, AnyCase], None], policy: AnyPolicy) -> None:
+    """Raises BrokenRuleError with the smallest such case where `held(policy, case)` raises Broken.
 
-
-def _smallest(
-    held: Callable[..., None], policy: Policy, case: PolicyCase, found: tuple[str, str]
-) -> tuple[PolicyCase, tuple[str, str]]:
-    """The case less every job without which the same rule is broken still."""
+    Smallest: less every job without which the same rule is broken still.
+    """
+    found = _broken(held, policy, case)
+    if found is None:
+        return
     at = 0
     while at < len(case.jobs) and len(case.jobs) > 1:
         fewer = case.without(at)
@@ -87,17 +98,26 @@ def _smallest(
             case, found = fewer, still
         else:
             at += 1
-    return case, found
+    rule, what = found
+    raise BrokenRuleError(policy.name, rule, what, case)
+
+
+def _broken(held: Callable[[AnyPolicy, AnyCase], None], policy: AnyPolicy, case: AnyCase) -> tuple[str, str] | None:
+    try:
+        held(policy, case)
+    except Broken as broken:
+        rule, what = broken.args
+        return rule, what
+    return None
 
 
 @contextmanager
-def _answering(what: str) -> Iterator[None]:
+def attributed(what: str, rule: str = "answers") -> Iterator[None]:
+    """Whatever is raised within breaks that rule of the policy's. what: was done, the subject of `raised`."""
     try:
         yield
-    except _Broken:
-        raise
     except Exception as error:
-        raise _Broken("answers", f"{what} raised {type(error).__name__}: {error}") from error
+        raise Broken(rule, f"{what} raised {type(error).__name__}: {error}") from error
 
 
 # Orders
@@ -110,37 +130,54 @@ def _ordering(policy: OrderingPolicy, case: PolicyCase) -> None:
     for job in jobs:
         _asides(of_records, job)
     if [_fields(job) for job in jobs] != before:
-        raise _Broken("reads", "the job is another after it was asked about")
+        raise Broken("reads", "the job is another after it was asked about")
     again = [_key(of_records, job) for job in reversed(records(case))][::-1]
     for at, (key, other) in enumerate(zip(keys, again, strict=True)):
-        if key != other:
-            raise _Broken("pure", f"the key of job {at} was {key}, then {other}")
-    try:
+        if _differ(key, other):
+            raise Broken("pure", f"the key of job {at} was {key}, then {other}")
+    with attributed(f"putting keys {keys} in order", "comparable"):
         sorted(zip(keys, range(len(keys)), strict=True))
-    except TypeError as error:
-        raise _Broken("comparable", f"keys {keys}: {error}") from error
     for at in range(len(jobs)):
         _foretold(of_records, case, at, keys[at])
 
 
 def _key(policy: OrderingPolicy, job: Known) -> Key:
-    with _answering(f"the key of job {job.job_id}"):
+    with attributed(f"the key of job {job.job_id}"):
         key: Any = policy.key(job)
     if not isinstance(key, tuple):
-        raise _Broken("comparable", f"the key of job {job.job_id} is {key!r}, expected a tuple")
+        raise Broken("comparable", f"the key of job {job.job_id} is {key!r}, expected a tuple")
     if any(isinstance(each, float) and math.isnan(each) for each in key):
-        raise _Broken("comparable", f"the key of job {job.job_id} is {key}")
+        raise Broken("comparable", f"the key of job {job.job_id} is {key}")
+    if policy.falls_while_running and not key:
+        raise Broken("comparable", f"the key of job {job.job_id} is empty, expected a time that falls with the clock")
     return key
 
 
+def _differ(key: Key, other: Key) -> bool:
+    with attributed(f"comparing {key} with {other}", "comparable"):
+        return key != other
+
+
 def _asides(policy: OrderingPolicy, job: Known) -> None:
-    """Checks that the policy's `words` and `begins_anew`, where it has them, answer with the right type."""
-    for name, function, kind in (("words", policy.words, str), ("begins_anew", policy.begins_anew, bool)):
+    """Checks that what the policy has beside its key answers with the right type."""
+    for name, function, wanted in (("words", policy.words, str), ("begins_anew", policy.begins_anew, bool)):
         if function is not None:
-            with _answering(f"{name} of job {job.job_id}"):
+            with attributed(f"{name} of job {job.job_id}"):
                 said: Any = function(job)
-            if not isinstance(said, kind):
-                raise _Broken("answers", f"{name} of job {job.job_id} is {said!r}, expected a {kind.__name__}")
+            if not isinstance(said, wanted):
+                raise Broken("answers", f"{name} of job {job.job_id} is {said!r}, expected a {wanted.__name__}")
+    _due_s(policy, job)
+
+
+def _due_s(policy: OrderingPolicy, job: Known) -> float | None:
+    """The instant (s) at which the key changes next, as the policy says it; None: it says none."""
+    if policy.next_change is None:
+        return None
+    with attributed(f"next_change of job {job.job_id}"):
+        due_s: Any = policy.next_change(job, NOW_S)
+    if due_s is not None and (not isinstance(due_s, int | float) or math.isnan(due_s)):
+        raise Broken("answers", f"next_change of job {job.job_id} is {due_s!r}, expected seconds, or None")
+    return due_s
 
 
 def _foretold(policy: OrderingPolicy, case: PolicyCase, at: int, key: Key) -> None:
@@ -151,39 +188,38 @@ def _foretold(policy: OrderingPolicy, case: PolicyCase, at: int, key: Key) -> No
     job = records(case)[at]
     if job.running and not policy.preemptive:
         return
-    due_s: Any = None
-    if policy.next_change is not None:
-        with _answering(f"next_change of job {at}"):
-            due_s = policy.next_change(job, NOW_S)
-        if due_s is not None and (not isinstance(due_s, int | float) or math.isnan(due_s)):
-            raise _Broken("answers", f"next_change of job {at} is {due_s!r}, expected seconds, or None")
+    due_s = _due_s(policy, job)
     later_s = LATER_S if due_s is None else ((due_s - NOW_S) / 2,)
     for then_s in later_s:
         if then_s <= 0 or then_s == math.inf or (job.running and then_s >= job.remaining_s):
             continue
         then = _key(policy, records(case, then_s=then_s)[at])
         falls = policy.falls_while_running and job.running
-        if falls and isinstance(then[0], int | float) and abs(then[0] - (key[0] - then_s)) <= ROUNDING_S:
+        numbers = falls and all(isinstance(each, int | float) for each in (key[0], then[0]))
+        if numbers and abs(then[0] - (key[0] - then_s)) <= ROUNDING_S:
             then = (key[0], *then[1:])
-        if then != key:
-            raise _Broken("foretold", f"the key of job {at} was {key}, and {then} after {then_s:g} s without an event")
+        if _differ(then, key):
+            raise Broken("foretold", f"the key of job {at} was {key}, and {then} after {then_s:g} s without an event")
 
 
 def _fields(job: Known) -> dict[str, Any]:
-    return {name: getattr(job, name) for kind in type(job).__mro__ for name in getattr(kind, "__slots__", ())}
+    return {name: getattr(job, name) for type_ in type(job).__mro__ for name in getattr(type_, "__slots__", ())}
 
 
 # Allocations
 
 
 def _allocation(policy: AllocationPolicy, case: PolicyCase) -> None:
+    round_s: Any = policy.round_s
+    if not isinstance(round_s, int | float) or not TICK_S <= round_s < math.inf:
+        raise Broken("answers", f"round_s is {round_s!r}, expected seconds, at least {TICK_S:.0e}")
     state = state_of(case, policy)
     answer = _answer(policy, state)
     _within(case, state, answer)
     if not policy.reads_goodput and not np.isin(answer.gpus / state.gpus, (0.0, 1.0)).all():
-        raise _Broken("whole", f"{_given(state, answer)} of {state.gpus.tolist()} requested")
+        raise Broken("whole", f"{_given(state, answer)} of {state.gpus.tolist()} requested")
     if not answer.gpus.any() and not state.held_gpus.any():
-        raise _Broken("starts", "nobody was given a GPU")
+        raise Broken("starts", "nobody was given a GPU")
     _ranked(policy, state)
     if len(state) > 1:  # what it keeps of another state would show in the answers below
         _answer(policy, state_of(case.without(0), policy))
@@ -200,21 +236,21 @@ def _answer(policy: AllocationPolicy, state: ClusterState) -> Allocations:
         answer: Any = policy.allocate(state)
     except ValueError as error:
         if "read-only" in str(error):
-            raise _Broken("reads", f"it writes to the state: {error}") from error
-        raise _Broken("answers", f"it raised {type(error).__name__}: {error}") from error
+            raise Broken("reads", f"it writes to the state: {error}") from error
+        raise Broken("answers", f"it raised {type(error).__name__}: {error}") from error
     except Exception as error:
-        raise _Broken("answers", f"it raised {type(error).__name__}: {error}") from error
+        raise Broken("answers", f"it raised {type(error).__name__}: {error}") from error
     if not isinstance(answer, Allocations):
-        raise _Broken("answers", f"it answered {answer!r}, expected Allocations")
+        raise Broken("answers", f"it answered {answer!r}, expected Allocations")
     for name in ("gpus", "gpu_type"):
         column = getattr(answer, name)
         if not isinstance(column, np.ndarray) or column.shape != (len(state),) or column.dtype.kind != "i":
-            raise _Broken("answers", f"{name} is {column!r}, expected {len(state)} integers, one per job")
+            raise Broken("answers", f"{name} is {column!r}, expected {len(state)} integers, one per job")
     on_nodes = len(state), state.cluster.nodes
     if answer.node_gpus is not None and np.shape(answer.node_gpus) != on_nodes:
-        raise _Broken("answers", f"node_gpus is {np.shape(answer.node_gpus)}, expected {on_nodes}: jobs, nodes")
+        raise Broken("answers", f"node_gpus is {np.shape(answer.node_gpus)}, expected {on_nodes}: jobs, nodes")
     if answer.gpus.min() < 0 or answer.gpu_type.min() < -1 or answer.gpu_type.max() >= len(state.cluster.gpu_types):
-        raise _Broken("answers", f"it gave {_given(state, answer)}: numbers of GPUs are ≥ 0, types −1 or an index")
+        raise Broken("answers", f"it gave {_given(state, answer)}: numbers of GPUs are ≥ 0, types −1 or an index")
     return answer
 
 
@@ -225,28 +261,28 @@ def _within(case: PolicyCase, state: ClusterState, answer: Allocations) -> None:
     kind = np.where(answer.gpu_type >= 0, answer.gpu_type, state.gpu_type)
     for index, name in enumerate(machines.gpu_types):
         if answer.gpus[kind == index].sum() > machines.gpus_of(name):
-            raise _Broken("capacity", f"it gave {given}; there are {machines.gpus_of(name)} of {name}")
+            raise Broken("capacity", f"it gave {given}; there are {machines.gpus_of(name)} of {name}")
     if answer.gpus.sum() > machines.gpus:
-        raise _Broken("capacity", f"it gave {given}; there are {machines.gpus}")
+        raise Broken("capacity", f"it gave {given}; there are {machines.gpus}")
     if answer.node_gpus is not None:
         most = [each.gpus_per_node for each in machines.node_types for _ in range(each.nodes)]
         if (answer.node_gpus.sum(axis=0) > most).any() or (answer.node_gpus.sum(axis=1) != answer.gpus).any():
-            raise _Broken("capacity", f"on nodes, by job, it gave {answer.node_gpus.tolist()}; nodes have {most}")
+            raise Broken("capacity", f"on nodes, by job, it gave {answer.node_gpus.tolist()}; nodes have {most}")
     if (got & (state.gpu_type >= 0) & (kind != state.gpu_type)).any():
-        raise _Broken("types", f"it gave {given} of types {answer.gpu_type.tolist()}")
+        raise Broken("types", f"it gave {given} of types {answer.gpu_type.tolist()}")
     for tenant, most_gpus in enumerate(state.quotas_left()):
         if answer.gpus[state.virtual_cluster == tenant].sum() > most_gpus:
             name = state.virtual_clusters[tenant]
-            raise _Broken("quotas", f"it gave {given}; tenant {name} has a quota of {most_gpus:g}")
+            raise Broken("quotas", f"it gave {given}; tenant {name} has a quota of {most_gpus:g}")
 
 
 def _ranked(policy: AllocationPolicy, state: ClusterState) -> None:
     if policy.rank is None:
         return
-    with _answering("rank"):
+    with attributed("rank"):
         rank: Any = np.asarray(policy.rank(state))
-    if rank.shape != (len(state),) or not np.isfinite(rank).all():
-        raise _Broken("rank", f"it is {rank.tolist()}")
+    if rank.shape != (len(state),) or rank.dtype.kind not in "biuf" or not np.isfinite(rank).all():
+        raise Broken("rank", f"it is {rank.tolist()}")
 
 
 def _alike(
@@ -254,7 +290,7 @@ def _alike(
 ) -> None:
     """Checks that both answers give every job the same."""
     if _by_job(state, answer) != _by_job(other_state, other):
-        raise _Broken(rule, f"it gave {_given(state, answer)}, and {when} {_given(other_state, other)}")
+        raise Broken(rule, f"it gave {_given(state, answer)}, and {when} {_given(other_state, other)}")
 
 
 def _by_job(state: ClusterState, answer: Allocations) -> dict[int, Sequence[Any]]:
