@@ -58,7 +58,7 @@ class Broken(Exception):  # noqa: N818
     """A rule was broken within a case. Arguments: the rule's name, and what happened."""
 
 
-class Case(Protocol):
+class Tried(Protocol):
     """Something to try a policy on: some jobs, and whatever else it takes."""
 
     @property
@@ -69,7 +69,7 @@ class Case(Protocol):
         """The case less one job."""
 
 
-AnyCase = TypeVar("AnyCase", bound=Case)
+AnyCase = TypeVar("AnyCase", bound=Tried)
 AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 

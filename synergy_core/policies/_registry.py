@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import math
 import pkgutil
 import typing
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from typing import Any, Literal
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.beliefs import Information
+from synergy_core.policies._parameters import checked
 from synergy_core.policies._reads import check_reads, shows_enough, try_key
 from synergy_core.state import Allocations, ClusterState, EstimatedClusterState, OracleClusterState
 from synergy_core.state.goodput_state import GoodputState, OracleGoodputState
@@ -132,7 +132,7 @@ class OrderingPolicy:
             raise unknown(f"backfill for policy {self.name}", str(backfill), typing.get_args(Backfill))
         if self.preemptive and backfill != "greedy":
             raise InputError(f"policy {self.name} preempts; its backfill is always greedy, got {backfill}.")
-        given = _checked_parameters(self, given)
+        given = checked(self.name, self.key, self.parameters, given)
         key = functools.partial(self.key, **given) if given else self.key
         change = functools.partial(self.next_change, **given) if self.next_change else None
         anew = functools.partial(self.begins_anew, **given) if self.begins_anew else None
@@ -211,7 +211,7 @@ class AllocationPolicy:
 
     def with_parameters(self, **parameters: Any) -> AllocationPolicy:
         """The policy with some of its parameters set."""
-        parameters = _checked_parameters(self, parameters)
+        parameters = checked(self.name, self.allocate, self.parameters, parameters)
         allocate = functools.partial(self.allocate, **parameters) if parameters else self.allocate
         return replace(self, allocate=allocate, parameters={**self.parameters, **parameters})
 
@@ -362,42 +362,3 @@ def _view_of(function: Callable[..., Any], views: tuple[type, ...]) -> Any:
 def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters.values()
     return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
-
-
-def _checked_parameters(policy: Policy, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters in the form of their defaults. Raises InputError for unknown names and other kinds of value."""
-    result = {}
-    for name, value in given.items():
-        if name not in policy.parameters:
-            raise unknown(f"parameter of policy {policy.name}", name, policy.parameters)
-        default, choices = policy.parameters[name], _choices(policy, name)
-        if choices and value not in choices:
-            raise unknown(f"parameter {name} of policy {policy.name}", str(value), choices)
-        if isinstance(default, tuple):
-            items = value if isinstance(value, list | tuple) else [value]
-            result[name] = tuple(_like(policy, name, item, default[0] if default else 0.0) for item in items)
-        else:
-            result[name] = _like(policy, name, value, default)
-    return result
-
-
-def _choices(policy: Policy, name: str) -> tuple[str, ...]:
-    """What a parameter may be, where it is annotated with a `Literal`; () for any other."""
-    function: Any = policy.key if isinstance(policy, OrderingPolicy) else policy.allocate
-    while isinstance(function, functools.partial):
-        function = function.func
-    wanted = typing.get_type_hints(function).get(name)
-    return typing.get_args(wanted) if typing.get_origin(wanted) is Literal else ()
-
-
-def _like(policy: Policy, name: str, value: Any, default: Any) -> Any:
-    kind = type(default)
-    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if math.isfinite(value) and (value >= 0 or not name.endswith("_s")):
-            return float(value)
-    elif (kind in (int, bool, str) and type(value) is kind) or kind not in (float, int, bool, str):
-        return value
-    raise InputError(
-        f"parameter {name} of policy {policy.name}: got {value!r}, expected a value such as {default!r}"
-        f"{' (seconds, ≥ 0)' if name.endswith('_s') else ''}."
-    )
