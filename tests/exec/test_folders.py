@@ -170,6 +170,10 @@ def test_serving_twice_is_refused_while_the_first_lives_and_keeps_it_afterwards(
         line = [sys.executable, "-m", "synergy_exec", *what, "--dir", str(tmp_path)]
         return subprocess.run(line, capture_output=True, text=True, timeout=60)
 
+    def all_done(listed: str) -> bool:
+        states = {job["state"] for job in json.loads(listed)}
+        return states == {"done"}
+
     def served() -> None:
         with (tmp_path / "said.txt").open("ab") as said:
             first = subprocess.Popen(command, stderr=said, stdout=said)
@@ -178,7 +182,7 @@ def test_serving_twice_is_refused_while_the_first_lives_and_keeps_it_afterwards(
             second = subprocess.run(command, capture_output=True, text=True, timeout=60)
             assert second.returncode == 2
             assert f"a controller runs here already, process {first.pid} on" in second.stderr
-            until(lambda: "done" in asked("list").stdout)
+            until(lambda: all_done(asked("list", "--json").stdout))
         finally:
             first.send_signal(signal.SIGINT)
             first.wait(60)
