@@ -35,6 +35,7 @@ class DataParallelJob(SimulatedTraining):
         self._train_with(plan)
         step_s, sync_s = app.step(held.gpu_type, self._node_gpus, plan.micro_batch)
         seen = self.disturbance.observed(self.job_id, self._node_gpus, plan.micro_batch)
-        one = Plan(data=held.gpus, micro_batch=plan.micro_batch)  # what a step without accumulation takes
+        # What a step without accumulation takes.
+        one = plan if plan.accumulation == 1 else Plan(data=held.gpus, micro_batch=plan.micro_batch)
         news = task.observe(StepReport(held, one, step_s * seen, sync_s * seen)) is not None
         self._news = task.report(app.statistics(plan.global_batch, self.epoch)) or news

@@ -328,6 +328,6 @@ def test_gavel_counts_half_of_the_round_it_decides_in_as_received():
 
 @pytest.mark.parametrize("name", ["synergy", "sia", "ftf"])
 def test_choice_that_a_policy_does_not_have_is_refused_before_the_first_job(name):
-    with pytest.raises(InputError, match=f"unknown parameter method of policy {name} 'greedy'. Did you mean|Known: "):
+    with pytest.raises(InputError, match=f"unknown parameter method of policy {name} 'greedy'"):
         get_policy(name).with_parameters(method="greedy")
     assert get_policy(name).with_parameters(method="steps").parameters["method"] == "steps"

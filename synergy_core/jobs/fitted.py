@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isnan
 from typing import Self
 
 import numpy as np
@@ -68,7 +69,7 @@ class SynergyTask:
         backward pass that it overlaps, it is what a step takes beyond computing, if a model says how long that is.
         """
         count, sync_s = step.plan.accumulation, step.sync_s
-        if np.isnan(sync_s):
+        if isnan(sync_s):
             theta, sync_s = self.models.get(step.shape.gpu_type), 0.0
             if step.shape.gpus > 1 and theta is not None:
                 compute_s = float(gradient_time(theta, step.plan.micro_batch))
