@@ -5,23 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from synergy_core.errors import InputError, unknown
+from synergy_core.units import GB
 
 MOST_GPUS_PER_NODE = 64
 MOST_NODES = 100_000
 PlacementRule = Literal["consolidate", "relax", "spread", "most_free"]
 
 
+class Share(NamedTuple):
+    """What goes with each GPU that a job holds: CPU cores, and bytes of host memory."""
+
+    cpus: float
+    memory_bytes: float
+
+
 @dataclass(frozen=True, slots=True)
 class NodeType:
-    """Nodes that are alike. `gpu_type` is a catalog name such as v100; nodes of one GPU type may differ in size."""
+    """Nodes that are alike. `gpu_type` is a catalog name such as v100; nodes of one GPU type may differ in size.
+
+    cpus: cores of each node, memory_bytes: its host memory; 0 for both where nobody is to look at them.
+    storage_bytes_per_s: at which each node reads training data that is not in its memory; inf where that is no matter.
+    """
 
     name: str
     gpu_type: str
     nodes: int
     gpus_per_node: int
+    cpus: float = 0.0
+    memory_bytes: float = 0.0
+    storage_bytes_per_s: float = float("inf")
 
     def __post_init__(self) -> None:
         if not self.gpu_type:
@@ -34,6 +49,30 @@ class NodeType:
             raise InputError(
                 f"node type {self.name}: gpus_per_node={self.gpus_per_node}, expected 1 to {MOST_GPUS_PER_NODE}."
             )
+        self._check_host()
+
+    def _check_host(self) -> None:
+        """CPUs and memory are named together, and are enough for a GPU to be fed at all."""
+        if not (0 <= self.cpus < float("inf") and 0 <= self.memory_bytes < float("inf")):
+            raise InputError(
+                f"node type {self.name}: {self.cpus:g} CPUs and {self.memory_bytes:g} bytes of memory, expected finite "
+                "numbers above 0, or none of both."
+            )
+        if (self.cpus > 0) != (self.memory_bytes > 0):
+            raise InputError(
+                f"node type {self.name}: {self.cpus:g} CPUs and {self.memory_bytes / GB:g} GB of memory; name both, or "
+                "none of both where nobody is to look at them."
+            )
+        if not self.storage_bytes_per_s > 0:
+            raise InputError(
+                f"node type {self.name}: storage of {self.storage_bytes_per_s:g} bytes/s, expected more than 0, inf "
+                "where it is no matter."
+            )
+
+    @property
+    def proportional(self) -> Share:
+        """What each GPU of a node brings with it if all are treated alike."""
+        return Share(self.cpus / self.gpus_per_node, self.memory_bytes / self.gpus_per_node)
 
     @property
     def gpus(self) -> int:
@@ -69,6 +108,11 @@ class Cluster:
             raise InputError(
                 f"cluster.patience_s={self.patience_s:g}: expected seconds ≥ 0; it is for placement=relax."
             )
+        if len({each.cpus > 0 for each in self.node_types}) > 1:
+            named = [each.name for each in self.node_types if each.cpus]
+            raise InputError(
+                f"node types {', '.join(named)} name CPUs and memory, the others do not; name them for all or for none."
+            )
         names = [each.name for each in self.node_types]
         if len(set(names)) < len(names):
             raise InputError(f"node types {names} are not distinct; give each its own name.")
@@ -91,6 +135,16 @@ class Cluster:
     def nodes(self) -> int:
         """Nodes of the whole cluster."""
         return sum(each.nodes for each in self.node_types)
+
+    @property
+    def counts_shares(self) -> bool:
+        """Whether its nodes name CPUs and memory; where they do not, nobody looks at them."""
+        return self.node_types[0].cpus > 0
+
+    @cached_property
+    def node_type_of(self) -> tuple[NodeType, ...]:
+        """Every node's type, by its number."""
+        return tuple(each for each in self.node_types for _ in range(each.nodes))
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
@@ -141,10 +195,17 @@ class Cluster:
 
     def describe(self) -> str:
         """`60 × 8 v100 (480 GPUs)`, quotas where tenants have them, and the placement where it is not the default."""
-        parts = " + ".join(f"{each.nodes} × {each.gpus_per_node} {each.gpu_type}" for each in self.node_types)
+        parts = " + ".join(
+            f"{each.nodes} × {each.gpus_per_node} {each.gpu_type}{_host(each)}" for each in self.node_types
+        )
         tenants = len(self.virtual_clusters)
         borrowing = "borrowing" if self.borrowing else "no borrowing"
         quotas = f", quotas for {tenants} tenant{'s' * (tenants > 1)}, {borrowing}" if tenants else ""
         patience = f" after {self.patience_s:g} s" if self.placement == "relax" else ""
         rule = "" if self.placement == "consolidate" else f", placement {self.placement}{patience}"
         return f"{parts} ({self.gpus:,} GPUs){quotas}{rule}"
+
+
+def _host(node_type: NodeType) -> str:
+    """` with 24 CPUs, 500 GB`, or nothing where they are not named."""
+    return f" with {node_type.cpus:g} CPUs, {node_type.memory_bytes / GB:g} GB" if node_type.cpus else ""
