@@ -19,7 +19,7 @@ TICK_S = 1.0 / TICKS_PER_S
 LONGEST_S = 2.0**32
 """Half of what the grid holds exactly: an instant and a duration below this add up without rounding."""
 
-GB = 1e9
+MB, GB = 1e6, 1e9
 """Bytes; for reading and printing, as data sheets count them."""
 
 HOUR_S = 3_600.0

@@ -36,6 +36,9 @@ def arrivals_of(settings: Settings) -> tuple[Workload | None, list[Arrival]]:
     anything = ClusterSettings(
         nodes=None,
         gpus_per_node=None,
+        cpus_per_node=None,
+        memory_gb_per_node=None,
+        storage_mb_per_s=None,
         gpu_type="cpu",
         node_types=None,
         load=settings.load,

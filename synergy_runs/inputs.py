@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from synergy_core.catalog.sheets import node_sheet_of
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.beliefs import Information
 from synergy_core.policies import Policy, base_name, get_policy
+from synergy_core.units import GB, MB
 from synergy_runs.carrying import add_history, cut
 from synergy_runs.fit import misfits
 from synergy_runs.generators import generate
 from synergy_runs.overrides import check_policy
 from synergy_runs.resources import conf_folder
-from synergy_runs.settings import ClusterSettings, TraceSettings
+from synergy_runs.settings import ClusterSettings, NodeTypeSettings, TraceSettings
 from synergy_runs.traces import formats, read_trace
 from synergy_runs.traces.find import find
 from synergy_runs.workload import (
@@ -104,13 +106,14 @@ def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload
     """The machines, with quotas where tenants have them. workload: for the quotas that it names, if they are wanted."""
     if wanted.node_types is not None:
         types = [
-            NodeType(f"{each.gpu_type}-{i}", each.gpu_type, each.nodes, each.gpus_per_node)
+            NodeType(f"{each.gpu_type}-{i}", each.gpu_type, each.nodes, each.gpus_per_node, *_host(wanted, each))
             for i, each in enumerate(wanted.node_types)
         ]
     else:
         nodes = trace.nodes if wanted.nodes is None else wanted.nodes
         gpus_per_node = trace.gpus_per_node if wanted.gpus_per_node is None else wanted.gpus_per_node
-        types = [NodeType(wanted.gpu_type, wanted.gpu_type, nodes, gpus_per_node)]
+        alike = NodeTypeSettings(gpu_type=wanted.gpu_type, nodes=nodes, gpus_per_node=gpus_per_node)
+        types = [NodeType(wanted.gpu_type, wanted.gpu_type, nodes, gpus_per_node, *_host(wanted, alike))]
     cluster = Cluster(
         tuple(types), borrowing=wanted.borrowing, placement=wanted.placement, patience_s=wanted.patience_s
     )
@@ -123,6 +126,27 @@ def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload
         assert workload is not None
         quotas = _scaled_quotas(workload, cluster.gpus)
     return replace(cluster, virtual_clusters=dict(quotas))
+
+
+def _host(wanted: ClusterSettings, node: NodeTypeSettings) -> tuple[float, float, float]:
+    """Cores, bytes of memory, and bytes/s of storage of each such node."""
+    sizes = (
+        wanted.cpus_per_node if node.cpus_per_node is None else node.cpus_per_node,
+        wanted.memory_gb_per_node if node.memory_gb_per_node is None else node.memory_gb_per_node,
+    )
+    if "sheet" in sizes:
+        sheet = node_sheet_of(node.gpu_type, node.gpus_per_node)
+        if sheet is None:
+            raise InputError(
+                f"cluster.cpus_per_node=sheet: no node of {node.gpus_per_node} × {node.gpu_type} is in "
+                "synergy_core/catalog/nodes; type numbers, such as cluster.cpus_per_node=24 "
+                "cluster.memory_gb_per_node=500."
+            )
+        of_sheet = sheet.cpus, sheet.memory_bytes / GB
+        sizes = tuple(own if each == "sheet" else each for each, own in zip(sizes, of_sheet, strict=True))  # type: ignore[assignment]
+    cpus, memory_gb = (0.0 if each is None else float(each) for each in sizes)
+    storage = wanted.storage_mb_per_s
+    return cpus, memory_gb * GB, float("inf") if storage is None else storage * MB
 
 
 def _scaled_quotas(workload: Workload, gpus: int) -> dict[str, int]:

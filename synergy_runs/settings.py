@@ -76,6 +76,8 @@ class NodeTypeSettings:
     gpu_type: str = key("a name such as v100")
     nodes: int = key("how many nodes")
     gpus_per_node: int = key("GPUs of each")
+    cpus_per_node: float | Literal["sheet"] | None = key("CPU cores of each; null: cluster.cpus_per_node", None)
+    memory_gb_per_node: float | Literal["sheet"] | None = key("memory; null: cluster.memory_gb_per_node", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,13 @@ class ClusterSettings:
 
     nodes: int | None = key("number of nodes; null: what the trace suggests")
     gpus_per_node: int | None = key("GPUs of each node; null: what the trace suggests")
+    cpus_per_node: float | Literal["sheet"] | None = key(
+        "CPU cores of each node; sheet: as the catalog's nodes of that GPU type have; null: nobody looks at CPUs"
+    )
+    memory_gb_per_node: float | Literal["sheet"] | None = key("host memory of each node, GB; sheet and null: as above")
+    storage_mb_per_s: float | None = key(
+        "at which each node reads training data that is not in its memory, MB/s; null: as fast as need be"
+    )
     gpu_type: str = key("the GPU type of all nodes")
     node_types: list[NodeTypeSettings] | None = key("several types, in order of preference, instead of the above")
     load: float = key("how many times as dense as in the trace jobs arrive")
@@ -132,6 +141,7 @@ def build(kind: type[Settable], values: Mapping[str, Any], prefix: str = "") -> 
     for name in values:
         if name not in hints:
             raise unknown("key", prefix + name, [prefix + each for each in hints])
+    values = {**defaults(kind), **values}
     for name in hints:
         if name not in values:
             raise InputError(f"{prefix}{name} is missing; expected {_words(hints[name])}. Set it with {prefix}{name}=.")

@@ -97,7 +97,7 @@ class NodeSheet:
     """A type of node, `nodes/<type>.yaml`.
 
     usual: the one meant when only its GPU type is named. link: `nvswitch`, `nvlink` or `pcie`; link_group: how many
-    GPUs it joins. network_bytes_per_s: of the node's cards together, one way.
+    GPUs it joins. network_bytes_per_s: of the node's cards together, one way. cpus: cores; memory_bytes: of the host.
     """
 
     name: str
@@ -108,6 +108,8 @@ class NodeSheet:
     link: str
     link_group: int
     network_bytes_per_s: float
+    cpus: int
+    memory_bytes: float
     source: str
 
 
@@ -115,3 +117,9 @@ class NodeSheet:
 def node_sheets() -> Mapping[str, NodeSheet]:
     """Every type of node, by its name."""
     return {path.stem: from_yaml(NodeSheet, path) for path in sorted((_HERE / "nodes").glob("*.yaml"))}
+
+
+def node_sheet_of(gpu_type: str, gpus_per_node: int) -> NodeSheet | None:
+    """The usual node of a GPU type with so many GPUs, else one that is not usual; None where none is known."""
+    own = [each for each in node_sheets().values() if (each.gpu, each.gpus_per_node) == (gpu_type, gpus_per_node)]
+    return next(iter(sorted(own, key=lambda each: not each.usual)), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from synergy_core.cluster import Share
     from synergy_core.jobs.fitted import SynergyTask
     from synergy_core.jobs.spec import JobSpec
     from synergy_core.planner.plan import Plan
@@ -23,10 +24,11 @@ class Job:
     """The scheduler's record of one job; what policies may read of it is `JobView`.
 
     Drivers subclass it to add what only they know. `placement` is where it runs, empty while it waits; `held_gpus`
-    counts it; `waits_since_s` is when it was submitted or last stopped; `first_step_s` is when training (re)starts, as
-    far as the driver knows. spec: what was submitted, and task: what is believed of it; None for a job that only has a
-    run time. plan: under which it trains where it runs, if its scheduler chooses that (`SynergyTask.scheduled`), else
-    None. past_service_gpu_s: what it had attained when it last began anew.
+    counts it; share: the CPUs and memory that each of those GPUs brings it, None where its scheduler gives none;
+    `waits_since_s` is when it was submitted or last stopped; `first_step_s` is when training (re)starts, as far as the
+    driver knows. spec: what was submitted, and task: what is believed of it; None for a job that only has a run time.
+    plan: under which it trains where it runs, if its scheduler chooses that (`SynergyTask.scheduled`), else None.
+    past_service_gpu_s: what it had attained when it last began anew.
     """
 
     __slots__ = (
@@ -47,6 +49,7 @@ class Job:
         "restarts",
         "running",
         "settled_s",
+        "share",
         "spec",
         "submit_time_s",
         "task",
@@ -92,6 +95,7 @@ class Job:
         self.spec: JobSpec | None = None
         self.task: SynergyTask | None = None
         self.plan: Plan | None = None
+        self.share: Share | None = None
         self.ticket: object = None
 
     @property
