@@ -16,7 +16,8 @@ from synergy_core.jobs.record import Job
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.ordering.queue import JobQueue
 from synergy_core.ordering.scheduler import QUEUES, OrderingScheduler
-from synergy_core.policies import OrderingPolicy, Policy
+from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
+from synergy_core.sharing.scheduler import SharingScheduler
 from synergy_core.state import Allocations, ClusterState
 
 
@@ -66,6 +67,8 @@ def scheduler_for(
 
     free_moves, profile, round_s: see `AllocationScheduler`; queues: see `OrderingScheduler`.
     """
+    if isinstance(policy, SharingPolicy):
+        return SharingScheduler(policy, cluster, free_moves=free_moves, round_s=round_s or policy.round_s)
     if isinstance(policy, OrderingPolicy):
         return OrderingScheduler(policy, cluster, queues=queues)
     return AllocationScheduler(policy, cluster, free_moves=free_moves, profile=profile, round_s=round_s)

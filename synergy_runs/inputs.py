@@ -15,7 +15,7 @@ from synergy_core.catalog.sheets import node_sheet_of
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.beliefs import Information
-from synergy_core.policies import Policy, base_name, get_policy
+from synergy_core.policies import Policy, get_policy, is_mechanism, parts_of
 from synergy_core.units import GB, MB
 from synergy_runs.carrying import add_history, cut
 from synergy_runs.fit import misfits
@@ -195,13 +195,16 @@ def policies_of(
     if not names:
         raise InputError("policy=[]: expected at least one policy; see python -m synergy_sim --help.")
     for name in parameters:
-        check_policy(name)
+        if not is_mechanism(name):
+            check_policy(name)
     result: dict[str, Policy] = {}
     for name in names:
         check_policy(name)
         path = conf_folder() / "variants" / f"{name}.yaml"
         variant: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
-        given = {**variant, **parameters.get(base_name(name), {}), **parameters.get(name, {})}
+        given = dict(variant)
+        for part in parts_of(name):
+            given |= parameters.get(part, {})
         policy = get_policy(given.pop("policy", name))
         policy = dataclasses.replace(policy.with_parameters(**given), name=name)
         result[name] = policy if information is None else policy.informed(information)

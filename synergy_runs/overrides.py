@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from synergy_core.errors import InputError, unknown
-from synergy_core.policies import base_name, get_policy, policy_names
+from synergy_core.policies import get_policy, policy_names
 from synergy_runs.program import Program
 from synergy_runs.resources import conf_folder
 from synergy_runs.settings import meanings
@@ -90,7 +90,7 @@ def _unknown_key(name: str, known: list[str], program: Program) -> InputError:
 def check_policy(name: str) -> None:
     """Raises InputError with the nearest match if neither a policy nor a variant has this name."""
     known = {*policy_names(), *options("variants")}
-    if name not in known and base_name(name) != name:
+    if name not in known and "+" in name:
         get_policy(name)
     elif name not in known:
         raise unknown("policy", name, known)

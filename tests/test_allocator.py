@@ -189,7 +189,7 @@ def test_without_any_solver_the_answer_is_feasible_and_says_so(method: str, monk
     problem = random_problem(4, jobs=60, sizes=5, capacity=(21, 19, 23), p=0.5, tenants=4)
     best = solve(problem, method="priced", gap=0.0)
     monkeypatch.setattr("synergy_core.allocator.exact._highspy", lambda: None)
-    monkeypatch.setattr("synergy_core.allocator.exact._pulp_solver", lambda *_, **__: None)
+    monkeypatch.setattr("synergy_core.allocator.exact.pulp_solver", lambda *_, **__: None)
     solution = solve(problem, method=method, gap=0.0)
     check(problem, solution)
     assert solution.status == "no_solver"

@@ -39,7 +39,7 @@ def available(solver: Solver = "auto") -> Solver | None:
         raise InputError(f"solver is {solver!r}, expected auto, highs or cbc.")
     if solver in ("auto", "highs") and _highspy() is not None:
         return "highs"
-    return "cbc" if solver in ("auto", "cbc") and _pulp_solver("cbc") is not None else None
+    return "cbc" if solver in ("auto", "cbc") and pulp_solver("cbc") is not None else None
 
 
 def solve_exact(
@@ -123,7 +123,7 @@ def _run(model: Any, solver: Solver, gap: float, time_limit_s: float) -> tuple[b
 
     limit = max(time_limit_s, 0.01) if time_limit_s < LONGEST_S else None
     try:
-        model.solve(_pulp_solver(solver, msg=False, gapRel=gap, timeLimit=limit, threads=1))
+        model.solve(pulp_solver(solver, msg=False, gapRel=gap, timeLimit=limit, threads=1))
     except pulp.PulpError:  # such as a CBC that cannot be run here
         return False, False, math.inf
     found = model.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
@@ -151,7 +151,7 @@ def _highspy() -> Any:
     return highspy
 
 
-def _pulp_solver(solver: Solver, **options: Any) -> Any:
+def pulp_solver(solver: Solver, **options: Any) -> Any:
     """PuLP's interface to a solver, or None where it is missing. CBC comes with PuLP up to 3, as `pulp[cbc]` with 4."""
     import pulp
 

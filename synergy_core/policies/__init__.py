@@ -6,13 +6,11 @@ from synergy_core.policies._registry import (
     AllocationPolicy,
     Key,
     OrderingPolicy,
-    Policy,
     allocation_policy,
-    base_name,
-    get_policy,
     ordering_policy,
     policy_names,
 )
+from synergy_core.policies._sharing import Policy, SharingPolicy, get_policy, is_mechanism, parts_of
 
 __all__ = [
     "RULES",
@@ -21,10 +19,12 @@ __all__ = [
     "Key",
     "OrderingPolicy",
     "Policy",
+    "SharingPolicy",
     "allocation_policy",
-    "base_name",
     "check",
     "get_policy",
+    "is_mechanism",
     "ordering_policy",
+    "parts_of",
     "policy_names",
 ]

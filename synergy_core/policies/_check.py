@@ -17,7 +17,7 @@ import numpy as np
 
 from synergy_core.errors import InputError
 from synergy_core.policies._cases import NOW_S, Known, PolicyCase, random_cases, records, state_of
-from synergy_core.policies._registry import AllocationPolicy, Key, OrderingPolicy, Policy
+from synergy_core.policies._registry import AllocationPolicy, Key, OrderingPolicy, PlainPolicy
 from synergy_core.state import Allocations, ClusterState
 from synergy_core.units import TICK_S
 
@@ -70,10 +70,10 @@ class Tried(Protocol):
 
 
 AnyCase = TypeVar("AnyCase", bound=Tried)
-AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
+AnyPolicy = TypeVar("AnyPolicy", bound=PlainPolicy)
 
 
-def check(policy: Policy) -> None:
+def check(policy: PlainPolicy) -> None:
     """Tries the policy on random cases. Raises BrokenRuleError where it breaks one of `RULES`."""
     for case in random_cases():
         if isinstance(policy, OrderingPolicy):

@@ -41,7 +41,7 @@ WordsFunction = Callable[..., str]
 
 STATES = (ClusterState, EstimatedClusterState, OracleClusterState, GoodputState, OracleGoodputState)
 
-_found: dict[str, Policy] = {}
+_found: dict[str, PlainPolicy] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +151,8 @@ class AllocationPolicy:
     information: what it may know of jobs beside what each reports itself. plans: whether it reads the planner's tables
     in full; else it knows one parallel plan of a job, in more or fewer replicas. Jobs run with the best plan anyway.
     rank(state): (jobs,), the number by which it serves jobs, the largest first, if it has one; rank_name: its name.
+    line(state): (jobs,), from an `EstimatedClusterState`, the number by which jobs stand in line, the largest first, for
+    a mechanism that shares out CPUs and memory; None where it puts nobody in line.
     """
 
     name: str
@@ -163,6 +165,7 @@ class AllocationPolicy:
     plans: bool = False
     rank: Callable[..., Floats] | None = None
     rank_name: str = ""
+    line: Callable[[EstimatedClusterState], Floats] | None = None
     predicted: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
@@ -216,7 +219,7 @@ class AllocationPolicy:
         return replace(self, allocate=allocate, parameters={**self.parameters, **parameters})
 
 
-Policy = OrderingPolicy | AllocationPolicy
+PlainPolicy = OrderingPolicy | AllocationPolicy
 
 
 def ordering_policy(
@@ -265,6 +268,7 @@ def allocation_policy(
     plans: bool = False,
     rank: Callable[..., Floats] | None = None,
     rank_name: str = "",
+    line: Callable[[EstimatedClusterState], Floats] | None = None,
 ) -> Callable[[Callable[..., Allocations]], Callable[..., Allocations]]:
     """Registers a function `allocate(state, *, parameters…) -> Allocations` under its own name; see `AllocationPolicy`.
 
@@ -287,6 +291,7 @@ def allocation_policy(
             plans=plans,
             rank=rank,
             rank_name=rank_name,
+            line=line,
         )
         return allocate
 
@@ -299,7 +304,7 @@ def policy_names() -> dict[str, str]:
     return {name: _found[name].summary for name in sorted(_found)}
 
 
-def get_policy(name: str) -> Policy:
+def plain_policy(name: str) -> PlainPolicy:
     """The policy of that name; `sia+plans`: sia, reading the planner's tables in full.
 
     Raises InputError with the nearest match.
@@ -337,7 +342,7 @@ def _discover() -> None:
             raise InputError(f"policy plug-in {point.name} ({point.value}) cannot be loaded: {error}") from error
 
 
-def _add(kind: type[Policy], function: Callable[..., Any], **what: Any) -> None:
+def _add(kind: type[PlainPolicy], function: Callable[..., Any], **what: Any) -> None:
     """A policy of that kind, with the name, the first line and the keywords of the function it is made of."""
     name = function.__name__
     if name in _found:

@@ -6,6 +6,7 @@ from synergy_core.allocator import Method
 from synergy_core.arrays import Floats
 from synergy_core.jobs.configurations import powers_and_whole_nodes
 from synergy_core.policies import allocation_policy
+from synergy_core.policies.themis import unfairness
 from synergy_core.state import Allocations
 from synergy_core.state.choice import choose_rows
 from synergy_core.state.goodput_state import GoodputState
@@ -14,7 +15,7 @@ LEAST_S = 60.0
 """Undeclared work is taken to last at least so many seconds at the job's best goodput."""
 
 
-@allocation_policy(round_s=60.0, tunes_batch=True, information="declared")
+@allocation_policy(round_s=60.0, tunes_batch=True, information="declared", line=unfairness)
 def ftf(
     state: GoodputState,
     *,

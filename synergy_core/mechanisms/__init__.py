@@ -1,0 +1,25 @@
+"""Mechanisms: who gets how many CPUs and how much memory, among jobs that an order has put in line.
+
+One file each; being in the folder registers it. `fifo+tune` is the order fifo with the mechanism tune.
+"""
+
+from synergy_core.mechanisms._registry import Answer, Mechanism, get_mechanism, mechanism, mechanism_names
+from synergy_core.mechanisms._round import Asked, Grant, Ground, OnNodes, SharingRound, least
+from synergy_core.mechanisms._turns import Places, by_gpus, turns
+
+__all__ = [
+    "Answer",
+    "Asked",
+    "Grant",
+    "Ground",
+    "Mechanism",
+    "OnNodes",
+    "Places",
+    "SharingRound",
+    "by_gpus",
+    "get_mechanism",
+    "least",
+    "mechanism",
+    "mechanism_names",
+    "turns",
+]

@@ -1,0 +1,77 @@
+"""The walk that all mechanisms share: whose turn it is, and where a job goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from synergy_core.cluster import Share
+from synergy_core.mechanisms._round import Asked, Ground, OnNodes, SharingRound
+
+
+def by_gpus(round: SharingRound) -> list[int]:
+    """Who runs if GPUs are all that counts: positions of jobs, in order; one that does not fit is overtaken."""
+    cluster = round.cluster
+    left = [cluster.gpus_of(gpu_type) for gpu_type in cluster.gpu_types]
+    total, quotas, chosen = cluster.gpus, list(round.quotas), []
+    for at, job in enumerate(round.jobs):
+        if job.gpus > quotas[job.tenant]:
+            continue
+        for kind in job.kinds:
+            if job.gpus <= left[kind]:
+                left[kind] -= job.gpus
+                total -= job.gpus
+                quotas[job.tenant] -= job.gpus
+                chosen.append(at)
+                break
+        if not total:
+            break
+    return chosen
+
+
+def turns(round: SharingRound, ground: Ground, *, sticky: bool) -> Iterator[tuple[int, Asked]]:
+    """(position, job) of each job whose turn it is, until no GPU is free.
+
+    sticky: GPUs of jobs that run, and would go on if GPUs were all that counts, are taken by others before their turn
+    only where nothing else is free.
+    """
+    jobs = round.jobs
+    staying = [at for at in by_gpus(round) if jobs[at].held] if sticky else []
+    for at in staying:
+        ground.reserve(jobs[at].held)
+    mine = set(staying)
+    for at, job in enumerate(jobs):
+        if at in mine:
+            ground.reserve(job.held, -1)
+        if ground.allowed(job):
+            yield at, job
+            if not ground.left:
+                break
+
+
+class Places:
+    """Finds a place for one job after another; what did not fit once in a round is not tried again."""
+
+    __slots__ = ("_failed", "_ground", "_sticky")
+
+    def __init__(self, ground: Ground, *, sticky: bool) -> None:
+        self._ground = ground
+        self._sticky = sticky
+        self._failed: set[tuple[int, int, Share | None]] = set()
+
+    def find(self, job: Asked, share_on: Callable[[int], Share | None]) -> tuple[int, OnNodes] | None:
+        """(GPU type, where) for the job with the share that it is to have on that type; None where it fits nowhere.
+
+        A job that runs stays where it is if it may. share_on: None where GPUs are all that counts.
+        """
+        if self._sticky and job.held and self._ground.room(job.held, share_on(job.kinds[0])):
+            return job.kinds[0], job.held
+        for kind in job.kinds:
+            share = share_on(kind)
+            key = job.gpus, kind, share
+            if key in self._failed:
+                continue
+            on = self._ground.find(job, kind, share, fullest=self._sticky)
+            if on:
+                return kind, on
+            self._failed.add(key)
+        return None

@@ -1,0 +1,120 @@
+"""The upper bound of OSDI 2022 (section 4.3 and appendix): the best shares of a cluster that is one large node.
+
+The first of its two programmes, over the jobs that run by their GPUs:
+
+    max Σ_j Σ_s W_j(s)·Y_js    s.t.  Σ_s Y_js = 1,  Σ_js g_j·cpus(s)·Y_js ≤ all CPUs,  the same of memory,
+                                     Σ_s W_j(s)·Y_js ≥ W_j(proportional),  Y binary
+
+W_j: speed relative to the proportional share; s: the grid of shares below. Jobs that are alike count together. The
+second programme asks for fractions of jobs on nodes, with every node's capacity kept: a part of every job on every node
+is such an answer whenever the first has one, so that it decides nothing, and is not solved.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from synergy_core.allocator.exact import available, pulp_solver
+from synergy_core.cluster import Share
+from synergy_core.errors import InputError
+from synergy_core.mechanisms import Answer, Grant, Ground, Places, SharingRound, mechanism, turns
+
+CPU_LEVELS = (1 / 3, 2 / 3, 1.0, 4 / 3, 5 / 3, 2.0, 3.0, 4.0, 8.0)
+"""Of the proportional share; the published 1 to 24 cores where that is 3."""
+MEMORY_LEVELS = (1 / 3, 1.0, 2.0, 3.0, 4.0)
+
+Option = tuple[float, float, float]
+"""Speed, CPUs and bytes of memory per GPU."""
+Group = tuple[int, int, tuple[Option, ...]]
+"""Jobs that are alike: how many, GPUs of each, and what they choose among."""
+
+
+@mechanism(pooled=True)
+def opt(round: SharingRound, *, sticky: bool = True) -> Answer:
+    """The greatest total speed if all nodes of a GPU type were one: an upper bound that no nodes could carry out.
+
+    sticky: a job that runs keeps its GPUs.
+    """
+    ground = Ground(round)
+    places = Places(ground, sticky=sticky)
+    answer: Answer = [None] * len(round.jobs)
+    for at, job in turns(round, ground, sticky=sticky):
+        found = places.find(job, lambda kind: None)
+        if found:
+            grant = answer[at] = Grant(found[1], ground.proportional(found[1]))
+            ground.take(job, grant)
+    for kind in range(len(round.cluster.gpu_types)):
+        _share_out(round, answer, kind)
+    return answer
+
+
+def _share_out(round: SharingRound, answer: Answer, kind: int) -> None:
+    """Changes the shares of the jobs that have GPUs of that type to the best."""
+    groups: dict[tuple[int, tuple[Option, ...]], list[int]] = {}
+    own = round.due[kind]
+    for at, grant in enumerate(answer):
+        if grant is not None and round.kind_of_node[grant.on[0][0]] == kind:
+            job = round.jobs[at]
+            groups.setdefault((job.gpus, _options(job.speed, kind, own)), []).append(at)
+    if not groups:
+        return
+    order = sorted(groups)
+    nodes = [each for each in round.cluster.node_types if each.gpu_type == round.cluster.gpu_types[kind]]
+    chosen = _solved(
+        tuple((len(groups[each]), *each) for each in order),
+        sum(each.nodes * each.cpus for each in nodes),
+        sum(each.nodes * each.memory_bytes for each in nodes),
+    )
+    for each, counts in zip(order, chosen, strict=True):
+        shares = [share for option, count in zip(each[1], counts, strict=True) for share in [option[1:]] * count]
+        for at, (cpus, memory_bytes) in zip(groups[each], shares, strict=True):
+            grant = answer[at]
+            assert grant is not None
+            answer[at] = Grant(grant.on, Share(cpus, memory_bytes))
+
+
+@lru_cache(maxsize=4_096)
+def _options(speed: Any, kind: int, own: Share) -> tuple[Option, ...]:
+    """The shares of the grid that are no slower than the proportional one, less those that another beats in all."""
+    every = [
+        (speed(kind, Share(own.cpus * cpus, own.memory_bytes * memory)), own.cpus * cpus, own.memory_bytes * memory)
+        for cpus in CPU_LEVELS
+        for memory in MEMORY_LEVELS
+    ]
+    enough = [each for each in every if each[0] >= 1.0 - 1e-9]
+    return tuple(
+        each
+        for each in enough
+        if not any(
+            other != each and other[0] >= each[0] and other[1] <= each[1] and other[2] <= each[2] for other in enough
+        )
+    )
+
+
+@lru_cache(maxsize=4_096)
+def _solved(groups: tuple[Group, ...], cpus: float, memory_bytes: float) -> list[list[int]]:
+    """How many jobs of each group choose each of its options."""
+    import pulp
+
+    solver = available()
+    if solver is None:
+        raise InputError("the mechanism opt solves integer programmes; install one: pip install highspy.")
+    model = pulp.LpProblem("opt", pulp.LpMaximize)
+    counts = [
+        [pulp.LpVariable(f"y_{group}_{option}", 0, count, cat=pulp.LpInteger) for option in range(len(options))]
+        for group, (count, _, options) in enumerate(groups)
+    ]
+    terms = [
+        (gpus, variable, option)
+        for (_, gpus, options), variables in zip(groups, counts, strict=True)
+        for variable, option in zip(variables, options, strict=True)
+    ]
+    model += pulp.lpSum(speed * variable for _, variable, (speed, _, _) in terms)
+    for variables, (count, _, _) in zip(counts, groups, strict=True):
+        model += pulp.lpSum(variables) == count
+    # Per GPU of the cluster's share, so that both rows are of one size.
+    model += pulp.lpSum(gpus * need / cpus * variable for gpus, variable, (_, need, _) in terms) <= 1.0 + 1e-9
+    model += pulp.lpSum(gpus * need / memory_bytes * variable for gpus, variable, (_, _, need) in terms) <= 1.0 + 1e-9
+    model.solve(pulp_solver(solver, msg=False, threads=1))
+    return [[int(round(variable.value())) for variable in variables] for variables in counts]

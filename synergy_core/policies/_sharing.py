@@ -1,0 +1,110 @@
+"""`fifo+tune`: an order, and a mechanism that shares out CPUs and memory among jobs in that order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from synergy_core.errors import InputError
+from synergy_core.jobs.beliefs import Information
+from synergy_core.mechanisms import Mechanism, get_mechanism, mechanism_names
+from synergy_core.policies._registry import PLANS, AllocationPolicy, OrderingPolicy, PlainPolicy, plain_policy
+
+ROUND_S = 300.0
+"""As published (OSDI 2022, section 5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharingPolicy:
+    """Once per round, jobs in the order of `order` are given GPUs, CPUs and memory by `mechanism`.
+
+    Whoever stands behind a job that does not fit may run; a running job gives way to one that stands before it.
+    """
+
+    name: str
+    order: PlainPolicy
+    mechanism: Mechanism
+
+    in_rounds = True
+    preemptive = True
+    round_s = ROUND_S
+    next_change = None
+    reads_goodput = False
+    tunes_batch = False
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        return f"{self.order.summary.rstrip('.')}; {self.mechanism.summary}"
+
+    @property
+    def oracle(self) -> bool:
+        """Whether its order reads what no scheduler can know, or its mechanism gives what no node has."""
+        return self.order.oracle or self.mechanism.pooled
+
+    @property
+    def predicted(self) -> bool:
+        """Whether run times are predicted for it."""
+        return self.order.predicted
+
+    @property
+    def reads_estimates(self) -> bool:
+        """Whether its order reads what users declared."""
+        return self.order.reads_estimates
+
+    @property
+    def knows(self) -> str:
+        """How fast jobs are by CPUs and memory, from profiles made offline; "" for a mechanism that does not ask."""
+        return "" if self.mechanism.name == "proportional" else "profiles"
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """Those of its order and of its mechanism."""
+        return {**self.order.parameters, **self.mechanism.parameters}
+
+    def of_records(self) -> SharingPolicy:
+        """The policy with functions of the scheduler's own records."""
+        return replace(self, order=self.order.of_records())
+
+    def informed(self, information: Information) -> SharingPolicy:
+        """The policy itself: what it asks of training jobs, it asks of profiles."""
+        return self
+
+    def with_parameters(self, **parameters: Any) -> SharingPolicy:
+        """The policy with some parameters of its mechanism or its order set."""
+        mine = {name: value for name, value in parameters.items() if name in self.mechanism.parameters}
+        others = {name: value for name, value in parameters.items() if name not in mine}
+        order = self.order.with_parameters(**others) if others else self.order
+        return replace(self, order=order, mechanism=self.mechanism.with_parameters(**mine))
+
+
+Policy = OrderingPolicy | AllocationPolicy | SharingPolicy
+
+
+def get_policy(name: str) -> Policy:
+    """The policy of that name; `sia+plans`: sia, reading the planner's tables in full; `fifo+tune`: the order fifo with
+    the mechanism tune.
+
+    Raises InputError with the nearest match.
+    """
+    first, plus, second = name.partition("+")
+    if not plus or name.endswith(PLANS):
+        return plain_policy(name)
+    order, mechanism = plain_policy(first), get_mechanism(second)
+    if isinstance(order, AllocationPolicy) and order.line is None:
+        raise InputError(
+            f"policy {name}: {first} allocates GPUs itself and puts no jobs in line, so that {second} has no order to "
+            f"follow. Type fifo+{second}, las+{second}, srtf+{second} or ftf+{second}."
+        )
+    return SharingPolicy(name, order, mechanism)
+
+
+def parts_of(name: str) -> list[str]:
+    """The names under which a policy's parameters may stand: its own, its order's and its mechanism's."""
+    return [*(each for each in name.split("+") if f"+{each}" != PLANS), *([name] if "+" in name else [])]
+
+
+def is_mechanism(name: str) -> bool:
+    """Whether a mechanism has that name."""
+    return name in mechanism_names()

@@ -1,0 +1,104 @@
+"""What jobs ask of a mechanism: how much CPU and memory they could use, and how fast they would be with less."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from synergy_core.cluster import Cluster, NodeType, Share
+from synergy_core.errors import InputError
+from synergy_core.goodput.pipeline import InputPipeline
+from synergy_core.jobs.record import Job
+from synergy_core.jobs.spec import JobSpec
+from synergy_core.mechanisms import Asked
+
+Speed = Callable[[int, Share], float]
+
+
+class Wishes:
+    """What jobs of a cluster ask for, by their profiles; jobs that are alike share one answer.
+
+    A job without a profile asks for its proportional share, and no share makes it faster or slower.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        if not cluster.counts_shares:
+            raise InputError(
+                "CPUs and memory cannot be shared out on nodes that do not name theirs. Type "
+                "cluster.cpus_per_node=24 cluster.memory_gb_per_node=500, or cluster.cpus_per_node=sheet "
+                "cluster.memory_gb_per_node=sheet for those of the catalog."
+            )
+        self._cluster = cluster
+        self._kinds = {gpu_type: kind for kind, gpu_type in enumerate(cluster.gpu_types)}
+        self._nodes = [
+            min((each for each in cluster.node_types if each.gpu_type == gpu_type), key=lambda each: each.proportional)
+            for gpu_type in cluster.gpu_types
+        ]
+        self._tenants = {name: at for at, name in enumerate(cluster.virtual_clusters)}
+        self._known: dict[tuple[object, int], tuple[tuple[Share, ...], Speed]] = {}
+
+    def quotas(self) -> list[float]:
+        """GPUs that each tenant may hold; one pool without end where nothing limits them."""
+        quotas = self._cluster.virtual_clusters
+        return [float("inf")] if not quotas or self._cluster.borrowing else [float(each) for each in quotas.values()]
+
+    def asked(self, job: Job) -> Asked:
+        """The job as a mechanism sees it now."""
+        held = tuple((node, mask.bit_count()) for node, mask in job.placement)
+        kinds: tuple[int, ...] = tuple(range(len(self._nodes)))
+        if job.gpu_type in self._kinds:
+            kinds = (self._kinds[job.gpu_type],)
+        elif held:
+            at = self._kinds[self._cluster.type_of(held)]
+            kinds = (at, *(each for each in kinds if each != at))
+        wanted, speed = self._wish(job)
+        limited = self._cluster.virtual_clusters and not self._cluster.borrowing
+        tenant = self._tenants[job.virtual_cluster] if limited else 0
+        return Asked(job.gpus, kinds, wanted, tenant, held, job.share if held else None, speed)
+
+    def _wish(self, job: Job) -> tuple[tuple[Share, ...], Speed]:
+        key = (job.spec, job.gpus) if job.spec is not None else (None, job.gpus)
+        identity = (id(job.spec), job.gpus)
+        known = self._known.get(identity)
+        if known is None:
+            known = self._known[identity] = self._made(*key)
+        return known
+
+    def _made(self, spec: JobSpec | None, gpus: int) -> tuple[tuple[Share, ...], Speed]:
+        feeds = [
+            None if spec is None or spec.pipeline is None else Feed(spec, spec.pipeline, gpus, node)
+            for node in self._nodes
+        ]
+        wanted = tuple(
+            node.proportional if feed is None else feed.wanted for feed, node in zip(feeds, self._nodes, strict=True)
+        )
+
+        def speed(kind: int, share: Share) -> float:
+            feed = feeds[kind]
+            return 1.0 if feed is None else feed.speed(share)
+
+        return wanted, speed
+
+
+class Feed:
+    """How a job of a profile is fed on nodes of one type, with so many GPUs, packed."""
+
+    def __init__(self, spec: JobSpec, pipeline: InputPipeline, gpus: int, node: NodeType) -> None:
+        self._pipeline = pipeline
+        self._node_gpus = min(gpus, node.gpus_per_node, gpus % node.gpus_per_node or node.gpus_per_node)
+        self._storage = node.storage_bytes_per_s / node.gpus_per_node
+        self._gpu_sample_s = gpus / (spec.requested_rate[node.gpu_type] * spec.requested_batch)
+        cpus, memory = pipeline.enough(self._gpu_sample_s, storage_bytes_per_s=self._storage, node_gpus=self._node_gpus)
+        most = min(gpus, node.gpus_per_node)
+        self.wanted = Share(min(cpus, node.cpus / most), min(memory, node.memory_bytes / most))
+        self._proportional_s = self.sample_s(node.proportional)
+
+    def sample_s(self, share: Share) -> float:
+        """Seconds per sample and GPU with that share."""
+        fed_s = self._pipeline.sample_s(
+            share.cpus, share.memory_bytes, storage_bytes_per_s=self._storage, node_gpus=self._node_gpus
+        )
+        return max(self._gpu_sample_s, float(fed_s))
+
+    def speed(self, share: Share) -> float:
+        """Relative to the proportional share."""
+        return self._proportional_s / self.sample_s(share)

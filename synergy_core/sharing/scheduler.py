@@ -1,0 +1,155 @@
+"""Puts an order and a mechanism to work: asks once per round, checks the answer, says who stops and who starts where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from synergy_core.cluster import Cluster
+from synergy_core.errors import InputError
+from synergy_core.jobs.decision import Decision
+from synergy_core.jobs.record import NEVER, Job, Placed
+from synergy_core.mechanisms import Answer, Asked, Grant, Ground, OnNodes, SharingRound
+from synergy_core.placement.one_job import Placement
+from synergy_core.policies import SharingPolicy
+from synergy_core.sharing.asking import Wishes
+from synergy_core.sharing.line import line_of
+
+
+class SharingScheduler:
+    """Shares out GPUs, CPUs and memory once per round; a share changes without a restart.
+
+    free_moves: a job that moves to other nodes but keeps its shape goes on at no cost. asked: how jobs asked in the
+    last round, by id; for explanations.
+    """
+
+    last = None
+
+    def __init__(self, policy: SharingPolicy, cluster: Cluster, *, free_moves: bool, round_s: float) -> None:
+        self._policy = policy
+        self._cluster = cluster
+        self._wishes = Wishes(cluster)
+        self._line = line_of(policy.order, cluster, round_s)
+        self._placement = Placement(cluster)
+        self._free_moves = free_moves
+        self._asked: dict[int, Asked] = {}
+        self._changed = True
+        self.waiting = 0
+
+    def arrive(self, job: Job) -> None:
+        self._line.enter(job)
+        self._asked[job.job_id] = self._wishes.asked(job)
+        self.waiting += 1
+        self._changed = True
+
+    def finish(self, job: Job, now_s: float) -> None:
+        self._left(job, now_s)
+        self._line.leave(job, now_s)
+        del self._asked[job.job_id]
+
+    def requeue(self, job: Job) -> None:
+        """Nothing to do: a stopped job stays in line."""
+
+    def evicted(self, job: Job, now_s: float) -> None:
+        """A running job has lost its GPUs unasked: it holds nothing from now on, and waits."""
+        self._left(job, now_s)
+        self.waiting += 1
+        self._asked[job.job_id] = self._wishes.asked(job)
+
+    def _left(self, job: Job, now_s: float) -> None:
+        self._changed = True
+        if job.running:
+            self._placement.release(job.placement)
+            job.stopped(now_s)
+            job.share = None
+        else:
+            self.waiting -= 1
+
+    def refresh(self, jobs: Iterable[Job]) -> None:
+        """Nothing to do: mechanisms ask profiles, no models of training jobs."""
+
+    def next_change_s(self) -> float:
+        return NEVER
+
+    def decide(self, now_s: float) -> Decision:
+        if not self._changed and (self._line.still or not self.waiting):
+            return Decision([], [])
+        self._changed = False
+        jobs = self._line.stands(now_s)
+        asked = [self._asked[job.job_id] for job in jobs]
+        round = SharingRound(asked, self._cluster, self._wishes.quotas(), self._cluster.scatter_after_s == 0)
+        answer = self._policy.mechanism.share_out(round)
+        self._check(round, answer)
+        return self._enter(jobs, answer, now_s)
+
+    def _check(self, round: SharingRound, answer: Answer) -> None:
+        """A mechanism's answer is checked before it is believed."""
+        ground, name = Ground(round), self._policy.name
+        for job, grant in zip(round.jobs, answer, strict=True):
+            if grant is None:
+                continue
+            if sum(gpus for _, gpus in grant.on) != job.gpus:
+                raise InputError(f"policy {name} gave {grant.on} to a job that asks for {job.gpus} GPUs.")
+            if any(round.kind_of_node[node] not in job.kinds for node, _ in grant.on):
+                raise InputError(f"policy {name} gave nodes of a GPU type to a job that asks for another.")
+            if not ground.allowed(job):
+                raise InputError(f"policy {name} gave a tenant more GPUs than its quota.")
+            if not ground.room(grant.on, None if self._policy.mechanism.pooled else grant.share):
+                raise InputError(f"policy {name} gave out more of a node than it has: {grant} did not fit any more.")
+            ground.take(job, grant)
+
+    def _enter(self, jobs: list[Job], answer: Answer, now_s: float) -> Decision:
+        """Stops, starts and new shares, entered in the jobs."""
+        stops: list[tuple[Job, Placed]] = []
+        wanted: list[tuple[Job, Grant]] = []
+        moved: set[int] = set()
+        retuned: list[Job] = []
+        for job, grant in zip(jobs, answer, strict=True):
+            asked = self._asked[job.job_id]
+            if grant is None:
+                if job.running:
+                    stops.append((job, job.placement))
+            elif not job.running:
+                wanted.append((job, grant))
+            elif _same_nodes(grant.on, asked.held):
+                if job.share != grant.share:
+                    job.share = grant.share
+                    retuned.append(job)
+            else:
+                if self._free_moves and _shape(grant.on) == _shape(asked.held):
+                    moved.add(job.job_id)
+                stops.append((job, job.placement))
+                wanted.append((job, grant))
+        return self._carried_out(stops, wanted, moved, tuple(retuned), now_s)
+
+    def _carried_out(
+        self,
+        stops: list[tuple[Job, Placed]],
+        wanted: list[tuple[Job, Grant]],
+        moved: set[int],
+        retuned: tuple[Job, ...],
+        now_s: float,
+    ) -> Decision:
+        for job, placed in stops:
+            self._placement.release(placed)
+            job.stopped(now_s)
+            job.share = None
+        starts = []
+        for job, grant in wanted:
+            placed = self._placement.take(list(grant.on))
+            job.started(now_s, placed, moved=job.job_id in moved)
+            job.share = grant.share
+            starts.append((job, placed))
+        for job in {each[0].job_id: each[0] for each in (*stops, *starts)}.values():
+            self._asked[job.job_id] = self._wishes.asked(job)
+        for job in retuned:
+            self._asked[job.job_id] = self._wishes.asked(job)
+        self.waiting += len(stops) - len(starts)
+        return Decision(stops, starts, retuned=retuned)
+
+
+def _same_nodes(on: OnNodes, held: OnNodes) -> bool:
+    return on == held or sorted(on) == sorted(held)
+
+
+def _shape(on: OnNodes) -> list[int]:
+    return sorted(gpus for _, gpus in on)
