@@ -84,6 +84,7 @@ def truth_of(settings: Settings, seed: int) -> Truth:
         labels=wanted.labels,
         declared_error=wanted.declared_error,
         profile=profile,
+        sensitivities=find_folder("resource_sensitivity") if wanted.measured else None,
         planned=PlannedTruth(**dataclasses.asdict(wanted.planned)),
         disturbance=Disturbance(
             noise_fraction=wanted.noise_fraction,

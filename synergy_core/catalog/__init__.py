@@ -19,6 +19,7 @@ from synergy_core.arrays import Floats
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput.calibration import Calibrated
 from synergy_core.goodput.forms import form_named
+from synergy_core.goodput.pipeline import Pipeline
 
 T = TypeVar("T")
 
@@ -65,7 +66,10 @@ class GpuProfile:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """One application. Batches in samples; total_work in iterations at the initial batch."""
+    """One application. Batches in samples; total_work in iterations at the initial batch.
+
+    pipeline: how fast its input is prepared; None where nobody knows.
+    """
 
     name: str
     title: str
@@ -76,6 +80,7 @@ class ModelProfile:
     noise: NoiseCurve | None
     gpu_types: Mapping[str, GpuProfile]
     sources: tuple[str, ...]
+    pipeline: Pipeline | None = None
 
 
 def model_names() -> list[str]:
@@ -113,6 +118,7 @@ def model_from_yaml(path: Path) -> ModelProfile:
             else None,
             gpu_types={gpu_type: _gpu_profile(each) for gpu_type, each in content["gpu_types"].items()},
             sources=tuple(content["sources"]),
+            pipeline=_pipeline(content["pipeline"]) if content.get("pipeline") else None,
         )
     except (KeyError, TypeError) as error:
         raise InputError(f"{path}: is not a model of the catalog; missing or misplaced: {error}.") from None
@@ -122,6 +128,10 @@ def facts(name: str) -> dict[str, Any]:
     """What is known of an application whatever it runs on, as in its file; None for each fact of an unknown one."""
     known = read_yaml(_HERE / "models" / f"{name}.yaml") if name in model_names() else {}
     return {key: known.get(key) for key in (*_FACTS, "noise")}
+
+
+def _pipeline(content: Mapping[str, Any]) -> Pipeline:
+    return Pipeline(*(float(content[each.name]) for each in fields(Pipeline)))
 
 
 def _gpu_profile(content: Mapping[str, Any]) -> GpuProfile:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from synergy_core.arrays import Floats
+from synergy_core.errors import InputError
 
 LEAST_CPUS = 1e-3
 """Of nothing, nothing is prepared: fewer CPUs than this count as so many."""
@@ -53,6 +54,15 @@ class Pipeline:
     sample_bytes: float
     data_bytes: float
 
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("cpu_s", self.cpu_s, "0 or more"),
+            ("sample_bytes", self.sample_bytes, "0 or more"),
+            ("data_bytes", self.data_bytes, "more than 0"),
+        ):
+            if not 0 <= value < np.inf or (value == 0 and least != "0 or more"):
+                raise InputError(f"pipeline: {name}={value:g}, expected a finite number, {least}.")
+
     def sample_s(
         self, cpus: ArrayLike, memory_bytes: ArrayLike, *, storage_bytes_per_s: float, node_gpus: ArrayLike = 1
     ) -> Floats:
@@ -69,6 +79,7 @@ class Pipeline:
 
 class PipelineTable:
     """Measured speeds on one GPU by CPUs and memory; between them in straight lines, held at the ends, never falling.
+    With fewer CPUs than were measured speed falls in proportion to them.
 
     cpus (C,), memory_bytes (M,): rising. seconds (C, M): per sample. best: (CPUs, bytes) with which it is fastest.
     What it was measured on is one GPU, so that nothing is known of caches that several share.
@@ -93,7 +104,8 @@ class PipelineTable:
         rate = self._rate
         first = rate[low, left] + along * (rate[low, right] - rate[low, left])
         second = rate[up, left] + along * (rate[up, right] - rate[up, left])
-        slower: Floats = 1.0 / (first + part * (second - first))
+        fewer = np.clip(np.asarray(cpus, dtype=np.float64), LEAST_CPUS, self._cpus[0]) / self._cpus[0]
+        slower: Floats = 1.0 / (fewer * (first + part * (second - first)))
         return slower
 
     def enough(self, gpu_sample_s: float, *, storage_bytes_per_s: float, node_gpus: int = 1) -> tuple[float, float]:

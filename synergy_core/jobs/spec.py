@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from synergy_core.goodput.pipeline import InputPipeline
+
 
 @dataclass(frozen=True)
 class JobSpec:
@@ -22,7 +24,8 @@ class JobSpec:
     type and without a stop (elastic jobs; else as a restart). preemptible: whether it may be stopped or resized.
     fixed_batch: it always trains at the requested batch. min_gpus, most_gpus: within which it may be resized.
     architecture: the planner's name of the model whose parallel plans say how fast it trains; empty: models fitted to
-    observations do. The requested batch is then the initial one.
+    observations do. The requested batch is then the initial one. pipeline: how fast its input is prepared, as profiled
+    offline; None where nobody knows, and input is taken to be always there.
     """
 
     application: str
@@ -42,6 +45,7 @@ class JobSpec:
     min_gpus: int = 1
     most_gpus: int = 64
     architecture: str = ""
+    pipeline: InputPipeline | None = None
 
     @cached_property
     def smallest_local_batch(self) -> int:

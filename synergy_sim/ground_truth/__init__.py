@@ -14,6 +14,7 @@ from synergy_core.catalog import load_model, model_names
 from synergy_core.catalog.transfer import nearest_type
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
+from synergy_core.goodput.pipeline import InputPipeline
 from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner import tables
@@ -31,6 +32,7 @@ from synergy_sim.ground_truth.measured import MeasuredApplication
 from synergy_sim.ground_truth.modelled import ModelledApplication
 from synergy_sim.ground_truth.planned import WORK, PlannedApplication, PlannedTruth
 from synergy_sim.ground_truth.profiled import ProfiledApplication
+from synergy_sim.ground_truth.sensitivities import published_pipelines
 
 __all__ = [
     "Application",
@@ -63,7 +65,8 @@ class Truth:
     most_gpus: the largest a job may grow. min_gpus: by model, the fewest that its jobs run on. not_preemptible: models
     whose jobs keep what they once have. labels: into how many unrelated labels each application is split.
     declared_error: standard deviation of the logarithm of declared ÷ true work. planned: of jobs with parallel plans.
-    profile: models as they were measured on a testbed; they go before all others of their name.
+    profile: models as they were measured on a testbed; they go before all others of their name. sensitivities: a folder
+    of measured speeds by CPUs and memory; None: the catalog only.
     """
 
     profiles: Path | None
@@ -78,6 +81,7 @@ class Truth:
     disturbance: Disturbance = field(default_factory=Disturbance)
     planned: PlannedTruth = field(default_factory=PlannedTruth)
     profile: Profile = field(default_factory=Profile)
+    sensitivities: Path | None = None
 
     def __post_init__(self) -> None:
         for key in ("slowdown", "max_local_batch", "fixed_gpus"):
@@ -147,8 +151,18 @@ class Truth:
             else:
                 assert modelled is not None
                 found = modelled
+            found.pipeline = self._pipeline(name)
             self._applications[name] = found
         return found
+
+    def _pipeline(self, name: str) -> InputPipeline | None:
+        """The input side of an application as published, else as in the catalog; None where neither knows it."""
+        published = self._published.get(name)
+        return published or (load_model(name).pipeline if name in model_names() else None)
+
+    @cached_property
+    def _published(self) -> Mapping[str, InputPipeline]:
+        return published_pipelines(self.sensitivities) if self.sensitivities is not None else {}
 
     def plans(self, name: str) -> bool:
         """Whether the application of that name is an architecture whose jobs have parallel plans."""
@@ -230,6 +244,7 @@ class Truth:
             preemptible=model not in self.not_preemptible,
             min_gpus=fixed or self.min_gpus.get(model, 1),
             most_gpus=fixed or max(self.most_gpus, gpus),
+            pipeline=app.pipeline,
         )
 
     def _make_planned_spec(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from synergy_core.goodput.efficiency import gain
+from synergy_core.goodput.pipeline import InputPipeline
 from synergy_core.jobs.training import data_parallel
 from synergy_core.planner.plan import Plan
 
@@ -35,13 +36,15 @@ class Application(ABC):
     """A training job's nature. Work counts iterations at the initial batch; an epoch ends at a fixed amount of it.
 
     initial_batch, max_batch: samples. work_at_epoch_end: cumulative, one per epoch; statistics are constant within
-    an epoch, as in the artifacts of Pollux (OSDI 2021) and Sia (SOSP 2023).
+    an epoch, as in the artifacts of Pollux (OSDI 2021) and Sia (SOSP 2023). pipeline: how fast its input is prepared;
+    None where nobody knows, and it is never waited for.
     """
 
     name: str
     initial_batch: int
     max_batch: int
     work_at_epoch_end: tuple[float, ...]
+    pipeline: InputPipeline | None = None
 
     def __init__(self) -> None:
         self._gains: dict[int, list[float]] = {}
