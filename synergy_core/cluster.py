@@ -142,6 +142,14 @@ class Cluster:
         return self.node_types[0].cpus > 0
 
     @cached_property
+    def proportional(self) -> tuple[Share, ...]:
+        """By GPU type, in the order of `gpu_types`, what each GPU brings; the least, where nodes of a type differ."""
+        shares = [
+            [each.proportional for each in self.node_types if each.gpu_type == gpu_type] for gpu_type in self.gpu_types
+        ]
+        return tuple(Share(*map(min, zip(*alike, strict=True))) for alike in shares)
+
+    @cached_property
     def node_type_of(self) -> tuple[NodeType, ...]:
         """Every node's type, by its number."""
         return tuple(each for each in self.node_types for _ in range(each.nodes))

@@ -7,17 +7,18 @@ lose nothing when they are stopped, and train in proportion to their GPUs.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.record import NEVER, Placed, gpus_in
-from synergy_core.policies import Policy, check
+from synergy_core.policies import Policy, SharingPolicy, check
 from synergy_core.policies._cases import MACHINES, TENANTS, Known, spec_of
 from synergy_core.policies._check import Broken, attributed, try_on
 from synergy_core.scheduler import Scheduler, scheduler_for
-from synergy_core.units import grid_ceil, on_grid
+from synergy_core.units import GB, grid_ceil, on_grid
 
 JOBS = (1, 3, 8)
 PATIENCE = 20.0
@@ -58,10 +59,20 @@ class WorkCase(NamedTuple):
 
 def conforms(policy: Policy) -> None:
     """`policies.check`, and the policy put to work. Raises BrokenRuleError where it breaks a rule."""
-    check(policy)
-    for machines in MACHINES:
+    check(policy.order if isinstance(policy, SharingPolicy) else policy)
+    for machines in map(_with_hosts, MACHINES) if isinstance(policy, SharingPolicy) else MACHINES:
         for jobs in JOBS:
             try_on(_random(machines, jobs), _twice, policy)
+
+
+def _with_hosts(machines: Cluster) -> Cluster:
+    """The machines with CPUs and memory, for a policy that shares them out."""
+    sizes = [(3.0 * each.gpus_per_node, 62.5 * GB * each.gpus_per_node) for each in machines.node_types]
+    hosts = [
+        replace(each, cpus=cpus, memory_bytes=memory)
+        for each, (cpus, memory) in zip(machines.node_types, sizes, strict=True)
+    ]
+    return replace(machines, node_types=tuple(hosts))
 
 
 def _twice(policy: Policy, case: WorkCase) -> None:

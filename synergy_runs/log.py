@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.cluster import Cluster
-from synergy_core.policies import Policy
+from synergy_core.cluster import Cluster, Share
+from synergy_core.policies import Policy, SharingPolicy
 from synergy_runs.workload import Workload
 
 
@@ -73,9 +73,12 @@ class Decisions:
 
 _EVENT_FIELDS = "time_s:<f8 kind:u1 job_id:<i4 gpus:<i4 part:<u2 node:<i4 gpu_mask:<u8"
 _DECISION_FIELDS = "time_s:<f8 decision_s:<f8 started:<i4 stopped:<i4 running:<i4 queued:<i4 gpus_used:<i4"
-_EVENT, _DECISION = (
-    np.dtype([tuple(each.split(":")) for each in fields.split()]) for fields in (_EVENT_FIELDS, _DECISION_FIELDS)
+_SHARE_FIELDS = "time_s:<f8 job_id:<i4 cpus:<f8 memory_bytes:<f8"
+_EVENT, _DECISION, _SHARE = (
+    np.dtype([tuple(each.split(":")) for each in fields.split()])
+    for fields in (_EVENT_FIELDS, _DECISION_FIELDS, _SHARE_FIELDS)
 )
+_pack_share = struct.Struct("<didd").pack
 _pack_event = struct.Struct("<dBiiHiQ").pack
 _pack_decision = struct.Struct("<ddiiiii").pack
 # As plain integers: an enum member costs a look-up and a conversion each time.
@@ -104,6 +107,35 @@ class EventLog:
     def events(self) -> Events:
         """Everything so far, in numpy columns. The log is empty afterwards: a row is held in memory once."""
         return Events(**_columns(self._rows, _EVENT))
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """One row whenever a job is given CPUs and memory, or other than it had; they are its own until its next row, or
+    until it stops or ends. cpus, memory_bytes: of the whole job.
+    """
+
+    time_s: NDArray[np.float64]
+    job_id: NDArray[np.int32]
+    cpus: NDArray[np.float64]
+    memory_bytes: NDArray[np.float64]
+
+
+class ShareLog:
+    """Appends what jobs are given beside GPUs."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self) -> None:
+        self._rows = bytearray()
+
+    def append(self, time_s: float, job_id: int, share: Share, gpus: int) -> None:
+        """The job has so many GPUs, each with that share, from now on."""
+        self._rows += _pack_share(time_s, job_id, share.cpus * gpus, share.memory_bytes * gpus)
+
+    def shares(self) -> Shares | None:
+        """Everything so far, in numpy columns; None for nothing. The log is empty afterwards."""
+        return Shares(**_columns(self._rows, _SHARE)) if self._rows else None
 
 
 class DecisionLog:
@@ -171,14 +203,18 @@ class Run:
     peak_memory_bytes: int
     information: str = ""
     truth_read: str = ""
+    shares: Shares | None = None
 
 
 TRUE_RUN_TIMES = "true run times"
+POOLED = "CPUs and memory as if all nodes of a GPU type were one"
 DRAWN_ESTIMATES = "estimates drawn from true run times"
 
 
 def truth_read_by(policy: Policy, workload: Workload) -> str:
     """What a policy reads of the truth on this workload; "" for nothing, and then it is no oracle."""
+    if isinstance(policy, SharingPolicy) and policy.mechanism.pooled and not policy.order.oracle:
+        return POOLED
     if policy.oracle:
         return TRUE_RUN_TIMES
     return DRAWN_ESTIMATES if policy.reads_estimates and workload.estimate_drawn.any() else ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from synergy_core.units import DAY_S, HOUR_S
 from synergy_runs.comparison import ComparedPolicy, Comparison, over_workloads
 from synergy_runs.interval import FEWEST_WORKLOADS, Ratio
-from synergy_runs.log import DRAWN_ESTIMATES, TRUE_RUN_TIMES
+from synergy_runs.log import DRAWN_ESTIMATES, POOLED, TRUE_RUN_TIMES
 from synergy_runs.traces.times import epoch_s, iso
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ KNOWS = {
     "declared": "each job's own reports and its declared work",
     "shared": "reports of all jobs of a model",
     "all": "reports of all jobs of a model, and declared work",
+    "profiles": "how fast jobs are by CPUs and memory, from profiles made before",
 }
 """What a policy knew of training jobs, by `information`."""
 
@@ -144,6 +145,8 @@ def _stars(rows: Sequence[ComparedPolicy]) -> list[str]:
     """What stars stand for."""
     drawn = dict.fromkeys(row.label for row in rows if row.truth_read == DRAWN_ESTIMATES)
     plain = [f"* reads {TRUE_RUN_TIMES}"] if any(row.truth_read == TRUE_RUN_TIMES for row in rows) else []
+    pooled = dict.fromkeys(row.label for row in rows if row.truth_read == POOLED)
+    plain += [f"{', '.join(pooled)}: an upper bound, {POOLED}"] if pooled else []
     return plain + ([f"{', '.join(drawn)}: reads {DRAWN_ESTIMATES}, for want of users' own"] if drawn else [])
 
 

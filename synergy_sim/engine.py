@@ -19,7 +19,7 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.decision import Decision
 from synergy_core.jobs.record import NEVER, Placed, gpus_in
 from synergy_core.scheduler import Scheduler
-from synergy_runs.log import DecisionLog, EventLog, Kind
+from synergy_runs.log import DecisionLog, EventLog, Kind, ShareLog
 from synergy_sim.execution import SimulatedJob
 from synergy_sim.jobs import Jobs
 
@@ -89,6 +89,7 @@ class Engine:
         self.watched: dict[int, SimulatedJob] = {}
         self.log = EventLog()
         self.decisions = DecisionLog()
+        self.shares = ShareLog()
         self.active = 0
         self.running = 0
         self.gpus_used = 0
@@ -186,6 +187,8 @@ class Engine:
         job, placed = what
         job.on_gpus = gpus_in(placed)
         self.log.start(self.env.now, job.job_id, job.on_gpus, placed)
+        if job.share is not None:
+            self.shares.append(self.env.now, job.job_id, job.share, job.on_gpus)
         self.running += 1
         self.gpus_used += job.on_gpus
 
@@ -207,6 +210,17 @@ class Engine:
         """Plans the job's end, which is known; one that is only rounded down to this instant comes after decisions."""
         delay_s = job.end_s + job.costs.exit_s - self.env.now
         job.completion = Call(self.env, delay_s, self._finish, job, AFTER_DECISIONS if job.ends_after_decision else 1)
+
+    def reshare(self, job: SimulatedJob) -> None:
+        """The job goes on with the share that it has been given, which may be another."""
+        if job.share is None or not job.reshare(self.env.now):
+            return
+        self.shares.append(self.env.now, job.job_id, job.share, job.on_gpus)
+        if job.completion is not None:
+            job.completion.cancel()
+            job.completion = None
+        if job.end_s < NEVER:
+            self._complete_later(job)
 
     def end_in_order(self, job: SimulatedJob) -> None:
         """A decision has given its GPUs away as of its end, which so comes before all that starts at that very instant.

@@ -60,7 +60,8 @@ class ExecutionModel:
     stretch_s: a or b. stretch_jobs: most. start_delay_s: before the first round.
     early_launch: whether a job whose GPUs are idle may start as soon as it is decided, before the round does.
     free_moves: a job that moves to other nodes but keeps its shape pays nothing. whole_seconds: epochs of training jobs
-    end at whole seconds. Both as in the simulators of Pollux and Sia.
+    end at whole seconds. Both as in the simulators of Pollux and Sia. whole_rounds: training jobs do whole iterations
+    in every round and end at the end of one, as in OSDI 2022's simulator.
     storage_bytes_per_s, startup_s: of jobs with parallel plans, whose checkpoints are large: see `costs_of_checkpoint`.
     """
 
@@ -76,6 +77,7 @@ class ExecutionModel:
     early_launch: bool = True
     free_moves: bool = False
     whole_seconds: bool = False
+    whole_rounds: bool = False
     storage_bytes_per_s: float = 5e9
     startup_s: float = 60.0
 
@@ -86,6 +88,8 @@ class ExecutionModel:
             raise InputError(f"startup_s={self.startup_s:g}: expected a finite number of seconds ≥ 0.")
         if self.round_s is not None and not 0 < self.round_s < NEVER:
             raise InputError(f"round_s={self.round_s:g}: expected a positive number of seconds, or null for none.")
+        if self.whole_rounds and self.round_s is None:
+            raise InputError("whole_rounds=true: iterations per round need rounds; give round_s, such as 300.")
         if not 0 < self.decide_fraction <= 1:
             raise InputError(f"decide_fraction={self.decide_fraction:g}: expected a fraction in (0, 1].")
         if self.stretch not in ("none", "log", "linear"):
@@ -180,6 +184,10 @@ class SimulatedJob(Job):
 
     def report(self, now_s: float) -> None:
         """Tells its task how it has trained, if it does."""
+
+    def reshare(self, now_s: float) -> bool:
+        """Its share may have changed; whether it goes on otherwise. One that only has a run time does not."""
+        return False
 
     def delay_s(self) -> float:
         """Seconds from when it has its GPUs to its first step on them."""

@@ -93,6 +93,7 @@ class Jobs:
             slowdown=truth.slowdown.get(model, 1.0),
             # Of work that was scaled to a traced run time, epochs can be so short that all of them round to nothing.
             whole_seconds=self._execution.whole_seconds and work.work_scale[job_id] == 1.0,
+            whole_rounds_s=(self._execution.round_s or 0.0) if self._execution.whole_rounds else 0.0,
             tunes_batch=self._tunes_batch,
             cluster=cluster,
             disturbance=truth.disturbance,

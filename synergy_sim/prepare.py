@@ -141,6 +141,7 @@ def execution_of(settings: Settings) -> ExecutionModel:
         early_launch=testbed.early_launch,
         free_moves=testbed.free_moves,
         whole_seconds=testbed.whole_seconds,
+        whole_rounds=testbed.whole_rounds,
         storage_bytes_per_s=testbed.storage_bytes_per_s,
         startup_s=testbed.startup_s,
     )

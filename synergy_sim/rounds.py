@@ -107,6 +107,8 @@ class Rounds:
         next_start_s = boundary_s + self._execution.stretch_of(ended)
         for job, placed in starts:
             self._launch(job, placed, next_start_s)  # type: ignore[arg-type]
+        for job in decision.retuned:
+            engine.reshare(job)  # type: ignore[arg-type]
         engine.note(decision, took_s)
         engine.decisions.optimum(decision.objective, decision.bound)
         return ended

@@ -28,6 +28,7 @@ class TestbedSettings:
     early_launch: bool = key("whether a job may start on idle GPUs before its round does")
     free_moves: bool = key("whether a job that moves but keeps its shape pays nothing")
     whole_seconds: bool = key("whether epochs of training jobs end at whole seconds")
+    whole_rounds: bool = key("whether training jobs do whole iterations per round and end at the end of one")
     storage_bytes_per_s: float = key("at which jobs with parallel plans save and load their checkpoints")
     startup_s: float = key("seconds such a job starts up, beside saving and loading, whenever it starts")
     by_model: dict[str, dict[str, float]] = key("other costs for a model: {resnet50: {launch_s: 20}}")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from synergy_core.allocation.snapshot import Snapshots
+from synergy_core.arrays import Floats
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.ordering.ends import expected_end_s
 from synergy_core.ordering.trial.reservation import Reservation
 from synergy_core.placement.one_job import Placement
 from synergy_core.placement.patience import Patience
-from synergy_core.policies import OrderingPolicy, Policy
+from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
+from synergy_core.state import ClusterState, EstimatedClusterState
 from synergy_core.units import format_duration, format_gpus, format_instant
 from synergy_sim.execution import SimulatedJob
 from synergy_sim.facts import Facts, Moment
@@ -35,24 +37,42 @@ class Standing:
 def ordered(policy: Policy, cluster: Cluster, moment: Moment) -> tuple[list[SimulatedJob], dict[int, str]]:
     """The jobs that compete for GPUs, the first first, and their keys in words."""
     jobs = [*moment.waiting.values(), *moment.running.values()]
+    if isinstance(policy, SharingPolicy):
+        if isinstance(policy.order, OrderingPolicy):
+            return _by_key(policy.order, jobs)
+        assert policy.order.line is not None
+        return _by_rank(policy.order.line, EstimatedClusterState, "ρ", cluster, moment, jobs)
     if isinstance(policy, OrderingPolicy):
-        if not policy.preemptive:
-            jobs = list(moment.waiting.values())
-        jobs.sort(key=lambda job: (policy.key(job), job.job_id))
-        say = policy.words
-        return jobs, {job.job_id: say(job) if say else f"key {policy.key(job)}" for job in jobs}
+        return _by_key(policy, jobs if policy.preemptive else list(moment.waiting.values()))
     if policy.rank is None:
         raise InputError(
             f"policy {policy.name} does not say by what it ranks jobs, so nothing can be told of its order; "
             "name a function with rank=… where it is registered."
         )
+    return _by_rank(policy.rank, policy.view, policy.rank_name, cluster, moment, jobs)
+
+
+def _by_key(policy: OrderingPolicy, jobs: list[SimulatedJob]) -> tuple[list[SimulatedJob], dict[int, str]]:
+    jobs.sort(key=lambda job: (policy.key(job), job.job_id))
+    say = policy.words
+    return jobs, {job.job_id: say(job) if say else f"key {policy.key(job)}" for job in jobs}
+
+
+def _by_rank(
+    rank_of: Callable[..., Floats],
+    view: type[ClusterState],
+    name: str,
+    cluster: Cluster,
+    moment: Moment,
+    jobs: list[SimulatedJob],
+) -> tuple[list[SimulatedJob], dict[int, str]]:
     jobs.sort(key=lambda job: job.job_id)
-    snapshots = Snapshots(policy.view, cluster, None, round_s=policy.round_s)
+    snapshots = Snapshots(view, cluster, None, round_s=0.0)
     for job in jobs:
         snapshots.entered(job)
-    rank = policy.rank(snapshots.of(jobs, moment.now_s, None)).tolist()
+    rank = rank_of(snapshots.of(jobs, moment.now_s, None)).tolist()
     ranked = sorted(zip(rank, jobs, strict=True), key=lambda each: (-each[0], each[1].submit_time_s, each[1].job_id))
-    return [job for _, job in ranked], {job.job_id: f"{policy.rank_name} {value:.2f}" for value, job in ranked}
+    return [job for _, job in ranked], {job.job_id: f"{name} {value:.2f}" for value, job in ranked}
 
 
 def standing(facts: Facts, moment: Moment, job: SimulatedJob) -> Standing:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from math import floor
+from math import ceil, floor
 from typing import Any
 
-from synergy_core.cluster import Cluster
+from synergy_core.cluster import Cluster, Share
 from synergy_core.jobs.record import NEVER
 from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.training import Shape
@@ -22,14 +22,18 @@ from synergy_sim.execution import Costs, SimulatedJob
 from synergy_sim.ground_truth.application import Application, NodeGpus
 from synergy_sim.ground_truth.disturbance import Disturbance
 
+ROUNDING = 1e-9
+"""What is so little short of a whole iteration, or so little after the end of a round, is no less and no later."""
+
 
 class SimulatedTraining(SimulatedJob, ABC):
     """A job whose speed depends on its GPUs and its batch.
 
     work_scale: its work relative to the application's. slowdown: by how much it really is slower than its steps add up
-    to. whole_seconds: epochs end at whole seconds, as in Pollux's and Sia's simulators. tunes_batch: it chooses its
-    batch by its task's beliefs; else it trains at the requested one, and its end is known when it starts.
-    `epoch`, `progress` stand at `at_s`; `due_s` is when the present epoch ends.
+    to. whole_seconds: epochs end at whole seconds, as in Pollux's and Sia's simulators. whole_rounds_s: it does whole
+    iterations in every round of so many seconds, and ends at the end of one, as in OSDI 2022's; 0: neither.
+    tunes_batch: it chooses its batch by its task's beliefs; else it trains at the requested one, and its end is known
+    when it starts. `epoch`, `progress` stand at `at_s`; `due_s` is when the present epoch ends.
     """
 
     __slots__ = (
@@ -42,6 +46,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         "_rate",
         "_run",
         "_seen_s",
+        "_share",
         "_trains",
         "_version",
         "application",
@@ -54,6 +59,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         "requested_batch",
         "slowdown",
         "tunes_batch",
+        "whole_rounds_s",
         "whole_seconds",
         "work_scale",
     )
@@ -71,6 +77,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         work_scale: float,
         slowdown: float,
         whole_seconds: bool,
+        whole_rounds_s: float,
         tunes_batch: bool,
         cluster: Cluster,
         disturbance: Disturbance,
@@ -82,6 +89,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         self.work_scale = work_scale
         self.slowdown = slowdown
         self.whole_seconds = whole_seconds
+        self.whole_rounds_s = whole_rounds_s
         self.tunes_batch = tunes_batch
         self.requested_batch = spec.requested_batch
         self.cluster = cluster
@@ -101,6 +109,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         self._began_with = 0.0
         self._left_s = NEVER
         self._run = 0
+        self._share: Share | None = None
 
     @property
     def remaining_s(self) -> float:
@@ -136,12 +145,29 @@ class SimulatedTraining(SimulatedJob, ABC):
         self._node_gpus = tuple(mask.bit_count() for _, mask in self.placement)
         self._held = Shape(self.cluster.type_of(self.placement), len(self._node_gpus), sum(self._node_gpus))
         self._run = self.restarts
+        self._share = self.share
         self._must_choose = True
         self._seen_s = start_s
         self.end_s = NEVER
         if not self.tunes_batch:
             self._choose_fixed()
             self._foresee()
+
+    def reshare(self, now_s: float) -> bool:
+        """Its share may have changed: it goes on with that. Whether anything has changed."""
+        if self.share == self._share or self.end_s <= now_s:
+            return False
+        if now_s > self.at_s:
+            if self.tunes_batch:
+                self._settle(now_s)
+            else:
+                self._walk(now_s)
+        self._share = self.share
+        self._must_choose = True
+        self.end_s = NEVER
+        if not self.tunes_batch:
+            self._foresee()
+        return True
 
     def delay_s(self) -> float:
         """Seconds from its GPUs to its first step; `resize_s` where it has just let go others of the same type."""
@@ -244,9 +270,22 @@ class SimulatedTraining(SimulatedJob, ABC):
         """Fixes the rate from `at_s` on, and when the epoch ends at that rate."""
         app, plan = self.application, self._trains
         slower = self.slowdown * self.disturbance.straggling(self.job_id, self._run)
-        iteration_s = app.iteration_s(self._held.gpu_type, self._node_gpus, plan)
-        self._rate = app.gains(plan.global_batch)[self.epoch] / iteration_s / slower
+        iteration_s = max(app.iteration_s(self._held.gpu_type, self._node_gpus, plan), self._fed_s(plan))
+        gain = app.gains(plan.global_batch)[self.epoch]
+        if self.whole_rounds_s:
+            iterations = self.whole_rounds_s / (iteration_s * slower)
+            self._rate = gain * max(1, floor(iterations * (1.0 + ROUNDING))) / self.whole_rounds_s
+        else:
+            self._rate = gain / iteration_s / slower
         self.due_s = self.at_s + (self._epoch_end() - self.progress) / self._rate
+
+    def _fed_s(self, plan: Plan) -> float:
+        """Seconds until an iteration's input is ready, with its share or, if nobody gives one, the proportional."""
+        if self.application.pipeline is None or not self.cluster.counts_shares:
+            return 0.0
+        node = self.cluster.node_type_of[self.placement[0][0]]
+        samples = plan.global_batch / self._held.gpus
+        return self.application.fed_s(self._share or node.proportional, node, min(self._node_gpus), samples)
 
     def _epoch_end(self) -> float:
         return self.application.work_at_epoch_end[self.epoch] * self.work_scale
@@ -268,6 +307,8 @@ class SimulatedTraining(SimulatedJob, ABC):
         self.at_s = self.at_s + round(true_s - self.at_s) if self.whole_seconds else true_s
         self.epoch += 1
         if self.epoch == len(self.application.work_at_epoch_end):
+            if self.whole_rounds_s:
+                true_s = self.at_s = ceil(true_s / self.whole_rounds_s - ROUNDING) * self.whole_rounds_s
             self.end_s = on_grid(self.at_s)
             self.ends_after_decision = true_s > self.end_s
 

@@ -102,10 +102,7 @@ def _model(
     import pulp
 
     model = pulp.LpProblem("allocation", pulp.LpMaximize)
-    if hasattr(model, "add_variable"):  # PuLP 3.3 and later; the only way in 4
-        variables = [model.add_variable(name, 0, 1, cat=pulp.LpInteger) for name in names]
-    else:
-        variables = [pulp.LpVariable(name, 0, 1, cat=pulp.LpInteger) for name in names]
+    variables = [whole_variable(model, name, 1) for name in names]
     model += pulp.lpSum(each * worth for each, worth in zip(variables, value.tolist(), strict=True))
     for name, members in groups:
         total = pulp.lpSum(variables[at] for at in np.nonzero(members)[0].tolist())
@@ -115,6 +112,15 @@ def _model(
         if among:
             model += pulp.lpSum(int(gpus[at]) * variables[at] for at in among) <= int(limit), name
     return model, variables
+
+
+def whole_variable(model: Any, name: str, most: int) -> Any:
+    """A variable of a PuLP model: a whole number from 0 to `most`."""
+    import pulp
+
+    if hasattr(model, "add_variable"):  # PuLP 3.3 and later; the only way in 4
+        return model.add_variable(name, 0, most, cat=pulp.LpInteger)
+    return pulp.LpVariable(name, 0, most, cat=pulp.LpInteger)
 
 
 def _run(model: Any, solver: Solver, gap: float, time_limit_s: float) -> tuple[bool, bool, float]:

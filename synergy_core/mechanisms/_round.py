@@ -23,7 +23,7 @@ class Grant(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Applicant:
     """One job as a mechanism sees it.
 
     kinds: the GPU types that it may have, indices into the cluster's `gpu_types`, the one that it runs on first.
@@ -49,7 +49,7 @@ class SharingRound:
     nodes than need be where they cannot lie together.
     """
 
-    jobs: Sequence[Asked]
+    jobs: Sequence[Applicant]
     cluster: Cluster
     quotas: Sequence[float]
     scattered: bool
@@ -59,11 +59,6 @@ class SharingRound:
         """Every node's GPU type."""
         return _kind_of_node(self.cluster.node_types)
 
-    @property
-    def due(self) -> tuple[Share, ...]:
-        """By GPU type, the proportional share; the least, where nodes of a type differ."""
-        return _due(self.cluster.node_types)
-
 
 @lru_cache(maxsize=64)
 def _kind_of_node(node_types: tuple[NodeType, ...]) -> tuple[int, ...]:
@@ -71,15 +66,7 @@ def _kind_of_node(node_types: tuple[NodeType, ...]) -> tuple[int, ...]:
     return tuple(kinds.index(each.gpu_type) for each in node_types for _ in range(each.nodes))
 
 
-@lru_cache(maxsize=64)
-def _due(node_types: tuple[NodeType, ...]) -> tuple[Share, ...]:
-    shares: dict[str, list[Share]] = {}
-    for each in node_types:
-        shares.setdefault(each.gpu_type, []).append(each.proportional)
-    return tuple(Share(*map(min, zip(*alike, strict=True))) for alike in shares.values())
-
-
-class Ground:
+class Hosts:
     """The nodes of a round while it is shared out: what is free of each. Scratch paper of one call.
 
     left: GPUs that are free. reserved: GPUs of each node that jobs hold whose turn is still to come, and that others
@@ -100,7 +87,7 @@ class Ground:
         self._scattered = round.scattered
         self._alike = _nodes_by_kind(round.cluster.node_types)
 
-    def allowed(self, job: Asked) -> bool:
+    def allowed(self, job: Applicant) -> bool:
         """Whether its tenant may hold so many GPUs more."""
         return job.gpus <= self._quotas[job.tenant]
 
@@ -115,7 +102,7 @@ class Ground:
                 return False
         return True
 
-    def take(self, job: Asked, grant: Grant) -> None:
+    def take(self, job: Applicant, grant: Grant) -> None:
         """The job has that from now on."""
         self._quotas[job.tenant] -= job.gpus
         self.left -= job.gpus
@@ -139,14 +126,14 @@ class Ground:
         for node, gpus in on:
             self.reserved[node] += sign * gpus
 
-    def find(self, job: Asked, kind: int, share: Share | None, *, fullest: bool = True) -> OnNodes | None:
+    def find(self, job: Applicant, kind: int, share: Share | None, *, fullest: bool = True) -> OnNodes | None:
         """Where the job fits on that GPU type with that share, None if nowhere; GPUs that are reserved come last.
 
         fullest: of the nodes on which it fits, that with the fewest free GPUs; else the first.
         """
         return self._find(job, kind, share, fullest, free=True) or self._find(job, kind, share, fullest, free=False)
 
-    def _find(self, job: Asked, kind: int, share: Share | None, fullest: bool, *, free: bool) -> OnNodes | None:
+    def _find(self, job: Applicant, kind: int, share: Share | None, fullest: bool, *, free: bool) -> OnNodes | None:
         gpus, nodes = job.gpus, self._alike[kind]
         if gpus <= nodes.largest:
             best, least = -1, nodes.largest + 1

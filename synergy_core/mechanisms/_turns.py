@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from synergy_core.cluster import Share
-from synergy_core.mechanisms._round import Asked, Ground, OnNodes, SharingRound
+from synergy_core.mechanisms._round import Applicant, Hosts, OnNodes, SharingRound
 
 
 def by_gpus(round: SharingRound) -> list[int]:
@@ -28,7 +28,7 @@ def by_gpus(round: SharingRound) -> list[int]:
     return chosen
 
 
-def turns(round: SharingRound, ground: Ground, *, sticky: bool) -> Iterator[tuple[int, Asked]]:
+def turns(round: SharingRound, hosts: Hosts, *, sticky: bool) -> Iterator[tuple[int, Applicant]]:
     """(position, job) of each job whose turn it is, until no GPU is free.
 
     sticky: GPUs of jobs that run, and would go on if GPUs were all that counts, are taken by others before their turn
@@ -37,14 +37,14 @@ def turns(round: SharingRound, ground: Ground, *, sticky: bool) -> Iterator[tupl
     jobs = round.jobs
     staying = [at for at in by_gpus(round) if jobs[at].held] if sticky else []
     for at in staying:
-        ground.reserve(jobs[at].held)
+        hosts.reserve(jobs[at].held)
     mine = set(staying)
     for at, job in enumerate(jobs):
         if at in mine:
-            ground.reserve(job.held, -1)
-        if ground.allowed(job):
+            hosts.reserve(job.held, -1)
+        if hosts.allowed(job):
             yield at, job
-            if not ground.left:
+            if not hosts.left:
                 break
 
 
@@ -53,12 +53,12 @@ class Places:
 
     __slots__ = ("_failed", "_ground", "_sticky")
 
-    def __init__(self, ground: Ground, *, sticky: bool) -> None:
-        self._ground = ground
+    def __init__(self, hosts: Hosts, *, sticky: bool) -> None:
+        self._ground = hosts
         self._sticky = sticky
         self._failed: set[tuple[int, int, Share | None]] = set()
 
-    def find(self, job: Asked, share_on: Callable[[int], Share | None]) -> tuple[int, OnNodes] | None:
+    def find(self, job: Applicant, share_on: Callable[[int], Share | None]) -> tuple[int, OnNodes] | None:
         """(GPU type, where) for the job with the share that it is to have on that type; None where it fits nowhere.
 
         A job that runs stays where it is if it may. share_on: None where GPUs are all that counts.

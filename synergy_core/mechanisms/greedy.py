@@ -1,6 +1,6 @@
 """What a job gains from at most, or nothing: GPUs may stay idle for want of CPUs or memory."""
 
-from synergy_core.mechanisms import Answer, Grant, Ground, Places, SharingRound, mechanism, turns
+from synergy_core.mechanisms import Answer, Grant, Hosts, Places, SharingRound, mechanism, turns
 
 
 @mechanism()
@@ -10,13 +10,13 @@ def greedy(round: SharingRound, *, sticky: bool = True) -> Answer:
     sticky: a job that runs stays on its nodes while there is room for it; else all are placed anew in each round, each
     on the first nodes that fit.
     """
-    ground = Ground(round)
-    places = Places(ground, sticky=sticky)
+    hosts = Hosts(round)
+    places = Places(hosts, sticky=sticky)
     answer: Answer = [None] * len(round.jobs)
-    for at, job in turns(round, ground, sticky=sticky):
+    for at, job in turns(round, hosts, sticky=sticky):
         found = places.find(job, job.wanted.__getitem__)
         if found:
             kind, on = found
             grant = answer[at] = Grant(on, job.wanted[kind])
-            ground.take(job, grant)
+            hosts.take(job, grant)
     return answer

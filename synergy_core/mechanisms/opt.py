@@ -15,10 +15,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from synergy_core.allocator.exact import available, pulp_solver
+from synergy_core.allocator.exact import available, pulp_solver, whole_variable
 from synergy_core.cluster import Share
 from synergy_core.errors import InputError
-from synergy_core.mechanisms import Answer, Grant, Ground, Places, SharingRound, mechanism, turns
+from synergy_core.mechanisms import Answer, Grant, Hosts, Places, SharingRound, mechanism, turns
 
 CPU_LEVELS = (1 / 3, 2 / 3, 1.0, 4 / 3, 5 / 3, 2.0, 3.0, 4.0, 8.0)
 """Of the proportional share; the published 1 to 24 cores where that is 3."""
@@ -36,14 +36,14 @@ def opt(round: SharingRound, *, sticky: bool = True) -> Answer:
 
     sticky: a job that runs keeps its GPUs.
     """
-    ground = Ground(round)
-    places = Places(ground, sticky=sticky)
+    hosts = Hosts(round)
+    places = Places(hosts, sticky=sticky)
     answer: Answer = [None] * len(round.jobs)
-    for at, job in turns(round, ground, sticky=sticky):
+    for at, job in turns(round, hosts, sticky=sticky):
         found = places.find(job, lambda kind: None)
         if found:
-            grant = answer[at] = Grant(found[1], ground.proportional(found[1]))
-            ground.take(job, grant)
+            grant = answer[at] = Grant(found[1], hosts.proportional(found[1]))
+            hosts.take(job, grant)
     for kind in range(len(round.cluster.gpu_types)):
         _share_out(round, answer, kind)
     return answer
@@ -52,7 +52,7 @@ def opt(round: SharingRound, *, sticky: bool = True) -> Answer:
 def _share_out(round: SharingRound, answer: Answer, kind: int) -> None:
     """Changes the shares of the jobs that have GPUs of that type to the best."""
     groups: dict[tuple[int, tuple[Option, ...]], list[int]] = {}
-    own = round.due[kind]
+    own = round.cluster.proportional[kind]
     for at, grant in enumerate(answer):
         if grant is not None and round.kind_of_node[grant.on[0][0]] == kind:
             job = round.jobs[at]
@@ -102,7 +102,7 @@ def _solved(groups: tuple[Group, ...], cpus: float, memory_bytes: float) -> list
         raise InputError("the mechanism opt solves integer programmes; install one: pip install highspy.")
     model = pulp.LpProblem("opt", pulp.LpMaximize)
     counts = [
-        [pulp.LpVariable(f"y_{group}_{option}", 0, count, cat=pulp.LpInteger) for option in range(len(options))]
+        [whole_variable(model, f"y_{group}_{option}", count) for option in range(len(options))]
         for group, (count, _, options) in enumerate(groups)
     ]
     terms = [
@@ -117,4 +117,4 @@ def _solved(groups: tuple[Group, ...], cpus: float, memory_bytes: float) -> list
     model += pulp.lpSum(gpus * need / cpus * variable for gpus, variable, (_, need, _) in terms) <= 1.0 + 1e-9
     model += pulp.lpSum(gpus * need / memory_bytes * variable for gpus, variable, (_, _, need) in terms) <= 1.0 + 1e-9
     model.solve(pulp_solver(solver, msg=False, threads=1))
-    return [[int(round(variable.value())) for variable in variables] for variables in counts]
+    return [[round(variable.value()) for variable in variables] for variables in counts]

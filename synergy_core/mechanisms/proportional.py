@@ -1,6 +1,6 @@
 """Every GPU brings its part of the node: what schedulers do that count GPUs only."""
 
-from synergy_core.mechanisms import Answer, Grant, Ground, Places, SharingRound, mechanism, turns
+from synergy_core.mechanisms import Answer, Grant, Hosts, Places, SharingRound, mechanism, turns
 
 
 @mechanism()
@@ -9,13 +9,13 @@ def proportional(round: SharingRound, *, sticky: bool = True) -> Answer:
 
     sticky: a job that runs stays on its nodes; else all are placed anew in each round, each on the first that fits.
     """
-    ground = Ground(round)
-    places = Places(ground, sticky=sticky)
+    hosts = Hosts(round)
+    places = Places(hosts, sticky=sticky)
     answer: Answer = [None] * len(round.jobs)
-    for at, job in turns(round, ground, sticky=sticky):
+    for at, job in turns(round, hosts, sticky=sticky):
         found = places.find(job, lambda kind: None)
         if found:
             on = found[1]
-            grant = answer[at] = Grant(on, ground.proportional(on))
-            ground.take(job, grant)
+            grant = answer[at] = Grant(on, hosts.proportional(on))
+            hosts.take(job, grant)
     return answer

@@ -13,11 +13,10 @@ from synergy_core.cluster import Share
 from synergy_core.mechanisms import (
     Answer,
     Grant,
-    Ground,
+    Hosts,
     OnNodes,
     Places,
     SharingRound,
-    by_gpus,
     least,
     mechanism,
     turns,
@@ -32,18 +31,18 @@ def tune(round: SharingRound, *, sticky: bool = True, hand_out: bool = True) -> 
     as published, all are placed anew in each round. hand_out: what is left then goes to jobs that gain from a part of
     what they could use.
     """
-    ground = Ground(round)
-    answer = _on_their_nodes(round, ground) if sticky else _anew(round, ground)
+    hosts = Hosts(round)
+    answer = _on_their_nodes(round, hosts) if sticky else _anew(round, hosts)
     if hand_out:
-        _hand_out(round, ground, answer)
+        _hand_out(round, hosts, answer)
     return answer
 
 
-def _on_their_nodes(round: SharingRound, ground: Ground) -> Answer:
+def _on_their_nodes(round: SharingRound, hosts: Hosts) -> Answer:
     """GPUs first; then everybody's due; then, in order, all that a job can use where it is left."""
-    places = Places(ground, sticky=True)
+    places = Places(hosts, sticky=True)
     answer: Answer = [None] * len(round.jobs)
-    for at, job in turns(round, ground, sticky=True):
+    for at, job in turns(round, hosts, sticky=True):
         # What jobs on the nodes have at present counts, so that newcomers go where they find what they can use.
         found = None if job.held else places.find(job, job.wanted.__getitem__)
         share = job.wanted[found[0]] if found else None
@@ -52,26 +51,26 @@ def _on_their_nodes(round: SharingRound, ground: Ground) -> Answer:
             on = found[1]
             if job.share is not None and on == job.held:
                 share = job.share
-            given = answer[at] = Grant(on, share or ground.proportional(on))
-            ground.take(job, given)
-    _settle_dues(round, ground, answer)
+            given = answer[at] = Grant(on, share or hosts.proportional(on))
+            hosts.take(job, given)
+    _settle_dues(round, hosts, answer)
     for at, (job, grant) in enumerate(zip(round.jobs, answer, strict=True)):
         if grant is not None:
-            _raise(ground, answer, at, job.wanted[_kind(round, grant)])
+            _raise(hosts, answer, at, job.wanted[_kind(round, grant)])
     return answer
 
 
-def _settle_dues(round: SharingRound, ground: Ground, answer: Answer) -> None:
+def _settle_dues(round: SharingRound, hosts: Hosts, answer: Answer) -> None:
     """Everybody has what is its due, and no more."""
     for at, job in enumerate(round.jobs):
         grant = answer[at]
         if grant is not None:
-            due = least(job.wanted[_kind(round, grant)], ground.proportional(grant.on))
-            ground.change(grant.on, grant.share, due)
+            due = least(job.wanted[_kind(round, grant)], hosts.proportional(grant.on))
+            hosts.change(grant.on, grant.share, due)
             answer[at] = Grant(grant.on, due)
 
 
-def _raise(ground: Ground, answer: Answer, at: int, share: Share) -> None:
+def _raise(hosts: Hosts, answer: Answer, at: int, share: Share) -> None:
     """The job's share becomes this, if there is room for what it has not yet."""
     grant = answer[at]
     assert grant is not None
@@ -79,13 +78,13 @@ def _raise(ground: Ground, answer: Answer, at: int, share: Share) -> None:
         return
     more = Share(share.cpus - grant.share.cpus, share.memory_bytes - grant.share.memory_bytes)
     for node, gpus in grant.on:
-        if gpus * more.cpus > ground.cpus[node] or gpus * more.memory_bytes > ground.memory[node]:
+        if gpus * more.cpus > hosts.cpus[node] or gpus * more.memory_bytes > hosts.memory[node]:
             return
-    ground.change(grant.on, grant.share, share)
+    hosts.change(grant.on, grant.share, share)
     answer[at] = Grant(grant.on, share)
 
 
-def _hand_out(round: SharingRound, ground: Ground, answer: Answer) -> None:
+def _hand_out(round: SharingRound, hosts: Hosts, answer: Answer) -> None:
     """In order, as much of what is left as a job could use, if it is the faster for it."""
     for at, job in enumerate(round.jobs):
         grant = answer[at]
@@ -93,45 +92,42 @@ def _hand_out(round: SharingRound, ground: Ground, answer: Answer) -> None:
             continue
         kind = _kind(round, grant)
         wanted, has = job.wanted[kind], grant.share
-        spare_cpus = min(ground.cpus[node] / gpus for node, gpus in grant.on)
-        spare_memory = min(ground.memory[node] / gpus for node, gpus in grant.on)
+        spare_cpus = min(hosts.cpus[node] / gpus for node, gpus in grant.on)
+        spare_memory = min(hosts.memory[node] / gpus for node, gpus in grant.on)
         more = Share(
             max(has.cpus, min(wanted.cpus, has.cpus + spare_cpus)),
             max(has.memory_bytes, min(wanted.memory_bytes, has.memory_bytes + spare_memory)),
         )
         if more != has and job.speed(kind, more) > job.speed(kind, has):
-            ground.change(grant.on, has, more)
+            hosts.change(grant.on, has, more)
             answer[at] = Grant(grant.on, more)
 
 
-def _anew(round: SharingRound, ground: Ground) -> Answer:
+def _anew(round: SharingRound, hosts: Hosts) -> Answer:
     """As published: each job in turn on the first nodes with all that it can use; else with its proportional share;
     else on the nodes with the fewest free GPUs, whose jobs give back what they have beyond theirs.
     """
-    places = Places(ground, sticky=False)
+    places = Places(hosts, sticky=False)
     answer: Answer = [None] * len(round.jobs)
     residents: dict[int, list[int]] = {}
-    for at in by_gpus(round):
-        job = round.jobs[at]
-        if not ground.allowed(job):
-            continue
+    for at, job in turns(round, hosts, sticky=False):
         shares: Sequence[Share] = job.wanted
         found = places.find(job, shares.__getitem__)
         if found is None:
-            shares = [least(*each) for each in zip(job.wanted, round.due, strict=True)]
+            shares = [least(*each) for each in zip(job.wanted, round.cluster.proportional, strict=True)]
             found = places.find(job, shares.__getitem__) or places.find(job, lambda kind: None)
             if found is None:
                 continue
-            _reset(ground, answer, residents, found[1], shares[found[0]])
+            _reset(hosts, answer, residents, found[1], shares[found[0]])
         kind, on = found
         grant = answer[at] = Grant(on, shares[kind])
-        ground.take(job, grant)
+        hosts.take(job, grant)
         for node, _ in on:
             residents.setdefault(node, []).append(at)
     return answer
 
 
-def _reset(ground: Ground, answer: Answer, residents: dict[int, list[int]], on: OnNodes, share: Share) -> None:
+def _reset(hosts: Hosts, answer: Answer, residents: dict[int, list[int]], on: OnNodes, share: Share) -> None:
     """Jobs on these nodes give back what they have beyond their proportional share, those with most CPUs first, until
     there is room.
     """
@@ -143,12 +139,12 @@ def _reset(ground: Ground, answer: Answer, residents: dict[int, list[int]], on: 
             if grant is not None
         )
         for _, _, _, _, each in order:
-            if ground.room(((node, gpus),), share):
+            if hosts.room(((node, gpus),), share):
                 break
             grant = answer[each]
             assert grant is not None
-            due = least(grant.share, ground.proportional(grant.on))
-            ground.change(grant.on, grant.share, due)
+            due = least(grant.share, hosts.proportional(grant.on))
+            hosts.change(grant.on, grant.share, due)
             answer[each] = Grant(grant.on, due)
 
 

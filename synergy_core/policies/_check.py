@@ -69,8 +69,16 @@ class Tried(Protocol):
         """The case less one job."""
 
 
+class Named(Protocol):
+    """A policy of any kind."""
+
+    @property
+    def name(self) -> str:
+        """As it was typed."""
+
+
 AnyCase = TypeVar("AnyCase", bound=Tried)
-AnyPolicy = TypeVar("AnyPolicy", bound=PlainPolicy)
+AnyPolicy = TypeVar("AnyPolicy", bound="Named")
 
 
 def check(policy: PlainPolicy) -> None:

@@ -151,8 +151,8 @@ class AllocationPolicy:
     information: what it may know of jobs beside what each reports itself. plans: whether it reads the planner's tables
     in full; else it knows one parallel plan of a job, in more or fewer replicas. Jobs run with the best plan anyway.
     rank(state): (jobs,), the number by which it serves jobs, the largest first, if it has one; rank_name: its name.
-    line(state): (jobs,), from an `EstimatedClusterState`, the number by which jobs stand in line, the largest first, for
-    a mechanism that shares out CPUs and memory; None where it puts nobody in line.
+    line(state): (jobs,), from an `EstimatedClusterState`, by which jobs stand in line, the largest first, for
+    mechanisms that share out CPUs and memory; None where it puts nobody in line.
     """
 
     name: str

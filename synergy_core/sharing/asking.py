@@ -9,12 +9,12 @@ from synergy_core.errors import InputError
 from synergy_core.goodput.pipeline import InputPipeline
 from synergy_core.jobs.record import Job
 from synergy_core.jobs.spec import JobSpec
-from synergy_core.mechanisms import Asked
+from synergy_core.mechanisms import Applicant
 
 Speed = Callable[[int, Share], float]
 
 
-class Wishes:
+class Needs:
     """What jobs of a cluster ask for, by their profiles; jobs that are alike share one answer.
 
     A job without a profile asks for its proportional share, and no share makes it faster or slower.
@@ -34,14 +34,14 @@ class Wishes:
             for gpu_type in cluster.gpu_types
         ]
         self._tenants = {name: at for at, name in enumerate(cluster.virtual_clusters)}
-        self._known: dict[tuple[object, int], tuple[tuple[Share, ...], Speed]] = {}
+        self._known: dict[tuple[int, int], tuple[JobSpec | None, tuple[Share, ...], Speed]] = {}
 
     def quotas(self) -> list[float]:
         """GPUs that each tenant may hold; one pool without end where nothing limits them."""
         quotas = self._cluster.virtual_clusters
         return [float("inf")] if not quotas or self._cluster.borrowing else [float(each) for each in quotas.values()]
 
-    def asked(self, job: Job) -> Asked:
+    def asked(self, job: Job) -> Applicant:
         """The job as a mechanism sees it now."""
         held = tuple((node, mask.bit_count()) for node, mask in job.placement)
         kinds: tuple[int, ...] = tuple(range(len(self._nodes)))
@@ -50,26 +50,26 @@ class Wishes:
         elif held:
             at = self._kinds[self._cluster.type_of(held)]
             kinds = (at, *(each for each in kinds if each != at))
-        wanted, speed = self._wish(job)
+        wanted, speed = self._need(job)
         limited = self._cluster.virtual_clusters and not self._cluster.borrowing
         tenant = self._tenants[job.virtual_cluster] if limited else 0
-        return Asked(job.gpus, kinds, wanted, tenant, held, job.share if held else None, speed)
+        return Applicant(job.gpus, kinds, wanted, tenant, held, job.share if held else None, speed)
 
-    def _wish(self, job: Job) -> tuple[tuple[Share, ...], Speed]:
-        key = (job.spec, job.gpus) if job.spec is not None else (None, job.gpus)
-        identity = (id(job.spec), job.gpus)
-        known = self._known.get(identity)
-        if known is None:
-            known = self._known[identity] = self._made(*key)
-        return known
+    def _need(self, job: Job) -> tuple[tuple[Share, ...], Speed]:
+        # By identity: drivers give jobs that are alike one spec, and specs are kept with what was made of them.
+        asked = id(job.spec), job.gpus
+        if asked not in self._known:
+            self._known[asked] = job.spec, *self._made(job.spec, job.gpus)
+        return self._known[asked][1:]
 
     def _made(self, spec: JobSpec | None, gpus: int) -> tuple[tuple[Share, ...], Speed]:
         feeds = [
-            None if spec is None or spec.pipeline is None else Feed(spec, spec.pipeline, gpus, node)
-            for node in self._nodes
+            None if spec is None or spec.pipeline is None else Feed(spec, spec.pipeline, gpus, node, share)
+            for node, share in zip(self._nodes, self._cluster.proportional, strict=True)
         ]
         wanted = tuple(
-            node.proportional if feed is None else feed.wanted for feed, node in zip(feeds, self._nodes, strict=True)
+            share if feed is None else feed.wanted
+            for feed, share in zip(feeds, self._cluster.proportional, strict=True)
         )
 
         def speed(kind: int, share: Share) -> float:
@@ -80,9 +80,12 @@ class Wishes:
 
 
 class Feed:
-    """How a job of a profile is fed on nodes of one type, with so many GPUs, packed."""
+    """How a job is fed, by its profile, on nodes of one type with so many GPUs, packed.
 
-    def __init__(self, spec: JobSpec, pipeline: InputPipeline, gpus: int, node: NodeType) -> None:
+    wanted: the least share with which it is as fast as it can be there, no more than a node has.
+    """
+
+    def __init__(self, spec: JobSpec, pipeline: InputPipeline, gpus: int, node: NodeType, proportional: Share) -> None:
         self._pipeline = pipeline
         self._node_gpus = min(gpus, node.gpus_per_node, gpus % node.gpus_per_node or node.gpus_per_node)
         self._storage = node.storage_bytes_per_s / node.gpus_per_node
@@ -90,7 +93,7 @@ class Feed:
         cpus, memory = pipeline.enough(self._gpu_sample_s, storage_bytes_per_s=self._storage, node_gpus=self._node_gpus)
         most = min(gpus, node.gpus_per_node)
         self.wanted = Share(min(cpus, node.cpus / most), min(memory, node.memory_bytes / most))
-        self._proportional_s = self.sample_s(node.proportional)
+        self._proportional_s = self.sample_s(proportional)
 
     def sample_s(self, share: Share) -> float:
         """Seconds per sample and GPU with that share."""

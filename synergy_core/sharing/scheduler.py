@@ -1,4 +1,4 @@
-"""Puts an order and a mechanism to work: asks once per round, checks the answer, says who stops and who starts where."""
+"""Puts an order and a mechanism to work: asks once per round, checks the answer, says who stops, who starts where."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.jobs.decision import Decision
 from synergy_core.jobs.record import NEVER, Job, Placed
-from synergy_core.mechanisms import Answer, Asked, Grant, Ground, OnNodes, SharingRound
+from synergy_core.mechanisms import Answer, Applicant, Grant, Hosts, OnNodes, SharingRound
 from synergy_core.placement.one_job import Placement
 from synergy_core.policies import SharingPolicy
-from synergy_core.sharing.asking import Wishes
+from synergy_core.sharing.asking import Needs
 from synergy_core.sharing.line import line_of
 
 
@@ -27,17 +27,17 @@ class SharingScheduler:
     def __init__(self, policy: SharingPolicy, cluster: Cluster, *, free_moves: bool, round_s: float) -> None:
         self._policy = policy
         self._cluster = cluster
-        self._wishes = Wishes(cluster)
+        self._needs = Needs(cluster)
         self._line = line_of(policy.order, cluster, round_s)
         self._placement = Placement(cluster)
         self._free_moves = free_moves
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, Applicant] = {}
         self._changed = True
         self.waiting = 0
 
     def arrive(self, job: Job) -> None:
         self._line.enter(job)
-        self._asked[job.job_id] = self._wishes.asked(job)
+        self._asked[job.job_id] = self._needs.asked(job)
         self.waiting += 1
         self._changed = True
 
@@ -53,7 +53,7 @@ class SharingScheduler:
         """A running job has lost its GPUs unasked: it holds nothing from now on, and waits."""
         self._left(job, now_s)
         self.waiting += 1
-        self._asked[job.job_id] = self._wishes.asked(job)
+        self._asked[job.job_id] = self._needs.asked(job)
 
     def _left(self, job: Job, now_s: float) -> None:
         self._changed = True
@@ -76,14 +76,14 @@ class SharingScheduler:
         self._changed = False
         jobs = self._line.stands(now_s)
         asked = [self._asked[job.job_id] for job in jobs]
-        round = SharingRound(asked, self._cluster, self._wishes.quotas(), self._cluster.scatter_after_s == 0)
+        round = SharingRound(asked, self._cluster, self._needs.quotas(), self._cluster.scatter_after_s == 0)
         answer = self._policy.mechanism.share_out(round)
         self._check(round, answer)
         return self._enter(jobs, answer, now_s)
 
     def _check(self, round: SharingRound, answer: Answer) -> None:
         """A mechanism's answer is checked before it is believed."""
-        ground, name = Ground(round), self._policy.name
+        hosts, name = Hosts(round), self._policy.name
         for job, grant in zip(round.jobs, answer, strict=True):
             if grant is None:
                 continue
@@ -91,11 +91,11 @@ class SharingScheduler:
                 raise InputError(f"policy {name} gave {grant.on} to a job that asks for {job.gpus} GPUs.")
             if any(round.kind_of_node[node] not in job.kinds for node, _ in grant.on):
                 raise InputError(f"policy {name} gave nodes of a GPU type to a job that asks for another.")
-            if not ground.allowed(job):
+            if not hosts.allowed(job):
                 raise InputError(f"policy {name} gave a tenant more GPUs than its quota.")
-            if not ground.room(grant.on, None if self._policy.mechanism.pooled else grant.share):
+            if not hosts.room(grant.on, None if self._policy.mechanism.pooled else grant.share):
                 raise InputError(f"policy {name} gave out more of a node than it has: {grant} did not fit any more.")
-            ground.take(job, grant)
+            hosts.take(job, grant)
 
     def _enter(self, jobs: list[Job], answer: Answer, now_s: float) -> Decision:
         """Stops, starts and new shares, entered in the jobs."""
@@ -140,9 +140,9 @@ class SharingScheduler:
             job.share = grant.share
             starts.append((job, placed))
         for job in {each[0].job_id: each[0] for each in (*stops, *starts)}.values():
-            self._asked[job.job_id] = self._wishes.asked(job)
+            self._asked[job.job_id] = self._needs.asked(job)
         for job in retuned:
-            self._asked[job.job_id] = self._wishes.asked(job)
+            self._asked[job.job_id] = self._needs.asked(job)
         self.waiting += len(stops) - len(starts)
         return Decision(stops, starts, retuned=retuned)
 

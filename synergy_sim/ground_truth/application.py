@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from synergy_core.cluster import NodeType, Share
 from synergy_core.goodput.efficiency import gain
 from synergy_core.goodput.pipeline import InputPipeline
 from synergy_core.jobs.training import data_parallel
@@ -48,6 +49,7 @@ class Application(ABC):
 
     def __init__(self) -> None:
         self._gains: dict[int, list[float]] = {}
+        self._sample_s: dict[tuple[Share, float, int], float] = {}
 
     @abstractmethod
     def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
@@ -60,6 +62,21 @@ class Application(ABC):
     @abstractmethod
     def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
         """What a job that trains with that batch sees in that epoch (0-based)."""
+
+    def fed_s(self, share: Share, node: NodeType, node_gpus: int, samples: float) -> float:
+        """Seconds until input for so many samples is ready for each GPU; 0 where it is never waited for.
+
+        share: of each GPU, on nodes of that type; node_gpus: the fewest of the job's on any of them.
+        """
+        if self.pipeline is None:
+            return 0.0
+        asked = share, node.storage_bytes_per_s / node.gpus_per_node, node_gpus
+        known = self._sample_s.get(asked)
+        if known is None:
+            known = self._sample_s[asked] = float(
+                self.pipeline.sample_s(*share, storage_bytes_per_s=asked[1], node_gpus=node_gpus)
+            )
+        return samples * known
 
     def iterations(self, global_batch: int) -> Sequence[float]:
         """Iterations at that batch until the end of each epoch, cumulative."""

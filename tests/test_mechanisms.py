@@ -1,0 +1,215 @@
+"""Mechanisms that share out CPUs and memory: what each guarantees, on random rounds and put to work."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synergy_core.cluster import Cluster, NodeType, Share
+from synergy_core.conformance import conforms
+from synergy_core.errors import InputError
+from synergy_core.mechanisms import Applicant, Grant, Hosts, SharingRound, get_mechanism, mechanism_names
+from synergy_core.policies import AllocationPolicy, get_policy, policy_names
+from synergy_core.units import GB
+
+ORDERS = sorted(
+    name
+    for name in policy_names()
+    if not isinstance(get_policy(name), AllocationPolicy) or get_policy(name).line is not None
+)
+NODES = (
+    (NodeType("v", "v100", 3, 4, 12.0, 250 * GB),),
+    (NodeType("v", "v100", 2, 8, 24.0, 500 * GB), NodeType("t", "t4", 3, 2, 12.0, 64 * GB)),
+    (NodeType("v", "v100", 1, 8, 24.0, 500 * GB), NodeType("w", "v100", 2, 4, 24.0, 100 * GB)),
+)
+
+
+@st.composite
+def rounds(draw):
+    """Jobs that gain from CPUs, from memory, from both or from neither; some run where they fit."""
+    cluster = Cluster(draw(st.sampled_from(NODES)), virtual_clusters=draw(st.sampled_from(({}, {"a": 6, "b": 4}))))
+    kinds = len(cluster.gpu_types)
+    jobs, held = [], Hosts(SharingRound([], cluster, _quotas(cluster), True))
+    for _ in range(draw(st.integers(1, 14))):
+        gpus = draw(st.sampled_from((1, 1, 1, 2, 3, 4, 8)))
+        asked = draw(st.integers(-1, kinds - 1))
+        wanted = tuple(_wanted(draw, each, gpus) for each in _alike(cluster))
+        applicant = Applicant(
+            gpus,
+            (asked,) if asked >= 0 else tuple(range(kinds)),
+            wanted,
+            draw(st.integers(0, len(_quotas(cluster)) - 1)),
+            (),
+            None,
+            _speed(wanted, cluster.proportional),
+        )
+        if draw(st.booleans()):
+            applicant = _running(held, applicant)
+        jobs.append(applicant)
+    order = draw(st.permutations(jobs))
+    return SharingRound(order, cluster, _quotas(cluster), draw(st.booleans()))
+
+
+def _quotas(cluster):
+    return list(map(float, cluster.virtual_clusters.values())) or [float("inf")]
+
+
+def _alike(cluster):
+    """By GPU type, its node with the least for a GPU."""
+    return [
+        min((each for each in cluster.node_types if each.gpu_type == kind), key=lambda each: each.proportional)
+        for kind in cluster.gpu_types
+    ]
+
+
+def _wanted(draw, node, gpus):
+    most = min(gpus, node.gpus_per_node)
+    cpus = draw(st.sampled_from((0.3, 0.5, 1.0, 1.5, 3.0, 8.0))) * node.proportional.cpus
+    memory = draw(st.sampled_from((0.1, 0.5, 1.0, 2.0, 3.0))) * node.proportional.memory_bytes
+    return Share(min(cpus, node.cpus / most), min(memory, node.memory_bytes / most))
+
+
+def _speed(wanted, proportional):
+    def rate(kind, share):
+        want = wanted[kind]
+        return min(1.0, share.cpus / want.cpus, share.memory_bytes / want.memory_bytes)
+
+    return lambda kind, share: rate(kind, share) / rate(kind, proportional[kind])
+
+
+def _running(hosts, applicant):
+    """The applicant where it runs, with its proportional share, if there is room."""
+    for kind in applicant.kinds:
+        on = hosts.find(applicant, kind, None)
+        if on and hosts.allowed(applicant):
+            share = hosts.proportional(on)
+            hosts.take(applicant, Grant(on, share))
+            kinds = (kind, *(each for each in applicant.kinds if each != kind))
+            return replace(applicant, held=on, share=share, kinds=kinds)
+    return applicant
+
+
+def _taken(round, answer):
+    """What is free once all have what they were given; whatever does not fit fails here."""
+    hosts = Hosts(round)
+    for job, grant in zip(round.jobs, answer, strict=True):
+        if grant is not None:
+            assert sum(gpus for _, gpus in grant.on) == job.gpus
+            assert hosts.allowed(job)
+            assert hosts.room(grant.on, grant.share)
+            assert round.kind_of_node[grant.on[0][0]] in job.kinds
+            hosts.take(job, grant)
+    return hosts
+
+
+ways = st.fixed_dictionaries({"sticky": st.booleans(), "hand_out": st.booleans()})
+
+
+@given(rounds(), ways)
+def test_tune_makes_nobody_slower_than_its_proportional_share(round, how):
+    answer = get_mechanism("tune").with_parameters(**how).share_out(round)
+    for job, grant in zip(round.jobs, answer, strict=True):
+        if grant is not None:
+            assert job.speed(round.kind_of_node[grant.on[0][0]], grant.share) >= 1.0 - 1e-9
+
+
+@given(rounds(), ways)
+def test_tune_leaves_no_gpu_idle_for_want_of_cpus_or_memory(round, how):
+    answer = get_mechanism("tune").with_parameters(**how).share_out(round)
+    hosts = _taken(round, answer)
+    for job, grant in zip(round.jobs, answer, strict=True):
+        if grant is None and hosts.allowed(job):
+            assert not any(hosts.find(job, kind, None) for kind in job.kinds)
+
+
+@given(rounds(), st.booleans())
+def test_handing_out_makes_nobody_slower(round, sticky):
+    without, with_rest = (
+        get_mechanism("tune").with_parameters(sticky=sticky, hand_out=each).share_out(round) for each in (False, True)
+    )
+    for job, before, after in zip(round.jobs, without, with_rest, strict=True):
+        assert (before is None) == (after is None)
+        if before is not None:
+            kind = round.kind_of_node[before.on[0][0]]
+            assert after.on == before.on
+            assert job.speed(kind, after.share) >= job.speed(kind, before.share)
+
+
+@given(rounds(), st.booleans())
+def test_greedy_gives_all_that_a_job_can_use_or_nothing(round, sticky):
+    answer = get_mechanism("greedy").with_parameters(sticky=sticky).share_out(round)
+    hosts = _taken(round, answer)
+    for job, grant in zip(round.jobs, answer, strict=True):
+        if grant is not None:
+            assert grant.share == job.wanted[round.kind_of_node[grant.on[0][0]]]
+        elif hosts.allowed(job):
+            assert not any(hosts.find(job, kind, job.wanted[kind]) for kind in job.kinds)
+
+
+@given(rounds(), st.booleans())
+def test_proportional_gives_what_gpus_bring(round, sticky):
+    answer = get_mechanism("proportional").with_parameters(sticky=sticky).share_out(round)
+    hosts = _taken(round, answer)
+    for job, grant in zip(round.jobs, answer, strict=True):
+        if grant is not None:
+            assert grant.share == hosts.proportional(grant.on)
+        elif hosts.allowed(job):
+            assert not any(hosts.find(job, kind, None) for kind in job.kinds)
+
+
+@given(rounds())
+def test_who_runs_and_fits_by_its_gpus_stays_where_it_is(round):
+    """Unless somebody before it in line took its GPUs."""
+    for name in ("tune", "proportional"):
+        answer = get_mechanism(name).share_out(round)
+        if all(grant is not None for grant in answer):
+            moved = [job for job, grant in zip(round.jobs, answer, strict=True) if job.held and grant.on != job.held]
+            assert not moved or any(not job.held for job in round.jobs)
+
+
+@given(rounds())
+def test_the_upper_bound_is_one_where_all_nodes_of_a_type_are_alike(round):
+    """Total speed of the jobs that run: opt's is no less than tune's with the shares of opt's grid."""
+    opt = get_mechanism("opt").share_out(round)
+    pooled = {}
+    for job, grant in zip(round.jobs, opt, strict=True):
+        if grant is not None:
+            kind = round.kind_of_node[grant.on[0][0]]
+            cpus, memory = pooled.get(kind, (0.0, 0.0))
+            pooled[kind] = (cpus + job.gpus * grant.share.cpus, memory + job.gpus * grant.share.memory_bytes)
+            assert job.speed(kind, grant.share) >= 1.0 - 1e-9
+    for kind, (cpus, memory) in pooled.items():
+        nodes = [each for each in round.cluster.node_types if each.gpu_type == round.cluster.gpu_types[kind]]
+        assert cpus <= sum(each.nodes * each.cpus for each in nodes) * (1 + 1e-6)
+        assert memory <= sum(each.nodes * each.memory_bytes for each in nodes) * (1 + 1e-6)
+
+
+@given(rounds(), st.sampled_from(sorted(mechanism_names())))
+def test_the_same_round_has_the_same_answer(round, name):
+    share_out = get_mechanism(name).share_out
+    assert share_out(round) == share_out(round)
+
+
+@pytest.mark.parametrize(("order", "name"), list(product(ORDERS, sorted(mechanism_names()))))
+def test_every_order_goes_with_every_mechanism(order, name):
+    conforms(get_policy(f"{order}+{name}"))
+
+
+def test_a_policy_that_puts_nobody_in_line_has_no_mechanism():
+    with pytest.raises(InputError, match=r"policy sia\+tune: sia allocates GPUs itself .* Type fifo\+tune"):
+        get_policy("sia+tune")
+
+
+def test_a_mechanism_that_is_not_there_has_a_nearest_name():
+    with pytest.raises(InputError, match=r"Did you mean 'tune'"):
+        get_policy("fifo+tun")
+
+
+def test_parameters_go_to_the_order_or_to_the_mechanism():
+    policy = get_policy("las+tune").with_parameters(quantum_s=60.0, hand_out=False)
+    assert policy.order.parameters["quantum_s"] == 60.0
+    assert policy.mechanism.parameters == {"sticky": True, "hand_out": False}
+    with pytest.raises(InputError, match="sticky"):
+        get_policy("fifo+tune").with_parameters(sticky="no")
