@@ -1,0 +1,38 @@
+"""CPUs and host memory that a job asks for beside GPUs: text to numbers, and how many rows are silent.
+
+Nothing is made up for a silent row: its columns are NaN. What cannot be is refused by `TraceRows.add`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import isnan
+
+from synergy_runs.traces._values import is_missing, number
+from synergy_runs.traces.rows import UNKNOWN, TraceRows
+
+MIB_BYTES = 2**20
+GB_BYTES = 10**9
+
+
+def demanded_cpus(text: str, column: str, *, unit: float = 1.0) -> float:
+    """CPU cores in a number of `unit` cores; NaN for none."""
+    return UNKNOWN if is_missing(text) else number(text, column, "a number of CPUs") * unit
+
+
+def demanded_bytes(text: str, column: str, *, unit: int = 1) -> float:
+    """Host memory in a number of `unit` bytes; NaN for none, and for 0, by which logs say that none was asked for."""
+    return UNKNOWN if is_missing(text) else number(text, column, "an amount of memory") * unit or UNKNOWN
+
+
+def note(rows: TraceRows) -> None:
+    """Says how many rows name CPUs and memory and how many do not, where some do and some do not."""
+    for what, column in (("CPUs", rows.cpus), ("memory", rows.memory_bytes)):
+        if 0 < (named := named_by(column)) < len(rows):
+            silent = len(rows) - named
+            rows.notes.append(f"{silent:,} of {len(rows):,} rows name{'s' * (silent == 1)} no {what}; {named:,} do")
+
+
+def named_by(column: Iterable[float]) -> int:
+    """How many rows of a column are not silent."""
+    return sum(not isnan(each) for each in column)
