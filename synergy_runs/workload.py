@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
 from synergy_core.units import LONGEST_S, on_grid, parse_duration_s
+from synergy_runs.traces.demands import silent_rows
 from synergy_runs.traces.rows import BadRow, TraceRows
 from synergy_runs.traces.times import epoch_s, iso
 
@@ -157,7 +158,7 @@ def from_rows(
         left_out=dict(rows.left_out),
         bad_rows=rows.bad_count,
         bad_examples=tuple(rows.bad),
-        notes=tuple(rows.notes),
+        notes=(*rows.notes, *silent_rows(rows)),
     )
 
 

@@ -262,6 +262,10 @@ def test_what_jobs_ask_for_beside_gpus_goes_with_them_through_every_step(tmp_pat
     path = tmp_path / "log.csv"
     path.write_text(ASKING, encoding="utf-8")
     random = np.random.default_rng(0)
+    assert windowed(read_trace(path)).notes == (
+        "1 of 4 rows names no CPUs; 3 do",
+        "2 of 4 rows name no memory; 2 do",
+    )
     work = with_estimates(cut(scaled(windowed(read_trace(path)), 1.25)), 4.0, random)
     for kept in (work, take(work, np.array([True, False, True, False])), at_least(work, 4), sampled(work, 0.9, random)):
         asked = dict(zip(kept.job_name, zip(kept.cpus, kept.memory_bytes, strict=True), strict=True))

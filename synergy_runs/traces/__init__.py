@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from synergy_core.errors import InputError, unknown
-from synergy_runs.traces import _demands
 from synergy_runs.traces._text import first_characters
 from synergy_runs.traces.rows import TraceRows
 
@@ -70,7 +69,6 @@ def read_trace(
     rows = TraceRows(path=path, format_name=chosen.NAME, bad_rows=bad_rows, attempts=attempts)
     chosen.read(path, rows)
     rows.close()
-    _demands.note(rows)
     return rows
 
 

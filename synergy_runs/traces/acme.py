@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from synergy_runs.traces._demands import GB_BYTES, demanded_bytes, demanded_cpus
 from synergy_runs.traces._table import header_of, read_table
 from synergy_runs.traces._text import open_text
 from synergy_runs.traces._values import BadValueError, date_s, end_state, is_missing, number, shown, whole
+from synergy_runs.traces.demands import GB_BYTES, demanded_bytes, demanded_cpus
 from synergy_runs.traces.rows import UNKNOWN, TraceRows
 
 NAME = "acme"

@@ -17,10 +17,10 @@ from collections import Counter
 from pathlib import Path
 
 from synergy_core.errors import InputError
-from synergy_runs.traces._demands import demanded_cpus
 from synergy_runs.traces._table import header_of, read_table
 from synergy_runs.traces._text import open_text
 from synergy_runs.traces._values import BadValueError, date_s, end_state, is_missing, number, whole
+from synergy_runs.traces.demands import demanded_cpus
 from synergy_runs.traces.rows import TraceRows
 from synergy_runs.traces.times import iso
 

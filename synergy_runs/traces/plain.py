@@ -11,10 +11,10 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from synergy_runs.traces._demands import demanded_bytes, demanded_cpus
 from synergy_runs.traces._table import header_of, read_table
 from synergy_runs.traces._text import open_text
 from synergy_runs.traces._values import end_state, instant_s, is_missing, number, whole
+from synergy_runs.traces.demands import demanded_bytes, demanded_cpus
 from synergy_runs.traces.rows import UNKNOWN, TraceRows
 
 NAME = "plain"

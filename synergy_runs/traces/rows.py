@@ -158,8 +158,9 @@ class TraceRows:
             self.reject(line, columns[2], f"{gpus}", "at least 1 GPU")
         elif gpus > MOST_GPUS:
             self.reject(line, columns[2], f"{gpus}", f"at most {MOST_GPUS} GPUs")
-        elif not (math.isnan(cpus) or 0 < cpus <= (most := max(MOST_CPUS, MOST_CPUS_PER_GPU * gpus))):
-            self.reject(line, demand_columns[0], f"{cpus:g} CPUs", f"above 0, to {most:,} for {gpus} GPUs")
+        elif not (math.isnan(cpus) or 0 < cpus <= max(MOST_CPUS, MOST_CPUS_PER_GPU * gpus)):
+            most = f"{MOST_CPUS:,}, or {MOST_CPUS_PER_GPU} for each of its {gpus} GPUs"
+            self.reject(line, demand_columns[0], f"{cpus:g} CPUs", f"above 0, to {most}")
         elif not (math.isnan(memory_bytes) or 0 < memory_bytes <= MOST_MEMORY_BYTES_PER_GPU * gpus):
             expected = f"above 0, to {MOST_MEMORY_BYTES_PER_GPU:.3g} bytes a GPU"
             self.reject(line, demand_columns[1], f"{memory_bytes:g} bytes", expected)

@@ -5,7 +5,7 @@ Nothing is made up for a silent row: its columns are NaN. What cannot be is refu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from math import isnan
 
 from synergy_runs.traces._values import is_missing, number
@@ -25,14 +25,10 @@ def demanded_bytes(text: str, column: str, *, unit: int = 1) -> float:
     return UNKNOWN if is_missing(text) else number(text, column, "an amount of memory") * unit or UNKNOWN
 
 
-def note(rows: TraceRows) -> None:
-    """Says how many rows name CPUs and memory and how many do not, where some do and some do not."""
+def silent_rows(rows: TraceRows) -> Iterator[str]:
+    """How many rows name no CPUs, and no memory, and how many do: a line each where some do and some do not."""
     for what, column in (("CPUs", rows.cpus), ("memory", rows.memory_bytes)):
-        if 0 < (named := named_by(column)) < len(rows):
-            silent = len(rows) - named
-            rows.notes.append(f"{silent:,} of {len(rows):,} rows name{'s' * (silent == 1)} no {what}; {named:,} do")
-
-
-def named_by(column: Iterable[float]) -> int:
-    """How many rows of a column are not silent."""
-    return sum(not isnan(each) for each in column)
+        silent = sum(isnan(each) for each in column)
+        if 0 < silent < len(rows):
+            verb = "names" if silent == 1 else "name"
+            yield f"{silent:,} of {len(rows):,} rows {verb} no {what}; {len(rows) - silent:,} do"
