@@ -15,9 +15,9 @@ MIB_BYTES = 2**20
 GB_BYTES = 10**9
 
 
-def demanded_cpus(text: str, column: str, *, unit: float = 1.0) -> float:
-    """CPU cores in a number of `unit` cores; NaN for none."""
-    return UNKNOWN if is_missing(text) else number(text, column, "a number of CPUs") * unit
+def demanded_cpus(text: str, column: str, *, per_core: int = 1) -> float:
+    """CPU cores in a number of which so many are a core; NaN for none."""
+    return UNKNOWN if is_missing(text) else number(text, column, "a number of CPUs") / per_core
 
 
 def demanded_bytes(text: str, column: str, *, unit: int = 1) -> float:
