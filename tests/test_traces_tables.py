@@ -259,11 +259,13 @@ def test_every_format_has_a_name_of_its_own_and_a_line_for_people() -> None:
             "acme",
             "arena",
             "helios",
+            "openb",
             "philly_csv",
             "philly_json",
             "plain",
             "pollux_csv",
             "slurm",
+            "spot2026",
             "swf",
             "training_csv",
         }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from math import isnan
 from statistics import median
 
-from synergy_core.units import HOUR_S, format_duration
+from synergy_core.units import GB, HOUR_S, format_duration
 from synergy_runs.traces.rows import END_STATES, Names, TraceRows
 from synergy_runs.traces.times import iso
 
@@ -59,7 +59,7 @@ def _attempts(rows: TraceRows) -> Iterator[str]:
 
 def _demands(rows: TraceRows) -> Iterator[str]:
     """CPUs and memory that jobs ask for, where any does."""
-    for what, column, unit, scale in (("CPUs", rows.cpus, "", 1.0), ("memory", rows.memory_bytes, " GB", 1e9)):
+    for what, column, unit, scale in (("CPUs", rows.cpus, "", 1.0), ("memory", rows.memory_bytes, " GB", GB)):
         each = [asked / gpus / scale for asked, gpus in zip(column, rows.gpus, strict=True) if not isnan(asked)]
         if each:
             yield (

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from synergy_core.units import GB
 from synergy_runs.traces._table import header_of, read_table
 from synergy_runs.traces._text import open_text
 from synergy_runs.traces._values import BadValueError, date_s, end_state, is_missing, number, shown, whole
-from synergy_runs.traces.demands import GB_BYTES, demanded_bytes, demanded_cpus
+from synergy_runs.traces.demands import demanded_bytes, demanded_cpus
 from synergy_runs.traces.rows import UNKNOWN, TraceRows
 
 NAME = "acme"
@@ -97,7 +98,7 @@ def read(path: Path, rows: TraceRows) -> None:
             end_state=end_state(state, "state"),
             start_s=start_s,
             cpus=demanded_cpus(cpu_num, "cpu_num"),
-            memory_bytes=demanded_bytes(mem_per_pod, "mem_per_pod_GB", unit=GB_BYTES) * _nodes(node_num),
+            memory_bytes=demanded_bytes(mem_per_pod, "mem_per_pod_GB", unit=GB) * _nodes(node_num),
             columns=("submit_time", "duration", "gpu_num"),
             demand_columns=("cpu_num", "mem_per_pod_GB"),
             id_column="job_id" if job.strip() else "",

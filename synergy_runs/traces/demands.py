@@ -11,8 +11,7 @@ from math import isnan
 from synergy_runs.traces._values import is_missing, number
 from synergy_runs.traces.rows import UNKNOWN, TraceRows
 
-MIB_BYTES = 2**20
-GB_BYTES = 10**9
+MIB_BYTES = 2.0**20
 
 
 def demanded_cpus(text: str, column: str, *, per_core: int = 1) -> float:
@@ -20,7 +19,7 @@ def demanded_cpus(text: str, column: str, *, per_core: int = 1) -> float:
     return UNKNOWN if is_missing(text) else number(text, column, "a number of CPUs") / per_core
 
 
-def demanded_bytes(text: str, column: str, *, unit: int = 1) -> float:
+def demanded_bytes(text: str, column: str, *, unit: float = 1.0) -> float:
     """Host memory in a number of `unit` bytes; NaN for none, and for 0, by which logs say that none was asked for."""
     return UNKNOWN if is_missing(text) else number(text, column, "an amount of memory") * unit or UNKNOWN
 

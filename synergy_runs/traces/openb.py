@@ -142,7 +142,8 @@ def _end_state(phase: str) -> str:
 
 def _note(odd: _Odd, rows: TraceRows) -> None:
     pods = len(rows) + sum(rows.left_out.values()) + rows.bad_count
-    rows.notes.append(f"{len(rows):,} of {pods:,} pods ({len(rows) / pods * 100:.1f} %) are replayed")
+    if pods:
+        rows.notes.append(f"{len(rows):,} of {pods:,} pods ({len(rows) / pods * 100:.1f} %) are replayed")
     rows.notes.append("times count from the log's start: dates count from 1970-01-01")
     if odd.parts:
         mean = sum(odd.parts) / len(odd.parts)
