@@ -17,7 +17,7 @@ from synergy_runs.inputs import estimated, workload_of
 from synergy_runs.log import Kind
 from synergy_runs.resources import conf_folder
 from synergy_runs.settings import ClusterSettings
-from synergy_runs.traces.rows import TraceRows
+from synergy_runs.traces.rows import UNKNOWN, TraceRows
 from synergy_runs.workload import Workload, from_rows
 
 _END_STATE = {"done": "completed", "cancelled": "killed", "failed": "failed"}
@@ -100,6 +100,9 @@ def as_executed(trace: Workload | None, journal: Journal, name: str) -> tuple[Wo
         slots = int(job.file["slots"])
         took_s = held.get(job.job, 0.0) / slots
         duration_s, estimate_s = took_s, took_s
+        cpus = memory_bytes = UNKNOWN
+        if trace is not None and job.row is not None:
+            cpus, memory_bytes = float(trace.cpus[job.row]), float(trace.memory_bytes[job.row])
         if trace is not None and job.row is not None and trace.duration_s[job.row] > 0:
             duration_s, estimate_s = float(trace.duration_s[job.row]), float(trace.estimate_s[job.row])
         rows.add(
@@ -107,6 +110,8 @@ def as_executed(trace: Workload | None, journal: Journal, name: str) -> tuple[Wo
             submit_s=job.submit_s,
             duration_s=duration_s,
             gpus=slots,
+            cpus=cpus,
+            memory_bytes=memory_bytes,
             job_name=job.name,
             end_state=_END_STATE.get(job.state, "completed"),
             estimate_s=estimate_s,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
 from synergy_core.units import LONGEST_S, on_grid, parse_duration_s
+from synergy_runs.traces.demands import silent_rows
 from synergy_runs.traces.rows import BadRow, TraceRows
 from synergy_runs.traces.times import epoch_s, iso
 
@@ -24,6 +25,7 @@ class Workload:
 
     submit_time_s: from the window's start; duration_s: what the trace says a job ran, on its `gpus`;
     estimate_s: what its user declared (a seeded over-estimate where the trace has none, see `with_estimates`).
+    cpus, memory_bytes: CPU cores and host memory that the trace says the whole job asks for, NaN where it does not.
     global_batch: as requested, samples, 0 where the log has none. work_scale: a training job's work in multiples of
     its model's; NaN for one that only has a run time (`synergy_sim.assignment` makes training jobs). iterations: after
     how many at the requested batch it is done, NaN where the log does not say.
@@ -44,6 +46,8 @@ class Workload:
     duration_s: Floats
     estimate_s: Floats
     gpus: Ints
+    cpus: Floats
+    memory_bytes: Floats
     virtual_cluster_code: Ints
     virtual_clusters: tuple[str, ...]
     user_code: Ints
@@ -114,11 +118,13 @@ def from_rows(
             f"{iso(float(submit_s.min()))} to {iso(float(submit_s.max()))}. Type trace.window=all for all of it."
         )
 
-    wait_s = np.asarray(rows.start_s, dtype=np.float64)[order] - submit_s[order]
-
     def ints(column: object) -> Ints:
         return np.asarray(column, dtype=np.int32)[order]
 
+    def floats(column: object) -> Floats:
+        return np.asarray(column, dtype=np.float64)[order]
+
+    wait_s = floats(rows.start_s) - submit_s[order]
     return Workload(
         name=name,
         source=f"{rows.path} ({rows.format_name})",
@@ -126,9 +132,11 @@ def from_rows(
         origin_s=start_s,
         job_name=[rows.job_name[i] for i in order],
         submit_time_s=on_grid(submit_s[order] - start_s),
-        duration_s=on_grid(np.asarray(rows.duration_s, dtype=np.float64)[order]),
-        estimate_s=on_grid(np.asarray(rows.estimate_s, dtype=np.float64)[order]),
+        duration_s=on_grid(floats(rows.duration_s)),
+        estimate_s=on_grid(floats(rows.estimate_s)),
         gpus=ints(rows.gpus),
+        cpus=floats(rows.cpus),
+        memory_bytes=floats(rows.memory_bytes),
         virtual_cluster_code=ints(rows.virtual_cluster),
         virtual_clusters=rows.virtual_clusters.values(),
         user_code=ints(rows.user),
@@ -139,7 +147,7 @@ def from_rows(
         models=rows.models.values(),
         global_batch=ints(rows.global_batch),
         work_scale=np.full(len(order), np.nan),
-        iterations=np.asarray(rows.iterations, dtype=np.float64)[order],
+        iterations=floats(rows.iterations),
         estimate_drawn=np.zeros(len(order), dtype=np.bool_),
         carried=submit_s[order] < start_s,
         ran_before_s=np.zeros(len(order)),
@@ -150,7 +158,7 @@ def from_rows(
         left_out=dict(rows.left_out),
         bad_rows=rows.bad_count,
         bad_examples=tuple(rows.bad),
-        notes=tuple(rows.notes),
+        notes=(*rows.notes, *silent_rows(rows)),
     )
 
 
@@ -201,10 +209,11 @@ def _positive_s(text: str) -> float:
 def take(workload: Workload, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Workload:
     """The jobs that `keep` (a mask or increasing row numbers) selects; the order stays."""
     rows = np.flatnonzero(keep) if keep.dtype == bool else keep
-    columns = ("submit_time_s", "duration_s", "estimate_s", "gpus", "virtual_cluster_code", "user_code")
-    more = ("gpu_type_code", "model_code", "global_batch", "work_scale", "iterations", "end_state_code", "line")
+    columns = ("submit_time_s", "duration_s", "estimate_s", "gpus", "cpus", "memory_bytes")
+    names = ("virtual_cluster_code", "user_code", "gpu_type_code", "model_code", "end_state_code")
+    more = ("global_batch", "work_scale", "iterations", "line")
     since = ("estimate_drawn", "carried", "ran_before_s", "log_wait_s")
-    picked = {column: getattr(workload, column)[rows] for column in (*columns, *more, *since)}
+    picked = {column: getattr(workload, column)[rows] for column in (*columns, *names, *more, *since)}
     return replace(workload, job_name=[workload.job_name[i] for i in rows], **picked)
 
 

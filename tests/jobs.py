@@ -48,6 +48,8 @@ def workload(rows, *, tenants=None, kinds=None, estimates=None, models=None) -> 
         duration_s=on_grid(durations),
         estimate_s=on_grid(estimate),
         gpus=np.array([row[1] for row in rows], dtype=np.int32),
+        cpus=np.full(len(rows), np.nan),
+        memory_bytes=np.full(len(rows), np.nan),
         virtual_cluster_code=tenant,
         virtual_clusters=tenant_names,
         user_code=zeros,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 
@@ -126,11 +127,42 @@ def test_bytes_that_are_no_text_are_an_error_with_their_line(tmp_path: Path) -> 
         read_trace(path)
 
 
-def test_a_compressed_file_is_recognised_as_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.csv.gz"
-    path.write_bytes(b"\x1f\x8b\x08\x00\x00\x00" + bytes(range(256)))
+def test_a_zip_file_is_recognised_as_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv.zip"
+    path.write_bytes(b"PK\x03\x04" + bytes(range(256)))
     with pytest.raises(InputError, match="unpack it"):
         read_trace(path)
+
+
+def test_a_log_packed_by_gzip_reads_as_it_does_unpacked_whatever_its_name(tmp_path: Path) -> None:
+    text = "\ufeff" + PHILLY.replace("\n", "\r\n") + "2017-10-09 07:01:55,60,1,60,6214"
+    plain = read_trace(written(tmp_path, text))
+    for name in ("jobs.csv.gz", "packed.csv"):
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(text.encode()))
+        rows = read_trace(path)
+        assert (rows.format_name, list(rows.submit_s), list(rows.line)) == (
+            "philly_csv",
+            list(plain.submit_s),
+            list(plain.line),
+        )
+        assert rows.notes == plain.notes != []
+
+
+def test_bytes_in_a_packed_log_that_are_no_text_are_an_error_with_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.csv.gz"
+    path.write_bytes(gzip.compress(PHILLY.encode() + b"2017-10-09 07:01:55,60,1,60,v\xff\xfe\n"))
+    with pytest.raises(InputError, match="line 6: bytes that are not UTF-8"):
+        read_trace(path)
+
+
+def test_a_damaged_or_cut_gzip_file_is_an_error(tmp_path: Path) -> None:
+    packed = gzip.compress(PHILLY.encode() * 500, mtime=0)
+    for damaged in (packed[:-20], packed[: len(packed) // 2], packed[:20] + b"\xff" * 9 + packed[29:], packed[:5]):
+        path = tmp_path / "jobs.csv.gz"
+        path.write_bytes(damaged)
+        with pytest.raises(InputError, match="gzip cannot unpack it"):
+            read_trace(path)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "  "])
@@ -227,11 +259,13 @@ def test_every_format_has_a_name_of_its_own_and_a_line_for_people() -> None:
             "acme",
             "arena",
             "helios",
+            "openb",
             "philly_csv",
             "philly_json",
             "plain",
             "pollux_csv",
             "slurm",
+            "spot2026",
             "swf",
             "training_csv",
         }

@@ -248,3 +248,36 @@ def test_as_much_work_is_carried_in_as_littles_law_says():
         left_gpu_s.append(float((work.duration_s * work.gpus)[work.carried].sum()))
     standard_error = np.std(left_gpu_s, ddof=1) / np.sqrt(30)
     assert abs(np.mean(left_gpu_s) - expected_gpu_s) < 3 * standard_error
+
+
+ASKING = """submit_time,duration_s,gpus,job,cpus,memory_bytes
+2024-01-01T00:00:00,864000,8,long,64,4e11
+2024-01-02T00:00:00,172800,4,silent,,
+2024-01-03T00:00:00,7200,8,own,96.5,1e12
+2024-01-03T01:00:00,3600,2,half,8,
+"""
+
+
+def test_what_jobs_ask_for_beside_gpus_goes_with_them_through_every_step(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text(ASKING, encoding="utf-8")
+    random = np.random.default_rng(0)
+    assert windowed(read_trace(path)).notes == (
+        "1 of 4 rows names no CPUs; 3 do",
+        "2 of 4 rows name no memory; 2 do",
+    )
+    work = with_estimates(cut(scaled(windowed(read_trace(path)), 1.25)), 4.0, random)
+    for kept in (work, take(work, np.array([True, False, True, False])), at_least(work, 4), sampled(work, 0.9, random)):
+        asked = dict(zip(kept.job_name, zip(kept.cpus, kept.memory_bytes, strict=True), strict=True))
+        expected = {"long": (64, 4e11), "silent": (np.nan, np.nan), "own": (96.5, 1e12), "half": (8, np.nan)}
+        assert asked
+        assert all(np.array_equal(asked[name], expected[name], equal_nan=True) for name in asked)
+
+
+def test_taking_some_jobs_takes_every_column_of_theirs(rows):
+    work = windowed(rows)
+    kept = take(work, np.array([1, 3]))
+    columns = [name for name in type(work).__slots__ if isinstance(getattr(work, name), np.ndarray)]
+    assert len(columns) > 10
+    for name in columns:
+        assert getattr(kept, name).tobytes() == getattr(work, name)[[1, 3]].tobytes(), name

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from synergy_core.errors import InputError, unknown
+from synergy_runs.traces._text import first_characters
 from synergy_runs.traces.rows import TraceRows
 
 HEAD_CHARACTERS = 4_096
@@ -72,15 +73,11 @@ def read_trace(
 
 
 def _recognise(path: Path, known: dict[str, TraceFormat]) -> TraceFormat:
-    try:
-        with path.open(encoding="utf-8-sig", errors="replace") as stream:
-            head = stream.read(HEAD_CHARACTERS)
-    except OSError as error:
-        raise InputError(f"trace.path={path}: cannot be read ({error.strerror}).") from error
+    head = first_characters(path, HEAD_CHARACTERS)
     if not head.strip():
         raise InputError(f"trace.path={path}: the file is empty; expected a job log.")
     if "\0" in head:
-        raise InputError(f"trace.path={path}: no UTF-8 text; unpack it if it is compressed, or save it as UTF-8.")
+        raise InputError(f"trace.path={path}: no UTF-8 text; unpack it (all but gzip), or save it as UTF-8.")
     matching = [each for each in known.values() if each.recognises(path, head)]
     if not matching:
         first = head.splitlines()[0][:120]

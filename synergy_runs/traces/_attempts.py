@@ -46,6 +46,8 @@ class Attempt:
     end_state: str = "completed"
     estimate_s: float = UNKNOWN
     number: int = 1
+    cpus: float = UNKNOWN
+    memory_bytes: float = UNKNOWN
 
 
 def replayed(attempts: list[Attempt], rows: TraceRows) -> list[Attempt]:
@@ -89,6 +91,8 @@ def add(attempt: Attempt, rows: TraceRows, columns: tuple[str, str, str]) -> Non
         submit_s=attempt.submit_s,
         duration_s=attempt.run_s,
         gpus=attempt.gpus,
+        cpus=attempt.cpus,
+        memory_bytes=attempt.memory_bytes,
         job_name=attempt.name,
         virtual_cluster=attempt.virtual_cluster,
         user=attempt.user,

@@ -25,6 +25,8 @@ class Record:
     waits: bool
     runs: bool
     gpus: int
+    cpus: float
+    memory_bytes: float
     asked: tuple[str, ...]
     given: tuple[str, ...]
     user: str
@@ -55,7 +57,7 @@ def attempts_of(records: list[Record], rows: TraceRows, notes: Counter[str]) -> 
 
 
 def _attempt(gang: list[Record], notes: Counter[str]) -> Attempt:
-    """What rows that started together are as one: GPUs added up, until the last with GPUs has ended."""
+    """What rows that started together are as one: GPUs added up, and what comes with them, until the last has ended."""
     with_gpus = [each for each in gang if each.gpus] or gang
     ends = [each.start_s + each.run_s for each in with_gpus]
     if max(ends) - min(ends) > TOGETHER_S and all(each.ran for each in gang):
@@ -70,6 +72,8 @@ def _attempt(gang: list[Record], notes: Counter[str]) -> Attempt:
         start_s=start_s,
         run_s=max(ends) - start_s,
         gpus=sum(each.gpus for each in with_gpus),
+        cpus=sum(each.cpus for each in with_gpus),
+        memory_bytes=sum(each.memory_bytes for each in with_gpus),
         why_not=_why_not(gang),
         unfinished=any(each.runs or (each.waits and not each.ran) for each in gang),
         asked=asked[0] if asked else "",

@@ -54,6 +54,18 @@ SOURCES = (
         page="https://github.com/InternLM/AcmeTrace",
         licence="CC BY 4.0",
     ),
+    Source(
+        name="openb",
+        what="Alibaba OpenB, 8,152 pods of a cluster with 6,212 GPUs, 2023 (ATC '23)",
+        page="https://github.com/alibaba/clusterdata/tree/master/cluster-trace-gpu-v2023",
+        licence="for research and study; cite",
+    ),
+    Source(
+        name="spot2026",
+        what="Alibaba spot GPUs, 466,867 jobs on 4,278 nodes, 2026 (ASPLOS '26)",
+        page="https://github.com/alibaba/clusterdata/tree/master/cluster-trace-v2026-spot-gpu",
+        licence="for research and study; cite",
+    ),
 )
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import isnan
+from statistics import median
 
-from synergy_core.units import HOUR_S, format_duration
+from synergy_core.units import GB, HOUR_S, format_duration
 from synergy_runs.traces.rows import END_STATES, Names, TraceRows
 from synergy_runs.traces.times import iso
 
@@ -33,6 +34,7 @@ def lines(rows: TraceRows) -> Iterator[str]:
     yield f"  types given {_types(rows.given_gpu_type, rows.given_gpu_types, none='unknown')}"
     if rows.quotas:
         yield f"  quotas      {len(rows.quotas)} tenants, {sum(rows.quotas.values()):,} GPUs"
+    yield from _demands(rows)
     estimates = sum(not isnan(each) for each in rows.estimate_s)
     yield f"  estimates   {estimates:,} jobs with a run time declared by their user"
     for reason, count in rows.left_out.items():
@@ -53,6 +55,17 @@ def _attempts(rows: TraceRows) -> Iterator[str]:
             f"  attempts    {len(rows):,} of {jobs:,} jobs, {len(rows) / jobs:.2f} a job, each submitted by itself; "
             f"median gap {format_duration(gaps[len(gaps) // 2])}"
         )
+
+
+def _demands(rows: TraceRows) -> Iterator[str]:
+    """CPUs and memory that jobs ask for, where any does."""
+    for what, column, unit, scale in (("CPUs", rows.cpus, "", 1.0), ("memory", rows.memory_bytes, " GB", GB)):
+        each = [asked / gpus / scale for asked, gpus in zip(column, rows.gpus, strict=True) if not isnan(asked)]
+        if each:
+            yield (
+                f"  {what:11} named by {len(each):,} of {len(rows):,} jobs; "
+                f"a GPU: median {median(each):,.4g}{unit}, most {max(each):,.4g}{unit}"
+            )
 
 
 def _types(codes: Iterable[int], names: Names, none: str = "any") -> str:

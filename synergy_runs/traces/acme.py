@@ -4,16 +4,21 @@ Times carry a zone (+08:00 in Seren, +00:00 in Kalos) and become instants in UTC
 own `duration` is that in Seren, but submit → end in Kalos (the file with fail_time and stop_time), where the queueing
 time is taken off it; rows in which the two disagree by more than a second are counted in the notes. A job without an
 end uses `duration` alone. Jobs on no GPU and jobs that never started are left out. The log names no tenants.
+
+`cpu_num` is of the whole job, like `gpu_num`; `mem_per_pod_GB`, which Kalos alone has, is of one pod, and a job has a
+pod on each of its `node_num` nodes.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from synergy_core.units import GB
 from synergy_runs.traces._table import header_of, read_table
 from synergy_runs.traces._text import open_text
 from synergy_runs.traces._values import BadValueError, date_s, end_state, is_missing, number, shown, whole
-from synergy_runs.traces.rows import TraceRows
+from synergy_runs.traces.demands import demanded_bytes, demanded_cpus
+from synergy_runs.traces.rows import UNKNOWN, TraceRows
 
 NAME = "acme"
 SUMMARY = "Acme: trace_seren.csv or trace_kalos.csv (InternLM/AcmeTrace)"
@@ -30,6 +35,7 @@ COLUMNS = (
     "duration",
     "queue",
 )
+OPTIONAL = ("cpu_num", "mem_per_pod_GB", "node_num")
 _KALOS_ONLY = "fail_time"
 _TOLERANCE_S = 1.0
 _UNFINISHED = ("RUNNING", "PENDING")
@@ -58,6 +64,9 @@ def read(path: Path, rows: TraceRows) -> None:
         end: str,
         duration: str,
         queue: str,
+        cpu_num: str,
+        mem_per_pod: str,
+        node_num: str,
     ) -> None:
         nonlocal odd
         gpus = whole(gpu_num, "gpu_num")
@@ -88,15 +97,23 @@ def read(path: Path, rows: TraceRows) -> None:
             user=user.strip(),
             end_state=end_state(state, "state"),
             start_s=start_s,
+            cpus=demanded_cpus(cpu_num, "cpu_num"),
+            memory_bytes=demanded_bytes(mem_per_pod, "mem_per_pod_GB", unit=GB) * _nodes(node_num),
             columns=("submit_time", "duration", "gpu_num"),
+            demand_columns=("cpu_num", "mem_per_pod_GB"),
             id_column="job_id" if job.strip() else "",
         )
         return None
 
-    read_table(path, rows, add, required=COLUMNS)
+    read_table(path, rows, add, required=COLUMNS, optional=OPTIONAL)
     if odd:
         what = "duration − queue" if kalos else "duration"
         rows.notes.append(f"{odd} rows whose {what} is not end − start (end − start is used)")
+
+
+def _nodes(text: str) -> float:
+    """Nodes of a job, NaN where the log does not say."""
+    return UNKNOWN if is_missing(text) else number(text, "node_num", "a number of nodes") or UNKNOWN
 
 
 def _logged_s(duration: str, queue: str, kalos: bool) -> float | None:

@@ -1,7 +1,8 @@
 """Helios (SenseTime, SC '21): `cluster_log.csv` of Venus, Earth, Saturn or Uranus, and HeliosArtifact's Philly CSV.
 
 `duration` = end − start, in seconds. About half the rows are CPU jobs (gpu_num 0): left out and counted, as are jobs
-that never started and SUSPENDED ones, which the publishers ignore too. Times are local wall-clock.
+that never started and SUSPENDED ones, which the publishers ignore too. Times are local wall-clock. `cpu_num` is of the
+whole job, like `gpu_num`; the log names no memory.
 
 `cluster_gpu_number.csv` beside the log gives the GPUs of each virtual cluster on each day, and they change. Quotas of
 several days need not fit one cluster, so one day stands for all: between the first and the last submission, the first
@@ -19,6 +20,7 @@ from synergy_core.errors import InputError
 from synergy_runs.traces._table import header_of, read_table
 from synergy_runs.traces._text import open_text
 from synergy_runs.traces._values import BadValueError, date_s, end_state, is_missing, number, whole
+from synergy_runs.traces.demands import demanded_cpus
 from synergy_runs.traces.rows import TraceRows
 from synergy_runs.traces.times import iso
 
@@ -26,7 +28,7 @@ NAME = "helios"
 SUMMARY = "Helios: cluster_log.csv, with cluster_gpu_number.csv beside it for quotas (S-Lab-System-Group/HeliosData)"
 
 COLUMNS = ("user", "vc", "gpu_num", "state", "submit_time", "start_time", "end_time", "duration")
-JOB_COLUMNS = ("job_id", "jobname")
+OPTIONAL = ("job_id", "jobname", "cpu_num")
 QUOTAS = "cluster_gpu_number.csv"
 _TOLERANCE_S = 1.0
 _UNFINISHED = ("RUNNING", "PENDING")
@@ -53,6 +55,7 @@ def read(path: Path, rows: TraceRows) -> None:
         duration: str,
         job_id: str,
         jobname: str,
+        cpu_num: str,
     ) -> None:
         nonlocal odd
         gpus = whole(gpu_num, "gpu_num")
@@ -83,13 +86,15 @@ def read(path: Path, rows: TraceRows) -> None:
             virtual_cluster=vc.strip(),
             user=user.strip(),
             end_state=end_state(state, "state"),
+            cpus=demanded_cpus(cpu_num, "cpu_num"),
             columns=("submit_time", "duration", "gpu_num"),
+            demand_columns=("cpu_num", "memory"),
             id_column="job_id" if job_id.strip() else "",
             start_s=start_s,
         )
         return None
 
-    read_table(path, rows, add, required=COLUMNS, optional=JOB_COLUMNS)
+    read_table(path, rows, add, required=COLUMNS, optional=OPTIONAL)
     if odd:
         rows.notes.append(f"{odd} rows whose duration is not end − start (duration is used)")
     beside = path.parent / QUOTAS

@@ -2,7 +2,8 @@
 
 Required columns: submit_time (seconds, or a date), duration_s, gpus. Optional: job, virtual_cluster, user,
 end_state (completed, killed, failed), estimate_s (the run time the user declared), gpu_type (asked for; empty is any),
-model. Order is free. A `job` is an id: two rows may not have the same.
+model, cpus and memory_bytes (asked for, of the whole job). Order is free. A `job` is an id: two rows may not have the
+same.
 """
 
 from __future__ import annotations
@@ -13,15 +14,27 @@ from pathlib import Path
 from synergy_runs.traces._table import header_of, read_table
 from synergy_runs.traces._text import open_text
 from synergy_runs.traces._values import end_state, instant_s, is_missing, number, whole
+from synergy_runs.traces.demands import demanded_bytes, demanded_cpus
 from synergy_runs.traces.rows import UNKNOWN, TraceRows
 
 NAME = "plain"
 SUMMARY = (
-    "a CSV of your own: submit_time, duration_s, gpus [job, virtual_cluster, user, end_state, estimate_s, gpu_type]"
+    "a CSV of your own: submit_time, duration_s, gpus "
+    "[job, virtual_cluster, user, end_state, estimate_s, gpu_type, cpus, memory_bytes]"
 )
 
 REQUIRED = ("submit_time", "duration_s", "gpus")
-OPTIONAL = ("job", "virtual_cluster", "user", "end_state", "estimate_s", "gpu_type", "model")
+OPTIONAL = (
+    "job",
+    "virtual_cluster",
+    "user",
+    "end_state",
+    "estimate_s",
+    "gpu_type",
+    "model",
+    "cpus",
+    "memory_bytes",
+)
 
 
 def recognises(path: Path, head: str) -> bool:
@@ -44,6 +57,8 @@ def read(path: Path, rows: TraceRows) -> None:
         estimate: str,
         gpu_type: str,
         model: str,
+        cpus: str,
+        memory: str,
     ) -> None:
         rows.add(
             line,
@@ -57,7 +72,10 @@ def read(path: Path, rows: TraceRows) -> None:
             estimate_s=UNKNOWN if is_missing(estimate) else number(estimate, "estimate_s", "seconds"),
             gpu_type=gpu_type.strip().lower(),
             model=model.strip(),
+            cpus=demanded_cpus(cpus, "cpus"),
+            memory_bytes=demanded_bytes(memory, "memory_bytes"),
             columns=("submit_time", "duration_s", "gpus"),
+            demand_columns=("cpus", "memory_bytes"),
             id_column="job" if job.strip() else "",
         )
 

@@ -20,6 +20,11 @@ SHOWN_BAD_ROWS = 10
 LONGEST_S = 2.0**33
 """Times are exact up to here (`synergy_core.units`), 272 years; beyond is a unit mistaken or a file damaged."""
 MOST_GPUS = 2**31 - 1
+MOST_CPUS = 10_000
+"""Of one job, unless it has so many GPUs that each brings a whole node (two sockets of 128 cores, two threads each)."""
+MOST_CPUS_PER_GPU = 512
+MOST_MEMORY_BYTES_PER_GPU = 2**45
+"""32 TiB, more host memory than any node has; beyond is a unit mistaken."""
 UNKNOWN = math.nan
 
 
@@ -67,6 +72,8 @@ class TraceRows:
     estimate_s: the run time its user declared, NaN where the log has none.
     global_batch: samples per iteration that its user asked for, 0 where the log has none. iterations: how many of them
     it is done after, NaN where the log does not say.
+    cpus, memory_bytes: CPU cores (as the log counts them) and host memory that the whole job asks for, all its nodes
+    together; NaN where its row is silent.
     gpu_type: the type a job asked for, which binds it; "" is any. given_gpu_type: what it got: a fact, binds nothing.
     attempt: 1 for a job's first run, 2 for the run after it failed or was requeued, and so on, where they stay apart.
     attempts, retry_gap_s, joined_attempts: see `_attempts`; a gap is from an attempt's end to the next submission.
@@ -82,6 +89,8 @@ class TraceRows:
     submit_s: array[float] = field(default_factory=lambda: array("d"))
     duration_s: array[float] = field(default_factory=lambda: array("d"))
     gpus: array[int] = field(default_factory=lambda: array("i"))
+    cpus: array[float] = field(default_factory=lambda: array("d"))
+    memory_bytes: array[float] = field(default_factory=lambda: array("d"))
     estimate_s: array[float] = field(default_factory=lambda: array("d"))
     virtual_cluster: array[int] = field(default_factory=lambda: array("i"))
     user: array[int] = field(default_factory=lambda: array("i"))
@@ -118,6 +127,8 @@ class TraceRows:
         duration_s: float,
         gpus: int,
         job_name: str,
+        cpus: float = UNKNOWN,
+        memory_bytes: float = UNKNOWN,
         virtual_cluster: str = "",
         user: str = "",
         end_state: str = "completed",
@@ -130,10 +141,12 @@ class TraceRows:
         iterations: float = UNKNOWN,
         start_s: float = UNKNOWN,
         columns: tuple[str, str, str] = ("submit time", "duration", "GPUs"),
+        demand_columns: tuple[str, str] = ("CPUs", "memory"),
         id_column: str = "",
     ) -> None:
-        """Adds one job, or records why it is impossible. `columns` are the file's own names of the three numbers.
+        """Adds one job, or records why it is impossible.
 
+        columns, demand_columns: the file's own names of the three numbers, and of CPUs and memory.
         id_column: the file's name of the column in which `job_name` is an id that no other job may have; "" where the
         name is none, or several jobs may share it.
         """
@@ -145,6 +158,12 @@ class TraceRows:
             self.reject(line, columns[2], f"{gpus}", "at least 1 GPU")
         elif gpus > MOST_GPUS:
             self.reject(line, columns[2], f"{gpus}", f"at most {MOST_GPUS} GPUs")
+        elif not (math.isnan(cpus) or 0 < cpus <= max(MOST_CPUS, MOST_CPUS_PER_GPU * gpus)):
+            most = f"{MOST_CPUS:,}, or {MOST_CPUS_PER_GPU} for each of its {gpus} GPUs"
+            self.reject(line, demand_columns[0], f"{cpus:g} CPUs", f"above 0, to {most}")
+        elif not (math.isnan(memory_bytes) or 0 < memory_bytes <= MOST_MEMORY_BYTES_PER_GPU * gpus):
+            expected = f"above 0, to {MOST_MEMORY_BYTES_PER_GPU:.3g} bytes a GPU"
+            self.reject(line, demand_columns[1], f"{memory_bytes:g} bytes", expected)
         elif not 0 <= global_batch <= MOST_GPUS:
             self.reject(line, "batch size", f"{global_batch}", f"0 to {MOST_GPUS} samples")
         elif not (math.isnan(iterations) or 0 < iterations <= LONGEST_S):
@@ -155,6 +174,8 @@ class TraceRows:
             self.submit_s.append(submit_s)
             self.duration_s.append(duration_s)
             self.gpus.append(gpus)
+            self.cpus.append(cpus)
+            self.memory_bytes.append(memory_bytes)
             self.estimate_s.append(estimate_s)
             self.virtual_cluster.append(self.virtual_clusters.code(virtual_cluster))
             self.user.append(self.users.code(user))
@@ -193,6 +214,8 @@ class TraceRows:
             (self.submit_s, submit_s),
             (self.duration_s, duration_s),
             (self.gpus, gpus),
+            (self.cpus, np.full(count, UNKNOWN)),
+            (self.memory_bytes, np.full(count, UNKNOWN)),
             (self.estimate_s, np.full(count, UNKNOWN)),
             (self.virtual_cluster, tenants[np.asarray(virtual_cluster)]),
             (self.user, people[np.asarray(user)]),

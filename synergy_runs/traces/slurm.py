@@ -15,8 +15,11 @@ GPUs are those given (AllocTRES), else those asked for (ReqTRES). A type binds a
 asked for otherwise (a partition, a constraint) are not seen. A job on part of a GPU (a MIG slice, shard, mps) is
 refused by name: GPUs are whole here.
 
-Components of a heterogeneous job (105+0, 105+1) start together: they are one job, their GPUs added up, held until the
-last with GPUs has ended. Where they ask for different types the job is refused: a job here runs on one.
+CPUs and memory: see `_slurm_demands`. Where TRES name none, print ReqCPUS, ReqMem and NNodes too.
+
+Components of a heterogeneous job (105+0, 105+1) start together: they are one job, their GPUs, CPUs and memory added up,
+held until the last with GPUs has ended; what components without GPUs ask for lies on nodes without, and is left out.
+Where they ask for different types the job is refused: a job here runs on one.
 
 A requeued job has several rows under one JobID (--duplicates), each with a Submit of its own: they are its attempts
 (`trace.attempts`, see `_attempts`). Rows of another user or name under the same id are another job: ids wrap around.
@@ -34,11 +37,12 @@ from pathlib import Path
 from synergy_core.errors import InputError
 from synergy_runs.traces import _attempts
 from synergy_runs.traces import _slurm_values as slurm
+from synergy_runs.traces._slurm_demands import COLUMNS, demands
 from synergy_runs.traces._slurm_jobs import Record, attempts_of
 from synergy_runs.traces._table import header_of, read_table
 from synergy_runs.traces._text import open_text
 from synergy_runs.traces._values import BadValueError, is_missing, number, shown
-from synergy_runs.traces.rows import TraceRows
+from synergy_runs.traces.rows import UNKNOWN, TraceRows
 
 NAME = "slurm"
 _FORMAT = "JobID,JobName,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES"
@@ -58,8 +62,7 @@ OPTIONAL = (
     "ElapsedRaw",
     "Timelimit",
     "TimelimitRaw",
-    "AllocTRES",
-    "ReqTRES",
+    *COLUMNS,
 )
 _ANY_OF = (("JobID", "JobIDRaw"), ("AllocTRES", "ReqTRES"), ("ElapsedRaw", "Elapsed", "End"))
 """At least one column of each group."""
@@ -140,6 +143,8 @@ def _record(line: int, name: str, component: int | None, values: dict[str, str],
     asked, given = slurm.NO_GPUS, slurm.NO_GPUS
     if ran:
         given, asked = slurm.gpus(values["AllocTRES"], "AllocTRES"), slurm.gpus(values["ReqTRES"], "ReqTRES")
+    gpus = asked.count if is_missing(values["AllocTRES"]) else given.count
+    cpus, memory_bytes = demands(values) if gpus else (UNKNOWN, UNKNOWN)
     return Record(
         line=line,
         name=name,
@@ -150,7 +155,9 @@ def _record(line: int, name: str, component: int | None, values: dict[str, str],
         ran=ran,
         waits=waits,
         runs=runs,
-        gpus=asked.count if is_missing(values["AllocTRES"]) else given.count,
+        gpus=gpus,
+        cpus=cpus,
+        memory_bytes=memory_bytes,
         asked=asked.gpu_types,
         given=given.gpu_types,
         user=values["User"].strip(),

@@ -9,11 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from synergy_core.errors import InputError
 from synergy_exec.controller.journal import VERSION, JobRow, Journal, Observation
+from synergy_exec.workload import as_executed
 from synergy_runs.log import Kind
+from synergy_runs.traces import read_trace
+from synergy_runs.workload import from_rows
 
 FILE = {"class": "a.b:C", "slots": 1}
 
@@ -48,6 +52,19 @@ def test_everything_is_read_back_by_another(tmp_path: Path) -> None:
     assert events.job_id.tolist() == [7, 7, 7]
     assert events.node.tolist() == [-1, 0, 1]
     assert again.decisions().decisions().bound.tolist() == [3.0]
+
+
+def test_what_jobs_of_a_trace_asked_for_beside_gpus_is_in_the_workload_as_executed(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("submit_time,duration_s,gpus,cpus,memory_bytes\n0,60,1,6,\n5,60,1,3,1e9\n", encoding="utf-8")
+    journal = Journal(tmp_path / "j")
+    for job, row in enumerate((1, None, 0)):
+        journal.submitted(JobRow(job, f"job-{job}", FILE | {"name": "cnn"}, job / 2, row, "done", "", 0, 0))
+    made, _ = as_executed(from_rows(read_trace(path), name="log"), journal, "log")
+    assert made.cpus[[0, 2]].tolist() == [3, 6]
+    assert made.memory_bytes[0] == 1e9
+    assert np.isnan(made.memory_bytes[1:]).all()
+    assert np.isnan(made.cpus[1])
 
 
 def test_what_was_not_committed_never_was(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ def workload(
         duration_s=on_grid(np.asarray(duration_s, dtype=np.float64)),
         estimate_s=on_grid(np.asarray(duration_s, dtype=np.float64) * 1.5),
         gpus=np.asarray(gpus, dtype=np.int32),
+        cpus=np.full(jobs, np.nan),
+        memory_bytes=np.full(jobs, np.nan),
         virtual_cluster_code=zeros if tenants is None else np.asarray(tenants, dtype=np.int32),
         virtual_clusters=tenant_names,
         user_code=zeros,
