@@ -4,13 +4,13 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synergy_core.cluster import Cluster, NodeType, Share
 from synergy_core.conformance import conforms
 from synergy_core.errors import InputError
-from synergy_core.mechanisms import Applicant, Grant, Hosts, SharingRound, get_mechanism, mechanism_names
+from synergy_core.mechanisms import CHECKED, Applicant, Grant, Hosts, SharingRound, get_mechanism, mechanism_names
 from synergy_core.policies import AllocationPolicy, get_policy, policy_names
 from synergy_core.units import GB
 
@@ -93,7 +93,7 @@ def _running(hosts, applicant):
 
 def _taken(round, answer):
     """What is free once all have what they were given; whatever does not fit fails here."""
-    hosts = Hosts(round)
+    hosts = Hosts(round, CHECKED)
     for job, grant in zip(round.jobs, answer, strict=True):
         if grant is not None:
             assert sum(gpus for _, gpus in grant.on) == job.gpus
@@ -169,6 +169,7 @@ def test_who_runs_and_fits_by_its_gpus_stays_where_it_is(round):
             assert not moved or any(not job.held for job in round.jobs)
 
 
+@settings(max_examples=40, deadline=None)  # an integer programme each
 @given(rounds())
 def test_the_upper_bound_is_one_where_all_nodes_of_a_type_are_alike(round):
     """Total speed of the jobs that run: opt's is no less than tune's with the shares of opt's grid."""

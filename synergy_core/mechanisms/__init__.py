@@ -4,10 +4,11 @@ One file each; being in the folder registers it. `fifo+tune` is the order fifo w
 """
 
 from synergy_core.mechanisms._registry import Answer, Mechanism, get_mechanism, mechanism, mechanism_names
-from synergy_core.mechanisms._round import Applicant, Grant, Hosts, OnNodes, SharingRound, least
+from synergy_core.mechanisms._round import CHECKED, Applicant, Grant, Hosts, OnNodes, SharingRound, least
 from synergy_core.mechanisms._turns import Places, by_gpus, turns
 
 __all__ = [
+    "CHECKED",
     "Answer",
     "Applicant",
     "Grant",

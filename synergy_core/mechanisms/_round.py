@@ -11,8 +11,10 @@ from synergy_core.cluster import Cluster, NodeType, Share
 
 OnNodes = tuple[tuple[int, int], ...]
 """(node, GPUs) pairs."""
-SLACK = 1e-9
-"""Of what a node has: sums of shares may exceed it by so much."""
+SLACK, CHECKED = 1e-9, 1e-8
+"""Of what a node has: by so much may sums of shares exceed it where they are given, and where answers are checked, which
+add them up in another order.
+"""
 
 
 class Grant(NamedTuple):
@@ -75,12 +77,12 @@ class Hosts:
 
     __slots__ = ("_alike", "_quotas", "_scattered", "cpus", "gpus", "left", "memory", "nodes", "reserved")
 
-    def __init__(self, round: SharingRound) -> None:
+    def __init__(self, round: SharingRound, slack: float = SLACK) -> None:
         nodes = round.cluster.node_type_of
         self.nodes: tuple[NodeType, ...] = nodes
         self.gpus = [each.gpus_per_node for each in nodes]
-        self.cpus = [each.cpus * (1.0 + SLACK) for each in nodes]
-        self.memory = [each.memory_bytes * (1.0 + SLACK) for each in nodes]
+        self.cpus = [each.cpus * (1.0 + slack) for each in nodes]
+        self.memory = [each.memory_bytes * (1.0 + slack) for each in nodes]
         self.reserved = [0] * len(nodes)
         self.left = round.cluster.gpus
         self._quotas = list(round.quotas)

@@ -8,7 +8,7 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.jobs.decision import Decision
 from synergy_core.jobs.record import NEVER, Job, Placed
-from synergy_core.mechanisms import Answer, Applicant, Grant, Hosts, OnNodes, SharingRound
+from synergy_core.mechanisms import CHECKED, Answer, Applicant, Grant, Hosts, OnNodes, SharingRound
 from synergy_core.placement.one_job import Placement
 from synergy_core.policies import SharingPolicy
 from synergy_core.sharing.asking import Needs
@@ -83,7 +83,7 @@ class SharingScheduler:
 
     def _check(self, round: SharingRound, answer: Answer) -> None:
         """A mechanism's answer is checked before it is believed."""
-        hosts, name = Hosts(round), self._policy.name
+        hosts, name = Hosts(round, CHECKED), self._policy.name
         for job, grant in zip(round.jobs, answer, strict=True):
             if grant is None:
                 continue
