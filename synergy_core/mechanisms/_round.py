@@ -12,8 +12,8 @@ from synergy_core.cluster import Cluster, NodeType, Share
 OnNodes = tuple[tuple[int, int], ...]
 """(node, GPUs) pairs."""
 SLACK, CHECKED = 1e-9, 1e-8
-"""Of what a node has: by so much may sums of shares exceed it where they are given, and where answers are checked, which
-add them up in another order.
+"""Of what a node has: by so much may sums of shares exceed it where they are given, and where answers are checked,
+which add them up in another order.
 """
 
 
