@@ -56,7 +56,7 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
             duration_s[mine] = workload.iterations[mine] * app.step_s(gpu_type, node_gpus, batch)
         else:
             duration_s[mine] = truth.requested_run_s(name, gpu_type, node_gpus, batch)
-    notes = (*workload.notes, truth.source(cluster))
+    notes = (*workload.notes, truth.source(cluster, used))
     return replace(workload, duration_s=on_grid(duration_s), work_scale=scale, notes=notes)
 
 
@@ -95,7 +95,7 @@ def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.
         models=names,
         global_batch=batch,
         work_scale=scale,
-        notes=(*workload.notes, note, truth.source(cluster)),
+        notes=(*workload.notes, note, truth.source(cluster, [names[each] for each in np.unique(code)])),
     )
 
 

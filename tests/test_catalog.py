@@ -22,13 +22,83 @@ TOTAL_WORK = {
     "ncf": 194_174,
     "yolov3": 103_443.98,
 }
+# Seconds of an iteration on one V100 at the share with which it is fastest, and its batch: Mohan et al. (OSDI 2022).
+PUBLISHED = {
+    "alexnet": (0.6 / 2.94, 512),
+    "deepspeech": (0.757, 20),
+    "gnmt": (0.12, 128),
+    "lstm": (0.011, 20),
+    "m5": (0.6 / 2.5, 512),
+    "mobilenet": (0.71 / 1.55, 512),
+    "res18": (0.64 / 2.4, 512),
+    "res50": (0.78 / 1.15, 512),
+    "shufflenet": (0.615 / 2.89, 512),
+    "transformer": (0.67, 128),
+}
 every_type = pytest.mark.parametrize(
     ("name", "kind"), [(name, kind) for name in TOTAL_WORK for kind in ("t4", "rtx2080ti", "a100")]
 )
 
 
-def test_the_six_applications_are_there():
-    assert model_names() == sorted(TOTAL_WORK)
+def test_the_applications_are_there():
+    assert model_names() == sorted([*TOTAL_WORK, *PUBLISHED])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_application_takes_its_published_step_on_one_gpu_and_never_more(name):
+    model = load_model(name)
+    shipped, (step_s, batch) = model.gpu_types["v100"], PUBLISHED[name]
+    assert (model.initial_batch, shipped.max_local) == (batch, batch)
+    assert shipped.min_local < batch < model.max_batch
+    for told in (step_time(shipped.theta, 1, 1, batch), shipped.calibrated.step_time(1, 1, batch)):
+        assert float(told) == pytest.approx(step_s, rel=1e-5)
+        assert float(told) <= step_s
+    assert model.epochs * 1_000 < model.total_work < 1e7
+    phi = model.noise.noise_scale(np.linspace(0, 1, 50))
+    assert ((phi > 1) & (phi < 1e8)).all()
+    assert (np.diff(model.noise.fractions) > 0).all()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_application_synchronises_in_a_ring_by_the_data_sheets(name):
+    shipped, batch = load_model(name).gpu_types["v100"], PUBLISHED[name][1]
+    compute_s = float(shipped.calibrated.step_time(1, 1, batch))
+    pair_s = float(shipped.calibrated.step_time(1, 2, batch)) - compute_s
+    assert 0 < pair_s < compute_s
+    floor_s = 1e-7  # what the form's least constants, of 1e-8 each, add up to
+    for gpus in (2, 4, 8):
+        ring_s = pair_s * 2 * (gpus - 1) / gpus
+        told_s = float(shipped.calibrated.step_time(1, gpus, batch)) - compute_s
+        assert told_s == pytest.approx(ring_s, rel=1e-5, abs=floor_s)
+    # NVLink of 150 GB/s within a DGX-1, 50 GB/s between two.
+    assert float(shipped.calibrated.step_time(2, 2, batch)) - compute_s == pytest.approx(3 * pair_s, abs=floor_s)
+    for nodes, gpus in ((1, 2), (1, 8), (2, 2), (2, 16)):
+        told = shipped.calibrated.step_time(nodes, gpus, batch)
+        assert float(step_time(shipped.theta, nodes, gpus, batch)) == pytest.approx(float(told), abs=floor_s)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_application_gains_from_cpus_what_its_class_gains(name):
+    pipeline, (step_s, batch) = load_model(name).pipeline, PUBLISHED[name]
+    node = {"storage_bytes_per_s": 62.5e6}
+    cpus, memory = pipeline.enough(step_s / batch, **node)
+    if name in ("gnmt", "lstm", "transformer"):
+        assert (cpus, memory) == (pytest.approx(1.0, rel=1e-5), 0.0)
+    else:
+        assert 2.5 < cpus < 12
+    step = float(batch * pipeline.sample_s(3, 62.5e9, **node))
+    proportional_s = {"alexnet": 0.6, "shufflenet": 0.615, "m5": 0.6, "res18": 0.64, "mobilenet": 0.71, "res50": 0.78}
+    assert max(step, step_s) == pytest.approx(proportional_s.get(name, step_s), rel=0.12)
+
+
+@pytest.mark.parametrize("name", [*TOTAL_WORK, *PUBLISHED])
+def test_every_input_is_known_and_a_whole_data_set_of_samples(name):
+    model = load_model(name)
+    samples = model.total_work * model.initial_batch / model.epochs
+    assert model.pipeline.cpu_s > 0
+    stored = samples * model.pipeline.sample_bytes
+    # A table that gains from more memory at another speed of storage than assumed shows fewer bytes.
+    assert 0.4 * model.pipeline.data_bytes < stored < 1.1 * model.pipeline.data_bytes
 
 
 @pytest.mark.parametrize("name", TOTAL_WORK)
@@ -101,6 +171,19 @@ def test_a_file_that_lacks_facts_says_which(tmp_path):
         model_from_yaml(path)
     path.write_text("a: [")
     with pytest.raises(InputError, match="is not YAML"):
+        model_from_yaml(path)
+
+
+def test_an_input_that_lacks_a_constant_is_refused(tmp_path):
+    path = tmp_path / "mine.yaml"
+    head = "title: mine\ninitial_batch: 32\nmax_batch: 64\nepochs: 1\ntotal_work: 10\ngpu_types: {}\nsources: []\n"
+    path.write_text(head)
+    assert model_from_yaml(path).pipeline is None
+    path.write_text(head + "pipeline: {cpu_s: 0.001, sample_bytes: 1000}\n")
+    with pytest.raises(InputError, match=r"mine\.yaml.*data_bytes"):
+        model_from_yaml(path)
+    path.write_text(head + "pipeline: {cpu_s: -1.0, sample_bytes: 1000, data_bytes: 5.0}\n")
+    with pytest.raises(InputError, match="cpu_s=-1, expected a finite number, 0 or more"):
         model_from_yaml(path)
 
 

@@ -2,16 +2,23 @@
 
 import csv
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jobs import workload
 
+from synergy_core.catalog import load_model
+from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.goodput.pipeline import Pipeline, PipelineTable
 from synergy_core.units import GB
+from synergy_sim.assignment import as_given
+from synergy_sim.execution import Costs
+from synergy_sim.ground_truth import Truth
 from synergy_sim.ground_truth.sensitivities import published_pipelines
 
 FOLDER = Path(os.environ.get("SYNERGY_DATA") or "/nowhere") / "resource_sensitivity"
@@ -90,6 +97,45 @@ def test_more_of_anything_never_slows_a_published_model():
         assert (np.diff(seconds, axis=0) <= 1e-15).all()
         assert (np.diff(seconds, axis=1) <= 1e-15).all()
         assert np.isfinite(seconds).all()
+
+
+@needs_profiles
+def test_a_step_is_exactly_as_published_wherever_input_or_gpu_is_slower():
+    truth = Truth(None, sensitivities=FOLDER)
+    models = {row["model"]: row for row in rows_of("models.csv")}
+    compared = 0
+    for row in rows_of("cpu_memory_throughput.csv"):
+        model = models[row["model"]]
+        if row["model"] in truth.names and row["model"] != "bert":
+            app, batch = truth.application(row["model"]), int(model["batch_size"])
+            assert app.initial_batch == batch
+            asked = float(row["cpus_per_gpu"]), float(row["memory_gb_per_gpu"])
+            step_s = max(app.step("v100", (1,), batch).step_s, batch * float(sample_s(app.pipeline, *asked)))
+            told = float(model["iter_time_s_at_proportional"]) / float(row["relative_throughput"])
+            assert step_s == pytest.approx(told, rel=1e-12)
+            compared += 1
+    assert compared == 10 * 45
+
+
+def test_schedulers_are_told_of_the_input_and_users_where_it_is_known_from(tmp_path):
+    machine = Cluster((NodeType("v", "v100", 2, 8, 24, 500 * GB, 5e8),))
+    silent = Cluster((NodeType("v", "v100", 2, 8),))
+    truth = Truth(
+        None, sensitivities=written(tmp_path, ONE_MODEL.replace("lenet", "gnmt"), ONE_GRID.replace("lenet", "gnmt"))
+    )
+    work = workload([(0, 1, 100), (0, 1, 100)], models=["gnmt", "bert"])
+    work = replace(work, global_batch=np.array([128, 12], dtype=np.int32))
+    made = as_given(work, machine, truth)
+    specs = [truth.spec(made, job, machine, Costs()) for job in (0, 1)]
+    assert isinstance(specs[0].pipeline, PipelineTable)
+    assert specs[1].pipeline == load_model("bert").pipeline == truth.application("bert").pipeline
+    assert made.notes[-1] == (
+        "step times from the catalog's constants; never measured, scaled by data sheets: v100 as rtx2080ti; "
+        f"input of bert from the catalog's constants; input of gnmt as published ({tmp_path})"
+    )
+    note = as_given(work, silent, truth).notes[-1]
+    assert note == "step times from the catalog's constants; never measured, scaled by data sheets: v100 as rtx2080ti"
+    assert Truth(None).source(silent, ["gnmt"]) == "step times from the catalog's constants"
 
 
 def test_with_fewer_cpus_than_measured_speed_falls_in_proportion():

@@ -1,7 +1,7 @@
 """What is known before anything is measured here: applications with fitted constants, and GPU data sheets.
 
-`models/<application>.yaml` is written by bench/make_catalog.py; `gpus/<type>.yaml` by hand, from vendors' pages
-(`synergy_core.catalog.sheets`). Being in the folder registers either.
+`models/<application>.yaml` is written by bench/make_catalog.py or bench/fit_sensitivity.py; `gpus/<type>.yaml` by hand,
+from vendors' pages (`synergy_core.catalog.sheets`). Being in the folder registers either.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def model_from_yaml(path: Path) -> ModelProfile:
 def facts(name: str) -> dict[str, Any]:
     """What is known of an application whatever it runs on, as in its file; None for each fact of an unknown one."""
     known = read_yaml(_HERE / "models" / f"{name}.yaml") if name in model_names() else {}
-    return {key: known.get(key) for key in (*_FACTS, "noise")}
+    return {key: known.get(key) for key in (*_FACTS, "noise", "pipeline")}
 
 
 def _pipeline(content: Mapping[str, Any]) -> Pipeline:

@@ -3,7 +3,7 @@ the catalog's constants. Schedulers see `JobSpec`s and what jobs report."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -123,20 +123,34 @@ class Truth:
         found = (each.name for each in self.profiles.iterdir() if list(each.glob("validation-*.csv")))
         return frozenset(found) - NOT_STEP_TIMES
 
-    def source(self, cluster: Cluster) -> str:
-        """One line that says where step times come from on this cluster."""
+    def source(self, cluster: Cluster, models: Iterable[str]) -> str:
+        """One line that says where step times of these models come from on this cluster; where its nodes name CPUs,
+        how fast input is prepared too.
+        """
         if self.profile:
             names = ", ".join(self.profile)
             return f"step times and costs of {names} as profiled on {self.profile.machine}, {self.profile.date}"
         where = f"tables in {self.profiles}" if self.profiles is not None else "the catalog's constants"
-        gpu_types = {gpu_type for name in model_names() for gpu_type in load_model(name).gpu_types}
-        stand_ins = [
-            f"{gpu_type} as {nearest_type(gpu_type, gpu_types)}"
+        known = {name: load_model(name).gpu_types for name in sorted(set(models)) if name in model_names()}
+        stand_ins = {
+            f"{gpu_type} as {nearest_type(gpu_type, gpu_types)}": None
             for gpu_type in cluster.gpu_types
+            for gpu_types in known.values()
             if gpu_type not in gpu_types
-        ]
+        }
         more = f"; never measured, scaled by data sheets: {', '.join(stand_ins)}" if stand_ins else ""
-        return f"step times from {where}{more}"
+        return f"step times from {where}{more}{self._input_source(known) if cluster.counts_shares else ''}"
+
+    def _input_source(self, names: Iterable[str]) -> str:
+        """Where it is known from how fast input of these models is prepared."""
+        by_source: dict[str, list[str]] = {}
+        for name in names:
+            if name in self._published:
+                source = f"as published ({self.sensitivities})"
+            else:
+                source = "from the catalog's constants" if self._pipeline(name) else "unknown and never waited for"
+            by_source.setdefault(source, []).append(name)
+        return "".join(f"; input of {', '.join(named)} {source}" for source, named in by_source.items())
 
     def application(self, name: str) -> DataParallelApplication:
         """The application of that name. Raises InputError with the nearest match."""
