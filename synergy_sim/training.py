@@ -42,6 +42,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         "_left_s",
         "_must_choose",
         "_news",
+        "_node",
         "_node_gpus",
         "_rate",
         "_run",
@@ -110,6 +111,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         self._left_s = NEVER
         self._run = 0
         self._share: Share | None = None
+        self._node = cluster.node_types[0]
 
     @property
     def remaining_s(self) -> float:
@@ -146,6 +148,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         self._held = Shape(self.cluster.type_of(self.placement), len(self._node_gpus), sum(self._node_gpus))
         self._run = self.restarts
         self._share = self.share
+        self._node = self.cluster.node_type_of[self.placement[0][0]]
         self._must_choose = True
         self._seen_s = start_s
         self.end_s = NEVER
@@ -283,9 +286,9 @@ class SimulatedTraining(SimulatedJob, ABC):
         """Seconds until an iteration's input is ready, with its share or, if nobody gives one, the proportional."""
         if self.application.pipeline is None or not self.cluster.counts_shares:
             return 0.0
-        node = self.cluster.node_type_of[self.placement[0][0]]
         samples = plan.global_batch / self._held.gpus
-        return self.application.fed_s(self._share or node.proportional, node, min(self._node_gpus), samples)
+        share = self._share or self._node.proportional
+        return self.application.fed_s(share, self._node, min(self._node_gpus), samples)
 
     def _epoch_end(self) -> float:
         return self.application.work_at_epoch_end[self.epoch] * self.work_scale
@@ -315,12 +318,28 @@ class SimulatedTraining(SimulatedJob, ABC):
     def _walk(self, until_s: float) -> None:
         """Goes through passes at the fixed batch up to `until_s`, or the job's end."""
         epochs = len(self.application.work_at_epoch_end)
+        if self.whole_rounds_s and self.application.is_even(self._trains.global_batch):
+            self._stride(until_s)
+            return
         while self.at_s < until_s and self.epoch < epochs:
             self._begin_pass()
             if self._goes_on_after(until_s):
                 self._settle(until_s)
                 return
             self._cross()
+
+    def _stride(self, until_s: float) -> None:
+        """`_walk` in one pass: an iteration is worth the same in all epochs, and no epoch's end is rounded."""
+        ends = self.application.work_at_epoch_end
+        self._begin_pass()
+        last_s = self.at_s + (ends[-1] * self.work_scale - self.progress) / self._rate
+        if last_s > until_s:
+            self.progress += self._rate * (until_s - self.at_s)
+            self.at_s = until_s
+            self.epoch = min(bisect_right(ends, self.progress / self.work_scale), len(ends) - 1)
+            return
+        self.epoch, self.due_s = len(ends) - 1, last_s
+        self._cross()
 
     def _foresee(self) -> None:
         """Fixes the end of a job that trains on undisturbed."""

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from synergy_core.cluster import Cluster, NodeType, Share
 from synergy_core.conformance import conforms
 from synergy_core.errors import InputError
-from synergy_core.mechanisms import CHECKED, Applicant, Grant, Hosts, SharingRound, get_mechanism, mechanism_names
+from synergy_core.mechanisms import (
+    CHECKED,
+    Applicant,
+    Grant,
+    Hosts,
+    SharingRound,
+    get_mechanism,
+    least,
+    mechanism_names,
+)
 from synergy_core.policies import AllocationPolicy, get_policy, policy_names
 from synergy_core.units import GB
 
@@ -40,6 +49,7 @@ def rounds(draw):
             gpus,
             (asked,) if asked >= 0 else tuple(range(kinds)),
             wanted,
+            tuple(map(least, wanted, cluster.proportional)),
             draw(st.integers(0, len(_quotas(cluster)) - 1)),
             (),
             None,

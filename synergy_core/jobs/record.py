@@ -20,6 +20,11 @@ def gpus_in(placed: Placed) -> int:
     return sum([mask.bit_count() for _, mask in placed])
 
 
+def by_request(requested: Share, share: Share) -> float:
+    """How fast a job is with a share, 1 with what it requested: assumed to be in proportion to CPUs up to those."""
+    return min(1.0, share.cpus / requested.cpus)
+
+
 class Job:
     """The scheduler's record of one job; what policies may read of it is `JobView`.
 
@@ -28,7 +33,8 @@ class Job:
     `waits_since_s` is when it was submitted or last stopped; `first_step_s` is when training (re)starts, as far as the
     driver knows. spec: what was submitted, and task: what is believed of it; None for a job that only has a run time.
     plan: under which it trains where it runs, if its scheduler chooses that (`SynergyTask.scheduled`), else None.
-    past_service_gpu_s: what it had attained when it last began anew.
+    past_service_gpu_s: what it had attained when it last began anew. requested: CPUs and memory per GPU that its user
+    asked for, None where nobody said.
     """
 
     __slots__ = (
@@ -46,6 +52,7 @@ class Job:
         "plan",
         "predicted_duration_s",
         "queue_entered_s",
+        "requested",
         "restarts",
         "running",
         "settled_s",
@@ -70,6 +77,7 @@ class Job:
         user: str = "",
         gpu_type: str = "",
         estimate_s: float = NEVER,
+        requested: Share | None = None,
     ) -> None:
         self.job_id = job_id
         self.submit_time_s = submit_time_s
@@ -96,6 +104,7 @@ class Job:
         self.task: SynergyTask | None = None
         self.plan: Plan | None = None
         self.share: Share | None = None
+        self.requested = requested
         self.ticket: object = None
 
     @property

@@ -29,14 +29,16 @@ class Applicant:
     """One job as a mechanism sees it.
 
     kinds: the GPU types that it may have, indices into the cluster's `gpu_types`, the one that it runs on first.
-    wanted: by GPU type, the least share with which it is as fast as it can be, no more than a node has. tenant: an
-    index into the round's quotas. held: what it runs on, () while it waits; share: of that. speed(kind, share): its
-    speed with that share ÷ its speed with the proportional one, as it is believed to be.
+    wanted: by GPU type, the least share with which it is as fast as it can be, no more than a node has; due: the least
+    with which it is no slower than with its proportional share (`least`). tenant: an index into the round's quotas.
+    held: what it runs on, () while it waits; share: of that. speed(kind, share): its speed with that share ÷ its speed
+    with the proportional one, as it is believed to be.
     """
 
     gpus: int
     kinds: tuple[int, ...]
     wanted: tuple[Share, ...]
+    due: tuple[Share, ...]
     tenant: int
     held: OnNodes
     share: Share | None
@@ -75,7 +77,7 @@ class Hosts:
     take only if they must.
     """
 
-    __slots__ = ("_alike", "_quotas", "_scattered", "cpus", "gpus", "left", "memory", "nodes", "reserved")
+    __slots__ = ("_alike", "_quotas", "_reserves", "_scattered", "cpus", "gpus", "left", "memory", "nodes", "reserved")
 
     def __init__(self, round: SharingRound, slack: float = SLACK) -> None:
         nodes = round.cluster.node_type_of
@@ -84,6 +86,7 @@ class Hosts:
         self.cpus = [each.cpus * (1.0 + slack) for each in nodes]
         self.memory = [each.memory_bytes * (1.0 + slack) for each in nodes]
         self.reserved = [0] * len(nodes)
+        self._reserves = 0
         self.left = round.cluster.gpus
         self._quotas = list(round.quotas)
         self._scattered = round.scattered
@@ -93,10 +96,13 @@ class Hosts:
         """Whether its tenant may hold so many GPUs more."""
         return job.gpus <= self._quotas[job.tenant]
 
-    def room(self, on: OnNodes, share: Share | None) -> bool:
-        """Whether these GPUs are free there, and so much share for each; None: GPUs are all that counts."""
+    def room(self, on: OnNodes, share: Share | None, *, gpus_too: bool = True) -> bool:
+        """Whether these GPUs are free there, and so much share for each; None: GPUs are all that counts.
+
+        gpus_too: whether GPUs count; else they are taken already.
+        """
         for node, gpus in on:
-            if gpus > self.gpus[node]:
+            if gpus_too and gpus > self.gpus[node]:
                 return False
             if share is not None and (
                 gpus * share.cpus > self.cpus[node] or gpus * share.memory_bytes > self.memory[node]
@@ -108,9 +114,11 @@ class Hosts:
         """The job has that from now on."""
         self._quotas[job.tenant] -= job.gpus
         self.left -= job.gpus
+        cpus, memory_bytes = grant.share
         for node, gpus in grant.on:
             self.gpus[node] -= gpus
-        self.change(grant.on, Share(0.0, 0.0), grant.share)
+            self.cpus[node] -= gpus * cpus
+            self.memory[node] -= gpus * memory_bytes
 
     def change(self, on: OnNodes, old: Share, new: Share) -> None:
         """GPUs that were taken go from one share to another."""
@@ -125,6 +133,7 @@ class Hosts:
 
     def reserve(self, on: OnNodes, sign: int = 1) -> None:
         """These GPUs are somebody's whose turn is to come; −1: they are no more."""
+        self._reserves += sign
         for node, gpus in on:
             self.reserved[node] += sign * gpus
 
@@ -133,15 +142,19 @@ class Hosts:
 
         fullest: of the nodes on which it fits, that with the fewest free GPUs; else the first.
         """
-        return self._find(job, kind, share, fullest, free=True) or self._find(job, kind, share, fullest, free=False)
+        found = self._find(job, kind, share, fullest, free=True) if self._reserves else None
+        return found or self._find(job, kind, share, fullest, free=False)
 
     def _find(self, job: Applicant, kind: int, share: Share | None, fullest: bool, *, free: bool) -> OnNodes | None:
         gpus, nodes = job.gpus, self._alike[kind]
         if gpus <= nodes.largest:
             best, least = -1, nodes.largest + 1
+            cpus, memory_bytes = share or (0.0, 0.0)  # written out below: this runs for every node and job
             for node in nodes.numbers:
                 has = self.gpus[node] - self.reserved[node] if free else self.gpus[node]
-                if gpus <= has < least and self.room(((node, gpus),), share):
+                if gpus <= has < least and (
+                    share is None or (gpus * cpus <= self.cpus[node] and gpus * memory_bytes <= self.memory[node])
+                ):
                     if not fullest:
                         return ((node, gpus),)
                     best, least = node, has

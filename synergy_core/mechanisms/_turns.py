@@ -58,10 +58,13 @@ class Places:
         self._sticky = sticky
         self._failed: set[tuple[int, int, Share | None]] = set()
 
-    def find(self, job: Applicant, share_on: Callable[[int], Share | None]) -> tuple[int, OnNodes] | None:
+    def find(
+        self, job: Applicant, share_on: Callable[[int], Share | None], *, fullest: bool | None = None
+    ) -> tuple[int, OnNodes] | None:
         """(GPU type, where) for the job with the share that it is to have on that type; None where it fits nowhere.
 
-        A job that runs stays where it is if it may. share_on: None where GPUs are all that counts.
+        A job that runs stays where it is if it may. share_on: None where GPUs are all that counts. fullest: see
+        `Hosts.find`; None: where jobs stay on their nodes.
         """
         if self._sticky and job.held and self._ground.room(job.held, share_on(job.kinds[0])):
             return job.kinds[0], job.held
@@ -70,7 +73,7 @@ class Places:
             key = job.gpus, kind, share
             if key in self._failed:
                 continue
-            on = self._ground.find(job, kind, share, fullest=self._sticky)
+            on = self._ground.find(job, kind, share, fullest=self._sticky if fullest is None else fullest)
             if on:
                 return kind, on
             self._failed.add(key)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from synergy_core.cluster import Share
 from synergy_core.mechanisms import (
     Answer,
+    Applicant,
     Grant,
     Hosts,
     OnNodes,
@@ -21,6 +22,9 @@ from synergy_core.mechanisms import (
     mechanism,
     turns,
 )
+
+Placed = list[tuple[int, Applicant, int, OnNodes]]
+"""Position, job, GPU type and nodes of each job that runs, in order."""
 
 
 @mechanism()
@@ -40,67 +44,67 @@ def tune(round: SharingRound, *, sticky: bool = True, hand_out: bool = True) -> 
 
 def _on_their_nodes(round: SharingRound, hosts: Hosts) -> Answer:
     """GPUs first; then everybody's due; then, in order, all that a job can use where it is left."""
-    places = Places(hosts, sticky=True)
+    placed = _places(round, hosts)
     answer: Answer = [None] * len(round.jobs)
-    for at, job in turns(round, hosts, sticky=True):
-        # What jobs on the nodes have at present counts, so that newcomers go where they find what they can use.
-        found = None if job.held else places.find(job, job.wanted.__getitem__)
-        share = job.wanted[found[0]] if found else None
-        found = found or places.find(job, lambda kind: None)
-        if found:
-            on = found[1]
-            if job.share is not None and on == job.held:
-                share = job.share
-            given = answer[at] = Grant(on, share or hosts.proportional(on))
-            hosts.take(job, given)
-    _settle_dues(round, hosts, answer)
-    for at, (job, grant) in enumerate(zip(round.jobs, answer, strict=True)):
-        if grant is not None:
-            _raise(hosts, answer, at, job.wanted[_kind(round, grant)])
+    left = Hosts(round)
+    for _, job, kind, on in placed:
+        left.take(job, Grant(on, job.due[kind]))
+    for at, job, kind, on in placed:
+        share, due = job.wanted[kind], job.due[kind]
+        if share != due:
+            more = Share(share.cpus - due.cpus, share.memory_bytes - due.memory_bytes)
+            if left.room(on, more, gpus_too=False):
+                left.change(on, due, share)
+            else:
+                share = due
+        answer[at] = Grant(on, share)
+    hosts.cpus, hosts.memory = left.cpus, left.memory
     return answer
 
 
-def _settle_dues(round: SharingRound, hosts: Hosts, answer: Answer) -> None:
-    """Everybody has what is its due, and no more."""
-    for at, job in enumerate(round.jobs):
-        grant = answer[at]
-        if grant is not None:
-            due = least(job.wanted[_kind(round, grant)], hosts.proportional(grant.on))
-            hosts.change(grant.on, grant.share, due)
-            answer[at] = Grant(grant.on, due)
+def _places(round: SharingRound, hosts: Hosts) -> Placed:
+    """Who runs where. What jobs on the nodes have at present counts, so that newcomers go where there is what they can
+    use.
+    """
+    places = Places(hosts, sticky=True)
+    placed: Placed = []
+    for at, job in turns(round, hosts, sticky=True):
+        found = None if job.held else places.find(job, job.wanted.__getitem__)
+        share = job.wanted[found[0]] if found else None
+        found = found or places.find(job, _gpus_only)
+        if found:
+            kind, on = found
+            if share is None:
+                share = job.share if job.share is not None and on == job.held else job.due[kind]
+            hosts.take(job, Grant(on, share))
+            placed.append((at, job, kind, on))
+    return placed
 
 
-def _raise(hosts: Hosts, answer: Answer, at: int, share: Share) -> None:
-    """The job's share becomes this, if there is room for what it has not yet."""
-    grant = answer[at]
-    assert grant is not None
-    if share == grant.share:
-        return
-    more = Share(share.cpus - grant.share.cpus, share.memory_bytes - grant.share.memory_bytes)
-    for node, gpus in grant.on:
-        if gpus * more.cpus > hosts.cpus[node] or gpus * more.memory_bytes > hosts.memory[node]:
-            return
-    hosts.change(grant.on, grant.share, share)
-    answer[at] = Grant(grant.on, share)
+def _gpus_only(kind: int) -> None:
+    """No share is too much to ask: GPUs are all that counts."""
 
 
 def _hand_out(round: SharingRound, hosts: Hosts, answer: Answer) -> None:
     """In order, as much of what is left as a job could use, if it is the faster for it."""
-    for at, job in enumerate(round.jobs):
-        grant = answer[at]
+    kinds = round.kind_of_node
+    for at, (job, grant) in enumerate(zip(round.jobs, answer, strict=True)):
         if grant is None:
             continue
-        kind = _kind(round, grant)
-        wanted, has = job.wanted[kind], grant.share
-        spare_cpus = min(hosts.cpus[node] / gpus for node, gpus in grant.on)
-        spare_memory = min(hosts.memory[node] / gpus for node, gpus in grant.on)
+        on, has = grant
+        kind = kinds[on[0][0]]
+        wanted = job.wanted[kind]
+        if has.cpus >= wanted.cpus and has.memory_bytes >= wanted.memory_bytes:
+            continue
+        spare_cpus = min(hosts.cpus[node] / gpus for node, gpus in on)
+        spare_memory = min(hosts.memory[node] / gpus for node, gpus in on)
         more = Share(
             max(has.cpus, min(wanted.cpus, has.cpus + spare_cpus)),
             max(has.memory_bytes, min(wanted.memory_bytes, has.memory_bytes + spare_memory)),
         )
         if more != has and job.speed(kind, more) > job.speed(kind, has):
-            hosts.change(grant.on, has, more)
-            answer[at] = Grant(grant.on, more)
+            hosts.change(on, has, more)
+            answer[at] = Grant(on, more)
 
 
 def _anew(round: SharingRound, hosts: Hosts) -> Answer:
@@ -114,8 +118,8 @@ def _anew(round: SharingRound, hosts: Hosts) -> Answer:
         shares: Sequence[Share] = job.wanted
         found = places.find(job, shares.__getitem__)
         if found is None:
-            shares = [least(*each) for each in zip(job.wanted, round.cluster.proportional, strict=True)]
-            found = places.find(job, shares.__getitem__) or places.find(job, lambda kind: None)
+            shares = job.due
+            found = places.find(job, shares.__getitem__) or places.find(job, _gpus_only, fullest=True)
             if found is None:
                 continue
             _reset(hosts, answer, residents, found[1], shares[found[0]])
@@ -146,8 +150,3 @@ def _reset(hosts: Hosts, answer: Answer, residents: dict[int, list[int]], on: On
             due = least(grant.share, hosts.proportional(grant.on))
             hosts.change(grant.on, grant.share, due)
             answer[each] = Grant(grant.on, due)
-
-
-def _kind(round: SharingRound, grant: Grant) -> int:
-    """The GPU type of what was granted."""
-    return round.kind_of_node[grant.on[0][0]]

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from synergy_core.cluster import Cluster, NodeType, Share
 from synergy_core.errors import InputError
 from synergy_core.goodput.pipeline import InputPipeline
-from synergy_core.jobs.record import Job
+from synergy_core.jobs.record import Job, by_request
 from synergy_core.jobs.spec import JobSpec
-from synergy_core.mechanisms import Applicant
+from synergy_core.mechanisms import Applicant, least
 
 Speed = Callable[[int, Share], float]
+
+
+class Need(NamedTuple):
+    """Of jobs that are alike, by GPU type: `Applicant.wanted`, `Applicant.due`, `Applicant.speed`."""
+
+    wanted: tuple[Share, ...]
+    due: tuple[Share, ...]
+    speed: Speed
 
 
 class Needs:
     """What jobs of a cluster ask for, by their profiles; jobs that are alike share one answer.
 
-    A job without a profile asks for its proportional share, and no share makes it faster or slower.
+    A job without a profile asks for what it requested; one that requested nothing, for its proportional share, and no
+    share makes it faster or slower.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -34,7 +44,7 @@ class Needs:
             for gpu_type in cluster.gpu_types
         ]
         self._tenants = {name: at for at, name in enumerate(cluster.virtual_clusters)}
-        self._known: dict[tuple[int, int], tuple[JobSpec | None, tuple[Share, ...], Speed]] = {}
+        self._known: dict[tuple[int, int, Share | None], tuple[JobSpec | None, Need]] = {}
 
     def quotas(self) -> list[float]:
         """GPUs that each tenant may hold; one pool without end where nothing limits them."""
@@ -50,23 +60,25 @@ class Needs:
         elif held:
             at = self._kinds[self._cluster.type_of(held)]
             kinds = (at, *(each for each in kinds if each != at))
-        wanted, speed = self._need(job)
+        wanted, due, speed = self._need(job)
         limited = self._cluster.virtual_clusters and not self._cluster.borrowing
         tenant = self._tenants[job.virtual_cluster] if limited else 0
-        return Applicant(job.gpus, kinds, wanted, tenant, held, job.share if held else None, speed)
+        return Applicant(job.gpus, kinds, wanted, due, tenant, held, job.share if held else None, speed)
 
-    def _need(self, job: Job) -> tuple[tuple[Share, ...], Speed]:
+    def _need(self, job: Job) -> Need:
         # By identity: drivers give jobs that are alike one spec, and specs are kept with what was made of them.
-        asked = id(job.spec), job.gpus
+        asked = id(job.spec), job.gpus, job.requested
         if asked not in self._known:
-            self._known[asked] = job.spec, *self._made(job.spec, job.gpus)
-        return self._known[asked][1:]
+            self._known[asked] = job.spec, self._made(job.spec, job.gpus, job.requested)
+        return self._known[asked][1]
 
-    def _made(self, spec: JobSpec | None, gpus: int) -> tuple[tuple[Share, ...], Speed]:
-        feeds = [
-            None if spec is None or spec.pipeline is None else Feed(spec, spec.pipeline, gpus, node, share)
-            for node, share in zip(self._nodes, self._cluster.proportional, strict=True)
-        ]
+    def _made(self, spec: JobSpec | None, gpus: int, requested: Share | None) -> Need:
+        feeds: list[Feed | Request | None] = []
+        for node, share in zip(self._nodes, self._cluster.proportional, strict=True):
+            if spec is not None and spec.pipeline is not None:
+                feeds.append(Feed(spec, spec.pipeline, gpus, node, share))
+            else:
+                feeds.append(None if requested is None else Request(requested, gpus, node, share))
         wanted = tuple(
             share if feed is None else feed.wanted
             for feed, share in zip(feeds, self._cluster.proportional, strict=True)
@@ -76,7 +88,26 @@ class Needs:
             feed = feeds[kind]
             return 1.0 if feed is None else feed.speed(share)
 
-        return wanted, speed
+        return Need(wanted, tuple(map(least, wanted, self._cluster.proportional)), speed)
+
+
+class Request:
+    """What a job asked for that only has a run time: with fewer CPUs it is assumed to run slower in proportion.
+
+    Less memory does not slow it: how much of its request it uses, no log says.
+    """
+
+    def __init__(self, requested: Share, gpus: int, node: NodeType, proportional: Share) -> None:
+        most = min(gpus, node.gpus_per_node)
+        self.wanted = Share(
+            min(requested.cpus, node.cpus / most), min(requested.memory_bytes, node.memory_bytes / most)
+        )
+        self._requested = requested
+        self._proportional = proportional
+
+    def speed(self, share: Share) -> float:
+        """Relative to the proportional share."""
+        return by_request(self._requested, share) / by_request(self._requested, self._proportional)
 
 
 class Feed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from heapq import heappop, heappush
 from typing import Protocol
 
 import numpy as np
@@ -23,7 +24,10 @@ class Line(Protocol):
     """Whether nobody's place changes but by arrivals and ends."""
 
     def enter(self, job: Job) -> None:
-        """The job is active from now on."""
+        """The job is active from now on, and waits."""
+
+    def turned(self, job: Job, now_s: float) -> None:
+        """The job has started or stopped."""
 
     def leave(self, job: Job, now_s: float) -> None:
         """The job is done."""
@@ -40,62 +44,74 @@ def line_of(order: OrderingPolicy | AllocationPolicy, cluster: Cluster, round_s:
 
 
 class KeyedLine:
-    """By the keys of an ordering policy, the smallest first, then by job id; kept sorted.
+    """By the keys of an ordering policy, the smallest first, then by job id.
 
-    A key changes while its job runs, and, where it jumps (`OrderingPolicy.next_change`), while it waits.
+    Keys of waiting jobs are kept in order; those of running jobs, which may fall with the clock, are asked for in every
+    round. A key that jumps (`OrderingPolicy.next_change`) is asked for again once the instant of its jump has come.
     """
 
     def __init__(self, order: OrderingPolicy) -> None:
         self._policy = order
         self._key_of = order_key_of(order)
         self._predictor = DurationPredictor() if order.predicted else None
-        self._entries: list[Entry] = []
-        self._key: dict[int, Entry] = {}
+        self._falls = order.falls_while_running
         self._jumps = order.next_change is not None
-        self._due_s: dict[int, float] = {}
-        self.still = not (order.falls_while_running or self._jumps)
+        self._kept: list[Entry] = []
+        self._entry: dict[int, Entry] = {}
+        self._falling: dict[int, Job] = {}
+        self._due: list[tuple[float, int]] = []
+        self.still = not (self._falls or self._jumps)
 
     def enter(self, job: Job) -> None:
         if self._predictor is not None:
             job.predicted_duration_s = self._predictor.predict_s(job)
-        self._insert(job)
+        self._keep(job)
+
+    def turned(self, job: Job, now_s: float) -> None:
+        if self._falls and job.running:
+            self._drop(job)
+            self._falling[job.job_id] = job
+        elif not self.still:
+            self._drop(job)
+            self._keep(job)
+        if self._jumps:
+            self._foresee(job, now_s)
 
     def leave(self, job: Job, now_s: float) -> None:
-        self._remove(job)
-        self._due_s.pop(job.job_id, None)
+        self._drop(job)
         if self._predictor is not None:
             self._predictor.ended(job, job.attained_service_gpu_s / job.gpus, now_s)
 
     def stands(self, now_s: float) -> list[Job]:
-        if not self.still:
-            for job in [each[2] for each in self._entries if each[2].running or self._jumps]:
-                job.settle(now_s)
-                if self._jumps:
-                    self._catch_up(job, now_s)
-                if self._key_of(job) != self._key[job.job_id][0]:
-                    self._remove(job)
-                    self._insert(job)
-        return [each[2] for each in self._entries]
+        while self._due and self._due[0][0] <= now_s:
+            _, job_id = heappop(self._due)
+            if job_id in self._entry:
+                job = self._entry[job_id][2]
+                after_jump(self._policy, job, now_s)
+                self._drop(job)
+                self._keep(job)
+                self._foresee(job, now_s)
+        if not self._falling:
+            return [each[2] for each in self._kept]
+        falling: list[Entry] = []
+        for job in self._falling.values():
+            job.settle(now_s)
+            falling.append((self._key_of(job), job.job_id, job))
+        return [each[2] for each in sorted(self._kept + falling)]
 
-    def _catch_up(self, job: Job, now_s: float) -> None:
-        """Lets the job's jumps up to now happen."""
-        due_s = self._due_s.get(job.job_id, NEVER)
-        if due_s <= now_s:
-            after_jump(self._policy, job, now_s)
-        following = next_jump_s(self._policy, job, now_s)
-        self._due_s[job.job_id] = NEVER if following is None else following
+    def _foresee(self, job: Job, now_s: float) -> None:
+        """The job's next jump is waited for; one that was expected before and does not come changes nothing."""
+        due_s = next_jump_s(self._policy, job, now_s)
+        if due_s is not None and due_s < NEVER:
+            heappush(self._due, (due_s, job.job_id))
 
-    def _insert(self, job: Job) -> None:
-        entry = self._key[job.job_id] = (self._key_of(job), job.job_id, job)
-        insort(self._entries, entry, key=_place)
+    def _keep(self, job: Job) -> None:
+        entry = self._entry[job.job_id] = (self._key_of(job), job.job_id, job)
+        insort(self._kept, entry)
 
-    def _remove(self, job: Job) -> None:
-        entry = self._key.pop(job.job_id)
-        del self._entries[bisect_left(self._entries, _place(entry), key=_place)]
-
-
-def _place(entry: Entry) -> tuple[object, int]:
-    return entry[0], entry[1]
+    def _drop(self, job: Job) -> None:
+        if self._falling.pop(job.job_id, None) is None:
+            del self._kept[bisect_left(self._kept, self._entry.pop(job.job_id))]
 
 
 class RankedLine:
@@ -112,6 +128,9 @@ class RankedLine:
     def enter(self, job: Job) -> None:
         self._active[job.job_id] = job
         self._snapshots.entered(job)
+
+    def turned(self, job: Job, now_s: float) -> None:
+        """Nothing to do: ranks are asked for anew in every round."""
 
     def leave(self, job: Job, now_s: float) -> None:
         del self._active[job.job_id]

@@ -8,11 +8,12 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.jobs.decision import Decision
 from synergy_core.jobs.record import NEVER, Job, Placed
-from synergy_core.mechanisms import CHECKED, Answer, Applicant, Grant, Hosts, OnNodes, SharingRound
+from synergy_core.mechanisms import CHECKED, Answer, Applicant, Grant, OnNodes, SharingRound
 from synergy_core.placement.one_job import Placement
 from synergy_core.policies import SharingPolicy
 from synergy_core.sharing.asking import Needs
 from synergy_core.sharing.line import line_of
+from synergy_core.units import GB
 
 
 class SharingScheduler:
@@ -53,6 +54,7 @@ class SharingScheduler:
         """A running job has lost its GPUs unasked: it holds nothing from now on, and waits."""
         self._left(job, now_s)
         self.waiting += 1
+        self._line.turned(job, now_s)
         self._asked[job.job_id] = self._needs.asked(job)
 
     def _left(self, job: Job, now_s: float) -> None:
@@ -83,19 +85,34 @@ class SharingScheduler:
 
     def _check(self, round: SharingRound, answer: Answer) -> None:
         """A mechanism's answer is checked before it is believed."""
-        hosts, name = Hosts(round, CHECKED), self._policy.name
+        name, pooled, kinds = self._policy.name, self._policy.mechanism.pooled, round.kind_of_node
+        nodes = self._cluster.node_type_of
+        gpus, cpus, memory = [0] * len(nodes), [0.0] * len(nodes), [0.0] * len(nodes)
+        quotas = list(round.quotas)
         for job, grant in zip(round.jobs, answer, strict=True):
             if grant is None:
                 continue
-            if sum(gpus for _, gpus in grant.on) != job.gpus:
-                raise InputError(f"policy {name} gave {grant.on} to a job that asks for {job.gpus} GPUs.")
-            if any(round.kind_of_node[node] not in job.kinds for node, _ in grant.on):
-                raise InputError(f"policy {name} gave nodes of a GPU type to a job that asks for another.")
-            if not hosts.allowed(job):
-                raise InputError(f"policy {name} gave a tenant more GPUs than its quota.")
-            if not hosts.room(grant.on, None if self._policy.mechanism.pooled else grant.share):
-                raise InputError(f"policy {name} gave out more of a node than it has: {grant} did not fit any more.")
-            hosts.take(job, grant)
+            given = 0
+            for node, count in grant.on:
+                if kinds[node] not in job.kinds:
+                    raise InputError(f"policy {name} gave nodes of a GPU type to a job that asks for another.")
+                given += count
+                gpus[node] += count
+                cpus[node] += count * grant.share.cpus
+                memory[node] += count * grant.share.memory_bytes
+            if given != job.gpus:
+                raise InputError(f"policy {name} gave {given} GPUs to a job that asks for {job.gpus}.")
+            quotas[job.tenant] -= given
+        if min(quotas) < 0:
+            raise InputError(f"policy {name} gave a tenant {-min(quotas):g} GPUs more than its quota.")
+        for number, node_type in enumerate(nodes):
+            out = gpus[number], cpus[number], memory[number] / GB
+            has = node_type.gpus_per_node, node_type.cpus * (1 + CHECKED), node_type.memory_bytes * (1 + CHECKED) / GB
+            if out[0] > has[0] or (not pooled and (out[1] > has[1] or out[2] > has[2])):
+                raise InputError(
+                    f"policy {name} gave out {out[0]} GPUs, {out[1]:g} CPUs and {out[2]:g} GB of node {number}, "
+                    f"which has {has[0]}, {has[1]:g} and {has[2]:g} GB."
+                )
 
     def _enter(self, jobs: list[Job], answer: Answer, now_s: float) -> Decision:
         """Stops, starts and new shares, entered in the jobs."""
@@ -141,6 +158,7 @@ class SharingScheduler:
             starts.append((job, placed))
         for job in {each[0].job_id: each[0] for each in (*stops, *starts)}.values():
             self._asked[job.job_id] = self._needs.asked(job)
+            self._line.turned(job, now_s)
         for job in retuned:
             self._asked[job.job_id] = self._needs.asked(job)
         self.waiting += len(stops) - len(starts)

@@ -93,6 +93,11 @@ class Application(ABC):
             self._gains[global_batch] = known
         return known
 
+    def is_even(self, global_batch: int) -> bool:
+        """Whether an iteration at that batch is worth the same in every epoch."""
+        gains = self.gains(global_batch)
+        return min(gains) == max(gains)
+
     @property
     def work(self) -> float:
         """All work of an unscaled job, in iterations at the initial batch."""
