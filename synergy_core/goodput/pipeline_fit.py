@@ -54,7 +54,7 @@ class ObservedInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class InputConstant:
     """A constant: its value, and between what it lies, at 95 % as far as noise of the steps goes.
 
     steps: how many have shown it. With none it is only bounded from above, and `value` is the bound; with no bound
@@ -79,8 +79,8 @@ class FittedPipeline:
     """The formula with what is known of its constants; noise: standard deviation of log step times around it."""
 
     pipeline: Pipeline
-    cpu_s: Known
-    sample_bytes: Known
+    cpu_s: InputConstant
+    sample_bytes: InputConstant
     noise: float
 
 
@@ -102,7 +102,7 @@ def fit_pipeline(observed: ObservedInputs, data_bytes: float) -> FittedPipeline:
     shown, constants = _shown(slowdown > WAITED, share_needs, share_s, bounds, values, share)
     noise, freedom = _noise(shown, constants, values)
     cpu_s, sample_bytes = (
-        _known(float(constants[k]), values[k][shown[k]], bounds[k], share, noise, freedom) for k in (0, 1)
+        _constant(float(constants[k]), values[k][shown[k]], bounds[k], share, noise, freedom) for k in (0, 1)
     )
     return FittedPipeline(Pipeline(cpu_s.value, sample_bytes.value, data_bytes), cpu_s, sample_bytes, noise)
 
@@ -137,18 +137,18 @@ def _noise(shown: Bools, constants: Floats, values: Floats) -> tuple[float, floa
     return float(np.sqrt((USUAL_STEPS * USUAL_NOISE**2 + len(off) * spread**2) / freedom)), freedom
 
 
-def _known(value: float, seen: Floats, bounds: Floats, share: Ints, noise: float, freedom: float) -> Known:
+def _constant(value: float, seen: Floats, bounds: Floats, share: Ints, noise: float, freedom: float) -> InputConstant:
     """A constant with its interval; seen: what it is by each step that shows it, bounds (shares,)."""
     from scipy.special import stdtrit
 
     times = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2.0)) * MEDIAN_SD * noise
     if len(seen):
         factor = float(np.exp(times / len(seen) ** 0.5))
-        return Known(value, value / factor, value * factor, len(seen))
+        return InputConstant(value, value / factor, value * factor, len(seen))
     if not value < np.inf:
-        return Known(0.0, 0.0, np.inf, 0)
+        return InputConstant(0.0, 0.0, np.inf, 0)
     steps = np.bincount(share, minlength=len(bounds))
-    return Known(value, 0.0, float((bounds * np.exp(times / steps**0.5)).min()), 0)
+    return InputConstant(value, 0.0, float((bounds * np.exp(times / steps**0.5)).min()), 0)
 
 
 def _shares(columns: Floats) -> Ints:

@@ -22,7 +22,7 @@ def owned_stages(rank: int, plan: PlanMessage) -> range:
     return range(rank, plan.pipeline * plan.interleave, plan.pipeline)
 
 
-class Pipeline:
+class OwnedStages:
     """This rank's stages, for micro-batches of one size and one number of them a step."""
 
     def __init__(

@@ -16,7 +16,7 @@ from synergy_exec.messages import PlanMessage
 from synergy_exec.training.admitted import plan_refusal, refusal
 from synergy_exec.training.data_parallel import exchanging, replicate
 from synergy_exec.training.job import TrainingJob
-from synergy_exec.training.pipeline import Pipeline, owned_stages
+from synergy_exec.training.pipeline import OwnedStages, owned_stages
 from synergy_exec.training.squares import GradientSquares, MicroBatchSquares, squared_norm
 from synergy_exec.training.stages import cut, ends
 from synergy_exec.training.tensor_parallel import split
@@ -112,11 +112,11 @@ class Trainer:
                 split(part, job.tensor_plan, self._mesh["tensor"])
         return parts
 
-    def _schedule(self) -> Pipeline | None:
+    def _schedule(self) -> OwnedStages | None:
         if self._mesh is None or self.plan.pipeline == 1:
             return None
         group = self._mesh["pipeline"].get_group()
-        return Pipeline(self._modules, self.plan, group, self._device, self._job.loss)
+        return OwnedStages(self._modules, self.plan, group, self._device, self._job.loss)
 
     def _rows(self, number: int) -> tuple[Tensor, Tensor]:
         """This replica's part of the whole batch."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training.admitted import PROVEN, PlanKind
-from synergy_exec.training.pipeline import Pipeline
+from synergy_exec.training.pipeline import OwnedStages
 from synergy_exec.training.trainer import StepResult, Trainer
 
 GLOBAL_BATCH = 16
@@ -36,7 +36,7 @@ class DoublingGpt(SgdGpt):
         return 2 * loss - loss.detach()
 
 
-class Twice(Pipeline):
+class Twice(OwnedStages):
     """A control: the batch goes through the schedule in two calls."""
 
     def backward(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
