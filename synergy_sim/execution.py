@@ -8,7 +8,7 @@ from math import floor, log1p
 from typing import Any, Literal
 
 from synergy_core.errors import InputError
-from synergy_core.jobs.record import NEVER, Job
+from synergy_core.jobs.record import NEVER, Job, by_request
 from synergy_core.jobs.testbed_profiles import ProfiledCosts
 from synergy_core.units import TICK_S, on_grid
 
@@ -135,20 +135,25 @@ class SimulatedJob(Job):
     """A job with the truth about it. `left_work_s`: training still to do, as of its last stop.
 
     `began_s`: when its last run took its GPUs; `free_s`: when it had saved and left after the one before, under rounds.
-    on_gpus: GPUs it physically holds. While it runs: `first_step_s`, when training (re)starts; `end_s`, when its last
-    step is done, NEVER while that is not known. ends_after_decision: it ends after `end_s`, which was rounded down.
+    on_gpus: GPUs it physically holds. done_s: what it has got done since its last start and before its share last
+    changed, which was at `since_s`; rate: how fast it goes since. While it runs: `first_step_s`, when training
+    (re)starts; `end_s`, when its last step is done, NEVER while that is not known. ends_after_decision: it ends after
+    `end_s`, which was rounded down.
     """
 
     __slots__ = (
         "began_s",
         "completion",
         "costs",
+        "done_s",
         "duration_s",
         "end_s",
         "ends_after_decision",
         "free_s",
         "left_work_s",
         "on_gpus",
+        "rate",
+        "since_s",
     )
 
     def __init__(self, job_id: int, submit_time_s: float, gpus: int, duration_s: float, costs: Costs, **more: Any):
@@ -161,6 +166,9 @@ class SimulatedJob(Job):
         self.end_s = NEVER
         self.began_s = 0.0
         self.free_s = 0.0
+        self.done_s = 0.0
+        self.since_s = 0.0
+        self.rate = 1.0
         self.completion: Any = None
 
     @property
@@ -176,7 +184,19 @@ class SimulatedJob(Job):
             self.first_step_s = max(start_s, self.first_step_s)
         else:
             self.first_step_s = start_s + self.delay_s()
-        self.end_s = self.first_step_s + self.left_work_s
+        self.done_s = 0.0
+        self._go_on(self.first_step_s)
+
+    def _go_on(self, from_s: float) -> None:
+        """Fixes its end if it runs from then on with the share that it has."""
+        self.since_s = from_s
+        left_s = self.left_work_s - self.done_s
+        if self.requested is None or self.share is None:
+            self.rate = 1.0
+            self.end_s = from_s + left_s
+        else:
+            self.rate = by_request(self.requested, self.share)
+            self.end_s = from_s + on_grid(left_s / self.rate)
 
     def look_ahead(self, until_s: float) -> bool:
         """Whether all that happens to it by then is known; a job that only has a run time ends when it ends."""
@@ -186,8 +206,14 @@ class SimulatedJob(Job):
         """Tells its task how it has trained, if it does."""
 
     def reshare(self, now_s: float) -> bool:
-        """Its share may have changed; whether it goes on otherwise. One that only has a run time does not."""
-        return False
+        """Its share may have changed, and it goes on with that; whether it goes faster or slower."""
+        if self.requested is None or self.share is None or by_request(self.requested, self.share) == self.rate:
+            return False
+        if self.end_s <= now_s:
+            return False
+        self.done_s += self.rate * max(0.0, now_s - self.since_s)
+        self._go_on(max(now_s, self.since_s))
+        return True
 
     def delay_s(self) -> float:
         """Seconds from when it has its GPUs to its first step on them."""
@@ -198,10 +224,10 @@ class SimulatedJob(Job):
 
         True if this run got anything done.
         """
-        done_s = max(0.0, min(stop_s, self.end_s) - self.first_step_s)
+        done_s = self.done_s + self.rate * max(0.0, min(stop_s, self.end_s) - self.since_s)
         interval_s = self.costs.checkpoint_interval_s
         if interval_s > 0 and stop_s < self.end_s:
             done_s = floor(done_s / interval_s) * interval_s
-        self.left_work_s -= done_s
+        self.left_work_s -= on_grid(done_s)
         self.end_s = NEVER
         return done_s > 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from synergy_core.cluster import Cluster
+from synergy_core.cluster import Cluster, Share
 from synergy_core.planner import tables
 from synergy_runs.workload import Workload
 from synergy_sim.data_parallel_job import DataParallelJob
@@ -40,6 +40,7 @@ class Jobs:
         costs = [self.costs_of(model) for model in models]
         trained = [] if self._truth is None else np.flatnonzero(np.isfinite(work.work_scale)).tolist()
         is_trained = set(trained)
+        requests = self._requests()
         chunk = 4_096
         for first in range(0, len(work), chunk):
             rows = zip(*(column[first : first + chunk].tolist() for column in (*columns, *codes)), strict=True)
@@ -57,7 +58,24 @@ class Jobs:
                     user=users[user],
                     gpu_type=gpu_types[kind],
                     estimate_s=estimate_s,
+                    requested=requests[job_id] if requests else None,
                 )
+
+    def _requests(self) -> list[Share | None]:
+        """CPUs and memory per GPU that each row asks for, None where it names no CPUs; [] where nobody looks at them.
+
+        A row that names CPUs alone asks for the memory that its GPUs bring.
+        """
+        work, cluster = self._workload, self._cluster
+        if not cluster.counts_shares:
+            return []
+        memory_bytes = np.where(
+            np.isfinite(work.memory_bytes),
+            work.memory_bytes / work.gpus,
+            cluster.node_types[0].proportional.memory_bytes,
+        )
+        asked = zip((work.cpus / work.gpus).tolist(), memory_bytes.tolist(), strict=True)
+        return [Share(cpus, memory) if cpus > 0 else None for cpus, memory in asked]
 
     def costs_of(self, model: str) -> Costs:
         """What starting, stopping and saving cost jobs of that model."""
