@@ -71,6 +71,7 @@ class TraceSettings:
         "llm (as mix, but large jobs are language models with parallel plans), "
         "auto (as_given where the log names models and batches, mix where a policy needs it)"
     )
+    measured_jobs: str | None = key("ids of the jobs that figures of jobs are over, such as 4000-4999; null: all")
     llm_gpus: int = key("the fewest GPUs of a job that models=llm makes a language model")
     nodes: int = key("nodes of the cluster unless cluster.nodes says otherwise")
     gpus_per_node: int = key("GPUs of each of them")

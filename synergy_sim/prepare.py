@@ -23,6 +23,7 @@ from synergy_runs.inputs import (
     without_misfits,
     workload_of,
 )
+from synergy_runs.measured import with_measured
 from synergy_runs.profiles import read_profile
 from synergy_runs.traces.find import find_folder
 from synergy_runs.workload import Workload
@@ -58,7 +59,7 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
         check_fit(workload, cluster, refuse_bad_rows=not skip)
         truth = truth_of(settings, seed)
         workload = trained(settings, workload, cluster, truth, policies.values(), seed)
-        workload = estimated(settings.trace, workload, seed)
+        workload = with_measured(estimated(settings.trace, workload, seed), settings.trace.measured_jobs)
         for policy in policies.values():
             yield PreparedRun(seed, workload, cluster, policy, execution, truth)
 
