@@ -55,7 +55,7 @@ class TraceSettings:
     run_times: list[list[float]] | None = key(
         "of a law: [[share, a, b], …], with that probability a run time is 60·10^U(a, b) seconds"
     )
-    class_mix: list[float] = key("shares of image, language and speech models, for a law")
+    class_mix: list[float] = key("shares of image, language and speech models, for a law and for models=by_class")
     format: str | None = key("the log's format; null: recognised")
     window: str = key("all, 7d, 2017-10-09/7d, 2017-10-09/2017-10-16 or 2017-10-09")
     carry_in: bool = key("whether jobs that were running at the window's start enter with what was left of them")
@@ -66,8 +66,9 @@ class TraceSettings:
         "requeued and retried jobs: a submission per attempt (apart), or one long run per job (merged)"
     )
     overestimate: float = key("estimates the log lacks are duration × (1 + overestimate·U[0,1))")
-    models: Literal["auto", "none", "as_given", "mix", "llm"] = key(
+    models: Literal["auto", "none", "as_given", "mix", "by_class", "llm"] = key(
         "training jobs: none (run times only), as_given (the log names them), mix (drawn by GPU-time; run times kept), "
+        "by_class (the log's, else by class_mix; run times kept), "
         "llm (as mix, but large jobs are language models with parallel plans), "
         "auto (as_given where the log names models and batches, mix where a policy needs it)"
     )

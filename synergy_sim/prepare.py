@@ -27,7 +27,7 @@ from synergy_runs.measured import with_measured
 from synergy_runs.profiles import read_profile
 from synergy_runs.traces.find import find_folder
 from synergy_runs.workload import Workload
-from synergy_sim.assignment import as_given, mixed, with_profiled_batches
+from synergy_sim.assignment import as_given, by_class, mixed, with_profiled_batches
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.ground_truth import Disturbance, PlannedTruth, Truth
 from synergy_sim.language_models import with_language_models
@@ -110,6 +110,8 @@ def trained(
     if wanted == "llm":
         random = np.random.default_rng(random_stream(seed, "models"))
         return with_language_models(workload, cluster, truth, random, from_gpus=settings.trace.llm_gpus)
+    if wanted == "by_class":
+        return by_class(workload, cluster, truth, settings.trace.class_mix)
     if wanted == "mix":
         return mixed(workload, cluster, truth, np.random.default_rng(random_stream(seed, "models")))
     return workload
