@@ -43,6 +43,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         "_must_choose",
         "_news",
         "_node_gpus",
+        "_node_type",
         "_rate",
         "_run",
         "_seen_s",
@@ -110,6 +111,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         self._left_s = NEVER
         self._run = 0
         self._share: Share | None = None
+        self._node_type = cluster.node_types[0]
 
     @property
     def remaining_s(self) -> float:
@@ -143,6 +145,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         self._began_with = self.progress
         self._left_s = NEVER
         self._node_gpus = tuple(mask.bit_count() for _, mask in self.placement)
+        self._node_type = self.cluster.node_type_of[self.placement[0][0]]
         self._held = Shape(self.cluster.type_of(self.placement), len(self._node_gpus), sum(self._node_gpus))
         self._run = self.restarts
         self._share = self.share
@@ -283,7 +286,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         """Seconds until an iteration's input is ready, with its share or, if nobody gives one, the proportional."""
         if self.application.pipeline is None or not self.cluster.counts_shares:
             return 0.0
-        node = self.cluster.node_type_of[self.placement[0][0]]
+        node = self._node_type
         samples = plan.global_batch / self._held.gpus
         return self.application.fed_s(self._share or node.proportional, node, min(self._node_gpus), samples)
 

@@ -35,7 +35,7 @@ def nodes(cpus, memory_gb=500.0, count=1):
     )
 
 
-OWN, BARE = nodes(24.0, count=2), Cluster((NodeType("n", "v100", 2, 8),))
+ONE_NODE, OWN, BARE = nodes(24.0), nodes(24.0, count=2), Cluster((NodeType("n", "v100", 2, 8),))
 
 
 def names_of(made):
@@ -68,6 +68,14 @@ def test_nodes_with_more_cpus_than_profiled_finish_jobs_that_gain_from_them_earl
     assert faster["alexnet"] == pytest.approx(1.75, rel=0.2)
     assert min(faster.values()) > 1 - 1e-9
     assert [faster[name] for name in CLASSES[1][1]] == pytest.approx([1.0] * 3, abs=1e-3)
+
+
+def test_a_job_that_waits_for_its_input_may_be_stopped_in_a_later_epoch():
+    """Between its last decision and its stop it has gone through epochs, at the speed of where it was."""
+    made = by_class(workload([(0.0, 8, 50_000.0), (30_000.0, 8, 60.0)], models=["alexnet"] * 2), ONE_NODE, CATALOG, MIX)
+    done = simulate(made, ONE_NODE, get_policy("srtf"), FREE, truth=CATALOG)
+    run_s = (finish_s(done) - made.submit_time_s) - np.array([finish_s(done)[1] - 30_000.0, 0.0])
+    assert run_s == pytest.approx(made.duration_s, abs=1.0)
 
 
 def test_a_job_too_short_for_an_iteration_does_one():
