@@ -15,6 +15,7 @@ from synergy_exec.job_file import JobFile, job_of
 from synergy_exec.settings import Settings
 from synergy_runs.inputs import estimated, workload_of
 from synergy_runs.log import Kind
+from synergy_runs.measured import with_measured
 from synergy_runs.resources import conf_folder
 from synergy_runs.settings import ClusterSettings
 from synergy_runs.traces.rows import UNKNOWN, TraceRows
@@ -50,6 +51,7 @@ def arrivals_of(settings: Settings) -> tuple[Workload | None, list[Arrival]]:
     )
     trace = dataclasses.replace(settings.trace, carry_in=False)  # nothing runs on the agents before they are there
     workload = estimated(trace, workload_of(trace, anything, settings.seed), settings.seed)
+    workload = with_measured(workload, trace.measured_jobs)
     if workload.bad_rows and settings.trace.bad_rows == "stop":
         shown = "\n  ".join(map(str, workload.bad_examples))
         raise InputError(
@@ -120,7 +122,9 @@ def as_executed(trace: Workload | None, journal: Journal, name: str) -> tuple[Wo
         )
     made = from_rows(rows, name=name)
     if trace is not None:
-        made = dataclasses.replace(made, source=trace.source, sha256=trace.sha256, notes=trace.notes)
+        # By id, as in the trace; jobs that were submitted beside it are measured where all of it is.
+        measured = np.concatenate((trace.measured, np.full(len(jobs), trace.measured.all())))[: len(jobs)]
+        made = dataclasses.replace(made, source=trace.source, sha256=trace.sha256, notes=trace.notes, measured=measured)
     return made, {job.job: row for row, job in enumerate(jobs)}
 
 

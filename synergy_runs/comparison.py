@@ -145,7 +145,7 @@ def _workloads(policy: dict[int, StoredRun], first: dict[int, StoredRun]) -> lis
 def _means(policy: StoredRun, first: StoredRun) -> Means:
     waits_s = [run.summary.get("mean_waiting_s") for run in (policy, first)]
     return Means(
-        *mean_jcts(policy.jobs("jct_s")["jct_s"], first.jobs("jct_s")["jct_s"]),
+        *mean_jcts(policy.measured("jct_s"), first.measured("jct_s")),
         waiting_s=max((each for each in waits_s if each is not None), default=math.nan),
     )
 

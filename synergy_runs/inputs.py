@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from synergy_core.catalog.sheets import node_sheet_of
 from synergy_core.cluster import Cluster, NodeType
@@ -19,7 +20,8 @@ from synergy_core.policies import Policy, get_policy, is_mechanism, parts_of
 from synergy_core.units import GB, MB
 from synergy_runs.carrying import add_history, cut
 from synergy_runs.fit import misfits
-from synergy_runs.generators import generate
+from synergy_runs.generators import generate, names
+from synergy_runs.generators.laws import LawParameters, draw, laws
 from synergy_runs.overrides import check_policy
 from synergy_runs.resources import conf_folder
 from synergy_runs.settings import ClusterSettings, NodeTypeSettings, TraceSettings
@@ -60,8 +62,12 @@ def workload_of(trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Wo
         raise InputError(f"trace.name={trace.name}: expected a name, not a path; results are filed under it.")
     if trace.format is not None and trace.format not in formats():
         raise unknown("trace.format", trace.format, formats())
+    asked = _asked_of_law(trace)
     path = trace.path or find(trace.find)
-    workload = _from_log(trace, path) if path else _generated(trace, seed)
+    if path:
+        workload = _from_log(trace, path)
+    else:
+        workload = _generated(trace, seed) if asked is None else _drawn_by_law(trace, asked, seed)
     if cluster.ignore_gpu_types:
         workload = of_any_type(workload)
     workload = at_least(workload, trace.min_gpus)
@@ -86,6 +92,36 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def _asked_of_law(trace: TraceSettings) -> LawParameters | None:
+    """What the generator is asked for if it is a law. Raises InputError where keys of laws are missing, or in vain."""
+    if trace.generator is not None and trace.generator not in (known := (*names(), *laws())):
+        raise unknown("trace.generator", trace.generator, known)
+    given = {key: getattr(trace, key) for key in ("jobs", "jobs_per_hour", "job_gpus", "run_times")}
+    if trace.generator in laws():
+        if missing := [key for key, value in given.items() if value is None]:
+            raise InputError(
+                f"trace.generator={trace.generator}: trace.{missing[0]} is null; +trace={trace.generator} sets it."
+            )
+        return LawParameters(**given, class_mix=trace.class_mix)
+    if odd := [key for key, value in given.items() if value is not None]:
+        raise InputError(
+            f"trace.{odd[0]}={given[odd[0]]}: only jobs that are drawn by a law ({', '.join(laws())}) read it. "
+            "cluster.load=2 makes any trace twice as dense."
+        )
+    return None
+
+
+def _drawn_by_law(trace: TraceSettings, asked: LawParameters, seed: int) -> Workload:
+    assert trace.generator is not None
+    workload = from_rows(draw(trace.generator, asked, seed), name=trace.name, window=trace.window)
+    codes = (workload.gpus, workload.model_code)
+    return replace(workload, sha256=_digest(workload.submit_time_s, workload.duration_s, *codes))
+
+
+def _digest(*columns: NDArray[Any]) -> str:
+    return hashlib.sha256(b"".join(np.ascontiguousarray(column).tobytes() for column in columns)).hexdigest()
+
+
 def _generated(trace: TraceSettings, seed: int) -> Workload:
     if trace.generator is None:
         raise InputError(f"+trace={trace.name}: which job log? Type trace.path=FILE.")
@@ -97,9 +133,8 @@ def _generated(trace: TraceSettings, seed: int) -> Workload:
         add_history(rows, trace.generator, seed=random_stream(seed, "history"))
     workload = from_rows(rows, name=trace.name, first_s=first_s, before=trace.carry_in)
     own = ~workload.carried
-    columns = (workload.submit_time_s[own], workload.duration_s[own], workload.gpus[own])
-    digest = hashlib.sha256(b"".join(np.ascontiguousarray(column).tobytes() for column in columns))
-    return replace(workload, origin_s=start_s or workload.origin_s, sha256=digest.hexdigest())
+    digest = _digest(workload.submit_time_s[own], workload.duration_s[own], workload.gpus[own])
+    return replace(workload, origin_s=start_s or workload.origin_s, sha256=digest)
 
 
 def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload | None) -> Cluster:

@@ -14,6 +14,7 @@ from synergy_core.arrays import Floats
 from synergy_core.units import TICKS_PER_S
 from synergy_runs.averages import counts_by, mean, means_by, percentile, present, quotient, ratio
 from synergy_runs.log import Events, Kind, Run
+from synergy_runs.measured import measured_ids
 from synergy_runs.overload import growth, overloaded
 from synergy_runs.splits import split_starts_fraction
 from synergy_runs.timeline import Holdings, holdings, integral, last_time_s, steps, ticks, waiting_jobs
@@ -34,6 +35,7 @@ class JobColumns:
 
     job_id: Ints
     carried: NDArray[np.bool_]
+    measured: NDArray[np.bool_]
     gpus: Ints
     submit_time_s: Floats
     duration_s: Floats
@@ -70,10 +72,12 @@ def job_table(run: Run, held: Holdings | None = None) -> JobColumns:
     finish_s[events.job_id[finished]] = events.time_s[finished]
     jct_s = finish_s - workload.submit_time_s
     contention = mean_contention(workload.submit_time_s, finish_s, last_time_s(events))
-    return _own_alone(
+    return _known_of(
+        ~workload.carried,
         JobColumns(
             job_id=np.arange(jobs, dtype=np.int32),
             carried=workload.carried,
+            measured=workload.measured & ~workload.carried,
             gpus=workload.gpus,
             submit_time_s=workload.submit_time_s,
             duration_s=workload.duration_s,
@@ -93,7 +97,7 @@ def job_table(run: Run, held: Holdings | None = None) -> JobColumns:
             finish_time_fairness=finish_time_fairness(
                 jct_s, workload.duration_s, gpus=workload.gpus, contention=contention, cluster_gpus=run.cluster.gpus
             ),
-        )
+        ),
     )
 
 
@@ -105,14 +109,15 @@ OF_WHOLE_JOBS = (
     "mean_contention",
     "finish_time_fairness",
 )
-"""Columns that are not defined for a job that was carried into the window: it is the rest of one."""
+"""Columns that are not defined for a job that was carried into the window: it is the rest of one. Figures of them are
+over measured jobs."""
 
 
-def _own_alone(jobs: JobColumns) -> JobColumns:
-    """The table with NaN in those columns for jobs that were carried in."""
-    if not jobs.carried.any():
+def _known_of(keep: NDArray[np.bool_], jobs: JobColumns) -> JobColumns:
+    """The table with NaN in those columns for all other jobs."""
+    if keep.all():
         return jobs
-    return replace(jobs, **{name: np.where(jobs.carried, np.nan, getattr(jobs, name)) for name in OF_WHOLE_JOBS})
+    return replace(jobs, **{name: np.where(keep, getattr(jobs, name), np.nan) for name in OF_WHOLE_JOBS})
 
 
 def _count(events: Events, kind: Kind, jobs: int) -> Ints:
@@ -160,14 +165,15 @@ def summarise(run: Run, jobs: JobColumns | None = None, held: Holdings | None = 
     """Every figure of a run, with units in the names; NaN where one is not defined."""
     held = holdings(run.events) if held is None else held
     jobs = job_table(run, held) if jobs is None else jobs
+    measured = _known_of(jobs.measured, jobs)
     return {
         **_identity(run),
-        **_completion(run, jobs),
+        **_completion(run, measured),
         **_use(run, jobs, held),
         **_overload(run, held),
-        **_fairness(jobs),
-        **_by_class(run, jobs),
-        **_prediction(jobs),
+        **_fairness(measured),
+        **_by_class(run, measured),
+        **_prediction(measured),
         **_cost(run),
     }
 
@@ -188,6 +194,8 @@ def _identity(run: Run) -> Summary:
         "jobs": int((~workload.carried).sum()),
         "jobs_carried_in": int(workload.carried.sum()),
         "carried_work_gpu_s": float((workload.duration_s * workload.gpus)[workload.carried].sum()),
+        "jobs_measured": int((workload.measured & ~workload.carried).sum()),
+        "measured_job_ids": measured_ids(workload),
         "jobs_left_out": dict(workload.left_out),
         "bad_rows": workload.bad_rows,
         "gpus": cluster.gpus,
@@ -213,6 +221,7 @@ def _completion(run: Run, jobs: JobColumns) -> Summary:
         "p50_jct_s": percentile(jobs.jct_s, 50),
         "p90_jct_s": percentile(jobs.jct_s, 90),
         "p99_jct_s": percentile(jobs.jct_s, 99),
+        "p999_jct_s": percentile(jobs.jct_s, 99.9),
         "makespan_s": float(jobs.finish_s[finished].max() - first_s) if finished.any() else np.nan,
         "mean_waiting_s": mean(jobs.waiting_s),
         "p99_waiting_s": percentile(jobs.waiting_s, 99),

@@ -48,7 +48,14 @@ class TraceSettings:
     name: str = key("what results are filed under")
     path: Path | None = key("a job log; null: the first of `find` that exists, else the generator")
     find: list[str] = key("file names to look for in $SYNERGY_DATA, $SYNERGY_DATA/traces and ./traces")
-    generator: str | None = key("statistics to draw jobs from where there is no log")
+    generator: str | None = key("statistics, or a law such as osdi22, to draw jobs from where there is no log")
+    jobs: int | None = key("of a law: how many jobs")
+    jobs_per_hour: float | None = key("of a law: how many of them arrive in an hour, a Poisson process")
+    job_gpus: Literal["one", "philly"] | None = key("of a law: GPUs of a job, one, or drawn as Philly's, up to 16")
+    run_times: list[list[float]] | None = key(
+        "of a law: [[share, a, b], …], with that probability a run time is 60·10^U(a, b) seconds"
+    )
+    class_mix: list[float] = key("shares of image, language and speech models, for a law and for models=by_class")
     format: str | None = key("the log's format; null: recognised")
     window: str = key("all, 7d, 2017-10-09/7d, 2017-10-09/2017-10-16 or 2017-10-09")
     carry_in: bool = key("whether jobs that were running at the window's start enter with what was left of them")
@@ -59,11 +66,13 @@ class TraceSettings:
         "requeued and retried jobs: a submission per attempt (apart), or one long run per job (merged)"
     )
     overestimate: float = key("estimates the log lacks are duration × (1 + overestimate·U[0,1))")
-    models: Literal["auto", "none", "as_given", "mix", "llm"] = key(
+    models: Literal["auto", "none", "as_given", "mix", "by_class", "llm"] = key(
         "training jobs: none (run times only), as_given (the log names them), mix (drawn by GPU-time; run times kept), "
+        "by_class (the log's, else by class_mix; run times kept), "
         "llm (as mix, but large jobs are language models with parallel plans), "
         "auto (as_given where the log names models and batches, mix where a policy needs it)"
     )
+    measured_jobs: str | None = key("ids of the jobs that figures of jobs are over, such as 4000-4999; null: all")
     llm_gpus: int = key("the fewest GPUs of a job that models=llm makes a language model")
     nodes: int = key("nodes of the cluster unless cluster.nodes says otherwise")
     gpus_per_node: int = key("GPUs of each of them")

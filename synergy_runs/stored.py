@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
 from synergy_runs.log import Events
 from synergy_runs.metrics import Summary
@@ -47,6 +48,13 @@ class StoredRun:
     def jobs(self, *columns: str) -> dict[str, NDArray[Any]]:
         """Columns of jobs.parquet, one entry per job in order of submission."""
         return _read(self.folder / "jobs.parquet", columns)
+
+    def measured(self, column: str) -> Floats:
+        """A column of times or ratios of jobs.parquet, NaN for jobs that figures are not over."""
+        if self.summary.get("measured_job_ids") is None:
+            return self.jobs(column)[column].astype(np.float64)
+        found = self.jobs(column, "measured")
+        return np.where(found["measured"], found[column], np.nan)
 
     def decisions(self, *columns: str) -> dict[str, NDArray[Any]]:
         """Columns of rounds.parquet, one entry per decision in order of time."""

@@ -13,6 +13,7 @@ from synergy_core.units import DAY_S, HOUR_S
 from synergy_runs.comparison import ComparedPolicy, Comparison, over_workloads
 from synergy_runs.interval import FEWEST_WORKLOADS, Ratio
 from synergy_runs.log import DRAWN_ESTIMATES, POOLED, TRUE_RUN_TIMES
+from synergy_runs.metrics import Summary
 from synergy_runs.traces.times import epoch_s, iso
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ FIGURES = (
     Figure("unfair_fraction", "ρ > 1", "percent"),
     Figure("p90_jct_s", "p90 JCT", "time"),
     Figure("simulation_cpu_s", "CPU s", "number", None),
+    Figure("p999_jct_s", "p99.9 JCT", "time"),
 )
 _WIDTH_OF_A_FIGURE = 10
 
@@ -107,7 +109,16 @@ def caption(comparison: Comparison) -> str:
         span("jobs", lambda jobs: f"{jobs:,.0f}"),
         span("offered_load_fraction", lambda load: f"{load * 100:.0f} %"),
     )
-    return f"{traces} · {jobs} jobs · {clusters} · offered load {load} · {seeds_text}"
+    return f"{traces} · {jobs} jobs · {clusters} · offered load {load} · {seeds_text}{_measured(summaries, jobs)}"
+
+
+def _measured(summaries: Sequence[Summary], jobs: str) -> str:
+    """Which jobs figures are over, where not over all."""
+    ids = dict.fromkeys(summary.get("measured_job_ids") for summary in summaries)
+    if set(ids) == {None}:
+        return ""
+    texts = ["all" if each is None else f"jobs {each.replace('-', '–')}" for each in ids]
+    return f" · figures over {' or '.join(texts)} of {jobs}"
 
 
 KNOWS = {

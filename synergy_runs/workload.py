@@ -31,7 +31,8 @@ class Workload:
     how many at the requested batch it is done, NaN where the log does not say.
     estimate_drawn: whether `with_estimates` drew its estimate. carried: it was submitted before the window and reaches
     into it (`synergy_runs.carrying`); its times are what was left at the window's start, and ran_before_s what it had
-    run by then. log_wait_s: from submission to start in the log itself, 0 where the log does not say.
+    run by then. measured: whether figures are over it (`synergy_runs.measured`). log_wait_s: from submission to start
+    in the log itself, 0 where the log does not say.
     Times lie on the grid of `synergy_core.units`. `*_code` columns index the tuples of the same name.
     line: where the job stands in its file, 0 if generated. bad_rows: impossible rows that were left out, of which
     `bad_examples` are the first.
@@ -61,6 +62,7 @@ class Workload:
     iterations: Floats
     estimate_drawn: Mask
     carried: Mask
+    measured: Mask
     ran_before_s: Floats
     log_wait_s: Floats
     end_state_code: Ints
@@ -150,6 +152,7 @@ def from_rows(
         iterations=floats(rows.iterations),
         estimate_drawn=np.zeros(len(order), dtype=np.bool_),
         carried=submit_s[order] < start_s,
+        measured=np.ones(len(order), dtype=np.bool_),
         ran_before_s=np.zeros(len(order)),
         log_wait_s=on_grid(np.where(wait_s > 0, wait_s, 0.0)),
         end_state_code=ints(rows.end_state),
@@ -212,7 +215,7 @@ def take(workload: Workload, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Wor
     columns = ("submit_time_s", "duration_s", "estimate_s", "gpus", "cpus", "memory_bytes")
     names = ("virtual_cluster_code", "user_code", "gpu_type_code", "model_code", "end_state_code")
     more = ("global_batch", "work_scale", "iterations", "line")
-    since = ("estimate_drawn", "carried", "ran_before_s", "log_wait_s")
+    since = ("estimate_drawn", "carried", "measured", "ran_before_s", "log_wait_s")
     picked = {column: getattr(workload, column)[rows] for column in (*columns, *names, *more, *since)}
     return replace(workload, job_name=[workload.job_name[i] for i in rows], **picked)
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.cluster import Cluster
+from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.units import on_grid
+from synergy_core.units import GB, MB, on_grid
+from synergy_runs.model_classes import CLASSES, in_turn
 from synergy_runs.workload import Workload, uniform
-from synergy_sim.ground_truth import ApplicationWithPlans, NodeGpus, Truth, packed
+from synergy_sim.ground_truth import ApplicationWithPlans, DataParallelApplication, NodeGpus, Truth, packed
 
-CLASSES = (
+SIZES = (
     (1.0, ("cifar10", "ncf")),
     (10.0, ("deepspeech2", "bert")),
     (100.0, ("yolov3",)),
     (float("inf"), ("imagenet",)),
 )
 """GPU-hours up to which a row becomes one of these models (Pollux, OSDI 2021, section 5.1)."""
+
+PROFILED_ON = NodeType("profiled", "v100", 1, 8, cpus=24.0, memory_bytes=500 * GB, storage_bytes_per_s=500 * MB)
+"""The servers on which models were profiled for Synergy (OSDI 2022), 16 of which are its cluster."""
 
 
 def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
@@ -82,10 +87,7 @@ def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.
     for at, (model, count, asked) in enumerate(rows.tolist()):
         mine = inverse.reshape(-1) == at
         node_gpus, gpu_type = packed_as_asked(workload.gpu_types[asked], count, cluster)
-        app = truth.application(names[model])
-        smallest, largest = app.local_batches(gpu_type, node_gpus)
-        wanted = min(app.max_batch, max(app.initial_batch * count, smallest * count))
-        batch[mine] = max(app.initial_batch, min(wanted, largest * count))
+        batch[mine] = _batch_of(truth.application(names[model]), gpu_type, node_gpus)
         alone_s = truth.requested_run_s(names[model], gpu_type, node_gpus, int(batch[mine][0]))
         scale[mine] = np.maximum(duration_s[mine], 1.0) / alone_s
     note = f"{len(workload):,} jobs got a model by their GPU-time, and the work that fills their traced run time"
@@ -99,16 +101,82 @@ def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.
     )
 
 
+def _batch_of(app: DataParallelApplication, gpu_type: str, node_gpus: NodeGpus) -> int:
+    """The batch that a job of so many GPUs requests: the initial one times its GPUs, within what fits."""
+    count = sum(node_gpus)
+    smallest, largest = app.local_batches(gpu_type, node_gpus)
+    wanted = min(app.max_batch, max(app.initial_batch * count, smallest * count))
+    return max(app.initial_batch, min(wanted, largest * count))
+
+
+def by_class(workload: Workload, cluster: Cluster, truth: Truth, mix: Sequence[float]) -> Workload:
+    """The model that a row names, else one by class (`model_classes`); its work is what it does in the traced run time.
+
+    As in the simulator of Synergy (Mohan et al., OSDI 2022), a run time counts as that of a job whose GPUs have
+    their part of a node of `PROFILED_ON`, whatever the nodes here, and the work is the whole iterations that this is
+    enough for. Where nodes name no CPUs, input is never waited for. The requested batch is as in `mixed`.
+    """
+    names, code = _models_by_class(workload, truth, mix)
+    batch, scale = np.zeros(len(workload), dtype=np.int32), np.zeros(len(workload))
+    iterations = np.zeros(len(workload))
+    keys = np.stack([code, workload.gpus, workload.gpu_type_code], axis=1)
+    rows, inverse = np.unique(keys, axis=0, return_inverse=True)
+    for at, (model, count, asked) in enumerate(rows.tolist()):
+        mine = inverse.reshape(-1) == at
+        node_gpus, gpu_type = packed_as_asked(workload.gpu_types[asked], count, cluster)
+        app = truth.application(names[model])
+        plan = app.as_requested(gpu_type, node_gpus, _batch_of(app, gpu_type, node_gpus))
+        step_s = app.iteration_s(gpu_type, node_gpus, plan)
+        if cluster.counts_shares:
+            samples = plan.global_batch / count
+            step_s = max(step_s, app.fed_s(PROFILED_ON.proportional, PROFILED_ON, min(node_gpus), samples))
+        whole = np.floor(workload.duration_s[mine] / (step_s * truth.slowdown.get(names[model], 1.0)))
+        batch[mine], iterations[mine] = plan.global_batch, np.maximum(whole, 1.0)
+        scale[mine] = iterations[mine] / app.iterations(plan.global_batch)[-1]
+    note = f"the work of {len(workload):,} jobs is whole iterations that fill their traced run time"
+    if cluster.counts_shares:
+        share, storage = PROFILED_ON.proportional, PROFILED_ON.storage_bytes_per_s / PROFILED_ON.gpus_per_node
+        gpu_has = f"{share.cpus:g} CPUs, {share.memory_bytes / GB:g} GB and {storage / MB:g} MB/s of storage"
+        note += f" where each GPU has {gpu_has}"
+    source = truth.source(cluster, [names[each] for each in np.unique(code)])
+    return replace(
+        workload,
+        model_code=code,
+        models=names,
+        global_batch=batch,
+        work_scale=scale,
+        iterations=iterations,
+        notes=(*workload.notes, note, source),
+    )
+
+
+def _models_by_class(
+    workload: Workload, truth: Truth, mix: Sequence[float]
+) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+    """Names, and each row's index among them. The window's own jobs take turns first, carried ones after them."""
+    names = tuple(dict.fromkeys([*(name for _, models in CLASSES for name in models), *truth.names]))
+    given = np.array([names.index(each) if each in names else -1 for each in workload.models])[workload.model_code]
+    silent = np.array([not each for each in workload.models])[workload.model_code]
+    if odd := np.flatnonzero((given < 0) & ~silent).tolist():
+        raise InputError(
+            f"{workload.source}, line {workload.line[odd[0]]}: nothing is known of application "
+            f"{workload.models[workload.model_code[odd[0]]]}; known: {', '.join(truth.names)}."
+        )
+    turns = np.concatenate([np.flatnonzero(silent & part) for part in (~workload.carried, workload.carried)])
+    given[turns] = [names.index(each) for each in in_turn(mix, len(turns))]
+    return names, given.astype(np.int32)
+
+
 def _drawn_models(
     workload: Workload, truth: Truth, random: np.random.Generator
 ) -> tuple[tuple[str, ...], NDArray[np.int32]]:
     """Names, and each row's index among them."""
     gpu_h = (workload.ran_before_s + workload.duration_s) * workload.gpus / 3600.0
-    names = tuple(dict.fromkeys([*(name for _, models in CLASSES for name in models), *truth.names]))
+    names = tuple(dict.fromkeys([*(name for _, models in SIZES for name in models), *truth.names]))
     draw = uniform(workload, random)
     code = np.zeros(len(workload), dtype=np.int32)
     floor_h = -1.0
-    for below_h, models in CLASSES:
+    for below_h, models in SIZES:
         chosen = np.array([names.index(name) for name in models])[(draw * len(models)).astype(np.int64)]
         code = np.where((gpu_h > floor_h) & (gpu_h <= below_h), chosen, code).astype(np.int32)
         floor_h = below_h

@@ -23,10 +23,11 @@ from synergy_runs.inputs import (
     without_misfits,
     workload_of,
 )
+from synergy_runs.measured import with_measured
 from synergy_runs.profiles import read_profile
 from synergy_runs.traces.find import find_folder
 from synergy_runs.workload import Workload
-from synergy_sim.assignment import as_given, mixed, with_profiled_batches
+from synergy_sim.assignment import as_given, by_class, mixed, with_profiled_batches
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.ground_truth import Disturbance, PlannedTruth, Truth
 from synergy_sim.language_models import with_language_models
@@ -58,7 +59,7 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
         check_fit(workload, cluster, refuse_bad_rows=not skip)
         truth = truth_of(settings, seed)
         workload = trained(settings, workload, cluster, truth, policies.values(), seed)
-        workload = estimated(settings.trace, workload, seed)
+        workload = with_measured(estimated(settings.trace, workload, seed), settings.trace.measured_jobs)
         for policy in policies.values():
             yield PreparedRun(seed, workload, cluster, policy, execution, truth)
 
@@ -109,6 +110,8 @@ def trained(
     if wanted == "llm":
         random = np.random.default_rng(random_stream(seed, "models"))
         return with_language_models(workload, cluster, truth, random, from_gpus=settings.trace.llm_gpus)
+    if wanted == "by_class":
+        return by_class(workload, cluster, truth, settings.trace.class_mix)
     if wanted == "mix":
         return mixed(workload, cluster, truth, np.random.default_rng(random_stream(seed, "models")))
     return workload

@@ -63,6 +63,7 @@ def workload(rows, *, tenants=None, kinds=None, estimates=None, models=None) -> 
         iterations=np.full(len(rows), np.nan),
         estimate_drawn=np.zeros(len(rows), dtype=bool),
         carried=np.zeros(len(rows), dtype=bool),
+        measured=np.ones(len(rows), dtype=bool),
         ran_before_s=np.zeros(len(rows)),
         log_wait_s=np.zeros(len(rows)),
         end_state_code=zeros,

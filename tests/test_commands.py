@@ -43,6 +43,7 @@ SHORTER = (
     (r"^pip install", "--dry-run --no-deps --no-build-isolation", "the package is built, and its extras are looked up"),
     (r"trace\.path=|experiment=pollux", "figures=false", "the files are small"),
     (r"models=llm|experiment=llm", "trace.window=2017-10-02/1h figures=false", "few jobs, all policies"),
+    (r"experiment=synergy_osdi22", "trace.jobs=200 trace.measured_jobs=50-149 figures=false", "fewer jobs"),
     (r"\[tiresias,sia,synergy\]", "trace.window=2017-10-02/3h figures=false", "as above"),
     (r"synergy_sim \+trace=philly$", "trace.window=2017-10-02/12h", "with figures and report"),
     (r"synergy_sim .*\+trace=philly", "trace.window=2017-10-02/12h figures=false", "fewer jobs of the same generator"),

@@ -7,27 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from composed import composed
 from jobs import finish_s
 
 from synergy_runs.inputs import cluster_of, policies_of, workload_of
 from synergy_runs.invariants import check
-from synergy_runs.resources import conf_folder
-from synergy_runs.settings import build
 from synergy_sim.prepare import execution_of, trained, truth_of
-from synergy_sim.settings import Settings
 from synergy_sim.simulate import simulate
 
 WORKLOADS = Path(os.environ.get("SYNERGY_DATA") or "/nowhere") / "workloads"
 pytestmark = pytest.mark.skipif(not WORKLOADS.is_dir(), reason="SYNERGY_DATA has no workloads/")
-
-
-def composed(*overrides):
-    """The settings that this command line gives."""
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        return build(Settings, OmegaConf.to_container(compose("config", list(overrides)), resolve=True))
 
 
 @functools.cache

@@ -24,6 +24,7 @@ SAMPLES = {
     "arena": "job_id,submission_time,num_iteration,model_name,batch_size,num_gpu\na,0,9,bert__1.3B,8,2\n",
     "helios": f"{HELIOS}\n{helios_row('1')}\n{helios_row('2')}\n",
     "openb": f"{OPENB}\n{pod('a')}\n{pod('b', milli='500', memory='0')}\n",
+    "osdi22_csv": "job,arrival_s,duration_s,model,gpus\n0,409,2068.5,alexnet,1\n1,951,4101.7,gnmt,1\n",
     "philly_csv": PHILLY,
     "philly_json": '[{"status": "Pass", "vc": "a", "jobid": "j", "submitted_time": "2017-10-09 07:01:55", "user": "u", '
     f'"attempts": [{ATTEMPT}]}}]\n',

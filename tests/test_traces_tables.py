@@ -260,6 +260,7 @@ def test_every_format_has_a_name_of_its_own_and_a_line_for_people() -> None:
             "arena",
             "helios",
             "openb",
+            "osdi22_csv",
             "philly_csv",
             "philly_json",
             "plain",

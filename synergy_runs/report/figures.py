@@ -76,8 +76,8 @@ def _duration_ticks(axis: Any, low_s: float, high_s: float) -> None:
 
 
 def _pooled(row: ComparedPolicy, column: str) -> Floats:
-    """A column of jobs.parquet over all seeds, known values only."""
-    values = np.concatenate([run.jobs(column)[column] for run in row.runs]).astype(np.float64)
+    """A column of jobs.parquet over all seeds, known values of measured jobs only."""
+    values: Floats = np.concatenate([run.measured(column) for run in row.runs])
     return values[np.isfinite(values)]
 
 
@@ -234,8 +234,7 @@ def sweep(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> Figure:
 
 
 def _waits(row: ComparedPolicy) -> tuple[Floats, Any]:
-    columns = [run.jobs("waiting_s", "gpus") for run in row.runs]
-    waiting_s = np.concatenate([each["waiting_s"] for each in columns])
-    size = size_class(np.concatenate([each["gpus"] for each in columns]))
+    waiting_s = np.concatenate([run.measured("waiting_s") for run in row.runs])
+    size = size_class(np.concatenate([run.jobs("gpus")["gpus"] for run in row.runs]))
     known = np.isfinite(waiting_s)
     return waiting_s[known], size[known]

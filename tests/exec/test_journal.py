@@ -11,11 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jobs import workload
 
 from synergy_core.errors import InputError
 from synergy_exec.controller.journal import VERSION, JobRow, Journal, Observation
 from synergy_exec.workload import as_executed
 from synergy_runs.log import Kind
+from synergy_runs.measured import with_measured
 from synergy_runs.traces import read_trace
 from synergy_runs.workload import from_rows
 
@@ -122,3 +124,16 @@ def test_a_disk_that_refuses_is_said_in_a_sentence(tmp_path: Path) -> None:
     journal._connection.execute("PRAGMA max_page_count=1")
     with pytest.raises(InputError, match="cannot be written"):
         journal.reported(1, {"filler": "x" * 100_000})
+
+
+@pytest.mark.parametrize(("ids", "measured"), [("1-2", [False, True, True, False]), (None, [True] * 4)])
+def test_jobs_of_a_trace_are_measured_by_their_ids_and_those_beside_it_where_all_are(
+    tmp_path: Path, ids: str | None, measured: list[bool]
+) -> None:
+    trace = with_measured(workload([(0.0, 1, 5.0), (1.0, 1, 5.0), (2.0, 1, 5.0)]), ids)
+    journal = Journal(tmp_path / "j")
+    for job, row in ((0, 0), (1, 1), (2, 2), (3, None)):
+        journal.submitted(JobRow(job, f"job-{job}", {**FILE, "name": "a"}, float(job), row, "done", "", 0, 0))
+    made, rows = as_executed(trace, journal, "test")
+    assert made.measured.tolist() == measured
+    assert rows == {0: 0, 1: 1, 2: 2, 3: 3}

@@ -58,6 +58,7 @@ def workload(
         models=("",),
         estimate_drawn=np.zeros(jobs, dtype=bool),
         carried=np.zeros(jobs, dtype=bool),
+        measured=np.ones(jobs, dtype=bool),
         ran_before_s=np.zeros(jobs),
         log_wait_s=np.zeros(jobs),
         end_state_code=zeros if end_state is None else np.asarray(end_state, dtype=np.int32),

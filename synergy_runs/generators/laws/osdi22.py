@@ -1,0 +1,76 @@
+"""The jobs of Synergy's evaluation (Mohan et al., OSDI 2022), drawn as its published simulator draws them.
+
+Seed 42, 9 jobs an hour, one GPU each and classes 20 : 70 : 10 are the published jobs, to the last digit. Hence Python's
+own `random`, which gives the same numbers in every version, and one seed for run times and arrivals alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from synergy_core.units import HOUR_S
+from synergy_runs.generators.laws import LawParameters
+from synergy_runs.generators.statistics import statistics
+from synergy_runs.model_classes import in_turn
+from synergy_runs.traces.rows import TraceRows
+
+NAME = "osdi22"
+SUMMARY = "Poisson arrivals, log-uniform run times, models by class (Synergy, OSDI 2022)"
+PRIORITIES = 10
+"""The published code draws a priority, which nothing reads, after each gap: arrivals are only the same if we do."""
+PHILLY_GPUS = (1, 2, 4, 8, 16)
+"""GPUs that a job may have; one of Philly's with another number up to the largest counts as a job of one GPU."""
+
+
+def draw(asked: LawParameters, seed: int) -> TraceRows:
+    """The jobs of that seed, in order of arrival, named by their number from 0."""
+    rows = TraceRows(path=Path("generated"), format_name=f"generator {NAME}", from_zero=True)
+    models = in_turn(asked.class_mix, asked.jobs)
+    columns = (_arrivals_s(asked, Random(seed)), _run_times_s(asked, Random(seed)), _gpus(asked, seed), models)
+    for number, (arrival_s, run_s, gpus, model) in enumerate(zip(*columns, strict=True)):
+        rows.add(0, submit_s=arrival_s, duration_s=run_s, gpus=gpus, job_name=str(number), model=model)
+    many = "as many GPUs as Philly's jobs (1, 2, 4, 8 or 16)" if asked.job_gpus == "philly" else "one GPU each"
+    rows.notes.append(
+        f"drawn by the law of Synergy (OSDI 2022), not a real trace: {asked.jobs_per_hour:g} jobs an hour, {many}"
+    )
+    return rows
+
+
+def _arrivals_s(asked: LawParameters, random: Random) -> list[float]:
+    """Poisson arrivals, each gap rounded up to whole seconds."""
+    arrivals_s, now_s = [], 0
+    for _ in range(asked.jobs):
+        now_s += math.ceil(-math.log(1.0 - random.random()) / asked.jobs_per_hour * HOUR_S)
+        random.randint(0, PRIORITIES - 1)
+        arrivals_s.append(float(now_s))
+    return arrivals_s
+
+
+def _run_times_s(asked: LawParameters, random: Random) -> list[float]:
+    """60·10^U(a, b) seconds, of a piece of the law that is drawn first."""
+    below = list(accumulate(share for share, _, _ in asked.run_times))
+    return [60.0 * 10.0 ** _exponent(asked.run_times, below, random) for _ in range(asked.jobs)]
+
+
+def _exponent(pieces: Sequence[Sequence[float]], below: Sequence[float], random: Random) -> float:
+    drawn = random.random()
+    at = next((at for at, bound in enumerate(below) if drawn < bound), len(pieces) - 1)
+    return random.uniform(pieces[at][1], pieces[at][2])
+
+
+def _gpus(asked: LawParameters, seed: int) -> list[int]:
+    """Each job's GPUs; those of Philly's jobs from a stream of their own, so that all else stays as it is."""
+    if asked.job_gpus == "one":
+        return [1] * asked.jobs
+    philly = statistics("philly")
+    sizes, share = np.asarray(philly.sizes), philly.mix.sum(axis=0)
+    counted = np.where(np.isin(sizes, PHILLY_GPUS), sizes, 1)
+    kept = sizes <= max(PHILLY_GPUS)
+    drawn = np.random.default_rng((seed, 1)).choice(counted[kept], size=asked.jobs, p=share[kept] / share[kept].sum())
+    return [int(each) for each in drawn]

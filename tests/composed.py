@@ -1,0 +1,14 @@
+"""Settings as a command line gives them."""
+
+from synergy_runs.resources import conf_folder
+from synergy_runs.settings import build
+from synergy_sim.settings import Settings
+
+
+def composed(*overrides):
+    """The simulator's settings under these overrides."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+        return build(Settings, OmegaConf.to_container(compose("config", list(overrides)), resolve=True))
