@@ -72,7 +72,13 @@ class Beliefs:
         self._fitter.refresh(self._pools.values())
 
     def goodput(self, tasks: Sequence[SynergyTask], rows: Configurations, batch: BatchLimit) -> Floats:
-        """(jobs, configurations): initial-batch iterations per second at the best batch; 0 where none is feasible.
+        """(jobs, configurations): the first half of `paces`."""
+        goodput: Floats = self.paces(tasks, rows, batch)[0]
+        return goodput
+
+    def paces(self, tasks: Sequence[SynergyTask], rows: Configurations, batch: BatchLimit) -> Floats:
+        """(2, jobs, configurations): initial-batch iterations per second at the best batch, 0 where none is feasible;
+        and samples per second meanwhile, 0 where nobody knows.
 
         batch: whether the batch may grow to the job's maximum or only to what its user requested. A GPU type without
         a model takes the curve of the first type that has one, times the ratio of their one-GPU rates
@@ -82,9 +88,9 @@ class Beliefs:
         known = self._rows.setdefault(rows.key() + batch.encode(), {})
         if len(known) > MOST_REMEMBERED:
             known.clear()
-        result = np.empty((len(tasks), len(rows)))
+        result = np.empty((2, len(tasks), len(rows)))
         for task_class in dict.fromkeys(type(task) for task in tasks):
             at = [index for index, task in enumerate(tasks) if type(task) is task_class]
             alike = [tasks[index] for index in at]
-            result[at] = task_class.goodputs(alike, rows, self._types, known, requested=batch == "requested")
+            result[:, at] = task_class.goodputs(alike, rows, self._types, known, requested=batch == "requested")
         return result

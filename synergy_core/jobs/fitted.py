@@ -146,11 +146,13 @@ class SynergyTask:
         *,
         requested: bool,
     ) -> Floats:
-        """(jobs, configurations): initial-batch iterations per second of tasks of this kind; see `Beliefs.goodput`.
+        """(2, jobs, configurations): initial-batch iterations per second of tasks of this kind, see `Beliefs.goodput`,
+        and samples per second meanwhile, 0 where nobody knows.
 
         known: rows by what they follow from; what is missing is added, evaluated once for all jobs that believe alike.
         """
-        result = np.full((len(tasks), len(rows)), np.nan)
+        result = np.full((2, len(tasks), len(rows)), np.nan)
+        result[1] = 0.0
         for index, gpu_type in enumerate(gpu_types):
             columns = np.flatnonzero(rows.gpu_type == index)
             if not len(columns):
@@ -175,7 +177,7 @@ class SynergyTask:
                 shapes = rows.nodes[columns], rows.gpus[columns]
                 known.update(zip(missing, _goodputs(list(missing.values()), *shapes), strict=True))
             for at, key, ratio in keys:
-                result[at, columns] = known[key] * ratio
+                result[:, at, columns] = known[key] * ratio
         return result
 
     def requested_rate(self, gpu_type: str) -> float:
@@ -189,10 +191,10 @@ class SynergyTask:
 
 
 def _goodputs(asked: Sequence[tuple[SynergyTask, Theta, str, int]], nodes: Ints, gpus: Ints) -> Floats:
-    """(asked, shapes): by the model of a GPU type, up to a largest batch."""
+    """(asked, 2, shapes): by the model of a GPU type, up to a largest batch; goodput, and samples per second."""
     limits = [task.spec.local_batches[source] for task, _, source, _ in asked]
     statistics = [task.believed_statistics or (1.0, 0.0) for task, _, _, _ in asked]
-    return best_batch(
+    best = best_batch(
         np.array([theta for _, theta, _, _ in asked]),
         [sqr for sqr, _ in statistics],
         [var for _, var in statistics],
@@ -202,7 +204,8 @@ def _goodputs(asked: Sequence[tuple[SynergyTask, Theta, str, int]], nodes: Ints,
         [high for _, high in limits],
         nodes,
         gpus,
-    ).goodput
+    )
+    return np.stack((best.goodput, best.throughput), axis=1)
 
 
 def as_requested(spec: JobSpec, shape: Shape) -> Plan:

@@ -115,13 +115,13 @@ class TaskWithPlans(SynergyTask):
         *,
         requested: bool,
     ) -> Floats:
-        result = np.empty((len(tasks), len(rows)))
+        result = np.zeros((2, len(tasks), len(rows)))
         for at, task in enumerate(tasks):
             statistics, spec = task.believed_statistics or (0.0, 0.0), task.spec
             key = (task.pool.serial, task.pool.version, -1, statistics, spec.max_batch, spec.requested_batch)
             if key not in known:
                 known[key] = task.goodput(rows, requested=requested)
-            result[at] = known[key]
+            result[0, at] = known[key]
         return result
 
     def goodput(self, rows: Configurations, *, requested: bool) -> Floats:

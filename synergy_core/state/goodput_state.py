@@ -16,6 +16,7 @@ from synergy_core.jobs.configurations import Configurations
 from synergy_core.jobs.fitted import SynergyTask
 from synergy_core.jobs.record import Placed
 from synergy_core.state import ClusterState
+from synergy_core.state.share_levels import ShareLevels, share_levels
 
 Mask = NDArray[np.bool_]
 
@@ -54,6 +55,13 @@ class GoodputState(ClusterState):
     def goodput(self, rows: Configurations, *, batch: BatchLimit = "max") -> Floats:
         """(jobs, rows): see `Beliefs.goodput`; measured overheads are divided out."""
         return self.beliefs.goodput(self.tasks, rows, batch) / self.overhead[:, None]
+
+    def share_levels(self, rows: Configurations, *, batch: BatchLimit = "max") -> ShareLevels:
+        """What shares of CPUs and memory would make of `goodput`; for clusters that count them."""
+        pace = self.beliefs.paces(self.tasks, rows, batch)[1]
+        # Of jobs that have reported nothing yet, the short run on one GPU is known.
+        pace = np.where(pace > 0, pace, self.single_gpu_rate()[:, rows.gpu_type] * rows.gpus**UNKNOWN_SCALING)
+        return share_levels(self.cluster, self.tasks, rows, pace)
 
     def guessed(self, rows: Configurations, *, batch: BatchLimit = "max") -> tuple[Floats, Mask]:
         """(jobs, rows): `goodput`, and for the jobs, (jobs,), of which nothing is known, a guess in another unit.
