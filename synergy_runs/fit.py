@@ -69,3 +69,32 @@ def _advice(workload: Workload, cluster: Cluster, wrong: NDArray[np.int64]) -> s
     if len(wrong):
         return f"Enlarge the cluster (cluster.nodes=N or cluster.node_types), or {skip}."
     return f"Mend them, or {skip}."
+
+
+def requests_in_words(workload: Workload, cluster: Cluster) -> list[str]:
+    """What is made of the CPUs and memory that jobs without a model ask for, where policies share those out."""
+    own = np.isnan(workload.work_scale)  # others have a model, which says what they need
+    asks = own & np.isfinite(workload.cpus)
+    if not cluster.counts_shares or not own.any():
+        return []
+    notes = []
+    if asks.any():
+        silent = int((own & ~asks).sum())
+        rest = f"; {silent:,} ask for none, and get what their GPUs bring" if silent else ""
+        notes.append(
+            f"{int(asks.sum()):,} jobs ask for CPUs: with fewer than that they are taken to run slower in proportion, "
+            f"with less memory no slower{rest}"
+        )
+    else:
+        notes.append("no job says what CPUs it needs, and none has a model: all get what their GPUs bring")
+    most = max(each.gpus_per_node for each in cluster.node_types)
+    on_node = np.minimum(workload.gpus, most) / workload.gpus
+    more = asks & (workload.cpus * on_node > max(each.cpus for each in cluster.node_types))
+    with np.errstate(invalid="ignore"):
+        more |= asks & (workload.memory_bytes * on_node > max(each.memory_bytes for each in cluster.node_types))
+    if more.any():
+        count = int(more.sum())
+        notes.append(
+            f"{count:,} jobs ask for more CPUs or memory than any node has: they count as asking for all of it"
+        )
+    return notes

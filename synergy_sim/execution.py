@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor, log1p
 from typing import Any, Literal
 
+from synergy_core.cluster import NodeType
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import NEVER, Job, by_request
 from synergy_core.jobs.testbed_profiles import ProfiledCosts
@@ -136,7 +137,8 @@ class SimulatedJob(Job):
 
     `began_s`: when its last run took its GPUs; `free_s`: when it had saved and left after the one before, under rounds.
     on_gpus: GPUs it physically holds. done_s: what it has got done since its last start and before its share last
-    changed, which was at `since_s`; rate: how fast it goes since. While it runs: `first_step_s`, when training
+    changed, which was at `since_s`; rate: how fast it goes since. hosts: every node's type, for a job that requested
+    CPUs: where nobody gives it a share, it has the proportional one. While it runs: `first_step_s`, when training
     (re)starts; `end_s`, when its last step is done, NEVER while that is not known. ends_after_decision: it ends after
     `end_s`, which was rounded down.
     """
@@ -150,14 +152,25 @@ class SimulatedJob(Job):
         "end_s",
         "ends_after_decision",
         "free_s",
+        "hosts",
         "left_work_s",
         "on_gpus",
         "rate",
         "since_s",
     )
 
-    def __init__(self, job_id: int, submit_time_s: float, gpus: int, duration_s: float, costs: Costs, **more: Any):
+    def __init__(
+        self,
+        job_id: int,
+        submit_time_s: float,
+        gpus: int,
+        duration_s: float,
+        costs: Costs,
+        hosts: Sequence[NodeType] = (),
+        **more: Any,
+    ) -> None:
         super().__init__(job_id, submit_time_s, gpus, **more)
+        self.hosts = hosts
         self.duration_s = duration_s
         self.left_work_s = duration_s
         self.costs = costs
@@ -191,11 +204,12 @@ class SimulatedJob(Job):
         """Fixes its end if it runs from then on with the share that it has."""
         self.since_s = from_s
         left_s = self.left_work_s - self.done_s
-        if self.requested is None or self.share is None:
+        if self.requested is None:
             self.rate = 1.0
             self.end_s = from_s + left_s
         else:
-            self.rate = by_request(self.requested, self.share)
+            share = self.share or self.hosts[self.placement[0][0]].proportional
+            self.rate = by_request(self.requested, share)
             self.end_s = from_s + on_grid(left_s / self.rate)
 
     def look_ahead(self, until_s: float) -> bool:

@@ -59,6 +59,7 @@ class Jobs:
                     gpu_type=gpu_types[kind],
                     estimate_s=estimate_s,
                     requested=requests[job_id] if requests else None,
+                    hosts=self._cluster.node_type_of,
                 )
 
     def _requests(self) -> list[Share | None]:

@@ -11,9 +11,10 @@ import numpy as np
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.policies import Policy
+from synergy_core.policies import Policy, SharingPolicy
+from synergy_core.sharing.asking import Needs
 from synergy_runs.carrying import without_carried
-from synergy_runs.fit import check_fit
+from synergy_runs.fit import check_fit, requests_in_words
 from synergy_runs.inputs import (
     cluster_of,
     estimated,
@@ -60,6 +61,10 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
         truth = truth_of(settings, seed)
         workload = trained(settings, workload, cluster, truth, policies.values(), seed)
         workload = with_measured(estimated(settings.trace, workload, seed), settings.trace.measured_jobs)
+        if any(isinstance(each, SharingPolicy) for each in policies.values()):
+            Needs(cluster)  # refuses nodes that name no CPUs, before the first run
+            notes = (*workload.notes, *requests_in_words(workload, cluster))
+            workload = dataclasses.replace(workload, notes=notes)
         for policy in policies.values():
             yield PreparedRun(seed, workload, cluster, policy, execution, truth)
 

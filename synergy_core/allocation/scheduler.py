@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from synergy_core.allocation.carry_out import Placer
 from synergy_core.allocation.snapshot import Snapshots, preemptible
-from synergy_core.cluster import Cluster
+from synergy_core.arrays import Floats
+from synergy_core.cluster import Cluster, Share
 from synergy_core.errors import InputError
 from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.decision import Decision
@@ -19,6 +22,9 @@ from synergy_core.jobs.training import Shape
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import AllocationPolicy
 from synergy_core.state import Allocations, ClusterState
+
+SHARES_OVER = 1e-6
+"""Part of a node's CPUs or memory by which what is given out may exceed it, by rounding."""
 
 
 class AllocationScheduler:
@@ -112,7 +118,21 @@ class AllocationScheduler:
         self.last = state, answer
         self._memory = answer.memory
         stops, starts, moved = self._placer.changes(answer, jobs, now_s)
-        return self._enter(stops, starts, moved, now_s, answer)
+        decision = self._enter(stops, starts, moved, now_s, answer)
+        return decision if answer.share is None else self._shared(decision, jobs, answer.share)
+
+    @staticmethod
+    def _shared(decision: Decision, jobs: Sequence[Job], share: Floats) -> Decision:
+        """The decision, once jobs that hold GPUs have their shares; who runs on with another one is retuned, too."""
+        started = {job.job_id for job, _ in decision.starts}
+        retuned = {job.job_id: job for job in decision.retuned}
+        for job, (cpus, memory_bytes) in zip(jobs, share.tolist(), strict=True):
+            given = Share(cpus, memory_bytes) if job.running else None
+            if given != job.share:
+                job.share = given
+                if given is not None and job.job_id not in started:
+                    retuned[job.job_id] = job
+        return decision._replace(retuned=tuple(retuned.values()))
 
     def _check(self, answer: Allocations, jobs: Sequence[Job]) -> None:
         """A policy's answer is checked before it is believed."""
@@ -125,11 +145,31 @@ class AllocationScheduler:
                 raise InputError(f"policy {name} gave out {used} GPUs of type {gpu_type}; the cluster has {most}.")
         if gpus.min() < 0 or int(gpus.sum()) > self._cluster.gpus:
             raise InputError(f"policy {name} gave out {gpus.sum()} GPUs; the cluster has {self._cluster.gpus}.")
+        if answer.share is not None:
+            self._check_shares(answer)
         for job, each in zip(jobs, gpus.tolist(), strict=True):
             if each not in (0, job.gpus) and job.task is None:
                 raise InputError(
                     f"policy {name} gave job {job.job_id} another number of GPUs than its {job.gpus}, "
                     "and nothing is known of how it would run on them."
+                )
+
+    def _check_shares(self, answer: Allocations) -> None:
+        """No node gives out more CPUs or memory than it has."""
+        assert answer.share is not None
+        if answer.node_gpus is None:
+            raise InputError(f"policy {self._policy.name} shared out CPUs and memory, and did not say on which nodes.")
+        nodes = self._cluster.node_type_of
+        for what, column, has in (
+            ("CPUs", 0, [each.cpus for each in nodes]),
+            ("bytes of memory", 1, [each.memory_bytes for each in nodes]),
+        ):
+            given = answer.share[:, column] @ answer.node_gpus
+            over = given > np.array(has) * (1.0 + SHARES_OVER)
+            if over.any():
+                node = int(over.argmax())
+                raise InputError(
+                    f"policy {self._policy.name} gave out {given[node]:g} {what} of node {node}; it has {has[node]:g}."
                 )
 
     def _enter(

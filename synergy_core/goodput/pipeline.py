@@ -14,7 +14,7 @@ the fewest is the slowest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,8 +28,8 @@ LEAST_CPUS = 1e-3
 """Of nothing, nothing is prepared: fewer CPUs than this count as so many."""
 
 
-class InputPipeline(Protocol):
-    """The input side of one application."""
+class InputPipeline(Hashable, Protocol):
+    """The input side of one application; it never changes, and can be a key."""
 
     def sample_s(
         self, cpus: ArrayLike, memory_bytes: ArrayLike, *, storage_bytes_per_s: float, node_gpus: ArrayLike = 1

@@ -19,7 +19,8 @@ class Allocations:
 
     gpu_type: an index into the cluster's `gpu_types`, −1 where any will do.
     objective, bound: of the problem it solved, NaN where it solved none.
-    node_gpus: for a policy that chooses nodes too, (jobs, nodes of the cluster), GPUs.
+    node_gpus: for a policy that chooses nodes too, (jobs, nodes of the cluster), GPUs. share: for one that shares out
+    CPUs and memory, (jobs, 2), CPUs and bytes that go with each GPU.
     solved: the problem and its solution (`choice.Solved`), to be explained; None where there is none.
     memory: what the policy wants to find in the next state (`GoodputState.memory`); it keeps nothing itself.
     """
@@ -29,6 +30,7 @@ class Allocations:
     objective: float = float("nan")
     bound: float = float("nan")
     node_gpus: Ints | None = None
+    share: Floats | None = None
     memory: Any = None
     solved: Any = None
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from synergy_core.arrays import Floats, Ints
-from synergy_core.cluster import Cluster, NodeType
+from synergy_core.cluster import Cluster, NodeType, Share
 from synergy_core.goodput.pipeline import InputPipeline
 from synergy_core.jobs.configurations import Configurations
 from synergy_core.jobs.fitted import SynergyTask
@@ -50,27 +52,32 @@ def share_levels(
     for at, task in enumerate(tasks):
         if task.spec.pipeline is not None:
             alike.setdefault(id(task.spec.pipeline), []).append(at)
+    nodes = [_largest(cluster, gpu_type) for gpu_type in cluster.gpu_types]
     for members in alike.values():
-        jobs = np.array(members)
         pipeline = tasks[members[0]].spec.pipeline
         assert pipeline is not None
-        for row in range(len(rows)):
+        jobs = np.array(members)
+        for row, (kind, gpus) in enumerate(zip(rows.gpu_type.tolist(), rows.gpus.tolist(), strict=True)):
             known = jobs[samples_per_s[jobs, row] > 0]
             if len(known):
-                tried = _tried(cluster, rows, row, pipeline)
-                gpu_s = rows.gpus[row] / samples_per_s[known, row]
-                chosen, kept = _chosen(gpu_s, *tried)
-                cpus[known, row], memory[known, row], speed[known, row] = tried[0][chosen], tried[1][chosen], kept
+                worth = _worth_trying(pipeline, nodes[kind], own[kind], gpus)
+                chosen, kept = _chosen(gpus / samples_per_s[known, row], worth.sample_s)
+                cpus[known, row], memory[known, row] = worth.cpus[chosen], worth.memory_bytes[chosen]
+                speed[known, row] = kept
     return ShareLevels(cpus, memory, speed)
 
 
-def _tried(
-    cluster: Cluster, rows: Configurations, row: int, pipeline: InputPipeline
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """CPUs, memory, cost and seconds per sample of every share that is tried in a configuration, (K,) each."""
-    gpu_type, gpus = cluster.gpu_types[rows.gpu_type[row]], int(rows.gpus[row])
-    own = cluster.proportional[rows.gpu_type[row]]
-    node = _largest(cluster, gpu_type)
+class _Tried(NamedTuple):
+    """Shares that are tried in a configuration, (K,) each, the cheapest first: each is faster than all before it."""
+
+    cpus: Floats
+    memory_bytes: Floats
+    sample_s: Floats
+
+
+@lru_cache(maxsize=4_096)
+def _worth_trying(pipeline: InputPipeline, node: NodeType, own: Share, gpus: int) -> _Tried:
+    """Of all combinations of steps, those than which none cheaper is as fast, for so many GPUs on such nodes."""
     most = min(gpus, node.gpus_per_node)
     fewest = gpus % node.gpus_per_node or most
     cpus, memory = (
@@ -81,9 +88,13 @@ def _tried(
         )
     )
     parts = np.stack((cpus / own.cpus, memory / own.memory_bytes))
+    order = np.argsort(parts.max(axis=0) + BOTH * parts.sum(axis=0), kind="stable")
+    cpus, memory = cpus[order], memory[order]
     storage = node.storage_bytes_per_s / node.gpus_per_node
     seconds = pipeline.sample_s(cpus, memory, storage_bytes_per_s=storage, node_gpus=min(fewest, most))
-    return cpus, memory, parts.max(axis=0) + BOTH * parts.sum(axis=0), seconds
+    before = np.minimum.accumulate(np.concatenate(([np.inf], seconds[:-1])))
+    faster = seconds < before
+    return _Tried(cpus[faster], memory[faster], seconds[faster])
 
 
 def _largest(cluster: Cluster, gpu_type: str) -> NodeType:
@@ -92,14 +103,12 @@ def _largest(cluster: Cluster, gpu_type: str) -> NodeType:
     return min(nodes, key=lambda each: (-each.gpus_per_node, each.cpus, each.memory_bytes))
 
 
-def _chosen(gpu_s: Floats, cpus: Floats, memory: Floats, cost: Floats, sample_s: Floats) -> tuple[Ints, Floats]:
+def _chosen(gpu_s: Floats, sample_s: Floats) -> tuple[Ints, Floats]:
     """(jobs, L): for each target the cheapest share that reaches it, and the speed with that.
 
-    gpu_s: (jobs,) seconds per sample of one GPU.
+    gpu_s: (jobs,) seconds per sample of one GPU. sample_s: (K,) falling.
     """
-    order = np.argsort(cost, kind="stable")
-    speed = gpu_s[:, None] / np.maximum(gpu_s[:, None], sample_s[order])
-    best = speed.max(axis=1, keepdims=True)
-    enough = speed[:, None, :] >= np.array(TARGETS)[None, :, None] * best[:, None, :] * (1.0 - 1e-9)
-    first = enough.argmax(axis=2)
-    return order[first], np.take_along_axis(speed, first, axis=1)
+    speed = gpu_s[:, None] / np.maximum(gpu_s[:, None], sample_s)
+    least = np.array(TARGETS) * speed[:, -1:] * (1.0 - 1e-9)
+    first = (speed[:, None, :] >= least[:, :, None]).argmax(axis=2)
+    return first, np.take_along_axis(speed, first, axis=1)
