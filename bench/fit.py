@@ -1,24 +1,35 @@
 """How long fits take, and how exact they are on measurements that they have not seen.
 
-    SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/fit.py [--speed | --accuracy]
+    SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/fit.py [--speed | --accuracy | --forms]
 
 Speed: CPU milliseconds per fit for batches of 1, 10 and 100 profiles of 1 to 60 rows drawn from the measured tables
 (or planted, without SYNERGY_DATA). Accuracy: mean |predicted − measured|/measured of step times for each application
-and GPU type, with Pollux's form and with what the catalog ships:
+and GPU type, with Pollux's form and as `calibrate` fits, in the form that it chooses:
 
     all        fitted to the placements table, scored on it (what the peers publish)
     half       fitted to half of the (nodes, GPUs), scored on the other half
     larger     fitted to up to 8 GPUs (T4) or 6, scored on more
     clusters   fitted to the placements (up to 4 nodes, or 2), scored on the scalability table's larger ones
     batch      one batch size left out at a time, scored on it
+
+Forms: what an all-reduce across nodes is taken to depend on, by what each form foretells, not by how well it fits:
+nodes and all GPUs (`saturating`), nodes and the most crowded node alone, or all three (`crowded`); and what `calibrate`
+chooses of the first and the last by held-out placements of what it is given.
+
+    placements  fitted to four fifths of the placements across nodes, scored on the others (`held_out`)
+    crowds      fitted to up to 2 GPUs (T4) or 4 on the most crowded node, scored on more
+    two nodes   fitted to one and two nodes, scored on larger clusters; T4's two exchange over one pair of links
+    clusters    as above
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import textwrap
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +37,9 @@ import numpy as np
 from synergy_core.commands._output import table
 from synergy_core.goodput.calibration import Calibrated, calibrate
 from synergy_core.goodput.fit import ObservedSteps, fit
-from synergy_core.goodput.forms import POLLUX, SATURATING
+from synergy_core.goodput.forms import BETA_N, CROWDED, NODES, POLLUX, SATURATING, Form
+from synergy_core.goodput.held_out import LEAST_GAIN, held_out_error, placements_across, saved_by_crowd
+from synergy_core.goodput.observations import joined
 from synergy_core.measurements import read
 
 APPLICATIONS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
@@ -107,7 +120,7 @@ def splits(
 
 
 def error(model: Calibrated, profile: ObservedSteps) -> float:
-    told = model.step_time(profile.nodes, profile.gpus, profile.local_batch)
+    told = model.step_time(profile.nodes, profile.gpus, profile.local_batch, profile.crowd)
     return float(np.abs(told / np.asarray(profile.step_time_s) - 1).mean())
 
 
@@ -142,19 +155,97 @@ def held_out() -> None:
             for split in SPLITS
         ]
         rows.append([what, "", *cells])
-    print("mean error in %: Pollux's form → the catalog's (saturating, robust, with deviations by batch size)")
+    print("mean error in %: Pollux's form → as calibrated (form by held-out rows, robust, deviations by batch size)")
     print(table(("application", "GPU type", *SPLITS), rows, left=2))
+
+
+@dataclass(frozen=True)
+class WithoutTotal(Form):
+    """The crowded form without its term in all GPUs."""
+
+    def design(self, nodes: np.ndarray, gpus: np.ndarray, crowd: np.ndarray) -> np.ndarray:
+        result = super().design(nodes, gpus, crowd)
+        result[self.sync.index(BETA_N)] = 0.0
+        return result
+
+
+ALONE = WithoutTotal(**{name: getattr(CROWDED, name) for name in CROWDED.__dataclass_fields__})
+COMPARED = {"nodes, GPUs": SATURATING, "nodes, crowd": ALONE, "all three": CROWDED}
+
+
+def form_splits(
+    placements: ObservedSteps, scalability: ObservedSteps, gpu_type: str
+) -> Iterator[tuple[str, ObservedSteps, ObservedSteps]]:
+    """Name, what is fitted, what is scored."""
+    nodes, crowd = np.asarray(placements.nodes), np.asarray(placements.crowd)
+    few = crowd <= (2 if gpu_type == "t4" else 4)
+    yield "crowds", part(placements, few), part(placements, ~few)
+    beyond = np.asarray(scalability.nodes) > nodes.max()
+    if beyond.any():
+        yield "two nodes", part(placements, nodes <= 2), part(scalability, beyond)
+        yield "clusters", placements, part(scalability, beyond)
+
+
+def compared() -> None:
+    if "SYNERGY_DATA" not in os.environ:
+        print("forms need the measured tables: set SYNERGY_DATA")
+        return
+    tables = profiles()
+    rows, growth, chosen = [], [], []
+    for gpu_type in GPU_TYPES:
+        found: dict[tuple[str, str], list[float]] = {}
+        for name in APPLICATIONS:
+            placements, scalability = (tables[name, gpu_type, which] for which in ("placements", "scalability"))
+            fitted = calibrate(placements, form=SATURATING)[1].rows
+            across = placements_across(fitted)
+            for what, form in COMPARED.items():
+                errors = held_out_error(fitted, form, across)[across >= 0]
+                found.setdefault(("placements", what), []).append(float(errors.mean()))
+            for split, known, wanted in form_splits(placements, scalability, gpu_type):
+                for what, form in {**COMPARED, "chosen": None}.items():
+                    found.setdefault((split, what), []).append(error(calibrate(known, form=form)[0], wanted))
+            for which, each in (("placements", placements), ("both tables", joined([placements, scalability]))):
+                saved = saved_by_crowd(calibrate(each, form=SATURATING)[1].rows)
+                if saved > LEAST_GAIN:
+                    chosen.append(f"{name} on {gpu_type} ({which}, {saved:.1%})")
+            if gpu_type != "a100":
+                growth.append(growth_with_nodes(joined([placements, scalability]), gpu_type))
+        for what in (*COMPARED, "chosen"):
+            cells = [
+                f"{100 * np.mean(found[split, what]):.1f}" if (split, what) in found else "–"
+                for split in ("placements", "crowds", "two nodes", "clusters")
+            ]
+            rows.append([gpu_type, what, *cells])
+    print("mean error in % over the applications, on held-out rows, by what an all-reduce across nodes depends on")
+    print(table(("GPU type", "depends on", "placements", "crowds", "two nodes", "clusters"), rows, left=2))
+    print("tables that call for the crowded form, and which part of the error on held-out placements it saves:")
+    print("\n".join(textwrap.wrap(", ".join(chosen) or "none", 118, initial_indent="  ", subsequent_indent="  ")))
+    print(
+        "growth of an all-reduce as nodes double, at equal crowd, on tables of t4 (but two nodes) and rtx2080ti:\n  "
+        + ", ".join(f"{each:.2f}" for each in sorted(growth))
+        + f"; median {np.median(growth):.2f}"
+    )
+
+
+def growth_with_nodes(profile: ObservedSteps, gpu_type: str) -> float:
+    """What log₂(N/2) multiplies as a part of the mean all-reduce across nodes, by the form without all GPUs."""
+    nodes = np.asarray(profile.nodes)
+    known = part(profile, nodes != 2) if gpu_type == "t4" else profile
+    model, _ = calibrate(known, form=ALONE)
+    across = part(known, np.asarray(known.nodes) > 1)
+    return float(model.theta[NODES] / model.form.sync_time(model.theta, across.nodes, across.gpus, across.crowd).mean())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--speed", action="store_true", help="only how long fits take")
     parser.add_argument("--accuracy", action="store_true", help="only how exact they are")
+    parser.add_argument("--forms", action="store_true", help="only which form foretells held-out placements best")
     chosen = parser.parse_args()
-    if chosen.speed or not chosen.accuracy:
-        speed()
-    if chosen.accuracy or not chosen.speed:
-        held_out()
+    parts = {"speed": speed, "accuracy": held_out, "forms": compared}
+    asked = [name for name in parts if getattr(chosen, name)]
+    for name in asked or parts:
+        parts[name]()
 
 
 if __name__ == "__main__":

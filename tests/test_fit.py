@@ -15,13 +15,14 @@ from scipy.optimize import minimize as scipy_minimize
 from synergy_core.errors import InputError
 from synergy_core.goodput.calibration import calibrate
 from synergy_core.goodput.fit import ObservedSteps, fit
-from synergy_core.goodput.forms import POLLUX, SATURATING, form_named
+from synergy_core.goodput.forms import CROWDED, POLLUX, SATURATING, form_named
 from synergy_core.goodput.minimise import evaluate
 from synergy_core.goodput.observations import joined, padded
 from synergy_core.goodput.throughput import gradient_time, step_time
 
 THETA = np.array([0.1, 0.01, 0.3, 0.03, 0.06, 0.01, 2.0])
 RICH = np.array([0.1, 0.01, 0.3, 0.05, 0.06, 0.02, 2.0, 0.2, 0.1, 0.02, 0.08, 0.1])
+CONSTANTS = {"pollux": THETA, "saturating": RICH, "crowded": np.array([*RICH, 0.05, 0.04, 0.03])}
 DATA = os.environ.get("SYNERGY_DATA")
 needs_data = pytest.mark.skipif(
     not DATA, reason="needs the measured tables: set SYNERGY_DATA to the folder that holds them"
@@ -85,9 +86,8 @@ def test_nodes_never_spanned_cost_at_least_a_tenth_more_than_within_one():
 
 
 def reference_objective(theta, profile):
-    nodes, gpus, batch, step, sync = (
-        np.asarray(getattr(profile, name), dtype=float) for name in ObservedSteps.__slots__
-    )
+    names = ("nodes", "gpus", "local_batch", "step_time_s", "sync_time_s")
+    nodes, gpus, batch, step, sync = (np.asarray(getattr(profile, name), dtype=float) for name in names)
     first = np.log(gradient_time(theta, batch) / (step - sync))
     second = np.log(step_time(theta, nodes, gpus, batch) / step)
     ratios = (theta[3] / theta[2]) ** 2 + (theta[5] / theta[4]) ** 2
@@ -152,11 +152,11 @@ def found_theta(profile):
     return theta
 
 
-@pytest.mark.parametrize("form", [POLLUX, SATURATING])
+@pytest.mark.parametrize("form", [POLLUX, SATURATING, CROWDED])
 def test_derivatives_are_those_of_the_objective(form):
     profile = measured(THETA, *shapes(3, 30), noise=0.2)
     rows = padded([profile], form)
-    theta = np.array([RICH if form.floor else THETA]) * 1.3
+    theta = CONSTANTS[form.name][None] * 1.3
     theta[:, 6] = 2.4
     _, gradient, _, _ = evaluate(theta, rows, form)
     for at in range(theta.shape[1]):
@@ -166,7 +166,7 @@ def test_derivatives_are_those_of_the_objective(form):
         assert gradient[0, at] == pytest.approx((up - down) / (2 * off[0, at]), rel=1e-4, abs=1e-7)
 
 
-@pytest.mark.parametrize("form", [POLLUX, SATURATING])
+@pytest.mark.parametrize("form", [POLLUX, SATURATING, CROWDED])
 @pytest.mark.parametrize("seed", range(4))
 def test_one_wild_row_moves_robust_predictions_by_less_than_five_percent(form, seed):
     nodes, gpus, batch = shapes(seed, 30)
@@ -214,7 +214,7 @@ def test_doubt_falls_with_rows_and_rises_away_from_them():
         min_size=1,
         max_size=12,
     ),
-    st.sampled_from([POLLUX, SATURATING]),
+    st.sampled_from([POLLUX, SATURATING, CROWDED]),
 )
 def test_any_possible_profile_has_a_fit_within_bounds(rows, form):
     nodes, per_node, batch, step, part = (np.array(each) for each in zip(*rows, strict=True))
@@ -225,11 +225,12 @@ def test_any_possible_profile_has_a_fit_within_bounds(rows, form):
     assert (found.log_step_time_sd(4, 16, 32) > 0).all()
 
 
-@given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 200))
-def test_the_saturating_form_never_gets_faster_with_gpus_or_samples(nodes, per_node, batch):
-    now = SATURATING.step_time(RICH, nodes, nodes * per_node, batch)
-    assert SATURATING.step_time(RICH, nodes, nodes * (per_node + 1), batch) >= now * (1 - 1e-12)
-    assert SATURATING.step_time(RICH, nodes, nodes * per_node, batch + 1) >= now * (1 - 1e-12)
+@given(st.sampled_from([SATURATING, CROWDED]), st.integers(1, 8), st.integers(1, 8), st.integers(1, 200))
+def test_no_form_gets_faster_with_gpus_or_samples(form, nodes, per_node, batch):
+    theta = CONSTANTS[form.name]
+    now = form.step_time(theta, nodes, nodes * per_node, batch)
+    assert form.step_time(theta, nodes, nodes * (per_node + 1), batch) >= now * (1 - 1e-12)
+    assert form.step_time(theta, nodes, nodes * per_node, batch + 1) >= now * (1 - 1e-12)
 
 
 def test_calibration_follows_a_batch_size_that_is_off_the_line():

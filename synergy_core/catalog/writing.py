@@ -10,6 +10,7 @@ from synergy_core.accuracy import Accuracy, accuracy
 from synergy_core.arrays import Floats
 from synergy_core.goodput.calibration import Calibrated, calibrate
 from synergy_core.goodput.fit import Fits, fit
+from synergy_core.goodput.forms import Form
 from synergy_core.goodput.observations import ObservedSteps
 from synergy_core.goodput.throughput import step_time
 
@@ -17,17 +18,18 @@ _DIGITS = 6
 
 
 def measured_gpu_type(
-    profile: ObservedSteps, *, robust_pollux: bool = False
+    profile: ObservedSteps, *, form: Form | None = None, robust_pollux: bool = False
 ) -> tuple[dict[str, Any], Calibrated, Fits]:
     """The catalog's entry for one application on one GPU type, and the calibration behind it.
 
-    robust_pollux: whether Pollux's constants, too, are fitted robustly; policies' beliefs are not.
+    form: of the calibration; None for `calibrate`'s choice. robust_pollux: whether Pollux's constants, too, are fitted
+    robustly; policies' beliefs are not.
     """
-    nodes, gpus, batch, step = (
+    nodes, gpus, batch, step, crowd = (
         np.asarray(each, dtype=np.float64)
-        for each in (profile.nodes, profile.gpus, profile.local_batch, profile.step_time_s)
+        for each in (profile.nodes, profile.gpus, profile.local_batch, profile.step_time_s, profile.crowd)
     )
-    best, fits = calibrate(profile)
+    best, fits = calibrate(profile, form=form)
     theta = fit([profile], robust=robust_pollux).theta[0]
     content = {
         "min_local": int(batch.min()),
@@ -44,7 +46,7 @@ def measured_gpu_type(
             "knots": _rounded(best.knots),
             "log_factors": [round(each, 4) for each in best.log_factors.tolist()],
             "alone_log_factor": round(best.alone_log_factor, 4),
-            "error": _error(accuracy(best.step_time(nodes, gpus, batch), step)),
+            "error": _error(accuracy(best.step_time(nodes, gpus, batch, crowd), step)),
         },
     }
     return content, best, fits

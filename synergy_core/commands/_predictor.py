@@ -45,8 +45,11 @@ def by_type(files: Sequence[StepTimes]) -> dict[str, dict[str, ObservedSteps]]:
     return result
 
 
-def calibrated_on(files: Sequence[StepTimes], form: Form) -> Models:
-    """A robust fit per model and GPU type. Raises InputError, naming the files, for too few rows."""
+def calibrated_on(files: Sequence[StepTimes], form: Form | None) -> Models:
+    """A robust fit per model and GPU type, in that form or `calibrate`'s choice.
+
+    Raises InputError, naming the files, for too few rows.
+    """
     return {
         model: {gpu_type: calibrate(profile, form=form)[0] for gpu_type, profile in gpu_types.items()}
         for model, gpu_types in by_type(files).items()

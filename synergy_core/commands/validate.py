@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 SUMMARY = "score the shipped or fitted constants on measurements"
 BANDS = (1, 4, 8, 16, 32, 64)
 """Upper ends of the bands of GPU counts that are reported apart."""
+FORM_HELP = (
+    "form fitted with --calibrate: saturating, crowded or pollux; by default whichever of the first two foretells "
+    "held-out placements better"
+)
 CONSTANTS_HELP = "of plans, what is refitted: network, software (one factor each), or names of the planner's constants"
 
 
@@ -37,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="measurements to predict")
     parser.add_argument("--calibrate", nargs="+", type=Path, metavar="FILE", help="measurements to fit the model to")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write every group as JSON")
-    parser.add_argument("--form", default="saturating", help="form fitted with --calibrate: saturating or pollux")
+    parser.add_argument("--form", help=FORM_HELP)
     parser.add_argument("--constants", default="network,software", help=CONSTANTS_HELP)
     add_naming(parser)
 
@@ -61,7 +65,7 @@ def run(chosen: argparse.Namespace) -> int:
     def each(paths: list[Path]) -> list[Any]:
         return [read(path, model=chosen.model, gpu_type=chosen.gpu_type) for path in paths]
 
-    form = form_named(chosen.form)
+    form = form_named(chosen.form) if chosen.form else None
     files = each(chosen.files)
     given = each(chosen.calibrate) if chosen.calibrate else []
     steps = [file for file in given if isinstance(file, StepTimes)]
@@ -98,7 +102,7 @@ def scores(file: StepTimes, used: Prediction) -> dict[str, Accuracy]:
 
     from synergy_core.accuracy import accuracy
 
-    predicted = used.model.step_time(file.nodes, file.gpus, file.local_batch)
+    predicted = used.model.step_time(file.nodes, file.gpus, file.local_batch, file.crowd)
     result = {"all": accuracy(predicted, file.step_time_s)}
     names = np.array([_band(*each) for each in zip(file.nodes.tolist(), file.gpus.tolist(), strict=True)])
     order = np.lexsort((file.gpus, file.nodes))

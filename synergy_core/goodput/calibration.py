@@ -1,8 +1,8 @@
 """One application on one GPU type, from a table of measurements: as exact as the table allows, and robust.
 
-A fit in the saturating form (`forms.SATURATING`), and on top of its smooth T_grad(b) two deviations of its logarithm,
-each the median of the rows concerned, shrunk by κ = 2 pseudo-rows (one or two rows count as far as the fit trusts
-them):
+A fit in the saturating form (`forms.SATURATING`), or in that of crowded nodes where the table's own placements call
+for it (`held_out`), and on top of its smooth T_grad(b) two deviations of its logarithm, each the median of the rows
+concerned, shrunk by κ = 2 pseudo-rows (one or two rows count as far as the fit trusts them):
 
 - by batch size, interpolated in log b, constant outside: kernels are chosen by shape, so 57 samples may be faster than
   40;
@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from synergy_core.arrays import Floats
 from synergy_core.goodput.fit import Fits, fit_rows
-from synergy_core.goodput.forms import GAMMA, SATURATING, Form
+from synergy_core.goodput.forms import CROWDED, GAMMA, SATURATING, Form
+from synergy_core.goodput.held_out import calls_for_crowd
 from synergy_core.goodput.minimise import residuals
 from synergy_core.goodput.observations import ObservedSteps, PaddedSteps, padded
 from synergy_core.goodput.throughput import overlapped
@@ -42,11 +43,12 @@ class Calibrated:
     log_factors: Floats
     alone_log_factor: float = 0.0
 
-    def step_time(self, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike) -> Floats:
-        """T_opt in seconds; the arguments broadcast."""
-        n, m = (np.asarray(each, dtype=np.float64) for each in (nodes, gpus))
-        compute = self.gradient_time(local_batch, m)
-        return overlapped(compute, self.form.sync_time(self.theta, n, m), self.theta[GAMMA])
+    def step_time(
+        self, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike, crowd: ArrayLike | None = None
+    ) -> Floats:
+        """T_opt in seconds; the arguments broadcast. crowd: None for GPUs that are spread evenly."""
+        compute = self.gradient_time(local_batch, gpus)
+        return overlapped(compute, self.form.sync_time(self.theta, nodes, gpus, crowd), self.theta[GAMMA])
 
     def gradient_time(self, local_batch: ArrayLike, gpus: ArrayLike) -> Floats:
         """T_grad in seconds; the arguments broadcast."""
@@ -61,13 +63,19 @@ class Calibrated:
 
 
 def calibrate(
-    profile: ObservedSteps, *, form: Form = SATURATING, robust: bool = True, deviations: bool = True
+    profile: ObservedSteps, *, form: Form | None = None, robust: bool = True, deviations: bool = True
 ) -> tuple[Calibrated, Fits]:
     """The constants and the fit they come from (for its error and uncertainty).
 
+    form: None for the saturating or the crowded one, whichever foretells held-out placements better.
     deviations: whether T_grad may deviate from its formula at measured batch sizes, and on one GPU.
     Raises InputError for fewer than 3 rows and for times that cannot be.
     """
+    if form is None:
+        model, fitted = calibrate(profile, form=SATURATING, robust=robust, deviations=deviations)
+        if not calls_for_crowd(fitted.rows):
+            return model, fitted
+        form = CROWDED
     rows = padded([profile], form, least=LEAST_ROWS)
     fitted = fit_rows(rows, form, robust=robust)
     model = Calibrated(form, fitted.theta[0], np.ones(1), np.zeros(1))

@@ -9,6 +9,7 @@ nothing observed can tell at values that promise perfect scaling:
 
     one distinct local batch        α_c = mean(T_grad)/2
     never N > 1                     α_n = β_n = 1e-8; afterwards α_n ≥ 1.1·α_r and β_n ≥ 1.1·β_r
+    never N > 2 (`CROWDED`)         ν = 1e-8; afterwards β_n + ν ≥ 0.06·T_sync across nodes, on average
     never N = 1 and M > 1           α_r = β_r = 1e-8
     never M > 2                     β_n = β_r = 1e-8
 
@@ -30,8 +31,11 @@ from synergy_core.goodput.forms import (
     ALPHA_R,
     BETA_N,
     BETA_R,
+    CARD,
+    CROWD,
     FLOOR,
     GAMMA,
+    NODES,
     PAIR,
     POLLUX,
     RHO_N,
@@ -49,6 +53,9 @@ __all__ = ["Fits", "ObservedSteps", "fit"]
 
 UNSEEN_NODES_FACTOR = 1.1
 """How much costlier across nodes than within one, at least, while no job has spanned nodes (Pollux's artifact)."""
+UNSEEN_NODES_GROWTH = 0.06
+"""By how much of itself an all-reduce grows as nodes double, at least, while no job has spanned more than two: less
+than on 11 of 12 measured tables, where it grows by 0.17 in the median (bench/fit.py --forms)."""
 _START_GAMMAS = (1.0, 1.7, 4.0)
 _ROBUST_ROUNDS = 8
 _CAUCHY = 2.385
@@ -72,14 +79,16 @@ class Fits:
     steps: Ints
     rows: PaddedSteps
 
-    def log_step_time_sd(self, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike) -> Floats:
+    def log_step_time_sd(
+        self, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike, crowd: ArrayLike | None = None
+    ) -> Floats:
         """How sure the fit is: standard deviation of log(measured/predicted) step time at shapes (S,); (F, S).
 
         Delta method: var = s² + gᵀCg, g = ∂log T_opt/∂θ, C the inverse of the rows' information (deflated to one row
         per distinct (N, M), as rows of one shape err together) plus a wide prior: a slope unknown up to 0.3 of its
         constant, a constant never observed up to half of T_grad. s: the misfit, with 0.1 expected before any row.
         """
-        return log_step_time_sd(self.theta, self.rows, self.form, nodes, gpus, local_batch)
+        return log_step_time_sd(self.theta, self.rows, self.form, nodes, gpus, local_batch, crowd)
 
     def parameter_sd(self) -> Floats:
         """Standard deviation of each constant, (F, P), by the same information."""
@@ -109,7 +118,20 @@ def fit_rows(rows: PaddedSteps, form: Form, *, robust: bool = False) -> Fits:
     pairs = [(ALPHA_N, ALPHA_R), (BETA_N, BETA_R)] + ([(RHO_N, RHO_R)] if form.floor else [])
     for across, within in pairs:
         theta[unseen, across] = np.maximum(theta[unseen, across], UNSEEN_NODES_FACTOR * theta[unseen, within])
+    if form.crowd:
+        theta[:, NODES] = np.maximum(theta[:, NODES], _unseen_growth(theta, rows, form))
     return Fits(form, theta, rmse, objective, steps, rows)
+
+
+def _unseen_growth(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
+    """What log₂(N/2) multiplies at least, (F,), where nodes never were more than two; else 0."""
+    weight = rows.weight * rows.across
+    sync = (theta[:, None, form.sync_at] @ rows.design)[:, 0]
+    typical = (weight * sync).sum(axis=1) / (weight.sum(axis=1) + 1e-300)
+    result: Floats = np.where(
+        (rows.across & (rows.nodes > 2)).any(axis=1), 0.0, UNSEEN_NODES_GROWTH * typical - theta[:, BETA_N]
+    )
+    return result
 
 
 def _best(rows: PaddedSteps, form: Form, start: Floats | None = None) -> tuple[Floats, Floats, Ints]:
@@ -158,6 +180,10 @@ def _pins(rows: PaddedSteps, form: Form) -> tuple[Bools, Floats]:
         # Only where more nodes, too, have held several GPUs each does it differ from β_n.
         more = across & ~two & (rows.gpus > rows.nodes)
         pinned[:, PAIR] = ~((two & (rows.gpus > 2)).any(axis=1) & more.any(axis=1))
+    if form.crowd:
+        few = _distinct(rows.crowd, across) < 3
+        pinned[:, RHO_N] = pinned[:, CARD] = pinned[:, CROWD] = few
+        pinned[:, NODES] = _distinct(rows.nodes, across) < 2
     return pinned, held
 
 
@@ -194,5 +220,7 @@ def _start(rows: PaddedSteps, form: Form, gamma: float) -> Floats:
         theta[:, FLOOR] = 0.7 * np.where(rows.weight > 0, compute, np.inf).min(axis=1)
         theta[:, SLOWEST] = 0.05
         theta[:, [RHO_N, RHO_R, PAIR]] = 0.1 * theta[:, [ALPHA_N, ALPHA_R, ALPHA_N]]
+    if form.crowd:
+        theta[:, [CARD, CROWD, NODES]] = 0.1 * theta[:, [ALPHA_N]]
     result: Floats = np.clip(theta, form.lower, form.upper)
     return result

@@ -1,6 +1,6 @@
-"""The shapes a throughput model may take: Pollux's, and one that saturates as all-reduces do.
+"""The shapes a throughput model may take: Pollux's, one that saturates as all-reduces do, and one of crowded nodes.
 
-Both share the seven constants of `throughput.PARAMETERS` and  T_opt = (T_grad^γ + T_sync^γ)^(1/γ).  `SATURATING` was
+All share the seven constants of `throughput.PARAMETERS` and  T_opt = (T_grad^γ + T_sync^γ)^(1/γ).  `SATURATING` was
 found on held-out placements, node counts and batch sizes (bench/fit.py prints the evidence). It changes four things:
 
 - What grows with the GPUs of an all-reduce is a bandwidth term that saturates, as a ring's (M − 1)/M does, and a
@@ -12,6 +12,12 @@ found on held-out placements, node counts and batch sizes (bench/fit.py prints t
   samples differ in length or size (speech, multi-scale images).
 
 A term in M − 2 besides, for the latency of long rings, was tried: held-out clusters got worse (7 % → 10 %).
+
+`CROWDED` is for machines where what counts is the *crowd* C, the job's GPUs on the node that has most of them: they
+share its network cards. It differs across nodes only:
+      T_sync = α + β·log₂(M/2) + ρ·(1 − 1/C) + κ·(C − 1) + λ·log₂C + π·log₂C (if N = 2) + ν·log₂(N/2)
+κ is a card of fixed bandwidth through which every GPU of the node sends by itself; with ρ and λ the three add up to
+whatever grows with C less and less. `held_out.calls_for_crowd` says which of the two a table of measurements calls for.
 """
 
 from __future__ import annotations
@@ -24,10 +30,11 @@ from numpy.typing import ArrayLike
 
 from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import unknown
-from synergy_core.goodput.throughput import GAMMA_MAX, GAMMA_MIN, PARAMETERS, TINY, overlapped
+from synergy_core.goodput.throughput import GAMMA_MAX, GAMMA_MIN, PARAMETERS, TINY, evenly, overlapped
 
 FLOOR_SHARPNESS = 3.0
 ALPHA_C, BETA_C, ALPHA_N, BETA_N, ALPHA_R, BETA_R, GAMMA, FLOOR, RHO_N, RHO_R, PAIR, SLOWEST = range(12)
+CARD, CROWD, NODES = range(12, 15)
 
 
 def slowest_of(gpus: ArrayLike) -> Floats:
@@ -42,7 +49,8 @@ class Form:
     """One shape of model.
 
     parameters: names, in the order of theta's last axis. sync: which of them multiply the rows of `design`.
-    floor: whether `FLOOR` is among them. ratios: (slope, constant) pairs whose quotient is held small by the fit.
+    floor: whether `FLOOR` is among them, crowd: whether `CROWD`. ratios: (slope, constant) pairs whose quotient is held
+    small by the fit.
     """
 
     name: str
@@ -50,6 +58,7 @@ class Form:
     sync: tuple[int, ...]
     floor: bool
     ratios: tuple[tuple[int, int], ...]
+    crowd: bool = False
 
     @cached_property
     def lower(self) -> Floats:
@@ -80,8 +89,8 @@ class Form:
         """`sync` as an index."""
         return np.array(self.sync)
 
-    def design(self, nodes: Floats, gpus: Floats) -> Floats:
-        """What each parameter of `sync` is multiplied by: (len(sync), …) for nodes and gpus of shape (…)."""
+    def design(self, nodes: Floats, gpus: Floats, crowd: Floats) -> Floats:
+        """What each parameter of `sync` is multiplied by: (len(sync), …) for arguments of shape (…)."""
         across = nodes > 1
         within = (nodes <= 1) & (gpus > 1)
         if not self.floor:
@@ -90,9 +99,22 @@ class Form:
             return grown
         several = np.maximum(gpus, 2.0)
         depth, ring = np.log2(several / 2.0), 1.0 - 2.0 / several
-        pair = (nodes == 2) * np.log2(np.maximum(gpus / nodes, 1.0))
-        columns = [across, across * depth, within, within * depth, across * ring, within * ring, pair]
-        result: Floats = np.stack(columns).astype(np.float64)
+        columns = {
+            ALPHA_N: across,
+            BETA_N: across * depth,
+            ALPHA_R: within,
+            BETA_R: within * depth,
+            RHO_N: across * ring,
+            RHO_R: within * ring,
+            PAIR: (nodes == 2) * np.log2(np.maximum(gpus / nodes, 1.0)),
+        }
+        if self.crowd:
+            columns[RHO_N] = across * (1.0 - 1.0 / crowd)
+            columns[CARD] = across * (crowd - 1.0)
+            columns[CROWD] = across * np.log2(crowd)
+            columns[PAIR] = (nodes == 2) * np.log2(crowd)
+            columns[NODES] = across * np.log2(np.maximum(nodes, 2.0) / 2.0)
+        result: Floats = np.stack([columns[each] for each in self.sync]).astype(np.float64)
         return result
 
     def gradient_time(self, theta: Floats, local_batch: ArrayLike, gpus: ArrayLike) -> Floats:
@@ -105,18 +127,26 @@ class Form:
         result: Floats = floored * (1.0 + theta[SLOWEST] * slowest_of(gpus))
         return result
 
-    def sync_time(self, theta: Floats, nodes: Floats, gpus: Floats) -> Floats:
+    def sync_time(self, theta: Floats, nodes: ArrayLike, gpus: ArrayLike, crowd: ArrayLike | None = None) -> Floats:
         """T_sync in seconds; theta (P,)."""
-        nodes, gpus = np.broadcast_arrays(np.asarray(nodes, dtype=np.float64), np.asarray(gpus, dtype=np.float64))
-        design = self.design(nodes, gpus)
-        alone = np.where(gpus > 1, 0.0, TINY + TINY * TINY)
+        most = evenly(nodes, gpus) if crowd is None else crowd
+        n, m, c = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (nodes, gpus, most)))
+        design = self.design(n, m, c)
+        alone = np.where(m > 1, 0.0, TINY + TINY * TINY)
         result: Floats = np.tensordot(theta[self.sync_at], design, axes=1) + alone
         return result
 
-    def step_time(self, theta: Floats, nodes: Floats, gpus: Floats, local_batch: Floats) -> Floats:
-        """T_opt in seconds; theta (P,)."""
+    def step_time(
+        self,
+        theta: Floats,
+        nodes: ArrayLike,
+        gpus: ArrayLike,
+        local_batch: ArrayLike,
+        crowd: ArrayLike | None = None,
+    ) -> Floats:
+        """T_opt in seconds; theta (P,). crowd: None for GPUs that are spread evenly."""
         return overlapped(
-            self.gradient_time(theta, local_batch, gpus), self.sync_time(theta, nodes, gpus), theta[GAMMA]
+            self.gradient_time(theta, local_batch, gpus), self.sync_time(theta, nodes, gpus, crowd), theta[GAMMA]
         )
 
 
@@ -134,7 +164,15 @@ SATURATING = Form(
     floor=True,
     ratios=((BETA_N, ALPHA_N), (BETA_R, ALPHA_R), (RHO_N, ALPHA_N), (RHO_R, ALPHA_R), (PAIR, ALPHA_N)),
 )
-FORMS = {each.name: each for each in (POLLUX, SATURATING)}
+CROWDED = Form(
+    "crowded",
+    (*SATURATING.parameters, "card", "crowd", "nodes"),
+    (*SATURATING.sync, CARD, CROWD, NODES),
+    floor=True,
+    ratios=(*SATURATING.ratios, (CARD, ALPHA_N), (CROWD, ALPHA_N), (NODES, ALPHA_N)),
+    crowd=True,
+)
+FORMS = {each.name: each for each in (POLLUX, SATURATING, CROWDED)}
 
 
 def form_named(name: str) -> Form:

@@ -28,6 +28,12 @@ TINY = 1e-8
 GAMMA_MIN, GAMMA_MAX = 1.0, 10.0
 
 
+def evenly(nodes: ArrayLike, gpus: ArrayLike) -> Floats:
+    """GPUs on the most crowded node where they are spread as evenly as can be: GPUs ÷ nodes, rounded up."""
+    result: Floats = np.ceil(np.asarray(gpus, dtype=np.float64) / np.maximum(nodes, 1))
+    return result
+
+
 def gradient_time(theta: ArrayLike, local_batch: ArrayLike) -> Floats:
     """T_grad: the forward and backward pass of one micro-batch of `local_batch` samples on one GPU."""
     theta = np.asarray(theta, dtype=np.float64)

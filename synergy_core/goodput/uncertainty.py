@@ -9,7 +9,7 @@ from synergy_core.arrays import Floats
 from synergy_core.goodput.forms import ALPHA_C, ALPHA_N, ALPHA_R, BETA_C, FLOOR, GAMMA, SLOWEST, Form
 from synergy_core.goodput.minimise import slopes
 from synergy_core.goodput.observations import PaddedSteps
-from synergy_core.goodput.throughput import TINY
+from synergy_core.goodput.throughput import TINY, evenly
 
 USUAL_MISFIT, USUAL_ROWS = 0.1, 3.0
 """Misfit of log times to expect before seeing any (the median over 18 measured tables), and the rows it counts for."""
@@ -23,11 +23,17 @@ _GAMMA_SD = 2.0
 
 
 def log_step_time_sd(
-    theta: Floats, rows: PaddedSteps, form: Form, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike
+    theta: Floats,
+    rows: PaddedSteps,
+    form: Form,
+    nodes: ArrayLike,
+    gpus: ArrayLike,
+    local_batch: ArrayLike,
+    crowd: ArrayLike | None = None,
 ) -> Floats:
     """Standard deviation of log(measured/predicted) step time, (F, S), at S shapes; see `Fits.log_step_time_sd`."""
     information, spread = _information(theta, rows, form)
-    by_shape = _shape_slopes(theta, form, nodes, gpus, local_batch)
+    by_shape = _shape_slopes(theta, form, nodes, gpus, local_batch, crowd)
     covered = np.linalg.solve(information, by_shape)
     result: Floats = np.sqrt(spread[:, 1:] + (by_shape * covered).sum(axis=1))
     return result
@@ -82,14 +88,22 @@ def _distinct_shapes(rows: PaddedSteps) -> Floats:
     return result
 
 
-def _shape_slopes(theta: Floats, form: Form, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike) -> Floats:
+def _shape_slopes(
+    theta: Floats,
+    form: Form,
+    nodes: ArrayLike,
+    gpus: ArrayLike,
+    local_batch: ArrayLike,
+    crowd: ArrayLike | None,
+) -> Floats:
     """∂log T_opt/∂θ at S shapes, (F, P, S)."""
+    most = evenly(nodes, gpus) if crowd is None else crowd
     columns = np.broadcast_arrays(
-        *(np.atleast_1d(np.asarray(each, dtype=float)) for each in (nodes, gpus, local_batch))
+        *(np.atleast_1d(np.asarray(each, dtype=float)) for each in (nodes, gpus, local_batch, most))
     )
     shape = (len(theta), len(columns[0]))
-    n, m, b = (np.broadcast_to(each, shape) for each in columns)
+    n, m, b, c = (np.broadcast_to(each, shape) for each in columns)
     zero = np.zeros(shape)
     alone = np.where(m > 1, 0.0, TINY + TINY * TINY)
-    rows = PaddedSteps(n, m, b, form.design(n, m).swapaxes(0, 1), alone, zero, zero, zero, zero)
+    rows = PaddedSteps(n, m, c, b, form.design(n, m, c).swapaxes(0, 1), alone, zero, zero, zero, zero)
     return slopes(theta, rows, form)[2][:, 1]

@@ -33,13 +33,17 @@ _FILE = re.compile(r"(?:placements|scalability)-(?P<gpu>.+)\.csv")
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """A file's rows in columns, arrays (rows,). sync_time_s is None where the file has none."""
+    """A file's rows in columns, arrays (rows,). sync_time_s is None where the file has none.
+
+    crowd: GPUs on the node that has most of them; by `placement`, or spread evenly where the file only counts.
+    """
 
     path: Path
     model: str
     gpu_type: str
     nodes: Ints
     gpus: Ints
+    crowd: Ints
     local_batch: Ints
     step_time_s: Floats
     sync_time_s: Floats | None
@@ -53,7 +57,7 @@ class StepTimes:
         """What a fit takes. Raises InputError without a sync_time column."""
         if self.sync_time_s is None:
             raise InputError(f"{self.path}: no column sync_time; a fit needs it beside step_time.")
-        return ObservedSteps(self.nodes, self.gpus, self.local_batch, self.step_time_s, self.sync_time_s)
+        return ObservedSteps(self.nodes, self.gpus, self.local_batch, self.step_time_s, self.sync_time_s, self.crowd)
 
 
 def recognises(columns: tuple[str, ...]) -> bool:
@@ -76,7 +80,7 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
         table.cells("local_bsz")
     if names["placement"]:
         shapes = table.shapes(names["placement"])
-        nodes, gpus = list(map(len, shapes)), list(map(sum, shapes))
+        nodes, gpus, crowd = (list(map(count, shapes)) for count in (len, sum, max))
     else:
         for meaning, column in (("nodes", "num_nodes"), ("gpus", "num_replicas")):
             if not names[meaning]:
@@ -85,6 +89,7 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
         for line, n, m in zip(table.lines, nodes, gpus, strict=True):
             if m < n:
                 raise table.refuse(line, names["gpus"], str(m), f"at least one GPU per node, {n}")
+        crowd = [-(-m // n) for n, m in zip(nodes, gpus, strict=True)]
     step_name, step_factor = _time_column(table, "step_time")
     step = table.numbers(step_name, "a positive number of seconds", lambda value: value > 0, factor=step_factor)
     sync = None
@@ -103,6 +108,7 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
         gpu_type,
         np.array(nodes),
         np.array(gpus),
+        np.array(crowd),
         np.array(batch),
         np.array(step),
         None if sync is None else np.array(sync),

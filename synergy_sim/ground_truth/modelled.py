@@ -49,8 +49,8 @@ class ModelledApplication(DataParallelApplication):
         return self._models[gpu_type]
 
     def measure(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int) -> Step:
-        model, nodes, gpus = self._model(gpu_type), len(node_gpus), sum(node_gpus)
-        step_s = float(model.step_time(nodes, gpus, local_batch))
+        model, gpus = self._model(gpu_type), sum(node_gpus)
+        step_s = float(model.step_time(len(node_gpus), gpus, local_batch, max(node_gpus)))
         compute_s = float(model.gradient_time(local_batch, gpus))
         return Step(step_s, max(step_s - compute_s, 0.0))
 
