@@ -12,6 +12,7 @@ import typing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from synergy_core.cluster import Share
 from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.settings import RunSettings
@@ -112,7 +113,8 @@ class Launch(Message, RunSettings):
     job_class: `package.module:Class` or `/path/file.py:Class`. slots: which of the node's, ranks first_rank … in their
     order. store_host, store_port: where the ranks meet; the agent that reserved it holds that port itself.
     folder: the job's own, on a file system that all nodes share. work: iterations at the initial batch until it is
-    done. noise: whether to estimate the gradient's noise scale. report_s: between reports.
+    done. noise: whether to estimate the gradient's noise scale. report_s: between reports. share: what each of its
+    slots brings of the node's CPUs and memory; None: the slots' own cores, and nothing is kept in memory.
     """
 
     KIND: ClassVar[str] = "launch"
@@ -131,6 +133,7 @@ class Launch(Message, RunSettings):
     folder: str
     noise: bool = True
     report_s: float = 1.0
+    share: Share | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +163,15 @@ class Retune(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reshare(Message):
+    """Other CPUs and memory for each slot of a run that was launched with a share, at once; it trains on."""
+
+    KIND: ClassVar[str] = "reshare"
+    run: int
+    share: Share
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Shutdown(Message):
     """Stop every run with a checkpoint, then leave."""
 
@@ -171,7 +183,10 @@ class Shutdown(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(Message):
-    """The first message of an agent. node: its number in the cluster. slots: how many. gpu_type: `cpu` without GPUs."""
+    """The first message of an agent. node: its number in the cluster. slots: how many. gpu_type: `cpu` without GPUs.
+
+    cpus: cores that runs may use, memory_bytes: of the machine; 0 where an agent does not say.
+    """
 
     KIND: ClassVar[str] = "hello"
     node: int
@@ -179,6 +194,8 @@ class Hello(Message):
     pid: int
     slots: int
     gpu_type: str
+    cpus: int = 0
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +206,21 @@ class Reserved(Message):
     run: int
     host: str
     port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granted(Message):
+    """What a rank has of the CPUs that were asked for it; the agent tells the rank itself, too.
+
+    cores: that it may run on. cpus: of them, its own: less than asked where the node has no more, until others leave.
+    """
+
+    KIND: ClassVar[str] = "granted"
+    run: int
+    rank: int
+    cores: list[int]
+    cpus: float
+    asked: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,6 +260,7 @@ class Report(Message):
     step, samples, work: done in all. loss: of the last step. step_s: median of the slowest rank's step times at this
     batch, warm-up left out, over `steps` steps; 0 where there is none yet. sync_s: of that, gradient synchronisation.
     grad_sqr, grad_var: smoothed squared norm and variance at the initial batch, NaN-free; both 0 while unknown.
+    waited_s: of step_s, that the rank with the slowest input waited for data. cpus: of rank 0's share; 0 without one.
     """
 
     KIND: ClassVar[str] = "report"
@@ -244,6 +277,8 @@ class Report(Message):
     grad_sqr: float
     grad_var: float
     memory_bytes: int
+    waited_s: float = 0.0
+    cpus: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,8 +328,15 @@ def _build(kind: type[Any], values: Any) -> Any:
     names = {each.name for each in dataclasses.fields(kind)}
     if not isinstance(values, dict) or (odd := set(values) - names):
         raise InputError(f"{kind.__name__}: unexpected {sorted(odd) if isinstance(values, dict) else values!r}")
-    given = {name: _build(hints[name], each) if hints[name] is PlanMessage else each for name, each in values.items()}
     try:
-        return kind(**given)
-    except TypeError as error:
+        return kind(**{name: _part(hints[name], each) for name, each in values.items()})
+    except (TypeError, ValueError) as error:
         raise InputError(f"{kind.__name__}: {error}") from None
+
+
+def _part(hint: Any, value: Any) -> Any:
+    if hint is PlanMessage:
+        return _build(hint, value)
+    if value is not None and hint in (Share, Share | None):
+        return Share(*map(float, value))
+    return value

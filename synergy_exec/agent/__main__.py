@@ -38,7 +38,7 @@ def main() -> int:
             raise InputError(f"set the environment variable {TOKEN} to the token in the controller's work folder.")
         cores = [int(core) for core in given.cores.split(",")] if given.cores else own_cores()
         slots = divide(cores, given.slots, gpus=given.gpu_type != "cpu")
-        asyncio.run(Agent(given.node, slots, given.gpu_type).serve(given.url.rstrip("/"), token))
+        asyncio.run(Agent(given.node, slots, given.gpu_type, cores).serve(given.url.rstrip("/"), token))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

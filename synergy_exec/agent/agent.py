@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import aiohttp
 
 from synergy_core.errors import InputError
+from synergy_exec.agent.cores import Cores
 from synergy_exec.agent.run import NodeRun
 from synergy_exec.agent.slots import Slot
 from synergy_exec.agent.zygote import Zygote
@@ -25,6 +26,7 @@ from synergy_exec.messages import (
     Message,
     Reserve,
     Reserved,
+    Reshare,
     Retune,
     Shutdown,
     Stop,
@@ -41,10 +43,14 @@ _CONNECTING_S = 60.0
 
 
 class Agent:
-    """One node's slots and the runs on them. gpu_type: `cpu` where slots are cores."""
+    """One node's slots and the runs on them.
 
-    def __init__(self, node: int, slots: Sequence[Slot], gpu_type: str) -> None:
+    gpu_type: `cpu` where slots are cores. cores: of the CPU, all that runs with a share may have.
+    """
+
+    def __init__(self, node: int, slots: Sequence[Slot], gpu_type: str, cores: Sequence[int]) -> None:
         self._node, self._slots, self._gpu_type = node, slots, gpu_type
+        self._cpus, self._cores = len(cores), Cores(cores)
         self._runs: dict[int, NodeRun] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._stores: dict[int, socket.socket] = {}
@@ -82,6 +88,8 @@ class Agent:
                 pid=os.getpid(),
                 slots=len(self._slots),
                 gpu_type=self._gpu_type,
+                cpus=self._cpus,
+                memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
             )
         )
         speaking = asyncio.create_task(self._speak(connection))
@@ -129,6 +137,8 @@ class Agent:
                 self._launch(message)
             case Stop() | Retune() | Kill():
                 self._steer(message)
+            case Reshare():
+                self._reshare(message)
             case Shutdown():
                 self._leave_because("it was told to by the controller")
             case _:
@@ -148,15 +158,39 @@ class Agent:
                 Ended(run=launch.run, outcome="failed", reason=f"run {launch.run} on node {self._node}: {reason}")
             )
             return
-        run = self._runs[launch.run] = NodeRun(launch, self._zygote, self._say)
         slots = [self._slots[slot] for slot in launch.slots]
+        owners = [(launch.run, launch.first_rank + place) for place in range(len(slots))]
+        for owner, slot in zip(owners, slots, strict=True):
+            if launch.share is None:
+                self._cores.occupy(owner, slot.cores)
+            else:
+                self._cores.take(owner, launch.share.cpus)
+        grants = {rank: self._cores.grant((number, rank)) for number, rank in owners if launch.share}
+        run = self._runs[launch.run] = NodeRun(launch, self._zygote, self._say, grants)
         self._tasks[launch.run] = asyncio.create_task(self._carry_out(run, slots, store))
 
     async def _carry_out(self, run: NodeRun, slots: list[Slot], store: socket.socket | None) -> None:
+        launch = run.launch
         try:
             await run.carry_out(slots, store)
         finally:
-            del self._runs[run.launch.run], self._tasks[run.launch.run]
+            del self._runs[launch.run], self._tasks[launch.run]
+            for place in range(len(slots)):
+                self._regrant(self._cores.leave((launch.run, launch.first_rank + place)))
+
+    def _reshare(self, message: Reshare) -> None:
+        run = self._runs.get(message.run)
+        if run is None or run.launch.share is None:
+            return
+        run.remember(message.share.memory_bytes)
+        for place in range(len(run.launch.slots)):
+            self._regrant(self._cores.take((message.run, run.launch.first_rank + place), message.share.cpus))
+
+    def _regrant(self, owners: set[tuple[int, int]]) -> None:
+        """Ranks that have other cores than before are moved to them."""
+        for number, rank in sorted(owners):
+            if number in self._runs:
+                self._runs[number].grant(rank, self._cores.grant((number, rank)))
 
     def _steer(self, message: Stop | Retune | Kill) -> None:
         run = self._runs.get(message.run)

@@ -7,14 +7,17 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from synergy_core.errors import InputError
 from synergy_exec.agent.causes import outcome
+from synergy_exec.agent.cores import Grant
 from synergy_exec.agent.slots import Slot
 from synergy_exec.agent.zygote import Zygote
-from synergy_exec.messages import PAUSED, Ended, Failure, Launch, Message, Retune, Stop, decode, encode
+from synergy_exec.messages import PAUSED, Ended, Failure, Granted, Launch, Message, Retune, Stop, decode, encode
+from synergy_exec.training.cache import Cache
+from synergy_exec.worker import sessions
 from synergy_exec.worker.exits import PEER_LOST
 from synergy_exec.worker.pulse import Pulse
 from synergy_exec.worker.start import Descriptors, Start
@@ -53,10 +56,17 @@ class Worker:
 
 
 class NodeRun:
-    """From launch to the one `Ended` that says that no process of the run is left here."""
+    """From launch to the one `Ended` that says that no process of the run is left here.
 
-    def __init__(self, launch: Launch, zygote: Zygote, say: Callable[[Message], None]) -> None:
+    grants: by rank, what it has of the node's cores, if the run was launched with a share.
+    """
+
+    def __init__(
+        self, launch: Launch, zygote: Zygote, say: Callable[[Message], None], grants: Mapping[int, Grant]
+    ) -> None:
         self.launch, self._zygote, self._say = launch, zygote, say
+        self._grants = dict(grants)
+        self._cache = Cache.create(launch.share.memory_bytes * len(launch.slots) if launch.share else 0)
         self._workers: dict[int, Worker] = {}
         self._failures: dict[int, Failure] = {}
         self._killed: set[int] = set()
@@ -67,6 +77,8 @@ class NodeRun:
     async def carry_out(self, slots: list[Slot], store: socket.socket | None) -> None:
         """Starts the workers, watches them until all have left, and says so. store: rank 0 listens on it."""
         readers = []
+        for rank in self._grants:
+            self._say(self._granted(rank))
         try:
             for place, slot in enumerate(slots):
                 rank = self.launch.first_rank + place
@@ -83,6 +95,7 @@ class NodeRun:
             await self._changed.wait()
         watch.cancel()
         await asyncio.gather(*readers)
+        os.close(self._cache)
         self._tell_end()
 
     def tell(self, message: Stop | Retune) -> None:
@@ -90,6 +103,27 @@ class NodeRun:
         self._told.append(message)
         for worker in self._workers.values():
             worker.tell(message)
+
+    def grant(self, rank: int, grant: Grant) -> None:
+        """Other cores for a rank, at once."""
+        self._grants[rank] = grant
+        self._say(self._granted(rank))
+        if rank in self._workers:
+            self._move(rank)
+
+    def remember(self, memory_bytes: float) -> None:
+        """As much memory for data, for each rank here, from now on."""
+        Cache(self._cache).limit(memory_bytes * len(self.launch.slots))
+
+    def _granted(self, rank: int) -> Granted:
+        grant = self._grants[rank]
+        return Granted(run=self.launch.run, rank=rank, cores=list(grant.cores), cpus=grant.cpus, asked=grant.asked)
+
+    def _move(self, rank: int) -> None:
+        worker = self._workers[rank]
+        if worker.pid is not None and worker.code is None:
+            sessions.pin(worker.pid, self._grants[rank].cores)
+            worker.tell(self._granted(rank))
 
     def kill(self, reason: str) -> None:
         """Ends every worker at once."""
@@ -105,10 +139,12 @@ class NodeRun:
 
     async def _start(self, rank: int, slot: Slot, store: socket.socket | None) -> asyncio.Task[None]:
         launch, started_s = self.launch, time.time()
+        grant = self._grants.get(rank)
         start = Start(
             launch=launch,
             rank=rank,
-            cores=slot.cores,
+            cores=grant.cores if grant else slot.cores,
+            cpus=grant.cpus if grant else len(slot.cores),
             gpu=slot.gpu,
             launched_s=started_s,
         )
@@ -116,7 +152,7 @@ class NodeRun:
         pulse, log = Pulse.create(), _log(launch)
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         worker = Worker(Pulse(pulse), writer, launch.start_s)
-        descriptors = Descriptors(theirs.fileno(), pulse, log, None if store is None else store.fileno())
+        descriptors = Descriptors(theirs.fileno(), pulse, log, self._cache, None if store is None else store.fileno())
         try:
             worker.pid = await self._zygote.fork(start, descriptors, lambda code: self._left(rank, code))
         except OSError:
@@ -129,6 +165,9 @@ class NodeRun:
         self._workers[rank] = worker
         for message in self._told:
             worker.tell(message)
+        if self._grants.get(rank) != grant:
+            # It got others while it was forked.
+            self._move(rank)
         if self._doomed:
             self._kill(self._verdict)
         return asyncio.create_task(self._listen(rank, reader, writer))

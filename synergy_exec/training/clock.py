@@ -15,11 +15,14 @@ WINDOW_STEPS = 50
 
 @dataclass(frozen=True, slots=True)
 class StepMedians:
-    """Medians over `steps` steps, for a `Report`: seconds of a step, and of its synchronisation; 0 if unknown."""
+    """Medians over `steps` steps, for a `Report`: seconds of a step, of its synchronisation, and of its waiting for
+    data; 0 if unknown.
+    """
 
     step_s: float = 0.0
     sync_s: float = 0.0
     steps: int = 0
+    waited_s: float = 0.0
 
 
 class StepClock:
@@ -28,17 +31,21 @@ class StepClock:
     def __init__(self) -> None:
         self._batch: tuple[int, int] | None = None
         self._to_skip = 0
-        self._steps: dict[tuple[int, int], deque[tuple[float, float]]] = {}
+        self._steps: dict[tuple[int, int], deque[tuple[float, float, float]]] = {}
 
-    def add(self, micro_batch: int, accumulation: int, step_s: float, sync_s: float = 0.0) -> None:
-        """A step of this batch took that long on the slowest rank, and that much of it went into synchronisation."""
+    def add(
+        self, micro_batch: int, accumulation: int, step_s: float, sync_s: float = 0.0, waited_s: float = 0.0
+    ) -> None:
+        """A step of this batch took that long on the slowest rank, and that much of it went into synchronisation, and
+        into waiting for data.
+        """
         batch = (micro_batch, accumulation)
         if batch != self._batch:
             self._batch, self._to_skip = batch, WARM_UP_STEPS
         if self._to_skip:
             self._to_skip -= 1
             return
-        self._steps.setdefault(batch, deque(maxlen=WINDOW_STEPS)).append((step_s, sync_s))
+        self._steps.setdefault(batch, deque(maxlen=WINDOW_STEPS)).append((step_s, sync_s, waited_s))
 
     def take(self) -> StepMedians:
         """Medians over the last steps of the present batch, those of before it was left included.
@@ -48,5 +55,6 @@ class StepClock:
         steps = self._steps.get(self._batch) if self._batch else None
         if not steps:
             return StepMedians()
-        step_s, sync_s = zip(*steps, strict=True)
-        return StepMedians(statistics.median(step_s), statistics.median(sync_s), len(steps))
+        step_s, sync_s, waited_s = zip(*steps, strict=True)
+        medians = statistics.median(step_s), statistics.median(sync_s)
+        return StepMedians(*medians, len(steps), statistics.median(waited_s))

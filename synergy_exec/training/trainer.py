@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from synergy_core.errors import InputError
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training.admitted import plan_refusal, refusal
+from synergy_exec.training.batches import Batches
 from synergy_exec.training.data_parallel import exchanging, replicate
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.pipeline import OwnedStages, owned_stages
@@ -40,7 +41,8 @@ class Trainer:
     have the names they have in the whole model. Before any step the weights are those a single process draws after
     `torch.manual_seed(seed)`.
     measure_squares: whether steps say what the noise scale needs; it costs one reading of every micro-batch's gradient.
-    bfloat16: forward passes under autocast; weights, gradients and losses stay in float32.
+    bfloat16: forward passes under autocast; weights, gradients and losses stay in float32. batches: of this very job;
+    by default each is made when it is needed.
     Raises InputError for a plan that cannot be had.
     """
 
@@ -53,10 +55,12 @@ class Trainer:
         seed: int = 0,
         measure_squares: bool = True,
         bfloat16: bool = False,
+        batches: Batches | None = None,
     ) -> None:
         if reason := refusal(job, plan):
             raise InputError(reason)
         self._job, self.plan, self._seed = job, plan, seed
+        self.batches = batches or Batches(job)
         self._device = torch.device(device)
         self._mesh = _mesh(plan, self._device)
         self._replica = self._mesh["data"].get_local_rank() if self._mesh is not None else 0
@@ -122,14 +126,8 @@ class Trainer:
         """This replica's part of the whole batch."""
         whole = self.plan.global_batch
         own = whole // self.plan.data
-        rows = slice(self._replica * own, (self._replica + 1) * own)
-        inputs, targets = self._job.batch(number, whole)
-        if len(inputs) != whole or len(targets) != whole:
-            raise InputError(
-                f"{type(self._job).__name__}.batch({number}, {whole}) gave {len(inputs)} inputs and {len(targets)} "
-                f"targets; give {whole} of each, samples in the first dimension."
-            )
-        return inputs[rows].to(self._device), targets[rows].to(self._device)
+        inputs, targets = self.batches.rows(number, whole, self._replica * own, (self._replica + 1) * own)
+        return inputs.to(self._device), targets.to(self._device)
 
     def _accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:
         count, size = self.plan.accumulation, self.plan.micro_batch

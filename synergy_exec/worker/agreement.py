@@ -16,23 +16,25 @@ class Wishes:
     """What one rank wants, and after `agree` what all of them do.
 
     retune: (how many were asked for in this run, micro-batch, accumulation); the highest number counts. step_s: how
-    long the step before took; the slowest rank's counts.
+    long the step before took, and waited_s: how long it waited for data; the slowest rank's count.
     """
 
     stop: bool = False
     save: bool = False
     retune: tuple[int, int, int] = (0, 0, 0)
     step_s: float = 0.0
+    waited_s: float = 0.0
 
 
 def agree(own: Wishes) -> Wishes:
     """What all ranks of the default process group do, made of every rank's wishes; `own` without a group."""
     if not distributed.is_initialized():
         return own
-    values = torch.tensor([own.stop, own.save, _packed(own.retune), own.step_s], dtype=torch.float64)
+    wishes = [own.stop, own.save, _packed(own.retune), own.step_s, own.waited_s]
+    values = torch.tensor(wishes, dtype=torch.float64)
     distributed.all_reduce(values, distributed.ReduceOp.MAX)
-    stop, save, retune, step_s = values.tolist()
-    return Wishes(stop > 0, save > 0, _unpacked(int(retune)), step_s)
+    stop, save, retune, step_s, waited_s = values.tolist()
+    return Wishes(stop > 0, save > 0, _unpacked(int(retune)), step_s, waited_s)
 
 
 def _packed(retune: tuple[int, int, int]) -> int:

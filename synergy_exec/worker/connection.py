@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from synergy_exec.messages import Message, Retune, Stop, decode, encode
+from synergy_exec.messages import Granted, Message, Retune, Stop, decode, encode
 
 
 class AgentConnection:
@@ -18,7 +18,7 @@ class AgentConnection:
         """Sends a message to the agent."""
         self._socket.sendall(encode(message).encode() + b"\n")
 
-    def heard(self) -> list[Stop | Retune]:
+    def heard(self) -> list[Stop | Retune | Granted]:
         """What the agent has said since the last call."""
         while True:
             try:
@@ -30,4 +30,4 @@ class AgentConnection:
                 break
             self._unread += received
         *lines, self._unread = self._unread.split(b"\n")
-        return [message for line in lines if isinstance(message := decode(line), Stop | Retune)]
+        return [message for line in lines if isinstance(message := decode(line), Stop | Retune | Granted)]

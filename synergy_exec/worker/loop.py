@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 
 from synergy_core.goodput.efficiency import gain
-from synergy_exec.messages import PAUSED, Report, Retune, Saved, Started, Stop
+from synergy_exec.messages import PAUSED, Granted, Report, Retune, Saved, Started, Stop
 from synergy_exec.training import checkpoint, learning_rate, noise
 from synergy_exec.training.clock import StepClock
 from synergy_exec.training.job import LearningRateRule
 from synergy_exec.training.progress import Progress
 from synergy_exec.training.trainer import StepResult, Trainer
+from synergy_exec.worker import cores
 from synergy_exec.worker.agreement import Wishes, agree
 from synergy_exec.worker.connection import AgentConnection
 from synergy_exec.worker.pulse import Pulse
@@ -65,6 +66,7 @@ class Loop:
         self._saving_as: Saved | None = None
         self._save_due = time.monotonic() + start.launch.checkpoint_interval_s
         self._clock = StepClock()
+        self._cpus = 0.0 if start.launch.share is None else start.cpus
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def stop(self) -> None:
@@ -82,7 +84,7 @@ class Loop:
                 self._beat()
                 agreed = agree(self._wishes())
                 if batch is not None:
-                    self._clock.add(*batch, agreed.step_s)
+                    self._clock.add(*batch, agreed.step_s, waited_s=agreed.waited_s)
                 if agreed.stop:
                     self._finish()
                     return PAUSED
@@ -97,6 +99,7 @@ class Loop:
                 batch = self._trainer.plan.micro_batch, self._trainer.plan.accumulation
                 # Waiting for the other ranks belongs to a step, a checkpoint does not.
                 self._own.step_s = ended - (stepping if agreed.save else began)
+                self._own.waited_s = self._trainer.batches.waited_s
                 self._recent.append(self._own.step_s)
                 if steps is not None:
                     steps.add(self._progress.step, self._trainer.plan.global_batch, rate, loss, self._own.step_s)
@@ -121,8 +124,16 @@ class Loop:
             elif isinstance(message, Retune):
                 number = self._own.retune[0] + 1
                 self._own.retune = (number, message.micro_batch, message.accumulation)
+            else:
+                self._take(message)
         self._own.save = time.monotonic() >= self._save_due and self._progress.step > self._saved_step
         return self._own
+
+    def _take(self, granted: Granted) -> None:
+        """Other cores from now on; steps on those of before say nothing of them."""
+        cores.use(granted.cores, granted.cpus)
+        self._trainer.batches.loaders = cores.loaders(granted.cpus)
+        self._cpus, self._clock = granted.cpus, StepClock()
 
     def _beat(self) -> None:
         """Tells the agent that this rank lives, and how long its next step may take; the first builds up caches."""
@@ -233,6 +244,8 @@ class Loop:
                 grad_sqr=grad_sqr,
                 grad_var=grad_var,
                 memory_bytes=_memory_bytes(),
+                waited_s=times.waited_s,
+                cpus=self._cpus,
             )
         )
 

@@ -20,8 +20,13 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from synergy_exec.messages import Failure
 from synergy_exec.training import checkpoint
+from synergy_exec.training.batches import Batches
+from synergy_exec.training.cache import Cache
+from synergy_exec.training.job import LoadedJob, TrainingJob
 from synergy_exec.training.loading import load_job
+from synergy_exec.training.ranks import Ranks
 from synergy_exec.training.trainer import Trainer
+from synergy_exec.worker import cores
 from synergy_exec.worker.connection import AgentConnection
 from synergy_exec.worker.exits import FAILED, PEER_LOST
 from synergy_exec.worker.failure import from_peers, out_of_memory, sentence
@@ -35,7 +40,7 @@ def run(start: Start, descriptors: Descriptors) -> int:
     agent, pulse = AgentConnection(descriptors.agent), Pulse(descriptors.pulse)
     rank = Rank(start, agent, pulse)
     try:
-        return rank.train(descriptors.store)
+        return rank.train(descriptors)
     except BaseException as error:
         traceback.print_exc()
         sys.stderr.flush()
@@ -61,24 +66,31 @@ class Rank:
         """What the rank is at, such as `step 12`."""
         return self._loop.doing if self._loop else self._doing
 
-    def train(self, store: int | None) -> int:
-        """Trains until done or stopped; returns the exit code.
-
-        store: descriptor of the socket on which the store is to listen, if it is this rank's to hold.
-        """
+    def train(self, descriptors: Descriptors) -> int:
+        """Trains until done or stopped; returns the exit code."""
         signal.signal(signal.SIGTERM, self._terminate)
         # A hung rank shows where it stands before it is killed.
         faulthandler.register(signal.SIGUSR1)
         launch, folder = self._start.launch, Path(self._start.launch.folder)
         self._beat()
         device = self._take_slot()
-        self._meet(store, device)
+        self._meet(descriptors.store, device)
         self._now("building")
         launched_s = time.time() - self._start.launched_s
         began = time.monotonic()
         job = load_job(launch.job_class, launch.arguments)
+        _make_data(job, folder / "data")
+        batches = Batches(job, loaders=cores.loaders(self._start.cpus), cache=Cache(descriptors.cache))
         halves = launch.bfloat16 and device.type == "cuda"
-        trainer = Trainer(job, launch.plan, device, seed=launch.seed, measure_squares=launch.noise, bfloat16=halves)
+        trainer = Trainer(
+            job,
+            launch.plan,
+            device,
+            seed=launch.seed,
+            measure_squares=launch.noise,
+            bfloat16=halves,
+            batches=batches,
+        )
         build_s = time.monotonic() - began
         self._now("loading")
         began = time.monotonic()
@@ -107,8 +119,7 @@ class Rank:
 
     def _take_slot(self) -> torch.device:
         start = self._start
-        os.sched_setaffinity(0, start.cores)
-        torch.set_num_threads(len(start.cores))
+        cores.use(start.cores, start.cpus)
         for seed in (random.seed, np.random.seed):
             seed(start.launch.seed)
         if start.gpu is None:
@@ -143,3 +154,10 @@ class Rank:
             timeout=timeout,
             device_id=None if device.type == "cpu" else device,
         )
+
+
+def _make_data(job: TrainingJob, folder: Path) -> None:
+    """Tells a job where its data are to lie; rank 0 makes them before the others look."""
+    if isinstance(job, LoadedJob):
+        Ranks().first(lambda: job.make_data(folder))
+        job.make_data(folder)

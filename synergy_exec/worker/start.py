@@ -13,13 +13,14 @@ from synergy_exec.messages import Launch, decode, encode
 class Start:
     """One rank of a run.
 
-    cores: of the CPU, that it may use. gpu: index of its CUDA device, None without. launched_s: time.time() at which
-    the agent was told to launch the run.
+    cores: of the CPU, that it may use. cpus: how many of them are its own, for others may have a part of one. gpu:
+    index of its CUDA device, None without. launched_s: time.time() at which the agent was told to launch the run.
     """
 
     launch: Launch
     rank: int
     cores: tuple[int, ...]
+    cpus: float
     gpu: int | None
     launched_s: float
 
@@ -39,13 +40,16 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Sent along, in this order. store: of the listening socket, where the worker holds it."""
+    """Sent along, in this order. cache: of the memory for data that the run has on this node. store: of the listening
+    socket, where the worker holds it.
+    """
 
     agent: int
     pulse: int
     log: int
+    cache: int
     store: int | None = None
 
     def all(self) -> list[int]:
         """The descriptors that are not None, in order."""
-        return [each for each in (self.agent, self.pulse, self.log, self.store) if each is not None]
+        return [each for each in (self.agent, self.pulse, self.log, self.cache, self.store) if each is not None]

@@ -13,6 +13,7 @@ import torch
 from agents_controller import TOKEN, Controller
 from torch import distributed
 
+from synergy_core.cluster import Share
 from synergy_core.errors import InputError
 from synergy_exec.agent.slots import divide
 from synergy_exec.backends import Meeting, backend_names, get_backend
@@ -124,8 +125,9 @@ def test_start_is_read_as_it_was_written() -> None:
         store_host="127.0.0.1",
         store_port=1,
         folder="/tmp",
+        share=Share(1.5, 2e9),
     )
-    start = Start(launch=launch, rank=1, cores=(0, 2), gpu=None, launched_s=1.5)
+    start = Start(launch=launch, rank=1, cores=(0, 2), cpus=1.5, gpu=None, launched_s=1.5)
     assert Start.parse(start.text()) == start
 
 

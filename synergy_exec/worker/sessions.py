@@ -1,0 +1,57 @@
+"""All processes of a worker and what it has started: they are one session, which the worker leads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+_SESSION, _USER, _SYSTEM = 3, 11, 12
+"""Indices in /proc/PID/stat after the name in brackets: the session, and CPU time in user and kernel, in ticks."""
+_MOST_PASSES = 5
+
+
+def pin(leader: int, cores: Collection[int]) -> None:
+    """Has every thread of the session run on these cores alone, and whatever they start from now on."""
+    wanted = set(cores)
+    for _ in range(_MOST_PASSES):
+        # Again until nothing was found that had begun meanwhile, from a thread not yet moved.
+        moved = [thread for pid in members(leader) for thread in _threads(pid) if _move(thread, wanted)]
+        if not moved:
+            return
+
+
+def members(leader: int) -> list[int]:
+    """Process numbers of the session, those that have just ended excepted."""
+    return [int(each) for each in os.listdir("/proc") if each.isdigit() and _field(int(each), _SESSION) == leader]
+
+
+def cpu_s(leader: int) -> float:
+    """Seconds of CPU that the session's living processes have used, to a hundredth."""
+    ticks = sum(_field(pid, _USER) + _field(pid, _SYSTEM) for pid in members(leader))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _field(pid: int, index: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[index])
+    except (OSError, IndexError):
+        return 0
+
+
+def _threads(pid: int) -> Iterator[int]:
+    try:
+        yield from map(int, os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return
+
+
+def _move(thread: int, cores: set[int]) -> bool:
+    """Whether it had to be moved."""
+    try:
+        if os.sched_getaffinity(thread) == cores:
+            return False
+        os.sched_setaffinity(thread, cores)
+    except ProcessLookupError:
+        return False
+    return True
