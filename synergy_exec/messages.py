@@ -185,7 +185,7 @@ class Shutdown(Message):
 class Hello(Message):
     """The first message of an agent. node: its number in the cluster. slots: how many. gpu_type: `cpu` without GPUs.
 
-    cpus: cores that runs may use, memory_bytes: of the machine; 0 where an agent does not say.
+    cpus: cores that runs may use, memory_bytes: the same part of the machine's memory; 0 where an agent does not say.
     """
 
     KIND: ClassVar[str] = "hello"
@@ -260,7 +260,8 @@ class Report(Message):
     step, samples, work: done in all. loss: of the last step. step_s: median of the slowest rank's step times at this
     batch, warm-up left out, over `steps` steps; 0 where there is none yet. sync_s: of that, gradient synchronisation.
     grad_sqr, grad_var: smoothed squared norm and variance at the initial batch, NaN-free; both 0 while unknown.
-    waited_s: of step_s, that the rank with the slowest input waited for data. cpus: of rank 0's share; 0 without one.
+    waited_s: of step_s, that the rank with the slowest input waited for data. cpu_s: that rank 0 and its loaders used
+    for a step; 0 while unknown. cpus: that rank 0 was given; 0 without a share.
     """
 
     KIND: ClassVar[str] = "report"
@@ -278,6 +279,7 @@ class Report(Message):
     grad_var: float
     memory_bytes: int
     waited_s: float = 0.0
+    cpu_s: float = 0.0
     cpus: float = 0.0
 
 

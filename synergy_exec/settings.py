@@ -59,6 +59,12 @@ class Settings(RunSettings):
         "one policy, or a list to compare, run one after another; the first is compared to", ["synergy"]
     )
     parameters: dict[str, dict[str, Any]] = key("parameters by policy: parameters.las.quantum_s=1800", {})
+    storage_mb_per_s: float | None = key(
+        "at which each node reads training data that is not in its memory, MB/s, for policies that share memory out; "
+        "null: as fast as need be, so that jobs ask for no memory",
+        None,
+        Bounds("MB/s above 0, or null", lambda value: value is None or value > 0),
+    )
     load: float = key("how many times as dense as in the trace jobs arrive", 1.0)
     round_s: float = key("seconds from one decision to the next", 2.0, SECONDS)
     retries: int = key(

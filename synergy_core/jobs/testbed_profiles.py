@@ -15,6 +15,7 @@ from math import inf, isfinite
 from typing import Any, NamedTuple
 
 from synergy_core.errors import InputError, unknown
+from synergy_core.goodput.pipeline import Pipeline
 from synergy_core.planner.plan import Plan
 
 FORMAT = 2
@@ -71,11 +72,50 @@ class ProfiledCosts:
     exit_s: float
 
 
+class StepAtCpus(NamedTuple):
+    """A step of one GPU with so many CPUs: how long it took, how much of that was waiting for input, and how much CPU
+    it used, which does not depend on what else the machine was doing.
+    """
+
+    cpus: float
+    step_s: float
+    waited_s: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledInput:
+    """How a model's input is prepared, as one GPU showed at the initial batch with all data in memory.
+
+    cpu_s: CPU-seconds of a sample. gpu_s: of a step that does not wait. sample_bytes, data_bytes: of one sample on
+    storage, and of all. steps: what was measured.
+    """
+
+    gpu_type: str
+    batch: int
+    cpu_s: float
+    gpu_s: float
+    sample_bytes: float
+    data_bytes: float
+    steps: tuple[StepAtCpus, ...]
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """The formula with these constants."""
+        return Pipeline(self.cpu_s, self.sample_bytes, self.data_bytes)
+
+    def step_s(self, cpus: float) -> float:
+        """Seconds of a step with so many CPUs, all data in memory, by the formula."""
+        prepared = self.pipeline.sample_s(cpus, self.data_bytes, storage_bytes_per_s=inf)
+        return max(self.gpu_s, self.batch * float(prepared))
+
+
 @dataclass(frozen=True)
 class ProfiledModel:
     """One model on one testbed.
 
-    initial_batch: at which its learning rate was tuned. noise: as training goes on, by work, which begins at 0.
+    initial_batch: at which its learning rate was tuned. noise: as training goes on, by work, which begins at 0. input:
+    of a job whose samples are loaded (`LoadedJob`), None of any other.
     """
 
     name: str
@@ -85,6 +125,7 @@ class ProfiledModel:
     noise: tuple[NoiseFrom, ...]
     costs: ProfiledCosts
     rows: tuple[ProfiledRow, ...]
+    input: ProfiledInput | None = None
 
     @cached_property
     def _best(self) -> dict[tuple[str, int, int, int, bool], ProfiledRow]:
@@ -154,14 +195,7 @@ class Profile(Mapping[str, ProfiledModel]):
 
     def to_json(self) -> str:
         """What `profile_of` reads again."""
-        models = [
-            {
-                **{each.name: getattr(model, each.name) for each in dataclasses.fields(model)},
-                "costs": dataclasses.asdict(model.costs),
-                "rows": [dataclasses.asdict(row) for row in model.rows],
-            }
-            for model in self.models.values()
-        ]
+        models = [_values(model) for model in self.models.values()]
         document = {"format": FORMAT, "machine": self.machine, "date": self.date, "models": models}
         return json.dumps(document, indent=1) + "\n"
 
@@ -190,7 +224,21 @@ def profile_of(text: str, source: str) -> Profile:
     return Profile({model.name: model for model in models}, machine, date)
 
 
+def _values(model: ProfiledModel) -> dict[str, Any]:
+    values = {
+        **{each.name: getattr(model, each.name) for each in dataclasses.fields(model)},
+        "costs": dataclasses.asdict(model.costs),
+        "rows": [dataclasses.asdict(row) for row in model.rows],
+    }
+    given = values.pop("input")
+    return values if given is None else {**values, "input": dataclasses.asdict(given)}
+
+
 def _model(values: dict[str, Any]) -> ProfiledModel:
     rows = tuple(ProfiledRow(**{**row, "plan": Plan(**row["plan"])}) for row in values["rows"])
     noise = tuple(NoiseFrom(float(work), float(ratio)) for work, ratio in values["noise"])
-    return ProfiledModel(**{**values, "costs": ProfiledCosts(**values["costs"]), "noise": noise, "rows": rows})
+    given = values.get("input")
+    if given is not None:
+        given = ProfiledInput(**{**given, "steps": tuple(StepAtCpus(*map(float, each)) for each in given["steps"])})
+    costs = ProfiledCosts(**values["costs"])
+    return ProfiledModel(**{**values, "costs": costs, "noise": noise, "rows": rows, "input": given})

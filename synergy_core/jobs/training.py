@@ -21,13 +21,15 @@ class StepReport(NamedTuple):
 
     plan: under which it trained; who can tell how long a step without accumulation takes reports that, under the plan
     without. step_s: seconds of the whole step. sync_s: seconds of it in which gradients were exchanged and nothing was
-    computed; NaN where whoever reports cannot tell the two apart.
+    computed; NaN where whoever reports cannot tell the two apart. waited_s: seconds of it in which training waited for
+    input.
     """
 
     shape: Shape
     plan: Plan
     step_s: float
     sync_s: float = float("nan")
+    waited_s: float = 0.0
 
 
 def data_parallel(batch: int, gpus: int, *, initial_batch: int, max_batch: int, max_local: int) -> Plan:

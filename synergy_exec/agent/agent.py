@@ -89,7 +89,7 @@ class Agent:
                 slots=len(self._slots),
                 gpu_type=self._gpu_type,
                 cpus=self._cpus,
-                memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+                memory_bytes=_memory_bytes() * self._cpus // (os.cpu_count() or self._cpus),
             )
         )
         speaking = asyncio.create_task(self._speak(connection))
@@ -220,6 +220,11 @@ class Agent:
 
     def _say(self, message: Message) -> None:
         self._outbox.put_nowait(message)
+
+
+def _memory_bytes() -> int:
+    """Of the whole machine."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 async def _connect(session: aiohttp.ClientSession, url: str) -> aiohttp.ClientWebSocketResponse:

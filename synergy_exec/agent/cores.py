@@ -16,7 +16,7 @@ WHOLE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Grant:
+class CoreGrant:
     """cores: on which it may run. cpus: of them, that are its own. asked: how many were asked for."""
 
     cores: tuple[int, ...]
@@ -50,11 +50,11 @@ class Cores:
             held.pop(owner, None)
         return self._make_up()
 
-    def grant(self, owner: Owner) -> Grant:
+    def grant(self, owner: Owner) -> CoreGrant:
         """What an owner has. One for whom nothing was left runs beside others, on the core with the least on it."""
         parts = self._parts[owner]
         cores = tuple(sorted(parts)) or (min(self._cores, key=self._load),)
-        return Grant(cores, sum(parts.values()) / WHOLE, self._asked[owner] / WHOLE)
+        return CoreGrant(cores, sum(parts.values()) / WHOLE, self._asked[owner] / WHOLE)
 
     def _make_up(self) -> set[Owner]:
         """Those that lack something, first come first served, get what is free."""

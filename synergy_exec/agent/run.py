@@ -12,7 +12,7 @@ from pathlib import Path
 
 from synergy_core.errors import InputError
 from synergy_exec.agent.causes import outcome
-from synergy_exec.agent.cores import Grant
+from synergy_exec.agent.cores import CoreGrant
 from synergy_exec.agent.slots import Slot
 from synergy_exec.agent.zygote import Zygote
 from synergy_exec.messages import PAUSED, Ended, Failure, Granted, Launch, Message, Retune, Stop, decode, encode
@@ -62,7 +62,7 @@ class NodeRun:
     """
 
     def __init__(
-        self, launch: Launch, zygote: Zygote, say: Callable[[Message], None], grants: Mapping[int, Grant]
+        self, launch: Launch, zygote: Zygote, say: Callable[[Message], None], grants: Mapping[int, CoreGrant]
     ) -> None:
         self.launch, self._zygote, self._say = launch, zygote, say
         self._grants = dict(grants)
@@ -104,7 +104,7 @@ class NodeRun:
         for worker in self._workers.values():
             worker.tell(message)
 
-    def grant(self, rank: int, grant: Grant) -> None:
+    def grant(self, rank: int, grant: CoreGrant) -> None:
         """Other cores for a rank, at once."""
         self._grants[rank] = grant
         self._say(self._granted(rank))

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError, unknown
-from synergy_core.jobs.testbed_profiles import ProfiledModel
+from synergy_core.jobs.testbed_profiles import ProfiledInput, ProfiledModel
+from synergy_core.units import MB
 from synergy_exec.backends import backend_names, get_backend
 from synergy_exec.job_file import JobFile, job_of, read_job_file
 from synergy_exec.profiling.measure import Effort
@@ -108,5 +109,20 @@ def table(model: ProfiledModel) -> list[str]:
             f"  {'*' if best else ' '} {row.plan.gpus} × {row.gpu_type:6} batch {row.plan.global_batch:5} "
             f"{row.step_s * 1e3:8.1f} ms ±{row.spread:4.0%} {rate:9,.0f} samples/s {row.memory_bytes / 1e6:7,.0f} MB  "
             f"{row.plan.describe()}"
+        )
+    return lines if model.input is None else lines + _input_table(model.input)
+
+
+def _input_table(given: ProfiledInput) -> list[str]:
+    """CPU-seconds per sample, and the steps that showed them beside those of the formula."""
+    lines = [
+        f"  input on 1 × {given.gpu_type}, batch {given.batch}: {given.cpu_s * 1e3:.2f} ms of CPU per sample, "
+        f"{given.gpu_s * 1e3:.1f} ms a step without waiting, {given.data_bytes / MB:,.1f} MB of data"
+    ]
+    for each in given.steps:
+        rate, waited = given.batch / each.step_s, each.waited_s / each.step_s
+        lines.append(
+            f"    {each.cpus:2g} CPUs, {each.cpu_s / each.step_s:5.2f} used {each.step_s * 1e3:8.1f} ms "
+            f"(formula {given.step_s(each.cpus) * 1e3:8.1f}) {rate:9,.0f} samples/s  {waited:4.0%} of it waiting"
         )
     return lines

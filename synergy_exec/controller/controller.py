@@ -18,8 +18,8 @@ from aiohttp import web
 
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.policies import Policy
-from synergy_core.units import on_grid
+from synergy_core.policies import Policy, SharingPolicy
+from synergy_core.units import MB, on_grid
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.controller import processes
 from synergy_exec.controller.api import routes
@@ -130,7 +130,10 @@ class Controller(Listener):
     async def _begin(self, journal: Journal) -> None:
         """Makes the execution, once all agents are there and the cluster is known."""
         self._journal = journal
-        cluster = await self.agents.gather(self.meeting, self.settings.nodes_s, self._over)
+        storage_bytes_per_s = self._storage_bytes_per_s() if isinstance(self.policy, SharingPolicy) else None
+        cluster = await self.agents.gather(
+            self.meeting, self.settings.nodes_s, self._over, storage_bytes_per_s=storage_bytes_per_s
+        )
         if cluster is None:
             return
         for row, arrival in enumerate(self.arrivals):
@@ -147,6 +150,10 @@ class Controller(Listener):
             execution.agent_came(self.agents.number(link), self.now_s())
         self.execution = execution
         self._flush()
+
+    def _storage_bytes_per_s(self) -> float:
+        given = self.settings.storage_mb_per_s
+        return math.inf if given is None else given * MB
 
     # Agents
 

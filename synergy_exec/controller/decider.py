@@ -115,7 +115,7 @@ class Decider:
         plan = replace(degrees, micro_batch=said.micro_batch, accumulation=said.accumulation)
         if job.plan is not None and plan != job.plan:  # of a batch that it no longer has
             return None
-        seen = task.observe(StepReport(shape, plan, said.step_s))
+        seen = task.observe(StepReport(shape, plan, said.step_s, waited_s=said.waited_s))
         return None if seen is None else Observation(*shape, seen.plan.micro_batch, seen.step_s, seen.sync_s)
 
     def decide(self, now_s: float) -> Orders:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from synergy_core.cluster import Cluster
+from synergy_core.cluster import Cluster, Share
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import gpus_in
 from synergy_core.jobs.testbed_profiles import Profile
@@ -107,13 +107,18 @@ class Execution:
         answer = self.decider.decide(now_s)
         started: list[Run] = []
         for job, placed, plan in answer.starts:
-            run = Run(self.next_run, job.job_id, placed, plan)
+            run = Run(self.next_run, job.job_id, placed, plan, job.share)
             self.next_run += 1
             job.run = run.number
             job.state = "starting"
             started.append(run)
             self.journal.decided_run(run.number, run.job, now_s, placed, dataclasses.asdict(plan))
             self.journal.timing(run.number, now_s, "plan", _micro_batches(plan))
+            if job.share is not None:
+                self.journal.timing(run.number, now_s, "share", job.share._asdict())
+        reshared = self._reshared()
+        for number, share in reshared:
+            self.journal.timing(number, now_s, "share", share._asdict())
         for job, plan in answer.retunes:
             self.journal.retuned(job.run, dataclasses.asdict(plan))
             self.journal.timing(job.run, now_s, "plan", _micro_batches(plan))
@@ -134,8 +139,19 @@ class Execution:
             self.runs.start(run)
         for job, plan in answer.retunes:
             self.runs.retune(job.run, plan)
+        for number, share in reshared:
+            self.runs.reshare(number, share)
         self._settle(now_s)
         return answer
+
+    def _reshared(self) -> list[tuple[int, Share]]:
+        """Runs that go on with another share than they have, and which."""
+        now = ((run, self.jobs[run.job]) for run in self.runs.runs.values() if not run.stopping)
+        return [
+            (run.number, job.share)
+            for run, job in now
+            if job.running and job.run == run.number and job.share is not None and job.share != run.share
+        ]
 
     # What agents say
 

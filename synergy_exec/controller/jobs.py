@@ -83,19 +83,24 @@ def spec_of(file: JobFile, gpu_types: Sequence[str], restart_s: float, profile: 
     if file.name in profile:
         model = profile[file.name]
     restart_s = restart_s if model is None else model.costs.restart_s
+    given = None if model is None else model.input
+    batch = file.batch or file.initial_batch
+    # Of a job whose input was measured: how fast it is where input is no matter, on GPUs as many as it asks for.
+    rate = 1.0 if given is None else file.slots * given.batch / (given.gpu_s * batch)
     arguments = json.dumps(file.arguments, sort_keys=True, default=str)
     return JobSpec(
         application=f"{file.name} {file.job_class} {arguments}",
         initial_batch=file.initial_batch,
         max_batch=file.max_batch,
-        requested_batch=file.batch or file.initial_batch,
+        requested_batch=batch,
         requested_gpus=file.slots,
         local_batches=dict.fromkeys(gpu_types, (1, file.max_batch)),
         single_gpu_rate=dict.fromkeys(gpu_types, 1.0),
-        requested_rate=dict.fromkeys(gpu_types, 1.0),
+        requested_rate=dict.fromkeys(gpu_types, rate),
         declared_work=file.work,
         restart_s=restart_s,
         declared_restart_s=restart_s,
         resize_s=restart_s,
         architecture="" if model is None else model.name,
+        pipeline=None if given is None else given.pipeline,
     )

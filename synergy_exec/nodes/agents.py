@@ -39,11 +39,16 @@ class Agents:
         self._all_there = asyncio.Event()
 
     async def gather(
-        self, meeting: Meeting, patience_s: float, over: asyncio.Future[Any] | None = None
+        self,
+        meeting: Meeting,
+        patience_s: float,
+        over: asyncio.Future[Any] | None = None,
+        *,
+        storage_bytes_per_s: float | None = None,
     ) -> Cluster | None:
         """Starts all of them, and waits: the cluster that they make, None if `over` came first.
 
-        Raises InputError where one left again, or does not come in time.
+        storage_bytes_per_s: see `cluster_of`. Raises InputError where one left again, or does not come in time.
         """
         for node in range(self.backend.nodes):
             await self.backend.start(node, meeting)
@@ -58,7 +63,7 @@ class Agents:
             there.cancel()
         if over is not None and over.done():
             return None
-        cluster, self._order = cluster_of(list(self._known.values()))
+        cluster, self._order = cluster_of(list(self._known.values()), storage_bytes_per_s=storage_bytes_per_s)
         return cluster
 
     def _check_missing(self, *, late: bool, patience_s: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -30,18 +31,28 @@ class AgentLink:
                 return
 
 
-def cluster_of(hellos: list[Hello]) -> tuple[Cluster, list[int]]:
+def cluster_of(hellos: list[Hello], *, storage_bytes_per_s: float | None = None) -> tuple[Cluster, list[int]]:
     """The cluster that these agents make, and the agent's node of each of its nodes.
 
-    Nodes that are alike stand together, in the order of their first; the cluster numbers them so.
+    Nodes that are alike stand together, in the order of their first; the cluster numbers them so. storage_bytes_per_s:
+    at which each node reads data that it has not in memory, where CPUs and memory are shared out, too; None where they
+    are not. Raises InputError where an agent does not say what its node has of them.
     """
-    alike: dict[tuple[str, int], list[int]] = {}
+    alike: dict[tuple[str, int, int, int], list[int]] = {}
     for hello in sorted(hellos, key=lambda each: each.node):
         if hello.slots < 1:
             raise InputError(f"node {hello.node} ({hello.host}) has no slots; give it at least one.")
-        alike.setdefault((hello.gpu_type, hello.slots), []).append(hello.node)
+        shared = storage_bytes_per_s is not None
+        if shared and not (hello.cpus and hello.memory_bytes):
+            raise InputError(
+                f"node {hello.node} ({hello.host}) does not say how many CPUs and how much memory it has, which the "
+                "policy shares out; start its agent with this version of Synergy."
+            )
+        host = (hello.cpus, hello.memory_bytes) if shared else (0, 0)
+        alike.setdefault((hello.gpu_type, hello.slots, *host), []).append(hello.node)
+    storage = math.inf if storage_bytes_per_s is None else storage_bytes_per_s
     types = [
-        NodeType(f"{gpu_type}-{index}", gpu_type, len(nodes), slots)
-        for index, ((gpu_type, slots), nodes) in enumerate(alike.items())
+        NodeType(f"{gpu_type}-{index}", gpu_type, len(nodes), slots, float(cpus), float(memory_bytes), storage)
+        for index, ((gpu_type, slots, cpus, memory_bytes), nodes) in enumerate(alike.items())
     ]
     return Cluster(tuple(types)), [node for nodes in alike.values() for node in nodes]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from synergy_core.cluster import Share
 from synergy_core.jobs.record import Placed, gpus_in
 from synergy_exec.messages import (
     KILLED,
@@ -23,6 +24,7 @@ from synergy_exec.messages import (
     PlanMessage,
     Reserve,
     Reserved,
+    Reshare,
     Retune,
     Started,
     Stop,
@@ -39,13 +41,15 @@ LaunchOf = Callable[["Run"], Launch]
 class Run:
     """A job on fixed slots. stage: how far it is; stopping: it was told to leave, or is being killed.
 
-    said: what each node's agent has said of its end. store: where its ranks meet.
+    share: what each of its slots brings of its node's CPUs and memory, None where nobody looks at them. said: what
+    each node's agent has said of its end. store: where its ranks meet.
     """
 
     number: int
     job: int
     placed: Placed
     plan: PlanMessage
+    share: Share | None = None
     stage: Stage = "waiting"
     stopping: bool = False
     killed: bool = False
@@ -156,6 +160,16 @@ class Runs:
             for node in run.nodes:
                 self._send(node, Retune(run=number, micro_batch=plan.micro_batch, accumulation=plan.accumulation))
 
+    def reshare(self, number: int, share: Share) -> None:
+        """Each slot of the run brings other CPUs and memory from now on; the run was made with a share."""
+        run = self.runs.get(number)
+        if run is None or run.stopping:
+            return
+        run.share = share
+        if run.stage in ("launched", "started"):
+            for node in run.nodes:
+                self._send(node, Reshare(run=number, share=share))
+
     def of_job(self, job: int) -> Run | None:
         """The newest run of a job that has not ended."""
         return max((run for run in self.runs.values() if run.job == job), key=lambda run: run.number, default=None)
@@ -234,6 +248,7 @@ class Runs:
                 world=gpus_in(run.placed),
                 store_host=run.store[0],
                 store_port=run.store[1],
+                share=run.share,
             )
             self._send(node, part)
             first_rank += len(slots)

@@ -29,11 +29,22 @@ from synergy_exec.profiling.grid import batches_of, plans
 MOST_ANSWER_BYTES = 1 << 28
 
 
+class Data(NamedTuple):
+    """The data of a job that loads its samples: how many, and the most that storage holds of one, in bytes."""
+
+    samples: int
+    item_bytes: int
+
+
 class CandidatePlans(NamedTuple):
-    """What may be measured. parameters: of the model. plans: admitted ones by number of slots, one list per degrees."""
+    """What may be measured. parameters: of the model. plans: admitted ones by number of slots, one list per degrees.
+
+    data: None of a job that makes its batches itself.
+    """
 
     parameters: float
     plans: dict[int, list[list[PlanMessage]]]
+    data: Data | None = None
 
 
 class Finder:
@@ -65,7 +76,8 @@ class Finder:
             int(size): [[PlanMessage(**each) for each in same_degrees] for same_degrees in lists]
             for size, lists in answer["plans"].items()
         }
-        return CandidatePlans(answer["parameters"], found)
+        data = answer["data"]
+        return CandidatePlans(answer["parameters"], found, None if data is None else Data(*data))
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
@@ -107,16 +119,19 @@ def main() -> None:
 
 def _answer(job_class: str, arguments: dict[str, Any], batches: list[int], sizes: list[int]) -> dict[str, Any]:
     from synergy_exec.training.admitted import Admission
+    from synergy_exec.training.job import LoadedJob
     from synergy_exec.training.loading import load_job
 
     try:
-        admission = Admission(load_job(job_class, arguments))
+        job = load_job(job_class, arguments)
+        admission = Admission(job)
         found = {size: plans(size, batches, admission.refusal) for size in sizes}
         as_json = {
             size: [[dataclasses.asdict(plan) for plan in same_degrees] for same_degrees in lists]
             for size, lists in found.items()
         }
-        return {"parameters": float(admission.parameters), "plans": as_json}
+        data = (job.samples, job.item_bytes) if isinstance(job, LoadedJob) else None
+        return {"parameters": float(admission.parameters), "plans": as_json, "data": data}
     except InputError as error:
         return {"error": str(error)}
     except Exception as error:

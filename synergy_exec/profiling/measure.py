@@ -12,11 +12,12 @@ from typing import TypeVar
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
-from synergy_core.jobs.testbed_profiles import NoiseFrom, ProfiledCosts, ProfiledModel, ProfiledRow
+from synergy_core.jobs.testbed_profiles import NoiseFrom, ProfiledCosts, ProfiledInput, ProfiledModel, ProfiledRow
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import PlanMessage, Report
 from synergy_exec.profiling.candidates import CandidatePlans
 from synergy_exec.profiling.grid import sizes_of
+from synergy_exec.profiling.input import measured_input
 from synergy_exec.profiling.testbed import RunOnTestbed, Testbed
 from synergy_exec.training.noise import FEWEST_STEPS as FEWEST_NOISE_STEPS
 
@@ -81,12 +82,13 @@ async def measured(
                 found.rows += _rows(gpu_type, len(places[0]), same_degrees, seen)
     if not found.rows or not found.starts:
         raise InputError(f"{file.name} could not be profiled: {'; '.join(found.failed) or 'no plan is admitted'}.")
+    given = await _input(testbed, jobs[0], file.name, candidates, effort, say, found.failed)
     launch_s = median(found.starts)
     costs = ProfiledCosts(launch_s, median(found.restarts or [launch_s]), median(found.exits))
     rows = tuple(found.rows)
     batch = max(row.plan.global_batch for row in rows)
     return ProfiledModel(
-        file.name, file.initial_batch, batch, candidates.parameters, noise_curve(found.noises), costs, rows
+        file.name, file.initial_batch, batch, candidates.parameters, noise_curve(found.noises), costs, rows, given
     ), found.failed
 
 
@@ -115,6 +117,37 @@ async def _undisturbed(
         if testbed.losses == losses:
             found.add(tried)
             return seen
+
+
+async def _input(
+    testbed: Testbed,
+    job: int,
+    name: str,
+    candidates: CandidatePlans,
+    effort: Effort,
+    say: Say,
+    failed: list[str],
+) -> ProfiledInput | None:
+    """The input of a job that loads its samples, None of any other, or where it did not train. Raises TestbedError."""
+    plans = candidates.plans[1]
+    if candidates.data is None or not plans:
+        return None
+
+    def tell(cpus: int) -> None:
+        say(f"{name}: input with {cpus} CPUs")
+
+    while True:
+        losses = testbed.losses
+        try:
+            found = await measured_input(testbed, job, plans[0][0], candidates.data, seconds=effort.seconds, say=tell)
+        except InputError as error:
+            testbed.check()
+            if testbed.losses == losses:
+                failed.append(f"input: {error}")
+                return None
+        else:
+            if testbed.losses == losses:
+                return found
 
 
 def _parts(cluster: Cluster) -> list[tuple[str, int, int, int]]:

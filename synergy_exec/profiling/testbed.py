@@ -10,11 +10,11 @@ from pathlib import Path
 
 from aiohttp import web
 
-from synergy_core.cluster import Cluster
+from synergy_core.cluster import Cluster, Share
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
 from synergy_exec.backends import Backend, Meeting
-from synergy_exec.messages import Hello, Launch, Message, Outcome, PlanMessage, Report
+from synergy_exec.messages import Granted, Hello, Launch, Message, Outcome, PlanMessage, Report
 from synergy_exec.nodes.agents import Agents
 from synergy_exec.nodes.links import AgentLink
 from synergy_exec.nodes.listening import Listener, listening
@@ -27,7 +27,10 @@ class TestbedError(InputError):
 
 
 class RunOnTestbed:
-    """One run. launched_s, stepped_s: on the monotonic clock, when it was asked for and its first step was done."""
+    """One run. launched_s, stepped_s: on the monotonic clock, when it was asked for and its first step was done.
+
+    granted: by rank, what it last was told to have of the CPUs that were asked for it.
+    """
 
     def __init__(self, testbed: Testbed, number: int) -> None:
         self._testbed = testbed
@@ -35,6 +38,7 @@ class RunOnTestbed:
         self.launched_s = time.monotonic()
         self.stepped_s = float("nan")
         self.first_step_s = 0.0
+        self.granted: dict[int, Granted] = {}
         self.reports: asyncio.Queue[tuple[float, Report]] = asyncio.Queue()
         self.stepped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.left: asyncio.Future[tuple[Outcome, str]] = asyncio.get_running_loop().create_future()
@@ -56,6 +60,10 @@ class RunOnTestbed:
     def retune(self, plan: PlanMessage) -> None:
         """Has it go on at another micro-batch or accumulation."""
         self._testbed.retune(self.number, plan)
+
+    def reshare(self, share: Share) -> None:
+        """Has it go on with other CPUs and memory; it was started with some."""
+        self._testbed.reshare(self.number, share)
 
     async def stop(self) -> float:
         """Has it save and leave; the seconds until it has."""
@@ -96,12 +104,12 @@ class Testbed(Listener):
         self.losses = 0
         self.cluster: Cluster
 
-    def start(self, job: int, placed: Placed, plan: PlanMessage) -> RunOnTestbed:
+    def start(self, job: int, placed: Placed, plan: PlanMessage, share: Share | None = None) -> RunOnTestbed:
         """Launches a run there, as soon as its slots are free. Raises TestbedError."""
         self.check()
         number = len(self._mine)
         mine = self._mine[number] = RunOnTestbed(self, number)
-        self._runs.start(Run(number, job, placed, plan))
+        self._runs.start(Run(number, job, placed, plan, share))
         self._flush()
         return mine
 
@@ -114,6 +122,16 @@ class Testbed(Listener):
         """Has a run go on at another micro-batch or accumulation."""
         self._runs.retune(number, plan)
         self._flush()
+
+    def reshare(self, number: int, share: Share) -> None:
+        """Has a run go on with other CPUs and memory."""
+        self._runs.reshare(number, share)
+        self._flush()
+
+    def cores(self, node: int) -> int:
+        """CPU cores of a node of the cluster, as its agent says."""
+        (link,) = [each for each in self.agents.links.values() if self.agents.number(each) == node]
+        return link.hello.cpus
 
     def check(self) -> None:
         """Raises TestbedError where nothing can be measured here any more."""
@@ -134,6 +152,8 @@ class Testbed(Listener):
             return
         if isinstance(message, Report) and message.run in self._mine:
             self._mine[message.run].reports.put_nowait((time.monotonic(), message))
+        if isinstance(message, Granted) and message.run in self._mine:
+            self._mine[message.run].granted[message.rank] = message
         self._runs.heard(self.agents.number(link), message)
         self._flush()
 

@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 from synergy_core.errors import InputError
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training.admitted import plan_refusal, refusal
-from synergy_exec.training.batches import Batches
 from synergy_exec.training.data_parallel import exchanging, replicate
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.pipeline import OwnedStages, owned_stages
 from synergy_exec.training.squares import GradientSquares, MicroBatchSquares, squared_norm
 from synergy_exec.training.stages import cut, ends
+from synergy_exec.training.supply import Supply
 from synergy_exec.training.tensor_parallel import split
 
 
@@ -41,7 +41,7 @@ class Trainer:
     have the names they have in the whole model. Before any step the weights are those a single process draws after
     `torch.manual_seed(seed)`.
     measure_squares: whether steps say what the noise scale needs; it costs one reading of every micro-batch's gradient.
-    bfloat16: forward passes under autocast; weights, gradients and losses stay in float32. batches: of this very job;
+    bfloat16: forward passes under autocast; weights, gradients and losses stay in float32. supply: of this very job;
     by default each is made when it is needed.
     Raises InputError for a plan that cannot be had.
     """
@@ -55,12 +55,12 @@ class Trainer:
         seed: int = 0,
         measure_squares: bool = True,
         bfloat16: bool = False,
-        batches: Batches | None = None,
+        supply: Supply | None = None,
     ) -> None:
         if reason := refusal(job, plan):
             raise InputError(reason)
         self._job, self.plan, self._seed = job, plan, seed
-        self.batches = batches or Batches(job)
+        self.supply = supply or Supply(job)
         self._device = torch.device(device)
         self._mesh = _mesh(plan, self._device)
         self._replica = self._mesh["data"].get_local_rank() if self._mesh is not None else 0
@@ -126,7 +126,7 @@ class Trainer:
         """This replica's part of the whole batch."""
         whole = self.plan.global_batch
         own = whole // self.plan.data
-        inputs, targets = self.batches.rows(number, whole, self._replica * own, (self._replica + 1) * own)
+        inputs, targets = self.supply.rows(number, whole, self._replica * own, (self._replica + 1) * own)
         return inputs.to(self._device), targets.to(self._device)
 
     def _accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -8,10 +8,11 @@ from collections.abc import Collection
 
 import torch
 
+from synergy_exec.training.supply import Supply
 from synergy_exec.worker import sessions
 
 
-def use(cores: Collection[int], cpus: float) -> None:
+def move(cores: Collection[int], cpus: float) -> None:
     """This process, the leader of its session, and all that it has started run on these cores alone.
 
     cpus: how many of them are its own; as many threads compute, at least one.
@@ -20,6 +21,10 @@ def use(cores: Collection[int], cpus: float) -> None:
     torch.set_num_threads(max(1, int(cpus)))
 
 
-def loaders(cpus: float) -> int:
-    """How many processes keep that many CPUs busy; at least one."""
-    return max(1, math.ceil(cpus))
+def load(supply: Supply, cpus: float) -> None:
+    """As many loaders as keep that many CPUs busy. The model computes in one thread beside them: several would wait
+    for each other whenever a loader has taken the core of one.
+    """
+    if supply.loads:
+        supply.loaders = max(1, math.ceil(cpus))
+        torch.set_num_threads(1)

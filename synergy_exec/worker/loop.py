@@ -21,6 +21,7 @@ from synergy_exec.training.trainer import StepResult, Trainer
 from synergy_exec.worker import cores
 from synergy_exec.worker.agreement import Wishes, agree
 from synergy_exec.worker.connection import AgentConnection
+from synergy_exec.worker.meter import Meter
 from synergy_exec.worker.pulse import Pulse
 from synergy_exec.worker.start import Start
 from synergy_exec.worker.steps import StepsFile
@@ -66,6 +67,7 @@ class Loop:
         self._saving_as: Saved | None = None
         self._save_due = time.monotonic() + start.launch.checkpoint_interval_s
         self._clock = StepClock()
+        self._meter = Meter()
         self._cpus = 0.0 if start.launch.share is None else start.cpus
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
 
@@ -99,7 +101,7 @@ class Loop:
                 batch = self._trainer.plan.micro_batch, self._trainer.plan.accumulation
                 # Waiting for the other ranks belongs to a step, a checkpoint does not.
                 self._own.step_s = ended - (stepping if agreed.save else began)
-                self._own.waited_s = self._trainer.batches.waited_s
+                self._own.waited_s = self._trainer.supply.waited_s
                 self._recent.append(self._own.step_s)
                 if steps is not None:
                     steps.add(self._progress.step, self._trainer.plan.global_batch, rate, loss, self._own.step_s)
@@ -131,9 +133,10 @@ class Loop:
 
     def _take(self, granted: Granted) -> None:
         """Other cores from now on; steps on those of before say nothing of them."""
-        cores.use(granted.cores, granted.cpus)
-        self._trainer.batches.loaders = cores.loaders(granted.cpus)
+        cores.move(granted.cores, granted.cpus)
+        cores.load(self._trainer.supply, granted.cpus)
         self._cpus, self._clock = granted.cpus, StepClock()
+        self._meter.restart()
 
     def _beat(self) -> None:
         """Tells the agent that this rank lives, and how long its next step may take; the first builds up caches."""
@@ -152,6 +155,7 @@ class Loop:
             if (micro_batch, accumulation) != (plan.micro_batch, plan.accumulation):
                 self.doing = f"changing to micro-batch {micro_batch} × {accumulation}"
                 self._trainer.retune(micro_batch, accumulation)
+                self._meter.restart()
 
     def _step(self) -> tuple[StepResult, float]:
         progress, plan, initial = self._progress, self._trainer.plan, self._launch.initial_batch
@@ -245,6 +249,7 @@ class Loop:
                 grad_var=grad_var,
                 memory_bytes=_memory_bytes(),
                 waited_s=times.waited_s,
+                cpu_s=self._meter.step_s(progress.step, steady=times.steps > 0),
                 cpus=self._cpus,
             )
         )

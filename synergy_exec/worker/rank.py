@@ -20,11 +20,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from synergy_exec.messages import Failure
 from synergy_exec.training import checkpoint
-from synergy_exec.training.batches import Batches
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.job import LoadedJob, TrainingJob
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.ranks import Ranks
+from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import cores
 from synergy_exec.worker.connection import AgentConnection
@@ -80,7 +80,8 @@ class Rank:
         began = time.monotonic()
         job = load_job(launch.job_class, launch.arguments)
         _make_data(job, folder / "data")
-        batches = Batches(job, loaders=cores.loaders(self._start.cpus), cache=Cache(descriptors.cache))
+        supply = Supply(job, cache=Cache(descriptors.cache))
+        cores.load(supply, self._start.cpus)
         halves = launch.bfloat16 and device.type == "cuda"
         trainer = Trainer(
             job,
@@ -89,7 +90,7 @@ class Rank:
             seed=launch.seed,
             measure_squares=launch.noise,
             bfloat16=halves,
-            batches=batches,
+            supply=supply,
         )
         build_s = time.monotonic() - began
         self._now("loading")
@@ -119,7 +120,7 @@ class Rank:
 
     def _take_slot(self) -> torch.device:
         start = self._start
-        cores.use(start.cores, start.cpus)
+        cores.move(start.cores, start.cpus)
         for seed in (random.seed, np.random.seed):
             seed(start.launch.seed)
         if start.gpu is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 _SESSION, _USER, _SYSTEM = 3, 11, 12
@@ -26,9 +26,9 @@ def members(leader: int) -> list[int]:
     return [int(each) for each in os.listdir("/proc") if each.isdigit() and _field(int(each), _SESSION) == leader]
 
 
-def cpu_s(leader: int) -> float:
-    """Seconds of CPU that the session's living processes have used, to a hundredth."""
-    ticks = sum(_field(pid, _USER) + _field(pid, _SYSTEM) for pid in members(leader))
+def cpu_s(processes: Iterable[int]) -> float:
+    """Seconds of CPU that processes which live have used, each to a hundredth."""
+    ticks = sum(_field(pid, _USER) + _field(pid, _SYSTEM) for pid in processes)
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from synergy_exec.controller.execution import Execution
 from synergy_exec.messages import (
@@ -14,6 +14,7 @@ from synergy_exec.messages import (
     Report,
     Reserve,
     Reserved,
+    Reshare,
     Retune,
     Shutdown,
     Started,
@@ -66,6 +67,10 @@ class FakeAgent:
         if isinstance(message, Shutdown):
             for run in self.runs.values():
                 run.stopping = True
+        if isinstance(message, Reshare) and message.run in self.runs:
+            run = self.runs[message.run]
+            assert run.launch.share is not None
+            run.launch = replace(run.launch, share=message.share)
         if isinstance(message, Retune) and message.run in self.runs:
             launch = self.runs[message.run].launch
             assert message.micro_batch >= 1

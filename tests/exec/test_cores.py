@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synergy_exec.agent.cores import Cores, Grant
+from synergy_exec.agent.cores import CoreGrant, Cores
 
 A, B, C = (1, 0), (2, 0), (3, 0)
 
@@ -14,18 +14,18 @@ def test_ranks_have_whole_cores_of_their_own_and_share_one_for_the_rest() -> Non
     cores = Cores([4, 5, 6])
     assert cores.take(A, 1.5) == {A}
     assert cores.take(B, 1.5) == {B}
-    assert cores.grant(A) == Grant((4, 5), 1.5, 1.5)
-    assert cores.grant(B) == Grant((5, 6), 1.5, 1.5)
+    assert cores.grant(A) == CoreGrant((4, 5), 1.5, 1.5)
+    assert cores.grant(B) == CoreGrant((5, 6), 1.5, 1.5)
 
 
 def test_who_gets_less_than_it_asked_for_gets_the_rest_once_others_leave() -> None:
     cores = Cores([0, 1])
     cores.take(A, 1.0)
     cores.take(B, 1.75)
-    assert cores.grant(B) == Grant((1,), 1.0, 1.75)
+    assert cores.grant(B) == CoreGrant((1,), 1.0, 1.75)
     assert cores.take(A, 0.25) == {A, B}
-    assert cores.grant(A) == Grant((0,), 0.25, 0.25)
-    assert cores.grant(B) == Grant((0, 1), 1.75, 1.75)
+    assert cores.grant(A) == CoreGrant((0,), 0.25, 0.25)
+    assert cores.grant(B) == CoreGrant((0, 1), 1.75, 1.75)
     assert cores.leave(A) == set()
 
 
@@ -35,7 +35,7 @@ def test_who_comes_first_is_made_up_for_first() -> None:
     cores.take(B, 1.0)
     cores.take(C, 1.0)
     assert cores.leave(A) == {B}
-    assert cores.grant(B) == Grant((0,), 1.0, 1.0)
+    assert cores.grant(B) == CoreGrant((0,), 1.0, 1.0)
 
 
 def test_one_for_whom_nothing_is_left_runs_beside_others_and_has_none_of_its_own() -> None:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from synergy_exec.examples.pictures import Pictures
 from synergy_exec.messages import PlanMessage
-from synergy_exec.training.batches import Batches
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.job import LoadedJob
+from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
 
 # Tests may have more loaders than cores.
@@ -59,11 +59,11 @@ def cache() -> Iterator[Cache]:
     os.close(descriptor)
 
 
-def taken(batches: Batches, steps: range, size: int, first: int = 0, end: int | None = None) -> list[tuple[int, int]]:
+def taken(supply: Supply, steps: range, size: int, first: int = 0, end: int | None = None) -> list[tuple[int, int]]:
     """(epoch, number) of the samples of these steps."""
     found = []
     for step in steps:
-        numbers, epochs = batches.rows(step, size, first, size if end is None else end)
+        numbers, epochs = supply.rows(step, size, first, size if end is None else end)
         found += list(zip(epochs.flatten().tolist(), numbers.flatten().tolist(), strict=True))
     return found
 
@@ -71,7 +71,7 @@ def taken(batches: Batches, steps: range, size: int, first: int = 0, end: int | 
 @pytest.mark.parametrize("loaders", [0, 1, 3])
 def test_every_epoch_takes_each_sample_once_in_an_order_of_its_own(loaders: int) -> None:
     """Steps of 4 of 6 samples, so that batches reach over the ends of epochs."""
-    found = taken(Batches(Numbers(), loaders=loaders), range(9), 4)
+    found = taken(Supply(Numbers(), loaders=loaders), range(9), 4)
     assert Counter(found) == {(epoch, number): 1 for epoch in range(6) for number in range(6)}
     orders = [tuple(number for epoch, number in found if epoch == each) for each in range(6)]
     assert len(set(orders)) > 1
@@ -80,7 +80,7 @@ def test_every_epoch_takes_each_sample_once_in_an_order_of_its_own(loaders: int)
 
 def test_batches_are_the_same_whoever_makes_them(cache: Cache) -> None:
     """Also where loaders and batch change on the way, and steps begin late, as after a checkpoint."""
-    plain, loaded = Batches(Numbers()), Batches(Numbers(), loaders=2, cache=cache)
+    plain, loaded = Supply(Numbers()), Supply(Numbers(), loaders=2, cache=cache)
     for loaders, steps, size in (
         (2, range(5, 9), 4),
         (1, range(9, 11), 4),
@@ -92,14 +92,14 @@ def test_batches_are_the_same_whoever_makes_them(cache: Cache) -> None:
 
 
 def test_replicas_make_their_own_rows_alone() -> None:
-    whole = taken(Batches(Numbers()), range(3), 4)
-    parts = [taken(Batches(Numbers(), loaders=1), range(3), 4, first, first + 2) for first in (0, 2)]
+    whole = taken(Supply(Numbers()), range(3), 4)
+    parts = [taken(Supply(Numbers(), loaders=1), range(3), 4, first, first + 2) for first in (0, 2)]
     assert [parts[row % 4 // 2][2 * (row // 4) + row % 2] for row in range(12)] == whole
 
 
 def test_error_in_a_loader_is_the_errors_own() -> None:
     with pytest.raises(OSError, match="no item 3"):
-        taken(Batches(Unreadable(), loaders=1), range(9), 4)
+        taken(Supply(Unreadable(), loaders=1), range(9), 4)
 
 
 def test_models_draw_the_same_numbers_with_loaders_and_without() -> None:
@@ -107,7 +107,7 @@ def test_models_draw_the_same_numbers_with_loaders_and_without() -> None:
     states = []
     for loaders in (0, 1):
         job = Pictures(pictures=16)
-        trainer = Trainer(job, PlanMessage(micro_batch=4), batches=Batches(job, loaders=loaders))
+        trainer = Trainer(job, PlanMessage(micro_batch=4), supply=Supply(job, loaders=loaders))
         trainer.step(0)
         states.append(torch.get_rng_state())
     assert torch.equal(*states)
