@@ -1,4 +1,4 @@
-"""How a model's input is prepared: steps with more and fewer CPUs, while one run trains, all data in memory."""
+"""How a model's input is prepared: steps with as many CPUs as optimistic profiling asks for, while one run trains."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from statistics import median
 
 from synergy_core.cluster import Share
 from synergy_core.errors import InputError
+from synergy_core.goodput.optimistic import searched_steps
 from synergy_core.jobs.testbed_profiles import ProfiledInput, StepAtCpus
 from synergy_exec.messages import PlanMessage
 from synergy_exec.profiling.candidates import Data
@@ -44,14 +45,6 @@ async def measured_input(
     finally:
         await asyncio.gather(run.stop(), return_exceptions=True)
     return _fitted(testbed.cluster.node_types[0].gpu_type, plan.global_batch, data, list(steps.values()))
-
-
-def searched_steps(seconds_of: Callable[[int], float], most_cpus: int) -> None:
-    """Steps at the most CPUs and at halves of them, down to one."""
-    cpus = most_cpus
-    while cpus:
-        seconds_of(cpus)
-        cpus //= 2
 
 
 async def _at(run: RunOnTestbed, share: Share, seconds: float) -> StepAtCpus:

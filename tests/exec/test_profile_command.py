@@ -18,6 +18,7 @@ from family import children
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel
 from synergy_exec.backends import get_backend
+from synergy_exec.commands.profile import table
 from synergy_exec.job_file import JobFile
 from synergy_exec.profiling import profile as profiling
 from synergy_exec.profiling.candidates import CandidatePlans, finder
@@ -52,6 +53,32 @@ def test_two_slots_are_measured_under_every_plan(tmp_path: Path) -> None:
     assert model.noise[:2] == (NoiseFrom(0.0, 0.0), NoiseFrom(10.0, model.noise[1].ratio))
     assert said[0].startswith("small: 1 on 1 × cpu")
     assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
+
+
+def test_input_is_measured_in_cpu_seconds_whatever_else_the_machine_does(tmp_path: Path) -> None:
+    """Of a job whose samples take 10 ms of CPU to prepare, and whose model takes little beside."""
+    path, said = tmp_path / "profile.json", list[str]()
+    file = file_of(
+        "pictures",
+        job_class="synergy_exec.examples.pictures:Pictures",
+        arguments={"cpu_s": 0.01, "pictures": 32, "channels": 4},
+        initial_batch=4,
+        max_batch=4,
+    )
+    made = add_to_profile(path, [file], get_backend("local", {"slots": 1}), HERE, TINY, said.append, Settings())
+    assert made.remarks == []
+    model = read_profile(path)["pictures"]
+    given = model.input
+    assert given is not None
+    cores = len(os.sched_getaffinity(0))
+    assert {1.0, float(cores)} <= {each.cpus for each in given.steps}
+    assert f"pictures: input with {cores} CPUs" in said
+    assert 0.009 < given.cpu_s < 0.018
+    assert all(each.step_s >= 4 * 0.009 / each.cpus and each.waited_s < each.step_s for each in given.steps)
+    assert (given.batch, given.sample_bytes, given.data_bytes) == (4, 832.0, 32 * 832.0)
+    heading, *lines = table(model)[-1 - len(given.steps) :]
+    assert heading.startswith(f"  input on 1 × cpu, batch 4: {given.cpu_s * 1e3:.2f} ms of CPU per sample, ")
+    assert [line.split()[0] for line in lines] == [f"{each.cpus:g}" for each in given.steps]
 
 
 @contextlib.contextmanager
