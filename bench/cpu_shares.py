@@ -5,7 +5,8 @@
 Both jobs are synergy_exec.examples.pictures, which waits where an accelerator would compute: a machine of two cores
 has none beside them. Their input is profiled first, each alone. Then `fifo+tune` shares out the CPUs, and both train
 side by side, by turns with equal and with decided shares, which change while they train. A repetition in which other
-processes of the machine took more than a tenth of a core is not counted.
+processes of the machine took more than a tenth of a core is not counted. Where there is none that counts all are shown,
+and nothing is judged: then only the formula of the CPUs that the jobs really used says something.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ async def compared(repetitions: int, seconds: float, tries: int) -> int:
             cores = bench.cores(0)
             equal = dict.fromkeys(files, Share(cores / len(files), GB))
             shares = {"equal": equal, "decided": decided(files, inputs, cores)}
-            windows = await by_turns(bench, shares, repetitions, seconds, tries)
-    return shown(inputs, shares, windows, repetitions)
+            windows, judged = await by_turns(bench, shares, repetitions, seconds, tries)
+    return shown(inputs, shares, windows, judged)
 
 
 def file_of(name: str) -> JobFile:
@@ -144,8 +145,8 @@ def decided(files: Mapping[str, JobFile], inputs: Mapping[str, ProfiledInput], c
 
 async def by_turns(
     bench: Testbed, shares: Mapping[str, Mapping[str, Share]], repetitions: int, seconds: float, tries: int
-) -> list[dict[str, Window]]:
-    """Repetitions by setting: the quiet ones, or all where there were none."""
+) -> tuple[list[dict[str, Window]], bool]:
+    """Repetitions by setting: those that count, else all of them, and False."""
     first = next(iter(shares.values()))
     plan = PlanMessage(micro_batch=BATCH)
     runs = {name: bench.start(job, ((0, 1 << job),), plan, share) for job, (name, share) in enumerate(first.items())}
@@ -161,7 +162,7 @@ async def by_turns(
         print(f"repetition {len(found)}: CPUs of others {others}", file=sys.stderr, flush=True)
     await asyncio.gather(*(run.stop() for run in runs.values()))
     print(f"{len(found)} repetitions, in {len(quiet)} of which others used at most {QUIET_CPUS:g} of a core\n")
-    return quiet or found
+    return (quiet, True) if quiet else (found, False)
 
 
 async def window(runs: Mapping[str, RunOnTestbed], shares: Mapping[str, Share], seconds: float) -> Window:
@@ -218,12 +219,15 @@ def shown(
     inputs: Mapping[str, ProfiledInput],
     shares: Mapping[str, Mapping[str, Share]],
     windows: list[dict[str, Window]],
-    repetitions: int,
+    judged: bool,
 ) -> int:
     print(f"{'profiled alone':16} {'ms of CPU a sample':>20} {'ms without waiting':>20}")
     for name, given in inputs.items():
         print(f"{name:16} {1e3 * given.cpu_s:20.2f} {1e3 * given.gpu_s / given.batch:20.2f}")
-    print(f"\n{'shares':10} {'job':8} {'CPUs':>6} {'used':>6} {'samples/s':>10} {'formula':>10} {'off by':>8}")
+    print(
+        f"\n{'':19} {'CPUs':>13} {'samples/s':>10} {'formula, of CPUs given':>24} {'of CPUs used':>18}\n"
+        f"{'shares':10} {'job':8} {'given':>6} {'used':>6} {'measured':>10} {'':15} {'off by':>8} {'':9} {'off by':>8}"
+    )
     worst = 0.0
     rates: dict[tuple[str, str], tuple[float, float]] = {}
     for setting in shares:
@@ -231,11 +235,12 @@ def shown(
             cpus = shares[setting][name].cpus
             rate = statistics.median(each[setting].rates[name] for each in windows)
             used = statistics.median(each[setting].cpus[name] for each in windows)
-            formula = given.batch / given.step_s(cpus)
+            formula, of_used = (given.batch / given.step_s(each) for each in (cpus, used))
             rates[setting, name] = rate, formula
             worst = max(worst, abs(formula / rate - 1.0))
             print(
-                f"{setting:10} {name:8} {cpus:6.2f} {used:6.2f} {rate:10.1f} {formula:10.1f} {formula / rate - 1:+8.1%}"
+                f"{setting:10} {name:8} {cpus:6.2f} {used:6.2f} {rate:10.1f} "
+                f"{formula:15.1f} {formula / rate - 1:+8.1%} {of_used:9.1f} {of_used / rate - 1:+8.1%}"
             )
     print()
     for name in inputs:
@@ -245,8 +250,8 @@ def shown(
             f"{name}: decided ÷ equal {statistics.median(gains):.2f} "
             f"({min(gains):.2f} to {max(gains):.2f}), by the formula {formula:.2f}"
         )
-    if len(windows) < repetitions:
-        print(f"goal, formula within {GOAL:.0%}: not judged, for the machine was never left alone long enough")
+    if not judged:
+        print(f"goal, formula within {GOAL:.0%}: not judged, for others used the machine all the time")
         return 0
     print(f"goal, formula within {GOAL:.0%}: {'met' if worst <= GOAL else 'missed'}, off by {worst:.1%} at most")
     return 0 if worst <= GOAL else 1

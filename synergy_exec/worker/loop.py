@@ -137,6 +137,9 @@ class Loop:
         cores.load(self._trainer.supply, granted.cpus)
         self._cpus, self._clock = granted.cpus, StepClock()
         self._meter.restart()
+        # With fewer cores the next step may take far longer than those before it.
+        self._recent.clear()
+        self._beat()
 
     def _beat(self) -> None:
         """Tells the agent that this rank lives, and how long its next step may take; the first builds up caches."""
