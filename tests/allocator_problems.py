@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from synergy_core.allocator import Problem, Solution
+from synergy_core.allocator import Beside, Problem, Solution
 
 METHODS = ("exact", "priced", "small")
 
@@ -22,8 +22,12 @@ def random_problem(
     decimals: int | None = None,
     forced: bool = False,
     tenants: int = 0,
+    beside: bool = False,
 ) -> Problem:
-    """Jobs with saturating speed on powers of two of each GPU type; some rows banned, some jobs forced."""
+    """Jobs with saturating speed on powers of two of each GPU type; some rows banned, some jobs forced.
+
+    beside: they take CPUs and memory too, in units of very different size; forced jobs take little.
+    """
     rng = np.random.default_rng(seed)
     types = len(capacity)
     gpus = np.tile(2 ** np.arange(sizes), types)
@@ -42,12 +46,18 @@ def random_problem(
             if utility[job, column] > -np.inf and gpus[column] * 2 <= left[kind[column]]:
                 kept[job] = column
                 left[kind[column]] -= gpus[column]
+    taken = None
+    if beside:
+        demand = gpus * rng.choice([0.3, 1.0, 3.0], (2, jobs, 1)) * rng.uniform(0.5, 1.5, (2, jobs, len(gpus)))
+        demand[:, kept >= 0] *= 0.05
+        unit = np.array([3.0, 60e9])
+        taken = Beside(("CPUs", "memory"), demand * unit[:, None, None], np.outer(unit, np.array(capacity)))
     if not tenants:
-        return Problem(utility, gpus, kind, np.array(capacity), kept)
+        return Problem(utility, gpus, kind, np.array(capacity), kept, beside=taken)
     tenant = rng.integers(tenants, size=jobs)
     held = np.bincount(tenant, np.where(kept >= 0, gpus[kept], 0), tenants).astype(int)
     quota = np.maximum(held, sum(capacity) // tenants)
-    return Problem(utility, gpus, kind, np.array(capacity), kept, tenant, quota)
+    return Problem(utility, gpus, kind, np.array(capacity), kept, tenant, quota, taken)
 
 
 def best_by_trying(problem: Problem) -> float:
@@ -69,4 +79,4 @@ def check(problem: Problem, solution: Solution) -> None:
         max(0.0, (solution.bound - solution.objective) / max(abs(solution.bound), 1e-12)), abs=1e-8
     )
     assert (solution.prices >= 0).all()
-    assert solution.prices.shape == (len(problem.rows),)
+    assert solution.prices.shape == (problem.priced_rows,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,6 +55,63 @@ def test_methods_agree_and_bounds_hold(
     check(problem, loose)
     assert loose.gap <= 0.01
     assert loose.bound >= proven[0].objective - 1e-6
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("tenants", [0, 2])
+@pytest.mark.parametrize("seed", range(3))
+def test_cpus_and_memory_bind_like_gpus(method: str, tenants: int, seed: int) -> None:
+    problem = random_problem(seed, jobs=4, sizes=3, forced=True, tenants=tenants, beside=True)
+    solution = solve(problem, method=method, gap=0.0)
+    check(problem, solution)
+    assert solution.objective == pytest.approx(best_by_trying(problem), abs=1e-7)
+    assert solution.status == "optimal"
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    jobs=st.integers(1, 40),
+    capacity=st.lists(st.integers(0, 24), min_size=1, max_size=3),
+    tenants=st.sampled_from([0, 3]),
+    factor=st.sampled_from([1.0, 1e-5, 1e5]),
+)
+def test_with_cpus_and_memory_bounds_follow_from_prices_and_any_start_agrees(
+    seed: int, jobs: int, capacity: list[int], tenants: int, factor: float
+) -> None:
+    problem = random_problem(seed, jobs, 4, tuple(capacity), forced=True, tenants=tenants, beside=True)
+    problem = replace(problem, utility=problem.utility * factor)
+    cold = solve(problem, gap=1e-3)
+    check(problem, cold)
+    exact = solve(problem, method="exact", gap=0.0)
+    assert cold.bound >= exact.objective * (1 - 1e-6)
+    assert cold.objective >= exact.objective * (1 - 1.1e-3) - 1e-9
+    assert problem.beside is not None
+    price = cold.prices[len(problem.rows) :].reshape(2, -1)
+    paid = (price[:, problem.gpu_type][:, None] * problem.beside.demand).sum(axis=0)
+    paid += cold.prices[problem.gpu_type] * problem.gpus
+    if problem.tenant is not None:
+        paid += cold.prices[problem.types + problem.tenant][:, None] * problem.gpus
+    reduced = problem.utility - paid
+    assert problem.forced is not None
+    free = problem.forced < 0
+    dual = float(reduced[free].max(axis=1, initial=0.0).sum())
+    dual += float(reduced[~free, problem.forced[~free]].sum())
+    dual += float(cold.prices[: len(problem.rows)] @ problem.rows) + float((price * problem.beside.capacity).sum())
+    assert dual >= exact.objective * (1 - 1e-6)
+    warm = solve(problem, gap=1e-3, prices=cold.prices)
+    check(problem, warm)
+    assert warm.objective >= exact.objective * (1 - 1.1e-3) - 1e-9
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_steps_and_a_missing_solver_keep_to_cpus_and_memory(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = random_problem(seed, jobs=30, capacity=(12, 8), beside=True, tenants=2 * (seed % 2))
+    check(problem, solve(problem, method="steps"))
+    monkeypatch.setattr("synergy_core.allocator.core.available", lambda _: None)
+    alone = solve(problem)
+    check(problem, alone)
+    assert alone.objective > 0
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from synergy_core.allocator import Problem, solve
+from synergy_core.allocator import Beside, Problem, solve
 from synergy_core.errors import InputError
 
 GOOD = {
@@ -35,6 +35,18 @@ GOOD = {
         (
             {"tenant": np.array([0, 0]), "quota": np.array([1]), "forced": np.array([1, -1])},
             "infeasible: the 1 forced jobs on tenant 0 hold 2 GPUs, its quota is 1; .*job 0",
+        ),
+        (
+            {"beside": Beside(("CPUs",), np.ones((1, 2, 1)), np.ones((1, 1)))},
+            r"beside.demand has shape \(1, 2, 1\), expected \(1, 2, 2\)",
+        ),
+        (
+            {"beside": Beside(("CPUs",), np.full((1, 2, 2), -1.0), np.ones((1, 1)))},
+            r"beside.demand\[0, 0, 0\] is -1.0, expected a finite number ≥ 0",
+        ),
+        (
+            {"beside": Beside(("CPUs",), np.full((1, 2, 2), 4.0), np.ones((1, 1))), "forced": np.array([0, -1])},
+            "infeasible: the forced jobs on GPU type 0 hold 4 of CPUs, its capacity is 1",
         ),
     ],
 )

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from synergy_core.allocator.explain import Explanation, explain
-from synergy_core.allocator.problem import Problem, Solution
+from synergy_core.allocator.problem import Beside, Problem, Solution
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError, unknown
 
@@ -18,7 +18,7 @@ Method = Literal["auto", "exact", "priced", "small", "steps"]
 SMALLEST, LARGEST = 0.01, 100.0
 """Largest utilities that solvers' tolerances, which are absolute, are meant for; others are scaled."""
 
-__all__ = ["Explanation", "Method", "Problem", "Solution", "explain", "solve"]
+__all__ = ["Beside", "Explanation", "Method", "Problem", "Solution", "explain", "solve"]
 
 
 def solve(
@@ -50,19 +50,27 @@ def solve(
         raise unknown("method", method, [*ways, "auto"])
     if not gap >= 0 or not time_limit_s >= 0:
         raise InputError(f"gap is {gap} and time_limit_s {time_limit_s}, expected both ≥ 0.")
-    if prices is not None and prices.shape != (len(problem.rows),):
+    if prices is not None and prices.shape != (problem.priced_rows,):
         raise InputError(
-            f"prices have shape {prices.shape}, expected ({len(problem.rows)},): one per type, then tenant."
+            f"prices have shape {prices.shape}, expected ({problem.priced_rows},): one per type, then tenant, then "
+            "what is beside GPUs, by type."
         )
     if prices is not None and not (np.isfinite(prices).all() and (prices >= 0).all()):
         raise InputError("prices have a negative or non-finite entry, expected utility per GPU ≥ 0.")
     largest = float(problem.utility.max(initial=0.0))
-    if largest == 0.0 or SMALLEST <= largest <= LARGEST:
+    tame = largest == 0.0 or SMALLEST <= largest <= LARGEST
+    if tame and problem.beside is None:
         return ways[method](problem, gap=gap, time_limit_s=time_limit_s, prices=prices, solver=solver)
     # A power of two: nothing is rounded on the way there and back.
-    factor = 2.0 ** -math.frexp(largest)[1]
-    scaled = replace(problem, utility=problem.utility * factor)
-    warm = None if prices is None else prices * factor
+    factor = 1.0 if tame else 2.0 ** -math.frexp(largest)[1]
+    scaled, unit = replace(problem, utility=problem.utility * factor), np.ones(problem.priced_rows)
+    if problem.beside is not None:
+        # In GPUs' worth, so that all prices are of one size.
+        scale = problem.beside.per_gpu(problem.capacity)
+        demand = problem.beside.demand * scale[:, problem.gpu_type][:, None]
+        scaled = replace(scaled, beside=Beside(problem.beside.names, demand, problem.beside.capacity * scale))
+        unit[len(problem.rows) :] = scale.ravel()
+    warm = None if prices is None else np.divide(prices * factor, unit, out=np.zeros_like(prices), where=unit > 0)
     found = ways[method](scaled, gap=gap, time_limit_s=time_limit_s, prices=warm, solver=solver)
     unscaled = found.objective / factor, found.bound / factor
-    return Solution(found.choice, *unscaled, found.gap, found.status, found.prices / factor)
+    return Solution(found.choice, *unscaled, found.gap, found.status, found.prices * unit / factor)

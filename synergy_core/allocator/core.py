@@ -102,7 +102,7 @@ def _near_tied(
     column = wanted.copy()
     column[near] = len(work.gpus) - 1
     room = work.room - work.use(column)
-    if (room < 0).any():
+    if (room < (0 if work.beside is None else -ROUNDING)).any():
         return None, -np.inf, False
     keep = keep[near]
     keep[:, -1] = False  # nothing is what a job gets that gets none of the others
@@ -140,7 +140,7 @@ def deadline(time_limit_s: float) -> float:
 def everything_fits(problem: Problem, work: Open) -> Solution | None:
     """The optimum where every job's best column fits beside the others: all prices are 0."""
     wanted: Ints = work.utility.argmax(axis=1)
-    if (work.use(wanted) > work.room).any():
+    if (work.use(wanted) > work.room + (0 if work.beside is None else ROUNDING)).any():
         return None
     choice = work.full(wanted)
-    return certify(problem, choice, problem.objective(choice), np.zeros(len(work.room)), 0.0, "optimal")
+    return certify(problem, choice, problem.objective(choice), np.zeros(problem.priced_rows), 0.0, "optimal")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ import numpy as np
 from synergy_core.allocator.greedy import greedy
 from synergy_core.allocator.prices import COARSEST, FINEST, Columns, Mask, cold_prices, columns_where, minimise, opened
 from synergy_core.allocator.problem import TINY, Problem, Solution, certify
-from synergy_core.arrays import Floats
+from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import InputError
 
 LONGEST_S = 1e9
@@ -90,9 +91,23 @@ def build(problem: Problem) -> tuple[Any, dict[tuple[int, int], Any]]:
         [f"x_{job}_{column}" for job, column in pairs.tolist()],
         problem.utility[job, column],
         [(f"forced_{each}" if forced[each] >= 0 else f"job_{each}", job == each) for each in np.unique(job).tolist()],
-        [(name, mask, problem.gpus[column], limit) for (name, mask), limit in zip(rows, problem.rows, strict=True)],
+        [
+            *(
+                (name, mask, problem.gpus[column], limit)
+                for (name, mask), limit in zip(rows, problem.rows, strict=True)
+            ),
+            *_rows_beside(problem, job, column),
+        ],
     )
     return model, {(int(each[0]), int(each[1])): variable for each, variable in zip(pairs, variables, strict=True)}
+
+
+def _rows_beside(problem: Problem, job: Ints, column: Ints) -> Iterator[tuple[str, Mask, Any, Any]]:
+    """Name, columns, coefficients and limit of each row beside GPUs."""
+    if problem.beside is not None:
+        for at, name in enumerate(problem.beside.names):
+            for row, limit in enumerate(problem.beside.capacity[at]):
+                yield f"{name}_{row}", problem.gpu_type[column] == row, problem.beside.demand[at, job, column], limit
 
 
 def _model(
@@ -110,7 +125,7 @@ def _model(
     for name, members, gpus, limit in rows:
         among = np.nonzero(members)[0].tolist()
         if among:
-            model += pulp.lpSum(int(gpus[at]) * variables[at] for at in among) <= int(limit), name
+            model += pulp.lpSum(gpus[at].item() * variables[at] for at in among) <= limit.item(), name
     return model, variables
 
 
@@ -188,13 +203,21 @@ def _highs(some: Columns, room: Floats, types: int, slack: float, time_limit_s: 
     highspy = _highspy()
     columns, jobs = len(some.value), len(some.start)
     rows = jobs + len(room)
-    per_column = 2 if some.tenant is None else 3
+    beside = 0 if some.beside is None else len(some.beside)
+    per_column = 2 + (some.tenant is not None) + beside
     index = np.empty((columns, per_column), dtype=np.int32)
     entry = np.empty((columns, per_column))
     index[:, 0], entry[:, 0] = some.owner, 1.0
     index[:, 1], entry[:, 1] = jobs + some.row, some.gpus
     if some.tenant is not None:
         index[:, 2], entry[:, 2] = jobs + types + some.tenant, some.gpus
+    if some.beside is not None:
+        first = rows - beside * types
+        for at, taken in enumerate(some.beside):
+            index[:, per_column - beside + at], entry[:, per_column - beside + at] = (
+                first + at * types + some.row,
+                taken,
+            )
     model = highspy.HighsLp()
     model.num_col_, model.num_row_ = columns, rows
     model.sense_ = highspy.ObjSense.kMaximize
@@ -228,14 +251,17 @@ def _highs(some: Columns, room: Floats, types: int, slack: float, time_limit_s: 
 
 
 def _cbc(some: Columns, room: Floats, types: int, slack: float, time_limit_s: float) -> Taken:
-    rows = [(f"type_{row}", some.row == row) for row in range(types)]
+    rows = [(f"type_{row}", some.row == row, some.gpus) for row in range(types)]
     if some.tenant is not None:
-        rows += [(f"tenant_{row}", some.tenant == row) for row in range(len(room) - types)]
+        tenants = len(room) - types * (1 if some.beside is None else 1 + len(some.beside))
+        rows += [(f"tenant_{row}", some.tenant == row, some.gpus) for row in range(tenants)]
+    for at, taken in enumerate([] if some.beside is None else some.beside):
+        rows += [(f"beside_{at}_{row}", some.row == row, taken) for row in range(types)]
     model, variables = _model(
         [f"x_{entry}" for entry in range(len(some.value))],
         some.value,
         [(f"job_{job}", some.owner == job) for job in range(len(some.start))],
-        [(name, mask, some.gpus, limit) for (name, mask), limit in zip(rows, room, strict=True)],
+        [(name, mask, taken, limit) for (name, mask, taken), limit in zip(rows, room, strict=True)],
     )
     scale = max(float(some.value.sum()), TINY)
     found, proven, bound = _run(model, "cbc", slack / scale, time_limit_s)

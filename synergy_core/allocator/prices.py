@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.allocator.problem import TINY, Problem
+from synergy_core.allocator.problem import ROUNDING, TINY, Problem
 from synergy_core.arrays import Floats, Ints
 
 Mask = NDArray[np.bool_]
@@ -27,6 +27,8 @@ COARSEST, FINEST = 0.3, 1e-4
 DAMPING = 1e-3
 STEP_PRICE_FRACTION = 0.5
 """A Newton step moves a price by at most this part of itself or by μ per GPU, whichever is more."""
+SWEEPS, SETTLED = 60, 1e-3
+"""Sweeps of coordinate descent at most, and the part of its limit that no price moves by in the last."""
 STALLED = 6
 """Steps cut short one after the other, at a μ finer than the first, after which it would only wander."""
 
@@ -37,7 +39,8 @@ class Open:
 
     jobs: (F,) indices into the problem. utility: (F, C + 1), −inf where not worth it or too big. gpus, gpu_type:
     (C + 1,). room: (T + V,) GPUs left of every row. tenant: (F,) or None. choice: (J,), forced jobs filled in.
-    value: of the forced jobs.
+    value: of the forced jobs. beside: (D, F, C + 1) what is taken beside GPUs, in a unit of which a type has as many as
+    GPUs, so that all prices are alike; its D T rows come last in `room`.
     """
 
     jobs: Ints
@@ -49,15 +52,21 @@ class Open:
     tenant: Ints | None
     choice: Ints
     value: float
+    beside: Floats | None = None
 
     def reduced(self, prices: Floats) -> Floats:
-        """(F, C + 1) utility less the price of the GPUs."""
+        """(F, C + 1) utility less the price of the GPUs and of what goes with them."""
         cost = prices[self.gpu_type] * self.gpus
         if self.tenant is None:
-            return self.utility - cost
-        paid = prices[self.types + self.tenant][:, None] * self.gpus
-        np.subtract(self.utility, paid, out=paid)
-        paid -= cost
+            paid = self.utility - cost
+        else:
+            paid = prices[self.types + self.tenant][:, None] * self.gpus
+            np.subtract(self.utility, paid, out=paid)
+            paid -= cost
+        if self.beside is not None:
+            for each, price in zip(self.beside, beside_prices(prices, len(self.beside), self.types), strict=True):
+                if price.any():
+                    paid -= price[self.gpu_type] * each
         return paid
 
     @property
@@ -74,8 +83,16 @@ class Open:
         taken = self.gpus[column]
         used = cast("Floats", np.bincount(self.gpu_type[column], taken, self.types))
         if self.tenant is not None:
-            used = np.concatenate((used, np.bincount(self.tenant, taken, len(self.room) - self.types)))
+            used = np.concatenate((used, np.bincount(self.tenant, taken, self.tenants)))
+        if self.beside is not None:
+            extra = self.beside[:, np.arange(len(column)), column]
+            used = np.concatenate((used, *(np.bincount(self.gpu_type[column], each, self.types) for each in extra)))
         return used
+
+    @property
+    def tenants(self) -> int:
+        """The number of rows that are quotas, V."""
+        return len(self.room) - self.types * (1 if self.beside is None else 1 + len(self.beside))
 
     def worth(self, column: Ints) -> float:
         """The utility of one column for each open job."""
@@ -86,6 +103,11 @@ class Open:
         choice = self.choice.copy()
         choice[self.jobs] = np.where(column == len(self.gpus) - 1, -1, column)
         return choice
+
+
+def beside_prices(prices: Floats, resources: int, types: int) -> Floats:
+    """(D, T): the part of `prices` that is for what goes beside GPUs."""
+    return prices[len(prices) - resources * types :].reshape(resources, types)
 
 
 def opened(problem: Problem) -> Open:
@@ -107,13 +129,28 @@ def opened(problem: Problem) -> Open:
     gpu_type = np.append(problem.gpu_type, 0)
     table = np.empty((len(which), columns + 1))
     table[:, columns] = 0.0
-    hopeless = utility <= 0
+    hopeless: Mask = utility <= 0
     hopeless |= problem.gpus > room[problem.gpu_type]
     if tenant is not None:
         hopeless |= problem.gpus > room[len(problem.capacity) + tenant][:, None]
     table[:, :columns] = utility
+    work = Open(which, table, gpus, gpu_type, len(problem.capacity), room, tenant, choice, value)
+    if problem.beside is not None:
+        np.logical_or(hopeless, _open_beside(problem, work), out=hopeless)
     table[:, :columns][hopeless] = -np.inf
-    return Open(which, table, gpus, gpu_type, len(problem.capacity), room, tenant, choice, value)
+    return work
+
+
+def _open_beside(problem: Problem, work: Open) -> Mask:
+    """Adds what is taken beside GPUs to `work`; (F, C) what needs more of it than there is."""
+    assert problem.beside is not None
+    left = np.maximum(problem.beside.capacity - problem.beside.use(problem.gpu_type, work.choice), 0.0)
+    demand = problem.beside.demand[:, work.jobs]
+    work.beside = np.zeros((*demand.shape[:2], demand.shape[2] + 1))
+    work.beside[:, :, :-1] = demand
+    work.room = np.concatenate((work.room, left.ravel()))
+    over = demand > left[:, problem.gpu_type][:, None] * (1.0 + ROUNDING)
+    return cast("Mask", over.any(axis=0))
 
 
 @dataclass(slots=True)
@@ -121,7 +158,7 @@ class Columns:
     """Some columns of some open jobs, one entry each, jobs in order and each with at least one column.
 
     owner: (N,) position among the jobs here. row: (N,) GPU type. tenant: (N,) or None. start: (M,) first entry of
-    each job.
+    each job. beside: (D, N) or None.
     """
 
     value: Floats
@@ -130,6 +167,7 @@ class Columns:
     tenant: Ints | None
     owner: Ints
     start: Ints
+    beside: Floats | None = None
 
 
 def columns_where(work: Open, keep: Mask, rows: Ints | None = None) -> tuple[Columns, Ints, Ints]:
@@ -138,15 +176,17 @@ def columns_where(work: Open, keep: Mask, rows: Ints | None = None) -> tuple[Col
     job = owner if rows is None else rows[owner]
     start = np.searchsorted(owner, np.arange(len(keep)))
     tenant = None if work.tenant is None else work.tenant[job]
-    some = Columns(work.utility[job, column], work.gpus[column], work.gpu_type[column], tenant, owner, start)
+    beside = None if work.beside is None else work.beside[:, job, column]
+    some = Columns(work.utility[job, column], work.gpus[column], work.gpu_type[column], tenant, owner, start, beside)
     return some, job, column
 
 
 def cold_prices(work: Open) -> Floats:
     """Half of what every GPU would cost if all of the jobs' best utilities were spent on all of them."""
     spent = 0.5 * float(work.utility.max(axis=1).sum()) / max(1.0, float(work.room[: work.types].sum()))
-    # Where tenants pay too, a GPU is paid for twice.
-    return np.full(len(work.room), spent if work.tenant is None else spent / 2)
+    # Where tenants pay too, a GPU is paid for twice; and once more with everything that goes beside it.
+    payers = 1 + (work.tenant is not None) + (0 if work.beside is None else len(work.beside))
+    return np.full(len(work.room), spent / payers)
 
 
 def minimise(some: Columns, room: Floats, types: int, prices: Floats, smooth: float, finest: float) -> Floats:
@@ -163,6 +203,9 @@ def minimise(some: Columns, room: Floats, types: int, prices: Floats, smooth: fl
         if payer is not None:
             cost += prices[payer]
         cost *= gpus
+        if some.beside is not None:
+            for each, price in zip(some.beside, beside_prices(prices, len(some.beside), types), strict=True):
+                cost += price[row] * each
         reduced = value - cost
         top = np.maximum.reduceat(reduced, start)
         dual = float(prices @ room + top.sum())
@@ -174,18 +217,21 @@ def minimise(some: Columns, room: Floats, types: int, prices: Floats, smooth: fl
         reduced /= smooth
         share = np.exp(reduced, out=reduced)
         share /= np.add.reduceat(share, start)[owner]
-        share *= gpus
-        expected = cast("Floats", np.bincount(key, share, jobs * types)).reshape(jobs, types)
-        gradient = room.copy()
-        gradient[:types] -= expected.sum(0)
-        share *= gpus
-        second = np.bincount(row, share, types)
-        if payer is None:
-            hessian = np.diag(second) - expected.T @ expected
+        if some.beside is not None:
+            gradient, hessian = _with_beside(some, some.beside, share, room, types)
         else:
-            assert tenant is not None
-            hessian = _with_tenants(gradient, expected, share, row, tenant, tenant[start], types)
-        prices, cut = _newton(prices, gradient, hessian, smooth)
+            share *= gpus
+            expected = cast("Floats", np.bincount(key, share, jobs * types)).reshape(jobs, types)
+            gradient = room.copy()
+            gradient[:types] -= expected.sum(0)
+            share *= gpus
+            if payer is None:
+                hessian = np.diag(np.bincount(row, share, types)) - expected.T @ expected
+            else:
+                assert tenant is not None
+                hessian = _with_tenants(gradient, expected, share, row, tenant, tenant[start], types)
+        step = _newton if some.beside is None else _boxed
+        prices, cut = step(prices, gradient, hessian, smooth)
         if cut:
             stalled += smooth < coarsest
         else:
@@ -213,6 +259,40 @@ def _with_tenants(
     return hessian
 
 
+def _with_beside(some: Columns, beside: Floats, share: Floats, room: Floats, types: int) -> tuple[Floats, Floats]:
+    """The gradient, and the Hessian times μ, over capacities, quotas and what goes beside GPUs."""
+    jobs, blocks = len(some.start), 1 + len(beside)
+    tenants = len(room) - types * blocks
+    weight = np.concatenate((some.gpus[None], beside))
+    key = some.owner * types + some.row
+    # Each job's expected use of every row: blocks of types, and its GPUs of all types for its tenant's quota.
+    expected = np.zeros((jobs, blocks * types + tenants))
+    second = np.zeros((expected.shape[1], expected.shape[1]))
+    at = np.arange(types)
+    for one in range(blocks):
+        taken = share * weight[one]
+        expected[:, one * types + at] = np.bincount(key, taken, jobs * types).reshape(jobs, types)
+        for other in range(one, blocks):
+            both = np.bincount(some.row, taken * weight[other], types)
+            second[one * types + at, other * types + at] = both
+            second[other * types + at, one * types + at] = both
+    if some.tenant is not None:
+        first = blocks * types
+        expected[np.arange(jobs), first + some.tenant[some.start]] = expected[:, :types].sum(axis=1)
+        taken, pair = share * some.gpus, some.tenant * types + some.row
+        for one in range(blocks):
+            both = np.bincount(pair, taken * weight[one], tenants * types).reshape(tenants, types)
+            second[first:, one * types + at] = both
+            second[one * types + at, first:] = both.T
+            if one == 0:
+                second[first + np.arange(tenants), first + np.arange(tenants)] = both.sum(axis=1)
+    # Prices have quotas after the GPUs.
+    order = np.concatenate((at, blocks * types + np.arange(tenants), types + np.arange((blocks - 1) * types)))
+    gradient: Floats = room - expected.sum(axis=0)[order]
+    hessian: Floats = (second - expected.T @ expected)[np.ix_(order, order)]
+    return gradient, hessian
+
+
 def _newton(prices: Floats, gradient: Floats, hessian: Floats, smooth: float) -> tuple[Floats, bool]:
     """One damped step towards the minimum over prices ≥ 0, and whether it had to be cut short."""
     free = (prices > 0) | (gradient < 0)
@@ -226,3 +306,26 @@ def _newton(prices: Floats, gradient: Floats, hessian: Floats, smooth: float) ->
     limit = np.maximum(prices * STEP_PRICE_FRACTION, smooth)
     cut = np.minimum(np.maximum(step, -limit), limit)
     return np.maximum(prices + cut, 0.0), bool((cut != step).any())
+
+
+def _boxed(prices: Floats, gradient: Floats, hessian: Floats, smooth: float) -> tuple[Floats, bool]:
+    """As `_newton`, but the best step within the limits, by coordinate descent: these rows are nearly parallel."""
+    limit = np.maximum(prices * STEP_PRICE_FRACTION, smooth)
+    low, high = np.maximum(-limit, -prices).tolist(), limit.tolist()
+    curve = hessian / smooth
+    diagonal = (curve.diagonal() * (1.0 + DAMPING) + TINY).tolist()
+    slope, step = gradient.copy(), [0.0] * len(low)
+    rows = [curve[at] for at in range(len(low))]
+    for _ in range(SWEEPS):
+        largest = 0.0
+        for at in range(len(low)):
+            new = min(max(step[at] - float(slope[at]) / diagonal[at], low[at]), high[at])
+            moved = new - step[at]
+            if moved:
+                step[at] = new
+                slope += rows[at] * moved
+                largest = max(largest, abs(moved) / high[at])
+        if largest < SETTLED:
+            break
+    taken = np.array(step)
+    return np.maximum(prices + taken, 0.0), bool((np.abs(taken) >= limit).any())

@@ -2,7 +2,8 @@
 
 maximise Σ_jc u_jc x_jc, x binary; Σ_c x_jc ≤ 1 per job (= 1, and which, if forced); per GPU type t
 Σ_j Σ_{c of type t} n_c x_jc ≤ capacity_t; per tenant v Σ_{j of v} Σ_c n_c x_jc ≤ quota_v
-(Sia, SOSP 2023, section 3.4, with quotas added).
+(Sia, SOSP 2023, section 3.4, with quotas added); for each resource d beside GPUs, and per type t,
+Σ_j Σ_{c of type t} a_djc x_jc ≤ b_dt. That these sums fit does not mean that nodes can hold it: `allocator.nodes`.
 """
 
 from __future__ import annotations
@@ -23,13 +24,50 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """What configurations take beside GPUs, of D resources such as CPUs and memory; each in a unit of its own.
+
+    names: (D,). demand: (D, J, C) ≥ 0, of the whole configuration, not per GPU. capacity: (D, T) ≥ 0, of each GPU type.
+    """
+
+    names: tuple[str, ...]
+    demand: Floats
+    capacity: Floats
+
+    def use(self, gpu_type: Ints, choice: Ints) -> Floats:
+        """(D, T) that `choice` takes, (J,) configurations, −1 none."""
+        chosen = np.nonzero(choice >= 0)[0]
+        column = choice[chosen]
+        taken = self.demand[:, chosen, column]
+        return np.array([np.bincount(gpu_type[column], each, self.capacity.shape[1]) for each in taken])
+
+    def per_gpu(self, gpus: Ints) -> Floats:
+        """(D, T): GPUs of a type, (T,), for each unit of what it has beside them; 1 where it has none of it."""
+        return np.where(self.capacity > 0, gpus / np.where(self.capacity > 0, self.capacity, 1.0), 1.0)
+
+    def check(self, jobs: int, columns: int, types: int) -> None:
+        """Raises InputError where a shape or a value is wrong."""
+        count = len(self.names)
+        for name, array, shape in (
+            ("demand", self.demand, (count, jobs, columns)),
+            ("capacity", self.capacity, (count, types)),
+        ):
+            if array.shape != shape:
+                raise InputError(f"beside.{name} has shape {array.shape}, expected {shape}.")
+            bad = ~((array >= 0) & (array < np.inf))
+            if bad.any():
+                at = tuple(np.argwhere(bad)[0].tolist())
+                raise InputError(f"beside.{name}{list(at)} is {array[at]}, expected a finite number ≥ 0.")
+
+
+@dataclass(frozen=True, slots=True)
 class Problem:
     """One round's choice for J jobs among C configurations on T GPU types, with quotas for V tenants.
 
     utility: (J, C) float64, what giving job j configuration c is worth; −inf where that is not allowed. Nothing is
     worth 0, so a utility ≤ 0 is never chosen unless forced. gpus: (C,) ≥ 1. gpu_type: (C,) indices into capacity.
     capacity: (T,) GPUs. forced: (J,) the configuration a job must keep, −1 for none; None forces nobody.
-    tenant: (J,) indices into quota, (V,) GPUs summed over types; both or neither.
+    tenant: (J,) indices into quota, (V,) GPUs summed over types; both or neither. beside: what they take beside GPUs.
     Raises InputError where shapes, types or ranges do not match, on NaN or +inf, and where the forced jobs alone
     exceed a capacity or a quota.
     """
@@ -41,10 +79,13 @@ class Problem:
     forced: Ints | None = None
     tenant: Ints | None = None
     quota: Ints | None = None
+    beside: Beside | None = None
 
     def __post_init__(self) -> None:
         self._check_shapes()
         self._check_ranges()
+        if self.beside is not None:
+            self.beside.check(self.jobs, len(self.gpus), self.types)
         if self.forced is not None:
             self._check_forced()
 
@@ -62,6 +103,11 @@ class Problem:
     def rows(self) -> Ints:
         """(T + V,) GPUs on the right of every row: capacities, then quotas."""
         return self.capacity if self.quota is None else np.concatenate((self.capacity, self.quota))
+
+    @property
+    def priced_rows(self) -> int:
+        """How many rows have a price: T + V + D T."""
+        return len(self.rows) + (self.beside.capacity.size if self.beside is not None else 0)
 
     def objective(self, choice: Ints) -> float:
         """The utility of `choice`, (J,) configurations, −1 none."""
@@ -81,7 +127,11 @@ class Problem:
     def fits(self, choice: Ints) -> bool:
         """Whether `choice` keeps every row, every forced job and every −inf."""
         kept = self.forced is None or bool(((self.forced < 0) | (choice == self.forced)).all())
-        return kept and bool((self.use(choice) <= self.rows).all()) and self.objective(choice) > -np.inf
+        kept = kept and bool((self.use(choice) <= self.rows).all()) and self.objective(choice) > -np.inf
+        if self.beside is None or not kept:
+            return kept
+        limit = self.beside.capacity * (1.0 + ROUNDING)
+        return bool((self.beside.use(self.gpu_type, choice) <= limit).all())
 
     def _check_shapes(self) -> None:
         array = self.utility
@@ -144,6 +194,7 @@ class Problem:
                 "give that utility a number or set forced to −1."
             )
         used, rows = self.use(self.forced), self.rows
+        self._check_forced_beside()
         for row in np.nonzero(used > rows)[0].tolist():
             kind = row < len(self.capacity)
             held = self.gpu_type[self.forced[jobs]] == row if kind else self.tenant[jobs] == row - len(self.capacity)  # type: ignore[index]
@@ -155,14 +206,26 @@ class Problem:
                 f"{rows[row]}; let one of them go (forced = −1 for job {first}) or raise the {limit}."
             )
 
+    def _check_forced_beside(self) -> None:
+        if self.beside is None:
+            return
+        assert self.forced is not None
+        used, limit = self.beside.use(self.gpu_type, self.forced), self.beside.capacity
+        for at, kind in np.argwhere(used > limit * (1.0 + ROUNDING)).tolist():
+            raise InputError(
+                f"infeasible: the forced jobs on GPU type {kind} hold {used[at, kind]:g} of {self.beside.names[at]}, "
+                f"its capacity is {limit[at, kind]:g}; let one of them go (forced = −1) or raise the capacity."
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class Solution:
     """What each job gets, and how far from the best that can be at most.
 
     choice: (J,) configurations, −1 none. objective: Σ u of it. bound: no allocation is worth more.
-    gap: (bound − objective) / |bound|, ≥ 0. prices: (T + V,) utility per GPU of every row, capacities first; the
-    bound follows from them alone (weak duality), and they start the next round warm.
+    gap: (bound − objective) / |bound|, ≥ 0. prices: (T + V,) utility per GPU of every row, capacities first, then (D T)
+    per unit of what is beside GPUs, types within resources; the bound follows from them alone (weak duality), and they
+    start the next round warm.
     status: optimal (nothing is better) · within_gap (gap ≤ the target) · gap_open (nothing more to try) · time_limit ·
     no_solver (neither HiGHS nor CBC is installed): all with a feasible choice and a true bound.
     """

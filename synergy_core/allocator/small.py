@@ -41,8 +41,12 @@ WIDEN = 3.0
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether jobs and the states of all capacities are few enough, and nobody has quotas."""
-    few = problem.quota is None and problem.jobs <= (MOST_JOBS if problem.types == 1 else MOST_JOBS_OF_TYPES)
+    """Whether jobs and the states of all capacities are few enough, and GPUs of types are all that is scarce."""
+    few = (
+        problem.quota is None
+        and problem.beside is None
+        and problem.jobs <= (MOST_JOBS if problem.types == 1 else MOST_JOBS_OF_TYPES)
+    )
     return few and math.prod((problem.capacity + 1).tolist()) <= MOST_CELLS
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.allocator.problem import Problem, Solution, certify
+from synergy_core.allocator.problem import Beside, Problem, Solution, certify
+from synergy_core.arrays import Bools, Ints
 
 LEAST_GAIN = 1e-12
 """Utility that counts as a gain."""
@@ -32,6 +33,8 @@ def solve_by_steps(problem: Problem, *, gap: float, **_: Any) -> Solution:
         fits = free[:, None] & (further <= left[kind])
         if problem.tenant is not None:
             fits &= gpus - held <= left[problem.types + problem.tenant][:, None]
+        if problem.beside is not None:
+            fits &= _fits_beside(problem.beside, kind, choice)
         gain = np.where(fits, problem.utility - value[:, None], -np.inf)
         gain = np.where(gain > LEAST_GAIN, gain / np.maximum(further, FREE_STEP_GPUS), -np.inf)
         job, row = divmod(int(gain.argmax()), len(gpus))
@@ -39,4 +42,16 @@ def solve_by_steps(problem: Problem, *, gap: float, **_: Any) -> Solution:
             break
         choice[job], value[job] = row, problem.utility[job, row]
         left = problem.rows - problem.use(choice)
-    return certify(problem, choice, bound, np.zeros(len(problem.rows)), gap, "gap_open")
+    return certify(problem, choice, bound, np.zeros(problem.priced_rows), gap, "gap_open")
+
+
+def _fits_beside(beside: Beside, kind: Ints, choice: Ints) -> Bools:
+    """(J, C) whether a job could go from what it has to there, by what is taken beside GPUs."""
+    left = beside.capacity - beside.use(kind, choice)
+    jobs = np.nonzero(choice >= 0)[0]
+    fits = np.ones(beside.demand.shape[1:], dtype=np.bool_)
+    for demand, each in zip(beside.demand, left, strict=True):
+        own = np.zeros_like(demand)
+        own[jobs] = np.where(kind == kind[choice[jobs]][:, None], demand[jobs, choice[jobs]][:, None], 0.0)
+        fits &= demand - own <= each[kind]
+    return fits

@@ -1,0 +1,12 @@
+"""Rows, nodes and shares of all jobs of a round at once: everything that is allocated is placed.
+
+Pools of nodes are priced with what rows leave unusable charged to them (`charges`), which gives the choice and a bound
+that is true for what can be placed; then GPUs get nodes (`settle`), jobs change places until shares fit (`exchange`),
+every node gets the best shares that fit (`levels`), idle GPUs go to who has none (`fill`), and CPUs and memory that
+nobody asked for to who gains from them (`spare`). docs/resources.md says what else was tried.
+"""
+
+from synergy_core.allocator.nodes.allocate import allocate
+from synergy_core.allocator.nodes.problem import NodeGroups, NodeProblem, NodeSolution, Pieces
+
+__all__ = ["NodeGroups", "NodeProblem", "NodeSolution", "Pieces", "allocate"]

@@ -1,0 +1,115 @@
+"""From a round's problem to rows, nodes and shares: prices of pools, then places, then shares, then what is left."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from synergy_core.allocator import Solution, solve
+from synergy_core.allocator.nodes.exchange import exchange
+from synergy_core.allocator.nodes.fill import fill
+from synergy_core.allocator.nodes.layout import GREAT, TOLERANCE, Layout
+from synergy_core.allocator.nodes.levels import Levels, set_levels
+from synergy_core.allocator.nodes.pooled import NodeColumns, Pinned, Pooled, bound_of, columns_of, pinned_of, pooled
+from synergy_core.allocator.nodes.problem import NodeProblem, NodeSolution, Pieces
+from synergy_core.allocator.nodes.settle import settle
+from synergy_core.allocator.nodes.spare import hand_out
+from synergy_core.allocator.problem import relative_gap
+from synergy_core.arrays import Floats
+
+POOL_GAP = 1e-3
+"""Gap at which the pooled choice is good enough: placing it costs more."""
+
+
+def allocate(
+    problem: NodeProblem, *, gap: float = POOL_GAP, time_limit_s: float = float("inf"), prices: Floats | None = None
+) -> NodeSolution:
+    """Rows, nodes and shares for all jobs of a round; whatever is in the answer is placed, and its bound is true.
+
+    gap: relative, up to which the choice among pools is sought; `NodeSolution.gap` is that of what was placed.
+    time_limit_s: wall-clock, for that choice. prices: of the round before (`NodeSolution.prices`), for a warm start.
+    The same input gives the same answer unless the time limit cuts it short.
+    Raises InputError where pinned jobs of a node need more CPUs or memory than it has, have no row of finite utility
+    for what they hold, or hold more than their tenant's quota.
+    """
+    columns = columns_of(problem)
+    pinned = pinned_of(problem, columns)
+    pool = pooled(problem, columns, pinned)
+    found = solve(pool.problem, method="priced", gap=gap, time_limit_s=time_limit_s, prices=prices)
+    bound = bound_of(problem, columns, pinned, pool, found.prices)
+    if not len(pinned.job):
+        bound = min(bound, found.bound)
+    layout = _placed(problem, columns, pinned, pool, found)
+    moved = layout.moved()
+    paid = float(layout.cost[moved & (layout.cost < GREAT)].sum())
+    objective = layout.worth() - paid
+    share = hand_out(layout)
+    groups = len(problem.nodes.nodes)
+    quotas = len(pool.problem.rows) - groups
+    per_host = found.prices[groups + quotas :].reshape(3, groups)
+    return NodeSolution(
+        choice=np.where(layout.column >= 0, columns.row[layout.column], -1) if len(columns.row) else layout.column,
+        placed=_pieces(layout),
+        cpus=share[0],
+        memory_bytes=share[1],
+        moved=moved,
+        objective=objective,
+        bound=max(bound, objective),
+        gap=relative_gap(objective, bound),
+        gpu_price=found.prices[:groups] + per_host[0],
+        cpu_price=per_host[1],
+        memory_price=per_host[2],
+        quota_price=found.prices[groups : groups + quotas],
+        prices=found.prices,
+    )
+
+
+def _placed(problem: NodeProblem, columns: NodeColumns, pinned: Pinned, pool: Pooled, found: Solution) -> Layout:
+    """Everybody laid down."""
+    wanted = np.full(len(problem.utility), -1)
+    wanted[pool.jobs] = found.choice
+    wanted[pinned.job] = pinned.column
+    layout = Layout(problem, columns, pinned)
+    settle(layout, wanted)
+    groups = len(problem.nodes.nodes)
+    per_host = found.prices[-3 * groups :].reshape(3, groups)
+    per_gpu = found.prices[:groups] + per_host[0]
+    for group in range(groups):
+        exchange(layout, group, np.array([per_gpu[group], *per_host[1:, group]]))
+    levels = Levels(columns.family)
+    set_levels(layout, levels, per_host[1:])
+    _alone(layout, levels)
+    fill(layout, np.maximum(columns.utility.max(axis=1, initial=0.0), 0.0))
+    return layout
+
+
+def _alone(layout: Layout, levels: Levels) -> None:
+    """The best level for pinned jobs that share no node in the usual way: on whole nodes, or scattered."""
+    columns = layout.columns
+    for job in np.nonzero(layout.fixed & (layout.spot < 0) & (layout.column >= 0))[0].tolist():
+        own = int(layout.column[job])
+        options = [each for each in levels.table[columns.family[own]].tolist() if each >= 0]
+        for column in sorted(options, key=lambda each: -columns.utility[job, each]):
+            more = columns.share[:, job, column] - columns.share[:, job, own]
+            parts = layout.scattered.get(job, [])
+            slack = TOLERANCE * layout.size[1:]
+            if column == own or columns.utility[job, column] == -np.inf:
+                break
+            if all((more * gpus <= layout.free[1:, node] + slack[:, node]).all() for node, gpus in parts):
+                for node, gpus in parts:
+                    layout.free[1:, node] -= more * gpus
+                layout.column[job] = column
+                break
+
+
+def _pieces(layout: Layout) -> Pieces:
+    """Who has how many GPUs of which node, in order of jobs."""
+    job, node, gpus = [], [], []
+    for each in np.nonzero(layout.column >= 0)[0].tolist():
+        parts = [(at, int(layout.size[0, at])) for at in layout.whole.get(each, ())]
+        if layout.spot[each] >= 0:
+            parts.append((int(layout.spot[each]), int(layout.columns.rest[layout.column[each]])))
+        for at, count in layout.scattered.get(each, parts):
+            job.append(each)
+            node.append(at)
+            gpus.append(count)
+    return Pieces(*(np.array(each, dtype=np.int64) for each in (job, node, gpus)))
