@@ -35,7 +35,7 @@ def random_round(
     movable: bool = False,
     spare: bool = True,
 ) -> NodeProblem:
-    """Jobs whose utility grows with GPUs and share; some hold GPUs, laid as they may be, and some of those are pinned."""
+    """Jobs whose utility grows with GPUs and share; some hold GPUs, laid as they may be; some of those are pinned."""
     rng = np.random.default_rng(seed)
     nodes = random_nodes(rng, groups, most_nodes)
     types = int(nodes.gpu_type.max()) + 1

@@ -11,13 +11,16 @@ from synergy_core.jobs.beliefs import BatchLimit
 from synergy_core.jobs.configurations import Configurations, powers_and_whole_nodes
 from synergy_core.policies import allocation_policy
 from synergy_core.state import Allocations
-from synergy_core.state.choice import choose_rows
+from synergy_core.state.choice import choose_rows, choose_shares
 from synergy_core.state.goodput_state import GoodputState, Mask
 
 UNKNOWN_REMAINING_S = 1_500.0
 """What a job of which nothing is known is taken to last on one GPU of the slowest type."""
 YOUNG_S = 300.0
 """Undeclared, a job is taken to need as much work again as it has done, at least so long at its median goodput."""
+
+LEAST_MOVE = 1e-3
+"""Of a job's utility, what a move counts as at least: where moves are free, nobody moves for nothing."""
 
 
 @allocation_policy(round_s=60.0, tunes_batch=True, information="all", plans=True)
@@ -38,6 +41,7 @@ def synergy(
     first_gpus: int = 4,
     batch_limit: BatchLimit = "max",
     method: Method = "auto",
+    shares: bool = True,
 ) -> Allocations:
     """Most weighted progress at proven optimality: restarts charged over a horizon, nearly finished jobs first.
 
@@ -46,10 +50,14 @@ def synergy(
     charge); w from `rank_weights`, with the offset at least rank_offset_fraction of the active jobs, times
     lateness^aging_power.
     growth, first_gpus, batch_limit: what a job may be given (`GoodputState.allowed`, `GoodputState.goodput`). method:
-    the allocator's.
+    the allocator's. shares: whether CPUs and memory are shared out beside GPUs, where nodes name theirs; else everybody
+    has the proportional share.
     """
     rows = powers_and_whole_nodes(state.cluster)
     goodput, unknown, valid = state.runnable(rows, growth=growth, first_gpus=first_gpus, batch=batch_limit)
+    levels = state.share_levels(rows, batch=batch_limit) if shares and state.cluster.counts_shares else None
+    if levels is not None:
+        goodput = goodput * levels.speed[:, :, 0]
     time_s = _remaining_s(state, rows, goodput, unknown)
     kept = state.kept(rows, time_s, horizon_s=horizon_s, restart_charge=restart_charge, start_charge=start_charge)
     size_s, reference = _size(state, rows, goodput, time_s)
@@ -60,7 +68,20 @@ def synergy(
     weight = rank_weights(size_s, rank_power, offset) * _lateness(state, aging_after, patience_s) ** aging_power
     with np.errstate(divide="ignore", invalid="ignore"):
         utility = weight[:, None] * (kept * goodput / reference[:, None]) ** utility_power
-    return choose_rows(state, rows, np.where(valid, utility, -np.inf), method=method)
+    utility = np.where(valid, utility, -np.inf)
+    if levels is None:
+        return choose_rows(state, rows, utility, method=method)
+    slower = (levels.speed / levels.speed[:, :, :1]) ** utility_power
+    lost = 1.0 - (horizon_s / (horizon_s + restart_charge * state.resize_s)) ** utility_power
+    worth = np.max(utility, axis=1, initial=0.0)
+    return choose_shares(
+        state,
+        rows,
+        levels,
+        utility[:, :, None] * slower,
+        move_cost=worth * np.maximum(lost, LEAST_MOVE),
+        memory=state.memory,
+    )
 
 
 def _remaining_s(state: GoodputState, rows: Configurations, goodput: Floats, unknown: Mask) -> Floats:
