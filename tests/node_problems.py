@@ -35,7 +35,7 @@ def random_round(
     movable: bool = False,
     spare: bool = True,
 ) -> NodeProblem:
-    """Jobs whose utility grows with GPUs and share; some hold GPUs, laid as they may be; some of those are pinned."""
+    """Jobs whose utility grows with GPUs and share; some hold GPUs, some of those are pinned."""
     rng = np.random.default_rng(seed)
     nodes = random_nodes(rng, groups, most_nodes)
     types = int(nodes.gpu_type.max()) + 1
@@ -198,7 +198,7 @@ def best_placed(problem: NodeProblem) -> float:
             if not kept[job] and count > gpus and gpus < nodes.gpus[nodes.gpu_type == problem.gpu_type[row]].max():
                 continue
             name = f"{job}_{row}_{group}"
-            taken = pulp.LpVariable(f"x_{name}", cat="Binary")
+            taken = _binary(model, f"x_{name}")
             owned.setdefault(job, []).append(taken)
             worth.append(float(problem.utility[job, row]) * taken)
             if problem.tenant is not None:
@@ -208,8 +208,8 @@ def best_placed(problem: NodeProblem) -> float:
                     take(node, part, job, row, taken)
                 continue
             whole, rest = divmod(count, gpus)
-            alone = [pulp.LpVariable(f"w_{name}_{node}", cat="Binary") for node in here] if whole else []
-            last = [pulp.LpVariable(f"y_{name}_{node}", cat="Binary") for node in here] if rest else []
+            alone = [_binary(model, f"w_{name}_{node}") for node in here] if whole else []
+            last = [_binary(model, f"y_{name}_{node}") for node in here] if rest else []
             for part, variables, size in ((whole, alone, gpus), (1, last, rest)):
                 if variables:
                     model += pulp.lpSum(variables) == part * taken
@@ -229,3 +229,9 @@ def best_placed(problem: NodeProblem) -> float:
     model.solve(pulp.HiGHS(msg=False, gapRel=0.0, threads=1))
     assert model.sol_status == pulp.LpSolutionOptimal
     return float(pulp.value(model.objective) or 0.0)
+
+
+def _binary(model: pulp.LpProblem, name: str) -> pulp.LpVariable:
+    if hasattr(model, "add_variable"):  # PuLP 3.3 and later; the only way in 4
+        return model.add_variable(name, 0, 1, cat=pulp.LpInteger)
+    return pulp.LpVariable(name, 0, 1, cat=pulp.LpInteger)

@@ -9,6 +9,7 @@ import pytest
 from allocator_problems import random_problem
 
 from synergy_core.allocator import Problem, explain, solve
+from synergy_core.allocator.explain import host_price
 from synergy_core.errors import InputError
 
 
@@ -65,3 +66,27 @@ def test_explanation_of_forced_hopeless_and_unknown_jobs() -> None:
     assert "quota of physics" in explain(problem, solution, 1, tenants=["physics"]).text()
     with pytest.raises(InputError, match="job is 2, expected 0 to 1"):
         explain(problem, solution, 2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cpus_and_memory_are_part_of_a_rows_price(seed: int) -> None:
+    problem = random_problem(seed, jobs=30, sizes=3, capacity=(6, 5), beside=True)
+    solution = solve(problem, gap=0.0)
+    assert problem.beside is not None
+    beside = solution.prices[problem.types :].reshape(2, problem.types)
+    assert beside.any()
+    for job in range(problem.jobs):
+        for row in explain(problem, solution, job).rows:
+            kind, at = problem.gpu_type[row.configuration], row.configuration
+            paid = solution.prices[kind] * row.gpus + beside[:, kind] @ problem.beside.demand[:, job, at]
+            assert row.price == pytest.approx(paid)
+
+
+def test_what_a_row_costs_is_said_by_resource() -> None:
+    told = host_price(2, (12.0, 125e9), (0.05, 0.01, 1e-12))
+    assert (told.cpus, told.memory_bytes) == (24.0, 250e9)
+    assert told.total == pytest.approx(0.1 + 0.24 + 0.25)
+    assert told.dearest == "memory"
+    line = "2 GPUs 0.1000 + 24 CPUs 0.2400 + 250 GB 0.2500 = 0.5900 utility to others; scarcest for it: memory."
+    assert told.text() == line
+    assert host_price(1, (1.0, 20e9), (0.0, 0.0, 0.0)).dearest == "nothing"

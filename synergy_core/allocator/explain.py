@@ -11,6 +11,7 @@ import numpy as np
 from synergy_core.allocator.problem import ROUNDING, Problem, Solution
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
+from synergy_core.units import GB
 
 MOST_ROWS = 5
 
@@ -36,6 +37,49 @@ class Limit:
     used_gpus: int
     price: float
     binding: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostPrice:
+    """What GPUs with their share are worth to others: utility paid for the GPUs, for the CPUs and for the memory.
+
+    gpus, cpus, memory_bytes: of the whole row, over all its nodes.
+    """
+
+    gpus: int
+    cpus: float
+    memory_bytes: float
+    for_gpus: float
+    for_cpus: float
+    for_memory: float
+
+    @property
+    def total(self) -> float:
+        """Utility paid for all of it."""
+        return self.for_gpus + self.for_cpus + self.for_memory
+
+    @property
+    def dearest(self) -> str:
+        """GPUs, CPUs or memory, whichever the most is paid for; nothing where all of it is free."""
+        paid = {"GPUs": self.for_gpus, "CPUs": self.for_cpus, "memory": self.for_memory}
+        return max(paid, key=lambda each: paid[each]) if self.total > 0 else "nothing"
+
+    def text(self) -> str:
+        """A line to read."""
+        parts = (
+            f"{self.gpus} GPU{'s' * (self.gpus > 1)} {self.for_gpus:.4f}",
+            f"{self.cpus:g} CPUs {self.for_cpus:.4f}",
+            f"{self.memory_bytes / GB:g} GB {self.for_memory:.4f}",
+        )
+        return f"{' + '.join(parts)} = {self.total:.4f} utility to others; scarcest for it: {self.dearest}."
+
+
+def host_price(gpus: int, share: tuple[float, float], prices: tuple[float, float, float]) -> HostPrice:
+    """What a row costs. share: CPUs and bytes with each GPU. prices: utility per GPU, CPU and byte, such as one group's
+    of `NodeSolution`.
+    """
+    cpus, memory_bytes = gpus * share[0], gpus * share[1]
+    return HostPrice(gpus, cpus, memory_bytes, gpus * prices[0], cpus * prices[1], memory_bytes * prices[2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +179,10 @@ def explain(
     if problem.tenant is not None:
         per_gpu = per_gpu + solution.prices[problem.types + problem.tenant[job]]
     price: Floats = per_gpu * problem.gpus
+    if problem.beside is not None:
+        # What goes beside its GPUs is paid for as well.
+        beside = solution.prices[len(problem.rows) :].reshape(problem.beside.capacity.shape)
+        price = price + (beside[:, problem.gpu_type] * problem.beside.demand[:, job]).sum(axis=0)
     reduced = utility - price
 
     def row(column: int) -> ExplainedRow:
@@ -173,7 +221,7 @@ def _limits(problem: Problem, solution: Solution, kinds: list[str], tenants: lis
     ]
     return tuple(
         Limit(label, limit, taken, price, price > 0)
-        for label, limit, taken, price in zip(labels, rows, used, solution.prices.tolist(), strict=True)
+        for label, limit, taken, price in zip(labels, rows, used, solution.prices[: len(rows)].tolist(), strict=True)
     )
 
 

@@ -2,8 +2,9 @@
 
 Pools of nodes are priced with what rows leave unusable charged to them (`charges`), which gives the choice and a bound
 that is true for what can be placed; then GPUs get nodes (`settle`), jobs change places until shares fit (`exchange`),
-every node gets the best shares that fit (`levels`), idle GPUs go to who has none (`fill`), and CPUs and memory that
-nobody asked for to who gains from them (`spare`). docs/resources.md says what else was tried.
+every node gets the best shares that fit (`levels`), idle GPUs go to who has none (`fill`), nodes that lose most are
+dealt again (`redeal`), and CPUs and memory that nobody asked for go to who gains from them (`spare`).
+docs/resources.md says what else was tried.
 """
 
 from synergy_core.allocator.nodes.allocate import allocate

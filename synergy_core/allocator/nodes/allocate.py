@@ -9,43 +9,60 @@ from synergy_core.allocator.nodes.exchange import exchange
 from synergy_core.allocator.nodes.fill import fill
 from synergy_core.allocator.nodes.layout import GREAT, TOLERANCE, Layout
 from synergy_core.allocator.nodes.levels import Levels, set_levels
-from synergy_core.allocator.nodes.pooled import NodeColumns, Pinned, Pooled, bound_of, columns_of, pinned_of, pooled
+from synergy_core.allocator.nodes.pooled import (
+    NodeColumns,
+    Pinned,
+    Pooled,
+    bound_of,
+    columns_of,
+    pinned_of,
+    pooled,
+    reduced_of,
+)
 from synergy_core.allocator.nodes.problem import NodeProblem, NodeSolution, Pieces
+from synergy_core.allocator.nodes.redeal import redeal
 from synergy_core.allocator.nodes.settle import settle
 from synergy_core.allocator.nodes.spare import hand_out
 from synergy_core.allocator.problem import relative_gap
 from synergy_core.arrays import Floats
 
 POOL_GAP = 1e-3
-"""Gap at which the pooled choice is good enough: placing it costs more."""
+"""Gap of the choice among pools at most: placing it costs more."""
+GAP = 2e-3
+"""Gap of what is placed at which nodes are no longer dealt again."""
 
 
 def allocate(
-    problem: NodeProblem, *, gap: float = POOL_GAP, time_limit_s: float = float("inf"), prices: Floats | None = None
+    problem: NodeProblem, *, gap: float = GAP, time_limit_s: float = float("inf"), prices: Floats | None = None
 ) -> NodeSolution:
     """Rows, nodes and shares for all jobs of a round; whatever is in the answer is placed, and its bound is true.
 
-    gap: relative, up to which the choice among pools is sought; `NodeSolution.gap` is that of what was placed.
-    time_limit_s: wall-clock, for that choice. prices: of the round before (`NodeSolution.prices`), for a warm start.
-    The same input gives the same answer unless the time limit cuts it short.
+    gap: relative, at which what is placed is good enough; it may stay above, `NodeSolution.gap` says what it is.
+    time_limit_s: wall-clock, for the choice among pools. prices: of the round before (`NodeSolution.prices`), for a
+    warm start. The same input gives the same answer unless the time limit cuts it short.
     Raises InputError where pinned jobs of a node need more CPUs or memory than it has, have no row of finite utility
     for what they hold, or hold more than their tenant's quota.
     """
     columns = columns_of(problem)
     pinned = pinned_of(problem, columns)
     pool = pooled(problem, columns, pinned)
-    found = solve(pool.problem, method="priced", gap=gap, time_limit_s=time_limit_s, prices=prices)
-    bound = bound_of(problem, columns, pinned, pool, found.prices)
+    found = solve(pool.problem, method="priced", gap=min(gap, POOL_GAP), time_limit_s=time_limit_s, prices=prices)
+    reduced = reduced_of(columns, pool, found.prices)
+    bound = bound_of(columns, pinned, pool, found.prices, reduced)
     if not len(pinned.job):
         bound = min(bound, found.bound)
-    layout = _placed(problem, columns, pinned, pool, found)
-    moved = layout.moved()
-    paid = float(layout.cost[moved & (layout.cost < GREAT)].sum())
-    objective = layout.worth() - paid
-    share = hand_out(layout)
     groups = len(problem.nodes.nodes)
     quotas = len(pool.problem.rows) - groups
     per_host = found.prices[groups + quotas :].reshape(3, groups)
+    price = np.stack((found.prices[:groups] + per_host[0], *per_host[1:]))
+    layout = _placed(problem, columns, pinned, pool, found, price)
+    everybody = np.full(columns.utility.shape, -np.inf)
+    everybody[pool.jobs] = reduced
+    redeal(layout, price, everybody, bound, gap)
+    fill(layout, np.maximum(columns.utility.max(axis=1, initial=0.0), 0.0))
+    moved = layout.moved()
+    objective = layout.worth() - float(layout.cost[moved & (layout.cost < GREAT)].sum())
+    share = hand_out(layout)
     return NodeSolution(
         choice=np.where(layout.column >= 0, columns.row[layout.column], -1) if len(columns.row) else layout.column,
         placed=_pieces(layout),
@@ -55,28 +72,27 @@ def allocate(
         objective=objective,
         bound=max(bound, objective),
         gap=relative_gap(objective, bound),
-        gpu_price=found.prices[:groups] + per_host[0],
-        cpu_price=per_host[1],
-        memory_price=per_host[2],
+        gpu_price=price[0],
+        cpu_price=price[1],
+        memory_price=price[2],
         quota_price=found.prices[groups : groups + quotas],
         prices=found.prices,
     )
 
 
-def _placed(problem: NodeProblem, columns: NodeColumns, pinned: Pinned, pool: Pooled, found: Solution) -> Layout:
-    """Everybody laid down."""
+def _placed(
+    problem: NodeProblem, columns: NodeColumns, pinned: Pinned, pool: Pooled, found: Solution, price: Floats
+) -> Layout:
+    """Everybody laid down in the rows chosen, as far as there is room. price: (3, N)."""
     wanted = np.full(len(problem.utility), -1)
     wanted[pool.jobs] = found.choice
     wanted[pinned.job] = pinned.column
     layout = Layout(problem, columns, pinned)
     settle(layout, wanted)
-    groups = len(problem.nodes.nodes)
-    per_host = found.prices[-3 * groups :].reshape(3, groups)
-    per_gpu = found.prices[:groups] + per_host[0]
-    for group in range(groups):
-        exchange(layout, group, np.array([per_gpu[group], *per_host[1:, group]]))
+    for group in range(len(problem.nodes.nodes)):
+        exchange(layout, group, price[:, group])
     levels = Levels(columns.family)
-    set_levels(layout, levels, per_host[1:])
+    set_levels(layout, levels, price[1:])
     _alone(layout, levels)
     fill(layout, np.maximum(columns.utility.max(axis=1, initial=0.0), 0.0))
     return layout

@@ -165,24 +165,31 @@ def _widen(sizes: list[tuple[Floats, Floats]], columns: NodeColumns, pinned: Pin
         least[gpus] = min(least[gpus], float(share[job, levels].min()) * gpus)
 
 
-def bound_of(problem: NodeProblem, columns: NodeColumns, pinned: Pinned, found: Pooled, prices: Floats) -> float:
-    """The dual bound at `prices` of everybody, pinned jobs at the level that is worth most to them."""
-    nodes, types = problem.nodes, len(problem.nodes.nodes)
+def reduced_of(columns: NodeColumns, found: Pooled, prices: Floats) -> Floats:
+    """(F, K) utility of the free jobs' columns less the price of all they are charged."""
+    pool, types = found.problem, found.problem.types
+    assert pool.beside is not None
+    reduced = pool.utility - prices[:types][columns.group] * columns.gpus
+    if pool.tenant is not None:
+        reduced -= prices[types + pool.tenant][:, None] * columns.gpus
+    for price, demand in zip(prices[len(pool.rows) :].reshape(3, types), pool.beside.demand, strict=True):
+        reduced -= price[columns.group] * demand
+    return reduced
+
+
+def bound_of(columns: NodeColumns, pinned: Pinned, found: Pooled, prices: Floats, reduced: Floats) -> float:
+    """The dual bound at `prices` of everybody, pinned jobs at the level that is worth most to them.
+
+    reduced: (F, K), of the free jobs.
+    """
     pool = found.problem
     assert pool.beside is not None
     room = np.concatenate((pool.rows, pool.beside.capacity.ravel()))
-    per_beside = prices[len(pool.rows) :].reshape(3, types)
-    paid = prices[:types][columns.group] * columns.gpus
-    reduced = pool.utility - paid
-    if pool.tenant is not None:
-        reduced -= prices[types + pool.tenant][:, None] * columns.gpus
-    for price, demand in zip(per_beside, pool.beside.demand, strict=True):
-        reduced -= price[columns.group] * demand
-    bound = float(prices @ room) + float(np.maximum(reduced.max(axis=1, initial=0.0), 0.0).sum())
+    host = prices[len(pool.rows) :].reshape(3, pool.types)[1:]
+    bound = float(prices @ room) + float(reduced.max(axis=1, initial=0.0).sum())
     for job, column in zip(pinned.job.tolist(), pinned.column.tolist(), strict=True):
         levels = columns.family == columns.family[column]
         more = (columns.share[:, job] - columns.share[:, job, column][:, None]) * columns.gpus
-        worth = columns.utility[job] - per_beside[1:, columns.group[column]] @ more
+        worth = columns.utility[job] - host[:, columns.group[column]] @ more
         bound += float(worth[levels].max())
-    assert len(nodes.nodes) == types
     return bound
