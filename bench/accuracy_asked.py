@@ -59,6 +59,13 @@ class Asked:
                     self.used.append(result)
         return found
 
+    def one(self, run: Run) -> Result | None:
+        """Of the run with the seed that it has; it counts as used too."""
+        result = kept(run, self.folder)
+        if result is not None and result not in self.used:
+            self.used.append(result)
+        return result
+
     def mean(self, run: Run, figure: str) -> float:
         values = [result[figure] for result in self.results(run).values()]
         return float(np.mean(values)) if values else np.nan
@@ -74,9 +81,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Section:
-    """runs: every one, for seed 0. body: the text below the title."""
+    """runs: every one, for seed 0. body: the text below the title. once: runs with a seed of their own."""
 
     name: str
     title: str
     runs: Callable[[], list[Run]]
     body: Callable[[Asked], str]
+    once: Callable[[], list[Run]] = list

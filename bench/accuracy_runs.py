@@ -2,7 +2,8 @@
 
 A run goes the way of `python -m synergy_sim experiment=…`: the same overrides, composed by Hydra, and
 `synergy_sim.run.simulate_all`. Only the workload file may differ: seed 0 takes it as it is, another seed moves every
-submission by up to a second (`jittered`), for the policies themselves draw nothing.
+submission by up to a second (`jittered`), for the policies themselves draw nothing. Jobs that an experiment draws by a
+law have no file: their seed is the law's.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from synergy_runs.atomic import atomic_file
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "accuracy"
+DRAWN = "drawn"
+REPLAYED = "replayed"
+"""As an experiment: the plain replay of tests/naive_mechanisms.py in place of a simulation."""
 JITTER_S = 1.0
 HOUR_S = 3600.0
 SIMULATED = ("synergy_core", "synergy_runs", "synergy_sim", "conf")
@@ -36,7 +40,8 @@ SIMULATED = ("synergy_core", "synergy_runs", "synergy_sim", "conf")
 
 @dataclass(frozen=True)
 class Run:
-    """One simulation. workload: below $SYNERGY_DATA/workloads, without .csv. settings: overrides, as typed.
+    """One simulation. workload: below $SYNERGY_DATA/workloads, without .csv; DRAWN for the experiment's own jobs.
+    settings: overrides, as typed.
 
     seed: 0 for the file as it is. jobs: only the first so many, 0 for all. greedy: by the allocator's method `steps`.
     """
@@ -49,12 +54,11 @@ class Run:
     greedy: bool = False
     jobs: int = 0
 
-    def overrides(self, path: Path, into: Path) -> list[str]:
-        """What would be typed behind `python -m synergy_sim`."""
+    def overrides(self, path: Path | None, into: Path) -> list[str]:
+        """What would be typed behind `python -m synergy_sim`; path: None for jobs that are drawn."""
         return [
             f"experiment={self.experiment}",
-            f"trace.path={path}",
-            "trace.name=accuracy",
+            *([f"trace.path={path}", "trace.name=accuracy"] if path else []),
             f"policy=[{self.policy}]",
             f"seed=[{self.seed}]",
             *([f"parameters.pollux.seed={self.seed}"] if self.policy == "pollux" else []),
@@ -76,10 +80,12 @@ Result = dict[str, Any]
 
 
 def known_policy(name: str) -> bool:
-    """Whether this version has the policy."""
+    """Whether this version has the policy, or the order and the mechanism of which it is made."""
+    from synergy_core.mechanisms import mechanism_names
     from synergy_core.policies import policy_names
 
-    return name in policy_names()
+    order, made_of_two, mechanism = name.partition("+")
+    return order in policy_names() and (not made_of_two or mechanism in mechanism_names())
 
 
 def path_of(workload: str) -> Path:
@@ -128,14 +134,8 @@ def compose(overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
 
 def execute(run: Run) -> Result:
     """Simulates; the figures, and when, with what, and in how many CPU seconds they were found."""
-    from synergy_sim.run import simulate_all
-
     began = time.process_time()
-    with tempfile.TemporaryDirectory() as folder:
-        path = jittered(path_of(run.workload), Path(folder), run.seed, run.jobs)
-        settings, values = compose(run.overrides(path, Path(folder) / "results"))
-        (into,) = simulate_all(settings, values, Path(folder) / "results", say=False)
-        figures = figures_of(into, settings)
+    figures = replayed(run) if run.experiment == REPLAYED else simulated(run)
     return {
         "run": asdict(run),
         **figures,
@@ -143,6 +143,45 @@ def execute(run: Run) -> Result:
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit(),
     }
+
+
+def simulated(run: Run) -> Result:
+    """Its figures, from the folder of a simulation."""
+    from synergy_sim.run import simulate_all
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = None
+        if run.workload != DRAWN:
+            path = jittered(path_of(run.workload), Path(folder), run.seed, run.jobs)
+        settings, values = compose(run.overrides(path, Path(folder) / "results"))
+        (into,) = simulate_all(settings, values, Path(folder) / "results", say=False)
+        return figures_of(into, settings) if path else figures_of_drawn(into)
+
+
+def figures_of_drawn(folder: Path) -> Result:
+    """What the page needs of a run folder whose measured jobs are some of those that were drawn."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return {
+        "jobs": summary["jobs"],
+        **{f"{name}_jct_h": summary[f"{name}_jct_s"] / HOUR_S for name in ("mean", "p99", "p999")},
+        **{name: summary[name] for name in ("gpu_utilisation_fraction", "offered_load_fraction", "restarts_per_job",
+                                            "overloaded", "simulation_cpu_s")},
+    }  # fmt: skip
+
+
+def replayed(run: Run) -> Result:
+    """The same of the published jobs, by a replay that shares nothing with the simulator."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from naive_mechanisms import NaiveCluster, finish_times_s, published_jobs
+
+    jobs, profiles = published_jobs(Path(os.environ["SYNERGY_DATA"]) / "resource_sensitivity")
+    measured = range(4_000, 5_000)
+    done = finish_times_s(jobs, profiles, run.policy.removeprefix("fifo+"), NaiveCluster(), measured)
+    jct_h = np.array([done[job] - jobs[job].arrival_s for job in measured]) / HOUR_S
+    shares = {
+        f"{name}_jct_h": float(np.percentile(jct_h, at)) for name, at in (("p50", 50), ("p99", 99), ("p999", 99.9))
+    }
+    return {"jobs": len(jobs), "mean_jct_h": float(jct_h.mean()), **shares}
 
 
 def figures_of(folder: Path, settings: Any) -> Result:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from accuracy_asked import Asked, Section
+from accuracy_osdi22 import osdi22_body, osdi22_runs, published_runs
 from accuracy_ours import ours_body, ours_runs
 from accuracy_parts import ablation_body, ablation_runs, sensitivity_body, sensitivity_runs
 from accuracy_pollux import pollux_body, pollux_runs
@@ -49,5 +50,6 @@ SECTIONS = (
     Section("ours", "Synergy against Sia", ours_runs, ours_body),
     Section("ablation", "Each part alone", ablation_runs, ablation_body),
     Section("sensitivity", "Wrong declarations, split labels, noise", sensitivity_runs, sensitivity_body),
+    Section("osdi22", "CPUs and memory: Synergy of OSDI 2022", osdi22_runs, osdi22_body, published_runs),
     Section("fit", "Fits", list, fit_body),
 )

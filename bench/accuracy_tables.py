@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -73,6 +74,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -
     lines.append("|" + "|".join(["---"] * left + ["---:"] * (len(header) - left)) + "|")
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines)
+
+
+def wrapped(*sentences: str) -> str:
+    """A paragraph, in lines of at most 118 characters."""
+    return textwrap.fill(" ".join(sentences), 118, break_long_words=False, break_on_hyphens=False)
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -64,7 +64,8 @@ def text_of(section: Section, asked: Asked, command: str) -> str:
 
 def wanted_runs(section: Section, asked: Asked) -> list[Run]:
     """All runs of a section, seed after seed."""
-    runs = [run for run in with_seeds(section.runs(), asked.seeds) if run.seed < asked.seeds_of(run.workload)]
+    runs = section.once()
+    runs += [run for run in with_seeds(section.runs(), asked.seeds) if run.seed < asked.seeds_of(run.workload)]
     if section.name == "pollux":  # two of its policies are exact or not; seeds say nothing
         runs = [run for run in runs if run.policy == "pollux" or run.seed == 0]
     return list(dict.fromkeys(runs))

@@ -120,7 +120,8 @@ class Rounds:
         own = job.end_s <= boundary_s and not (job.end_s == boundary_s and job.ends_after_decision)
         stop_s = max(boundary_s, job.began_s)  # a launch can wait for its GPUs longer than a round lasts
         job.free_s = (job.end_s if own else stop_s) + job.costs.exit_s
-        self._leaving.append(Leaving(job.free_s, placed, gpus, job.virtual_cluster))
+        if job.free_s > self._engine.env.now:
+            self._leaving.append(Leaving(job.free_s, placed, gpus, job.virtual_cluster))
         self._promised_gpus[job.virtual_cluster] -= gpus
         job.attained_service_gpu_s += gpus * (job.free_s - max(self._engine.env.now, job.began_s))
         job.settled_s = job.free_s

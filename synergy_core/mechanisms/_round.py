@@ -114,9 +114,16 @@ class Hosts:
         """The job has that from now on."""
         self._quotas[job.tenant] -= job.gpus
         self.left -= job.gpus
-        cpus, memory_bytes = grant.share
-        for node, gpus in grant.on:
+        on, (cpus, memory_bytes) = grant
+        for node, gpus in on:
             self.gpus[node] -= gpus
+            self.cpus[node] -= gpus * cpus
+            self.memory[node] -= gpus * memory_bytes
+
+    def charge(self, on: OnNodes, share: Share) -> None:
+        """GPUs that were taken have that share; as `take`, where nobody asks for GPUs any more."""
+        cpus, memory_bytes = share
+        for node, gpus in on:
             self.cpus[node] -= gpus * cpus
             self.memory[node] -= gpus * memory_bytes
 

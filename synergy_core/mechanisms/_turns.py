@@ -49,7 +49,9 @@ def turns(round: SharingRound, hosts: Hosts, *, sticky: bool) -> Iterator[tuple[
 
 
 class Places:
-    """Finds a place for one job after another; what did not fit once in a round is not tried again."""
+    """Finds a place for one job after another; what did not fit is not tried again unless somebody gave something back
+    (`try_again`).
+    """
 
     __slots__ = ("_failed", "_ground", "_sticky")
 
@@ -78,3 +80,7 @@ class Places:
                 return kind, on
             self._failed.add(key)
         return None
+
+    def try_again(self) -> None:
+        """There is more CPU or memory than before: what did not fit may do so now."""
+        self._failed.clear()

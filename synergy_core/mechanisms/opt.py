@@ -12,8 +12,8 @@ is such an answer whenever the first has one, so that it decides nothing, and is
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 from synergy_core.allocator.exact import available, pulp_solver, whole_variable
 from synergy_core.cluster import Share
@@ -51,12 +51,15 @@ def opt(round: SharingRound, *, sticky: bool = True) -> Answer:
 
 def _share_out(round: SharingRound, answer: Answer, kind: int) -> None:
     """Changes the shares of the jobs that have GPUs of that type to the best."""
-    groups: dict[tuple[int, tuple[Option, ...]], list[int]] = {}
-    own = round.cluster.proportional[kind]
+    alike: dict[tuple[int, Callable[[int, Share], float]], list[int]] = {}
+    own, kinds = round.cluster.proportional[kind], round.kind_of_node
     for at, grant in enumerate(answer):
-        if grant is not None and round.kind_of_node[grant.on[0][0]] == kind:
+        if grant is not None and kinds[grant.on[0][0]] == kind:
             job = round.jobs[at]
-            groups.setdefault((job.gpus, _options(job.speed, kind, own)), []).append(at)
+            alike.setdefault((job.gpus, job.speed), []).append(at)
+    groups: dict[tuple[int, tuple[Option, ...]], list[int]] = {}
+    for (gpus, speed), members in alike.items():
+        groups.setdefault((gpus, _options(speed, kind, own)), []).extend(members)
     if not groups:
         return
     order = sorted(groups)
@@ -68,14 +71,14 @@ def _share_out(round: SharingRound, answer: Answer, kind: int) -> None:
     )
     for each, counts in zip(order, chosen, strict=True):
         shares = [share for option, count in zip(each[1], counts, strict=True) for share in [option[1:]] * count]
-        for at, (cpus, memory_bytes) in zip(groups[each], shares, strict=True):
+        for at, (cpus, memory_bytes) in zip(sorted(groups[each]), shares, strict=True):
             grant = answer[at]
             assert grant is not None
             answer[at] = Grant(grant.on, Share(cpus, memory_bytes))
 
 
 @lru_cache(maxsize=4_096)
-def _options(speed: Any, kind: int, own: Share) -> tuple[Option, ...]:
+def _options(speed: Callable[[int, Share], float], kind: int, own: Share) -> tuple[Option, ...]:
     """The shares of the grid that are no slower than the proportional one, less those that another beats in all."""
     every = [
         (speed(kind, Share(own.cpus * cpus, own.memory_bytes * memory)), own.cpus * cpus, own.memory_bytes * memory)
@@ -95,6 +98,20 @@ def _options(speed: Any, kind: int, own: Share) -> tuple[Option, ...]:
 @lru_cache(maxsize=4_096)
 def _solved(groups: tuple[Group, ...], cpus: float, memory_bytes: float) -> list[list[int]]:
     """How many jobs of each group choose each of its options."""
+    fastest = [max(range(len(options)), key=lambda at: options[at][0]) for _, _, options in groups]
+    needs = [(count * gpus, options[at]) for (count, gpus, options), at in zip(groups, fastest, strict=True)]
+    if sum(gpus * need for gpus, (_, need, _) in needs) <= cpus and (
+        sum(gpus * need for gpus, (_, _, need) in needs) <= memory_bytes
+    ):
+        return [
+            [count if at == best else 0 for at in range(len(options))]
+            for (count, _, options), best in zip(groups, fastest, strict=True)
+        ]
+    return _by_programme(groups, cpus, memory_bytes)
+
+
+def _by_programme(groups: tuple[Group, ...], cpus: float, memory_bytes: float) -> list[list[int]]:
+    """The same where not all can be as fast as they can be."""
     import pulp
 
     solver = available()

@@ -48,7 +48,7 @@ def _on_their_nodes(round: SharingRound, hosts: Hosts) -> Answer:
     answer: Answer = [None] * len(round.jobs)
     left = Hosts(round)
     for _, job, kind, on in placed:
-        left.take(job, Grant(on, job.due[kind]))
+        left.charge(on, job.due[kind])
     for at, job, kind, on in placed:
         share, due = job.wanted[kind], job.due[kind]
         if share != due:
@@ -123,6 +123,7 @@ def _anew(round: SharingRound, hosts: Hosts) -> Answer:
             if found is None:
                 continue
             _reset(hosts, answer, residents, found[1], shares[found[0]])
+            places.try_again()
         kind, on = found
         grant = answer[at] = Grant(on, shares[kind])
         hosts.take(job, grant)

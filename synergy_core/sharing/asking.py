@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NamedTuple
 
 from synergy_core.cluster import Cluster, NodeType, Share
@@ -13,6 +14,8 @@ from synergy_core.jobs.spec import JobSpec
 from synergy_core.mechanisms import Applicant, least
 
 Speed = Callable[[int, Share], float]
+REMEMBERED = 4_096
+"""Speeds of jobs that are alike, by GPU type and share: what is left of a node takes few values."""
 
 
 class Need(NamedTuple):
@@ -44,7 +47,7 @@ class Needs:
             for gpu_type in cluster.gpu_types
         ]
         self._tenants = {name: at for at, name in enumerate(cluster.virtual_clusters)}
-        self._known: dict[tuple[int, int, Share | None], tuple[JobSpec | None, Need]] = {}
+        self._known: dict[tuple[object, ...], tuple[InputPipeline | None, Need]] = {}
 
     def quotas(self) -> list[float]:
         """GPUs that each tenant may hold; one pool without end where nothing limits them."""
@@ -66,10 +69,14 @@ class Needs:
         return Applicant(job.gpus, kinds, wanted, due, tenant, held, job.share if held else None, speed)
 
     def _need(self, job: Job) -> Need:
-        # By identity: drivers give jobs that are alike one spec, and specs are kept with what was made of them.
-        asked = id(job.spec), job.gpus, job.requested
+        # All that `_made` reads. Pipelines by identity, which alike jobs share, and kept, so that it stays theirs.
+        spec, pipeline = job.spec, None
+        asked: tuple[object, ...] = (job.gpus, job.requested)
+        if spec is not None and spec.pipeline is not None:
+            pipeline = spec.pipeline
+            asked = (*asked, id(pipeline), spec.requested_batch, *spec.requested_rate.items())
         if asked not in self._known:
-            self._known[asked] = job.spec, self._made(job.spec, job.gpus, job.requested)
+            self._known[asked] = pipeline, self._made(spec, job.gpus, job.requested)
         return self._known[asked][1]
 
     def _made(self, spec: JobSpec | None, gpus: int, requested: Share | None) -> Need:
@@ -84,6 +91,7 @@ class Needs:
             for feed, share in zip(feeds, self._cluster.proportional, strict=True)
         )
 
+        @lru_cache(maxsize=REMEMBERED)
         def speed(kind: int, share: Share) -> float:
             feed = feeds[kind]
             return 1.0 if feed is None else feed.speed(share)

@@ -60,6 +60,7 @@ class KeyedLine:
         self._entry: dict[int, Entry] = {}
         self._falling: dict[int, Job] = {}
         self._due: list[tuple[float, int]] = []
+        self._expected: dict[int, float] = {}
         self.still = not (self._falls or self._jumps)
 
     def enter(self, job: Job) -> None:
@@ -79,13 +80,14 @@ class KeyedLine:
 
     def leave(self, job: Job, now_s: float) -> None:
         self._drop(job)
+        self._expected.pop(job.job_id, None)
         if self._predictor is not None:
             self._predictor.ended(job, job.attained_service_gpu_s / job.gpus, now_s)
 
     def stands(self, now_s: float) -> list[Job]:
         while self._due and self._due[0][0] <= now_s:
-            _, job_id = heappop(self._due)
-            if job_id in self._entry:
+            due_s, job_id = heappop(self._due)
+            if self._expected.get(job_id) == due_s:
                 job = self._entry[job_id][2]
                 after_jump(self._policy, job, now_s)
                 self._drop(job)
@@ -100,9 +102,12 @@ class KeyedLine:
         return [each[2] for each in sorted(self._kept + falling)]
 
     def _foresee(self, job: Job, now_s: float) -> None:
-        """The job's next jump is waited for; one that was expected before and does not come changes nothing."""
+        """The job's next jump is waited for, and none that was expected before."""
         due_s = next_jump_s(self._policy, job, now_s)
-        if due_s is not None and due_s < NEVER:
+        if due_s is None or due_s == NEVER:
+            self._expected.pop(job.job_id, None)
+        elif self._expected.get(job.job_id) != due_s:
+            self._expected[job.job_id] = due_s
             heappush(self._due, (due_s, job.job_id))
 
     def _keep(self, job: Job) -> None:

@@ -1,0 +1,105 @@
+"""The published mechanisms against a plain replay, job by job, and the published figure itself."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from composed import composed
+from naive_mechanisms import NaiveCluster, NaiveProfile, NaiveRow, finish_times_s
+
+from synergy_core.catalog import load_model
+from synergy_core.units import HOUR_S
+from synergy_runs.metrics import job_table
+from synergy_runs.model_classes import CLASSES
+from synergy_sim.prepare import prepared_runs
+from synergy_sim.simulate import simulate
+
+DATA = Path(os.environ.get("SYNERGY_DATA") or "/nowhere") / "resource_sensitivity"
+CPUS = (1, 3, 5, 7, 12)
+MEMORY_GB = (20.0, 62.5, 130.0, 210.0)
+MADE_UP = {
+    "alexnet": NaiveProfile(1.37, 12, 130.0, 2.7),
+    "res18": NaiveProfile(1.61, 7, 62.5, 2.1),
+    "res50": NaiveProfile(1.83, 5, 62.5, 1.3),
+    "mobilenet": NaiveProfile(1.29, 7, 130.0, 1.6),
+    "shufflenet": NaiveProfile(1.43, 12, 62.5, 2.9),
+    "gnmt": NaiveProfile(0.97, 1, 20.0, 1.0),
+    "transformer": NaiveProfile(1.51, 1, 20.0, 1.0),
+    "lstm": NaiveProfile(0.53, 1, 20.0, 1.0),
+    "m5": NaiveProfile(1.47, 5, 210.0, 2.3),
+    "deepspeech": NaiveProfile(1.71, 3, 62.5, 1.0),
+}
+"""Slower than their GPUs in the catalog, so that input is all that counts, as in the published tables."""
+
+
+MECHANISMS = ("greedy", "proportional", "tune")
+PUBLISHED_H = (21.8766, 156.933, 170.612)
+"""Mean, p99 and p99.9 of the JCT of jobs 4000-4999 under fifo+tune, hours: README of the published simulator."""
+
+
+def relative(profile, cpus, memory_gb):
+    """Two speeds, as a job has them there: its best, and 1 down to its proportional share or what it wants of it."""
+    if cpus >= profile.best_cpus and memory_gb >= profile.best_gb:
+        return profile.best_speedup
+    return min(1.0, cpus / min(3, profile.best_cpus), memory_gb / min(62.5, profile.best_gb))
+
+
+@pytest.fixture
+def made_up(tmp_path, monkeypatch):
+    """Profiles that are not the published ones, where the published ones would be."""
+    folder = tmp_path / "resource_sensitivity"
+    folder.mkdir()
+    models = ["model,gpu,batch_size,iter_time_s_at_proportional,best_cpus_per_gpu,best_memory_gb_per_gpu,best_speedup"]
+    speeds = ["model,cpus_per_gpu,memory_gb_per_gpu,relative_throughput"]
+    for model, each in MADE_UP.items():
+        cells = model, "V100", load_model(model).initial_batch, *each
+        models.append(",".join(map(str, cells)))
+        for cpus in CPUS:
+            speeds += [f"{model},{cpus},{gb},{relative(each, cpus, gb)!r}" for gb in MEMORY_GB]
+    (folder / "models.csv").write_text("\n".join(models) + "\n")
+    (folder / "cpu_memory_throughput.csv").write_text("\n".join(speeds) + "\n")
+    monkeypatch.setenv("SYNERGY_DATA", str(tmp_path))
+
+
+def simulated(*overrides):
+    (what,) = prepared_runs(composed("experiment=synergy_osdi22", *overrides))
+    return simulate(what.workload, what.cluster, what.policy, what.execution, truth=what.truth, seed=what.seed)
+
+
+def replayed(work, profiles, mechanism, cluster, awaited=None):
+    """JCTs in seconds, by the plain replay."""
+    jobs = [
+        NaiveRow(at_s, run_s, work.models[code])
+        for at_s, run_s, code in zip(
+            work.submit_time_s.tolist(), work.duration_s.tolist(), work.model_code.tolist(), strict=True
+        )
+    ]
+    done = finish_times_s(jobs, profiles, mechanism, cluster, awaited)
+    return {job: end_s - jobs[job].arrival_s for job, end_s in done.items()}
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize(("seed", "mix"), [(0, "20,70,10"), (1, "33,33,33"), (2, "50,0,50"), (3, "10,10,80")])
+def test_every_job_ends_when_it_does_in_the_plain_replay(made_up, mechanism, seed, mix):
+    run = simulated(
+        f"policy=[fifo+{mechanism}]",
+        f"seed={seed}",
+        "trace.jobs=250",
+        "trace.jobs_per_hour=1.3",
+        f"trace.class_mix=[{mix}]",
+        "trace.measured_jobs=null",
+        "trace.nodes=2",
+    )
+    assert MADE_UP.keys() == {model for _, models in CLASSES for model in models}
+    expected = replayed(run.workload, MADE_UP, mechanism, NaiveCluster(nodes=2))
+    assert job_table(run).jct_s.tolist() == [expected[job] for job in range(250)]
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not DATA.is_dir(), reason="SYNERGY_DATA has no resource_sensitivity/")
+def test_the_published_figure_comes_out():
+    run = simulated("policy=[fifo+tune]")
+    jct_h = job_table(run).jct_s[4_000:5_000] / HOUR_S
+    found = (float(jct_h.mean()), *(float(np.percentile(jct_h, each)) for each in (99, 99.9)))
+    assert found == pytest.approx(PUBLISHED_H, rel=1e-3)
