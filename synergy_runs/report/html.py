@@ -12,7 +12,7 @@ from pathlib import Path
 from synergy_core.units import format_duration
 from synergy_runs.comparison import ComparedPolicy, Comparison
 from synergy_runs.metrics import NO_NAME, SIZE_CLASSES
-from synergy_runs.tables import FIGURES, caption, cells, notes, ratio_text, three_digits
+from synergy_runs.tables import FIGURES, SHARED, caption, cells, notes, ratio_text, three_digits
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d9e0; --soft: #5b6472; --head: #f3f5f8; --best: #dff3e4; --page: #fff; }
@@ -159,7 +159,7 @@ def _comparison(comparison: Comparison) -> str:
     rows = comparison.rows
     heads = ["policy", *(escape(key) for key, _ in rows[0].setting)]
     columns: list[list[str]] = [[_td(value) for value in column] for column in zip(*_values(rows), strict=True)]
-    for figure in FIGURES:
+    for figure in (*FIGURES, *(each for each in SHARED if any(math.isfinite(row.mean(each.key)) for row in rows))):
         unit, texts, best = cells(figure, rows)
         heads.append(f"{escape(figure.heading)}<br><small>{escape(unit) or '&nbsp;'}</small>")
         columns.append([_td(text, "best" if mark else "") for text, mark in zip(texts, best, strict=True)])

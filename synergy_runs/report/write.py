@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +55,7 @@ def _overviews(rows: Sequence[ComparedPolicy], into: Path) -> list[Picture]:
     palette = figures.colours(rows)
     dashed = " Dashed: knows true run times." if any(row.oracle for row in rows) else ""
     hatched = " Hatched: knows true run times." if any(row.oracle for row in rows) else ""
-    drawn = (
+    drawn: tuple[tuple[Callable[..., Figure], str, str], ...] = (
         (figures.jct_cdf, "Job completion times", f"Share of jobs done within a time of their submission.{dashed}"),
         (
             figures.gpus_and_queue,
@@ -74,10 +74,23 @@ def _overviews(rows: Sequence[ComparedPolicy], into: Path) -> list[Picture]:
             f"Right of the line, a job would have been done sooner on an equal share of its own.{dashed}",
         ),
     )
+    shared = (
+        figures.gpus_cpus_and_memory,
+        "GPUs, CPUs and memory used",
+        f"What jobs have of what there is, means of 240 equal bins of time.{_without_shares(rows)}{dashed}",
+    )
+    if any(row.runs[0].shares() is not None for row in rows):
+        drawn = (*drawn[:2], shared, *drawn[2:])
     return [
         Picture(_save(draw(rows, palette), into / f"{draw.__name__}.png"), title, caption)
         for draw, title, caption in drawn
     ]
+
+
+def _without_shares(rows: Sequence[ComparedPolicy]) -> str:
+    """A sentence on the policies that share no CPUs and memory out, if there are any."""
+    names = [row.label for row in rows if row.runs[0].shares() is None]
+    return f" GPUs only of {', '.join(names)}: no CPUs and memory are shared out." if names else ""
 
 
 def _strips(rows: Sequence[ComparedPolicy], into: Path) -> list[Picture]:
