@@ -143,7 +143,7 @@ class SimulatedJob(Job):
     """A job with the truth about it. `left_work_s`: training still to do, as of its last stop.
 
     `began_s`: when its last run took its GPUs; `free_s`: when it had saved and left after the one before, under rounds.
-    on_gpus: GPUs it physically holds, 0 for none. done_s: what it has got done since its last start and before its share
+    on_gpus: GPUs it physically holds, or 0. done_s: what it has got done since its last start and before its share
     last changed, which was at `since_s`; rate: how fast it goes since. hosts: every node's type, for a job that
     requested CPUs: where nobody gives it a share, it has the proportional one. While it runs: `first_step_s`, when
     training (re)starts; `end_s`, when its last step is done, NEVER while that is not known. ends_after_decision: it
