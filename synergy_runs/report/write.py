@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from synergy_core.units import format_duration
 from synergy_runs.atomic import atomic_file
 from synergy_runs.comparison import ComparedPolicy, Comparison, compare
+from synergy_runs.log import POOLED
 from synergy_runs.report import figures
 from synergy_runs.report.chrome_trace import write_chrome_trace
 from synergy_runs.report.excerpt import busy_stretch, held_by_node
@@ -53,8 +54,9 @@ def _sweep(comparison: Comparison, into: Path) -> list[Picture]:
 
 def _overviews(rows: Sequence[ComparedPolicy], into: Path) -> list[Picture]:
     palette = figures.colours(rows)
-    dashed = " Dashed: knows true run times." if any(row.oracle for row in rows) else ""
-    hatched = " Hatched: knows true run times." if any(row.oracle for row in rows) else ""
+    bounds = {row.truth_read for row in rows if row.oracle}
+    what = "an upper bound" if bounds == {POOLED} else "knows true run times"
+    dashed, hatched = (f" {look}: {what}." if bounds else "" for look in ("Dashed", "Hatched"))
     drawn: tuple[tuple[Callable[..., Figure], str, str], ...] = (
         (figures.jct_cdf, "Job completion times", f"Share of jobs done within a time of their submission.{dashed}"),
         (
