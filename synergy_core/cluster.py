@@ -132,6 +132,16 @@ class Cluster:
         return sum(each.gpus for each in self.node_types)
 
     @property
+    def cpus(self) -> float:
+        """CPUs of all nodes together; 0 where they name none."""
+        return sum(each.nodes * each.cpus for each in self.node_types)
+
+    @property
+    def memory_bytes(self) -> float:
+        """Host memory of all nodes together; 0 where they name none."""
+        return sum(each.nodes * each.memory_bytes for each in self.node_types)
+
+    @property
     def nodes(self) -> int:
         """Nodes of the whole cluster."""
         return sum(each.nodes for each in self.node_types)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from synergy_runs.log import Events, Kind, Run
-from synergy_runs.timeline import Counts, Holdings, gpus_in_use, holdings, ticks
+from synergy_core.arrays import Floats
+from synergy_core.mechanisms import CHECKED
+from synergy_runs.log import Events, Kind, Run, Shares
+from synergy_runs.timeline import Counts, Given, Holdings, given, gpus_in_use, holdings, ticks
 
 _NAMES = np.array([kind.name.lower() for kind in Kind])
 _MAY_FOLLOW = np.zeros((len(Kind), len(Kind)), dtype=bool)
@@ -16,6 +18,8 @@ for _earlier, _later in (
     (Kind.STOP, Kind.START),
 ):
     _MAY_FOLLOW[_earlier, _later] = True
+POOLED = 1e-6
+"""By so much of what there is may shares of a pooled mechanism exceed it: solvers keep constraints no better."""
 _BITS_OF_16 = np.array([value.bit_count() for value in range(1 << 16)], dtype=np.uint8)
 
 
@@ -28,7 +32,9 @@ def check(run: Run, held: Holdings | None = None, *, whole: bool = True) -> None
 
     Every job is submitted at its time and ends once; each starts only from waiting and stops only from running; no
     instant has more GPUs in use than the cluster, or than a quota that may not be exceeded; a start's GPUs are those of
-    its masks, on nodes that exist, and nobody else's; GPU-seconds by job and over time agree to the last tick.
+    its masks, on nodes that exist, and nobody else's; GPU-seconds by job and over time agree to the last tick. Where
+    CPUs and memory are shared out, every start has a share, nobody has one who holds no GPUs, and jobs of a node never
+    have more than the node (of a GPU type, where the policy pools its nodes).
     whole: whether every job must have ended; False for a run that was cut.
     """
     held = holdings(run.events) if held is None else held
@@ -37,6 +43,8 @@ def check(run: Run, held: Holdings | None = None, *, whole: bool = True) -> None
     _check_quotas(run)
     _check_gpus(run, held)
     _check_service(run.events, held)
+    if run.shares is not None:
+        _check_shares(run, run.shares, held)
 
 
 def _check_order(run: Run, whole: bool) -> None:
@@ -160,3 +168,58 @@ def _check_service(events: Events, held: Holdings) -> None:
     by_job = int(held.gpu_ticks().sum())
     if over_time != by_job:
         raise InvariantError(f"GPU-ticks by job are {by_job}, over time {over_time}.")
+
+
+def _check_shares(run: Run, shares: Shares, held: Holdings) -> None:
+    if not run.cluster.counts_shares:
+        raise InvariantError("CPUs and memory are shared out on nodes that name none.")
+    amounts = np.stack((shares.cpus, shares.memory_bytes))
+    if not np.all((amounts >= 0) & (amounts < np.inf)):
+        raise InvariantError(f"a share of {amounts.min():g} CPUs or bytes.")
+    had = given(shares, held)
+    if np.any(had.holding < 0):
+        row = int(np.argmax(had.holding < 0))
+        raise InvariantError(
+            f"job {shares.job_id[row]} is given a share at {shares.time_s[row]} s, while it holds nothing."
+        )
+    begun = np.zeros(len(held), dtype=bool)
+    begun[had.holding[had.start_s == held.start_s[had.holding]]] = True
+    if not begun.all():
+        at = int(np.argmin(begun))
+        raise InvariantError(f"job {held.job_id[at]} starts at {held.start_s[at]} s without a share.")
+    _check_room(run, had, held)
+
+
+def _check_room(run: Run, had: Given, held: Holdings) -> None:
+    """What jobs have at the end of every instant, node by node or type by type, is no more than there is."""
+    of, node, fraction = _by_node(run.events, had, held)
+    has = np.array([(each.cpus, each.memory_bytes) for each in run.cluster.node_type_of])
+    names, place, slack = [f"node {each}" for each in range(len(has))], node, CHECKED
+    if run.pooled:
+        names, slack = list(run.cluster.gpu_types), POOLED
+        kinds = np.array([names.index(each) for each in run.cluster.type_of_node])
+        has, place = np.stack([has[kinds == kind].sum(axis=0) for kind in range(len(names))]), kinds[node]
+    time_s = np.concatenate((had.start_s[of], had.end_s[of]))
+    order = np.lexsort((time_s, np.tile(place, 2)))
+    time_s, place = time_s[order], np.tile(place, 2)[order]
+    settled = np.append((time_s[1:] != time_s[:-1]) | (place[1:] != place[:-1]), True)[: len(time_s)]
+    for what, given_s, most in zip(("CPUs", "bytes of memory"), (had.cpus, had.memory_bytes), has.T, strict=True):
+        change = given_s[of] * fraction
+        in_use = np.cumsum(np.concatenate((change, -change))[order])
+        over = settled & (in_use > most[place] * (1.0 + slack))
+        if over.any():
+            at = int(np.argmax(over))
+            raise InvariantError(
+                f"{names[place[at]]}: {in_use[at]:g} {what} are given out at {time_s[at]} s, of {most[place[at]]:g}."
+            )
+
+
+def _by_node(events: Events, had: Given, held: Holdings) -> tuple[Counts, Counts, Floats]:
+    """A line per share and node of its job: which share, which node, and the fraction of it that is there."""
+    rows = np.flatnonzero(events.kind == Kind.START)
+    parts = np.bincount(np.cumsum(events.part[rows] == 0) - 1, minlength=len(held))
+    lines = parts[had.holding]
+    of = np.repeat(np.arange(len(lines)), lines)
+    within = np.arange(len(of)) - np.repeat(np.cumsum(lines) - lines, lines)
+    row = rows[(np.cumsum(parts) - parts)[had.holding[of]] + within]
+    return of, events.node[row].astype(np.int64), _ones(events.gpu_mask[row]) / held.gpus[had.holding[of]]

@@ -188,7 +188,8 @@ class Run:
     oracle: the policy knows true run times (starred in tables); truth_read: by reading what. information: what it knew
     of training jobs beside their own reports, "" for a policy that asks nothing of them. seed: of the workload.
     predicted_duration_s: per job, NaN where nothing was predicted. simulation_cpu_s: processor seconds of the
-    simulation alone. peak_memory_bytes: the process's high-water mark.
+    simulation alone. peak_memory_bytes: the process's high-water mark. shares: None where nobody shares CPUs and memory
+    out. pooled: they keep to what all nodes of a GPU type have together, not to what each has.
     """
 
     policy: str
@@ -204,6 +205,7 @@ class Run:
     information: str = ""
     truth_read: str = ""
     shares: Shares | None = None
+    pooled: bool = False
 
 
 TRUE_RUN_TIMES = "true run times"

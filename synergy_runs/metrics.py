@@ -17,7 +17,7 @@ from synergy_runs.log import Events, Kind, Run
 from synergy_runs.measured import measured_ids
 from synergy_runs.overload import growth, overloaded
 from synergy_runs.splits import split_starts_fraction
-from synergy_runs.timeline import Holdings, holdings, integral, last_time_s, steps, ticks, waiting_jobs
+from synergy_runs.timeline import Holdings, given, holdings, integral, last_time_s, steps, ticks, waiting_jobs
 from synergy_runs.traces.rows import END_STATES
 from synergy_runs.traces.times import iso
 
@@ -199,6 +199,8 @@ def _identity(run: Run) -> Summary:
         "jobs_left_out": dict(workload.left_out),
         "bad_rows": workload.bad_rows,
         "gpus": cluster.gpus,
+        "cpus": cluster.cpus or np.nan,
+        "memory_bytes": cluster.memory_bytes or np.nan,
         "cluster": cluster.describe(),
         "node_types": [
             {"name": each.name, "gpu_type": each.gpu_type, "nodes": each.nodes, "gpus_per_node": each.gpus_per_node}
@@ -233,13 +235,19 @@ def _completion(run: Run, jobs: JobColumns) -> Summary:
 def _use(run: Run, jobs: JobColumns, held: Holdings) -> Summary:
     submit_s = jobs.submit_time_s
     first_s, last_s = (float(submit_s[0]), float(submit_s[-1])) if len(submit_s) else (0.0, 0.0)
-    inside_s = np.minimum(held.end_s, last_s) - np.maximum(held.start_s, first_s)
-    used_gpu_s = float((np.maximum(inside_s, 0.0) * held.gpus).sum())
+    used_gpu_s = float((_inside_s(held.start_s, held.end_s, first_s, last_s) * held.gpus).sum())
+    cpu_s, memory_byte_s = np.nan, np.nan
+    if run.shares is not None:
+        had = given(run.shares, held)
+        shared_s = _inside_s(had.start_s, had.end_s, first_s, last_s)
+        cpu_s, memory_byte_s = float((shared_s * had.cpus).sum()), float((shared_s * had.memory_bytes).sum())
     queue_s, queue = waiting_jobs(run.events)
     span_s = queue_s[-1] - queue_s[0] if len(queue_s) else 0.0
     waited_s = integral(queue_s, queue, queue_s[-1:])
     return {
         "gpu_utilisation_fraction": ratio(used_gpu_s, run.cluster.gpus * (last_s - first_s)),
+        "cpu_utilisation_fraction": ratio(cpu_s, run.cluster.cpus * (last_s - first_s)),
+        "memory_utilisation_fraction": ratio(memory_byte_s, run.cluster.memory_bytes * (last_s - first_s)),
         "service_gpu_s": int(held.gpu_ticks().sum()) / TICKS_PER_S,
         "work_gpu_s": int((ticks(jobs.duration_s) * jobs.gpus).sum()) / TICKS_PER_S,
         "preemptions": int(jobs.preemptions.sum()),
@@ -248,6 +256,12 @@ def _use(run: Run, jobs: JobColumns, held: Holdings) -> Summary:
         "max_queue_jobs": int(queue.max(initial=0)),
         "mean_queue_jobs": ratio(float(waited_s.sum()), span_s),
     }
+
+
+def _inside_s(start_s: Floats, end_s: Floats, first_s: float, last_s: float) -> Floats:
+    """How much of each interval lies between two instants."""
+    inside_s: Floats = np.maximum(np.minimum(end_s, last_s) - np.maximum(start_s, first_s), 0.0)
+    return inside_s
 
 
 def _overload(run: Run, held: Holdings) -> Summary:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from synergy_core.errors import InputError, unknown
 from synergy_runs.atomic import atomic_folder
-from synergy_runs.log import Decisions, Events, Run
+from synergy_runs.log import Decisions, Events, Run, Shares
 from synergy_runs.metrics import NO_NAME, JobColumns, Summary, job_table, summarise
 from synergy_runs.timeline import holdings
 from synergy_runs.traces.rows import END_STATES
@@ -34,6 +34,8 @@ def write_run(run: Run, folder: Path, config_yaml: str) -> Summary:
         _write_parquet(_job_rows(run, jobs), partial / "jobs.parquet")
         _write_parquet(_columns(run.decisions), partial / "rounds.parquet")
         _write_parquet(_columns(run.events), partial / "events.parquet")
+        if run.shares is not None:
+            _write_parquet(_columns(run.shares), partial / "shares.parquet")
         (partial / "config.yaml").write_text(config_yaml, encoding="utf-8")
         (partial / "summary.json").write_text(strict_json(summary), encoding="utf-8")
     return summary
@@ -52,7 +54,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _columns(facts: Events | Decisions | JobColumns) -> dict[str, Any]:
+def _columns(facts: Events | Decisions | Shares | JobColumns) -> dict[str, Any]:
     return {field.name: getattr(facts, field.name) for field in dataclasses.fields(facts)}
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
-from synergy_runs.log import Events
+from synergy_runs.log import Events, Shares
 from synergy_runs.metrics import Summary
 
 # Settings that say which run this is, where it lies or what is shown of it, not under what conditions it ran.
@@ -64,6 +64,13 @@ class StoredRun:
         """The log of facts."""
         names = [field.name for field in dataclasses.fields(Events)]
         return Events(**_read(self.folder / "events.parquet", names))
+
+    def shares(self) -> Shares | None:
+        """What jobs were given beside GPUs; None where nobody shared it out."""
+        path = self.folder / "shares.parquet"
+        if not path.exists():
+            return None
+        return Shares(**_read(path, [field.name for field in dataclasses.fields(Shares)]))
 
     def config_yaml(self) -> str:
         """The configuration it ran with, as text."""

@@ -47,6 +47,11 @@ FIGURES = (
     Figure("simulation_cpu_s", "CPU s", "number", None),
     Figure("p999_jct_s", "p99.9 JCT", "time"),
 )
+SHARED = (
+    Figure("cpu_utilisation_fraction", "CPUs used", "percent", None),
+    Figure("memory_utilisation_fraction", "memory used", "percent", None),
+)
+"""Of policies that share CPUs and memory out; in the report only."""
 _WIDTH_OF_A_FIGURE = 10
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.arrays import Floats
 from synergy_core.units import TICKS_PER_S
-from synergy_runs.log import Events, Kind
+from synergy_runs.log import Events, Kind, Shares
 
 Counts = NDArray[np.int64]
 
@@ -74,7 +75,52 @@ def holdings(events: Events) -> Holdings:
     )
 
 
-def steps(time_s: Floats, change: Counts) -> tuple[Floats, Counts]:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Intervals in which a job had one share, one per row of `Shares` and in that order; empty ones too.
+
+    holding: which of the `Holdings` it was given for, −1 where the job held nothing. cpus, memory_bytes: of the whole
+    job.
+    """
+
+    job_id: NDArray[np.int32]
+    holding: Counts
+    start_s: Floats
+    end_s: Floats
+    cpus: Floats
+    memory_bytes: Floats
+
+
+def given(shares: Shares, held: Holdings) -> Given:
+    """Each row of the shares with the start that it follows, until the job's next row, stop or finish."""
+    jobs, starts = np.concatenate((held.job_id, shares.job_id)), len(held)
+    time_s = np.concatenate((held.start_s, shares.time_s))
+    is_row = np.arange(len(jobs)) >= starts
+    order = np.lexsort((is_row, time_s, jobs))
+    row_here, jobs_here = is_row[order], jobs[order]
+    last = np.maximum.accumulate(np.where(row_here, -1, np.arange(len(order))))
+    known = (last >= 0) & (jobs_here[last] == jobs_here)
+    rows = order[row_here] - starts  # of the shares, job by job
+    holding = np.empty(len(rows), dtype=np.int64)
+    holding[rows] = np.where(known, order[last], -1)[row_here]
+    end_s = np.where(holding >= 0, np.append(held.end_s, np.nan)[holding], shares.time_s)
+    holding[end_s < shares.time_s] = -1
+    following_s = np.full(len(rows), np.inf)
+    same_job = shares.job_id[rows[1:]] == shares.job_id[rows[:-1]]
+    following_s[rows[:-1][same_job]] = shares.time_s[rows[1:][same_job]]
+    end_s = np.maximum(np.minimum(end_s, following_s), shares.time_s)
+    return Given(shares.job_id, holding, shares.time_s, end_s, shares.cpus, shares.memory_bytes)
+
+
+def shares_in_use(had: Given) -> tuple[Floats, Floats, Floats]:
+    """(times, CPUs, bytes of memory) that jobs have, from each instant on."""
+    time_s = np.concatenate((had.start_s, had.end_s))
+    order = np.argsort(time_s, kind="stable")
+    both = [steps(time_s[order], np.concatenate((amount, -amount))[order]) for amount in (had.cpus, had.memory_bytes)]
+    return both[0][0], both[0][1], both[1][1]
+
+
+def steps(time_s: Floats, change: NDArray[Any]) -> tuple[Floats, NDArray[Any]]:
     """The distinct times of sorted `time_s`, and the running sum of `change` after everything at each."""
     last = np.append(time_s[1:] != time_s[:-1], True)[: len(time_s)]
     return time_s[last], np.cumsum(change)[last]
@@ -92,7 +138,7 @@ def waiting_jobs(events: Events) -> tuple[Floats, Counts]:
     return steps(events.time_s[whole], _WAITING[events.kind[whole]])
 
 
-def integral(time_s: Floats, value: Counts, at_s: Floats) -> Floats:
+def integral(time_s: Floats, value: NDArray[Any], at_s: Floats) -> Floats:
     """∫ of a step function from its first time to each of `at_s`; it keeps its last value for ever."""
     if not len(time_s):
         return np.zeros(len(at_s))
@@ -102,7 +148,7 @@ def integral(time_s: Floats, value: Counts, at_s: Floats) -> Floats:
     return sums
 
 
-def binned_mean(time_s: Floats, value: Counts, edges_s: Floats) -> Floats:
+def binned_mean(time_s: Floats, value: NDArray[Any], edges_s: Floats) -> Floats:
     """Time-weighted mean of a step function within each pair of neighbouring edges."""
     means: Floats = np.diff(integral(time_s, value, edges_s)) / np.diff(edges_s)
     return means

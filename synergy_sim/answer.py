@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from synergy_core.units import format_duration, format_gpus, format_instant
 from synergy_sim.aftermath import Turn, nodes_in_words, turns
+from synergy_sim.demand import Demand, demand
 from synergy_sim.execution import SimulatedJob
 from synergy_sim.facts import Facts, Moment
 from synergy_sim.standing import Standing, free_gpus, in_words, standing, undecided, why_waiting
@@ -32,7 +33,8 @@ class Answer:
     decided_s: the instant as of which order and reasons stand: `time_s`, or the last decision where there are rounds.
     place, of: where it stands among those of its lane, from 1; 0 where it does not. preempts: whether running jobs have
     a place in that order too. ahead: the first of those before it; more_ahead, more_ahead_gpus: the rest.
-    free: GPUs by node. why: sentences. before, after: what had happened to it, and what did next.
+    free: GPUs by node. demand: CPUs and memory, under a policy that shares them out. why: sentences. before, after:
+    what had happened to it, and what did next.
     """
 
     policy: str
@@ -58,6 +60,7 @@ class Answer:
     more_ahead_gpus: int
     cluster_gpus: int
     free: dict[int, int]
+    demand: Demand | None
     why: tuple[str, ...]
     before: tuple[Turn, ...]
     after: Turn | None
@@ -67,6 +70,7 @@ class Answer:
         plain = {**vars(self), "ahead": [each._asdict() for each in self.ahead], "why": list(self.why)}
         plain["placed"] = _pairs(self.placed)
         plain["free"] = {str(node): gpus for node, gpus in self.free.items()}
+        plain["demand"] = None if self.demand is None else self.demand.as_dict()
         plain["before"] = [_turn(each) for each in self.before]
         plain["after"] = _turn(self.after) if self.after else None
         return plain
@@ -80,6 +84,7 @@ class Answer:
             f"job {self.job_id} ({self.name}): {format_gpus(self.gpus)}{of_type}{tenant}, submitted "
             f"at {format_instant(self.submit_time_s)}",
             self._state(),
+            *(self.demand.text() if self.demand else ()),
         ]
         if self.place:
             lines += self._standing()
@@ -162,6 +167,7 @@ def answer(facts: Facts, job_id: int, at_s: float) -> Answer:
         key=at.words.get(job_id, ""),
         cluster_gpus=facts.cluster.gpus,
         free=free_gpus(moment.placement),
+        demand=None if ended else demand(facts, moment, job),
         why=tuple(why),
         before=before,
         after=next((turn for turn in happened if turn.time_s > at_s), None),

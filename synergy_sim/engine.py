@@ -15,6 +15,7 @@ import numpy as np
 import simpy
 
 from synergy_core.arrays import Floats
+from synergy_core.cluster import Share
 from synergy_core.errors import InputError
 from synergy_core.jobs.decision import Decision
 from synergy_core.jobs.record import NEVER, Placed, gpus_in
@@ -143,6 +144,7 @@ class Engine:
         self.log.append(now_s, FINISH, job.job_id, gpus)
         self.watched.pop(job.job_id, None)
         self.driver.ended(job)
+        job.on_gpus = 0
         self.running -= 1
         self.gpus_used -= gpus
         self.active -= 1
@@ -182,13 +184,13 @@ class Engine:
         """An event after everything else that happens at this instant."""
         return Call(self.env, 0.0, _nothing, None, AFTER_ALL_ELSE)
 
-    def occupy(self, what: tuple[SimulatedJob, Placed]) -> None:
-        """The job holds these GPUs from now on."""
-        job, placed = what
+    def occupy(self, what: tuple[SimulatedJob, Placed, Share | None]) -> None:
+        """The job holds these GPUs from now on, each with that share."""
+        job, placed, share = what
         job.on_gpus = gpus_in(placed)
         self.log.start(self.env.now, job.job_id, job.on_gpus, placed)
-        if job.share is not None:
-            self.shares.append(self.env.now, job.job_id, job.share, job.on_gpus)
+        if share is not None:
+            self.shares.append(self.env.now, job.job_id, share, job.on_gpus)
         self.running += 1
         self.gpus_used += job.on_gpus
 
@@ -197,6 +199,7 @@ class Engine:
         self.log.append(self.env.now, STOP, job.job_id, job.on_gpus)
         self.running -= 1
         self.gpus_used -= job.on_gpus
+        job.on_gpus = 0
 
     def run_from(self, job: SimulatedJob, start_s: float) -> None:
         """The job's GPUs are its own from `start_s` on, now or later; its end is fixed unless it is stopped."""
@@ -211,11 +214,14 @@ class Engine:
         delay_s = job.end_s + job.costs.exit_s - self.env.now
         job.completion = Call(self.env, delay_s, self._finish, job, AFTER_DECISIONS if job.ends_after_decision else 1)
 
-    def reshare(self, job: SimulatedJob) -> None:
-        """The job goes on with the share that it has been given, which may be another."""
-        if job.share is None or not job.reshare(self.env.now):
+    def reshare(self, what: tuple[SimulatedJob, Share, float]) -> None:
+        """The job, which has had its GPUs since the instant given, goes on there with that share."""
+        job, share, began_s = what
+        if not job.on_gpus:  # it has ended meanwhile
             return
-        self.shares.append(self.env.now, job.job_id, job.share, job.on_gpus)
+        self.shares.append(self.env.now, job.job_id, share, job.on_gpus)
+        if not job.running or job.began_s != began_s or not job.reshare(self.env.now, share):
+            return
         if job.completion is not None:
             job.completion.cancel()
             job.completion = None

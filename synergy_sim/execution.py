@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import floor, log1p
 from typing import Any, Literal
 
-from synergy_core.cluster import NodeType
+from synergy_core.cluster import NodeType, Share
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import NEVER, Job, by_request
 from synergy_core.jobs.testbed_profiles import ProfiledCosts
@@ -91,6 +91,13 @@ class ExecutionModel:
             raise InputError(f"round_s={self.round_s:g}: expected a positive number of seconds, or null for none.")
         if self.whole_rounds and self.round_s is None:
             raise InputError("whole_rounds=true: iterations per round need rounds; give round_s, such as 300.")
+        if self.whole_rounds and (
+            self.own_rounds or self.decide_fraction < 1 or self.stretch != "none" or self.start_delay_s > 0
+        ):
+            raise InputError(
+                "whole_rounds=true: jobs end at multiples of round_s, at which decisions must be taken too; expected "
+                "own_rounds=false, decide_fraction=1, stretch=none and start_delay_s=0."
+            )
         if not 0 < self.decide_fraction <= 1:
             raise InputError(f"decide_fraction={self.decide_fraction:g}: expected a fraction in (0, 1].")
         if self.stretch not in ("none", "log", "linear"):
@@ -136,11 +143,11 @@ class SimulatedJob(Job):
     """A job with the truth about it. `left_work_s`: training still to do, as of its last stop.
 
     `began_s`: when its last run took its GPUs; `free_s`: when it had saved and left after the one before, under rounds.
-    on_gpus: GPUs it physically holds. done_s: what it has got done since its last start and before its share last
-    changed, which was at `since_s`; rate: how fast it goes since. hosts: every node's type, for a job that requested
-    CPUs: where nobody gives it a share, it has the proportional one. While it runs: `first_step_s`, when training
-    (re)starts; `end_s`, when its last step is done, NEVER while that is not known. ends_after_decision: it ends after
-    `end_s`, which was rounded down.
+    on_gpus: GPUs it physically holds, or 0. done_s: what it has got done since its last start and before its share
+    last changed, which was at `since_s`; rate: how fast it goes since. hosts: every node's type, for a job that
+    requested CPUs: where nobody gives it a share, it has the proportional one. While it runs: `first_step_s`, when
+    training (re)starts; `end_s`, when its last step is done, NEVER while that is not known. ends_after_decision: it
+    ends after `end_s`, which was rounded down.
     """
 
     __slots__ = (
@@ -198,18 +205,17 @@ class SimulatedJob(Job):
         else:
             self.first_step_s = start_s + self.delay_s()
         self.done_s = 0.0
-        self._go_on(self.first_step_s)
+        self._go_on(self.first_step_s, self.share)
 
-    def _go_on(self, from_s: float) -> None:
-        """Fixes its end if it runs from then on with the share that it has."""
+    def _go_on(self, from_s: float, share: Share | None) -> None:
+        """Fixes its end if it runs from then on with that share, or with the proportional where nobody gives it one."""
         self.since_s = from_s
         left_s = self.left_work_s - self.done_s
         if self.requested is None:
             self.rate = 1.0
             self.end_s = from_s + left_s
         else:
-            share = self.share or self.hosts[self.placement[0][0]].proportional
-            self.rate = by_request(self.requested, share)
+            self.rate = by_request(self.requested, share or self.hosts[self.placement[0][0]].proportional)
             self.end_s = from_s + on_grid(left_s / self.rate)
 
     def look_ahead(self, until_s: float) -> bool:
@@ -219,14 +225,12 @@ class SimulatedJob(Job):
     def report(self, now_s: float) -> None:
         """Tells its task how it has trained, if it does."""
 
-    def reshare(self, now_s: float) -> bool:
-        """Its share may have changed, and it goes on with that; whether it goes faster or slower."""
-        if self.requested is None or self.share is None or by_request(self.requested, self.share) == self.rate:
-            return False
-        if self.end_s <= now_s:
+    def reshare(self, now_s: float, share: Share) -> bool:
+        """It goes on with that share; whether it goes faster or slower."""
+        if self.requested is None or self.end_s <= now_s or by_request(self.requested, share) == self.rate:
             return False
         self.done_s += self.rate * max(0.0, now_s - self.since_s)
-        self._go_on(max(now_s, self.since_s))
+        self._go_on(max(now_s, self.since_s), share)
         return True
 
     def delay_s(self) -> float:

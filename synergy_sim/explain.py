@@ -1,7 +1,8 @@
 """`python -m synergy_sim.explain RUN JOB`: why a job got what it got at an instant of a finished run.
 
-Policies that order jobs are answered for from the stored run alone. Those that solve a problem each round are asked
-again: a run is determined by its configuration, so its decisions are taken once more, up to the one in question.
+Policies that order jobs are answered for from the stored run alone; for those that share out CPUs and memory, jobs are
+made once more too, since what they could use is not stored. Policies that solve a problem each round are asked again: a
+run is determined by its configuration, so its decisions are taken once more, up to the one in question.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.allocator import Explanation
+from synergy_core.cluster import Share
 from synergy_core.errors import InputError, unknown
+from synergy_core.jobs.spec import JobSpec
 from synergy_core.pipes import piped
-from synergy_core.policies import Policy
+from synergy_core.policies import Policy, SharingPolicy
 from synergy_core.units import parse_duration_s
 from synergy_runs.explained import explained as explanation_in
 from synergy_runs.inputs import cluster_of, policies_of
@@ -25,6 +28,7 @@ from synergy_runs.settings import build
 from synergy_runs.stored import StoredRun, read_run
 from synergy_sim.answer import Answer, answer
 from synergy_sim.facts import COLUMNS, Facts
+from synergy_sim.jobs import Jobs
 from synergy_sim.prepare import execution_of, prepared_runs
 from synergy_sim.settings import Settings
 from synergy_sim.simulate import Simulation
@@ -101,7 +105,31 @@ def facts_of(run: StoredRun, settings: Settings, policy: Policy) -> Facts:
         decided_s=run.decisions("time_s")["time_s"],
         costs_of=execution.costs_of,
         event_driven=execution.round_s is None and not policy.in_rounds,
+        shares=run.shares(),
+        submissions=_submissions(run, settings) if isinstance(policy, SharingPolicy) else (),
     )
+
+
+def _submissions(run: StoredRun, settings: Settings) -> list[tuple[JobSpec | None, Share | None]]:
+    """What each job was submitted with beside its GPUs. Raises InputError where other jobs are made than the run's.
+
+    Which rows become training jobs hangs on all policies of the command that made the run.
+    """
+    together = dataclasses.replace(settings, policy=run.asked_policies())
+    made = next(each for each in prepared_runs(together) if each.policy.name == settings.policy[0])
+    workload, stored = made.workload, run.summary
+    for then, now in (
+        (stored["trace_sha256"], workload.sha256),
+        (stored["jobs"] + stored["jobs_carried_in"], len(workload)),
+        (list(stored["trace_notes"]), list(workload.notes)),
+    ):
+        if then != now:
+            raise InputError(
+                f"{run.folder}: its jobs cannot be made once more: {then} then, {now} now. Set SYNERGY_DATA as it was, "
+                "or run that policy again."
+            )
+    jobs = Jobs(workload, made.cluster, made.execution, made.truth, tunes_batch=False)
+    return [(job.spec, job.requested) for job in jobs.each()]
 
 
 def _instant_s(at: str | None, name: str, submit_s: float) -> float:

@@ -6,7 +6,7 @@ remaining time and its place in its queue are what its policy saw.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.cluster import Cluster
-from synergy_core.jobs.record import Placed
+from synergy_core.cluster import Cluster, Share
+from synergy_core.jobs.record import Job, Placed
+from synergy_core.jobs.spec import JobSpec
 from synergy_core.ordering.keys import after_jump
 from synergy_core.placement.one_job import Placement
 from synergy_core.policies import OrderingPolicy, Policy
+from synergy_core.sharing.asking import Needs
 from synergy_core.units import TICK_S, grid_ceil
-from synergy_runs.log import Events, Kind
+from synergy_runs.log import Events, Kind, Shares
 from synergy_runs.metrics import NO_NAME
 from synergy_sim.execution import Costs, SimulatedJob
 
@@ -53,7 +55,9 @@ class Moment(NamedTuple):
 class Facts:
     """A run's policy and cluster, its jobs' columns and its events. costs_of: what a job of that model pays.
 
-    decided_s: when decisions were taken. event_driven: whenever something happened, rather than once a round.
+    decided_s: when decisions were taken. event_driven: whenever something happened, rather than once a round. shares:
+    what jobs were given beside GPUs, where they were; submissions: by job, what it was submitted with that a mechanism
+    asks, its spec and the share that it requested.
     """
 
     policy: Policy
@@ -63,6 +67,32 @@ class Facts:
     decided_s: NDArray[np.float64]
     costs_of: Callable[[str], Costs]
     event_driven: bool = True
+    shares: Shares | None = None
+    submissions: Sequence[tuple[JobSpec | None, Share | None]] = ()
+
+    @cached_property
+    def needs(self) -> Needs:
+        """What jobs ask of a mechanism."""
+        return Needs(self.cluster)
+
+    def asking(self, job: SimulatedJob) -> Job:
+        """The job as it asks a mechanism. Its own record has no request: its run time is what its facts add up to."""
+        asking = Job(
+            job.job_id, job.submit_time_s, job.gpus, virtual_cluster=job.virtual_cluster, gpu_type=job.gpu_type
+        )
+        asking.spec, asking.requested = self.submissions[job.job_id]
+        asking.placement, asking.share = job.placement, job.share
+        return asking
+
+    @cached_property
+    def _shares_of(self) -> dict[int, list[tuple[float, float, float]]]:
+        """(when, CPUs, bytes of memory) of each job's shares, in order."""
+        rows: dict[int, list[tuple[float, float, float]]] = {}
+        if self.shares is not None:
+            columns = (self.shares.job_id, self.shares.time_s, self.shares.cpus, self.shares.memory_bytes)
+            for job_id, *row in zip(*(each.tolist() for each in columns), strict=True):
+                rows.setdefault(job_id, []).append((row[0], row[1], row[2]))
+        return rows
 
     @cached_property
     def _rows_of(self) -> dict[int, list[int]]:
@@ -121,6 +151,9 @@ class Facts:
                 job.stopped(time_s)
                 job.break_off(time_s)
         self._jump(job, now_s)
+        if job.running:
+            given = [each for each in self._shares_of.get(job_id, ()) if each[0] <= now_s]
+            job.share = Share(given[-1][1] / job.gpus, given[-1][2] / job.gpus) if given else None
         if self.policy.preemptive:
             job.settle(now_s)  # else `settled_s` says since when it runs, which reservations go by
         return job

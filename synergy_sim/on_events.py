@@ -49,7 +49,7 @@ class OnEvents:
         for job, placed in decision.starts:
             if job.job_id in left_already:  # it was to move, but was done
                 continue
-            engine.occupy((job, placed))  # type: ignore[arg-type]
+            engine.occupy((job, placed, job.share))  # type: ignore[arg-type]
             start_s = max(now_s, self._free_s(placed)) if self._vacated else now_s
             engine.run_from(job, start_s)  # type: ignore[arg-type]
         engine.note(decision, took_s)

@@ -105,10 +105,13 @@ class Rounds:
             self._promised_gpus[job.virtual_cluster] += job.held_gpus
         ended = len(decision.stops) - len(done)
         next_start_s = boundary_s + self._execution.stretch_of(ended)
+        # A job's CPUs and memory can come from others than those on whose GPUs it goes: they change hands all at once.
+        shared_s = max([boundary_s, *(each.free_s for each in self._leaving)])
         for job, placed in starts:
-            self._launch(job, placed, next_start_s)  # type: ignore[arg-type]
+            self._launch(job, placed, next_start_s, shared_s)  # type: ignore[arg-type]
         for job in decision.retuned:
-            engine.reshare(job)  # type: ignore[arg-type]
+            if job.share is not None:
+                engine.at(shared_s, engine.reshare, (job, job.share, job.began_s))  # type: ignore[attr-defined]
         engine.note(decision, took_s)
         engine.decisions.optimum(decision.objective, decision.bound)
         return ended
@@ -133,17 +136,21 @@ class Rounds:
         self._engine.break_off(job, stop_s)
         return True
 
-    def _launch(self, job: SimulatedJob, placed: Placed, next_start_s: float) -> None:
-        """Has the job start when its GPUs are free and, where launches may not be early, no sooner than the round."""
+    def _launch(self, job: SimulatedJob, placed: Placed, next_start_s: float, shared_s: float) -> None:
+        """Has the job start when its GPUs are free and, where launches may not be early, no sooner than the round; one
+        with a share, when those of the round change hands.
+        """
         start_s = max(self._engine.env.now, job.free_s)
         if self._leaving:
             start_s = max(start_s, _gpus_free_s(self._leaving, placed), self._quota_free_s(job.virtual_cluster))
         if not self._execution.early_launch:
             start_s = max(start_s, next_start_s)
+        if job.share is not None:
+            start_s = max(start_s, shared_s)
         job.settled_s = job.began_s = start_s
         if not job.restarts:
             job.first_start_s = start_s
-        self._engine.at(start_s, self._engine.occupy, (job, placed))
+        self._engine.at(start_s, self._engine.occupy, (job, placed, job.share))
         self._engine.run_from(job, start_s)
 
     def _quota_free_s(self, virtual_cluster: str) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from synergy_core.cluster import Cluster
-from synergy_core.policies import Policy
+from synergy_core.policies import Policy, SharingPolicy
 from synergy_core.scheduler import Scheduler, scheduler_for
 from synergy_core.state import Allocations, ClusterState
 from synergy_core.units import on_grid
@@ -130,6 +130,7 @@ def simulate(
         peak_memory_bytes=peak_memory_bytes(),
         information=policy.knows,
         shares=simulation.engine.shares.shares(),
+        pooled=isinstance(policy, SharingPolicy) and policy.mechanism.pooled,
     )
 
 

@@ -16,6 +16,7 @@ from synergy_core.placement.patience import Patience
 from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_core.state import ClusterState, EstimatedClusterState
 from synergy_core.units import format_duration, format_gpus, format_instant
+from synergy_sim.demand import why_no_share
 from synergy_sim.execution import SimulatedJob
 from synergy_sim.facts import Facts, Moment
 
@@ -108,7 +109,9 @@ def in_words(free: dict[int, int]) -> str:
 def why_waiting(facts: Facts, moment: Moment, job: SimulatedJob, at: Standing) -> list[str]:
     """Sentences on what keeps the job from running; at least one."""
     policy = facts.policy
-    if isinstance(policy, OrderingPolicy) and not policy.preemptive:
+    if isinstance(policy, SharingPolicy):
+        reasons = _why_not_shared(facts, moment, job)
+    elif isinstance(policy, OrderingPolicy) and not policy.preemptive:
         reasons = [_over_quota(facts.cluster, job, moment.running.values())]
         reasons.append(_no_room(moment.placement, job, "free", scattered=_may_scatter(facts.cluster, moment, job)))
         if policy.backfill != "greedy" and at.place > 0:
@@ -123,6 +126,21 @@ def why_waiting(facts: Facts, moment: Moment, job: SimulatedJob, at: Standing) -
         reasons = [_over_quota(facts.cluster, job, ahead), room]
     found = [each for each in reasons if each]
     return found or [undecided(facts, moment.now_s)]
+
+
+def _why_not_shared(facts: Facts, moment: Moment, job: SimulatedJob) -> list[str]:
+    """Under a mechanism: jobs ahead of it, of all tenants, go before it; what they leave is what it may have."""
+    order = ordered(facts.policy, facts.cluster, moment)[0]
+    place = next((at for at, each in enumerate(order) if each.job_id == job.job_id), 0)
+    ahead = [each for each in order[:place] if each.running]
+    over = _over_quota(facts.cluster, job, ahead)
+    if over:
+        return [over]
+    left = Placement(facts.cluster)
+    for each in ahead:
+        left.claim(each.placement)
+    room = _no_room(left, job, "left by jobs ahead of it", scattered=facts.cluster.scatter_after_s == 0)
+    return [room or why_no_share(facts, job, ahead)]
 
 
 def _may_scatter(cluster: Cluster, moment: Moment, job: SimulatedJob) -> bool:

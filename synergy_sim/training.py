@@ -156,16 +156,16 @@ class SimulatedTraining(SimulatedJob, ABC):
             self._choose_fixed()
             self._foresee()
 
-    def reshare(self, now_s: float) -> bool:
-        """Its share may have changed: it goes on with that. Whether anything has changed."""
-        if self.share == self._share or self.end_s <= now_s:
+    def reshare(self, now_s: float, share: Share) -> bool:
+        """It goes on with that share. Whether anything has changed."""
+        if share == self._share or self.end_s <= now_s:
             return False
         if now_s > self.at_s:
             if self.tunes_batch:
                 self._settle(now_s)
             else:
                 self._walk(now_s)
-        self._share = self.share
+        self._share = share
         self._must_choose = True
         self.end_s = NEVER
         if not self.tunes_batch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from synergy_core.mechanisms import mechanism_names
 from synergy_core.policies import Policy, get_policy, policy_names
 from synergy_runs.overrides import options
 from synergy_runs.settings import meanings
@@ -29,6 +30,10 @@ Policies (* reads true run times; ° reads users' estimates, which are drawn fro
 
 Variants   {variants}
 
+Mechanisms: an order with one, such as fifo+tune or las+greedy, shares out CPUs and memory beside GPUs, on nodes that
+name theirs: cluster.cpus_per_node=24 cluster.memory_gb_per_node=500 'policy=[fifo,fifo+tune]'
+{mechanisms}
+
 Keys
 {keys}
 """
@@ -42,6 +47,7 @@ def usage() -> str:
     """The whole text."""
     starred = {name: name + _star(get_policy(name)) for name in policy_names()}
     policies = "\n".join(f"  {starred[name]:12} {summary}" for name, summary in policy_names().items())
+    mechanisms = "\n".join(f"  {name:12} {summary}" for name, summary in mechanism_names().items())
     keys = "\n".join(f"  {name:32} {meaning}" for name, meaning in meanings(Settings))
     groups = {
         group + "s": "  ".join(options(group)) or "none yet" for group in ("cluster", "testbed", "truth", "experiment")
@@ -50,6 +56,7 @@ def usage() -> str:
         traces="  ".join(options("trace")),
         variants="  ".join(options("variants")),
         policies=policies,
+        mechanisms=mechanisms,
         keys=keys,
         **groups,
     )

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from synergy_core.arrays import Floats
+from synergy_core.units import GB
 from synergy_runs.atomic import atomic_file
 from synergy_runs.log import Events
 from synergy_runs.report.excerpt import Held, gpus_of_nodes, held_by_node, overlapping
 from synergy_runs.stored import StoredRun
-from synergy_runs.timeline import gpus_in_use, waiting_jobs
+from synergy_runs.timeline import given, gpus_in_use, holdings, shares_in_use, waiting_jobs
 
 MOST_EVENTS = 40_000
 _US_PER_S = 1e6
@@ -74,8 +75,16 @@ def _all(run: StoredRun, held: Held, events: Events, stretch_s: tuple[float, flo
             yield _name("thread_name", node, gpu, f"GPU {gpu}")
     yield _name("process_name", counters, 0, f"cluster ({run.label})")
     yield from _intervals(run, held, stretch_s)
-    for label, series in (("GPUs used", gpus_in_use(events)), ("jobs waiting", waiting_jobs(events))):
-        yield from _counter(label, counters, *series, stretch_s)
+    series: dict[str, tuple[Floats, np.ndarray]] = {
+        "GPUs used": gpus_in_use(events),
+        "jobs waiting": waiting_jobs(events),
+    }
+    shares = run.shares()
+    if shares is not None:
+        time_s, cpus, memory_bytes = shares_in_use(given(shares, holdings(events)))
+        series |= {"CPUs used": (time_s, cpus), "GB of memory used": (time_s, memory_bytes / GB)}
+    for label, each in series.items():
+        yield from _counter(label, counters, *each, stretch_s)
 
 
 def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
@@ -107,5 +116,5 @@ def _counter(
     """At most `_COUNTERS` values of a step function within a stretch."""
     inside = np.flatnonzero((time_s >= stretch_s[0]) & (time_s <= stretch_s[1]))
     for at in inside[:: max(1, -(-len(inside) // _COUNTERS))].tolist():
-        ts = float(time_s[at]) * _US_PER_S
-        yield {"ph": "C", "name": label, "pid": process, "tid": 0, "ts": ts, "args": {label: int(value[at])}}
+        ts, counted = float(time_s[at]) * _US_PER_S, round(value[at].item(), 3)
+        yield {"ph": "C", "name": label, "pid": process, "tid": 0, "ts": ts, "args": {label: counted}}

@@ -10,8 +10,10 @@ import numpy as np
 from synergy_core.arrays import Floats
 from synergy_core.units import DAY_S, HOUR_S
 from synergy_runs.comparison import ComparedPolicy
+from synergy_runs.log import Events
 from synergy_runs.metrics import SIZE_CLASSES, size_class
-from synergy_runs.timeline import binned_mean, gpus_in_use, waiting_jobs
+from synergy_runs.stored import StoredRun
+from synergy_runs.timeline import binned_mean, given, gpus_in_use, holdings, shares_in_use, waiting_jobs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,6 +153,42 @@ def gpus_and_queue(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> F
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}" if value == int(value) else "")
     legend(figure, upper)
     return figure
+
+
+def gpus_cpus_and_memory(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> Figure:
+    """GPUs, CPUs and memory that jobs have over time, of all there are, of each policy's first seed.
+
+    Means of equal bins. Policies that share no CPUs and memory out have GPUs only.
+    """
+    figure = blank(6.6)
+    panels = figure.subplots(3, 1, sharex=True, sharey=True)
+    events = [row.runs[0].events() for row in rows]
+    edges_s = np.linspace(0.0, _shown_span_s(rows, events), _BINS + 1)
+    scale_s, unit = time_unit(edges_s[-1])
+    for row, each in zip(rows, events, strict=True):
+        look = {**_look(row, palette), "linewidth": 1.2}
+        for axes, (used, most) in zip(panels, _in_use(row.runs[0], each), strict=False):
+            axes.stairs(binned_mean(*used, edges_s) / most * 100, edges_s / scale_s, baseline=None, **look)
+    for axes, what in zip(panels, ("GPUs", "CPUs", "memory"), strict=True):
+        axes.set_ylabel(f"{what} used, %")
+        tidy(axes)
+    panels[0].set_ylim(0, 105)
+    panels[-1].set_xlabel(f"time since the window's start, {unit}")
+    panels[-1].set_xlim(0, edges_s[-1] / scale_s)
+    legend(figure, panels[0])
+    return figure
+
+
+def _in_use(run: StoredRun, events: Events) -> list[tuple[tuple[Floats, Any], float]]:
+    """Step functions of GPUs, CPUs and bytes of memory that jobs have, each with what there is; GPUs only of a run that
+    shares nothing else out.
+    """
+    shares, summary = run.shares(), run.summary
+    gpus = (gpus_in_use(events), float(summary["gpus"]))
+    if shares is None:
+        return [gpus]
+    time_s, cpus, memory_bytes = shares_in_use(given(shares, holdings(events)))
+    return [gpus, ((time_s, cpus), summary["cpus"]), ((time_s, memory_bytes), summary["memory_bytes"])]
 
 
 def _queue_scale(axes: Axes, longest: Sequence[float]) -> None:

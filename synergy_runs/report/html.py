@@ -12,7 +12,7 @@ from pathlib import Path
 from synergy_core.units import format_duration
 from synergy_runs.comparison import ComparedPolicy, Comparison
 from synergy_runs.metrics import NO_NAME, SIZE_CLASSES
-from synergy_runs.tables import FIGURES, caption, cells, notes, ratio_text, three_digits
+from synergy_runs.tables import FIGURES, SHARED, Figure, caption, cells, notes, ratio_text, three_digits
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #d5d9e0; --soft: #5b6472; --head: #f3f5f8; --best: #dff3e4; --page: #fff; }
@@ -159,7 +159,7 @@ def _comparison(comparison: Comparison) -> str:
     rows = comparison.rows
     heads = ["policy", *(escape(key) for key, _ in rows[0].setting)]
     columns: list[list[str]] = [[_td(value) for value in column] for column in zip(*_values(rows), strict=True)]
-    for figure in FIGURES:
+    for figure in _figures(rows):
         unit, texts, best = cells(figure, rows)
         heads.append(f"{escape(figure.heading)}<br><small>{escape(unit) or '&nbsp;'}</small>")
         columns.append([_td(text, "best" if mark else "") for text, mark in zip(texts, best, strict=True)])
@@ -167,6 +167,13 @@ def _comparison(comparison: Comparison) -> str:
         heads.insert(len(rows[0].setting) + 2, f"mean JCT<br><small>vs {escape(rows[0].label)}</small>")
         columns.insert(len(rows[0].setting) + 1, [_td(ratio_text(row.ratio)) for row in rows])
     return _table(heads, [[row.label for row in rows], *columns])
+
+
+def _figures(rows: Sequence[ComparedPolicy]) -> list[Figure]:
+    """The columns of the table; CPUs and memory beside GPUs where anybody shares them out."""
+    shared = [each for each in SHARED if any(math.isfinite(row.mean(each.key)) for row in rows)]
+    after = [each.key for each in FIGURES].index("gpu_utilisation_fraction") + 1
+    return [*FIGURES[:after], *shared, *FIGURES[after:]]
 
 
 def _values(rows: Iterable[ComparedPolicy]) -> list[list[str]]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from synergy_core.units import format_duration
 from synergy_runs.atomic import atomic_file
 from synergy_runs.comparison import ComparedPolicy, Comparison, compare
+from synergy_runs.log import POOLED
 from synergy_runs.report import figures
 from synergy_runs.report.chrome_trace import write_chrome_trace
 from synergy_runs.report.excerpt import busy_stretch, held_by_node
@@ -53,9 +54,10 @@ def _sweep(comparison: Comparison, into: Path) -> list[Picture]:
 
 def _overviews(rows: Sequence[ComparedPolicy], into: Path) -> list[Picture]:
     palette = figures.colours(rows)
-    dashed = " Dashed: knows true run times." if any(row.oracle for row in rows) else ""
-    hatched = " Hatched: knows true run times." if any(row.oracle for row in rows) else ""
-    drawn = (
+    bounds = {row.truth_read for row in rows if row.oracle}
+    what = "an upper bound" if bounds == {POOLED} else "knows true run times"
+    dashed, hatched = (f" {look}: {what}." if bounds else "" for look in ("Dashed", "Hatched"))
+    drawn: tuple[tuple[Callable[..., Figure], str, str], ...] = (
         (figures.jct_cdf, "Job completion times", f"Share of jobs done within a time of their submission.{dashed}"),
         (
             figures.gpus_and_queue,
@@ -74,10 +76,23 @@ def _overviews(rows: Sequence[ComparedPolicy], into: Path) -> list[Picture]:
             f"Right of the line, a job would have been done sooner on an equal share of its own.{dashed}",
         ),
     )
+    shared = (
+        figures.gpus_cpus_and_memory,
+        "GPUs, CPUs and memory used",
+        f"What jobs have of what there is, means of 240 equal bins of time.{_without_shares(rows)}{dashed}",
+    )
+    if any(row.runs[0].shares() is not None for row in rows):
+        drawn = (*drawn[:2], shared, *drawn[2:])
     return [
         Picture(_save(draw(rows, palette), into / f"{draw.__name__}.png"), title, caption)
         for draw, title, caption in drawn
     ]
+
+
+def _without_shares(rows: Sequence[ComparedPolicy]) -> str:
+    """A sentence on the policies that share no CPUs and memory out, if there are any."""
+    names = [row.label for row in rows if row.runs[0].shares() is None]
+    return f" GPUs only of {', '.join(names)}: no CPUs and memory are shared out." if names else ""
 
 
 def _strips(rows: Sequence[ComparedPolicy], into: Path) -> list[Picture]:

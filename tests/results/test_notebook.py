@@ -3,6 +3,8 @@ from pathlib import Path
 import pytest
 from test_results import write_policies
 
+from synergy_runs.traces.find import find_folder
+
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
@@ -17,6 +19,15 @@ def test_notebook_runs_on_results_alone(tmp_path, monkeypatch, sweep):
 
 def test_notebook_on_plans_runs(monkeypatch):
     assert pictures("plans.ipynb", monkeypatch) == 2
+
+
+@pytest.mark.parametrize("data", [None, pytest.param("here", marks=pytest.mark.thorough)])
+def test_notebook_on_sensitivity_runs_with_and_without_measured_speeds(monkeypatch, data):
+    if data is None:
+        monkeypatch.delenv("SYNERGY_DATA", raising=False)
+    elif find_folder("resource_sensitivity") is None:
+        pytest.skip("needs SYNERGY_DATA")
+    assert pictures("sensitivity.ipynb", monkeypatch) == 2
 
 
 def pictures(name, monkeypatch):

@@ -11,6 +11,7 @@ from small_runs import cluster, drawn_workload, policies, simulate, workload
 from synergy_core.errors import InputError
 from synergy_runs import atomic, results
 from synergy_runs.comparison import collect, compare
+from synergy_runs.log import Shares
 from synergy_runs.metrics import summarise
 from synergy_runs.results import main, strict_json, write_run
 from synergy_runs.stored import find_runs
@@ -104,6 +105,7 @@ def test_every_column_and_key_stands_on_the_metrics_page(tmp_path, small_run):
     write_run(small_run, tmp_path / "run", "")
     for file in ("jobs", "rounds", "events"):
         names |= set(pq.read_schema(tmp_path / "run" / f"{file}.parquet").names)
+    names |= {field.name for field in dataclasses.fields(Shares)}
     assert not {name for name in names if f"`{name}`" not in page}
 
 

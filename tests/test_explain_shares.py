@@ -1,0 +1,221 @@
+"""What `synergy_sim.explain` says of CPUs and memory agrees with the run: what a job has, what keeps it from more."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from composed import composed_values
+from jobs import workload
+from training_jobs import CATALOG, training
+
+from synergy_core.cluster import Cluster, NodeType, Share
+from synergy_core.policies import get_policy
+from synergy_core.units import GB
+from synergy_runs.invariants import check
+from synergy_runs.results import write_run
+from synergy_runs.settings import build
+from synergy_runs.stored import read_run
+from synergy_sim.answer import answer
+from synergy_sim.demand import demand
+from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.explain import main
+from synergy_sim.facts import COLUMNS, Facts
+from synergy_sim.jobs import Jobs
+from synergy_sim.run import simulate_all
+from synergy_sim.settings import Settings
+from synergy_sim.simulate import simulate
+
+NODE = NodeType("v", "v100", 1, 8, 24.0, 500 * GB, 500e6)
+"""On which alexnet gains from up to 9.608 CPUs and 87.28 GB (its c and bytes, 512 samples in 0.2041 s)."""
+
+
+def stored(tmp_path, work, machines, name, **parameters):
+    """The facts of a run as they lie on disk, and its jobs made once more."""
+    policy, costs = get_policy(name).with_parameters(**parameters), Costs(restart_s=0.0)
+    execution = ExecutionModel(costs)
+    run = simulate(work, machines, policy, execution, truth=CATALOG)
+    check(run)
+    write_run(run, tmp_path / name, "")
+    back = read_run(tmp_path / name)
+    return Facts(
+        policy.of_records(),
+        machines,
+        back.jobs(*COLUMNS),
+        back.events(),
+        back.decisions("time_s")["time_s"],
+        lambda model: costs,
+        event_driven=False,
+        shares=back.shares(),
+        submissions=[
+            (job.spec, job.requested) for job in Jobs(work, machines, execution, CATALOG, tunes_batch=False).each()
+        ],
+    )
+
+
+def three(tmp_path, name, model="alexnet", node=NODE):
+    """Three jobs of one GPU, the third of which comes later."""
+    machines = Cluster((node,))
+    work = training([(0, 1, 9_000, model), (0, 1, 9_000, model), (400, 1, 9_000, model)], machines)
+    return stored(tmp_path, work, machines, name)
+
+
+def test_greedy_waits_for_cpus_though_gpus_are_free(tmp_path):
+    told = answer(three(tmp_path, "fifo+greedy"), 2, 1_000.0)
+    assert (told.state, told.free) == ("waiting", {0: 6})
+    assert told.why == (
+        "Too few CPUs: it wants 9.608 CPUs and 87.28 GB for its GPU, and jobs ahead of it leave 6 GPUs, 4.784 CPUs and "
+        "325.4 GB on node 0.",
+    )
+    assert "uses up to 9.608 CPUs and 87.28 GB per GPU (its proportional share is 3 CPUs" in told.text()
+    assert "speed with that: 3.20 × that with its proportional share" in told.text()
+    assert told.as_dict()["demand"]["has"] is None
+
+
+@pytest.mark.parametrize(
+    ("host", "sentence"),
+    [
+        ((24.0, 200 * GB), "Too few CPUs and too little memory: "),
+        (
+            (96.0, 200 * GB),
+            "Too little memory: it wants 9.608 CPUs and 87.28 GB for its GPU, and jobs ahead of it leave 6",
+        ),
+    ],
+)
+def test_greedy_says_which_of_both_is_missing(tmp_path, host, sentence):
+    facts = three(tmp_path, "fifo+greedy", node=NodeType("v", "v100", 1, 8, *host, 500e6))
+    assert answer(facts, 2, 1_000.0).why[0].startswith(sentence)
+
+
+def test_cpus_and_memory_may_be_free_on_different_nodes(tmp_path):
+    """A node has 30 GB, too little; the CPUs of the other, which are all that it can want there, the first job has."""
+    types = (NodeType("v", "v100", 1, 4, 12.0, 30 * GB, 500e6), NodeType("w", "v100", 1, 4, 5.0, 400 * GB, 500e6))
+    machines = Cluster(types)
+    work = training([(0, 1, 9_000, "alexnet"), (400, 1, 9_000, "alexnet")], machines)
+    told = answer(stored(tmp_path, work, machines, "fifo+greedy"), 1, 1_000.0)
+    assert told.why[0].startswith("CPUs and memory not on one node: it wants 5 CPUs and 34.56 GB for its GPU")
+
+
+def test_tune_gives_the_last_what_is_left_and_says_that_cpus_bind_it(tmp_path):
+    facts = three(tmp_path, "fifo+tune")
+    moment = facts.at(1_000.0)
+    first, last = (demand(facts, moment, moment.running[job]) for job in (0, 2))
+    assert first.bound_by == "GPUs"
+    assert first.speed == pytest.approx(first.most_speed)
+    assert last.has.cpus == pytest.approx(24 - 2 * 9.608, rel=1e-3)
+    assert last.bound_by == "CPUs"
+    assert last.speed == pytest.approx(last.has.cpus / 3, rel=1e-6)  # both wait for CPUs
+    assert last.free.cpus == 0
+    text = answer(facts, 2, 1_000.0).text()
+    assert "has 4.784 CPUs and 87.28 GB per GPU; uses up to 9.608 CPUs and 87.28 GB" in text
+    assert "speed: 1.59 × that with its proportional share, of at most 3.20 ×" in text
+    assert "bound by: CPUs. Its input is prepared more slowly than its GPUs could take it." in text
+
+
+def test_a_job_whose_data_is_not_in_memory_is_bound_by_it(tmp_path):
+    facts = three(tmp_path, "fifo+proportional", node=NodeType("v", "v100", 1, 8, 240.0, 80 * GB, 500e6))
+    moment = facts.at(1_000.0)
+    found = demand(facts, moment, moment.running[0])
+    assert (found.bound_by, found.speed, found.has) == ("memory", 1.0, Share(30.0, 10 * GB))
+    assert "bound by: memory. Data that is not in it is read more slowly" in answer(facts, 0, 1_000.0).text()
+
+
+def test_where_input_is_prepared_as_slowly_as_it_is_read_both_bind(tmp_path):
+    """c ÷ CPUs = bytes × (1 − memory ÷ data) ÷ storage at 3 CPUs: without memory, at 51.8 MB/s a GPU."""
+    app = CATALOG.application("alexnet").pipeline
+    storage = 8 * app.sample_bytes * (1 - 10 * GB / app.data_bytes) / (app.cpu_s / 3)
+    facts = three(tmp_path, "fifo+proportional", node=NodeType("v", "v100", 1, 8, 24.0, 80 * GB, storage))
+    moment = facts.at(1_000.0)
+    assert demand(facts, moment, moment.running[0]).bound_by == "CPUs and memory"
+
+
+def test_of_a_job_that_only_has_a_run_time_nothing_is_known(tmp_path):
+    facts = stored(tmp_path, workload([(0, 2, 5_000)]), Cluster((NODE,)), "fifo+tune")
+    told = answer(facts, 0, 1_000.0)
+    assert not told.demand.known
+    assert "has 3 CPUs and 62.5 GB per GPU; nothing is known of its speed" in told.text()
+
+
+def test_a_request_is_what_a_job_without_a_model_is_measured_by(tmp_path):
+    work = workload([(0, 2, 5_000), (0, 6, 5_000)])
+    work = replace(work, cpus=np.array([20.0, 6.0]), memory_bytes=np.array([50 * GB, 60 * GB]))
+    facts = stored(tmp_path, work, Cluster((NODE,)), "fifo+proportional")
+    told = answer(facts, 0, 1_000.0)
+    assert told.demand.wanted == Share(10.0, 25 * GB)
+    assert (told.demand.bound_by, round(told.demand.most_speed, 4)) == ("CPUs", 3.3333)
+    assert answer(facts, 1, 1_000.0).demand.bound_by == "GPUs"
+
+
+MODELS = ("alexnet", "shufflenet", "res50", "m5", "gnmt", "lstm", "deepspeech")
+REASONS = ("Quota: ", "Too few ", "Too little memory", "Enough GPUs ", "CPUs and memory not on one node")
+
+
+@pytest.mark.parametrize("name", ["fifo+greedy", "las+greedy", "fifo+tune", "las+tune", "ftf+proportional", "fifo+opt"])
+@pytest.mark.parametrize("quotas", [{}, {"a": 8, "b": 6}])
+def test_whoever_waits_after_a_decision_has_a_reason_and_whoever_runs_its_share(name, quotas, tmp_path):
+    """As decided: greedy gives all or nothing, tune never less than is due, proportional what GPUs bring."""
+    types = (NodeType("v", "v100", 2, 4, 12.0, 250 * GB, 250e6), NodeType("w", "v100", 1, 8, 32.0, 300 * GB, 500e6))
+    machines = Cluster(types, virtual_clusters=quotas)
+    random = np.random.default_rng(3)
+    rows = [
+        (float(at), int(random.choice((1, 1, 2, 4))), float(random.integers(300, 4_000)), str(random.choice(MODELS)))
+        for at in np.cumsum(random.exponential(150, 60))
+    ]
+    work = training(rows, machines, tenants=[str(each) for each in random.choice(["a", "b"], len(rows))])
+    facts = stored(tmp_path, work, machines, name)
+    waited = ran = 0
+    for time_s in facts.decided_s[:: max(1, len(facts.decided_s) // 25)].tolist():
+        moment = facts.at(time_s)
+        for job in moment.waiting.values():
+            (reason,) = answer(facts, job.job_id, time_s).why
+            assert reason.startswith(REASONS), (time_s, job, reason)
+            if not name.endswith("greedy"):
+                assert "CPUs" not in reason
+            waited += 1
+        for job in moment.running.values():
+            found = demand(facts, moment, job)
+            ran += 1
+            assert found.has == job.share
+            if name.endswith("greedy"):
+                assert found.speed == pytest.approx(found.most_speed)
+            if name.endswith(("tune", "opt")):
+                assert found.speed > 1 - 1e-6
+            if found.bound_by == "GPUs":
+                assert found.speed > found.most_speed * (1 - 1e-6)
+    assert waited > 20
+    assert ran > 20
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A run of two policies, of which one makes training jobs of all rows."""
+    folder = tmp_path_factory.mktemp("explain")
+    log = folder / "jobs.csv"
+    log.write_text(
+        "job,submit_time,duration_s,gpus,model\na,0,9000,1,alexnet\nb,0,9000,1,alexnet\nc,400,9000,1,alexnet\n"
+    )
+    keys = ["+trace=file", f"trace.path={log}", "policy=[fifo+greedy,sia]", "cluster.nodes=1", "figures=false"]
+    keys += ["cluster.cpus_per_node=24", "cluster.memory_gb_per_node=500", "cluster.storage_mb_per_s=500"]
+    values = composed_values(*keys, "progress=false", "truth.measured=false")
+    simulate_all(build(Settings, values), values, folder / "out", say=False)
+    return folder / "out"
+
+
+def test_stored_run_is_explained_with_its_jobs_made_once_more(results, tmp_path, capsys):
+    assert main([str(results / "fifo+greedy-0"), "c", "--at", "20m", "--json", str(tmp_path / "why.json")]) == 0
+    assert "Too few CPUs: it wants 9.608 CPUs" in capsys.readouterr().out
+    told = json.loads((tmp_path / "why.json").read_text())
+    assert told["demand"]["wanted"]["cpus"] == pytest.approx(9.608, rel=1e-3)
+    assert main([str(results / "fifo+greedy-0"), "a", "--at", "20m"]) == 0
+    assert "bound by: its GPUs." in capsys.readouterr().out
+
+
+def test_a_log_that_has_changed_is_refused(results, capsys):
+    log = results.parent / "jobs.csv"
+    text = log.read_text()
+    try:
+        log.write_text(text + "d,500,60,1,alexnet\n")
+        assert main([str(results / "fifo+greedy-0"), "c"]) == 2
+        assert "its jobs cannot be made once more" in capsys.readouterr().err
+    finally:
+        log.write_text(text)
