@@ -144,6 +144,9 @@ def notes(comparison: Comparison) -> list[str]:
     for level, labels in told.items():
         if labels:
             lines.append(f"{', '.join(dict.fromkeys(labels))}: {KNOWS[level]}")
+    shared = [row.label for row in comparison.rows if row.information in KNOWS and _shared_out(row)]
+    if others := dict.fromkeys(label for label in shared if label not in told["profiles"]):
+        lines.append(f"{', '.join(others)}: and {KNOWS['profiles']}")
     lines += intervals(comparison)
     split = [(row.label, row.mean("split_starts_fraction")) for row in comparison.rows]
     if any(share > 0 for _, share in split):
@@ -155,6 +158,11 @@ def notes(comparison: Comparison) -> list[str]:
     if unfinished:
         lines.append(f"{unfinished:,} jobs never finished and are missing from the JCTs")
     return lines
+
+
+def _shared_out(row: ComparedPolicy) -> bool:
+    """Whether it gave jobs CPUs and memory beside GPUs."""
+    return math.isfinite(row.mean("cpu_utilisation_fraction"))
 
 
 def _stars(rows: Sequence[ComparedPolicy]) -> list[str]:
