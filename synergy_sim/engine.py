@@ -214,19 +214,24 @@ class Engine:
         delay_s = job.end_s + job.costs.exit_s - self.env.now
         job.completion = Call(self.env, delay_s, self._finish, job, AFTER_DECISIONS if job.ends_after_decision else 1)
 
-    def reshare(self, what: tuple[SimulatedJob, Share, float]) -> None:
-        """The job, which has had its GPUs since the instant given, goes on there with that share."""
-        job, share, began_s = what
-        if not job.on_gpus:  # it has ended meanwhile
-            return
-        self.shares.append(self.env.now, job.job_id, share, job.on_gpus)
-        if not job.running or job.began_s != began_s or not job.reshare(self.env.now, share):
+    def reshare(self, job: SimulatedJob, from_s: float) -> None:
+        """The job goes on from `from_s` on, now or later, with the share that it has been given."""
+        self.at(from_s, self._note_share, (job, job.share))
+        if from_s > self.env.now:
+            self.look_ahead(from_s, [job])
+        if not job.reshare(from_s):
             return
         if job.completion is not None:
             job.completion.cancel()
             job.completion = None
         if job.end_s < NEVER:
             self._complete_later(job)
+
+    def _note_share(self, what: tuple[SimulatedJob, Share]) -> None:
+        """The job has that share from now on, unless it has ended."""
+        job, share = what
+        if job.on_gpus:
+            self.shares.append(self.env.now, job.job_id, share, job.on_gpus)
 
     def end_in_order(self, job: SimulatedJob) -> None:
         """A decision has given its GPUs away as of its end, which so comes before all that starts at that very instant.

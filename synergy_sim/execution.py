@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import floor, log1p
 from typing import Any, Literal
 
-from synergy_core.cluster import NodeType, Share
+from synergy_core.cluster import NodeType
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import NEVER, Job, by_request
 from synergy_core.jobs.testbed_profiles import ProfiledCosts
@@ -205,17 +205,18 @@ class SimulatedJob(Job):
         else:
             self.first_step_s = start_s + self.delay_s()
         self.done_s = 0.0
-        self._go_on(self.first_step_s, self.share)
+        self._go_on(self.first_step_s)
 
-    def _go_on(self, from_s: float, share: Share | None) -> None:
-        """Fixes its end if it runs from then on with that share, or with the proportional where nobody gives it one."""
+    def _go_on(self, from_s: float) -> None:
+        """Fixes its end if it runs from then on with the share that it has."""
         self.since_s = from_s
         left_s = self.left_work_s - self.done_s
         if self.requested is None:
             self.rate = 1.0
             self.end_s = from_s + left_s
         else:
-            self.rate = by_request(self.requested, share or self.hosts[self.placement[0][0]].proportional)
+            share = self.share or self.hosts[self.placement[0][0]].proportional
+            self.rate = by_request(self.requested, share)
             self.end_s = from_s + on_grid(left_s / self.rate)
 
     def look_ahead(self, until_s: float) -> bool:
@@ -225,12 +226,14 @@ class SimulatedJob(Job):
     def report(self, now_s: float) -> None:
         """Tells its task how it has trained, if it does."""
 
-    def reshare(self, now_s: float, share: Share) -> bool:
-        """It goes on with that share; whether it goes faster or slower."""
-        if self.requested is None or self.end_s <= now_s or by_request(self.requested, share) == self.rate:
+    def reshare(self, from_s: float) -> bool:
+        """Its share may have changed, and it goes on from then with that; whether it goes faster or slower."""
+        if self.requested is None or self.share is None or by_request(self.requested, self.share) == self.rate:
             return False
-        self.done_s += self.rate * max(0.0, now_s - self.since_s)
-        self._go_on(max(now_s, self.since_s), share)
+        if self.end_s <= from_s:
+            return False
+        self.done_s += self.rate * max(0.0, from_s - self.since_s)
+        self._go_on(max(from_s, self.since_s))
         return True
 
     def delay_s(self) -> float:

@@ -111,7 +111,7 @@ class Rounds:
             self._launch(job, placed, next_start_s, shared_s)  # type: ignore[arg-type]
         for job in decision.retuned:
             if job.share is not None:
-                engine.at(shared_s, engine.reshare, (job, job.share, job.began_s))  # type: ignore[attr-defined]
+                engine.reshare(job, shared_s)  # type: ignore[arg-type]
         engine.note(decision, took_s)
         engine.decisions.optimum(decision.objective, decision.bound)
         return ended

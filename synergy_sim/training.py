@@ -156,16 +156,18 @@ class SimulatedTraining(SimulatedJob, ABC):
             self._choose_fixed()
             self._foresee()
 
-    def reshare(self, now_s: float, share: Share) -> bool:
-        """It goes on with that share. Whether anything has changed."""
-        if share == self._share or self.end_s <= now_s:
+    def reshare(self, from_s: float) -> bool:
+        """Its share may have changed: it goes on with that. Whether anything has changed."""
+        if self.share == self._share or self.end_s <= from_s:
             return False
-        if now_s > self.at_s:
+        if from_s > self.at_s:
             if self.tunes_batch:
-                self._settle(now_s)
+                self._settle(from_s)
             else:
-                self._walk(now_s)
-        self._share = share
+                self._walk(from_s)
+        if self.epoch == len(self.application.work_at_epoch_end):
+            return False  # it has done its last step, and only waits for the end of its round
+        self._share = self.share
         self._must_choose = True
         self.end_s = NEVER
         if not self.tunes_batch:
