@@ -272,8 +272,8 @@ def watching(simulation: Simulation) -> Iterator[Watched]:
 
     launch, end_lease = Rounds._launch, Rounds._end_lease
 
-    def launching(itself: Rounds, job: SimulatedJob, placed: Placed, next_start_s: float) -> None:
-        launch(itself, job, placed, next_start_s)
+    def launching(itself: Rounds, job: SimulatedJob, placed: Placed, *when_s: float) -> None:
+        launch(itself, job, placed, *when_s)
         watched.events.append(Launched(job.job_id, job.began_s))
 
     def leaving(itself: Rounds, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
