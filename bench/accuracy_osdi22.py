@@ -226,7 +226,7 @@ def _sweep(asked: Asked) -> str:
     goals = []
     for load, said in RATIO_GOALS:
         found = _ratio(asked, PROPORTIONAL, TUNE, at(load))
-        goals.append([f"{load:g}", said, found.said(), met(_as_said(load, found))])
+        goals.append([f"{load:g}", said, found.said(), _as_said(load, found)])
     return (
         "### By load\n\n"
         + wrapped(
@@ -243,13 +243,14 @@ def _sweep(asked: Asked) -> str:
 HEADER = ("tune, h", "proportional ÷ tune", "greedy ÷ tune", "tune ÷ opt", "handed out ÷ tune")
 
 
-def _as_said(load: float, found: Ratios) -> bool | None:
+def _as_said(load: float, found: Ratios) -> str:
+    """Whether the goal is met; where it is a value, whether the interval holds it."""
     if not found.known:
-        return None
+        return NONE
     if load == RATIO_GOALS[2][0]:
-        return found.mean > 3
+        return met(found.mean > 3)
     wanted = 1.15 if load == RATIO_GOALS[0][0] else 2.1
-    return bool(abs(found.mean - wanted) <= max(0.005, 0 if np.isnan(found.mean_half) else found.mean_half))
+    return "inside the interval" if abs(found.mean - wanted) <= found.mean_half else "**outside the interval**"
 
 
 def _cells(asked: Asked, more: Sequence[str]) -> list[str]:
