@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from synergy_core.allocator import Solution, solve
+from synergy_core.allocator import solve
 from synergy_core.allocator.nodes.exchange import exchange
 from synergy_core.allocator.nodes.fill import fill
 from synergy_core.allocator.nodes.layout import GREAT, TOLERANCE, Layout
@@ -12,7 +12,6 @@ from synergy_core.allocator.nodes.levels import Levels, set_levels
 from synergy_core.allocator.nodes.pooled import (
     NodeColumns,
     Pinned,
-    Pooled,
     bound_of,
     columns_of,
     pinned_of,
@@ -24,7 +23,7 @@ from synergy_core.allocator.nodes.redeal import redeal
 from synergy_core.allocator.nodes.settle import settle
 from synergy_core.allocator.nodes.spare import hand_out
 from synergy_core.allocator.problem import relative_gap
-from synergy_core.arrays import Floats
+from synergy_core.arrays import Floats, Ints
 
 POOL_GAP = 1e-3
 """Gap of the choice among pools at most: placing it costs more."""
@@ -55,20 +54,26 @@ def allocate(
     quotas = len(pool.problem.rows) - groups
     per_host = found.prices[groups + quotas :].reshape(3, groups)
     price = np.stack((found.prices[:groups] + per_host[0], *per_host[1:]))
-    layout = _placed(problem, columns, pinned, pool, found, price)
     everybody = np.full(columns.utility.shape, -np.inf)
     everybody[pool.jobs] = reduced
+    wanted = np.full(len(problem.utility), -1)
+    wanted[pool.jobs] = found.choice
+    wanted[pinned.job] = pinned.column
+    layout = _placed(problem, columns, pinned, wanted, price)
+    if problem.held is not None and len(problem.held.job):
+        # What was dealt in the rounds before is often better than what pools want now.
+        stays = _placed(problem, columns, pinned, _staying(layout, wanted, everybody), price)
+        layout = max(layout, stays, key=_net)
     redeal(layout, price, everybody, bound, gap)
     fill(layout, np.maximum(columns.utility.max(axis=1, initial=0.0), 0.0))
-    moved = layout.moved()
-    objective = layout.worth() - float(layout.cost[moved & (layout.cost < GREAT)].sum())
+    objective = _net(layout)
     share = hand_out(layout)
     return NodeSolution(
         choice=np.where(layout.column >= 0, columns.row[layout.column], -1) if len(columns.row) else layout.column,
         placed=_pieces(layout),
         cpus=share[0],
         memory_bytes=share[1],
-        moved=moved,
+        moved=layout.moved(),
         objective=objective,
         bound=max(bound, objective),
         gap=relative_gap(objective, bound),
@@ -80,13 +85,25 @@ def allocate(
     )
 
 
-def _placed(
-    problem: NodeProblem, columns: NodeColumns, pinned: Pinned, pool: Pooled, found: Solution, price: Floats
-) -> Layout:
-    """Everybody laid down in the rows chosen, as far as there is room. price: (3, N)."""
-    wanted = np.full(len(problem.utility), -1)
-    wanted[pool.jobs] = found.choice
-    wanted[pinned.job] = pinned.column
+def _net(layout: Layout) -> float:
+    """Utility less what moves cost."""
+    return layout.worth() - float(layout.cost[layout.moved() & (layout.cost < GREAT)].sum())
+
+
+def _staying(layout: Layout, wanted: Ints, reduced: Floats) -> Ints:
+    """(J,) columns in which who has GPUs keeps them, at the level that is best at these prices; else `wanted`."""
+    columns, stays = layout.columns, wanted.copy()
+    for job in layout.home_whole:
+        node = layout.home[job] if layout.home[job] >= 0 else layout.home_whole[job][0]
+        mine = (columns.group == layout.group[node]) & (columns.gpus == layout.home_gpus[job])
+        best = int(np.where(mine, reduced[job], -np.inf).argmax())
+        if mine[best] and columns.utility[job, best] > 0 and not layout.fixed[job]:
+            stays[job] = best
+    return stays
+
+
+def _placed(problem: NodeProblem, columns: NodeColumns, pinned: Pinned, wanted: Ints, price: Floats) -> Layout:
+    """Everybody laid down in the columns wanted, (J,), as far as there is room. price: (3, N)."""
     layout = Layout(problem, columns, pinned)
     settle(layout, wanted)
     for group in range(len(problem.nodes.nodes)):

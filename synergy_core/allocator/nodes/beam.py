@@ -6,7 +6,7 @@ import numpy as np
 
 from synergy_core.arrays import Floats, Ints
 
-WIDTH = 24
+WIDTH = 40
 """States kept of each node."""
 
 
@@ -23,24 +23,26 @@ def best_of(value: Floats, use: Floats, room: Floats, price: Floats, width: int 
     after = np.cumsum(least[:, :, ::-1], axis=2)[:, :, ::-1]
     after = np.concatenate((after[:, :, 1:], np.zeros((len(use), batch, 1))), axis=2)
     reduced = value - (use * price[:, :, None, None]).sum(axis=0)
-    used = np.zeros((len(use), batch, 1))
+    limit = room[:, :, None] - after
+    used = [np.zeros((batch, 1)) for _ in use]
     score, worth = np.zeros((batch, 1)), np.zeros((batch, 1))
     picks = np.zeros((batch, 1, count), dtype=np.int64)
     rows = np.arange(batch)[:, None]
     for job in range(count):
         states = score.shape[1]
-        taken = used[:, :, :, None] + use[:, :, job][:, :, None, :]
-        fits = (taken <= (room - after[:, :, job])[:, :, None, None]).all(axis=0)
-        new = np.where(fits, score[:, :, None] + reduced[:, job][:, None, :], -np.inf).reshape(batch, states * levels)
+        new = score[:, :, None] + reduced[:, job][:, None, :]
+        for before, each, most in zip(used, use, limit, strict=True):
+            new[before[:, :, None] + each[:, job][:, None, :] > most[:, job][:, None, None]] = -np.inf
+        new = new.reshape(batch, states * levels)
         if states * levels > width:
-            kept = np.argpartition(-new, width - 1, axis=1)[:, :width]
+            kept = np.argpartition(new, states * levels - width, axis=1)[:, -width:]
         else:
             kept = np.broadcast_to(np.arange(states * levels), new.shape)
-        before, option = kept // levels, kept % levels
+        state, option = kept // levels, kept % levels
         score = new[rows, kept]
-        worth = worth[rows, before] + value[rows, job, option]
-        used = taken.reshape(len(use), batch, states * levels)[:, rows, kept]
-        picks = picks[rows, before]
+        worth = worth[rows, state] + value[rows, job, option]
+        used = [before[rows, state] + each[rows, job, option] for before, each in zip(used, use, strict=True)]
+        picks = picks[rows, state]
         picks[:, :, job] = option
     worth = np.where(score > -np.inf, worth, -np.inf)
     best = worth.argmax(axis=1)

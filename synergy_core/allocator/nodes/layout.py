@@ -80,6 +80,13 @@ class Layout:
             assert self.problem.tenant is not None
             self.left[self.problem.tenant[job]] += sign * self.columns.gpus[self.column[job]]
 
+    def affords(self, job: int, column: int) -> bool:
+        """Whether its tenant's quota has room for a job that has nothing."""
+        if self.left is None:
+            return True
+        assert self.problem.tenant is not None
+        return bool(self.columns.gpus[column] <= self.left[self.problem.tenant[job]])
+
     def keeps(self, job: int, column: int) -> bool:
         """Whether a job lay before the round as it would in this column."""
         if job not in self.home_whole or self.home_gpus[job] != self.columns.gpus[column]:

@@ -90,14 +90,10 @@ def pinned_of(problem: NodeProblem, columns: NodeColumns) -> Pinned:
 
 @dataclass(slots=True)
 class Pooled:
-    """The pooled problem of the jobs that are free. jobs: (F,). problem: over `NodeColumns`, its groups as types.
-
-    kept: (N, 4) GPUs, usable GPUs, CPUs and memory that pinned jobs take of every group at least.
-    """
+    """The pooled problem of the jobs that are free. jobs: (F,). problem: over `NodeColumns`, its groups as types."""
 
     jobs: Ints
     problem: Problem
-    kept: Floats
 
 
 def pooled(problem: NodeProblem, columns: NodeColumns, pinned: Pinned) -> Pooled:
@@ -144,7 +140,7 @@ def pooled(problem: NodeProblem, columns: NodeColumns, pinned: Pinned) -> Pooled
         quota=quota,
         beside=Beside(RESOURCES, demand, beside),
     )
-    return Pooled(jobs, found, kept)
+    return Pooled(jobs, found)
 
 
 def _kept(problem: NodeProblem, columns: NodeColumns, pinned: Pinned) -> Floats:

@@ -8,6 +8,7 @@ what is worth most of the rest. Whatever is worth more after what moves cost is 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,11 +18,11 @@ from synergy_core.allocator.nodes.layout import TOLERANCE, Layout
 from synergy_core.allocator.problem import ROUNDING, relative_gap
 from synergy_core.arrays import Floats, Ints
 
-TURNS = 20
-"""Turns at most."""
-PAIRS = 64
-"""Pairs of nodes of a group in a turn."""
-ROWS = 8
+TURNS, MOST_PAIRS = 40, 3_200
+"""Turns, and pairs of nodes in all of them, at most."""
+PART = 0.15
+"""Part of a group's nodes that a turn deals again."""
+ROWS = 5
 """Rows of each job that are tried: those that lose least at these prices."""
 JOINING = 4
 """Jobs that have nothing which are tried with each pair."""
@@ -30,13 +31,13 @@ FORGIVEN = 0.8
 
 
 def redeal(layout: Layout, price: Floats, reduced: Floats, bound: float, gap: float) -> None:
-    """Deals pairs of nodes again until the gap is at most `gap`, for `TURNS` turns at most.
+    """Deals pairs of nodes again until the gap is at most `gap`, or it was tried often enough.
 
     price: (3, N) of a GPU, a CPU and a byte in each group. reduced: (J, K) utility of columns less their price.
     """
     dealer = _Dealer(layout, price, reduced)
     for _ in range(TURNS):
-        if relative_gap(layout.worth(), bound) <= gap:
+        if relative_gap(layout.worth(), bound) <= gap or dealer.pairs >= MOST_PAIRS:
             return
         for group in range(price.shape[1]):
             dealer.turn(group)
@@ -67,6 +68,7 @@ class _Dealer:
         self.node_price: Floats = (price[:, layout.group] * layout.size).sum(axis=0)
         self.idle_turns: Ints = np.zeros(len(layout.on), dtype=np.int64)
         self.rng = np.random.default_rng(0)
+        self.pairs = 0
         columns = layout.columns
         self.option: list[Ints] = []
         self.best: list[Floats] = []
@@ -83,6 +85,7 @@ class _Dealer:
         pairs = self._pairs(group)
         if pairs is None or not self.option[group].shape[1]:
             return
+        self.pairs += len(pairs[0])
         hand = self._hand(group, *pairs)
         if not hand.job.shape[1]:
             return
@@ -107,7 +110,7 @@ class _Dealer:
         nodes = np.array(open_nodes, dtype=np.int64)
         weight = np.array(loss) * FORGIVEN ** self.idle_turns[nodes]
         nodes = nodes[np.argsort(-weight, kind="stable")]
-        count = min(PAIRS, len(nodes) // 2)
+        count = min(math.ceil(PART * len(nodes)), len(nodes) // 2)
         if not count:
             return None
         return nodes[:count], self.rng.permutation(nodes[count:])[:count]

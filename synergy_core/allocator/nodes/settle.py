@@ -22,6 +22,8 @@ def settle(layout: Layout, wanted: Ints) -> None:
     balance = _Balance(layout, wanted)
     for job in np.nonzero((wanted >= 0) & ~layout.fixed)[0].tolist():
         column = int(wanted[job])
+        if not layout.affords(job, column):
+            continue
         if layout.keeps(job, column):
             layout.put(job, column, layout.home_whole[job], int(layout.home[job]))
         else:
@@ -31,6 +33,8 @@ def settle(layout: Layout, wanted: Ints) -> None:
     while waiting:
         job = heappop(waiting)[2]
         column = int(wanted[job])
+        if not layout.affords(job, column):
+            continue
         for other in _lay(layout, balance, job, column):
             heappush(waiting, (-int(columns.gpus[wanted[other]]), -balance.weight(other, int(wanted[other])), other))
 
