@@ -245,7 +245,7 @@ HEADER = ("tune, h", "proportional ÷ tune", "greedy ÷ tune", "tune ÷ opt", "h
 
 def _as_said(load: float, found: Ratios) -> str:
     """Whether the goal is met; where it is a value, whether the interval holds it."""
-    if not found.known:
+    if np.isnan(found.mean_half):
         return NONE
     if load == RATIO_GOALS[2][0]:
         return met(found.mean > 3)

@@ -77,7 +77,19 @@ class Hosts:
     take only if they must.
     """
 
-    __slots__ = ("_alike", "_quotas", "_reserves", "_scattered", "cpus", "gpus", "left", "memory", "nodes", "reserved")
+    __slots__ = (
+        "_alike",
+        "_even",
+        "_quotas",
+        "_reserves",
+        "_scattered",
+        "cpus",
+        "gpus",
+        "left",
+        "memory",
+        "nodes",
+        "reserved",
+    )
 
     def __init__(self, round: SharingRound, slack: float = SLACK) -> None:
         nodes = round.cluster.node_type_of
@@ -91,6 +103,7 @@ class Hosts:
         self._quotas = list(round.quotas)
         self._scattered = round.scattered
         self._alike = _nodes_by_kind(round.cluster.node_types)
+        self._even = _even_shares(round.cluster.node_types)
 
     def allowed(self, job: Applicant) -> bool:
         """Whether its tenant may hold so many GPUs more."""
@@ -135,8 +148,9 @@ class Hosts:
 
     def proportional(self, on: OnNodes) -> Share:
         """What each GPU of these nodes brings; the least, where they differ."""
-        shares = [self.nodes[node].proportional for node, _ in on]
-        return shares[0] if len(shares) == 1 else Share(*map(min, zip(*shares, strict=True)))
+        if len(on) == 1:
+            return self._even[on[0][0]]
+        return Share(*map(min, zip(*(self._even[node] for node, _ in on), strict=True)))
 
     def reserve(self, on: OnNodes, sign: int = 1) -> None:
         """These GPUs are somebody's whose turn is to come; −1: they are no more."""
@@ -215,6 +229,12 @@ class _Nodes(NamedTuple):
 
     numbers: tuple[int, ...]
     largest: int
+
+
+@lru_cache(maxsize=64)
+def _even_shares(node_types: tuple[NodeType, ...]) -> tuple[Share, ...]:
+    """Every node's proportional share."""
+    return tuple(each.proportional for each in node_types for _ in range(each.nodes))
 
 
 @lru_cache(maxsize=64)
