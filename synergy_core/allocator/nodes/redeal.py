@@ -18,10 +18,10 @@ from synergy_core.allocator.nodes.layout import TOLERANCE, Layout
 from synergy_core.allocator.problem import ROUNDING, relative_gap
 from synergy_core.arrays import Floats, Ints
 
-TURNS, MOST_PAIRS = 40, 3_200
-"""Turns, and pairs of nodes in all of them, at most."""
-PART = 0.15
-"""Part of a group's nodes that a turn deals again."""
+PAIRS_OF_NODE, MOST_PAIRS = 6, 3_200
+"""Pairs at most: so many for each node, and in all."""
+PART, FEW_PAIRS = 0.15, 12
+"""Part of a group's nodes that a turn deals again, and pairs that are no dearer than one."""
 ROWS = 5
 """Rows of each job that are tried: those that lose least at these prices."""
 JOINING = 4
@@ -36,11 +36,13 @@ def redeal(layout: Layout, price: Floats, reduced: Floats, bound: float, gap: fl
     price: (3, N) of a GPU, a CPU and a byte in each group. reduced: (J, K) utility of columns less their price.
     """
     dealer = _Dealer(layout, price, reduced)
-    for _ in range(TURNS):
-        if relative_gap(layout.worth(), bound) <= gap or dealer.pairs >= MOST_PAIRS:
-            return
+    most = min(PAIRS_OF_NODE * len(layout.on), MOST_PAIRS)
+    while dealer.pairs < most and relative_gap(layout.worth(), bound) > gap:
+        tried = dealer.pairs
         for group in range(price.shape[1]):
             dealer.turn(group)
+        if dealer.pairs == tried:
+            return
 
 
 @dataclass(slots=True)
@@ -110,7 +112,7 @@ class _Dealer:
         nodes = np.array(open_nodes, dtype=np.int64)
         weight = np.array(loss) * FORGIVEN ** self.idle_turns[nodes]
         nodes = nodes[np.argsort(-weight, kind="stable")]
-        count = min(math.ceil(PART * len(nodes)), len(nodes) // 2)
+        count = min(max(math.ceil(PART * len(nodes)), FEW_PAIRS), len(nodes) // 2)
         if not count:
             return None
         return nodes[:count], self.rng.permutation(nodes[count:])[:count]
