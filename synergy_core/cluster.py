@@ -12,7 +12,7 @@ from synergy_core.units import GB
 
 MOST_GPUS_PER_NODE = 64
 MOST_NODES = 100_000
-PlacementRule = Literal["consolidate", "relax", "spread", "most_free"]
+PlacementRule = Literal["consolidate", "relax", "spread", "even", "most_free"]
 
 
 class Share(NamedTuple):
@@ -90,7 +90,8 @@ class Cluster:
     placement: where a job may go. "consolidate": onto one node up to its size, the fullest that fits; a larger job
     onto whole nodes, and its remainder onto one further node; it waits until there are such. "relax": the same until
     it has waited `patience_s`, then wherever GPUs are free. "spread": wherever GPUs are free at once, on as few nodes
-    as that allows. "most_free": on the nodes with most free GPUs one after another (as Pollux's simulator does).
+    as that allows. "even": the same, with its GPUs dealt alike, 2 + 2 and not 3 + 1, for where network cards are
+    what slows jobs. "most_free": on the nodes with most free GPUs one after another (as Pollux's simulator does).
     """
 
     node_types: tuple[NodeType, ...]

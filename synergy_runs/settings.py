@@ -16,6 +16,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from synergy_core.cluster import PlacementRule
 from synergy_core.errors import InputError, unknown
 
 Settable = TypeVar("Settable")
@@ -107,9 +108,10 @@ class ClusterSettings:
     load: float = key("how many times as dense as in the trace jobs arrive")
     virtual_clusters: str | dict[str, int] | None = key("quotas: null, trace (as the log says), or {tenant: GPUs}")
     borrowing: bool = key("whether a tenant may exceed its quota while GPUs are idle")
-    placement: Literal["consolidate", "relax", "spread", "most_free"] = key(
+    placement: PlacementRule = key(
         "where jobs go: consolidate (on one node up to its size, on whole nodes beyond; else they wait), relax (the "
-        "same until they have waited patience_s), spread (wherever GPUs are free), most_free (on the emptiest nodes)"
+        "same until they have waited patience_s), spread (wherever GPUs are free), even "
+        "(the same, dealt alike over its nodes: 2 + 2, not 3 + 1), most_free (on the emptiest nodes)"
     )
     patience_s: float = key("how long a job waits for GPUs that lie together if placement=relax")
     ignore_gpu_types: bool = key("whether jobs run on any GPU type, whatever the log says they asked for")

@@ -33,7 +33,7 @@ from synergy_sim.simulate import simulate
 
 SCANNED = ("fifo", "backfill", "easy", "sjf", "srtf", "las", "mlfq", "tiresias")
 """Orders that tests/naive.py knows."""
-BY_COUNTS = ("spread", "most_free")
+BY_COUNTS = ("spread", "even", "most_free")
 """Rules of placement under which any free GPUs do."""
 
 

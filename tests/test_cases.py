@@ -57,7 +57,7 @@ def test_random_cases_are_of_every_kind():
     made = [random_case(Random(seed)) for seed in range(3_000)]
     assert {each.truth for each in made} == set(TRUTHS)
     assert {each.keys["policy"] for each in made} == set(POLICIES)
-    assert {each.keys["cluster.placement"] for each in made} >= {"consolidate", "relax", "spread", "most_free"}
+    assert {each.keys["cluster.placement"] for each in made} >= {"consolidate", "relax", "spread", "even", "most_free"}
     assert {each.keys.get("cluster.patience_s") for each in made} >= set(RULES["patience_s"])
 
 

@@ -1,5 +1,8 @@
 """Placement: together where possible, the fullest node that fits, and never a GPU twice."""
 
+from itertools import product
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +10,7 @@ from jobs import cluster
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.placement.one_job import Placement
+from synergy_core.placement.whole_round import packing
 
 
 def nodes(placed):
@@ -102,3 +106,26 @@ def test_powers_of_two_and_whole_nodes_fit_without_spreading_if_the_total_fits(s
         if total + gpus <= 64:
             total += gpus
             assert placement.place(gpus, scattered=False) is not None
+
+
+@given(free=st.lists(st.integers(0, 4), min_size=1, max_size=4), gpus=st.integers(1, 12))
+def test_even_placement_has_the_smallest_crowd_on_the_fewest_nodes(free, gpus):
+    """By whoever places: one job after another, or a whole round."""
+    machines = Cluster((NodeType("n", "v100", len(free), 4),), placement="even")
+    taken = [((node, (1 << (4 - left)) - 1),) for node, left in enumerate(free) if left < 4]
+    placement = Placement(machines)
+    assert all(placement.claim(each) for each in taken)
+    if gpus > sum(free):
+        assert placement.place(gpus) is None
+        return
+    ways = [way for way in product(*(range(left + 1) for left in free)) if sum(way) == gpus]
+    fewest = min(len(way) - way.count(0) for way in ways)
+    crowd = min(max(way) for way in ways if len(way) - way.count(0) == fewest)
+    found = placement.place(gpus)
+    assert (len(found), max(mask.bit_count() for _, mask in found)) == (fewest, crowd)
+    sizes = np.array([*(each[0][1].bit_count() for each in taken), gpus])
+    pinned = np.array([True] * len(taken) + [False])
+    packed = packing(machines, sizes, np.zeros(len(sizes), dtype=np.int64), [*taken, ()], pinned)
+    if packed.spread:
+        last = packed.placed[-1]
+        assert (len(last), max(mask.bit_count() for _, mask in last)) == (fewest, crowd)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
-from synergy_core.placement.one_job import lowest
+from synergy_core.placement.one_job import dealt_alike, lowest
 
 
 class Floor:
@@ -26,6 +26,7 @@ class Floor:
         self.capacities: list[int] = self.capacity.tolist()
         self.total = [cluster.gpus_of(name) for name in self.types]
         self.largest = [max(e.gpus_per_node for e in cluster.node_types if e.gpu_type == name) for name in self.types]
+        self.even = cluster.placement == "even"
         self.current = current
         self.held = [sum([mask.bit_count() for _, mask in placed]) for placed in current]
         self.full = [(1 << gpus) - 1 for gpus in self.capacities]
@@ -105,7 +106,9 @@ class Ground:
         return pieces, displaced
 
     def spread(self, size: int, kind: int) -> list[tuple[int, int]]:
-        """The nodes with most free GPUs, the last piece by best fit; the type's total is known to suffice."""
+        """The nodes with most free GPUs, the last piece by best fit or all alike; the type's total is known to do."""
+        if self.floor.even:
+            return self._spread_evenly(size, kind)
         pieces = []
         for free in range(self.floor.largest[kind], 0, -1):
             stack = self.stacks[kind][free]
@@ -123,6 +126,18 @@ class Ground:
                 size -= piece
         assert not size, f"{size} GPUs more than are free"
         return pieces
+
+    def _spread_evenly(self, size: int, kind: int) -> list[tuple[int, int]]:
+        chosen: list[tuple[int, int]] = []
+        left = size
+        for free in range(self.floor.largest[kind], 0, -1):
+            stack = self.stacks[kind][free]
+            while left > 0 and stack:
+                node = stack.pop()
+                if self.free[node] == free:
+                    chosen.append((node, free))
+                    left -= free
+        return [(node, self._take(node, count)) for node, count in dealt_alike(chosen, self.free, size)]
 
     def _best_fit(self, size: int, kind: int) -> int:
         """The node with the fewest free GPUs that has `size`, −1 if none has."""

@@ -6,7 +6,9 @@ integers and its lowest set bit: O(GPUs per node), whatever the number of nodes.
 
 from __future__ import annotations
 
-from synergy_core.cluster import Cluster
+from collections.abc import Mapping, Sequence
+
+from synergy_core.cluster import Cluster, PlacementRule
 from synergy_core.jobs.record import Placed
 
 
@@ -17,6 +19,7 @@ class TypePool:
         "bit_of",
         "by_free",
         "capacity",
+        "even",
         "free_count",
         "free_mask",
         "gpus",
@@ -24,10 +27,10 @@ class TypePool:
         "of_size",
     )
 
-    def __init__(self, capacity: dict[int, int], *, most_free: bool = False) -> None:
+    def __init__(self, capacity: dict[int, int], rule: PlacementRule = "spread") -> None:
         """capacity: GPUs of each node, by node number; the numbers need not be contiguous."""
         self.capacity = capacity
-        self.most_free = most_free
+        self.most_free, self.even = rule == "most_free", rule == "even"
         self.free_count = dict(capacity)
         self.free_mask = {node: (1 << gpus) - 1 for node, gpus in capacity.items()}
         self.of_size = [0] * (max(capacity.values()) + 1)
@@ -41,7 +44,7 @@ class TypePool:
         """An independent copy, for trying things out."""
         other = TypePool.__new__(TypePool)
         other.capacity, other.gpus = self.capacity, self.gpus
-        other.most_free = self.most_free
+        other.most_free, other.even = self.most_free, self.even
         other.free_count, other.free_mask = dict(self.free_count), dict(self.free_mask)
         other.by_free, other.of_size, other.bit_of = list(self.by_free), self.of_size, self.bit_of
         return other
@@ -62,6 +65,8 @@ class TypePool:
                 return [((nodes & -nodes).bit_length() - 1, gpus)]
         if not scattered:
             return whole_nodes(by_free, self.of_size, gpus) if gpus >= len(by_free) else None
+        if self.even:
+            return dealt_alike(self._from_most_free(gpus), self.free_count, gpus)
         return whole_nodes(by_free, self.of_size, gpus) or self._spread(gpus)
 
     def _from_most_free(self, gpus: int) -> list[tuple[int, int]]:
@@ -163,6 +168,21 @@ def whole_nodes(by_free: list[int], of_size: list[int], gpus: int) -> list[tuple
     return chosen
 
 
+def dealt_alike(
+    pairs: list[tuple[int, int]], free: Mapping[int, int] | Sequence[int], gpus: int
+) -> list[tuple[int, int]]:
+    """These nodes, each with as near to the same number of the GPUs as its free ones allow, the fullest node first.
+
+    Fewest to begin with: what a node cannot take, those with more free GPUs do, so none has more than it must.
+    """
+    dealt = []
+    for left, (node, _) in zip(range(len(pairs), 0, -1), sorted(pairs, key=lambda each: free[each[0]]), strict=True):
+        count = min(free[node], gpus // left)
+        dealt.append((node, count))
+        gpus -= count
+    return dealt
+
+
 def lowest(mask: int, count: int) -> int:
     """The `count` lowest set bits."""
     taken = 0
@@ -183,8 +203,7 @@ class Placement:
         for each, first in zip(cluster.node_types, cluster.first_nodes(), strict=True):
             for node in range(first, first + each.nodes):
                 capacity[each.gpu_type][node] = each.gpus_per_node
-        most_free = cluster.placement == "most_free"
-        self._set({kind: TypePool(nodes, most_free=most_free) for kind, nodes in capacity.items()})
+        self._set({kind: TypePool(nodes, cluster.placement) for kind, nodes in capacity.items()})
 
     def _set(self, pools: dict[str, TypePool]) -> None:
         self.pools = pools
