@@ -131,7 +131,7 @@ KNOWS = {
     "declared": "each job's own reports and its declared work",
     "shared": "reports of all jobs of a model",
     "all": "reports of all jobs of a model, and declared work",
-    "profiles": "how fast jobs are by CPUs and memory, from profiles made before",
+    "profiles": "how fast jobs are by CPUs and memory, from profiles made before, where a job has one",
 }
 """What a policy knew of training jobs, by `information`."""
 

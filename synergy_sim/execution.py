@@ -223,6 +223,10 @@ class SimulatedJob(Job):
         """Whether all that happens to it by then is known; a job that only has a run time ends when it ends."""
         return True
 
+    def only_relocates(self, now_s: float) -> bool:
+        """Whether it was moved just now, and nothing changes but which GPUs it holds."""
+        return False
+
     def report(self, now_s: float) -> None:
         """Tells its task how it has trained, if it does."""
 

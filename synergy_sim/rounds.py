@@ -15,6 +15,7 @@ from math import floor
 from typing import Any, NamedTuple
 
 from synergy_core.errors import InputError
+from synergy_core.jobs.decision import Decision
 from synergy_core.jobs.record import Placed, gpus_in
 from synergy_core.units import on_grid
 from synergy_sim.engine import Engine
@@ -97,24 +98,42 @@ class Rounds:
         decision, took_s = engine.decide(engine.env.now)
         self._leaving = [each for each in self._leaving if each.free_s > engine.env.now]
         done: set[int] = set()
+        relocated = self._relocated(decision, boundary_s)
         for job, placed in decision.stops:
-            if not self._end_lease(job, placed, boundary_s):  # type: ignore[arg-type]
+            if job.job_id in relocated:
+                engine.vacate(job)  # type: ignore[arg-type]
+            elif not self._end_lease(job, placed, boundary_s):  # type: ignore[arg-type]
                 done.add(job.job_id)
         starts = [(job, placed) for job, placed in decision.starts if job.job_id not in done]
         for job, _ in starts:
-            self._promised_gpus[job.virtual_cluster] += job.held_gpus
+            if job.job_id not in relocated:
+                self._promised_gpus[job.virtual_cluster] += job.held_gpus
         ended = len(decision.stops) - len(done)
         next_start_s = boundary_s + self._execution.stretch_of(ended)
         # A job's CPUs and memory can come from others than those on whose GPUs it goes: they change hands all at once.
         shared_s = max([boundary_s, *(each.free_s for each in self._leaving)])
         for job, placed in starts:
-            self._launch(job, placed, next_start_s, shared_s)  # type: ignore[arg-type]
+            if job.job_id in relocated:
+                engine.occupy((job, placed, job.share))  # type: ignore[arg-type]
+            else:
+                self._launch(job, placed, next_start_s, shared_s)  # type: ignore[arg-type]
         for job in decision.retuned:
             if job.share is not None:
                 engine.reshare(job, shared_s)  # type: ignore[arg-type]
         engine.note(decision, took_s)
         engine.decisions.optimum(decision.objective, decision.bound)
         return ended
+
+    def _relocated(self, decision: Decision, boundary_s: float) -> set[int]:
+        """Jobs that go on elsewhere at this very instant as if nothing had happened: most of those that mechanisms
+        place anew in every round. They need not be stopped and launched.
+        """
+        stops: list[SimulatedJob] = [job for job, _ in decision.stops]  # type: ignore[misc]
+        if self._leaving or boundary_s > self._engine.env.now or self._execution.stretch_of(len(stops)) > 0:
+            return set()
+        if any(job.costs.exit_s > 0 for job in stops):
+            return set()
+        return {job.job_id for job in stops if job.running and job.only_relocates(boundary_s)}
 
     def _end_lease(self, job: SimulatedJob, placed: Placed, boundary_s: float) -> bool:
         """Has the job leave its GPUs at the boundary; False if it is done before, and only keeps them until then."""

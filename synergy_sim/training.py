@@ -156,6 +156,19 @@ class SimulatedTraining(SimulatedJob, ABC):
             self._choose_fixed()
             self._foresee()
 
+    def only_relocates(self, now_s: float) -> bool:
+        """A job at a fixed batch in whole rounds: the same rate, the same end."""
+        return (
+            self.moved
+            and self.whole_rounds_s > 0
+            and not self.tunes_batch
+            and self.at_s <= now_s < self.end_s
+            and self.costs.checkpoint_interval_s == 0
+            and self.share == self._share
+            and self.cluster.node_type_of[self.placement[0][0]] is self._node
+            and tuple(mask.bit_count() for _, mask in self.placement) == self._node_gpus
+        )
+
     def reshare(self, from_s: float) -> bool:
         """Its share may have changed: it goes on with that. Whether anything has changed."""
         if self.share == self._share or self.end_s <= from_s:

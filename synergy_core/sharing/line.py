@@ -29,6 +29,9 @@ class Line(Protocol):
     def turned(self, job: Job, now_s: float) -> None:
         """The job has started or stopped."""
 
+    def settled(self, job: Job) -> None:
+        """The job has stopped, and what it has done by then is known."""
+
     def leave(self, job: Job, now_s: float) -> None:
         """The job is done."""
 
@@ -77,6 +80,11 @@ class KeyedLine:
             self._keep(job)
         if self._jumps:
             self._foresee(job, now_s)
+
+    def settled(self, job: Job) -> None:
+        if not (self.still or job.running):
+            self._drop(job)
+            self._keep(job)
 
     def leave(self, job: Job, now_s: float) -> None:
         self._drop(job)
@@ -136,6 +144,9 @@ class RankedLine:
 
     def turned(self, job: Job, now_s: float) -> None:
         """Nothing to do: ranks are asked for anew in every round."""
+
+    def settled(self, job: Job) -> None:
+        """Nothing to do, as above."""
 
     def leave(self, job: Job, now_s: float) -> None:
         del self._active[job.job_id]

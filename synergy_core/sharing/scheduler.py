@@ -48,7 +48,8 @@ class SharingScheduler:
         del self._asked[job.job_id]
 
     def requeue(self, job: Job) -> None:
-        """Nothing to do: a stopped job stays in line."""
+        """A stopped job has settled what it did until then, from which its place in line may follow."""
+        self._line.settled(job)
 
     def evicted(self, job: Job, now_s: float) -> None:
         """A running job has lost its GPUs unasked: it holds nothing from now on, and waits."""
