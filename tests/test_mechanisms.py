@@ -208,6 +208,19 @@ def test_every_order_goes_with_every_mechanism(order, name):
     conforms(get_policy(f"{order}+{name}"))
 
 
+@pytest.mark.parametrize("name", sorted(mechanism_names()))
+def test_whoever_does_not_fit_is_overtaken_and_every_summary_says_so(name):
+    cluster = Cluster((NodeType("v", "v100", 1, 8, 24.0, 500 * GB),))
+    own = cluster.proportional
+    jobs = [Applicant(gpus, (0,), own, own, 0, (), None, lambda kind, share: 1.0) for gpus in (6, 8, 1)]
+    answer = get_mechanism(name).share_out(SharingRound(jobs, cluster, [float("inf")], False))
+    assert [each is not None for each in answer] == [True, False, True]
+    for order in ORDERS:
+        summary = get_policy(f"{order}+{name}").summary
+        assert summary.startswith(f"In the order of {order}; whoever does not fit is overtaken, and running jobs give")
+        assert summary.endswith(get_mechanism(name).summary)
+
+
 def test_a_policy_that_puts_nobody_in_line_has_no_mechanism():
     with pytest.raises(InputError, match=r"policy sia\+tune: sia allocates GPUs itself .* Type fifo\+tune"):
         get_policy("sia+tune")
