@@ -203,6 +203,25 @@ def test_the_same_round_has_the_same_answer(round, name):
     assert share_out(round) == share_out(round)
 
 
+@given(rounds(), st.sampled_from(sorted(mechanism_names())), st.booleans(), st.data())
+def test_pinned_jobs_keep_what_they_were_given_whoever_else_comes(round, name, sticky, data):
+    share_out = get_mechanism(name).with_parameters(sticky=sticky).share_out
+    kinds, pinned, others = round.kind_of_node, [], []
+    for job, grant in zip(round.jobs, share_out(round), strict=True):
+        if grant is None:
+            others.append(replace(job, held=(), share=None))
+            continue
+        kind = kinds[grant.on[0][0]]
+        order = (kind, *(each for each in job.kinds if each != kind))
+        ran = replace(job, kinds=order, held=grant.on, share=grant.share, pinned=data.draw(st.booleans()))
+        (pinned if ran.pinned else others).append(ran)
+    jobs = data.draw(st.permutations(pinned)) + data.draw(st.permutations(others))
+    answer = share_out(replace(round, jobs=jobs))
+    assert [grant and grant.on for grant in answer[: len(pinned)]] == [job.held for job in jobs[: len(pinned)]]
+    if not get_mechanism(name).pooled:
+        _taken(replace(round, jobs=jobs), answer)
+
+
 @pytest.mark.parametrize(("order", "name"), list(product(ORDERS, sorted(mechanism_names()))))
 def test_every_order_goes_with_every_mechanism(order, name):
     conforms(get_policy(f"{order}+{name}"))
