@@ -75,6 +75,11 @@ def format_gpus(gpus: int) -> str:
     return f"{gpus:,} GPU{'s' * (gpus != 1)}"
 
 
+def format_share(cpus: float, memory_bytes: float) -> str:
+    """CPUs and memory for people: `12 CPUs and 187.5 GB`."""
+    return f"{cpus:.4g} CPU{'s' * (cpus != 1)} and {memory_bytes / GB:.4g} GB"
+
+
 def format_service(gpu_s: float) -> str:
     """GPU-seconds for people: `1.40 GPU-h`."""
     return f"{gpu_s / HOUR_S:.2f} GPU-h"

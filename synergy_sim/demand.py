@@ -9,7 +9,7 @@ from typing import Any
 from synergy_core.cluster import Share
 from synergy_core.mechanisms import Applicant, Grant, Hosts, SharingRound
 from synergy_core.policies import SharingPolicy
-from synergy_core.units import GB, format_gpus
+from synergy_core.units import format_gpus, format_share
 from synergy_sim.execution import SimulatedJob
 from synergy_sim.facts import Facts, Moment
 
@@ -51,11 +51,11 @@ class Demand:
 
     def text(self) -> list[str]:
         """As sentences."""
-        own = f"its proportional share is {in_words(self.proportional)} on {self.gpu_type}"
-        has = "" if self.has is None else f"has {in_words(self.has)} per GPU; "
+        own = f"its proportional share is {format_share(*self.proportional)} on {self.gpu_type}"
+        has = "" if self.has is None else f"has {format_share(*self.has)} per GPU; "
         if not self.known:
             return [f"{has}nothing is known of its speed by CPUs and memory ({own})"]
-        lines = [f"{has}uses up to {in_words(self.wanted)}{'' if has else ' per GPU'} ({own})"]
+        lines = [f"{has}uses up to {format_share(*self.wanted)}{'' if has else ' per GPU'} ({own})"]
         if self.has is None:
             lines.append(f"speed with that: {self.most_speed:.2f} × that with its proportional share")
             return lines
@@ -64,7 +64,7 @@ class Demand:
             f"bound by: {_BOUND[self.bound_by]}",
         ]
         if self.bound_by != "GPUs" and self.free is not None:
-            lines[-1] += f" Free on its nodes: {in_words(self.free)}."
+            lines[-1] += f" Free on its nodes: {format_share(*self.free)}."
         return lines
 
 
@@ -75,11 +75,6 @@ _BOUND = {
     "CPUs or memory": "CPUs and memory. More of either would make it faster.",
     "CPUs and memory": "CPUs and memory. Only more of both would make it faster.",
 }
-
-
-def in_words(share: Share) -> str:
-    """`12 CPUs and 187.5 GB`."""
-    return f"{share.cpus:.4g} CPU{'s' * (share.cpus != 1)} and {share.memory_bytes / GB:.4g} GB"
 
 
 def demand(facts: Facts, moment: Moment, job: SimulatedJob) -> Demand | None:
@@ -148,8 +143,8 @@ def why_no_share(facts: Facts, job: SimulatedJob, ahead: list[SimulatedJob]) -> 
             named = " and ".join(short) or "CPUs and memory not on one node"
             each = f"each of its {job.gpus} GPUs" if job.gpus > 1 else "its GPU"
             return (
-                f"{named[0].upper()}{named[1:]}: it wants {in_words(wanted)} for {each}, and jobs ahead of it leave "
-                f"{_left(facts, hosts, kind)}."
+                f"{named[0].upper()}{named[1:]}: it wants {format_share(*wanted)} for {each}, and jobs ahead of it "
+                f"leave {_left(facts, hosts, kind)}."
             )
     return ""
 
@@ -160,7 +155,8 @@ def _left(facts: Facts, hosts: Hosts, kind: int) -> str:
     nodes = [at for at, free in enumerate(hosts.gpus) if free and facts.cluster.type_of_node[at] == gpu_type]
     nodes.sort(key=lambda node: (-hosts.gpus[node], node))
     texts = [
-        f"{format_gpus(hosts.gpus[node])}, {in_words(_free(hosts, node))} on node {node}" for node in nodes[:MOST_NODES]
+        f"{format_gpus(hosts.gpus[node])}, {format_share(*_free(hosts, node))} on node {node}"
+        for node in nodes[:MOST_NODES]
     ]
     more = len(nodes) - MOST_NODES
     return "; ".join(texts) + (f"; and fewer GPUs on {more} more node{'s' * (more > 1)}" if more > 0 else "")

@@ -59,6 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
+    except BrokenPipeError:
+        raise  # its reader has left: `piped` ends it
     except OSError as error:
         print(f"error: {given.json}: {error.strerror}.", file=sys.stderr)
         return BAD_INPUT

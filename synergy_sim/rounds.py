@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from synergy_core.errors import InputError
 from synergy_core.jobs.decision import Decision
-from synergy_core.jobs.record import Placed, gpus_in
+from synergy_core.jobs.record import NEVER, Placed, gpus_in
 from synergy_core.units import on_grid
 from synergy_sim.engine import Engine
 from synergy_sim.execution import ExecutionModel, SimulatedJob
@@ -158,6 +158,9 @@ class Rounds:
     def _launch(self, job: SimulatedJob, placed: Placed, next_start_s: float, shared_s: float) -> None:
         """Has the job start when its GPUs are free and, where launches may not be early, no sooner than the round; one
         with a share, when those of the round change hands.
+
+        Where that is so late that it could be stopped before it has begun, round after round, it keeps its GPUs up to
+        its first step.
         """
         start_s = max(self._engine.env.now, job.free_s)
         if self._leaving:
@@ -171,6 +174,7 @@ class Rounds:
             job.first_start_s = start_s
         self._engine.at(start_s, self._engine.occupy, (job, placed, job.share))
         self._engine.run_from(job, start_s)
+        job.keeps_until_s = job.first_step_s if start_s >= next_start_s + self._round_s else -NEVER
 
     def _quota_free_s(self, virtual_cluster: str) -> float:
         """When enough of the tenant's jobs have left that all it was promised is within its quota."""

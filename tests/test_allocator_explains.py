@@ -1,4 +1,4 @@
-"""Why a job got its row: what it paid, what it wanted, how much it lacked."""
+"""Why a job got its row, and its share: what it paid, what it wanted, how much it lacked."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import json
 import numpy as np
 import pytest
 from allocator_problems import random_problem
+from node_problems import random_round
 
 from synergy_core.allocator import Problem, explain, solve
-from synergy_core.allocator.explain import host_price
+from synergy_core.allocator.nodes import NodeGroups, NodeProblem, Pieces, allocate, explain_placed
+from synergy_core.allocator.nodes.pooled import columns_of, pinned_of, pooled, reduced_of
 from synergy_core.errors import InputError
+from synergy_core.units import GB
 
 
 def test_explanation_names_price_and_what_is_missing() -> None:
@@ -82,11 +85,117 @@ def test_cpus_and_memory_are_part_of_a_rows_price(seed: int) -> None:
             assert row.price == pytest.approx(paid)
 
 
-def test_what_a_row_costs_is_said_by_resource() -> None:
-    told = host_price(2, (12.0, 125e9), (0.05, 0.01, 1e-12))
-    assert (told.cpus, told.memory_bytes) == (24.0, 250e9)
-    assert told.total == pytest.approx(0.1 + 0.24 + 0.25)
-    assert told.dearest == "memory"
-    line = "2 GPUs 0.1000 + 24 CPUs 0.2400 + 250 GB 0.2500 = 0.5900 utility to others; scarcest for it: memory."
-    assert told.text() == line
-    assert host_price(1, (1.0, 20e9), (0.0, 0.0, 0.0)).dearest == "nothing"
+def hungry_and_modest(**more) -> NodeProblem:
+    """Two jobs of one GPU on a node of 2 GPUs and 12 CPUs, each with 9 or with 3 of them: worth 3 or 1 to the first,
+    1.2 or 1 to the second.
+    """
+    node = NodeGroups(*(np.array([each]) for each in (0, 1, 2)), np.array([12.0]), np.array([100 * GB]))
+    shares = np.array([[9.0, 3.0], [9.0, 3.0]]), np.full((2, 2), 10 * GB)
+    return NodeProblem(
+        np.array([[3.0, 1.0], [1.2, 1.0]]), np.array([1, 1]), np.array([0, 0]), *shares, nodes=node, **more
+    )
+
+
+def test_a_job_that_lost_its_cpus_to_a_hungrier_one_is_told_so() -> None:
+    """3 + 1 = 4 is the best; as 12 p + (3 − 9 p) + (1 − 3 p) = 4 for any price p of a CPU at which neither changes,
+    1/30 to 1/3, prices leave no gap.
+    """
+    problem = hungry_and_modest()
+    solution = allocate(problem, gap=0.0)
+    told = explain_placed(problem, solution, 1, label="resnet", types=["v100"])
+    assert (told.objective, told.gap) == (4.0, pytest.approx(0.0, abs=1e-3))
+    assert told.chosen is not None
+    assert told.wanted is not None
+    assert told.chosen.label == "1 × v100 with 3 CPUs and 10 GB"
+    assert told.wanted.label == "1 × v100 with 9 CPUs and 10 GB"
+    gpus, cpus, memory = told.limits
+    assert [(each.resource, each.total, each.used) for each in told.limits] == [
+        ("GPUs", 2.0, 2.0), ("CPUs", 12.0, 12.0), ("memory", 100 * GB, 20 * GB),
+    ]  # fmt: skip
+    assert 1 / 30 - 1e-3 < cpus.price < 1 / 3 + 1e-3
+    assert told.missing_utility == pytest.approx(6 * cpus.price - 0.2)
+    assert told.chosen.paid == pytest.approx((gpus.price, 3 * cpus.price, 10 * GB * memory.price))
+    assert (told.bound_by, told.with_more) == ("CPUs", told.wanted)
+    text = told.text()
+    for part in (
+        "resnet got 1 × v100 with 3 CPUs and 10 GB.",
+        "what it takes is worth",
+        f"bound by: CPUs. 1 × v100 with 9 CPUs and 10 GB (1.2000) would pay {6 * cpus.price:.4f} more",
+        "paid for GPUs + CPUs + memory",
+        "v100: 12 of 12 CPUs used",
+        "v100: 20 of 100 GB used",
+        "Prices are of all nodes that are alike together, not of single nodes",
+        "utility 4 of at most 4",
+    ):
+        assert part in text
+    first = explain_placed(problem, solution, 0)
+    assert first.wanted == first.chosen
+    assert first.bound_by == ""
+    assert "got 1 × type 0 with 9 CPUs" in first.text()
+
+
+def test_a_job_that_keeps_its_gpus_chooses_among_shares_alone() -> None:
+    held = Pieces(*(np.array(each) for each in ([0, 1], [0, 0], [1, 1])))
+    problem = hungry_and_modest(held=held, pinned=np.array([False, True]))
+    told = explain_placed(problem, allocate(problem, gap=0.0), 1)
+    assert "It kept its GPUs, and only their share was to be chosen." in told.text()
+    assert {row.configuration for row in told.rows} == {0, 1}
+
+
+def test_what_was_left_over_is_told_beside_the_row() -> None:
+    most = np.array([[9.0], [4.0]]), np.full((2, 1), 10 * GB)
+    problem = hungry_and_modest(most_cpus=most[0], most_memory_bytes=most[1])
+    problem.cpus[1, 1] = 2.0
+    told = explain_placed(problem, allocate(problem, gap=0.0), 1)
+    assert "got 1 × type 0 with 2 CPUs and 10 GB." in told.text()
+    assert told.with_more is not None
+    assert told.with_more.label == "1 × type 0 with 9 CPUs and 10 GB"
+    assert "With what nobody asked for it has 3 CPUs and 10 GB per GPU." in told.text()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_prices_told_are_those_that_were_compared_and_bound_the_round(seed: int) -> None:
+    """Weak duality, with the figures that are told: what is there at its price, and what jobs gain beyond prices, are
+    at least what was placed, and all that jobs lack of their best rows together is no more than is open.
+    """
+    problem = random_round(seed, 14, groups=2, tenants=2 * (seed % 2), spare=False)
+    solution = allocate(problem)
+    columns = columns_of(problem)
+    pool = pooled(problem, columns, pinned_of(problem, columns))
+    reduced = reduced_of(columns, pool, solution.prices)
+    told = [explain_placed(problem, solution, job) for job in range(len(problem.utility))]
+    worth = lost = gained = 0.0
+    for job, each in enumerate(told):
+        json.dumps(each.as_dict())
+        assert len({(row.label, row.utility) for row in each.rows}) == len(each.rows)
+        for row in each.rows:
+            assert row.reduced == pytest.approx(reduced[job, row.configuration])
+            assert row.price == pytest.approx(sum(row.paid))
+        if each.chosen is not None:
+            worth += each.chosen.utility
+            assert columns.row[each.chosen.configuration] == solution.choice[job]
+            assert each.chosen in each.rows
+        assert (each.chosen is None) == (solution.choice[job] < 0)
+        gained += max(0.0, max((row.reduced for row in each.rows), default=0.0))
+        lost += each.rounding_loss
+    dual = sum(each.price * each.total for each in told[0].limits) + gained
+    assert all(each.used <= each.total * (1 + 1e-6) for each in told[0].limits)
+    assert dual >= solution.bound - 1e-9
+    assert lost <= dual - worth + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_every_job_of_a_round_with_pinned_and_moved_ones_is_told(seed: int) -> None:
+    problem = random_round(seed, 12, groups=2, pinned=True, movable=True, tenants=2)
+    solution = allocate(problem)
+    pinned = problem.pinned
+    assert pinned is not None
+    assert pinned.any()
+    for job in range(len(problem.utility)):
+        told = explain_placed(problem, solution, job)
+        assert ("kept its GPUs" in told.text()) == pinned[job]
+        assert ("moved to other nodes" in told.text()) == solution.moved[job]
+        if pinned[job]:
+            assert {row.gpus for row in told.rows} == {problem.gpus[solution.choice[job]]}
+    with pytest.raises(InputError, match="job is 12, expected 0 to 11"):
+        explain_placed(problem, solution, 12)

@@ -188,13 +188,13 @@ def test_whoever_waits_after_a_decision_has_a_reason_and_whoever_runs_its_share(
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """A run of two policies, of which one makes training jobs of all rows."""
+    """A run of three policies, of which two make training jobs of all rows."""
     folder = tmp_path_factory.mktemp("explain")
     log = folder / "jobs.csv"
     log.write_text(
         "job,submit_time,duration_s,gpus,model\na,0,9000,1,alexnet\nb,0,9000,1,alexnet\nc,400,9000,1,alexnet\n"
     )
-    keys = ["+trace=file", f"trace.path={log}", "policy=[fifo+greedy,sia]", "cluster.nodes=1", "figures=false"]
+    keys = ["+trace=file", f"trace.path={log}", "policy=[fifo+greedy,sia,synergy]", "cluster.nodes=1", "figures=false"]
     keys += ["cluster.cpus_per_node=24", "cluster.memory_gb_per_node=500", "cluster.storage_mb_per_s=500"]
     values = composed_values(*keys, "progress=false", "truth.measured=false")
     simulate_all(build(Settings, values), values, folder / "out", say=False)
@@ -208,6 +208,19 @@ def test_stored_run_is_explained_with_its_jobs_made_once_more(results, tmp_path,
     assert told["demand"]["wanted"]["cpus"] == pytest.approx(9.608, rel=1e-3)
     assert main([str(results / "fifo+greedy-0"), "a", "--at", "20m"]) == 0
     assert "bound by: its GPUs." in capsys.readouterr().out
+
+
+def test_a_round_of_synergy_is_explained_with_its_shares(results, tmp_path, capsys):
+    assert main([str(results / "synergy-0"), "c", "--at", "20m", "--json", str(tmp_path / "why.json")]) == 0
+    text, told = capsys.readouterr().out, json.loads((tmp_path / "why.json").read_text())
+    assert text.startswith("round at 1")
+    assert f"job c got {told['chosen']['label']}." in text
+    assert "CPUs and" in told["chosen"]["label"]
+    assert [each["resource"] for each in told["limits"]] == ["GPUs", "CPUs", "memory"]
+    assert [each["total"] for each in told["limits"]] == [8, 24, 500 * GB]
+    assert "of 24 CPUs used" in text
+    best = max(row["reduced"] for row in told["rows"])
+    assert best - told["chosen"]["reduced"] == pytest.approx(told["rounding_loss"])
 
 
 def test_a_log_that_has_changed_is_refused(results, capsys):

@@ -244,6 +244,16 @@ def test_what_cannot_be_explained_is_said_in_a_sentence(results, arguments, sent
     assert sentence in error
 
 
+def test_a_reader_that_leaves_is_not_told_of_a_file(results, capsys, monkeypatch):
+    def left(text):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stdout.write", left)
+    with pytest.raises(BrokenPipeError):
+        main([str(results / "fifo-0"), "c"])
+    assert capsys.readouterr().err == ""
+
+
 def test_folder_without_a_run_is_said_so(tmp_path, capsys):
     assert main([str(tmp_path), "0"]) == 2
     assert "expected the folder of a finished run" in capsys.readouterr().err

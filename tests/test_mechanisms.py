@@ -203,9 +203,41 @@ def test_the_same_round_has_the_same_answer(round, name):
     assert share_out(round) == share_out(round)
 
 
+@given(rounds(), st.sampled_from(sorted(mechanism_names())), st.booleans(), st.data())
+def test_pinned_jobs_keep_what_they_were_given_whoever_else_comes(round, name, sticky, data):
+    share_out = get_mechanism(name).with_parameters(sticky=sticky).share_out
+    kinds, pinned, others = round.kind_of_node, [], []
+    for job, grant in zip(round.jobs, share_out(round), strict=True):
+        if grant is None:
+            others.append(replace(job, held=(), share=None))
+            continue
+        kind = kinds[grant.on[0][0]]
+        order = (kind, *(each for each in job.kinds if each != kind))
+        ran = replace(job, kinds=order, held=grant.on, share=grant.share, pinned=data.draw(st.booleans()))
+        (pinned if ran.pinned else others).append(ran)
+    jobs = data.draw(st.permutations(pinned)) + data.draw(st.permutations(others))
+    answer = share_out(replace(round, jobs=jobs))
+    assert [grant and grant.on for grant in answer[: len(pinned)]] == [job.held for job in jobs[: len(pinned)]]
+    if not get_mechanism(name).pooled:
+        _taken(replace(round, jobs=jobs), answer)
+
+
 @pytest.mark.parametrize(("order", "name"), list(product(ORDERS, sorted(mechanism_names()))))
 def test_every_order_goes_with_every_mechanism(order, name):
     conforms(get_policy(f"{order}+{name}"))
+
+
+@pytest.mark.parametrize("name", sorted(mechanism_names()))
+def test_whoever_does_not_fit_is_overtaken_and_every_summary_says_so(name):
+    cluster = Cluster((NodeType("v", "v100", 1, 8, 24.0, 500 * GB),))
+    own = cluster.proportional
+    jobs = [Applicant(gpus, (0,), own, own, 0, (), None, lambda kind, share: 1.0) for gpus in (6, 8, 1)]
+    answer = get_mechanism(name).share_out(SharingRound(jobs, cluster, [float("inf")], False))
+    assert [each is not None for each in answer] == [True, False, True]
+    for order in ORDERS:
+        summary = get_policy(f"{order}+{name}").summary
+        assert summary.startswith(f"In the order of {order}; whoever does not fit is overtaken, and running jobs give")
+        assert summary.endswith(get_mechanism(name).summary)
 
 
 def test_a_policy_that_puts_nobody_in_line_has_no_mechanism():

@@ -3,6 +3,7 @@
 from random import Random
 
 import pytest
+from jobs import facts
 from training_jobs import CATALOG, random_training, training
 
 from synergy_core.cluster import Cluster, NodeType
@@ -30,7 +31,7 @@ def slow(random):
     costs = Costs(
         launch_s=random.choice((0, 10)),
         restart_s=random.choice((0, 10)),
-        exit_s=random.choice((0, 7, 12)),
+        exit_s=random.choice((0, 7, 12, 150)),
         checkpoint_interval_s=random.choice((0, 20)),
     )
     round_s = random.choice((60.0, 120.0, 300.0))
@@ -78,6 +79,27 @@ def test_what_a_job_gives_up_is_had_once_it_has_left():
     assert rows[:2] == [(0, 0, 0.2), (0, 1, 0.2)]
     assert sorted(each[:2] for each in rows[2:4]) == [(127, 0), (127, 2)]
     assert dict(each[1:] for each in rows[2:4])[0] > 0.2
+
+
+@pytest.mark.parametrize("sticky", [True, False])
+@pytest.mark.parametrize("policy", ["srtf+tune", "srtf+greedy", "srtf+proportional", "las+tune", "fifo+tune"])
+def test_jobs_that_take_longer_than_a_round_to_leave_put_off_nobody_for_ever(policy, sticky, monkeypatch):
+    """Two jobs on a GPU with few CPUs, for either of which less remains while it waits, for that counts the share that
+    it asked for: each round one gives way to the other, which had its GPU only 150 s, two rounds and a half, later.
+    """
+    monkeypatch.setattr("synergy_sim.engine.MOST_IN_VAIN", 100)
+    machines = Cluster((NodeType("t", "t4", 1, 1, 0.4, 1000 * GB),))
+    work = training([(0, 1, 300, "deepspeech2"), (0, 1, 600, "deepspeech2")], machines)
+    execution = ExecutionModel(Costs(restart_s=20, exit_s=150), round_s=60.0)
+    chosen = get_policy(policy).with_parameters(sticky=sticky)
+    run = simulate(work, machines, chosen, execution, truth=CATALOG)
+    check(run)
+    started = {}
+    for time_s, kind, job in facts(run):
+        if kind == "start":
+            started[job] = time_s
+        elif kind == "stop":
+            assert time_s > started[job] + 150, "it was stopped before it had done anything"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Why a job got what it got: its rows, what each GPU costs in this round, and what would have to change."""
+"""Why a job got what it got: its rows, what the things that they take cost in this round, what would have to change."""
 
 from __future__ import annotations
 
@@ -9,16 +9,24 @@ from typing import Any
 import numpy as np
 
 from synergy_core.allocator.problem import ROUNDING, Problem, Solution
-from synergy_core.arrays import Floats
+from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import InputError
 from synergy_core.units import GB
 
 MOST_ROWS = 5
+LEAST_GAIN = 1e-3
+"""Of a job's utility: what is less is not called a gain from more CPUs or memory."""
+UNITS = {"GPUs": ("GPUs", "GPU", 1.0), "CPUs": ("CPUs", "CPU", 1.0), "memory": ("GB", "GB", GB)}
+"""Of each resource: how amounts are called, how one of them is, and its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedRow:
-    """One configuration of the job. price: utility that its GPUs are worth to others; reduced: utility − price."""
+    """One configuration of the job.
+
+    price: utility that what it takes is worth to others; paid: the part of that for each of the explanation's
+    `resources`; reduced: utility − price.
+    """
 
     configuration: int
     label: str
@@ -26,73 +34,68 @@ class ExplainedRow:
     utility: float
     price: float
     reduced: float
+    paid: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One capacity or quota. price: utility per GPU; binding: whether one GPU more would be worth something."""
+    """What there is of a resource somewhere, or a quota. total, used: GPUs, CPUs, or bytes of memory.
+
+    price: utility per one of it; binding: whether one more would be worth something.
+    """
 
     label: str
-    gpus: int
-    used_gpus: int
+    resource: str
+    total: float
+    used: float
     price: float
     binding: bool
 
-
-@dataclass(frozen=True, slots=True)
-class HostPrice:
-    """What GPUs with their share are worth to others: utility paid for the GPUs, for the CPUs and for the memory.
-
-    gpus, cpus, memory_bytes: of the whole row, over all its nodes.
-    """
-
-    gpus: int
-    cpus: float
-    memory_bytes: float
-    for_gpus: float
-    for_cpus: float
-    for_memory: float
-
-    @property
-    def total(self) -> float:
-        """Utility paid for all of it."""
-        return self.for_gpus + self.for_cpus + self.for_memory
-
-    @property
-    def dearest(self) -> str:
-        """GPUs, CPUs or memory, whichever the most is paid for; nothing where all of it is free."""
-        paid = {"GPUs": self.for_gpus, "CPUs": self.for_cpus, "memory": self.for_memory}
-        return max(paid, key=lambda each: paid[each]) if self.total > 0 else "nothing"
-
     def text(self) -> str:
         """A line to read."""
-        parts = (
-            f"{self.gpus} GPU{'s' * (self.gpus > 1)} {self.for_gpus:.4f}",
-            f"{self.cpus:g} CPUs {self.for_cpus:.4f}",
-            f"{self.memory_bytes / GB:g} GB {self.for_memory:.4f}",
-        )
-        return f"{' + '.join(parts)} = {self.total:.4f} utility to others; scarcest for it: {self.dearest}."
+        several, one, size = UNITS.get(self.resource, (self.resource, "unit", 1.0))
+        worth = f"{self.price * size:.4g} utility per {one}" if self.binding else "does not bind"
+        return f"{self.label}: {_amount(self.used / size)} of {_amount(self.total / size)} {several} used, {worth}"
 
 
-def host_price(gpus: int, share: tuple[float, float], prices: tuple[float, float, float]) -> HostPrice:
-    """What a row costs. share: CPUs and bytes with each GPU. prices: utility per GPU, CPU and byte, such as one group's
-    of `NodeSolution`.
+def _amount(value: float) -> str:
+    return str(round(value)) if abs(value - round(value)) < 1e-6 else f"{value:.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """One job's C configurations at the prices of a round.
+
+    names, gpus, utility: (C,). paid: (R, C) utility for each of `resources`, (R,). possible: (P,) those that the
+    cluster could hold and that are worth more than nothing. chosen: −1 none. beside: (B,) those on as many GPUs with
+    more beside them than the job has.
     """
-    cpus, memory_bytes = gpus * share[0], gpus * share[1]
-    return HostPrice(gpus, cpus, memory_bytes, gpus * prices[0], cpus * prices[1], memory_bytes * prices[2])
+
+    names: Sequence[str]
+    gpus: Ints
+    utility: Floats
+    resources: tuple[str, ...]
+    paid: Floats
+    possible: Ints
+    chosen: int
+    beside: Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """One job in a solved problem.
 
-    chosen: None if it got nothing. wanted: its best row if GPUs were free, None if no row that the cluster could hold
-    is worth more than nothing.
-    rows: its best by reduced value, falling. limits: every capacity and quota.
+    chosen: None if it got nothing. wanted: its best row if all were free of charge, None if no row that the cluster
+    could hold is worth more than nothing.
+    rows: its best by reduced value, falling. limits: every capacity and quota. resources: what has a price.
+    with_more: its best row on as many GPUs with more beside them, None where it gains from no more.
+    bound_by: the resource for which `with_more`, or else `wanted`, would pay most beyond what the chosen row pays;
+    "nodes" where it would pay no more, but does not fit; "" where it has what it wants.
     missing_utility: what `wanted` lacks to be its best row at these prices, ≥ 0.
     price_fraction: the part of today's prices, in [0, 1], up to which `wanted` is its best row.
     rounding_loss: by how much the chosen row's reduced value is below the best row's: the job's share in what it costs
     that GPUs cannot be divided. forced: whether it had no choice.
+    objective, bound, gap: of the round, of all jobs, as in `Solution`. notes: what else is to be known, in sentences.
     """
 
     job: int
@@ -105,6 +108,13 @@ class Explanation:
     missing_utility: float
     price_fraction: float
     rounding_loss: float
+    resources: tuple[str, ...]
+    with_more: ExplainedRow | None
+    bound_by: str
+    objective: float
+    bound: float
+    gap: float
+    notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The explanation as plain values, for JSON."""
@@ -118,33 +128,54 @@ class Explanation:
             lines.append("None of its configurations that the cluster could hold is worth more than nothing.")
         elif not self.forced:
             lines += self._why(self.wanted)
-        lines.append("  utility − price = reduced")
+        if self.bound_by and len(self.resources) > 1:
+            lines.append(self._bound(self.with_more or self.wanted))
+        lines += self.notes
+        split = len(self.resources) > 1
+        paid_for = f"; paid for {' + '.join(self.resources)}" if split else ""
+        lines.append(f"  utility − price = reduced{paid_for}")
         for row in self.rows:
             mark = "→" if self.chosen and row.configuration == self.chosen.configuration else " "
-            lines.append(f"{mark} {row.utility:8.4f} − {row.price:.4f} = {row.reduced:8.4f}  {_named(row)}")
-        for limit in self.limits:
-            worth = f"{limit.price:.4g} utility per GPU" if limit.binding else "does not bind"
-            lines.append(f"  {limit.label}: {limit.used_gpus} of {limit.gpus} GPUs used, {worth}")
+            paid = f"; {' + '.join(f'{each:.4f}' for each in row.paid)}" if split else ""
+            lines.append(f"{mark} {row.utility:8.4f} − {row.price:.4f} = {row.reduced:8.4f}  {_named(row)}{paid}")
+        lines += [f"  {limit.text()}" for limit in self.limits]
+        lines.append(f"  round: utility {self.objective:.6g} of at most {self.bound:.6g}, a gap of {self.gap:.2%}")
         return "\n".join(lines)
 
     def _why(self, wanted: ExplainedRow) -> list[str]:
         if self.chosen and self.chosen.configuration == wanted.configuration:
-            return ["It is the configuration it gains most from, and worth its price."]
+            if self.rounding_loss <= ROUNDING:
+                return ["It is the configuration it gains most from, and worth its price."]
+            return ["It is the configuration it gains most from.", self._rounded()]
         lines = []
         if self.missing_utility > ROUNDING:
+            taken = "its GPUs are" if len(self.resources) == 1 else "what it takes is"
             lines.append(
-                f"It would gain most from {_named(wanted)} ({wanted.utility:.4f}), but its GPUs are worth "
+                f"It would gain most from {_named(wanted)} ({wanted.utility:.4f}), but {taken} worth "
                 f"{wanted.price:.4f} to others: it lacks {self.missing_utility:.4f} utility, or prices at "
                 f"{self.price_fraction:.0%} of today's."
             )
         if self.rounding_loss > ROUNDING:
-            lines.append(
-                f"At these prices another row would be better by {self.rounding_loss:.4f}; together with the other "
-                "jobs it does not fit."
-            )
+            lines.append(self._rounded())
         elif self.missing_utility <= ROUNDING:
             lines.append(f"{_named(wanted)} would be worth as much, less its price: a tie.")
         return lines
+
+    def _bound(self, better: ExplainedRow | None) -> str:
+        assert better is not None
+        more = better.price - (self.chosen.price if self.chosen else 0.0)
+        if self.bound_by == "nodes":
+            return f"bound by: nodes. {_named(better)} would pay no more, but does not fit beside the other jobs."
+        return (
+            f"bound by: {self.bound_by}. {_named(better)} ({better.utility:.4f}) would pay {more:.4f} more, the "
+            f"largest part of it for {self.bound_by}."
+        )
+
+    def _rounded(self) -> str:
+        return (
+            f"At these prices another row would be better by {self.rounding_loss:.4f}; together with the other jobs it "
+            "does not fit."
+        )
 
 
 def _named(row: ExplainedRow | None) -> str:
@@ -174,55 +205,130 @@ def explain(
     names = list(configurations) or [
         f"{gpus} × {kinds[at]}" for gpus, at in zip(problem.gpus.tolist(), problem.gpu_type.tolist(), strict=True)
     ]
-    utility = problem.utility[job]
     per_gpu = solution.prices[problem.gpu_type]
     if problem.tenant is not None:
         per_gpu = per_gpu + solution.prices[problem.types + problem.tenant[job]]
-    price: Floats = per_gpu * problem.gpus
+    paid: Floats = (per_gpu * problem.gpus)[None]
     if problem.beside is not None:
         # What goes beside its GPUs is paid for as well.
         beside = solution.prices[len(problem.rows) :].reshape(problem.beside.capacity.shape)
-        price = price + (beside[:, problem.gpu_type] * problem.beside.demand[:, job]).sum(axis=0)
-    reduced = utility - price
-
-    def row(column: int) -> ExplainedRow:
-        worth, paid = float(utility[column]), float(price[column])
-        return ExplainedRow(column, names[column], int(problem.gpus[column]), worth, paid, worth - paid)
-
+        paid = np.concatenate((paid, beside[:, problem.gpu_type] * problem.beside.demand[:, job]))
     within = problem.gpus <= problem.capacity[problem.gpu_type]
     if problem.tenant is not None and problem.quota is not None:
         within &= problem.gpus <= problem.quota[problem.tenant[job]]
-    possible = np.nonzero((utility > 0) & within)[0]
+    weighed = Weighed(
+        names=names,
+        gpus=problem.gpus,
+        utility=problem.utility[job],
+        resources=("GPUs", *(problem.beside.names if problem.beside is not None else ())),
+        paid=paid,
+        possible=np.nonzero((problem.utility[job] > 0) & within)[0],
+        chosen=int(solution.choice[job]),
+        beside=np.zeros(0, dtype=np.int64),
+    )
+    return explanation_of(
+        weighed,
+        job,
+        label,
+        forced=problem.forced is not None and bool(problem.forced[job] >= 0),
+        limits=_limits(problem, solution, kinds, list(tenants)),
+        round_worth=(solution.objective, solution.bound, solution.gap),
+    )
+
+
+def explanation_of(
+    weighed: Weighed,
+    job: int,
+    label: str,
+    *,
+    forced: bool,
+    limits: tuple[Limit, ...],
+    round_worth: tuple[float, float, float],
+    notes: tuple[str, ...] = (),
+) -> Explanation:
+    """Why a job has the configuration that it has of those weighed. round_worth: objective, bound and gap."""
+    utility, possible, chosen = weighed.utility, weighed.possible, weighed.chosen
+    price: Floats = weighed.paid.sum(axis=0)
+    reduced = utility - price
+
+    def row(column: int) -> ExplainedRow:
+        worth, costs = float(utility[column]), float(price[column])
+        paid = tuple(weighed.paid[:, column].tolist())
+        return ExplainedRow(column, weighed.names[column], int(weighed.gpus[column]), worth, costs, worth - costs, paid)
+
     best = float(np.max(reduced[possible], initial=0.0))
-    chosen = int(solution.choice[job])
     wanted = int(possible[utility[possible].argmax()]) if len(possible) else -1
-    order = possible[np.argsort(-reduced[possible], kind="stable")][:MOST_ROWS].tolist()
-    for extra in (chosen, wanted):
-        if extra >= 0 and extra not in order:
-            order.append(extra)
+    if chosen >= 0 and wanted >= 0 and utility[chosen] == utility[wanted]:
+        wanted = chosen
+    order = possible[np.lexsort((possible != chosen, -reduced[possible]))].tolist()
+    rows: dict[tuple[str, float, float], ExplainedRow] = {}
+    for column in order:
+        if len(rows) < MOST_ROWS:
+            each = row(column)
+            rows.setdefault((each.label, each.utility, each.price), each)  # several levels of share may be the same
+    for column in (chosen, wanted):
+        if column >= 0:
+            each = row(column)
+            rows.setdefault((each.label, each.utility, each.price), each)
+    missing = max(0.0, best - float(reduced[wanted])) if wanted >= 0 else 0.0
+    with_more = _with_more(weighed)
+    better = with_more if with_more >= 0 else wanted
     return Explanation(
         job=job,
         label=label or f"job {job}",
-        forced=problem.forced is not None and bool(problem.forced[job] >= 0),
+        forced=forced,
         chosen=row(chosen) if chosen >= 0 else None,
         wanted=row(wanted) if wanted >= 0 else None,
-        rows=tuple(row(column) for column in order),
-        limits=_limits(problem, solution, kinds, list(tenants)),
-        missing_utility=max(0.0, best - float(reduced[wanted])) if wanted >= 0 else 0.0,
+        rows=tuple(rows.values()),
+        limits=limits,
+        missing_utility=missing,
         price_fraction=_price_fraction(utility[possible], price[possible]),
         rounding_loss=max(0.0, best - (float(reduced[chosen]) if chosen >= 0 else 0.0)),
+        resources=weighed.resources,
+        with_more=row(with_more) if with_more >= 0 else None,
+        bound_by=_bound_by(weighed, better) if better not in (-1, chosen) else "",
+        objective=round_worth[0],
+        bound=round_worth[1],
+        gap=round_worth[2],
+        notes=notes,
     )
+
+
+def _with_more(weighed: Weighed) -> int:
+    """Of the configurations with more beside the job's GPUs, the one it gains most from; −1 where it gains nothing."""
+    if weighed.chosen < 0:
+        return -1
+    least = weighed.utility[weighed.chosen] * (1.0 + LEAST_GAIN)
+    richer = weighed.beside[weighed.utility[weighed.beside] > least]
+    return int(richer[weighed.utility[richer].argmax()]) if len(richer) else -1
+
+
+def _bound_by(weighed: Weighed, better: int) -> str:
+    """For what a better configuration would pay most beyond what the job pays; nodes where it would pay no more."""
+    more = weighed.paid[:, better] - (weighed.paid[:, weighed.chosen] if weighed.chosen >= 0 else 0.0)
+    return weighed.resources[int(more.argmax())] if more.max() > ROUNDING else "nodes"
 
 
 def _limits(problem: Problem, solution: Solution, kinds: list[str], tenants: list[str]) -> tuple[Limit, ...]:
-    rows, used = problem.rows.tolist(), problem.use(solution.choice).tolist()
     labels = kinds + [
-        f"quota of {tenants[at] if tenants else f'tenant {at}'}" for at in range(len(rows) - problem.types)
+        f"quota of {tenants[at] if tenants else f'tenant {at}'}" for at in range(len(problem.rows) - problem.types)
     ]
-    return tuple(
-        Limit(label, limit, taken, price, price > 0)
-        for label, limit, taken, price in zip(labels, rows, used, solution.prices[: len(rows)].tolist(), strict=True)
-    )
+    resources = ["GPUs"] * len(labels)
+    total, used = problem.rows.astype(np.float64), problem.use(solution.choice).astype(np.float64)
+    if problem.beside is not None:
+        labels += kinds * len(problem.beside.names)
+        resources += [name for name in problem.beside.names for _ in kinds]
+        total = np.concatenate((total, problem.beside.capacity.ravel()))
+        used = np.concatenate((used, problem.beside.use(problem.gpu_type, solution.choice).ravel()))
+    return limits_of(labels, resources, total, used, solution.prices)
+
+
+def limits_of(
+    labels: Sequence[str], resources: Sequence[str], total: Floats, used: Floats, prices: Floats
+) -> tuple[Limit, ...]:
+    """Everything that has a price, all columns of one length."""
+    columns = total.tolist(), used.tolist(), prices.tolist()
+    return tuple(Limit(*each, binding=each[-1] > 0) for each in zip(labels, resources, *columns, strict=True))
 
 
 def _price_fraction(utility: Floats, price: Floats) -> float:

@@ -34,7 +34,8 @@ class Job:
     driver knows. spec: what was submitted, and task: what is believed of it; None for a job that only has a run time.
     plan: under which it trains where it runs, if its scheduler chooses that (`SynergyTask.scheduled`), else None.
     past_service_gpu_s: what it had attained when it last began anew. requested: CPUs and memory per GPU that its user
-    asked for, None where nobody said.
+    asked for, None where nobody said. keeps_until_s: a mechanism takes its GPUs from it no sooner; a driver says so
+    where they come so late that else it might never begin.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class Job:
         "gpus",
         "held_gpus",
         "job_id",
+        "keeps_until_s",
         "moved",
         "past_service_gpu_s",
         "placement",
@@ -99,6 +101,7 @@ class Job:
         self.first_step_s = NEVER
         self.held_gpus = 0
         self.moved = False
+        self.keeps_until_s = -NEVER
         self.placement: Placed = ()
         self.spec: JobSpec | None = None
         self.task: SynergyTask | None = None

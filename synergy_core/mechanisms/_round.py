@@ -32,7 +32,7 @@ class Applicant:
     wanted: by GPU type, the least share with which it is as fast as it can be, no more than a node has; due: the least
     with which it is no slower than with its proportional share (`least`). tenant: an index into the round's quotas.
     held: what it runs on, () while it waits; share: of that. speed(kind, share): its speed with that share ÷ its speed
-    with the proportional one, as it is believed to be.
+    with the proportional one, as it is believed to be. pinned: it keeps what it holds, and only its share is chosen.
     """
 
     gpus: int
@@ -43,11 +43,12 @@ class Applicant:
     held: OnNodes
     share: Share | None
     speed: Callable[[int, Share], float]
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SharingRound:
-    """One round: all active jobs in the order in which they are served, and the cluster.
+    """One round: all active jobs in the order in which they are served, pinned ones first, and the cluster.
 
     quotas: GPUs that each tenant may hold, inf where nothing limits it. scattered: whether a job's GPUs may lie on more
     nodes than need be where they cannot lie together.

@@ -65,11 +65,13 @@ class Places:
     ) -> tuple[int, OnNodes] | None:
         """(GPU type, where) for the job with the share that it is to have on that type; None where it fits nowhere.
 
-        A job that runs stays where it is if it may. share_on: None where GPUs are all that counts. fullest: see
-        `Hosts.find`; None: where jobs stay on their nodes.
+        A job that runs stays where it is if it may; one that is pinned has no other place. share_on: None where GPUs
+        are all that counts. fullest: see `Hosts.find`; None: where jobs stay on their nodes.
         """
-        if self._sticky and job.held and self._ground.room(job.held, share_on(job.kinds[0])):
+        if job.held and (self._sticky or job.pinned) and self._ground.room(job.held, share_on(job.kinds[0])):
             return job.kinds[0], job.held
+        if job.pinned:
+            return None
         for kind in job.kinds:
             share = share_on(kind)
             key = job.gpus, kind, share

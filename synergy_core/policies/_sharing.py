@@ -35,8 +35,9 @@ class SharingPolicy:
 
     @property
     def summary(self) -> str:
-        """One line."""
-        return f"{self.order.summary.rstrip('.')}; {self.mechanism.summary}"
+        """A line; what an order's own says of its queue does not hold under a mechanism."""
+        overtaken = "whoever does not fit is overtaken, and running jobs give way"
+        return f"In the order of {self.order.name}; {overtaken}. {self.mechanism.summary}"
 
     @property
     def oracle(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
@@ -79,6 +80,11 @@ class SharingScheduler:
         self._changed = False
         jobs = self._line.stands(now_s)
         asked = [self._asked[job.job_id] for job in jobs]
+        pinned = {job.job_id for job in jobs if job.running and now_s <= job.keeps_until_s}
+        if pinned:
+            self._changed = True  # they are not pinned for ever
+            jobs.sort(key=lambda job: job.job_id not in pinned)
+            asked = [replace(self._asked[job.job_id], pinned=job.job_id in pinned) for job in jobs]
         round = SharingRound(asked, self._cluster, self._needs.quotas(), self._cluster.scatter_after_s == 0)
         answer = self._policy.mechanism.share_out(round)
         self._check(round, answer)
@@ -91,6 +97,8 @@ class SharingScheduler:
         gpus, cpus, memory = [0] * len(nodes), [0.0] * len(nodes), [0.0] * len(nodes)
         quotas = list(round.quotas)
         for job, grant in zip(round.jobs, answer, strict=True):
+            if job.pinned and (grant is None or not _same_nodes(grant.on, job.held)):
+                raise InputError(f"policy {name} took GPUs from a job that is pinned; expected that it keeps them.")
             if grant is None:
                 continue
             given = 0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from synergy_core.allocator import Method, Problem, Solution, solve
-from synergy_core.allocator.nodes import NodeGroups, NodeProblem, Pieces, allocate
+from synergy_core.allocator.nodes import NodeGroups, NodeProblem, NodeSolution, Pieces, allocate
 from synergy_core.arrays import Floats, Ints
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.configurations import Configurations
@@ -27,6 +27,14 @@ class Solved:
     rows: Configurations
     problem: Problem
     solution: Solution
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The same of a round in which rows, nodes and shares were chosen together."""
+
+    problem: NodeProblem
+    solution: NodeSolution
 
 
 def choose_shares(
@@ -52,25 +60,22 @@ def choose_shares(
     utility = np.where(kept[:, :, None] & ~np.isfinite(utility), 0.0, utility)
     tenant, quota = _quotas(state)
     gpus, gpu_type = np.repeat(rows.gpus, per_row), np.repeat(rows.gpu_type, per_row)
-    solution = allocate(
-        NodeProblem(
-            utility=utility.reshape(jobs, -1),
-            gpus=gpus,
-            gpu_type=gpu_type,
-            cpus=levels.cpus.reshape(jobs, -1),
-            memory_bytes=levels.memory_bytes.reshape(jobs, -1),
-            nodes=_groups(state.cluster),
-            held=_pieces(state),
-            pinned=forced,
-            move_cost=move_cost,
-            tenant=tenant,
-            quota=quota,
-            most_cpus=_most(levels.cpus, rows, state.cluster),
-            most_memory_bytes=_most(levels.memory_bytes, rows, state.cluster),
-        ),
-        gap=SHARES_GAP,
-        prices=memory,
+    problem = NodeProblem(
+        utility=utility.reshape(jobs, -1),
+        gpus=gpus,
+        gpu_type=gpu_type,
+        cpus=levels.cpus.reshape(jobs, -1),
+        memory_bytes=levels.memory_bytes.reshape(jobs, -1),
+        nodes=_groups(state.cluster),
+        held=_pieces(state),
+        pinned=forced,
+        move_cost=move_cost,
+        tenant=tenant,
+        quota=quota,
+        most_cpus=_most(levels.cpus, rows, state.cluster),
+        most_memory_bytes=_most(levels.memory_bytes, rows, state.cluster),
     )
+    solution = allocate(problem, gap=SHARES_GAP, prices=memory)
     chosen = solution.choice
     node_gpus = np.zeros((jobs, state.cluster.nodes), dtype=np.int64)
     node_gpus[solution.placed.job, solution.placed.node] = solution.placed.gpus
@@ -82,6 +87,7 @@ def choose_shares(
         node_gpus=node_gpus,
         share=np.stack((solution.cpus, solution.memory_bytes), axis=1),
         memory=solution.prices,
+        solved=Placed(problem, solution),
     )
 
 

@@ -21,7 +21,8 @@ class Allocations:
     objective, bound: of the problem it solved, NaN where it solved none.
     node_gpus: for a policy that chooses nodes too, (jobs, nodes of the cluster), GPUs. share: for one that shares out
     CPUs and memory, (jobs, 2), CPUs and bytes that go with each GPU.
-    solved: the problem and its solution (`choice.Solved`), to be explained; None where there is none.
+    solved: the problem and its solution (`choice.Solved` or `choice.Placed`), to be explained; None where there is
+    none.
     memory: what the policy wants to find in the next state (`GoodputState.memory`); it keeps nothing itself.
     """
 
