@@ -138,6 +138,43 @@ class ShareLog:
         return Shares(**_columns(self._rows, _SHARE)) if self._rows else None
 
 
+@dataclass(frozen=True, slots=True)
+class Compressions:
+    """One row whenever a job begins to train under another compressor than before, by job and then by time.
+
+    compressor_code: index into `compressors`.
+    """
+
+    time_s: NDArray[np.float64]
+    job_id: NDArray[np.int32]
+    compressor_code: NDArray[np.int32]
+    compressors: tuple[str, ...]
+
+
+class CompressionLog:
+    """Appends what ended jobs trained under."""
+
+    __slots__ = ("_codes", "_rows")
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[float, int, int]] = []
+        self._codes: dict[str, int] = {}
+
+    def append(self, job_id: int, changes: Sequence[tuple[float, str]]) -> None:
+        """(from when on, compressor) of a whole job."""
+        for time_s, name in changes:
+            self._rows.append((time_s, job_id, self._codes.setdefault(name, len(self._codes))))
+
+    def compressions(self) -> Compressions | None:
+        """Everything so far, in numpy columns; None for nothing."""
+        if not self._rows:
+            return None
+        time_s, job_id, code = zip(*sorted(self._rows, key=lambda row: row[1]), strict=True)
+        return Compressions(
+            np.array(time_s), np.array(job_id, dtype=np.int32), np.array(code, dtype=np.int32), tuple(self._codes)
+        )
+
+
 class DecisionLog:
     """Appends decisions."""
 
@@ -189,7 +226,8 @@ class Run:
     of training jobs beside their own reports, "" for a policy that asks nothing of them. seed: of the workload.
     predicted_duration_s: per job, NaN where nothing was predicted. simulation_cpu_s: processor seconds of the
     simulation alone. peak_memory_bytes: the process's high-water mark. shares: None where nobody shares CPUs and memory
-    out. pooled: they keep to what all nodes of a GPU type have together, not to what each has.
+    out. compressions: None where nobody compresses gradients. pooled: they keep to what all nodes of a GPU type have
+    together, not to what each has.
     """
 
     policy: str
@@ -205,6 +243,7 @@ class Run:
     information: str = ""
     truth_read: str = ""
     shares: Shares | None = None
+    compressions: Compressions | None = None
     pooled: bool = False
 
 

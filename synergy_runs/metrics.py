@@ -17,7 +17,17 @@ from synergy_runs.log import Events, Kind, Run
 from synergy_runs.measured import measured_ids
 from synergy_runs.overload import growth, overloaded
 from synergy_runs.splits import split_starts_fraction
-from synergy_runs.timeline import Holdings, given, holdings, integral, last_time_s, steps, ticks, waiting_jobs
+from synergy_runs.timeline import (
+    Holdings,
+    compressed_gpu_s,
+    given,
+    holdings,
+    integral,
+    last_time_s,
+    steps,
+    ticks,
+    waiting_jobs,
+)
 from synergy_runs.traces.rows import END_STATES
 from synergy_runs.traces.times import iso
 
@@ -170,6 +180,7 @@ def summarise(run: Run, jobs: JobColumns | None = None, held: Holdings | None = 
         **_identity(run),
         **_completion(run, measured),
         **_use(run, jobs, held),
+        **_compression(run, held),
         **_overload(run, held),
         **_fairness(measured),
         **_by_class(run, measured),
@@ -256,6 +267,16 @@ def _use(run: Run, jobs: JobColumns, held: Holdings) -> Summary:
         "max_queue_jobs": int(queue.max(initial=0)),
         "mean_queue_jobs": ratio(float(waited_s.sum()), span_s),
     }
+
+
+def _compression(run: Run, held: Holdings) -> Summary:
+    """Only where replicas may compress the gradients that they exchange."""
+    if run.compressions is None:
+        return {}
+    gpu_s = compressed_gpu_s(run.compressions, held)
+    by_share = np.argsort(-gpu_s, kind="stable").tolist()
+    shares = {run.compressions.compressors[at]: ratio(float(gpu_s[at]), float(gpu_s.sum())) for at in by_share}
+    return {"gpu_time_fraction_by_compressor": shares}
 
 
 def _inside_s(start_s: Floats, end_s: Floats, first_s: float, last_s: float) -> Floats:

@@ -103,6 +103,11 @@ class ClusterSettings:
     storage_mb_per_s: float | None = key(
         "at which each node reads training data that is not in its memory, MB/s; null: as fast as need be"
     )
+    network_gbps: float | None = key(
+        "what all-reduces between nodes reach, Gb/s of a whole node; null: as measured. Of the simulator, with "
+        "truth.measured=false",
+        None,
+    )
     gpu_type: str = key("the GPU type of all nodes")
     node_types: list[NodeTypeSettings] | None = key("several types, in order of preference, instead of the above")
     load: float = key("how many times as dense as in the trace jobs arrive")

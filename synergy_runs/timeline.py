@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from synergy_core.arrays import Floats
 from synergy_core.units import TICKS_PER_S
-from synergy_runs.log import Events, Kind, Shares
+from synergy_runs.log import Compressions, Events, Kind, Shares
 
 Counts = NDArray[np.int64]
 
@@ -110,6 +110,26 @@ def given(shares: Shares, held: Holdings) -> Given:
     following_s[rows[:-1][same_job]] = shares.time_s[rows[1:][same_job]]
     end_s = np.maximum(np.minimum(end_s, following_s), shares.time_s)
     return Given(shares.job_id, holding, shares.time_s, end_s, shares.cpus, shares.memory_bytes)
+
+
+def compressed_gpu_s(compressions: Compressions, held: Holdings) -> Floats:
+    """GPU-seconds that jobs held GPUs for, by compressor, (compressors,); from each start on under the last one."""
+    following_s = np.append(compressions.time_s[1:], np.inf)
+    same_job = np.append(compressions.job_id[1:] == compressions.job_id[:-1], False)
+    until_s = np.where(same_job, following_s, np.inf)
+    # What a job holds before its first step counts as of the compressor that it begins with.
+    first = np.append(True, ~same_job[:-1])[: len(same_job)]
+    from_s = np.where(first, -np.inf, compressions.time_s)
+    first_row = np.searchsorted(compressions.job_id, held.job_id, side="left")
+    rows = np.searchsorted(compressions.job_id, held.job_id, side="right") - first_row
+    pairs = np.repeat(np.arange(len(held)), rows)
+    row = np.arange(len(pairs)) - np.repeat(np.cumsum(rows) - rows, rows) + np.repeat(first_row, rows)
+    inside_s = np.minimum(held.end_s[pairs], until_s[row]) - np.maximum(held.start_s[pairs], from_s[row])
+    return np.bincount(
+        compressions.compressor_code[row],
+        weights=np.maximum(inside_s, 0.0) * held.gpus[pairs],
+        minlength=len(compressions.compressors),
+    ).astype(np.float64)
 
 
 def shares_in_use(had: Given) -> tuple[Floats, Floats, Floats]:

@@ -20,7 +20,7 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.decision import Decision
 from synergy_core.jobs.record import NEVER, Placed, gpus_in
 from synergy_core.scheduler import Scheduler
-from synergy_runs.log import DecisionLog, EventLog, Kind, ShareLog
+from synergy_runs.log import CompressionLog, DecisionLog, EventLog, Kind, ShareLog
 from synergy_sim.execution import SimulatedJob
 from synergy_sim.jobs import Jobs
 
@@ -91,6 +91,7 @@ class Engine:
         self.log = EventLog()
         self.decisions = DecisionLog()
         self.shares = ShareLog()
+        self.compressions = CompressionLog()
         self.active = 0
         self.running = 0
         self.gpus_used = 0
@@ -144,6 +145,8 @@ class Engine:
         self.log.append(now_s, FINISH, job.job_id, gpus)
         self.watched.pop(job.job_id, None)
         self.driver.ended(job)
+        if job.compressors:
+            self.compressions.append(job.job_id, job.compressors)
         job.on_gpus = 0
         self.running -= 1
         self.gpus_used -= gpus

@@ -198,6 +198,11 @@ class SimulatedJob(Job):
             return self.end_s - self.settled_s
         return self.left_work_s + (self.costs.launch_s if self.first_start_s == NEVER else self.costs.restart_s)
 
+    @property
+    def compressors(self) -> Sequence[tuple[float, str]]:
+        """(from when on, compressor of its gradients), whenever that changed; () where nobody compresses."""
+        return ()
+
     def carry_on(self, start_s: float) -> None:
         """Its GPUs are its own from `start_s` on: fixes its first step and its end."""
         if self.moved:

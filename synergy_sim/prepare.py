@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
@@ -30,7 +31,7 @@ from synergy_runs.traces.find import find_folder
 from synergy_runs.workload import Workload
 from synergy_sim.assignment import as_given, by_class, mixed, with_profiled_batches
 from synergy_sim.execution import Costs, ExecutionModel
-from synergy_sim.ground_truth import Disturbance, PlannedTruth, Truth
+from synergy_sim.ground_truth import GBPS, Disturbance, PlannedTruth, Truth
 from synergy_sim.language_models import with_language_models
 from synergy_sim.settings import Settings
 
@@ -50,6 +51,7 @@ class PreparedRun:
 def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
     """Every policy on every seed. Raises InputError for whatever cannot be run, before the first is."""
     policies = policies_of(settings.policy, settings.parameters, settings.information)
+    _check_compression(settings, policies.values())
     execution = execution_of(settings)
     for seed in seeds_of(settings.seed):
         workload = workload_of(settings.trace, settings.cluster, seed)
@@ -60,6 +62,7 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
         check_fit(workload, cluster, refuse_bad_rows=not skip)
         truth = truth_of(settings, seed)
         workload = trained(settings, workload, cluster, truth, policies.values(), seed)
+        truth.check_models(workload.models[each] for each in np.unique(workload.model_code[_trained(workload)]))
         workload = with_measured(estimated(settings.trace, workload, seed), settings.trace.measured_jobs)
         if any(isinstance(each, SharingPolicy) for each in policies.values()):
             Needs(cluster)  # refuses nodes that name no CPUs, before the first run
@@ -67,6 +70,21 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
             workload = dataclasses.replace(workload, notes=notes)
         for policy in policies.values():
             yield PreparedRun(seed, workload, cluster, policy, execution, truth)
+
+
+def _trained(workload: Workload) -> NDArray[np.bool_]:
+    """Which rows are training jobs."""
+    return np.isfinite(workload.work_scale)
+
+
+def _check_compression(settings: Settings, policies: Iterable[Policy]) -> None:
+    """Raises InputError where a policy cannot choose what is to be chosen."""
+    fixed = [each.name for each in policies if not each.tunes_batch]
+    if settings.compression in ("naive", "coadaptive") and fixed:
+        raise InputError(
+            f"compression={settings.compression}: jobs choose it with their batch, which they keep under "
+            f"{', '.join(fixed)}; type policy=synergy, or compression=uniform."
+        )
 
 
 def truth_of(settings: Settings, seed: int) -> Truth:
@@ -78,6 +96,7 @@ def truth_of(settings: Settings, seed: int) -> Truth:
     profile = Profile()
     if wanted.profile is not None:
         profile = read_profile(wanted.profile)
+    network_gbps = settings.cluster.network_gbps
     stream = int(random_stream(seed, "disturbance").generate_state(1)[0])
     return Truth(
         profiles=folder if wanted.measured else None,
@@ -91,6 +110,9 @@ def truth_of(settings: Settings, seed: int) -> Truth:
         declared_error=wanted.declared_error,
         profile=profile,
         sensitivities=find_folder("resource_sensitivity") if wanted.measured else None,
+        network_bytes_per_s=None if network_gbps is None else network_gbps * GBPS / 8,
+        compression=settings.compression,
+        compressor=settings.compressor,
         planned=PlannedTruth(**dataclasses.asdict(wanted.planned)),
         disturbance=Disturbance(
             noise_fraction=wanted.noise_fraction,

@@ -130,6 +130,7 @@ def simulate(
         peak_memory_bytes=peak_memory_bytes(),
         information=policy.knows,
         shares=simulation.engine.shares.shares(),
+        compressions=simulation.engine.compressions.compressions(),
         pooled=isinstance(policy, SharingPolicy) and policy.mechanism.pooled,
     )
 

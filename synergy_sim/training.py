@@ -209,10 +209,18 @@ class SimulatedTraining(SimulatedJob, ABC):
             lost_s = trained_s - floor(trained_s / interval_s) * interval_s
             self.progress = max(self._began_with, self.progress - self._rate * lost_s)
             self.epoch = bisect_right(self.application.work_at_epoch_end, self.progress / self.work_scale)
+        held_back = self._held_back() if trained_s > 0 else 0.0
+        if held_back > 0:
+            self.progress = max(self._began_with, self.progress - held_back)
+            self.epoch = bisect_right(self.application.work_at_epoch_end, self.progress / self.work_scale)
         self.end_s = self.due_s = NEVER
         if self.task is not None:
             self.task.done_work = self.progress
         return self.progress > self._began_with
+
+    def _held_back(self) -> float:
+        """Work that was done but is lost when this run is stopped; 0 where nothing compresses gradients."""
+        return 0.0
 
     def look_ahead(self, until_s: float) -> bool:
         """Trains up to `until_s`, before which nothing is decided; False: a model is out of date, fit and ask again.
@@ -287,15 +295,19 @@ class SimulatedTraining(SimulatedJob, ABC):
     def _begin_pass(self) -> None:
         """Fixes the rate from `at_s` on, and when the epoch ends at that rate."""
         app, plan = self.application, self._trains
+        self._note_compressor()
         slower = self.slowdown * self.disturbance.straggling(self.job_id, self._run)
         iteration_s = max(app.iteration_s(self._held.gpu_type, self._node_gpus, plan), self._fed_s(plan))
-        gain = app.gains(plan.global_batch)[self.epoch]
+        gain = app.gains_under(plan)[self.epoch]
         if self.whole_rounds_s:
             iterations = self.whole_rounds_s / (iteration_s * slower)
             self._rate = gain * max(1, floor(iterations * (1.0 + ROUNDING))) / self.whole_rounds_s
         else:
             self._rate = gain / iteration_s / slower
         self.due_s = self.at_s + (self._epoch_end() - self.progress) / self._rate
+
+    def _note_compressor(self) -> None:
+        """Notes under which compressor it trains from `at_s` on, where anybody compresses."""
 
     def _fed_s(self, plan: Plan) -> float:
         """Seconds until an iteration's input is ready, with its share or, if nobody gives one, the proportional."""
@@ -333,7 +345,7 @@ class SimulatedTraining(SimulatedJob, ABC):
     def _walk(self, until_s: float) -> None:
         """Goes through passes at the fixed batch up to `until_s`, or the job's end."""
         epochs = len(self.application.work_at_epoch_end)
-        if self.whole_rounds_s and self.application.is_even(self._trains.global_batch):
+        if self.whole_rounds_s and self.application.is_even(self._trains):
             self._stride(until_s)
             return
         while self.at_s < until_s and self.epoch < epochs:

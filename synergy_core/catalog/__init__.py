@@ -1,7 +1,8 @@
 """What is known before anything is measured here: applications with fitted constants, and GPU data sheets.
 
 `models/<application>.yaml` is written by bench/make_catalog.py or bench/fit_sensitivity.py; `gpus/<type>.yaml` by hand,
-from vendors' pages (`synergy_core.catalog.sheets`). Being in the folder registers either.
+from vendors' pages (`synergy_core.catalog.sheets`); `layers/<application>.yaml` by bench/make_layers.py. Being in the
+folder registers any.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import ArrayLike
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput.calibration import Calibrated
+from synergy_core.goodput.compression import Layers
 from synergy_core.goodput.forms import form_named
 from synergy_core.goodput.pipeline import Pipeline
 
@@ -122,6 +124,22 @@ def model_from_yaml(path: Path) -> ModelProfile:
         )
     except (KeyError, TypeError) as error:
         raise InputError(f"{path}: is not a model of the catalog; missing or misplaced: {error}.") from None
+
+
+@cache
+def layers_of(name: str) -> Layers | None:
+    """The parameters of an application; None where nobody wrote them down."""
+    path = _HERE / "layers" / f"{name}.yaml"
+    return layers_from_yaml(path) if path.is_file() else None
+
+
+def layers_from_yaml(path: Path) -> Layers:
+    """A file of `layers/`. Raises InputError for anything else."""
+    rows = read_yaml(path).get("matrices")
+    numbers = isinstance(rows, list) and all(isinstance(each, list) and len(each) == 3 for each in rows)
+    if not numbers or not rows or any(type(value) is not int for each in rows for value in each):
+        raise InputError(f"{path}: expected matrices: [[rows, columns, how many], …], whole numbers; got {rows}.")
+    return Layers(*np.array(rows, dtype=np.int64).T)
 
 
 def facts(name: str) -> dict[str, Any]:

@@ -284,7 +284,7 @@ def _content(
             "gpus": int(table.gpus[row]),
             "nodes": int(table.nodes[row]),
             "rank": rank,
-            "plan": asdict(table.plans.plan(row)),
+            "plan": table.plans.plan(row).as_dict(),
             "step_time_s": float(table.step_time_s[row]),
             "memory_bytes": float(table.memory_bytes[row]),
             "mfu": _mfu(table, row, software, flops),

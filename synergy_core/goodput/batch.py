@@ -12,14 +12,16 @@ remaining work ÷ goodput is a time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import ceil, log
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from synergy_core.arrays import Floats, Ints
-from synergy_core.goodput.throughput import TINY, sync_time
+from synergy_core.goodput.compressed import GradientErrors
+from synergy_core.goodput.efficiency import gain
+from synergy_core.goodput.throughput import TINY, gradient_time, overlapped, sync_time
 
 CANDIDATES = 50
 FORGIVEN = 1e-8
@@ -71,18 +73,22 @@ def best_batch(
     max_local: ArrayLike,
     nodes: ArrayLike,
     gpus: ArrayLike,
+    *,
+    sync_s: ArrayLike | None = None,
+    errors: GradientErrors | None = None,
 ) -> BatchChoice:
     """The rule above for J jobs × S shapes.
 
     theta: (J, 7), or (J, S, 7) where shapes differ in GPU type. grad_sqr, grad_var, initial_batch, max_batch: (J,).
-    min_local, max_local: (J,) or (J, S), b_min and b_max. nodes, gpus: (S,). Batches in samples.
+    min_local, max_local: (J,) or (J, S), b_min and b_max. nodes, gpus: (S,). Batches in samples. sync_s: (J, S),
+    T_sync in place of the formula's. errors: fields (J,), of compressed gradients, which make a sample worth less.
     """
     theta = np.asarray(theta, dtype=np.float64)
     nodes, gpus = np.atleast_1d(nodes), np.atleast_1d(gpus).astype(np.float64)
     jobs, shapes = theta.shape[0], gpus.shape[0]
     if theta.ndim == 2:
         theta = theta[:, None, :]
-    sync = np.broadcast_to(sync_time(theta, nodes, gpus), (jobs, shapes))
+    sync = np.broadcast_to(sync_time(theta, nodes, gpus) if sync_s is None else sync_s, (jobs, shapes))
     # One row per job: statistics and limits, with axes for shapes and candidates where they are missing.
     sqr, var, first = _column(grad_sqr), _column(grad_var), _column(initial_batch)
     least = np.maximum(first, _column(min_local) * gpus)
@@ -94,6 +100,8 @@ def best_batch(
         np.maximum(span, 0.0), least / gpus, _column(min_local), _column(max_local), theta[..., 0], theta[..., 1],
         theta[..., 6], sync, sqr, var, first, gpus, possible, first / gpus,
     ]  # fmt: skip
+    if errors is not None:
+        columns += [_column(getattr(errors, each.name)) for each in fields(errors)]
     columns = [np.broadcast_to(each, (jobs, shapes)) for each in columns]
     singles = np.flatnonzero(gpus == 1.0)
     step = max(1, _CHUNK // (shapes * CANDIDATES))
@@ -114,7 +122,7 @@ def _column(values: ArrayLike) -> Floats:
 
 def _choose(columns: list[Floats], singles: Ints) -> tuple[Floats, Floats, Floats, Floats, Floats]:
     """Goodput, local batch, micro-batches, throughput and efficiency of the best candidate; arrays (jobs, shapes)."""
-    span, least, low, high, alpha, beta, gamma, sync, sqr, var, first, gpus, possible, first_local = (
+    span, least, low, high, alpha, beta, gamma, sync, sqr, var, first, gpus, possible, first_local, *distorting = (
         each[..., None] for each in columns
     )
     per_gpu = span * _FRACTIONS
@@ -146,6 +154,9 @@ def _choose(columns: list[Floats], singles: Ints) -> tuple[Floats, Floats, Float
     rate += var
     rate *= seconds
     np.divide(scale, rate, out=rate)
+    worth = GradientErrors(*distorting).worth(scale, sqr, var, first, gpus) if distorting else None
+    if worth is not None:
+        rate *= worth
     feasible = local >= low
     feasible &= local <= high
     feasible &= possible > 0.0
@@ -160,6 +171,8 @@ def _choose(columns: list[Floats], singles: Ints) -> tuple[Floats, Floats, Float
     with np.errstate(divide="ignore", invalid="ignore"):
         throughput = np.where(found, local_best * micro_best * gpus[..., 0] / seconds_best, 0.0)
         efficiency = np.where(found, noise / (var[..., 0] + sqr[..., 0] * scale_best), 0.0)
+    if worth is not None:
+        efficiency *= worth[at]
     return rate[at] * noise, local_best, micro_best, throughput, efficiency
 
 
@@ -173,6 +186,9 @@ def best_batch_one(
     max_local: float,
     nodes: int,
     gpus: int,
+    *,
+    sync_s: float | None = None,
+    errors: GradientErrors | None = None,
 ) -> OneBatch:
     """`best_batch` for one job on one shape; theta (7,). For a simulated job, which asks at every epoch."""
     alpha, beta, alpha_n, beta_n, alpha_r, beta_r, gamma = theta.tolist()
@@ -186,7 +202,9 @@ def best_batch_one(
     if gpus == 1:
         np.maximum(micro, (per_gpu > initial_batch) + 1.0, out=micro)
     local = np.ceil(per_gpu / micro - FORGIVEN)
-    if nodes > 1:
+    if sync_s is not None:
+        sync = sync_s
+    elif nodes > 1:
         sync = alpha_n + beta_n * max(gpus - 2, TINY)
     else:
         sync = alpha_r + beta_r * max(gpus - 2, TINY) if gpus > 1 else TINY + TINY * TINY
@@ -202,6 +220,9 @@ def best_batch_one(
     scale = micro * local
     scale *= gpus / initial_batch
     rate = scale / ((scale * grad_sqr + grad_var) * seconds)
+    worth = None if errors is None else errors.worth(scale, grad_sqr, grad_var, initial_batch, gpus)
+    if worth is not None:
+        rate *= worth
     rate *= local <= max_local
     rate *= local >= min_local
     best = int(rate.argmax())
@@ -211,7 +232,32 @@ def best_batch_one(
     total = gpus * b * m
     noise = grad_var + grad_sqr
     efficiency = noise / (grad_var + grad_sqr * float(scale[best]))
+    if worth is not None:
+        efficiency *= float(worth[best])
     return OneBatch(float(rate[best]) * noise, total, b, m, total / float(seconds[best]), efficiency)
+
+
+def goodput_at(
+    theta: ArrayLike,
+    grad_sqr: ArrayLike,
+    grad_var: ArrayLike,
+    initial_batch: ArrayLike,
+    local_batch: ArrayLike,
+    accumulation: ArrayLike,
+    gpus: ArrayLike,
+    *,
+    sync_s: ArrayLike,
+    errors: GradientErrors,
+) -> tuple[Floats, Floats]:
+    """Goodput and samples per second at batches that are given; the arguments broadcast, theta (…, 7)."""
+    theta, micro = np.asarray(theta, dtype=np.float64), np.asarray(accumulation, dtype=np.float64)
+    compute = gradient_time(theta, local_batch)
+    seconds = (micro - 1.0) * compute + overlapped(compute, sync_s, theta[..., 6])
+    samples: Floats = np.asarray(gpus, dtype=np.float64) * np.asarray(local_batch) * micro
+    scale: Floats = samples / np.asarray(initial_batch)
+    sqr, var = np.asarray(grad_sqr, dtype=np.float64), np.asarray(grad_var, dtype=np.float64)
+    worth = gain(scale, sqr, var) * errors.worth(scale, sqr, var, initial_batch, gpus)
+    return worth / seconds, samples / seconds
 
 
 def fixed_batch(

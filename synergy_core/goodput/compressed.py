@@ -24,7 +24,7 @@ from numpy.typing import ArrayLike
 
 from synergy_core.arrays import Floats
 from synergy_core.goodput.compression import Compressor
-from synergy_core.goodput.efficiency import statistical_efficiency
+from synergy_core.goodput.efficiency import gain, noise_scale, statistical_efficiency
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +46,47 @@ class Distortion:
         return result
 
 
+@dataclass(frozen=True, eq=False)
+class GradientErrors:
+    """What compression makes of a model's signal and noise, whatever the batch; arrays that broadcast with it.
+
+    signal, noise: `Compressor.whole_error` of either. unbiased, rounds_sum: as of the compressor.
+    """
+
+    signal: ArrayLike
+    noise: ArrayLike
+    unbiased: ArrayLike
+    rounds_sum: ArrayLike = False
+
+    def distortion(
+        self, noise_scale: ArrayLike, local_batch: ArrayLike, replicas: ArrayLike, *, weight: ArrayLike = 1.0
+    ) -> Distortion:
+        """Of gradients of so many replicas; none in a lone one. weight: λ."""
+        several = np.asarray(replicas) > 1
+        local = np.where(several, mixed_error(self.signal, self.noise, noise_scale, local_batch), 0.0)
+        total = mixed_error(self.signal, self.noise, noise_scale, np.multiply(local_batch, replicas))
+        return Distortion(
+            variance=np.where(self.unbiased, local, 0.0),
+            sum_variance=np.where(np.logical_and(self.rounds_sum, several), total, 0.0),
+            lost=np.where(self.unbiased, 0.0, np.multiply(weight, local)),
+        )
+
+    def worth(
+        self,
+        scale: ArrayLike,
+        grad_sqr: ArrayLike,
+        grad_var: ArrayLike,
+        initial_batch: ArrayLike,
+        replicas: ArrayLike,
+    ) -> Floats:
+        """Gain with compression ÷ gain without, at `scale` = B/B₀."""
+        scale, sqr, var = (np.asarray(each, dtype=np.float64) for each in (scale, grad_sqr, grad_var))
+        local = scale * np.asarray(initial_batch) / np.asarray(replicas)
+        distorted = self.distortion(noise_scale(sqr, var, initial_batch), local, replicas)
+        result: Floats = compressed_gain(scale, sqr, var, replicas, distorted) / gain(scale, sqr, var)
+        return result
+
+
 def distortion(
     compressor: Compressor,
     signal_error: ArrayLike,
@@ -60,14 +101,8 @@ def distortion(
 
     weight: λ. A mixture of compressors by layer takes its summed errors, and any of its compressors but `none`.
     """
-    several = np.asarray(replicas) > 1
-    local = np.where(several, mixed_error(signal_error, noise_error, noise_scale, local_batch), 0.0)
-    if not compressor.unbiased:
-        return Distortion(lost=np.multiply(weight, local))
-    if not compressor.rounds_sum:
-        return Distortion(variance=local)
-    total = mixed_error(signal_error, noise_error, noise_scale, np.multiply(local_batch, replicas))
-    return Distortion(variance=local, sum_variance=np.where(several, total, 0.0))
+    errors = GradientErrors(signal_error, noise_error, compressor.unbiased, compressor.rounds_sum)
+    return errors.distortion(noise_scale, local_batch, replicas, weight=weight)
 
 
 def mixed_error(signal_error: ArrayLike, noise_error: ArrayLike, noise_scale: ArrayLike, samples: ArrayLike) -> Floats:

@@ -62,6 +62,15 @@ def overlapped(gradient_time_s: ArrayLike, sync_time_s: ArrayLike, gamma: ArrayL
     return result
 
 
+def exchange_time(step_time_s: ArrayLike, gradient_time_s: ArrayLike, gamma: ArrayLike) -> Floats:
+    """The T_sync with which `overlapped` makes that step; 0 where it is no longer than computing."""
+    step, compute = np.asarray(step_time_s, dtype=np.float64), np.asarray(gradient_time_s, dtype=np.float64)
+    gamma = np.asarray(gamma, dtype=np.float64)
+    ratio = np.minimum(compute / step, 1.0)
+    result: Floats = step * np.power(1.0 - np.power(ratio, gamma), 1.0 / gamma)
+    return result
+
+
 def step_time(theta: ArrayLike, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike) -> Floats:
     """T_opt: the step that synchronises, the last micro-batch and the all-reduce that overlaps it."""
     theta = np.asarray(theta, dtype=np.float64)

@@ -11,6 +11,7 @@ import numpy as np
 from synergy_core.arrays import Floats
 from synergy_core.errors import unknown
 from synergy_core.jobs.configurations import Configurations
+from synergy_core.jobs.exchanging import ExchangingTask
 from synergy_core.jobs.fitted import Belief, SynergyTask
 from synergy_core.jobs.planned import PlannedSpeeds, PlannedTask
 from synergy_core.jobs.profiled import ProfiledSpeeds, ProfiledTask
@@ -59,7 +60,8 @@ class Beliefs:
             return ProfiledTask(spec, pool, self._profiled, shared=self.shared, declares=self.declares)
         if spec.architecture and self._speeds is not None:
             return PlannedTask(spec, pool, self._speeds, shared=self.shared, declares=self.declares)
-        return SynergyTask(spec, pool, shared=self.shared, declares=self.declares)
+        kind = SynergyTask if spec.exchange is None else ExchangingTask
+        return kind(spec, pool, shared=self.shared, declares=self.declares)
 
     def refresh(self, tasks: Sequence[SynergyTask]) -> None:
         """Brings the models of these jobs up to date, in one call for all."""

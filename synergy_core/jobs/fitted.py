@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import isnan
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -19,6 +19,16 @@ from synergy_core.planner.plan import Plan
 
 MOST_SYNC = 0.95
 """No step is taken to be more synchronisation than this."""
+
+
+class Asked(NamedTuple):
+    """A task, by which model it is to be answered, of which GPU type that is, and up to which batch."""
+
+    task: SynergyTask
+    theta: Theta
+    source: str
+    most: int
+
 
 Belief = tuple[int, int, int, tuple[float, float], int, int]
 """What a job's goodputs follow from: pool of observations, its version, GPU types, statistics, limits of the batch."""
@@ -157,28 +167,49 @@ class SynergyTask:
             columns = np.flatnonzero(rows.gpu_type == index)
             if not len(columns):
                 continue
-            missing: dict[Belief, tuple[SynergyTask, Theta, str, int]] = {}
+            missing: dict[Belief, Asked] = {}
             keys: list[tuple[int, Belief, float]] = []
             for at, task in enumerate(tasks):
                 statistics, models, spec = task.believed_statistics, task.models, task.spec
                 source = gpu_type if gpu_type in models else next((each for each in gpu_types if each in models), None)
                 if source is None or statistics is None:
                     continue
-                most = spec.max_batch
-                if requested:
-                    most = min(most, max(spec.requested_batch, spec.initial_batch))
+                most = task._largest_batch(requested=requested)
                 ratio = 1.0 if source == gpu_type else spec.single_gpu_rate[gpu_type] / spec.single_gpu_rate[source]
                 code = gpu_types.index(source) * len(gpu_types) + index
                 key = (task.pool.serial, task.pool.version, code, statistics, most, spec.initial_batch)
                 keys.append((at, key, ratio))
                 if key not in known and key not in missing:
-                    missing[key] = (task, models[source], source, most)
+                    missing[key] = Asked(task, models[source], source, most)
             if missing:
                 shapes = rows.nodes[columns], rows.gpus[columns]
-                known.update(zip(missing, _goodputs(list(missing.values()), *shapes), strict=True))
+                known.update(zip(missing, cls._paces(list(missing.values()), *shapes), strict=True))
             for at, key, ratio in keys:
                 result[:, at, columns] = known[key] * ratio
         return result
+
+    def _largest_batch(self, *, requested: bool) -> int:
+        """Up to which it may be trained; requested: as its user said, but for the initial one."""
+        spec = self.spec
+        return min(spec.max_batch, max(spec.requested_batch, spec.initial_batch)) if requested else spec.max_batch
+
+    @classmethod
+    def _paces(cls, asked: Sequence[Asked], nodes: Ints, gpus: Ints) -> Floats:
+        """(asked, 2, shapes): goodput, and samples per second."""
+        limits = [each.task.spec.local_batches[each.source] for each in asked]
+        statistics = [each.task.believed_statistics or (1.0, 0.0) for each in asked]
+        best = best_batch(
+            np.array([each.theta for each in asked]),
+            [sqr for sqr, _ in statistics],
+            [var for _, var in statistics],
+            [each.task.spec.initial_batch for each in asked],
+            [each.most for each in asked],
+            [low for low, _ in limits],
+            [high for _, high in limits],
+            nodes,
+            gpus,
+        )
+        return np.stack((best.goodput, best.throughput), axis=1)
 
     def requested_rate(self, gpu_type: str) -> float:
         """Iterations per second with the requested GPUs and batch, by a profile made offline; 0 without one."""
@@ -188,24 +219,6 @@ class SynergyTask:
         """Iterations at the initial batch still to do; NaN where nothing is declared, or more than that was done."""
         left = self.spec.declared_work - self.done_work
         return left if self.declares and 0 < left < np.inf else float("nan")
-
-
-def _goodputs(asked: Sequence[tuple[SynergyTask, Theta, str, int]], nodes: Ints, gpus: Ints) -> Floats:
-    """(asked, 2, shapes): by the model of a GPU type, up to a largest batch; goodput, and samples per second."""
-    limits = [task.spec.local_batches[source] for task, _, source, _ in asked]
-    statistics = [task.believed_statistics or (1.0, 0.0) for task, _, _, _ in asked]
-    best = best_batch(
-        np.array([theta for _, theta, _, _ in asked]),
-        [sqr for sqr, _ in statistics],
-        [var for _, var in statistics],
-        [task.spec.initial_batch for task, _, _, _ in asked],
-        [most for _, _, _, most in asked],
-        [low for low, _ in limits],
-        [high for _, high in limits],
-        nodes,
-        gpus,
-    )
-    return np.stack((best.goodput, best.throughput), axis=1)
 
 
 def as_requested(spec: JobSpec, shape: Shape) -> Plan:

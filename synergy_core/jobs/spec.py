@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from synergy_core.goodput.pipeline import InputPipeline
+from synergy_core.jobs.exchange import GradientExchange
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class JobSpec:
     fixed_batch: it always trains at the requested batch. min_gpus, most_gpus: within which it may be resized.
     architecture: the planner's name of the model whose parallel plans say how fast it trains; empty: models fitted to
     observations do. The requested batch is then the initial one. pipeline: how fast its input is prepared, as profiled
-    offline; None where nobody knows, and input is taken to be always there.
+    offline; None where nobody knows, and input is taken to be always there. exchange: what the exchange of its
+    replicas' gradients may be; None where nobody is to compress them.
     """
 
     application: str
@@ -46,6 +48,7 @@ class JobSpec:
     most_gpus: int = 64
     architecture: str = ""
     pipeline: InputPipeline | None = None
+    exchange: GradientExchange | None = None
 
     @cached_property
     def smallest_local_batch(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from enum import IntEnum
 
 import numpy as np
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import InputError
+
+NO_COMPRESSOR = "none"
 
 
 class Recompute(IntEnum):
@@ -55,6 +57,7 @@ class Plan:
     data × context ranks a layer's experts are spread. interleave: stages per GPU. micro_batch: sequences (or images).
     accumulation: micro-batches per step on each replica. zero: ZeRO's stage; 3 is FSDP. recompute: a
     `Recompute`'s number. sequence: whether what tensor parallelism would repeat is split along the sequence.
+    compressor: of the gradients that replicas exchange, by its name; of columns (`Plans`) it is no part.
     """
 
     tensor: int = 1
@@ -68,6 +71,7 @@ class Plan:
     zero: int = 0
     recompute: int = Recompute.NONE.value
     sequence: bool = False
+    compressor: str = NO_COMPRESSOR
 
     @property
     def gpus(self) -> int:
@@ -95,7 +99,12 @@ class Plan:
         parts += [f"zero{self.zero}"] if self.zero else []
         parts += ["sp"] if self.sequence else []
         parts += [Recompute(self.recompute).label] if self.recompute else []
+        parts += [self.compressor] if self.compressor != NO_COMPRESSOR else []
         return " · ".join(parts)
+
+    def as_dict(self) -> dict[str, int | bool | str]:
+        """Its fields as plain values; the compressor only where there is one."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("compressor", NO_COMPRESSOR)}
 
 
 @dataclass(frozen=True, slots=True)

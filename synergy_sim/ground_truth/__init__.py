@@ -10,11 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from synergy_core.catalog import load_model, model_names
+from synergy_core.catalog import layers_of, load_model, model_names
 from synergy_core.catalog.transfer import nearest_type
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
+from synergy_core.goodput.compression import compressor_named
 from synergy_core.goodput.pipeline import InputPipeline
+from synergy_core.jobs.exchange import Compression, exchange_of
 from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner import tables
@@ -29,7 +31,7 @@ from synergy_sim.ground_truth.application import (
 )
 from synergy_sim.ground_truth.disturbance import Disturbance
 from synergy_sim.ground_truth.measured import MeasuredApplication
-from synergy_sim.ground_truth.modelled import ModelledApplication
+from synergy_sim.ground_truth.modelled import ModelledApplication, no_layers
 from synergy_sim.ground_truth.planned import WORK, PlannedApplication, PlannedTruth
 from synergy_sim.ground_truth.profiled import ProfiledApplication
 from synergy_sim.ground_truth.sensitivities import published_pipelines
@@ -47,6 +49,8 @@ __all__ = [
 ]
 
 
+GBPS = 1e9
+"""Bits per second in a Gb/s."""
 NOT_STEP_TIMES = frozenset({"gpt_pmp"})
 """Folders whose tables are extrapolated forward times of one pipeline stage, not measured steps: Sia's artifact
 (SOSP 2023) has them for its GPT model."""
@@ -66,7 +70,8 @@ class Truth:
     whose jobs keep what they once have. labels: into how many unrelated labels each application is split.
     declared_error: standard deviation of the logarithm of declared ÷ true work. planned: of jobs with parallel plans.
     profile: models as they were measured on a testbed; they go before all others of their name. sensitivities: a folder
-    of measured speeds by CPUs and memory; None: the catalog only.
+    of measured speeds by CPUs and memory; None: the catalog only. network_bytes_per_s: what all-reduces between nodes
+    reach; None: as measured. compression: how jobs come by a compressor, and which one (`exchange_of`).
     """
 
     profiles: Path | None
@@ -82,8 +87,12 @@ class Truth:
     planned: PlannedTruth = field(default_factory=PlannedTruth)
     profile: Profile = field(default_factory=Profile)
     sensitivities: Path | None = None
+    network_bytes_per_s: float | None = None
+    compression: Compression = "none"
+    compressor: str = "powersgd-4"
 
     def __post_init__(self) -> None:
+        self._check_exchange()
         for key in ("slowdown", "max_local_batch", "fixed_gpus"):
             for model in getattr(self, key):
                 if model not in self.names:
@@ -101,6 +110,40 @@ class Truth:
             raise InputError(
                 f"truth.declared_error={self.declared_error:g}: expected a number from 0 to {MOST_DECLARED_ERROR:g}."
             )
+
+    def _check_exchange(self) -> None:
+        compressor_named(self.compressor)
+        if self.network_bytes_per_s is not None and not 0 < self.network_bytes_per_s < np.inf:
+            given = self.network_bytes_per_s * 8 / GBPS
+            raise InputError(f"cluster.network_gbps={given:g}: expected a number > 0, or null for what was measured.")
+        if not self.exchanges:
+            return
+        if self.profiles is not None or self.profile:
+            setting = "cluster.network_gbps" if self.compression == "none" else f"compression={self.compression}"
+            what = "truth.measured=false" if not self.profile else "truth.profile=null"
+            raise InputError(
+                f"{setting}: measured tables do not say what another exchange of gradients would take; the catalog's "
+                f"constants do. Type {what}."
+            )
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether how gradients are exchanged is not all as measured."""
+        return self.compression != "none" or self.network_bytes_per_s is not None
+
+    def check_models(self, models: Iterable[str]) -> None:
+        """Raises InputError for models whose jobs may have several GPUs and of whose exchange nothing is known."""
+        if not self.exchanges:
+            return
+        setting = "cluster.network_gbps" if self.compression == "none" else f"compression={self.compression}"
+        for model in models:
+            if self.plans(model):
+                raise InputError(
+                    f"{setting}: of {model}, whose jobs have parallel plans, no other exchange of gradients is known; "
+                    "type trace.models=mix."
+                )
+            if self.fixed_gpus.get(model) != 1 and layers_of(model) is None:
+                raise no_layers(setting, model)
 
     @cached_property
     def _applications(self) -> dict[str, DataParallelApplication]:
@@ -159,13 +202,21 @@ class Truth:
             if name not in self.names:
                 raise unknown("application", name, self.names)
             most = self.max_local_batch.get(name)
-            modelled = ModelledApplication(load_model(name), max_local_batch=most) if name in model_names() else None
+            modelled = None
+            if name in model_names():
+                network = self.network_bytes_per_s
+                modelled = ModelledApplication(load_model(name), max_local_batch=most, network_bytes_per_s=network)
             if self.profiles is not None and name in self._measured:
                 found = MeasuredApplication(self.profiles / name, otherwise=modelled, max_local_batch=most)
             else:
                 assert modelled is not None
                 found = modelled
             found.pipeline = self._pipeline(name)
+            layers = layers_of(name)
+            if layers is not None:
+                found.exchange = exchange_of(
+                    layers, self.compression, self.compressor, network_bytes_per_s=self.network_bytes_per_s
+                )
             self._applications[name] = found
         return found
 
@@ -259,6 +310,7 @@ class Truth:
             min_gpus=fixed or self.min_gpus.get(model, 1),
             most_gpus=fixed or max(self.most_gpus, gpus),
             pipeline=app.pipeline,
+            exchange=app.exchange,
         )
 
     def _make_planned_spec(

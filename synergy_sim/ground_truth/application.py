@@ -10,10 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from synergy_core.cluster import NodeType, Share
+from synergy_core.errors import InputError
 from synergy_core.goodput.efficiency import gain
 from synergy_core.goodput.pipeline import InputPipeline
+from synergy_core.jobs.exchange import GradientExchange
 from synergy_core.jobs.training import data_parallel
-from synergy_core.planner.plan import Plan
+from synergy_core.planner.plan import NO_COMPRESSOR, Plan
 
 NodeGpus = tuple[int, ...]
 """How many GPUs on each node used, in the order of the placement: (4, 4, 2)."""
@@ -93,9 +95,13 @@ class Application(ABC):
             self._gains[global_batch] = known
         return known
 
-    def is_even(self, global_batch: int) -> bool:
-        """Whether an iteration at that batch is worth the same in every epoch."""
-        gains = self.gains(global_batch)
+    def gains_under(self, plan: Plan) -> list[float]:
+        """The same of an iteration under a plan."""
+        return self.gains(plan.global_batch)
+
+    def is_even(self, plan: Plan) -> bool:
+        """Whether an iteration under that plan is worth the same in every epoch."""
+        gains = self.gains_under(plan)
         return min(gains) == max(gains)
 
     @property
@@ -105,15 +111,26 @@ class Application(ABC):
 
 
 class DataParallelApplication(Application):
-    """An application that is trained in replicas alone, the whole model on every GPU."""
+    """An application that is trained in replicas alone, the whole model on every GPU.
+
+    exchange: what the exchange of its gradients may be; None where nobody compresses them.
+    """
+
+    exchange: GradientExchange | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self._steps: dict[tuple[str, NodeGpus, int], Step] = {}
+        self._compressed_steps: dict[tuple[str, NodeGpus, int, str], Step] = {}
+        self._compressed_gains: dict[tuple[int, int, str], list[float]] = {}
 
     @abstractmethod
     def measure(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int) -> Step:
         """A step of `local_batch` samples per GPU on that placement."""
+
+    def measure_compressed(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int, compressor: str) -> Step:
+        """The same, with gradients compressed. Raises InputError where nobody knows."""
+        raise InputError(f"{self.name}: nobody knows how fast it is with compressed gradients; type compression=none.")
 
     @abstractmethod
     def local_batches(self, gpu_type: str, node_gpus: NodeGpus = (1,)) -> tuple[int, int]:
@@ -127,6 +144,33 @@ class DataParallelApplication(Application):
             known = self._steps[asked] = self.measure(gpu_type, node_gpus, local_batch)
         return known
 
+    def step_under(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> Step:
+        """A step of one micro-batch under that plan."""
+        if plan.compressor == NO_COMPRESSOR:
+            return self.step(gpu_type, node_gpus, plan.micro_batch)
+        asked = gpu_type, node_gpus, plan.micro_batch, plan.compressor
+        known = self._compressed_steps.get(asked)
+        if known is None:
+            known = self._compressed_steps[asked] = self.measure_compressed(*asked)
+        return known
+
+    def gains_under(self, plan: Plan) -> list[float]:
+        if plan.compressor == NO_COMPRESSOR:
+            return self.gains(plan.global_batch)
+        asked = plan.global_batch, plan.data, plan.compressor
+        known = self._compressed_gains.get(asked)
+        if known is None:
+            assert self.exchange is not None
+            errors = self.exchange.offer(plan.compressor).errors
+            scale, first = plan.global_batch / self.initial_batch, self.initial_batch
+            plain = self.gains(plan.global_batch)
+            seen = [self.statistics(plan.global_batch, epoch) for epoch in range(len(plain))]
+            known = self._compressed_gains[asked] = [
+                each * float(errors.worth(scale, *statistics, first, plan.data))
+                for each, statistics in zip(plain, seen, strict=True)
+            ]
+        return known
+
     def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
         """The plan at that global batch, or the nearest that fits: `goodput.batch.fixed_batch`."""
         limits = {"initial_batch": self.initial_batch, "max_batch": self.max_batch}
@@ -136,7 +180,7 @@ class DataParallelApplication(Application):
 
     def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
         """Seconds of one iteration: all micro-batches but one without synchronisation, the last one with it."""
-        step_s, sync_s = self.step(gpu_type, node_gpus, plan.micro_batch)
+        step_s, sync_s = self.step_under(gpu_type, node_gpus, plan)
         return step_s + (plan.accumulation - 1) * (step_s - sync_s)
 
 

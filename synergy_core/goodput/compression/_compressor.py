@@ -84,6 +84,10 @@ class Compressor(ABC):
     def name(self) -> str:
         """What `compressor_named` finds it by."""
 
+    def alike(self) -> tuple[Compressor, ...]:
+        """What a layer may have in its place where layers choose: of its scheme, from half to twice as much."""
+        return (self,)
+
     def compresses(self, layers: Layers) -> Bools:
         """Which layers it compresses, (L,); the others, small ones and vectors, are sent as they are."""
         result: Bools = (layers.columns > 1) & (layers.numbers >= SMALL)

@@ -42,6 +42,10 @@ class PowerSgd(Compressor):
     def name(self) -> str:
         return f"{PREFIX}{self.rank}"
 
+    def alike(self) -> tuple[Compressor, ...]:
+        """As L-GreCo's: every rank from ⌊r/2⌋ to 2 r."""
+        return tuple(PowerSgd(rank) for rank in range(max(self.rank // 2, 1), 2 * self.rank + 1))
+
     def ranks(self, layers: Layers) -> Ints:
         """Of P and Q in each row of `layers`, (L,)."""
         result: Ints = np.minimum(self.rank, layers.least_side)

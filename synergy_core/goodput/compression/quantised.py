@@ -42,6 +42,9 @@ class Quantised(Compressor):
     def name(self) -> str:
         return f"q{self.bits}"
 
+    def alike(self) -> tuple[Compressor, ...]:
+        return tuple(Quantised(bits) for bits in WIDTHS if self.bits <= 2 * bits <= 4 * self.bits)
+
     def coded_bytes(self, layers: Layers) -> Floats:
         """One parameter of each row, encoded, (L,): extremes of every bucket, and the packed numbers."""
         buckets = -(-layers.numbers // BUCKET)

@@ -42,6 +42,10 @@ class TopK(Compressor):
     def name(self) -> str:
         return f"{PREFIX}{self.fraction:g}"
 
+    def alike(self) -> tuple[Compressor, ...]:
+        fractions = (factor * self.fraction for factor in (0.5, 0.75, 1.0, 1.5, 2.0))
+        return tuple(TopK(each) for each in fractions if each < 1.0)
+
     def kept(self, layers: Layers) -> Ints:
         """Numbers that are sent of one parameter of each row, (L,)."""
         result: Ints = np.maximum(np.rint(self.fraction * layers.numbers), 1.0).astype(np.int64)

@@ -1,0 +1,188 @@
+"""ExchangingTask: a job whose compressor is chosen together with its batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from synergy_core.arrays import Floats, Ints
+from synergy_core.goodput.batch import best_batch, best_batch_one, goodput_at
+from synergy_core.goodput.compressed import GradientErrors
+from synergy_core.goodput.exchange import compressed_sync, plain_sync
+from synergy_core.goodput.throughput import exchange_time, overlapped, sync_time
+from synergy_core.jobs.exchange import GradientExchange
+from synergy_core.jobs.fitted import Asked, SynergyTask, as_requested
+from synergy_core.jobs.reports import Theta
+from synergy_core.jobs.training import Shape, StepReport
+from synergy_core.planner.plan import NO_COMPRESSOR, Plan
+
+GAMMA = 6
+
+
+class ExchangingTask(SynergyTask):
+    """A task whose spec has an `exchange`. Models are of uncompressed steps throughout; the rest follows from them."""
+
+    __slots__ = ()
+
+    @property
+    def exchange(self) -> GradientExchange:
+        """What its gradients' exchange may be."""
+        assert self.spec.exchange is not None
+        return self.spec.exchange
+
+    # What the running job reports
+
+    def _without_accumulation(self, step: StepReport) -> tuple[float, float]:
+        """Seconds as they would be without compression, by the model's overlap; without a model, none."""
+        step_s, sync_s = super()._without_accumulation(step)
+        name, (gpu_type, nodes, gpus) = step.plan.compressor, step.shape
+        if name == NO_COMPRESSOR or gpus == 1:
+            return step_s, sync_s
+        compute_s, theta = step_s - sync_s, self.models.get(gpu_type)
+        gamma = 1.0 if theta is None else theta[GAMMA]
+        exchanged_s = exchange_time(step_s, compute_s, gamma)
+        plain_s = plain_sync(exchanged_s, self.exchange.terms(name, gpu_type, nodes, gpus))
+        whole_s = float(overlapped(compute_s, plain_s, gamma))
+        return whole_s, whole_s - compute_s
+
+    # How it trains
+
+    @property
+    def keeps_batch(self) -> bool:
+        """Whether it trains at its requested batch."""
+        return self.spec.fixed_batch or self.exchange.keeps_batch
+
+    def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
+        if not (requested or self.keeps_batch):
+            return super().train_on(shape, held)
+        if shape.gpus == 1:
+            return as_requested(self.spec, shape)
+        asked = ("requested", *shape, self.believed_statistics, self.spec.requested_batch)
+        plan = self.pool.choices.get(asked)
+        if plan is None:
+            plan = self.pool.choices[asked] = self._as_requested(shape)
+        return plan
+
+    def _as_requested(self, shape: Shape) -> Plan:
+        """At the requested batch, with the best compressor for that."""
+        plan, theta = as_requested(self.spec, shape), self.models.get(shape.gpu_type)
+        statistics = self.believed_statistics
+        if theta is None or statistics is None:
+            return replace(plan, compressor=self._untold)
+        one = np.array([shape.nodes]), np.array([shape.gpus])
+        goodput, _ = self._at_requested(theta, shape.gpu_type, statistics, *one)
+        chosen = int(self.exchange.best(goodput)[0])
+        return replace(plan, compressor=self.exchange.offers[chosen].name)
+
+    @property
+    def _untold(self) -> str:
+        """The compressor of several replicas of which nothing is known yet."""
+        return self.exchange.only or NO_COMPRESSOR
+
+    def _best(self, shape: Shape, statistics: tuple[float, float] | None) -> Plan:
+        if shape.gpus == 1:
+            return super()._best(shape, statistics)
+        theta, spec, exchange = self.models.get(shape.gpu_type), self.spec, self.exchange
+        if theta is None or statistics is None:
+            return replace(super()._best(shape, statistics), compressor=self._untold)
+        smallest, largest = spec.local_batches[shape.gpu_type]
+        plain_s = sync_time(theta, shape.nodes, shape.gpus)
+        believed = exchange.believed_errors
+        choices = [
+            best_batch_one(
+                theta,
+                *statistics,
+                initial_batch=spec.initial_batch,
+                max_batch=spec.max_batch,
+                min_local=smallest,
+                max_local=largest,
+                nodes=shape.nodes,
+                gpus=shape.gpus,
+                sync_s=float(compressed_sync(plain_s, exchange.terms(each.name, *shape))),
+                errors=_row(believed, at),
+            )
+            for at, each in enumerate(exchange.offers)
+        ]
+        at = int(exchange.best(np.array([each.goodput for each in choices])))
+        found, name = choices[at], exchange.offers[at].name
+        if not found.local_batch:  # more GPUs than its largest batch can feed
+            return replace(super()._best(shape, statistics), compressor=name)
+        return Plan(data=shape.gpus, micro_batch=found.local_batch, accumulation=found.accumulation, compressor=name)
+
+    # What policies ask
+
+    def _largest_batch(self, *, requested: bool) -> int:
+        return self.spec.requested_batch if self.keeps_batch else super()._largest_batch(requested=requested)
+
+    @classmethod
+    def _paces(cls, asked: Sequence[Asked], nodes: Ints, gpus: Ints) -> Floats:
+        found = []
+        for task, theta, source, most in asked:
+            assert isinstance(task, ExchangingTask)
+            found.append(task._pace(theta, source, most, nodes, gpus))
+        return np.stack(found)
+
+    def _pace(self, theta: Theta, source: str, most: int, nodes: Ints, gpus: Ints) -> Floats:
+        """(2, shapes): goodput under the best offer there, and samples per second meanwhile."""
+        exchange, spec = self.exchange, self.spec
+        statistics = self.believed_statistics or (1.0, 0.0)
+        if self.keeps_batch:
+            goodput, pace = self._at_requested(theta, source, statistics, nodes, gpus)
+        else:
+            count = len(exchange.offers)
+            smallest, largest = spec.local_batches[source]
+            plain_s = sync_time(theta, nodes, gpus)
+            found = best_batch(
+                np.broadcast_to(theta, (count, len(theta))),
+                grad_sqr=np.full(count, statistics[0]),
+                grad_var=np.full(count, statistics[1]),
+                initial_batch=np.full(count, spec.initial_batch),
+                max_batch=np.full(count, most),
+                min_local=np.full(count, smallest),
+                max_local=np.full(count, largest),
+                nodes=nodes,
+                gpus=gpus,
+                sync_s=compressed_sync(plain_s, exchange.many_terms(source, nodes, gpus)),
+                errors=exchange.believed_errors,
+            )
+            goodput, pace = found.goodput, found.throughput
+        chosen = exchange.best(goodput)
+        at = np.arange(len(gpus))
+        return np.stack((goodput[chosen, at], pace[chosen, at]))
+
+    def _at_requested(
+        self, theta: Theta, gpu_type: str, statistics: tuple[float, float], nodes: Ints, gpus: Ints
+    ) -> tuple[Floats, Floats]:
+        """(offers, shapes): goodput and samples per second at the requested batch; 0 where it feeds too many GPUs."""
+        exchange, spec = self.exchange, self.spec
+        plans = [as_requested(spec, Shape(gpu_type, *one)) for one in zip(nodes.tolist(), gpus.tolist(), strict=True)]
+        local, micro = (np.array([getattr(each, name) for each in plans]) for name in ("micro_batch", "accumulation"))
+        goodput, pace = goodput_at(
+            theta,
+            *statistics,
+            spec.initial_batch,
+            local,
+            micro,
+            gpus,
+            sync_s=compressed_sync(sync_time(theta, nodes, gpus), exchange.many_terms(gpu_type, nodes, gpus)),
+            errors=_column(exchange.believed_errors),
+        )
+        smallest, largest = spec.local_batches[gpu_type]
+        fits = (local >= smallest) & (local <= largest)
+        return np.where(fits, goodput, 0.0), np.where(fits, pace, 0.0)
+
+
+def _row(errors: GradientErrors, at: int) -> GradientErrors:
+    """Of one offer."""
+    return GradientErrors(*(np.asarray(each)[at] for each in _fields(errors)))
+
+
+def _column(errors: GradientErrors) -> GradientErrors:
+    """(offers,) → (offers, 1)."""
+    return GradientErrors(*(np.asarray(each)[:, None] for each in _fields(errors)))
+
+
+def _fields(errors: GradientErrors) -> tuple[object, ...]:
+    return errors.signal, errors.noise, errors.unbiased, errors.rounds_sum
