@@ -8,6 +8,7 @@ from functools import cache, cached_property
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from synergy_core.arrays import Floats, Ints
 from synergy_core.catalog.sheets import gpu_sheet
@@ -111,14 +112,18 @@ class GradientExchange:
             *(np.array([getattr(one, name) for one in each]) for name in ("signal", "noise", "unbiased", "rounds_sum"))
         )
 
-    def best(self, goodput: Floats) -> Ints:
-        """Which offer to take, (…,), of their goodputs (offers, …): the best, but none unless that gains `MARGIN`."""
+    def best(self, goodput: Floats, known: ArrayLike = True) -> Ints:
+        """Which offer to take, (…,), of their goodputs (offers, …): the best, but none unless that gains `MARGIN`.
+
+        known: whether such an exchange was seen. Before it was, nobody knows what there is to save: none.
+        """
         names = [each.name for each in self.offers]
         first: Ints = goodput.argmax(axis=0)
         if NO_COMPRESSOR not in names:
             return first
         plain = names.index(NO_COMPRESSOR)
-        result: Ints = np.where(goodput.max(axis=0) >= MARGIN * goodput[plain], first, plain)
+        pays = (goodput.max(axis=0) >= MARGIN * goodput[plain]) & np.asarray(known)
+        result: Ints = np.where(pays, first, plain)
         return result
 
     def seen_statistics(

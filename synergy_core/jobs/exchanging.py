@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from synergy_core.arrays import Floats, Ints
+from synergy_core.arrays import Bools, Floats, Ints
 from synergy_core.goodput.batch import best_batch, best_batch_one, goodput_at
 from synergy_core.goodput.compressed import GradientErrors
 from synergy_core.goodput.exchange import compressed_sync, plain_sync
@@ -73,8 +74,13 @@ class ExchangingTask(SynergyTask):
             return replace(plan, compressor=self._untold)
         one = np.array([shape.nodes]), np.array([shape.gpus])
         goodput, _ = self._at_requested(theta, shape.gpu_type, statistics, *one)
-        chosen = int(self.exchange.best(goodput)[0])
+        chosen = int(self.exchange.best(goodput, self._has_seen(shape.gpu_type, shape.nodes))[0])
         return replace(plan, compressor=self.exchange.offers[chosen].name)
+
+    def _has_seen(self, gpu_type: str, nodes: ArrayLike) -> Bools:
+        """Whether steps were observed on one node, or across nodes, as there are (…,) `nodes`."""
+        within, across = (self.pool.has_seen(gpu_type, across=each) for each in (False, True))
+        return np.where(np.asarray(nodes) > 1, across, within)
 
     @property
     def _untold(self) -> str:
@@ -105,7 +111,8 @@ class ExchangingTask(SynergyTask):
             )
             for at, each in enumerate(exchange.offers)
         ]
-        at = int(exchange.best(np.array([each.goodput for each in choices])))
+        known = self._has_seen(shape.gpu_type, shape.nodes)
+        at = int(exchange.best(np.array([each.goodput for each in choices]), known))
         found, name = choices[at], exchange.offers[at].name
         if not found.local_batch:  # more GPUs than its largest batch can feed
             return replace(super()._best(shape, statistics), compressor=name)
@@ -148,7 +155,7 @@ class ExchangingTask(SynergyTask):
                 errors=exchange.believed_errors,
             )
             goodput, pace = found.goodput, found.throughput
-        chosen = exchange.best(goodput)
+        chosen = exchange.best(goodput, self._has_seen(source, nodes))
         at = np.arange(len(gpus))
         return np.stack((goodput[chosen, at], pace[chosen, at]))
 

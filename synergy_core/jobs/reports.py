@@ -69,6 +69,10 @@ class Observations:
         steps = self._steps.get(gpu_type)
         return steps is not None and point in steps
 
+    def has_seen(self, gpu_type: str, *, across: bool) -> bool:
+        """Whether several GPUs of that type were observed on one node, or across nodes."""
+        return any(gpus > 1 and (nodes > 1) == across for nodes, gpus, _ in self._steps.get(gpu_type, ()))
+
     def add(self, gpu_type: str, point: Point, step_s: float, sync_s: float) -> None:
         """Adds a mean step time, which counts at once."""
         self._steps.setdefault(gpu_type, {})[point] = (step_s, sync_s)
