@@ -1,0 +1,275 @@
+"""Jobs that compress the gradients they exchange: what they choose, report and lose; in the simulator throughout."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from composed import composed
+from training_jobs import random_training, run, training
+
+from synergy_core.catalog import load_model
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.errors import InputError
+from synergy_core.goodput.compressed import compressed_gain
+from synergy_core.goodput.throughput import overlapped, sync_time
+from synergy_core.jobs.beliefs import Beliefs
+from synergy_core.jobs.configurations import Configurations
+from synergy_core.jobs.exchanging import ExchangingTask
+from synergy_core.jobs.training import Shape, StepReport
+from synergy_core.planner.plan import Plan
+from synergy_runs.log import Compressions
+from synergy_runs.metrics import summarise
+from synergy_runs.timeline import Holdings, compressed_gpu_s
+from synergy_sim.execution import Costs
+from synergy_sim.ground_truth import Truth
+from synergy_sim.prepare import prepared_runs
+
+GB = 1e9 / 8
+MACHINES = Cluster((NodeType("a", "a100", 4, 4),))
+SHAPES = [Shape("a100", 1, 1), Shape("a100", 1, 4), Shape("a100", 2, 8), Shape("a100", 4, 16)]
+SEEN = [(1, 1), (1, 2), (1, 4), (2, 4), (2, 8), (4, 16)]
+MODES = ("none", "uniform", "lgreco", "naive", "coadaptive")
+
+
+def truth(compression="coadaptive", gbps=10.0, compressor="powersgd-4", **more):
+    return Truth(None, network_bytes_per_s=gbps * GB, compression=compression, compressor=compressor, **more)
+
+
+def spec_of(world, model="bert"):
+    made = training([(0, 8, 3600, model)], MACHINES, truth=world)
+    return world.spec(made, 0, MACHINES, Costs())
+
+
+def informed_task(world, model="bert"):
+    """A task that has seen uncompressed steps on every kind of shape, and statistics halfway."""
+    beliefs = Beliefs(("a100",))
+    task, app = beliefs.task(spec_of(world, model)), world.application(model)
+    for nodes, gpus in SEEN:
+        for local in (app.local_batches("a100")[0], app.local_batches("a100")[1]):
+            step_s, sync_s = app.step("a100", (gpus // nodes,) * nodes, local)
+            task.observe(StepReport(Shape("a100", nodes, gpus), Plan(data=gpus, micro_batch=local), step_s, sync_s))
+    task.report(tuple(app.statistics(app.initial_batch, 12)))
+    beliefs.refresh([task])
+    return beliefs, task
+
+
+def rows():
+    nodes, gpus = (np.array([getattr(each, name) for each in SHAPES]) for name in ("nodes", "gpus"))
+    return Configurations(gpu_type=np.zeros(len(SHAPES), dtype=np.int64), nodes=nodes, gpus=gpus)
+
+
+# What is chosen
+
+
+def test_slow_networks_are_compressed_for_and_fast_ones_are_not():
+    chosen = {gbps: informed_task(truth(gbps=gbps))[1].train_on(SHAPES[2]).compressor for gbps in (1.0, 400.0)}
+    assert chosen[1.0] in ("q8", "q4")
+    assert chosen[400.0] == "none"
+
+
+@pytest.mark.parametrize("gbps", [1.0, 10.0, 100.0])
+@pytest.mark.parametrize("model", ["bert", "cifar10", "imagenet", "yolov3"])
+def test_choosing_is_never_believed_worse_than_not_compressing(model, gbps):
+    chosen, plain = (informed_task(truth(mode, gbps), model) for mode in ("coadaptive", "none"))
+    goodput = [beliefs.goodput([task], rows(), "max")[0] for beliefs, task in (chosen, plain)]
+    assert (goodput[0] >= goodput[1] * (1 - 1e-12)).all()
+    assert goodput[0][0] == goodput[1][0]  # one GPU has nobody to exchange with
+
+
+def test_what_policies_are_told_is_what_the_job_then_does():
+    beliefs, task = informed_task(truth(gbps=1.0))
+    told = beliefs.goodput([task], rows(), "max")[0]
+    for at, shape in enumerate(SHAPES[1:], 1):
+        plan = task.train_on(shape)
+        exchange, statistics = task.exchange, task.believed_statistics
+        theta = task.models["a100"]
+        terms = exchange.terms(plan.compressor, *shape)
+        latency, sync_s = terms.latency_s, float(sync_time(theta, shape.nodes, shape.gpus))
+        exchanged = terms.collectives * latency + (sync_s - latency) * terms.sent + terms.codec_s
+        compute_s = theta[0] + theta[1] * plan.micro_batch
+        step_s = (plan.accumulation - 1) * compute_s + float(overlapped(compute_s, exchanged, theta[6]))
+        phi = task.spec.initial_batch * statistics[1] / statistics[0]
+        distorted = exchange.offer(plan.compressor).errors.distortion(phi, plan.global_batch / shape.gpus, shape.gpus)
+        scale = plan.global_batch / task.spec.initial_batch
+        assert told[at] == pytest.approx(float(compressed_gain(scale, *statistics, shape.gpus, distorted)) / step_s)
+
+
+def test_nothing_is_compressed_before_such_an_exchange_was_seen():
+    world = truth(gbps=1.0)
+    beliefs = Beliefs(("a100",))
+    task, app = beliefs.task(spec_of(world)), world.application("bert")
+    assert task.train_on(SHAPES[2]) == Plan(data=8, micro_batch=4)  # nobody knows anything
+    for gpus in (1, 2, 4):
+        step_s, sync_s = app.step("a100", (gpus,), 12)
+        task.observe(StepReport(Shape("a100", 1, gpus), Plan(data=gpus, micro_batch=12), step_s, sync_s))
+    task.report((1.0, 20.0))
+    beliefs.refresh([task])
+    assert task.train_on(SHAPES[2]).compressor == "none"
+    step_s, sync_s = app.step("a100", (4, 4), 12)
+    task.observe(StepReport(SHAPES[2], Plan(data=8, micro_batch=12), step_s, sync_s))
+    beliefs.refresh([task])
+    assert task.train_on(SHAPES[2]).compressor != "none"
+
+
+def test_modes_choose_what_they_say():
+    plans = {mode: informed_task(truth(mode, 1.0, "q4"))[1].train_on(SHAPES[2]) for mode in MODES}
+    requested = spec_of(truth()).requested_batch
+    assert {mode: plan.compressor for mode, plan in plans.items() if mode != "coadaptive"} == {
+        "none": "none",
+        "uniform": "q4",
+        "lgreco": "layerwise-q4",
+        "naive": "layerwise-q4",
+    }
+    assert plans["uniform"].global_batch == plans["lgreco"].global_batch == requested
+    assert plans["none"].global_batch > requested
+    assert plans["naive"].global_batch != requested
+    alone = {mode: informed_task(truth(mode, 1.0, "q4"))[1].train_on(SHAPES[0]).compressor for mode in MODES}
+    assert set(alone.values()) == {"none"}
+
+
+def test_naive_statistics_are_inflated_by_the_published_amount():
+    app = truth("naive", compressor="q2").application("bert")
+    name, first = app.exchange.only, app.initial_batch
+    sqr, var = app.statistics(first, 3)
+    phi, local = first * var / sqr, 6.0
+    errors = app.exchange.offer(name).errors
+    w = (errors.noise * phi / local + errors.signal) / (1 + phi / local)
+    seen = app.exchange.seen_statistics(name, sqr, var, first, local, 8)
+    assert first * seen[1] / seen[0] == pytest.approx((1 + w) * phi + w * local)
+    biased = truth("naive", compressor="powersgd-4").application("bert").exchange
+    assert biased.seen_statistics(biased.only, sqr, var, first, local, 8) == (sqr, var)
+    honest = truth("lgreco", compressor="q2").application("bert").exchange
+    assert honest.seen_statistics(honest.only, sqr, var, first, local, 8) == (sqr, var)
+
+
+# What is observed
+
+
+@pytest.mark.parametrize("name", ["q8", "powersgd-4", "topk-0.01"])
+def test_steps_under_a_compressor_are_reported_as_they_would_be_without(name):
+    world = truth(gbps=1.0)
+    _, task = informed_task(world)
+    shape, local, theta = Shape("a100", 3, 12), 7, task.models["a100"]
+    compute_s, sync_s = theta[0] + theta[1] * local, 0.9
+    terms = task.exchange.terms(name, *shape)
+    exchanged_s = terms.collectives * terms.latency_s + (sync_s - terms.latency_s) * terms.sent + terms.codec_s
+    step_s = float(overlapped(compute_s, exchanged_s, theta[6]))
+    plan = Plan(data=12, micro_batch=local, compressor=name)
+    seen = task.observe(StepReport(shape, plan, step_s, step_s - compute_s))
+    assert seen.plan == Plan(data=12, micro_batch=local)
+    assert seen.step_s == pytest.approx(float(overlapped(compute_s, sync_s, theta[6])))
+    assert seen.step_s - seen.sync_s == pytest.approx(compute_s)
+
+
+def test_no_exchange_asked_for_is_no_exchanging_task():
+    beliefs = Beliefs(("a100",))
+    assert type(beliefs.task(spec_of(truth("none")))) is not ExchangingTask
+    assert type(beliefs.task(spec_of(truth("uniform")))) is ExchangingTask
+
+
+# What is true
+
+
+def test_a_network_is_what_exchanges_between_nodes_take():
+    plain, slow = Truth(None).application("imagenet"), truth("none", 10.0).application("imagenet")
+    assert slow.step("a100", (4,), 200) == plain.step("a100", (4,), 200)
+    layers = 25.5e6 * 4
+    expected = 2 * 7 / 8 * layers / (10 * GB)
+    assert slow.sync_s("a100", (4, 4)) == pytest.approx(expected, rel=0.01)
+    compute_s = slow.step("a100", (4, 4), 200).step_s - slow.step("a100", (4, 4), 200).sync_s
+    gamma = load_model("imagenet").gpu_types["a100"].calibrated.theta[6]
+    step_s = float(overlapped(compute_s, slow.sync_s("a100", (4, 4)), gamma))
+    assert slow.step("a100", (4, 4), 200).step_s == pytest.approx(step_s)
+
+
+def test_an_iteration_is_worth_what_the_formula_says():
+    app = truth().application("cifar10")
+    plan = Plan(data=8, micro_batch=64, accumulation=2, compressor="q4")
+    errors, scale = app.exchange.offer("q4").errors, plan.global_batch / app.initial_batch
+    for epoch in (0, 12, 23):
+        sqr, var = app.statistics(plan.global_batch, epoch)
+        distorted = errors.distortion(app.initial_batch * var / sqr, 128, 8)
+        expected = float(compressed_gain(scale, sqr, var, 8, distorted))
+        assert app.gains_under(plan)[epoch] == pytest.approx(expected, rel=1e-12)
+        assert expected < app.gains(plan.global_batch)[epoch]
+
+
+def test_a_stopped_run_loses_what_error_feedback_held_back():
+    exchange = truth().application("bert").exchange
+    errors = exchange.offer("powersgd-4").errors
+    lost = (errors.noise * 5.0 + errors.signal) / 6.0
+    assert exchange.held_back_steps("powersgd-4", 1.0, 5.0, 12, 12.0, 4) == pytest.approx(lost / (1 - lost))
+    assert exchange.held_back_steps("q8", 1.0, 5.0, 12, 12.0, 4) == 0.0
+
+
+@pytest.mark.parametrize("mode", MODES[1:])
+def test_whole_runs_hold_together_and_say_what_was_trained_under(mode):
+    world = truth(mode, 1.0)
+    made = random_training(3, 12, MACHINES, truth=world, sizes=(1, 4, 8))
+    done = run(made, MACHINES, "synergy", truth=world)
+    again = run(made, MACHINES, "synergy", truth=world)
+    assert done.events.digest() == again.events.digest()
+    shares = summarise(done)["gpu_time_fraction_by_compressor"]
+    assert sum(shares.values()) == pytest.approx(1.0)
+    used = {name for name, share in shares.items() if share > 0.01}
+    assert used & {"uniform": {"powersgd-4"}, "coadaptive": {"q8", "q4"}}.get(mode, {"layerwise-powersgd-4"})
+
+
+def test_without_compression_no_run_says_anything_of_it():
+    made = random_training(3, 6, MACHINES)
+    done = run(made, MACHINES, "synergy")
+    assert done.compressions is None
+    assert "gpu_time_fraction_by_compressor" not in summarise(done)
+
+
+def test_policies_that_keep_the_batch_compress_as_they_are_told():
+    world = truth("uniform", 1.0, "q8")
+    made = training([(0, 8, 3600, "bert"), (0, 1, 600, "cifar10")], MACHINES, truth=world)
+    slow = run(made, MACHINES, "fifo", truth=truth("none", 1.0))
+    fast = run(made, MACHINES, "fifo", truth=world)
+    ends = [done.events.time_s[done.events.kind == 3].max() for done in (slow, fast)]
+    assert ends[1] < 0.6 * ends[0]
+    assert set(summarise(fast)["gpu_time_fraction_by_compressor"]) == {"q8", "none"}
+
+
+def test_gpu_time_by_compressor_by_hand():
+    columns = ([0, 1, 0], [2, 4, 3], [0.0, 5.0, 20.0], [10.0, 15.0, 40.0], [0, 1, 2], [3, 4, 5])
+    held = Holdings(*map(np.array, columns))
+    # Job 0: q8 from 1 s, none from 6 s, also at the start of its second run; q4 from 30 s. Nothing of job 1.
+    facts = Compressions(np.array([1.0, 6.0, 30.0]), np.array([0, 0, 0]), np.array([0, 1, 2]), ("q8", "none", "q4"))
+    assert compressed_gpu_s(facts, held).tolist() == [2 * 6.0, 2 * 4.0 + 3 * 10.0, 3 * 10.0]
+
+
+# What is refused
+
+
+def test_what_cannot_be_is_refused_with_what_to_type(tmp_path):
+    with pytest.raises(InputError, match=r"truth\.measured=false"):
+        Truth(tmp_path, compression="uniform")
+    with pytest.raises(InputError, match=r"truth\.measured=false"):
+        Truth(tmp_path, network_bytes_per_s=GB)
+    with pytest.raises(InputError, match="powersgd"):
+        Truth(None, compression="uniform", compressor="powersdg-4")
+    with pytest.raises(InputError, match=r"network_gbps=-1: expected"):
+        Truth(None, network_bytes_per_s=-GB)
+    world = truth("none")
+    with pytest.raises(InputError, match=r"layers of alexnet.*truth\.fixed_gpus\.alexnet=1"):
+        world.check_models(["bert", "alexnet"])
+    dataclasses.replace(world, fixed_gpus={"alexnet": 1}).check_models(["alexnet"])
+    with pytest.raises(InputError, match="parallel plans"):
+        world.check_models(["gpt-1.3b"])
+
+
+def test_the_documented_command_is_composed_and_policies_without_batches_are_refused():
+    settings = composed(
+        "experiment=compression", "compression=coadaptive", "cluster.network_gbps=25", "trace.window=2h"
+    )
+    (prepared,) = prepared_runs(settings)
+    assert prepared.truth.network_bytes_per_s == 25 * GB
+    assert prepared.truth.application("bert").exchange.only is None
+    with pytest.raises(InputError, match=r"compression=naive.*fifo.*policy=synergy"):
+        next(prepared_runs(composed("experiment=compression", "compression=naive", "policy=[fifo]")))
+    with pytest.raises(InputError, match="compression"):
+        composed("experiment=compression", "compression=sometimes")

@@ -1,0 +1,173 @@
+"""How long compressed exchanges take, what may be offered, and the batch that goes with it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synergy_core.catalog import layers_from_yaml, layers_of
+from synergy_core.catalog.sheets import gpu_sheet
+from synergy_core.errors import InputError
+from synergy_core.goodput.batch import best_batch, best_batch_one, goodput_at
+from synergy_core.goodput.compressed import GradientErrors, compressed_efficiency
+from synergy_core.goodput.compression import Gradients, Layers, codec_s, compressor_named
+from synergy_core.goodput.exchange import ExchangeTerms, compressed_sync, plain_sync
+from synergy_core.goodput.offers import POINTS, along_frontier, uniform, within_error_of
+from synergy_core.goodput.throughput import exchange_time, overlapped, sync_time
+from synergy_core.jobs.exchange import MARGIN, all_reduce_latency_s, exchange_of
+from synergy_core.planner.communication import all_reduce_s, links_for
+from synergy_core.planner.machine import machine_named
+
+LAYERS = layers_of("cifar10")
+SPREAD = Gradients()
+LOW_RANK = [compressor_named(f"powersgd-{rank}") for rank in (1, 4, 16)]
+THETA = np.array([0.02, 1e-4, 0.05, 0.01, 0.01, 1e-3, 1.7])
+seconds = st.floats(1e-7, 100.0)
+
+
+def terms(collectives, latency_s, sent, codec_s):
+    return ExchangeTerms(collectives, latency_s, sent, codec_s)
+
+
+def test_an_exchange_takes_its_latencies_its_bytes_and_its_codec():
+    exchange = exchange_of(LAYERS, "uniform", "q8")
+    found = exchange.terms("q8", "a100", 2, 8)
+    quantised, plain, apart = compressor_named("q8"), compressor_named("none"), LAYERS.apart()
+    latency_s = float(all_reduce_s(0.0, 8, 4, links_for(machine_named("a100"))))
+    share = quantised.sent_bytes(apart, 8).sum() / plain.sent_bytes(apart, 8).sum()
+    codec = float(codec_s(quantised.codec_work(apart, 8), gpu_sheet("a100")).sum())
+    expected = 3 * latency_s + (0.4 - latency_s) * share + codec
+    assert float(compressed_sync(0.4, found)) == pytest.approx(expected, rel=1e-12)
+    assert latency_s > 0
+    assert 0.25 < share < 0.26
+
+
+def test_a_lone_replica_and_no_compression_leave_it_bit_for_bit():
+    exchange = exchange_of(LAYERS, "coadaptive", "q8")
+    for name, nodes, gpus in (("q8", 1, 1), ("none", 2, 8)):
+        for sync_s in (1e-8, 0.123456789, 3.3):
+            assert float(compressed_sync(sync_s, exchange.terms(name, "a100", nodes, gpus))) == sync_s
+
+
+@given(seconds, st.integers(1, 3), st.floats(1e-6, 1e-2), st.floats(1e-3, 2.0), st.floats(0.0, 1.0))
+def test_what_an_exchange_takes_says_what_it_would_take_uncompressed(sync_s, collectives, latency_s, sent, codec):
+    made = terms(collectives, latency_s, sent, codec)
+    taken_s = float(compressed_sync(sync_s, made))
+    assert taken_s >= codec
+    # What the codec takes is rounded to its own digits.
+    assert float(plain_sync(taken_s, made)) == pytest.approx(sync_s, rel=1e-9, abs=1e-12 / sent)
+    assert float(compressed_sync(2 * sync_s, made)) > taken_s
+
+
+def test_less_than_the_codec_alone_is_nothing():
+    assert float(plain_sync(0.1, terms(3, 1e-4, 0.25, 0.2))) == 0.0
+
+
+@given(st.floats(1e-3, 10.0), st.floats(0.05, 20.0), st.floats(1.0, 10.0))
+def test_overlap_undone(compute_s, ratio, gamma):
+    sync_s = compute_s * ratio
+    step_s = overlapped(compute_s, sync_s, gamma)
+    # At γ = 10 a twentieth is lost below the digits of the step.
+    digits = 1e-9 if ratio**gamma > 1e-6 else np.inf
+    assert float(exchange_time(step_s, compute_s, gamma)) == pytest.approx(sync_s, rel=digits)
+
+
+def test_latency_where_no_node_is_known_is_the_stated_one():
+    assert all_reduce_latency_s("unheard", 2, 8) == 1e-4
+    # Up to 50 Gb/s a node talks TCP, which answers later.
+    assert all_reduce_latency_s("a100", 2, 8, 10e9 / 8) > all_reduce_latency_s("a100", 2, 8, 400e9 / 8)
+
+
+# Offers
+
+
+def test_one_compressor_for_all_is_that_compressor():
+    made, wanted, apart = uniform(compressor_named("q4"), LAYERS, SPREAD), compressor_named("q4"), LAYERS
+    assert made.sent_bytes(np.array([2, 8])).tolist() == wanted.sent_bytes(apart, [2, 8]).sum(axis=-1).tolist()
+    assert made.errors.signal == pytest.approx(wanted.whole_error(LAYERS, SPREAD.signal))
+    assert (made.collectives, made.errors.unbiased, made.errors.rounds_sum) == (3, True, True)
+
+
+@pytest.mark.parametrize("name", ["powersgd-4", "powersgd-20", "q4", "topk-0.1"])
+def test_layer_by_layer_sends_no_more_within_the_same_error(name):
+    layers = LAYERS.apart()
+    same, own = within_error_of(compressor_named(name), layers, SPREAD), uniform(compressor_named(name), layers, SPREAD)
+    assert float(same.sent_bytes(2)) <= float(own.sent_bytes(2)) * (1 + 1e-9)
+    mean = [0.5 * (each.errors.signal + each.errors.noise) for each in (same, own)]
+    assert mean[0] <= mean[1] * (1 + 1e-9)
+    assert same.errors.unbiased == own.errors.unbiased
+
+
+def test_points_of_the_curve_keep_to_their_errors_and_send_less_and_less():
+    made = along_frontier(LOW_RANK, LAYERS.apart(), SPREAD)
+    assert 3 <= len(made) <= len(POINTS)
+    for each in made:
+        error = 0.5 * (each.errors.signal + each.errors.noise)
+        assert error <= float(each.name.removeprefix("layerwise-powersgd-"))
+    sent = [float(each.sent_bytes(2)) for each in made]
+    assert sent == sorted(sent, reverse=True)
+    assert len(set(sent)) == len(sent)
+
+
+def test_a_mixture_takes_the_bytes_and_time_of_each_layers_own():
+    layers = Layers(np.array([64, 64]), np.array([64, 64]), np.array([1, 1]))
+    made = along_frontier([compressor_named("powersgd-1")], layers, SPREAD)[-1]
+    mixed = type(made)("mixed", layers, SPREAD, made.parts, np.array([0, 1]))
+    none, rank = compressor_named("none"), compressor_named("powersgd-1")
+    assert float(mixed.sent_bytes(4)) == none.sent_bytes(layers, 4)[0] + rank.sent_bytes(layers, 4)[1]
+    assert mixed.errors.signal == pytest.approx(0.5 * rank.error(layers, SPREAD.signal)[1])
+    assert not mixed.errors.unbiased
+
+
+def test_only_what_gains_the_margin_is_taken_and_nothing_unseen():
+    exchange = exchange_of(LAYERS, "coadaptive", "q8")
+    goodput = np.ones((len(exchange.offers), 3))
+    goodput[3, 0], goodput[3, 1] = MARGIN - 1e-6, MARGIN + 1e-6
+    assert exchange.best(goodput).tolist() == [0, 3, 0]
+    assert exchange.best(goodput, np.array([True, False, True])).tolist() == [0, 0, 0]
+    assert exchange_of(LAYERS, "uniform", "q8").best(goodput[:1]).tolist() == [0, 0, 0]
+
+
+def test_layers_of_models_add_up_and_bad_files_say_so(tmp_path):
+    layers = layers_of("imagenet")
+    assert (layers.numbers * layers.count).sum() == pytest.approx(25.5e6, rel=0.01)
+    assert layers_of("alexnet") is None
+    path = tmp_path / "mine.yaml"
+    path.write_text("matrices: [[64, 3]]\n")
+    with pytest.raises(InputError, match="expected matrices"):
+        layers_from_yaml(path)
+
+
+# Batches
+
+errors = st.builds(GradientErrors, st.floats(0.0, 0.9), st.floats(0.0, 0.9), st.booleans(), st.booleans())
+
+
+@settings(max_examples=50)
+@given(errors, st.floats(0.01, 1.0), st.floats(0.1, 100.0), st.sampled_from([(1, 1), (1, 4), (2, 8), (4, 16)]))
+def test_a_batch_for_compressed_gradients_is_worth_what_the_formula_says(made, sync_s, var, shape):
+    nodes, gpus = shape
+    one = best_batch_one(THETA, 1.0, var, 128, 8192, 32, 1024, nodes, gpus, sync_s=sync_s, errors=made)
+    phi = 128 * var
+    distorted = made.distortion(phi, one.total_batch / gpus, gpus)
+    efficiency = float(compressed_efficiency(one.total_batch, gpus, phi, 128, distorted))
+    assert one.efficiency == pytest.approx(efficiency, rel=1e-9)
+    assert one.goodput == pytest.approx(one.throughput * efficiency / 128, rel=1e-9)
+    again, pace = goodput_at(THETA, 1.0, var, 128, one.local_batch, one.accumulation, gpus, sync_s=sync_s, errors=made)
+    assert (float(again), float(pace)) == pytest.approx((one.goodput, one.throughput), rel=1e-9)
+    column = GradientErrors(*(np.array([each]) for each in (made.signal, made.noise, made.unbiased, made.rounds_sum)))
+    many = best_batch(
+        THETA[None], [1.0], [var], [128], [8192], [32], [1024], [nodes], [gpus], sync_s=[[sync_s]], errors=column
+    )
+    assert many.goodput[0, 0] == pytest.approx(one.goodput, rel=1e-12)
+    assert many.efficiency[0, 0] == pytest.approx(one.efficiency, rel=1e-9)
+
+
+def test_no_errors_and_the_formulas_own_time_change_nothing():
+    asked = (THETA, 1.0, 20.0, 128, 8192, 32, 1024, 2, 8)
+    given_s = float(sync_time(THETA, 2, 8))
+    plain, same = best_batch_one(*asked), best_batch_one(*asked, sync_s=given_s, errors=GradientErrors(0.0, 0.0, True))
+    assert same.total_batch == plain.total_batch
+    assert same.goodput == pytest.approx(plain.goodput, rel=1e-14)
