@@ -14,7 +14,7 @@ from synergy_core.goodput.compressed import GradientErrors
 from synergy_core.goodput.exchange import compressed_sync, plain_sync
 from synergy_core.goodput.throughput import exchange_time, overlapped, sync_time
 from synergy_core.jobs.exchange import GradientExchange
-from synergy_core.jobs.fitted import Asked, SynergyTask, as_requested
+from synergy_core.jobs.fitted import PaceAsked, SynergyTask, as_requested
 from synergy_core.jobs.reports import Theta
 from synergy_core.jobs.training import Shape, StepReport
 from synergy_core.planner.plan import NO_COMPRESSOR, Plan
@@ -124,7 +124,7 @@ class ExchangingTask(SynergyTask):
         return self.spec.requested_batch if self.keeps_batch else super()._largest_batch(requested=requested)
 
     @classmethod
-    def _paces(cls, asked: Sequence[Asked], nodes: Ints, gpus: Ints) -> Floats:
+    def _paces(cls, asked: Sequence[PaceAsked], nodes: Ints, gpus: Ints) -> Floats:
         found = []
         for task, theta, source, most in asked:
             assert isinstance(task, ExchangingTask)

@@ -21,7 +21,7 @@ MOST_SYNC = 0.95
 """No step is taken to be more synchronisation than this."""
 
 
-class Asked(NamedTuple):
+class PaceAsked(NamedTuple):
     """A task, by which model it is to be answered, of which GPU type that is, and up to which batch."""
 
     task: SynergyTask
@@ -167,7 +167,7 @@ class SynergyTask:
             columns = np.flatnonzero(rows.gpu_type == index)
             if not len(columns):
                 continue
-            missing: dict[Belief, Asked] = {}
+            missing: dict[Belief, PaceAsked] = {}
             keys: list[tuple[int, Belief, float]] = []
             for at, task in enumerate(tasks):
                 statistics, models, spec = task.believed_statistics, task.models, task.spec
@@ -180,7 +180,7 @@ class SynergyTask:
                 key = (task.pool.serial, task.pool.version, code, statistics, most, spec.initial_batch)
                 keys.append((at, key, ratio))
                 if key not in known and key not in missing:
-                    missing[key] = Asked(task, models[source], source, most)
+                    missing[key] = PaceAsked(task, models[source], source, most)
             if missing:
                 shapes = rows.nodes[columns], rows.gpus[columns]
                 known.update(zip(missing, cls._paces(list(missing.values()), *shapes), strict=True))
@@ -194,7 +194,7 @@ class SynergyTask:
         return min(spec.max_batch, max(spec.requested_batch, spec.initial_batch)) if requested else spec.max_batch
 
     @classmethod
-    def _paces(cls, asked: Sequence[Asked], nodes: Ints, gpus: Ints) -> Floats:
+    def _paces(cls, asked: Sequence[PaceAsked], nodes: Ints, gpus: Ints) -> Floats:
         """(asked, 2, shapes): goodput, and samples per second."""
         limits = [each.task.spec.local_batches[each.source] for each in asked]
         statistics = [each.task.believed_statistics or (1.0, 0.0) for each in asked]
