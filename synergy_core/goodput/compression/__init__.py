@@ -1,0 +1,21 @@
+"""Compressors of gradients: what each sends, costs and loses. A file per scheme; being in the folder registers it.
+
+docs/compression.md says what for; formulas and sources: in the files.
+"""
+
+from synergy_core.goodput.compression._compressor import CodecWork, Compressor, Gpu, codec_s
+from synergy_core.goodput.compression._gradients import NUMBER_BYTES, Gradients, Layers, Spread
+from synergy_core.goodput.compression._registry import compressor_named, compressors
+
+__all__ = [
+    "NUMBER_BYTES",
+    "CodecWork",
+    "Compressor",
+    "Gpu",
+    "Gradients",
+    "Layers",
+    "Spread",
+    "codec_s",
+    "compressor_named",
+    "compressors",
+]
