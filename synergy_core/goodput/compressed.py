@@ -1,0 +1,149 @@
+"""How much a sample is worth when replicas exchange compressed gradients, and how the noise is estimated then.
+
+N replicas, local batch b = B/N with accumulation, φ in samples, G the true gradient. An unbiased compressor of relative
+variance w at each replica, and w₂ where the mean is compressed again:
+
+    E|ĝ − G|²/|G|² = (1 + w) φ/B + w/N                                            (1)
+    efficiency = (φ + B₀) / ((1 + w) φ + (1 + w/N) B)                             (2)
+                 … / (1 + w₂)                                                     (3)
+
+A biased one with error feedback that loses the part eps² of a gradient's squared norm: efficiency without compression
+× (1 − λ eps²), a model and not a theorem; λ = 1 is what GraVAC (2023) takes a projection to be worth. Errors of a local
+gradient lie between those of signal and noise, by how much of it is noise:  (eps²_signal + eps²_noise φ/b)/(1 + φ/b).
+
+All functions broadcast; batches and φ in samples. Assumed: noise that is independent among replicas, and progress as
+that of SGD at its best learning rate (Pollux's assumption too).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from synergy_core.arrays import Floats
+from synergy_core.goodput.compression import Compressor
+from synergy_core.goodput.efficiency import statistical_efficiency
+
+
+@dataclass(frozen=True, eq=False)
+class Distortion:
+    """What compression does to gradients; arrays that broadcast with batches and replicas. All 0: nothing.
+
+    variance: w of each replica's gradient. sum_variance: w₂ of their mean. lost: λ eps², of what is biased, in [0, 1].
+    """
+
+    variance: ArrayLike = 0.0
+    sum_variance: ArrayLike = 0.0
+    lost: ArrayLike = 0.0
+
+    @property
+    def divisor(self) -> Floats:
+        """What efficiency is divided by whatever the batch: (1 + w₂)/(1 − lost); inf where all is lost."""
+        with np.errstate(divide="ignore"):
+            result: Floats = np.divide(np.add(1.0, self.sum_variance), np.subtract(1.0, self.lost))
+        return result
+
+
+def distortion(
+    compressor: Compressor,
+    signal_error: ArrayLike,
+    noise_error: ArrayLike,
+    noise_scale: ArrayLike,
+    local_batch: ArrayLike,
+    replicas: ArrayLike,
+    *,
+    weight: ArrayLike = 1.0,
+) -> Distortion:
+    """Of gradients with these errors of their signal and noise (`Compressor.whole_error`); none in a lone replica.
+
+    weight: λ. A mixture of compressors by layer takes its summed errors, and any of its compressors but `none`.
+    """
+    several = np.asarray(replicas) > 1
+    local = np.where(several, mixed_error(signal_error, noise_error, noise_scale, local_batch), 0.0)
+    if not compressor.unbiased:
+        return Distortion(lost=np.multiply(weight, local))
+    if not compressor.rounds_sum:
+        return Distortion(variance=local)
+    total = mixed_error(signal_error, noise_error, noise_scale, np.multiply(local_batch, replicas))
+    return Distortion(variance=local, sum_variance=np.where(several, total, 0.0))
+
+
+def mixed_error(signal_error: ArrayLike, noise_error: ArrayLike, noise_scale: ArrayLike, samples: ArrayLike) -> Floats:
+    """Error of the mean gradient of so many samples, relative to its squared norm |G|² (1 + φ/samples)."""
+    # Signal's part of the squared norm is 1/(1 + φ/b) = b/(b + φ), which stays defined at φ = ∞.
+    signal = np.divide(samples, np.add(samples, noise_scale, dtype=np.float64))
+    result: Floats = np.asarray(noise_error) + np.subtract(signal_error, noise_error) * signal
+    return result
+
+
+def compressed_efficiency(
+    total_batch: ArrayLike,
+    replicas: ArrayLike,
+    noise_scale: ArrayLike,
+    initial_batch: ArrayLike,
+    distorted: Distortion,
+) -> Floats:
+    """Progress per sample relative to the initial batch uncompressed, equations (2) and (3); in [0, 1]."""
+    plain = statistical_efficiency(total_batch, noise_scale, initial_batch)
+    # The denominator of (2) ÷ (φ + B) is 1 + w (φ + b)/(φ + B) = 1 + w − w (B − b)/(φ + B).
+    batch = np.asarray(total_batch, dtype=np.float64)
+    shrunk = np.subtract(batch, batch / np.asarray(replicas)) / np.add(noise_scale, batch)
+    result: Floats = plain / (1.0 + np.multiply(distorted.variance, 1.0 - shrunk)) / distorted.divisor
+    return result
+
+
+def compressed_gain(
+    scale: ArrayLike, grad_sqr: ArrayLike, grad_var: ArrayLike, replicas: ArrayLike, distorted: Distortion
+) -> Floats:
+    """Iterations at the initial batch, uncompressed, that one at `scale` = B/B₀ times it is worth; may be below 1.
+
+    The plain gain with variance × (1 + w) and squared norm × (1 + w/N) in its denominator. grad_sqr, grad_var: as in
+    `efficiency.py`, of uncompressed gradients.
+    """
+    w = np.asarray(distorted.variance, dtype=np.float64)
+    sqr, var = np.asarray(grad_sqr, dtype=np.float64), np.asarray(grad_var, dtype=np.float64)
+    per_scale = (1.0 + w) * var / np.asarray(scale) + (1.0 + w / np.asarray(replicas)) * sqr
+    result: Floats = (var + sqr) / per_scale / distorted.divisor
+    return result
+
+
+def gradient_error(total_batch: ArrayLike, replicas: ArrayLike, noise_scale: ArrayLike, variance: ArrayLike) -> Floats:
+    """E|ĝ − G|²/|G|² of the exchanged mean gradient, equation (1)."""
+    w = np.asarray(variance, dtype=np.float64)
+    result: Floats = (1.0 + w) * np.divide(noise_scale, total_batch) + w / np.asarray(replicas)
+    return result
+
+
+def gradient_moments(
+    local_sqr: ArrayLike,
+    mean_sqr: ArrayLike,
+    local_batch: ArrayLike,
+    replicas: ArrayLike,
+    distorted: Distortion,
+) -> tuple[Floats, Floats]:
+    """|G|² and tr Σ of one sample, from norms measured in steps; φ = tr Σ/|G|².
+
+    local_sqr: E|g_i|² of replicas' gradients before compression; mean_sqr: E|ĝ|² of what came out of the exchange. For
+    N ≥ 2 replicas and unbiased compressors both are right on average, so |G|² of few steps may be negative:
+
+        |G|² = (E|ĝ|²/(1 + w₂) − (1 + w) E|g_i|²/N) / (1 − 1/N),      tr Σ = b (E|g_i|² − |G|²)
+
+    Norms after compression and no distortion given make Pollux's estimate on compressed gradients, which is naive
+    (`naive_noise_scale`). Of biased compressors no mean says |G|²: compare a replica's micro-batches before it.
+    """
+    n, local = np.asarray(replicas, dtype=np.float64), np.asarray(local_sqr, dtype=np.float64)
+    mean = np.divide(mean_sqr, np.add(1.0, distorted.sum_variance))
+    sqr: Floats = (mean - np.add(1.0, distorted.variance) * local / n) / (1.0 - 1.0 / n)
+    trace: Floats = np.asarray(local_batch) * (local - sqr)
+    return sqr, trace
+
+
+def naive_noise_scale(noise_scale: ArrayLike, local_batch: ArrayLike, variance: ArrayLike) -> Floats:
+    """φ' = (1 + w) φ + w b, which norms of compressed gradients show to who takes them for uncompressed ones.
+
+    (φ' + B₀)/(φ' + B) has the denominator of (2), but too large a numerator: compression seems to cost nothing.
+    """
+    result: Floats = np.add(1.0, variance) * np.asarray(noise_scale) + np.multiply(variance, local_batch)
+    return result

@@ -1,0 +1,285 @@
+"""Which compressor each layer gets: least bytes with the sum of squared errors within a budget (after L-GreCo).
+
+A multiple-choice knapsack. Two ways, which share the lower convex hull of every layer's choices:
+
+- `frontier`: hull steps of all layers by falling slope (bytes saved ÷ error added; Lagrange), which gives the whole
+  curve of bytes against errors at once. At its points nothing is better; between them, nothing by more than a step.
+- `least_bytes`: for one budget, a dynamic programme over a grid of errors, as published (10,000 buckets, errors rounded
+  up so that the budget is kept), over what bounds leave open: with λ the slope at the budget, a choice whose reduced
+  cost lifts the Lagrangian bound above the best known answer is in no better one, and is left out. That takes nothing
+  from exactness. The grid does: with n layers left open, the answer sends no more than any choice within a budget that
+  is smaller by n buckets. A bucket is 1/10,000 of what the budget leaves beyond these layers' least errors.
+  `LayerChoice.bound` says how much better any choice could be.
+
+L-GreCo (Markov et al., MLSys 2024) adds up norms, which do not add: `norms=True` does the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from synergy_core.arrays import Bools, Floats, Ints
+from synergy_core.errors import InputError
+
+BUCKETS = 10_000
+_NEAR = 1e-12
+"""Rounding that sums of errors are forgiven, relative to the budget."""
+_TINY = 1e-300
+
+
+@dataclass(frozen=True, eq=False)
+class LayerChoice:
+    """One choice per layer.
+
+    choice: (L,), indices. sent_bytes, error: their sums, of squared errors or of norms. met: whether the error is
+    within the budget (but for rounding, 1e-12 of it); if not, no choice is, and this is the nearest. bound: no choice
+    within the budget sends less, bytes.
+    """
+
+    choice: Ints
+    sent_bytes: float
+    error: float
+    met: bool
+    bound: float
+
+
+@dataclass(frozen=True, eq=False)
+class Frontier:
+    """Best choices for all budgets, from least error to fewest bytes; K steps, K + 1 points.
+
+    start: (L,), the choices of the first point. layer, choice: (K,), what each step changes, to what. errors and
+    sent_bytes: (K + 1,); errors rise, bytes fall.
+    """
+
+    start: Ints
+    layer: Ints
+    choice: Ints
+    errors: Floats
+    sent_bytes: Floats
+
+    def choices(self, point: int) -> Ints:
+        """Of every layer at a point, (L,)."""
+        result = self.start.copy()
+        # A layer's steps are in their order, and of several assignments to one place the last one counts.
+        result[self.layer[:point]] = self.choice[:point]
+        return result
+
+    def within(self, budget: float) -> int:
+        """The last point whose error is within the budget; the first one where none is."""
+        within = int(np.searchsorted(self.errors, budget * (1.0 + _NEAR), side="right"))
+        return max(within - 1, 0)
+
+    def along(self, values: Floats) -> Floats:
+        """Sums of a quantity (L, C) of every choice, at every point: (K + 1,)."""
+        at = self.start.copy()
+        changes = np.empty(self.layer.size)
+        for step, (layer, choice) in enumerate(zip(self.layer.tolist(), self.choice.tolist(), strict=True)):
+            changes[step] = values[layer, choice] - values[layer, at[layer]]
+            at[layer] = choice
+        first = values[np.arange(self.start.size), self.start].sum()
+        result: Floats = np.concatenate([[first], first + np.cumsum(changes)])
+        return result
+
+
+def frontier(sent_bytes: ArrayLike, squared_errors: ArrayLike, *, norms: bool = False) -> Frontier:
+    """The whole curve for L layers × C choices; raises InputError as `least_bytes` does."""
+    sizes, errors = _checked(sent_bytes, squared_errors, norms)
+    return _frontier(sizes, errors)
+
+
+def least_bytes(
+    sent_bytes: ArrayLike, squared_errors: ArrayLike, budget: float, *, norms: bool = False, buckets: int = BUCKETS
+) -> LayerChoice:
+    """The choice of fewest bytes whose errors add up to at most `budget`.
+
+    sent_bytes, squared_errors: (L, C); inf where a layer lacks a choice. A layer of zeros has errors of 0 and costs
+    nothing. norms: roots of the squared errors are added up, as published, and `budget` is one of norms. Raises
+    InputError for NaN, what is below 0, and a layer without any finite choice, with its index.
+    """
+    sizes, errors = _checked(sent_bytes, squared_errors, norms)
+    if not budget >= 0.0:
+        raise InputError(f"budget of errors: got {budget}; expected a number from 0 on.")
+    curve = _frontier(sizes, errors)
+    # Sums of the same errors in another order differ in their last digits.
+    allowed = budget * (1.0 + _NEAR)
+    point = curve.within(budget)
+    chosen = curve.choices(point)
+    if curve.errors[0] > allowed:
+        return _answer(sizes, errors, chosen, met=False, bound=float(curve.sent_bytes[0]))
+    if point == curve.layer.size:
+        return _answer(sizes, errors, chosen, met=True, bound=float(curve.sent_bytes[-1]))
+    saved = curve.sent_bytes[point] - curve.sent_bytes[point + 1]
+    slope = saved / (curve.errors[point + 1] - curve.errors[point])
+    # Lagrange: no choice within the budget sends less than the line through both points does at it.
+    bound = float(curve.sent_bytes[point] - slope * (allowed - curve.errors[point]))
+    chosen = _filled(sizes, errors, chosen, allowed)
+    open_choices = _open(sizes, errors, slope, _total(sizes, chosen) - bound)
+    better = _programme(sizes, errors, open_choices, allowed, buckets)
+    if better is not None and _total(sizes, better) < _total(sizes, chosen):
+        chosen = better
+    return _answer(sizes, errors, chosen, met=True, bound=bound)
+
+
+def _checked(sent_bytes: ArrayLike, squared_errors: ArrayLike, norms: bool) -> tuple[Floats, Floats]:
+    """Both as float64 (L, C), inf in both where either is; errors as norms if so asked."""
+    sizes, errors = np.array(sent_bytes, dtype=np.float64), np.array(squared_errors, dtype=np.float64)
+    if sizes.ndim != 2 or sizes.shape != errors.shape or 0 in sizes.shape:
+        raise InputError(
+            f"layers × choices: got bytes {sizes.shape} and errors {errors.shape}; expected one shape (L, C)."
+        )
+    for what, values in (("bytes", sizes), ("squared error", errors)):
+        wrong = np.argwhere(~(values >= 0.0))
+        if wrong.size:
+            layer, choice = (int(each) for each in wrong[0])
+            raise InputError(
+                f"layer {layer}, choice {choice}: {what} {values[layer, choice]}; expected a number from 0 on. "
+                "Leave out steps whose gradients have NaN."
+            )
+    missing = ~(np.isfinite(sizes) & np.isfinite(errors))
+    without = np.flatnonzero(missing.all(axis=1))
+    if without.size:
+        raise InputError(f"layer {without[0]}: no choice has finite bytes and error; offer `none`, whose error is 0.")
+    sizes[missing] = errors[missing] = np.inf
+    return sizes, np.sqrt(errors) if norms else errors
+
+
+def _frontier(sizes: Floats, errors: Floats) -> Frontier:
+    """Every layer's lower hull, from its least error (of those, fewest bytes) on, merged by slope."""
+    layers = np.arange(sizes.shape[0])
+    least = errors == errors.min(axis=1, keepdims=True)
+    at = np.where(least, sizes, np.inf).argmin(axis=1)
+    start = at.copy()
+    steps: list[tuple[Floats, Ints, Ints, Floats, Floats]] = []
+    for _ in range(sizes.shape[1] - 1):
+        saved = sizes[layers, at][:, None] - sizes
+        with np.errstate(invalid="ignore", divide="ignore"):
+            added = errors - errors[layers, at][:, None]
+            slopes = np.where((saved > 0.0) & np.isfinite(sizes), saved / added, -1.0)
+        steepest = slopes.max(axis=1)
+        # Of equal slopes the nearest, so that points lie as close as they can.
+        following = np.where(slopes == steepest[:, None], added, np.inf).argmin(axis=1)
+        going = np.flatnonzero(steepest > 0.0)
+        if not going.size:
+            break
+        to = following[going]
+        steps.append((steepest[going], going, to, added[going, to], saved[going, to]))
+        at[going] = to
+    first_error, first_bytes = errors[layers, start].sum(), sizes[layers, start].sum()
+    if not steps:
+        nothing = np.empty(0, dtype=np.int64)
+        return Frontier(start, nothing, nothing, np.array([first_error]), np.array([first_bytes]))
+    slope, layer, choice, added, saved = (np.concatenate(each) for each in zip(*steps, strict=True))
+    # Stable: along a layer slopes fall, or stay, in the order of its steps.
+    order = np.argsort(-slope, kind="stable")
+    along_errors = np.concatenate([[first_error], first_error + np.cumsum(added[order])])
+    along_bytes = np.concatenate([[first_bytes], first_bytes - np.cumsum(saved[order])])
+    return Frontier(start, layer[order], choice[order], along_errors, along_bytes)
+
+
+def _filled(sizes: Floats, errors: Floats, chosen: Ints, allowed: float) -> Ints:
+    """A choice with what is left of the budget used: one layer after another, each time what saves most bytes."""
+    result, layers = chosen.copy(), np.arange(chosen.size)
+    while True:
+        left = allowed - _total(errors, result)
+        with np.errstate(invalid="ignore"):
+            added = errors - errors[layers, result][:, None]
+        saved = np.where(added <= left, sizes[layers, result][:, None] - sizes, 0.0)
+        layer, choice = np.unravel_index(saved.argmax(), saved.shape)
+        if not saved[layer, choice] > 0.0:
+            return result
+        result[layer] = choice
+
+
+def _open(sizes: Floats, errors: Floats, slope: float, gap: float) -> Bools:
+    """Choices that an answer better than the known one may have, (L, C); gap: bytes from the bound to the known one."""
+    with np.errstate(invalid="ignore"):
+        cost = sizes + slope * errors
+    reduced = cost - cost.min(axis=1, keepdims=True)
+    rounding = _NEAR * float(cost.min(axis=1).sum())
+    result: Bools = reduced <= gap + rounding
+    # Another choice with no more of either, earlier where both are alike, does as well.
+    for other in range(sizes.shape[1]):
+        no_worse = (sizes[:, [other]] <= sizes) & (errors[:, [other]] <= errors)
+        strictly = (sizes[:, [other]] < sizes) | (errors[:, [other]] < errors)
+        later = np.arange(sizes.shape[1]) > other
+        result &= ~(no_worse & (strictly | later))
+    return result
+
+
+def _programme(sizes: Floats, errors: Floats, open_choices: Bools, allowed: float, buckets: int) -> Ints | None:
+    """Fewest bytes over the open choices, (L,), errors on a grid; None where none of them is within what is allowed.
+
+    Every layer's least open error is taken off the budget first, so that only what goes beyond it is rounded up.
+    """
+    open_errors = np.where(open_choices, errors, np.inf)
+    chosen: Ints = open_errors.argmin(axis=1)
+    layers = np.arange(chosen.size)
+    left = allowed - float(errors[layers, chosen].sum())
+    if left < 0.0:
+        return None
+    # Beyond those of the choice of least error: small numbers, so that sums of bytes stay exact.
+    extra = sizes - sizes[layers, chosen][:, None]
+    with np.errstate(invalid="ignore", over="ignore"):
+        beyond = (open_errors - errors[layers, chosen][:, None]) * (buckets / max(left, _TINY))
+    rows = [np.zeros(buckets + 1)]
+    scratch = np.empty(buckets + 1)
+    tried: list[tuple[Ints, list[tuple[int, int, float]]]] = []
+    for alike in _together(sizes, errors, open_choices):
+        # (choice, buckets, bytes) of all of them
+        ways = [
+            (
+                int(choice),
+                int(np.ceil(beyond[alike[0], choice] * alike.size)),
+                float(extra[alike[0], choice] * alike.size),
+            )
+            for choice in np.flatnonzero(beyond[alike[0]] * alike.size <= buckets)
+        ]
+        before, row = rows[-1], np.full(buckets + 1, np.inf)
+        for _, cells, more in ways:
+            part = scratch[: buckets + 1 - cells]
+            np.add(before[: buckets + 1 - cells], more, out=part)
+            np.minimum(row[cells:], part, out=row[cells:])
+        rows.append(row)
+        tried.append((alike, ways))
+    cell = buckets
+    for (alike, ways), before, row in zip(reversed(tried), reversed(rows[:-1]), reversed(rows[1:]), strict=True):
+        choice, cells, _ = next(way for way in ways if way[1] <= cell and before[cell - way[1]] + way[2] == row[cell])
+        chosen[alike] = choice
+        cell -= cells
+    return chosen
+
+
+def _together(sizes: Floats, errors: Floats, open_choices: Bools) -> list[Ints]:
+    """Layers with several open choices, in groups that choose alike.
+
+    Of layers that are alike only how many choose what counts. Where two choices are open, groups of 1, 2, 4, … and the
+    rest reach every number; other layers stand alone.
+    """
+    several = np.flatnonzero(open_choices.sum(axis=1) > 1)
+    if not several.size:
+        return []
+    columns = np.concatenate([sizes[several], errors[several], open_choices[several]], axis=1)
+    _, kind = np.unique(columns, axis=0, return_inverse=True)
+    order = np.argsort(kind.ravel(), kind="stable")
+    groups: list[Ints] = []
+    for alike in np.split(several[order], np.flatnonzero(np.diff(kind.ravel()[order])) + 1):
+        part = 1 if open_choices[alike[0]].sum() == 2 else 0
+        at = 0
+        while at < alike.size:
+            groups.append(alike[at : at + max(part, 1)])
+            at += max(part, 1)
+            part *= 2
+    return groups
+
+
+def _total(values: Floats, chosen: Ints) -> float:
+    """The sum over layers of what each layer's choice has."""
+    return float(values[np.arange(chosen.size), chosen].sum())
+
+
+def _answer(sizes: Floats, errors: Floats, chosen: Ints, *, met: bool, bound: float) -> LayerChoice:
+    """The answer, its sums taken anew."""
+    return LayerChoice(chosen, _total(sizes, chosen), _total(errors, chosen), met, bound)
