@@ -1,7 +1,7 @@
 """Gradient compression: how fast layers are given their compressors, and how the gradients of shipped jobs are spread.
 
 python bench/compression.py choice       CPU seconds of the layer-wise choice, beside the programme as published
-python bench/compression.py spreads      the defaults of `Gradients`, measured (torch; minutes: 5)
+python bench/compression.py spreads      the spreads of `Gradients`, measured (torch; minutes: 5)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 
 from synergy_core.arrays import Floats
 from synergy_core.goodput.compressed import mixed_error
-from synergy_core.goodput.compression import Compressor, Gradients, Layers, Spread, compressor_named
+from synergy_core.goodput.compression import CONVOLUTIONAL, Compressor, Gradients, LayerSizes, Spread, compressor_named
 from synergy_core.goodput.layerwise import BUCKETS, frontier, least_bytes
 
 LAYERS, CHOICES = 1_000, 8
@@ -80,7 +80,7 @@ def choice() -> None:
 def measured(compressor: Compressor, matrix: Floats, generator: np.random.Generator) -> float:
     """What the compressor really does to a matrix, relative to its squared norm; PowerSGD by the best of its rank."""
     flat, total = matrix.ravel(), float((matrix**2).sum())
-    layers = Layers.of_shapes([matrix.shape])
+    layers = LayerSizes.of_shapes([matrix.shape])
     if not compressor.compresses(layers)[0]:
         return 0.0
     if compressor.name.startswith("q"):
@@ -116,7 +116,7 @@ def _fitted(
     matrix: Floats, names: tuple[str, ...], make: Callable[[float], Spread], ends: tuple[float, float]
 ) -> float:
     """The mean over compressors of the parameter with which the formula says the measured error; NaN without any."""
-    layers, generator = Layers.of_shapes([matrix.shape]), np.random.default_rng(0)
+    layers, generator = LayerSizes.of_shapes([matrix.shape]), np.random.default_rng(0)
     found = []
     for each in map(compressor_named, names):
         if each.compresses(layers)[0]:
@@ -169,18 +169,18 @@ def gradients_of(job_name: str) -> list[tuple[int, int, list[Floats], list[Float
 
 def spreads() -> None:
     """Medians over layers, by job and steps done; then errors of whole gradients, as measured and by the formulas."""
-    generator, defaults = np.random.default_rng(0), Gradients()
-    found = {job: gradients_of(job) for job in ("gpt", "cnn")}
+    generator, shipped = np.random.default_rng(0), {"gpt": Gradients(), "cnn": CONVOLUTIONAL}
+    found = {job: gradients_of(job) for job in shipped}
     print(f"{'job':5} {'steps':>5} {'part':7} {'tail':>6} {'decay':>6} {'range':>6}   median over layers")
     for job, moments in found.items():
         for step, _, signal, noise in moments:
             for part, layers in (("signal", signal), ("noise", noise)):
                 middle = np.nanmedian([spread_of(each) for each in layers], axis=0)
                 print(f"{job:5} {step:5} {part:7}" + "".join(f" {value:6.2f}" for value in middle))
-    print("\nerror of one batch's gradient: measured, mixed from those of signal and noise, by the defaults")
+    print("\nerror of one batch's gradient: measured, mixed from those of signal and noise, by what ships")
     for job, moments in found.items():
         for step, batch, signal, noise in moments:
-            shapes = Layers.of_shapes([each.shape for each in signal])
+            shapes = LayerSizes.of_shapes([each.shape for each in signal])
             scale = batch * _sums(noise).sum() / _sums(signal).sum()
             print(f"{job} after {step} steps, batch {batch}, noise scale {scale:.0f}")
             local = [a + b for a, b in zip(signal, noise, strict=True)]
@@ -188,7 +188,7 @@ def spreads() -> None:
                 parts = [_whole(each, which, generator) for which in (signal, noise)]
                 said = [
                     each.whole_error(shapes, replace(spread, energy=_sums(which) / shapes.numbers))
-                    for spread, which in ((defaults.signal, signal), (defaults.noise, noise))
+                    for spread, which in ((shipped[job].signal, signal), (shipped[job].noise, noise))
                 ]
                 mixed = [float(mixed_error(*pair, scale, batch)) for pair in (parts, said)]
                 print(f"    {each.name:12} {_whole(each, local, generator):9.5f} {mixed[0]:9.5f} {mixed[1]:9.5f}")

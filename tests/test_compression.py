@@ -1,6 +1,11 @@
 """What compressors send, lose and cost, against gradients that are really compressed."""
 
+import os
+import shutil
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +14,11 @@ from hypothesis import strategies as st
 
 from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.errors import InputError
-from synergy_core.goodput.compression import Gradients, Layers, Spread, codec_s, compressor_named, compressors
+from synergy_core.goodput.compression import Gradients, LayerSizes, Spread, codec_s, compressor_named, compressors
 
+ROOT = Path(__file__).resolve().parents[1]
 SHAPES = [(512, 256), (256,), (10, 20), (64, 32, 3, 3), (1000, 37), ()]
-LAYERS = Layers.of_shapes(SHAPES)
+LAYERS = LayerSizes.of_shapes(SHAPES)
 EVERY = [each.name for each in compressors()]
 shapes = st.lists(st.tuples(st.integers(1, 300), st.integers(1, 300)), min_size=1, max_size=5)
 
@@ -32,6 +38,18 @@ def rounded(flat, bits, random):
         size += len(np.float32(low).tobytes() + np.float32(step).tobytes() + np.packbits(digits).tobytes())
         out.append(low + step * codes)
     return np.concatenate(out), size
+
+
+def test_a_scheme_is_added_by_its_file_alone(tmp_path):
+    copied = tmp_path / "synergy_core"
+    shutil.copytree(ROOT / "synergy_core", copied, ignore=shutil.ignore_patterns("__pycache__"))
+    folder = copied / "goodput" / "compression"
+    text = (folder / "half.py").read_text(encoding="utf-8")
+    (folder / "eighth.py").write_text(text.replace('"bf16": 7, "fp16": 10', '"fp8": 3'), encoding="utf-8")
+    asked = "from synergy_core.goodput.compression import *; print(compressor_named('fp8').name, len(compressors()))"
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", asked], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["fp8", str(len(EVERY) + 1)], done.stderr
 
 
 def test_none_comes_first_and_every_name_finds_its_compressor():
@@ -97,7 +115,7 @@ def test_what_is_not_compressed_is_sent_as_it_is_and_loses_nothing(name):
 @pytest.mark.parametrize("name", EVERY)
 def test_layers_that_are_alike_count_as_often_as_they_are(name):
     each = compressor_named(name)
-    together = Layers(np.array([512, 64]), np.array([256, 288]), np.array([3, 2]))
+    together = LayerSizes(np.array([512, 64]), np.array([256, 288]), np.array([3, 2]))
     apart = together.apart()
     for replicas in (2, 16):
         alike = each.sent_bytes(together, replicas).sum(), each.codec_work(together, replicas).launches.sum()
@@ -111,7 +129,7 @@ def test_layers_that_are_alike_count_as_often_as_they_are(name):
 @settings(deadline=None)
 @given(shapes, st.integers(2, 64))
 def test_more_bits_ranks_and_numbers_send_more_and_lose_less(sizes, replicas):
-    layers, spread = Layers.of_shapes(sizes), Gradients().signal
+    layers, spread = LayerSizes.of_shapes(sizes), Gradients().signal
     for names in (
         ("q2", "q4", "q8", "none"),
         ("powersgd-1", "powersgd-2", "powersgd-7", "powersgd-64", "none"),
@@ -126,7 +144,7 @@ def test_more_bits_ranks_and_numbers_send_more_and_lose_less(sizes, replicas):
 @settings(deadline=None)
 @given(st.integers(1_024, 5_000), st.integers(2, 5), st.sampled_from([8, 4, 2]))
 def test_quantised_bytes_are_those_of_buckets_dealt_to_ranks(numbers, replicas, bits):
-    layers = Layers(np.array([1]), np.array([numbers]), np.array([1]))
+    layers = LayerSizes(np.array([1]), np.array([numbers]), np.array([1]))
     flat = np.random.default_rng(0).normal(size=numbers)
     sizes = [rounded(bucket, bits, np.random.default_rng(0))[1] for bucket in buckets_of(flat)]
     parts = [sum(each) for each in (sizes[rank::replicas] for rank in range(replicas))]
@@ -137,7 +155,7 @@ def test_quantised_bytes_are_those_of_buckets_dealt_to_ranks(numbers, replicas, 
 
 
 def test_bytes_of_the_other_schemes_on_four_replicas():
-    layers = Layers.of_shapes([(512, 256)])
+    layers = LayerSizes.of_shapes([(512, 256)])
     sent = {
         name: compressor_named(name).sent_bytes(layers, 4)[0] for name in ("none", "bf16", "topk-0.01", "powersgd-4")
     }
@@ -150,14 +168,14 @@ def test_bytes_of_the_other_schemes_on_four_replicas():
 
 
 def test_top_k_sends_more_than_nothing_compressed_where_replicas_are_many():
-    layers = Layers.of_shapes([(512, 256)])
+    layers = LayerSizes.of_shapes([(512, 256)])
     plain, top = compressor_named("none"), compressor_named("topk-0.1")
     assert top.sent_bytes(layers, 8)[0] < plain.sent_bytes(layers, 8)[0]
     assert top.sent_bytes(layers, 16)[0] > plain.sent_bytes(layers, 16)[0]
 
 
 def test_a_rank_above_the_matrix_is_cut_to_it_and_one_that_saves_too_little_is_not_used():
-    layers = Layers.of_shapes([(4_096, 3), (64, 64)])
+    layers = LayerSizes.of_shapes([(4_096, 3), (64, 64)])
     assert compressor_named("powersgd-8").compresses(layers).tolist() == [False, True]
     wide = compressor_named("powersgd-1000")
     assert not wide.compresses(layers).any()
@@ -174,7 +192,7 @@ def test_quantisation_errs_as_much_as_the_range_of_its_buckets_says(bits, law):
     flat = getattr(random, law)(size=512 * 400)
     bucket_range = np.mean([np.ptp(each) ** 2 for each in buckets_of(flat)]) / np.mean(flat**2)
     out, size = rounded(flat, bits, random)
-    layers = Layers(np.array([400]), np.array([512]), np.array([1]))
+    layers = LayerSizes(np.array([400]), np.array([512]), np.array([1]))
     said = compressor_named(f"q{bits}").error(layers, Spread(1.0, 1.0, bucket_range))[0]
     # 1/6 is the mean over positions within a step; 2 bits have three steps, over which numbers are not spread evenly.
     assert np.sum((out - flat) ** 2) / np.sum(flat**2) == pytest.approx(said, rel=0.02 if bits > 2 else 0.1)
@@ -186,7 +204,7 @@ def test_quantisation_errs_as_much_as_the_range_of_its_buckets_says(bits, law):
 def test_top_k_loses_what_the_weibull_tail_says(tail, fraction):
     flat = np.sort(np.random.default_rng(5).weibull(tail, 1_000_000) ** 2)
     kept = round(fraction * flat.size)
-    layers = Layers(np.array([1_000]), np.array([1_000]), np.array([1]))
+    layers = LayerSizes(np.array([1_000]), np.array([1_000]), np.array([1]))
     said = compressor_named(f"topk-{fraction:g}").error(layers, Spread(tail, 1.0, 1.0))[0]
     assert said == pytest.approx(flat[:-kept].sum() / flat.sum(), abs=0.01)
 
@@ -201,13 +219,13 @@ def test_powersgd_nears_what_the_decay_of_singular_values_says(decay):
         basis, _ = np.linalg.qr(matrix @ query)
         query = matrix.T @ basis
     lost = np.sum((matrix - basis @ query.T) ** 2) / np.sum(matrix**2)
-    said = compressor_named("powersgd-4").error(Layers.of_shapes([(128, 64)]), Spread(1.0, decay, 1.0))[0]
+    said = compressor_named("powersgd-4").error(LayerSizes.of_shapes([(128, 64)]), Spread(1.0, decay, 1.0))[0]
     assert said - 1e-9 <= lost <= said * 1.02 + 1e-9
 
 
 def test_16_bits_err_as_numbers_of_all_sizes_do():
     numbers = (2.0 ** np.random.default_rng(9).uniform(-4, 4, 1_000_000)).astype(np.float32)
-    layers, spread = Layers.of_shapes([(10, 10)]), Gradients().signal
+    layers, spread = LayerSizes.of_shapes([(10, 10)]), Gradients().signal
     half = numbers.astype(np.float16).astype(np.float64)
     # To the nearest of what the upper 16 bits can say.
     brain = ((numbers.view(np.uint32) + 0x8000) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(np.float64)
@@ -217,7 +235,7 @@ def test_16_bits_err_as_numbers_of_all_sizes_do():
 
 
 def test_codec_time_is_the_slower_of_memory_and_arithmetic_and_launches():
-    layers, gpu = Layers.of_shapes([(8_192, 8_192)]), gpu_sheet("a100")
+    layers, gpu = LayerSizes.of_shapes([(8_192, 8_192)]), gpu_sheet("a100")
     assert gpu is not None
     work = compressor_named("powersgd-4").codec_work(layers, 8)
     seconds = codec_s(work, gpu)[0]
@@ -229,7 +247,7 @@ def test_codec_time_is_the_slower_of_memory_and_arithmetic_and_launches():
 
 
 def test_energy_decides_which_layers_count():
-    layers = Layers.of_shapes([(64, 64), (64,), (256, 64)])
+    layers = LayerSizes.of_shapes([(64, 64), (64,), (256, 64)])
     spread = Spread(1.0, 1.0, 40.0, energy=np.array([1.0, 8.0, 0.0]))
     assert spread.shares(layers) == pytest.approx([8 / 9, 1 / 9, 0.0])
     assert compressor_named("q4").whole_error(layers, spread) == pytest.approx(8 / 9 * 40.0 / 6.0 / 15.0**2)
@@ -243,8 +261,8 @@ def test_energy_decides_which_layers_count():
         (lambda: Spread(0.0, 1.0, 1.0), "tail=0"),
         (lambda: Spread(1.0, 1.0, -1.0), "bucket_range=-1"),
         (lambda: Spread(1.0, 1.0, 1.0, energy=0.0).shares(LAYERS), "gradient of zeros"),
-        (lambda: Layers(np.array([1]), np.array([1, 2]), np.array([1])), "of one length"),
-        (lambda: Layers(np.array([0]), np.array([1]), np.array([1])), "below 1"),
+        (lambda: LayerSizes(np.array([1]), np.array([1, 2]), np.array([1])), "of one length"),
+        (lambda: LayerSizes(np.array([0]), np.array([1]), np.array([1])), "below 1"),
     ],
 )
 def test_sizes_and_spreads_that_cannot_be_are_refused(make, said):

@@ -166,7 +166,7 @@ def _frontier(sizes: Floats, errors: Floats) -> Frontier:
     steps: list[tuple[Floats, Ints, Ints, Floats, Floats]] = []
     for _ in range(sizes.shape[1] - 1):
         saved = sizes[layers, at][:, None] - sizes
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             added = errors - errors[layers, at][:, None]
             slopes = np.where((saved > 0.0) & np.isfinite(sizes), saved / added, -1.0)
         steepest = slopes.max(axis=1)
