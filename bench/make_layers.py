@@ -84,6 +84,8 @@ MODELS = {
     "deepspeech2": deepspeech2,
     "ncf": neumf,
 }
+CONVOLUTIONAL = ("cifar10", "imagenet", "yolov3")
+"""Whose gradients are taken to be spread as the shipped CNN's; the others' as the shipped GPT's."""
 
 
 def main() -> None:
@@ -93,6 +95,7 @@ def main() -> None:
         rows = ", ".join(f"[{rows}, {columns}, {count}]" for (rows, columns), count in Counter(shapes).items())
         text = "# Written by bench/make_layers.py; do not edit.\n"
         text += f'source: "{shapes_of.__doc__}"\n# rows, columns, how many\nmatrices: [{rows}]\n'
+        text += f"convolutional: {str(name in CONVOLUTIONAL).lower()}\n"
         (FOLDER / f"{name}.yaml").write_text(text, encoding="utf-8")
         print(f"{name}: {sum(a * b for a, b in shapes) / 1e6:.1f} million parameters in {len(shapes)} matrices")
 

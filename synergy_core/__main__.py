@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import pkgutil
 import sys
 from collections.abc import Sequence
 
 from synergy_core import commands
 from synergy_core.errors import InputError
+from synergy_core.modules import modules_of
 from synergy_core.pipes import piped
 
 
@@ -18,8 +17,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m synergy_core", description=__doc__)
     choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     runs = {}
-    for name in sorted(each.name for each in pkgutil.iter_modules(commands.__path__) if each.name[0] != "_"):
-        module = importlib.import_module(f"{commands.__name__}.{name}")
+    for module in modules_of(commands.__name__):
+        name = module.__name__.rpartition(".")[2]
         added = choices.add_parser(
             name,
             help=module.SUMMARY,

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergy_core.catalog import layers_from_yaml, layers_of
+from synergy_core.catalog import gradients_of, layers_from_yaml, layers_of
 from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.errors import InputError
 from synergy_core.goodput.batch import best_batch, best_batch_one, goodput_at
 from synergy_core.goodput.compressed import GradientErrors, compressed_efficiency
-from synergy_core.goodput.compression import Gradients, Layers, codec_s, compressor_named
+from synergy_core.goodput.compression import Gradients, LayerSizes, codec_s, compressor_named
 from synergy_core.goodput.exchange import ExchangeTerms, compressed_sync, plain_sync
 from synergy_core.goodput.offers import POINTS, along_frontier, uniform, within_error_of
 from synergy_core.goodput.throughput import exchange_time, overlapped, sync_time
@@ -112,7 +112,7 @@ def test_points_of_the_curve_keep_to_their_errors_and_send_less_and_less():
 
 
 def test_a_mixture_takes_the_bytes_and_time_of_each_layers_own():
-    layers = Layers(np.array([64, 64]), np.array([64, 64]), np.array([1, 1]))
+    layers = LayerSizes(np.array([64, 64]), np.array([64, 64]), np.array([1, 1]))
     made = along_frontier([compressor_named("powersgd-1")], layers, SPREAD)[-1]
     mixed = type(made)("mixed", layers, SPREAD, made.parts, np.array([0, 1]))
     none, rank = compressor_named("none"), compressor_named("powersgd-1")
@@ -134,6 +134,7 @@ def test_layers_of_models_add_up_and_bad_files_say_so(tmp_path):
     layers = layers_of("imagenet")
     assert (layers.numbers * layers.count).sum() == pytest.approx(25.5e6, rel=0.01)
     assert layers_of("alexnet") is None
+    assert gradients_of("imagenet").noise.decay > 2 * gradients_of("bert").noise.decay
     path = tmp_path / "mine.yaml"
     path.write_text("matrices: [[64, 3]]\n")
     with pytest.raises(InputError, match="expected matrices"):

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput.calibration import Calibrated
-from synergy_core.goodput.compression import Layers
+from synergy_core.goodput.compression import CONVOLUTIONAL, Gradients, LayerSizes
 from synergy_core.goodput.forms import form_named
 from synergy_core.goodput.pipeline import Pipeline
 
@@ -127,19 +127,30 @@ def model_from_yaml(path: Path) -> ModelProfile:
 
 
 @cache
-def layers_of(name: str) -> Layers | None:
+def layers_of(name: str) -> LayerSizes | None:
     """The parameters of an application; None where nobody wrote them down."""
-    path = _HERE / "layers" / f"{name}.yaml"
+    path = _layers_path(name)
     return layers_from_yaml(path) if path.is_file() else None
 
 
-def layers_from_yaml(path: Path) -> Layers:
+@cache
+def gradients_of(name: str) -> Gradients:
+    """How an application's gradients are taken to be spread: as a CNN's where its file says so, else as a GPT's."""
+    path = _layers_path(name)
+    return CONVOLUTIONAL if path.is_file() and read_yaml(path).get("convolutional") else Gradients()
+
+
+def _layers_path(name: str) -> Path:
+    return _HERE / "layers" / f"{name}.yaml"
+
+
+def layers_from_yaml(path: Path) -> LayerSizes:
     """A file of `layers/`. Raises InputError for anything else."""
     rows = read_yaml(path).get("matrices")
     numbers = isinstance(rows, list) and all(isinstance(each, list) and len(each) == 3 for each in rows)
     if not numbers or not rows or any(type(value) is not int for each in rows for value in each):
         raise InputError(f"{path}: expected matrices: [[rows, columns, how many], …], whole numbers; got {rows}.")
-    return Layers(*np.array(rows, dtype=np.int64).T)
+    return LayerSizes(*np.array(rows, dtype=np.int64).T)
 
 
 def facts(name: str) -> dict[str, Any]:

@@ -28,6 +28,8 @@ BUCKETS = 10_000
 _NEAR = 1e-12
 """Rounding that sums of errors are forgiven, relative to the budget."""
 _TINY = 1e-300
+FIRST = 16
+"""Layers that the programme is run over before it is run over all: of 12, 16, 32, 64, 128 the fastest."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,10 +118,19 @@ def least_bytes(
     # Lagrange: no choice within the budget sends less than the line through both points does at it.
     bound = float(curve.sent_bytes[point] - slope * (allowed - curve.errors[point]))
     chosen = _filled(sizes, errors, chosen, allowed)
-    open_choices = _open(sizes, errors, slope, _total(sizes, chosen) - bound)
-    better = _programme(sizes, errors, open_choices, allowed, buckets)
-    if better is not None and _total(sizes, better) < _total(sizes, chosen):
-        chosen = better
+    reduced = _reduced(sizes, errors, slope)
+    # First over the layers whose best other choice is nearest to the slope: quick, and it leaves less open for all.
+    changed = np.abs(sizes - sizes[np.arange(chosen.size), chosen][:, None])
+    with np.errstate(invalid="ignore", divide="ignore"):
+        doubtful = np.argsort(np.where(changed > 0.0, reduced / changed, np.inf).min(axis=1))
+    for some in (doubtful[:FIRST], doubtful):
+        gap = _total(sizes, chosen) - bound + _NEAR * abs(bound)
+        open_choices = np.zeros(reduced.shape, dtype=np.bool_)
+        open_choices[np.arange(chosen.size), chosen] = True
+        open_choices[some] = reduced[some] <= gap
+        better = _programme(sizes, errors, open_choices, allowed, buckets)
+        if better is not None and _total(sizes, better) < _total(sizes, chosen):
+            chosen = better
     return _answer(sizes, errors, chosen, met=True, bound=bound)
 
 
@@ -155,7 +166,7 @@ def _frontier(sizes: Floats, errors: Floats) -> Frontier:
     steps: list[tuple[Floats, Ints, Ints, Floats, Floats]] = []
     for _ in range(sizes.shape[1] - 1):
         saved = sizes[layers, at][:, None] - sizes
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             added = errors - errors[layers, at][:, None]
             slopes = np.where((saved > 0.0) & np.isfinite(sizes), saved / added, -1.0)
         steepest = slopes.max(axis=1)
@@ -193,20 +204,16 @@ def _filled(sizes: Floats, errors: Floats, chosen: Ints, allowed: float) -> Ints
         result[layer] = choice
 
 
-def _open(sizes: Floats, errors: Floats, slope: float, gap: float) -> Bools:
-    """Choices that an answer better than the known one may have, (L, C); gap: bytes from the bound to the known one."""
-    with np.errstate(invalid="ignore"):
-        cost = sizes + slope * errors
-    reduced = cost - cost.min(axis=1, keepdims=True)
-    rounding = _NEAR * float(cost.min(axis=1).sum())
-    result: Bools = reduced <= gap + rounding
-    # Another choice with no more of either, earlier where both are alike, does as well.
+def _reduced(sizes: Floats, errors: Floats, slope: float) -> Floats:
+    """Bytes, (L, C), by which each choice lifts Lagrange's bound; inf where another one has no more of anything."""
+    cost = sizes + np.where(np.isfinite(errors), slope * errors, np.inf)
+    reduced: Floats = cost - cost.min(axis=1, keepdims=True)
+    # Of choices that are alike the first stays.
     for other in range(sizes.shape[1]):
         no_worse = (sizes[:, [other]] <= sizes) & (errors[:, [other]] <= errors)
         strictly = (sizes[:, [other]] < sizes) | (errors[:, [other]] < errors)
-        later = np.arange(sizes.shape[1]) > other
-        result &= ~(no_worse & (strictly | later))
-    return result
+        reduced[no_worse & (strictly | (np.arange(sizes.shape[1]) > other))] = np.inf
+    return reduced
 
 
 def _programme(sizes: Floats, errors: Floats, open_choices: Bools, allowed: float, buckets: int) -> Ints | None:
@@ -237,7 +244,8 @@ def _programme(sizes: Floats, errors: Floats, open_choices: Bools, allowed: floa
             )
             for choice in np.flatnonzero(beyond[alike[0]] * alike.size <= buckets)
         ]
-        before, row = rows[-1], np.full(buckets + 1, np.inf)
+        # The choice of least error adds nothing: what was before stays as it is.
+        before, row = rows[-1], rows[-1].copy()
         for _, cells, more in ways:
             part = scratch[: buckets + 1 - cells]
             np.add(before[: buckets + 1 - cells], more, out=part)

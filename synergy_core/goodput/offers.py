@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from synergy_core.arrays import Floats, Ints
 from synergy_core.goodput.compressed import GradientErrors
-from synergy_core.goodput.compression import Compressor, Gpu, Gradients, Layers, codec_s, compressor_named
+from synergy_core.goodput.compression import Compressor, Gpu, Gradients, LayerSizes, codec_s, compressor_named
 from synergy_core.goodput.layerwise import frontier, least_bytes
 
 PAIR = 2
@@ -29,7 +29,7 @@ class Offer:
     """
 
     name: str
-    layers: Layers
+    layers: LayerSizes
     gradients: Gradients
     parts: tuple[Compressor, ...]
     choice: Ints
@@ -73,13 +73,13 @@ class Offer:
         return result
 
 
-def uniform(compressor: Compressor, layers: Layers, gradients: Gradients) -> Offer:
+def uniform(compressor: Compressor, layers: LayerSizes, gradients: Gradients) -> Offer:
     """That compressor for every layer."""
     nobody_chooses = np.zeros(layers.rows.shape, dtype=np.int64)
     return Offer(compressor.name, layers, gradients, (compressor,), nobody_chooses)
 
 
-def within_error_of(compressor: Compressor, layers: Layers, gradients: Gradients) -> Offer:
+def within_error_of(compressor: Compressor, layers: LayerSizes, gradients: Gradients) -> Offer:
     """L-GreCo: the fewest bytes with no more squared error than that compressor for all makes.
 
     Layers choose among its likes (`Compressor.alike`) and none. Errors are those of a local gradient of which half is
@@ -92,7 +92,7 @@ def within_error_of(compressor: Compressor, layers: Layers, gradients: Gradients
     return Offer(f"layerwise-{compressor.name}", layers, gradients, parts, found.choice)
 
 
-def along_frontier(compressors: Sequence[Compressor], layers: Layers, gradients: Gradients) -> tuple[Offer, ...]:
+def along_frontier(compressors: Sequence[Compressor], layers: LayerSizes, gradients: Gradients) -> tuple[Offer, ...]:
     """Points of the curve of bytes against errors, at most one for each of `POINTS`; named by scheme and error."""
     parts = _among(compressors)
     curve = frontier(*_sizes_and_errors(parts, layers, gradients))
@@ -108,7 +108,7 @@ def _among(compressors: Sequence[Compressor]) -> tuple[Compressor, ...]:
     return compressor_named("none"), *(each for each in compressors if each.name != "none")
 
 
-def _sizes_and_errors(parts: Sequence[Compressor], layers: Layers, gradients: Gradients) -> tuple[Floats, Floats]:
+def _sizes_and_errors(parts: Sequence[Compressor], layers: LayerSizes, gradients: Gradients) -> tuple[Floats, Floats]:
     """Bytes, and parts of the squared norm of the whole gradient, (layers, parts)."""
     halves = (gradients.signal, gradients.noise)
     errors = [sum(0.5 * each.shares(layers) * part.error(layers, each) for each in halves) for part in parts]

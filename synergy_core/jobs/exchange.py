@@ -14,7 +14,7 @@ from synergy_core.arrays import Floats, Ints
 from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput.compressed import GradientErrors, naive_noise_scale
-from synergy_core.goodput.compression import Gradients, Layers, compressor_named, compressors
+from synergy_core.goodput.compression import Gradients, LayerSizes, compressor_named, compressors
 from synergy_core.goodput.efficiency import noise_scale
 from synergy_core.goodput.exchange import ExchangeTerms
 from synergy_core.goodput.offers import Offer, along_frontier, uniform, within_error_of
@@ -158,7 +158,7 @@ def _table(rows: Sequence[Sequence[ExchangeTerms]], name: str) -> Floats:
 
 
 def exchange_of(
-    layers: Layers,
+    layers: LayerSizes,
     mode: Compression,
     compressor: str,
     *,

@@ -6,24 +6,21 @@ folder registers it.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from synergy_core.errors import InputError
 from synergy_core.measurements._table import Table, read_table
+from synergy_core.modules import modules_of
 
 __all__ = ["Table", "formats", "read", "read_table"]
 
 
-def formats() -> Iterator[ModuleType]:
+def formats() -> list[ModuleType]:
     """Every format, by name of its module."""
-    for each in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
-        if not each.name.startswith("_"):
-            yield importlib.import_module(f"{__name__}.{each.name}")
+    return modules_of(__name__)
 
 
 def read(path: Path, **options: Any) -> Any:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError, unknown
 from synergy_core.mechanisms._round import Grant, SharingRound
+from synergy_core.modules import modules_of
 
 Answer = list[Grant | None]
 """What each job of the round gets, in the round's order; None: nothing."""
@@ -84,10 +82,7 @@ def get_mechanism(name: str) -> Mechanism:
 @functools.cache
 def _discover() -> None:
     """Imports every mechanism of this folder, once."""
-    package = __name__.rpartition(".")[0]
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if not module.name.startswith("_"):
-            importlib.import_module(f"{package}.{module.name}")
+    modules_of(__name__.rpartition(".")[0])
 
 
 __all__ = ["Answer", "Grant", "Mechanism", "SharingRound", "get_mechanism", "mechanism", "mechanism_names"]

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import pkgutil
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any, Literal
 
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.beliefs import Information
+from synergy_core.modules import modules_of
 from synergy_core.policies._parameters import checked
 from synergy_core.policies._reads import check_reads, shows_enough, try_key
 from synergy_core.state import Allocations, ClusterState, EstimatedClusterState, OracleClusterState
@@ -331,10 +329,7 @@ def base_name(name: str) -> str:
 @functools.cache
 def _discover() -> None:
     """Imports every policy of this folder and every entry point, once."""
-    package = __name__.rpartition(".")[0]
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if not module.name.startswith("_"):
-            importlib.import_module(f"{package}.{module.name}")
+    modules_of(__name__.rpartition(".")[0])
     for point in entry_points(group="synergy.policies"):
         try:
             point.load()

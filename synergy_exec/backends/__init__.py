@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from synergy_core.errors import unknown
+from synergy_core.modules import module_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Backend(Protocol):
 
 def backend_names() -> list[str]:
     """The names of the backends in this folder, sorted."""
-    return sorted(each.name for each in pkgutil.iter_modules(__path__) if not each.name.startswith("_"))
+    return module_names(__name__)
 
 
 def get_backend(name: str, options: Mapping[str, Any]) -> Backend:

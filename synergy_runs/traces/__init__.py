@@ -10,13 +10,12 @@ A format module defines
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol, cast
 
 from synergy_core.errors import InputError, unknown
+from synergy_core.modules import modules_of
 from synergy_runs.traces._text import first_characters
 from synergy_runs.traces.rows import TraceRows
 
@@ -38,13 +37,8 @@ class TraceFormat(Protocol):
 
 def formats() -> dict[str, TraceFormat]:
     """Every format in this folder, by name."""
-    found: dict[str, TraceFormat] = {}
-    for module in pkgutil.iter_modules(__path__):
-        if not module.name.startswith("_"):
-            loaded = importlib.import_module(f"{__name__}.{module.name}")
-            if hasattr(loaded, "recognises"):
-                found[loaded.NAME] = cast(TraceFormat, loaded)
-    return found
+    found = [module for module in modules_of(__name__) if hasattr(module, "recognises")]
+    return {module.NAME: cast(TraceFormat, module) for module in found}
 
 
 def read_trace(

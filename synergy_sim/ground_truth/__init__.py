@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from synergy_core.catalog import layers_of, load_model, model_names
+from synergy_core.catalog import gradients_of, layers_of, load_model, model_names
 from synergy_core.catalog.transfer import nearest_type
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
@@ -215,7 +215,11 @@ class Truth:
             layers = layers_of(name)
             if layers is not None:
                 found.exchange = exchange_of(
-                    layers, self.compression, self.compressor, network_bytes_per_s=self.network_bytes_per_s
+                    layers,
+                    self.compression,
+                    self.compressor,
+                    network_bytes_per_s=self.network_bytes_per_s,
+                    gradients=gradients_of(name),
                 )
             self._applications[name] = found
         return found

@@ -4,16 +4,17 @@ docs/compression.md says what for; formulas and sources: in the files.
 """
 
 from synergy_core.goodput.compression._compressor import CodecWork, Compressor, Gpu, codec_s
-from synergy_core.goodput.compression._gradients import NUMBER_BYTES, Gradients, Layers, Spread
+from synergy_core.goodput.compression._gradients import CONVOLUTIONAL, NUMBER_BYTES, Gradients, LayerSizes, Spread
 from synergy_core.goodput.compression._registry import compressor_named, compressors
 
 __all__ = [
+    "CONVOLUTIONAL",
     "NUMBER_BYTES",
     "CodecWork",
     "Compressor",
     "Gpu",
     "Gradients",
-    "Layers",
+    "LayerSizes",
     "Spread",
     "codec_s",
     "compressor_named",

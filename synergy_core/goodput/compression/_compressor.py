@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from synergy_core.arrays import Bools, Floats
-from synergy_core.goodput.compression._gradients import NUMBER_BYTES, Layers, Spread
+from synergy_core.goodput.compression._gradients import NUMBER_BYTES, LayerSizes, Spread
 
 SMALL = 1_024
 """Layers of fewer numbers are sent as they are: kernels would take longer than their bytes."""
@@ -88,56 +88,56 @@ class Compressor(ABC):
         """What a layer may have in its place where layers choose: of its scheme, from half to twice as much."""
         return (self,)
 
-    def compresses(self, layers: Layers) -> Bools:
+    def compresses(self, layers: LayerSizes) -> Bools:
         """Which layers it compresses, (L,); the others, small ones and vectors, are sent as they are."""
         result: Bools = (layers.columns > 1) & (layers.numbers >= SMALL)
         return result
 
-    def sent_bytes(self, layers: Layers, replicas: ArrayLike) -> Floats:
+    def sent_bytes(self, layers: LayerSizes, replicas: ArrayLike) -> Floats:
         """Bytes that leave each rank in a step, as a mean over ranks."""
         n = np.asarray(replicas, dtype=np.float64)[..., None]
         as_they_are = all_reduced(NUMBER_BYTES * layers.numbers, n)
         each = np.where(self.compresses(layers), self._sent_bytes(layers, n), as_they_are)
         return _times(each, layers)
 
-    def codec_work(self, layers: Layers, replicas: ArrayLike) -> CodecWork:
+    def codec_work(self, layers: LayerSizes, replicas: ArrayLike) -> CodecWork:
         """On each GPU in a step; nothing where there is one replica."""
         n = np.asarray(replicas, dtype=np.float64)[..., None]
         work = self._codec_work(layers, n)
         times = np.where(self.compresses(layers) & (n > 1.0), layers.count, 0.0)
         return CodecWork(work.touched_bytes * times, work.flops * times, work.launches * times)
 
-    def error(self, layers: Layers, spread: Spread) -> Floats:
+    def error(self, layers: LayerSizes, spread: Spread) -> Floats:
         """E|C(x) − x|² ÷ |x|² of each layer x, (L,): a variance where unbiased, else the part of |x|² that is lost."""
         result: Floats = np.where(self.compresses(layers), self._error(layers, spread), 0.0)
         return result
 
-    def whole_error(self, layers: Layers, spread: Spread) -> float:
+    def whole_error(self, layers: LayerSizes, spread: Spread) -> float:
         """The same of the whole gradient: squared errors add up."""
         return float(spread.shares(layers) @ self.error(layers, spread))
 
-    def state_bytes(self, layers: Layers) -> Floats:
+    def state_bytes(self, layers: LayerSizes) -> Floats:
         """What it keeps on each GPU from step to step, (L,)."""
         return _times(np.where(self.compresses(layers), self._state_bytes(layers), 0.0), layers)
 
     @abstractmethod
-    def _sent_bytes(self, layers: Layers, n: Floats) -> Floats:
+    def _sent_bytes(self, layers: LayerSizes, n: Floats) -> Floats:
         """`sent_bytes` of one compressed parameter of each row; n: replicas, (…, 1)."""
 
     @abstractmethod
-    def _codec_work(self, layers: Layers, n: Floats) -> CodecWork:
+    def _codec_work(self, layers: LayerSizes, n: Floats) -> CodecWork:
         """`codec_work` of one compressed parameter of each row."""
 
     @abstractmethod
-    def _error(self, layers: Layers, spread: Spread) -> Floats:
+    def _error(self, layers: LayerSizes, spread: Spread) -> Floats:
         """`error` of layers that are compressed."""
 
-    def _state_bytes(self, layers: Layers) -> Floats:
+    def _state_bytes(self, layers: LayerSizes) -> Floats:
         """`state_bytes` of one compressed parameter of each row."""
         return np.zeros(layers.rows.shape)
 
 
-def _times(each: Floats, layers: Layers) -> Floats:
+def _times(each: Floats, layers: LayerSizes) -> Floats:
     """What holds of one parameter of each row, (…, L), for all of them."""
     result: Floats = each * layers.count.astype(np.float64)
     return result

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pkgutil
 from functools import cache
-from importlib import import_module
-from pathlib import Path
 from typing import Protocol, cast
 
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput.compression._compressor import Compressor
+from synergy_core.modules import modules_of
 
 
 class Scheme(Protocol):
@@ -41,9 +39,7 @@ def compressor_named(name: str) -> Compressor:
 @cache
 def _schemes() -> tuple[Scheme, ...]:
     """Every module of this folder, by name. Raises InputError for one that lacks what is asked."""
-    package = __name__.rpartition(".")[0]
-    found = sorted(each.name for each in pkgutil.iter_modules([str(Path(__file__).parent)]))
-    modules = [import_module(f"{package}.{name}") for name in found if not name.startswith("_")]
+    modules = modules_of(__name__.rpartition(".")[0])
     for module in modules:
         if not isinstance(getattr(module, "OFFERED", None), tuple) or not callable(getattr(module, "named", None)):
             raise InputError(f"{module.__file__}: lacks OFFERED or named(); none.py beside it is the pattern.")

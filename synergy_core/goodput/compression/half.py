@@ -10,7 +10,7 @@ import numpy as np
 
 from synergy_core.arrays import Bools, Floats
 from synergy_core.goodput.compression._compressor import CodecWork, Compressor, all_reduced
-from synergy_core.goodput.compression._gradients import NUMBER_BYTES, Layers, Spread
+from synergy_core.goodput.compression._gradients import NUMBER_BYTES, LayerSizes, Spread
 
 HALF_BYTES = 2
 MANTISSA_BITS = {"bf16": 7, "fp16": 10}
@@ -35,20 +35,20 @@ class Half(Compressor):
     def name(self) -> str:
         return self.precision
 
-    def compresses(self, layers: Layers) -> Bools:
+    def compresses(self, layers: LayerSizes) -> Bools:
         return np.ones(layers.rows.shape, dtype=np.bool_)
 
-    def _sent_bytes(self, layers: Layers, n: Floats) -> Floats:
+    def _sent_bytes(self, layers: LayerSizes, n: Floats) -> Floats:
         return all_reduced(HALF_BYTES * layers.numbers, n)
 
-    def _codec_work(self, layers: Layers, n: Floats) -> CodecWork:
+    def _codec_work(self, layers: LayerSizes, n: Floats) -> CodecWork:
         # A cast to 16 bits and one back, each over the whole bucket.
         touched = 2.0 * (NUMBER_BYTES + HALF_BYTES) * layers.numbers * np.ones_like(n)
         return CodecWork(
             touched, np.zeros_like(touched), touched / (NUMBER_BYTES + HALF_BYTES) * NUMBER_BYTES / BUCKET_BYTES
         )
 
-    def _error(self, layers: Layers, spread: Spread) -> Floats:
+    def _error(self, layers: LayerSizes, spread: Spread) -> Floats:
         # Errors are even within a step of 2^−mantissa.
         step = 2.0 ** -MANTISSA_BITS[self.precision]
         return np.full(layers.rows.shape, step**2 / 12.0 / MEAN_SQUARE)

@@ -9,7 +9,7 @@ import numpy as np
 
 from synergy_core.arrays import Bools, Floats
 from synergy_core.goodput.compression._compressor import CodecWork, Compressor, all_reduced
-from synergy_core.goodput.compression._gradients import NUMBER_BYTES, Layers, Spread
+from synergy_core.goodput.compression._gradients import NUMBER_BYTES, LayerSizes, Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,17 @@ class Uncompressed(Compressor):
     def name(self) -> str:
         return "none"
 
-    def compresses(self, layers: Layers) -> Bools:
+    def compresses(self, layers: LayerSizes) -> Bools:
         return np.zeros(layers.rows.shape, dtype=np.bool_)
 
-    def _sent_bytes(self, layers: Layers, n: Floats) -> Floats:
+    def _sent_bytes(self, layers: LayerSizes, n: Floats) -> Floats:
         return all_reduced(NUMBER_BYTES * layers.numbers, n)
 
-    def _codec_work(self, layers: Layers, n: Floats) -> CodecWork:
+    def _codec_work(self, layers: LayerSizes, n: Floats) -> CodecWork:
         nothing = np.zeros(np.broadcast_shapes(n.shape, layers.rows.shape))
         return CodecWork(nothing, nothing, nothing)
 
-    def _error(self, layers: Layers, spread: Spread) -> Floats:
+    def _error(self, layers: LayerSizes, spread: Spread) -> Floats:
         return np.zeros(layers.rows.shape)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from synergy_core.arrays import Bools, Floats, Ints
 from synergy_core.errors import InputError
 from synergy_core.goodput.compression._compressor import CodecWork, Compressor, all_reduced
-from synergy_core.goodput.compression._gradients import NUMBER_BYTES, Layers, Spread
+from synergy_core.goodput.compression._gradients import NUMBER_BYTES, LayerSizes, Spread
 
 PREFIX = "powersgd-"
 LEAST_RATE = 2
@@ -46,32 +46,32 @@ class PowerSgd(Compressor):
         """As L-GreCo's: every rank from ⌊r/2⌋ to 2 r."""
         return tuple(PowerSgd(rank) for rank in range(max(self.rank // 2, 1), 2 * self.rank + 1))
 
-    def ranks(self, layers: Layers) -> Ints:
+    def ranks(self, layers: LayerSizes) -> Ints:
         """Of P and Q in each row of `layers`, (L,)."""
         result: Ints = np.minimum(self.rank, layers.least_side)
         return result
 
-    def factors(self, layers: Layers) -> Ints:
+    def factors(self, layers: LayerSizes) -> Ints:
         """Numbers in P and Q together, of one parameter of each row, (L,)."""
         result: Ints = self.ranks(layers) * (layers.rows + layers.columns)
         return result
 
-    def compresses(self, layers: Layers) -> Bools:
+    def compresses(self, layers: LayerSizes) -> Bools:
         large = Compressor.compresses(self, layers)
         result: Bools = large & (LEAST_RATE * self.factors(layers) < layers.numbers)
         return result
 
-    def _sent_bytes(self, layers: Layers, n: Floats) -> Floats:
+    def _sent_bytes(self, layers: LayerSizes, n: Floats) -> Floats:
         return all_reduced(NUMBER_BYTES * self.factors(layers), n)
 
-    def _codec_work(self, layers: Layers, n: Floats) -> CodecWork:
+    def _codec_work(self, layers: LayerSizes, n: Floats) -> CodecWork:
         rank, once = self.ranks(layers), np.ones_like(n)
         touched = (MATRIX_BYTES * layers.numbers + NUMBER_BYTES * layers.rows * rank * (2.0 * rank + 4.0)) * once
         # Three products of the whole matrix, and Gram–Schmidt.
         flops = (6.0 * layers.numbers * rank + 2.0 * layers.rows * rank**2) * once
         return CodecWork(touched, flops, (LAUNCHES + RANK_LAUNCHES * rank) * once)
 
-    def _error(self, layers: Layers, spread: Spread) -> Floats:
+    def _error(self, layers: LayerSizes, spread: Spread) -> Floats:
         """What is left of Σ i^−p behind the rank: as by the best matrix of that rank, which the power method nears."""
         sides, ranks = layers.least_side, self.ranks(layers)
         decay = np.broadcast_to(np.asarray(spread.decay, dtype=np.float64), sides.shape)
@@ -82,7 +82,7 @@ class PowerSgd(Compressor):
             lost[which] = 1.0 - sums[ranks[which] - 1] / sums[sides[which] - 1]
         return lost
 
-    def _state_bytes(self, layers: Layers) -> Floats:
+    def _state_bytes(self, layers: LayerSizes) -> Floats:
         # What is held back, and Q.
         result: Floats = NUMBER_BYTES * (layers.numbers + layers.columns * self.ranks(layers)).astype(np.float64)
         return result

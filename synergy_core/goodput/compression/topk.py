@@ -14,7 +14,7 @@ import numpy as np
 from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import InputError
 from synergy_core.goodput.compression._compressor import CodecWork, Compressor, all_gathered
-from synergy_core.goodput.compression._gradients import NUMBER_BYTES, Layers, Spread
+from synergy_core.goodput.compression._gradients import NUMBER_BYTES, LayerSizes, Spread
 
 PREFIX = "topk-"
 INDEX_BYTES = 4
@@ -46,19 +46,19 @@ class TopK(Compressor):
         fractions = (factor * self.fraction for factor in (0.5, 0.75, 1.0, 1.5, 2.0))
         return tuple(TopK(each) for each in fractions if each < 1.0)
 
-    def kept(self, layers: Layers) -> Ints:
+    def kept(self, layers: LayerSizes) -> Ints:
         """Numbers that are sent of one parameter of each row, (L,)."""
         result: Ints = np.maximum(np.rint(self.fraction * layers.numbers), 1.0).astype(np.int64)
         return result
 
-    def _sent_bytes(self, layers: Layers, n: Floats) -> Floats:
+    def _sent_bytes(self, layers: LayerSizes, n: Floats) -> Floats:
         return all_gathered((NUMBER_BYTES + INDEX_BYTES) * self.kept(layers), n)
 
-    def _codec_work(self, layers: Layers, n: Floats) -> CodecWork:
+    def _codec_work(self, layers: LayerSizes, n: Floats) -> CodecWork:
         touched = ENCODE_BYTES * layers.numbers + SCATTERED_BYTES * n * self.kept(layers)
         return CodecWork(touched, np.zeros_like(touched), np.full_like(touched, LAUNCHES))
 
-    def _error(self, layers: Layers, spread: Spread) -> Floats:
+    def _error(self, layers: LayerSizes, spread: Spread) -> Floats:
         """Squares below the quantile that the kept ones begin at.
 
         X of a Weibull law of shape k: P(X > t) = exp(−t^k), E[X²; X ≤ t] = Γ(1 + 2/k) · P(1 + 2/k, t^k), P the
@@ -70,7 +70,7 @@ class TopK(Compressor):
         result: Floats = gammainc(1.0 + 2.0 / np.asarray(spread.tail, dtype=np.float64), -np.log(part))
         return result
 
-    def _state_bytes(self, layers: Layers) -> Floats:
+    def _state_bytes(self, layers: LayerSizes) -> Floats:
         result: Floats = NUMBER_BYTES * layers.numbers.astype(np.float64)
         return result
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, is_dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import cast
 
 from synergy_core.catalog import filled, read_yaml
 from synergy_core.errors import InputError, unknown
+from synergy_core.modules import module_names
 from synergy_core.planner.architecture import Architecture, Family
 
 _FOLDER = Path(__file__).parents[2] / "catalog" / "architectures"
@@ -35,7 +35,7 @@ class Card:
 
 def family_names() -> list[str]:
     """Every family."""
-    return sorted(each.name for each in iter_modules(__path__) if not each.name.startswith("_"))
+    return module_names(__name__)
 
 
 def family_named(name: str) -> Family:

@@ -9,14 +9,13 @@ A law's module defines
 
 from __future__ import annotations
 
-import importlib
 import math
-import pkgutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
 from synergy_core.errors import InputError, unknown
+from synergy_core.modules import modules_of
 from synergy_core.units import HOUR_S, LONGEST_S
 from synergy_runs.traces.rows import TraceRows
 
@@ -66,8 +65,7 @@ class JobLaw(Protocol):
 
 def laws() -> dict[str, JobLaw]:
     """Every law in this folder, by name."""
-    modules = [importlib.import_module(f"{__name__}.{each.name}") for each in pkgutil.iter_modules(__path__)]
-    return {module.NAME: cast(JobLaw, module) for module in modules}
+    return {module.NAME: cast(JobLaw, module) for module in modules_of(__name__)}
 
 
 def draw(name: str, asked: LawParameters, seed: int) -> TraceRows:

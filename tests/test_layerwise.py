@@ -1,0 +1,179 @@
+"""Which compressor each layer gets: against trying everything, and against the programme as published."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synergy_core.errors import InputError
+from synergy_core.goodput.layerwise import BUCKETS, frontier, least_bytes
+
+
+def tried(sizes, errors, budget):
+    """Fewest bytes within a budget, by trying everything; inf where nothing is."""
+    size, error = np.zeros(1), np.zeros(1)
+    for size_row, error_row in zip(sizes, errors, strict=True):
+        size, error = ((a[:, None] + b).ravel() for a, b in ((size, size_row), (error, error_row)))
+    return size[error <= budget * (1.0 + 1e-12)].min(initial=np.inf)
+
+
+def published(sizes, errors, budget, buckets=BUCKETS):
+    """The plain programme over every layer, choice and bucket, errors rounded up."""
+    row = np.zeros(buckets + 1)
+    for size_row, error_row in zip(sizes, errors, strict=True):
+        after = np.full(buckets + 1, np.inf)
+        for size, error in zip(size_row, error_row, strict=True):
+            cells = int(np.ceil(error / budget * buckets))
+            if cells <= buckets:
+                np.minimum(after[cells:], row[: buckets + 1 - cells] + size, out=after[cells:])
+        row = after
+    return float(row[-1])
+
+
+@st.composite
+def cases(draw):
+    """Bytes and squared errors of a few layers, with ties, zeros and layers that are alike; and a budget."""
+    layers, choices = draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    size = st.one_of(st.integers(0, 6), st.integers(0, 10**6))
+    error = st.one_of(st.integers(0, 6), st.floats(0.0, 10.0))
+    row = st.tuples(
+        st.lists(size, min_size=choices, max_size=choices), st.lists(error, min_size=choices, max_size=choices)
+    )
+    rows = draw(st.lists(row, min_size=layers, max_size=layers))
+    if draw(st.booleans()):
+        rows = [rows[0]] * layers
+    sizes, errors = (np.array(each, dtype=np.float64) for each in zip(*rows, strict=True))
+    low, high = errors.min(axis=1).sum(), errors.max(axis=1).sum()
+    return sizes, errors, float(low + draw(st.floats(-0.2, 1.1)) * (high - low)) if high > low else float(low)
+
+
+@settings(deadline=None)
+@given(cases())
+def test_fewest_bytes_are_those_of_trying_everything_up_to_the_grid(case):
+    sizes, errors, budget = case
+    if budget < 0.0:
+        return
+    answer = least_bytes(sizes, errors, budget)
+    best = tried(sizes, errors, budget)
+    assert answer.met is bool(np.isfinite(best))
+    if not answer.met:
+        assert answer.error == pytest.approx(errors.min(axis=1).sum())
+        return
+    assert answer.error <= budget * (1.0 + 1e-9)
+    assert answer.bound <= best * (1.0 + 1e-9) + 1e-9
+    assert best <= answer.sent_bytes
+    # A bucket is at most this, and each layer is rounded up by less than one.
+    assert answer.sent_bytes <= tried(sizes, errors, budget - len(sizes) * budget / BUCKETS) * (1.0 + 1e-9)
+
+
+@settings(deadline=None)
+@given(cases())
+def test_points_of_the_frontier_are_as_good_as_trying_everything(case):
+    sizes, errors, _ = case
+    curve = frontier(sizes, errors)
+    at = np.arange(len(sizes))
+    for point in range(curve.errors.size):
+        choice = curve.choices(point)
+        assert errors[at, choice].sum() == pytest.approx(curve.errors[point])
+        assert sizes[at, choice].sum() == pytest.approx(curve.sent_bytes[point])
+        # Of points whose errors differ by less than a sum can show, the last has the fewest bytes.
+        last = curve.within(curve.errors[point])
+        assert tried(sizes, errors, curve.errors[point]) == pytest.approx(curve.sent_bytes[last])
+    assert curve.along(sizes) == pytest.approx(curve.sent_bytes)
+    assert curve.along(errors) == pytest.approx(curve.errors)
+    assert all(a <= b for a, b in pairwise(curve.errors))
+    assert all(a > b for a, b in pairwise(curve.sent_bytes))
+
+
+@settings(deadline=None)
+@given(cases())
+def test_the_published_rule_adds_up_norms(case):
+    sizes, squares, _ = case
+    budget = float(np.sqrt(squares).sum() / 2.0)
+    answer = least_bytes(sizes, squares, budget, norms=True)
+    same = least_bytes(sizes, np.sqrt(squares), budget)
+    assert (answer.choice.tolist(), answer.error) == (same.choice.tolist(), same.error)
+
+
+def many(kind, seed=0):
+    """1,000 layers with 8 choices: ranks of layers that differ in size and decay, or are alike; or no pattern."""
+    random = np.random.default_rng(seed)
+    rank = 2.0 ** np.arange(8)
+    if kind == "alike":
+        return np.tile(4_000.0 * rank, (1_000, 1)), np.tile(rank**-0.5, (1_000, 1))
+    if kind == "no pattern":
+        return random.integers(1, 10**6, (1_000, 8)).astype(float), random.random((1_000, 8))
+    numbers, decay = 10.0 ** random.uniform(4, 7, (1_000, 1)), random.uniform(0.3, 1.0, (1_000, 1))
+    return np.rint(numbers * rank / 256), numbers * random.uniform(0.5, 2.0, (1_000, 1)) * rank**-decay
+
+
+@pytest.mark.parametrize("kind", ["differ", "alike", "no pattern"])
+@pytest.mark.parametrize("part", [0.02, 0.3, 0.8])
+def test_a_thousand_layers_come_close_to_the_bound_and_beat_the_published_grid(kind, part):
+    sizes, errors = many(kind)
+    curve = frontier(sizes, errors)
+    budget = float(curve.errors[0] + part * (curve.errors[-1] - curve.errors[0]))
+    answer = least_bytes(sizes, errors, budget)
+    assert answer.met
+    assert answer.error <= budget * (1.0 + 1e-9)
+    assert answer.bound <= answer.sent_bytes <= curve.sent_bytes[curve.within(budget)]
+    assert answer.sent_bytes <= answer.bound * 1.001
+    assert curve.sent_bytes[curve.within(budget)] <= answer.bound * 1.005
+    assert answer.sent_bytes <= published(sizes, errors, budget)
+
+
+def test_more_budget_never_sends_more_along_the_frontier():
+    sizes, errors = many("differ")
+    curve = frontier(sizes, errors)
+    points = [curve.within(budget) for budget in np.linspace(0.0, curve.errors[-1] * 1.1, 500)]
+    assert all(a <= b for a, b in pairwise(points))
+    assert points[0] == 0
+    assert points[-1] == curve.layer.size
+
+
+def test_layers_that_are_alike_are_shared_out_exactly():
+    # 7 layers, each 10 bytes at no error or 1 byte at error 1; a budget of 4.5 lets four of them be small.
+    sizes, errors = np.tile([10.0, 1.0], (7, 1)), np.tile([0.0, 1.0], (7, 1))
+    answer = least_bytes(sizes, errors, 4.5)
+    assert (answer.sent_bytes, answer.error) == (34.0, 4.0)
+
+
+def test_a_layer_of_zeros_costs_nothing_and_leaves_the_budget_to_others():
+    sizes, errors = [[8.0, 1.0], [8.0, 1.0]], [[0.0, 0.0], [0.0, 1.0]]
+    assert least_bytes(sizes, errors, 0.0).choice.tolist() == [1, 0]
+    assert least_bytes(sizes, errors, 1.0).choice.tolist() == [1, 1]
+
+
+def test_a_budget_that_nothing_meets_gets_the_nearest_and_says_so():
+    answer = least_bytes([[1.0, 4.0], [1.0, 4.0]], [[9.0, 2.0], [9.0, 3.0]], 4.0)
+    assert (answer.choice.tolist(), answer.error, answer.met) == ([1, 1], 5.0, False)
+
+
+def test_a_choice_that_a_layer_lacks_is_infinite():
+    sizes, errors = [[1.0, np.inf, 8.0], [1.0, 4.0, 8.0]], [[9.0, 1.0, 0.0], [np.inf, 1.0, 0.0]]
+    assert least_bytes(sizes, errors, 1.5).choice.tolist() == [2, 1]
+    assert least_bytes(sizes, errors, 100.0).choice.tolist() == [0, 1]
+
+
+def test_one_choice_is_no_choice():
+    answer = least_bytes([[3.0], [4.0]], [[1.0], [1.0]], 2.0)
+    assert (answer.choice.tolist(), answer.sent_bytes, answer.met) == ([0, 0], 7.0, True)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "errors", "budget", "said"),
+    [
+        ([[1.0], [1.0]], [[0.0], [np.nan]], 1.0, "layer 1, choice 0: squared error nan"),
+        ([[1.0, -2.0]], [[0.0, 1.0]], 1.0, "layer 0, choice 1: bytes -2.0"),
+        ([[1.0], [1.0], [1.0]], [[0.0], [0.0], [np.inf]], 1.0, "layer 2: no choice has finite bytes and error"),
+        ([[1.0, 2.0]], [[1.0]], 1.0, "expected one shape"),
+        ([], [], 1.0, "expected one shape"),
+        ([[1.0]], [[1.0]], np.nan, "budget of errors: got nan"),
+        ([[1.0]], [[1.0]], -1.0, "budget of errors: got -1"),
+    ],
+)
+def test_what_cannot_be_chosen_from_is_refused_with_its_layer(sizes, errors, budget, said):
+    with pytest.raises(InputError, match=said):
+        least_bytes(sizes, errors, budget)
