@@ -91,8 +91,13 @@ def test_what_policies_are_told_is_what_the_job_then_does():
         exchange, statistics = task.exchange, task.believed_statistics
         theta = task.models["a100"]
         terms = exchange.terms(plan.compressor, *shape)
-        latency, sync_s = terms.latency_s, float(sync_time(theta, shape.nodes, shape.gpus))
-        exchanged = terms.collectives * latency + (sync_s - latency) * terms.sent + terms.codec_s
+        plain_s, seen = float(sync_time(theta, shape.nodes, shape.gpus)), task.pool.plain_exchanges
+        most_s = max(
+            (step_s ** theta[6] - (step_s - sync_s) ** theta[6]) ** (1 / theta[6])
+            for step_s, sync_s in seen["a100", shape.nodes > 1]
+        )
+        latency, sync_s = terms.latency_s, min(plain_s, most_s)
+        exchanged = terms.collectives * latency + (sync_s - latency) * terms.sent + terms.codec_s + plain_s - sync_s
         compute_s = theta[0] + theta[1] * plan.micro_batch
         step_s = (plan.accumulation - 1) * compute_s + float(overlapped(compute_s, exchanged, theta[6]))
         phi = task.spec.initial_batch * statistics[1] / statistics[0]
@@ -172,6 +177,19 @@ def test_no_exchange_asked_for_is_no_exchanging_task():
     beliefs = Beliefs(("a100",))
     assert type(beliefs.task(spec_of(truth("none")))) is not ExchangingTask
     assert type(beliefs.task(spec_of(truth("uniform")))) is ExchangingTask
+
+
+def test_what_several_gpus_lose_otherwise_is_nothing_to_save():
+    """Step times of yolov3 grow with GPUs by their samples' sizes, which fitted models take for synchronisation."""
+    _, task = informed_task(truth(gbps=400.0), "yolov3")
+    theta, shape = task.models["a100"], SHAPES[2]
+    believed_s = float(sync_time(theta, shape.nodes, shape.gpus))
+    true_s = truth(gbps=400.0).application("yolov3").sync_s("a100", (4, 4))
+    assert believed_s > 10 * true_s
+    none, q8 = (task.exchange.terms(name, *shape) for name in ("none", "q8"))
+    assert float(task.sync_s(theta, *shape, none)) == believed_s
+    assert believed_s - float(task.sync_s(theta, *shape, q8)) < 1.5 * true_s
+    assert task.train_on(shape).compressor == "none"
 
 
 # What is true

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from synergy_core.arrays import Bools, Floats, Ints
 from synergy_core.goodput.batch import best_batch, best_batch_one, goodput_at
 from synergy_core.goodput.compressed import GradientErrors
-from synergy_core.goodput.exchange import compressed_sync, plain_sync
+from synergy_core.goodput.exchange import ExchangeTerms, compressed_sync, plain_sync
 from synergy_core.goodput.throughput import exchange_time, overlapped, sync_time
 from synergy_core.jobs.exchange import GradientExchange
 from synergy_core.jobs.fitted import PaceAsked, SynergyTask, as_requested
@@ -36,15 +36,22 @@ class ExchangingTask(SynergyTask):
     # What the running job reports
 
     def _without_accumulation(self, step: StepReport) -> tuple[float, float]:
-        """Seconds as they would be without compression, by the model's overlap; without a model, none."""
+        """Seconds as they would be without compression, by the model's overlap; without a model, none.
+
+        A small error of an exchange of few bytes is a large one of the whole: no more than was ever seen uncompressed.
+        """
         step_s, sync_s = super()._without_accumulation(step)
         name, (gpu_type, nodes, gpus) = step.plan.compressor, step.shape
-        if name == NO_COMPRESSOR or gpus == 1:
+        if gpus == 1:
+            return step_s, sync_s
+        if name == NO_COMPRESSOR:
+            self.pool.plain_exchanges.setdefault((gpu_type, nodes > 1), []).append((step_s, sync_s))
             return step_s, sync_s
         compute_s, theta = step_s - sync_s, self.models.get(gpu_type)
         gamma = 1.0 if theta is None else theta[GAMMA]
         exchanged_s = exchange_time(step_s, compute_s, gamma)
         plain_s = plain_sync(exchanged_s, self.exchange.terms(name, gpu_type, nodes, gpus))
+        plain_s = np.minimum(plain_s, self._most_seen_s(gpu_type, nodes > 1, gamma))
         whole_s = float(overlapped(compute_s, plain_s, gamma))
         return whole_s, whole_s - compute_s
 
@@ -78,9 +85,27 @@ class ExchangingTask(SynergyTask):
         return replace(plan, compressor=self.exchange.offers[chosen].name)
 
     def _has_seen(self, gpu_type: str, nodes: ArrayLike) -> Bools:
-        """Whether steps were observed on one node, or across nodes, as there are (…,) `nodes`."""
-        within, across = (self.pool.has_seen(gpu_type, across=each) for each in (False, True))
+        """Whether uncompressed exchanges were seen on one node, or across nodes, as there are (…,) `nodes`."""
+        within, across = ((gpu_type, each) in self.pool.plain_exchanges for each in (False, True))
         return np.where(np.asarray(nodes) > 1, across, within)
+
+    def _most_seen_s(self, gpu_type: str, across: bool, gamma: float) -> float:
+        """The longest T_sync that uncompressed exchanges showed, within a node or across; inf where none was seen."""
+        seen = self.pool.plain_exchanges.get((gpu_type, across))
+        if seen is None:
+            return float("inf")
+        step_s, sync_s = np.array(seen).T
+        return float(exchange_time(step_s, step_s - sync_s, gamma).max())
+
+    def sync_s(self, theta: Theta, gpu_type: str, nodes: ArrayLike, gpus: ArrayLike, terms: ExchangeTerms) -> Floats:
+        """T_sync with a compressor: the model's, less what compression saves of what exchanges were seen to take.
+
+        A model may take for synchronisation what several GPUs lose otherwise, such as to the slowest of them.
+        """
+        plain_s = sync_time(theta, nodes, gpus)
+        within, across = (self._most_seen_s(gpu_type, each, theta[GAMMA]) for each in (False, True))
+        seen_s = np.minimum(plain_s, np.where(np.asarray(nodes) > 1, across, within))
+        return plain_s + (compressed_sync(seen_s, terms) - seen_s)
 
     @property
     def _untold(self) -> str:
@@ -94,7 +119,6 @@ class ExchangingTask(SynergyTask):
         if theta is None or statistics is None:
             return replace(super()._best(shape, statistics), compressor=self._untold)
         smallest, largest = spec.local_batches[shape.gpu_type]
-        plain_s = sync_time(theta, shape.nodes, shape.gpus)
         believed = exchange.believed_errors
         choices = [
             best_batch_one(
@@ -106,7 +130,7 @@ class ExchangingTask(SynergyTask):
                 max_local=largest,
                 nodes=shape.nodes,
                 gpus=shape.gpus,
-                sync_s=float(compressed_sync(plain_s, exchange.terms(each.name, *shape))),
+                sync_s=float(self.sync_s(theta, *shape, exchange.terms(each.name, *shape))),
                 errors=_row(believed, at),
             )
             for at, each in enumerate(exchange.offers)
@@ -140,7 +164,6 @@ class ExchangingTask(SynergyTask):
         else:
             count = len(exchange.offers)
             smallest, largest = spec.local_batches[source]
-            plain_s = sync_time(theta, nodes, gpus)
             found = best_batch(
                 np.broadcast_to(theta, (count, len(theta))),
                 grad_sqr=np.full(count, statistics[0]),
@@ -151,7 +174,7 @@ class ExchangingTask(SynergyTask):
                 max_local=np.full(count, largest),
                 nodes=nodes,
                 gpus=gpus,
-                sync_s=compressed_sync(plain_s, exchange.many_terms(source, nodes, gpus)),
+                sync_s=self.sync_s(theta, source, nodes, gpus, exchange.many_terms(source, nodes, gpus)),
                 errors=exchange.believed_errors,
             )
             goodput, pace = found.goodput, found.throughput
@@ -173,7 +196,7 @@ class ExchangingTask(SynergyTask):
             local,
             micro,
             gpus,
-            sync_s=compressed_sync(sync_time(theta, nodes, gpus), exchange.many_terms(gpu_type, nodes, gpus)),
+            sync_s=self.sync_s(theta, gpu_type, nodes, gpus, exchange.many_terms(gpu_type, nodes, gpus)),
             errors=_column(exchange.believed_errors),
         )
         smallest, largest = spec.local_batches[gpu_type]

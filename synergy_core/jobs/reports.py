@@ -23,8 +23,9 @@ class Observations:
     """Step times by GPU type and point, the gradient statistics first seen, and the models they make.
 
     most_gpus: the largest number of GPUs anything was observed on. overhead: wall time of iterations ÷ what measured
-    step times add up to. version: grows with every new model. Of jobs with plans, ratios of observed to planned step
-    times stand instead of models.
+    step times add up to. plain_exchanges: by GPU type and whether across nodes, the step and synchronisation seconds of
+    exchanges that nothing compressed, where some may be. version: grows with every new model. Of jobs with plans,
+    ratios of observed to planned step times stand instead of models.
     """
 
     __slots__ = (
@@ -38,6 +39,7 @@ class Observations:
         "models",
         "most_gpus",
         "overhead",
+        "plain_exchanges",
         "serial",
         "version",
     )
@@ -52,6 +54,7 @@ class Observations:
         self._pending_ratios: list[tuple[str, Point, float]] = []
         self.first_statistics: tuple[float, float] | None = None
         self.models: dict[str, Theta] = {}
+        self.plain_exchanges: dict[tuple[str, bool], list[tuple[float, float]]] = {}
         self.choices: dict[tuple[object, ...], Plan] = {}
         self.most_gpus = 0
         self.overhead = 1.0
@@ -68,10 +71,6 @@ class Observations:
         """Whether that was observed."""
         steps = self._steps.get(gpu_type)
         return steps is not None and point in steps
-
-    def has_seen(self, gpu_type: str, *, across: bool) -> bool:
-        """Whether several GPUs of that type were observed on one node, or across nodes."""
-        return any(gpus > 1 and (nodes > 1) == across for nodes, gpus, _ in self._steps.get(gpu_type, ()))
 
     def add(self, gpu_type: str, point: Point, step_s: float, sync_s: float) -> None:
         """Adds a mean step time, which counts at once."""
