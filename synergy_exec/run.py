@@ -79,7 +79,7 @@ def execute_all(
 
     values = {**values, "compared_with": list(settings.policy)}
     trace, arrivals = arrivals_of(settings)
-    policies = policies_of(settings.policy, settings.parameters, settings.information)
+    policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
     bases = {name: folder / f"{name}-{settings.seed}" for name in policies}
     own = {name: {**values, "policy": name, "seed": settings.seed} for name in policies}
     with contextlib.ExitStack() as held:

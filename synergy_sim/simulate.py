@@ -52,7 +52,7 @@ class Simulation:
             Jobs(workload, cluster, execution, truth, tunes_batch=policy.tunes_batch),
             self.scheduler,
             tunes_batch=policy.tunes_batch,
-            asks_progress=policy.reads_goodput,
+            asks_progress=policy.reads_goodput or policy.learns_input,
             predicts=policy.predicted,
             progress=progress,
         )
