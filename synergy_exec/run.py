@@ -184,6 +184,7 @@ def executed(
         simulation_cpu_s=cpu_s,
         peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         information=policy.knows,
+        learns_input=policy.learns_input,
     )
     # A job that was cancelled while it waited has no end in the log: it held nothing.
     check(result, whole=not any(each.state == "cancelled" for each in journal.jobs()))

@@ -129,6 +129,7 @@ def simulate(
         simulation_cpu_s=time.process_time() - began_s,
         peak_memory_bytes=peak_memory_bytes(),
         information=policy.knows,
+        learns_input=policy.learns_input,
         shares=simulation.engine.shares.shares(),
         pooled=isinstance(policy, SharingPolicy) and policy.mechanism.pooled,
     )

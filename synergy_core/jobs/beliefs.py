@@ -21,7 +21,7 @@ from synergy_core.jobs.spec import JobSpec
 Information = Literal["own", "declared", "shared", "all"]
 """What a policy may know beside what each job has reported itself: its declared work, other jobs' reports, or both."""
 InputKnowledge = Literal["known", "learned"]
-"""How fast input is prepared: by profiles made before, or only by what jobs report (those that `Information` allows)."""
+"""How fast input is prepared: by profiles made before, or only by what jobs report, those that `Information` allows."""
 BatchLimit = Literal["max", "requested"]
 
 MOST_REMEMBERED = 50_000

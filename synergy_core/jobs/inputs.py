@@ -9,7 +9,7 @@ which no step waited is as much as is asked for, and data that were never read f
 
 from __future__ import annotations
 
-from math import exp, log
+from math import exp, isclose, log
 from typing import NamedTuple
 
 import numpy as np
@@ -22,8 +22,14 @@ MOST_SHARES = 60
 """So many summaries are kept, those that were reported last; what is forgotten is tried again."""
 LEAST_CPUS_TRIED = 1.0
 """Per GPU: with fewer than these nothing is tried, as in optimistic profiling."""
-UNREAD_BYTES = 1e9
+UNREAD_BYTES = 1e12
 """A sample that nobody has seen read from storage is taken to be so large: whatever it is, it stays in memory."""
+ALL_DATA = 0.999
+"""Where so much of the data is in memory, none is taken to be read from storage."""
+ALIKE = 0.05
+"""A belief that changes by less stays what it was: else noise would bring a new share with every report and, since the
+least of many noisy bounds is too low, ever less.
+"""
 
 
 class _Share(NamedTuple):
@@ -62,8 +68,11 @@ class InputReports:
     def add(self, step: StepReport) -> None:
         """A mean step of a running job that says what its input was prepared with."""
         assert step.given is not None
-        share, storage_bytes_per_s, node_gpus, self._data_bytes = step.given
-        key = _Share(*share, storage_bytes_per_s, node_gpus, step.plan.global_batch / step.shape.gpus)
+        (cpus, memory_bytes), storage_bytes_per_s, node_gpus, data_bytes = step.given
+        self._data_bytes = data_bytes
+        if memory_bytes * node_gpus >= ALL_DATA * data_bytes:
+            memory_bytes = data_bytes
+        key = _Share(cpus, memory_bytes, storage_bytes_per_s, node_gpus, step.plan.global_batch / step.shape.gpus)
         reports, log_gpu, log_step = self._summaries.pop(key, _Summary(0, 0.0, 0.0))
         reports += 1
         log_gpu += (log(step.step_s - step.waited_s) - log_gpu) / reports
@@ -88,7 +97,12 @@ class InputReports:
         self.found = fit_pipeline(steps, self._data_bytes)
         read = self.found.sample_bytes
         sample_bytes = UNREAD_BYTES if read.state == "unseen" else read.value
-        self._believed = Pipeline(self._cpu_s(self.found), sample_bytes, self._data_bytes)
+        before, now = self._believed, Pipeline(self._cpu_s(self.found), sample_bytes, self._data_bytes)
+        if before is None or not all(
+            isclose(new, old, rel_tol=ALIKE)
+            for new, old in ((now.cpu_s, before.cpu_s), (now.sample_bytes, before.sample_bytes))
+        ):
+            self._believed = now
 
     def _cpu_s(self, found: FittedPipeline) -> float:
         """CPU-seconds of a sample: no more than what was enough, and half of that while it was always enough."""
