@@ -28,7 +28,7 @@ class Need(NamedTuple):
     speed: Speed
 
 
-class Profile(NamedTuple):
+class InputProfile(NamedTuple):
     """How a job is fed. gpu_slowdown: how many times as long its GPUs take as its requested rate says."""
 
     spec: JobSpec
@@ -66,16 +66,16 @@ class Needs:
         quotas = self._cluster.virtual_clusters
         return [float("inf")] if not quotas or self._cluster.borrowing else [float(each) for each in quotas.values()]
 
-    def profile(self, job: Job) -> Profile | None:
+    def profile(self, job: Job) -> InputProfile | None:
         """How it is fed, as far as that is known or believed; None where nobody can say."""
         spec, task = job.spec, job.task
         if spec is None:
             return None
         if not self._learns_input:
-            return None if spec.pipeline is None else Profile(spec, spec.pipeline)
+            return None if spec.pipeline is None else InputProfile(spec, spec.pipeline)
         if task is None or task.gpu_slowdown is None or task.pipeline is None:
             return None
-        return Profile(spec, task.pipeline, task.gpu_slowdown)
+        return InputProfile(spec, task.pipeline, task.gpu_slowdown)
 
     def asked(self, job: Job) -> Applicant:
         """The job as a mechanism sees it now."""
@@ -103,7 +103,7 @@ class Needs:
             self._known[asked] = self._made(profile, job.gpus, job.requested)
         return self._known[asked]
 
-    def _made(self, profile: Profile | None, gpus: int, requested: Share | None) -> Need:
+    def _made(self, profile: InputProfile | None, gpus: int, requested: Share | None) -> Need:
         feeds: list[Feed | Request | None] = []
         for node, share in zip(self._nodes, self._cluster.proportional, strict=True):
             if profile is not None:
@@ -148,7 +148,7 @@ class Feed:
     wanted: the least share with which it is as fast as it can be there, no more than a node has.
     """
 
-    def __init__(self, profile: Profile, gpus: int, node: NodeType, proportional: Share) -> None:
+    def __init__(self, profile: InputProfile, gpus: int, node: NodeType, proportional: Share) -> None:
         spec, pipeline, slowdown = profile
         self._pipeline = pipeline
         self._node_gpus = min(gpus, node.gpus_per_node, gpus % node.gpus_per_node or node.gpus_per_node)

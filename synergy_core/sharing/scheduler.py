@@ -13,7 +13,7 @@ from synergy_core.jobs.record import NEVER, Job, Placed
 from synergy_core.mechanisms import CHECKED, Answer, Applicant, Grant, OnNodes, SharingRound
 from synergy_core.placement.one_job import Placement
 from synergy_core.policies import SharingPolicy
-from synergy_core.sharing.asking import Needs, Profile
+from synergy_core.sharing.asking import Needs, InputProfile
 from synergy_core.sharing.line import line_of
 from synergy_core.units import GB
 
@@ -34,7 +34,7 @@ class SharingScheduler:
         self.beliefs = (
             Beliefs(cluster.gpu_types, policy.information, learns_input=True) if policy.learns_input else None
         )
-        self._learning: dict[int, tuple[Job, Profile | None]] = {}
+        self._learning: dict[int, tuple[Job, InputProfile | None]] = {}
         self._line = line_of(policy.order, cluster, round_s)
         self._placement = Placement(cluster)
         self._free_moves = free_moves
