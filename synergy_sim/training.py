@@ -271,7 +271,8 @@ class SimulatedTraining(SimulatedJob, ABC):
         self._told_input = told
         storage_bytes_per_s = self._node.storage_bytes_per_s / self._node.gpus_per_node
         share = self._share or self._node.proportional
-        given = InputShare(share, storage_bytes_per_s, min(self._node_gpus), app.data_bytes)
+        proportional_bytes = self._node.proportional.memory_bytes
+        given = InputShare(share, storage_bytes_per_s, min(self._node_gpus), app.data_bytes, proportional_bytes)
         seen = self.disturbance.observed(self.job_id, self._node_gpus, plan.micro_batch)
         gpu_s = app.iteration_s(held.gpu_type, self._node_gpus, plan)
         step_s = max(gpu_s, self._fed_s(plan))

@@ -44,7 +44,7 @@ def step_at(truth, share, *, noise=1.0):
     fed_s = float(truth.sample_s(*share, storage_bytes_per_s=STORAGE))
     step_s = SAMPLES * max(fed_s, GPU_SAMPLE_S) * noise
     gpu_s = SAMPLES * GPU_SAMPLE_S * noise
-    told = InputShare(share, STORAGE, 1, truth.data_bytes)
+    told = InputShare(share, STORAGE, 1, truth.data_bytes, PROPORTIONAL.memory_bytes)
     plan = Plan(micro_batch=SAMPLES)
     return StepReport(Shape("v100", 1, 1), plan, step_s, waited_s=step_s - gpu_s, given=told), step_s / gpu_s
 

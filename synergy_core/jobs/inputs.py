@@ -4,7 +4,8 @@ What was not tried is believed as follows. With no report, nothing: the proporti
 steps have not waited for CPUs, half of those that were enough are believed to be enough too, down to `LEAST_CPUS_TRIED`
 (optimistic profiling's search, `goodput/optimistic.py`, in the job's own time): the next share that it is given is the
 trial, and a step that waits ends the search, for it shows what a sample takes. Memory is not searched: a share with
-which no step waited is as much as is asked for, and data that were never read from storage stay in memory.
+which no step waited is as much as is asked for. While no data were read from storage, the memory that one GPU brings is
+enough, and what of them it holds is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ MOST_SHARES = 60
 LEAST_CPUS_TRIED = 1.0
 """Per GPU: with fewer than these nothing is tried, as in optimistic profiling."""
 UNREAD_BYTES = 1e12
-"""A sample that nobody has seen read from storage is taken to be so large: whatever it is, it stays in memory."""
+"""Where all data fit into the memory that a GPU brings, a sample that nobody has seen read from storage is taken to be
+so large: it stays there.
+"""
 ALL_DATA = 0.999
 """Where so much of the data is in memory, none is taken to be read from storage."""
 ALIKE = 0.05
@@ -56,11 +59,11 @@ class InputReports:
     A fit follows a report at a new share, and at known ones when their reports have doubled.
     """
 
-    __slots__ = ("_believed", "_data_bytes", "_stale", "_summaries", "found")
+    __slots__ = ("_believed", "_data_bytes", "_proportional_bytes", "_stale", "_summaries", "found")
 
     def __init__(self) -> None:
         self._summaries: dict[_Share, _Summary] = {}
-        self._data_bytes = float("nan")
+        self._data_bytes = self._proportional_bytes = float("nan")
         self._stale = False
         self._believed: Pipeline | None = None
         self.found: FittedPipeline | None = None
@@ -68,7 +71,7 @@ class InputReports:
     def add(self, step: StepReport) -> None:
         """A mean step of a running job that says what its input was prepared with."""
         assert step.given is not None
-        (cpus, memory_bytes), storage_bytes_per_s, node_gpus, data_bytes = step.given
+        (cpus, memory_bytes), storage_bytes_per_s, node_gpus, data_bytes, self._proportional_bytes = step.given
         self._data_bytes = data_bytes
         if memory_bytes * node_gpus >= ALL_DATA * data_bytes:
             memory_bytes = data_bytes
@@ -96,13 +99,24 @@ class InputReports:
         steps = ObservedInputs(**dict(zip(_Share._fields, shares, strict=True)), gpu_step_s=gpu_step_s, step_s=step_s)
         self.found = fit_pipeline(steps, self._data_bytes)
         read = self.found.sample_bytes
-        sample_bytes = UNREAD_BYTES if read.state == "unseen" else read.value
+        sample_bytes = self._unread_bytes() if read.state == "unseen" else read.value
         before, now = self._believed, Pipeline(self._cpu_s(self.found), sample_bytes, self._data_bytes)
         if before is None or not all(
             isclose(new, old, rel_tol=ALIKE)
             for new, old in ((now.cpu_s, before.cpu_s), (now.sample_bytes, before.sample_bytes))
         ):
             self._believed = now
+
+    def _unread_bytes(self) -> float:
+        """Of a sample that nobody has seen read from storage: so many that one GPU's memory is just enough."""
+        misses = 1.0 - self._proportional_bytes / self._data_bytes
+        if misses <= 1.0 - ALL_DATA:
+            return UNREAD_BYTES
+        paces = [
+            share.storage_bytes_per_s * exp(each.log_gpu_step_s) / share.samples
+            for share, each in self._summaries.items()
+        ]
+        return min(UNREAD_BYTES, min(paces) / misses)
 
     def _cpu_s(self, found: FittedPipeline) -> float:
         """CPU-seconds of a sample: no more than what was enough, and half of that while it was always enough."""

@@ -21,13 +21,14 @@ class InputShare(NamedTuple):
     """What a job's input was prepared with, and of how much data.
 
     share: CPUs and memory that each of its GPUs had. storage_bytes_per_s: at which each could read. node_gpus: the
-    fewest of them on any node. data_bytes: of the job's data set.
+    fewest of them on any node. data_bytes: of the job's data set. proportional_bytes: memory that a GPU there brings.
     """
 
     share: Share
     storage_bytes_per_s: float
     node_gpus: int
     data_bytes: float
+    proportional_bytes: float
 
 
 class StepReport(NamedTuple):

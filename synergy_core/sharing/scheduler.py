@@ -13,7 +13,7 @@ from synergy_core.jobs.record import NEVER, Job, Placed
 from synergy_core.mechanisms import CHECKED, Answer, Applicant, Grant, OnNodes, SharingRound
 from synergy_core.placement.one_job import Placement
 from synergy_core.policies import SharingPolicy
-from synergy_core.sharing.asking import Needs, InputProfile
+from synergy_core.sharing.asking import InputProfile, Needs
 from synergy_core.sharing.line import line_of
 from synergy_core.units import GB
 

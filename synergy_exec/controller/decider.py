@@ -131,7 +131,8 @@ class Decider:
         node = self.cluster.node_type_of[job.placement[0][0]]
         node_gpus = min(mask.bit_count() for _, mask in job.placement)
         share = Share(said.cpus, job.share.memory_bytes)
-        return InputShare(share, node.storage_bytes_per_s / node.gpus_per_node, node_gpus, said.data_bytes)
+        storage_bytes_per_s = node.storage_bytes_per_s / node.gpus_per_node
+        return InputShare(share, storage_bytes_per_s, node_gpus, said.data_bytes, node.proportional.memory_bytes)
 
     def decide(self, now_s: float) -> Orders:
         """Who stops, who starts where with which plan, and who goes on with another batch."""
