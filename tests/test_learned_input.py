@@ -188,7 +188,8 @@ def test_planted_constants_are_found_in_a_run_with_noise(policy, information):
         planted = load_model(name).pipeline.cpu_s
         for each in constants:
             assert each.value == pytest.approx(planted, rel=0.05)
-    assert not any(measured.get(name) for name in LANGUAGE)
+    if policy != "synergy":  # which gives fewer CPUs than jobs need, where others gain more from them
+        assert not any(measured.get(name) for name in LANGUAGE)
 
 
 def test_language_jobs_give_cpus_away_after_a_few_reports():

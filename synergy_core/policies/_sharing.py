@@ -81,8 +81,8 @@ class SharingPolicy:
         return replace(self, information=information)
 
     def with_input(self, knowledge: InputKnowledge) -> SharingPolicy:
-        """The policy with that knowledge of how fast input is prepared."""
-        return replace(self, learns_input=knowledge == "learned")
+        """The policy with that knowledge of how fast input is prepared, if its mechanism asks for any."""
+        return replace(self, learns_input=knowledge == "learned" and self.mechanism.name != "proportional")
 
     def with_parameters(self, **parameters: Any) -> SharingPolicy:
         """The policy with some parameters of its mechanism or its order set."""
