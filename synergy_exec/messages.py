@@ -261,7 +261,8 @@ class Report(Message):
     batch, warm-up left out, over `steps` steps; 0 where there is none yet. sync_s: of that, gradient synchronisation.
     grad_sqr, grad_var: smoothed squared norm and variance at the initial batch, NaN-free; both 0 while unknown.
     waited_s: of step_s, that the rank with the slowest input waited for data. cpu_s: that rank 0 and its loaders used
-    for a step; 0 while unknown. cpus: that rank 0 was given; 0 without a share.
+    for a step; 0 while unknown. cpus: that rank 0 was given; 0 without a share. data_bytes: of the job's data set; 0 of
+    a job that is no `LoadedJob`.
     """
 
     KIND: ClassVar[str] = "report"
@@ -281,6 +282,7 @@ class Report(Message):
     waited_s: float = 0.0
     cpu_s: float = 0.0
     cpus: float = 0.0
+    data_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -254,6 +254,7 @@ class Loop:
                 waited_s=times.waited_s,
                 cpu_s=self._meter.step_s(progress.step, steady=times.steps > 0),
                 cpus=self._cpus,
+                data_bytes=self._trainer.supply.data_bytes,
             )
         )
 
