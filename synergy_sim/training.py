@@ -211,6 +211,8 @@ class SimulatedTraining(SimulatedJob, ABC):
             lost_s = trained_s - floor(trained_s / interval_s) * interval_s
             self.progress = max(self._began_with, self.progress - self._rate * lost_s)
             self.epoch = bisect_right(self.application.work_at_epoch_end, self.progress / self.work_scale)
+        # Its last step ends with the round, but for a rounding after it: nothing is left, which takes one more start.
+        self.epoch = min(self.epoch, len(self.application.work_at_epoch_end) - 1)
         self.end_s = self.due_s = NEVER
         if self.task is not None:
             self.task.done_work = self.progress
