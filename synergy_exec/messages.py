@@ -266,7 +266,7 @@ class Report(Message):
     waited_s: of step_s, that the rank with the slowest input waited for data. cpu_s: that rank 0 and its loaders used
     for a step; 0 while unknown. cpus: that rank 0 was given; 0 without a share. sent_bytes: of gradients that leave
     rank 0 in a step, codec_s: seconds that encoding and decoding them takes it. layers: of the parts that rank 0 has,
-    as the last measured step since the last report had them: name, squared norm, and of it what compression left out.
+    as the last measured step since the last report had them, by name: squared norm, and of it what was left out.
     """
 
     KIND: ClassVar[str] = "report"
@@ -288,7 +288,7 @@ class Report(Message):
     cpus: float = 0.0
     sent_bytes: float = 0.0
     codec_s: float = 0.0
-    layers: list[tuple[str, float, float]] = field(default_factory=list)
+    layers: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -262,6 +262,8 @@ def _read(
         _log.info("checkpoint %s has nothing held back of %s, among %d", path, lost[0], len(lost))
     for name in lost:
         del held[name]
+    if not held and any(name.startswith(f"{_HELD}.") for name in found):
+        _log.info("what compression held back is let go: this plan's compressor holds nothing of that kind")
     random = torch.get_rng_state()
     try:
         load_distributed(

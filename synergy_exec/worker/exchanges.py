@@ -33,5 +33,5 @@ class Exchanges:
         return {
             "sent_bytes": self._sent_bytes,
             "codec_s": statistics.median(self._codec_s) if self._codec_s else 0.0,
-            "layers": [(name, *squares) for name, squares in layers.items()],
+            "layers": {name: list(squares) for name, squares in layers.items()},
         }

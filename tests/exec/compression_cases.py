@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import all_gather, get_rank, get_world_size, group
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed import all_gather, all_gather_object, get_rank, get_world_size, group
+from torch.distributed.tensor import DTensor
 
-from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training.compression.choices import Choices
-from synergy_exec.training.compression.replicas import ReplicaExchange, layer_of
-from synergy_exec.training.compression.scheme import Layer, Memory, Piece
+from synergy_exec.training.compression.exchange import MEASURED_EVERY
+from synergy_exec.training.compression.replicas import layer_of, send
+from synergy_exec.training.compression.scheme import Memory, Piece
 from synergy_exec.training.compression.wire import Wire
+from synergy_exec.training.noise import estimate
+from synergy_exec.training.progress import Progress
 from synergy_exec.training.trainer import Trainer
 
 SHAPES = {"wide": (40, 300), "deep": (64, 5, 3, 3), "long": (3000, 2), "small": (20, 30), "bias": (5000,)}
@@ -53,8 +56,6 @@ class Sent:
         return self.choices.of(self.layers[name], self.wire.replicas)
 
     def mean(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        from synergy_exec.training.compression.replicas import send
-
         shares = {name: (each / self.wire.replicas).flatten() for name, each in gradients.items()}
         send(
             [Piece(self.layers[name], self.scheme(name), each, self.memories[name]) for name, each in shares.items()],
@@ -134,3 +135,110 @@ def zero_gradients(compressor: str) -> list[float]:
     found = sent.mean(gradients)["wide"]
     exact = torch.stack(every(gradients["wide"])).mean(0)
     return [*norms, float(found.norm() / exact.norm())]
+
+
+# Of trainers
+
+
+class SmallGpt(Gpt):
+    """Layers that are compressed, and some that are not."""
+
+    def __init__(self, hidden: int = 32, depth: int = 2) -> None:
+        super().__init__(hidden=hidden, depth=depth, heads=2, tokens=8, vocabulary=64, learning_rate=0.5)
+
+    def build_optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=self.learning_rate)
+
+
+class FrozenGpt(SmallGpt):
+    """One whose places are not trained."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        model.place.requires_grad_(False)
+        return model
+
+
+def whole(parameter: Tensor) -> Tensor:
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter.detach()
+
+
+def replicas_differ(trainer: Trainer) -> list[str]:
+    """The names of parameters that are not the same on all ranks which hold them."""
+    own = {name: whole(each).clone() for part in trainer.parts for name, each in part.named_parameters()}
+    gathered: list[Any] = [None] * get_world_size()
+    all_gather_object(gathered, own)
+    return [
+        name for other in gathered for name, each in other.items() if name in own and not torch.equal(each, own[name])
+    ]
+
+
+def trained(job: Any, plan: PlanMessage, steps: int) -> dict[str, Any]:
+    """Losses, bytes and errors of a job under a plan, and which parameters differ between ranks."""
+    trainer = Trainer(job, plan, seed=3)
+    results = [trainer.step(number) for number in range(steps)]
+    exchanged = [each.exchanged for each in results]
+    return {
+        "losses": [each.loss for each in results],
+        "sent": {each.sent_bytes for each in exchanged},
+        "codec_s": sum(each.codec_s for each in exchanged),
+        "layers": dict(exchanged[0].layers),
+        "squares": [each.squares for each in results],
+        "differ": replicas_differ(trainer),
+        "shapes": {name: tuple(each.shape) for part in trainer.parts for name, each in part.named_parameters()},
+    }
+
+
+def retuned(plan: PlanMessage, compressors: list[str]) -> dict[str, Any]:
+    """Bytes of two steps under each compressor in turn, without a restart, and what is held after them."""
+    trainer = Trainer(SmallGpt(), plan, seed=3)
+    sent, held = [], []
+    for at, compressor in enumerate(compressors):
+        trainer.retune(plan.micro_batch, plan.accumulation, compressor)
+        results = [trainer.step(2 * at + each) for each in range(2)]
+        sent.append(results[-1].exchanged.sent_bytes)
+        held.append(sorted({name.partition(".")[0] for name in trainer.exchange.held()}))
+    return {"sent": sent, "held": held, "differ": replicas_differ(trainer)}
+
+
+def pauses(plan: PlanMessage, folder: Path, steps: int, more: int) -> dict[str, Any]:
+    """A job that saves after some steps and goes on: losses, and what it held when it saved."""
+    trainer = Trainer(SmallGpt(), plan, seed=3)
+    losses = [trainer.step(number).loss for number in range(steps)]
+    trainer.save(folder, Progress(step=steps))
+    held = trainer.exchange.held() if trainer.exchange else {}
+    losses += [trainer.step(steps + number).loss for number in range(more)]
+    return {"losses": losses, "held": held}
+
+
+def resumes(plan: PlanMessage, folder: Path, more: int) -> dict[str, Any]:
+    """One that goes on from there: what it holds as it begins, and its losses."""
+    trainer = Trainer(SmallGpt(), plan, seed=4)
+    progress = trainer.load(folder)
+    held = trainer.exchange.held() if trainer.exchange else {}
+    losses = [trainer.step(progress.step + number).loss for number in range(more)]
+    return {"losses": losses, "held": held, "differ": replicas_differ(trainer) if plan.world > 1 else []}
+
+
+class StillGpt(SmallGpt):
+    """One that does not move, so that every step has the same gradient but for its noise."""
+
+    def build_optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.0)
+
+
+def noises(plan: PlanMessage, steps: int) -> dict[str, tuple[float, float]]:
+    """The means over steps of (|G|², tr Σ): as estimated, and as they would be if compression were not known of."""
+    trainer = Trainer(StillGpt(), plan, seed=3)
+    corrected, naive = [], []
+    for number in range(0, MEASURED_EVERY * steps, MEASURED_EVERY):
+        seen = trainer.step(number).squares
+        sizes = (seen.small, seen.small_batch, seen.big, seen.big_batch)
+        corrected.append(
+            estimate(*sizes, variance=seen.variance, second=seen.second, replicas=seen.replicas),
+        )
+        naive.append(estimate(*sizes))
+    return {
+        name: tuple(sum(each) / steps for each in zip(*values, strict=True))
+        for name, values in (("corrected", corrected), ("naive", naive))
+    }

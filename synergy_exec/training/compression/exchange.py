@@ -77,6 +77,13 @@ class Exchange:
         """Whether any layer's scheme holds back."""
         return any(each.feedback for each in self._replicas)
 
+    @property
+    def predicted_bytes(self) -> float:
+        """What the layers' schemes add up to that leaves this rank in a step. Quantised layers of a bucket are dealt
+        out together, so what is counted may be less by a row of each.
+        """
+        return sum(each.predicted_bytes for each in self._all())
+
     def retune(self, plan: PlanMessage) -> None:
         """As the plan says from the next step on; layers whose scheme changes forget what was held back."""
         self._choices = Choices.named(plan.compressor)

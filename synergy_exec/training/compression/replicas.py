@@ -52,6 +52,11 @@ class ReplicaExchange:
         """The names of layers whose scheme holds back."""
         return [name for name, scheme in self.schemes.items() if scheme.FEEDBACK]
 
+    @property
+    def predicted_bytes(self) -> float:
+        """Of a step, by the schemes' formulas."""
+        return sum(self.schemes[name].sent_bytes(layer, self._wire.replicas) for name, layer in self.layers.items())
+
     def _exchange(self, bucket: GradBucket) -> Future[Tensor]:
         buffer = bucket.buffer()
         buffer.div_(self._wire.replicas)

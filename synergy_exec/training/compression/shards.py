@@ -33,6 +33,7 @@ class ShardExchange:
         self.watch: Watch | None = None
         self._wire = wire
         self._schemes: dict[str, Scheme] = {}
+        self._sizes: dict[str, int] = {}
         names = {id(each): name for name, each in part.named_parameters()}
         for module in part.modules():
             if isinstance(module, FSDPModule):
@@ -41,6 +42,14 @@ class ShardExchange:
     def choose(self, choices: Choices) -> None:
         """From the next step on."""
         self._schemes = {name: choices.of(layer, self._wire.replicas) for name, layer in self.layers.items()}
+
+    @property
+    def predicted_bytes(self) -> float:
+        """Of a step, by the schemes' formulas."""
+        return sum(
+            self._schemes[name].shared_bytes(self._sizes[name], self._wire.replicas, layer.number_bytes)
+            for name, layer in self.layers.items()
+        )
 
     def _take(self, module: FSDPModule, names: dict[int, str], tensor: int) -> None:
         state: Any = module._get_fsdp_state()
@@ -53,6 +62,7 @@ class ShardExchange:
                     self.layers[name] = layer_of(name, each._orig_size, each.sharded_param.element_size(), weight)
                     sizes[name] = each.padded_sharded_param_size.numel()
             if sizes:
+                self._sizes |= sizes
                 module.set_custom_reduce_scatter(_Scatter(self, sizes))
 
     def scatter(self, whole: Tensor, sizes: dict[str, int]) -> Tensor:
