@@ -173,9 +173,9 @@ def replicas_differ(trainer: Trainer) -> list[str]:
     ]
 
 
-def trained(job: Any, plan: PlanMessage, steps: int) -> dict[str, Any]:
+def trained(job: type[Gpt], plan: PlanMessage, steps: int) -> dict[str, Any]:
     """Losses, bytes and errors of a job under a plan, and which parameters differ between ranks."""
-    trainer = Trainer(job, plan, seed=3)
+    trainer = Trainer(job(), plan, seed=3)
     results = [trainer.step(number) for number in range(steps)]
     exchanged = [each.exchanged for each in results]
     return {
@@ -189,7 +189,7 @@ def trained(job: Any, plan: PlanMessage, steps: int) -> dict[str, Any]:
     }
 
 
-def retuned(plan: PlanMessage, compressors: list[str]) -> dict[str, Any]:
+def retuned(plan: PlanMessage, compressors: tuple[str, ...]) -> dict[str, Any]:
     """Bytes of two steps under each compressor in turn, without a restart, and what is held after them."""
     trainer = Trainer(SmallGpt(), plan, seed=3)
     sent, held = [], []
