@@ -10,9 +10,6 @@ from synergy_exec.training.compression.scheme import Layer, Scheme
 from synergy_exec.training.compression.schemes import kinds
 from synergy_exec.training.compression.schemes.plain import Plain
 
-FEWEST_NUMBERS = 1024
-"""Of a layer that is compressed; smaller ones, and vectors, are sent as they are."""
-
 
 def scheme_named(name: str) -> Scheme:
     """The scheme of a compressor's name. Raises InputError."""
@@ -53,10 +50,9 @@ class Choices:
         return all(isinstance(scheme, Plain) for scheme in self.schemes)
 
     def of(self, layer: Layer, replicas: int) -> Scheme:
-        """What a layer gets: what was chosen, unless it is too small or would not send fewer bytes by it."""
+        """What a layer gets: what was chosen, unless its scheme does not take it or it would send no fewer bytes."""
         found = (scheme for pattern, scheme in self.layers if fnmatchcase(layer.name, pattern))
         chosen = next(found, self.rest).of(layer)
-        small = layer.columns == 1 or layer.numbers < FEWEST_NUMBERS
         plain = Plain()
         saves = chosen.sent_bytes(layer, replicas) < plain.sent_bytes(layer, replicas)
-        return chosen if saves and not small else plain
+        return chosen if saves and chosen.takes(layer) else plain

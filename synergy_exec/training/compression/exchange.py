@@ -80,7 +80,7 @@ class Exchange:
     @property
     def predicted_bytes(self) -> float:
         """What the layers' schemes add up to that leaves this rank in a step. Quantised layers of a bucket are dealt
-        out together, so what is counted may be less by a row of each.
+        out together, so what is counted may be more, by less than a row for each replica and bucket.
         """
         return sum(each.predicted_bytes for each in self._all())
 

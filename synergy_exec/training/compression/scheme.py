@@ -13,6 +13,9 @@ from torch import Tensor
 from synergy_exec.training.compression.watch import Watch
 from synergy_exec.training.compression.wire import Wire
 
+FEWEST_NUMBERS = 1024
+"""Of a layer that is compressed; smaller ones, and vectors, are sent as they are."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -80,9 +83,13 @@ class Scheme(ABC):
         """The scheme as this layer takes it."""
         return self
 
+    def takes(self, layer: Layer) -> bool:
+        """Whether it is worth its while for a layer: by default, for large ones that are no vectors."""
+        return layer.columns > 1 and layer.numbers >= FEWEST_NUMBERS
+
     @abstractmethod
     def sent_bytes(self, layer: Layer, replicas: int) -> float:
-        """That leave each rank in a step for a layer by itself; docs/compression.md says how collectives count."""
+        """That leave each rank in a step for a layer, as its part of a bucket; `Wire` says how collectives count."""
 
     def shared_bytes(self, numbers: int, replicas: int, number_bytes: int = 4) -> float:
         """The same where each rank gets a shard of that many numbers alone, for schemes that are SHARED."""

@@ -37,6 +37,9 @@ class Half(Scheme):
     def name(self) -> str:
         return self.type_name
 
+    def takes(self, layer: Layer) -> bool:
+        return True
+
     def sent_bytes(self, layer: Layer, replicas: int) -> float:
         return 2 * (replicas - 1) / replicas * 2 * layer.numbers
 

@@ -29,6 +29,9 @@ class Plain(Scheme):
     def name(self) -> str:
         return "none"
 
+    def takes(self, layer: Layer) -> bool:
+        return True
+
     def sent_bytes(self, layer: Layer, replicas: int) -> float:
         return 2 * (replicas - 1) / replicas * layer.number_bytes * layer.numbers
 

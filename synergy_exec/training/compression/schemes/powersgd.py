@@ -46,6 +46,10 @@ class PowerSgd(Scheme):
     def of(self, layer: Layer) -> Scheme:
         return PowerSgd(min(self.rank, layer.rows, layer.columns))
 
+    def takes(self, layer: Layer) -> bool:
+        # Twice fewer numbers at least, as torch's `min_compression_rate` has it: two products are not for nothing.
+        return Scheme.takes(self, layer) and 2 * self.rank * (layer.rows + layer.columns) < layer.numbers
+
     def sent_bytes(self, layer: Layer, replicas: int) -> float:
         return 2 * (replicas - 1) / replicas * 4 * self.rank * (layer.rows + layer.columns)
 

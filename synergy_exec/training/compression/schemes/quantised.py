@@ -51,7 +51,7 @@ class Quantised(Scheme):
         return ROW * self.bits // 8 + _ENDS_BYTES
 
     def sent_bytes(self, layer: Layer, replicas: int) -> float:
-        return 2 * (replicas - 1) * -(-_rows(layer.numbers) // replicas) * self.row_bytes
+        return 2 * (replicas - 1) / replicas * _rows(layer.numbers) * self.row_bytes
 
     def shared_bytes(self, numbers: int, replicas: int, number_bytes: int = 4) -> float:
         return (replicas - 1) * _rows(numbers) * self.row_bytes
@@ -77,7 +77,7 @@ class Quantised(Scheme):
         while width > self.bits:
             width //= 2
             levels = torch.cat([levels >> width, levels & 2**width - 1], dim=1)
-        return levels * ends[:, 1:] + ends[:, :1]
+        return levels.float().mul_(ends[:, 1:]).add_(ends[:, :1])
 
     @classmethod
     def exchange(cls, pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
