@@ -8,17 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import groups
+import numpy as np
 import pytest
 import torch
 from compression_cases import SCHEMES, SHAPES, FrozenGpt, SmallGpt
 
 from synergy_core.errors import InputError
+from synergy_core.goodput.compression import LayerSizes, compressor_named
+from synergy_exec.examples.cnn import Cnn
+from synergy_exec.examples.gpt import Gpt
 from synergy_exec.messages import PlanMessage, decode, encode
 from synergy_exec.training.admitted import refusal
 from synergy_exec.training.compression.choices import Choices, scheme_named
+from synergy_exec.training.compression.replicas import layer_of
 from synergy_exec.training.compression.scheme import Layer
 from synergy_exec.training.compression.schemes.quantised import Quantised
 from synergy_exec.training.compression.watch import Sketch
+from synergy_exec.training.job import TrainingJob
 
 MIXED = "q4,token.weight=none,layers.0.*=powersgd-2,layers.1.up.weight=topk-0.05,scores.weight=q2"
 HOLDING = ["topk-0.01", "powersgd-2"]
@@ -91,7 +97,7 @@ def at_four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.fixture(params=[2, 4])
 def at_both(request: pytest.FixtureRequest) -> dict[str, Any]:
     found: dict[str, Any] = request.getfixturevalue({2: "at_two", 4: "at_four"}[request.param])
-    return found
+    return found | {"ranks": request.param}
 
 
 # Of an exchange
@@ -101,7 +107,9 @@ def at_both(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_all_replicas_get_the_same_and_bytes_are_as_the_formula_says(compressor: str, at_both: dict[str, Any]) -> None:
     found = at_both[case("means", compressor)[0]]
     assert found["differ"] == []
-    assert found["sent"] == found["formula"]
+    # Quantised rows are dealt out: as many for each replica, though the last may want some.
+    padded = 2 * (at_both["ranks"] - 1) * Quantised(int(compressor[1])).row_bytes if compressor in QUANTISED else 0
+    assert found["formula"] <= found["sent"] <= found["formula"] + padded
     # Within what rounding a normal number to so many levels over some ±3.2 may leave, twice; a rank or part of noise.
     most = {"none": 1e-6, "bf16": 4e-3, "fp16": 5e-4, "q8": 0.02, "q4": 0.35, "q2": 1.7}.get(compressor, 1.2)
     for name, error in found["errors"].items():
@@ -139,6 +147,18 @@ def test_bytes_are_those_of_the_collectives(replicas: int) -> None:
     }
     for name, number in expected.items():
         assert scheme_named(name).sent_bytes(layer, replicas) == pytest.approx(number, rel=1e-12), name
+
+
+@pytest.mark.parametrize("job", [Gpt(), Cnn()])
+@pytest.mark.parametrize("replicas", [2, 8, 64])
+def test_bytes_are_those_that_the_core_reckons_with(job: TrainingJob, replicas: int) -> None:
+    shapes = {name: each.shape for name, each in job.build_model().named_parameters()}
+    layers = [layer_of(name, shape, 4) for name, shape in shapes.items()]
+    sizes = LayerSizes(*(np.array(each) for each in zip(*((at.rows, at.columns, 1) for at in layers), strict=True)))
+    for name in ("none", "bf16", "fp16", "q8", "q4", "q2", "topk-0.01", "powersgd-1", "powersgd-4", "powersgd-32"):
+        choices = Choices.named(name)
+        own = sum(choices.of(layer, replicas).sent_bytes(layer, replicas) for layer in layers)
+        assert own == pytest.approx(float(compressor_named(name).sent_bytes(sizes, replicas).sum()), rel=0.02), name
 
 
 @pytest.mark.parametrize("compressor", QUANTISED)
@@ -205,9 +225,9 @@ def test_losses_are_near_those_without_compression(at_two: dict[str, Any], at_fo
     for name in UNDER_DDP[1:] + SHARED:
         found = losses(at_two, name)
         assert found[0] == pytest.approx(plain[0], abs=1e-5)
-        held = any(each in name[0] for each in ("topk", "powersgd"))
-        # Held back is caught up with later: of what uncompressed training wins, most.
-        assert plain[0] - found[-1] > (0.8 if held else 0.99) * (plain[0] - plain[-1]), name[0]
+        # Of what uncompressed training wins: what is held back comes late, and q2's error is larger than the gradient.
+        least = 0.8 if "topk" in name[0] or "powersgd" in name[0] else 0.95 if "q2" in name[0] else 0.99
+        assert plain[0] - found[-1] > least * (plain[0] - plain[-1]), name[0]
     for name in AT_FOUR:
         if name[1] == "compression_cases:trained":
             assert plain[0] - losses(at_four, name)[-1] > 0.8 * (plain[0] - plain[-1]), name[0]

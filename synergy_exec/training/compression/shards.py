@@ -76,7 +76,7 @@ class ShardExchange:
             if rows.shape[1] != sum(sizes.values()):
                 # A layer had no gradient in this step, and torch does not say which.
                 _log.warning("of %s some have no gradient: sent without compression", ", ".join(sizes))
-                return wire.sum_to_shard(rows)
+                return wire.swap(rows).sum(0)
             parts = torch.split(rows, list(sizes.values()), dim=1)
             pieces = [
                 Piece(self.layers[name], self._schemes[name], gradient)

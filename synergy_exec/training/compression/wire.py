@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ProcessGroup
 
-# torch 2.13 renames them, and warns of the old names.
+# torch 2.13 renames it, and warns of the old name.
 _all_gather: Any = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-_reduce_scatter: Any = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
 
 
 class Wire:
     """The group of a layer's replicas. sent_bytes: that left this rank since it was last set to 0.
 
-    An all-reduce counts as the ring that it is for large tensors, 2 (N − 1)/N of its bytes; a reduce-scatter and an
-    exchange of all with all (N − 1)/N; a gather N − 1 times the rank's own. generator: what rounding draws from.
+    An all-reduce counts as the ring that it is for large tensors, 2 (N − 1)/N of its bytes; an exchange of all
+    with all (N − 1)/N; a gather N − 1 times the rank's own. generator: what rounding draws from.
     Calls wait for the collective on the device's current stream, as torch's do.
     """
 
@@ -37,16 +36,12 @@ class Wire:
         with self._clocks["sending"].running():
             distributed.all_reduce(tensor, group=self.group)
 
-    def sum_to_shard(self, tensor: Tensor) -> Tensor:
-        """(replicas, numbers) → (numbers,): the sum over the replicas of this rank's row."""
-        self.sent_bytes += (self.replicas - 1) / self.replicas * _bytes(tensor)
-        shard = tensor.new_empty(tensor.shape[1])
-        with self._clocks["sending"].running():
-            _reduce_scatter(shard, tensor.flatten(), group=self.group)
-        return shard
-
     def swap(self, tensor: Tensor) -> Tensor:
-        """(replicas, …) → (replicas, …): row j of rank i becomes row i of rank j."""
+        """(replicas, …) → (replicas, …): row j of rank i becomes row i of rank j.
+
+        Summed by the receiver it is a reduce-scatter, and adds in fp32 whatever was sent; gloo's own sends twice as
+        much as it needs to.
+        """
         self.sent_bytes += (self.replicas - 1) / self.replicas * _bytes(tensor)
         swapped = torch.empty_like(tensor)
         with self._clocks["sending"].running():

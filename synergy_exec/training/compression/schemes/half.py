@@ -18,7 +18,7 @@ _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class Half(Scheme):
-    """`bf16`, `fp16`: one all-reduce that sums in that type.
+    """`bf16`, `fp16`: one all-reduce that sums in that type; shards cross once and are summed in fp32.
 
     What is summed are the replicas' shares of the mean, which overflow fp16 no sooner than the mean itself does.
     torch's own hooks do the same; they are not used because bf16's refuses to run on CPUs, and neither goes by layer.
@@ -57,7 +57,7 @@ class Half(Scheme):
     def share_out(cls, pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> list[Tensor]:
         shards: dict[str, Tensor] = {}
         for chosen in _by_type(pieces):
-            shard = wire.sum_to_shard(torch.cat([_rounded(piece, watch) for piece in chosen], dim=1))
+            shard = wire.swap(torch.cat([_rounded(piece, watch) for piece in chosen], dim=1)).float().sum(0)
             parts = torch.split(shard, [piece.gradient.shape[1] for piece in chosen])
             shards |= {piece.layer.name: part for piece, part in zip(chosen, parts, strict=True)}
         return [shards[piece.layer.name] for piece in pieces]

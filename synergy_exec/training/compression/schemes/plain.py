@@ -48,7 +48,7 @@ class Plain(Scheme):
     @classmethod
     def share_out(cls, pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> list[Tensor]:
         _note(pieces, watch)
-        shard = wire.sum_to_shard(torch.cat([piece.gradient for piece in pieces], dim=1))
+        shard = wire.swap(torch.cat([piece.gradient for piece in pieces], dim=1)).sum(0)
         return list(torch.split(shard, [piece.gradient.shape[1] for piece in pieces]))
 
 

@@ -60,9 +60,8 @@ class Quantised(Scheme):
         """(rows, 512) → (rows, row_bytes) of bytes. What is no number makes its whole row so."""
         low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
         step = (high - low) / (2**self.bits - 1)
-        apart = torch.where(step == 0, 1, step)
-        levels = torch.rand(rows.shape, generator=generator, device=rows.device)
-        levels.add_((rows - low) / apart).floor_().clamp_(0, 2**self.bits - 1)
+        levels = (rows - (low - _MIDDLE * step)).div_(torch.where(step == 0, 1, step))
+        levels.add_(_noise(rows, generator), alpha=2**-16).floor_().clamp_(0, 2**self.bits - 1)
         packed, width = levels.to(torch.uint8), self.bits
         while width < 8:
             # Halves rather than neighbours share a byte: both are read in order.
@@ -107,6 +106,20 @@ class Quantised(Scheme):
             for piece, part in zip(chosen, torch.split(sums[scheme], counts), strict=True):
                 shards[piece.layer.name] = part.flatten()[: piece.gradient.shape[1]]
         return [shards[piece.layer.name] for piece in pieces]
+
+
+_MIDDLE = 0.5 + 2**-17
+"""What makes `_noise` ÷ 2¹⁶ lie in (0, 1), 1/2 on average."""
+
+
+def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Numbers from −2¹⁵ to 2¹⁵ − 1, all as likely, in the shape of a tensor; four are drawn at once.
+
+    Of a level, 2⁻¹⁶ is less than what fp32 leaves of a number that is one of 256 levels.
+    """
+    drawn = torch.empty(-(-like.numel() // 4), dtype=torch.int64, device=like.device)
+    drawn.random_(-(2**63), None, generator=generator)
+    return drawn.view(torch.int16)[: like.numel()].view(like.shape)
 
 
 Groups = list[tuple[Quantised, list[Piece]]]
