@@ -25,7 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 from torch.nn.parallel import DistributedDataParallel
 
-from synergy_exec.training.compression.choices import Choices
+from synergy_exec.training.compression.choices import SchemeByLayer
 from synergy_exec.training.compression.replicas import ReplicaExchange
 from synergy_exec.training.compression.wire import Wire
 
@@ -51,7 +51,7 @@ def ours(compressor: str) -> Callable[[DistributedDataParallel], None]:
     def register(module: DistributedDataParallel) -> None:
         assert distributed.group.WORLD is not None
         exchange = ReplicaExchange(module, Wire(distributed.group.WORLD, torch.device("cpu")))
-        exchange.choose(Choices.named(compressor))
+        exchange.choose(SchemeByLayer.named(compressor))
 
     return register
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from synergy_core.errors import InputError
 from synergy_exec.messages import PlanMessage
-from synergy_exec.training.compression.choices import Choices
+from synergy_exec.training.compression.choices import SchemeByLayer
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.stages import ends
 from synergy_exec.training.tensor_parallel import obstacle
@@ -96,7 +96,7 @@ def _unproven(plan: PlanMessage) -> str | None:
 def _uncompressed(plan: PlanMessage) -> str | None:
     """What is in the way of the plan's compressor. One replica exchanges nothing, whatever the compressor."""
     try:
-        choices = Choices.named(plan.compressor)
+        choices = SchemeByLayer.named(plan.compressor)
     except InputError as error:
         return str(error).rstrip(".")
     for scheme in choices.schemes:
@@ -148,7 +148,7 @@ class Admission:
 
     def _unknown_layer(self, compressor: str) -> str | None:
         names = [name for name, _ in self._outline[0].named_parameters()]
-        for pattern, _ in Choices.named(compressor).layers:
+        for pattern, _ in SchemeByLayer.named(compressor).layers:
             if not fnmatch.filter(names, pattern):
                 return f"compressor '{compressor}' names '{pattern}', which is no parameter's name; correct it"
         return None

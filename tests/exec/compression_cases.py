@@ -12,10 +12,10 @@ from torch.distributed.tensor import DTensor
 
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.messages import PlanMessage
-from synergy_exec.training.compression.choices import Choices
+from synergy_exec.training.compression.choices import SchemeByLayer
 from synergy_exec.training.compression.exchange import MEASURED_EVERY
 from synergy_exec.training.compression.replicas import layer_of, send
-from synergy_exec.training.compression.scheme import Memory, Piece
+from synergy_exec.training.compression.scheme import HeldBack, Piece
 from synergy_exec.training.compression.wire import Wire
 from synergy_exec.training.noise import estimate
 from synergy_exec.training.progress import Progress
@@ -48,9 +48,9 @@ class Sent:
     """Exchanges of loose gradients, with what the layers keep."""
 
     def __init__(self, compressor: str, shapes: dict[str, tuple[int, ...]] = SHAPES) -> None:
-        self.choices, self.wire = Choices.named(compressor), wire()
+        self.choices, self.wire = SchemeByLayer.named(compressor), wire()
         self.layers = {name: layer_of(name, torch.Size(shape), 4) for name, shape in shapes.items()}
-        self.memories = {name: Memory() for name in shapes}
+        self.memories = {name: HeldBack() for name in shapes}
 
     def scheme(self, name: str) -> Any:
         return self.choices.of(self.layers[name], self.wire.replicas)

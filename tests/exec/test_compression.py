@@ -19,9 +19,9 @@ from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.messages import PlanMessage, decode, encode
 from synergy_exec.training.admitted import refusal
-from synergy_exec.training.compression.choices import Choices, scheme_named
+from synergy_exec.training.compression.choices import SchemeByLayer, scheme_named
 from synergy_exec.training.compression.replicas import layer_of
-from synergy_exec.training.compression.scheme import Layer
+from synergy_exec.training.compression.scheme import GradientLayer
 from synergy_exec.training.compression.schemes.quantised import Quantised
 from synergy_exec.training.compression.watch import Sketch
 from synergy_exec.training.job import TrainingJob
@@ -122,20 +122,20 @@ def test_all_replicas_get_the_same_and_bytes_are_as_the_formula_says(compressor:
 
 def test_a_layer_that_would_not_send_less_is_sent_as_it_is() -> None:
     # Of rank 40 it would send 40 · (40 + 300) numbers instead of 40 · 300; a part of 0.3 twice, to every other replica.
-    wide = Layer("wide", 40, 300)
+    wide = GradientLayer("wide", 40, 300)
     assert scheme_named("powersgd-500").of(wide).name == "powersgd-40"
-    assert Choices.named("powersgd-500").of(wide, 2).name == "none"
+    assert SchemeByLayer.named("powersgd-500").of(wide, 2).name == "none"
     # Half of 12,000 numbers are 17.6 rows and columns.
-    assert Choices.named("powersgd-18").of(wide, 2).name == "none"
-    assert Choices.named("powersgd-17").of(wide, 2).name == "powersgd-17"
-    assert Choices.named("topk-0.3").of(wide, 2).name == "topk-0.3"
-    assert Choices.named("topk-0.3").of(wide, 4).name == "none"
+    assert SchemeByLayer.named("powersgd-18").of(wide, 2).name == "none"
+    assert SchemeByLayer.named("powersgd-17").of(wide, 2).name == "powersgd-17"
+    assert SchemeByLayer.named("topk-0.3").of(wide, 2).name == "topk-0.3"
+    assert SchemeByLayer.named("topk-0.3").of(wide, 4).name == "none"
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 8, 64])
 def test_bytes_are_those_of_the_collectives(replicas: int) -> None:
     """By hand for 1,000 × 400 numbers: 782 rows of 512."""
-    layer, part = Layer("x", 1000, 400), (replicas - 1) / replicas
+    layer, part = GradientLayer("x", 1000, 400), (replicas - 1) / replicas
     expected = {
         "none": 2 * part * 1_600_000,
         "bf16": 2 * part * 800_000,
@@ -156,7 +156,7 @@ def test_bytes_are_those_that_the_core_reckons_with(job: TrainingJob, replicas: 
     layers = [layer_of(name, shape, 4) for name, shape in shapes.items()]
     sizes = LayerSizes(*(np.array(each) for each in zip(*((at.rows, at.columns, 1) for at in layers), strict=True)))
     for name in ("none", "bf16", "fp16", "q8", "q4", "q2", "topk-0.01", "powersgd-1", "powersgd-4", "powersgd-32"):
-        choices = Choices.named(name)
+        choices = SchemeByLayer.named(name)
         own = sum(choices.of(layer, replicas).sent_bytes(layer, replicas) for layer in layers)
         assert own == pytest.approx(float(compressor_named(name).sent_bytes(sizes, replicas).sum()), rel=0.02), name
 
@@ -373,7 +373,7 @@ def test_training_goes_on_under_another_plan(tmp_path: Path) -> None:
 )
 def test_odd_names_are_refused(name: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        Choices.named(name)
+        SchemeByLayer.named(name)
     assert says in str(refusal(SmallGpt(), PlanMessage(data=2, compressor=name)))
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from synergy_core.errors import InputError
-from synergy_exec.training.compression.scheme import Layer, Scheme
+from synergy_exec.training.compression.scheme import GradientLayer, Scheme
 from synergy_exec.training.compression.schemes import kinds
 from synergy_exec.training.compression.schemes.plain import Plain
 
@@ -21,14 +21,14 @@ def scheme_named(name: str) -> Scheme:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class SchemeByLayer:
     """Schemes by parameter. layers: (pattern of names, scheme), of which the first that fits counts; else `rest`."""
 
     rest: Scheme
     layers: tuple[tuple[str, Scheme], ...] = ()
 
     @classmethod
-    def named(cls, text: str) -> Choices:
+    def named(cls, text: str) -> SchemeByLayer:
         """As in `PlanMessage.compressor`: `q4`, by layer `q4,token.weight=none,layers.*=q2`. Raises InputError."""
         rest, *layers = text.split(",")
         chosen = []
@@ -49,7 +49,7 @@ class Choices:
         """Whether every layer is sent as it is."""
         return all(isinstance(scheme, Plain) for scheme in self.schemes)
 
-    def of(self, layer: Layer, replicas: int) -> Scheme:
+    def of(self, layer: GradientLayer, replicas: int) -> Scheme:
         """What a layer gets: what was chosen, unless its scheme does not take it or it would send no fewer bytes."""
         found = (scheme for pattern, scheme in self.layers if fnmatchcase(layer.name, pattern))
         chosen = next(found, self.rest).of(layer)

@@ -11,9 +11,9 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 from synergy_exec.messages import PlanMessage
-from synergy_exec.training.compression.choices import Choices
+from synergy_exec.training.compression.choices import SchemeByLayer
 from synergy_exec.training.compression.replicas import ReplicaExchange
-from synergy_exec.training.compression.scheme import Layer, Memory
+from synergy_exec.training.compression.scheme import GradientLayer, HeldBack
 from synergy_exec.training.compression.schemes.powersgd import PowerSgd
 from synergy_exec.training.compression.shards import ShardExchange
 from synergy_exec.training.compression.watch import Sketch, Watch
@@ -61,7 +61,7 @@ class Exchange:
         whole = [each for each in modules if isinstance(each, DistributedDataParallel)]
         self._replicas = [ReplicaExchange(each, self._wire) for each in whole]
         self._shards: list[ShardExchange] = []
-        self._choices = Choices.named("none")
+        self._choices = SchemeByLayer.named("none")
         self._steps = 0
         self._scale = _scale(plan)
         self._watch: Watch | None = None
@@ -86,7 +86,7 @@ class Exchange:
 
     def retune(self, plan: PlanMessage) -> None:
         """As the plan says from the next step on; layers whose scheme changes forget what was held back."""
-        self._choices = Choices.named(plan.compressor)
+        self._choices = SchemeByLayer.named(plan.compressor)
         if self.compresses and not self._replicas and not self._shards:
             self._shards = [ShardExchange(part, self._wire, plan.tensor) for part in self._parts]
         for each in self._all():
@@ -171,7 +171,7 @@ class Exchange:
         """Goes on from what was held, by however many replicas: each takes an equal part of it."""
         for each in self._replicas:
             for name in each.feedback:
-                memory = each.memories.setdefault(name, Memory())
+                memory = each.memories.setdefault(name, HeldBack())
                 if (error := held.get(f"error.{name}")) is not None:
                     memory.error = error.flatten() * (self._scale / self._wire.replicas)
                 if (start := held.get(f"start.{name}")) is not None:
@@ -180,10 +180,10 @@ class Exchange:
     def _all(self) -> list[ReplicaExchange | ShardExchange]:
         return [*self._replicas, *self._shards]
 
-    def _layers(self) -> list[Layer]:
+    def _layers(self) -> list[GradientLayer]:
         return [layer for each in self._all() for layer in each.layers.values()]
 
-    def _memories(self) -> list[Memory]:
+    def _memories(self) -> list[HeldBack]:
         return [memory for each in self._replicas for memory in each.memories.values()]
 
 

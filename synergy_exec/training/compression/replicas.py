@@ -10,8 +10,8 @@ from torch.distributed import GradBucket, all_reduce  # type: ignore[attr-define
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from synergy_exec.training.compression.choices import Choices
-from synergy_exec.training.compression.scheme import Layer, Memory, Piece, Scheme
+from synergy_exec.training.compression.choices import SchemeByLayer
+from synergy_exec.training.compression.scheme import GradientLayer, HeldBack, Piece, Scheme
 from synergy_exec.training.compression.schemes import kinds
 from synergy_exec.training.compression.watch import Watch
 from synergy_exec.training.compression.wire import Wire
@@ -28,7 +28,7 @@ class ReplicaExchange:
     def __init__(self, module: DistributedDataParallel, wire: Wire) -> None:
         named = [(name, each) for name, each in module.module.named_parameters() if each.requires_grad]
         self.layers = {name: layer_of(name, each.shape, each.element_size()) for name, each in named}
-        self.memories: dict[str, Memory] = {}
+        self.memories: dict[str, HeldBack] = {}
         self.watch: Watch | None = None
         self._wire = wire
         self._names = {id(each): name for name, each in named}
@@ -38,7 +38,7 @@ class ReplicaExchange:
         self._side = torch.cuda.Stream(wire.device) if cuda else None  # type: ignore[no-untyped-call]
         module.register_comm_hook(None, _hook(self._exchange))
 
-    def choose(self, choices: Choices) -> None:
+    def choose(self, choices: SchemeByLayer) -> None:
         """From the next step on; what was held back is forgotten, but for layers whose scheme stays."""
         before, replicas = self.schemes, self._wire.replicas
         self.schemes = {name: choices.of(layer, replicas) for name, layer in self.layers.items()}
@@ -86,7 +86,7 @@ class ReplicaExchange:
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             layer = self.layers[self._names[id(parameter)]]
             scheme = self.schemes[layer.name]
-            memory = self.memories.setdefault(layer.name, Memory()) if scheme.FEEDBACK else Memory()
+            memory = self.memories.setdefault(layer.name, HeldBack()) if scheme.FEEDBACK else HeldBack()
             yield Piece(layer, scheme, gradient.view(-1), memory)
 
 
@@ -98,10 +98,10 @@ def send(pieces: Iterable[Piece], wire: Wire, watch: Watch | None) -> None:
             kind.exchange(chosen, wire, watch)
 
 
-def layer_of(name: str, shape: torch.Size, number_bytes: int, weight: float = 1.0) -> Layer:
+def layer_of(name: str, shape: torch.Size, number_bytes: int, weight: float = 1.0) -> GradientLayer:
     """A parameter as a matrix: its first dimension, and all others."""
     rows = shape[0] if shape else 1
-    return Layer(name, rows, shape.numel() // rows if rows else 0, number_bytes, weight)
+    return GradientLayer(name, rows, shape.numel() // rows if rows else 0, number_bytes, weight)
 
 
 def _hook(exchange: Callable[[GradBucket], Future[Tensor]]) -> Callable[[object, GradBucket], Future[Tensor]]:

@@ -18,7 +18,7 @@ FEWEST_NUMBERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class GradientLayer:
     """A parameter as replicas exchange its gradient: rows × columns numbers of `number_bytes` each; a vector has one
     column. weight: what its squares count where ranks that split layers all hold this one whole; else 1.
     """
@@ -36,7 +36,7 @@ class Layer:
 
 
 @dataclass(slots=True)
-class Memory:
+class HeldBack:
     """What a layer's scheme keeps from step to step. error: what was held back of this replica's share of the mean
     gradient, flat. start: PowerSGD's right factor, (columns, rank).
     """
@@ -51,10 +51,10 @@ class Piece:
     after the exchange the mean; changed in place.
     """
 
-    layer: Layer
+    layer: GradientLayer
     scheme: Scheme
     gradient: Tensor
-    memory: Memory = field(default_factory=Memory)
+    memory: HeldBack = field(default_factory=HeldBack)
 
 
 class Scheme(ABC):
@@ -79,16 +79,16 @@ class Scheme(ABC):
     def name(self) -> str:
         """Such as `q4`."""
 
-    def of(self, layer: Layer) -> Scheme:
+    def of(self, layer: GradientLayer) -> Scheme:
         """The scheme as this layer takes it."""
         return self
 
-    def takes(self, layer: Layer) -> bool:
+    def takes(self, layer: GradientLayer) -> bool:
         """Whether it is worth its while for a layer: by default, for large ones that are no vectors."""
         return layer.columns > 1 and layer.numbers >= FEWEST_NUMBERS
 
     @abstractmethod
-    def sent_bytes(self, layer: Layer, replicas: int) -> float:
+    def sent_bytes(self, layer: GradientLayer, replicas: int) -> float:
         """That leave each rank in a step for a layer, as its part of a bucket; `Wire` says how collectives count."""
 
     def shared_bytes(self, numbers: int, replicas: int, number_bytes: int = 4) -> float:
@@ -123,7 +123,7 @@ def dealt(joined: Tensor, pieces: Sequence[Piece]) -> None:
         piece.gradient.copy_(part)
 
 
-def held_back(memory: Memory, error: Tensor, mean: Tensor) -> None:
+def held_back(memory: HeldBack, error: Tensor, mean: Tensor) -> None:
     """Keeps an error, unless the exchange gave something that is no number: that step's gradient is not carried on.
 
     mean: what was exchanged, the same on every replica, so that all of them keep or none.

@@ -12,9 +12,9 @@ from torch.distributed import ProcessGroup, ReduceOp
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-from synergy_exec.training.compression.choices import Choices
+from synergy_exec.training.compression.choices import SchemeByLayer
 from synergy_exec.training.compression.replicas import layer_of
-from synergy_exec.training.compression.scheme import Layer, Piece, Scheme
+from synergy_exec.training.compression.scheme import GradientLayer, Piece, Scheme
 from synergy_exec.training.compression.schemes import kinds
 from synergy_exec.training.compression.watch import Watch
 from synergy_exec.training.compression.wire import Wire
@@ -29,7 +29,7 @@ class ShardExchange:
     """
 
     def __init__(self, part: nn.Module, wire: Wire, tensor: int) -> None:
-        self.layers: dict[str, Layer] = {}
+        self.layers: dict[str, GradientLayer] = {}
         self.watch: Watch | None = None
         self._wire = wire
         self._schemes: dict[str, Scheme] = {}
@@ -39,7 +39,7 @@ class ShardExchange:
             if isinstance(module, FSDPModule):
                 self._take(module, names, tensor)
 
-    def choose(self, choices: Choices) -> None:
+    def choose(self, choices: SchemeByLayer) -> None:
         """From the next step on."""
         self._schemes = {name: choices.of(layer, self._wire.replicas) for name, layer in self.layers.items()}
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from synergy_exec.training.compression.scheme import Layer, Piece, Scheme, dealt
+from synergy_exec.training.compression.scheme import GradientLayer, Piece, Scheme, dealt
 from synergy_exec.training.compression.watch import Watch
 from synergy_exec.training.compression.wire import Wire
 
@@ -37,10 +37,10 @@ class Half(Scheme):
     def name(self) -> str:
         return self.type_name
 
-    def takes(self, layer: Layer) -> bool:
+    def takes(self, layer: GradientLayer) -> bool:
         return True
 
-    def sent_bytes(self, layer: Layer, replicas: int) -> float:
+    def sent_bytes(self, layer: GradientLayer, replicas: int) -> float:
         return 2 * (replicas - 1) / replicas * 2 * layer.numbers
 
     def shared_bytes(self, numbers: int, replicas: int, number_bytes: int = 4) -> float:

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from synergy_exec.training.compression.scheme import Layer, Piece, Scheme, dealt, joined
+from synergy_exec.training.compression.scheme import GradientLayer, Piece, Scheme, dealt, joined
 from synergy_exec.training.compression.watch import Watch
 from synergy_exec.training.compression.wire import Wire
 
@@ -29,10 +29,10 @@ class Plain(Scheme):
     def name(self) -> str:
         return "none"
 
-    def takes(self, layer: Layer) -> bool:
+    def takes(self, layer: GradientLayer) -> bool:
         return True
 
-    def sent_bytes(self, layer: Layer, replicas: int) -> float:
+    def sent_bytes(self, layer: GradientLayer, replicas: int) -> float:
         return 2 * (replicas - 1) / replicas * layer.number_bytes * layer.numbers
 
     def shared_bytes(self, numbers: int, replicas: int, number_bytes: int = 4) -> float:

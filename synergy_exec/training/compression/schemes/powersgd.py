@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from synergy_core.errors import InputError
-from synergy_exec.training.compression.scheme import Layer, Piece, Scheme, held_back
+from synergy_exec.training.compression.scheme import GradientLayer, Piece, Scheme, held_back
 from synergy_exec.training.compression.watch import Watch
 from synergy_exec.training.compression.wire import Wire
 
@@ -43,14 +43,14 @@ class PowerSgd(Scheme):
     def name(self) -> str:
         return f"powersgd-{self.rank}"
 
-    def of(self, layer: Layer) -> Scheme:
+    def of(self, layer: GradientLayer) -> Scheme:
         return PowerSgd(min(self.rank, layer.rows, layer.columns))
 
-    def takes(self, layer: Layer) -> bool:
+    def takes(self, layer: GradientLayer) -> bool:
         # Twice fewer numbers at least, as torch's `min_compression_rate` has it: two products are not for nothing.
         return Scheme.takes(self, layer) and 2 * self.rank * (layer.rows + layer.columns) < layer.numbers
 
-    def sent_bytes(self, layer: Layer, replicas: int) -> float:
+    def sent_bytes(self, layer: GradientLayer, replicas: int) -> float:
         return 2 * (replicas - 1) / replicas * 4 * self.rank * (layer.rows + layer.columns)
 
     @classmethod

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from synergy_core.errors import InputError
-from synergy_exec.training.compression.scheme import Layer, Piece, Scheme
+from synergy_exec.training.compression.scheme import GradientLayer, Piece, Scheme
 from synergy_exec.training.compression.watch import Watch
 from synergy_exec.training.compression.wire import Wire
 
@@ -50,7 +50,7 @@ class Quantised(Scheme):
         """Of a row as it is sent."""
         return ROW * self.bits // 8 + _ENDS_BYTES
 
-    def sent_bytes(self, layer: Layer, replicas: int) -> float:
+    def sent_bytes(self, layer: GradientLayer, replicas: int) -> float:
         return 2 * (replicas - 1) / replicas * _rows(layer.numbers) * self.row_bytes
 
     def shared_bytes(self, numbers: int, replicas: int, number_bytes: int = 4) -> float:

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 
 from synergy_core.errors import InputError
-from synergy_exec.training.compression.scheme import Layer, Piece, Scheme, held_back
+from synergy_exec.training.compression.scheme import GradientLayer, Piece, Scheme, held_back
 from synergy_exec.training.compression.watch import Watch
 from synergy_exec.training.compression.wire import Wire
 
@@ -40,11 +40,11 @@ class TopK(Scheme):
     def name(self) -> str:
         return f"topk-{self.part:g}"
 
-    def sent_of(self, layer: Layer) -> int:
+    def sent_of(self, layer: GradientLayer) -> int:
         """How many numbers of a layer are sent."""
         return max(1, round(self.part * layer.numbers))
 
-    def sent_bytes(self, layer: Layer, replicas: int) -> float:
+    def sent_bytes(self, layer: GradientLayer, replicas: int) -> float:
         return (replicas - 1) * 8 * self.sent_of(layer)
 
     @classmethod
