@@ -36,7 +36,8 @@ class PlanMessage:
     """Part of others: how to train. Degrees are fixed for a run.
 
     The fields of `synergy_core.planner.plan.Plan` that the executor knows. accumulation: micro-batches per step and
-    replica. schedule: of a pipeline, `1f1b` (interleaved if interleave > 1) or `gpipe`.
+    replica. schedule: of a pipeline, `1f1b` (interleaved if interleave > 1) or `gpipe`. compressor: of the gradients
+    that replicas exchange, such as `q4`, and after commas of layers: `q4,token.weight=none,layers.*=powersgd-4`.
     """
 
     data: int = 1
@@ -47,6 +48,7 @@ class PlanMessage:
     micro_batch: int = 1
     accumulation: int = 1
     schedule: Literal["1f1b", "gpipe"] = "1f1b"
+    compressor: str = "none"
 
     @classmethod
     def of(cls, plan: Plan) -> PlanMessage:
@@ -154,12 +156,13 @@ class Kill(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retune(Message):
-    """Another micro-batch or accumulation from the next step that all ranks agree on; degrees as they are."""
+    """Another micro-batch, accumulation or compressor from the next step that all ranks agree on; same degrees."""
 
     KIND: ClassVar[str] = "retune"
     run: int
     micro_batch: int
     accumulation: int
+    compressor: str = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +264,10 @@ class Report(Message):
     batch, warm-up left out, over `steps` steps; 0 where there is none yet. sync_s: of that, gradient synchronisation.
     grad_sqr, grad_var: smoothed squared norm and variance at the initial batch, NaN-free; both 0 while unknown.
     waited_s: of step_s, that the rank with the slowest input waited for data. cpu_s: that rank 0 and its loaders used
-    for a step; 0 while unknown. cpus: that rank 0 was given; 0 without a share.
+    for a step; 0 while unknown. cpus: that rank 0 was given; 0 without a share. data_bytes: of the job's data set; 0 of
+    a job that is no `LoadedJob`. sent_bytes: of gradients that leave rank 0 in a step, codec_s: seconds that encoding
+    and decoding them takes it. layers: of the parts that rank 0 has, as the last measured step since the last report
+    had them, by name: squared norm, and of it what was left out.
     """
 
     KIND: ClassVar[str] = "report"
@@ -281,6 +287,10 @@ class Report(Message):
     waited_s: float = 0.0
     cpu_s: float = 0.0
     cpus: float = 0.0
+    data_bytes: float = 0.0
+    sent_bytes: float = 0.0
+    codec_s: float = 0.0
+    layers: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

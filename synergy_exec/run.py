@@ -79,7 +79,7 @@ def execute_all(
 
     values = {**values, "compared_with": list(settings.policy)}
     trace, arrivals = arrivals_of(settings)
-    policies = policies_of(settings.policy, settings.parameters, settings.information)
+    policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
     bases = {name: folder / f"{name}-{settings.seed}" for name in policies}
     own = {name: {**values, "policy": name, "seed": settings.seed} for name in policies}
     with contextlib.ExitStack() as held:
@@ -184,6 +184,7 @@ def executed(
         simulation_cpu_s=cpu_s,
         peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         information=policy.knows,
+        learns_input=policy.learns_input,
     )
     # A job that was cancelled while it waited has no end in the log: it held nothing.
     check(result, whole=not any(each.state == "cancelled" for each in journal.jobs()))

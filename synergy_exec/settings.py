@@ -55,6 +55,11 @@ class Settings(RunSettings):
         "its model report (shared), all; null: as each policy is published",
         None,
     )
+    input: Literal["known", "learned"] = key(
+        "how policies know how fast training data is prepared with so many CPUs and so much memory: by profiles made "
+        "before (known), or by what jobs report (learned)",
+        "known",
+    )
     policy: list[str] = key(
         "one policy, or a list to compare, run one after another; the first is compared to", ["synergy"]
     )

@@ -58,6 +58,11 @@ class ComparedPolicy:
         return str(self.runs[0].summary.get("information", ""))
 
     @property
+    def learns_input(self) -> bool:
+        """Whether it knew how fast input is prepared from reports, not from profiles."""
+        return bool(self.runs[0].summary.get("learns_input", False))
+
+    @property
     def by_seed(self) -> dict[int, StoredRun]:
         """Its runs by seed."""
         return {run.seed: run for run in self.runs}

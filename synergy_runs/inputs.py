@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from synergy_core.catalog.sheets import node_sheet_of
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError, unknown
-from synergy_core.jobs.beliefs import Information
+from synergy_core.jobs.beliefs import Information, InputKnowledge
 from synergy_core.policies import Policy, get_policy, is_mechanism, parts_of
 from synergy_core.units import GB, MB
 from synergy_runs.carrying import add_history, cut
@@ -222,7 +222,10 @@ def without_misfits(workload: Workload, cluster: Cluster) -> Workload:
 
 
 def policies_of(
-    names: Sequence[str], parameters: Mapping[str, Mapping[str, Any]], information: Information | None
+    names: Sequence[str],
+    parameters: Mapping[str, Mapping[str, Any]],
+    information: Information | None,
+    knowledge: InputKnowledge = "known",
 ) -> dict[str, Policy]:
     """The policies by the name they were asked for, in that order, variants and parameters applied."""
     from omegaconf import OmegaConf
@@ -241,6 +244,6 @@ def policies_of(
         for part in parts_of(name):
             given |= parameters.get(part, {})
         policy = get_policy(given.pop("policy", name))
-        policy = dataclasses.replace(policy.with_parameters(**given), name=name)
+        policy = dataclasses.replace(policy.with_parameters(**given), name=name).with_input(knowledge)
         result[name] = policy if information is None else policy.informed(information)
     return result

@@ -223,7 +223,8 @@ class Run:
     """One simulated policy: what went in, and the facts that came out.
 
     oracle: the policy knows true run times (starred in tables); truth_read: by reading what. information: what it knew
-    of training jobs beside their own reports, "" for a policy that asks nothing of them. seed: of the workload.
+    of training jobs beside their own reports, "" for one that asks nothing of them. learns_input: how fast input is
+    prepared it knew from reports, not from profiles. seed: of the workload.
     predicted_duration_s: per job, NaN where nothing was predicted. simulation_cpu_s: processor seconds of the
     simulation alone. peak_memory_bytes: the process's high-water mark. shares: None where nobody shares CPUs and memory
     out. compressions: None where nobody compresses gradients. pooled: they keep to what all nodes of a GPU type have
@@ -241,6 +242,7 @@ class Run:
     simulation_cpu_s: float
     peak_memory_bytes: int
     information: str = ""
+    learns_input: bool = False
     truth_read: str = ""
     shares: Shares | None = None
     compressions: Compressions | None = None

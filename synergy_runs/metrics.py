@@ -196,6 +196,7 @@ def _identity(run: Run) -> Summary:
         "oracle": run.oracle,
         "truth_read": run.truth_read,
         "information": run.information,
+        "learns_input": run.learns_input,
         "seed": run.seed,
         "trace": workload.name,
         "trace_source": workload.source,

@@ -145,8 +145,11 @@ def notes(comparison: Comparison) -> list[str]:
         if labels:
             lines.append(f"{', '.join(dict.fromkeys(labels))}: {KNOWS[level]}")
     shared = [row.label for row in comparison.rows if row.information in KNOWS and _shared_out(row)]
-    if others := dict.fromkeys(label for label in shared if label not in told["profiles"]):
+    learned = dict.fromkeys(row.label for row in comparison.rows if row.learns_input and _shared_out(row))
+    if others := dict.fromkeys(label for label in shared if label not in (*told["profiles"], *learned)):
         lines.append(f"{', '.join(others)}: and {KNOWS['profiles']}")
+    if learned:
+        lines.append(f"{', '.join(learned)}: how fast jobs are by CPUs and memory, as learned from these reports")
     lines += intervals(comparison)
     split = [(row.label, row.mean("split_starts_fraction")) for row in comparison.rows]
     if any(share > 0 for _, share in split):

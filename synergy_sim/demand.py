@@ -84,7 +84,7 @@ def demand(facts: Facts, moment: Moment, job: SimulatedJob) -> Demand | None:
     asking = facts.asking(job)
     asked = facts.needs.asked(asking)
     kind = asked.kinds[0]
-    known = asking.requested is not None or (asking.spec is not None and asking.spec.pipeline is not None)
+    known = asking.requested is not None or facts.needs.profile(asking) is not None
     gpu_type, proportional = facts.cluster.gpu_types[kind], facts.cluster.proportional[kind]
     wanted = asked.wanted[kind]
     wants = Demand(gpu_type, job.gpus, wanted, proportional, asked.speed(kind, wanted), known)

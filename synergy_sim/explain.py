@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation | Answer, float]:
     """The explanation, and its instant. Raises InputError where the run, the job or the instant cannot be found."""
     settings = settings_of(folder)
-    (policy,) = policies_of(settings.policy, settings.parameters, settings.information).values()
+    (policy,) = policies_of(settings.policy, settings.parameters, settings.information, settings.input).values()
     if policy.reads_goodput:
         return _asked_again(settings, name, at)
     facts = facts_of(read_run(folder), settings, policy)

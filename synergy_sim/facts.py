@@ -73,7 +73,7 @@ class Facts:
     @cached_property
     def needs(self) -> Needs:
         """What jobs ask of a mechanism."""
-        return Needs(self.cluster)
+        return Needs(self.cluster, learns_input=self.policy.learns_input)
 
     def asking(self, job: SimulatedJob) -> Job:
         """The job as it asks a mechanism. Its own record has no request: its run time is what its facts add up to."""

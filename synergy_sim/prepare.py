@@ -50,7 +50,7 @@ class PreparedRun:
 
 def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
     """Every policy on every seed. Raises InputError for whatever cannot be run, before the first is."""
-    policies = policies_of(settings.policy, settings.parameters, settings.information)
+    policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
     _check_compression(settings, policies.values())
     execution = execution_of(settings)
     for seed in seeds_of(settings.seed):

@@ -79,6 +79,10 @@ class Settings:
         "what policies may know of a job beside its own reports: nothing (own), its declared work, what other jobs of "
         "its model report (shared), all; null: as each policy is published"
     )
+    input: Literal["known", "learned"] = key(
+        "how policies know how fast training data is prepared with so many CPUs and so much memory: by profiles made "
+        "before (known), or by what jobs report (learned)"
+    )
     policy: list[str] = key("one policy, or a list to compare; the first is what the others are compared to")
     parameters: dict[str, dict[str, Any]] = key("parameters by policy: parameters.las.quantum_s=1800")
     seed: list[int] = key("one seed or a list; each policy sees the same jobs for the same seed")

@@ -52,7 +52,7 @@ class Simulation:
             Jobs(workload, cluster, execution, truth, tunes_batch=policy.tunes_batch),
             self.scheduler,
             tunes_batch=policy.tunes_batch,
-            asks_progress=policy.reads_goodput,
+            asks_progress=policy.reads_goodput or policy.learns_input,
             predicts=policy.predicted,
             progress=progress,
         )
@@ -129,6 +129,7 @@ def simulate(
         simulation_cpu_s=time.process_time() - began_s,
         peak_memory_bytes=peak_memory_bytes(),
         information=policy.knows,
+        learns_input=policy.learns_input,
         shares=simulation.engine.shares.shares(),
         compressions=simulation.engine.compressions.compressions(),
         pooled=isinstance(policy, SharingPolicy) and policy.mechanism.pooled,

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from math import ceil, floor
+from math import ceil, floor, isnan
 from typing import Any
 
 from synergy_core.cluster import Cluster, Share
 from synergy_core.jobs.record import NEVER
 from synergy_core.jobs.spec import JobSpec
-from synergy_core.jobs.training import Shape
+from synergy_core.jobs.training import InputShare, Shape, StepReport
 from synergy_core.planner.plan import Plan
 from synergy_core.units import on_grid
 from synergy_sim.execution import Costs, SimulatedJob
@@ -48,6 +48,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         "_run",
         "_seen_s",
         "_share",
+        "_told_input",
         "_trains",
         "_version",
         "application",
@@ -111,6 +112,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         self._left_s = NEVER
         self._run = 0
         self._share: Share | None = None
+        self._told_input: tuple[int, Share | None, Plan] | None = None
         self._node = cluster.node_types[0]
 
     @property
@@ -213,6 +215,8 @@ class SimulatedTraining(SimulatedJob, ABC):
         if held_back > 0:
             self.progress = max(self._began_with, self.progress - held_back)
             self.epoch = bisect_right(self.application.work_at_epoch_end, self.progress / self.work_scale)
+        # Its last step ends with the round, but for a rounding after it: nothing is left, which takes one more start.
+        self.epoch = min(self.epoch, len(self.application.work_at_epoch_end) - 1)
         self.end_s = self.due_s = NEVER
         if self.task is not None:
             self.task.done_work = self.progress
@@ -254,7 +258,9 @@ class SimulatedTraining(SimulatedJob, ABC):
         return True
 
     def report(self, now_s: float) -> None:
-        """Tells its task how much is done."""
+        """Tells its task how much is done, and how its input is prepared, where that is to be learned."""
+        if self.running and now_s > self.first_step_s:
+            self._report_input()
         if self.running and now_s > self.at_s:
             if not self.tunes_batch:
                 self._walk(now_s)
@@ -263,6 +269,24 @@ class SimulatedTraining(SimulatedJob, ABC):
         if self.task is not None:
             self.task.done_work = self.progress
             self.task.pool.overhead = self.slowdown
+
+    def _report_input(self) -> None:
+        """A step with its present share, once a run, share and plan: another would be blurred by the same noise."""
+        task, app, held, plan = self.task, self.application, self._held, self._trains
+        told = self._run, self._share, plan
+        if task is None or task.pool.inputs is None or told == self._told_input:
+            return
+        if not self.cluster.counts_shares or app.pipeline is None or isnan(app.data_bytes):
+            return
+        self._told_input = told
+        storage_bytes_per_s = self._node.storage_bytes_per_s / self._node.gpus_per_node
+        share = self._share or self._node.proportional
+        proportional_bytes = self._node.proportional.memory_bytes
+        given = InputShare(share, storage_bytes_per_s, min(self._node_gpus), app.data_bytes, proportional_bytes)
+        seen = self.disturbance.observed(self.job_id, self._node_gpus, plan.micro_batch)
+        gpu_s = app.iteration_s(held.gpu_type, self._node_gpus, plan)
+        step_s = max(gpu_s, self._fed_s(plan))
+        task.observe_input(StepReport(held, plan, step_s * seen, waited_s=(step_s - gpu_s) * seen, given=given))
 
     # What policies that are upper bounds ask
 

@@ -40,9 +40,10 @@ def test_what_is_too_long_is_found(tmp_path: Path) -> None:
     assert list(too_long(path)) == [f"{path}: 401 lines, at most 400"]
 
 
-ROLES = {"Architecture", "Settings", "Attention", "Block", "Run"}
+ROLES = {"Architecture", "Settings", "Attention", "Block", "Run", "Scheme", "Half", "PowerSgd", "Quantised", "TopK"}
 """Names that several classes may have, each in the same role: a family's architecture, a program's
-settings, layers of an example's model beside those that the planner knows, a run of either program."""
+settings, layers of an example's model beside those that the planner knows, a run of either program, a way to compress
+gradients as it is reckoned with and as it is carried out."""
 
 
 def test_no_two_classes_have_one_name() -> None:

@@ -54,7 +54,9 @@ class AllocationScheduler:
         speeds = PlannedSpeeds(cluster, plans=policy.plans)
         measured = None if profile is None else ProfiledSpeeds(profile, cluster.gpu_types, plans=policy.plans)
         self.beliefs = (
-            Beliefs(cluster.gpu_types, policy.information, speeds, measured) if policy.reads_goodput else None
+            Beliefs(cluster.gpu_types, policy.information, speeds, measured, learns_input=policy.learns_input)
+            if policy.reads_goodput
+            else None
         )
         self._snapshots = Snapshots(
             policy.view, cluster, self.beliefs, round_s=policy.round_s if round_s is None else round_s

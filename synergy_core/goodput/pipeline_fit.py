@@ -26,6 +26,10 @@ WAITED = 1.1
 """A step has waited if it took this many times its GPUs' part: below, noise of a few percent may have done it."""
 EXPLAINED = 0.9
 """A constant may be what a step waited for if its bound makes up this part of the step."""
+ALIKE = 1e-6
+"""CPUs and storage that take equally long but for so much: CPUs are taken to be what a step waited for. A job that is
+given just enough of both, by their bounds, and waits all the same, would else show neither.
+"""
 USUAL_NOISE, USUAL_STEPS = 0.03, 4.0
 """Noise of log step times to expect before seeing any, and the steps that it counts for."""
 CONFIDENCE = 0.95
@@ -119,7 +123,8 @@ def _shown(
     shown = np.zeros(values.shape, dtype=np.bool_)
     for _ in range(_PASSES):
         told = np.where(share_needs > 0, constants[:, None], 0.0) * share_needs
-        evidence = waited & (told[::-1] < EXPLAINED * share_s) & (told >= told[::-1]) & (share_needs > 0)
+        cpus_later = told[0] >= told[1] * (1.0 - ALIKE)
+        evidence = waited & (told[::-1] < EXPLAINED * share_s) & (share_needs > 0) & [cpus_later, ~cpus_later]
         again = evidence[:, share]
         found = [float(np.median(values[k][again[k]])) if again[k].any() else float(least[k]) for k in (0, 1)]
         settled = bool((again == shown).all())

@@ -13,6 +13,7 @@ from synergy_core.errors import unknown
 from synergy_core.jobs.configurations import Configurations
 from synergy_core.jobs.exchanging import ExchangingTask
 from synergy_core.jobs.fitted import Belief, SynergyTask
+from synergy_core.jobs.inputs import InputReports
 from synergy_core.jobs.planned import PlannedSpeeds, PlannedTask
 from synergy_core.jobs.profiled import ProfiledSpeeds, ProfiledTask
 from synergy_core.jobs.reports import Fitter, Observations
@@ -20,6 +21,8 @@ from synergy_core.jobs.spec import JobSpec
 
 Information = Literal["own", "declared", "shared", "all"]
 """What a policy may know beside what each job has reported itself: its declared work, other jobs' reports, or both."""
+InputKnowledge = Literal["known", "learned"]
+"""How fast input is prepared: by profiles made before, or only by what jobs report, those that `Information` allows."""
 BatchLimit = Literal["max", "requested"]
 
 MOST_REMEMBERED = 50_000
@@ -29,6 +32,7 @@ class Beliefs:
     """Makes the task of each job, keeps models up to date, and answers what jobs would get from configurations.
 
     shared: whether what one job reports is known of all jobs of its application. declares: whether declared work is.
+    learns_input: whether profiles of input are unknown, and fitted to what jobs report.
     speeds: step times of jobs with plans, from the planner; profiled: of jobs whose model was profiled, as measured;
     None: there are no such jobs.
     """
@@ -39,11 +43,14 @@ class Beliefs:
         information: Information = "own",
         speeds: PlannedSpeeds | None = None,
         profiled: ProfiledSpeeds | None = None,
+        *,
+        learns_input: bool = False,
     ) -> None:
         if information not in get_args(Information):
             raise unknown("information", information, get_args(Information))
         self.shared = information in ("shared", "all")
         self.declares = information in ("declared", "all")
+        self._learns_input = learns_input
         self._speeds = speeds
         self._profiled = profiled
         self._types = tuple(gpu_types)
@@ -52,10 +59,18 @@ class Beliefs:
         self._rows: dict[bytes, dict[Belief, Floats]] = {}
 
     def task(self, spec: JobSpec) -> SynergyTask:
-        """The beliefs about a job that was just submitted. They hold its declared work only where that may be known."""
+        """The beliefs about a job that was just submitted. They hold its declared work and the profile of its input
+        only where those may be known.
+        """
         if not self.declares:
             spec = replace(spec, declared_work=float("inf"))
-        pool = self._pools.setdefault(spec.application, Observations()) if self.shared else Observations()
+        if self._learns_input:
+            spec = replace(spec, pipeline=None)
+        pool = self._pools.get(spec.application) if self.shared else None
+        if pool is None:
+            pool = Observations(InputReports() if self._learns_input else None)
+        if self.shared:
+            self._pools[spec.application] = pool
         if self._profiled is not None and spec.architecture in self._profiled.profile:
             return ProfiledTask(spec, pool, self._profiled, shared=self.shared, declares=self.declares)
         if spec.architecture and self._speeds is not None:

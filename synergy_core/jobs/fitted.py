@@ -10,6 +10,7 @@ import numpy as np
 
 from synergy_core.arrays import Floats, Ints
 from synergy_core.goodput.batch import best_batch, best_batch_one
+from synergy_core.goodput.pipeline import InputPipeline
 from synergy_core.goodput.throughput import gradient_time
 from synergy_core.jobs.configurations import Configurations
 from synergy_core.jobs.reports import Observations, Theta
@@ -40,10 +41,11 @@ class SynergyTask:
     spec: what was submitted. pool: its own observations, or its application's. statistics: (squared norm, variance)
     of the gradient as last reported. done_work: iterations at the initial batch it has reported. shared: whether the
     pool is other jobs' too. declares: whether its declared work may be believed. scheduled: whether its plan is chosen
-    when its scheduler decides, because another plan may take a restart; else it chooses as it trains.
+    when its scheduler decides, because another plan may take a restart; else it chooses as it trains. gpu_slowdown:
+    by how much its GPUs' part of a step last was longer than its requested rate says; None before it told.
     """
 
-    __slots__ = ("declares", "done_work", "pool", "shared", "spec", "statistics")
+    __slots__ = ("declares", "done_work", "gpu_slowdown", "pool", "shared", "spec", "statistics")
 
     scheduled = False
 
@@ -54,6 +56,7 @@ class SynergyTask:
         self.declares = declares
         self.statistics: tuple[float, float] | None = None
         self.done_work = 0.0
+        self.gpu_slowdown: float | None = None
 
     # What the running job reports
 
@@ -86,6 +89,15 @@ class SynergyTask:
                 sync_s = min(max(step.step_s - count * compute_s, 0.0), MOST_SYNC * step.step_s)
         return (step.step_s + (count - 1) * sync_s) / count, sync_s
 
+    def observe_input(self, step: StepReport) -> None:
+        """A mean step of the running job that says what its input was prepared with; of no use where that is known."""
+        gpu_step_s, rate = step.step_s - step.waited_s, self.spec.requested_rate.get(step.shape.gpu_type)
+        if self.pool.inputs is None or step.given is None or not rate or gpu_step_s <= 0:
+            return
+        self.pool.inputs.add(step)
+        by_request = self.spec.requested_gpus / (rate * self.spec.requested_batch)
+        self.gpu_slowdown = gpu_step_s * step.shape.gpus / step.plan.global_batch / by_request
+
     def report(self, statistics: tuple[float, float]) -> bool:
         """The gradient's statistics of the running job; whether they have changed."""
         if statistics == self.statistics:
@@ -104,6 +116,11 @@ class SynergyTask:
     def models(self) -> Mapping[str, Theta]:
         """The throughput model of each GPU type that was observed."""
         return self.pool.models
+
+    @property
+    def pipeline(self) -> InputPipeline | None:
+        """How fast its input is prepared, as it is known or believed; None while nobody can say."""
+        return self.spec.pipeline if self.pool.inputs is None else self.pool.inputs.believed
 
     # How it trains
 

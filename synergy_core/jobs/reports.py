@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from synergy_core.jobs.inputs import InputReports
 from synergy_core.planner.plan import Plan
 
 Theta = NDArray[np.float64]
@@ -25,7 +26,8 @@ class Observations:
     most_gpus: the largest number of GPUs anything was observed on. overhead: wall time of iterations ÷ what measured
     step times add up to. plain_exchanges: by GPU type and whether across nodes, the step and synchronisation seconds of
     exchanges that nothing compressed, where some may be. version: grows with every new model. Of jobs with plans,
-    ratios of observed to planned step times stand instead of models.
+    ratios of observed to planned step times stand instead of models. inputs: how fast their input is prepared, None
+    where that is not learned.
     """
 
     __slots__ = (
@@ -36,6 +38,7 @@ class Observations:
         "_steps",
         "choices",
         "first_statistics",
+        "inputs",
         "models",
         "most_gpus",
         "overhead",
@@ -46,7 +49,8 @@ class Observations:
 
     _made = 0
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: InputReports | None = None) -> None:
+        self.inputs = inputs
         self._steps: dict[str, dict[Point, tuple[float, float]]] = {}
         self._stale: dict[str, None] = {}
         self._pending: list[tuple[str, Point, tuple[float, float]]] = []

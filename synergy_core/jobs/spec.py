@@ -26,8 +26,8 @@ class JobSpec:
     fixed_batch: it always trains at the requested batch. min_gpus, most_gpus: within which it may be resized.
     architecture: the planner's name of the model whose parallel plans say how fast it trains; empty: models fitted to
     observations do. The requested batch is then the initial one. pipeline: how fast its input is prepared, as profiled
-    offline; None where nobody knows, and input is taken to be always there. exchange: what the exchange of its
-    replicas' gradients may be; None where nobody is to compress them.
+    offline; None where nobody knows, and input is taken to be always there. Where input is learned, no policy reads it.
+    exchange: what the exchange of its replicas' gradients may be; None where nobody is to compress them.
     """
 
     application: str

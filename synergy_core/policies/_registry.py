@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError, unknown
-from synergy_core.jobs.beliefs import Information
+from synergy_core.jobs.beliefs import Information, InputKnowledge
 from synergy_core.modules import modules_of
 from synergy_core.policies._parameters import checked
 from synergy_core.policies._reads import check_reads, shows_enough, try_key
@@ -89,6 +89,11 @@ class OrderingPolicy:
         return False
 
     @property
+    def learns_input(self) -> bool:
+        """Whether how fast input is prepared is fitted to reports for it."""
+        return False
+
+    @property
     def tunes_batch(self) -> bool:
         """Whether its jobs choose their batch themselves."""
         return False
@@ -122,6 +127,10 @@ class OrderingPolicy:
         """The policy itself: it asks nothing of training jobs."""
         return self
 
+    def with_input(self, knowledge: InputKnowledge) -> OrderingPolicy:
+        """The policy itself, likewise."""
+        return self
+
     def with_parameters(self, **parameters: Any) -> OrderingPolicy:
         """The policy with some of its parameters set; `backfill` is one too, for those that do not preempt."""
         given = dict(parameters)
@@ -146,7 +155,8 @@ class AllocationPolicy:
     """Each round, from the state of all active jobs to the GPUs of each. round_s: the round it is meant for.
 
     view: the state it reads. tunes_batch: whether its jobs choose their batch themselves; else it is as requested.
-    information: what it may know of jobs beside what each reports itself. plans: whether it reads the planner's tables
+    information: what it may know of jobs beside what each reports itself. learns_input: how fast input is prepared is
+    fitted to those reports; else profiles were made before. plans: whether it reads the planner's tables
     in full; else it knows one parallel plan of a job, in more or fewer replicas. Jobs run with the best plan anyway.
     rank(state): (jobs,), the number by which it serves jobs, the largest first, if it has one; rank_name: its name.
     line(state): (jobs,), from an `EstimatedClusterState`, by which jobs stand in line, the largest first, for
@@ -165,6 +175,7 @@ class AllocationPolicy:
     rank_name: str = ""
     line: Callable[[EstimatedClusterState], Floats] | None = None
     predicted: bool = False
+    learns_input: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -209,6 +220,10 @@ class AllocationPolicy:
     def informed(self, information: Information) -> AllocationPolicy:
         """The policy with that information."""
         return replace(self, information=information)
+
+    def with_input(self, knowledge: InputKnowledge) -> AllocationPolicy:
+        """The policy with that knowledge of how fast input is prepared."""
+        return replace(self, learns_input=knowledge == "learned")
 
     def with_parameters(self, **parameters: Any) -> AllocationPolicy:
         """The policy with some of its parameters set."""

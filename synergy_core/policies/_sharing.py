@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.jobs.beliefs import Information
+from synergy_core.jobs.beliefs import Information, InputKnowledge
 from synergy_core.mechanisms import Mechanism, get_mechanism, mechanism_names
 from synergy_core.policies._registry import PLANS, AllocationPolicy, OrderingPolicy, PlainPolicy, plain_policy
 
@@ -20,11 +20,15 @@ class SharingPolicy:
     """Once per round, jobs in the order of `order` are given GPUs, CPUs and memory by `mechanism`.
 
     Whoever stands behind a job that does not fit may run; a running job gives way to one that stands before it.
+    learns_input: how fast input is prepared is fitted to reports, each job's own or, by `information`, those of all
+    jobs of its application; else profiles were made before.
     """
 
     name: str
     order: PlainPolicy
     mechanism: Mechanism
+    learns_input: bool = False
+    information: Information = "own"
 
     in_rounds = True
     preemptive = True
@@ -56,8 +60,12 @@ class SharingPolicy:
 
     @property
     def knows(self) -> str:
-        """How fast jobs are by CPUs and memory, from profiles made offline; "" for a mechanism that does not ask."""
-        return "" if self.mechanism.name == "proportional" else "profiles"
+        """How fast jobs are by CPUs and memory, from profiles made offline, or whose reports tell; "" for a mechanism
+        that does not ask.
+        """
+        if self.mechanism.name == "proportional":
+            return ""
+        return self.information if self.learns_input else "profiles"
 
     @property
     def parameters(self) -> Mapping[str, Any]:
@@ -69,8 +77,12 @@ class SharingPolicy:
         return replace(self, order=self.order.of_records())
 
     def informed(self, information: Information) -> SharingPolicy:
-        """The policy itself: what it asks of training jobs, it asks of profiles."""
-        return self
+        """The policy with that information, which matters to it where it learns how jobs are fed."""
+        return replace(self, information=information)
+
+    def with_input(self, knowledge: InputKnowledge) -> SharingPolicy:
+        """The policy with that knowledge of how fast input is prepared, if its mechanism asks for any."""
+        return replace(self, learns_input=knowledge == "learned" and self.mechanism.name != "proportional")
 
     def with_parameters(self, **parameters: Any) -> SharingPolicy:
         """The policy with some parameters of its mechanism or its order set."""

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
+from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.decision import Decision
 from synergy_core.jobs.record import NEVER, Job, Placed
 from synergy_core.mechanisms import CHECKED, Answer, Applicant, Grant, OnNodes, SharingRound
 from synergy_core.placement.one_job import Placement
 from synergy_core.policies import SharingPolicy
-from synergy_core.sharing.asking import Needs
+from synergy_core.sharing.asking import InputProfile, Needs
 from synergy_core.sharing.line import line_of
 from synergy_core.units import GB
 
@@ -21,7 +22,7 @@ class SharingScheduler:
     """Shares out GPUs, CPUs and memory once per round; a share changes without a restart.
 
     free_moves: a job that moves to other nodes but keeps its shape goes on at no cost. asked: how jobs asked in the
-    last round, by id; for explanations.
+    last round, by id; for explanations. beliefs: where how jobs are fed is learned from their reports, else None.
     """
 
     last = None
@@ -29,7 +30,11 @@ class SharingScheduler:
     def __init__(self, policy: SharingPolicy, cluster: Cluster, *, free_moves: bool, round_s: float) -> None:
         self._policy = policy
         self._cluster = cluster
-        self._needs = Needs(cluster)
+        self._needs = Needs(cluster, learns_input=policy.learns_input)
+        self.beliefs = (
+            Beliefs(cluster.gpu_types, policy.information, learns_input=True) if policy.learns_input else None
+        )
+        self._learning: dict[int, tuple[Job, InputProfile | None]] = {}
         self._line = line_of(policy.order, cluster, round_s)
         self._placement = Placement(cluster)
         self._free_moves = free_moves
@@ -39,6 +44,9 @@ class SharingScheduler:
 
     def arrive(self, job: Job) -> None:
         self._line.enter(job)
+        if self.beliefs is not None and job.spec is not None:
+            job.task = self.beliefs.task(job.spec)
+            self._learning[job.job_id] = job, None
         self._asked[job.job_id] = self._needs.asked(job)
         self.waiting += 1
         self._changed = True
@@ -47,6 +55,7 @@ class SharingScheduler:
         self._left(job, now_s)
         self._line.leave(job, now_s)
         del self._asked[job.job_id]
+        self._learning.pop(job.job_id, None)
 
     def requeue(self, job: Job) -> None:
         """A stopped job has settled what it did until then, from which its place in line may follow."""
@@ -69,12 +78,22 @@ class SharingScheduler:
             self.waiting -= 1
 
     def refresh(self, jobs: Iterable[Job]) -> None:
-        """Nothing to do: mechanisms ask profiles, no models of training jobs."""
+        """Nothing to do: mechanisms ask how jobs are fed, no models of training jobs."""
 
     def next_change_s(self) -> float:
         return NEVER
 
+    def _learn(self) -> None:
+        """Jobs of which something else is believed than in the last round ask anew."""
+        for job_id, (job, before) in self._learning.items():
+            profile = self._needs.profile(job)
+            if profile != before:
+                self._learning[job_id] = job, profile
+                self._asked[job_id] = self._needs.asked(job)
+                self._changed = True
+
     def decide(self, now_s: float) -> Decision:
+        self._learn()
         if not self._changed and (self._line.still or not self.waiting):
             return Decision([], [])
         self._changed = False

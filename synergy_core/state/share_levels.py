@@ -48,14 +48,13 @@ def share_levels(
     cpus = np.broadcast_to(np.array([own[kind].cpus for kind in rows.gpu_type])[:, None], shape).copy()
     memory = np.broadcast_to(np.array([own[kind].memory_bytes for kind in rows.gpu_type])[:, None], shape).copy()
     speed = np.ones(shape)
-    alike: dict[int, list[int]] = {}
+    alike: dict[InputPipeline, list[int]] = {}
     for at, task in enumerate(tasks):
-        if task.spec.pipeline is not None:
-            alike.setdefault(id(task.spec.pipeline), []).append(at)
+        pipeline = task.pipeline
+        if pipeline is not None:
+            alike.setdefault(pipeline, []).append(at)
     nodes = [_largest(cluster, gpu_type) for gpu_type in cluster.gpu_types]
-    for members in alike.values():
-        pipeline = tasks[members[0]].spec.pipeline
-        assert pipeline is not None
+    for pipeline, members in alike.items():
         jobs = np.array(members)
         for row, (kind, gpus) in enumerate(zip(rows.gpu_type.tolist(), rows.gpus.tolist(), strict=True)):
             known = jobs[samples_per_s[jobs, row] > 0]

@@ -94,7 +94,11 @@ def verified(work: Path, wanted: Sequence[str], limit: float, *, processes: int)
         raise InputError(f"{work}: none of the jobs asked for has trained a step; there is nothing to compare.")
     plans = {job.number: plans_of_one_rank(job, runs, timings) for job in jobs}
     again = _again(jobs, plans, seed, processes)
-    return [continuity(job, [run for run in runs if run.job == job.number], again[job.number], limit) for job in jobs]
+    compressed = frozenset(each.run for each in timings if each.kind == "plan" and each.parts.get("compressed"))
+    return [
+        continuity(job, [run for run in runs if run.job == job.number], again[job.number], limit, compressed)
+        for job in jobs
+    ]
 
 
 def plans_of_one_rank(job: RecordedJob, runs: Sequence[RunRow], timings: Sequence[Timing]) -> list[PlanMessage]:
@@ -156,8 +160,17 @@ def _watched(futures: dict[Future[Replayed], RecordedJob]) -> Iterator[Future[Re
             yield each
 
 
-def continuity(job: RecordedJob, runs: Sequence[RunRow], again: Replayed, limit: float) -> Continuity:
-    """Puts together what was recorded, what the journal says of the job's runs, and what training again gave."""
+def continuity(
+    job: RecordedJob,
+    runs: Sequence[RunRow],
+    again: Replayed,
+    limit: float,
+    compressed: frozenset[int] = frozenset(),
+) -> Continuity:
+    """Puts together what was recorded, what the journal says of the job's runs, and what training again gave.
+
+    compressed: runs in which gradients were, which training again in one process does not repeat.
+    """
     degrees = {run.run: PlanMessage(**run.plan).degrees for run in runs}
     plans: list[str] = []
     changes: list[int] = []
@@ -173,9 +186,14 @@ def continuity(job: RecordedJob, runs: Sequence[RunRow], again: Replayed, limit:
     whole = len(differences) == len(job.steps)
     remark = "" if whole else f"the record lacks step {len(differences) + 1}"
     verdict: Verdict = "met" if whole and largest <= limit else "missed"
-    if not again.sgd or again.draws:
+    reasons = {
+        "draws random numbers in training": again.draws,
+        "no SGD": not again.sgd,
+        "compresses gradients": not compressed.isdisjoint(run.run for run in runs),
+    }
+    if why := [reason for reason, given in reasons.items() if given]:
         verdict = "not judged"
-        remark = remark or ("draws random numbers in training" if again.draws else "no SGD")
+        remark = remark or why[0]
     return Continuity(
         job=job.name,
         model=job.file.name,

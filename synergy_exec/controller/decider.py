@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field, replace
 
-from synergy_core.cluster import Cluster
+from synergy_core.cluster import Cluster, Share
 from synergy_core.jobs.decision import NONE, Decision
 from synergy_core.jobs.record import NEVER, Placed
 from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.jobs.training import Shape, StepReport
+from synergy_core.jobs.training import InputShare, Shape, StepReport
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy
 from synergy_core.scheduler import scheduler_for
@@ -115,8 +115,24 @@ class Decider:
         plan = replace(degrees, micro_batch=said.micro_batch, accumulation=said.accumulation)
         if job.plan is not None and plan != job.plan:  # of a batch that it no longer has
             return None
-        seen = task.observe(StepReport(shape, plan, said.step_s, waited_s=said.waited_s))
+        step = StepReport(shape, plan, said.step_s, waited_s=said.waited_s, given=self._given(job, said))
+        if task.pool.inputs is not None:  # what its GPUs take and what its input takes is then learned apart
+            task.observe_input(step)
+            step = step._replace(step_s=said.step_s - said.waited_s, waited_s=0.0)
+            if step.step_s <= 0:
+                return None
+        seen = task.observe(step)
         return None if seen is None else Observation(*shape, seen.plan.micro_batch, seen.step_s, seen.sync_s)
+
+    def _given(self, job: ExecutedJob, said: Report) -> InputShare | None:
+        """What the steps of a report had for their input; None of a job without a share, or that loads no samples."""
+        if job.share is None or not said.cpus or not said.data_bytes:
+            return None
+        node = self.cluster.node_type_of[job.placement[0][0]]
+        node_gpus = min(mask.bit_count() for _, mask in job.placement)
+        share = Share(said.cpus, job.share.memory_bytes)
+        storage_bytes_per_s = node.storage_bytes_per_s / node.gpus_per_node
+        return InputShare(share, storage_bytes_per_s, node_gpus, said.data_bytes, node.proportional.memory_bytes)
 
     def decide(self, now_s: float) -> Orders:
         """Who stops, who starts where with which plan, and who goes on with another batch."""

@@ -316,4 +316,5 @@ class Execution:
 
 
 def _micro_batches(plan: PlanMessage) -> dict[str, float]:
-    return {"micro_batch": plan.micro_batch, "accumulation": plan.accumulation}
+    parts = {"micro_batch": plan.micro_batch, "accumulation": plan.accumulation}
+    return parts | ({"compressed": 1.0} if plan.compressor != "none" else {})

@@ -104,8 +104,9 @@ class Timing(NamedTuple):
     """What a run went through. kind: plan (decided, or retuned), share (the same), stop (it was told to), started (its
     first step was heard of) or saved.
 
-    parts: of a plan, micro_batch and accumulation; of a share, cpus and memory_bytes of each slot; of started and
-    saved, the worker's seconds by the names that `messages.Started` and `messages.Saved` give them.
+    parts: of a plan, micro_batch and accumulation, and compressed where gradients are; of a share, cpus and
+    memory_bytes of each slot; of started and saved, the worker's seconds by the names that `messages.Started` and
+    `messages.Saved` give them.
     """
 
     run: int

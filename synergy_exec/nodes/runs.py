@@ -151,14 +151,22 @@ class Runs:
         self._kill_rest(run)
 
     def retune(self, number: int, plan: PlanMessage) -> None:
-        """The run goes on at another micro-batch or accumulation."""
+        """The run goes on at another micro-batch, accumulation or compressor."""
         run = self.runs.get(number)
         if run is None or run.stopping:
             return
         run.plan = plan
         if run.stage in ("launched", "started"):
             for node in run.nodes:
-                self._send(node, Retune(run=number, micro_batch=plan.micro_batch, accumulation=plan.accumulation))
+                self._send(
+                    node,
+                    Retune(
+                        run=number,
+                        micro_batch=plan.micro_batch,
+                        accumulation=plan.accumulation,
+                        compressor=plan.compressor,
+                    ),
+                )
 
     def reshare(self, number: int, share: Share) -> None:
         """Each slot of the run brings other CPUs and memory from now on; the run was made with a share."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import fnmatch
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from synergy_core.errors import InputError
 from synergy_exec.messages import PlanMessage
+from synergy_exec.training.compression.choices import SchemeByLayer
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.stages import ends
 from synergy_exec.training.tensor_parallel import obstacle
@@ -53,7 +55,7 @@ def refusal(job: TrainingJob, plan: PlanMessage) -> str | None:
 
 def plan_refusal(plan: PlanMessage) -> str | None:
     """Why no job can be trained under this plan, in a sentence that says what to change; None: the plan allows it."""
-    return _ill_formed(plan) or _unproven(plan)
+    return _ill_formed(plan) or _unproven(plan) or _uncompressed(plan)
 
 
 def _ill_formed(plan: PlanMessage) -> str | None:
@@ -91,6 +93,21 @@ def _unproven(plan: PlanMessage) -> str | None:
     return None
 
 
+def _uncompressed(plan: PlanMessage) -> str | None:
+    """What is in the way of the plan's compressor. One replica exchanges nothing, whatever the compressor."""
+    try:
+        choices = SchemeByLayer.named(plan.compressor)
+    except InputError as error:
+        return str(error).rstrip(".")
+    for scheme in choices.schemes:
+        if plan.zero and plan.data > 1 and not scheme.SHARED:
+            return (
+                f"{scheme.name} needs and holds back whole gradients on every rank, which zero {plan.zero} is there to "
+                "avoid; take zero 0, or a compressor that sums to shards, such as bf16 or q4"
+            )
+    return None
+
+
 class Admission:
     """`refusal` for many plans of one job: what a model allows is found out once for each way to cut or split it.
 
@@ -116,6 +133,8 @@ class Admission:
 
     def _unfit(self, plan: PlanMessage) -> str | None:
         job = self._job
+        if plan.compressor != "none" and (reason := self._unknown_layer(plan.compressor)):
+            return reason
         needs_blocks = plan.pipeline > 1 or (plan.zero > 0 and job.blocks)
         if plan.tensor == 1 and not needs_blocks:
             return None
@@ -126,6 +145,13 @@ class Admission:
         if plan.pipeline > 1 and (reason := self._uncut(plan.pipeline * plan.interleave)):
             return reason
         return self._unsplit(plan.tensor) if plan.tensor > 1 else None
+
+    def _unknown_layer(self, compressor: str) -> str | None:
+        names = [name for name, _ in self._outline[0].named_parameters()]
+        for pattern, _ in SchemeByLayer.named(compressor).layers:
+            if not fnmatch.filter(names, pattern):
+                return f"compressor '{compressor}' names '{pattern}', which is no parameter's name; correct it"
+        return None
 
     @cached_property
     def _no_blocks(self) -> str | None:

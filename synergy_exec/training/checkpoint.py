@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -35,6 +35,9 @@ from synergy_exec.training.ranks import Ranks
 from synergy_exec.training.state import Shapes, State, seed_generators, shapes
 
 _log = logging.getLogger(__name__)
+
+Tensors = dict[str, Tensor]
+_HELD = "compression"
 
 # torch says on every call that there is no process group; for one rank that is as it should be.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
@@ -73,18 +76,29 @@ _in_flight: Saving | None = None
 
 
 def save(
-    folder: Path, parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], progress: Progress, keep: int = 2
+    folder: Path,
+    parts: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    progress: Progress,
+    keep: int = 2,
+    held: Tensors | None = None,
 ) -> None:
     """Write `folder`/step-…, complete on disk when this returns, and delete all but the newest `keep`.
 
-    Raises InputError, the same on all ranks, if it cannot be written; earlier checkpoints are then as they were.
+    held: what compression holds back (`Exchange.held`), equal on the replicas of each layer. Raises InputError, the
+    same on all ranks, if it cannot be written; earlier checkpoints are then as they were.
     """
     _settle()
-    _write(Ranks(), Path(folder), _tree(parts, optimizers, progress), Progress(**_fields(progress)), keep)
+    _write(Ranks(), Path(folder), _tree(parts, optimizers, progress, held), Progress(**_fields(progress)), keep)
 
 
 def save_later(
-    folder: Path, parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], progress: Progress, keep: int = 2
+    folder: Path,
+    parts: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    progress: Progress,
+    keep: int = 2,
+    held: Tensors | None = None,
 ) -> Saving:
     """Copy everything to CPU memory, return, and write it in a thread while training goes on.
 
@@ -95,7 +109,7 @@ def save_later(
     _settle()
     ranks = Ranks()
     stager = DefaultStager(StagingOptions(False, False, False, False))
-    copied: Any = stager.stage(_tree(parts, optimizers, progress))
+    copied: Any = stager.stage(_tree(parts, optimizers, progress, held))
     stager.close()
     then = Progress(**_fields(progress))
     _in_flight = Saving(lambda: _write(ranks, Path(folder), copied, then, keep))
@@ -103,7 +117,12 @@ def save_later(
 
 
 def load(
-    folder: Path, parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], *, replica: int = 0
+    folder: Path,
+    parts: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    *,
+    replica: int = 0,
+    held: Tensors | None = None,
 ) -> Progress | None:
     """Load the newest whole checkpoint into parts and optimizers; None if there is none at all.
 
@@ -114,6 +133,9 @@ def load(
     replica: this rank's data-parallel index. Of torch's random numbers it is promised that those of replica 0 on CPU
     go on where rank 0's stopped, and that every other replica, and every GPU, starts a new stream that depends only on
     that state, the step and the replica: ranks of one replica draw alike, no stream is drawn twice.
+
+    held: tensors that what compression held back is read into (`Exchange.wanted`). Those that the checkpoint does not
+    have in that shape, of another compressor, are taken out of it.
     """
     _settle()
     ranks = Ranks()
@@ -127,7 +149,7 @@ def load(
             if ranks.rank == 0:
                 _log.warning("checkpoint %s is damaged and passed over: %s", path, error)
             continue
-        _read(ranks, path, parts, optimizers, manifest.progress, replica)
+        _read(ranks, path, parts, optimizers, manifest.progress, replica, {} if held is None else held)
         return manifest.progress
     if damaged:
         raise InputError(
@@ -148,8 +170,10 @@ def _fields(progress: Progress) -> dict[str, Any]:
     return {name: getattr(progress, name) for name in Progress.__slots__}
 
 
-def _tree(parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], progress: Progress) -> dict[str, Any]:
-    tree = State(parts, optimizers, with_optimizer=progress.step > 0).tree
+def _tree(
+    parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], progress: Progress, held: Tensors | None
+) -> dict[str, Any]:
+    tree = State(parts, optimizers, with_optimizer=progress.step > 0).tree | ({_HELD: held} if held else {})
     return tree | ({"random": {"rank0": torch.get_rng_state()}} if Ranks().rank == 0 else {})
 
 
@@ -229,13 +253,21 @@ def _read(
     optimizers: Sequence[Optimizer],
     progress: Progress,
     replica: int,
+    held: Tensors,
 ) -> None:
     state = State(parts, optimizers, with_optimizer=progress.step > 0)
-    _compare(ranks, path, shapes(state.tree))
+    found = _found(path)
+    _compare(ranks, path, shapes(state.tree), found)
+    if lost := [name for name, tensor in held.items() if found.get(f"{_HELD}.{name}") != tuple(tensor.shape)]:
+        _log.info("checkpoint %s has nothing held back of %s, among %d", path, lost[0], len(lost))
+    for name in lost:
+        del held[name]
+    if not held and any(name.startswith(f"{_HELD}.") for name in found):
+        _log.info("what compression held back is let go: this plan's compressor holds nothing of that kind")
     random = torch.get_rng_state()
     try:
         load_distributed(
-            state.tree | {"random": {"rank0": random}},
+            state.tree | {"random": {"rank0": random}} | ({_HELD: held} if held else {}),
             storage_reader=FileSystemReader(path),
             process_group=ranks.group,
         )
@@ -245,17 +277,18 @@ def _read(
     seed_generators(random, progress.step, replica)
 
 
-def _compare(ranks: Ranks, path: Path, own: Shapes) -> None:
-    """Raise InputError unless checkpoint and ranks together have the same tensors."""
+def _found(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of a checkpoint's tensors."""
+    metadata = FileSystemReader(path).read_metadata().state_dict_metadata
+    return {name: tuple(each.size) for name, each in metadata.items() if isinstance(each, TensorStorageMetadata)}
+
+
+def _compare(ranks: Ranks, path: Path, own: Shapes, found: dict[str, tuple[int, ...]]) -> None:
+    """Raise InputError unless checkpoint and ranks together have the same tensors of model and optimizer."""
     wanted: dict[str, tuple[int, ...]] = {}
     for each in ranks.together(lambda: own):
         wanted |= {name: shape for name, (shape, _) in each.items()}
-    metadata = FileSystemReader(path).read_metadata().state_dict_metadata
-    found = {
-        name: tuple(each.size)
-        for name, each in metadata.items()
-        if isinstance(each, TensorStorageMetadata) and not name.startswith("random.")
-    }
+    found = {name: shape for name, shape in found.items() if not name.startswith(("random.", f"{_HELD}."))}
     if odd := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
         raise InputError(
             f"checkpoint {path} is of another model or optimizer: {odd[0]} is {found.get(odd[0], 'missing')} in it and "

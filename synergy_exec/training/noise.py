@@ -4,7 +4,15 @@ McCandlish et al. 2018 (arXiv 1812.06162, appendix A.1): over b samples E|g_b|²
 
     |G|² ≈ (B·|g_B|² − b·|g_b|²) / (B − b)        tr(Σ) ≈ (|g_b|² − |g_B|²) / (1/b − 1/B)
 
-are unbiased, where |g_b|² is the mean over the parts of b samples that make up the B. Single steps are very noisy, and
+are unbiased, where |g_b|² is the mean over the parts of b samples that make up the B. Where N replicas compress their
+gradients without bias, each with a squared error of w times its squared norm, and their sum again with w₂, the mean ĝ
+that they exchange has
+
+    E|ĝ|² / (1 + w₂) = (1 + w/N) |G|² + (1 + w) tr(Σ)/B        so with |ĝ|² for |g_B|², divided by 1 + w₂,
+
+    |G|² ≈ (|ĝ|² − (1 + w) b/B |g_b|²) / (1 + w/N − (1 + w) b/B)        tr(Σ) ≈ b (|g_b|² − |G|²)
+
+which for w = w₂ = 0 are those above (docs/compression.md). Single steps are very noisy, and
 |G|² is often negative; the quotient of means is what counts, so both are averaged first.
 
 With one replica and one micro-batch b = B, and there is nothing to compare: such a job must cut its micro-batch in two
@@ -26,28 +34,47 @@ FEWEST_STEPS = 10
 """Before that many measured steps the statistics count as unknown."""
 
 
-def estimate(small: float, small_batch: float, big: float, big_batch: float) -> tuple[float, float]:
+def estimate(
+    small: float,
+    small_batch: float,
+    big: float,
+    big_batch: float,
+    *,
+    variance: float = 0.0,
+    second: float = 0.0,
+    replicas: int = 1,
+) -> tuple[float, float]:
     """(|G|², tr(Σ)) of one step, either of them possibly negative.
 
-    small: mean of the squared norms of gradients over `small_batch` samples each; big: squared norm of the gradient
-    over all `big_batch`. Raises ValueError unless 0 < small_batch < big_batch.
+    small: mean of the squared norms of gradients over `small_batch` samples each, before compression; big: squared norm
+    of the gradient over all `big_batch`, as exchanged. variance, second: w and w₂ of its compression among `replicas`.
+    Raises ValueError unless 0 < small_batch < big_batch.
     """
     if not 0 < small_batch < big_batch:
         raise ValueError(f"gradients over {small_batch:g} and {big_batch:g} samples: the first must be fewer, above 0")
-    sqr = (big_batch * big - small_batch * small) / (big_batch - small_batch)
-    trace = (small - big) / (1 / small_batch - 1 / big_batch)
-    return sqr, trace
+    part = (1 + variance) * small_batch / big_batch
+    sqr = (big / (1 + second) - part * small) / (1 + variance / replicas - part)
+    return sqr, small_batch * (small - sqr)
 
 
 def observe(
-    progress: Progress, small: float, small_batch: float, big: float, big_batch: float, *, initial_batch: int
+    progress: Progress,
+    small: float,
+    small_batch: float,
+    big: float,
+    big_batch: float,
+    *,
+    initial_batch: int,
+    variance: float = 0.0,
+    second: float = 0.0,
+    replicas: int = 1,
 ) -> None:
     """Add one step, measured as for `estimate`, to the averages in `progress`; a step that is not finite is left out.
 
     The sums are of Σ dᵏ·value, noise_weight of Σ dᵏ (d = e^(−1/TIME_CONSTANT_STEPS), k steps ago): their quotient is an
     average without the bias of a start from zero, and is carried by the checkpoint from plan to plan.
     """
-    sqr, trace = estimate(small, small_batch, big, big_batch)
+    sqr, trace = estimate(small, small_batch, big, big_batch, variance=variance, second=second, replicas=replicas)
     if not (math.isfinite(sqr) and math.isfinite(trace)):
         return
     decay = math.exp(-1 / TIME_CONSTANT_STEPS)

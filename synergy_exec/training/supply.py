@@ -58,6 +58,11 @@ class Supply:
         """Whether there is anything for loaders to do."""
         return isinstance(self._job, LoadedJob)
 
+    @property
+    def data_bytes(self) -> float:
+        """Of the data set that is loaded, at most; 0 where nothing is."""
+        return float(self._job.samples * self._job.item_bytes) if isinstance(self._job, LoadedJob) else 0.0
+
     def rows(self, step: int, whole: int, first: int, end: int) -> Samples:
         """Samples `first` to before `end` of the `whole` of a step. Raises InputError for a batch of another size."""
         began_s = time.monotonic()

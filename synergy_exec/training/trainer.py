@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, distributed, nn
@@ -13,10 +15,13 @@ from torch.optim import Optimizer
 
 from synergy_core.errors import InputError
 from synergy_exec.messages import PlanMessage
+from synergy_exec.training import checkpoint
 from synergy_exec.training.admitted import plan_refusal, refusal
+from synergy_exec.training.compression.exchange import Exchange, Exchanged
 from synergy_exec.training.data_parallel import exchanging, replicate
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.pipeline import OwnedStages, owned_stages
+from synergy_exec.training.progress import Progress
 from synergy_exec.training.squares import GradientSquares, MicroBatchSquares, squared_norm
 from synergy_exec.training.stages import cut, ends
 from synergy_exec.training.supply import Supply
@@ -26,12 +31,14 @@ from synergy_exec.training.tensor_parallel import split
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What one step gave, equal on every rank: loss, the mean over the global batch, and the gradient's norm, both
-    before the weights changed; squares, None where they are not measured.
+    before the weights changed; squares, None where they are not measured. exchanged: this rank's, None without
+    replicas.
     """
 
     loss: float
     grad_norm: float
     squares: GradientSquares | None
+    exchanged: Exchanged | None = None
 
 
 class Trainer:
@@ -70,6 +77,12 @@ class Trainer:
                 _cast(part, self._device)
         replicas = self._mesh["data"] if self._mesh is not None and plan.data > 1 else None
         self._modules = [replicate(part, job.blocks, plan.zero, replicas) for part in self.parts]
+        self.exchange = (
+            None
+            if replicas is None
+            else Exchange(self.parts, self._modules, plan, replicas.get_group(), self._device, seed)
+        )
+        self._rounding = (0.0, 0.0)
         self.optimizers: list[Optimizer] = [job.build_optimizer(part.parameters()) for part in self.parts]
         self._rates = [[group["lr"] for group in each.param_groups] for each in self.optimizers]
         self._copies = plan.data * plan.tensor
@@ -85,19 +98,47 @@ class Trainer:
             for group, initial in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = initial * rate
         inputs, targets = self._rows(number)
+        if self.exchange is not None:
+            self.exchange.begin(number)
         loss = self._pipeline.backward(inputs, targets) if self._pipeline else self._accumulate(inputs, targets)
-        sums = self._sums(loss)
+        exchanged = self.exchange.end() if self.exchange is not None else None
+        sums = self._sums(loss, exchanged)
         for optimizer in self.optimizers:
             optimizer.step()
-        return self._result(*sums.tolist())
+        return self._result(sums.tolist(), exchanged)
 
-    def retune(self, micro_batch: int, accumulation: int) -> None:
-        """Sets micro-batch and accumulation from the next step on, on all ranks together; weights stay as they are."""
-        plan = dataclasses.replace(self.plan, micro_batch=micro_batch, accumulation=accumulation)
+    def retune(self, micro_batch: int, accumulation: int, compressor: str | None = None) -> None:
+        """Sets micro-batch, accumulation and compressor (None: as it is) from the next step on, on all ranks together;
+        weights stay as they are.
+        """
+        plan = dataclasses.replace(
+            self.plan, micro_batch=micro_batch, accumulation=accumulation, compressor=compressor or self.plan.compressor
+        )
         if reason := plan_refusal(plan):
             raise InputError(reason)
         self.plan = plan
+        if self.exchange is not None:
+            self.exchange.retune(plan)
         self._pipeline = self._schedule()
+
+    def save(self, folder: Path, progress: Progress) -> None:
+        """A checkpoint, complete on disk when this returns; see `checkpoint.save`."""
+        checkpoint.save(folder, self.parts, self.optimizers, progress, held=self._held())
+
+    def save_later(self, folder: Path, progress: Progress) -> checkpoint.Saving:
+        """A checkpoint that is written while training goes on; see `checkpoint.save_later`."""
+        return checkpoint.save_later(folder, self.parts, self.optimizers, progress, held=self._held())
+
+    def load(self, folder: Path) -> Progress | None:
+        """Goes on from the newest whole checkpoint; None if there is none. See `checkpoint.load`."""
+        held = self.exchange.wanted() if self.exchange is not None else {}
+        progress = checkpoint.load(folder, self.parts, self.optimizers, held=held)
+        if self.exchange is not None and progress is not None:
+            self.exchange.hold(held)
+        return progress
+
+    def _held(self) -> dict[str, Tensor]:
+        return self.exchange.held() if self.exchange is not None else {}
 
     def _build(self) -> list[nn.Module]:
         job, plan = self._job, self.plan
@@ -140,8 +181,10 @@ class Trainer:
             total += loss.detach()
         return total
 
-    def _sums(self, loss: Tensor | None) -> Tensor:
-        """Loss, squared norm of the gradient and sum over micro-batches of their own, over all ranks; three numbers."""
+    def _sums(self, loss: Tensor | None, exchanged: Exchanged | None) -> Tensor:
+        """Loss, squared norm of the gradient and sum over micro-batches of their own, over all ranks; three numbers,
+        and on steps of which the exchange measured them its `totals`.
+        """
         gradients = (each.grad for part in self.parts for each in part.parameters() if each.grad is not None)
         nothing = torch.zeros((), device=self._device)
         sums = torch.stack(
@@ -151,19 +194,37 @@ class Trainer:
                 nothing if self._squares is None else self._squares.take(),
             ]
         )
+        if exchanged is not None and exchanged.totals is not None:
+            sums = torch.cat([sums, exchanged.totals])
         if self._mesh is not None:
             distributed.all_reduce(sums)
         return sums
 
-    def _result(self, loss: float, big: float, small: float) -> StepResult:
+    def _result(self, sums: list[float], exchanged: Exchanged | None) -> StepResult:
+        loss, big, small, *totals = sums
+        return StepResult(loss, big**0.5, self._squared(big, small, totals), exchanged)
+
+    def _squared(self, big: float, small: float, totals: list[float]) -> GradientSquares | None:
         plan = self.plan
+        if totals:
+            given, error, given_again, error_again, _ = totals
+            self._rounding = _quotient(error, given), _quotient(error_again, given_again)
         if self._squares is None:
-            return StepResult(loss, big**0.5, None)
+            return None
         # A pipeline's micro-batches are scaled after they are counted; the others' losses were divided before.
         mean = small / plan.accumulation if self._pipeline else small * plan.accumulation
-        whole = plan.micro_batch == plan.global_batch
-        squares = GradientSquares(None if whole else mean, plan.micro_batch, big, plan.global_batch)
-        return StepResult(loss, big**0.5, squares)
+        known, rounding = plan.micro_batch != plan.global_batch, self._rounding
+        if self.exchange is not None and self.exchange.feedback:
+            # What is held back makes the exchanged mean's norm tell nothing: it is known where it was sketched.
+            known, rounding = bool(totals), (0.0, 0.0)
+            big = totals[4] if totals else big
+        return GradientSquares(
+            mean if known else None, plan.micro_batch, big, plan.global_batch, *rounding, replicas=plan.data
+        )
+
+
+def _quotient(part: float, whole: float) -> float:
+    return part / whole if whole > 0 and math.isfinite(part / whole) else 0.0
 
 
 def _mesh(plan: PlanMessage, device: torch.device) -> DeviceMesh | None:

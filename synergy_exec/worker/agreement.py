@@ -37,6 +37,19 @@ def agree(own: Wishes) -> Wishes:
     return Wishes(stop > 0, save > 0, _unpacked(int(retune)), step_s, waited_s)
 
 
+def agree_on(own: str) -> str:
+    """The text that those ranks have who have any; they all have the same."""
+    if not distributed.is_initialized():
+        return own
+    text = own.encode()
+    length = torch.tensor(len(text))
+    distributed.all_reduce(length, distributed.ReduceOp.MAX)
+    letters = torch.zeros(int(length), dtype=torch.uint8)
+    letters[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    distributed.all_reduce(letters, distributed.ReduceOp.MAX)
+    return bytes(letters.tolist()).decode()
+
+
 def _packed(retune: tuple[int, int, int]) -> int:
     # In one number, so that the maximum cannot mix one rank's number with another's batch.
     number, micro_batch, accumulation = retune

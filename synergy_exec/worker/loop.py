@@ -19,8 +19,9 @@ from synergy_exec.training.job import LearningRateRule
 from synergy_exec.training.progress import Progress
 from synergy_exec.training.trainer import StepResult, Trainer
 from synergy_exec.worker import cores
-from synergy_exec.worker.agreement import Wishes, agree
+from synergy_exec.worker.agreement import Wishes, agree, agree_on
 from synergy_exec.worker.connection import AgentConnection
+from synergy_exec.worker.exchanges import Exchanges
 from synergy_exec.worker.meter import Meter
 from synergy_exec.worker.pulse import Pulse
 from synergy_exec.worker.start import Start
@@ -63,11 +64,13 @@ class Loop:
         self._reports = start.rank == 0
         self._own = Wishes()
         self._retuned = 0
+        self._compressor = ""
         self._saving: checkpoint.Saving | None = None
         self._saving_as: Saved | None = None
         self._save_due = time.monotonic() + start.launch.checkpoint_interval_s
         self._clock = StepClock()
         self._meter = Meter()
+        self._exchanges = Exchanges()
         self._cpus = 0.0 if start.launch.share is None else start.cpus
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
 
@@ -126,6 +129,7 @@ class Loop:
             elif isinstance(message, Retune):
                 number = self._own.retune[0] + 1
                 self._own.retune = (number, message.micro_batch, message.accumulation)
+                self._compressor = message.compressor
             else:
                 self._take(message)
         self._own.save = time.monotonic() >= self._save_due and self._progress.step > self._saved_step
@@ -155,9 +159,12 @@ class Loop:
         # A rank that hears of it later than the others finds it done.
         if number > self._retuned:
             self._retuned = number
-            if (micro_batch, accumulation) != (plan.micro_batch, plan.accumulation):
-                self.doing = f"changing to micro-batch {micro_batch} × {accumulation}"
-                self._trainer.retune(micro_batch, accumulation)
+            compressor = agree_on(self._compressor if self._own.retune[0] == number else "")
+            if (micro_batch, accumulation, compressor) != (plan.micro_batch, plan.accumulation, plan.compressor):
+                self.doing = f"changing to micro-batch {micro_batch} × {accumulation}, compressor {compressor}"
+                if compressor != plan.compressor:
+                    self._clock = StepClock()
+                self._trainer.retune(micro_batch, accumulation, compressor)
                 self._meter.restart()
 
     def _step(self) -> tuple[StepResult, float]:
@@ -169,8 +176,17 @@ class Loop:
         squares = result.squares
         if squares is not None and squares.small is not None:
             noise.observe(
-                progress, squares.small, squares.small_batch, squares.big, squares.big_batch, initial_batch=initial
+                progress,
+                squares.small,
+                squares.small_batch,
+                squares.big,
+                squares.big_batch,
+                initial_batch=initial,
+                variance=squares.variance,
+                second=squares.second,
+                replicas=squares.replicas,
             )
+        self._exchanges.add(result.exchanged)
         progress.step += 1
         progress.samples += plan.global_batch
         progress.work += _gain(plan.global_batch, known, initial)
@@ -185,7 +201,7 @@ class Loop:
             self._look_after_saving()
         if self._progress.step > self._saved_step:
             began = time.monotonic()
-            checkpoint.save(self._checkpoints, self._trainer.parts, self._trainer.optimizers, self._progress)
+            self._trainer.save(self._checkpoints, self._progress)
             self._say_saved(self._held(time.monotonic() - began))
 
     def _save_later(self) -> None:
@@ -195,8 +211,7 @@ class Loop:
         if self._saving is not None:
             self._saving.wait()
             self._look_after_saving()
-        trainer = self._trainer
-        self._saving = checkpoint.save_later(self._checkpoints, trainer.parts, trainer.optimizers, self._progress)
+        self._saving = self._trainer.save_later(self._checkpoints, self._progress)
         self._saved_step = self._progress.step
         now = time.monotonic()
         self._saving_as = self._held(now - began)
@@ -254,6 +269,8 @@ class Loop:
                 waited_s=times.waited_s,
                 cpu_s=self._meter.step_s(progress.step, steady=times.steps > 0),
                 cpus=self._cpus,
+                data_bytes=self._trainer.supply.data_bytes,
+                **self._exchanges.take(),
             )
         )
 

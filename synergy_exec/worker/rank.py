@@ -19,7 +19,6 @@ from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from synergy_exec.messages import Failure
-from synergy_exec.training import checkpoint
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.job import LoadedJob, TrainingJob
 from synergy_exec.training.loading import load_job
@@ -95,7 +94,7 @@ class Rank:
         build_s = time.monotonic() - began
         self._now("loading")
         began = time.monotonic()
-        progress = checkpoint.load(folder / "checkpoints", trainer.parts, trainer.optimizers)
+        progress = trainer.load(folder / "checkpoints")
         load_s = time.monotonic() - began
         times = Times(launched_s, build_s, load_s)
         self._loop = Loop(self._start, job.learning_rate_rule, trainer, progress, self._agent, self._pulse, times)

@@ -15,7 +15,7 @@ from synergy_core.catalog.transfer import nearest_type
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput.compression import compressor_named
-from synergy_core.goodput.pipeline import InputPipeline
+from synergy_core.goodput.pipeline import InputPipeline, Pipeline
 from synergy_core.jobs.exchange import Compression, exchange_of
 from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.testbed_profiles import Profile
@@ -212,6 +212,8 @@ class Truth:
                 assert modelled is not None
                 found = modelled
             found.pipeline = self._pipeline(name)
+            formula = _formula(name)
+            found.data_bytes = formula.data_bytes if formula is not None else float("nan")
             layers = layers_of(name)
             if layers is not None:
                 found.exchange = exchange_of(
@@ -226,8 +228,7 @@ class Truth:
 
     def _pipeline(self, name: str) -> InputPipeline | None:
         """The input side of an application as published, else as in the catalog; None where neither knows it."""
-        published = self._published.get(name)
-        return published or (load_model(name).pipeline if name in model_names() else None)
+        return self._published.get(name) or _formula(name)
 
     @cached_property
     def _published(self) -> Mapping[str, InputPipeline]:
@@ -351,3 +352,8 @@ class Truth:
         epochs = np.diff((0.0, *app.work_at_epoch_end))
         iterations = float((epochs / app.gains(plan.global_batch)).sum())
         return iterations * app.iteration_s(gpu_type, node_gpus, plan) * self.slowdown.get(model, 1.0)
+
+
+def _formula(name: str) -> Pipeline | None:
+    """The input side of an application in the catalog; None where it does not know it."""
+    return load_model(name).pipeline if name in model_names() else None

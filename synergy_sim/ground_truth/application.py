@@ -40,7 +40,7 @@ class Application(ABC):
 
     initial_batch, max_batch: samples. work_at_epoch_end: cumulative, one per epoch; statistics are constant within
     an epoch, as in the artifacts of Pollux (OSDI 2021) and Sia (SOSP 2023). pipeline: how fast its input is prepared;
-    None where nobody knows, and it is never waited for.
+    None where nobody knows, and it is never waited for. data_bytes: of its data set, NaN where nobody knows.
     """
 
     name: str
@@ -48,6 +48,7 @@ class Application(ABC):
     max_batch: int
     work_at_epoch_end: tuple[float, ...]
     pipeline: InputPipeline | None = None
+    data_bytes: float = float("nan")
 
     def __init__(self) -> None:
         self._gains: dict[int, list[float]] = {}

@@ -6,6 +6,7 @@ writes rank 0's answers as a pickle. It never runs an operator of torch itself, 
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import os
 import pickle
@@ -16,7 +17,10 @@ import traceback
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
 
 Case = tuple[str, str, tuple[Any, ...]]
 """Name, `module:function` on the path of the tests, arguments."""
@@ -36,6 +40,23 @@ def run(groups: Mapping[int, Sequence[Case]], *, timeout_s: float) -> dict[str, 
     if ended.returncode:
         raise AssertionError(ended.stderr.decode()[-6000:])
     answers: dict[str, Any] = pickle.loads(ended.stdout)
+    return answers
+
+
+def run_once(
+    folders: pytest.TempPathFactory, name: str, groups: Mapping[int, Sequence[Case]], *, timeout_s: float
+) -> dict[str, Any]:
+    """The same, run by the first of the processes in which the tests run, and read by the others."""
+    folder = folders.getbasetemp()
+    if together := os.environ.get("PYTEST_XDIST_TESTRUNUID"):
+        folder = folder.parent / together
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{'-'.join(map(str, groups))}"
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            path.write_bytes(pickle.dumps(run(groups, timeout_s=timeout_s)))
+    answers: dict[str, Any] = pickle.loads(path.read_bytes())
     return answers
 
 

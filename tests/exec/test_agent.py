@@ -78,6 +78,36 @@ def test_retune_changes_the_batch_of_all_ranks_at_one_step(controller: Controlle
     assert controller.saved(launch).samples == sum(batches)
 
 
+def test_compressed_run_reports_its_bytes_is_retuned_and_goes_on_elsewhere(controller: Controller) -> None:
+    mlp = {"job_class": "synergy_exec.examples.mlp:Mlp", "work": 1e6}
+    plan = PlanMessage(data=2, micro_batch=8, compressor="powersgd-4")
+    first = controller.launch("", {"width": 64}, world=2, plan=plan, initial_batch=16, **mlp)
+    seen = controller.wait(Report, lambda each: each.run == first.run and each.layers)
+    assert seen.codec_s > 0
+    squared, left_out = seen.layers["layers.0.up.weight"]
+    assert 0 < left_out < squared
+    controller.say(Retune(run=first.run, micro_batch=4, accumulation=2, compressor="q4"))
+    retuned = controller.wait(Report, lambda each: each.run == first.run and each.accumulation == 2)
+    assert retuned.sent_bytes > 0
+    assert retuned.sent_bytes != seen.sent_bytes
+    controller.say(Retune(run=first.run, micro_batch=8, accumulation=1, compressor="powersgd-4"))
+    again = controller.wait(
+        Report, lambda each: each.run == first.run and each.step > retuned.step and each.accumulation == 1
+    )
+    assert again.sent_bytes == seen.sent_bytes
+    controller.reached(first, again.step + 30)
+    assert controller.of(first, Report)[-1].grad_var > 0
+    controller.say(Stop(run=first.run))
+    assert controller.ended(first).outcome == "paused", controller.told()
+    held = controller.saved(first)
+    plan = PlanMessage(data=3, micro_batch=16, compressor="powersgd-4")
+    mlp["work"] = held.work + 20
+    second = controller.launch("", {"width": 64}, world=3, plan=plan, initial_batch=16, folder=first.folder, **mlp)
+    assert controller.ended(second).outcome == "done", controller.told()
+    losses = [float(row["loss"]) for row in steps(second)]
+    assert sum(losses[held.step : held.step + 5]) < 1.5 * sum(losses[held.step - 5 : held.step])
+
+
 def test_large_batch_counts_by_the_gain_it_was_measured_to_have(controller: Controller) -> None:
     plan = PlanMessage(micro_batch=4, accumulation=4)
     launch = controller.launch("Plain", plan=plan, initial_batch=4, work=60.0)

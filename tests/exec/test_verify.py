@@ -20,7 +20,7 @@ from torch import nn
 
 from synergy_core.errors import InputError
 from synergy_exec.commands import verify
-from synergy_exec.controller.journal import Journal
+from synergy_exec.controller.journal import Journal, RunRow
 from synergy_exec.examples.mlp import Mlp
 from synergy_exec.messages import PlanMessage
 from synergy_exec.recorded import RecordedJob, RecordedStep, recorded_jobs
@@ -109,11 +109,14 @@ def test_batches_are_cut_as_all_ranks_together_did(work: Path) -> None:
     assert [(plan.micro_batch, plan.accumulation) for plan in without[:3]] == [(16, 1), (16, 1), (32, 1)]
 
 
-def judged(differences: tuple[float, ...], *, steps: int | None = None) -> str:
+def judged(
+    differences: tuple[float, ...], *, steps: int | None = None, compressed: frozenset[int] = frozenset()
+) -> str:
     """The verdict on a job of SGD under one plan."""
     lines = [RecordedStep(number, 16, 1.0, 1.0, 0.1, 0) for number in range(1, (steps or len(differences)) + 1)]
     job = RecordedJob(0, "j", stored.job_file("j"), tuple(lines))
-    return verify.continuity(job, [], Replayed("SGD", True, False, differences), 1e-4).verdict
+    runs = [RunRow(0, 0, 0.0, (), {}, True, "done", "")]
+    return verify.continuity(job, runs, Replayed("SGD", True, False, differences), 1e-4, compressed).verdict
 
 
 def test_verdicts() -> None:
@@ -122,6 +125,8 @@ def test_verdicts() -> None:
     assert judged((2e-3, 0.0)) == "missed"
     assert judged((0.0,), steps=3) == "missed"
     assert judged((math.inf,)) == "missed"
+    assert judged((2e-3,), compressed=frozenset({0})) == "not judged"
+    assert judged((2e-3,), compressed=frozenset({1})) == "missed"
 
 
 def test_learning_rates_are_recorded_to_the_last_bit(tmp_path: Path) -> None:

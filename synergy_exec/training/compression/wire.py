@@ -1,0 +1,101 @@
+"""The collectives of an exchange, with what they send and how long they take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed import ProcessGroup
+
+# torch 2.13 renames it, and warns of the old name.
+_all_gather: Any = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+
+
+class Wire:
+    """The group of a layer's replicas. sent_bytes: that left this rank since it was last set to 0.
+
+    An all-reduce counts as the ring that it is for large tensors, 2 (N − 1)/N of its bytes; an exchange of all
+    with all (N − 1)/N; a gather N − 1 times the rank's own. generator: what rounding draws from.
+    Calls wait for the collective on the device's current stream, as torch's do.
+    """
+
+    def __init__(self, group: ProcessGroup, device: torch.device) -> None:
+        self.group, self.device = group, device
+        self.replicas = group.size()
+        self.generator = torch.Generator(device)
+        self.sent_bytes = 0.0
+        self._clocks = {"whole": _Clock(device), "sending": _Clock(device)}
+
+    def sum(self, tensor: Tensor) -> None:
+        """Makes a tensor the sum over the replicas."""
+        self.sent_bytes += 2 * (self.replicas - 1) / self.replicas * _bytes(tensor)
+        with self._clocks["sending"].running():
+            distributed.all_reduce(tensor, group=self.group)
+
+    def swap(self, tensor: Tensor) -> Tensor:
+        """(replicas, …) → (replicas, …): row j of rank i becomes row i of rank j.
+
+        Summed by the receiver it is a reduce-scatter, and adds in fp32 whatever was sent; gloo's own sends twice as
+        much as it needs to.
+        """
+        self.sent_bytes += (self.replicas - 1) / self.replicas * _bytes(tensor)
+        swapped = torch.empty_like(tensor)
+        with self._clocks["sending"].running():
+            distributed.all_to_all_single(swapped, tensor, group=self.group)
+        return swapped
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """(numbers,) → (replicas, numbers): every rank's."""
+        self.sent_bytes += (self.replicas - 1) * _bytes(tensor)
+        gathered = tensor.new_empty(self.replicas * tensor.numel())
+        with self._clocks["sending"].running():
+            _all_gather(gathered, tensor, group=self.group)
+        return gathered.view(self.replicas, -1)
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Around an exchange: what of it is not sending is encoding and decoding."""
+        with self._clocks["whole"].running():
+            yield
+
+    def codec_s(self) -> float:
+        """Seconds of encoding and decoding since the last call; waits for the device."""
+        return self._clocks["whole"].take() - self._clocks["sending"].take()
+
+
+class _Clock:
+    """Seconds that a device's current stream spends in blocks of code."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._seconds = 0.0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        if self._cuda:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            yield
+            end.record()
+            self._events.append((begin, end))
+        else:
+            began = time.perf_counter()
+            yield
+            self._seconds += time.perf_counter() - began
+
+    def take(self) -> float:
+        seconds, self._seconds = self._seconds, 0.0
+        for begin, end in self._events:
+            end.synchronize()
+            seconds += begin.elapsed_time(end) / 1000
+        self._events.clear()
+        return seconds
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
