@@ -55,3 +55,9 @@ def test_no_two_classes_have_one_name() -> None:
                     found.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert len(found) > 300
     assert {name: paths for name, paths in found.items() if len(paths) > 1 and name not in ROLES} == {}
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """pytest would import only the first."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert [name for name in sorted(set(names)) if names.count(name) > 1] == []
