@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from synergy_core.errors import InputError
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training.compression.choices import SchemeByLayer
+from synergy_exec.training.compression.scheme import SharedScheme
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.stages import ends
 from synergy_exec.training.tensor_parallel import obstacle
@@ -100,7 +101,7 @@ def _uncompressed(plan: PlanMessage) -> str | None:
     except InputError as error:
         return str(error).rstrip(".")
     for scheme in choices.schemes:
-        if plan.zero and plan.data > 1 and not scheme.SHARED:
+        if plan.zero and plan.data > 1 and not isinstance(scheme, SharedScheme):
             return (
                 f"{scheme.name} needs and holds back whole gradients on every rank, which zero {plan.zero} is there to "
                 "avoid; take zero 0, or a compressor that sums to shards, such as bf16 or q4"

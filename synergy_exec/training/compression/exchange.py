@@ -95,6 +95,7 @@ class Exchange:
         for memory in self._memories():
             if memory.error is not None:
                 memory.error *= self._scale / scale
+        self._plain_bytes = self.predicted_bytes  # of what DDP exchanges by itself, where nothing is compressed
         self._plan, self._steps = plan, 0
 
     def begin(self, number: int) -> None:
@@ -112,7 +113,7 @@ class Exchange:
 
     def end(self) -> Exchanged:
         """After them; on measured steps all replicas talk once more, which is not counted."""
-        sent_bytes, codec_s = self._wire.sent_bytes, self._wire.codec_s()
+        sent_bytes, codec_s = self._wire.sent_bytes if self.compresses else self._plain_bytes, self._wire.codec_s()
         if self._watch is None:
             return Exchanged(sent_bytes, codec_s)
         return Exchanged(sent_bytes, codec_s, *self._seen(self._watch))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
-from torch.distributed import GradBucket, all_reduce  # type: ignore[attr-defined]
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
@@ -33,16 +33,18 @@ class ReplicaExchange:
         self._wire = wire
         self._names = {id(each): name for name, each in named}
         self.schemes: dict[str, Scheme] = {}
-        self._plain = True
+        self._module = module
+        self._hooked = False
         cuda = wire.device.type == "cuda"
         self._side = torch.cuda.Stream(wire.device) if cuda else None  # type: ignore[no-untyped-call]
-        module.register_comm_hook(None, _hook(self._exchange))
 
     def choose(self, choices: SchemeByLayer) -> None:
         """From the next step on; what was held back is forgotten, but for layers whose scheme stays."""
         before, replicas = self.schemes, self._wire.replicas
         self.schemes = {name: choices.of(layer, replicas) for name, layer in self.layers.items()}
-        self._plain = choices.nothing
+        if not (choices.nothing or self._hooked):  # DDP's own exchange, in C++, is left alone as long as it will do
+            self._module.register_comm_hook(None, _hook(self._exchange))
+            self._hooked = True
         for name in list(self.memories):
             if before[name] != self.schemes[name]:
                 del self.memories[name]
@@ -60,12 +62,6 @@ class ReplicaExchange:
     def _exchange(self, bucket: GradBucket) -> Future[Tensor]:
         buffer = bucket.buffer()
         buffer.div_(self._wire.replicas)
-        if self._plain:
-            self._wire.sent_bytes += 2 * (self._wire.replicas - 1) / self._wire.replicas * buffer.nbytes
-            work = all_reduce(buffer, group=self._wire.group, async_op=True)
-            assert work is not None
-            future: Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
-            return future
         if self._side is None:
             with self._wire.exchanging():
                 self._send(bucket)

@@ -61,12 +61,10 @@ class Scheme(ABC):
     """A way to send gradients; a frozen dataclass whose fields say how much of them.
 
     FEEDBACK: whether what is held back is added to the next gradient (the scheme is biased; else it is unbiased).
-    SHARED: whether it can sum to shards (FSDP), of which each rank gets its own.
     EXAMPLES: names, for messages.
     """
 
     FEEDBACK: ClassVar[bool] = False
-    SHARED: ClassVar[bool] = False
     EXAMPLES: ClassVar[tuple[str, ...]]
 
     @classmethod
@@ -91,10 +89,6 @@ class Scheme(ABC):
     def sent_bytes(self, layer: GradientLayer, replicas: int) -> float:
         """That leave each rank in a step for a layer, as its part of a bucket; `Wire` says how collectives count."""
 
-    def shared_bytes(self, numbers: int, replicas: int, number_bytes: int = 4) -> float:
-        """The same where each rank gets a shard of that many numbers alone, for schemes that are SHARED."""
-        raise NotImplementedError(f"{type(self).__name__} does not sum to shards")
-
     @classmethod
     @abstractmethod
     def exchange(cls, pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> None:
@@ -103,13 +97,21 @@ class Scheme(ABC):
         watch: takes the squares of what is sent and of the error; None on steps that are not measured.
         """
 
+
+class SharedScheme(Scheme):
+    """One that can also sum to shards (FSDP), of which each rank gets its own."""
+
+    @abstractmethod
+    def shared_bytes(self, numbers: int, replicas: int, number_bytes: int = 4) -> float:
+        """`sent_bytes` where each rank gets a shard of that many numbers alone."""
+
     @classmethod
+    @abstractmethod
     def share_out(cls, pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> list[Tensor]:
-        """The mean over the replicas of this rank's shard of every piece, for schemes that are SHARED.
+        """The mean over the replicas of this rank's shard of every piece.
 
         Gradients are (replicas, a shard's numbers), whole ones of a replica, padded, and are not changed.
         """
-        raise NotImplementedError(f"{cls.__name__} does not sum to shards")
 
 
 def joined(pieces: Sequence[Piece], dtype: torch.dtype = torch.float32) -> Tensor:

@@ -14,7 +14,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from synergy_exec.training.compression.choices import SchemeByLayer
 from synergy_exec.training.compression.replicas import layer_of
-from synergy_exec.training.compression.scheme import GradientLayer, Piece, Scheme
+from synergy_exec.training.compression.scheme import GradientLayer, Piece, SharedScheme
 from synergy_exec.training.compression.schemes import kinds
 from synergy_exec.training.compression.watch import Watch
 from synergy_exec.training.compression.wire import Wire
@@ -32,7 +32,7 @@ class ShardExchange:
         self.layers: dict[str, GradientLayer] = {}
         self.watch: Watch | None = None
         self._wire = wire
-        self._schemes: dict[str, Scheme] = {}
+        self._schemes: dict[str, SharedScheme] = {}
         self._sizes: dict[str, int] = {}
         names = {id(each): name for name, each in part.named_parameters()}
         for module in part.modules():
@@ -41,7 +41,9 @@ class ShardExchange:
 
     def choose(self, choices: SchemeByLayer) -> None:
         """From the next step on."""
-        self._schemes = {name: choices.of(layer, self._wire.replicas) for name, layer in self.layers.items()}
+        chosen = {name: choices.of(layer, self._wire.replicas) for name, layer in self.layers.items()}
+        self._schemes = {name: each for name, each in chosen.items() if isinstance(each, SharedScheme)}
+        assert len(self._schemes) == len(chosen), "admitted.py refuses schemes that do not sum to shards"
 
     @property
     def predicted_bytes(self) -> float:
@@ -106,7 +108,7 @@ class _Scatter(ReduceScatter):
 
 def _shares(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> list[Tensor]:
     shards: dict[str, Tensor] = {}
-    for kind in kinds():
+    for kind in (each for each in kinds() if issubclass(each, SharedScheme)):
         if chosen := [piece for piece in pieces if isinstance(piece.scheme, kind)]:
             means = kind.share_out(chosen, wire, watch)
             shards |= {piece.layer.name: mean for piece, mean in zip(chosen, means, strict=True)}

@@ -6,9 +6,9 @@ A module has one frozen dataclass derived from `Scheme`; `synergy_exec.training.
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
-from pkgutil import iter_modules
+from inspect import isabstract
 
+from synergy_core.modules import modules_of
 from synergy_exec.training.compression.scheme import Scheme
 
 
@@ -16,7 +16,7 @@ from synergy_exec.training.compression.scheme import Scheme
 def kinds() -> tuple[type[Scheme], ...]:
     """Every scheme, by the names of their files: the order in which those of a bucket are sent."""
     found = []
-    for name in sorted(each.name for each in iter_modules(__path__)):
-        values = vars(import_module(f"{__name__}.{name}")).values()
-        found += [each for each in values if isinstance(each, type) and issubclass(each, Scheme) and each is not Scheme]
+    for module in modules_of(__name__):
+        classes = (each for each in vars(module).values() if isinstance(each, type) and issubclass(each, Scheme))
+        found += [each for each in classes if not isabstract(each)]
     return tuple(dict.fromkeys(found))

@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from synergy_exec.training.compression.scheme import GradientLayer, Piece, Scheme, dealt
+from synergy_exec.training.compression.scheme import GradientLayer, Piece, SharedScheme, dealt
 from synergy_exec.training.compression.watch import Watch
 from synergy_exec.training.compression.wire import Wire
 
@@ -17,14 +17,13 @@ _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
-class Half(Scheme):
+class Half(SharedScheme):
     """`bf16`, `fp16`: one all-reduce that sums in that type; shards cross once and are summed in fp32.
 
     What is summed are the replicas' shares of the mean, which overflow fp16 no sooner than the mean itself does.
     torch's own hooks do the same; they are not used because bf16's refuses to run on CPUs, and neither goes by layer.
     """
 
-    SHARED = True
     EXAMPLES: ClassVar = ("bf16", "fp16")
 
     type_name: str

@@ -9,16 +9,15 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from synergy_exec.training.compression.scheme import GradientLayer, Piece, Scheme, dealt, joined
+from synergy_exec.training.compression.scheme import GradientLayer, Piece, SharedScheme, dealt, joined
 from synergy_exec.training.compression.watch import Watch
 from synergy_exec.training.compression.wire import Wire
 
 
 @dataclass(frozen=True, slots=True)
-class Plain(Scheme):
+class Plain(SharedScheme):
     """`none`: one all-reduce, in the gradients' own type."""
 
-    SHARED = True
     EXAMPLES: ClassVar = ("none",)
 
     @classmethod

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from synergy_core.errors import InputError
-from synergy_exec.training.compression.scheme import GradientLayer, Piece, Scheme
+from synergy_exec.training.compression.scheme import GradientLayer, Piece, SharedScheme
 from synergy_exec.training.compression.watch import Watch
 from synergy_exec.training.compression.wire import Wire
 
@@ -21,14 +21,13 @@ _BITS = (8, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Quantised(Scheme):
+class Quantised(SharedScheme):
     """`q8`, `q4`, `q2`: rows of 512 numbers, each with its smallest and the distance of its levels in fp32.
 
     Two collectives: each rank gets its part of everybody's rows, sums it in fp32, rounds the sum again, and all gather
     the sums. Shards take the first alone, and their sums stay in fp32.
     """
 
-    SHARED = True
     EXAMPLES: ClassVar = ("q8", "q4", "q2")
 
     bits: int
