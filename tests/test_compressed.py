@@ -98,10 +98,12 @@ def seen_efficiency(drawn, scale):
 def test_moments_and_noise_scale_are_estimated_right_and_naively_as_predicted(replicas, local, scale, part):
     w = 1.0 / part - 1.0
     drawn = Drawn(keeping(part), replicas, local, scale, steps=6_000)
-    sqr, trace = gradient_moments(drawn.local_sqr, drawn.out_sqr, local, replicas, Distortion(w))
+    sqr, trace = gradient_moments(drawn.local_sqr, drawn.out_sqr, local, local * replicas, replicas, Distortion(w))
     assert sqr == pytest.approx(drawn.sqr, rel=0.02)
     assert trace / sqr == pytest.approx(scale, rel=0.02)
-    naive_sqr, naive_trace = gradient_moments(drawn.sent_sqr, drawn.out_sqr, local, replicas, Distortion())
+    naive_sqr, naive_trace = gradient_moments(
+        drawn.sent_sqr, drawn.out_sqr, local, local * replicas, replicas, Distortion()
+    )
     predicted = naive_noise_scale(scale, local, w)
     assert predicted > 1.3 * scale
     assert naive_trace / naive_sqr == pytest.approx(predicted, rel=0.02)
@@ -110,7 +112,7 @@ def test_moments_and_noise_scale_are_estimated_right_and_naively_as_predicted(re
 def test_moments_are_right_where_the_mean_is_rounded_again():
     drawn = Drawn(rounding(2), 4, 8, 30.0, again=rounding(2))
     distorted = Distortion(drawn.variance, drawn.sum_variance)
-    sqr, trace = gradient_moments(drawn.local_sqr, drawn.out_sqr, 8, 4, distorted)
+    sqr, trace = gradient_moments(drawn.local_sqr, drawn.out_sqr, 8, 32, 4, distorted)
     assert sqr == pytest.approx(drawn.sqr, rel=0.02)
     assert trace / sqr == pytest.approx(30.0, rel=0.02)
 

@@ -172,3 +172,14 @@ def test_no_errors_and_the_formulas_own_time_change_nothing():
     plain, same = best_batch_one(*asked), best_batch_one(*asked, sync_s=given_s, errors=GradientErrors(0.0, 0.0, True))
     assert same.total_batch == plain.total_batch
     assert same.goodput == pytest.approx(plain.goodput, rel=1e-14)
+
+
+@pytest.mark.parametrize("compressor", ["powersgd-4", "q4", "topk-0.01", "bf16", "none"])
+def test_layer_wise_points_are_of_the_named_compressors_scheme(compressor):
+    found = exchange_of(LayerSizes.of_shapes([(512, 512)] * 4), "coadaptive", compressor)
+    names = [each.name for each in found.offers]
+    assert len(set(names)) == len(names)
+    points = [each for each in found.offers if each.name.startswith("layerwise-")]
+    assert {type(part) for each in points for part in each.parts} <= {
+        type(compressor_named(name)) for name in ("none", compressor)
+    }

@@ -46,6 +46,10 @@ class Distortion:
         return result
 
 
+UNDISTORTED = Distortion()
+"""Of gradients that nothing compresses."""
+
+
 @dataclass(frozen=True, eq=False)
 class GradientErrors:
     """What compression makes of a model's signal and noise, whatever the batch; arrays that broadcast with it.
@@ -152,26 +156,31 @@ def gradient_error(total_batch: ArrayLike, replicas: ArrayLike, noise_scale: Arr
 
 
 def gradient_moments(
-    local_sqr: ArrayLike,
-    mean_sqr: ArrayLike,
-    local_batch: ArrayLike,
+    small_sqr: ArrayLike,
+    big_sqr: ArrayLike,
+    small_batch: ArrayLike,
+    big_batch: ArrayLike,
     replicas: ArrayLike,
     distorted: Distortion,
 ) -> tuple[Floats, Floats]:
     """|G|² and tr Σ of one sample, from norms measured in steps; φ = tr Σ/|G|².
 
-    local_sqr: E|g_i|² of replicas' gradients before compression; mean_sqr: E|ĝ|² of what came out of the exchange. For
-    N ≥ 2 replicas and unbiased compressors both are right on average, so |G|² of few steps may be negative:
+    small_sqr: E|g_i|² of gradients over b = small_batch samples before compression, a replica's or one of its
+    micro-batches'; big_sqr: E|ĝ|² over B = big_batch, of what came out of the exchange of N replicas. For b < B and
+    unbiased compressors both are right on average, so |G|² of few steps may be negative:
 
-        |G|² = (E|ĝ|²/(1 + w₂) − (1 + w) E|g_i|²/N) / (1 − 1/N),      tr Σ = b (E|g_i|² − |G|²)
+        |G|² = (E|ĝ|²/(1 + w₂) − (1 + w) E|g_i|² b/B) / (1 + w/N − (1 + w) b/B),      tr Σ = b (E|g_i|² − |G|²)
+
+    With one micro-batch a replica b = B/N; without compression it is the estimate of McCandlish et al. 2018.
 
     Norms after compression and no distortion given make Pollux's estimate on compressed gradients, which is naive
     (`naive_noise_scale`). Of biased compressors no mean says |G|²: compare a replica's micro-batches before it.
     """
-    n, local = np.asarray(replicas, dtype=np.float64), np.asarray(local_sqr, dtype=np.float64)
-    mean = np.divide(mean_sqr, np.add(1.0, distorted.sum_variance))
-    sqr: Floats = (mean - np.add(1.0, distorted.variance) * local / n) / (1.0 - 1.0 / n)
-    trace: Floats = np.asarray(local_batch) * (local - sqr)
+    small, w = np.asarray(small_sqr, dtype=np.float64), np.asarray(distorted.variance, dtype=np.float64)
+    part = (1.0 + w) * np.divide(small_batch, big_batch)
+    big = np.divide(big_sqr, np.add(1.0, distorted.sum_variance))
+    sqr: Floats = (big - part * small) / (1.0 + w / np.asarray(replicas) - part)
+    trace: Floats = np.asarray(small_batch) * (small - sqr)
     return sqr, trace
 
 

@@ -96,7 +96,7 @@ def along_frontier(compressors: Sequence[Compressor], layers: LayerSizes, gradie
     """Points of the curve of bytes against errors, at most one for each of `POINTS`; named by scheme and error."""
     parts = _among(compressors)
     curve = frontier(*_sizes_and_errors(parts, layers, gradients))
-    scheme = compressors[0].name.rpartition("-")[0]
+    scheme = compressors[0].name.rstrip("-.0123456789")
     points = {curve.within(each): each for each in reversed(POINTS)}
     return tuple(
         Offer(f"layerwise-{scheme}-{points[at]:g}", layers, gradients, parts, curve.choices(at))

@@ -170,7 +170,8 @@ def exchange_of(
     none: None, nobody looks at it. uniform: that compressor whenever there are several replicas, at the requested
     batch. lgreco: layer by layer within the error of that compressor, at the requested batch. naive: the same, with the
     batch chosen as if compression cost no progress. coadaptive: none, any uniform one, or a point of the layer-wise
-    curve, whichever has most goodput at its own best batch. Raises InputError for unknown modes and compressors.
+    curve of that compressor's scheme, whichever has most goodput at its own best batch. Raises InputError for unknown
+    modes and compressors.
     """
     if mode not in get_args(Compression):
         raise unknown("compression", mode, get_args(Compression))
@@ -179,8 +180,8 @@ def exchange_of(
     wanted, layers, spread = compressor_named(compressor), layers.apart(), gradients or Gradients()
     if mode == "coadaptive":
         known = compressors()
-        low_rank = [each for each in known if each.name.startswith("powersgd")]
-        offers = tuple(uniform(each, layers, spread) for each in known) + along_frontier(low_rank, layers, spread)
+        mixed = [each for each in known if type(each) is type(wanted)]
+        offers = tuple(uniform(each, layers, spread) for each in known) + along_frontier(mixed, layers, spread)
         return GradientExchange(offers, network_bytes_per_s=network_bytes_per_s)
     if mode == "uniform":
         only = uniform(wanted, layers, spread)

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import math
 
+from synergy_core.goodput.compressed import UNDISTORTED, Distortion, gradient_moments
 from synergy_exec.training.progress import Progress
 
 TIME_CONSTANT_STEPS = 200
@@ -40,21 +41,19 @@ def estimate(
     big: float,
     big_batch: float,
     *,
-    variance: float = 0.0,
-    second: float = 0.0,
+    distorted: Distortion = UNDISTORTED,
     replicas: int = 1,
 ) -> tuple[float, float]:
     """(|G|², tr(Σ)) of one step, either of them possibly negative.
 
     small: mean of the squared norms of gradients over `small_batch` samples each, before compression; big: squared norm
-    of the gradient over all `big_batch`, as exchanged. variance, second: w and w₂ of its compression among `replicas`.
+    of the gradient over all `big_batch`, as exchanged. distorted: by the compression of what `replicas` exchange.
     Raises ValueError unless 0 < small_batch < big_batch.
     """
     if not 0 < small_batch < big_batch:
         raise ValueError(f"gradients over {small_batch:g} and {big_batch:g} samples: the first must be fewer, above 0")
-    part = (1 + variance) * small_batch / big_batch
-    sqr = (big / (1 + second) - part * small) / (1 + variance / replicas - part)
-    return sqr, small_batch * (small - sqr)
+    sqr, trace = gradient_moments(small, big, small_batch, big_batch, replicas, distorted)
+    return float(sqr), float(trace)
 
 
 def observe(
@@ -65,8 +64,7 @@ def observe(
     big_batch: float,
     *,
     initial_batch: int,
-    variance: float = 0.0,
-    second: float = 0.0,
+    distorted: Distortion = UNDISTORTED,
     replicas: int = 1,
 ) -> None:
     """Add one step, measured as for `estimate`, to the averages in `progress`; a step that is not finite is left out.
@@ -74,7 +72,7 @@ def observe(
     The sums are of Σ dᵏ·value, noise_weight of Σ dᵏ (d = e^(−1/TIME_CONSTANT_STEPS), k steps ago): their quotient is an
     average without the bias of a start from zero, and is carried by the checkpoint from plan to plan.
     """
-    sqr, trace = estimate(small, small_batch, big, big_batch, variance=variance, second=second, replicas=replicas)
+    sqr, trace = estimate(small, small_batch, big, big_batch, distorted=distorted, replicas=replicas)
     if not (math.isfinite(sqr) and math.isfinite(trace)):
         return
     decay = math.exp(-1 / TIME_CONSTANT_STEPS)

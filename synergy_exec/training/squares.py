@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
 
+from synergy_core.goodput.compressed import UNDISTORTED, Distortion
+
 
 @dataclass(frozen=True, slots=True)
 class GradientSquares:
@@ -18,16 +20,14 @@ class GradientSquares:
     big: squared norm of the gradient of the mean loss over the global batch of `big_batch` samples.
     small: mean over the step's micro-batches, all replicas', of the squared norm of the gradient of the mean loss over
     that micro-batch of `small_batch` samples; None where the micro-batch is the global batch, or nothing is known of
-    this step. variance, second: of an unbiased compressor of the gradients of `replicas`, the squared error of each
-    replica's, and of the sum, relative to their squared norms; big is then of the compressed mean.
+    this step. distorted: by an unbiased compressor of the gradients of `replicas`; big is then of the compressed mean.
     """
 
     small: float | None
     small_batch: int
     big: float
     big_batch: int
-    variance: float = 0.0
-    second: float = 0.0
+    distorted: Distortion = UNDISTORTED
     replicas: int = 1
 
 

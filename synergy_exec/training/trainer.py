@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.optim import Optimizer
 
 from synergy_core.errors import InputError
+from synergy_core.goodput.compressed import UNDISTORTED, Distortion
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training import checkpoint
 from synergy_exec.training.admitted import plan_refusal, refusal
@@ -82,7 +83,7 @@ class Trainer:
             if replicas is None
             else Exchange(self.parts, self._modules, plan, replicas.get_group(), self._device, seed)
         )
-        self._rounding = (0.0, 0.0)
+        self._rounding = UNDISTORTED
         self.optimizers: list[Optimizer] = [job.build_optimizer(part.parameters()) for part in self.parts]
         self._rates = [[group["lr"] for group in each.param_groups] for each in self.optimizers]
         self._copies = plan.data * plan.tensor
@@ -208,7 +209,7 @@ class Trainer:
         plan = self.plan
         if totals:
             given, error, given_again, error_again, _ = totals
-            self._rounding = _quotient(error, given), _quotient(error_again, given_again)
+            self._rounding = Distortion(_quotient(error, given), _quotient(error_again, given_again))
         if self._squares is None:
             return None
         # A pipeline's micro-batches are scaled after they are counted; the others' losses were divided before.
@@ -216,11 +217,10 @@ class Trainer:
         known, rounding = plan.micro_batch != plan.global_batch, self._rounding
         if self.exchange is not None and self.exchange.feedback:
             # What is held back makes the exchanged mean's norm tell nothing: it is known where it was sketched.
-            known, rounding = bool(totals), (0.0, 0.0)
+            known, rounding = bool(totals), UNDISTORTED
             big = totals[4] if totals else big
-        return GradientSquares(
-            mean if known else None, plan.micro_batch, big, plan.global_batch, *rounding, replicas=plan.data
-        )
+        small_sqr = mean if known else None
+        return GradientSquares(small_sqr, plan.micro_batch, big, plan.global_batch, rounding, plan.data)
 
 
 def _quotient(part: float, whole: float) -> float:

@@ -182,8 +182,7 @@ class Loop:
                 squares.big,
                 squares.big_batch,
                 initial_batch=initial,
-                variance=squares.variance,
-                second=squares.second,
+                distorted=squares.distorted,
                 replicas=squares.replicas,
             )
         self._exchanges.add(result.exchanged)

@@ -235,7 +235,7 @@ def noises(plan: PlanMessage, steps: int) -> dict[str, tuple[float, float]]:
         seen = trainer.step(number).squares
         sizes = (seen.small, seen.small_batch, seen.big, seen.big_batch)
         corrected.append(
-            estimate(*sizes, variance=seen.variance, second=seen.second, replicas=seen.replicas),
+            estimate(*sizes, distorted=seen.distorted, replicas=seen.replicas),
         )
         naive.append(estimate(*sizes))
     return {
