@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.arrays import Floats
-from synergy_core.planner.communication import (
-    Links,
-    all_gather_s,
-    all_reduce_s,
-    all_to_all_s,
-    links_for,
-    reduce_scatter_s,
-    send_s,
-)
+from synergy_core.planner.communication import Links, all_reduce_s, all_to_all_s, links_for, send_s
 from synergy_core.planner.constants import Constants
+from synergy_core.planner.groups import RankGroups
 from synergy_core.planner.kernels import block_time
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.plan import Plans, Recompute
+from synergy_core.planner.replicas import Hiding, ReplicaTerms, held, replica_exchange_s
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Amount, Block, Work
-
-Collective = Callable[[Amount, NDArray[np.int64], NDArray[np.int64], Links], Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +65,55 @@ class _Part:
         return _Part(*(getattr(self, name) * factor for name in _Part.__slots__))
 
 
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """A step under each plan but for the exchange between replicas, which a compressor changes.
+
+    seconds: (plans,) by the names of `StepTime`; data_s, which is asked for, is 0.
+    """
+
+    work: Work
+    plans: Plans
+    software: Software
+    constants: Constants
+    links: Links
+    groups: RankGroups
+    hiding: Hiding
+    seconds: Mapping[str, Floats]
+
+    def step_time(self, terms: ReplicaTerms | None = None) -> StepTime:
+        """With that exchange; None: of gradients as they are."""
+        data_s = replica_exchange_s(
+            self.work, self.plans, self.software, self.constants, self.links, self.groups, self.hiding, terms
+        )
+        parts = {**self.seconds, "data_s": data_s}
+        total: Floats = np.zeros(len(self.plans))
+        for each in parts.values():
+            total = total + each
+        return StepTime(total_s=total, **parts)
+
+
 def step_time(work: Work, plans: Plans, machine: Machine, software: Software, c: Constants) -> StepTime:
-    """Seconds of a step under each plan.
+    """Seconds of a step under each plan, gradients exchanged as they are."""
+    return computation(work, plans, machine, software, c).step_time()
+
+
+def computation(work: Work, plans: Plans, machine: Machine, software: Software, c: Constants) -> Computation:
+    """What takes time beside the exchange between replicas.
 
     The pipeline runs 1F1B: every micro-batch through the slowest stage, and once through all others, or through a
     v-th of them where stages are interleaved v times (Narayanan et al., arXiv 2104.04473, section 2.2).
     """
     links = links_for(machine)
-    layout = _Layout(plans, machine.gpus_per_node)
+    groups = RankGroups(plans, machine.gpus_per_node)
 
     def part(block: Block, *, again: bool) -> _Part:
-        return _part(block, plans, machine, software, c, links, layout, again=again)
+        return _part(block, plans, machine, software, c, links, groups, again=again)
 
     m, pp, v = (each.astype(float) for each in (plans.accumulation, plans.pipeline, plans.interleave))
     stage = _slowest_stage(work, plans, part)
-    hop = send_s(work.layers[0].block.boundary_bytes / _scattered(plans), layout.pipeline_within, links)
-    data = _data(work, plans, software, c, links, layout, stage.part)
+    hop = send_s(work.layers[0].block.boundary_bytes / _scattered(plans), groups.pipeline_within, links)
+    hiding = Hiding(c.data_overlap * stage.part.forward, c.data_overlap * (stage.part.backward + stage.part.again))
     parts = {
         "compute_s": m * (stage.part.forward + stage.part.backward),
         "recompute_s": m * stage.part.again,
@@ -97,14 +122,11 @@ def step_time(work: Work, plans: Plans, machine: Machine, software: Software, c:
         "expert_s": m * stage.part.expert,
         "bubble_s": stage.others / v,
         "pipeline_s": np.where(pp > 1, 2.0 * hop * (m * v + pp - 1.0), 0.0),
-        "data_s": data,
+        "data_s": np.zeros(len(plans)),
         "optimizer_s": _optimizer(work, plans, machine, software, c),
         "other_s": np.full(len(plans), c.step_s),
     }
-    total: Floats = np.zeros(len(plans))
-    for each in parts.values():
-        total = total + each
-    return StepTime(total_s=total, **parts)
+    return Computation(work, plans, software, c, links, groups, hiding, parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,26 +171,6 @@ def _scattered(plans: Plans) -> Floats:
     return np.where(plans.sequence, 1.0, plans.tensor)
 
 
-class _Layout:
-    """Where the ranks of each group are: tensor innermost, then context, data, pipeline outermost."""
-
-    def __init__(self, plans: Plans, per_node: int) -> None:
-        def within(degree: NDArray[np.int64], stride: NDArray[np.int64]) -> NDArray[np.int64]:
-            return np.minimum(degree, np.maximum(per_node // stride, 1))
-
-        one = np.ones_like(plans.tensor)
-        self.per_node = np.minimum(per_node, plans.gpus)
-        self.tensor_within = within(plans.tensor, one)
-        self.context_within = within(plans.context, plans.tensor)
-        self.data_ranks = plans.data * plans.context
-        self.data_within = within(self.data_ranks, plans.tensor)
-        self.expert_within = within(plans.expert, plans.tensor)
-        self.copies = np.maximum(self.data_ranks // plans.expert, 1)
-        self.copies_within = within(self.copies, plans.tensor * plans.expert)
-        replica = plans.tensor * plans.context * plans.data
-        self.pipeline_within = (replica * 2 <= per_node) & (per_node % replica == 0)
-
-
 def _part(
     block: Block,
     plans: Plans,
@@ -176,7 +178,7 @@ def _part(
     software: Software,
     c: Constants,
     links: Links,
-    layout: _Layout,
+    groups: RankGroups,
     *,
     again: bool,
 ) -> _Part:
@@ -186,15 +188,15 @@ def _part(
     """
     gpu = block_time(block, machine, software, c)
     slow = 1.0 / c.tensor_efficiency
-    one = all_reduce_s(block.tensor_bytes, plans.tensor, layout.tensor_within, links) * slow
+    one = all_reduce_s(block.tensor_bytes, plans.tensor, groups.tensor_within, links) * slow
     tensor = np.where(plans.tensor > 1, one * block.tensor_count, 0.0)
     ring = send_s(
         np.asarray(block.context_bytes) * (plans.context - 1) / np.maximum(plans.context, 1),
-        layout.context_within == plans.context,
+        groups.context_within == plans.context,
         links,
     )
     context = np.where(plans.context > 1, ring, 0.0)
-    expert = _all_to_all_s(block, plans, software, links, layout) * block.expert_count
+    expert = _all_to_all_s(block, plans, software, links, groups) * block.expert_count
     passes = plans.passes if again else np.full(len(plans), Recompute.NONE.passes)
     collectives = (plans.tensor > 1) * np.asarray(block.tensor_count, float)
 
@@ -227,13 +229,13 @@ def _part(
     )
 
 
-def _all_to_all_s(block: Block, plans: Plans, software: Software, links: Links, layout: _Layout) -> Floats:
+def _all_to_all_s(block: Block, plans: Plans, software: Software, links: Links, groups: RankGroups) -> Floats:
     """Seconds (plans,) of moving tokens to their experts, once.
 
     Where a token goes to each node once, n nodes get n (1 − (1 − 1/n)^copies) of its copies at random, and pass them on
     within.
     """
-    within = layout.expert_within
+    within = groups.expert_within
     nodes = np.maximum(plans.expert / within, 1.0)
     sent = np.asarray(block.expert_bytes, float)
     if not software.sends_once:
@@ -245,81 +247,13 @@ def _all_to_all_s(block: Block, plans: Plans, software: Software, links: Links, 
     return np.where(plans.expert > 1, np.where(nodes > 1, between + inside, inside), 0.0)
 
 
-def _held(work: Work, plans: Plans) -> tuple[Floats, Floats]:
-    """(plans,) twice: parameters of the largest stage on one GPU before ZeRO, dense and expert."""
-    dense: Floats = np.zeros(len(plans))
-    expert: Floats = np.zeros(len(plans))
-    count = np.asarray(work.layer_count, float)
-    most = np.minimum(np.ceil(count / plans.pipeline), count)
-    for each in work.layers:
-        share = most * each.count / count
-        dense = dense + share * each.block.parameters
-        expert = expert + share * each.block.expert_parameters
-    first, last = np.asarray(work.before.parameters, float), np.asarray(work.after.parameters, float)
-    edge = np.where(plans.pipeline == 1, first + last, np.maximum(first, last))
-    return dense + edge, expert
-
-
-def _data(
-    work: Work, plans: Plans, software: Software, c: Constants, links: Links, layout: _Layout, stage: _Part
-) -> Floats:
-    """Exposed seconds of reducing gradients and gathering weights over data- and context-parallel ranks.
-
-    Up to ZeRO-2 both happen once a step, behind the last micro-batch's backward pass as far as the software overlaps
-    them. Under ZeRO-3 each layer's weights are gathered for the forward and again for the backward pass, and its
-    gradients scattered, in every micro-batch, behind the computation of the layer before.
-    """
-    dense, expert = _held(work, plans)
-    ranks, within = layout.data_ranks, layout.data_within
-    # Groups that have several GPUs on a node, but not all, pick network cards without knowing of each other.
-    groups = np.maximum(layout.per_node // np.maximum(within, 1), 1)
-    sharing = 1.0 + c.card_collisions * np.where(within > 1, groups - 1.0, 0.0)
-
-    def gather(nbytes: Amount) -> Floats:
-        return all_gather_s(nbytes, ranks, within, links, sharing=sharing) / c.network_efficiency
-
-    def scatter(nbytes: Amount) -> Floats:
-        return reduce_scatter_s(nbytes, ranks, within, links, sharing=sharing) / c.network_efficiency
-
-    gradients = dense * software.gradient_bytes
-    whole = all_reduce_s(gradients, ranks, within, links, sharing=sharing) / c.network_efficiency
-    split = scatter(gradients) + gather(dense * software.weight_bytes)
-    own = _of_experts(all_reduce_s, expert * software.gradient_bytes, links, layout, c)
-    seconds = np.where(plans.zero >= 1, split, whole) + own
-    hidden = c.data_overlap * (stage.backward + stage.again)
-    once = _exposed(seconds, hidden, c)
-    count = np.asarray(work.layer_count, float)
-    layers = np.maximum(np.ceil(count / plans.pipeline), 1.0)
-    unit = sum(run.count * np.asarray(run.block.parameters, float) for run in work.layers) / count
-    own_unit = sum(run.count * np.asarray(run.block.expert_parameters, float) for run in work.layers) / count
-    gathered = gather(unit * software.weight_bytes)
-    gathered = gathered + _of_experts(all_gather_s, own_unit * software.weight_bytes, links, layout, c)
-    scattered = scatter(unit * software.gradient_bytes)
-    scattered = scattered + _of_experts(reduce_scatter_s, own_unit * software.gradient_bytes, links, layout, c)
-    forward = _exposed(gathered, c.data_overlap * stage.forward / layers, c)
-    backward = _exposed(gathered + scattered, hidden / layers, c)
-    every = layers * (forward + backward) + 2.0 * gathered
-    return np.where(ranks > 1, np.where(plans.zero == 3, plans.accumulation * every, once), 0.0)
-
-
-def _of_experts(collective: Collective, nbytes: Amount, links: Links, layout: _Layout, c: Constants) -> Floats:
-    """Seconds among the ranks that hold the same experts; none where there are no experts."""
-    seconds = collective(nbytes, layout.copies, layout.copies_within, links) / c.network_efficiency
-    return np.where(np.asarray(nbytes) > 0, seconds, 0.0)
-
-
-def _exposed(seconds: Floats, hidden: Floats, c: Constants) -> Floats:
-    """Seconds of communication that are not hidden where `hidden` could be: a share never is, the rest if it can."""
-    return c.data_exposed * seconds + (1.0 - c.data_exposed) * np.maximum(seconds - hidden, 0.0)
-
-
 def _optimizer(work: Work, plans: Plans, machine: Machine, software: Software, c: Constants) -> Floats:
     """Memory-bound: reads gradients, reads and writes master copy and moments, writes weights."""
-    dense, expert = _held(work, plans)
+    dense, expert = held(work, plans)
     shards = np.where(plans.zero >= 1, plans.data * plans.context, 1.0)
     expert_shards = np.where(plans.zero >= 1, np.maximum(plans.data * plans.context // plans.expert, 1), 1.0)
-    held = dense / shards + expert / expert_shards
+    own = dense / shards + expert / expert_shards
     moved = software.gradient_bytes + software.weight_bytes + 2.0 * software.optimizer_bytes
     rate = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
-    seconds: Floats = held * moved * c.optimizer_bytes_factor / rate
+    seconds: Floats = own * moved * c.optimizer_bytes_factor / rate
     return seconds

@@ -19,12 +19,18 @@ Amount = NDArray[Any] | float
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """count products (m × k) · (k × n) in the forward pass; two more each in the backward pass."""
+    """count products (m × k) · (k × n) in the forward pass; two more each in the backward pass.
+
+    stored: how many of their right operands are parameters of the block; None: all. expert: they are of its
+    `expert_parameters`.
+    """
 
     m: Amount
     n: Amount
     k: Amount
     count: Amount = 1.0
+    stored: Amount | None = None
+    expert: bool = False
 
     @property
     def flops(self) -> Amount:
@@ -59,7 +65,8 @@ class Block:
     expert_bytes: what each GPU sends in one all-to-all; expert_count: all-to-alls a forward pass.
     expert_copies: of each token in them.
     parameters: held by this GPU before ZeRO shards them, beside expert_parameters, which only
-    data × context ÷ expert replicas share. boundary_bytes: the output that the next block takes, this GPU's part.
+    data × context ÷ expert replicas share. tables: (rows, columns) of those that are read by index; what neither they
+    nor the GEMMs hold is vectors. boundary_bytes: the output that the next block takes, this GPU's part.
     saved_bytes: kept for the backward pass without recomputation; selective_bytes: with selective; operator_bytes: by
     operator (None: as with selective); input_bytes: with full. live_bytes: the most that is alive at once within the
     block, forward or backward.
@@ -79,6 +86,7 @@ class Block:
     expert_count: Amount = 0.0
     parameters: Amount = 0.0
     expert_parameters: Amount = 0.0
+    tables: tuple[tuple[Amount, Amount], ...] = ()
     boundary_bytes: Amount = 0.0
     saved_bytes: Amount = 0.0
     selective_bytes: Amount = 0.0

@@ -285,3 +285,22 @@ def test_families_and_architectures_are_found_by_name(tmp_path):
     path.write_text("family: transformer\n")
     with pytest.raises(InputError, match="title, published_parameters, source missing"):
         card_from_yaml(path)
+
+
+@pytest.mark.parametrize("name", architecture_names())
+def test_matrices_are_the_parameters_but_for_a_few_vectors(name):
+    """What compressors take apart: right operands of products and tables hold all but norms and biases."""
+    card = card_named(name)
+    split = [Plan(), Plan(tensor=2), Plan(pipeline=2, data=2)]
+    work = card.family.work(card.architecture, plans_of(split), FLASH)
+    vectors = np.zeros(3)
+    for block, count in blocks(work):
+        dense, expert = np.zeros(3), np.zeros(3)
+        for each in block.gemms:
+            held = each.n * each.k * (each.count if each.stored is None else each.stored)
+            dense, expert = (dense, expert + held) if each.expert else (dense + held, expert)
+        dense = dense + sum(rows * columns for rows, columns in block.tables)
+        assert expert == pytest.approx(block.expert_parameters)
+        assert (block.parameters - dense >= -1e-6 * np.asarray(block.parameters)).all()
+        vectors += (block.parameters - dense) * count
+    assert (vectors <= 0.005 * np.asarray(work.total_parameters)).all()

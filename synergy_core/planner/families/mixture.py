@@ -228,8 +228,8 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     part: Part = {
         "gemms": (
             Gemm(tokens / split, experts, hidden),
-            Gemm(each * busiest, up, hidden, local),
-            Gemm(each * busiest, hidden, width, local),
+            Gemm(each * busiest, up, hidden, local, expert=True),
+            Gemm(each * busiest, hidden, width, local, expert=True),
         ),
         "replicated_bytes": (tokens * (hidden * (10.0 + mask) + 12.0 * experts) + 8.0 * moved) / split,
         "split_bytes": 2.0 * rows * (up + width),
@@ -273,7 +273,10 @@ def _gshard_part(a: Architecture, plans: Plans, copies: Amount) -> Part:
     slots = copies * group / plans.tensor
     masks = tokens * slots
     return {
-        "gemms": (Gemm(slots, hidden, group, tokens / group), Gemm(group, hidden, slots, tokens / group)),
+        "gemms": (
+            Gemm(slots, hidden, group, tokens / group, stored=0.0),
+            Gemm(group, hidden, slots, tokens / group, stored=0.0),
+        ),
         "split_bytes": 6.0 * masks,
         "kernels": 10.0,
         "saved_bytes": 3.0 * masks,

@@ -213,13 +213,15 @@ def embedding(a: Architecture, plans: Plans, software: Software) -> Block:
     tokens, hidden, split = tokens_per_gpu(a, plans), np.asarray(a.hidden, float), sequence_shards(plans)
     mask = 1.0 if software.dropout else 0.0
     positions = np.where(a.learned_positions, np.asarray(a.seq_len, float) * hidden, 0.0)
+    tokens_table = a.embedding_parameters(plans.tensor) / plans.tensor
     return Block(
         name="embedding",
         replicated_bytes=tokens * hidden * (8.0 + mask) / split,
         kernels=4.0,
         tensor_bytes=2.0 * tokens * hidden,
         tensor_count=1.0,
-        parameters=a.embedding_parameters(plans.tensor) / plans.tensor + positions,
+        parameters=tokens_table + positions,
+        tables=((tokens_table / hidden, hidden), (positions / hidden, hidden)),
         boundary_bytes=2.0 * tokens * hidden / split,
         saved_bytes=tokens * hidden * mask / split,
         selective_bytes=tokens * hidden * mask / split,
@@ -234,18 +236,18 @@ def logits(a: Architecture, plans: Plans, software: Software) -> Block:
     hidden = np.asarray(a.hidden, float)
     table = a.embedding_parameters(t) / t
     columns = table / hidden
-    own = np.where(np.asarray(a.tied) & (plans.pipeline == 1), 0.0, table)
+    shared = np.asarray(a.tied) & (plans.pipeline == 1)
     saved = tokens * hidden * _residual_bytes(plans, replace(software, dropout=False))
     saved = saved + software.logit_bytes * tokens * columns
     return Block(
         name="logits",
-        gemms=(Gemm(tokens, columns, hidden),),
+        gemms=(Gemm(tokens, columns, hidden, stored=np.where(shared, 0.0, 1.0)),),
         replicated_bytes=4.0 * tokens * hidden / split,
         split_bytes=18.0 * tokens * columns,
         kernels=10.0,
         tensor_bytes=2.0 * tokens * hidden,
         tensor_count=0.5,
-        parameters=own + 2.0 * hidden,
+        parameters=np.where(shared, 0.0, table) + 2.0 * hidden,
         saved_bytes=saved,
         selective_bytes=saved,
         input_bytes=saved,
