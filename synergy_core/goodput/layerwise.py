@@ -16,6 +16,7 @@ L-GreCo (Markov et al., MLSys 2024) adds up norms, which do not add: `norms=True
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,6 +91,25 @@ def frontier(sent_bytes: ArrayLike, squared_errors: ArrayLike, *, norms: bool = 
     """The whole curve for L layers × C choices; raises InputError as `least_bytes` does."""
     sizes, errors = _checked(sent_bytes, squared_errors, norms)
     return _frontier(sizes, errors)
+
+
+def least_of_slowest(curves: Sequence[Frontier], counts: Sequence[int], budgets: Sequence[float]) -> list[list[int]]:
+    """Of stages that send at once, each its own layers: for every budget a point of each stage's curve.
+
+    The most that any stage sends is as little as it can be along the curves with all errors within the budget, and
+    below that each stage errs as little as it can. counts: of stages alike. budgets: of errors of all stages together;
+    where even the least errors exceed one, those are taken.
+    """
+    caps = np.unique(np.concatenate([each.sent_bytes for each in curves]))
+    # Bytes fall along a curve: the first point that sends no more than the cap.
+    points = np.stack([(-each.sent_bytes).searchsorted(-caps) for each in curves])
+    lengths = np.array([each.errors.size for each in curves])
+    possible = (points < lengths[:, None]).all(axis=0)
+    points = np.minimum(points, lengths[:, None] - 1)
+    errors = np.stack([each.errors[at] for each, at in zip(curves, points, strict=True)])
+    errors = np.where(possible, np.asarray(counts, dtype=np.float64) @ errors, np.inf)
+    within = errors <= np.asarray(budgets, dtype=np.float64)[:, None] * (1.0 + _NEAR)
+    return [points[:, row.argmax() if row.any() else -1].tolist() for row in within]
 
 
 def least_bytes(

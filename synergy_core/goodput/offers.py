@@ -56,14 +56,26 @@ class Offer:
 
     def sent_bytes(self, replicas: ArrayLike) -> Floats:
         """That leave each rank in a step; of the shape of `replicas`."""
-        result: Floats = self._chosen([each.sent_bytes(self.layers, replicas) for each in self.parts]).sum(axis=-1)
+        result: Floats = self.layers_sent_bytes(replicas).sum(axis=-1)
         return result
+
+    def layers_sent_bytes(self, replicas: ArrayLike) -> Floats:
+        """The same of each row of layers, (…, L)."""
+        return self._chosen([each.sent_bytes(self.layers, replicas) for each in self.parts])
 
     def codec_s(self, replicas: ArrayLike, gpu: Gpu) -> Floats:
         """To encode and decode in a step; of the shape of `replicas`."""
-        seconds = [codec_s(each.codec_work(self.layers, replicas), gpu) for each in self.parts]
-        result: Floats = self._chosen(seconds).sum(axis=-1)
+        result: Floats = self.layers_codec_s(replicas, gpu).sum(axis=-1)
         return result
+
+    def layers_codec_s(self, replicas: ArrayLike, gpu: Gpu) -> Floats:
+        """The same of each row of layers, (…, L)."""
+        return self._chosen([codec_s(each.codec_work(self.layers, replicas), gpu) for each in self.parts])
+
+    @property
+    def state_bytes(self) -> float:
+        """What is kept on each GPU from step to step."""
+        return float(self._chosen([each.state_bytes(self.layers) for each in self.parts]).sum())
 
     def _chosen(self, values: Sequence[Floats]) -> Floats:
         """Of every part's (…, L) the part that each layer has."""
@@ -85,8 +97,8 @@ def within_error_of(compressor: Compressor, layers: LayerSizes, gradients: Gradi
     Layers choose among its likes (`Compressor.alike`) and none. Errors are those of a local gradient of which half is
     noise; how much of it is changes as a job trains, and the choice with it, which is not followed.
     """
-    parts = _among(compressor.alike())
-    sizes, errors = _sizes_and_errors(parts, layers, gradients)
+    parts = with_none(compressor.alike())
+    sizes, errors = sizes_and_errors(parts, layers, gradients)
     own = [each.name for each in parts].index(compressor.name)
     found = least_bytes(sizes, errors, float(errors[:, own].sum()))
     return Offer(f"layerwise-{compressor.name}", layers, gradients, parts, found.choice)
@@ -94,21 +106,26 @@ def within_error_of(compressor: Compressor, layers: LayerSizes, gradients: Gradi
 
 def along_frontier(compressors: Sequence[Compressor], layers: LayerSizes, gradients: Gradients) -> tuple[Offer, ...]:
     """Points of the curve of bytes against errors, at most one for each of `POINTS`; named by scheme and error."""
-    parts = _among(compressors)
-    curve = frontier(*_sizes_and_errors(parts, layers, gradients))
-    scheme = compressors[0].name.rstrip("-.0123456789")
+    parts = with_none(compressors)
+    curve = frontier(*sizes_and_errors(parts, layers, gradients))
     points = {curve.within(each): each for each in reversed(POINTS)}
     return tuple(
-        Offer(f"layerwise-{scheme}-{points[at]:g}", layers, gradients, parts, curve.choices(at))
+        Offer(layerwise_name(compressors, points[at]), layers, gradients, parts, curve.choices(at))
         for at in sorted(points)
     )
 
 
-def _among(compressors: Sequence[Compressor]) -> tuple[Compressor, ...]:
+def layerwise_name(compressors: Sequence[Compressor], error: float) -> str:
+    """Of an offer along the curve of a scheme's compressors."""
+    return f"layerwise-{compressors[0].name.rstrip('-.0123456789')}-{error:g}"
+
+
+def with_none(compressors: Sequence[Compressor]) -> tuple[Compressor, ...]:
+    """What layers may choose among: `none` first."""
     return compressor_named("none"), *(each for each in compressors if each.name != "none")
 
 
-def _sizes_and_errors(parts: Sequence[Compressor], layers: LayerSizes, gradients: Gradients) -> tuple[Floats, Floats]:
+def sizes_and_errors(parts: Sequence[Compressor], layers: LayerSizes, gradients: Gradients) -> tuple[Floats, Floats]:
     """Bytes, and parts of the squared norm of the whole gradient, (layers, parts)."""
     halves = (gradients.signal, gradients.noise)
     errors = [sum(0.5 * each.shares(layers) * part.error(layers, each) for each in halves) for part in parts]

@@ -60,7 +60,7 @@ def replica_exchange_s(
     software: Software,
     c: Constants,
     links: Links,
-    layout: RankGroups,
+    groups: RankGroups,
     hiding: Hiding,
     terms: ReplicaTerms | None = None,
 ) -> Floats:
@@ -72,10 +72,10 @@ def replica_exchange_s(
     (`terms`) hide behind nothing: the GPU that does it computes nothing else.
     """
     dense, expert = held(work, plans)
-    ranks, within = layout.data_ranks, layout.data_within
+    ranks, within = groups.data_ranks, groups.data_within
     # Groups that have several GPUs on a node, but not all, pick network cards without knowing of each other.
-    groups = np.maximum(layout.per_node // np.maximum(within, 1), 1)
-    sharing = 1.0 + c.card_collisions * np.where(within > 1, groups - 1.0, 0.0)
+    sets = np.maximum(groups.per_node // np.maximum(within, 1), 1)
+    sharing = 1.0 + c.card_collisions * np.where(within > 1, sets - 1.0, 0.0)
 
     def gather(nbytes: Amount) -> Floats:
         return all_gather_s(nbytes, ranks, within, links, sharing=sharing) / c.network_efficiency
@@ -87,10 +87,10 @@ def replica_exchange_s(
         return all_reduce_s(nbytes, ranks, within, links, sharing=sharing) / c.network_efficiency
 
     def expert_scatter(nbytes: Amount) -> Floats:
-        return _of_experts(reduce_scatter_s, nbytes, links, layout, c)
+        return _of_experts(reduce_scatter_s, nbytes, links, groups, c)
 
     def expert_reduce(nbytes: Amount) -> Floats:
-        return _of_experts(all_reduce_s, nbytes, links, layout, c)
+        return _of_experts(all_reduce_s, nbytes, links, groups, c)
 
     of_dense, of_expert = (None, None) if terms is None else (terms.dense, terms.expert)
     gradients = dense * software.gradient_bytes
@@ -104,7 +104,7 @@ def replica_exchange_s(
     unit = sum(run.count * np.asarray(run.block.parameters, float) for run in work.layers) / count
     own_unit = sum(run.count * np.asarray(run.block.expert_parameters, float) for run in work.layers) / count
     gathered = gather(unit * software.weight_bytes)
-    gathered = gathered + _of_experts(all_gather_s, own_unit * software.weight_bytes, links, layout, c)
+    gathered = gathered + _of_experts(all_gather_s, own_unit * software.weight_bytes, links, groups, c)
     scattered = _compressed(scatter, unit * software.gradient_bytes, of_dense)
     scattered = scattered + _compressed(expert_scatter, own_unit * software.gradient_bytes, of_expert)
     forward = _exposed(gathered, hiding.forward / layers, c)
@@ -125,9 +125,9 @@ def _compressed(collective: Callable[[Amount], Floats], nbytes: Amount, terms: E
     return compressed_sync(seconds, replace(terms, latency_s=collective(0.0 * np.asarray(nbytes)), codec_s=0.0))
 
 
-def _of_experts(collective: Collective, nbytes: Amount, links: Links, layout: RankGroups, c: Constants) -> Floats:
+def _of_experts(collective: Collective, nbytes: Amount, links: Links, groups: RankGroups, c: Constants) -> Floats:
     """Seconds among the ranks that hold the same experts; none where there are no experts."""
-    seconds = collective(nbytes, layout.copies, layout.copies_within, links) / c.network_efficiency
+    seconds = collective(nbytes, groups.copies, groups.copies_within, links) / c.network_efficiency
     return np.where(np.asarray(nbytes) > 0, seconds, 0.0)
 
 

@@ -135,7 +135,7 @@ def _pairs(fixed: Mapping[str, int] | None) -> tuple[tuple[str, int], ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sized:
+class Sized:
     """Candidate plans without options; bytes of the leanest variant of each, and whether that fits."""
 
     plans: Plans
@@ -158,18 +158,12 @@ def _remembered(
     current: Plan | None,
     fixed: tuple[tuple[str, int], ...],
 ) -> PlanTable:
-    """One table. Two passes: tensor parallelism within nodes, then across them for counts that are left."""
+    """One table."""
     machine: Machine = of_machine.it
     model = Model(family.it, architecture, software, architecture.limits())
     held = dict(fixed)
     wanted = np.unique(np.asarray(counts))
-    usual = max(machine.gpus_per_node, LEAST_TENSOR)
-    within = min(max_tensor or usual, usual)
-    beyond = max_tensor or max(machine.gpus_per_node * MOST_NODES_PER_TENSOR_GROUP, within)
-    sized = _sized(model, machine, wanted, global_batch, micro_batches, within, held)
-    left = wanted[~np.isin(wanted, sized.plans.gpus[sized.fits])]
-    if left.size and beyond > within:
-        sized = _joined(sized, _sized(model, machine, left, global_batch, micro_batches, beyond, held))
+    sized, beyond = sized_plans(model, machine, wanted, global_batch, micro_batches, max_tensor, held)
     plans, bytes_, parts = timed(model, machine, constants, sized.plans.take(sized.fits), held)
     order, rank = _ranked(plans, parts.total_s, keep, model, current)
     chosen = plans.take(order)
@@ -214,6 +208,28 @@ def timed(
     return chosen, np.asarray(needed.device_total, dtype=np.float64)[kept], seconds
 
 
+def sized_plans(
+    model: Model,
+    machine: Machine,
+    counts: Ints,
+    global_batch: int,
+    micro_batches: Sequence[int] = MICRO_BATCHES,
+    max_tensor: int | None = None,
+    fixed: Mapping[str, int] | None = None,
+) -> tuple[Sized, int]:
+    """Candidates for the counts, and the most tensor parallelism tried: within nodes, then for counts that are left
+    across them."""
+    held = fixed or {}
+    usual = max(machine.gpus_per_node, LEAST_TENSOR)
+    within = min(max_tensor or usual, usual)
+    beyond = max_tensor or max(machine.gpus_per_node * MOST_NODES_PER_TENSOR_GROUP, within)
+    sized = _sized(model, machine, counts, global_batch, micro_batches, within, held)
+    left = counts[~np.isin(counts, sized.plans.gpus[sized.fits])]
+    if left.size and beyond > within:
+        sized = _joined(sized, _sized(model, machine, left, global_batch, micro_batches, beyond, held))
+    return sized, beyond
+
+
 def _sized(
     model: Model,
     machine: Machine,
@@ -222,7 +238,7 @@ def _sized(
     micro_batches: Sequence[int],
     max_tensor: int,
     fixed: Mapping[str, int],
-) -> _Sized:
+) -> Sized:
     """Candidates for the counts, each with the memory of its leanest variant."""
     plans = candidates(
         model.limits,
@@ -235,7 +251,7 @@ def _sized(
     plans = plans.take(laid_out(plans, machine))
     lean = leanest(plans, fixed)
     needed = memory(model.work(lean), lean, model.software)
-    return _Sized(plans, np.asarray(needed.device_total), np.asarray(needed.fits(machine)))
+    return Sized(plans, np.asarray(needed.device_total), np.asarray(needed.fits(machine)))
 
 
 def laid_out(plans: Plans, machine: Machine) -> NDArray[np.bool_]:
@@ -245,14 +261,12 @@ def laid_out(plans: Plans, machine: Machine) -> NDArray[np.bool_]:
     return result
 
 
-def _joined(first: _Sized, second: _Sized) -> _Sized:
+def _joined(first: Sized, second: Sized) -> Sized:
     columns = {
         each.name: np.append(getattr(first.plans, each.name), getattr(second.plans, each.name))
         for each in fields(Plans)
     }
-    return _Sized(
-        Plans(**columns), np.append(first.least_bytes, second.least_bytes), np.append(first.fits, second.fits)
-    )
+    return Sized(Plans(**columns), np.append(first.least_bytes, second.least_bytes), np.append(first.fits, second.fits))
 
 
 def _ranked(
@@ -289,7 +303,7 @@ def _reasons(
     limits: Limits,
     machine: Machine,
     counts: Ints,
-    sized: _Sized,
+    sized: Sized,
     global_batch: int,
     max_tensor: int,
     fixed: Mapping[str, int],
@@ -309,7 +323,7 @@ def _reasons(
     )
 
 
-def _too_large(sized: _Sized, row: int, machine: Machine) -> Infeasible:
+def _too_large(sized: Sized, row: int, machine: Machine) -> Infeasible:
     plan, needed = leanest(sized.plans.take(np.array([row]))).plan(0), float(sized.least_bytes[row])
     usable = (1.0 - MARGIN) * usable_bytes(machine)
     message = (
