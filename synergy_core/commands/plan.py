@@ -20,7 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synergy_core.errors import InputError, unknown
+from synergy_core.commands._asked import default_batch, given_settings, model_asked, whole
+from synergy_core.errors import InputError
 
 if TYPE_CHECKING:
     from synergy_core.planner.architecture import Architecture, Family
@@ -72,7 +73,7 @@ def run(chosen: argparse.Namespace) -> int:
     asked = question(chosen.settings)
     if chosen.picture is not None and chosen.picture.suffix != ".svg":
         raise InputError(f"--picture {chosen.picture}: the picture is SVG; give a name that ends in .svg.")
-    family, architecture = _model(asked.model)
+    family, architecture = model_asked(asked.model)
     software = software_named(asked.software)
     batch = asked.batch or default_batch(architecture)
     machines = [machine_named(each, asked.gpus_per_node, asked.network) for each in asked.gpu]
@@ -104,21 +105,11 @@ def question(settings: Sequence[str]) -> Question:
     """Reads `key=value` arguments. Raises InputError for what is unknown, missing or no number."""
     from synergy_core.planner.enumerate import FIXABLE
 
-    given: dict[str, str] = {}
     known = ("model", "gpu", "gpus", "software", "network", *NUMBERS, *FIXABLE)
-    for each in settings:
-        key, equals, value = each.partition("=")
-        if not equals or not value:
-            raise InputError(f"'{each}': expected key=value, such as model=gpt-175b.")
-        if key not in known:
-            raise unknown("setting", key, known)
-        given[key] = value
-    for key in ("model", "gpu", "gpus"):
-        if key not in given:
-            raise InputError(f"{key}= is missing; such as model=gpt-175b gpu=a100-80gb gpus=1024.")
+    given = given_settings(settings, known, {"model": "gpt-175b", "gpu": "a100-80gb", "gpus": "1024"})
 
     def number(key: str) -> int | None:
-        return _whole(key, given[key]) if key in given else None
+        return whole(key, given[key]) if key in given else None
 
     return Question(
         model=given["model"],
@@ -129,50 +120,20 @@ def question(settings: Sequence[str]) -> Question:
         top=number("top") or 5,
         gpus_per_node=number("gpus_per_node"),
         network=_rate(given["network"]) if "network" in given else None,
-        fixed={key: _whole(key, given[key], least=0) for key in FIXABLE if key in given},
+        fixed={key: whole(key, given[key], least=0) for key in FIXABLE if key in given},
     )
-
-
-def default_batch(architecture: Architecture) -> int:
-    """The batch that the module's docstring states."""
-    import numpy as np
-
-    tokens_each = architecture.limits().seq_len
-    if not tokens_each:
-        return 1024
-    tokens = 2.0**19 * (float(architecture.parameters()) / 1e8) ** 0.25
-    return 1 << max(0, round(float(np.ceil(np.log2(tokens / tokens_each)))))
-
-
-def _model(name: str) -> tuple[Family, Architecture]:
-    from synergy_core.planner.families import architecture_named, card_from_yaml
-
-    if name.endswith((".yaml", ".yml")):
-        card = card_from_yaml(Path(name))
-        return card.family, card.architecture
-    return architecture_named(name)
 
 
 def _counts(text: str) -> tuple[int, ...]:
     counts: list[int] = []
     for part in text.split(","):
         low, dots, high = part.partition("..")
-        first = _whole("gpus", low)
-        last = _whole("gpus", high) if dots else first
+        first = whole("gpus", low)
+        last = whole("gpus", high) if dots else first
         if last < first:
             raise InputError(f"gpus={part}: the range is empty; expected the smaller count first.")
         counts += range(first, last + 1)
     return tuple(dict.fromkeys(counts))
-
-
-def _whole(key: str, text: str, least: int = 1) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise InputError(f"{key}={text}: expected a whole number.") from None
-    if value < least:
-        raise InputError(f"{key}={text}: expected at least {least}.")
-    return value
 
 
 def _rate(text: str) -> float:

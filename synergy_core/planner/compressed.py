@@ -82,8 +82,9 @@ class CompressedSearch:
         for name in dict.fromkeys(name for each in offers.values() for name in each):
             own = [offers[split].get(name) for split in splits]
             allowed = np.array([_allowed(each, *of) for each, *of in zip(own, plans.zero, free_bytes, strict=True)])
-            allowed &= (ranks > 1) | (name == NO_COMPRESSOR)
-            if not allowed.any() or not (name == NO_COMPRESSOR or any(each and each.compresses for each in own)):
+            if name != NO_COMPRESSOR:
+                allowed &= (ranks > 1) & np.array([each is not None and each.compresses for each in own])
+            if not allowed.any():
                 continue
             terms = None if name == NO_COMPRESSOR else self._terms(plans, own, machine)
             step_s = np.where(allowed, timed.step_time(terms).total_s, np.inf)

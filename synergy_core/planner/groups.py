@@ -25,4 +25,4 @@ class RankGroups:
         self.copies = np.maximum(self.data_ranks // plans.expert, 1)
         self.copies_within = within(self.copies, plans.tensor * plans.expert)
         replica = plans.tensor * plans.context * plans.data
-        self.pipeline_within = (replica * 2 <= per_node) & (per_node % replica == 0)
+        self.pipeline_within = (replica * plans.pipeline <= per_node) & (per_node % replica == 0)

@@ -183,17 +183,12 @@ def _along_curves(
     for stage in stages:
         sizes, errors = sizes_and_errors(parts, stage.layers, gradients)
         curves.append(frontier(sizes, errors * (stage.numbers / total)))
-    points: dict[tuple[int, ...], float] = {}
-    for error, chosen in zip(POINTS, least_of_slowest(curves, [each.stages for each in stages], POINTS), strict=True):
-        points.setdefault(tuple(chosen), error)
-    return tuple(
-        ShardOffer(
-            (name := layerwise_name(of_scheme, error)),
-            stages,
-            tuple(
-                Offer(name, stage.layers, gradients, parts, curve.choices(at))
-                for stage, curve, at in zip(stages, curves, chosen, strict=True)
-            ),
-        )
-        for chosen, error in points.items()
-    )
+    found = []
+    for error, points in zip(POINTS, least_of_slowest(curves, [each.stages for each in stages], POINTS), strict=True):
+        name = layerwise_name(of_scheme, error)
+        choices = [
+            Offer(name, stage.layers, gradients, parts, curve.choices(at))
+            for stage, curve, at in zip(stages, curves, points, strict=True)
+        ]
+        found.append(ShardOffer(name, stages, tuple(choices)))
+    return tuple(found)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planner_setup import CONSTANTS
 
 from synergy_core.__main__ import main
-from synergy_core.commands.plan import default_batch
+from synergy_core.commands._asked import default_batch
 from synergy_core.planner import constants
 from synergy_core.planner.explain import model_flops, seconds
 from synergy_core.planner.families import architecture_named
