@@ -26,8 +26,8 @@ class PlannedJob(SimulatedTraining):
             seen = self.disturbance.observed(self.job_id, self._node_gpus, plan.global_batch) * self.slowdown
             step_s = app.iteration_s(held.gpu_type, self._node_gpus, plan)
             self.task.observe(StepReport(held, plan, step_s * seen))
-            known = app.statistics(plan.global_batch, min(self.epoch, len(app.work_at_epoch_end) - 1))
-            if known.grad_var > 0:
+            known = app.seen_statistics(plan, min(self.epoch, len(app.work_at_epoch_end) - 1))
+            if known[1] > 0:
                 self.task.report(known)
         super().report(now_s)
 

@@ -283,8 +283,7 @@ def test_what_cannot_be_is_refused_with_what_to_type(tmp_path):
     with pytest.raises(InputError, match=r"layers of alexnet.*truth\.fixed_gpus\.alexnet=1"):
         world.check_models(["bert", "alexnet"])
     dataclasses.replace(world, fixed_gpus={"alexnet": 1}).check_models(["alexnet"])
-    with pytest.raises(InputError, match="parallel plans"):
-        world.check_models(["gpt-1.3b"])
+    world.check_models(["gpt-1.3b"])  # whose layers the planner knows
 
 
 def test_the_documented_command_is_composed_and_policies_without_batches_are_refused():

@@ -17,6 +17,7 @@ from synergy_core.planner.constants import constants_for
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.plan import NO_COMPRESSOR, Plan
 from synergy_core.planner.search import Model
+from synergy_core.planner.shards import every_offer
 from synergy_core.planner.software import Software
 
 PER_DECADE = 4
@@ -117,7 +118,7 @@ def sweep(
     layerwise: of its scheme layers choose by themselves.
     """
     model = Model(family, architecture, software, architecture.limits())
-    search = CompressedSearch(model, gradients_of(model), layerwise)
+    search = CompressedSearch(model, gradients_of(model), every_offer(layerwise))
     found = {}
     for rate in _with_others(node_bytes_per_s):
         joined = replace(machine, network_bytes_per_s=rate / machine.gpus_per_node)

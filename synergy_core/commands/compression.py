@@ -40,7 +40,7 @@ KNOWN = (*NEEDED, "software", "gpus_per_node", "network_gbps", "batch", "max_bat
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class CompressionQuestion:
     """What was asked. network_gbps: inf for as much as within a node. batch, max_batch: None where nothing is said."""
 
     model: str
@@ -107,7 +107,7 @@ def run(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def question(settings: Sequence[str]) -> Question:
+def question(settings: Sequence[str]) -> CompressionQuestion:
     """Reads `key=value` arguments. Raises InputError for what is unknown, missing or no number."""
     given = given_settings(settings, KNOWN, NEEDED)
 
@@ -115,7 +115,7 @@ def question(settings: Sequence[str]) -> Question:
         return whole(key, given[key]) if key in given else None
 
     gbps = given.get("network_gbps", GBPS).split(",")
-    return Question(
+    return CompressionQuestion(
         model=given["model"],
         gpu=given["gpu"],
         gpus=whole("gpus", given["gpus"]),
@@ -141,7 +141,7 @@ def _positive(key: str, text: str, what: str) -> float:
     return value
 
 
-def _rates(asked: Question, machine: Machine) -> list[float]:
+def _rates(asked: CompressionQuestion, machine: Machine) -> list[float]:
     """Gb/s of a whole node, rising; `nvlink` is left out where the GPUs have none."""
     within = machine.link_bytes_per_s * machine.gpus_per_node / GBPS_BYTES if machine.link != "pcie" else 0.0
     rates = {within if each == float("inf") else each for each in asked.network_gbps} - {0.0}
@@ -150,7 +150,7 @@ def _rates(asked: Question, machine: Machine) -> list[float]:
     return sorted(rates)
 
 
-def _print(asked: Question, found: Sweep, machine: Machine, rates: Sequence[float], best: Sequence[Best]) -> None:
+def _print(asked: CompressionQuestion, found: Sweep, machine: Machine, rates: Sequence[float], best: Sequence[Best]) -> None:
     from synergy_core.commands._output import table
     from synergy_core.goodput.offers import POINTS
     from synergy_core.planner.plan import NO_COMPRESSOR

@@ -101,7 +101,12 @@ def within_error_of(compressor: Compressor, layers: LayerSizes, gradients: Gradi
     sizes, errors = sizes_and_errors(parts, layers, gradients)
     own = [each.name for each in parts].index(compressor.name)
     found = least_bytes(sizes, errors, float(errors[:, own].sum()))
-    return Offer(f"layerwise-{compressor.name}", layers, gradients, parts, found.choice)
+    return Offer(within_error_name(compressor), layers, gradients, parts, found.choice)
+
+
+def within_error_name(compressor: Compressor) -> str:
+    """Of a choice by layer within the error of that compressor."""
+    return f"layerwise-{compressor.name}"
 
 
 def along_frontier(compressors: Sequence[Compressor], layers: LayerSizes, gradients: Gradients) -> tuple[Offer, ...]:

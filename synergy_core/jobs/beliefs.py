@@ -14,7 +14,7 @@ from synergy_core.jobs.configurations import Configurations
 from synergy_core.jobs.exchanging import ExchangingTask
 from synergy_core.jobs.fitted import Belief, SynergyTask
 from synergy_core.jobs.inputs import InputReports
-from synergy_core.jobs.planned import PlannedSpeeds, PlannedTask
+from synergy_core.jobs.planned import ExchangingPlannedTask, PlannedSpeeds, PlannedTask
 from synergy_core.jobs.profiled import ProfiledSpeeds, ProfiledTask
 from synergy_core.jobs.reports import Fitter, Observations
 from synergy_core.jobs.spec import JobSpec
@@ -74,7 +74,8 @@ class Beliefs:
         if self._profiled is not None and spec.architecture in self._profiled.profile:
             return ProfiledTask(spec, pool, self._profiled, shared=self.shared, declares=self.declares)
         if spec.architecture and self._speeds is not None:
-            return PlannedTask(spec, pool, self._speeds, shared=self.shared, declares=self.declares)
+            planned = PlannedTask if spec.plan_exchange is None else ExchangingPlannedTask
+            return planned(spec, pool, self._speeds, shared=self.shared, declares=self.declares)
         kind = SynergyTask if spec.exchange is None else ExchangingTask
         return kind(spec, pool, shared=self.shared, declares=self.declares)
 

@@ -10,13 +10,15 @@ import numpy as np
 from synergy_core.arrays import Floats
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
-from synergy_core.goodput.efficiency import gain
+from synergy_core.goodput.efficiency import gain, noise_scale
 from synergy_core.jobs.configurations import Configurations
 from synergy_core.jobs.fitted import Belief, SynergyTask
+from synergy_core.jobs.plan_exchange import PlanExchange
 from synergy_core.jobs.reports import Observations
 from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.training import Shape, StepReport
 from synergy_core.planner import tables
+from synergy_core.planner.compressed import CompressedPlans
 from synergy_core.planner.plan import Plan, Plans
 
 _Of = tuple[str, int, str, bool]
@@ -69,6 +71,16 @@ class PlannedSpeeds:
         """Seconds of a step under the best plan, and that plan: jobs run with it whatever the policy knows."""
         step_s, plans, at = self._table((architecture, batch, gpu_type, False), [gpus])[gpus]
         return step_s, plans.plan(at)
+
+    def exchanged_on(
+        self, exchange: PlanExchange, architecture: str, batch: int, gpu_type: str, gpus: int, *, best: bool = False
+    ) -> CompressedPlans | None:
+        """Plans by compressor on so many GPUs, packed, as far as the policy may read them; best: all of them, as jobs
+        run with. None where nothing fits.
+        """
+        nodes = gpu_type, self._per_node[gpu_type]
+        replicas_only = not (self._plans or best)
+        return exchange.plans(architecture, nodes, gpus, batch, data_parallel_only=replicas_only)
 
     def _table(self, of: _Of, counts: list[int]) -> dict[int, tuple[float, Plans, int]]:
         """Seconds of a step by number of GPUs, these among them, and its plan: plans, and which of them."""
@@ -166,3 +178,70 @@ class PlannedTask(TaskWithPlans):
         believed_s = self.speeds.believed_on(self.spec.architecture, batch, gpu_type, gpus)
         if believed_s < np.inf:
             self.pool.add_ratio(gpu_type, (nodes, gpus, batch), step.step_s / believed_s, later=self.shared)
+
+
+class ExchangingPlannedTask(PlannedTask):
+    """A job whose compressor is chosen together with its batch and its plan. Its spec has a `plan_exchange`."""
+
+    __slots__ = ()
+
+    @property
+    def exchange(self) -> PlanExchange:
+        """What its gradients' exchange may be."""
+        assert self.spec.plan_exchange is not None
+        return self.spec.plan_exchange
+
+    def batches(self, *, requested: bool = False) -> list[int]:
+        return super().batches(requested=requested or self.exchange.keeps_batch)
+
+    def goodput(self, rows: Configurations, *, requested: bool) -> Floats:
+        result = np.zeros(len(rows))
+        for index, gpu_type in enumerate(self.speeds.gpu_types):
+            at = np.flatnonzero(rows.gpu_type == index)
+            by_count = {count: self._goodput(gpu_type, count, requested) for count in set(rows.gpus[at].tolist())}
+            result[at] = [by_count[count] for count in rows.gpus[at].tolist()]
+        return result / self.spec.initial_batch
+
+    def _goodput(self, gpu_type: str, gpus: int, requested: bool) -> float:
+        """Samples per second, each worth one at the initial batch; 0 where no plan fits."""
+        found = self._choices(gpu_type, gpus, requested=requested)
+        return max((goodput for goodput, _, _ in found), default=0.0) / self.pool.ratio(gpu_type)
+
+    def _choices(
+        self, gpu_type: str, gpus: int, *, requested: bool, best: bool = False
+    ) -> list[tuple[float, float, Plan]]:
+        """Of every batch that it may train at: goodput, seconds of a step, and the plan with its compressor."""
+        spec, made = self.spec, []
+        for batch in self.batches(requested=requested):
+            found = self.speeds.exchanged_on(self.exchange, spec.architecture, batch, gpu_type, gpus, best=best)
+            if found is not None:
+                at, goodput = self.exchange.best(found, self._noise_scale, spec.initial_batch)
+                made.append((goodput, float(found.step_s[at]), found.plans[at]))
+        return made
+
+    @property
+    def _noise_scale(self) -> float:
+        sqr, var = self.believed_statistics or (1.0, 0.0)
+        return float(noise_scale(sqr, var, self.spec.initial_batch))
+
+    def requested_rate(self, gpu_type: str) -> float:
+        found = self._choices(gpu_type, self.spec.requested_gpus, requested=True)
+        return 1.0 / (found[0][1] * self.pool.ratio(gpu_type)) if found else 0.0
+
+    def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
+        found = self._choices(shape.gpu_type, shape.gpus, requested=requested, best=True)
+        if not found:
+            raise InputError(
+                f"{self.spec.architecture} was given {shape.gpus} GPUs of type {shape.gpu_type}, on which no plan fits."
+            )
+        return max(found, key=lambda each: each[0])[2]
+
+    def observe(self, step: StepReport) -> None:
+        (gpu_type, nodes, gpus), plan = step.shape, step.plan
+        name, batch = self.spec.architecture, plan.global_batch
+        found = self.speeds.exchanged_on(self.exchange, name, batch, gpu_type, gpus)
+        if found is None:
+            return
+        at = next((at for at, each in enumerate(found.plans) if each.compressor == plan.compressor), 0)
+        ratio = step.step_s / float(found.step_s[at])
+        self.pool.add_ratio(gpu_type, (nodes, gpus, batch), ratio, later=self.shared)

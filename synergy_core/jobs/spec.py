@@ -8,6 +8,7 @@ from functools import cached_property
 
 from synergy_core.goodput.pipeline import InputPipeline
 from synergy_core.jobs.exchange import GradientExchange
+from synergy_core.jobs.plan_exchange import PlanExchange
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class JobSpec:
     observations do. The requested batch is then the initial one. pipeline: how fast its input is prepared, as profiled
     offline; None where nobody knows, and input is taken to be always there. Where input is learned, no policy reads it.
     exchange: what the exchange of its replicas' gradients may be; None where nobody is to compress them.
+    plan_exchange: the same of a job with parallel plans.
     """
 
     application: str
@@ -49,6 +51,7 @@ class JobSpec:
     architecture: str = ""
     pipeline: InputPipeline | None = None
     exchange: GradientExchange | None = None
+    plan_exchange: PlanExchange | None = None
 
     @cached_property
     def smallest_local_batch(self) -> int:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from synergy_core.arrays import Bools, Floats, Ints
+from synergy_core.errors import unknown
 from synergy_core.goodput.compressed import GradientErrors
-from synergy_core.goodput.compression import CONVOLUTIONAL, Compressor, Gradients
+from synergy_core.goodput.compression import CONVOLUTIONAL, Gradients
 from synergy_core.goodput.exchange import ExchangeTerms
 from synergy_core.planner.constants import Constants
 from synergy_core.planner.enumerate import undominated, with_options
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.memory import MARGIN, memory, usable_bytes
-from synergy_core.planner.plan import NO_COMPRESSOR, Plan, Plans
+from synergy_core.planner.plan import NO_COMPRESSOR, Plan, Plans, plans_of
 from synergy_core.planner.replicas import ReplicaTerms
 from synergy_core.planner.search import Model, sized_plans
-from synergy_core.planner.shards import ShardOffer, shard_offers, stages_of
-from synergy_core.planner.step_time import Computation, computation
+from synergy_core.planner.shards import Offering, ShardOffer, stages_of
+from synergy_core.planner.step_time import computation
+from synergy_core.planner.work import Work
 
 NOTHING = ExchangeTerms()
 TERMS = ("collectives", "sent", "codec_s")
@@ -54,30 +57,35 @@ class CompressedPlans:
 
 @dataclass(frozen=True, eq=False)
 class CompressedSearch:
-    """Of one model with its software. gradients: how they are spread. layerwise: of its scheme layers choose, each for
-    itself, beside every compressor for all of them.
-    """
+    """Of one model with its software. gradients: how they are spread. offering: what each plan is offered."""
 
     model: Model
     gradients: Gradients
-    layerwise: Compressor
+    offering: Offering
     _offers: dict[_Split, dict[str, ShardOffer]] = field(default_factory=dict, repr=False)
 
-    def plans(self, machine: Machine, constants: Constants, gpus: int, global_batch: int) -> CompressedPlans | None:
-        """The fastest plan for every compressor; None where nothing fits.
+    def plans(
+        self,
+        machine: Machine,
+        constants: Constants,
+        gpus: int,
+        global_batch: int,
+        fixed: Mapping[str, int] | None = None,
+    ) -> CompressedPlans | None:
+        """The fastest plan for every compressor; None where nothing fits. fixed: degrees that must be as given.
 
         What fits without a compressor need not with one, which may keep what it did not send. Error feedback needs
         whole gradients on every rank: such compressors go with ZeRO's stage 0 alone. Compressors under which no plan
         has replicas are left out.
         """
-        found = self._fitting(machine, gpus, global_batch)
+        found = self._fitting(machine, gpus, global_batch, fixed or {})
         if found is None:
             return None
         plans, free_bytes = found
         timed = computation(self.model.work(plans), plans, machine, self.model.software, constants)
         ranks = plans.data * plans.context
         splits = list(zip(plans.tensor.tolist(), plans.pipeline.tolist(), plans.expert.tolist(), strict=True))
-        offers = {each: self._offers_of(each, timed, splits.index(each)) for each in dict.fromkeys(splits)}
+        offers = {each: self._offers_of(each, timed.work, splits.index(each)) for each in dict.fromkeys(splits)}
         best: list[tuple[ShardOffer, int, float]] = []
         for name in dict.fromkeys(name for each in offers.values() for name in each):
             own = [offers[split].get(name) for split in splits]
@@ -94,10 +102,12 @@ class CompressedSearch:
             best.append((offer, at, float(step_s[at])))
         return _chosen(plans, best)
 
-    def _fitting(self, machine: Machine, gpus: int, global_batch: int) -> tuple[Plans, Floats] | None:
+    def _fitting(
+        self, machine: Machine, gpus: int, global_batch: int, fixed: Mapping[str, int]
+    ) -> tuple[Plans, Floats] | None:
         """Plans with options that fit uncompressed, and bytes of a GPU that are left."""
-        sized, _ = sized_plans(self.model, machine, np.array([gpus]), global_batch)
-        variants, of = with_options(sized.plans.take(sized.fits))
+        sized, _ = sized_plans(self.model, machine, np.array([gpus]), global_batch, fixed=fixed)
+        variants, of = with_options(sized.plans.take(sized.fits), fixed)
         if not len(variants):
             return None
         needed = memory(self.model.work(variants), variants, self.model.software)
@@ -110,10 +120,23 @@ class CompressedSearch:
         left = (1.0 - MARGIN) * usable_bytes(machine) - np.asarray(needed.device_total, dtype=np.float64)
         return variants.take(kept), np.broadcast_to(left, len(variants))[kept]
 
-    def _offers_of(self, split: _Split, timed: Computation, at: int) -> dict[str, ShardOffer]:
+    def errors(self, plan: Plan) -> tuple[GradientErrors, float]:
+        """What the plan's compressor makes of gradients, and how many are compressed apart from each other.
+
+        Raises InputError for a compressor that is not offered.
+        """
+        split = plan.tensor, plan.pipeline, plan.expert
+        known = self._offers_of(split, self.model.work(plans_of([plan])), 0)
+        if plan.compressor not in known:
+            raise unknown("offered compressor", plan.compressor, known)
+        errors = known[plan.compressor].errors
+        replicas = plan.data * plan.context * (plan.accumulation if plan.zero == 3 else 1)
+        return replace(errors, rounds_sum=bool(errors.rounds_sum) and plan.zero == 0), float(replicas)
+
+    def _offers_of(self, split: _Split, work: Work, at: int) -> dict[str, ShardOffer]:
         if split not in self._offers:
-            stages = stages_of(timed.work, split[1], at)
-            self._offers[split] = {each.name: each for each in shard_offers(stages, self.gradients, self.layerwise)}
+            stages = stages_of(work, split[1], at)
+            self._offers[split] = {each.name: each for each in self.offering(stages, self.gradients)}
         return self._offers[split]
 
     def _terms(

@@ -7,9 +7,9 @@ all stages add up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -26,7 +26,15 @@ from synergy_core.goodput.compression import (
 )
 from synergy_core.goodput.exchange import ExchangeTerms
 from synergy_core.goodput.layerwise import frontier, least_of_slowest
-from synergy_core.goodput.offers import POINTS, Offer, layerwise_name, sizes_and_errors, uniform, with_none
+from synergy_core.goodput.offers import (
+    POINTS,
+    Offer,
+    layerwise_name,
+    sizes_and_errors,
+    uniform,
+    with_none,
+    within_error_name,
+)
 from synergy_core.planner.plan import NO_COMPRESSOR
 from synergy_core.planner.work import Amount, Block, Work
 
@@ -164,31 +172,69 @@ class ShardOffer:
         return ExchangeTerms(max(each.collectives for each in self.offers), 0.0, max(sent) / max(plain), max(codec))
 
 
-def shard_offers(stages: tuple[Stage, ...], gradients: Gradients, layerwise: Compressor) -> tuple[ShardOffer, ...]:
-    """Every compressor for all layers, `none` first, and points of the layer-wise curve of one scheme."""
+Offering = Callable[[tuple[Stage, ...], Gradients], tuple[ShardOffer, ...]]
+"""What is offered to the stages of a plan, `none` first."""
+
+
+@cache
+def every_offer(layerwise: Compressor) -> Offering:
+    """Every compressor for all layers, and points of the layer-wise curve of that one's scheme."""
     known = compressors()
-    every = tuple(
-        ShardOffer(each.name, stages, tuple(uniform(each, stage.layers, gradients) for stage in stages))
-        for each in known
-    )
-    return every + _along_curves(stages, gradients, [each for each in known if type(each) is type(layerwise)])
+    of_scheme = [each for each in known if type(each) is type(layerwise)]
+
+    def offers(stages: tuple[Stage, ...], gradients: Gradients) -> tuple[ShardOffer, ...]:
+        names = [layerwise_name(of_scheme, error) for error in POINTS]
+        return *(_uniform(each, stages, gradients) for each in known), *_along_curves(
+            of_scheme, stages, gradients, dict(zip(names, POINTS, strict=True))
+        )
+
+    return offers
+
+
+@cache
+def only_offer(compressor: Compressor) -> Offering:
+    """That compressor for all layers, and none."""
+    both = dict.fromkeys((NOTHING, compressor))
+    return lambda stages, gradients: tuple(_uniform(each, stages, gradients) for each in both)
+
+
+@cache
+def within_error_offer(compressor: Compressor) -> Offering:
+    """L-GreCo's choice among that compressor's likes, within the error it makes of all stages; and none."""
+
+    def offers(stages: tuple[Stage, ...], gradients: Gradients) -> tuple[ShardOffer, ...]:
+        errors = _uniform(compressor, stages, gradients).errors
+        budget = 0.5 * (float(np.asarray(errors.signal)) + float(np.asarray(errors.noise)))
+        named = {within_error_name(compressor): budget}
+        return _uniform(NOTHING, stages, gradients), *_along_curves(compressor.alike(), stages, gradients, named)
+
+    return offers
+
+
+def _uniform(compressor: Compressor, stages: tuple[Stage, ...], gradients: Gradients) -> ShardOffer:
+    each = tuple(uniform(compressor, stage.layers, gradients) for stage in stages)
+    return ShardOffer(compressor.name, stages, each)
 
 
 def _along_curves(
-    stages: tuple[Stage, ...], gradients: Gradients, of_scheme: Sequence[Compressor]
+    compressors: Sequence[Compressor], stages: tuple[Stage, ...], gradients: Gradients, budgets: Mapping[str, float]
 ) -> tuple[ShardOffer, ...]:
-    parts = with_none(of_scheme)
+    """Choices by layer within each budget, by name."""
+    parts = with_none(compressors)
     total = sum(each.stages * each.numbers for each in stages)
     curves = []
     for stage in stages:
         sizes, errors = sizes_and_errors(parts, stage.layers, gradients)
         curves.append(frontier(sizes, errors * (stage.numbers / total)))
-    found = []
-    for error, points in zip(POINTS, least_of_slowest(curves, [each.stages for each in stages], POINTS), strict=True):
-        name = layerwise_name(of_scheme, error)
-        choices = [
-            Offer(name, stage.layers, gradients, parts, curve.choices(at))
-            for stage, curve, at in zip(stages, curves, points, strict=True)
-        ]
-        found.append(ShardOffer(name, stages, tuple(choices)))
-    return tuple(found)
+    chosen = least_of_slowest(curves, [each.stages for each in stages], list(budgets.values()))
+    return tuple(
+        ShardOffer(
+            name,
+            stages,
+            tuple(
+                Offer(name, stage.layers, gradients, parts, curve.choices(at))
+                for stage, curve, at in zip(stages, curves, points, strict=True)
+            ),
+        )
+        for name, points in zip(budgets, chosen, strict=True)
+    )

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 
 from synergy_core.arrays import Floats, Ints
+from synergy_core.planner.compressed import CompressedPlans, CompressedSearch, gradients_of
 from synergy_core.planner.constants import constants_for
 from synergy_core.planner.families import Card, architecture_names, card_named
 from synergy_core.planner.machine import machine_named
 from synergy_core.planner.plan import Plan, Plans, plans_of
 from synergy_core.planner.plan_table import PlanTable
-from synergy_core.planner.search import search
+from synergy_core.planner.search import Model, search
+from synergy_core.planner.shards import Offering
 from synergy_core.planner.software import software_named
 
 Nodes = tuple[str, int]
@@ -106,6 +108,40 @@ def planned_tables(
             seconds.append(np.inf if row is None or found is None else float(found.step_time_s[row]))
             plans.append(Plan(data=count) if row is None or found is None else found.plans.plan(row))
     return PlannedTable(np.array(nodes_at), np.array(gpus), np.array(seconds), plans_of(plans))
+
+
+@cache
+def compressed_plans(
+    architecture_name: str,
+    nodes: Nodes,
+    gpus: int,
+    global_batch: int,
+    offering: Offering,
+    *,
+    share_bytes_per_s: float | None = None,
+    data_parallel_only: bool = False,
+) -> CompressedPlans | None:
+    """The fastest plan for every compressor offered, on so many GPUs; None where nothing fits.
+
+    share_bytes_per_s: each GPU's of the network between nodes; None: as of the usual nodes. data_parallel_only: as of
+    `planned_tables`.
+    """
+    fixed: Mapping[str, int] | None = _smallest(architecture_name, nodes, global_batch) if data_parallel_only else {}
+    if fixed is None or gpus % int(np.prod(list(fixed.values()), dtype=int)):
+        return None
+    machine = machine_named(*nodes)
+    if share_bytes_per_s is not None:
+        machine = replace(machine, network_bytes_per_s=share_bytes_per_s)
+    search, software = compressed_search(architecture_name, offering), software_named(SOFTWARE)
+    return search.plans(machine, constants_for(machine, software), gpus, global_batch, fixed)
+
+
+@cache
+def compressed_search(architecture_name: str, offering: Offering) -> CompressedSearch:
+    """What may be asked of an architecture's compressors, by the software of `planned_tables`."""
+    card = card_named(architecture_name)
+    model = Model(card.family, card.architecture, software_named(SOFTWARE), card.architecture.limits())
+    return CompressedSearch(model, gradients_of(model), offering)
 
 
 @cache

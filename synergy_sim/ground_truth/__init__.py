@@ -17,6 +17,7 @@ from synergy_core.errors import InputError, unknown
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.goodput.pipeline import InputPipeline, Pipeline
 from synergy_core.jobs.exchange import Compression, exchange_of
+from synergy_core.jobs.plan_exchange import PlanExchange
 from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.planner import tables
@@ -137,12 +138,7 @@ class Truth:
             return
         setting = "cluster.network_gbps" if self.compression == "none" else f"compression={self.compression}"
         for model in models:
-            if self.plans(model):
-                raise InputError(
-                    f"{setting}: of {model}, whose jobs have parallel plans, no other exchange of gradients is known; "
-                    "type trace.models=mix."
-                )
-            if self.fixed_gpus.get(model) != 1 and layers_of(model) is None:
+            if not self.plans(model) and self.fixed_gpus.get(model) != 1 and layers_of(model) is None:
                 raise no_layers(setting, model)
 
     @cached_property
@@ -253,9 +249,24 @@ class Truth:
             return self._planned[key]
         if key not in self._planned:
             self._planned[key] = PlannedApplication(
-                name, batch, cluster.largest_nodes, self.planned, self.disturbance.seed
+                name, batch, cluster.largest_nodes, self.planned, self.disturbance.seed, self._plan_exchange(cluster)
             )
         return self._planned[key]
+
+    def _plan_exchange(self, cluster: Cluster) -> PlanExchange | None:
+        """How jobs with plans exchange gradients on these machines; None: as the planner has it."""
+        if not self.exchanges:
+            return None
+        key = cluster.node_types
+        if key not in self._plan_exchanges:
+            node, nodes = self.network_bytes_per_s, cluster.largest_nodes
+            share = {} if node is None else {gpu_type: node / gpus for gpu_type, gpus in nodes.items()}
+            self._plan_exchanges[key] = PlanExchange(self.compression, compressor_named(self.compressor), share)
+        return self._plan_exchanges[key]
+
+    @cached_property
+    def _plan_exchanges(self) -> dict[object, PlanExchange]:
+        return {}
 
     @cached_property
     def _planned(self) -> dict[tuple[object, ...], ApplicationWithPlans]:
@@ -338,6 +349,7 @@ class Truth:
             fixed_batch=self.planned.batch_growth == 1.0,
             preemptible=model not in self.not_preemptible,
             most_gpus=max(self.most_gpus, gpus),
+            plan_exchange=app.exchange,
         )
 
     @staticmethod

@@ -14,6 +14,7 @@ from synergy_core.errors import InputError
 from synergy_core.goodput.efficiency import gain
 from synergy_core.goodput.pipeline import InputPipeline
 from synergy_core.jobs.exchange import GradientExchange
+from synergy_core.jobs.plan_exchange import PlanExchange
 from synergy_core.jobs.training import data_parallel
 from synergy_core.planner.plan import NO_COMPRESSOR, Plan
 
@@ -186,11 +187,21 @@ class DataParallelApplication(Application):
 
 
 class ApplicationWithPlans(Application):
-    """An application that is trained under parallel plans."""
+    """An application that is trained under parallel plans.
+
+    exchange: what the exchange of its gradients may be; None where nobody compresses them.
+    """
+
+    exchange: PlanExchange | None = None
 
     @abstractmethod
     def step_s(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> float:
         """Seconds under the best plan for that batch; inf where none fits."""
+
+    def seen_statistics(self, plan: Plan, epoch: int) -> tuple[float, float]:
+        """What a job reports of its gradient under that plan; as `statistics`, but where somebody estimates wrongly."""
+        statistics: tuple[float, float] = self.statistics(plan.global_batch, epoch)
+        return statistics
 
 
 def packed(gpus: int, gpus_per_node: int) -> NodeGpus:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from zlib import crc32
 
 import numpy as np
 
 from synergy_core.errors import InputError
+from synergy_core.jobs.plan_exchange import PlanExchange
 from synergy_core.planner import tables
-from synergy_core.planner.plan import Plan
+from synergy_core.planner.plan import NO_COMPRESSOR, Plan
 from synergy_sim.ground_truth.application import ApplicationWithPlans, GradientStatistics, NodeGpus, packed
 
 WORK = 1_000.0
@@ -50,10 +52,19 @@ class PlannedApplication(ApplicationWithPlans):
     """An architecture of the catalog, trained from one requested global batch, always under the best plan for it. Its
     noise scale is the same throughout.
 
-    gpus_per_node: by GPU type. seed: of the errors.
+    gpus_per_node: by GPU type. seed: of the errors. exchange: what the exchange of its gradients may be; None: as the
+    planner has it.
     """
 
-    def __init__(self, name: str, batch: int, gpus_per_node: Mapping[str, int], truth: PlannedTruth, seed: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        batch: int,
+        gpus_per_node: Mapping[str, int],
+        truth: PlannedTruth,
+        seed: int,
+        exchange: PlanExchange | None = None,
+    ) -> None:
         super().__init__()
         self.name = name
         self.initial_batch = batch
@@ -62,34 +73,64 @@ class PlannedApplication(ApplicationWithPlans):
         self._noise_scale = truth.noise_tokens / tables.model_named(name).seq_len
         self._factors = {gpu_type: truth.factor(seed, name, gpu_type) for gpu_type in gpus_per_node}
         self._gpus_per_node = gpus_per_node
+        self.exchange = exchange
 
     def step_s(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> float:
-        """Seconds under the best plan for that batch; inf where none fits."""
-        return float(self._table(gpu_type, node_gpus, global_batch).step_time_s[0]) * self._factors[gpu_type]
+        """Seconds under the best plan for that batch, gradients exchanged as they are; inf where none fits."""
+        return self._planned(gpu_type, node_gpus, global_batch)[0]
 
-    def _table(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> tables.PlannedTable:
-        """The planner's one row for that placement. On more nodes than need be, nodes count as small as the least of
-        them: what is spread cannot use the fast links within a node.
+    def _planned(
+        self, gpu_type: str, node_gpus: NodeGpus, global_batch: int, compressor: str = NO_COMPRESSOR
+    ) -> tuple[float, Plan]:
+        """Seconds of a step and the plan, the best for that batch and compressor, which may be none where replicas
+        exchange nothing; inf where none fits. On more nodes than need be, nodes count as small as the least of them:
+        what is spread cannot use the fast links within a node.
         """
-        per_node = self._gpus_per_node[gpu_type]
-        if len(node_gpus) > len(packed(sum(node_gpus), per_node)):
+        gpus, per_node = sum(node_gpus), self._gpus_per_node[gpu_type]
+        if len(node_gpus) > len(packed(gpus, per_node)):
             per_node = 1 << (min(node_gpus).bit_length() - 1)
-        return tables.planned_tables(self.name, ((gpu_type, per_node),), (sum(node_gpus),), global_batch)
+        nodes = gpu_type, per_node
+        if self.exchange is None:
+            table = tables.planned_tables(self.name, (nodes,), (gpus,), global_batch)
+            step_s, plan = float(table.step_time_s[0]), table.plans.plan(0)
+        else:
+            found = self.exchange.plans(self.name, nodes, gpus, global_batch)
+            if found is None:
+                return inf, Plan(data=gpus)
+            at = next((at for at, each in enumerate(found.plans) if each.compressor == compressor), 0)
+            step_s, plan = float(found.step_s[at]), found.plans[at]
+        return step_s * self._factors[gpu_type], plan
 
     def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
         return GradientStatistics(1.0, self._noise_scale / self.initial_batch)
 
     def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
-        """The best plan for that batch. Raises InputError where none fits."""
-        table = self._table(gpu_type, node_gpus, global_batch)
-        if table.step_time_s[0] == np.inf:
+        """The best plan for that batch, under the compressor that every job has. Raises InputError where none fits."""
+        every = NO_COMPRESSOR if self.exchange is None else self.exchange.only
+        step_s, plan = self._planned(gpu_type, node_gpus, global_batch, every)
+        if step_s == inf:
             raise self._nothing_fits(gpu_type, node_gpus)
-        return table.plans.plan(0)
+        return plan
+
+    def gains_under(self, plan: Plan) -> list[float]:
+        gains = super().gains_under(plan)
+        if self.exchange is None or plan.compressor == NO_COMPRESSOR:
+            return gains
+        seen = [self.statistics(plan.global_batch, epoch) for epoch in range(len(gains))]
+        first = self.initial_batch
+        worth = [self.exchange.worth(self.name, plan, *each, first) for each in seen]
+        return [gain * each for gain, each in zip(gains, worth, strict=True)]
+
+    def seen_statistics(self, plan: Plan, epoch: int) -> tuple[float, float]:
+        statistics = super().seen_statistics(plan, epoch)
+        if self.exchange is None:
+            return statistics
+        return self.exchange.seen_statistics(self.name, plan, *statistics, self.initial_batch)
 
     def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
-        """Seconds under the best plan for that plan's batch. Raises InputError where none fits."""
-        step_s = self.step_s(gpu_type, node_gpus, plan.global_batch)
-        if step_s == np.inf:
+        """Seconds under the best plan for that plan's batch and compressor. Raises InputError where none fits."""
+        step_s, _ = self._planned(gpu_type, node_gpus, plan.global_batch, plan.compressor)
+        if step_s == inf:
             raise self._nothing_fits(gpu_type, node_gpus)
         return step_s
 

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synergy_core.catalog.sheets import gpu_sheet
@@ -20,7 +20,7 @@ from synergy_core.planner.machine import machine_named
 from synergy_core.planner.plan import Plan, plans_of
 from synergy_core.planner.replicas import held
 from synergy_core.planner.search import Model, search
-from synergy_core.planner.shards import shard_offers, stages_of
+from synergy_core.planner.shards import every_offer, stages_of
 from synergy_core.planner.software import software_named
 from synergy_core.planner.step_time import step_time
 
@@ -50,6 +50,7 @@ def test_stages_hold_the_parameters_of_the_model(name, tensor, pipeline):
     assert any(each.expert.any() for each in stages) == bool(expert[0])
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 3).flatmap(
         lambda stages: st.tuples(
@@ -87,7 +88,7 @@ def test_one_stage_chooses_as_data_parallel_jobs_do():
     (stage,) = stages_of(own.work(plans_of([Plan(data=4)])), 1, 0)
     known = [compressor_named(f"powersgd-{rank}") for rank in (1, 2, 4, 8, 16, 32)]
     plain = {each.name: each for each in along_frontier(known, stage.layers, Gradients())}
-    staged = {each.name: each for each in shard_offers((stage,), Gradients(), LAYERWISE) if each.name in plain}
+    staged = {each.name: each for each in every_offer(LAYERWISE)((stage,), Gradients()) if each.name in plain}
     assert staged
     for name, offer in staged.items():
         assert (offer.offers[0].choice == plain[name].choice).all()
@@ -98,7 +99,7 @@ def test_terms_are_bytes_over_bytes():
     """bf16 halves fp32 and leaves 16-bit gradients as they are; state of error feedback is a gradient's and more."""
     own = model("gpt-125m")
     (stage,) = stages_of(own.work(plans_of([Plan(data=4)])), 1, 0)
-    offers = {each.name: each for each in shard_offers((stage,), Gradients(), LAYERWISE)}
+    offers = {each.name: each for each in every_offer(LAYERWISE)((stage,), Gradients())}
     sheet = gpu_sheet("a100")
     assert offers["bf16"].terms(8, 4.0, sheet, expert=False).sent == pytest.approx(0.5)
     assert offers["bf16"].terms(8, 2.0, sheet, expert=False).sent == pytest.approx(1.0)
@@ -111,7 +112,7 @@ def test_terms_are_bytes_over_bytes():
 def test_without_a_compressor_the_plan_is_the_planners(name, gpus):
     own, machine = model(name), machine_named("a100-80gb", network_bytes_per_s=1.25e9)
     constants = constants_for(machine, SOFTWARE)
-    found = CompressedSearch(own, gradients_of(own), LAYERWISE).plans(machine, constants, gpus, 256)
+    found = CompressedSearch(own, gradients_of(own), every_offer(LAYERWISE)).plans(machine, constants, gpus, 256)
     best = search(own.family, own.architecture, machine, SOFTWARE, constants, counts=[gpus], global_batch=256)
     assert found.plans[0] == best.plans.plan(0)
     assert found.step_s[0] == pytest.approx(best.step_time_s[0])
@@ -124,7 +125,9 @@ def test_without_a_compressor_the_plan_is_the_planners(name, gpus):
 
 def test_a_slow_network_makes_a_step_shorter_with_fewer_bytes():
     own, machine = model("gpt-125m"), machine_named("a100", gpus_per_node=1, network_bytes_per_s=1.25e8)
-    found = CompressedSearch(own, gradients_of(own), LAYERWISE).plans(machine, constants_for(machine, SOFTWARE), 2, 64)
+    found = CompressedSearch(own, gradients_of(own), every_offer(LAYERWISE)).plans(
+        machine, constants_for(machine, SOFTWARE), 2, 64
+    )
     steps = {plan.compressor: step_s for plan, step_s in zip(found.plans, found.step_s, strict=True) if plan.data == 2}
     assert steps["bf16"] > steps["q8"] > steps["q4"] > steps["q2"]
     assert steps["powersgd-32"] > steps["powersgd-4"] > steps["powersgd-1"]
