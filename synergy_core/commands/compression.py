@@ -150,7 +150,9 @@ def _rates(asked: CompressionQuestion, machine: Machine) -> list[float]:
     return sorted(rates)
 
 
-def _print(asked: CompressionQuestion, found: Sweep, machine: Machine, rates: Sequence[float], best: Sequence[Best]) -> None:
+def _print(
+    asked: CompressionQuestion, found: Sweep, machine: Machine, rates: Sequence[float], best: Sequence[Best]
+) -> None:
     from synergy_core.commands._output import table
     from synergy_core.goodput.offers import POINTS
     from synergy_core.planner.plan import NO_COMPRESSOR
