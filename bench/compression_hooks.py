@@ -119,7 +119,10 @@ def main() -> None:
     for name in HOOKS:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                multiprocessing.spawn(rank, (f"{folder}/store", name, options), nprocs=RANKS)
+                # This process has run nothing of torch's: a fork of it need not import it again.
+                multiprocessing.start_processes(
+                    rank, (f"{folder}/store", name, options), nprocs=RANKS, start_method="fork"
+                )
             except (ProcessExitedException, ProcessRaisedException) as error:
                 lines = str(error).strip().splitlines()
                 reason = next((line for line in reversed(lines) if "Error" in line), lines[0])

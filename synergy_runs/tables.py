@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -53,6 +53,8 @@ SHARED = (
 )
 """Of policies that share CPUs and memory out; in the report only."""
 _WIDTH_OF_A_FIGURE = 10
+MOST_LINES = 8
+"""Of notes that each row has one of."""
 
 
 def unit_of(figure: Figure, values: Sequence[float]) -> tuple[float, str]:
@@ -155,6 +157,7 @@ def notes(comparison: Comparison) -> list[str]:
     if any(share > 0 for _, share in split):
         shares = ", ".join(dict.fromkeys(f"{label} {share:.0%}" for label, share in split if math.isfinite(share)))
         lines.append(f"starts of several GPUs on more nodes than need be: {shares}")
+    lines += _compressed(comparison)
     lines += _overloaded(comparison.rows)
     unfinished = sum(int(run.summary["jobs_unfinished"]) for row in comparison.rows for run in row.runs)
     lines += [f"{', '.join(labels[:-1])} and {labels[-1]} made the same schedule" for labels in _alike(comparison)]
@@ -175,6 +178,28 @@ def _stars(rows: Sequence[ComparedPolicy]) -> list[str]:
     pooled = dict.fromkeys(row.label for row in rows if row.truth_read == POOLED)
     plain += [f"{', '.join(pooled)}: an upper bound, {POOLED}"] if pooled else []
     return plain + ([f"{', '.join(drawn)}: reads {DRAWN_ESTIMATES}, for want of users' own"] if drawn else [])
+
+
+def _compressed(comparison: Comparison) -> list[str]:
+    """Under which compressors of gradients jobs trained, a line per row; of runs that compress."""
+    found = {}
+    for row in comparison.rows:
+        every = [run.summary.get("gpu_time_fraction_by_compressor") for run in row.runs]
+        known = [each for each in every if each]
+        shares = {name: sum(each.get(name, 0.0) for each in known) / len(known) for each in known for name in each}
+        if shares:
+            found[" ".join([row.label, *(f"{key}={value}" for key, value in row.setting)])] = shares
+    if len(found) > MOST_LINES:
+        return ["under which compressors jobs trained: gpu_time_fraction_by_compressor in each run's summary.json"]
+    return [f"{label}: GPU time under {_parts(shares)}" for label, shares in found.items()]
+
+
+def _parts(shares: Mapping[str, float]) -> str:
+    """`q8 61%, none 38%, others 1%`: what is a percent or more by itself, the largest first."""
+    told = sorted((-share, name) for name, share in shares.items() if share >= 0.01)
+    texts = [f"{name} {-share:.0%}" for share, name in told]
+    rest = 1.0 + sum(share for share, _ in told)
+    return ", ".join([*texts, f"others {rest:.0%}"] if rest >= 0.005 else texts)
 
 
 def _overloaded(rows: Sequence[ComparedPolicy]) -> list[str]:

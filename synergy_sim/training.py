@@ -211,20 +211,12 @@ class SimulatedTraining(SimulatedJob, ABC):
             lost_s = trained_s - floor(trained_s / interval_s) * interval_s
             self.progress = max(self._began_with, self.progress - self._rate * lost_s)
             self.epoch = bisect_right(self.application.work_at_epoch_end, self.progress / self.work_scale)
-        held_back = self._held_back() if trained_s > 0 else 0.0
-        if held_back > 0:
-            self.progress = max(self._began_with, self.progress - held_back)
-            self.epoch = bisect_right(self.application.work_at_epoch_end, self.progress / self.work_scale)
         # Its last step ends with the round, but for a rounding after it: nothing is left, which takes one more start.
         self.epoch = min(self.epoch, len(self.application.work_at_epoch_end) - 1)
         self.end_s = self.due_s = NEVER
         if self.task is not None:
             self.task.done_work = self.progress
         return self.progress > self._began_with
-
-    def _held_back(self) -> float:
-        """Work that was done but is lost when this run is stopped; 0 where nothing compresses gradients."""
-        return 0.0
 
     def look_ahead(self, until_s: float) -> bool:
         """Trains up to `until_s`, before which nothing is decided; False: a model is out of date, fit and ask again.

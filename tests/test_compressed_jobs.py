@@ -24,8 +24,9 @@ from synergy_core.planner.plan import Plan
 from synergy_runs.log import Compressions
 from synergy_runs.metrics import summarise
 from synergy_runs.timeline import Holdings, compressed_gpu_s
-from synergy_sim.execution import Costs
+from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.ground_truth import Truth
+from synergy_sim.jobs import Jobs
 from synergy_sim.prepare import prepared_runs
 
 GB = 1e9 / 8
@@ -207,6 +208,15 @@ def test_a_network_is_what_exchanges_between_nodes_take():
     assert slow.step("a100", (4, 4), 200).step_s == pytest.approx(step_s)
 
 
+def test_how_gradients_are_exchanged_stands_beside_the_step_times():
+    told = truth("lgreco", 25.0, "q4").source(MACHINES, ["bert"])
+    assert told == (
+        "step times from the catalog's constants; all-reduces between nodes reach 25 Gb/s; gradients compressed layer "
+        "by layer within the error of q4, at the requested batch (compression=lgreco)"
+    )
+    assert Truth(None).source(MACHINES, ["bert"]) == "step times from the catalog's constants"
+
+
 def test_an_iteration_is_worth_what_the_formula_says():
     app = truth().application("cifar10")
     plan = Plan(data=8, micro_batch=64, accumulation=2, compressor="q4")
@@ -219,12 +229,95 @@ def test_an_iteration_is_worth_what_the_formula_says():
         assert expected < app.gains(plan.global_batch)[epoch]
 
 
-def test_a_stopped_run_loses_what_error_feedback_held_back():
+def test_what_error_feedback_holds_back_is_its_error_again_and_again():
     exchange = truth().application("bert").exchange
     errors = exchange.offer("powersgd-4").errors
     lost = (errors.noise * 5.0 + errors.signal) / 6.0
     assert exchange.held_back_steps("powersgd-4", 1.0, 5.0, 12, 12.0, 4) == pytest.approx(lost / (1 - lost))
     assert exchange.held_back_steps("q8", 1.0, 5.0, 12, 12.0, 4) == 0.0
+    assert [exchange.holds_back(each) for each in ("none", "q8", "powersgd-4", "topk-0.01")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def lone_job(world, tunes_batch=False):
+    """A job that asks for 8 GPUs, put on GPUs by hand."""
+    made = training([(0, 8, 36_000, "bert")], MACHINES, truth=world)
+    (job,) = Jobs(made, MACHINES, ExecutionModel(Costs(restart_s=0.0)), world, tunes_batch=tunes_batch).each()
+    return job
+
+
+def trained(job, placement, from_s, until_s):
+    """Its progress after a run there."""
+    job.placement = placement
+    job.carry_on(from_s)
+    job.break_off(until_s)
+    return job.progress
+
+
+PAIR, ONE = ((0, 15), (1, 15)), ((0, 1),)
+
+
+def test_what_is_held_back_goes_on_from_run_to_run_and_is_lost_with_the_last_replica_but_one():
+    world = truth("uniform", compressor="powersgd-4")
+    broken, whole = lone_job(world), lone_job(world)
+    done = trained(broken, PAIR, 0.0, 1000.0)
+    assert trained(broken, PAIR, 5000.0, 7000.0) == pytest.approx(trained(whole, PAIR, 0.0, 3000.0))
+    before, epoch, app = broken.progress, broken.epoch, world.application("bert")
+    assert 0 < done < before
+    plan = Plan(data=8, micro_batch=broken.requested_batch // 8, compressor="powersgd-4")
+    steps = app.exchange.held_back_steps(
+        "powersgd-4", *app.statistics(plan.global_batch, epoch), app.initial_batch, plan.micro_batch, 8
+    )
+    assert 1 < steps < 100
+    broken.placement = ONE
+    broken.carry_on(8000.0)
+    assert broken.progress == pytest.approx(before - steps * app.gains_under(plan)[epoch])
+    alone = broken.progress
+    broken.break_off(8100.0)
+    assert broken.progress > alone
+    # Nothing is held back of what a lone replica does.
+    assert trained(broken, ONE, 9000.0, 9001.0) > alone
+
+
+def test_no_more_is_lost_than_was_done_since_something_was_held_back():
+    world = truth("uniform", compressor="topk-0.01")
+    job = lone_job(world)
+    alone = trained(job, ONE, 0.0, 500.0)
+    assert trained(job, PAIR, 1000.0, 1000.5) > alone
+    job.placement = ONE
+    job.carry_on(2000.0)
+    assert job.progress == alone
+    assert not job.break_off(2000.0)
+
+
+def test_an_unbiased_compressor_loses_nothing():
+    job = lone_job(truth("uniform", compressor="q4"))
+    done = trained(job, PAIR, 0.0, 1000.0)
+    job.placement = ONE
+    job.carry_on(2000.0)
+    assert job.progress == done
+
+
+@pytest.mark.parametrize(("then", "lost"), [("powersgd-8", False), ("topk-0.01", False), ("q8", True), ("none", True)])
+def test_another_compressor_that_holds_back_takes_over(then, lost, monkeypatch):
+    job, beliefs = lone_job(truth(), tunes_batch=True), Beliefs(("a100",))
+    job.task = beliefs.task(job.spec)
+    chosen = Plan(data=8, micro_batch=12, compressor="powersgd-4")
+    monkeypatch.setattr(ExchangingTask, "train_on", lambda task, shape: chosen)
+    job.placement = PAIR
+    job.carry_on(0.0)
+    while not job.look_ahead(1000.0):
+        beliefs.refresh([job.task])
+    job.break_off(1000.0)
+    done, chosen = job.progress, dataclasses.replace(chosen, compressor=then)
+    beliefs.refresh([job.task])
+    job.carry_on(1000.0)
+    job.look_ahead(1000.0 + 1e-6)
+    assert (job.progress < done) == lost
 
 
 @pytest.mark.parametrize("mode", MODES[1:])

@@ -1,5 +1,7 @@
 """CPUs and memory inside synergy's configurations: what they are worth, and what is so without them."""
 
+from functools import cache
+
 import numpy as np
 from composed import composed
 
@@ -20,6 +22,7 @@ ONE_GPU = "++truth.fixed_gpus={" + ", ".join(f"{name}: 1" for name in MODELS) + 
 NODE = NodeType("v", "v100", 1, 8, 24.0, 500 * GB, 500 * MB)
 
 
+@cache
 def ran(policy, *more):
     (prepared,) = prepared_runs(composed(*CROWDED, f"policy={policy}", *more))
     return simulate(

@@ -140,16 +140,20 @@ class GradientExchange:
         distorted = errors.distortion(phi, local_batch, replicas)
         return grad_sqr, float(naive_noise_scale(phi, local_batch, distorted.variance)) * grad_sqr / initial_batch
 
+    def holds_back(self, name: str) -> bool:
+        """Whether error feedback keeps what that compressor does not send, for the next gradient."""
+        return not self.offer(name).errors.unbiased
+
     def held_back_steps(
         self, name: str, grad_sqr: float, grad_var: float, initial_batch: float, local_batch: float, replicas: float
     ) -> float:
-        """Steps whose progress is lost with the compressor's state, when a run ends: what error feedback holds back.
+        """Steps whose progress is lost with the compressor's state: what error feedback holds back.
 
         Of what it is given it keeps the part eps²; what it held back comes to it again. So it holds the gradients of
         eps²/(1 − eps²) steps, at most `MOST_HELD_BACK`.
         """
         phi = noise_scale(grad_sqr, grad_var, initial_batch)
-        lost = float(np.asarray(self.offer(name).errors.distortion(phi, local_batch, replicas).lost))
+        lost = float(np.asarray(self.offer(name).errors.distortion(phi, local_batch, replicas, weight=1.0).lost))
         return min(lost / max(1.0 - lost, 1e-9), MOST_HELD_BACK)
 
 

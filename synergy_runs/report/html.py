@@ -84,7 +84,8 @@ def sentence(comparison: Comparison) -> str:
     if not known:
         return where + "No job finished."
     if len(rows) == 1:
-        return f"{where}Under {known[0].label} the mean JCT is {format_duration(known[0].mean('mean_jct_s'))}."
+        mean = format_duration(_mean_jct_s(known[0]))
+        return f"{where}{'under' if where else 'Under'} {known[0].label} the mean JCT is {mean}."
     text = where + _lowest(known, rows[0]) + "."
     own = [row for row in known if not row.oracle]
     if own and min(known, key=_mean_jct_s).oracle:

@@ -55,6 +55,14 @@ GBPS = 1e9
 NOT_STEP_TIMES = frozenset({"gpt_pmp"})
 """Folders whose tables are extrapolated forward times of one pipeline stage, not measured steps: Sia's artifact
 (SOSP 2023) has them for its GPT model."""
+HOW_COMPRESSED: Mapping[Compression, str] = {
+    "none": "",
+    "uniform": "by {compressor}, at the requested batch",
+    "lgreco": "layer by layer within the error of {compressor}, at the requested batch",
+    "naive": "layer by layer within the error of {compressor}, the batch chosen as if that cost no progress",
+    "coadaptive": "where it pays, compressor and batch chosen together",
+}
+"""How jobs come by a compressor, in words."""
 MOST_DECLARED_ERROR = 10.0
 """Largest standard deviation of the logarithm of declared ÷ true work: beyond, declarations are off by four orders of
 magnitude."""
@@ -163,8 +171,8 @@ class Truth:
         return frozenset(found) - NOT_STEP_TIMES
 
     def source(self, cluster: Cluster, models: Iterable[str]) -> str:
-        """One line that says where step times of these models come from on this cluster; where its nodes name CPUs,
-        how fast input is prepared too.
+        """One line that says where step times of these models come from on this cluster, and how their gradients are
+        exchanged if not as measured; where its nodes name CPUs, how fast input is prepared too.
         """
         if self.profile:
             names = ", ".join(self.profile)
@@ -178,7 +186,15 @@ class Truth:
             if gpu_type not in gpu_types
         }
         more = f"; never measured, scaled by data sheets: {', '.join(stand_ins)}" if stand_ins else ""
-        return f"step times from {where}{more}{self._input_source(known) if cluster.counts_shares else ''}"
+        fed = self._input_source(known) if cluster.counts_shares else ""
+        return f"step times from {where}{more}{self._exchange_source()}{fed}"
+
+    def _exchange_source(self) -> str:
+        """What all-reduces between nodes reach, and how jobs come by a compressor."""
+        network = self.network_bytes_per_s
+        reached = "" if network is None else f"; all-reduces between nodes reach {network * 8 / GBPS:g} Gb/s"
+        told = HOW_COMPRESSED[self.compression].format(compressor=self.compressor)
+        return f"{reached}; gradients compressed {told} (compression={self.compression})" if told else reached
 
     def _input_source(self, names: Iterable[str]) -> str:
         """Where it is known from how fast input of these models is prepared."""

@@ -190,15 +190,21 @@ def trained(job: type[Gpt], plan: PlanMessage, steps: int) -> dict[str, Any]:
 
 
 def retuned(plan: PlanMessage, compressors: tuple[str, ...]) -> dict[str, Any]:
-    """Bytes of two steps under each compressor in turn, without a restart, and what is held after them."""
+    """Bytes of two steps under each compressor in turn, without a restart, what is held after them, and what part of
+    the layers for which something was held as it came still have just that."""
     trainer = Trainer(SmallGpt(), plan, seed=3)
-    sent, held = [], []
+    sent, held, kept = [], [], []
     for at, compressor in enumerate(compressors):
+        before = trainer.exchange.held()
         trainer.retune(plan.micro_batch, plan.accumulation, compressor)
+        after = trainer.exchange.held()
+        errors = [name for name in before if name.startswith("error.")]
+        same = [name in after and torch.equal(before[name], after[name]) for name in errors]
+        kept.append(sum(same) / len(same) if same else None)
         results = [trainer.step(2 * at + each) for each in range(2)]
         sent.append(results[-1].exchanged.sent_bytes)
         held.append(sorted({name.partition(".")[0] for name in trainer.exchange.held()}))
-    return {"sent": sent, "held": held, "differ": replicas_differ(trainer)}
+    return {"sent": sent, "held": held, "kept": kept, "differ": replicas_differ(trainer)}
 
 
 def pauses(plan: PlanMessage, folder: Path, steps: int, more: int) -> dict[str, Any]:

@@ -311,6 +311,8 @@ def test_a_compressor_changes_without_a_restart_and_forgets(at_two: dict[str, An
     none, powersgd, topk, q4, mixed, again = whole["sent"]
     assert none == again > mixed > q4 > topk > powersgd
     assert whole["held"] == [[], ["error", "start"], ["error"], [], ["error", "start"], []]
+    # What powersgd held back topk goes on with.
+    assert whole["kept"] == [None, None, 1, 0, None, 0]
     # Without a compressor torch's own exchange runs, which is not counted, until there has been one.
     assert shared["sent"][0] == 0
     assert shared["sent"][3] == none / 2 > shared["sent"][2] > shared["sent"][1]

@@ -85,7 +85,7 @@ class Exchange:
         return sum(each.predicted_bytes for each in self._all())
 
     def retune(self, plan: PlanMessage) -> None:
-        """As the plan says from the next step on; layers whose scheme changes forget what was held back."""
+        """As the plan says from the next step on; layers whose scheme holds nothing back forget what was."""
         self._choices = SchemeByLayer.named(plan.compressor)
         if self.compresses and not self._replicas and not self._shards:
             self._shards = [ShardExchange(part, self._wire, plan.tensor) for part in self._parts]

@@ -39,15 +39,17 @@ class ReplicaExchange:
         self._side = torch.cuda.Stream(wire.device) if cuda else None  # type: ignore[no-untyped-call]
 
     def choose(self, choices: SchemeByLayer) -> None:
-        """From the next step on; what was held back is forgotten, but for layers whose scheme stays."""
+        """From the next step on; what was held back goes on with layers whose scheme, though another, holds back."""
         before, replicas = self.schemes, self._wire.replicas
         self.schemes = {name: choices.of(layer, replicas) for name, layer in self.layers.items()}
         if not (choices.nothing or self._hooked):  # DDP's own exchange, in C++, is left alone as long as it will do
             self._module.register_comm_hook(None, _hook(self._exchange))
             self._hooked = True
-        for name in list(self.memories):
-            if before[name] != self.schemes[name]:
+        for name, memory in list(self.memories.items()):
+            if not self.schemes[name].FEEDBACK:
                 del self.memories[name]
+            elif before[name] != self.schemes[name]:
+                memory.start = None
 
     @property
     def feedback(self) -> list[str]:
