@@ -18,6 +18,7 @@ from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.training import InputShare, Shape, StepReport
 from synergy_core.planner.plan import Plan
 from synergy_core.units import on_grid
+from synergy_sim.compressors import CompressorHistory
 from synergy_sim.execution import Costs, SimulatedJob
 from synergy_sim.ground_truth.application import Application, NodeGpus
 from synergy_sim.ground_truth.disturbance import Disturbance
@@ -38,6 +39,7 @@ class SimulatedTraining(SimulatedJob, ABC):
 
     __slots__ = (
         "_began_with",
+        "_compressors",
         "_held",
         "_left_s",
         "_must_choose",
@@ -108,6 +110,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         self._held = Shape("", 0, 0)
         self._node_gpus: NodeGpus = ()
         self._trains = Plan()
+        self._compressors = CompressorHistory()
         self._began_with = 0.0
         self._left_s = NEVER
         self._run = 0
@@ -136,6 +139,10 @@ class SimulatedTraining(SimulatedJob, ABC):
         return left / total
 
     # What the engine asks
+
+    @property
+    def compressors(self) -> list[tuple[float, str]]:
+        return self._compressors.noted
 
     def carry_on(self, start_s: float) -> None:
         """Its GPUs are its own from `start_s` on; a job that was only moved goes on as it was."""
@@ -271,10 +278,9 @@ class SimulatedTraining(SimulatedJob, ABC):
         if not self.cluster.counts_shares or app.pipeline is None or isnan(app.data_bytes):
             return
         self._told_input = told
-        storage_bytes_per_s = self._node.storage_bytes_per_s / self._node.gpus_per_node
-        share = self._share or self._node.proportional
-        proportional_bytes = self._node.proportional.memory_bytes
-        given = InputShare(share, storage_bytes_per_s, min(self._node_gpus), app.data_bytes, proportional_bytes)
+        node, each_bytes_per_s = self._node, self._node.storage_bytes_per_s / self._node.gpus_per_node
+        share, proportional_bytes = self._share or node.proportional, node.proportional.memory_bytes
+        given = InputShare(share, each_bytes_per_s, min(self._node_gpus), app.data_bytes, proportional_bytes)
         seen = self.disturbance.observed(self.job_id, self._node_gpus, plan.micro_batch)
         gpu_s = app.iteration_s(held.gpu_type, self._node_gpus, plan)
         step_s = max(gpu_s, self._fed_s(plan))
@@ -298,20 +304,19 @@ class SimulatedTraining(SimulatedJob, ABC):
         """Chooses the batch by the job's beliefs, and begins a pass; what is seen in it may change the beliefs."""
 
     def _choose_fixed(self) -> None:
-        self._trains = self.application.as_requested(self._held.gpu_type, self._node_gpus, self.requested_batch)
+        self._go_on_under(self.application.fixed(self._held.gpu_type, self._node_gpus, self.requested_batch))
 
     def _train_with(self, plan: Plan) -> None:
         """Begins a pass under that plan, which was chosen by what is believed now."""
         assert self.task is not None
-        self._trains = plan
-        self._must_choose = False
-        self._version = self.task.pool.version
+        self._go_on_under(plan)
+        self._must_choose, self._version = False, self.task.pool.version
         self._begin_pass()
 
     def _begin_pass(self) -> None:
         """Fixes the rate from `at_s` on, and when the epoch ends at that rate."""
         app, plan = self.application, self._trains
-        self._note_compressor()
+        self._compressors.note(app, self.at_s, plan.compressor)
         slower = self.slowdown * self.disturbance.straggling(self.job_id, self._run)
         iteration_s = max(app.iteration_s(self._held.gpu_type, self._node_gpus, plan), self._fed_s(plan))
         gain = app.gains_under(plan)[self.epoch]
@@ -322,8 +327,13 @@ class SimulatedTraining(SimulatedJob, ABC):
             self._rate = gain / iteration_s / slower
         self.due_s = self.at_s + (self._epoch_end() - self.progress) / self._rate
 
-    def _note_compressor(self) -> None:
-        """Notes under which compressor it trains from `at_s` on, where anybody compresses."""
+    def _go_on_under(self, plan: Plan) -> None:
+        """What error feedback held back goes on with that plan, or its progress is lost."""
+        kept = self._compressors.kept(self.application, self._trains, plan, self.progress, self.epoch)
+        self._trains = plan
+        if kept < self.progress:
+            self.progress, self._began_with = kept, min(self._began_with, kept)
+            self.epoch = bisect_right(self.application.work_at_epoch_end, kept / self.work_scale)
 
     def _fed_s(self, plan: Plan) -> float:
         """Seconds until an iteration's input is ready, with its share or, if nobody gives one, the proportional."""

@@ -191,3 +191,17 @@ def naive_noise_scale(noise_scale: ArrayLike, local_batch: ArrayLike, variance: 
     """
     result: Floats = np.add(1.0, variance) * np.asarray(noise_scale) + np.multiply(variance, local_batch)
     return result
+
+
+MOST_HELD_BACK = 100.0
+"""Steps: where nearly nothing is sent, error feedback would hold back without end."""
+
+
+def steps_held_back(errors: GradientErrors, noise_scale: float, local_batch: float, replicas: float) -> float:
+    """Steps whose progress error feedback holds back; 0 for unbiased compressors.
+
+    Of what it is given it keeps the part eps²; what it held back comes to it again. So it holds the gradients of
+    eps²/(1 − eps²) steps, at most `MOST_HELD_BACK`.
+    """
+    lost = float(np.asarray(errors.distortion(noise_scale, local_batch, replicas, weight=1.0).lost))
+    return min(lost / max(1.0 - lost, 1e-9), MOST_HELD_BACK)

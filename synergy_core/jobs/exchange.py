@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from synergy_core.arrays import Floats, Ints
 from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.errors import InputError, unknown
-from synergy_core.goodput.compressed import GradientErrors, naive_noise_scale
+from synergy_core.goodput.compressed import GradientErrors, naive_noise_scale, steps_held_back
 from synergy_core.goodput.compression import Gradients, LayerSizes, compressor_named, compressors
 from synergy_core.goodput.efficiency import noise_scale
 from synergy_core.goodput.exchange import ExchangeTerms
@@ -30,7 +30,6 @@ MARGIN = 1.05
 that they have not seen (docs/accuracy.md): what promises less may as well lose."""
 LATENCY_S = 1e-4
 """Of an all-reduce of nothing on GPUs of whose nodes the catalog has no sheet: as of two nodes on InfiniBand."""
-MOST_HELD_BACK = 100.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,12 +148,10 @@ class GradientExchange:
     ) -> float:
         """Steps whose progress is lost with the compressor's state: what error feedback holds back.
 
-        Of what it is given it keeps the part eps²; what it held back comes to it again. So it holds the gradients of
-        eps²/(1 − eps²) steps, at most `MOST_HELD_BACK`.
+        See `steps_held_back`.
         """
-        phi = noise_scale(grad_sqr, grad_var, initial_batch)
-        lost = float(np.asarray(self.offer(name).errors.distortion(phi, local_batch, replicas, weight=1.0).lost))
-        return min(lost / max(1.0 - lost, 1e-9), MOST_HELD_BACK)
+        phi = float(noise_scale(grad_sqr, grad_var, initial_batch))
+        return steps_held_back(self.offer(name).errors, phi, local_batch, replicas)
 
 
 def _table(rows: Sequence[Sequence[ExchangeTerms]], name: str) -> Floats:

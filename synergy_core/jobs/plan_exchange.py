@@ -11,7 +11,7 @@ import numpy as np
 
 from synergy_core.arrays import Floats
 from synergy_core.errors import unknown
-from synergy_core.goodput.compressed import GradientErrors, naive_noise_scale
+from synergy_core.goodput.compressed import GradientErrors, naive_noise_scale, steps_held_back
 from synergy_core.goodput.compression import Compressor, compressor_named
 from synergy_core.goodput.efficiency import noise_scale
 from synergy_core.goodput.offers import within_error_name
@@ -110,3 +110,15 @@ class PlanExchange:
         phi, local = noise_scale(grad_sqr, grad_var, initial_batch), plan.global_batch / replicas
         variance = errors.distortion(phi, local, replicas).variance
         return grad_sqr, float(naive_noise_scale(phi, local, variance)) * grad_sqr / initial_batch
+
+    def holds_back(self, architecture: str, plan: Plan) -> bool:
+        """Whether error feedback keeps what the plan's compressor does not send, for the next gradient."""
+        return not tables.compressed_search(architecture, self._offering).errors(plan)[0].unbiased
+
+    def held_back_steps(
+        self, architecture: str, plan: Plan, grad_sqr: float, grad_var: float, initial_batch: float
+    ) -> float:
+        """Steps whose progress is lost with the compressor's state: `steps_held_back`."""
+        errors, replicas = tables.compressed_search(architecture, self._offering).errors(plan)
+        phi = float(noise_scale(grad_sqr, grad_var, initial_batch))
+        return steps_held_back(errors, phi, plan.global_batch / replicas, replicas)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -42,8 +43,10 @@ class Application(ABC):
     initial_batch, max_batch: samples. work_at_epoch_end: cumulative, one per epoch; statistics are constant within
     an epoch, as in the artifacts of Pollux (OSDI 2021) and Sia (SOSP 2023). pipeline: how fast its input is prepared;
     None where nobody knows, and it is never waited for. data_bytes: of its data set, NaN where nobody knows.
+    exchange: what the exchange of its gradients may be; None where nobody compresses them.
     """
 
+    exchange: GradientExchange | PlanExchange | None = None
     name: str
     initial_batch: int
     max_batch: int
@@ -62,6 +65,10 @@ class Application(ABC):
     @abstractmethod
     def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
         """How a job trains there at that global batch, or the nearest that fits. Raises InputError where none does."""
+
+    def fixed(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
+        """The same of a job that chooses nothing: under the compressor that all replicas have, if there is one."""
+        return self.as_requested(gpu_type, node_gpus, global_batch)
 
     @abstractmethod
     def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
@@ -101,6 +108,19 @@ class Application(ABC):
         """The same of an iteration under a plan."""
         return self.gains(plan.global_batch)
 
+    def seen_statistics(self, plan: Plan, epoch: int) -> tuple[float, float]:
+        """What a job reports of its gradient under that plan: the truth, but where somebody estimates naively."""
+        statistics: tuple[float, float] = self.statistics(plan.global_batch, epoch)
+        return statistics
+
+    def holds_back(self, plan: Plan) -> bool:
+        """Whether error feedback keeps what the plan's compressor does not send, for the next gradient."""
+        return False
+
+    def held_back(self, plan: Plan, epoch: int) -> float:
+        """Work of an unscaled job that is lost with what was held back, where nothing takes it over."""
+        return 0.0
+
     def is_even(self, plan: Plan) -> bool:
         """Whether an iteration under that plan is worth the same in every epoch."""
         gains = self.gains_under(plan)
@@ -113,10 +133,7 @@ class Application(ABC):
 
 
 class DataParallelApplication(Application):
-    """An application that is trained in replicas alone, the whole model on every GPU.
-
-    exchange: what the exchange of its gradients may be; None where nobody compresses them.
-    """
+    """An application that is trained in replicas alone, the whole model on every GPU."""
 
     exchange: GradientExchange | None = None
 
@@ -180,6 +197,30 @@ class DataParallelApplication(Application):
             global_batch, sum(node_gpus), max_local=self.local_batches(gpu_type, node_gpus)[1], **limits
         )
 
+    def fixed(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
+        plan = super().fixed(gpu_type, node_gpus, global_batch)
+        only = None if self.exchange is None or plan.data == 1 else self.exchange.only
+        return plan if only is None else replace(plan, compressor=only)
+
+    def seen_statistics(self, plan: Plan, epoch: int) -> tuple[float, float]:
+        statistics = super().seen_statistics(plan, epoch)
+        if self.exchange is None or plan.compressor == NO_COMPRESSOR:
+            return statistics
+        return self.exchange.seen_statistics(plan.compressor, *statistics, *self._exchanged(plan))
+
+    def holds_back(self, plan: Plan) -> bool:
+        return self.exchange is not None and self.exchange.holds_back(plan.compressor)
+
+    def held_back(self, plan: Plan, epoch: int) -> float:
+        assert self.exchange is not None
+        statistics = self.statistics(plan.global_batch, epoch)
+        steps = self.exchange.held_back_steps(plan.compressor, *statistics, *self._exchanged(plan))
+        return steps * self.gains_under(plan)[epoch]
+
+    def _exchanged(self, plan: Plan) -> tuple[int, float, int]:
+        """Initial batch, local batch, replicas."""
+        return self.initial_batch, plan.global_batch / plan.data, plan.data
+
     def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
         """Seconds of one iteration: all micro-batches but one without synchronisation, the last one with it."""
         step_s, sync_s = self.step_under(gpu_type, node_gpus, plan)
@@ -187,21 +228,13 @@ class DataParallelApplication(Application):
 
 
 class ApplicationWithPlans(Application):
-    """An application that is trained under parallel plans.
-
-    exchange: what the exchange of its gradients may be; None where nobody compresses them.
-    """
+    """An application that is trained under parallel plans."""
 
     exchange: PlanExchange | None = None
 
     @abstractmethod
     def step_s(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> float:
         """Seconds under the best plan for that batch; inf where none fits."""
-
-    def seen_statistics(self, plan: Plan, epoch: int) -> tuple[float, float]:
-        """What a job reports of its gradient under that plan; as `statistics`, but where somebody estimates wrongly."""
-        statistics: tuple[float, float] = self.statistics(plan.global_batch, epoch)
-        return statistics
 
 
 def packed(gpus: int, gpus_per_node: int) -> NodeGpus:

@@ -74,6 +74,7 @@ class PlannedApplication(ApplicationWithPlans):
         self._factors = {gpu_type: truth.factor(seed, name, gpu_type) for gpu_type in gpus_per_node}
         self._gpus_per_node = gpus_per_node
         self.exchange = exchange
+        self._compressed_gains: dict[Plan, list[float]] = {}
 
     def step_s(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> float:
         """Seconds under the best plan for that batch, gradients exchanged as they are; inf where none fits."""
@@ -105,27 +106,47 @@ class PlannedApplication(ApplicationWithPlans):
         return GradientStatistics(1.0, self._noise_scale / self.initial_batch)
 
     def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
-        """The best plan for that batch, under the compressor that every job has. Raises InputError where none fits."""
+        """The best plan for that batch. Raises InputError where none fits."""
+        return self._fitting(gpu_type, node_gpus, global_batch, NO_COMPRESSOR)
+
+    def fixed(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
         every = NO_COMPRESSOR if self.exchange is None else self.exchange.only
-        step_s, plan = self._planned(gpu_type, node_gpus, global_batch, every)
+        return self._fitting(gpu_type, node_gpus, global_batch, every)
+
+    def _fitting(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int, compressor: str) -> Plan:
+        step_s, plan = self._planned(gpu_type, node_gpus, global_batch, compressor)
         if step_s == inf:
             raise self._nothing_fits(gpu_type, node_gpus)
         return plan
 
     def gains_under(self, plan: Plan) -> list[float]:
-        gains = super().gains_under(plan)
         if self.exchange is None or plan.compressor == NO_COMPRESSOR:
-            return gains
-        seen = [self.statistics(plan.global_batch, epoch) for epoch in range(len(gains))]
-        first = self.initial_batch
-        worth = [self.exchange.worth(self.name, plan, *each, first) for each in seen]
-        return [gain * each for gain, each in zip(gains, worth, strict=True)]
+            return self.gains(plan.global_batch)
+        known = self._compressed_gains.get(plan)
+        if known is None:
+            first, epochs = self.initial_batch, range(len(self.work_at_epoch_end))
+            seen = [self.statistics(plan.global_batch, epoch) for epoch in epochs]
+            worth = [self.exchange.worth(self.name, plan, *each, first) for each in seen]
+            gains = self.gains(plan.global_batch)
+            known = self._compressed_gains[plan] = [gain * each for gain, each in zip(gains, worth, strict=True)]
+        return known
 
     def seen_statistics(self, plan: Plan, epoch: int) -> tuple[float, float]:
         statistics = super().seen_statistics(plan, epoch)
         if self.exchange is None:
             return statistics
         return self.exchange.seen_statistics(self.name, plan, *statistics, self.initial_batch)
+
+    def holds_back(self, plan: Plan) -> bool:
+        if self.exchange is None or plan.compressor == NO_COMPRESSOR:
+            return False
+        return self.exchange.holds_back(self.name, plan)
+
+    def held_back(self, plan: Plan, epoch: int) -> float:
+        assert self.exchange is not None
+        statistics = self.statistics(plan.global_batch, epoch)
+        steps = self.exchange.held_back_steps(self.name, plan, *statistics, self.initial_batch)
+        return steps * self.gains_under(plan)[epoch]
 
     def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
         """Seconds under the best plan for that plan's batch and compressor. Raises InputError where none fits."""
