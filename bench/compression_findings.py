@@ -9,7 +9,6 @@ alike for all ways: they are independent workloads, and ratios are paired. Needs
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,8 @@ from accuracy_runs import ROOT, compose, write_atomically
 from accuracy_tables import table
 
 from synergy_runs.interval import Means, Ratio, ratio_of_means
-from synergy_runs.log import Run
 from synergy_runs.metrics import job_table
-from synergy_runs.timeline import compressed_gpu_s, holdings
+from synergy_runs.timeline import compressed_gpu_s_by_model
 from synergy_sim.prepare import prepared_runs
 from synergy_sim.simulate import simulate
 
@@ -76,23 +74,9 @@ def outcome(gbps: float, mode: str, compressor: str, seeds: int, more: Sequence[
         run = simulate(what.workload, what.cluster, what.policy, what.execution, truth=what.truth, seed=what.seed)
         jct_s.append(float(np.nanmean(job_table(run).jct_s)))
         jobs, cluster = jobs + len(run.workload), run.cluster.describe()
-        for key, value in by_model(run).items():
+        for key, value in compressed_gpu_s_by_model(run).items():
             gpu_s[key] = gpu_s.get(key, 0.0) + value
     return Outcome(jct_s, gpu_s, jobs, cluster)
-
-
-def by_model(run: Run) -> dict[tuple[str, str], float]:
-    """GPU-seconds by (model, compressor)."""
-    facts, found = run.compressions, {}
-    if facts is None:
-        return {}
-    held, models = holdings(run.events), run.workload.model_code
-    for code in np.unique(models):
-        mine = models[facts.job_id] == code
-        columns = {name: getattr(facts, name)[mine] for name in ("time_s", "job_id", "compressor_code")}
-        spent = compressed_gpu_s(dataclasses.replace(facts, **columns), held) if mine.any() else []
-        found.update({(run.workload.models[code], facts.compressors[at]): each for at, each in enumerate(spent)})
-    return found
 
 
 def ratio(way: Outcome, plain: Outcome) -> Ratio:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from synergy_core.arrays import Floats
 from synergy_core.units import TICKS_PER_S
-from synergy_runs.log import Compressions, Events, Kind, Shares
+from synergy_runs.log import Compressions, Events, Kind, Run, Shares
 
 Counts = NDArray[np.int64]
 
@@ -130,6 +130,20 @@ def compressed_gpu_s(compressions: Compressions, held: Holdings) -> Floats:
         weights=np.maximum(inside_s, 0.0) * held.gpus[pairs],
         minlength=len(compressions.compressors),
     ).astype(np.float64)
+
+
+def compressed_gpu_s_by_model(run: Run) -> dict[tuple[str, str], float]:
+    """The same of a whole run by (model, compressor), of models that train; {} where nobody compresses."""
+    facts, held, models = run.compressions, holdings(run.events), run.workload.model_code
+    found: dict[tuple[str, str], float] = {}
+    if facts is None:
+        return found
+    for code in np.unique(models[facts.job_id]):
+        mine = models[facts.job_id] == code
+        columns = {name: getattr(facts, name)[mine] for name in ("time_s", "job_id", "compressor_code")}
+        spent = compressed_gpu_s(replace(facts, **columns), held).tolist()
+        found |= {(run.workload.models[code], facts.compressors[at]): each for at, each in enumerate(spent)}
+    return found
 
 
 def shares_in_use(had: Given) -> tuple[Floats, Floats, Floats]:

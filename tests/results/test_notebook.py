@@ -30,6 +30,11 @@ def test_notebook_on_sensitivity_runs_with_and_without_measured_speeds(monkeypat
     assert pictures("sensitivity.ipynb", monkeypatch) == 2
 
 
+def test_notebook_on_compression_runs(monkeypatch):
+    monkeypatch.delenv("SYNERGY_DATA", raising=False)
+    assert pictures("compression.ipynb", monkeypatch) == 3
+
+
 def pictures(name, monkeypatch):
     """Runs a notebook, in which nothing may fail or warn; how many pictures it shows."""
     nbformat = pytest.importorskip("nbformat")
