@@ -112,8 +112,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         self._trains = Plan()
         self._compressors = CompressorHistory()
         self._began_with = 0.0
-        self._left_s = NEVER
-        self._run = 0
+        self._left_s, self._run = NEVER, 0
         self._share: Share | None = None
         self._told_input: tuple[int, Share | None, Plan] | None = None
         self._node = cluster.node_types[0]
