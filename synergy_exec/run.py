@@ -15,6 +15,7 @@ import numpy as np
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
+from synergy_core.goodput.compression import compressor_named
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy
 from synergy_exec.backends import Backend, get_backend
@@ -25,7 +26,7 @@ from synergy_exec.losses import write_losses
 from synergy_exec.settings import Settings
 from synergy_exec.workload import arrivals_of, as_executed
 from synergy_runs.filing import make_room, remove_report, say_if_replaced, show
-from synergy_runs.inputs import policies_of
+from synergy_runs.inputs import check_compression, policies_of
 from synergy_runs.invariants import check
 from synergy_runs.log import TRUE_RUN_TIMES, Run
 from synergy_runs.profiles import read_profile
@@ -64,6 +65,12 @@ def _check(settings: Settings) -> None:
         raise InputError("there is no trace, and serve=false: nothing would ever run. Type serve=true, or +trace=demo.")
     if settings.serve and len(settings.policy) > 1:
         raise InputError(f"serve=true goes on for ever; give one policy, not {len(settings.policy)}.")
+    compressor_named(settings.compressor)
+    if settings.compression != "none" and settings.profile not in (None, AUTO):
+        raise InputError(
+            f"compression={settings.compression}: profile={settings.profile} has step times of uncompressed gradients "
+            "alone, and does not say what of them was exchanging. Type profile=null."
+        )
 
 
 def execute_all(
@@ -80,6 +87,7 @@ def execute_all(
     values = {**values, "compared_with": list(settings.policy)}
     trace, arrivals = arrivals_of(settings)
     policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
+    check_compression(settings.compression, policies.values())
     bases = {name: folder / f"{name}-{settings.seed}" for name in policies}
     own = {name: {**values, "policy": name, "seed": settings.seed} for name in policies}
     with contextlib.ExitStack() as held:
@@ -101,7 +109,7 @@ def execute_all(
 
 def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable[[], Backend]) -> Profile:
     """The profile that jobs are scheduled by; with profile=auto, the trace's models are measured now if need be."""
-    if settings.profile is None:
+    if settings.profile is None or settings.compression != "none":
         return Profile()
     if settings.profile != AUTO:
         return read_profile(Path(settings.profile))

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field, replace
 
 from synergy_core.cluster import Cluster, Share
 from synergy_core.jobs.decision import NONE, Decision
+from synergy_core.jobs.exchanging import ExchangingTask
 from synergy_core.jobs.record import NEVER, Placed
+from synergy_core.jobs.seen_exchanges import ExchangeReport
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.jobs.training import InputShare, Shape, StepReport
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy
 from synergy_core.scheduler import scheduler_for
-from synergy_exec.controller.choices import Choices, only_batch_differs
+from synergy_exec.controller.choices import Choices, goes_on
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import Observation
 from synergy_exec.messages import PlanMessage, Report
@@ -113,6 +115,12 @@ class Decider:
         shape = Shape(self.cluster.type_of(job.placement), len(job.placement), job.held_gpus)
         degrees = job.plan or Plan(data=job.held_gpus)
         plan = replace(degrees, micro_batch=said.micro_batch, accumulation=said.accumulation)
+        if isinstance(task, ExchangingTask):
+            held = self.plans.get(job.job_id)
+            if held is None or job.as_told(held).compressor != said.compressor:  # that it no longer has
+                return None
+            plan = replace(plan, compressor=held.compressor)
+            task.observe_exchange(ExchangeReport(shape, plan, said.sent_bytes, said.codec_s, _lost(said)))
         if job.plan is not None and plan != job.plan:  # of a batch that it no longer has
             return None
         step = StepReport(shape, plan, said.step_s, waited_s=said.waited_s, given=self._given(job, said))
@@ -163,7 +171,7 @@ class Decider:
             if held is None or job.job_id in started or job.state != "running":
                 continue
             plan = self._plan(job, job.placement, held)
-            if plan != held and only_batch_differs(plan, held):
+            if plan != held and goes_on(plan, held):
                 self.plans[job.job_id] = plan
                 answer.retunes.append((job, plan))
         answer.took_s = time.perf_counter() - began
@@ -190,3 +198,9 @@ class Decider:
 
     def _plan(self, job: ExecutedJob, placed: Placed, held: PlanMessage | None = None) -> PlanMessage:
         return self.choices.choose(job, Shape(self.cluster.type_of(placed), len(placed), job.held_gpus), held)
+
+
+def _lost(said: Report) -> float:
+    """Of the squared norm of a replica's gradient, the part that compression left out; NaN where nothing says it."""
+    given, left_out = (sum(each[at] for each in said.layers.values()) for at in (0, 1))
+    return left_out / given if given > 0 else float("nan")

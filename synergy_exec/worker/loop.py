@@ -33,12 +33,14 @@ _RECENT_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds from the launch to where building began, of building, and of loading."""
+class Beginning:
+    """Seconds from the launch to where building began, of building, and of loading; what else `Started` is to say."""
 
     launch_s: float
     build_s: float
     load_s: float
+    layers: list[tuple[str, int, int]]
+    codecs: dict[str, list[float]]
 
 
 class Loop:
@@ -52,13 +54,13 @@ class Loop:
         progress: Progress | None,
         agent: AgentConnection,
         pulse: Pulse,
-        times: Times,
+        began_with: Beginning,
     ) -> None:
         self.doing = "starting to train"
         self._launch, self._rule, self._trainer = start.launch, rule, trainer
         self._progress = progress or Progress()
         self._saved_step = self._progress.step
-        self._agent, self._pulse, self._times = agent, pulse, times
+        self._agent, self._pulse, self._began_with = agent, pulse, began_with
         self._folder = Path(start.launch.folder)
         self._checkpoints = self._folder / "checkpoints"
         self._reports = start.rank == 0
@@ -163,7 +165,7 @@ class Loop:
             if (micro_batch, accumulation, compressor) != (plan.micro_batch, plan.accumulation, plan.compressor):
                 self.doing = f"changing to micro-batch {micro_batch} × {accumulation}, compressor {compressor}"
                 if compressor != plan.compressor:
-                    self._clock = StepClock()
+                    self._clock, self._exchanges = StepClock(), Exchanges()
                 self._trainer.retune(micro_batch, accumulation, compressor)
                 self._meter.restart()
 
@@ -235,15 +237,17 @@ class Loop:
             self._agent.say(saved)
 
     def _say_started(self, first_step_s: float) -> None:
-        times = self._times
+        begun = self._began_with
         self._agent.say(
             Started(
                 run=self._launch.run,
                 step=self._progress.step,
-                launch_s=times.launch_s,
-                build_s=times.build_s,
-                load_s=times.load_s,
+                launch_s=begun.launch_s,
+                build_s=begun.build_s,
+                load_s=begun.load_s,
                 first_step_s=first_step_s,
+                layers=begun.layers,
+                codecs=begun.codecs,
             )
         )
 
@@ -269,6 +273,7 @@ class Loop:
                 cpu_s=self._meter.step_s(progress.step, steady=times.steps > 0),
                 cpus=self._cpus,
                 data_bytes=self._trainer.supply.data_bytes,
+                compressor=plan.compressor,
                 **self._exchanges.take(),
             )
         )

@@ -28,7 +28,7 @@ class Wire:
         self.replicas = group.size()
         self.generator = torch.Generator(device)
         self.sent_bytes = 0.0
-        self._clocks = {"whole": _Clock(device), "sending": _Clock(device)}
+        self._clocks = _clocks(device)
 
     def sum(self, tensor: Tensor) -> None:
         """Makes a tensor the sum over the replicas."""
@@ -67,6 +67,27 @@ class Wire:
         return self._clocks["whole"].take() - self._clocks["sending"].take()
 
 
+class LoneWire(Wire):
+    """Of two replicas with the same gradients, one of which is not there: what would be sent comes back at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.replicas = device, 2
+        self.generator = torch.Generator(device)
+        self._clocks = _clocks(device)
+
+    def sum(self, tensor: Tensor) -> None:
+        with self._clocks["sending"].running():
+            tensor.mul_(self.replicas)
+
+    def swap(self, tensor: Tensor) -> Tensor:
+        with self._clocks["sending"].running():
+            return tensor[:1].expand_as(tensor).contiguous()
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        with self._clocks["sending"].running():
+            return tensor.expand(self.replicas, -1).contiguous()
+
+
 class _Clock:
     """Seconds that a device's current stream spends in blocks of code."""
 
@@ -99,3 +120,7 @@ class _Clock:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def _clocks(device: torch.device) -> dict[str, _Clock]:
+    return {"whole": _Clock(device), "sending": _Clock(device)}
