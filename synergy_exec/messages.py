@@ -273,7 +273,8 @@ class Report(Message):
     """What rank 0 saw since the last report.
 
     step, samples, work: done in all. loss: of the last step. step_s: median of the slowest rank's step times at this
-    batch, warm-up left out, over `steps` steps; 0 where there is none yet. sync_s: of that, gradient synchronisation.
+    batch, warm-up left out, over `steps` steps; 0 where there is none yet. sync_s: of that, seconds in
+    which gradients were exchanged and nothing was computed, on the rank that waited least.
     grad_sqr, grad_var: smoothed squared norm and variance at the initial batch, NaN-free; both 0 while unknown.
     waited_s: of step_s, that the rank with the slowest input waited for data. cpu_s: that rank 0 and its loaders used
     for a step; 0 while unknown. cpus: that rank 0 was given; 0 without a share. data_bytes: of the job's data set; 0 of

@@ -28,7 +28,7 @@ from synergy_exec.workload import arrivals_of, as_executed
 from synergy_runs.filing import make_room, remove_report, say_if_replaced, show
 from synergy_runs.inputs import check_compression, policies_of
 from synergy_runs.invariants import check
-from synergy_runs.log import TRUE_RUN_TIMES, Run
+from synergy_runs.log import TRUE_RUN_TIMES, CompressionLog, Compressions, Run
 from synergy_runs.profiles import read_profile
 from synergy_runs.results import write_run
 from synergy_runs.settings import build
@@ -193,8 +193,25 @@ def executed(
         peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         information=policy.knows,
         learns_input=policy.learns_input,
+        compressions=_compressions(journal, numbers),
     )
     # A job that was cancelled while it waited has no end in the log: it held nothing.
     check(result, whole=not any(each.state == "cancelled" for each in journal.jobs()))
     journal.close()
     return result
+
+
+def _compressions(journal: Journal, numbers: dict[int, int]) -> Compressions | None:
+    """Under which compressors jobs trained, by the rows that they have in the workload; None where there were none."""
+    job_of = {run.run: run.job for run in journal.runs()}
+    changes: dict[int, list[tuple[float, str]]] = {}
+    for each in journal.timings():
+        if each.kind != "plan" or (name := each.parts.get("compressor")) is None:
+            continue
+        noted = changes.setdefault(job_of[each.run], [])
+        if not noted or noted[-1][1] != name:
+            noted.append((each.time_s, name))
+    log = CompressionLog()
+    for job, noted in changes.items():
+        log.append(numbers[job], noted)
+    return log.compressions()

@@ -118,7 +118,7 @@ class Execution:
             job.state = "starting"
             started.append(run)
             self.journal.decided_run(run.number, run.job, now_s, placed, dataclasses.asdict(plan))
-            self.journal.timing(run.number, now_s, "plan", _micro_batches(plan))
+            self.journal.timing(run.number, now_s, "plan", self._trained_with(plan))
             if job.share is not None:
                 self.journal.timing(run.number, now_s, "share", job.share._asdict())
         reshared = self._reshared()
@@ -126,7 +126,7 @@ class Execution:
             self.journal.timing(number, now_s, "share", share._asdict())
         for job, plan in answer.retunes:
             self.journal.retuned(job.run, dataclasses.asdict(plan))
-            self.journal.timing(job.run, now_s, "plan", _micro_batches(plan))
+            self.journal.timing(job.run, now_s, "plan", self._trained_with(plan))
         running = [job for job in self.decider.active.values() if job.running]
         used = sum(job.held_gpus for job in running)
         counts = len(answer.starts), len(answer.stops), len(running), self.decider.scheduler.waiting, used
@@ -338,7 +338,7 @@ class Execution:
             **self.settings.of_runs(),
         )
 
-
-def _micro_batches(plan: PlanMessage) -> dict[str, float]:
-    parts = {"micro_batch": plan.micro_batch, "accumulation": plan.accumulation}
-    return parts | ({"compressed": 1.0} if plan.compressor != "none" else {})
+    def _trained_with(self, plan: PlanMessage) -> dict[str, Any]:
+        """What the journal keeps of a plan beside its run; the compressor where there may be one."""
+        parts: dict[str, Any] = {"micro_batch": plan.micro_batch, "accumulation": plan.accumulation}
+        return parts if self.settings.compression == "none" else {**parts, "compressor": plan.compressor}

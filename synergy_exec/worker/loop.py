@@ -91,7 +91,7 @@ class Loop:
                 self._beat()
                 agreed = agree(self._wishes())
                 if batch is not None:
-                    self._clock.add(*batch, agreed.step_s, waited_s=agreed.waited_s)
+                    self._clock.add(*batch, agreed.step_s, agreed.sync_s, agreed.waited_s)
                 if agreed.stop:
                     self._finish()
                     return PAUSED
@@ -107,6 +107,7 @@ class Loop:
                 # Waiting for the other ranks belongs to a step, a checkpoint does not.
                 self._own.step_s = ended - (stepping if agreed.save else began)
                 self._own.waited_s = self._trainer.supply.waited_s
+                self._own.sync_s = 0.0 if result.exchanged is None else result.exchanged.sync_s
                 self._recent.append(self._own.step_s)
                 if steps is not None:
                     steps.add(self._progress.step, self._trainer.plan.global_batch, rate, loss, self._own.step_s)

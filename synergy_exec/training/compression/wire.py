@@ -64,7 +64,12 @@ class Wire:
 
     def codec_s(self) -> float:
         """Seconds of encoding and decoding since the last call; waits for the device."""
-        return self._clocks["whole"].take() - self._clocks["sending"].take()
+        return self.times_s()[1]
+
+    def times_s(self) -> tuple[float, float]:
+        """Seconds of exchanging since the last call, and of them of encoding and decoding; waits for the device."""
+        whole_s = self._clocks["whole"].take()
+        return whole_s, whole_s - self._clocks["sending"].take()
 
 
 class LoneWire(Wire):
