@@ -13,7 +13,7 @@ RECENT = 20
 """Reports that a mean is over, about: one more counts for at least a twentieth."""
 STEP = 1.1
 """What is believed changes when a mean has moved by as much: reports differ a little each time, plans shall not."""
-MOST = 100.0
+MOST = 1e4
 """No formula is taken to err by more: what shows that was measured wrong."""
 
 

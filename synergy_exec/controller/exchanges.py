@@ -63,7 +63,7 @@ class ModelExchanges:
 
     def learn_layers(self, application: str, layers: Layers) -> None:
         """What a model's parameters are."""
-        self._layers[application] = layers
+        self._layers[application] = [(name, rows, columns) for name, rows, columns in layers]
 
     def learn_codecs(self, gpu_type: str, speeds: Mapping[str, Sequence[float]]) -> None:
         """How fast encoding is there; speeds: fields of `CodecSpeed` by scheme."""
@@ -96,6 +96,6 @@ class ModelExchanges:
     def restore(self, known: Mapping[str, Any]) -> None:
         """What was known when an earlier controller ended."""
         for application, layers in known["layers"].items():
-            self.learn_layers(application, [(name, rows, columns) for name, rows, columns in layers])
+            self.learn_layers(application, layers)
         for gpu_type, speeds in known["codecs"].items():
             self.learn_codecs(gpu_type, speeds)
