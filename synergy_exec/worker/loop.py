@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import statistics
 import time
@@ -67,6 +68,7 @@ class Loop:
         self._own = Wishes()
         self._retuned = 0
         self._compressor = ""
+        self._odd = False
         self._saving: checkpoint.Saving | None = None
         self._saving_as: Saved | None = None
         self._save_due = time.monotonic() + start.launch.checkpoint_interval_s
@@ -84,6 +86,7 @@ class Loop:
         """The exit code: 0 for done, PAUSED for stopped."""
         steps = StepsFile(self._folder / "steps.csv", self._launch.run) if self._reports else None
         started, report_due, loss = False, 0.0, float("nan")
+        self._tell_exchange()
         batch: tuple[int, int] | None = None
         try:
             while self._progress.work < self._launch.work:
@@ -168,6 +171,8 @@ class Loop:
                 if compressor != plan.compressor:
                     self._clock, self._exchanges = StepClock(), Exchanges()
                 self._trainer.retune(micro_batch, accumulation, compressor)
+                if compressor != plan.compressor:
+                    self._tell_exchange()
                 self._meter.restart()
 
     def _step(self) -> tuple[StepResult, float]:
@@ -189,10 +194,25 @@ class Loop:
                 replicas=squares.replicas,
             )
         self._exchanges.add(result.exchanged)
+        if not (math.isfinite(result.grad_norm) or self._odd):
+            self._odd = True
+            self._log(
+                f"step {progress.step + 1}: the gradient's norm is {result.grad_norm}, and the loss {result.loss}"
+            )
         progress.step += 1
         progress.samples += plan.global_batch
         progress.work += _gain(plan.global_batch, known, initial)
         return result, rate
+
+    def _tell_exchange(self) -> None:
+        """Writes into the job's log how its gradients are exchanged, where replicas may compress them."""
+        exchange = self._trainer.exchange
+        if exchange is not None and exchange.compresses:
+            self._log(exchange.in_words)
+
+    def _log(self, words: str) -> None:
+        if self._reports:
+            print(words, flush=True)
 
     def _finish(self) -> None:
         """Saves, unless every step done is on disk already."""

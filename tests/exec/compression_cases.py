@@ -207,9 +207,9 @@ def retuned(plan: PlanMessage, compressors: tuple[str, ...]) -> dict[str, Any]:
     return {"sent": sent, "held": held, "kept": kept, "differ": replicas_differ(trainer)}
 
 
-def pauses(plan: PlanMessage, folder: Path, steps: int, more: int) -> dict[str, Any]:
+def pauses(plan: PlanMessage, folder: Path, steps: int, more: int, seed: int = 3) -> dict[str, Any]:
     """A job that saves after some steps and goes on: losses, and what it held when it saved."""
-    trainer = Trainer(SmallGpt(), plan, seed=3)
+    trainer = Trainer(SmallGpt(), plan, seed=seed)
     losses = [trainer.step(number).loss for number in range(steps)]
     trainer.save(folder, Progress(step=steps))
     held = trainer.exchange.held() if trainer.exchange else {}

@@ -15,6 +15,7 @@ from synergy_exec.training.compression.choices import SchemeByLayer
 from synergy_exec.training.compression.exposed import Exposed
 from synergy_exec.training.compression.replicas import ReplicaExchange
 from synergy_exec.training.compression.scheme import GradientLayer, HeldBack
+from synergy_exec.training.compression.schemes.plain import Plain
 from synergy_exec.training.compression.schemes.powersgd import PowerSgd
 from synergy_exec.training.compression.shards import ShardExchange
 from synergy_exec.training.compression.watch import Sketch, Watch
@@ -87,6 +88,16 @@ class Exchange:
         out together, so what is counted may be more, by less than a row for each replica and bucket.
         """
         return sum(each.predicted_bytes for each in self._all())
+
+    @property
+    def in_words(self) -> str:
+        """The compressor, and which layers it does not compress: vectors, small ones, those that would send no less."""
+        if not self.compresses:
+            return "gradients are exchanged as they are"
+        schemes = {name: scheme for each in self._all() for name, scheme in each.schemes.items()}
+        plain = [name for name, scheme in schemes.items() if isinstance(scheme, Plain)]
+        left = f"; as they are: {', '.join(plain)}" if plain else ""
+        return f"compressor {self._plan.compressor}: {len(schemes) - len(plain)} of {len(schemes)} layers{left}"
 
     def retune(self, plan: PlanMessage) -> None:
         """As the plan says from the next step on; layers whose scheme holds nothing back forget what was."""
