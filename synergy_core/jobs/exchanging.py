@@ -146,7 +146,7 @@ class ExchangingTask(SynergyTask):
 
     def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
         """As any task. held: whose compressor stays where it may be changed, unless another promises `MARGIN` more:
-        another scheme forgets what was held back.
+        steps after a change are slower, and some schemes forget what was held back.
         """
         if not (requested or self.keeps_batch):
             if held is None or shape.gpus == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -248,3 +249,14 @@ def noises(plan: PlanMessage, steps: int) -> dict[str, tuple[float, float]]:
         name: tuple(sum(each) / steps for each in zip(*values, strict=True))
         for name, values in (("corrected", corrected), ("naive", naive))
     }
+
+
+def exchange_times(plan: PlanMessage, steps: int) -> list[tuple[float, float, float]]:
+    """Seconds of each step, of its exchange, and of encoding and decoding, on the first rank."""
+    trainer = Trainer(SmallGpt(), plan, seed=3)
+    found = []
+    for number in range(steps):
+        began = time.perf_counter()
+        exchanged = trainer.step(number).exchanged
+        found.append((time.perf_counter() - began, exchanged.sync_s, exchanged.codec_s))
+    return found
