@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -78,7 +79,7 @@ def _row(execution: Execution, job: ExecutedJob) -> tuple[str, ...]:
         job.name,
         job.state,
         f"{job.held_gpus or '–'} of {job.gpus}",
-        values["plan"] or "–",
+        _trained(values),
         str(values["batch"] or "–"),
         f"{seen.step:,}",
         f"{min(1.0, seen.work / job.file.work):.0%}",
@@ -86,6 +87,13 @@ def _row(execution: Execution, job: ExecutedJob) -> tuple[str, ...]:
         f"{seen.loss:.4g}" if math.isfinite(seen.loss) else "–",
         str(job.restarts),
     )
+
+
+def _trained(values: dict[str, Any]) -> str:
+    """The plan's degrees, and the compressor where there is one."""
+    if values["plan"] is None:
+        return "–"
+    return values["plan"] if values["compressor"] == "none" else f"{values['plan']} {values['compressor']}"
 
 
 def _goodput(job: ExecutedJob, batch: int | None) -> float:

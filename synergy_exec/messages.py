@@ -37,7 +37,8 @@ class PlanMessage:
 
     The fields of `synergy_core.planner.plan.Plan` that the executor knows. accumulation: micro-batches per step and
     replica. schedule: of a pipeline, `1f1b` (interleaved if interleave > 1) or `gpipe`. compressor: of the gradients
-    that replicas exchange, such as `q4`, and after commas of layers: `q4,token.weight=none,layers.*=powersgd-4`.
+    that replicas exchange, such as `q4`, and after commas of layers: `q4,token.weight=none,layers.*=powersgd-4`. The
+    controller has the names of the core's offers there, such as `layerwise-q4`, and tells workers what they stand for.
     """
 
     data: int = 1
@@ -61,6 +62,7 @@ class PlanMessage:
             zero=plan.zero,
             micro_batch=plan.micro_batch,
             accumulation=plan.accumulation,
+            compressor=plan.compressor,
         )
 
     @property
@@ -74,6 +76,7 @@ class PlanMessage:
             micro_batch=self.micro_batch,
             accumulation=self.accumulation,
             zero=self.zero,
+            compressor=self.compressor,
         )
 
     @property
@@ -116,7 +119,8 @@ class Launch(Message, RunSettings):
     order. store_host, store_port: where the ranks meet; the agent that reserved it holds that port itself.
     folder: the job's own, on a file system that all nodes share. work: iterations at the initial batch until it is
     done. noise: whether to estimate the gradient's noise scale. report_s: between reports. share: what each of its
-    slots brings of the node's CPUs and memory; None: the slots' own cores, and nothing is kept in memory.
+    slots brings of the node's CPUs and memory; None: the slots' own cores, and nothing is kept in memory. say_layers,
+    time_codecs: whether `Started` is to say what the model's layers are, and how fast gradients are encoded.
     """
 
     KIND: ClassVar[str] = "launch"
@@ -136,6 +140,8 @@ class Launch(Message, RunSettings):
     noise: bool = True
     report_s: float = 1.0
     share: Share | None = None
+    say_layers: bool = False
+    time_codecs: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +251,11 @@ class Ended(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started(Message):
-    """The first step of a run is done. Seconds since launch, as the worker saw them, part by part."""
+    """The first step of a run is done. Seconds since launch, as the worker saw them, part by part.
+
+    layers: name, rows and columns of each parameter that has a gradient, as replicas exchange it; codecs: by scheme,
+    the fields of `CodecSpeed`; both empty unless they were asked for.
+    """
 
     KIND: ClassVar[str] = "started"
     run: int
@@ -254,6 +264,8 @@ class Started(Message):
     build_s: float
     load_s: float
     first_step_s: float
+    layers: list[tuple[str, int, int]] = field(default_factory=list)
+    codecs: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,13 +273,14 @@ class Report(Message):
     """What rank 0 saw since the last report.
 
     step, samples, work: done in all. loss: of the last step. step_s: median of the slowest rank's step times at this
-    batch, warm-up left out, over `steps` steps; 0 where there is none yet. sync_s: of that, gradient synchronisation.
+    batch, warm-up left out, over `steps` steps; 0 where there is none yet. sync_s: of that, seconds in
+    which gradients were exchanged and nothing was computed, on the rank that waited least.
     grad_sqr, grad_var: smoothed squared norm and variance at the initial batch, NaN-free; both 0 while unknown.
     waited_s: of step_s, that the rank with the slowest input waited for data. cpu_s: that rank 0 and its loaders used
     for a step; 0 while unknown. cpus: that rank 0 was given; 0 without a share. data_bytes: of the job's data set; 0 of
     a job that is no `LoadedJob`. sent_bytes: of gradients that leave rank 0 in a step, codec_s: seconds that encoding
-    and decoding them takes it. layers: of the parts that rank 0 has, as the last measured step since the last report
-    had them, by name: squared norm, and of it what was left out.
+    and decoding them takes it, all under that compressor. layers: of the parts that rank 0 has, as the last measured
+    step since the last report had them, by name: squared norm, and of it what was left out.
     """
 
     KIND: ClassVar[str] = "report"
@@ -290,6 +303,7 @@ class Report(Message):
     data_bytes: float = 0.0
     sent_bytes: float = 0.0
     codec_s: float = 0.0
+    compressor: str = "none"
     layers: dict[str, list[float]] = field(default_factory=dict)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
+from synergy_core.goodput.compression import compressor_named
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy
 from synergy_exec.backends import Backend, get_backend
@@ -25,9 +26,9 @@ from synergy_exec.losses import write_losses
 from synergy_exec.settings import Settings
 from synergy_exec.workload import arrivals_of, as_executed
 from synergy_runs.filing import make_room, remove_report, say_if_replaced, show
-from synergy_runs.inputs import policies_of
+from synergy_runs.inputs import check_compression, policies_of
 from synergy_runs.invariants import check
-from synergy_runs.log import TRUE_RUN_TIMES, Run
+from synergy_runs.log import TRUE_RUN_TIMES, CompressionLog, Compressions, Run
 from synergy_runs.profiles import read_profile
 from synergy_runs.results import write_run
 from synergy_runs.settings import build
@@ -64,6 +65,12 @@ def _check(settings: Settings) -> None:
         raise InputError("there is no trace, and serve=false: nothing would ever run. Type serve=true, or +trace=demo.")
     if settings.serve and len(settings.policy) > 1:
         raise InputError(f"serve=true goes on for ever; give one policy, not {len(settings.policy)}.")
+    compressor_named(settings.compressor)
+    if settings.compression != "none" and settings.profile not in (None, AUTO):
+        raise InputError(
+            f"compression={settings.compression}: profile={settings.profile} has step times of uncompressed gradients "
+            "alone, and does not say what of them was exchanging. Type profile=null."
+        )
 
 
 def execute_all(
@@ -80,6 +87,7 @@ def execute_all(
     values = {**values, "compared_with": list(settings.policy)}
     trace, arrivals = arrivals_of(settings)
     policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
+    check_compression(settings.compression, policies.values())
     bases = {name: folder / f"{name}-{settings.seed}" for name in policies}
     own = {name: {**values, "policy": name, "seed": settings.seed} for name in policies}
     with contextlib.ExitStack() as held:
@@ -101,7 +109,7 @@ def execute_all(
 
 def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable[[], Backend]) -> Profile:
     """The profile that jobs are scheduled by; with profile=auto, the trace's models are measured now if need be."""
-    if settings.profile is None:
+    if settings.profile is None or settings.compression != "none":
         return Profile()
     if settings.profile != AUTO:
         return read_profile(Path(settings.profile))
@@ -185,8 +193,25 @@ def executed(
         peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         information=policy.knows,
         learns_input=policy.learns_input,
+        compressions=_compressions(journal, numbers),
     )
     # A job that was cancelled while it waited has no end in the log: it held nothing.
     check(result, whole=not any(each.state == "cancelled" for each in journal.jobs()))
     journal.close()
     return result
+
+
+def _compressions(journal: Journal, numbers: dict[int, int]) -> Compressions | None:
+    """Under which compressors jobs trained, by the rows that they have in the workload; None where there were none."""
+    job_of = {run.run: run.job for run in journal.runs()}
+    changes: dict[int, list[tuple[float, str]]] = {}
+    for each in journal.timings():
+        if each.kind != "plan" or (name := each.parts.get("compressor")) is None:
+            continue
+        noted = changes.setdefault(job_of[each.run], [])
+        if not noted or noted[-1][1] != name:
+            noted.append((each.time_s, name))
+    log = CompressionLog()
+    for job, noted in changes.items():
+        log.append(numbers[job], noted)
+    return log.compressions()

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from synergy_runs.settings import COUNT, SECONDS, Bounds, TraceSettings, key
+from synergy_core.jobs.exchange import Compression
+from synergy_runs.settings import (
+    COMPRESSION_MEANING,
+    COMPRESSOR_MEANING,
+    COUNT,
+    SECONDS,
+    Bounds,
+    TraceSettings,
+    key,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +56,8 @@ class Settings(RunSettings):
     backend: BackendSettings = key("how agents get onto nodes; the cluster is what they find there", BackendSettings())
     profile: str | None = key(
         "the file that python -m synergy_exec profile wrote; its models get the plans that were fastest here. auto: "
-        "measure the trace's models first, quickly, where results_dir/profile.json lacks them; null: replicas only",
+        "measure the trace's models first, quickly, where results_dir/profile.json lacks them (with compression other "
+        "than none: null); null: replicas only",
         "auto",
     )
     information: Literal["own", "declared", "shared", "all"] | None = key(
@@ -64,6 +74,8 @@ class Settings(RunSettings):
         "one policy, or a list to compare, run one after another; the first is compared to", ["synergy"]
     )
     parameters: dict[str, dict[str, Any]] = key("parameters by policy: parameters.las.quantum_s=1800", {})
+    compression: Compression = key(f"{COMPRESSION_MEANING}; other than none with profile=null", "none")
+    compressor: str = key(COMPRESSOR_MEANING, "powersgd-4")
     storage_mb_per_s: float | None = key(
         "at which each node reads training data that is not in its memory, MB/s, for policies that share memory out; "
         "null: as fast as need be, so that jobs ask for no memory",

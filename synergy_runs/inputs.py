@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -247,3 +247,13 @@ def policies_of(
         policy = dataclasses.replace(policy.with_parameters(**given), name=name).with_input(knowledge)
         result[name] = policy if information is None else policy.informed(information)
     return result
+
+
+def check_compression(compression: str, policies: Iterable[Policy]) -> None:
+    """Raises InputError where a policy cannot choose what is to be chosen."""
+    fixed = [each.name for each in policies if not each.tunes_batch]
+    if compression in ("naive", "coadaptive") and fixed:
+        raise InputError(
+            f"compression={compression}: jobs choose it with their batch, which they keep under "
+            f"{', '.join(fixed)}; type policy=synergy, or compression=uniform."
+        )

@@ -34,6 +34,15 @@ SECONDS = Bounds("seconds above 0", lambda value: 0 < value < float("inf"))
 COUNT = Bounds("a whole number ≥ 0", lambda value: value >= 0)
 
 
+COMPRESSION_MEANING = (
+    "whether replicas compress the gradients that they exchange: none, uniform (all with compressor), lgreco "
+    "(layer by layer within the error of compressor; both at the requested batch), naive (the same, the batch "
+    "chosen as if it cost no progress), coadaptive (compressor and batch chosen together)"
+)
+COMPRESSOR_MEANING = "of uniform, lgreco and naive: bf16, q8, q4, q2, topk-FRACTION, powersgd-RANK"
+"""Of keys that several programs have."""
+
+
 def key(meaning: str, default: Any = MISSING, bounds: Bounds = ANY) -> Any:
     """A field with one line that says what it means. Without a default it is required: conf/ gives it a value."""
     described = {"meaning": meaning, "bounds": bounds}

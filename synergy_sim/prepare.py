@@ -17,6 +17,7 @@ from synergy_core.sharing.asking import Needs
 from synergy_runs.carrying import without_carried
 from synergy_runs.fit import check_fit, requests_in_words
 from synergy_runs.inputs import (
+    check_compression,
     cluster_of,
     estimated,
     policies_of,
@@ -51,7 +52,7 @@ class PreparedRun:
 def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
     """Every policy on every seed. Raises InputError for whatever cannot be run, before the first is."""
     policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
-    _check_compression(settings, policies.values())
+    check_compression(settings.compression, policies.values())
     execution = execution_of(settings)
     for seed in seeds_of(settings.seed):
         workload = workload_of(settings.trace, settings.cluster, seed)
@@ -75,16 +76,6 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
 def _trained(workload: Workload) -> NDArray[np.bool_]:
     """Which rows are training jobs."""
     return np.isfinite(workload.work_scale)
-
-
-def _check_compression(settings: Settings, policies: Iterable[Policy]) -> None:
-    """Raises InputError where a policy cannot choose what is to be chosen."""
-    fixed = [each.name for each in policies if not each.tunes_batch]
-    if settings.compression in ("naive", "coadaptive") and fixed:
-        raise InputError(
-            f"compression={settings.compression}: jobs choose it with their batch, which they keep under "
-            f"{', '.join(fixed)}; type policy=synergy, or compression=uniform."
-        )
 
 
 def truth_of(settings: Settings, seed: int) -> Truth:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from synergy_core.jobs.exchange import Compression
-from synergy_runs.settings import ClusterSettings, TraceSettings, key
+from synergy_runs.settings import COMPRESSION_MEANING, COMPRESSOR_MEANING, ClusterSettings, TraceSettings, key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +86,8 @@ class Settings:
     policy: list[str] = key("one policy, or a list to compare; the first is what the others are compared to")
     parameters: dict[str, dict[str, Any]] = key("parameters by policy: parameters.las.quantum_s=1800")
     seed: list[int] = key("one seed or a list; each policy sees the same jobs for the same seed")
-    compression: Compression = key(
-        "whether replicas compress the gradients that they exchange: none, uniform (all with compressor), lgreco "
-        "(layer by layer within the error of compressor; both at the requested batch), naive (the same, the batch "
-        "chosen as if it cost no progress), coadaptive (compressor and batch chosen together)"
-    )
-    compressor: str = key("of uniform, lgreco and naive: bf16, q8, q4, q2, topk-FRACTION, powersgd-RANK")
+    compression: Compression = key(COMPRESSION_MEANING)
+    compressor: str = key(COMPRESSOR_MEANING)
     restart_s: float = key("what a preempted job pays when it resumes, seconds")
     round_s: float | None = key("decide once per round of so many seconds; null: as the policy does")
     results_dir: Path = key("where results go")

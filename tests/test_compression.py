@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.errors import InputError
-from synergy_core.goodput.compression import Gradients, LayerSizes, Spread, codec_s, compressor_named, compressors
+from synergy_core.goodput.compression import (
+    Gradients,
+    LayerSizes,
+    Spread,
+    codec_s,
+    compressor_named,
+    compressors,
+    speed_by_sheet,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = [(512, 256), (256,), (10, 20), (64, 32, 3, 3), (1000, 37), ()]
@@ -95,7 +103,7 @@ def test_a_lone_replica_sends_and_encodes_nothing(name):
     each, a100 = compressor_named(name), gpu_sheet("a100")
     assert a100 is not None
     assert not each.sent_bytes(LAYERS, 1).any()
-    assert not codec_s(each.codec_work(LAYERS, 1), a100).any()
+    assert not codec_s(each.codec_work(LAYERS, 1), speed_by_sheet(a100)).any()
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -238,12 +246,12 @@ def test_codec_time_is_the_slower_of_memory_and_arithmetic_and_launches():
     layers, gpu = LayerSizes.of_shapes([(8_192, 8_192)]), gpu_sheet("a100")
     assert gpu is not None
     work = compressor_named("powersgd-4").codec_work(layers, 8)
-    seconds = codec_s(work, gpu)[0]
+    seconds = codec_s(work, speed_by_sheet(gpu))[0]
     assert seconds > work.touched_bytes[0] / gpu.memory_bandwidth_bytes_per_s
     assert seconds > work.flops[0] / gpu.fp32_flops_per_s
     faster = gpu_sheet("h100")
     assert faster is not None
-    assert codec_s(work, faster)[0] < seconds
+    assert codec_s(work, speed_by_sheet(faster))[0] < seconds
 
 
 def test_energy_decides_which_layers_count():

@@ -12,7 +12,7 @@ from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.errors import InputError
 from synergy_core.goodput.batch import best_batch, best_batch_one, goodput_at
 from synergy_core.goodput.compressed import GradientErrors, compressed_efficiency
-from synergy_core.goodput.compression import Gradients, LayerSizes, codec_s, compressor_named
+from synergy_core.goodput.compression import Gradients, LayerSizes, codec_s, compressor_named, speed_by_sheet
 from synergy_core.goodput.exchange import ExchangeTerms, compressed_sync, plain_sync
 from synergy_core.goodput.offers import POINTS, along_frontier, uniform, within_error_of
 from synergy_core.goodput.throughput import exchange_time, overlapped, sync_time
@@ -37,7 +37,7 @@ def test_an_exchange_takes_its_latencies_its_bytes_and_its_codec():
     quantised, plain, apart = compressor_named("q8"), compressor_named("none"), LAYERS.apart()
     latency_s = float(all_reduce_s(0.0, 8, 4, links_for(machine_named("a100"))))
     share = quantised.sent_bytes(apart, 8).sum() / plain.sent_bytes(apart, 8).sum()
-    codec = float(codec_s(quantised.codec_work(apart, 8), gpu_sheet("a100")).sum())
+    codec = float(codec_s(quantised.codec_work(apart, 8), speed_by_sheet(gpu_sheet("a100"))).sum())
     expected = 3 * latency_s + (0.4 - latency_s) * share + codec
     assert float(compressed_sync(0.4, found)) == pytest.approx(expected, rel=1e-12)
     assert latency_s > 0

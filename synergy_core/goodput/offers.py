@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from synergy_core.arrays import Floats, Ints
 from synergy_core.goodput.compressed import GradientErrors
-from synergy_core.goodput.compression import Compressor, Gpu, Gradients, LayerSizes, codec_s, compressor_named
+from synergy_core.goodput.compression import CodecSpeed, Compressor, Gradients, LayerSizes, codec_s, compressor_named
 from synergy_core.goodput.layerwise import frontier, least_bytes
 
 PAIR = 2
@@ -63,14 +63,15 @@ class Offer:
         """The same of each row of layers, (…, L)."""
         return self._chosen([each.sent_bytes(self.layers, replicas) for each in self.parts])
 
-    def codec_s(self, replicas: ArrayLike, gpu: Gpu) -> Floats:
+    def codec_s(self, replicas: ArrayLike, speed_of: Callable[[Compressor], CodecSpeed]) -> Floats:
         """To encode and decode in a step; of the shape of `replicas`."""
-        result: Floats = self.layers_codec_s(replicas, gpu).sum(axis=-1)
+        result: Floats = self.layers_codec_s(replicas, speed_of).sum(axis=-1)
         return result
 
-    def layers_codec_s(self, replicas: ArrayLike, gpu: Gpu) -> Floats:
+    def layers_codec_s(self, replicas: ArrayLike, speed_of: Callable[[Compressor], CodecSpeed]) -> Floats:
         """The same of each row of layers, (…, L)."""
-        return self._chosen([codec_s(each.codec_work(self.layers, replicas), gpu) for each in self.parts])
+        seconds = [codec_s(each.codec_work(self.layers, replicas), speed_of(each)) for each in self.parts]
+        return self._chosen(seconds)
 
     @property
     def state_bytes(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Literal, get_args
@@ -14,7 +14,15 @@ from synergy_core.arrays import Floats, Ints
 from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput.compressed import GradientErrors, naive_noise_scale, steps_held_back
-from synergy_core.goodput.compression import Gradients, LayerSizes, compressor_named, compressors
+from synergy_core.goodput.compression import (
+    CodecSpeed,
+    Compressor,
+    Gradients,
+    LayerSizes,
+    compressor_named,
+    compressors,
+    speed_by_sheet,
+)
 from synergy_core.goodput.efficiency import noise_scale
 from synergy_core.goodput.exchange import ExchangeTerms
 from synergy_core.goodput.offers import Offer, along_frontier, uniform, within_error_of
@@ -30,6 +38,10 @@ MARGIN = 1.05
 that they have not seen (docs/accuracy.md): what promises less may as well lose."""
 LATENCY_S = 1e-4
 """Of an all-reduce of nothing on GPUs of whose nodes the catalog has no sheet: as of two nodes on InfiniBand."""
+NOTHING_TO_DO = CodecSpeed(float("inf"), float("inf"), 0.0)
+"""Of `none`, which encodes nothing."""
+Codecs = Mapping[str, Mapping[str, CodecSpeed]]
+"""Measured speeds by GPU type and scheme (`Compressor.scheme`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +51,15 @@ class GradientExchange:
     offers: what it may use, `none` among them where it may leave its gradients alone; of one offer alone, several
     replicas always use it. keeps_batch: whether it trains at its requested batch. naive: whether its noise scale is
     estimated as if nothing were compressed, and nobody believes that compression costs progress. network_bytes_per_s:
-    what all-reduces between nodes reach; None: what data sheets say.
+    what all-reduces between nodes reach; None: what data sheets say. codecs: GPU types that are not among them encode
+    as their data sheets say.
     """
 
     offers: tuple[Offer, ...]
     keeps_batch: bool = False
     naive: bool = False
     network_bytes_per_s: float | None = None
+    codecs: Codecs = field(default_factory=dict)
     _terms: dict[tuple[str, str, int, int], ExchangeTerms] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -81,18 +95,29 @@ class GradientExchange:
     def _make_terms(self, name: str, gpu_type: str, nodes: int, gpus: int) -> ExchangeTerms:
         if name == NO_COMPRESSOR or gpus == 1:
             return ExchangeTerms()
-        offer, sheet = self.offer(name), gpu_sheet(gpu_type)
+        offer = self.offer(name)
+        return ExchangeTerms(
+            offer.collectives,
+            all_reduce_latency_s(gpu_type, nodes, gpus, self.network_bytes_per_s),
+            float(offer.sent_bytes(gpus) / self._plain.sent_bytes(gpus)),
+            self.codec_s(name, gpu_type, gpus),
+        )
+
+    def codec_s(self, name: str, gpu_type: str, replicas: int) -> float:
+        """To encode and decode in a step. Raises InputError for a GPU type that was not measured and has no sheet."""
+        return float(self.offer(name).codec_s(replicas, self._speed_of(gpu_type)))
+
+    def _speed_of(self, gpu_type: str) -> Callable[[Compressor], CodecSpeed]:
+        measured, sheet = self.codecs.get(gpu_type), gpu_sheet(gpu_type)
+        if measured is not None:
+            return lambda each: NOTHING_TO_DO if each.name == NO_COMPRESSOR else measured[each.scheme]
         if sheet is None:
             raise InputError(
                 f"compression on GPUs of type {gpu_type}: nobody knows how long encoding takes there; add "
                 f"synergy_core/catalog/gpus/{gpu_type}.yaml, or type compression=none."
             )
-        return ExchangeTerms(
-            offer.collectives,
-            all_reduce_latency_s(gpu_type, nodes, gpus, self.network_bytes_per_s),
-            float(offer.sent_bytes(gpus) / self._plain.sent_bytes(gpus)),
-            float(offer.codec_s(gpus, sheet)),
-        )
+        by_sheet = speed_by_sheet(sheet)
+        return lambda each: by_sheet
 
     def many_terms(self, gpu_type: str, nodes: Ints, gpus: Ints) -> ExchangeTerms:
         """`terms` of all offers, arrays (offers, shapes)."""
@@ -165,6 +190,7 @@ def exchange_of(
     *,
     network_bytes_per_s: float | None = None,
     gradients: Gradients | None = None,
+    codecs: Codecs | None = None,
 ) -> GradientExchange | None:
     """The exchange of a model's gradients.
 
@@ -178,18 +204,27 @@ def exchange_of(
         raise unknown("compression", mode, get_args(Compression))
     if mode == "none":
         return None
+    measured = codecs or {}
     wanted, layers, spread = compressor_named(compressor), layers.apart(), gradients or Gradients()
     if mode == "coadaptive":
         known = compressors()
         mixed = [each for each in known if type(each) is type(wanted)]
         offers = tuple(uniform(each, layers, spread) for each in known) + along_frontier(mixed, layers, spread)
-        return GradientExchange(offers, network_bytes_per_s=network_bytes_per_s)
+        return GradientExchange(offers, network_bytes_per_s=network_bytes_per_s, codecs=measured)
     if mode == "uniform":
         only = uniform(wanted, layers, spread)
     else:
         only = within_error_of(wanted, layers, spread)
     naive = mode == "naive"
-    return GradientExchange((only,), not naive, naive, network_bytes_per_s)
+    return GradientExchange((only,), not naive, naive, network_bytes_per_s, measured)
+
+
+def before_layers(mode: Compression) -> GradientExchange | None:
+    """The exchange of a model whose layers nobody has told yet: nothing is compressed, whatever the mode."""
+    if mode == "none":
+        return None
+    plain = uniform(compressor_named(NO_COMPRESSOR), LayerSizes.of_shapes([(1,)]), Gradients())
+    return GradientExchange((plain,), keeps_batch=mode in ("uniform", "lgreco"))
 
 
 @cache

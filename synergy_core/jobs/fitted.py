@@ -13,7 +13,7 @@ from synergy_core.goodput.batch import best_batch, best_batch_one
 from synergy_core.goodput.pipeline import InputPipeline
 from synergy_core.goodput.throughput import gradient_time
 from synergy_core.jobs.configurations import Configurations
-from synergy_core.jobs.reports import Observations, Theta
+from synergy_core.jobs.reports import Observations, Point, Theta
 from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.training import Shape, StepReport, data_parallel
 from synergy_core.planner.plan import Plan
@@ -69,11 +69,20 @@ class SynergyTask:
         if self.pool.knows(gpu_type, point):
             return None
         step_s, sync_s = self._without_accumulation(step)
+        self._add(gpu_type, point, step_s, sync_s)
+        return StepReport(step.shape, Plan(data=gpus, micro_batch=step.plan.micro_batch), step_s, sync_s)
+
+    def recall(self, shape: Shape, micro_batch: int, step_s: float, sync_s: float) -> None:
+        """What `observe` answered in an earlier life of the scheduler."""
+        point = (shape.nodes, shape.gpus, micro_batch)
+        if not self.pool.knows(shape.gpu_type, point):
+            self._add(shape.gpu_type, point, step_s, sync_s)
+
+    def _add(self, gpu_type: str, point: Point, step_s: float, sync_s: float) -> None:
         if self.shared:
             self.pool.add_later(gpu_type, point, step_s, sync_s)
         else:
             self.pool.add(gpu_type, point, step_s, sync_s)
-        return StepReport(step.shape, Plan(data=gpus, micro_batch=step.plan.micro_batch), step_s, sync_s)
 
     def _without_accumulation(self, step: StepReport) -> tuple[float, float]:
         """Seconds of one micro-batch with synchronisation, and of that synchronisation.

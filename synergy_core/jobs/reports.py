@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.jobs.inputs import InputReports
+from synergy_core.jobs.seen_exchanges import SeenExchanges
 from synergy_core.planner.plan import Plan
 
 Theta = NDArray[np.float64]
@@ -24,8 +25,9 @@ class Observations:
     """Step times by GPU type and point, the gradient statistics first seen, and the models they make.
 
     most_gpus: the largest number of GPUs anything was observed on. overhead: wall time of iterations ÷ what measured
-    step times add up to. plain_exchanges: by GPU type and whether across nodes, the step and synchronisation seconds of
-    exchanges that nothing compressed, where some may be. version: grows with every new model. Of jobs with plans,
+    step times add up to. plain_exchanges: by GPU type and whether across nodes, of exchanges that nothing compressed,
+    where some may be, the step and synchronisation seconds, as far as the two were told apart. exchanges: what
+    compressed ones showed. version: grows with every new model. Of jobs with plans,
     ratios of observed to planned step times stand instead of models. inputs: how fast their input is prepared, None
     where that is not learned.
     """
@@ -37,6 +39,7 @@ class Observations:
         "_stale",
         "_steps",
         "choices",
+        "exchanges",
         "first_statistics",
         "inputs",
         "models",
@@ -59,6 +62,7 @@ class Observations:
         self.first_statistics: tuple[float, float] | None = None
         self.models: dict[str, Theta] = {}
         self.plain_exchanges: dict[tuple[str, bool], list[tuple[float, float]]] = {}
+        self.exchanges = SeenExchanges()
         self.choices: dict[tuple[object, ...], Plan] = {}
         self.most_gpus = 0
         self.overhead = 1.0

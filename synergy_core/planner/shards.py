@@ -23,6 +23,7 @@ from synergy_core.goodput.compression import (
     LayerSizes,
     compressor_named,
     compressors,
+    speed_by_sheet,
 )
 from synergy_core.goodput.exchange import ExchangeTerms
 from synergy_core.goodput.layerwise import frontier, least_of_slowest
@@ -160,13 +161,14 @@ class ShardOffer:
         return self._known[asked]
 
     def _terms(self, replicas: int, expert: bool, gradient_bytes: float, gpu: Gpu) -> ExchangeTerms:
+        speed = speed_by_sheet(gpu)
         sent, plain, codec = [], [], []
         for stage, offer in zip(self.stages, self.offers, strict=True):
             own = stage.expert == expert
             as_they_are = NOTHING.sent_bytes(stage.layers, replicas) * (gradient_bytes / NUMBER_BYTES)
             sent.append(float(np.minimum(offer.layers_sent_bytes(replicas), as_they_are)[own].sum()))
             plain.append(float(as_they_are[own].sum()))
-            codec.append(float(offer.layers_codec_s(replicas, gpu)[own].sum()))
+            codec.append(float(offer.layers_codec_s(replicas, lambda _: speed)[own].sum()))
         if max(plain) == 0.0:
             return ExchangeTerms()
         return ExchangeTerms(max(each.collectives for each in self.offers), 0.0, max(sent) / max(plain), max(codec))

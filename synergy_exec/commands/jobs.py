@@ -30,7 +30,7 @@ def list_jobs(given: argparse.Namespace, client: Client) -> None:
         print(json.dumps(jobs, indent=1))
         return
     rows: list[tuple[str, ...]] = [
-        ("job", "name", "state", "slots", "plan", "batch", "step", "done", "loss", "restarts")
+        ("job", "name", "state", "slots", "plan", "compressor", "batch", "step", "done", "loss", "restarts")
     ]
     rows += [_cells(job) for job in jobs]
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
@@ -49,6 +49,7 @@ def _cells(job: dict[str, Any]) -> tuple[str, ...]:
         job["state"],
         f"{job['slots']} of {job['slots_asked']}",
         job["plan"] or "-",
+        job["compressor"] or "-",
         str(job["batch"] or "-"),
         str(job["step"]),
         f"{done:.0%}",

@@ -94,7 +94,8 @@ def verified(work: Path, wanted: Sequence[str], limit: float, *, processes: int)
         raise InputError(f"{work}: none of the jobs asked for has trained a step; there is nothing to compare.")
     plans = {job.number: plans_of_one_rank(job, runs, timings) for job in jobs}
     again = _again(jobs, plans, seed, processes)
-    compressed = frozenset(each.run for each in timings if each.kind == "plan" and each.parts.get("compressed"))
+    trained = (each for each in timings if each.kind == "plan")
+    compressed = frozenset(each.run for each in trained if each.parts.get("compressor", "none") != "none")
     return [
         continuity(job, [run for run in runs if run.job == job.number], again[job.number], limit, compressed)
         for job in jobs

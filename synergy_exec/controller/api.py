@@ -128,6 +128,7 @@ def shown(execution: Execution, job: ExecutedJob) -> dict[str, Any]:
         "slots": job.held_gpus,
         "plan": None if plan is None else plan.degrees,
         "batch": None if plan is None else plan.global_batch,
+        "compressor": None if plan is None else plan.compressor,
         "step": job.seen.step,
         "work": job.seen.work,
         "work_total": job.file.work,

@@ -34,11 +34,12 @@ class Choices:
         measured = self._measured(job, shape)
         if measured is not None:
             return PlanMessage.of(measured)
-        chosen = PlanMessage.of(self._data_parallel(job, shape))
+        chosen = PlanMessage.of(self._data_parallel(job, shape, held))
         if held is None:
             return chosen
         near = abs(chosen.global_batch - held.global_batch) <= SAME_BATCH_FRACTION * held.global_batch
-        return held if near and only_batch_differs(chosen, held) else chosen
+        alike = chosen.compressor == held.compressor and goes_on(chosen, held)
+        return held if near and alike else chosen
 
     def _measured(self, job: ExecutedJob, shape: Shape) -> Plan | None:
         spec = job.spec
@@ -47,18 +48,21 @@ class Choices:
         row = self.profile[spec.architecture].best(shape.gpu_type, shape.nodes, shape.gpus, spec.requested_batch)
         return None if row is None else row.plan
 
-    def _data_parallel(self, job: ExecutedJob, shape: Shape) -> Plan:
-        assert job.spec is not None
+    def _data_parallel(self, job: ExecutedJob, shape: Shape, held: PlanMessage | None) -> Plan:
+        spec = job.spec
+        assert spec is not None
         if not self.tunes_batch or job.task is None:
-            return as_requested(job.spec, shape)
-        plan = job.task.train_on(shape)
+            plan = as_requested(spec, shape)
+            only = None if spec.exchange is None else spec.exchange.only
+            return plan if only is None or shape.gpus == 1 else dataclasses.replace(plan, compressor=only)
+        plan = job.task.train_on(shape, None if held is None else held.core)
         if shape.gpus == 1 and plan.accumulation == 1 and plan.micro_batch % 2 == 0:
             # One micro-batch would tell nothing of noise.
             return Plan(micro_batch=plan.micro_batch // 2, accumulation=2)
         return plan
 
 
-def only_batch_differs(one: PlanMessage, other: PlanMessage) -> bool:
-    """Whether a run can go from one to the other without a restart."""
+def goes_on(one: PlanMessage, other: PlanMessage) -> bool:
+    """Whether a run can go from one to the other without a restart: only batch and compressor differ."""
     one, other = (dataclasses.replace(each, micro_batch=1, accumulation=1, compressor="none") for each in (one, other))
     return one == other

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field, replace
 
 from synergy_core.cluster import Cluster, Share
 from synergy_core.jobs.decision import NONE, Decision
+from synergy_core.jobs.exchanging import ExchangingTask
+from synergy_core.jobs.fitted import MOST_SYNC
 from synergy_core.jobs.record import NEVER, Placed
+from synergy_core.jobs.seen_exchanges import ExchangeReport
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.jobs.training import InputShare, Shape, StepReport
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy
 from synergy_core.scheduler import scheduler_for
-from synergy_exec.controller.choices import Choices, only_batch_differs
+from synergy_exec.controller.choices import Choices, goes_on
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import Observation
 from synergy_exec.messages import PlanMessage, Report
@@ -106,16 +109,23 @@ class Decider:
         if task is None:
             return None
         task.done_work = said.work
+        compressor = self._compressor(job, said)
         if said.grad_sqr > 0 and said.grad_var >= 0:
-            task.report((said.grad_sqr, said.grad_var))
+            task.report(self._statistics(job, said, compressor))
         if said.steps < FEWEST_STEPS or said.step_s <= 0 or not job.placement:
             return None
         shape = Shape(self.cluster.type_of(job.placement), len(job.placement), job.held_gpus)
         degrees = job.plan or Plan(data=job.held_gpus)
         plan = replace(degrees, micro_batch=said.micro_batch, accumulation=said.accumulation)
+        sync_s = float("nan")
+        if isinstance(task, ExchangingTask):
+            if compressor is None:
+                return None
+            plan, sync_s = replace(plan, compressor=compressor), min(said.sync_s, MOST_SYNC * said.step_s)
+            task.observe_exchange(ExchangeReport(shape, plan, said.sent_bytes, said.codec_s, _lost(said)))
         if job.plan is not None and plan != job.plan:  # of a batch that it no longer has
             return None
-        step = StepReport(shape, plan, said.step_s, waited_s=said.waited_s, given=self._given(job, said))
+        step = StepReport(shape, plan, said.step_s, sync_s, waited_s=said.waited_s, given=self._given(job, said))
         if task.pool.inputs is not None:  # what its GPUs take and what its input takes is then learned apart
             task.observe_input(step)
             step = step._replace(step_s=said.step_s - said.waited_s, waited_s=0.0)
@@ -123,6 +133,19 @@ class Decider:
                 return None
         seen = task.observe(step)
         return None if seen is None else Observation(*shape, seen.plan.micro_batch, seen.step_s, seen.sync_s)
+
+    def _compressor(self, job: ExecutedJob, said: Report) -> str | None:
+        """By its offer's name, under which the steps of a report were made; None of one that the job no longer has."""
+        held = self.plans.get(job.job_id)
+        return None if held is None or job.as_told(held).compressor != said.compressor else held.compressor
+
+    def _statistics(self, job: ExecutedJob, said: Report, compressor: str | None) -> tuple[float, float]:
+        """Of the gradient, as its task gets to know them (`GradientExchange.seen_statistics`)."""
+        statistics = said.grad_sqr, said.grad_var
+        if job.exchange is None or compressor is None or not job.held_gpus:
+            return statistics
+        batches = job.file.initial_batch, said.micro_batch * said.accumulation, job.held_gpus
+        return job.exchange.exchange.seen_statistics(compressor, *statistics, *batches)
 
     def _given(self, job: ExecutedJob, said: Report) -> InputShare | None:
         """What the steps of a report had for their input; None of a job without a share, or that loads no samples."""
@@ -163,7 +186,7 @@ class Decider:
             if held is None or job.job_id in started or job.state != "running":
                 continue
             plan = self._plan(job, job.placement, held)
-            if plan != held and only_batch_differs(plan, held):
+            if plan != held and goes_on(plan, held):
                 self.plans[job.job_id] = plan
                 answer.retunes.append((job, plan))
         answer.took_s = time.perf_counter() - began
@@ -190,3 +213,9 @@ class Decider:
 
     def _plan(self, job: ExecutedJob, placed: Placed, held: PlanMessage | None = None) -> PlanMessage:
         return self.choices.choose(job, Shape(self.cluster.type_of(placed), len(placed), job.held_gpus), held)
+
+
+def _lost(said: Report) -> float:
+    """Of the squared norm of a replica's gradient, the part that compression left out; NaN where nothing says it."""
+    given, left_out = (sum(each[at] for each in said.layers.values()) for at in (0, 1))
+    return left_out / given if given > 0 else float("nan")

@@ -16,10 +16,11 @@ from synergy_core.jobs.record import gpus_in
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy
 from synergy_exec.controller.decider import Decider, Orders
-from synergy_exec.controller.jobs import ExecutedJob
+from synergy_exec.controller.exchanges import ModelExchanges
+from synergy_exec.controller.jobs import ExecutedJob, application_of
 from synergy_exec.controller.journal import JobRow, Journal
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Failure, Launch, Message, PlanMessage, Report, Saved
+from synergy_exec.messages import Failure, Launch, Message, PlanMessage, Report, Saved, Started
 from synergy_exec.nodes.runs import Dropped, Happened, Launched, Left, Run, Runs, Stepped
 from synergy_exec.settings import Settings
 from synergy_runs.atomic import atomic_file
@@ -28,6 +29,8 @@ from synergy_runs.log import Kind
 SUBMIT, START, STOP, FINISH = (int(kind) for kind in Kind)
 STARTED_PARTS = ("launch_s", "build_s", "load_s", "first_step_s")
 """Seconds of `messages.Started` that the journal keeps."""
+EXCHANGES = "exchanges"
+"""Under which name the journal's `meta` has what `ModelExchanges.known` answers."""
 
 
 class Execution:
@@ -44,6 +47,7 @@ class Execution:
         self.settings, self.folder, self.profile = settings, folder, profile
         self.decider = Decider(policy, cluster, profile, settings.round_s)
         self.runs = Runs(self._launch_of)
+        self.exchanges = ModelExchanges(settings.compression, settings.compressor, cluster.gpu_types)
         self.jobs: dict[int, ExecutedJob] = {}
         self.next_job = 0
         self.next_run = 0
@@ -77,6 +81,7 @@ class Execution:
             gpu_types=types,
             restart_s=self.settings.restart_s,
             profile=self.profile,
+            exchange=self.exchanges.of(application_of(file)),
             row=row,
             estimate_s=estimate_s,
         )
@@ -113,7 +118,7 @@ class Execution:
             job.state = "starting"
             started.append(run)
             self.journal.decided_run(run.number, run.job, now_s, placed, dataclasses.asdict(plan))
-            self.journal.timing(run.number, now_s, "plan", _micro_batches(plan))
+            self.journal.timing(run.number, now_s, "plan", self._trained_with(plan))
             if job.share is not None:
                 self.journal.timing(run.number, now_s, "share", job.share._asdict())
         reshared = self._reshared()
@@ -121,7 +126,7 @@ class Execution:
             self.journal.timing(number, now_s, "share", share._asdict())
         for job, plan in answer.retunes:
             self.journal.retuned(job.run, dataclasses.asdict(plan))
-            self.journal.timing(job.run, now_s, "plan", _micro_batches(plan))
+            self.journal.timing(job.run, now_s, "plan", self._trained_with(plan))
         running = [job for job in self.decider.active.values() if job.running]
         used = sum(job.held_gpus for job in running)
         counts = len(answer.starts), len(answer.stops), len(running), self.decider.scheduler.waiting, used
@@ -222,6 +227,7 @@ class Execution:
             job.first_step_s = now_s
             parts = {name: getattr(what.message, name) for name in STARTED_PARTS}
             self.journal.timing(run.number, now_s, "started", parts)
+            self._learn_exchange(job, run, what.message)
             if not run.stopping:
                 job.state = "running"
         elif isinstance(what, Dropped):
@@ -229,6 +235,21 @@ class Execution:
             self._waits_unless_it_goes_on(job)
         else:
             self._left(job, what, now_s)
+
+    def _learn_exchange(self, job: ExecutedJob, run: Run, said: Started) -> None:
+        """What a worker was asked to say of layers and of encoding; plans may have compressors then."""
+        exchanges, application = self.exchanges, application_of(job.file)
+        if not (said.layers or said.codecs):
+            return
+        if said.layers:
+            exchanges.learn_layers(application, said.layers)
+        if said.codecs:
+            exchanges.learn_codecs(self.decider.cluster.type_of(run.placed), said.codecs)
+        self.journal.set_meta(EXCHANGES, exchanges.known())
+        for each in self.decider.active.values():
+            found = exchanges.of(application_of(each.file))
+            if found is not None and (found is not each.exchange):
+                each.may_exchange(found)
 
     def _left(self, job: ExecutedJob, what: Left, now_s: float) -> None:
         """No process of a run is left; what that means for its job."""
@@ -296,12 +317,13 @@ class Execution:
 
     def _launch_of(self, run: Run) -> Launch:
         job = self.jobs[run.job]
+        gpu_type = self.decider.cluster.type_of(run.placed)
         return Launch(
             run=run.number,
             job=job.job_id,
             job_class=job.file.job_class,
             arguments=job.file.arguments,
-            plan=run.plan,
+            plan=job.as_told(run.plan),
             initial_batch=job.file.initial_batch,
             work=job.file.work,
             slots=[],
@@ -311,10 +333,12 @@ class Execution:
             store_port=0,
             folder=str(self.folder_of(job).resolve()),
             noise=job.file.max_batch > job.file.initial_batch,
+            say_layers=self.exchanges.lacks_layers(application_of(job.file)),
+            time_codecs=self.exchanges.lacks_codecs(gpu_type),
             **self.settings.of_runs(),
         )
 
-
-def _micro_batches(plan: PlanMessage) -> dict[str, float]:
-    parts = {"micro_batch": plan.micro_batch, "accumulation": plan.accumulation}
-    return parts | ({"compressed": 1.0} if plan.compressor != "none" else {})
+    def _trained_with(self, plan: PlanMessage) -> dict[str, Any]:
+        """What the journal keeps of a plan beside its run; the compressor where there may be one."""
+        parts: dict[str, Any] = {"micro_batch": plan.micro_batch, "accumulation": plan.accumulation}
+        return parts if self.settings.compression == "none" else {**parts, "compressor": plan.compressor}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from synergy_core.jobs.exchanging import ExchangingTask
 from synergy_core.jobs.record import Job
 from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.testbed_profiles import Profile
+from synergy_exec.controller.exchanges import ModelExchange
 from synergy_exec.job_file import JobFile
+from synergy_exec.messages import PlanMessage
 
 State = Literal["waiting", "starting", "running", "stopping", "done", "failed", "cancelled"]
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
@@ -37,10 +40,11 @@ class ExecutedJob(Job):
 
     file: what was submitted. reason: why it failed. run: the number of its present or last run, −1 before the first.
     losses: runs lost in a row without a step of progress. row: of the workload, None if it came over the API.
-    queued: whether the scheduler has been told that it waits.
+    queued: whether the scheduler has been told that it waits. exchange: what the exchange of its gradients may be; None
+    where nobody is to compress them.
     """
 
-    __slots__ = ("file", "losses", "name", "queued", "reason", "row", "run", "seen", "state")
+    __slots__ = ("exchange", "file", "losses", "name", "queued", "reason", "row", "run", "seen", "state")
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class ExecutedJob(Job):
         gpu_types: Sequence[str],
         restart_s: float,
         profile: Profile,
+        exchange: ModelExchange | None = None,
         row: int | None = None,
         estimate_s: float = float("inf"),
     ) -> None:
@@ -59,6 +64,9 @@ class ExecutedJob(Job):
         self.name = name
         self.file = file
         self.spec = spec_of(file, gpu_types, restart_s, profile)
+        self.exchange: ModelExchange | None = None
+        if exchange is not None:
+            self.may_exchange(exchange)
         self.row = row
         self.state: State = "waiting"
         self.reason = ""
@@ -66,6 +74,20 @@ class ExecutedJob(Job):
         self.losses = 0
         self.queued = False
         self.seen = Seen()
+
+    def may_exchange(self, exchange: ModelExchange) -> None:
+        """What the exchange of its gradients may be, as far as that is known."""
+        assert self.spec is not None
+        self.exchange = exchange
+        self.spec = replace(self.spec, exchange=exchange.exchange)
+        if isinstance(self.task, ExchangingTask):
+            self.task.may_exchange(exchange.exchange)
+
+    def as_told(self, plan: PlanMessage) -> PlanMessage:
+        """The plan as its workers are told it."""
+        if self.exchange is None:
+            return plan
+        return replace(plan, compressor=self.exchange.as_told(plan.compressor))
 
     @property
     def ended(self) -> bool:
@@ -87,9 +109,8 @@ def spec_of(file: JobFile, gpu_types: Sequence[str], restart_s: float, profile: 
     batch = file.batch or file.initial_batch
     # Of a job whose input was measured: how fast it is where input is no matter, on GPUs as many as it asks for.
     rate = 1.0 if given is None else file.slots * given.batch / (given.gpu_s * batch)
-    arguments = json.dumps(file.arguments, sort_keys=True, default=str)
     return JobSpec(
-        application=f"{file.name} {file.job_class} {arguments}",
+        application=application_of(file),
         initial_batch=file.initial_batch,
         max_batch=file.max_batch,
         requested_batch=batch,
@@ -104,3 +125,9 @@ def spec_of(file: JobFile, gpu_types: Sequence[str], restart_s: float, profile: 
         architecture="" if model is None else model.name,
         pipeline=None if given is None else given.pipeline,
     )
+
+
+def application_of(file: JobFile) -> str:
+    """What jobs of one model have in common: name, class and arguments."""
+    arguments = json.dumps(file.arguments, sort_keys=True, default=str)
+    return f"{file.name} {file.job_class} {arguments}"

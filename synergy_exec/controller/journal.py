@@ -104,15 +104,15 @@ class Timing(NamedTuple):
     """What a run went through. kind: plan (decided, or retuned), share (the same), stop (it was told to), started (its
     first step was heard of) or saved.
 
-    parts: of a plan, micro_batch and accumulation, and compressed where gradients are; of a share, cpus and
-    memory_bytes of each slot; of started and saved, the worker's seconds by the names that `messages.Started` and
+    parts: of a plan, micro_batch and accumulation, and the compressor's name where there may be one; of a share, cpus
+    and memory_bytes of each slot; of started and saved, the worker's seconds by the names that `messages.Started` and
     `messages.Saved` give them.
     """
 
     run: int
     time_s: float
     kind: str
-    parts: dict[str, float]
+    parts: dict[str, Any]
 
 
 class Journal:
@@ -231,7 +231,7 @@ class Journal:
             (time_s, decision_s, *counts, *optimum),
         )
 
-    def timing(self, run: int, time_s: float, kind: str, parts: dict[str, float]) -> None:
+    def timing(self, run: int, time_s: float, kind: str, parts: dict[str, Any]) -> None:
         self._write(
             "INSERT INTO timings (run, time_s, kind, parts) VALUES (?,?,?,?)", (run, time_s, kind, json.dumps(parts))
         )

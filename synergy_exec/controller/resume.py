@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from synergy_core.jobs.record import gpus_in
-from synergy_core.jobs.training import Shape, StepReport
-from synergy_core.planner.plan import Plan
-from synergy_exec.controller.execution import FINISH, START, STOP, Execution
+from synergy_core.jobs.training import Shape
+from synergy_exec.controller.execution import EXCHANGES, FINISH, START, STOP, Execution
 from synergy_exec.controller.jobs import Seen
 from synergy_exec.controller.journal import JobRow
 from synergy_exec.job_file import JobFile
@@ -15,6 +14,8 @@ def resume(execution: Execution, now_s: float) -> None:
     """Takes over what the journal holds: runs that had not ended are lost, jobs that had not ended wait."""
     journal, decider = execution.journal, execution.decider
     reports, restored = journal.reports(), []
+    if (known := journal.meta().get(EXCHANGES)) is not None:
+        execution.exchanges.restore(known)
     for row in journal.jobs():
         job = execution.made(row.job, row.name, job_from(row), row.submit_s, row.row)
         job.state, job.reason, job.losses = row.state, row.reason, row.losses  # type: ignore[assignment]
@@ -46,8 +47,7 @@ def resume(execution: Execution, now_s: float) -> None:
         task = execution.jobs[number].task
         if task is not None and not task.scheduled:  # else they are from before the model was profiled
             gpu_type, nodes, gpus, micro_batch, step_s, sync_s = observation
-            plan = Plan(data=gpus, micro_batch=micro_batch)
-            task.observe(StepReport(Shape(gpu_type, nodes, gpus), plan, step_s, sync_s))
+            task.recall(Shape(gpu_type, nodes, gpus), micro_batch, step_s, sync_s)
 
 
 def _restore_service(execution: Execution) -> None:

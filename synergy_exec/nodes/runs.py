@@ -157,14 +157,15 @@ class Runs:
             return
         run.plan = plan
         if run.stage in ("launched", "started"):
+            told = self._launch_of(run).plan
             for node in run.nodes:
                 self._send(
                     node,
                     Retune(
                         run=number,
-                        micro_batch=plan.micro_batch,
-                        accumulation=plan.accumulation,
-                        compressor=plan.compressor,
+                        micro_batch=told.micro_batch,
+                        accumulation=told.accumulation,
+                        compressor=told.compressor,
                     ),
                 )
 

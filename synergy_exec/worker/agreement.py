@@ -16,7 +16,8 @@ class Wishes:
     """What one rank wants, and after `agree` what all of them do.
 
     retune: (how many were asked for in this run, micro-batch, accumulation); the highest number counts. step_s: how
-    long the step before took, and waited_s: how long it waited for data; the slowest rank's count.
+    long the step before took, and waited_s: how long it waited for data; the slowest rank's count. sync_s: how long
+    gradients were exchanged meanwhile and nothing computed; the least of any rank counts, for others also wait.
     """
 
     stop: bool = False
@@ -24,17 +25,18 @@ class Wishes:
     retune: tuple[int, int, int] = (0, 0, 0)
     step_s: float = 0.0
     waited_s: float = 0.0
+    sync_s: float = 0.0
 
 
 def agree(own: Wishes) -> Wishes:
     """What all ranks of the default process group do, made of every rank's wishes; `own` without a group."""
     if not distributed.is_initialized():
         return own
-    wishes = [own.stop, own.save, _packed(own.retune), own.step_s, own.waited_s]
+    wishes = [own.stop, own.save, _packed(own.retune), own.step_s, own.waited_s, -own.sync_s]
     values = torch.tensor(wishes, dtype=torch.float64)
     distributed.all_reduce(values, distributed.ReduceOp.MAX)
-    stop, save, retune, step_s, waited_s = values.tolist()
-    return Wishes(stop > 0, save > 0, _unpacked(int(retune)), step_s, waited_s)
+    stop, save, retune, step_s, waited_s, sync_s = values.tolist()
+    return Wishes(stop > 0, save > 0, _unpacked(int(retune)), step_s, waited_s, -sync_s)
 
 
 def agree_on(own: str) -> str:

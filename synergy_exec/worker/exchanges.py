@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from torch import nn
+
 from synergy_exec.training.compression.exchange import Exchanged
+from synergy_exec.training.compression.replicas import layer_of
 
 _RECENT_STEPS = 20
 
@@ -35,3 +38,10 @@ class Exchanges:
             "codec_s": statistics.median(self._codec_s) if self._codec_s else 0.0,
             "layers": {name: list(squares) for name, squares in layers.items()},
         }
+
+
+def layers_of(parts: Iterable[nn.Module]) -> list[tuple[str, int, int]]:
+    """Name, rows and columns of each parameter that is trained and has any numbers, as replicas exchange it."""
+    every = (each for part in parts for each in part.named_parameters())
+    layers = (layer_of(name, each.shape, each.element_size()) for name, each in every if each.requires_grad)
+    return [(each.name, each.rows, each.columns) for each in layers if each.numbers]

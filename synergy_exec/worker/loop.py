@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import statistics
 import time
@@ -33,12 +34,14 @@ _RECENT_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds from the launch to where building began, of building, and of loading."""
+class Beginning:
+    """Seconds from the launch to where building began, of building, and of loading; what else `Started` is to say."""
 
     launch_s: float
     build_s: float
     load_s: float
+    layers: list[tuple[str, int, int]]
+    codecs: dict[str, list[float]]
 
 
 class Loop:
@@ -52,19 +55,20 @@ class Loop:
         progress: Progress | None,
         agent: AgentConnection,
         pulse: Pulse,
-        times: Times,
+        began_with: Beginning,
     ) -> None:
         self.doing = "starting to train"
         self._launch, self._rule, self._trainer = start.launch, rule, trainer
         self._progress = progress or Progress()
         self._saved_step = self._progress.step
-        self._agent, self._pulse, self._times = agent, pulse, times
+        self._agent, self._pulse, self._began_with = agent, pulse, began_with
         self._folder = Path(start.launch.folder)
         self._checkpoints = self._folder / "checkpoints"
         self._reports = start.rank == 0
         self._own = Wishes()
         self._retuned = 0
         self._compressor = ""
+        self._odd = False
         self._saving: checkpoint.Saving | None = None
         self._saving_as: Saved | None = None
         self._save_due = time.monotonic() + start.launch.checkpoint_interval_s
@@ -82,6 +86,7 @@ class Loop:
         """The exit code: 0 for done, PAUSED for stopped."""
         steps = StepsFile(self._folder / "steps.csv", self._launch.run) if self._reports else None
         started, report_due, loss = False, 0.0, float("nan")
+        self._tell_exchange()
         batch: tuple[int, int] | None = None
         try:
             while self._progress.work < self._launch.work:
@@ -89,7 +94,7 @@ class Loop:
                 self._beat()
                 agreed = agree(self._wishes())
                 if batch is not None:
-                    self._clock.add(*batch, agreed.step_s, waited_s=agreed.waited_s)
+                    self._clock.add(*batch, agreed.step_s, agreed.sync_s, agreed.waited_s)
                 if agreed.stop:
                     self._finish()
                     return PAUSED
@@ -105,6 +110,7 @@ class Loop:
                 # Waiting for the other ranks belongs to a step, a checkpoint does not.
                 self._own.step_s = ended - (stepping if agreed.save else began)
                 self._own.waited_s = self._trainer.supply.waited_s
+                self._own.sync_s = 0.0 if result.exchanged is None else result.exchanged.sync_s
                 self._recent.append(self._own.step_s)
                 if steps is not None:
                     steps.add(self._progress.step, self._trainer.plan.global_batch, rate, loss, self._own.step_s)
@@ -163,8 +169,10 @@ class Loop:
             if (micro_batch, accumulation, compressor) != (plan.micro_batch, plan.accumulation, plan.compressor):
                 self.doing = f"changing to micro-batch {micro_batch} × {accumulation}, compressor {compressor}"
                 if compressor != plan.compressor:
-                    self._clock = StepClock()
+                    self._clock, self._exchanges = StepClock(), Exchanges()
                 self._trainer.retune(micro_batch, accumulation, compressor)
+                if compressor != plan.compressor:
+                    self._tell_exchange()
                 self._meter.restart()
 
     def _step(self) -> tuple[StepResult, float]:
@@ -186,10 +194,25 @@ class Loop:
                 replicas=squares.replicas,
             )
         self._exchanges.add(result.exchanged)
+        if not (math.isfinite(result.grad_norm) or self._odd):
+            self._odd = True
+            self._log(
+                f"step {progress.step + 1}: the gradient's norm is {result.grad_norm}, and the loss {result.loss}"
+            )
         progress.step += 1
         progress.samples += plan.global_batch
         progress.work += _gain(plan.global_batch, known, initial)
         return result, rate
+
+    def _tell_exchange(self) -> None:
+        """Writes into the job's log how its gradients are exchanged, where replicas may compress them."""
+        exchange = self._trainer.exchange
+        if exchange is not None and exchange.compresses:
+            self._log(exchange.in_words)
+
+    def _log(self, words: str) -> None:
+        if self._reports:
+            print(words, flush=True)
 
     def _finish(self) -> None:
         """Saves, unless every step done is on disk already."""
@@ -235,15 +258,17 @@ class Loop:
             self._agent.say(saved)
 
     def _say_started(self, first_step_s: float) -> None:
-        times = self._times
+        begun = self._began_with
         self._agent.say(
             Started(
                 run=self._launch.run,
                 step=self._progress.step,
-                launch_s=times.launch_s,
-                build_s=times.build_s,
-                load_s=times.load_s,
+                launch_s=begun.launch_s,
+                build_s=begun.build_s,
+                load_s=begun.load_s,
                 first_step_s=first_step_s,
+                layers=begun.layers,
+                codecs=begun.codecs,
             )
         )
 
@@ -269,6 +294,7 @@ class Loop:
                 cpu_s=self._meter.step_s(progress.step, steady=times.steps > 0),
                 cpus=self._cpus,
                 data_bytes=self._trainer.supply.data_bytes,
+                compressor=plan.compressor,
                 **self._exchanges.take(),
             )
         )

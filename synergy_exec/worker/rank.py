@@ -20,6 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from synergy_exec.messages import Failure
 from synergy_exec.training.cache import Cache
+from synergy_exec.training.compression.codecs import measured_codecs
 from synergy_exec.training.job import LoadedJob, TrainingJob
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.ranks import Ranks
@@ -27,9 +28,10 @@ from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import cores
 from synergy_exec.worker.connection import AgentConnection
+from synergy_exec.worker.exchanges import layers_of
 from synergy_exec.worker.exits import FAILED, PEER_LOST
 from synergy_exec.worker.failure import from_peers, out_of_memory, sentence
-from synergy_exec.worker.loop import Loop, Times
+from synergy_exec.worker.loop import Beginning, Loop
 from synergy_exec.worker.pulse import Pulse
 from synergy_exec.worker.start import Descriptors, Start
 
@@ -92,12 +94,17 @@ class Rank:
             supply=supply,
         )
         build_s = time.monotonic() - began
+        codecs: dict[str, list[float]] = {}
+        if launch.time_codecs:  # on all ranks at once, as gradients are encoded
+            self._now("measuring how fast gradients are encoded")
+            codecs = measured_codecs(device)
         self._now("loading")
         began = time.monotonic()
         progress = trainer.load(folder / "checkpoints")
         load_s = time.monotonic() - began
-        times = Times(launched_s, build_s, load_s)
-        self._loop = Loop(self._start, job.learning_rate_rule, trainer, progress, self._agent, self._pulse, times)
+        layers = layers_of(trainer.parts) if launch.say_layers else []
+        began_with = Beginning(launched_s, build_s, load_s, layers, codecs)
+        self._loop = Loop(self._start, job.learning_rate_rule, trainer, progress, self._agent, self._pulse, began_with)
         if self._stop:
             self._loop.stop()
         code = self._loop.run()

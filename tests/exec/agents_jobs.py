@@ -43,6 +43,24 @@ def _rank() -> int:
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
+class Wide(Plain):
+    """One whose layers are worth compressing, but for the last. way: what of its gradients is odd from step 5 on."""
+
+    def __init__(self, pause_s: float = 0.0, way: str = "") -> None:
+        super().__init__(pause_s)
+        self.way, self._step = way, 0
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64), nn.Linear(64, 2))
+
+    def before(self, step: int) -> None:
+        self._step = step
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        factor = {"": 1.0, "zero": 0.0, "nan": float("nan")}[self.way] if self._step >= 5 else 1.0
+        return factor * super().loss(output, target)
+
+
 class Breaking(Plain):
     """way: what rank `rank` does at step `at`. note: the file into which it writes what it leaves behind."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -207,9 +208,9 @@ def retuned(plan: PlanMessage, compressors: tuple[str, ...]) -> dict[str, Any]:
     return {"sent": sent, "held": held, "kept": kept, "differ": replicas_differ(trainer)}
 
 
-def pauses(plan: PlanMessage, folder: Path, steps: int, more: int) -> dict[str, Any]:
+def pauses(plan: PlanMessage, folder: Path, steps: int, more: int, seed: int = 3) -> dict[str, Any]:
     """A job that saves after some steps and goes on: losses, and what it held when it saved."""
-    trainer = Trainer(SmallGpt(), plan, seed=3)
+    trainer = Trainer(SmallGpt(), plan, seed=seed)
     losses = [trainer.step(number).loss for number in range(steps)]
     trainer.save(folder, Progress(step=steps))
     held = trainer.exchange.held() if trainer.exchange else {}
@@ -248,3 +249,14 @@ def noises(plan: PlanMessage, steps: int) -> dict[str, tuple[float, float]]:
         name: tuple(sum(each) / steps for each in zip(*values, strict=True))
         for name, values in (("corrected", corrected), ("naive", naive))
     }
+
+
+def exchange_times(plan: PlanMessage, steps: int) -> list[tuple[float, float, float]]:
+    """Seconds of each step, of its exchange, and of encoding and decoding, on the first rank."""
+    trainer = Trainer(SmallGpt(), plan, seed=3)
+    found = []
+    for number in range(steps):
+        began = time.perf_counter()
+        exchanged = trainer.step(number).exchanged
+        found.append((time.perf_counter() - began, exchanged.sync_s, exchanged.codec_s))
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -31,11 +32,12 @@ QUICK = ("round_s=0.3", "hang_s=1.5", "leave_s=15", "checkpoint_interval_s=1")
 class Served:
     """`python -m synergy_exec serve=true` on two cores of this machine, for whom a test submits jobs.
 
-    seen: every process that it started, directly or not, with when that began; looked for as long as it runs.
+    given: more of its keys. seen: every process that it started, directly or not, with when that began; looked for as
+    long as it runs.
     """
 
-    def __init__(self, results: Path) -> None:
-        self.results = results
+    def __init__(self, results: Path, *given: str) -> None:
+        self.results, self.given = results, given
         self.work = results / "served" / "las-0.work"
         self.seen: set[tuple[int, int]] = set()
         self._process: subprocess.Popen[bytes] | None = None
@@ -44,7 +46,7 @@ class Served:
 
     def start(self) -> None:
         given = ("serve=true", "policy=[las]", f"results_dir={self.results}", "live=false", "figures=false")
-        command = [sys.executable, "-m", "synergy_exec", *given, *QUICK, "backend.options.slots=2"]
+        command = [sys.executable, "-m", "synergy_exec", *given, *QUICK, *self.given, "backend.options.slots=2"]
         self._process = subprocess.Popen(command, stderr=(self.results / "said.txt").open("ab"))
         wait_for(lambda: self._answers(), 60.0)
 
@@ -111,8 +113,8 @@ def wait_for(true: Any, patience_s: float) -> None:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    made = Served(tmp_path)
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
+    made = Served(tmp_path, *getattr(request, "param", ()))
     made.start()
     try:
         yield made
@@ -168,8 +170,63 @@ def test_whatever_is_killed_every_sample_is_trained_once(served: Served) -> None
     """A worker, the agent, the controller: each is noticed in time, and both jobs go on from a checkpoint."""
     served.submit("long", "Plain", {"pause_s": 0.05}, work=400)
     served.submit("other", "Plain", {"pause_s": 0.05}, work=400)
+    kill_in_turn(served, jobs=2)
+    assert {each["state"] for each in served.jobs().values()} == {"done"}
+    assert trained(served.work) == {name: [(number, 8) for number in range(1, 401)] for name in ("long", "other")}
+
+
+@pytest.mark.parametrize("served", [("compression=uniform", "compressor=powersgd-2")], indirect=True)
+def test_whatever_is_killed_a_compressed_job_trains_every_sample_once(served: Served) -> None:
+    """On two replicas, which lose with a worker what they held back since the checkpoint, and with it the steps."""
+    served.submit("wide", "Wide", {"pause_s": 0.05}, work=200, slots=2)
+    kill_in_turn(served, jobs=1)
+    assert served.jobs()["wide"]["state"] == "done"
+    assert trained(served.work) == {"wide": [(number, 8) for number in range(1, 201)]}
+    compressed = [run.plan["compressor"] for run in runs_of(served)]
+    assert set(compressed) == {"powersgd-2"}
+    said = logs(served)
+    # The first run's layers were not known when it was launched.
+    assert said[0].count("compressor powersgd-2: 1 of 6 layers; as they are: 0.weight, 0.bias,") == 1
+    (job,) = recorded_jobs(served.work)
+    assert all("compressor powersgd-2" in said[run] for run in {step.run for step in job.steps})
+
+
+@pytest.mark.parametrize("served", [("compression=uniform", "compressor=powersgd-500")], indirect=True)
+def test_gradients_that_cannot_be_compressed_are_said_and_trained_on(served: Served) -> None:
+    """A rank above the matrix's, where no layer would shrink; then layers too small."""
+    served.submit("wide", "Wide", work=60, slots=2)
+    served.submit("small", "Plain", work=60, slots=2)
+    wait_for(lambda: all(each["state"] in ("done", "failed") for each in served.jobs().values()), 120.0)
+    assert {each["state"] for each in served.jobs().values()} == {"done"}
+    second = "compressor powersgd-500: 0 of"
+    assert all(second in each for each in logs(served).values())
+
+
+@pytest.mark.parametrize("served", [("compression=uniform", "compressor=topk-0.01")], indirect=True)
+def test_gradients_that_are_nothing_or_no_numbers_are_said_and_trained_on(served: Served) -> None:
+    for way in ("zero", "nan"):
+        served.submit(way, "Wide", {"way": way, "pause_s": 0.03}, work=60, slots=2, max_batch=16)
+    wait_for(lambda: all(each["state"] in ("done", "failed") for each in served.jobs().values()), 120.0)
+    jobs = served.jobs()
+    assert {each["state"] for each in jobs.values()} == {"done"}, jobs
+    losses = {job.name: [step.loss for step in job.steps] for job in recorded_jobs(served.work)}
+    assert set(losses["zero"][5:]) == {0.0}
+    assert all(math.isnan(each) for each in losses["nan"][5:])
+    said = [each for _, each in sorted(logs(served).items())]
+    assert ["the gradient's norm is nan" in each for each in said] == [False, True]
+    assert all("compressor topk-0.01: 1 of 6 layers" in each for each in said)
+
+
+def logs(served: Served) -> dict[int, str]:
+    """What each run wrote, by its number."""
+    paths = served.work.glob("jobs/*/log-*.txt")
+    return {int(path.stem.partition("-")[2]): path.read_text() for path in paths}
+
+
+def kill_in_turn(served: Served, *, jobs: int) -> None:
+    """A worker, the agent, the controller, each when all jobs run and have a checkpoint; returns when they are done."""
     for victim in ("worker", "agent", "controller"):
-        wait_for(lambda: checkpoints(served) == len(running_of(served)) == 2, 30.0)
+        wait_for(lambda: checkpoints(served) == len(running_of(served)) == jobs, 30.0)
         running = running_of(served)
         began_s = time.monotonic()
         if victim == "controller":
@@ -182,8 +239,6 @@ def test_whatever_is_killed_every_sample_is_trained_once(served: Served) -> None
             wait_for(lambda: running & {run.run for run in runs_of(served) if run.outcome == "lost"}, DETECTION_S)  # noqa: B023
         assert time.monotonic() - began_s < 4 * DETECTION_S
     wait_for(lambda: all(each["state"] in ("done", "failed") for each in served.jobs().values()), 90.0)
-    assert {each["state"] for each in served.jobs().values()} == {"done"}
-    assert trained(served.work) == {name: [(number, 8) for number in range(1, 401)] for name in ("long", "other")}
     assert sum(run.outcome == "lost" for run in runs_of(served)) >= 3
 
 

@@ -3,13 +3,21 @@
 docs/compression.md says what for; formulas and sources: in the files.
 """
 
-from synergy_core.goodput.compression._compressor import CodecWork, Compressor, Gpu, codec_s
+from synergy_core.goodput.compression._compressor import (
+    CodecSpeed,
+    CodecWork,
+    Compressor,
+    Gpu,
+    codec_s,
+    speed_by_sheet,
+)
 from synergy_core.goodput.compression._gradients import CONVOLUTIONAL, NUMBER_BYTES, Gradients, LayerSizes, Spread
 from synergy_core.goodput.compression._registry import compressor_named, compressors
 
 __all__ = [
     "CONVOLUTIONAL",
     "NUMBER_BYTES",
+    "CodecSpeed",
     "CodecWork",
     "Compressor",
     "Gpu",
@@ -19,4 +27,5 @@ __all__ = [
     "codec_s",
     "compressor_named",
     "compressors",
+    "speed_by_sheet",
 ]

@@ -58,10 +58,26 @@ class Gpu(Protocol):
     def fp32_flops_per_s(self) -> float: ...
 
 
-def codec_s(work: CodecWork, gpu: Gpu) -> Floats:
+@dataclass(frozen=True, slots=True)
+class CodecSpeed:
+    """How fast one GPU encodes and decodes: bytes of its memory and flops in a second, and seconds from one kernel to
+    the next; all above 0.
+    """
+
+    touched_bytes_per_s: float
+    flops_per_s: float
+    launch_s: float
+
+
+def speed_by_sheet(gpu: Gpu) -> CodecSpeed:
+    """As the data sheet promises, less what streaming kernels do not reach of it."""
+    return CodecSpeed(STREAMED * gpu.memory_bandwidth_bytes_per_s, gpu.fp32_flops_per_s, LAUNCH_S)
+
+
+def codec_s(work: CodecWork, speed: CodecSpeed) -> Floats:
     """Seconds by layer: the slower of memory and arithmetic (a roofline), and the kernels' launches."""
-    memory = work.touched_bytes / (STREAMED * gpu.memory_bandwidth_bytes_per_s)
-    result: Floats = np.maximum(memory, work.flops / gpu.fp32_flops_per_s) + LAUNCH_S * work.launches
+    memory = work.touched_bytes / speed.touched_bytes_per_s
+    result: Floats = np.maximum(memory, work.flops / speed.flops_per_s) + speed.launch_s * work.launches
     return result
 
 
@@ -83,6 +99,11 @@ class Compressor(ABC):
     @abstractmethod
     def name(self) -> str:
         """What `compressor_named` finds it by."""
+
+    @property
+    def scheme(self) -> str:
+        """What compressors of one scheme have in common: the name of the file that it stands in."""
+        return type(self).__module__.rpartition(".")[2]
 
     def alike(self) -> tuple[Compressor, ...]:
         """What a layer may have in its place where layers choose: of its scheme, from half to twice as much."""

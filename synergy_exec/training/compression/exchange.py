@@ -12,8 +12,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training.compression.choices import SchemeByLayer
+from synergy_exec.training.compression.exposed import Exposed
 from synergy_exec.training.compression.replicas import ReplicaExchange
 from synergy_exec.training.compression.scheme import GradientLayer, HeldBack
+from synergy_exec.training.compression.schemes.plain import Plain
 from synergy_exec.training.compression.schemes.powersgd import PowerSgd
 from synergy_exec.training.compression.shards import ShardExchange
 from synergy_exec.training.compression.watch import Sketch, Watch
@@ -27,15 +29,17 @@ FIRST_MEASURED, MEASURED_EVERY = 20, 10
 class Exchanged:
     """What one step's exchange showed on this rank.
 
-    sent_bytes: that left it. codec_s: seconds of encoding and decoding. layers: of a measured step, by name, the
-    squared norm of what a scheme was given and of what it left out of it, means over the replicas, in units of the
-    gradient of the mean loss; empty of others. With error feedback what is given has what was held back in it.
+    sent_bytes: that left it. codec_s: seconds of encoding and decoding. sync_s: seconds in which gradients were
+    exchanged and nothing was computed; 0 where FSDP2 exchanges, which does not tell. layers: of a measured step, by
+    name, the squared norm of what a scheme was given and of what it left out of it, means over the replicas, in units
+    of the gradient of the mean loss; empty of others. With error feedback what is given has what was held back in it.
     totals: five scalars, of which the sum over all ranks counts: squared norms given, left out, of sums, left out of
     sums, and of the mean gradient before compression; None of a step that was not measured.
     """
 
     sent_bytes: float
     codec_s: float
+    sync_s: float
     layers: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     totals: Tensor | None = None
 
@@ -60,6 +64,7 @@ class Exchange:
         self._wire = Wire(group, device)
         whole = [each for each in modules if isinstance(each, DistributedDataParallel)]
         self._replicas = [ReplicaExchange(each, self._wire) for each in whole]
+        self._exposed = Exposed(parts, device) if whole else None
         self._shards: list[ShardExchange] = []
         self._choices = SchemeByLayer.named("none")
         self._steps = 0
@@ -83,6 +88,16 @@ class Exchange:
         out together, so what is counted may be more, by less than a row for each replica and bucket.
         """
         return sum(each.predicted_bytes for each in self._all())
+
+    @property
+    def in_words(self) -> str:
+        """The compressor, and which layers it does not compress: vectors, small ones, those that would send no less."""
+        if not self.compresses:
+            return "gradients are exchanged as they are"
+        schemes = {name: scheme for each in self._all() for name, scheme in each.schemes.items()}
+        plain = [name for name, scheme in schemes.items() if isinstance(scheme, Plain)]
+        left = f"; as they are: {', '.join(plain)}" if plain else ""
+        return f"compressor {self._plan.compressor}: {len(schemes) - len(plain)} of {len(schemes)} layers{left}"
 
     def retune(self, plan: PlanMessage) -> None:
         """As the plan says from the next step on; layers whose scheme holds nothing back forget what was."""
@@ -113,10 +128,14 @@ class Exchange:
 
     def end(self) -> Exchanged:
         """After them; on measured steps all replicas talk once more, which is not counted."""
-        sent_bytes, codec_s = self._wire.sent_bytes if self.compresses else self._plain_bytes, self._wire.codec_s()
+        sync_s = 0.0 if self._exposed is None else self._exposed.take()
+        sent_bytes = self._wire.sent_bytes if self.compresses else self._plain_bytes
+        whole_s, codec_s = self._wire.times_s()
+        if self._exposed is not None and self._wire.device.type == "cpu":
+            sync_s = max(sync_s, whole_s)  # hooks run within the backward pass there
         if self._watch is None:
-            return Exchanged(sent_bytes, codec_s)
-        return Exchanged(sent_bytes, codec_s, *self._seen(self._watch))
+            return Exchanged(sent_bytes, codec_s, sync_s)
+        return Exchanged(sent_bytes, codec_s, sync_s, *self._seen(self._watch))
 
     def _seen(self, watch: Watch) -> tuple[dict[str, tuple[float, float]], Tensor]:
         names, device = list(watch.layers), self._wire.device

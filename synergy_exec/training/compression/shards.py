@@ -25,14 +25,15 @@ _log = logging.getLogger(__name__)
 class ShardExchange:
     """Of one model part under FSDP2, which sends the gradients of each of its modules at once.
 
-    layers: by name, as this rank's tensor-parallel part of them is exchanged. watch: set on steps that are measured.
+    layers: by name, as this rank's tensor-parallel part of them is exchanged. schemes: what each gets. watch: set on
+    steps that are measured.
     """
 
     def __init__(self, part: nn.Module, wire: Wire, tensor: int) -> None:
         self.layers: dict[str, GradientLayer] = {}
         self.watch: Watch | None = None
         self._wire = wire
-        self._schemes: dict[str, SharedScheme] = {}
+        self.schemes: dict[str, SharedScheme] = {}
         self._sizes: dict[str, int] = {}
         names = {id(each): name for name, each in part.named_parameters()}
         for module in part.modules():
@@ -42,14 +43,14 @@ class ShardExchange:
     def choose(self, choices: SchemeByLayer) -> None:
         """From the next step on."""
         chosen = {name: choices.of(layer, self._wire.replicas) for name, layer in self.layers.items()}
-        self._schemes = {name: each for name, each in chosen.items() if isinstance(each, SharedScheme)}
-        assert len(self._schemes) == len(chosen), "admitted.py refuses schemes that do not sum to shards"
+        self.schemes = {name: each for name, each in chosen.items() if isinstance(each, SharedScheme)}
+        assert len(self.schemes) == len(chosen), "admitted.py refuses schemes that do not sum to shards"
 
     @property
     def predicted_bytes(self) -> float:
         """Of a step, by the schemes' formulas."""
         return sum(
-            self._schemes[name].shared_bytes(self._sizes[name], self._wire.replicas, layer.number_bytes)
+            self.schemes[name].shared_bytes(self._sizes[name], self._wire.replicas, layer.number_bytes)
             for name, layer in self.layers.items()
         )
 
@@ -81,7 +82,7 @@ class ShardExchange:
                 return wire.swap(rows).sum(0)
             parts = torch.split(rows, list(sizes.values()), dim=1)
             pieces = [
-                Piece(self.layers[name], self._schemes[name], gradient)
+                Piece(self.layers[name], self.schemes[name], gradient)
                 for name, gradient in zip(sizes, parts, strict=True)
             ]
             return torch.cat(_shares(pieces, wire, self.watch))

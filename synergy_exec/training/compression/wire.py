@@ -28,7 +28,7 @@ class Wire:
         self.replicas = group.size()
         self.generator = torch.Generator(device)
         self.sent_bytes = 0.0
-        self._clocks = {"whole": _Clock(device), "sending": _Clock(device)}
+        self._clocks = _clocks(device)
 
     def sum(self, tensor: Tensor) -> None:
         """Makes a tensor the sum over the replicas."""
@@ -64,7 +64,33 @@ class Wire:
 
     def codec_s(self) -> float:
         """Seconds of encoding and decoding since the last call; waits for the device."""
-        return self._clocks["whole"].take() - self._clocks["sending"].take()
+        return self.times_s()[1]
+
+    def times_s(self) -> tuple[float, float]:
+        """Seconds of exchanging since the last call, and of them of encoding and decoding; waits for the device."""
+        whole_s = self._clocks["whole"].take()
+        return whole_s, whole_s - self._clocks["sending"].take()
+
+
+class LoneWire(Wire):
+    """Of two replicas with the same gradients, one of which is not there: what would be sent comes back at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.replicas = device, 2
+        self.generator = torch.Generator(device)
+        self._clocks = _clocks(device)
+
+    def sum(self, tensor: Tensor) -> None:
+        with self._clocks["sending"].running():
+            tensor.mul_(self.replicas)
+
+    def swap(self, tensor: Tensor) -> Tensor:
+        with self._clocks["sending"].running():
+            return tensor[:1].expand_as(tensor).contiguous()
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        with self._clocks["sending"].running():
+            return tensor.expand(self.replicas, -1).contiguous()
 
 
 class _Clock:
@@ -99,3 +125,7 @@ class _Clock:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def _clocks(device: torch.device) -> dict[str, _Clock]:
+    return {"whole": _Clock(device), "sending": _Clock(device)}

@@ -1,0 +1,196 @@
+"""What jobs show of compressed exchanges corrects what formulas say of them."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from synergy_core.goodput.compressed import mixed_error
+from synergy_core.goodput.compression import CodecSpeed, LayerSizes
+from synergy_core.jobs.beliefs import Beliefs
+from synergy_core.jobs.exchange import Compression, before_layers, exchange_of
+from synergy_core.jobs.exchanging import ExchangingTask
+from synergy_core.jobs.seen_exchanges import MOST, RECENT, STEP, ExchangeReport, RatioOf, SeenExchanges
+from synergy_core.jobs.spec import JobSpec
+from synergy_core.jobs.training import Shape, StepReport
+from synergy_core.planner.plan import Plan
+
+Q8 = RatioOf("codec", "q8", "cpu")
+LAYERS = LayerSizes.of_shapes([(1024, 1024), (4096, 1024), (1024,)])
+CODECS = {
+    "cpu": {each: CodecSpeed(1e10, 1e12, 1e-6) for each in ("half", "powersgd", "quantised", "topk")},
+}
+PAIR, ALONE = Shape("cpu", 1, 2), Shape("cpu", 1, 1)
+
+
+def task_of(mode: str = "coadaptive", compressor: str = "q8") -> tuple[Beliefs, ExchangingTask]:
+    exchange = exchange_of(LAYERS, mode, compressor, codecs=CODECS)  # type: ignore[arg-type]
+    spec = JobSpec("a", 32, 256, 32, 2, {"cpu": (1, 256)}, {"cpu": 1.0}, exchange=exchange)
+    beliefs = Beliefs(("cpu",))
+    task = beliefs.task(spec)
+    assert isinstance(task, ExchangingTask)
+    return beliefs, task
+
+
+def informed(mode: str = "coadaptive", *, sync_s: float = 0.4) -> tuple[Beliefs, ExchangingTask]:
+    """A task that saw that an uncompressed exchange takes as long as `sync_s`, and computing 0.01 s a sample."""
+    beliefs, task = task_of(mode)
+    for batch in (16, 32):
+        task.observe(StepReport(ALONE, Plan(micro_batch=batch), 0.01 * batch, 0.0))
+        task.observe(StepReport(PAIR, Plan(data=2, micro_batch=batch), 0.01 * batch + sync_s, sync_s))
+    task.report((1.0, 8.0))
+    beliefs.refresh([task])
+    return beliefs, task
+
+
+def test_the_mean_of_ratios_is_believed_once_it_has_moved_by_enough() -> None:
+    seen = SeenExchanges()
+    assert seen.ratio(Q8) == 1.0
+    assert seen.add(Q8, 3.0, 1.0)
+    assert seen.ratio(Q8) == 3.0
+    assert not seen.add(Q8, 3.4, 1.0)  # the mean is 3.2, within a tenth
+    assert seen.ratio(Q8) == 3.0
+    assert seen.add(Q8, 5.0, 1.0)  # (3 + 3.4 + 5) / 3
+    assert seen.ratio(Q8) == pytest.approx(3.8)
+    assert seen.ratio(Q8._replace(compressor="q4")) == 1.0
+
+
+@given(ratios=st.lists(st.floats(0.02, 50.0), min_size=1, max_size=RECENT))
+def test_what_is_believed_is_within_a_step_of_the_mean(ratios: list[float]) -> None:
+    seen = SeenExchanges()
+    for each in ratios:
+        seen.add(Q8, each * 7.0, 7.0)
+    assert 1 / STEP - 1e-9 <= np.mean(ratios) / seen.ratio(Q8) <= STEP + 1e-9
+
+
+def test_a_change_is_followed_in_as_many_reports_as_a_mean_has() -> None:
+    seen = SeenExchanges()
+    for _ in range(500):
+        seen.add(Q8, 1.0, 1.0)
+    for _ in range(3 * RECENT):
+        seen.add(Q8, 2.0, 1.0)
+    assert 2.0 / STEP < seen.ratio(Q8) <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("measured", "predicted"), [(nan, 1.0), (inf, 1.0), (-1.0, 1.0), (1.0, 0.0), (1.0, nan), (1.0, inf)]
+)
+def test_what_is_no_number_says_nothing(measured: float, predicted: float) -> None:
+    seen = SeenExchanges()
+    assert not seen.add(Q8, measured, predicted)
+    assert not seen
+    assert seen.ratio(Q8) == 1.0
+
+
+def test_what_is_absurd_is_bounded() -> None:
+    seen = SeenExchanges()
+    seen.add(Q8, 1e9, 1.0)
+    assert seen.ratio(Q8) == MOST
+    other = Q8._replace(compressor="q4")
+    seen.add(other, 0.0, 1.0)
+    assert seen.ratio(other) == 1 / MOST
+
+
+def test_bytes_and_codec_of_that_compressor_and_kind_of_exchange_are_corrected() -> None:
+    _, task = informed()
+    before, offer = task.exchange.terms("q8", *PAIR), task.exchange.offer("q8")
+    sent, codec_s = float(offer.sent_bytes(2)), task.exchange.codec_s("q8", "cpu", 2)
+    task.observe_exchange(ExchangeReport(PAIR, Plan(data=2, micro_batch=16, compressor="q8"), 1.5 * sent, 4 * codec_s))
+    after = task._terms("q8", PAIR)
+    assert after.sent == pytest.approx(1.5 * before.sent)
+    assert after.codec_s == pytest.approx(4 * before.codec_s)
+    assert (after.collectives, after.latency_s) == (before.collectives, before.latency_s)
+    for name, shape in (("q4", PAIR), ("q8", Shape("cpu", 2, 2))):
+        assert vars(task._terms(name, shape)) == vars(task.exchange.terms(name, *shape))
+    many = task._many_terms("cpu", np.array([1, 2]), np.array([2, 2]))
+    at = [each.name for each in task.exchange.offers].index("q8")
+    assert np.asarray(many.codec_s)[at].tolist() == pytest.approx([4 * codec_s, codec_s])
+
+
+def test_errors_are_corrected_for_what_was_measured_at_the_jobs_noise() -> None:
+    _, task = informed()
+    errors, plan = task.exchange.offer("powersgd-4").errors, Plan(data=2, micro_batch=16, compressor="powersgd-4")
+    predicted = float(mixed_error(errors.signal, errors.noise, 32 * 8.0, 16))
+    task.observe_exchange(ExchangeReport(PAIR, plan, nan, nan, 0.25 * predicted))
+    at = [each.name for each in task.exchange.offers].index("powersgd-4")
+    assert np.asarray(task._errors.signal)[at] == pytest.approx(0.25 * errors.signal)
+    assert np.asarray(task._errors.noise)[at] == pytest.approx(0.25 * errors.noise)
+    task.observe_exchange(ExchangeReport(PAIR, plan, nan, nan, 50.0))
+    assert np.asarray(task._errors.signal)[at] == 1.0  # no more is lost than there is
+
+
+def test_a_compressor_that_takes_too_long_is_given_up_for_another_and_then_for_none() -> None:
+    beliefs, task = informed()
+    tried = []
+    while (plan := task.train_on(PAIR)).compressor != "none":
+        tried.append(plan.compressor)
+        assert len(tried) == len(set(tried)) <= len(task.exchange.offers)
+        codec_s = task.exchange.codec_s(plan.compressor, "cpu", 2)
+        task.observe_exchange(ExchangeReport(PAIR, plan, nan, MOST * max(codec_s, 1.0)))
+        beliefs.refresh([task])
+    assert tried
+
+
+def test_what_is_held_stays_unless_another_promises_more() -> None:
+    _, task = informed()
+    best = task.train_on(PAIR).compressor
+    assert best != "none"
+    kept = {
+        each.name: task.train_on(PAIR, Plan(data=2, compressor=each.name)).compressor for each in task.exchange.offers
+    }
+    assert kept[best] == best
+    assert kept["none"] == best
+    assert {to for name, to in kept.items() if to != name} == {best}
+
+
+def test_nobody_compresses_before_layers_are_known_and_everybody_may_then() -> None:
+    _, task = informed()
+    exchange, told = task.exchange, before_layers("coadaptive")
+    assert told is not None
+    task.may_exchange(told)
+    assert task.train_on(PAIR).compressor == "none"
+    task.may_exchange(exchange)
+    assert task.train_on(PAIR).compressor != "none"
+
+
+@pytest.mark.parametrize(
+    ("mode", "keeps"), [("uniform", True), ("lgreco", True), ("naive", False), ("coadaptive", False)]
+)
+def test_before_layers_are_known_a_mode_keeps_its_batch_or_not(mode: Compression, keeps: bool) -> None:
+    found = before_layers(mode)
+    assert found is not None
+    assert found.keeps_batch == keeps
+    assert before_layers("none") is None
+
+
+def test_steps_that_do_not_tell_their_exchange_cap_nothing_and_never_raise_it() -> None:
+    beliefs, task = task_of()
+    for batch in (16, 32):
+        task.observe(StepReport(ALONE, Plan(micro_batch=batch), 0.01 * batch))
+    beliefs.refresh([task])
+    for batch in (16, 32):
+        task.observe(StepReport(PAIR, Plan(data=2, micro_batch=batch), 0.01 * batch + 0.4))
+    task.report((1.0, 8.0))
+    beliefs.refresh([task])
+    assert task.pool.plain_exchanges == {("cpu", False): []}
+    assert task._most_seen_s("cpu", False, 1.0) == inf
+    plan = task.train_on(PAIR)
+    assert plan.compressor != "none"
+    seen = task.observe(StepReport(PAIR, Plan(data=2, micro_batch=24, compressor="powersgd-1"), 0.24 + 0.1))
+    assert seen is not None
+    assert seen.sync_s <= 0.4 * 1.05  # and not 0.1 ÷ what powersgd-1 sends of it
+
+
+def test_what_is_recalled_is_what_was_observed() -> None:
+    beliefs, task = informed()
+    _, again = task_of()
+    for (nodes, gpus, batch), (step_s, sync_s) in task.pool._steps["cpu"].items():
+        again.recall(Shape("cpu", nodes, gpus), batch, step_s, sync_s)
+    again.report((1.0, 8.0))
+    beliefs.refresh([again])
+    assert again.pool._steps == task.pool._steps
+    assert again.train_on(PAIR).compressor != "none"
