@@ -1,48 +1,133 @@
-"""Trains the shipped GPT and CNN on two gloo ranks under every compressor, and prints losses, bytes and seconds.
+"""Trains the shipped GPT and CNN on two gloo ranks under every compressor: losses, bytes, and what a step is worth.
 
-    python bench/compression_training.py [--steps 200] [--seeds 3] [--json FILE]
+    python bench/compression_training.py [--steps 200] [--seeds 3] [--json FILE]     # minutes: 20
 
-loss: mean of the last tenth of the steps, over the seeds, and how far seeds are apart (standard deviation). bytes: of
-gradients that leave a rank in a step, counted at the collectives; predicted: what the layers' formulas add up to.
-codec: milliseconds of encoding and decoding a step, median.
+The first table. loss: mean of the last tenth of the steps, over the seeds, and how far seeds are apart (standard
+deviation). bytes: of gradients that leave a rank in a step, counted at the collectives; predicted: what the layers'
+formulas add up to. codec: milliseconds of encoding and decoding a step, median.
+
+The second. rate: progress of a step relative to an uncompressed one of the same seed: the uncompressed run's steps
+to a loss ÷ this run's, the median over losses that both reach, of curves smoothed over a tenth of the steps. error: w,
+what rounding adds, or eps², what is left out of gradients with what was held back of earlier ones, relative to their
+squared norms; a mean over the measured steps. formula: of unbiased compressors equations (2) and (3) of
+goodput/compressed.py with the measured w, w₂ and noise scale; of biased ones 1 − λ eps² with λ as the core has it.
+λ: (1 − rate)/eps², and how far seeds are apart.
+
+Last, by job, quantiles of λ over all cases with eps² ≥ 0.1: what is taken from one job is to be checked on the other.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import distributed, multiprocessing
+from compression import measured
+from torch import Tensor, distributed, multiprocessing, nn
 
+from synergy_core.arrays import Floats
+from synergy_core.goodput.compressed import Distortion, compressed_efficiency
+from synergy_core.goodput.compression import compressor_named
+from synergy_core.goodput.efficiency import noise_scale
 from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.messages import PlanMessage
-from synergy_exec.training.trainer import Trainer
+from synergy_exec.training import noise
+from synergy_exec.training.compression.exchange import MEASURED_EVERY
+from synergy_exec.training.job import TrainingJob
+from synergy_exec.training.progress import Progress
+from synergy_exec.training.trainer import StepResult, Trainer
 
-JOBS = {"gpt": (Gpt, 8), "cnn": (Cnn, 16)}
-"""Class and micro-batch."""
-COMPRESSORS = ["none", "bf16", "fp16", "q8", "q4", "q2", "topk-0.1", "topk-0.01", "powersgd-4", "powersgd-1"]
 RANKS = 2
+JOBS: dict[str, tuple[TrainingJob, int]] = {
+    "gpt": (Gpt(), 4),
+    "gpt, 4 times": (Gpt(), 16),
+    "cnn": (Cnn(noise=2.0), 16),
+    "cnn, 4 times": (Cnn(noise=2.0), 64),
+}
+"""Job and micro-batch."""
+COMPRESSORS = [
+    "none", "bf16", "fp16", "q8", "q4", "q2",
+    "topk-0.3", "topk-0.1", "topk-0.01", "powersgd-8", "powersgd-4", "powersgd-1",
+]  # fmt: skip
+LEAST_ERROR = 0.1
+"""Of cases of which λ is asked: where less is lost, the noise of curves is all there is to see."""
 
 
 def train(job: str, compressor: str, seed: int, steps: int) -> dict[str, Any]:
     kind, micro_batch = JOBS[job]
-    trainer = Trainer(kind(), PlanMessage(data=RANKS, micro_batch=micro_batch, compressor=compressor), seed=seed)
-    results = [trainer.step(seed * steps + number) for number in range(steps)]
+    trainer = Trainer(kind, PlanMessage(data=RANKS, micro_batch=micro_batch, compressor=compressor), seed=seed)
+    began_s, progress = time.process_time(), Progress()
+    gradients = OwnGradients(trainer.parts[0]) if compressor == "none" else None
+    results = []
+    for number in range(steps):
+        results.append(trainer.step(seed * steps + number))
+        if gradients is not None and number % MEASURED_EVERY == 0:
+            gradients.measure()
+    for each in results:
+        _observe(progress, each, RANKS * micro_batch)
     assert trainer.exchange is not None
     exchanged = [each.exchanged for each in results if each.exchanged is not None]
+    shown = [tuple(each.totals.tolist()) for each in exchanged if each.totals is not None]
     return {
         "losses": [each.loss for each in results],
         "sent_bytes": exchanged[-1].sent_bytes,
         "predicted_bytes": trainer.exchange.predicted_bytes,
         "codec_s": statistics.median(each.codec_s for each in exchanged),
+        "error": statistics.mean(each[1] / each[0] for each in shown) if shown else 0.0,
+        "sum_error": statistics.mean(each[3] / each[2] if each[2] else 0.0 for each in shown) if shown else 0.0,
+        "gradient_errors": {} if gradients is None else gradients.errors(),
+        "statistics": noise.statistics(progress),
+        "cpu_s": time.process_time() - began_s,
     }
+
+
+class OwnGradients:
+    """What every biased compressor would leave out of this rank's own gradients, of which nothing was held back."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._own: dict[str, Tensor] = {}
+        self._found: dict[str, list[float]] = {}
+        for name, each in module.named_parameters():
+            each.register_hook(functools.partial(self._own.__setitem__, name))
+
+    def measure(self) -> None:
+        """Of the last step."""
+        layers = [each.flatten(1 if each.ndim > 1 else 0).double().numpy() for each in self._own.values()]
+        squares = np.array([float((each**2).sum()) for each in layers])
+        generator = np.random.default_rng(0)
+        for compressor in map(compressor_named, COMPRESSORS):
+            if not compressor.unbiased:
+                lost = [measured(compressor, each, generator) for each in layers]
+                self._found.setdefault(compressor.name, []).append(float(squares @ lost / squares.sum()))
+
+    def errors(self) -> dict[str, float]:
+        """Means of eps² over the measured steps, by compressor."""
+        return {name: statistics.mean(each) for name, each in self._found.items()}
+
+
+def _observe(progress: Progress, result: StepResult, batch: int) -> None:
+    seen = result.squares
+    if seen is not None and seen.small is not None:
+        noise.observe(
+            progress,
+            seen.small,
+            seen.small_batch,
+            seen.big,
+            seen.big_batch,
+            initial_batch=batch,
+            distorted=seen.distorted,
+            replicas=seen.replicas,
+        )
 
 
 def rank(number: int, store: str, cases: list[tuple[str, str, int, int]], out: str) -> None:
@@ -59,32 +144,103 @@ def rank(number: int, store: str, cases: list[tuple[str, str, int, int]], out: s
     distributed.destroy_process_group()
 
 
+# What a step is worth
+
+
+def times_to(losses: Sequence[float]) -> tuple[Floats, Floats]:
+    """(steps, losses): when each loss was first reached, falling; of means over a tenth of the steps."""
+    width = max(1, len(losses) // 10)
+    smooth = np.convolve(losses, np.ones(width) / width, mode="valid")
+    return np.arange(len(smooth)) + width / 2, np.minimum.accumulate(smooth)
+
+
+def rate(plain: Sequence[float], other: Sequence[float]) -> float:
+    """Steps of the first to a loss ÷ steps of the other; median over losses from a quarter of the way to the end."""
+    curves = [times_to(each) for each in (plain, other)]
+    high = max(float(falling[len(falling) // 4]) for _, falling in curves)
+    low = max(float(falling[-1]) for _, falling in curves)
+    levels = np.linspace(high, low, 20)
+    first, second = (np.interp(-levels, -falling, steps) for steps, falling in curves)
+    return float(np.median(first / second))
+
+
+def formula(name: str, answer: dict[str, Any], plain: dict[str, Any], batch: int) -> float:
+    """What the core says a step is worth, relative to an uncompressed one of that batch."""
+    compressor = compressor_named(name)
+    if not compressor.unbiased:
+        return 1.0 - answer["error"]
+    scale = float(noise_scale(*plain["statistics"], batch)) if plain["statistics"] else np.inf
+    distorted = Distortion(answer["error"], answer["sum_error"])
+    return float(compressed_efficiency(batch, RANKS, min(scale, 1e9), batch, distorted))
+
+
+def show_losses(cases: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
+    """The first table."""
+    print(f"\n| job | compressor | loss | ± | bytes | predicted | codec, ms |\n|{'---|' * 7}")
+    for (job, compressor), answers in cases.items():
+        last = max(1, len(answers[0]["losses"]) // 10)
+        losses = [statistics.mean(each["losses"][-last:]) for each in answers]
+        codec_s = statistics.median(each["codec_s"] for each in answers)
+        print(
+            f"| {job} | {compressor} | {statistics.mean(losses):.4f} | {apart(losses):.4f} "
+            f"| {answers[0]['sent_bytes']:,.0f} | {answers[0]['predicted_bytes']:,.0f} | {1000 * codec_s:.2f} |"
+        )
+
+
+def show_worth(cases: dict[tuple[str, str], list[dict[str, Any]]]) -> None:
+    """The second table and the quantiles of λ."""
+    found: dict[str, list[float]] = {}
+    print(f"\n| job | compressor | error | rate | ± | formula | λ | ± |\n|{'---|' * 8}")
+    for (job, name), answers in cases.items():
+        if name == "none":
+            continue
+        plain, batch = cases[job, "none"], RANKS * JOBS[job][1]
+        pairs = list(zip(plain, answers, strict=True))
+        rates = [rate(first["losses"], second["losses"]) for first, second in pairs]
+        said = statistics.mean(formula(name, second, first, batch) for first, second in pairs)
+        error = statistics.mean(each["error"] for each in answers)
+        line = f"| {job} | {name} | {error:.4f} | {statistics.mean(rates):.3f} | {apart(rates):.3f} | {said:.3f} "
+        if compressor_named(name).unbiased:
+            print(line + "| | |")
+            continue
+        weights = [(1.0 - each) / answer["error"] for each, answer in zip(rates, answers, strict=True)]
+        if error >= LEAST_ERROR:
+            found.setdefault(job.partition(",")[0], []).extend(weights)
+        print(line + f"| {statistics.mean(weights):.2f} | {apart(weights):.2f} |")
+    print(f"\n| λ of | cases | median | 0.9 quantile | largest |\n|{'---|' * 5}")
+    for job, weights in (found | {"both": [each for some in found.values() for each in some]}).items():
+        middle, upper, most = np.quantile(weights, (0.5, 0.9, 1.0))
+        print(f"| {job} | {len(weights)} | {middle:.2f} | {upper:.2f} | {most:.2f} |")
+
+
+def apart(values: Sequence[float]) -> float:
+    """Standard deviation; 0 of one."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", nargs="+", default=list(JOBS), choices=list(JOBS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    names = [(job, compressor) for job in JOBS for compressor in COMPRESSORS]
-    cases = [(*name, seed, options.steps) for name in names for seed in range(options.seeds)]
+    names = [(job, compressor) for job in options.jobs for compressor in COMPRESSORS]
+    asked = [(*name, seed, options.steps) for name in names for seed in range(options.seeds)]
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/answers.json"
-        multiprocessing.spawn(rank, (f"{folder}/store", cases, out), nprocs=RANKS)
+        multiprocessing.spawn(rank, (f"{folder}/store", asked, out), nprocs=RANKS)
         answers = json.loads(Path(out).read_text())
-    last = max(1, options.steps // 10)
-    print(f"\n| job | compressor | loss | ± | bytes | predicted | codec ms |\n|{'---|' * 7}")
-    for at, (job, compressor) in enumerate(names):
-        own = answers[at * options.seeds : (at + 1) * options.seeds]
-        losses = [statistics.mean(each["losses"][-last:]) for each in own]
-        apart = statistics.stdev(losses) if len(losses) > 1 else 0.0
-        codec_s = statistics.median(each["codec_s"] for each in own)
-        print(
-            f"| {job} | {compressor} | {statistics.mean(losses):.4f} | {apart:.4f} | {own[0]['sent_bytes']:,.0f} "
-            f"| {own[0]['predicted_bytes']:,.0f} | {1000 * codec_s:.2f} |"
-        )
+    found = [{"job": c[0], "compressor": c[1], "seed": c[2], **a} for c, a in zip(asked, answers, strict=True)]
     if options.json:
-        found = [{"job": c[0], "compressor": c[1], "seed": c[2], **a} for c, a in zip(cases, answers, strict=True)]
         options.json.write_text(json.dumps(found))
+    cases: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for each in found:
+        cases.setdefault((each["job"], each["compressor"]), []).append(each)
+    show_losses(cases)
+    show_worth(cases)
+    minutes = RANKS * sum(each["cpu_s"] for each in found) / 60
+    print(f"\n{minutes:.0f} minutes of CPU")
 
 
 if __name__ == "__main__":

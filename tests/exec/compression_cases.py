@@ -82,6 +82,24 @@ def means(compressor: str) -> dict[str, Any]:
     return {"differ": differ, "errors": errors, "sent": sent.wire.sent_bytes / 3, "formula": formula, "names": names}
 
 
+def swapped(kind: str, numbers: int) -> dict[str, bool]:
+    """Whether everybody gets what the others have for it, and what all have, in order."""
+    rank, ranks, dtype = get_rank(), get_world_size(), getattr(torch, kind)
+
+    def of(giver: int, taker: int) -> Tensor:
+        return torch.randint(100, (numbers,), generator=torch.Generator().manual_seed(10 * giver + taker)).to(dtype)
+
+    swapped = wire().swap(torch.stack([of(rank, other) for other in range(ranks)]).view(ranks, numbers, 1))
+    gathered = wire().gather(of(rank, rank))
+    right = {
+        "swapped": torch.equal(swapped, torch.stack([of(other, rank) for other in range(ranks)]).unsqueeze(2)),
+        "gathered": torch.equal(gathered, torch.stack([of(other, other) for other in range(ranks)])),
+    }
+    every_rank: list[Any] = [None] * ranks
+    all_gather_object(every_rank, right)
+    return {name: all(each[name] for each in every_rank) for name in right}
+
+
 def conserved(compressor: str) -> dict[str, float]:
     """After some exchanges, by layer: how far what was sent and what is held back are from all gradients."""
     sent = Sent(compressor)

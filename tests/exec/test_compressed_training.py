@@ -38,7 +38,9 @@ def trains(compressor: str, **plan: int) -> groups.Case:
     return case("trained", SmallGpt, PlanMessage(micro_batch=4, accumulation=2, compressor=compressor, **plan), STEPS)
 
 
+SWAPPED = [case("swapped", kind, numbers) for kind, numbers in (("float32", 3), ("bfloat16", 0), ("uint8", 2_500_000))]
 LOOSE = [
+    *SWAPPED,
     *(case("means", each) for each in SCHEMES),
     *(case("conserved", each) for each in HOLDING),
     *(case("repeated", each, 400) for each in QUANTISED),
@@ -73,6 +75,7 @@ NOISES = [
 ]
 AT_TWO = [*LOOSE, *UNDER_DDP, *SHARED, *FROZEN, *RETUNED, *NOISES]
 AT_FOUR = [
+    *SWAPPED,
     *(case("means", each) for each in SCHEMES),
     *(case("conserved", each) for each in HOLDING),
     trains(MIXED, data=4),
@@ -99,6 +102,11 @@ def at_both(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 # Of an exchange
+
+
+@pytest.mark.parametrize("asked", [name for name, _, _ in SWAPPED])
+def test_what_is_swapped_and_gathered_in_pieces_comes_whole_and_in_order(asked: str, at_both: dict[str, Any]) -> None:
+    assert at_both[asked] == {"swapped": True, "gathered": True}
 
 
 @pytest.mark.parametrize("compressor", SCHEMES)

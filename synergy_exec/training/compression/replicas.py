@@ -63,7 +63,6 @@ class ReplicaExchange:
 
     def _exchange(self, bucket: GradBucket) -> Future[Tensor]:
         buffer = bucket.buffer()
-        buffer.div_(self._wire.replicas)
         if self._side is None:
             with self._wire.exchanging():
                 self._send(bucket)
@@ -76,6 +75,7 @@ class ReplicaExchange:
             return _done(buffer)
 
     def _send(self, bucket: GradBucket) -> None:
+        bucket.buffer().div_(self._wire.replicas)
         if self.watch is not None and self.watch.sketch is not None:
             self.watch.sketch.add(bucket.buffer())
         send(self._pieces(bucket), self._wire, self.watch)

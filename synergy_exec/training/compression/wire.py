@@ -15,6 +15,11 @@ from torch.distributed import ProcessGroup
 _all_gather: Any = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 
 
+PIECE_BYTES = 2**20
+"""What is exchanged at once by gloo, whose own collectives send large tensors one way after the other: 4 MB each way
+between two ranks take twice as long (bench/compression_network.py collectives)."""
+
+
 class Wire:
     """The group of a layer's replicas. sent_bytes: that left this rank since it was last set to 0.
 
@@ -43,18 +48,40 @@ class Wire:
         much as it needs to.
         """
         self.sent_bytes += (self.replicas - 1) / self.replicas * _bytes(tensor)
-        swapped = torch.empty_like(tensor)
+        swapped = torch.empty_like(tensor, memory_format=torch.contiguous_format)
         with self._clocks["sending"].running():
-            distributed.all_to_all_single(swapped, tensor, group=self.group)
+            if self.device.type == "cuda":
+                distributed.all_to_all_single(swapped, tensor, group=self.group)
+            else:
+                self._trade(tensor, swapped)
         return swapped
 
     def gather(self, tensor: Tensor) -> Tensor:
         """(numbers,) → (replicas, numbers): every rank's."""
         self.sent_bytes += (self.replicas - 1) * _bytes(tensor)
-        gathered = tensor.new_empty(self.replicas * tensor.numel())
+        gathered = tensor.new_empty(self.replicas, tensor.numel())
         with self._clocks["sending"].running():
-            _all_gather(gathered, tensor, group=self.group)
-        return gathered.view(self.replicas, -1)
+            if self.device.type == "cuda":
+                _all_gather(gathered.view(-1), tensor, group=self.group)
+            else:
+                self._trade(tensor.expand_as(gathered), gathered)
+        return gathered
+
+    def _trade(self, given: Tensor, taken: Tensor) -> None:
+        """Gives row j to rank j and takes its row from it, in pieces that go both ways at once."""
+        own = self.group.rank()
+        taken[own] = given[own]
+        given, taken = given.flatten(1), taken.view(self.replicas, -1)
+        numbers, piece = given.shape[1], PIECE_BYTES // given.element_size()
+        works: list[Any] = []
+        for at in range(0, numbers, piece):
+            for far in range(1, self.replicas):
+                # Rank i takes from i − far what that one gives to the rank `far` after it: nobody waits for a third.
+                after, before = (own + far) % self.replicas, (own - far) % self.replicas
+                works.append(distributed.irecv(taken[before, at : at + piece], group=self.group, group_src=before))
+                works.append(distributed.isend(given[after, at : at + piece], group=self.group, group_dst=after))
+        for work in works:
+            work.wait()
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
