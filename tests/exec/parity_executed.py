@@ -26,6 +26,7 @@ from exec.parity_replay import ParityError, compare_states
 
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.decision import Decision
+from synergy_core.jobs.exchanging import ExchangingTask
 from synergy_core.jobs.fitted import SynergyTask
 from synergy_core.jobs.profiled import ProfiledTask
 from synergy_core.jobs.record import Job
@@ -118,7 +119,8 @@ def listening(decider: WatchedDecider) -> Iterator[None]:
         return both
 
     with ExitStack() as stack:
-        for kind, name in ((SynergyTask, "observe"), (SynergyTask, "report"), (ProfiledTask, "observe")):
+        own = ((ExchangingTask, "may_exchange"), (ExchangingTask, "observe_exchange"))
+        for kind, name in ((SynergyTask, "observe"), (SynergyTask, "report"), (ProfiledTask, "observe"), *own):
             stack.enter_context(patch.object(kind, name, noted(name, getattr(kind, name))))
         yield
 
@@ -132,16 +134,24 @@ class Executed:
     fits: dict[bytes, Theta]
 
 
-def staged(folder: Path, policy: Policy, cluster: Cluster, profile: Profile) -> Executed:
+def staged(
+    folder: Path,
+    policy: Policy,
+    cluster: Cluster,
+    profile: Profile,
+    settings: Settings | None = None,
+    agent: type[FakeAgent] = FakeAgent,
+) -> Executed:
     """An execution with a pretended agent on every node."""
-    execution = Execution(Journal(folder / "journal.sqlite"), policy, cluster, Settings(), folder, profile)
+    settings = settings or Settings()
+    execution = Execution(Journal(folder / "journal.sqlite"), policy, cluster, settings, folder, profile)
     decider = WatchedDecider(policy, cluster, profile)
     fits: dict[bytes, Theta] = {}
     share_fits(decider.scheduler, fits)
     execution.decider = decider
     saved: dict[int, float] = {}
     (kind,) = cluster.node_types
-    agents = [FakeAgent(node, kind.gpus_per_node, saved) for node in range(kind.nodes)]
+    agents = [agent(node, kind.gpus_per_node, saved) for node in range(kind.nodes)]
     return Executed(Stage(execution, agents), decider, fits)
 
 

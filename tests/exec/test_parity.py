@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from exec.compressing_agents import ComputingAgent
 from exec.controllers_jobs import file_of
 from exec.parity_executed import Executed, Told, decided_by_the_core, listening, staged
 from exec.parity_recording import Moment, Noise, Recording, Stepped, SteppedUnder, recorded
@@ -19,6 +21,8 @@ from hypothesis import strategies as st
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import AllocationPolicy, Policy, get_policy, policy_names
 from synergy_exec.messages import PlanMessage
+from synergy_exec.settings import Settings
+from synergy_runs.settings import build
 
 FEWEST_JOBS, FEWEST_DECISIONS = 12, 40
 KNOWABLE = [*(name for name in policy_names() if not get_policy(name).oracle), "sia+plans"]
@@ -121,9 +125,9 @@ def test_any_small_workload_is_decided_alike(name: str, seed: int, jobs: int, co
     assert moments
 
 
-def executed(folder: Path, name: str, profile: Profile) -> Executed:
+def executed(folder: Path, name: str, profile: Profile, **more: Any) -> Executed:
     """Jobs of three models over two nodes, one of which is lost for a while."""
-    run = staged(folder, policy_named(name), nodes(2), profile)
+    run = staged(folder, policy_named(name), nodes(2), profile, **more)
     random = np.random.default_rng(2)
     models = list(PROFILE)
     with listening(run.decider):
@@ -160,6 +164,21 @@ def test_what_an_executor_decided_the_simulators_scheduler_decides(tmp_path: Pat
     assert len(starts) > FEWEST_JOBS  # some started again
     if name in READERS:
         assert any(isinstance(event, Told) for moment in moments for event in moment.events)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), [("synergy", "coadaptive"), ("sia", "naive"), ("pollux", "lgreco"), ("las", "uniform")]
+)
+def test_what_jobs_show_of_compression_has_the_core_decide_alike(tmp_path: Path, name: str, mode: str) -> None:
+    """From layers that become known, and exchanges that take other than they should."""
+    chosen = build(Settings, {"compression": mode, "compressor": "q4"})
+    run = executed(tmp_path, name, Profile(), settings=chosen, agent=ComputingAgent)
+    starts = decided_by_the_core(run, policy_named(name))
+    assert [(row.decided_s, row.job, row.placement) for row in run.stage.execution.journal.runs()] == starts
+    compressors = {plan.parts["compressor"] for plan in run.stage.execution.journal.timings() if plan.kind == "plan"}
+    assert compressors > {"none"}
+    told = {event.method for moment in run.decider.moments for event in moment.events if isinstance(event, Told)}
+    assert name == "las" or told >= {"may_exchange", "observe_exchange", "observe"}
 
 
 def test_another_order_of_events_is_another_decision(tmp_path: Path) -> None:
