@@ -185,7 +185,7 @@ def collectives(rank: int, options: Any) -> dict[str, Any]:
     if rank == 0:
         print(f"| bytes | the link carries, ms | all-to-all | in pieces |\n|{'---|' * 4}")
     found = []
-    for size in SIZES:
+    for size in options.sizes:
         given = torch.zeros(RANKS, size, dtype=torch.uint8)
         taken = torch.empty_like(given)
         whole_s = median_s(lambda given=given, taken=taken: distributed.all_to_all_single(taken, given), 15)
@@ -204,6 +204,7 @@ def main() -> None:
     sizes = {"rounds": 16, "warm": 60, "hidden": 256, "depth": 6, "tokens": 32, "micro-batch": 4}
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes, for collectives")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rank = slow_link.enter(options.gbps)
