@@ -113,14 +113,19 @@ def test_bytes_and_codec_of_that_compressor_and_kind_of_exchange_are_corrected()
 
 def test_errors_are_corrected_for_what_was_measured_at_the_jobs_noise() -> None:
     _, task = informed()
-    errors, plan = task.exchange.offer("powersgd-4").errors, Plan(data=2, micro_batch=16, compressor="powersgd-4")
+    errors, plan = task.exchange.offer("q2").errors, Plan(data=2, micro_batch=16, compressor="q2")
     predicted = float(mixed_error(errors.signal, errors.noise, 32 * 8.0, 16))
     task.observe_exchange(ExchangeReport(PAIR, plan, nan, nan, 0.25 * predicted))
-    at = [each.name for each in task.exchange.offers].index("powersgd-4")
+    at = [each.name for each in task.exchange.offers].index("q2")
     assert np.asarray(task._errors.signal)[at] == pytest.approx(0.25 * errors.signal)
     assert np.asarray(task._errors.noise)[at] == pytest.approx(0.25 * errors.noise)
-    task.observe_exchange(ExchangeReport(PAIR, plan, nan, nan, 50.0))
-    assert np.asarray(task._errors.signal)[at] == 1.0  # no more is lost than there is
+
+
+def test_what_error_feedback_leaves_out_of_more_than_a_gradient_corrects_nothing() -> None:
+    _, task = informed()
+    plan = Plan(data=2, micro_batch=16, compressor="powersgd-4")
+    task.observe_exchange(ExchangeReport(PAIR, plan, nan, nan, 0.9))
+    assert vars(task._errors) == vars(task.exchange.believed_errors)
 
 
 def test_a_compressor_that_takes_too_long_is_given_up_for_another_and_then_for_none() -> None:

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.optim import Optimizer
 
 from synergy_core.errors import InputError
-from synergy_core.goodput.compressed import UNDISTORTED, Distortion
+from synergy_core.goodput.compressed import UNDISTORTED, Distortion, GradientErrors
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training import checkpoint
 from synergy_exec.training.admitted import plan_refusal, refusal
@@ -83,6 +83,7 @@ class Trainer:
             if replicas is None
             else Exchange(self.parts, self._modules, plan, replicas.get_group(), self._device, seed)
         )
+        self.errors = self._errors()
         self._rounding = UNDISTORTED
         self.optimizers: list[Optimizer] = [job.build_optimizer(part.parameters()) for part in self.parts]
         self._rates = [[group["lr"] for group in each.param_groups] for each in self.optimizers]
@@ -120,6 +121,7 @@ class Trainer:
         self.plan = plan
         if self.exchange is not None:
             self.exchange.retune(plan)
+        self.errors = self._errors()
         self._pipeline = self._schedule()
 
     def save(self, folder: Path, progress: Progress) -> None:
@@ -137,6 +139,10 @@ class Trainer:
         if self.exchange is not None and progress is not None:
             self.exchange.hold(held)
         return progress
+
+    def _errors(self) -> GradientErrors | None:
+        """Of the gradients that are exchanged, where they are compressed; what a step is worth follows from it."""
+        return self.exchange.errors() if self.exchange is not None and self.exchange.compresses else None
 
     def _held(self) -> dict[str, Tensor]:
         return self.exchange.held() if self.exchange is not None else {}

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
+from synergy_core.goodput.compressed import GradientErrors
 from synergy_core.goodput.efficiency import gain
-from synergy_exec.messages import PAUSED, Granted, Report, Retune, Saved, Started, Stop
+from synergy_exec.messages import PAUSED, Granted, PlanMessage, Report, Retune, Saved, Started, Stop
 from synergy_exec.training import checkpoint, learning_rate, noise
 from synergy_exec.training.clock import StepClock
 from synergy_exec.training.job import LearningRateRule
@@ -201,7 +202,7 @@ class Loop:
             )
         progress.step += 1
         progress.samples += plan.global_batch
-        progress.work += _gain(plan.global_batch, known, initial)
+        progress.work += worth_of_step(plan, known, initial, self._trainer.errors)
         return result, rate
 
     def _tell_exchange(self) -> None:
@@ -300,9 +301,18 @@ class Loop:
         )
 
 
-def _gain(batch: int, known: tuple[float, float] | None, initial_batch: int) -> float:
-    """Iterations at the initial batch that a step is worth; while nothing is known, the least it can be."""
-    return gain(batch / initial_batch, *known) if known else 1.0
+def worth_of_step(
+    plan: PlanMessage, known: tuple[float, float] | None, initial_batch: int, errors: GradientErrors | None
+) -> float:
+    """Iterations at the initial batch that a step is worth; while nothing is known, the least it can be uncompressed.
+
+    errors: of gradients that replicas compress; less is worth what is not all right, as tasks believe it is.
+    """
+    if known is None:
+        return 1.0
+    scale = plan.global_batch / initial_batch
+    whole = float(gain(scale, *known))
+    return whole if errors is None else whole * float(errors.worth(scale, *known, initial_batch, plan.data))
 
 
 def _memory_bytes() -> int:

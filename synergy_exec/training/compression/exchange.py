@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
+from synergy_core.goodput.compressed import GradientErrors
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training.compression.choices import SchemeByLayer
 from synergy_exec.training.compression.exposed import Exposed
@@ -20,6 +22,7 @@ from synergy_exec.training.compression.schemes.powersgd import PowerSgd
 from synergy_exec.training.compression.shards import ShardExchange
 from synergy_exec.training.compression.watch import Sketch, Watch
 from synergy_exec.training.compression.wire import Wire
+from synergy_exec.training.compression.worth import errors_over_ranks
 
 FIRST_MEASURED, MEASURED_EVERY = 20, 10
 """So many steps of a run are measured from the first on, and then each whose number this divides."""
@@ -98,6 +101,12 @@ class Exchange:
         plain = [name for name, scheme in schemes.items() if isinstance(scheme, Plain)]
         left = f"; as they are: {', '.join(plain)}" if plain else ""
         return f"compressor {self._plan.compressor}: {len(schemes) - len(plain)} of {len(schemes)} layers{left}"
+
+    def errors(self) -> GradientErrors:
+        """What compression makes of the gradient of all ranks' layers, by the core's formulas; all ranks call it."""
+        chosen = [(layer, each.schemes[name]) for each in self._all() for name, layer in each.layers.items()]
+        found = errors_over_ranks(chosen, self._wire.device)
+        return dataclasses.replace(found, rounds_sum=bool(found.rounds_sum) and not self._shards)
 
     def retune(self, plan: PlanMessage) -> None:
         """As the plan says from the next step on; layers whose scheme holds nothing back forget what was."""
