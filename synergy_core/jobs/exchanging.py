@@ -94,7 +94,7 @@ class ExchangingTask(SynergyTask):
         changed = known.add(RatioOf("sent", name, *where), seen.sent_bytes, float(offer.sent_bytes(gpus)))
         changed |= known.add(RatioOf("codec", name, *where), seen.codec_s, codec_s)
         # With error feedback what is left out is compared to gradients that have what was held back before in them:
-        # several times what the formulas speak of, of which the worth of a step follows (bench/compression_training.py).
+        # several times what formulas speak of, and the worth of a step follows (bench/compression_training.py).
         if offer.errors.unbiased and (statistics := self.believed_statistics) is not None:
             phi = noise_scale(*statistics, self.spec.initial_batch)
             lost = mixed_error(offer.errors.signal, offer.errors.noise, phi, seen.plan.global_batch / gpus)
