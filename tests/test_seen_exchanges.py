@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synergy_core.goodput.compressed import mixed_error
+from synergy_core.goodput.compressed import GIVEN_WEIGHT, mixed_error
 from synergy_core.goodput.compression import CodecSpeed, LayerSizes
 from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.exchange import Compression, before_layers, exchange_of
@@ -111,16 +111,25 @@ def test_bytes_and_codec_of_that_compressor_and_kind_of_exchange_are_corrected()
     assert np.asarray(many.codec_s)[at].tolist() == pytest.approx([4 * codec_s, codec_s])
 
 
-def test_errors_are_corrected_for_what_was_measured_at_the_jobs_noise() -> None:
+@pytest.mark.parametrize(
+    ("compressor", "weight"), [("powersgd-4", GIVEN_WEIGHT), ("topk-0.01", GIVEN_WEIGHT), ("q2", 1)]
+)
+def test_errors_are_corrected_for_what_was_measured_at_the_jobs_noise(compressor: str, weight: float) -> None:
+    """What is left out of gradients with what was held back counts for less than what is left out of gradients."""
     _, task = informed()
-    errors, plan = task.exchange.offer("powersgd-4").errors, Plan(data=2, micro_batch=16, compressor="powersgd-4")
+    errors, plan = task.exchange.offer(compressor).errors, Plan(data=2, micro_batch=16, compressor=compressor)
     predicted = float(mixed_error(errors.signal, errors.noise, 32 * 8.0, 16))
     task.observe_exchange(ExchangeReport(PAIR, plan, nan, nan, 0.25 * predicted))
+    at = [each.name for each in task.exchange.offers].index(compressor)
+    assert np.asarray(task._errors.signal)[at] == pytest.approx(0.25 * weight * errors.signal)
+    assert np.asarray(task._errors.noise)[at] == pytest.approx(0.25 * weight * errors.noise)
+
+
+def test_no_more_is_believed_lost_than_there_is() -> None:
+    _, task = informed()
+    task.observe_exchange(ExchangeReport(PAIR, Plan(data=2, micro_batch=16, compressor="powersgd-4"), nan, nan, 50.0))
     at = [each.name for each in task.exchange.offers].index("powersgd-4")
-    assert np.asarray(task._errors.signal)[at] == pytest.approx(0.25 * errors.signal)
-    assert np.asarray(task._errors.noise)[at] == pytest.approx(0.25 * errors.noise)
-    task.observe_exchange(ExchangeReport(PAIR, plan, nan, nan, 50.0))
-    assert np.asarray(task._errors.signal)[at] == 1.0  # no more is lost than there is
+    assert np.asarray(task._errors.signal)[at] == 1.0
 
 
 def test_a_compressor_that_takes_too_long_is_given_up_for_another_and_then_for_none() -> None:
