@@ -49,7 +49,7 @@ SHORTER = (
     (r"synergy_sim .*\+trace=philly", "trace.window=2017-10-02/12h figures=false", "fewer jobs of the same generator"),
     (r"\+trace=saturn", "trace.window=12h figures=false", "as above"),
     (r"bench/compression_hooks", "--width 64 --depth 2 --steps 2", "every hook still"),
-    (r"bench/compression_training", "--steps 10 --seeds 1", "every compressor on both models"),
+    (r"bench/compression_training", "--steps 10 --seeds 1 --jobs gpt cnn", "every compressor on both models"),
     (r"synergy_exec \+trace=demo$", "trace.window=5s profile=null", "a job of each model; measuring takes minutes"),
     (r"synergy_exec \+trace=demo", "trace.window=2s profile=null figures=false", "one job under each policy"),
 )

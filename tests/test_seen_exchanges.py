@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from synergy_core.goodput.compressed import mixed_error
+from synergy_core.goodput.compressed import GIVEN_WEIGHT, mixed_error
 from synergy_core.goodput.compression import CodecSpeed, LayerSizes
 from synergy_core.jobs.beliefs import Beliefs
 from synergy_core.jobs.exchange import Compression, before_layers, exchange_of
@@ -111,21 +111,25 @@ def test_bytes_and_codec_of_that_compressor_and_kind_of_exchange_are_corrected()
     assert np.asarray(many.codec_s)[at].tolist() == pytest.approx([4 * codec_s, codec_s])
 
 
-def test_errors_are_corrected_for_what_was_measured_at_the_jobs_noise() -> None:
+@pytest.mark.parametrize(
+    ("compressor", "weight"), [("powersgd-4", GIVEN_WEIGHT), ("topk-0.01", GIVEN_WEIGHT), ("q2", 1)]
+)
+def test_errors_are_corrected_for_what_was_measured_at_the_jobs_noise(compressor: str, weight: float) -> None:
+    """What is left out of gradients with what was held back counts for less than what is left out of gradients."""
     _, task = informed()
-    errors, plan = task.exchange.offer("q2").errors, Plan(data=2, micro_batch=16, compressor="q2")
+    errors, plan = task.exchange.offer(compressor).errors, Plan(data=2, micro_batch=16, compressor=compressor)
     predicted = float(mixed_error(errors.signal, errors.noise, 32 * 8.0, 16))
     task.observe_exchange(ExchangeReport(PAIR, plan, nan, nan, 0.25 * predicted))
-    at = [each.name for each in task.exchange.offers].index("q2")
-    assert np.asarray(task._errors.signal)[at] == pytest.approx(0.25 * errors.signal)
-    assert np.asarray(task._errors.noise)[at] == pytest.approx(0.25 * errors.noise)
+    at = [each.name for each in task.exchange.offers].index(compressor)
+    assert np.asarray(task._errors.signal)[at] == pytest.approx(0.25 * weight * errors.signal)
+    assert np.asarray(task._errors.noise)[at] == pytest.approx(0.25 * weight * errors.noise)
 
 
-def test_what_error_feedback_leaves_out_of_more_than_a_gradient_corrects_nothing() -> None:
+def test_no_more_is_believed_lost_than_there_is() -> None:
     _, task = informed()
-    plan = Plan(data=2, micro_batch=16, compressor="powersgd-4")
-    task.observe_exchange(ExchangeReport(PAIR, plan, nan, nan, 0.9))
-    assert vars(task._errors) == vars(task.exchange.believed_errors)
+    task.observe_exchange(ExchangeReport(PAIR, Plan(data=2, micro_batch=16, compressor="powersgd-4"), nan, nan, 50.0))
+    at = [each.name for each in task.exchange.offers].index("powersgd-4")
+    assert np.asarray(task._errors.signal)[at] == 1.0
 
 
 def test_a_compressor_that_takes_too_long_is_given_up_for_another_and_then_for_none() -> None:

@@ -46,6 +46,10 @@ class Distortion:
         return result
 
 
+GIVEN_WEIGHT = 0.8
+"""λ of eps² as running jobs measure it, of what a compressor was given: gradients with what was held back of earlier
+ones, which they lose but for a while. Upper 0.9 quantile over jobs, compressors and seeds (`python
+bench/compression_training.py`). Of gradients alone, of which the formulas of errors speak, λ is 1."""
 UNDISTORTED = Distortion()
 """Of gradients that nothing compresses."""
 

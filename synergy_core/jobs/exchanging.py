@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from synergy_core.arrays import Bools, Floats, Ints
 from synergy_core.goodput.batch import best_batch, best_batch_one, goodput_at
-from synergy_core.goodput.compressed import GradientErrors, mixed_error
+from synergy_core.goodput.compressed import GIVEN_WEIGHT, GradientErrors, mixed_error
 from synergy_core.goodput.efficiency import noise_scale
 from synergy_core.goodput.exchange import ExchangeTerms, compressed_sync, plain_sync
 from synergy_core.goodput.throughput import exchange_time, overlapped, sync_time
@@ -93,12 +93,11 @@ class ExchangingTask(SynergyTask):
         offer, codec_s = exchange.offer(name), exchange.codec_s(name, gpu_type, gpus)
         changed = known.add(RatioOf("sent", name, *where), seen.sent_bytes, float(offer.sent_bytes(gpus)))
         changed |= known.add(RatioOf("codec", name, *where), seen.codec_s, codec_s)
-        # With error feedback what is left out is compared to gradients that have what was held back before in them:
-        # several times what formulas speak of, and the worth of a step follows (bench/compression_training.py).
-        if offer.errors.unbiased and (statistics := self.believed_statistics) is not None:
+        if (statistics := self.believed_statistics) is not None:
             phi = noise_scale(*statistics, self.spec.initial_batch)
             lost = mixed_error(offer.errors.signal, offer.errors.noise, phi, seen.plan.global_batch / gpus)
-            changed |= known.add(RatioOf("error", name), seen.lost, float(lost))
+            weight = 1.0 if offer.errors.unbiased else GIVEN_WEIGHT
+            changed |= known.add(RatioOf("error", name), weight * seen.lost, float(lost))
         if changed:
             self._believe_otherwise()
 

@@ -21,8 +21,8 @@ class ExchangeReport(NamedTuple):
     """A step's exchange of a running job.
 
     plan: under which it trained, with the offer's name. sent_bytes: that left each rank. codec_s: seconds of encoding
-    and decoding. lost: squared norm of what compression left out of a replica's gradient ÷ that of the gradient; NaN
-    of a step that was not measured.
+    and decoding. lost: squared norm of what compression left out of what it was given ÷ that of what it was given, a
+    replica's gradient with what was held back of earlier ones; NaN of a step that was not measured.
     """
 
     shape: Shape
