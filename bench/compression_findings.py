@@ -53,8 +53,8 @@ its error, at the requested batch. `naive`: lgreco's choice with adapted batches
 they are as measured.
 
 All of it is of the model. Gradients of cifar10, imagenet and yolov3 are taken to be spread as those of the shipped CNN,
-of the others as of the shipped GPT. That a step is worth less by all that a biased compressor does not send (λ = 1) is
-the harshest assumption: error feedback sends some of it later.
+of the others as of the shipped GPT. A step is worth less by all that a biased compressor does not send of a gradient
+(λ = 1), which is what loss curves of the shipped GPT come to ([compression.md](compression.md#what-curves-show)).
 """
 
 LLM_HEAD = """## Jobs whose plans are chosen too: language models
