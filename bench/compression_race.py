@@ -1,11 +1,13 @@
 """Seconds to a loss of two replicas over a link of 1 Gb/s: batch alone chosen, both naively, both together.
 
-    python bench/compression_race.py [--gbps 1] [--seeds 3] [--loss 1.5] [--json FILE]     # minutes: 15
+    python bench/compression_race.py [short|mlp|gpt] [--gbps 1] [--seeds 3] [--loss LOSS] [--json FILE]     # minutes: 6
 
-Two ranks in network namespaces (`slow_link.py`) train the shipped GPT at a size at which gradients weigh, as
-`compression_network.py` does. Ways take their steps in turn, each with a model and a clock of its own, so that what
-else the machine does falls on all of them alike; a way is done when the mean loss over its last 512 samples is below
---loss. What each trains with is chosen by the core's task, as the executor asks it: again every 20 steps, from the
+Two ranks in network namespaces (`slow_link.py`) train a shipped model. On one core, a rank takes about as long to
+compute 160 tokens as a link of 1 Gb/s takes for the gradients, whatever the size: 6 operations a parameter and token,
+32 bits a parameter. Of the perceptron a sample is one such, of `short`, a GPT, it is 8 tokens, of `gpt` 32: that is how
+gradients weigh less and less. Ways take their steps in turn, each with a model and a clock of its own, so that what
+else the machine does falls on all of them alike; a way is done when the mean loss over its last samples is below
+--loss. What each trains with is chosen by the core's task, as the executor asks it: again every 10 steps, from the
 noise scale of the gradients and what exchanges showed, by models of step times and of encoding measured before.
 
 batch only: no compressor. naive C: L-GreCo within the error of C, its batch chosen as if that cost no progress, by the
@@ -20,7 +22,7 @@ import logging
 import statistics
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +42,12 @@ from synergy_core.jobs.training import Shape, StepReport
 from synergy_core.planner.plan import Plan
 from synergy_exec.controller.exchanges import ModelExchange
 from synergy_exec.examples.gpt import Gpt
+from synergy_exec.examples.mlp import Mlp
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training import learning_rate, noise
 from synergy_exec.training.compression.codecs import measured_codecs
 from synergy_exec.training.compression.exchange import Exchanged
+from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.progress import Progress
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker.exchanges import layers_of
@@ -55,14 +59,37 @@ WAYS: dict[str, tuple[Compression, str]] = {
     "coadaptive": ("coadaptive", "powersgd-4"),
 }
 SHAPE = Shape("cpu", 2, RANKS)
-INITIAL_BATCH, MAX_BATCH, LOCAL_BATCHES = 8, 128, (2, 32)
-TIMED = (4, 12, 32)
+INITIAL_BATCH = 8
 TIMES = 12
-"""Micro-batches of which steps are timed before, and how many."""
-DECIDED_EVERY = 20
-WINDOW_SAMPLES = 512
+"""Steps that are timed before, at each micro-batch."""
+DECIDED_EVERY = 10
 MOST_STEPS = 1_000
 """After which a way counts as never done."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """What is trained, and until when. max_batch: of a step; local_batches: least and most of a rank. timed: the
+    micro-batches of which steps are timed before. loss: the mean over the last window_samples.
+    """
+
+    job: TrainingJob
+    loss: float
+    window_samples: int
+    max_batch: int
+    local_batches: tuple[int, int]
+    timed: tuple[int, ...]
+
+
+COURSES = {
+    "mlp": Course(
+        Mlp(width=512, depth=3, features=128, classes=32, learning_rate=2e-3), 1.0, 1024, 256, (2, 128), (4, 32, 128)
+    ),
+    "gpt": Course(Gpt(hidden=256, depth=6, vocabulary=2048, learning_rate=5e-4), 1.5, 512, 128, (2, 32), (4, 12, 32)),
+    "short": Course(
+        Gpt(hidden=256, depth=6, tokens=8, vocabulary=2048, learning_rate=5e-4), 1.5, 1024, 256, (2, 128), (4, 32, 128)
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -73,11 +100,11 @@ class Known:
     codecs: dict[str, tuple[float, ...]]
 
 
-def know(job: Gpt, rank: int) -> Known:
+def know(course: Course, rank: int) -> Known:
     """Measures, as the executor does; both ranks are told what rank 0 saw."""
-    trainer = Trainer(job, PlanMessage(data=RANKS, micro_batch=TIMED[0]))
+    trainer = Trainer(course.job, PlanMessage(data=RANKS, micro_batch=course.timed[0]))
     steps = []
-    for micro_batch in TIMED:
+    for micro_batch in course.timed:
         trainer.retune(micro_batch, 1)
         trainer.step(0)
         taken, exchanged = [], []
@@ -96,7 +123,9 @@ def know(job: Gpt, rank: int) -> Known:
     return known
 
 
-def task_of(known: Known, layers: list[tuple[str, int, int]], way: str) -> tuple[SynergyTask, ModelExchange | None]:
+def task_of(
+    course: Course, known: Known, layers: list[tuple[str, int, int]], way: str
+) -> tuple[SynergyTask, ModelExchange | None]:
     """The task of a way, and what its offers stand for."""
     mode, compressor = WAYS[way]
     sizes = LayerSizes.of_shapes([each[1:] for each in layers])
@@ -104,7 +133,14 @@ def task_of(known: Known, layers: list[tuple[str, int, int]], way: str) -> tuple
     exchange = exchange_of(sizes, mode, compressor, codecs=codecs)
     kind = SHAPE.gpu_type
     spec = JobSpec(
-        "gpt", INITIAL_BATCH, MAX_BATCH, INITIAL_BATCH, RANKS, {kind: LOCAL_BATCHES}, {kind: 1.0}, exchange=exchange
+        "job",
+        INITIAL_BATCH,
+        course.max_batch,
+        INITIAL_BATCH,
+        RANKS,
+        {kind: course.local_batches},
+        {kind: 1.0},
+        exchange=exchange,
     )
     pool = Observations()
     task = (SynergyTask if exchange is None else ExchangingTask)(spec, pool, shared=False, declares=False)
@@ -118,6 +154,7 @@ def task_of(known: Known, layers: list[tuple[str, int, int]], way: str) -> tuple
 class Run:
     """One way from one seed. plan: as the core has it."""
 
+    course: Course
     way: str
     seed: int
     trainer: Trainer
@@ -133,12 +170,12 @@ class Run:
     @property
     def loss(self) -> float:
         """Mean over the last samples; inf before there are so many."""
-        total, left = 0.0, WINDOW_SAMPLES
+        total, left = 0.0, self.course.window_samples
         for batch, loss in reversed(self.losses):
             part = min(batch, left)
             total, left = total + part * loss, left - part
             if not left:
-                return total / WINDOW_SAMPLES
+                return total / self.course.window_samples
         return float("inf")
 
     @property
@@ -146,7 +183,12 @@ class Run:
         """Whether it takes no more steps."""
         return len(self.losses) >= MOST_STEPS
 
-    def step(self, rule: Any) -> None:
+    @property
+    def arrived(self) -> bool:
+        """Whether the loss is low enough."""
+        return self.loss <= self.course.loss
+
+    def step(self) -> None:
         """One step, on its clock, after both ranks have met."""
         number = self.progress.step
         if number % DECIDED_EVERY == 0:
@@ -155,21 +197,10 @@ class Run:
         began_s = time.perf_counter()
         batch = self.trainer.plan.global_batch
         known = noise.statistics(self.progress)
-        rate = learning_rate.factor(rule, batch, INITIAL_BATCH, known)
+        rate = learning_rate.factor(self.course.job.learning_rate_rule, batch, INITIAL_BATCH, known)
         result = self.trainer.step(self.seed * MOST_STEPS + number, rate=rate)
         self.seconds += time.perf_counter() - began_s
-        squares = result.squares
-        if squares is not None and squares.small is not None:
-            noise.observe(
-                self.progress,
-                squares.small,
-                squares.small_batch,
-                squares.big,
-                squares.big_batch,
-                initial_batch=INITIAL_BATCH,
-                distorted=squares.distorted,
-                replicas=squares.replicas,
-            )
+        noise.observe_step(self.progress, result.squares, INITIAL_BATCH)
         self.progress.step += 1
         self.samples += batch
         self.losses.append((batch, result.loss))
@@ -203,24 +234,25 @@ class Run:
             self.trainer.retune(self.plan.micro_batch, self.plan.accumulation, told)
 
 
-def race(job: Gpt, known: Known, ways: list[str], seed: int, target: float) -> list[dict[str, Any]]:
+def race(course: Course, known: Known, ways: list[str], seed: int) -> list[dict[str, Any]]:
     """Every way from one seed until the loss, step by step in turn."""
     start = PlanMessage(data=RANKS, micro_batch=INITIAL_BATCH // RANKS)
     running, found = [], []
     for way in ways:
-        trainer = Trainer(job, start, seed=seed)
-        task, exchange = task_of(known, layers_of(trainer.parts), way)
-        running.append(Run(way, seed, trainer, task, exchange, Plan(data=RANKS, micro_batch=start.micro_batch)))
+        trainer = Trainer(course.job, start, seed=seed)
+        task, exchange = task_of(course, known, layers_of(trainer.parts), way)
+        plan = Plan(data=RANKS, micro_batch=start.micro_batch)
+        running.append(Run(course, way, seed, trainer, task, exchange, plan))
     while running:
         for each in running:
-            each.step(job.learning_rate_rule)
-        for each in [each for each in running if each.loss <= target or each.ended]:
+            each.step()
+        for each in [each for each in running if each.arrived or each.ended]:
             running.remove(each)
             found.append(
                 {
                     "way": each.way,
                     "seed": seed,
-                    "seconds": each.seconds if each.loss <= target else float("inf"),
+                    "seconds": each.seconds if each.arrived else float("inf"),
                     "steps": len(each.losses),
                     "samples": each.samples,
                     "plans": each.plans,
@@ -249,26 +281,29 @@ def show(found: list[dict[str, Any]], known: Known, target: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("course", nargs="?", default="short", choices=list(COURSES))
     parser.add_argument("--gbps", type=float, default=1.0)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--loss", type=float, default=1.5)
+    parser.add_argument("--loss", type=float, help="in place of the course's own")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rank = slow_link.enter(options.gbps)
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    job = Gpt(hidden=256, depth=6, vocabulary=2048, learning_rate=5e-4)
+    course = COURSES[options.course]
+    if options.loss is not None:
+        course = replace(course, loss=options.loss)
     slow_link.join(rank)
-    known = know(job, rank)
+    known = know(course, rank)
     found = []
     for seed in range(options.seeds):
-        found += race(job, known, options.ways, seed, options.loss)
+        found += race(course, known, options.ways, seed)
         if rank == 0:
             told = (f"{each['way']} {each['seconds']:.1f} s" for each in found if each["seed"] == seed)
             print(f"seed {seed}: {', '.join(told)}", file=sys.stderr, flush=True)
     if rank == 0:
-        show(found, known, options.loss)
+        show(found, known, course.loss)
         if options.json:
             options.json.write_text(json.dumps({"known": known.steps, "runs": found}))
     distributed.destroy_process_group()

@@ -47,7 +47,7 @@ from synergy_exec.training import noise
 from synergy_exec.training.compression.exchange import MEASURED_EVERY
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.progress import Progress
-from synergy_exec.training.trainer import StepResult, Trainer
+from synergy_exec.training.trainer import Trainer
 
 RANKS = 2
 JOBS: dict[str, tuple[TrainingJob, int]] = {
@@ -76,7 +76,7 @@ def train(job: str, compressor: str, seed: int, steps: int) -> dict[str, Any]:
         if gradients is not None and number % MEASURED_EVERY == 0:
             gradients.measure()
     for each in results:
-        _observe(progress, each, RANKS * micro_batch)
+        noise.observe_step(progress, each.squares, RANKS * micro_batch)
     assert trainer.exchange is not None
     exchanged = [each.exchanged for each in results if each.exchanged is not None]
     shown = [tuple(each.totals.tolist()) for each in exchanged if each.totals is not None]
@@ -115,21 +115,6 @@ class OwnGradients:
     def errors(self) -> dict[str, float]:
         """Means of eps² over the measured steps, by compressor."""
         return {name: statistics.mean(each) for name, each in self._found.items()}
-
-
-def _observe(progress: Progress, result: StepResult, batch: int) -> None:
-    seen = result.squares
-    if seen is not None and seen.small is not None:
-        noise.observe(
-            progress,
-            seen.small,
-            seen.small_batch,
-            seen.big,
-            seen.big_batch,
-            initial_batch=batch,
-            distorted=seen.distorted,
-            replicas=seen.replicas,
-        )
 
 
 def rank(number: int, store: str, cases: list[tuple[str, str, int, int]], out: str) -> None:

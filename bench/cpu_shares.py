@@ -32,7 +32,7 @@ from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Launch, PlanMessage, Report
 from synergy_exec.nodes.runs import Run
-from synergy_exec.profiling.candidates import Data
+from synergy_exec.profiling.finder import Data
 from synergy_exec.profiling.input import measured_input
 from synergy_exec.profiling.testbed import RunOnTestbed, Testbed, testbed
 from synergy_exec.settings import Settings

@@ -67,7 +67,15 @@ def run(*words: str) -> str:
 def main() -> None:
     for name, keys in WORKLOADS.items():
         with tempfile.TemporaryDirectory() as folder:
-            run("synergy_sim", "+trace=philly", "truth.measured=false", f"results_dir={folder}", *keys)
+            run(
+                "synergy_sim",
+                "+trace=philly",
+                "trace.gpu_type=null",
+                "same_information=false",
+                "truth.measured=false",
+                f"results_dir={folder}",
+                *keys,
+            )
             for events in sorted(Path(folder).rglob("events.parquet")):
                 rounds = pd.read_parquet(events.with_name("rounds.parquet"))
                 rounds = rounds.drop(columns="decision_s")

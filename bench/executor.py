@@ -1,4 +1,4 @@
-"""What carrying decisions out cost in a finished run: `python bench/executor.py results/demo/synergy-0.work`."""
+"""What carrying decisions out cost in a finished run: `python bench/executor.py results/demo/latest/synergy-0.work`."""
 
 from __future__ import annotations
 

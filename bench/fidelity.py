@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import mean
 
 import executor
+import make_demo
 import numpy as np
 from scipy.stats import kendalltau
 
@@ -27,7 +28,7 @@ from synergy_core.planner.plan import Plan
 from synergy_exec.overheads import overheads
 from synergy_runs.atomic import atomic_file
 from synergy_runs.profiles import read_profile, write_profile
-from synergy_runs.stored import StoredRun, read_run
+from synergy_runs.stored import StoredRun, find_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "fidelity.md"
@@ -35,6 +36,8 @@ POLICIES = ("fifo", "sia+plans", "synergy")
 CROWDED = 20
 """Times as dense as in the trace: all of it within a few seconds."""
 GOAL_MEAN, GOAL_JOB = 0.05, 0.10
+SLOTS, PROFILE_S = 4, 240.0
+"""Of the demo; and how long its models are measured each time, at most."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +78,12 @@ def main() -> int:
         write_profile(mean_profile(profiles[repeat : repeat + 2]), between)
         simulated = simulate(given.trace, given.policies, between, folder / f"simulated-{repeat}")
         for policy in given.policies:
-            real = folder / f"real-{repeat}" / given.trace / f"{policy}-0"
-            found.append(compared(policy, read_run(real), read_run(simulated / f"{policy}-0")))
+            found.append(compared(policy, newest(folder / f"real-{repeat}", policy), newest(simulated, policy)))
     alone = [
         simulate(given.trace, given.policies, profile_path(folder, each), folder / f"simulated-by-{each}")
         for each in range(len(profiles))
     ]
-    guesses = {policy: [mean_jct_s(read_run(each / f"{policy}-0")) for each in alone] for policy in given.policies}
+    guesses = {policy: [mean_jct_s(newest(each, policy)) for each in alone] for policy in given.policies}
     last, policy = done[-1], given.policies[-1]
     run_for_real(given.trace, policy, folder / "losses", profile_path(folder, last + 1))
     run_for_real(given.trace, policy, folder / "crowded", profile_path(folder, last + 1), f"load={CROWDED}")
@@ -141,7 +143,8 @@ def profile_path(folder: Path, repeat: int) -> Path:
 def measure(path: Path, seconds: float) -> None:
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        typed("synergy_exec", "profile", "--out", path, "--seconds", seconds, "--quiet")
+        longest = (f"backend.options.slots={SLOTS}", f"profile_s={PROFILE_S}")
+        typed("synergy_exec", "profile", *make_demo.STEP_S, "--out", path, "--seconds", seconds, "--quiet", *longest)
 
 
 def simulate(trace: str, policies: list[str], profile: Path, into: Path) -> Path:
@@ -149,6 +152,7 @@ def simulate(trace: str, policies: list[str], profile: Path, into: Path) -> Path
     typed(
         "synergy_sim",
         f"+trace={trace}",
+        "same_information=false",
         "testbed=executor",
         f"truth.profile={profile}",
         "cluster.gpu_type=cpu",
@@ -156,7 +160,12 @@ def simulate(trace: str, policies: list[str], profile: Path, into: Path) -> Path
         f"results_dir={into}",
         "figures=false",
     )
-    return into / trace
+    return into
+
+
+def newest(folder: Path, policy: str) -> StoredRun:
+    """The newest run of the policy below the folder."""
+    return next(run for run in find_runs(folder) if run.policy == policy)
 
 
 def mean_profile(profiles: list[Profile]) -> Profile:
@@ -190,7 +199,7 @@ def typed(module: str, *arguments: object) -> None:
 
 
 def run_for_real(trace: str, policy: str, into: Path, profile: Path, *more: str) -> None:
-    if (into / trace / f"{policy}-0" / "summary.json").is_file():
+    if into.is_dir() and any(into.rglob(f"{policy}-0/summary.json")):
         return
     typed(
         "synergy_exec",

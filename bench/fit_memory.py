@@ -26,7 +26,7 @@ from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.measurements._table import read_table
 from synergy_core.planner.families import mixture, transformer
 from synergy_core.planner.machine import Machine
-from synergy_core.planner.memory import FRAGMENTATION, USABLE, Memory, memory
+from synergy_core.planner.memory import FRAGMENTATION, VISIBLE, Memory, memory
 from synergy_core.planner.plan import RISING, Plan, Recompute, plans_of
 from synergy_core.planner.software import Software
 
@@ -249,7 +249,7 @@ def must_fit(report: Report) -> None:
         for size in sizes:
             memories = [1e9 * (size or number(row, "gpu_mem_gb", 0)) for row in rows]
             fit = np.array([each.fits(machine(memories)) for each in told]).any(axis=0)  # type: ignore[arg-type]
-            share = np.min([(each.total + each.outside) / (USABLE * np.array(memories)) for each in told], axis=0)
+            share = np.min([(each.total + each.outside) / (VISIBLE * np.array(memories)) for each in told], axis=0)
             kind = f"{memories[0] / 1e9:.0f} GB"
             print(f"{name:<34}{kind:>7}{len(rows):>5}{int((~fit).sum()):>9}  {share.max():.2f}")
             report.append(

@@ -1,8 +1,9 @@
 """Writes traces/demo.csv, the jobs of `python -m synergy_exec +trace=demo`: `python bench/make_demo.py`.
 
-Drawn, with a fixed seed, so that two CPU cores have work for two to three minutes and not quite enough of it: jobs
-that ask for one slot about fill both, sometimes several wait and sometimes one could have both, so that batch, slots
-and plans change while jobs run. Nobody's log stands behind it.
+Drawn, with a fixed seed, so that four slots on two CPU cores have work for about three minutes: one job of each model
+within seconds, then pairs, a long job and soon a short one beside it: the long one has all slots, then two, then all
+again, so that batches, slots and plans change while jobs run. Each model is one for which another kind of plan is the
+fastest, or the only one that fits (conf/jobs). Nobody's log stands behind it.
 """
 
 from __future__ import annotations
@@ -14,28 +15,43 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-SEED = 24
-JOBS = 22
-MEAN_GAP_S = 7.0
-LEAST_S, MOST_S = 5.0, 14.0
-"""Of training on one slot at the initial batch."""
-STEP_S = {"cnn": 0.020, "gpt": 0.050, "mlp": 0.120}
-"""Of a step at the initial batch on one core of an AMD EPYC, about: only so that no model's jobs are the long ones."""
-TWO_SLOTS_FRACTION = 0.25
+SEED = 3
+"""Of six the one under which, simulated with guessed step times, plans changed most often."""
+LONG, SHORT = {"gpt": 4, "mlp": 6}, {"cnn": 5, "texts": 4, "mlp": 1}
+"""How many jobs of each model: first of a pair, and second."""
+PAIR_S, WITHIN_S, FIRST_S = (13.0, 18.0), (3.0, 5.0), 1.5
+"""From one pair to the next, within it, and between the first four jobs: least and most."""
+LONG_S, SHORT_S = (22.0, 36.0), (4.0, 6.0)
+"""Of training at the initial batch on as many slots as a job asks for, as data-parallel replicas: least and most."""
+STEP_S = {
+    "cnn": {1: 0.050, 2: 0.037},
+    "gpt": {1: 0.190, 2: 0.150},
+    "mlp": {1: 0.170, 2: 0.130},
+    "texts": {2: 0.500},
+}
+"""Of such a step on slots that share two cores of an AMD EPYC, about: so that no model's jobs are the long ones."""
+TWO_SLOTS_FRACTION = 0.4
 COLUMNS = ("submit_s", "model", "iterations", "job", "gpus")
 
 
 def rows() -> list[tuple[float, str, int, str, int]]:
     """The jobs in order of arrival, as in COLUMNS; iterations are at the model's initial batch."""
     random = np.random.default_rng(SEED)
-    submit_s = np.concatenate([[0.0], np.cumsum(random.exponential(MEAN_GAP_S, JOBS - 1))])
-    models = [list(STEP_S)[each] for each in random.permutation(np.arange(JOBS) % len(STEP_S))]
-    long_s = random.uniform(LEAST_S, MOST_S, JOBS)
-    slots = 1 + (random.random(JOBS) < TWO_SLOTS_FRACTION)
-    return [
-        (round(float(at_s), 1), model, round(float(took_s / STEP_S[model] / 10)) * 10, f"{model}-{job:02}", int(wide))
-        for job, (at_s, model, took_s, wide) in enumerate(zip(submit_s, models, long_s, slots, strict=True))
-    ]
+    jobs = [(FIRST_S * place, model, SHORT_S) for place, model in enumerate(STEP_S)]
+    longs, shorts = (
+        random.permutation([model for model, count in each.items() for _ in range(count)]) for each in (LONG, SHORT)
+    )
+    at_s = jobs[-1][0]
+    for long, short in zip(longs, shorts, strict=True):
+        at_s += random.uniform(*PAIR_S)
+        jobs += [(at_s, str(long), LONG_S), (at_s + random.uniform(*WITHIN_S), str(short), SHORT_S)]
+    made = []
+    for job, (submit_s, model, between_s) in enumerate(jobs):
+        wide, takes_s = random.random() < TWO_SLOTS_FRACTION, random.uniform(*between_s)
+        slots = 2 if wide or 1 not in STEP_S[model] else 1
+        iterations = max(10, round(takes_s / STEP_S[model][slots] / 10) * 10)
+        made.append((round(submit_s, 1), model, iterations, f"{model}-{job:02}", slots))
+    return made
 
 
 def main() -> None:

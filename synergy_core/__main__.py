@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 from synergy_core import commands
 from synergy_core.errors import InputError
+from synergy_core.exits import run
 from synergy_core.modules import modules_of
-from synergy_core.pipes import piped
+from synergy_core.parser import Parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; 0 if it did what was asked, 2 for input that cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m synergy_core", description=__doc__)
+    parser = Parser(prog="python -m synergy_core", description=__doc__)
     choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     runs = {}
     for module in modules_of(commands.__name__):
@@ -36,4 +37,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(piped(main))
+    run("error", main, interrupted="what was to be written is there whole or not at all.")

@@ -7,17 +7,22 @@ lose nothing when they are stopped, and train in proportion to their GPUs.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.record import NEVER, Placed, gpus_in
-from synergy_core.policies import Policy, SharingPolicy, check
+from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy, check
 from synergy_core.policies._cases import MACHINES, TENANTS, Known, spec_of
 from synergy_core.policies._check import Broken, attributed, try_on
+from synergy_core.policies._faults import attributed_to, check_key
+from synergy_core.policies._reads import samples
 from synergy_core.scheduler import Scheduler, scheduler_for
+from synergy_core.state.views import through
 from synergy_core.units import GB, grid_ceil, on_grid
 
 JOBS = (1, 3, 8)
@@ -63,6 +68,30 @@ def conforms(policy: Policy) -> None:
     for machines in map(_with_hosts, MACHINES) if isinstance(policy, SharingPolicy) else MACHINES:
         for jobs in JOBS:
             try_on(_random(machines, jobs), _twice, policy)
+
+
+def check_keys(policy: Policy) -> None:
+    """Raises InputError, with the file and the line, where an order's key of a job is nothing that orders jobs."""
+    order = policy.order if isinstance(policy, SharingPolicy) else policy
+    if not isinstance(order, OrderingPolicy):
+        return
+    for job in samples():
+        try:
+            key = through(order.view, order.key)(job)
+        except Exception:  # a sample may not suit it: what it raises of real jobs is said as it runs
+            return
+        check_key(policy.name, order.key, key)
+
+
+def attributed_to_policy(policy: Policy) -> AbstractContextManager[None]:
+    """What is raised within is said of the policy where the policy is at fault, with the file and the line of it."""
+    order = policy.order if isinstance(policy, SharingPolicy) else policy
+    own: tuple[Callable[..., Any] | None, ...]
+    if isinstance(order, OrderingPolicy):
+        own = (order.key, order.next_change, order.begins_anew, order.words)
+    else:
+        own = (order.allocate, order.rank, order.line)
+    return attributed_to(policy.name, tuple(each for each in own if each is not None), lambda: conforms(policy))
 
 
 def _with_hosts(machines: Cluster) -> Cluster:

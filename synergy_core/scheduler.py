@@ -36,6 +36,9 @@ class Scheduler(Protocol):
     def evicted(self, job: Job, now_s: float) -> None:
         """A running job has lost its GPUs unasked: it holds nothing from now on, and waits. No `requeue` follows."""
 
+    def respecified(self, job: Job) -> None:
+        """What is known of the job's model before it trains has changed: it has another spec."""
+
     def refresh(self, jobs: Iterable[Job]) -> None:
         """The jobs have reported something new and want to know what to make of it."""
 

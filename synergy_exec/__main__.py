@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
+from synergy_core import exits
 from synergy_core.errors import InputError
-from synergy_runs import exits
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -25,35 +26,26 @@ def main() -> None:
 
 
 def _require_extra() -> None:
-    missing = [each for each in ("torch", "aiohttp") if importlib.util.find_spec(each) is None]
+    missing = [each for each in ("torch", "aiohttp", "prometheus_client") if importlib.util.find_spec(each) is None]
     if missing:
         raise InputError(f"{' and '.join(missing)} is not installed here; type: pip install -e '.[exec]'")
 
 
 def _main() -> None:
     from synergy_core import __version__
-    from synergy_exec.commands import jobs
+    from synergy_core.modules import module_names
+    from synergy_exec import commands
+    from synergy_exec.commands import _asking
 
     arguments = sys.argv[1:]
-    if arguments and arguments[0] in jobs.COMMANDS:
-        jobs.main(arguments[0], arguments[1:])
+    if arguments and arguments[0] in _asking.COMMANDS:
+        _asking.main(arguments[0], arguments[1:])
         return
-    if arguments and arguments[0] == "profile":
-        _require_extra()
-        from synergy_exec.commands import profile
-
-        profile.main(arguments[1:])
-        return
-    if arguments and arguments[0] == "verify":
-        _require_extra()
-        from synergy_exec.commands import verify
-
-        sys.exit(verify.main(arguments[1:]))
-    if arguments and arguments[0] == "tensorboard":
-        from synergy_exec.commands import tensorboard
-
-        tensorboard.main(arguments[1:])
-        return
+    if arguments and arguments[0] in module_names(commands.__name__):
+        command = importlib.import_module(f"{commands.__name__}.{arguments[0]}")
+        if getattr(command, "TRAINS", False):
+            _require_extra()
+        sys.exit(command.main(arguments[1:]))
     if any(each in ("--help", "-h") for each in arguments):
         from synergy_exec.usage import usage
 
@@ -61,6 +53,12 @@ def _main() -> None:
         return
     if "--version" in arguments:
         print(__version__)
+        return
+    if arguments and arguments[0].startswith("--completion="):
+        from synergy_exec.program import EXECUTOR
+        from synergy_runs.completion import completion
+
+        print(completion(EXECUTOR, arguments[0]), end="")
         return
     _require_extra()
     from synergy_exec.program import EXECUTOR

@@ -2,37 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
+from synergy_exec.tls import AUTHORITY, trusting
+from synergy_exec.works import once
+from synergy_runs.atomic import atomic_file
 
 PATIENCE_S = 10.0
+LONG_S = 600.0
+"""For what is made when it is asked for, such as a file of weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """One controller. url: without a path. token: what it takes."""
+    """One controller. url: without a path. token: what it takes. authority: a file of certificates to trust, or ""."""
 
     url: str
     token: str
+    authority: str = ""
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON of the controller's answer. Raises InputError with its own sentence, or why there is no answer."""
+        with self._answered(method, path, body, PATIENCE_S) as answer:
+            return json.loads(answer.read())
+
+    def fetch(self, path: str, out: Path) -> None:
+        """Writes the body of an answer that may be long in coming to a file. Raises InputError likewise."""
+        with self._answered("GET", path, None, LONG_S) as answer, atomic_file(out) as partial, partial.open("wb") as to:
+            shutil.copyfileobj(answer, to)
+            if answer.length:
+                raise InputError(f"{self.url}: the answer was cut off, {answer.length:,} bytes before its end.")
+
+    @contextlib.contextmanager
+    def _answered(self, method: str, path: str, body: Any, patience_s: float) -> Iterator[Any]:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
         try:
             # The controller is on this machine, or named by the user; a proxy knows nothing of it.
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            with opener.open(request, timeout=PATIENCE_S) as answer:
-                return json.loads(answer.read())
+            handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+            if self.url.startswith("https:"):
+                handlers.append(urllib.request.HTTPSHandler(context=trusting(self.authority)))
+            opener = urllib.request.build_opener(*handlers)
+            with opener.open(request, timeout=patience_s) as answer:
+                yield answer
+        except InputError:
+            raise
         except urllib.error.HTTPError as error:
             raise InputError(_sentence(error)) from None
         except (urllib.error.URLError, TimeoutError, ConnectionError, ValueError) as error:
@@ -48,10 +74,13 @@ def _sentence(error: urllib.error.HTTPError) -> str:
 
 
 def client_for(folder: Path, url: str | None) -> Client:
-    """The controller below `folder`, or at `url` with the token of the one below `folder`, or in SYNERGY_TOKEN."""
-    token = os.environ.get("SYNERGY_TOKEN", "")
+    """The controller below `folder`, or at `url` with the token of the one below `folder`, or in SYNERGY_TOKEN.
+
+    Trusted is the file that SYNERGY_AUTHORITY names, else what the controller below `folder` says.
+    """
+    token, authority = os.environ.get("SYNERGY_TOKEN", ""), os.environ.get(AUTHORITY, "")
     if url is not None and token:
-        return Client(url.rstrip("/"), token)
+        return Client(url.rstrip("/"), token, authority)
     found = _controllers(folder)
     if not found:
         raise InputError(
@@ -66,7 +95,12 @@ def client_for(folder: Path, url: str | None) -> Client:
         token = (path / "token").read_text(encoding="utf-8").strip()
     except OSError as error:
         raise InputError(f"{path / 'token'}: the token cannot be read ({error.strerror}).") from error
-    return Client((url or values["url"]).rstrip("/"), token)
+    return Client((url or values["url"]).rstrip("/"), token, authority or values.get("authority", ""))
+
+
+def running(folder: Path) -> bool:
+    """Whether a controller runs below the folder."""
+    return bool(_controllers(folder))
 
 
 def _controllers(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
@@ -74,11 +108,8 @@ def _controllers(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     from synergy_exec.controller.processes import lives
 
     found = []
-    for path in [
-        *folder.glob("controller.json"),
-        *folder.glob("*/controller.json"),
-        *folder.glob("*/*/controller.json"),
-    ]:
+    for work in once((folder, *folder.glob("*"), *folder.glob("*/*"))):
+        path = work / "controller.json"
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             elsewhere = values["host"] != os.uname().nodename

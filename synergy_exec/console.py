@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from synergy_core.goodput.efficiency import gain
 from synergy_core.units import format_duration
 from synergy_exec.controller.api import shown
 from synergy_exec.controller.controller import Controller
 from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.jobs import ExecutedJob
+from synergy_exec.plain import plain
 
 EVERY_S = 1.0
 MOST_ROWS = 30
@@ -74,9 +74,9 @@ def table(controller: Controller) -> Text:
 
 def _row(execution: Execution, job: ExecutedJob) -> tuple[str, ...]:
     seen, values = job.seen, shown(execution, job)
-    goodput = _goodput(job, values["batch"])
+    goodput = job.goodput(values["batch"])
     return (
-        job.name,
+        plain(job.name),
         job.state,
         f"{job.held_gpus or '–'} of {job.gpus}",
         _trained(values),
@@ -94,12 +94,3 @@ def _trained(values: dict[str, Any]) -> str:
     if values["plan"] is None:
         return "–"
     return values["plan"] if values["compressor"] == "none" else f"{values['plan']} {values['compressor']}"
-
-
-def _goodput(job: ExecutedJob, batch: int | None) -> float:
-    """Iterations at the initial batch per second, NaN while nothing was reported or nothing runs."""
-    seen = job.seen
-    if not batch or not seen.step_s:
-        return math.nan
-    known = seen.statistics
-    return (gain(batch / job.file.initial_batch, *known) if known else 1.0) / seen.step_s

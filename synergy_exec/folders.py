@@ -1,9 +1,11 @@
 """Where a command's runs lie. What has been trained is never deleted: a run that has ended keeps its folders.
 
-    results/demo/synergy-0      synergy-0.work      results, and beside them the journal, the checkpoints, the logs
-    results/demo/synergy-0.2    synergy-0.2.work    of the same command, typed again when the first had ended
+    results/demo/synergy-0.work      the journal, the checkpoints, the logs of a run, under way or ended
+    results/demo/synergy-0.2.work    of the same command, typed again when the first had ended
+    results/demo/2026-11-23_07-02-13/synergy-0    the results of one of them; synergy-0.work beside it leads to it
 
-A work folder belongs to one process at a time, by a lock that goes with the process, whatever the way it ends.
+A work folder belongs to one process at a time: on one machine by a lock that goes with the process, whatever the way it
+ends; between machines by a number (`controller.owner`), since not every file system keeps locks between them.
 """
 
 from __future__ import annotations
@@ -14,58 +16,90 @@ import glob
 import json
 import os
 import re
-import socket
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from synergy_core.errors import InputError
-from synergy_exec.controller import processes
+from synergy_exec import job_folder
+from synergy_exec.changeable import lasting
+from synergy_exec.controller import owner
 from synergy_exec.controller.journal import Journal
+from synergy_exec.settings import Settings
 from synergy_runs.filing import same_run
+from synergy_runs.settings import defaults
 
 LOCK = "lock"
 WORK = ".work"
 
 
 class Place(NamedTuple):
-    """A run's two folders."""
+    """A run's two folders. results: of one that was filed, or is under way; None where there is no place for them yet,
+    or a person has removed it.
+    """
 
-    results: Path
+    results: Path | None
     work: Path
 
 
 Places = dict[str, tuple[Place, bool]]
 """By policy: where its run goes, and whether that is done already."""
+RESULTS = "results"
+"""In a journal: where results are, from the folder that the work folder lies in."""
 State = Literal["free", "under way", "done", "taken"]
 """What a place holds, for a run with certain settings. free: nothing. under way, done: that very run, which is filed
 when it is done. taken: another run, which has ended."""
 
 
-def newest(base: Path) -> Place:
-    """The last of the runs that are filed as `base`, `base.2`, …; the first where there is none."""
+def newest(base: Path) -> Path:
+    """The last of the work folders `base.work`, `base.2.work`, …; the first where there is none."""
     return _numbered(base, _last(base))
 
 
-def claimed(bases: Mapping[str, Path], settings: Mapping[str, dict[str, Any]], held: contextlib.ExitStack) -> Places:
+def results_of(work: Path, meta: Mapping[str, Any]) -> Path | None:
+    """Where the results of the run in that work folder are, or will be, by its journal's `meta`; None where nowhere.
+
+    Without a word of it they are beside it, as before there were folders of runs.
+    """
+    work = work.resolve() if work.is_symlink() else work
+    said = meta.get(RESULTS)
+    results = work.parent / (said or work.name.removesuffix(WORK))
+    return results if results.parent.is_dir() and (said or results.is_dir()) else None
+
+
+def claimed(
+    bases: Mapping[str, Path],
+    settings: Mapping[str, dict[str, Any]],
+    held: contextlib.ExitStack,
+    *,
+    anew: bool = True,
+) -> Places:
     """Where each policy's run goes, and whether it is done already; its settings stand in its journal then.
 
     Where the same command was broken off before, what is done stays done and the rest goes on; where it had ended,
     every run gets a place of its own, which is said. bases: `<policy>-<seed>`, by policy. settings: by policy.
-    held: what gives the places free again. Raises InputError for a place that a process works in, and for a run under
-    way with other settings.
+    held: what gives the places free again. anew: whether it may begin anew; else what has ended is an error. Raises
+    InputError for a place that a process works in, and for a run under way with other settings.
     """
-    places = {name: newest(base) for name, base in bases.items()}
-    states = {name: _taken(place, settings[name], held) for name, place in places.items()}
+    works = {name: newest(base) for name, base in bases.items()}
+    states = {name: _taken(work, settings[name], held) for name, work in works.items()}
     again = all(state == "done" for state in states.values())
+    if not anew and (again or "taken" in states.values()):
+        ended = ", ".join(map(str, works.values()))
+        raise InputError(
+            f"{ended}: it has ended; there is nothing to go on with. A job of it that failed waits again with python "
+            "-m synergy_exec retry JOB; the command that began it begins another run."
+        )
+    places: dict[str, Place] = {}
     for name, base in bases.items():
         if again or states[name] == "taken":
-            places[name], states[name] = _next(base, places[name], held), "free"
+            works[name], states[name] = _next(base, works[name], held), "free"
+        journal = Journal(works[name] / "journal.sqlite")
         if states[name] != "done":
-            journal = Journal(places[name].work / "journal.sqlite")
             journal.set_meta("settings", _plain(settings[name]))
-            journal.close()
+        places[name] = Place(results_of(works[name], journal.meta()), works[name])
+        journal.close()
     return {name: (places[name], states[name] == "done") for name in bases}
 
 
@@ -73,50 +107,30 @@ def claimed(bases: Mapping[str, Path], settings: Mapping[str, dict[str, Any]], h
 def lock(work: Path) -> Iterator[None]:
     """Makes the folder, and keeps others out of it until the block ends, or this process does, even by SIGKILL.
 
-    Its file `lock` says who has it, or had it last. Raises InputError, which says that too.
+    Raises InputError, which says who has it.
     """
     try:
-        work.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(work / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(work / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise InputError(
             f"results_dir: {work} cannot be written ({error.strerror}). Name another place with results_dir=DIR."
         ) from error
     try:
-        holder = _holder(work / LOCK)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            # On a file system without locks what stands in the file must do.
-            if isinstance(error, BlockingIOError) or _lives(holder):
-                raise InputError(
-                    f"{work}: a controller runs here already, process {holder.get('pid', '?')} on "
-                    f"{holder.get('host', '?')}. Stop it, or name another place with results_dir=DIR."
-                ) from None
-        me = {"host": socket.gethostname(), "pid": os.getpid(), "began": processes.began(os.getpid())}
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, (json.dumps(me) + "\n").encode(), 0)
-        yield
+        except BlockingIOError:
+            raise InputError(owner.taken(work)) from None
+        except OSError:
+            pass  # a file system without locks: the number alone must do
+        with owner.owned(work):
+            yield
     finally:
         os.close(descriptor)
 
 
-def _holder(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return values if isinstance(values, dict) else {}
-
-
-def _lives(holder: Mapping[str, Any]) -> bool:
-    here = holder.get("host") == socket.gethostname()
-    return here and processes.lives(int(holder.get("pid", 0)), int(holder.get("began", 0)))
-
-
-def _numbered(base: Path, number: int) -> Place:
-    results = base if number == 1 else base.with_name(f"{base.name}.{number}")
-    return Place(results, results.with_name(results.name + WORK))
+def _numbered(base: Path, number: int) -> Path:
+    return base.with_name(f"{base.name}{'' if number == 1 else f'.{number}'}{WORK}")
 
 
 def _last(base: Path) -> int:
@@ -125,36 +139,47 @@ def _last(base: Path) -> int:
     return max([1, *(int(found[1]) for each in there if (found := form.fullmatch(each.name)))])
 
 
-def _next(base: Path, kept: Place, held: contextlib.ExitStack) -> Place:
-    place = _numbered(base, _last(base) + 1)
-    held.enter_context(lock(place.work))
-    checkpoints = f", with its checkpoints in {kept.work.name}" if kept.work.exists() else ""
-    print(f"{kept.results} is kept{checkpoints}; this run goes to {place.results}", file=sys.stderr)
-    return place
+def _next(base: Path, kept: Path, held: contextlib.ExitStack) -> Path:
+    work = _numbered(base, _last(base) + 1)
+    held.enter_context(lock(work))
+    print(f"{kept} has ended and is kept, with its results and checkpoints; this run goes to {work}", file=sys.stderr)
+    return work
 
 
-def _taken(place: Place, own: dict[str, Any], held: contextlib.ExitStack) -> State:
-    """What the place holds; its work folder, if there is one, is locked from now on."""
-    if place.results.exists() and not place.work.exists():
-        return "taken"
-    held.enter_context(lock(place.work))
-    path = place.work / "journal.sqlite"
+def _taken(work: Path, own: dict[str, Any], held: contextlib.ExitStack) -> State:
+    """What the place holds; it is locked from now on."""
+    held.enter_context(lock(work))
+    path = work / "journal.sqlite"
     if not path.is_file():
+        _check_nothing_is_forgotten(work)
         return "free"
     journal = Journal(path)
     meta, begun = journal.meta(), bool(journal.jobs())
     journal.close()
-    filed = bool(meta.get("written")) and (place.results / "summary.json").is_file()
+    results = results_of(work, meta)
+    filed = bool(meta.get("written")) and results is not None and (results / "summary.json").is_file()
     if not begun:
         return "free"
-    if same_run(meta.get("settings", own), _plain(own)):
+    # A key that the run's program did not have yet was then as it is by default.
+    usual = lasting(defaults(Settings))
+    before, now = ({**usual, **lasting(each)} for each in (meta.get("settings", own), _plain(own)))
+    if same_run(before, now):
         return "done" if filed else "under way"
     if filed or meta.get("over"):
         return "taken"
+    others = ", ".join(name for name in before if not same_run({name: before[name]}, {name: now.get(name)}))
     raise InputError(
-        f"{place.work} holds a run under way with other settings. Give those to go on with it, name another place with "
-        "results_dir=DIR, or remove that folder."
+        f"{work} holds a run under way with other settings ({others}). Give those to go on with it, name another "
+        "place with results_dir=DIR, or remove that folder."
     )
+
+
+def _check_nothing_is_forgotten(work: Path) -> None:
+    if any((folder / job_folder.DESCRIPTION).exists() for folder in job_folder.folders(work).values()):
+        raise InputError(
+            f"{work}: its journal is gone, and folders of jobs are in it. To make one of them and go on: "
+            f"python -m synergy_exec resume --salvage {work}"
+        )
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
-from collections.abc import Mapping
+import reprlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from synergy_core.catalog import yaml_fault
 from synergy_core.errors import InputError, unknown
+from synergy_exec.plain import MOST_SHOWN, plain
 
 _CLASS = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*")
 MOST_BYTES = 100_000
 """A job file beyond this is something else given by mistake."""
+MOST_NAME, MOST_CLASS = 200, 1_000
+"""Characters."""
+MOST_LEVELS = 20
+MOST_SAMPLES, MOST_WORK = 10**9, 1e15
+"""Of a batch, and iterations: arithmetic stays exact with room to spare."""
+MOST_MEMORY_GB = 1_000_000
+MOST_PRIORITY = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +38,12 @@ class JobFile:
     job_class: `package.module:Class` or `/path/file.py:Class`, a `TrainingJob`. arguments: of its constructor, by
     name. name: what observations are shared under, with class and arguments. initial_batch: samples a step at which
     its learning rate was tuned; max_batch: the largest it may use; batch: what policies without adaptation train at.
-    work: iterations at the initial batch until it is done. slots: asked for; adaptive policies choose.
+    work: iterations at the initial batch until it is done. slots: asked for; adaptive policies choose. weights: a file
+    with the state_dict that training begins with, safetensors or of torch.save; "": with what `build_model` draws.
+    memory_gb: what a rank may need of its slot's memory while it trains, Python and its libraries aside; plans that
+    were measured to need more are not used. 0: whatever there is.
+    user, virtual_cluster: whose it is and whose quota it counts against; "": nobody's. priority: for policies that
+    read it; the higher, the sooner.
     """
 
     job_class: str
@@ -37,6 +54,17 @@ class JobFile:
     arguments: dict[str, Any] = field(default_factory=dict)
     batch: int = 0
     slots: int = 1
+    weights: str = ""
+    memory_gb: float = 0.0
+    user: str = ""
+    virtual_cluster: str = ""
+    priority: int = 0
+
+    @property
+    def application(self) -> str:
+        """What jobs of one model have in common: name, class and arguments."""
+        arguments = json.dumps(self.arguments, sort_keys=True, default=str)
+        return f"{self.name} {self.job_class} {arguments}"
 
     def values(self) -> dict[str, Any]:
         """The job as in its YAML file, in plain values; `job_of` reads them back."""
@@ -53,28 +81,37 @@ _KEYS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "batch": (int, "a whole number of samples"),
     "work": ((int, float), "a number of iterations at the initial batch"),
     "slots": (int, "a whole number"),
+    "weights": (str, "the file of a state_dict"),
+    "memory_gb": ((int, float), "GB of a slot's memory, 0 for whatever there is"),
+    "user": (str, "the name of a user"),
+    "virtual_cluster": (str, "the name of a virtual cluster"),
+    "priority": (int, "a whole number"),
 }
 _REQUIRED = ("class", "initial_batch", "work")
 
 
 def read_job_file(path: Path) -> JobFile:
-    """The job in a YAML file; a path in `class` counts from the file's folder. Raises InputError."""
+    """The job in a YAML file; paths in `class` and `weights` count from the file's folder. Raises InputError."""
     try:
         if path.stat().st_size > MOST_BYTES:
             raise InputError(f"{path}: {path.stat().st_size:,} bytes; expected a job file of a few lines.")
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: the job file cannot be read ({error.strerror}).") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not YAML: {plain(yaml_fault(error))}.") from error
     job = job_of(values, str(path))
     where, _, name = job.job_class.rpartition(":")
     if where.endswith(".py"):
-        found = (path.parent / where).resolve()
-        if not found.is_file():
-            raise InputError(f"{path}: class: {found} is no file.")
-        job = dataclasses.replace(job, job_class=f"{found}:{name}")
-    return job
+        job = dataclasses.replace(job, job_class=f"{_beside(path, 'class', where)}:{name}")
+    return dataclasses.replace(job, weights=str(_beside(path, "weights", job.weights))) if job.weights else job
+
+
+def _beside(job_file: Path, key: str, given: str) -> Path:
+    found = (job_file.parent / given).resolve()
+    if not found.is_file():
+        raise InputError(f"{job_file}: {key}: {found} is no file.")
+    return found
 
 
 def job_of(values: Any, source: str) -> JobFile:
@@ -83,16 +120,19 @@ def job_of(values: Any, source: str) -> JobFile:
         raise InputError(f"{source}: expected a mapping with {', '.join(_REQUIRED)}; got {_shown(values)}.")
     for name, value in values.items():
         if name not in _KEYS:
-            raise unknown(f"key in {source}", str(name), _KEYS)
+            raise unknown(f"key in {source}", plain(str(name), MOST_SHOWN), _KEYS)
         kind, meaning = _KEYS[name]
         if not isinstance(value, kind) or isinstance(value, bool):
             raise InputError(f"{source}: {name}={_shown(value)}; expected {meaning}.")
     for name in _REQUIRED:
         if name not in values:
             raise InputError(f"{source}: {name} is missing; expected {_KEYS[name][1]}.")
+    _check_plain(values.get("arguments", {}), source)
+    if not (len(weights := values.get("weights", "")) <= MOST_CLASS and weights.isprintable()):
+        raise InputError(f"{source}: weights={_shown(weights)}; expected {_KEYS['weights'][1]}.")
     given = dict(values)
     job_class = given.pop("class")
-    if not _CLASS.fullmatch(job_class):
+    if not (_CLASS.fullmatch(job_class) and job_class.isprintable() and len(job_class) <= MOST_CLASS):
         raise InputError(f"{source}: class={_shown(job_class)}; expected {_KEYS['class'][1]}.")
     arguments = {str(name): value for name, value in given.pop("arguments", {}).items()}
     given.setdefault("name", job_class.rpartition(":")[2])
@@ -102,9 +142,46 @@ def job_of(values: Any, source: str) -> JobFile:
     return job
 
 
+def _check_plain(values: Any, source: str) -> None:
+    """That they are plain, finite, and no more or deeper than a person writes, be it by YAML's aliases."""
+    level, seen = [values], 0
+    for _ in range(MOST_LEVELS):
+        seen += len(level)
+        if seen > MOST_BYTES:
+            break
+        for value in level:
+            if isinstance(value, float) and not math.isfinite(value):
+                raise InputError(f"{source}: {value} stands in its arguments; expected finite numbers.")
+            if not isinstance(value, Mapping | list | str | int | float | NoneType):
+                raise InputError(
+                    f"{source}: {_shown(value)} is a {type(value).__name__}; expected texts, numbers, true, false, "
+                    "null, lists and mappings. Write it in quotes, as a text."
+                )
+        level = [each for value in level if isinstance(value, Mapping | list) for each in _within(value)]
+        if not level:
+            return
+    raise InputError(f"{source}: expected at most {MOST_LEVELS} levels of lists and mappings, and no endless ones.")
+
+
+def _within(value: Mapping[Any, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, Mapping) else value
+
+
 def _check_numbers(job: JobFile, source: str) -> None:
     if not job.name.strip():
         raise InputError(f"{source}: name is empty; expected a text.")
+    if len(job.name) > MOST_NAME or not job.name.isprintable():
+        raise InputError(
+            f"{source}: name={plain(job.name, 60)}; expected at most {MOST_NAME} characters on one line, each of which "
+            "can be seen."
+        )
+    for key, name in (("user", job.user), ("virtual_cluster", job.virtual_cluster)):
+        if len(name) > MOST_NAME or not name.isprintable():
+            raise InputError(f"{source}: {key}={plain(name, 60)}; expected {_KEYS[key][1]}.")
+    if abs(job.priority) > MOST_PRIORITY:
+        raise InputError(f"{source}: priority={_shown(job.priority)}; expected -{MOST_PRIORITY} to {MOST_PRIORITY}.")
+    if max(job.max_batch, job.initial_batch, job.batch) > MOST_SAMPLES:
+        raise InputError(f"{source}: a batch of more than {MOST_SAMPLES:,} samples; expected fewer.")
     if job.initial_batch < 1:
         raise InputError(f"{source}: initial_batch={job.initial_batch}; expected at least 1 sample.")
     if job.max_batch < job.initial_batch:
@@ -115,8 +192,14 @@ def _check_numbers(job: JobFile, source: str) -> None:
         raise InputError(
             f"{source}: batch={job.batch}; expected {job.initial_batch} to {job.max_batch}, initial_batch to max_batch."
         )
-    if not (math.isfinite(job.work) and job.work > 0):
-        raise InputError(f"{source}: work={job.work:g}; expected a number of iterations above 0.")
+    if not 0 < job.work <= MOST_WORK:
+        raise InputError(
+            f"{source}: work={_shown(job.work)}; expected a number of iterations above 0, {MOST_WORK:g} at most."
+        )
+    if not 0 <= job.memory_gb <= MOST_MEMORY_GB:
+        raise InputError(
+            f"{source}: memory_gb={_shown(job.memory_gb)}; expected GB from 0 to {MOST_MEMORY_GB:,}, such as 16."
+        )
     if job.slots < 1:
         raise InputError(f"{source}: slots={job.slots}; expected at least 1.")
     if job.slots > job.max_batch:
@@ -130,6 +213,9 @@ def _check_numbers(job: JobFile, source: str) -> None:
         )
 
 
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 60
+
+
 def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return plain(_REPR.repr(value), 60)

@@ -1,9 +1,10 @@
-"""Loss curves of a run's jobs, gathered from what workers wrote."""
+"""Loss curves and evaluations of a run's jobs, gathered from what workers wrote."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from synergy_exec.recorded import evaluations, steps_of
 from synergy_runs.atomic import atomic_file
 
 COLUMNS = ("step", "batch", "rate", "loss", "seconds", "run")
@@ -18,9 +19,8 @@ def write_losses(jobs: Path, path: Path) -> None:
     import pyarrow.parquet as pq
 
     rows: list[tuple[float, ...]] = []
-    folders = (each for each in jobs.glob("*") if each.name.isdigit()) if jobs.is_dir() else ()
-    for folder in sorted(folders, key=lambda each: int(each.name)):
-        rows += [(int(folder.name), *values) for values in _steps(folder / "steps.csv")]
+    for folder in _folders(jobs):
+        rows += [(int(folder.name), *step) for step in steps_of(folder / "steps.csv")]
     names = ("job_id", *COLUMNS)
     whole = {"job_id", "step", "batch", "run"}
     columns = {
@@ -31,15 +31,21 @@ def write_losses(jobs: Path, path: Path) -> None:
         pq.write_table(pa.table(columns), partial, compression="zstd")
 
 
-def _steps(path: Path) -> list[tuple[float, ...]]:
-    if not path.is_file():
-        return []
-    latest: dict[int, tuple[float, ...]] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        cells = line.split(",")
-        try:
-            step, batch, run = int(cells[0]), int(cells[1]), int(cells[5])
-            latest[step] = (step, batch, float(cells[2]), float(cells[3]), float(cells[4]), run)
-        except (ValueError, IndexError):
-            continue
-    return [latest[step] for step in sorted(latest)]
+def write_metrics(jobs: Path, path: Path) -> None:
+    """Every `<job>/evaluations.csv` below `jobs` as one table; none where no job evaluated anything."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [(int(each.name), *value) for each in _folders(jobs) for value in evaluations(each / "evaluations.csv")]
+    if not rows:
+        return
+    kinds = {"job_id": pa.int64(), "step": pa.int64(), "metric": pa.string(), "value": pa.float64(), "run": pa.int64()}
+    columns = {name: pa.array([row[at] for row in rows], type=kind) for at, (name, kind) in enumerate(kinds.items())}
+    with atomic_file(path) as partial:
+        pq.write_table(pa.table(columns), partial, compression="zstd")
+
+
+def _folders(jobs: Path) -> list[Path]:
+    """The folders of jobs below this one, by number."""
+    found = [each for each in jobs.glob("*") if each.name.isdigit()] if jobs.is_dir() else []
+    return sorted(found, key=lambda each: int(each.name))

@@ -1,19 +1,15 @@
 """What controller, agents and workers say to each other; see docs/executor.md.
 
 Every message is one JSON object with a `kind`. Controller and agent speak over a websocket, agent and worker in lines
-on a socket pair. `encode` and `decode` are the only ways in and out; a message with missing or odd fields is refused.
+on a socket pair; `wire.py` writes and reads them.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import typing
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from synergy_core.cluster import Share
-from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plan
 from synergy_exec.settings import RunSettings
 
@@ -105,10 +101,14 @@ class PlanMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve(Message):
-    """Listen on a free port, for the store at which this run's ranks meet; answered by `Reserved`."""
+    """Listen for the store at which this run's ranks meet; answered by `Reserved`.
+
+    ports: of which one is to be taken, such as 29500-29599, as soon as one is free; "": any that is free.
+    """
 
     KIND: ClassVar[str] = "reserve"
     run: int
+    ports: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,10 +117,16 @@ class Launch(Message, RunSettings):
 
     job_class: `package.module:Class` or `/path/file.py:Class`. slots: which of the node's, ranks first_rank … in their
     order. store_host, store_port: where the ranks meet; the agent that reserved it holds that port itself.
-    folder: the job's own, on a file system that all nodes share. work: iterations at the initial batch until it is
-    done. noise: whether to estimate the gradient's noise scale. report_s: between reports. share: what each of its
-    slots brings of the node's CPUs and memory; None: the slots' own cores, and nothing is kept in memory. say_layers,
-    time_codecs: whether `Started` is to say what the model's layers are, and how fast gradients are encoded.
+    folder: the job's own, on a file system that all nodes share. job_uuid: what its checkpoints say; saved_step: of the
+    last that it is known to have, without which nothing is trained; 0 for none. work: iterations at the initial batch
+    until it is done. noise: whether to estimate the gradient's noise scale. report_s: between reports. share: what each
+    of its slots brings of the node's CPUs and memory; None: the slots' own cores, and nothing is kept in memory.
+    say_layers, time_codecs: whether `Started` says what the model's layers are, and how fast gradients are encoded.
+    unused: some of the model's parameters have no part in some steps, which replicas that exchange gradients must know.
+    code: the copy of the source that `job_class` had when it was submitted; "" for a class of a package. weights: a
+    file with the state_dict that the first run begins with; "" for none. observed: whether the job evaluates and is
+    told of steps. spare_memory: whether ranks give memory back as soon as it is free, which takes time.
+    agent_silence_s: ranks whose agent gives no sign of life for longer save and leave; less than the controller waits.
     """
 
     KIND: ClassVar[str] = "launch"
@@ -142,6 +148,14 @@ class Launch(Message, RunSettings):
     share: Share | None = None
     say_layers: bool = False
     time_codecs: bool = False
+    unused: bool = False
+    code: str = ""
+    weights: str = ""
+    observed: bool = True
+    spare_memory: bool = False
+    job_uuid: str = ""
+    saved_step: int = 0
+    agent_silence_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +209,7 @@ class Hello(Message):
     """The first message of an agent. node: its number in the cluster. slots: how many. gpu_type: `cpu` without GPUs.
 
     cpus: cores that runs may use, memory_bytes: the same part of the machine's memory; 0 where an agent does not say.
+    no_limit: why runs' memory cannot be limited there; "" where it can.
     """
 
     KIND: ClassVar[str] = "hello"
@@ -205,6 +220,7 @@ class Hello(Message):
     gpu_type: str
     cpus: int = 0
     memory_bytes: int = 0
+    no_limit: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,12 +254,15 @@ class Ended(Message):
 
     A part that only suffered from another says `lost`, with `LOST_PEERS` or `KILLED` in its reason.
     outcome: done only if all its workers said so. reason: for failed and lost, one sentence that names rank and error.
+    died: the slot of a worker that was ended by a signal which nobody sends, such as SIGSEGV, or whose device says that
+    it is broken; −1: there was none.
     """
 
     KIND: ClassVar[str] = "ended"
     run: int
     outcome: Outcome
     reason: str = ""
+    died: int = -1
 
 
 # Worker → agent → controller (the agent passes them on as they are)
@@ -253,13 +272,16 @@ class Ended(Message):
 class Started(Message):
     """The first step of a run is done. Seconds since launch, as the worker saw them, part by part.
 
-    layers: name, rows and columns of each parameter that has a gradient, as replicas exchange it; codecs: by scheme,
-    the fields of `CodecSpeed`; both empty unless they were asked for.
+    step, samples, work: done in all, by this run and those before it that were saved. layers: name, rows and columns of
+    each parameter that has a gradient, as replicas exchange it; codecs: by scheme, the fields of `CodecSpeed`; both
+    empty unless they were asked for.
     """
 
     KIND: ClassVar[str] = "started"
     run: int
     step: int
+    samples: int
+    work: float
     launch_s: float
     build_s: float
     load_s: float
@@ -275,6 +297,8 @@ class Report(Message):
     step, samples, work: done in all. loss: of the last step. step_s: median of the slowest rank's step times at this
     batch, warm-up left out, over `steps` steps; 0 where there is none yet. sync_s: of that, seconds in
     which gradients were exchanged and nothing was computed, on the rank that waited least.
+    memory_bytes: the most that rank 0 has held at this micro-batch; standing_bytes: of that, between two steps;
+    memory_limit_bytes: of its GPU. The last two are 0 without one.
     grad_sqr, grad_var: smoothed squared norm and variance at the initial batch, NaN-free; both 0 while unknown.
     waited_s: of step_s, that the rank with the slowest input waited for data. cpu_s: that rank 0 and its loaders used
     for a step; 0 while unknown. cpus: that rank 0 was given; 0 without a share. data_bytes: of the job's data set; 0 of
@@ -297,6 +321,8 @@ class Report(Message):
     grad_sqr: float
     grad_var: float
     memory_bytes: int
+    standing_bytes: int = 0
+    memory_limit_bytes: int = 0
     waited_s: float = 0.0
     cpu_s: float = 0.0
     cpus: float = 0.0
@@ -321,48 +347,41 @@ class Saved(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure(Message):
-    """Rank 0, or whichever rank failed first, says why in one sentence before it exits."""
+    """A rank says why it fails, in one sentence, before it exits.
+
+    from_peers: it may only say that another rank is gone, which counts where no rank failed by itself. unsaved: the
+    disk refused its last checkpoint, or a newer run has begun, which is not the job's fault. out_of_memory, unused:
+    what the controller can remedy, by a smaller micro-batch or `Launch.unused`. broken_device: so it says itself.
+    """
 
     KIND: ClassVar[str] = "failure"
     run: int
     rank: int
     reason: str
+    from_peers: bool = False
+    unsaved: bool = False
     out_of_memory: bool = False
+    unused: bool = False
+    broken_device: bool = False
 
 
-KINDS: dict[str, type[Message]] = {each.KIND: each for each in Message.__subclasses__()}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted(Message):
+    """A rank saw something that its user should know, and trains on."""
+
+    KIND: ClassVar[str] = "noted"
+    run: int
+    text: str
 
 
-def encode(message: Message) -> str:
-    """One line of JSON."""
-    return json.dumps({"kind": message.KIND, **dataclasses.asdict(message)}, separators=(",", ":"))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeansToLeave(Message):
+    """A rank is about to exit with this code, 0 or PAUSED, and means it: only its agent wants to know.
 
+    A process that user code ends says nothing.
+    """
 
-def decode(text: str | bytes) -> Message:
-    """The message in a line of JSON. Raises InputError for anything else."""
-    try:
-        values = json.loads(text)
-        kind = KINDS[values.pop("kind")]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise InputError(f"not a message: {text[:100]!r} ({type(error).__name__})") from None
-    message: Message = _build(kind, values)
-    return message
-
-
-def _build(kind: type[Any], values: Any) -> Any:
-    hints = typing.get_type_hints(kind)
-    names = {each.name for each in dataclasses.fields(kind)}
-    if not isinstance(values, dict) or (odd := set(values) - names):
-        raise InputError(f"{kind.__name__}: unexpected {sorted(odd) if isinstance(values, dict) else values!r}")
-    try:
-        return kind(**{name: _part(hints[name], each) for name, each in values.items()})
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{kind.__name__}: {error}") from None
-
-
-def _part(hint: Any, value: Any) -> Any:
-    if hint is PlanMessage:
-        return _build(hint, value)
-    if value is not None and hint in (Share, Share | None):
-        return Share(*map(float, value))
-    return value
+    KIND: ClassVar[str] = "leaving"
+    run: int
+    rank: int
+    code: int

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from synergy_exec.controller.execution import STARTED_PARTS
 from synergy_exec.controller.journal import Fact, Journal, RunRow, Timing
+from synergy_exec.folders import results_of
 from synergy_exec.recorded import open_journal
 from synergy_runs.log import Kind
 
@@ -57,7 +58,7 @@ class Overheads:
 
 
 def overheads(work: Path) -> Overheads:
-    """The overheads of the run in `<policy>-<seed>.work`; its results are looked for beside it. Raises InputError."""
+    """The overheads of the run in `<policy>-<seed>.work`; its journal says where its results are. Raises InputError."""
     journal = open_journal(work)
     try:
         return _overheads(journal, work)
@@ -76,7 +77,7 @@ def _overheads(journal: Journal, work: Path) -> Overheads:
         saved_s=tuple(each.parts["save_s"] for each in timings if each.kind == "saved"),
         decided_s=tuple(journal.decisions().decisions().decision_s.tolist()),
         clock_s=journal.last_s(),
-        cpu_s=_controller_cpu_s(work),
+        cpu_s=_controller_cpu_s(results_of(work, journal.meta())),
         resumed=any(run.reason == "the controller was restarted" for run in runs),
     )
 
@@ -141,8 +142,8 @@ def _most_at_once(facts: Iterable[Fact]) -> int:
     return most
 
 
-def _controller_cpu_s(work: Path) -> float | None:
-    path = work.with_suffix("") / "summary.json"
-    if work.suffix != ".work" or not path.is_file():
+def _controller_cpu_s(results: Path | None) -> float | None:
+    path = results / "summary.json" if results is not None else None
+    if path is None or not path.is_file():
         return None
     return float(json.loads(path.read_text(encoding="utf-8"))["simulation_cpu_s"])

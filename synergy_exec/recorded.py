@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from synergy_core.errors import InputError
+from synergy_exec import job_folder
 from synergy_exec.controller.journal import Journal
-from synergy_exec.job_file import JobFile, job_of
+from synergy_exec.frozen import kept_code
+from synergy_exec.job_file import JobFile
+from synergy_exec.lines import whole_lines
 
 _CELLS = 6
 
@@ -25,14 +27,27 @@ class RecordedStep(NamedTuple):
     run: int
 
 
+class RecordedValue(NamedTuple):
+    """A line of evaluations.csv: what a metric was after so many steps. run: of the job, that evaluated."""
+
+    step: int
+    metric: str
+    value: float
+    run: int
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedJob:
-    """A job that was launched at least once. name: as it was submitted. steps: each once, in order."""
+    """A job that has a folder. name: as it was submitted. steps: each once, in order. evaluations: each once, by step.
+    code: the copy of its file, None of a class of a package.
+    """
 
     number: int
     name: str
     file: JobFile
     steps: tuple[RecordedStep, ...]
+    evaluations: tuple[RecordedValue, ...] = ()
+    code: Path | None = None
 
 
 def open_journal(work: Path) -> Journal:
@@ -40,15 +55,22 @@ def open_journal(work: Path) -> Journal:
     path = work / "journal.sqlite"
     if not path.is_file():
         raise InputError(
-            f"{work}: no journal.sqlite in it; expected the work folder of a run, such as results/demo/synergy-0.work."
+            f"{work}: no journal.sqlite in it; expected the work folder of a run, such as "
+            f"results/demo/latest/synergy-0.work.{_newest(work)}"
         )
     return Journal(path)
 
 
+def _newest(work: Path) -> str:
+    """Where a run of that name is in the newest folder that has one, in words: `latest` may be the simulator's."""
+    runs = sorted(each for each in work.parent.parent.glob(f"*/{work.name}") if (each / "journal.sqlite").is_file())
+    return f" The newest of that name: {runs[-1]}." if runs else ""
+
+
 def recorded_jobs(work: Path) -> list[RecordedJob]:
     """All jobs of a run that have a folder, by number. Raises InputError for what cannot be read."""
-    folders = (each for each in (work / "jobs").glob("*") if each.name.isdigit() and (each / "job.json").is_file())
-    return [_job(folder) for folder in sorted(folders, key=lambda each: int(each.name))]
+    folders = sorted(job_folder.folders(work).items())
+    return [_job(folder) for _, folder in folders if (folder / job_folder.DESCRIPTION).is_file()]
 
 
 def chosen(jobs: list[RecordedJob], wanted: list[str]) -> list[RecordedJob]:
@@ -62,21 +84,21 @@ def chosen(jobs: list[RecordedJob], wanted: list[str]) -> list[RecordedJob]:
 
 
 def _job(folder: Path) -> RecordedJob:
-    path = folder / "job.json"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        number, name = int(values.pop("job")), str(values.pop("submitted_as"))
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise InputError(f"{path}: not the description of a job ({type(error).__name__}: {error}).") from error
-    return RecordedJob(number, name, job_of(values, str(path)), _steps(folder / "steps.csv"))
+    filed = job_folder.described(folder)
+    return RecordedJob(
+        filed.number,
+        filed.name,
+        filed.file,
+        steps_of(folder / job_folder.STEPS),
+        evaluations(folder / "evaluations.csv"),
+        kept_code(filed.file.job_class, folder),
+    )
 
 
-def _steps(path: Path) -> tuple[RecordedStep, ...]:
+def steps_of(path: Path) -> tuple[RecordedStep, ...]:
     """The steps of a steps.csv in order; of one trained twice the later run, without a line cut off by a crash."""
-    if not path.is_file():
-        return ()
     latest: dict[int, RecordedStep] = {}
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in whole_lines(path):
         cells = line.split(",")
         if len(cells) != _CELLS:
             continue
@@ -88,3 +110,18 @@ def _steps(path: Path) -> tuple[RecordedStep, ...]:
             continue
         latest[step.number] = step
     return tuple(latest[number] for number in sorted(latest))
+
+
+def evaluations(path: Path) -> tuple[RecordedValue, ...]:
+    """The lines of an evaluations.csv by step, metrics as they came; of one evaluated twice the later run."""
+    latest: dict[tuple[int, str], RecordedValue] = {}
+    for line in whole_lines(path):
+        cells = line.split(",")
+        try:
+            step, metric, value, run = cells
+            found = RecordedValue(int(step), metric, float(value), int(run))
+        except ValueError:
+            continue  # the heading, or a line that is none
+        if found.run >= latest.get((found.step, metric), found).run:
+            latest[found.step, metric] = found
+    return tuple(sorted(latest.values(), key=lambda each: each.step))

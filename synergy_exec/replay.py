@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -58,7 +59,9 @@ def _replayed(job: RecordedJob, plans: Sequence[PlanMessage], seed: int) -> Repl
 
 
 def _trainer(job: RecordedJob, plan: PlanMessage, seed: int) -> Trainer:
-    return Trainer(load_job(job.file.job_class, job.file.arguments), plan, seed=seed, measure_squares=False)
+    made = load_job(job.file.job_class, job.file.arguments, job.code)
+    weights = Path(job.file.weights) if job.file.weights else None
+    return Trainer(made, plan, seed=seed, measure_squares=False, weights=weights)
 
 
 def _losses(trainer: Trainer, job: RecordedJob, plans: Sequence[PlanMessage]) -> list[float]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import resource
+import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,26 +20,41 @@ from synergy_core.errors import InputError
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy
-from synergy_exec.backends import Backend, get_backend
+from synergy_exec.backends import Backend, checked_options, get_backend
 from synergy_exec.controller.controller import Arrival, Controller
+from synergy_exec.controller.jobs import ENDED
 from synergy_exec.controller.journal import Journal
-from synergy_exec.folders import claimed
-from synergy_exec.losses import write_losses
-from synergy_exec.settings import Settings
+from synergy_exec.controller.quotas import with_quotas
+from synergy_exec.controller.reconcile import ADOPTED
+from synergy_exec.controller.whole_cluster import whole_cluster
+from synergy_exec.folders import RESULTS, WORK, Place, claimed
+from synergy_exec.losses import write_losses, write_metrics
+from synergy_exec.plain import plain, plain_lines
+from synergy_exec.profiling.machine import known_profile, machine, profile_in
+from synergy_exec.recorded import open_journal
+from synergy_exec.rereading import CHANGED
+from synergy_exec.rereading import given as changes_in
+from synergy_exec.retention import tidy
+from synergy_exec.settings import AUTO, Settings
+from synergy_exec.users import read_users
 from synergy_exec.workload import arrivals_of, as_executed
-from synergy_runs.filing import make_room, remove_report, say_if_replaced, show
-from synergy_runs.inputs import check_compression, policies_of
+from synergy_runs.asked import policies_of
+from synergy_runs.atomic import atomic_folder
+from synergy_runs.filing import going_on, is_unended, new_run, show, typed_words
+from synergy_runs.inputs import check_compression
 from synergy_runs.invariants import check
-from synergy_runs.log import TRUE_RUN_TIMES, CompressionLog, Compressions, Run
+from synergy_runs.log import TRUE_RUN_TIMES, CompressionLog, Compressions, Kind, Run
 from synergy_runs.profiles import read_profile
 from synergy_runs.results import write_run
 from synergy_runs.settings import build
+from synergy_runs.terms import terms_of
 from synergy_runs.workload import Workload
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-AUTO = "auto"
+SOME_FAILED = 1
+"""The exit code of a command that carried everything out, though some jobs failed."""
 SERVED = "served"
 """What results are filed under where there is no trace."""
 
@@ -47,15 +64,53 @@ def run(config: DictConfig) -> None:
     from omegaconf import OmegaConf
 
     values: Any = OmegaConf.to_container(config, resolve=True)
-    settings = build(Settings, values)
+    run_values(values)
+
+
+def run_values(values: dict[str, Any], *, anew: bool = True) -> None:
+    """The same of plain values. anew: see `folders.claimed`."""
+    settings = _with_slots(build(Settings, values))
     _check(settings)
     name = settings.trace.name if settings.trace is not None else SERVED
     folder = settings.results_dir / name
-    make_room(folder)
-    folders = execute_all(
-        settings, values, folder, lambda: get_backend(settings.backend.name, settings.backend.options)
+    places = execute_all(
+        settings,
+        values,
+        folder,
+        lambda: get_backend(settings.backend.name, settings.backend.options),
+        anew=anew,
+        shown=lambda results, into: show(results, into, figures=settings.figures),
     )
-    show(folders, folder, program="synergy_exec", figures=settings.figures)
+    if failed := [line for each in places for line in _failed(each)]:
+        print(*failed, sep="\n", file=sys.stderr)
+        sys.exit(SOME_FAILED)
+
+
+def _with_slots(settings: Settings) -> Settings:
+    """The same on as many slots as its trace was made for, where nothing says how many, and there are no GPUs."""
+    from synergy_exec.backends.local import gpu_names
+
+    slots = None if settings.trace is None else settings.trace.slots
+    backend = settings.backend
+    if slots is None or backend.name != "local" or {"nodes", "slots"} & set(backend.options) or gpu_names():
+        return settings
+    return dataclasses.replace(
+        settings, backend=dataclasses.replace(backend, options={**backend.options, "slots": slots})
+    )
+
+
+def _failed(place: Place) -> list[str]:
+    """What is to be said of the jobs of a run that failed."""
+    journal = open_journal(place.work)
+    jobs = journal.jobs()
+    journal.close()
+    failed = [each for each in jobs if each.state == "failed"]
+    if not failed:
+        return []
+    first = f"{place.work.name.removesuffix(WORK)}: {len(failed)} of {len(jobs)} jobs failed:"
+    told = [f"  job {each.job} ({plain(each.name)}): {plain_lines(each.reason)}" for each in failed]
+    last = f"To have one wait again: python -m synergy_exec retry JOB --dir {place.work}"
+    return [first, *told, last]
 
 
 def _check(settings: Settings) -> None:
@@ -65,7 +120,16 @@ def _check(settings: Settings) -> None:
         raise InputError("there is no trace, and serve=false: nothing would ever run. Type serve=true, or +trace=demo.")
     if settings.serve and len(settings.policy) > 1:
         raise InputError(f"serve=true goes on for ever; give one policy, not {len(settings.policy)}.")
+    if (settings.tls_certificate is None) != (settings.tls_key is None):
+        raise InputError("tls_certificate and tls_key belong together; give both, or none.")
+    for key in ("tls_certificate", "tls_key", "tls_authority"):
+        path = getattr(settings, key)
+        if path is not None and not Path(path).is_file():
+            raise InputError(f"{key}={path}: there is no such file; expected one in PEM.")
+    checked_options(settings.backend.name, settings.backend.options)
     compressor_named(settings.compressor)
+    read_users(settings.users)
+    changes_in(settings.changes)
     if settings.compression != "none" and settings.profile not in (None, AUTO):
         raise InputError(
             f"compression={settings.compression}: profile={settings.profile} has step times of uncompressed gradients "
@@ -74,13 +138,19 @@ def _check(settings: Settings) -> None:
 
 
 def execute_all(
-    settings: Settings, values: dict[str, Any], folder: Path, make_backend: Callable[[], Backend]
-) -> list[Path]:
-    """Every policy; returns the run folders, `<policy>-<seed>` below `folder`, with a number where such a run was made
-    before.
+    settings: Settings,
+    values: dict[str, Any],
+    folder: Path,
+    make_backend: Callable[[], Backend],
+    *,
+    anew: bool = True,
+    shown: Callable[[list[Path], Path], None] = lambda results, into: None,
+) -> list[Place]:
+    """Every policy; returns the runs' folders: work folders in `folder`, results in one folder for all of them.
 
     Where an earlier command with the same settings was broken off, its finished policies are kept, and the one under
-    way goes on.
+    way goes on. anew: whether a run may begin where that had ended. shown: makes what is to be seen of the results,
+    and belongs to a whole run.
     """
     from omegaconf import OmegaConf
 
@@ -88,49 +158,90 @@ def execute_all(
     trace, arrivals = arrivals_of(settings)
     policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
     check_compression(settings.compression, policies.values())
-    bases = {name: folder / f"{name}-{settings.seed}" for name in policies}
+    bases = {asked: folder / f"{policy.name}-{settings.seed}" for asked, policy in policies.items()}
     own = {name: {**values, "policy": name, "seed": settings.seed} for name in policies}
     with contextlib.ExitStack() as held:
-        places = claimed(bases, own, held)
+        places = claimed(bases, own, held, anew=anew)
         profile = _profile(settings, arrivals, make_backend)
-        remove_report(folder)
+        into = held.enter_context(_run_folder(folder, [place for place, _ in places.values()]))
+        made = []
         for name, policy in policies.items():
-            (results, work), done = places[name]
+            (earlier, work), done = places[name]
+            results = into / bases[name].name
+            made.append(Place(results, work))
             if done:
-                print(f"{results}: done before this command was broken off; kept", file=sys.stderr)
-                continue
-            say_if_replaced(results, own[name])
-            made = _execute_one(settings, policy, trace, arrivals, profile, work, make_backend())
-            write_run(made, results, OmegaConf.to_yaml(OmegaConf.create(own[name])))
-            write_losses(work / "jobs", results / "losses.parquet")
-            _mark_written(work)
-    return [place.results for place, _ in places.values()]
+                print(f"{earlier}: done before this command was broken off; kept", file=sys.stderr)
+                _copied(earlier, results)
+            else:
+                _note(work, RESULTS, str(results.relative_to(folder)))
+                run = _execute_one(settings, policy, trace, arrivals, profile, work, make_backend())
+                write_run(run, results, OmegaConf.to_yaml(OmegaConf.create(own[name])))
+                write_losses(work / "jobs", results / "losses.parquet")
+                write_metrics(work / "jobs", results / "metrics.parquet")
+                _file_away(work, settings)
+            with contextlib.suppress(OSError):  # it is there already, or links cannot be made
+                (into / f"{results.name}{WORK}").symlink_to(Path("..") / work.name, target_is_directory=True)
+        shown([each for each, _ in made if each is not None], into)
+    return made
+
+
+@contextlib.contextmanager
+def _run_folder(folder: Path, places: list[Place]) -> Iterator[Path]:
+    """A folder in `folder` for what this command makes: that which one of these was under way in, else a new one."""
+    begun = [each.results.parent for each in places if each.results is not None]
+    if unended := [each for each in begun if is_unended(each)]:
+        with going_on(unended[0]):
+            yield unended[0]
+    else:
+        with new_run(folder, "synergy_exec", typed_words()) as into:
+            yield into
+
+
+def _copied(earlier: Path | None, results: Path) -> None:
+    """Has the results of a policy that was done before lie with the others."""
+    if earlier is not None and earlier != results:
+        with atomic_folder(results) as partial:
+            shutil.copytree(earlier, partial, dirs_exist_ok=True)
+
+
+def _note(work: Path, key: str, value: str) -> None:
+    journal = Journal(work / "journal.sqlite")
+    journal.set_meta(key, value)
+    journal.close()
 
 
 def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable[[], Backend]) -> Profile:
-    """The profile that jobs are scheduled by; with profile=auto, the trace's models are measured now if need be."""
+    """The profile that jobs are scheduled by; with profile=auto it is of this machine, and the trace's models are
+    measured now, if need be.
+    """
     if settings.profile is None or settings.compression != "none":
         return Profile()
     if settings.profile != AUTO:
         return read_profile(Path(settings.profile))
     files = list({each.file.name: each.file for each in arrivals}.values())
-    if not files:
-        return Profile()
-    from synergy_exec.profiling.profile import current_profile, machine
-
     where = machine(settings.backend.name, settings.backend.options, bfloat16=settings.bfloat16)
-    path = settings.results_dir / "profile.json"
+    path = profile_in(settings.results_dir)
+    if not files:
+        return known_profile(path, where)
+    from synergy_exec.profiling.profile import current_profile
+    from synergy_exec.profiling.progress import progress
 
-    def say(words: str) -> None:
-        print(words, file=sys.stderr, flush=True)
+    with progress() as say:
+        profile, remarks = current_profile(path, files, make_backend, where, say, settings)
+    for remark in remarks:
+        print(remark, file=sys.stderr, flush=True)
+    return profile
 
-    return current_profile(path, files, make_backend, where, say, settings)
 
-
-def _mark_written(work: Path) -> None:
+def _file_away(work: Path, settings: Settings) -> None:
+    """Says that the results are written, and removes what need not be kept."""
     journal = Journal(work / "journal.sqlite")
     journal.set_meta("written", True)
+    changed = journal.meta().get(CHANGED, {})
+    ended = [row.job for row in journal.jobs() if row.state in ENDED]
     journal.close()
+    keep, days = changed.get("retention", settings.retention), changed.get("retention_days", settings.retention_days)
+    tidy(work, ended, keep, days)
 
 
 def _execute_one(
@@ -161,15 +272,11 @@ def _execute_one(
     if execution is None or (controller.interrupted and not (settings.serve and execution.idle)):
         raise KeyboardInterrupt
     cpu_s = time.process_time() - began_s
-    return executed(
-        Journal(work / "journal.sqlite"),
-        trace,
-        policy,
-        execution.decider.cluster,
-        work.parent.name,
-        settings.seed,
-        cpu_s,
-    )
+    journal = Journal(work / "journal.sqlite")
+    whole = whole_cluster(journal)
+    assert whole is not None
+    cluster = with_quotas(whole, settings.cluster)
+    return executed(journal, trace, policy, cluster, work.parent.name, settings.seed, cpu_s)
 
 
 def executed(
@@ -193,12 +300,19 @@ def executed(
         peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         information=policy.knows,
         learns_input=policy.learns_input,
+        terms=terms_of(policy).plain(),
         compressions=_compressions(journal, numbers),
     )
-    # A job that was cancelled while it waited has no end in the log: it held nothing.
-    check(result, whole=not any(each.state == "cancelled" for each in journal.jobs()))
+    check(result, whole=_whole(journal))
     journal.close()
     return result
+
+
+def _whole(journal: Journal) -> bool:
+    """Whether the log has every job's end: not of one that ended while it held nothing, nor where facts are lost."""
+    ends = {fact.job for fact in journal.facts() if fact.kind == Kind.FINISH}
+    unended = [job for job in journal.jobs() if job.job not in ends]
+    return all(job.state == "done" for job in unended) and ADOPTED not in journal.meta()
 
 
 def _compressions(journal: Journal, numbers: dict[int, int]) -> Compressions | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,14 @@ from synergy_runs.settings import (
     key,
 )
 
+AUTO = "auto"
+"""Of `profile`: measured here, as need be."""
+
+
+def _is_range(ports: str | None) -> bool:
+    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", ports or "1-1")
+    return found is not None and 1 <= int(found[1]) <= int(found[2]) <= 65_535
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendSettings:
@@ -28,15 +37,54 @@ class BackendSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaSettings:
+    """Who may hold how many slots of the cluster."""
+
+    virtual_clusters: dict[str, int] | None = key(
+        "quotas: null, or {name: slots}; a job says which it counts against, or its user's entry does",
+        None,
+        Bounds("{name: slots}, each at least 1, or null", lambda quotas: not quotas or min(quotas.values()) >= 1),
+    )
+    borrowing: bool = key("whether jobs may exceed the quota of their virtual cluster while slots are idle", False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """The keys that are passed on to workers: `messages.Launch` has them, too."""
 
     seed: int = key("of the trace where it is drawn, and of the weights that training begins with", 0, COUNT)
     checkpoint_interval_s: float = key("seconds between checkpoints of a running job", 60.0, SECONDS)
-    hang_s: float = key(
-        "seconds without a step after which a job is taken to hang, unless its steps are long", 8.0, SECONDS
+    keep_checkpoints: int = key(
+        "how many checkpoints of a running job are kept, the newest", 2, Bounds("at least 1", lambda value: value >= 1)
     )
-    start_s: float = key("seconds that a job may take to its first step", 120.0, SECONDS)
+    hang_s: float = key(
+        "seconds without a step after which a job is taken to hang, unless its steps are long", 60.0, SECONDS
+    )
+    start_s: float = key(
+        "seconds that a job may take to build, to load, to save, to wait for data, or to its first step, without "
+        "computing, reading or writing anything meanwhile",
+        120.0,
+        SECONDS,
+    )
+    not_finite: Literal["warn", "stop"] = key(
+        "what follows from a loss that is no number: a word to the user (warn), or the job's end (stop)", "warn"
+    )
+    log_mb: float = key(
+        "megabytes of what a job prints that are kept; of more, what was printed first goes",
+        64.0,
+        Bounds("MB above 0", lambda value: 0 < value < float("inf")),
+    )
+    memory_gb_per_slot: float | None = key(
+        "GB of memory that a job may use for each of its slots, what it starts and what is kept of its data included; "
+        "a node where cgroups do not allow it says that it keeps no limit. null: none",
+        None,
+        Bounds("GB above 0, or null", lambda value: value is None or value > 0),
+    )
+    interface: str | None = key(
+        "the network interface over which ranks talk to each other, such as eth0; null: the one by which a rank's node "
+        "reaches that of rank 0",
+        None,
+    )
     bfloat16: bool = key(
         "whether GPUs compute in bfloat16; weights, gradients and losses stay in float32, CPUs always", True
     )
@@ -54,11 +102,24 @@ class Settings(RunSettings):
         "which jobs arrive: +trace=demo; null: only what is submitted (with serve=true)", None
     )
     backend: BackendSettings = key("how agents get onto nodes; the cluster is what they find there", BackendSettings())
+    cluster: QuotaSettings = key("how the slots that agents find are shared out", QuotaSettings())
     profile: str | None = key(
         "the file that python -m synergy_exec profile wrote; its models get the plans that were fastest here. auto: "
         "measure the trace's models first, quickly, where results_dir/profile.json lacks them (with compression other "
         "than none: null); null: replicas only",
-        "auto",
+        AUTO,
+    )
+    explore_fraction: float = key(
+        "of a job's time, what may go at most into restarts for plans that nobody has measured: with profile=auto jobs "
+        "that are submitted try them, and so they are measured while they train. 0: none",
+        0.05,
+        Bounds("0 to 1", lambda value: 0 <= value <= 1),
+    )
+    profile_s: float = key(
+        "seconds that measuring models takes at the most; what there was no time for is predicted, or left out (python "
+        "-m synergy_exec profile takes 600 unless it is given)",
+        270.0,
+        SECONDS,
     )
     information: Literal["own", "declared", "shared", "all"] | None = key(
         "what policies may know of a job beside its own reports: nothing (own), its declared work, what other jobs of "
@@ -87,12 +148,57 @@ class Settings(RunSettings):
     retries: int = key(
         "how often a job that lost its workers is tried again without a step of progress in between", 3, COUNT
     )
+    losses_per_hour: int = key(
+        "how many runs a job may lose within an hour, whatever progress it makes, before it counts as failed", 10, COUNT
+    )
+    agents_per_hour: int = key(
+        "how often within an hour a node's agent that was lost is started again at once; a job that was there as often "
+        "trains alone from then on, until it is known whether it is the cause",
+        3,
+        COUNT,
+    )
     serve: bool = key("whether to go on when all jobs have ended, for those that are submitted", False)
-    host: str = key("the address that the controller listens on; other nodes must reach it", "127.0.0.1")
+    host: str = key(
+        "the address that the controller listens on; other nodes must reach it",
+        "127.0.0.1",
+        Bounds("an address, such as 127.0.0.1", bool),
+    )
     port: int = key("its port; 0: a free one", 0, Bounds("a port, 0 to 65535", lambda value: 0 <= value <= 65_535))
+    users: Path | None = key(
+        "a file of users with their tokens, roles, virtual clusters and priorities, which its owner alone reads; null: "
+        "whoever has the token in the run's folder may do all",
+        None,
+    )
+    changes: Path | None = key(
+        "a YAML file of keys that go before those that were typed; it and users are read again at SIGHUP and by the "
+        "command reload; null: none",
+        None,
+    )
+    ports: str | None = key(
+        "the ports at which ranks meet, such as 29500-29599, one for each run at once; null: any that are free. What "
+        "ranks exchange goes over ports that the kernel chooses, whatever stands here",
+        None,
+        Bounds("two ports such as 29500-29599, or null", _is_range),
+    )
+    tls_certificate: str | None = key(
+        "the controller's certificate in PEM, for its host: connections are encrypted; null: they are not", None
+    )
+    tls_key: str | None = key("the certificate's key, a file that only its owner reads, without a password", None)
+    tls_authority: str | None = key(
+        "the file of certificates that agents and commands trust, at the same path on all nodes; null: tls_certificate",
+        None,
+    )
     restart_s: float = key("seconds that policies take a restart to cost", 5.0, SECONDS)
     nodes_s: float = key("seconds until all agents must be there", 120.0, SECONDS)
     leave_s: float = key("seconds that agents get to save and leave", 60.0, SECONDS)
     results_dir: Path = key("where results go", Path("results"))
+    retention: Literal["everything", "last_checkpoint", "remove"] = key(
+        "what is kept of a job that has ended: everything; its last_checkpoint alone; or remove: neither checkpoints, "
+        "nor logs, nor data that it made, retention_days after it was last written to. What goes is said",
+        "everything",
+    )
+    retention_days: float = key(
+        "days after which retention=remove removes", 30.0, Bounds("days, 0 or more", lambda value: value >= 0)
+    )
     figures: bool = key("whether to draw figures and write report.html and traces for Perfetto", True)
     live: bool = key("whether to show a table of all jobs (never if the output is not a terminal)", True)

@@ -55,6 +55,10 @@ def _write_job(writer: Any, job: RecordedJob, wall_s: list[float]) -> None:
     for step, ended in zip(job.steps, wall_s, strict=True):
         for tag, name in SERIES.items():
             writer.add_scalar(tag, getattr(step, name), step.number, wall_time=ended)
+    wall_s_of = {step.number: ended for step, ended in zip(job.steps, wall_s, strict=True)}
+    for each in job.evaluations:
+        if each.step in wall_s_of:
+            writer.add_scalar(f"evaluation/{each.metric}", each.value, each.step, wall_time=wall_s_of[each.step])
     writer.close()
 
 

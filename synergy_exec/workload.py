@@ -13,6 +13,7 @@ from synergy_exec.controller.controller import Arrival
 from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import JobFile, job_of
 from synergy_exec.settings import Settings
+from synergy_runs.asked import policies_of
 from synergy_runs.inputs import estimated, workload_of
 from synergy_runs.log import Kind
 from synergy_runs.measured import with_measured
@@ -50,13 +51,14 @@ def arrivals_of(settings: Settings) -> tuple[Workload | None, list[Arrival]]:
         ignore_gpu_types=True,
     )
     trace = dataclasses.replace(settings.trace, carry_in=False)  # nothing runs on the agents before they are there
-    workload = estimated(trace, workload_of(trace, anything, settings.seed), settings.seed)
+    policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
+    workload = estimated(trace, workload_of(trace, anything, settings.seed), settings.seed, policies.values())
     workload = with_measured(workload, trace.measured_jobs)
     if workload.bad_rows and settings.trace.bad_rows == "stop":
         shown = "\n  ".join(map(str, workload.bad_examples))
         raise InputError(
             f"{workload.source}: {workload.bad_rows} impossible rows:\n  {shown}\n"
-            "Mend them, or leave them out with trace.bad_rows=skip."
+            "Fix these rows, or leave them out with trace.bad_rows=skip."
         )
     files = {name: _template(name) for name in workload.models}
     return workload, [
@@ -83,7 +85,10 @@ def _file(workload: Workload, row: int, files: dict[str, dict[str, object]]) -> 
     if not np.isfinite(iterations):
         raise InputError(f"{where}: how many iterations it trains is missing; the executor needs the work of each job.")
     batch = int(workload.global_batch[row])
+    user = workload.users[workload.user_code[row]]
+    where_to = workload.virtual_clusters[workload.virtual_cluster_code[row]]
     values = {**files[model], "work": iterations, "slots": int(workload.gpus[row])}
+    values |= {"user": user, "virtual_cluster": where_to}
     return job_of({**values, "batch": batch} if batch else values, where)
 
 
@@ -118,6 +123,8 @@ def as_executed(trace: Workload | None, journal: Journal, name: str) -> tuple[Wo
             end_state=_END_STATE.get(job.state, "completed"),
             estimate_s=estimate_s,
             model=str(job.file["name"]),
+            virtual_cluster=str(job.file.get("virtual_cluster", "")),
+            user=str(job.file.get("user", "")),
             columns=("submit_s", "duration_s", "gpus"),
         )
     made = from_rows(rows, name=name)

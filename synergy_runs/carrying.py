@@ -29,7 +29,7 @@ def cut(workload: Workload) -> Workload:
     before = workload.carried
     if not before.any():
         return workload
-    start_s = workload.submit_time_s + workload.log_wait_s
+    start_s = workload.submit_time_s + np.nan_to_num(workload.log_wait_s)
     left_s = np.minimum(workload.duration_s, start_s + workload.duration_s)
     reaching = before & (left_s > 0)
     ran_s = np.where(before, workload.duration_s - left_s, 0.0)
@@ -39,6 +39,8 @@ def cut(workload: Workload) -> Workload:
         duration_s=np.where(before, left_s, workload.duration_s),
         estimate_s=np.where(before, np.maximum(workload.estimate_s - ran_s, 0.0), workload.estimate_s),
         ran_before_s=ran_s,
+        # From the window's start on, as its submission now is.
+        log_wait_s=np.where(before, np.maximum(start_s, 0.0) + 0.0 * workload.log_wait_s, workload.log_wait_s),
     )
     return take(made, ~before | reaching)
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from synergy_runs.as_logged import AS_LOGGED
 from synergy_runs.atomic import atomic_file
 from synergy_runs.interval import Means, Ratio, mean_jcts, ratio_of_means
 from synergy_runs.log import TRUE_RUN_TIMES
 from synergy_runs.stored import StoredRun
+from synergy_runs.terms import Terms
 from synergy_runs.traces.times import epoch_s
 
 Setting = tuple[tuple[str, str], ...]
@@ -39,7 +41,18 @@ class ComparedPolicy:
     @property
     def label(self) -> str:
         """The policy's name, starred if it knows true run times."""
-        return self.policy + "*" * self.oracle
+        return self.runs[0].label
+
+    @property
+    def logged(self) -> bool:
+        """Whether it is no policy, but what the log itself shows."""
+        return self.policy == AS_LOGGED
+
+    @property
+    def terms(self) -> Terms | None:
+        """What it knew of jobs, and might do with them; None for what is no policy, or of an older version."""
+        told = self.runs[0].summary.get("terms", {})
+        return Terms(**told) if set(told) == {field.name for field in fields(Terms)} else None
 
     @property
     def oracle(self) -> bool:
@@ -206,15 +219,14 @@ def flat_row(row: ComparedPolicy, run: StoredRun) -> dict[str, Any]:
     return flat
 
 
-def collect(folder: Path, runs: Sequence[StoredRun]) -> Path:
-    """Writes comparison.parquet into `folder`: a row per run, with what varies, every figure, and the ratio."""
+def collect(path: Path, runs: Sequence[StoredRun]) -> Path:
+    """Writes a Parquet file, by custom comparison.parquet: a row per run, with what varies, every figure, the ratio."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     rows = [flat_row(row, run) for row in compare(runs).rows for run in row.runs]
     columns = dict.fromkeys(key for row in rows for key in row)
     table = pa.table({key: [row.get(key) for row in rows] for key in columns})
-    path = folder / "comparison.parquet"
     with atomic_file(path) as partial:
         pq.write_table(table, partial, compression="zstd")
     return path

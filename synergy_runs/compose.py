@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING
+from typing import TYPE_CHECKING, Any
 
 from synergy_core.errors import InputError
+from synergy_runs import overrides
 from synergy_runs.program import Program
 from synergy_runs.resources import conf_folder
-from synergy_runs.settings import defaults
+from synergy_runs.settings import defaults, keys, typed
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -21,30 +25,71 @@ def with_hydra(program: Program, function: Callable[[DictConfig], None]) -> None
     Defaults that the program's settings declare are, to the files in conf/, the file `<config>_keys`.
     """
     import hydra
-    from hydra.core.config_store import ConfigStore
     from hydra.core.hydra_config import HydraConfig
-    from hydra.errors import HydraException
     from hydra.types import RunMode
     from omegaconf.errors import OmegaConfBaseException
 
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise instead of printing half a traceback and exiting
-    failures: list[InputError] = []
+    failures: list[Exception] = []
 
     def task(config: DictConfig) -> None:
         """Keeps a single run's error from Hydra, which would print more than the error says."""
         try:
             function(config)
-        except InputError as error:
+        except (InputError, OmegaConfBaseException) as error:
             if HydraConfig.get().mode == RunMode.MULTIRUN:
                 raise
             failures.append(error)
 
-    ConfigStore.instance().store(name=f"{program.config}_keys", node=defaults(program.settings))
+    _declare(program)
     decorated = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=program.config)(task)
-    try:
+    with _said():
         decorated()
+        if failures:
+            raise failures[0]
+
+
+def composed(program: Program, arguments: Sequence[str]) -> dict[str, Any]:
+    """The values that the program would run with, had these been its arguments. Raises InputError."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    _declare(program)
+    with _said(), initialize_config_dir(version_base="1.3", config_dir=str(conf_folder().resolve())):
+        config = compose(program.config, overrides.prepared(arguments, program))
+        values: Any = OmegaConf.to_container(config, resolve=True)
+    return dict(values)
+
+
+def _declare(program: Program) -> None:
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name=f"{program.config}_keys", node=defaults(program.settings))
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """Hydra's errors are a user's, in a sentence."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
     except (HydraException, OmegaConfBaseException) as error:
-        first = str(error).strip().splitlines()
-        raise InputError("the configuration cannot be composed: " + "\n  ".join(first[:6])) from error
-    if failures:
-        raise failures[0]
+        first = str(error).strip().partition("\n")[0].rstrip(".")
+        if element := re.search(r"\+(\w+\.\w+\.\d+)\.", first):
+            raise InputError(f"{element[1]}: there is none of that number; they count from 0.") from error
+        raise InputError(f"these settings do not go together: {first}. --help lists all keys.") from error
+
+
+def default_values(program: Program) -> dict[str, str]:
+    """The default of every key that has one, as it is typed."""
+    found: dict[str, str] = {}
+    values = composed(program, [f"+trace={program.example}"] if "trace" in program.groups else [])
+    for each in keys(program.settings):
+        at: Any = values
+        for part in each.name.split("."):
+            at = at.get(part, MISSING) if isinstance(at, dict) else MISSING
+        if at is not MISSING and (not isinstance(at, dict) or not at):
+            found[each.name] = typed(at)
+    return found

@@ -45,13 +45,22 @@ def check_fit(workload: Workload, cluster: Cluster, *, refuse_bad_rows: bool = F
 
 
 def _misfit(workload: Workload, cluster: Cluster, row: int) -> tuple[int, str]:
+    """The job's line in its log, and why it can never run."""
     gpu_type = workload.gpu_types[workload.gpu_type_code[row]]
     tenant = workload.virtual_clusters[workload.virtual_cluster_code[row]]
-    line, gpus = int(workload.line[row]), int(workload.gpus[row])
+    line, gpus, most = int(workload.line[row]), int(workload.gpus[row]), _most(cluster, gpu_type)
     where = f"line {line}" if line else f"job {workload.job_name[row]}"
-    asked = f"{gpus} GPU{'s' * (gpus > 1)}" + (f" of type {gpu_type}" if gpu_type else "")
-    quota = f" (virtual cluster {tenant})" if cluster.virtual_clusters else ""
-    return line, f"{where}, GPUs: got {asked}, expected at most {cluster.most_gpus_for(gpu_type, tenant)}{quota}"
+    asks = f"{where}: asks for {gpus} {gpu_type or ('GPUs' if gpus > 1 else 'GPU')}"
+    if gpus > most:
+        there = "has none" if not most else f"has {most}" if gpu_type else f"has at most {most} of a type"
+        return line, f"{asks}; this cluster {there}"
+    holder = f"virtual cluster {tenant}" if tenant else "a job of no virtual cluster"
+    return line, f"{asks}; {holder} may hold {cluster.virtual_clusters.get(tenant, 0) or 'none'}"
+
+
+def _most(cluster: Cluster, gpu_type: str) -> int:
+    """GPUs of a type, of any one type for none, whatever the quotas."""
+    return cluster.gpus_of(gpu_type) if gpu_type else max(map(cluster.gpus_of, cluster.gpu_types))
 
 
 def _advice(workload: Workload, cluster: Cluster, wrong: NDArray[np.int64]) -> str:
@@ -66,9 +75,14 @@ def _advice(workload: Workload, cluster: Cluster, wrong: NDArray[np.int64]) -> s
             f"The log asks for {words}; the cluster has {', '.join(cluster.gpu_types)}. Type "
             f"'cluster.node_types=[{types}]', or cluster.ignore_gpu_types=true, or {skip}."
         )
+    kinds = [workload.gpu_types[code] for code in workload.gpu_type_code[wrong]]
+    within = [gpus <= _most(cluster, kind) for gpus, kind in zip(workload.gpus[wrong].tolist(), kinds, strict=True)]
+    if within and all(within):
+        more = "Raise quotas with 'cluster.virtual_clusters={NAME: GPUs}', or type cluster.borrowing=true"
+        return f"{more}, or {skip}."
     if len(wrong):
         return f"Enlarge the cluster (cluster.nodes=N or cluster.node_types), or {skip}."
-    return f"Mend them, or {skip}."
+    return f"Fix these rows, or {skip}."
 
 
 def requests_in_words(workload: Workload, cluster: Cluster) -> list[str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.catalog.sheets import node_sheet_of
+from synergy_core.catalog.sheets import add_gpu_sheet, gpu_type_named, node_sheet_of
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError, unknown
-from synergy_core.jobs.beliefs import Information, InputKnowledge
-from synergy_core.policies import Policy, get_policy, is_mechanism, parts_of
+from synergy_core.policies import Policy
 from synergy_core.units import GB, MB
 from synergy_runs.carrying import add_history, cut
 from synergy_runs.fit import misfits
 from synergy_runs.generators import generate, names
 from synergy_runs.generators.laws import LawParameters, draw, laws
-from synergy_runs.overrides import check_policy
-from synergy_runs.resources import conf_folder
 from synergy_runs.settings import ClusterSettings, NodeTypeSettings, TraceSettings
 from synergy_runs.traces import formats, read_trace
 from synergy_runs.traces.find import find
@@ -56,10 +52,15 @@ def random_stream(seed: int, source: str) -> np.random.SeedSequence:
     return np.random.SeedSequence(seed, spawn_key=(STREAMS.index(source),))
 
 
+def check_name(name: str) -> None:
+    """Raises InputError where results cannot be filed under it."""
+    if not name or "/" in name or name.startswith("."):
+        raise InputError(f"trace.name={name}: expected a name, not a path; results are filed under it.")
+
+
 def workload_of(trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Workload:
     """The jobs of this seed: found or generated, cut to the window, sampled, compressed. Estimates: `estimated`."""
-    if not trace.name or "/" in trace.name or trace.name.startswith("."):
-        raise InputError(f"trace.name={trace.name}: expected a name, not a path; results are filed under it.")
+    check_name(trace.name)
     if trace.format is not None and trace.format not in formats():
         raise unknown("trace.format", trace.format, formats())
     asked = _asked_of_law(trace)
@@ -75,10 +76,11 @@ def workload_of(trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Wo
     return cut(scaled(workload, cluster.load))
 
 
-def estimated(trace: TraceSettings, workload: Workload, seed: int) -> Workload:
-    """The workload with an estimate for every job, drawn where its log has none."""
+def estimated(trace: TraceSettings, workload: Workload, seed: int, policies: Iterable[Policy]) -> Workload:
+    """The workload with an estimate for every job, drawn where its log has none; policies: those that are to run."""
     random = np.random.default_rng(random_stream(seed, "estimates"))
-    return with_estimates(workload, trace.overestimate, random)
+    readers = [each.name for each in policies if each.reads_estimates]
+    return with_estimates(workload, trace.overestimate, random, readers)
 
 
 def _from_log(trace: TraceSettings, path: Path) -> Workload:
@@ -139,16 +141,22 @@ def _generated(trace: TraceSettings, seed: int) -> Workload:
 
 def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload | None) -> Cluster:
     """The machines, with quotas where tenants have them. workload: for the quotas that it names, if they are wanted."""
+    for path in wanted.gpu_sheets:
+        add_gpu_sheet(path)
     if wanted.node_types is not None:
         types = [
-            NodeType(f"{each.gpu_type}-{i}", each.gpu_type, each.nodes, each.gpus_per_node, *_host(wanted, each))
+            NodeType(
+                f"{each.gpu_type}-{i}", _named(each.gpu_type), each.nodes, each.gpus_per_node, *_host(wanted, each)
+            )
             for i, each in enumerate(wanted.node_types)
         ]
     else:
         nodes = trace.nodes if wanted.nodes is None else wanted.nodes
         gpus_per_node = trace.gpus_per_node if wanted.gpus_per_node is None else wanted.gpus_per_node
         alike = NodeTypeSettings(gpu_type=wanted.gpu_type, nodes=nodes, gpus_per_node=gpus_per_node)
-        types = [NodeType(wanted.gpu_type, wanted.gpu_type, nodes, gpus_per_node, *_host(wanted, alike))]
+        types = [NodeType(wanted.gpu_type, _named(wanted.gpu_type), nodes, gpus_per_node, *_host(wanted, alike))]
+    if wanted.add_nodes:
+        types = [_enlarged(types, wanted.add_nodes)]
     cluster = Cluster(
         tuple(types), borrowing=wanted.borrowing, placement=wanted.placement, patience_s=wanted.patience_s
     )
@@ -161,6 +169,22 @@ def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload
         assert workload is not None
         quotas = _scaled_quotas(workload, cluster.gpus)
     return replace(cluster, virtual_clusters=dict(quotas))
+
+
+def _named(gpu_type: str) -> str:
+    """The catalog's name of a GPU type, which may be typed by an alias or in capitals; one that it lacks as typed."""
+    return gpu_type_named(gpu_type) if gpu_type else gpu_type
+
+
+def _enlarged(types: Sequence[NodeType], more: int) -> NodeType:
+    """The only type with so many nodes more. Raises InputError where there are several, or none would be left."""
+    if len(types) > 1:
+        which = " or ".join(f"cluster.node_types.{at}.nodes={each.nodes + more}" for at, each in enumerate(types))
+        raise InputError(f"cluster.add_nodes={more}: nodes of which type? Type {which}.")
+    nodes = types[0].nodes + more
+    if nodes < 1:
+        raise InputError(f"cluster.add_nodes={more}: there are {types[0].nodes} nodes; at least one must be left.")
+    return replace(types[0], nodes=nodes)
 
 
 def _host(wanted: ClusterSettings, node: NodeTypeSettings) -> tuple[float, float, float]:
@@ -219,34 +243,6 @@ def without_misfits(workload: Workload, cluster: Cluster) -> Workload:
     if wrong.all():
         raise InputError(f"{workload.source}: no job fits on {cluster.describe()}; enlarge it with cluster.nodes=N.")
     return replace(take(workload, ~wrong), bad_rows=workload.bad_rows + int(wrong.sum()))
-
-
-def policies_of(
-    names: Sequence[str],
-    parameters: Mapping[str, Mapping[str, Any]],
-    information: Information | None,
-    knowledge: InputKnowledge = "known",
-) -> dict[str, Policy]:
-    """The policies by the name they were asked for, in that order, variants and parameters applied."""
-    from omegaconf import OmegaConf
-
-    if not names:
-        raise InputError("policy=[]: expected at least one policy; see python -m synergy_sim --help.")
-    for name in parameters:
-        if not is_mechanism(name):
-            check_policy(name)
-    result: dict[str, Policy] = {}
-    for name in names:
-        check_policy(name)
-        path = conf_folder() / "variants" / f"{name}.yaml"
-        variant: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
-        given = dict(variant)
-        for part in parts_of(name):
-            given |= parameters.get(part, {})
-        policy = get_policy(given.pop("policy", name))
-        policy = dataclasses.replace(policy.with_parameters(**given), name=name).with_input(knowledge)
-        result[name] = policy if information is None else policy.informed(information)
-    return result
 
 
 def check_compression(compression: str, policies: Iterable[Policy]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import struct
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -224,7 +224,8 @@ class Run:
 
     oracle: the policy knows true run times (starred in tables); truth_read: by reading what. information: what it knew
     of training jobs beside their own reports, "" for one that asks nothing of them. learns_input: how fast input is
-    prepared it knew from reports, not from profiles. seed: of the workload.
+    prepared it knew from reports, not from profiles. terms: what it knew and might do (`terms.Terms`), {} for what is
+    no policy. seed: of the workload.
     predicted_duration_s: per job, NaN where nothing was predicted. simulation_cpu_s: processor seconds of the
     simulation alone. peak_memory_bytes: the process's high-water mark. shares: None where nobody shares CPUs and memory
     out. compressions: None where nobody compresses gradients. pooled: they keep to what all nodes of a GPU type have
@@ -244,6 +245,7 @@ class Run:
     information: str = ""
     learns_input: bool = False
     truth_read: str = ""
+    terms: Mapping[str, Any] = field(default_factory=dict)
     shares: Shares | None = None
     compressions: Compressions | None = None
     pooled: bool = False

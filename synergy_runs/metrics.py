@@ -13,6 +13,7 @@ from synergy_core.accuracy import spearman
 from synergy_core.arrays import Floats
 from synergy_core.units import TICKS_PER_S
 from synergy_runs.averages import counts_by, mean, means_by, percentile, present, quotient, ratio
+from synergy_runs.fragmentation import fragmented_gpu_s
 from synergy_runs.log import Events, Kind, Run
 from synergy_runs.measured import measured_ids
 from synergy_runs.overload import growth, overloaded
@@ -21,6 +22,7 @@ from synergy_runs.timeline import (
     Holdings,
     compressed_gpu_s,
     given,
+    gpus_in_use,
     holdings,
     integral,
     last_time_s,
@@ -35,7 +37,7 @@ Ints = NDArray[np.int32]
 Summary = dict[str, Any]
 
 SIZE_CLASSES = ("1", "2-4", "5-8", ">8")
-_SIZE_LIMITS = (1, 4, 8)
+SIZE_LIMITS = (1, 4, 8)
 NO_NAME = "(none)"
 
 
@@ -57,6 +59,7 @@ class JobColumns:
     jct_s: Floats
     waiting_s: Floats
     queueing_delay_s: Floats
+    slowdown: Floats
     service_gpu_s: Floats
     work_gpu_s: Floats
     preemptions: Ints
@@ -67,7 +70,7 @@ class JobColumns:
 
 def size_class(gpus: NDArray[Any]) -> NDArray[np.int64]:
     """The index in `SIZE_CLASSES` of each GPU count."""
-    return np.searchsorted(_SIZE_LIMITS, gpus)
+    return np.searchsorted(SIZE_LIMITS, gpus)
 
 
 def job_table(run: Run, held: Holdings | None = None) -> JobColumns:
@@ -99,6 +102,7 @@ def job_table(run: Run, held: Holdings | None = None) -> JobColumns:
             jct_s=jct_s,
             waiting_s=jct_s - _held_s(held, jobs),
             queueing_delay_s=first_start_s - workload.submit_time_s,
+            slowdown=quotient(jct_s, workload.duration_s),
             service_gpu_s=_service_gpu_s(held, jobs),
             work_gpu_s=workload.duration_s * workload.gpus,
             preemptions=_count(events, Kind.STOP, jobs),
@@ -116,6 +120,7 @@ OF_WHOLE_JOBS = (
     "jct_s",
     "waiting_s",
     "queueing_delay_s",
+    "slowdown",
     "mean_contention",
     "finish_time_fairness",
 )
@@ -197,6 +202,7 @@ def _identity(run: Run) -> Summary:
         "truth_read": run.truth_read,
         "information": run.information,
         "learns_input": run.learns_input,
+        "terms": dict(run.terms),
         "seed": run.seed,
         "trace": workload.name,
         "trace_source": workload.source,
@@ -241,7 +247,17 @@ def _completion(run: Run, jobs: JobColumns) -> Summary:
         "p99_waiting_s": percentile(jobs.waiting_s, 99),
         "mean_queueing_delay_s": mean(jobs.queueing_delay_s),
         "p99_queueing_delay_s": percentile(jobs.queueing_delay_s, 99),
+        "p50_slowdown": percentile(jobs.slowdown, 50),
+        "p99_slowdown": percentile(jobs.slowdown, 99),
+        "run_time_ratio": _run_time_ratio(jobs),
     }
+
+
+def _run_time_ratio(jobs: JobColumns) -> float:
+    """Time with GPUs ÷ run time in the log, each summed over the jobs that have ended; NaN of none."""
+    held_s = jobs.jct_s - jobs.waiting_s
+    known = np.isfinite(held_s)
+    return ratio(float(held_s[known].sum()), float(jobs.duration_s[known].sum()))
 
 
 def _use(run: Run, jobs: JobColumns, held: Holdings) -> Summary:
@@ -265,6 +281,8 @@ def _use(run: Run, jobs: JobColumns, held: Holdings) -> Summary:
         "preemptions": int(jobs.preemptions.sum()),
         "restarts_per_job": mean(jobs.restarts[~jobs.carried]),
         "split_starts_fraction": split_starts_fraction(run.events, run.cluster),
+        "fragmented_gpu_s": fragmented_gpu_s(run, held),
+        "max_gpus_used": int(gpus_in_use(run.events)[1].max(initial=0)),
         "max_queue_jobs": int(queue.max(initial=0)),
         "mean_queue_jobs": ratio(float(waited_s.sum()), span_s),
     }
@@ -311,6 +329,7 @@ def _by_class(run: Run, jobs: JobColumns) -> Summary:
         "mean_jct_s_by_size": means_by(size, SIZE_CLASSES, jobs.jct_s),
         "mean_waiting_s_by_size": means_by(size, SIZE_CLASSES, jobs.waiting_s),
         "mean_queueing_delay_s_by_size": means_by(size, SIZE_CLASSES, jobs.queueing_delay_s),
+        "jobs_by_virtual_cluster": _above_none(counts_by(workload.virtual_cluster_code[~jobs.carried], tenants)),
         "mean_jct_s_by_virtual_cluster": present(means_by(workload.virtual_cluster_code, tenants, jobs.jct_s)),
         "mean_waiting_s_by_virtual_cluster": present(means_by(workload.virtual_cluster_code, tenants, jobs.waiting_s)),
         "mean_queueing_delay_s_by_virtual_cluster": present(
@@ -319,6 +338,10 @@ def _by_class(run: Run, jobs: JobColumns) -> Summary:
         "jobs_by_end_state": counts_by(states[~jobs.carried], END_STATES),
         "mean_jct_s_by_end_state": means_by(states, END_STATES, jobs.jct_s),
     }
+
+
+def _above_none(counts: dict[str, int]) -> dict[str, int]:
+    return {name: count for name, count in counts.items() if count}
 
 
 def _prediction(jobs: JobColumns) -> Summary:

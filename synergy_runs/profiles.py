@@ -14,7 +14,8 @@ def read_profile(path: Path) -> Profile:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: expected a profile, which python -m synergy_exec profile makes ({error}).") from None
+        why = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
+        raise InputError(f"{path}: expected a profile, which python -m synergy_exec profile makes ({why}).") from None
     return profile_of(text, str(path))
 
 

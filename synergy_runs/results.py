@@ -1,17 +1,20 @@
-"""Run folders: written beside their place and renamed when whole, so that what has a name is complete.
+"""A policy's folder: written beside its place and renamed when whole, so that what has a name is complete.
 
-`python -m synergy_sim.results DIR` prints the comparison of whatever is below DIR.
+`python -m synergy_sim.results DIR` prints what is below DIR (docs/results.md).
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synergy_core.errors import InputError, unknown
+from synergy_core.parser import Parser
 from synergy_runs.atomic import atomic_folder
 from synergy_runs.log import Decisions, Events, Run, Shares
 from synergy_runs.metrics import NO_NAME, JobColumns, Summary, job_table, summarise
@@ -20,6 +23,9 @@ from synergy_runs.traces.rows import END_STATES
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from synergy_runs.comparison import Comparison
+    from synergy_runs.stored import RunFolder, StoredRun
 
 
 def write_run(run: Run, folder: Path, config_yaml: str) -> Summary:
@@ -73,6 +79,7 @@ def _job_rows(run: Run, jobs: JobColumns) -> dict[str, Any]:
         "job_name": pa.array(workload.job_name, type=pa.string()),
         "virtual_cluster": named(workload.virtual_cluster_code, workload.virtual_clusters),
         "user": named(workload.user_code, workload.users),
+        "partition": named(workload.partition_code, workload.partitions),
         "gpu_type": named(workload.gpu_type_code, workload.gpu_types),
         "model": named(workload.model_code, workload.models),
         "end_state": named(workload.end_state_code.astype("int32"), END_STATES),
@@ -93,39 +100,114 @@ def _write_parquet(columns: dict[str, Any], path: Path) -> None:
     )
 
 
+_MOST_KEYS = 3
+"""So many settings that vary still make columns; more make a table for each group."""
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Prints the comparison of all results below a folder and collects it in comparison.parquet."""
-    import argparse
+    """Prints the comparison of the results below a folder; of several runs, what they are first."""
     import sys
 
     from synergy_runs.comparison import collect, compare
-    from synergy_runs.stored import find_runs, in_order
-    from synergy_runs.tables import print_comparison
+    from synergy_runs.exports import latex, markdown, write_csv
+    from synergy_runs.listing import print_listing
+    from synergy_runs.stored import run_folders
 
-    parser = argparse.ArgumentParser(prog="python -m synergy_sim.results", description=main.__doc__)
-    parser.add_argument("folder", type=Path, metavar="DIR", help="a folder with results somewhere below it")
-    parser.add_argument("--report", action="store_true", help="make the figures and report.html again as well")
-    parser.add_argument("--first", metavar="POLICY", help="the policy that ratios refer to")
-    chosen = parser.parse_args(arguments)
+    chosen = _parser().parse_args(arguments)
     try:
-        runs = find_runs(chosen.folder)
-        if chosen.first:
-            names = [run.policy for run in runs]
-            if chosen.first not in names:
-                raise unknown("policy", chosen.first, set(names))
-            runs = in_order(runs, [chosen.first])
+        folders = run_folders(chosen.folder)
+        runs = _chosen_runs(folders, chosen)
         comparison = compare(runs)
-        print_comparison(comparison)
-        shown = {run.folder for row in comparison.rows for run in row.runs}
-        for run in runs:
-            if run.folder not in shown:
-                print(f"{run.folder}: left out, a repetition of a run above; name it alone to see it", file=sys.stderr)
-        print(f"wrote {collect(chosen.folder, runs)}")
+        if chosen.markdown or chosen.latex:
+            print((markdown if chosen.markdown else latex)(comparison))
+        else:
+            if len(folders) > 1:
+                print_listing(folders, chosen.folder)
+            elif (record := folders[0].record) is not None and record.state:
+                print(f"{folders[0].path}: not whole: {record.state}; what it has:")
+            _print_groups(comparison)
+        _say_what_is_left_out(runs, comparison)
+        if chosen.csv:
+            print(f"wrote {write_csv(comparison, chosen.csv)}", file=sys.stderr)
+        if chosen.parquet:
+            print(f"wrote {collect(chosen.parquet, runs)}", file=sys.stderr)
         if chosen.report:
-            from synergy_runs.report.write import write_comparison
-
-            print(f"wrote {write_comparison(runs, chosen.folder)}")
+            print(f"wrote {_report(folders, runs, chosen.folder)}", file=sys.stderr)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m synergy_sim.results", description=main.__doc__)
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="a run's folder, `latest`, or one with runs somewhere below it"
+    )
+    parser.add_argument("--first", metavar="POLICY", help="the policy that ratios refer to")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write every figure there, unrounded, a row per row")
+    parser.add_argument("--parquet", type=Path, metavar="FILE", help="the same with a row per run, and all its figures")
+    printed = parser.add_mutually_exclusive_group()
+    printed.add_argument("--markdown", action="store_true", help="print the table as Markdown, with all columns")
+    printed.add_argument("--latex", action="store_true", help="print it for LaTeX, with the package booktabs")
+    parser.add_argument("--report", action="store_true", help="make figures and report.html as well, in a new folder")
+    return parser
+
+
+def _chosen_runs(folders: Sequence[RunFolder], chosen: argparse.Namespace) -> list[StoredRun]:
+    from synergy_runs.stored import in_order, shown_runs
+
+    runs = shown_runs(folders)
+    if not runs:
+        why = "no run is whole" if len(folders) > 1 else "no policy had ended when the run did"
+        raise InputError(f"{chosen.folder}: {why}: {', '.join(str(each.path) for each in folders)}.")
+    if chosen.first:
+        names = [run.policy for run in runs]
+        if chosen.first not in names:
+            raise unknown("policy", chosen.first, set(names))
+        runs = in_order(runs, [chosen.first])
+    return runs
+
+
+def _print_groups(comparison: Comparison) -> None:
+    """One table where few settings vary; else one for each group, under what differs."""
+    from synergy_runs.comparison import compare
+    from synergy_runs.tables import print_comparison
+    from synergy_runs.unequal import words
+
+    if len(comparison.settings[0]) <= _MOST_KEYS:
+        print_comparison(comparison)
+        return
+    for number, setting in enumerate(comparison.settings):
+        print("\n" * bool(number) + words(setting))
+        print_comparison(compare([run for row in comparison.of(setting) for run in row.runs]))
+
+
+def _say_what_is_left_out(runs: Sequence[StoredRun], comparison: Comparison) -> None:
+    import sys
+
+    from synergy_runs.as_logged import AS_LOGGED
+
+    shown = {run.folder for row in comparison.rows for run in row.runs}
+    others = [run for run in runs if run.policy != AS_LOGGED]  # every run of a sweep has the log's
+    if left := [str(run.folder) for run in others if run.folder not in shown]:
+        print(
+            f"left out: {len(left)} of {len(others)}, repetitions of newer runs above (policy, seed and settings are "
+            f"the same); name one alone to see it, such as {left[0]}",
+            file=sys.stderr,
+        )
+
+
+def _report(folders: Sequence[RunFolder], runs: Sequence[StoredRun], folder: Path) -> Path:
+    """Figures and report: in the run's own folder where it has none yet, else in a new one."""
+    from datetime import datetime
+
+    from synergy_runs.filing import STAMP, claimed
+    from synergy_runs.report.write import write_comparison
+    from synergy_runs.stored import followed
+
+    into = followed(folder)
+    if len(folders) > 1 or (into / "report.html").exists():
+        into = claimed(into, f"report-{datetime.now().strftime(STAMP)}")
+    commands = {run.record.command: None for run in runs if run.record is not None}
+    return write_comparison(runs, into, command="\n".join(commands))

@@ -32,6 +32,18 @@ class Bounds(NamedTuple):
 ANY = Bounds("anything of its type", lambda value: True)
 SECONDS = Bounds("seconds above 0", lambda value: 0 < value < float("inf"))
 COUNT = Bounds("a whole number ≥ 0", lambda value: value >= 0)
+ROUND = Bounds(
+    "a positive number of seconds, at least 0.001, or null for none",
+    lambda value: value is None or 1e-3 <= value < float("inf"),
+)
+POSITIVE = Bounds("at least 1", lambda value: value >= 1)
+FRACTION = Bounds("a fraction in [0, 1]", lambda value: 0 <= value <= 1)
+PART = Bounds("a fraction in (0, 1]", lambda value: 0 < value <= 1)
+NOT_NEGATIVE = Bounds("a number ≥ 0", lambda value: 0 <= value < float("inf"))
+ABOVE_ZERO = Bounds("a number > 0", lambda value: value > 0)
+SECONDS_OR_NONE = Bounds("a finite number of seconds ≥ 0", lambda value: 0 <= value < float("inf"))
+AT_LEAST_ONE = Bounds("a factor ≥ 1", lambda value: 1 <= value < float("inf"))
+LOAD = Bounds("a factor > 0, 1 to leave the arrivals as they are", lambda value: 0 < value < float("inf"))
 
 
 COMPRESSION_MEANING = (
@@ -69,13 +81,13 @@ class TraceSettings:
     format: str | None = key("the log's format; null: recognised")
     window: str = key("all, 7d, 2017-10-09/7d, 2017-10-09/2017-10-16 or 2017-10-09")
     carry_in: bool = key("whether jobs that were running at the window's start enter with what was left of them")
-    sample: float = key("fraction of the jobs to keep, drawn with the seed")
-    min_gpus: int = key("jobs that ask for fewer GPUs are left out")
+    sample: float = key("fraction of the jobs to keep, drawn with the seed", bounds=PART)
+    min_gpus: int = key("jobs that ask for fewer GPUs are left out", bounds=COUNT)
     bad_rows: Literal["stop", "skip"] = key("what to do with impossible rows")
     attempts: Literal["apart", "merged"] = key(
         "requeued and retried jobs: a submission per attempt (apart), or one long run per job (merged)"
     )
-    overestimate: float = key("estimates the log lacks are duration × (1 + overestimate·U[0,1))")
+    overestimate: float = key("estimates the log lacks are duration × (1 + overestimate·U[0,1))", bounds=NOT_NEGATIVE)
     models: Literal["auto", "none", "as_given", "mix", "by_class", "llm"] = key(
         "training jobs: none (run times only), as_given (the log names them), mix (drawn by GPU-time; run times kept), "
         "by_class (the log's, else by class_mix; run times kept), "
@@ -83,9 +95,19 @@ class TraceSettings:
         "auto (as_given where the log names models and batches, mix where a policy needs it)"
     )
     measured_jobs: str | None = key("ids of the jobs that figures of jobs are over, such as 4000-4999; null: all")
-    llm_gpus: int = key("the fewest GPUs of a job that models=llm makes a language model")
+    llm_gpus: int = key("the fewest GPUs of a job that models=llm makes a language model", bounds=POSITIVE)
+    gpu_type: str | None = key(
+        "the GPU type that run times are of where the log names none: on another they are converted, as measured or by "
+        "data sheets; null: they hold on any. Of the simulator",
+        None,
+    )
     nodes: int = key("nodes of the cluster unless cluster.nodes says otherwise")
     gpus_per_node: int = key("GPUs of each of them")
+    slots: int | None = key(
+        "for the executor: slots of a machine without GPUs, which share its CPU cores; null: as many as it has cores",
+        None,
+        Bounds("at least 1, or null", lambda value: value is None or value >= 1),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +127,7 @@ class ClusterSettings:
 
     nodes: int | None = key("number of nodes; null: what the trace suggests")
     gpus_per_node: int | None = key("GPUs of each node; null: what the trace suggests")
+    add_nodes: int = key("so many nodes more (or fewer: -8) than there would be, where all are alike", 0)
     cpus_per_node: float | Literal["sheet"] | None = key(
         "CPU cores of each node; sheet: as the catalog's nodes of that GPU type have; null: nobody looks at CPUs"
     )
@@ -117,9 +140,19 @@ class ClusterSettings:
         "truth.measured=false",
         None,
     )
-    gpu_type: str = key("the GPU type of all nodes")
-    node_types: list[NodeTypeSettings] | None = key("several types, in order of preference, instead of the above")
-    load: float = key("how many times as dense as in the trace jobs arrive")
+    gpu_type: str = key("the GPU type of all nodes: one of the catalog, or of gpu_sheets")
+    gpu_sheets: list[Path] = key(
+        "data sheets of further GPU types, YAML files named as the type is, in the form of synergy_core/catalog/gpus/",
+        [],
+    )
+    anonymous_gpu_types: list[str] = key(
+        "GPU types of which nobody knows anything, and on which run times hold as they are", []
+    )
+    node_types: list[NodeTypeSettings] | None = key(
+        "several types, in order of preference, instead of the above; one value of one of them: "
+        "cluster.node_types.0.nodes=12"
+    )
+    load: float = key("how many times as dense as in the trace jobs arrive", bounds=LOAD)
     virtual_clusters: str | dict[str, int] | None = key("quotas: null, trace (as the log says), or {tenant: GPUs}")
     borrowing: bool = key("whether a tenant may exceed its quota while GPUs are idle")
     placement: PlacementRule = key(
@@ -127,18 +160,36 @@ class ClusterSettings:
         "same until they have waited patience_s), spread (wherever GPUs are free), even "
         "(the same, dealt alike over its nodes: 2 + 2, not 3 + 1), most_free (on the emptiest nodes)"
     )
-    patience_s: float = key("how long a job waits for GPUs that lie together if placement=relax")
+    patience_s: float = key(
+        "how long a job waits for GPUs that lie together if placement=relax", bounds=SECONDS_OR_NONE
+    )
     ignore_gpu_types: bool = key("whether jobs run on any GPU type, whatever the log says they asked for")
 
 
-def meanings(of: type, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted key, meaning) of every key, sections first."""
+class Key(NamedTuple):
+    """A key of a program: its dotted name, its type, what it means, and what its value must be beside its type."""
+
+    name: str
+    kind: Any
+    meaning: str
+    bounds: Bounds
+
+
+def keys(of: type, prefix: str = "") -> Iterator[Key]:
+    """Every key, sections first."""
+    hints = typing.get_type_hints(of)
     for each in _fields(of):
-        yield prefix + each.name, each.metadata["meaning"]
-        kind = typing.get_type_hints(of)[each.name]
+        kind = hints[each.name]
+        yield Key(prefix + each.name, kind, each.metadata["meaning"], each.metadata["bounds"])
         for section in typing.get_args(kind) or (kind,):  # one that may be null has keys too
             if dataclasses.is_dataclass(section) and typing.get_origin(kind) is not list:
-                yield from meanings(section, f"{prefix}{each.name}.")  # type: ignore[arg-type]
+                yield from keys(section, f"{prefix}{each.name}.")  # type: ignore[arg-type]
+
+
+def meanings(of: type) -> Iterator[tuple[str, str]]:
+    """(dotted key, meaning) of every key, sections first."""
+    for each in keys(of):
+        yield each.name, each.meaning
 
 
 def defaults(of: type) -> dict[str, Any]:
@@ -165,20 +216,20 @@ def build(kind: type[Settable], values: Mapping[str, Any], prefix: str = "") -> 
     hints = typing.get_type_hints(kind)
     for name in values:
         if name not in hints:
-            raise unknown("key", prefix + name, [prefix + each for each in hints])
+            raise unknown("key", prefix + str(name), [prefix + each for each in hints])
     values = {**defaults(kind), **values}
     for name in hints:
         if name not in values:
-            raise InputError(f"{prefix}{name} is missing; expected {_words(hints[name])}. Set it with {prefix}{name}=.")
-    made = kind(**{name: _cast(values[name], hints[name], prefix + name) for name in hints})
+            raise InputError(f"{prefix}{name} is missing: {expected(hints[name])}.")
+    made = kind(**{name: cast(values[name], hints[name], prefix + name) for name in hints})
     for each in _fields(kind):
         bounds = each.metadata["bounds"]
         if not bounds.hold(getattr(made, each.name)):
-            raise InputError(f"{prefix}{each.name}={values[each.name]}: expected {bounds.words}.")
+            raise InputError(f"{prefix}{each.name}={typed(values[each.name])}: expected {bounds.words}.")
     return made
 
 
-def _cast(value: Any, kind: Any, where: str) -> Any:
+def cast(value: Any, kind: Any, where: str) -> Any:
     """`value` as the type wants it, with the conversions that lose nothing."""
     origin, choices = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
@@ -187,22 +238,27 @@ def _cast(value: Any, kind: Any, where: str) -> Any:
         return value
     if origin is Literal:
         if str(value) not in choices:
-            raise unknown(f"value of {where}", str(value), choices)
+            raise unknown(f"value of {where}", typed(value), choices)
         return str(value)
-    if origin is list:
-        items = value if isinstance(value, list | tuple) else [value]
-        return [_cast(item, choices[0], where) for item in items]
+    if origin is list and isinstance(value, Mapping) and value and all(str(each).isdigit() for each in value):
+        raise InputError(f"{where}.{next(iter(value))}: there is no list to change; set all of {where} first.")
+    if origin is list and not isinstance(value, Mapping):
+        several = isinstance(value, list | tuple)
+        each_where = f"{where}.{{}}" if several and dataclasses.is_dataclass(choices[0]) else where
+        return [cast(each, choices[0], each_where.format(i)) for i, each in enumerate(value if several else [value])]
     if origin is dict and isinstance(value, Mapping):
-        return {str(name): _cast(item, choices[1], f"{where}.{name}") for name, item in value.items()}
+        return {str(name): cast(item, choices[1], f"{where}.{name}") for name, item in value.items()}
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return build(kind, value, where + ".")  # type: ignore[arg-type]
     if kind in (str, Path) and isinstance(value, str | int | float | Path) and not isinstance(value, bool):
         return kind(str(value))
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
     if kind in (int, bool) and type(value) is kind:
         return value
-    raise InputError(f"{where}={value}: expected {_words(kind)}.")
+    raise InputError(f"{where}={typed(value)}: expected {expected(kind)}.")
 
 
 def _cast_union(value: Any, kind: Any, choices: tuple[Any, ...], where: str) -> Any:
@@ -211,24 +267,49 @@ def _cast_union(value: Any, kind: Any, choices: tuple[Any, ...], where: str) -> 
     for choice in choices:
         if choice is not type(None):
             try:
-                return _cast(value, choice, where)
+                return cast(value, choice, where)
             except InputError:
                 if len(choices) == 2 and type(None) in choices:
                     raise
-    raise InputError(f"{where}={value}: expected {_words(kind)}.")
+    raise InputError(f"{where}={typed(value)}: expected {expected(kind)}.")
 
 
-def _words(kind: Any) -> str:
+def typed(value: Any) -> str:
+    """A value as it is typed behind `key=`."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {typed(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(typed, value)) + "]"
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_PLAIN = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Path: "a path",
+    Any: "any value",
+}
+
+
+def expected(kind: Any) -> str:
+    """What a key of that type takes, in words."""
     origin, choices = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_words(choice) for choice in choices)
-    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", Path: "a path"}
+        return ", or ".join(expected(choice) for choice in choices)
     if kind is type(None):
         return "null"
     if origin is Literal:
-        return " or ".join(choices)
+        *others, last = choices
+        return f"{', '.join(others)} or {last}" if others else last
     if origin is list:
-        return f"{_words(choices[0])} or a list of them"
+        each = expected(choices[0])
+        return f"a list: [{each}, …]" if dataclasses.is_dataclass(choices[0]) else f"{each}, or a list: [a,b]"
     if origin is dict:
-        return "a mapping {name: value}"
-    return plain.get(kind, "a section")
+        return f"{{name: {expected(choices[1])}, …}}"
+    if dataclasses.is_dataclass(kind):
+        every = _fields(typing.cast(type, kind))
+        needed = [each.name for each in every if each.default is MISSING and each.default_factory is MISSING]
+        return "{" + ", ".join(f"{name}: …" for name in needed or [each.name for each in every]) + "}"
+    return _PLAIN.get(kind, "a value")

@@ -10,7 +10,8 @@ from synergy_runs.log import Events, Kind
 
 
 def split_starts_fraction(events: Events, cluster: Cluster) -> float:
-    """The share of starts and resumes, of jobs on 2 GPUs or more, on more nodes than need be; NaN without any.
+    """The share of starts and resumes, of jobs on 2 GPUs or more, on more nodes than need be; NaN without any, and
+    where nobody knows the nodes.
 
     Needed is what the GPUs would take of empty nodes of that type, the largest first.
     """
@@ -19,7 +20,7 @@ def split_starts_fraction(events: Events, cluster: Cluster) -> float:
     nodes = np.diff(np.append(first, len(rows)))
     gpus, node = events.gpus[rows[first]], events.node[rows[first]]
     several = gpus > 1
-    if not several.any():
+    if not several.any() or (node < 0).any():
         return float("nan")
     kinds = np.repeat(
         [cluster.gpu_types.index(each.gpu_type) for each in cluster.node_types],

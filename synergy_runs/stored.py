@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
+from synergy_runs.as_logged import AS_LOGGED
+from synergy_runs.asked import label_of
 from synergy_runs.log import Events, Shares
 from synergy_runs.metrics import Summary
+from synergy_runs.run_record import NOT_OF_THE_RUN, RunRecord, read_record
 
 # Settings that say which run this is, where it lies or what is shown of it, not under what conditions it ran.
-_NOT_CONDITIONS = ("policy", "compared_with", "seed", "results_dir", "figures", "progress", "hydra", "variants")
+_NOT_CONDITIONS = ("policy", "seed", "hydra", *NOT_OF_THE_RUN)
 _NOT_CONDITIONS_EITHER = ("trace.find", "trace.bad_rows")
 
 
@@ -38,12 +41,17 @@ class StoredRun:
     @property
     def label(self) -> str:
         """The policy's name, starred if it knows true run times."""
-        return self.policy + "*" * bool(self.summary["oracle"])
+        return "as logged" if self.policy == AS_LOGGED else self.policy + "*" * bool(self.summary["oracle"])
 
     @property
     def seed(self) -> int:
         """The seed of the workload."""
         return int(self.summary["seed"])
+
+    @cached_property
+    def record(self) -> RunRecord | None:
+        """How it was made: by which command, of a sweep the sweep's; None where nothing beside it says so."""
+        return read_record(self.folder.parent.parent) or read_record(self.folder.parent)
 
     def jobs(self, *columns: str) -> dict[str, NDArray[Any]]:
         """Columns of jobs.parquet, one entry per job in order of submission."""
@@ -92,7 +100,7 @@ class StoredRun:
         return flat
 
     def asked_policies(self) -> list[str]:
-        """The policies that the command named, in its order."""
+        """The policies that the command asked for, in its order, as it wrote them."""
         named = self._config.get("compared_with") or self._config.get("policy") or []
         return [str(each) for each in ([named] if isinstance(named, str) else named)]
 
@@ -125,25 +133,116 @@ def _read(path: Path, columns: Sequence[str]) -> dict[str, NDArray[Any]]:
     return {name: np.asarray(table[name].to_numpy()) for name in columns}
 
 
-def find_runs(folder: Path) -> list[StoredRun]:
-    """Every complete run below `folder`, in the order of `in_order`, then of names; hidden folders are passed over.
+LATEST = "latest"
+"""Beside runs' folders: a link to the one that ended last, or a file with its name."""
+_WORK = ".work"
+"""How the executor's folders of live states end, in which no results are."""
 
-    Raises InputError if there is none.
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What one command made. record: how; None of results that no command made a folder for. runs: of its policies and
+    seeds, in the order of their paths.
     """
-    paths = sorted(folder.rglob("summary.json"))
-    shown = [path for path in paths if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    if not shown:
-        raise InputError(f"{folder}: no summary.json below it; expected a results folder such as results/philly.")
-    return in_order(read_run(path.parent) for path in shown)
+
+    path: Path
+    record: RunRecord | None
+    runs: tuple[StoredRun, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that the command was to make is there."""
+        return self.record is None or self.record.ended is not None
+
+
+def followed(path: Path) -> Path:
+    """The path, with the folder that it leads to in place of a `latest`. Raises InputError where nothing is there."""
+    for each in (path, *path.parents):
+        if each.name == LATEST and (each.is_file() or (each.is_symlink() and each.exists())):
+            name = each.read_text(encoding="utf-8").strip() if each.is_file() else each.readlink()
+            path = each.parent / name / path.relative_to(each)
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise InputError(f"{path}: is a file; expected a folder with results, such as results/philly/latest.")
+    for each in (path, *path.parents):
+        if each.is_symlink():
+            gone = f"{each} leads to {each.readlink()}, which is gone"
+            raise InputError(f"{path}: {gone}. The runs that are there: python -m synergy_sim.results {each.parent}")
+    newest = path.parent / LATEST / path.name
+    hint = f" The newest run has {newest}." if newest.exists() else ""
+    raise InputError(f"{path}: no such folder; expected one with results, such as results/philly/latest.{hint}")
+
+
+def run_folders(path: Path) -> list[RunFolder]:
+    """What each command made below `path`, the newest first. Links and hidden folders are passed over.
+
+    Raises InputError if there is nothing, or it cannot be read.
+    """
+    path = followed(path)
+    try:
+        found = list(_run_folders(path))
+    except OSError as error:
+        raise InputError(f"{error.filename}: cannot be read ({error.strerror}).") from error
+    if not found:
+        raise InputError(f"{path}: no summary.json below it; expected a folder with results, such as results/philly.")
+    return sorted(found, key=lambda each: -each.record.begun_at.timestamp() if each.record else 0.0)
+
+
+def _run_folders(path: Path) -> Iterable[RunFolder]:
+    record = read_record(path)
+    if record is not None or _is_run(path):
+        yield RunFolder(path, record, tuple(read_run(each) for each in _runs_below(path)))
+        return
+    below = _folders_in(path)
+    if runs := [each for each in below if _is_run(each)]:
+        yield RunFolder(path, None, tuple(read_run(each) for each in runs))
+    for each in below:
+        if not _is_run(each):
+            yield from _run_folders(each)
+
+
+def _runs_below(path: Path) -> Iterable[Path]:
+    if _is_run(path):
+        yield path
+        return
+    for each in _folders_in(path):
+        yield from _runs_below(each)
+
+
+def _folders_in(path: Path) -> list[Path]:
+    found = (each for each in path.iterdir() if not each.name.startswith(".") and not each.name.endswith(_WORK))
+    return sorted(each for each in found if each.is_dir() and not each.is_symlink())
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "summary.json").is_file()
+
+
+def find_runs(folder: Path) -> list[StoredRun]:
+    """The runs below `folder` of all commands that are whole, or of the one that `folder` is, whole or not.
+
+    In the order of `in_order`, then the newest first, then of names. Raises InputError if there is none.
+    """
+    return shown_runs(run_folders(folder))
+
+
+def shown_runs(folders: Sequence[RunFolder]) -> list[StoredRun]:
+    """The runs of those that are whole; of a single one whole or not."""
+    return in_order(run for each in folders if each.whole or len(folders) == 1 for run in each.runs)
 
 
 def read_run(folder: Path) -> StoredRun:
     """The run in `folder`. Raises InputError if it is not whole."""
     path = folder / "summary.json"
     try:
-        return StoredRun(folder, json.loads(path.read_text(encoding="utf-8")))
+        summary = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not a readable summary: {error}. Run that policy again.") from error
+        why = error.strerror if isinstance(error, OSError) else "no whole JSON"
+        raise InputError(f"{path}: not a readable summary ({why}). Run that policy again.") from error
+    if not isinstance(summary, dict) or "policy" not in summary:
+        raise InputError(f"{path}: not the summary of a run, or cut off. Run that policy again.")
+    return StoredRun(folder, summary)
 
 
 def in_order(runs: Iterable[StoredRun], policies: Sequence[str] = ()) -> list[StoredRun]:
@@ -151,5 +250,11 @@ def in_order(runs: Iterable[StoredRun], policies: Sequence[str] = ()) -> list[St
     runs = list(runs)
     lists = [policies] if policies else sorted((run.asked_policies() for run in runs), key=len, reverse=True)
     # A run that stands alone was compared with nothing: it has no place in front of those that were.
-    names = list(dict.fromkeys(name for each in lists if policies or len(each) > 1 for name in each))
-    return sorted(runs, key=lambda run: names.index(run.policy) if run.policy in names else len(names))
+    names = list(dict.fromkeys(label_of(text) for each in lists if policies or len(each) > 1 for text in each))
+
+    def place(run: StoredRun) -> tuple[int, bool]:
+        # What the log shows comes last, unless ratios are to refer to it.
+        at = names.index(run.policy) if run.policy in names else len(names)
+        return at, run.policy == AS_LOGGED and run.policy not in names
+
+    return sorted(runs, key=place)

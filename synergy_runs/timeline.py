@@ -186,3 +186,12 @@ def binned_mean(time_s: Floats, value: NDArray[Any], edges_s: Floats) -> Floats:
     """Time-weighted mean of a step function within each pair of neighbouring edges."""
     means: Floats = np.diff(integral(time_s, value, edges_s)) / np.diff(edges_s)
     return means
+
+
+def binned_extremes(time_s: Floats, value: NDArray[Any], edges_s: Floats) -> tuple[Floats, Floats]:
+    """(least, most) of a step function within each pair of neighbouring edges; it is 0 before its first time."""
+    after = np.concatenate(([0.0], value))
+    at = np.searchsorted(time_s, edges_s, side="right")
+    least: Floats = np.minimum(np.minimum.reduceat(after, at)[:-1], after[at[1:]])
+    most: Floats = np.maximum(np.maximum.reduceat(after, at)[:-1], after[at[1:]])
+    return least, most

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
-from synergy_core.units import LONGEST_S, on_grid, parse_duration_s
+from synergy_core.units import DAY_S, LONGEST_S, on_grid, parse_duration_s
 from synergy_runs.traces.demands import silent_rows
 from synergy_runs.traces.rows import BadRow, TraceRows
 from synergy_runs.traces.times import epoch_s, iso
@@ -32,8 +33,9 @@ class Workload:
     estimate_drawn: whether `with_estimates` drew its estimate. carried: it was submitted before the window and reaches
     into it (`synergy_runs.carrying`); its times are what was left at the window's start, and ran_before_s what it had
     run by then. measured: whether figures are over it (`synergy_runs.measured`). log_wait_s: from submission to start
-    in the log itself, 0 where the log does not say.
+    in the log itself, NaN where the log does not say.
     Times lie on the grid of `synergy_core.units`. `*_code` columns index the tuples of the same name.
+    timed_on: the GPU type that run times in the log are of where a row asks for none; '' where they hold on any.
     line: where the job stands in its file, 0 if generated. bad_rows: impossible rows that were left out, of which
     `bad_examples` are the first.
     """
@@ -53,6 +55,8 @@ class Workload:
     virtual_clusters: tuple[str, ...]
     user_code: Ints
     users: tuple[str, ...]
+    partition_code: Ints
+    partitions: tuple[str, ...]
     gpu_type_code: Ints
     gpu_types: tuple[str, ...]
     model_code: Ints
@@ -72,6 +76,7 @@ class Workload:
     bad_rows: int
     bad_examples: tuple[BadRow, ...]
     notes: tuple[str, ...]
+    timed_on: str = ""
 
     def __len__(self) -> int:
         return len(self.submit_time_s)
@@ -143,6 +148,8 @@ def from_rows(
         virtual_clusters=rows.virtual_clusters.values(),
         user_code=ints(rows.user),
         users=rows.users.values(),
+        partition_code=ints(rows.partition),
+        partitions=rows.partitions.values(),
         gpu_type_code=ints(rows.gpu_type),
         gpu_types=rows.gpu_types.values(),
         model_code=ints(rows.model),
@@ -154,7 +161,7 @@ def from_rows(
         carried=submit_s[order] < start_s,
         measured=np.ones(len(order), dtype=np.bool_),
         ran_before_s=np.zeros(len(order)),
-        log_wait_s=on_grid(np.where(wait_s > 0, wait_s, 0.0)),
+        log_wait_s=on_grid(np.maximum(wait_s, 0.0)),
         end_state_code=ints(rows.end_state),
         line=ints(rows.line),
         quotas=dict(rows.quotas),
@@ -182,6 +189,8 @@ def parse_window(text: str, *, first_s: float) -> tuple[float, float]:
         if not slash:
             return start_s, np.inf
         end_s = epoch_s(end_text) if re.match(r"\d{4}-\d{2}", end_text) else start_s + _positive_s(end_text)
+    except InputError:
+        raise
     except ValueError:
         raise InputError(
             f"trace.window={text}: expected all, a length (7d, 12h), a date (2017-10-09), or "
@@ -203,7 +212,12 @@ def window_length_s(text: str) -> float:
 
 
 def _positive_s(text: str) -> float:
+    if re.fullmatch(r"[\d.]+", text.strip()):
+        number = text.strip()
+        raise InputError(f"trace.window={number}: {number} of what? Type {number}d for days, {number}h for hours.")
     seconds = parse_duration_s(text)
+    if seconds > LONGEST_S:
+        raise InputError(f"trace.window={text}: expected at most {LONGEST_S / DAY_S:,.0f}d.")
     if seconds == 0:
         raise ValueError("a window has a length")
     return seconds
@@ -213,7 +227,7 @@ def take(workload: Workload, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Wor
     """The jobs that `keep` (a mask or increasing row numbers) selects; the order stays."""
     rows = np.flatnonzero(keep) if keep.dtype == bool else keep
     columns = ("submit_time_s", "duration_s", "estimate_s", "gpus", "cpus", "memory_bytes")
-    names = ("virtual_cluster_code", "user_code", "gpu_type_code", "model_code", "end_state_code")
+    names = ("virtual_cluster_code", "user_code", "partition_code", "gpu_type_code", "model_code", "end_state_code")
     more = ("global_batch", "work_scale", "iterations", "line")
     since = ("estimate_drawn", "carried", "measured", "ran_before_s", "log_wait_s")
     picked = {column: getattr(workload, column)[rows] for column in (*columns, *names, *more, *since)}
@@ -267,8 +281,11 @@ def uniform(workload: Workload, random: np.random.Generator, columns: int | None
     return drawn
 
 
-def with_estimates(workload: Workload, overestimate: float, random: np.random.Generator) -> Workload:
-    """Fills unknown user estimates with duration × (1 + overestimate·U), U uniform in [0, 1).
+def with_estimates(
+    workload: Workload, overestimate: float, random: np.random.Generator, readers: Sequence[str] = ()
+) -> Workload:
+    """Fills unknown user estimates with duration × (1 + overestimate·U), U uniform in [0, 1). readers: the policies
+    that read them, for which a note says so.
 
     The f-model of Mu'alem and Feitelson (IEEE TPDS 12(6), 2001, section 5): users over-estimate by a factor that does
     not depend on the job. overestimate = 0 makes estimates exact.
@@ -281,9 +298,19 @@ def with_estimates(workload: Workload, overestimate: float, random: np.random.Ge
         return workload
     whole_s = workload.ran_before_s + workload.duration_s
     guess = on_grid(whole_s * factor) - workload.ran_before_s
-    note = (
-        f"{unknown.sum():,} jobs without a user estimate got one: true run time × (1 + {overestimate:g}·U[0, 1)); "
-        "policies that read estimates (reservations, finish-time fairness) know more than they would, and are starred"
+    notes = (*workload.notes, *_on_estimates(unknown, overestimate, readers))
+    return replace(
+        workload, estimate_s=np.where(unknown, guess, workload.estimate_s), estimate_drawn=unknown, notes=notes
     )
-    estimate_s = np.where(unknown, guess, workload.estimate_s)
-    return replace(workload, estimate_s=estimate_s, estimate_drawn=unknown, notes=(*workload.notes, note))
+
+
+def _on_estimates(unknown: NDArray[np.bool_], overestimate: float, readers: Sequence[str]) -> list[str]:
+    """Where the estimates that these policies read come from; nothing where none does."""
+    if not readers:
+        return []
+    some = f"{unknown.sum():,} of {len(unknown):,} jobs lack an estimate"
+    missing = "No user estimates in the log" if unknown.all() else some
+    drew = f"drew 1–{1 + overestimate:g} ×" if overestimate else "took"
+    *others, last = readers
+    read = f"{', '.join(others)} and {last} read them: their" if others else f"{last} reads them: its"
+    return [f"{missing}; {drew} the true run time. {read} results are optimistic."]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from synergy_runs import exits
+from synergy_core import exits
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -36,10 +36,21 @@ def _main() -> None:
     if "--version" in arguments:
         print(__version__)
         return
+    if arguments and arguments[0].startswith("--completion="):
+        from synergy_runs.completion import completion
+        from synergy_sim.program import SIMULATOR
+
+        print(completion(SIMULATOR, arguments[0]), end="")
+        return
     sys.argv[1:] = overrides.prepared(arguments, SIMULATOR)
     from synergy_runs.compose import with_hydra
 
-    with_hydra(SIMULATOR, _run)
+    if overrides.sweeps(arguments):
+        from synergy_sim.sweep import swept
+
+        swept(arguments, lambda: with_hydra(SIMULATOR, _run))
+    else:
+        with_hydra(SIMULATOR, _run)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.
         batch[mine] = _batch_of(truth.application(names[model]), gpu_type, node_gpus)
         alone_s = truth.requested_run_s(names[model], gpu_type, node_gpus, int(batch[mine][0]))
         scale[mine] = np.maximum(duration_s[mine], 1.0) / alone_s
-    note = f"{len(workload):,} jobs got a model by their GPU-time, and the work that fills their traced run time"
+    note = f"{len(workload):,} jobs were assigned a model and enough iterations to last their logged run time"
     return replace(
         workload,
         model_code=code,

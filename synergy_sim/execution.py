@@ -56,6 +56,7 @@ class ExecutionModel:
     costs, costs_by_model: what a model's name maps to replaces the default.
     round_s: decisions are made once per round; None: whenever something happened.
     own_rounds: a policy that allocates keeps its own round whatever `round_s` is.
+    refill_s: GPUs that a job's end frees are given away within so many seconds, before the round's end; 0: at its end.
     decide_fraction: h, where in a round the next one is decided; 1: at its end, and it starts at once.
     stretch: how much a round is delayed by n leases that end: "log" a·ln(1+n), "linear" b·min(n, most), "none".
     stretch_s: a or b. stretch_jobs: most. start_delay_s: before the first round.
@@ -70,6 +71,7 @@ class ExecutionModel:
     costs_by_model: Mapping[str, Costs] = field(default_factory=dict)
     round_s: float | None = None
     own_rounds: bool = False
+    refill_s: float = 0.0
     decide_fraction: float = 1.0
     stretch: Literal["none", "log", "linear"] = "none"
     stretch_s: float = 0.0
@@ -98,6 +100,19 @@ class ExecutionModel:
                 "whole_rounds=true: jobs end at multiples of round_s, at which decisions must be taken too; expected "
                 "own_rounds=false, decide_fraction=1, stretch=none and start_delay_s=0."
             )
+        if not 0 <= self.refill_s < NEVER:
+            raise InputError(f"refill_s={self.refill_s:g}: expected seconds from 0.")
+        if self.refill_s > 0 and (
+            self.round_s is None
+            or self.whole_rounds
+            or self.decide_fraction < 1
+            or self.stretch != "none"
+            or self.start_delay_s > 0
+        ):
+            raise InputError(
+                "refill_s: decisions between rounds are carried out at once; expected round_s to be given, and "
+                "decide_fraction=1, stretch=none, start_delay_s=0, whole_rounds=false."
+            )
         if not 0 < self.decide_fraction <= 1:
             raise InputError(f"decide_fraction={self.decide_fraction:g}: expected a fraction in (0, 1].")
         if self.stretch not in ("none", "log", "linear"):
@@ -109,6 +124,8 @@ class ExecutionModel:
         object.__setattr__(self, "start_delay_s", on_grid(float(self.start_delay_s)))
         if self.round_s is not None:
             object.__setattr__(self, "round_s", max(on_grid(float(self.round_s)), TICK_S))
+        if self.refill_s:
+            object.__setattr__(self, "refill_s", max(on_grid(float(self.refill_s)), TICK_S))
 
     def costs_of(self, model: str) -> Costs:
         """The costs of a job of that model."""
@@ -145,7 +162,8 @@ class SimulatedJob(Job):
     `began_s`: when its last run took its GPUs; `free_s`: when it had saved and left after the one before, under rounds.
     on_gpus: GPUs it physically holds, or 0. done_s: what it has got done since its last start and before its share
     last changed, which was at `since_s`; rate: how fast it goes since. hosts: every node's type, for a job that
-    requested CPUs: where nobody gives it a share, it has the proportional one. While it runs: `first_step_s`, when
+    requested CPUs: where nobody gives it a share, it has the proportional one. speeds: by GPU type, in units of that
+    which its run time is of; None where that is the same on all. While it runs: `first_step_s`, when
     training (re)starts; `end_s`, when its last step is done, NEVER while that is not known. ends_after_decision: it
     ends after `end_s`, which was rounded down.
     """
@@ -164,6 +182,7 @@ class SimulatedJob(Job):
         "on_gpus",
         "rate",
         "since_s",
+        "speeds",
     )
 
     def __init__(
@@ -174,10 +193,12 @@ class SimulatedJob(Job):
         duration_s: float,
         costs: Costs,
         hosts: Sequence[NodeType] = (),
+        speeds: Mapping[str, float] | None = None,
         **more: Any,
     ) -> None:
         super().__init__(job_id, submit_time_s, gpus, **more)
         self.hosts = hosts
+        self.speeds = speeds
         self.duration_s = duration_s
         self.left_work_s = duration_s
         self.costs = costs
@@ -216,13 +237,16 @@ class SimulatedJob(Job):
         """Fixes its end if it runs from then on with the share that it has."""
         self.since_s = from_s
         left_s = self.left_work_s - self.done_s
-        if self.requested is None:
-            self.rate = 1.0
-            self.end_s = from_s + left_s
-        else:
-            share = self.share or self.hosts[self.placement[0][0]].proportional
-            self.rate = by_request(self.requested, share)
-            self.end_s = from_s + on_grid(left_s / self.rate)
+        self.rate = self._rate_here()
+        self.end_s = from_s + (left_s if self.rate == 1.0 else on_grid(left_s / self.rate))
+
+    def _rate_here(self) -> float:
+        """How fast it goes where it is, with the share that it has."""
+        if self.requested is None and self.speeds is None:
+            return 1.0
+        host = self.hosts[self.placement[0][0]]
+        rate = 1.0 if self.speeds is None else self.speeds[host.gpu_type]
+        return rate if self.requested is None else rate * by_request(self.requested, self.share or host.proportional)
 
     def look_ahead(self, until_s: float) -> bool:
         """Whether all that happens to it by then is known; a job that only has a run time ends when it ends."""
@@ -237,7 +261,7 @@ class SimulatedJob(Job):
 
     def reshare(self, from_s: float) -> bool:
         """Its share may have changed, and it goes on from then with that; whether it goes faster or slower."""
-        if self.requested is None or self.share is None or by_request(self.requested, self.share) == self.rate:
+        if self.requested is None or self.share is None or self._rate_here() == self.rate:
             return False
         if self.end_s <= from_s:
             return False

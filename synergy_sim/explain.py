@@ -7,7 +7,6 @@ run is determined by its configuration, so its decisions are taken once more, up
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -18,14 +17,17 @@ from typing import Any
 from synergy_core.allocator import Explanation
 from synergy_core.cluster import Share
 from synergy_core.errors import InputError, unknown
+from synergy_core.exits import run
 from synergy_core.jobs.spec import JobSpec
-from synergy_core.pipes import piped
+from synergy_core.parser import Parser
 from synergy_core.policies import Policy, SharingPolicy
 from synergy_core.units import parse_duration_s
+from synergy_runs.as_logged import AS_LOGGED
+from synergy_runs.asked import policies_of
 from synergy_runs.explained import explained as explanation_in
-from synergy_runs.inputs import cluster_of, policies_of
+from synergy_runs.inputs import cluster_of
 from synergy_runs.settings import build
-from synergy_runs.stored import StoredRun, read_run
+from synergy_runs.stored import StoredRun, followed, read_run
 from synergy_sim.answer import Answer, answer
 from synergy_sim.facts import COLUMNS, Facts
 from synergy_sim.jobs import Jobs
@@ -34,15 +36,14 @@ from synergy_sim.settings import Settings
 from synergy_sim.simulate import Simulation
 
 BAD_INPUT = 2
-INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints one explanation; the exit status is 0, 2 for what the user can mend, or 130 for Ctrl-C."""
-    parser = argparse.ArgumentParser(
+    """Prints one explanation; the exit status is 0 or 2 for what the user can mend."""
+    parser = Parser(
         prog="python -m synergy_sim.explain", description="Why a job got what it got at an instant of a finished run."
     )
-    parser.add_argument("run", type=Path, help="a run's folder, such as results/philly/fifo-0")
+    parser.add_argument("run", type=Path, help="a policy's folder of a run, such as results/philly/latest/fifo-0")
     parser.add_argument("job", help="the job's name in its log, or its number")
     parser.add_argument(
         "--at", default=None, metavar="TIME", help="simulated time, such as 2h; default: when it was submitted"
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write it there too")
     given = parser.parse_args(arguments)
     try:
-        found, at_s = explained(given.run, given.job, given.at)
+        found, at_s = explained(followed(given.run), given.job, given.at)
         if isinstance(found, Explanation):
             print(f"round at {at_s:.0f} s of {given.run}")
         print(found.text())
@@ -64,14 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         print(f"error: {given.json}: {error.strerror}.", file=sys.stderr)
         return BAD_INPUT
-    except KeyboardInterrupt:
-        return INTERRUPTED
     return 0
 
 
 def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation | Answer, float]:
     """The explanation, and its instant. Raises InputError where the run, the job or the instant cannot be found."""
     settings = settings_of(folder)
+    if settings.policy == [AS_LOGGED]:
+        raise InputError(
+            f"{folder}: the log's own starts, which nobody here decided. Name the folder of a policy's run."
+        )
     (policy,) = policies_of(settings.policy, settings.parameters, settings.information, settings.input).values()
     if policy.reads_goodput:
         return _asked_again(settings, name, at)
@@ -83,12 +86,19 @@ def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation | An
 
 def settings_of(folder: Path) -> Settings:
     """The configuration of the run in that folder. Raises InputError where there is none."""
+    import yaml  # type: ignore[import-untyped]
     from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
     path = folder / "config.yaml"
     if not path.is_file():
         raise InputError(f"{folder}: expected the folder of a finished run, with config.yaml in it.")
-    values: Any = OmegaConf.to_container(OmegaConf.load(path))
+    try:
+        values: Any = OmegaConf.to_container(OmegaConf.load(path))
+    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException):
+        raise InputError(f"{path}: is no configuration of a run. Run that policy again.") from None
+    if not isinstance(values, dict) or not {"policy", "seed"} <= set(values):
+        raise InputError(f"{path}: is no configuration of a run. Run that policy again.")
     values.pop("compared_with", None)
     return build(Settings, {**values, "policy": [values["policy"]], "seed": [values["seed"]]})
 
@@ -118,7 +128,7 @@ def _submissions(run: StoredRun, settings: Settings) -> list[tuple[JobSpec | Non
     Which rows become training jobs hangs on all policies of the command that made the run.
     """
     together = dataclasses.replace(settings, policy=run.asked_policies())
-    made = next(each for each in prepared_runs(together) if each.policy.name == settings.policy[0])
+    made = next(each for each in prepared_runs(together) if each.asked == settings.policy[0])
     workload, stored = made.workload, run.summary
     for then, now in (
         (stored["trace_sha256"], workload.sha256),
@@ -167,4 +177,4 @@ def _job_number(names: list[str], wanted: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(piped(main))
+    run("error", main, interrupted="nothing was changed.")

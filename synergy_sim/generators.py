@@ -1,10 +1,14 @@
 """`python -m synergy_sim.generators`. Generated traces: see `synergy_runs.generators`."""
 
-import sys
+from synergy_core.exits import run
 
-from synergy_core.pipes import piped
-from synergy_runs.generators.command import main
-from synergy_sim.waiting import queueing_delays
+
+def _main() -> int:
+    from synergy_runs.generators.command import main
+    from synergy_sim.waiting import queueing_delays
+
+    return main(delays=queueing_delays)
+
 
 if __name__ == "__main__":
-    sys.exit(piped(lambda: main(delays=queueing_delays)))
+    run("error", _main, interrupted="the log is written whole or not at all.")

@@ -12,6 +12,7 @@ from synergy_runs.workload import Workload
 from synergy_sim.data_parallel_job import DataParallelJob
 from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
 from synergy_sim.ground_truth import Application, Truth
+from synergy_sim.hardware import speeds
 from synergy_sim.planned_job import PlannedJob, ProfiledJob
 from synergy_sim.training import SimulatedTraining
 
@@ -41,6 +42,7 @@ class Jobs:
         trained = [] if self._truth is None else np.flatnonzero(np.isfinite(work.work_scale)).tolist()
         is_trained = set(trained)
         requests = self._requests()
+        speeds = self._speeds()
         chunk = 4_096
         for first in range(0, len(work), chunk):
             rows = zip(*(column[first : first + chunk].tolist() for column in (*columns, *codes)), strict=True)
@@ -60,7 +62,15 @@ class Jobs:
                     estimate_s=estimate_s,
                     requested=requests[job_id] if requests else None,
                     hosts=self._cluster.node_type_of,
+                    speeds=speeds.get(gpus) if not gpu_types[kind] else None,
                 )
+
+    def _speeds(self) -> dict[int, dict[str, float]]:
+        """By GPUs asked for, how fast a job with a run time runs on each GPU type; {} where that is the same on all."""
+        work, cluster = self._workload, self._cluster
+        if not work.timed_on or len(cluster.gpu_types) == 1:
+            return {}
+        return {gpus: speeds(cluster, gpus, work.timed_on) for gpus in np.unique(work.gpus).tolist()}
 
     def _requests(self) -> list[Share | None]:
         """CPUs and memory per GPU that each row asks for, None where it names no CPUs; [] where nobody looks at them.

@@ -14,13 +14,13 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy, SharingPolicy
 from synergy_core.sharing.asking import Needs
+from synergy_runs.asked import policies_of
 from synergy_runs.carrying import without_carried
 from synergy_runs.fit import check_fit, requests_in_words
 from synergy_runs.inputs import (
     check_compression,
     cluster_of,
     estimated,
-    policies_of,
     random_stream,
     seeds_of,
     without_misfits,
@@ -33,13 +33,14 @@ from synergy_runs.workload import Workload
 from synergy_sim.assignment import as_given, by_class, mixed, with_profiled_batches
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.ground_truth import GBPS, Disturbance, PlannedTruth, Truth
+from synergy_sim.hardware import check_types, converted
 from synergy_sim.language_models import with_language_models
 from synergy_sim.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRun:
-    """One policy on one seed's jobs, ready to be simulated."""
+    """One policy on one seed's jobs, ready to be simulated. asked: the text that asks for the policy."""
 
     seed: int
     workload: Workload
@@ -47,6 +48,7 @@ class PreparedRun:
     policy: Policy
     execution: ExecutionModel
     truth: Truth
+    asked: str
 
 
 def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
@@ -62,15 +64,18 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
             workload = without_misfits(workload, cluster)
         check_fit(workload, cluster, refuse_bad_rows=not skip)
         truth = truth_of(settings, seed)
+        check_types(cluster, workload, truth, settings.trace.gpu_type, settings.cluster.anonymous_gpu_types)
         workload = trained(settings, workload, cluster, truth, policies.values(), seed)
         truth.check_models(workload.models[each] for each in np.unique(workload.model_code[_trained(workload)]))
-        workload = with_measured(estimated(settings.trace, workload, seed), settings.trace.measured_jobs)
+        workload = with_measured(
+            estimated(settings.trace, workload, seed, policies.values()), settings.trace.measured_jobs
+        )
         if any(isinstance(each, SharingPolicy) for each in policies.values()):
             Needs(cluster)  # refuses nodes that name no CPUs, before the first run
             notes = (*workload.notes, *requests_in_words(workload, cluster))
             workload = dataclasses.replace(workload, notes=notes)
-        for policy in policies.values():
-            yield PreparedRun(seed, workload, cluster, policy, execution, truth)
+        for asked, policy in policies.items():
+            yield PreparedRun(seed, workload, cluster, policy, execution, truth, asked)
 
 
 def _trained(workload: Workload) -> NDArray[np.bool_]:
@@ -117,7 +122,7 @@ def truth_of(settings: Settings, seed: int) -> Truth:
 def trained(
     settings: Settings, workload: Workload, cluster: Cluster, truth: Truth, policies: Iterable[Policy], seed: int
 ) -> Workload:
-    """The workload with training jobs where `trace.models` wants them."""
+    """The workload with training jobs where `trace.models` wants them, and run times as they are on this cluster."""
     wanted = settings.trace.models
     if wanted == "auto":
         needed = any(each.reads_goodput for each in policies)
@@ -125,14 +130,15 @@ def trained(
         wanted = "as_given" if given else "mix" if needed else "none"
     if wanted == "as_given":  # how much of such a job was left at the window's start, its log does not say
         return as_given(without_carried(workload), cluster, truth)
+    made = workload
     if wanted == "llm":
         random = np.random.default_rng(random_stream(seed, "models"))
-        return with_language_models(workload, cluster, truth, random, from_gpus=settings.trace.llm_gpus)
+        made = with_language_models(workload, cluster, truth, random, from_gpus=settings.trace.llm_gpus)
     if wanted == "by_class":
-        return by_class(workload, cluster, truth, settings.trace.class_mix)
+        made = by_class(workload, cluster, truth, settings.trace.class_mix)
     if wanted == "mix":
-        return mixed(workload, cluster, truth, np.random.default_rng(random_stream(seed, "models")))
-    return workload
+        made = mixed(workload, cluster, truth, np.random.default_rng(random_stream(seed, "models")))
+    return converted(workload, made, cluster, settings.trace.gpu_type)
 
 
 def execution_of(settings: Settings) -> ExecutionModel:
@@ -154,6 +160,7 @@ def execution_of(settings: Settings) -> ExecutionModel:
         costs_by_model={model: Costs(**{**common, **costs}) for model, costs in testbed.by_model.items()},
         round_s=settings.round_s,
         own_rounds=testbed.own_rounds,
+        refill_s=testbed.refill_s,
         decide_fraction=testbed.decide_fraction,
         stretch=testbed.stretch,
         stretch_s=testbed.stretch_s,

@@ -1,9 +1,13 @@
 """`python -m synergy_sim.results`. Finished runs in one table: see `synergy_runs.results`."""
 
-import sys
+from synergy_core.exits import run
 
-from synergy_core.pipes import piped
-from synergy_runs.results import main
+
+def _main() -> int:
+    from synergy_runs.results import main
+
+    return main()
+
 
 if __name__ == "__main__":
-    sys.exit(piped(main))
+    run("error", _main, interrupted="results are only read.")

@@ -4,7 +4,9 @@ The model follows the physical runs that Shockwave published (NSDI 2023, artifac
 whose job completion times it was fitted to (conf/testbed/shockwave_v100.yaml). Round r starts at S_r and lasts D. What
 runs in round r + 1 is decided at S_r + h·D. A job that keeps its GPUs trains on; any other stops at S_r + D, and its
 GPUs are free once it has saved and left. The next round starts σ(leases that ended) late. A new job starts as soon as
-its GPUs are free. With h = 1 and σ = 0 this is a plain tick: decide at the end of a round, carry out at once.
+its GPUs are free. With h = 1 and σ = 0 this is a plain tick: decide at the end of a round, carry out at once. With
+`refill_s` a job's end brings a tick of its own, at the next multiple of so many seconds: jobs that choose their batch
+are run ahead up to the next instant at which anything may be decided.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from synergy_sim.engine import Engine
 from synergy_sim.execution import ExecutionModel, SimulatedJob
 
 MOST_IDLE_ROUNDS = 10_000
+SLACK = 1e-3
+"""Of `refill_s`: an instant that was rounded onto the grid of times counts as the multiple it stands for."""
 
 
 class Leaving(NamedTuple):
@@ -47,6 +51,7 @@ class Rounds:
         self._arrived = engine.env.event()
         self._leaving: list[Leaving] = []
         self._promised_gpus: Counter[str] = Counter()
+        self._freed = False
 
     def begin(self) -> None:
         self._engine.env.process(self._rounds())
@@ -57,6 +62,7 @@ class Rounds:
 
     def ended(self, job: SimulatedJob) -> None:
         """The scheduler may know already that the job's last round was its last."""
+        self._freed = True
         if job.running:
             self._engine.scheduler.finish(job, self._engine.env.now)
             self._promised_gpus[job.virtual_cluster] -= job.on_gpus
@@ -71,7 +77,8 @@ class Rounds:
             yield env.timeout(start_s)
         yield engine.after_all_else()
         self._decide_and_carry_out(boundary_s=start_s)
-        engine.look_ahead(start_s + decide_s)
+        if not execution.refill_s:
+            engine.look_ahead(start_s + decide_s)
         idle = 0
         while True:
             if not engine.active:
@@ -80,6 +87,8 @@ class Rounds:
                 start_s += max(0, floor((env.now - start_s) / round_s)) * round_s
             while start_s + decide_s < env.now:
                 start_s += round_s
+            if execution.refill_s:
+                yield from self._refill(start_s + decide_s)
             yield env.timeout(start_s + decide_s - env.now)
             yield engine.after_all_else()
             ended = self._decide_and_carry_out(boundary_s=start_s + round_s)
@@ -90,12 +99,28 @@ class Rounds:
                     "do its parameters allow it to?"
                 )
             start_s += round_s + execution.stretch_of(ended)
-            engine.look_ahead(start_s + decide_s)
+            if not execution.refill_s:
+                engine.look_ahead(start_s + decide_s)
+
+    def _refill(self, until_s: float) -> Generator[Any, None, None]:
+        """Up to that instant: decides soon after each job's end."""
+        engine, refill_s = self._engine, self._execution.refill_s
+        env = engine.env
+        while engine.active:
+            next_s = on_grid((floor(env.now / refill_s + SLACK) + 1) * refill_s)
+            engine.look_ahead(min(next_s, until_s))
+            if next_s >= until_s:
+                return
+            yield env.timeout(next_s - env.now)
+            yield engine.after_all_else()
+            if self._freed and engine.active:
+                self._decide_and_carry_out(boundary_s=env.now)
 
     def _decide_and_carry_out(self, *, boundary_s: float) -> int:
         """Decides now for the round after `boundary_s`; returns how many leases end there."""
         engine = self._engine
         decision, took_s = engine.decide(engine.env.now)
+        self._freed = False
         self._leaving = [each for each in self._leaving if each.free_s > engine.env.now]
         done: set[int] = set()
         relocated = self._relocated(decision, boundary_s)

@@ -7,31 +7,56 @@ from pathlib import Path
 from typing import Any, Literal
 
 from synergy_core.jobs.exchange import Compression
-from synergy_runs.settings import COMPRESSION_MEANING, COMPRESSOR_MEANING, ClusterSettings, TraceSettings, key
+from synergy_runs.settings import (
+    ABOVE_ZERO,
+    AT_LEAST_ONE,
+    COMPRESSION_MEANING,
+    COMPRESSOR_MEANING,
+    FRACTION,
+    NOT_NEGATIVE,
+    PART,
+    POSITIVE,
+    ROUND,
+    SECONDS_OR_NONE,
+    ClusterSettings,
+    TraceSettings,
+    key,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestbedSettings:
     """How decisions are carried out."""
 
-    round_s: float | None = key("decide once per round of so many seconds; null: whenever something happens")
+    round_s: float | None = key(
+        "decide once per round of so many seconds; null: whenever something happens", bounds=ROUND
+    )
     own_rounds: bool = key("whether policies that allocate keep the round they were published with")
-    decide_fraction: float = key("where in a round the next is decided, in (0, 1]; 1: at its end")
-    launch_s: float = key("seconds before a job's first step")
-    restart_s: float = key("seconds before the first step after a preemption")
-    resize_fraction: float = key("how much of restart_s a job stands still where only its GPUs' number changes")
-    exit_s: float = key("seconds to save and leave after the last step of a run")
-    checkpoint_interval_s: float = key("training seconds between checkpoints; 0: saves when told to stop")
+    refill_s: float = key("seconds within which GPUs that a job's end frees are given away; 0: at the round's end")
+    decide_fraction: float = key("where in a round the next is decided, in (0, 1]; 1: at its end", bounds=PART)
+    launch_s: float = key("seconds before a job's first step", bounds=SECONDS_OR_NONE)
+    restart_s: float = key("seconds before the first step after a preemption", bounds=SECONDS_OR_NONE)
+    resize_fraction: float = key(
+        "how much of restart_s a job stands still where only its GPUs' number changes", bounds=FRACTION
+    )
+    exit_s: float = key("seconds to save and leave after the last step of a run", bounds=SECONDS_OR_NONE)
+    checkpoint_interval_s: float = key(
+        "training seconds between checkpoints; 0: saves when told to stop", bounds=SECONDS_OR_NONE
+    )
     stretch: Literal["none", "log", "linear"] = key("how ended leases delay a round: a·ln(1+n) or b·min(n, most)")
     stretch_s: float = key("a or b of the stretch")
     stretch_jobs: int | None = key("most of the linear stretch; null: no limit")
-    start_delay_s: float = key("seconds before the first round")
+    start_delay_s: float = key("seconds before the first round", bounds=SECONDS_OR_NONE)
     early_launch: bool = key("whether a job may start on idle GPUs before its round does")
     free_moves: bool = key("whether a job that moves but keeps its shape pays nothing")
     whole_seconds: bool = key("whether epochs of training jobs end at whole seconds")
     whole_rounds: bool = key("whether training jobs do whole iterations per round and end at the end of one")
-    storage_bytes_per_s: float = key("at which jobs with parallel plans save and load their checkpoints")
-    startup_s: float = key("seconds such a job starts up, beside saving and loading, whenever it starts")
+    storage_bytes_per_s: float = key(
+        "at which jobs with parallel plans save and load their checkpoints", bounds=ABOVE_ZERO
+    )
+    startup_s: float = key(
+        "seconds such a job starts up, beside saving and loading, whenever it starts", bounds=SECONDS_OR_NONE
+    )
     by_model: dict[str, dict[str, float]] = key("other costs for a model: {resnet50: {launch_s: 20}}")
 
 
@@ -40,8 +65,10 @@ class PlannedSettings:
     """Jobs with parallel plans."""
 
     error: float = key("standard deviation of the logarithm of true ÷ planned step times, by architecture and GPU type")
-    noise_tokens: float = key("noise scale of the gradient, tokens")
-    batch_growth: float = key("up to how many times the requested batch they may train at; 1: it is fixed")
+    noise_tokens: float = key("noise scale of the gradient, tokens", bounds=ABOVE_ZERO)
+    batch_growth: float = key(
+        "up to how many times the requested batch they may train at; 1: it is fixed", bounds=AT_LEAST_ONE
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +82,14 @@ class TruthSettings:
     fixed_gpus: dict[str, int] = key("by model, jobs that run on exactly so many GPUs at the requested batch")
     min_gpus: dict[str, int] = key("by model, the fewest GPUs its jobs run on")
     not_preemptible: list[str] = key("models whose jobs, once started, keep what they have")
-    most_gpus: int = key("GPUs that any job may grow to, unless it asks for more")
-    labels: int = key("into how many unrelated labels each model is split; observations are shared within one")
-    declared_error: float = key("standard deviation of the logarithm of declared ÷ true work")
-    noise_fraction: float = key("standard deviation of the logarithm of observed ÷ true step times")
-    straggler_fraction: float = key("probability that a run of a job straggles")
-    straggler_slowdown: float = key("how much slower it then is")
+    most_gpus: int = key("GPUs that any job may grow to, unless it asks for more", bounds=POSITIVE)
+    labels: int = key(
+        "into how many unrelated labels each model is split; observations are shared within one", bounds=POSITIVE
+    )
+    declared_error: float = key("standard deviation of the logarithm of declared ÷ true work", bounds=NOT_NEGATIVE)
+    noise_fraction: float = key("standard deviation of the logarithm of observed ÷ true step times", bounds=FRACTION)
+    straggler_fraction: float = key("probability that a run of a job straggles", bounds=FRACTION)
+    straggler_slowdown: float = key("how much slower it then is", bounds=AT_LEAST_ONE)
     profile: Path | None = key(
         "a testbed's profile (python -m synergy_exec profile): how fast its models are, and costs"
     )
@@ -83,13 +112,20 @@ class Settings:
         "how policies know how fast training data is prepared with so many CPUs and so much memory: by profiles made "
         "before (known), or by what jobs report (learned)"
     )
-    policy: list[str] = key("one policy, or a list to compare; the first is what the others are compared to")
+    policy: list[str] = key(
+        "one policy, or a list to compare; the first is what the others are compared to. With other parameters for one "
+        "row: sia(information=all,growth=4); on the terms of another policy: sia(like=synergy)"
+    )
+    same_information: bool = key(
+        "whether a policy that is told less, or may give jobs less, than another of the list is also run on the terms "
+        "of that one: sia(like=synergy)"
+    )
     parameters: dict[str, dict[str, Any]] = key("parameters by policy: parameters.las.quantum_s=1800")
     seed: list[int] = key("one seed or a list; each policy sees the same jobs for the same seed")
     compression: Compression = key(COMPRESSION_MEANING)
     compressor: str = key(COMPRESSOR_MEANING)
-    restart_s: float = key("what a preempted job pays when it resumes, seconds")
-    round_s: float | None = key("decide once per round of so many seconds; null: as the policy does")
+    restart_s: float = key("what a preempted job pays when it resumes, seconds", bounds=SECONDS_OR_NONE)
+    round_s: float | None = key("decide once per round of so many seconds; null: as the policy does", bounds=ROUND)
     results_dir: Path = key("where results go")
     figures: bool = key("whether to draw figures and write report.html and traces for Perfetto")
     progress: bool = key("whether to show a progress bar (never if the output is not a terminal)")

@@ -17,6 +17,7 @@ from synergy_core.state import Allocations, ClusterState
 from synergy_core.units import on_grid
 from synergy_runs.fit import check_fit
 from synergy_runs.log import Run, truth_read_by
+from synergy_runs.terms import terms_of
 from synergy_runs.workload import Workload
 from synergy_sim.engine import Driver, Engine, Progress
 from synergy_sim.execution import ExecutionModel
@@ -130,6 +131,7 @@ def simulate(
         peak_memory_bytes=peak_memory_bytes(),
         information=policy.knows,
         learns_input=policy.learns_input,
+        terms=terms_of(policy).plain(),
         shares=simulation.engine.shares.shares(),
         compressions=simulation.engine.compressions.compressions(),
         pooled=isinstance(policy, SharingPolicy) and policy.mechanism.pooled,

@@ -1,9 +1,13 @@
 """`python -m synergy_sim.traces`. Job logs to replay: see `synergy_runs.traces`."""
 
-import sys
+from synergy_core.exits import run
 
-from synergy_core.pipes import piped
-from synergy_runs.traces.command import main
+
+def _main() -> int:
+    from synergy_runs.traces.command import main
+
+    return main()
+
 
 if __name__ == "__main__":
-    sys.exit(piped(main))
+    run("error", _main, interrupted="the same command goes on where it stopped.")

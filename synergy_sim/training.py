@@ -285,7 +285,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         step_s = max(gpu_s, self._fed_s(plan))
         task.observe_input(StepReport(held, plan, step_s * seen, waited_s=(step_s - gpu_s) * seen, given=given))
 
-    # What policies that are upper bounds ask
+    # What policies that know the truth ask
 
     @abstractmethod
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:

@@ -17,8 +17,9 @@ Replays a job log on a simulated GPU cluster under several scheduling policies, 
   python -m synergy_sim -m +trace=philly policy=fifo,srtf cluster.load=0.8,1.0,1.2     a sweep
   python -m synergy_sim.traces list                                    log formats, and traces to download
   python -m synergy_sim experiment=sia_sosp23                          jobs whose speed depends on what they are given
-  python -m synergy_sim.results DIR                                    the table of what is below DIR
-  python -m synergy_sim.explain DIR/sia_sosp23/synergy-0 JOB           why a job got what it got
+  python -m synergy_sim.results DIR                                    what is below DIR, in one table (--csv, --latex)
+  python -m synergy_sim.explain DIR/philly/latest/synergy-0 JOB        why a job got what it got
+  eval "$(python -m synergy_sim --completion=bash)"                    keys and values complete as you type; or zsh
 
 Traces     {traces}
 Clusters   {clusters}
@@ -28,7 +29,7 @@ Experiments {experiments}
 Policies (* reads true run times; ° reads users' estimates, which are drawn from true run times where a log has none)
 {policies}
 
-Variants   {variants}
+Other parameters for one row: 'policy=[sia,sia(growth=4)]'; what another policy knows and may: 'sia(like=synergy)'
 
 Mechanisms: an order with one, such as fifo+tune or las+greedy, shares out CPUs and memory beside GPUs, on nodes that
 name theirs: cluster.cpus_per_node=24 cluster.memory_gb_per_node=500 'policy=[fifo,fifo+tune]'
@@ -54,7 +55,6 @@ def usage() -> str:
     }
     return TEXT.format(
         traces="  ".join(options("trace")),
-        variants="  ".join(options("variants")),
         policies=policies,
         mechanisms=mechanisms,
         keys=keys,

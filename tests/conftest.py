@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -20,3 +22,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("thorough"):
             item.add_marker(pytest.mark.skip(reason="repeats a smaller test at length; --thorough runs it"))
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch, capsys):
+    """typed(*arguments): what the command said and how it ended, in this process, which has imported it already."""
+    from synergy_sim.__main__ import main
+
+    monkeypatch.delenv("SYNERGY_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["synergy_sim", *arguments])
+        try:
+            main()
+            status = 0
+        except SystemExit as left:
+            status = left.code
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, status, said.out, said.err)
+
+    return run

@@ -54,6 +54,8 @@ def workload(rows, *, tenants=None, kinds=None, estimates=None, models=None) -> 
         virtual_clusters=tenant_names,
         user_code=zeros,
         users=("",),
+        partition_code=zeros,
+        partitions=("",),
         gpu_type_code=kind,
         gpu_types=kind_names,
         model_code=model,

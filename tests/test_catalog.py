@@ -167,7 +167,7 @@ def test_a_file_that_lacks_facts_says_which(tmp_path):
     with pytest.raises(InputError, match="max_batch, epochs, total_work"):
         model_from_yaml(path)
     path.write_text("- 1\n")
-    with pytest.raises(InputError, match="expected keys and values"):
+    with pytest.raises(InputError, match="expected lines such as"):
         model_from_yaml(path)
     path.write_text("a: [")
     with pytest.raises(InputError, match="is not YAML"):

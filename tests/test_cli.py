@@ -8,12 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from synergy_core.errors import InputError
 from synergy_runs.overrides import prepared
+from synergy_runs.results import main as main_of_results
 from synergy_runs.settings import meanings
-from synergy_sim.__main__ import main
 from synergy_sim.program import SIMULATOR
 from synergy_sim.settings import Settings
 
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
 
 import configuration_page
 
+POLLUX = "name,time,application,num_replicas,batch_size\n"
 SMALL = ["+trace=philly", "trace.window=2d", "figures=false"]
 
 
@@ -36,31 +38,12 @@ def synergy(*arguments, cwd=None, **environment):
     )
 
 
-@pytest.fixture
-def typed(tmp_path, monkeypatch, capsys):
-    """typed(*arguments): what the command said and how it ended, in this process, which has imported it already."""
-    monkeypatch.delenv("SYNERGY_DATA", raising=False)
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["synergy_sim", *arguments])
-        try:
-            main()
-            status = 0
-        except SystemExit as left:
-            status = left.code
-        said = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, status, said.out, said.err)
-
-    return run
-
-
 def test_main_command_compares_policies_and_leaves_results(tmp_path):
     done = synergy("+trace=philly", "trace.window=1d", "policy=[fifo,las]", f"results_dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert "fifo" in done.stdout
     assert "not the real trace" in done.stderr
-    folder = tmp_path / "philly"
+    folder = tmp_path / "philly" / "latest"
     for policy in ("fifo", "las"):
         names = {path.name for path in (folder / f"{policy}-0").iterdir()}
         assert names == {"jobs.parquet", "rounds.parquet", "events.parquet", "summary.json", "config.yaml"}
@@ -72,14 +55,12 @@ def test_runs_from_any_folder_and_writes_there(tmp_path):
     done = synergy(*SMALL, "policy=fifo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.iterdir()} == {"results"}
-    assert (tmp_path / "results" / "philly" / "fifo-0" / "summary.json").is_file()
+    assert (tmp_path / "results" / "philly" / "latest" / "fifo-0" / "summary.json").is_file()
 
 
 def test_sweep_is_collected_into_one_table_and_one_parquet(tmp_path):
     done = synergy("-m", *SMALL, "policy=fifo,srtf", "cluster.load=0.8,1.2", f"results_dir={tmp_path}")
     assert done.returncode == 0, done.stderr
-    import pyarrow.parquet as pq
-
     table = pq.read_table(next(tmp_path.glob("sweeps/*/comparison.parquet")))
     assert table.num_rows == 4
     assert sorted(set(table["cluster.load"].to_pylist())) == ["0.8", "1.2"]
@@ -149,6 +130,17 @@ REFUSED = [
     ([*SMALL, "policy=gavel", "parameters.gavel.objective=max"], "objective"),
     ([*SMALL, "policy=sia", "cluster.virtual_clusters={a: 4000}"], "add up to 4000 GPUs"),
     (["experiment=pollux_osdi22"], "Did you mean 'pollux_osdi21'"),
+    (
+        [*SMALL, "cluster=heterogeneous", "cluster.add_nodes=8"],
+        "nodes of which type? Type cluster.node_types.0.nodes=10",
+    ),
+    ([*SMALL, "cluster.nodes=4", "cluster.add_nodes=-4"], "there are 4 nodes; at least one must be left"),
+    (
+        [*SMALL, "cluster=heterogeneous", "cluster.node_types.3.nodes=8"],
+        "there is none of that number; they count from 0",
+    ),
+    ([*SMALL, "cluster=heterogeneous", "cluster.node_types.0.node=8"], "Did you mean 'nodes'"),
+    ([*SMALL, "cluster.node_types.0.nodes=8"], "there is no list to change; set all of cluster.node_types first"),
 ]
 
 
@@ -190,7 +182,7 @@ PLAIN = "submit_time,duration_s,gpus,job\n"
         ("10,-5,1,a", "line 3, duration_s: got -5"),
         ("10,5,0,a", "line 3, gpus: got 0"),
         ("yesterday,5,1,a", "line 3, submit_time: got"),
-        ("10,5,99,a", "got 99 GPUs, expected at most 16"),
+        ("10,5,99,a", "asks for 99 GPUs; this cluster has at most 16 of a type"),
         ("10,5", "line 3"),
     ],
 )
@@ -214,22 +206,20 @@ def test_impossible_rows_of_both_kinds_are_listed_together_and_types_that_are_mi
     log.write_text("submit_time,duration_s,gpus,gpu_type\n0,100,99,v100\n5,-1,1,v100\n20,50,1,h100\n")
     done = typed("+trace=file", f"trace.path={log}", "cluster.nodes=2", "policy=fifo")
     assert done.returncode == 2
-    for said in ("3 impossible rows", "line 2, GPUs", "line 3, duration_s", "line 4", "h100 (1 jobs)", "node_types"):
+    for said in (
+        "3 impossible rows",
+        "line 2: asks for 99 v100; this cluster has 16",
+        "line 3, duration_s",
+        "line 4: asks for 1 h100; this cluster has none",
+        "h100 (1 jobs)",
+        "node_types",
+    ):
         assert said in done.stderr
     common = ("+trace=file", f"trace.path={log}", "cluster.nodes=2", "policy=fifo", "cluster.ignore_gpu_types=true")
     assert typed(*common, "trace.bad_rows=skip", "figures=false").returncode == 0
 
 
-def test_run_that_replaces_another_says_so_and_removes_its_report(tmp_path, typed):
-    common = ("+trace=philly", "trace.window=1d", "policy=fifo", f"results_dir={tmp_path}")
-    assert typed(*common).returncode == 0
-    again = typed(*common, "cluster.nodes=80", "figures=false")
-    assert "run with other settings; results_dir=DIR keeps both" in again.stderr
-    assert not (tmp_path / "philly" / "report.html").exists()
-    assert "run with other settings" not in typed(*common, "cluster.nodes=80", "figures=false").stderr
-
-
-def test_interrupt_leaves_whole_results_only(tmp_path):
+def test_interrupt_leaves_whole_results_only(tmp_path, capsys):
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "synergy_sim", "+trace=philly", "trace.window=200d", "figures=false"),
@@ -243,7 +233,7 @@ def test_interrupt_leaves_whole_results_only(tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
-    while not (tmp_path / "philly" / "fifo-0" / "summary.json").is_file() and time.monotonic() < deadline:
+    while not list(tmp_path.glob("philly/*/fifo-0/summary.json")) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
@@ -252,10 +242,10 @@ def test_interrupt_leaves_whole_results_only(tmp_path):
     assert "Traceback" not in said
     whole = {path.parent for path in tmp_path.rglob("summary.json")}
     assert 1 <= len(whole) < 4
-    assert {path.name for path in (tmp_path / "philly").iterdir()} == {folder.name for folder in whole}
-
-
-POLLUX = "name,time,application,num_replicas,batch_size\n"
+    (folder,) = (tmp_path / "philly").iterdir()
+    assert {path.name for path in folder.iterdir()} == {"run.yaml", *(path.name for path in whole)}
+    assert main_of_results([str(tmp_path)]) == 0
+    assert "not whole: ended early; what it has:" in capsys.readouterr().out
 
 
 def test_job_list_of_training_jobs_runs_under_policies_that_tune_and_those_that_do_not(tmp_path):
@@ -263,7 +253,7 @@ def test_job_list_of_training_jobs_runs_under_policies_that_tune_and_those_that_
     log.write_text(POLLUX + "a,0,cifar10,2,512\nb,0,ncf,1,1024\nc,90,cifar10,4,1024\n")
     done = synergy(
         *("experiment=sia_sosp23", f"trace.path={log}", "policy=[fifo,optimus,gavel,sia,synergy]"),
-        *("cluster=homogeneous", "figures=false", f"results_dir={tmp_path / 'r'}"),
+        *("cluster=homogeneous", "same_information=false", "figures=false", f"results_dir={tmp_path / 'r'}"),
     )
     assert done.returncode == 0, done.stderr
     summaries = [json.loads(path.read_text()) for path in tmp_path.rglob("summary.json")]
@@ -275,7 +265,7 @@ def test_any_log_runs_under_a_policy_that_reads_goodput(tmp_path):
     common = ("trace.window=1d", "trace.sample=0.2", "figures=false", f"results_dir={tmp_path}")
     done = synergy("+trace=philly", "policy=[srtf,synergy]", "information=own", *common)
     assert done.returncode == 0, done.stderr
-    assert "got a model by their GPU-time" in done.stderr
+    assert "were assigned a model and enough iterations" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -285,7 +275,7 @@ def test_any_log_runs_under_a_policy_that_reads_goodput(tmp_path):
         ("x,10,cifar10,2,0", "line 3: job x has no batch size"),
         ("x,10,cifar10,2,-8", "line 3, batch size: got -8"),
         ("x,10,cifar10,2,many", "line 3, batch_size: got"),
-        ("x,10,cifar10,65,512", "line 3, GPUs: got 65 GPUs, expected at most 64"),
+        ("x,10,cifar10,65,512", "line 3: asks for 65 GPUs; this cluster has at most 64 of a type"),
         ("x,10,cifar10,0,512", "line 3, num_replicas: got 0"),
     ],
 )

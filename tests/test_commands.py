@@ -6,6 +6,7 @@ Commit first: what is not in HEAD is not in the clone. `documented` reads the co
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -22,6 +23,8 @@ import pyarrow.parquet as pq
 import pytest
 from documented import NEEDS, Command, commands, documented
 
+from synergy_runs.filing import is_unended
+
 ROOT = Path(__file__).resolve().parents[1]
 THEIRS = Path(__file__).with_name("documented_files")
 """What readers are told to bring, small: logs, measurements, a profile."""
@@ -30,8 +33,8 @@ PLACEHOLDERS = {
     "FILE.csv": "mine.csv",
     "NAME": "philly",
     "DIR": "results",
-    "RUN": "results/philly/synergy-0",
-    "RUN.work": "results/demo/synergy-0.work",
+    "RUN": "results/philly/*-*_*/synergy-0",
+    "RUN.work": "results/demo/*-*_*/synergy-0.work",
     "TIME": "1h",
 }
 WHEN_S = 3_600.0
@@ -109,12 +112,27 @@ def _run(chosen: list[Command], clone: Path) -> set[str]:
                 if line is None or line in runs:
                     continue
                 runs.add(line)
+                whole = _whole(clone)
                 if SERVE in typed:
                     stack.enter_context(_served(line, clone))
                 elif said := _fault(line, clone) or (_undone(clone) if DEMO in typed else ""):
                     wrong.append(f"{command.page}:{command.line}: {typed}\nran as: {line}\n{said}")
+                if changed := [
+                    str(path) for path, text in whole.items() if not path.is_file() or text != _digest(path)
+                ]:
+                    wrong.append(f"{command.page}:{command.line}: {typed}\nchanged results that were whole: {changed}")
         assert not wrong, "\n\n".join(wrong)
     return runs
+
+
+def _whole(clone: Path) -> dict[Path, str]:
+    """Every file of every run that is whole, by its contents: of what no later command may change."""
+    runs = [each.parent for each in (clone / "results").rglob("run.yaml") if not is_unended(each.parent)]
+    return {path: _digest(path) for run in runs for path in run.rglob("*") if path.is_file()}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_what_commands_need_is_said_in_known_words() -> None:
@@ -176,13 +194,19 @@ def shortened(typed: str) -> str | None:
 def _with_names(typed: str, clone: Path) -> str:
     """Without what is optional, and with names of what is there in place of words in capitals."""
     words = re.sub(r" \[-[^\]]*\]", "", typed).split(" ")
-    names = dict(PLACEHOLDERS)
+    names = {name: _there(path, clone) for name, path in PLACEHOLDERS.items()}
     if "JOB" in words:
         run = next((word for word in words if word.startswith("results/")), names["RUN"])
         jobs = pq.read_table(clone / run / "jobs.parquet", columns=["job_name", "submit_time_s", "finish_s"])
         there = [each for each in jobs.to_pylist() if each["submit_time_s"] <= WHEN_S]
         names["JOB"] = str(max(there, key=lambda job: job["finish_s"])["job_name"])
     return " ".join(names.get(word, word) for word in words)
+
+
+def _there(path: str, clone: Path) -> str:
+    """The path; of one with stars the first that was made of those that it means."""
+    found = sorted(clone.glob(path)) if "*" in path else []
+    return str(found[0].relative_to(clone)) if found else path
 
 
 def _environment(clone: Path) -> dict[str, str]:
@@ -220,7 +244,8 @@ def _fault(line: str, clone: Path) -> str:
 def _undone(clone: Path) -> str:
     """Which runs of the demo did not end with every job done."""
     found = {
-        path.parent.name: json.loads(path.read_text()) for path in (clone / "results" / "demo").glob("*/summary.json")
+        path.parent.name: json.loads(path.read_text())
+        for path in (clone / "results" / "demo").glob("*-*_*/*/summary.json")
     }
     undone = [
         f"{name}: {each['jobs']} jobs, {each['jobs_failed']} failed, {each['jobs_unfinished']} unfinished"

@@ -88,13 +88,13 @@ def test_another_gpu_never_hurts_a_lone_job():
 
 
 def test_job_that_can_never_run_is_named():
-    with pytest.raises(InputError, match=r"job job-0, GPUs: got 16 GPUs, expected at most 8"):
+    with pytest.raises(InputError, match=r"job job-0: asks for 16 GPUs; this cluster has at most 8 of a type"):
         run(workload([(0, 16, 100)]), cluster(1), "fifo")
 
 
 def test_job_of_an_unknown_type_is_named():
     machines = Cluster((NodeType("t4", "t4", 1, 8),))
-    with pytest.raises(InputError, match="1 GPU of type a100, expected at most 0"):
+    with pytest.raises(InputError, match="asks for 1 a100; this cluster has none"):
         run(workload([(0, 1, 100)], kinds=["a100"]), machines, "fifo")
 
 

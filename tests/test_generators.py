@@ -184,7 +184,7 @@ def test_an_unknown_generator_names_the_nearest():
 
 @pytest.mark.parametrize("asked", [{}, {"window_s": 0.0}, {"jobs": 0}, {"jobs": 5, "window_s": 5.0}])
 def test_a_length_is_asked_for_once_and_is_positive(asked):
-    with pytest.raises(InputError, match="expected one of them"):
+    with pytest.raises(InputError, match="expected either, above 0"):
         generate("philly", **asked)
 
 

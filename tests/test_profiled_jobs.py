@@ -153,13 +153,12 @@ def test_a_job_that_names_no_batch_has_its_models():
     assert as_given(none, CPUS, truth).duration_s.tolist() == pytest.approx([10.0])
 
 
-def run(work, policy, round_s=5.0):
+def run(work, policy, round_s=5.0, **more):
     from synergy_sim.assignment import as_given
 
     truth = Truth(None, profile=PROFILE)
-    made = simulate(
-        as_given(work, CPUS, truth), CPUS, get_policy(policy), ExecutionModel(Costs(), round_s=round_s), truth=truth
-    )
+    execution = ExecutionModel(Costs(), round_s=round_s, **more)
+    made = simulate(as_given(work, CPUS, truth), CPUS, get_policy(policy), execution, truth=truth)
     check(made)
     return made
 
@@ -182,6 +181,18 @@ def test_a_job_that_adapts_grows_its_batch_then_changes_its_plan_for_a_restart()
 def test_every_policy_runs_profiled_jobs(policy):
     made = run(jobs((0.0, 1, 300), (3.0, 2, 500), (4.0, 2, 200), (9.0, 1, 100), (30.0, 2, 400)), policy)
     assert np.isfinite(list(finish_s(made).values()) if isinstance(finish_s(made), dict) else finish_s(made)).all()
+
+
+@pytest.mark.parametrize("policy", ["gavel", "sia", "sia+plans", "crius", "synergy"])
+def test_slots_are_refilled_between_rounds_as_jobs_adapt(policy):
+    """Nothing is decided by what happens later: a job runs ahead no further than to where decisions may fall."""
+    work = jobs((0.0, 1, 300), (3.0, 2, 500), (4.0, 2, 200), (9.0, 1, 100), (30.0, 2, 400))
+    kept, refilled = run(work, policy, round_s=20.0), run(work, policy, round_s=20.0, refill_s=0.5)
+    between = [now_s for now_s in refilled.decisions.time_s.tolist() if now_s % 20]
+    ends = finish_s(refilled)
+    assert between
+    assert all(any(0 <= now_s - end_s <= 0.5 + 1e-3 for end_s in ends) for now_s in between)
+    assert np.mean(ends) < np.mean(finish_s(kept))
 
 
 def test_noise_that_grows_makes_later_steps_worth_more():

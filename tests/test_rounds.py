@@ -3,6 +3,7 @@
 import pytest
 from jobs import RIGID, cluster, facts, finish_s, random_workload, workload
 
+from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
 from synergy_runs.invariants import check
 from synergy_sim.execution import Costs, ExecutionModel
@@ -73,3 +74,37 @@ def test_every_policy_keeps_every_job_under_rounds(name, fraction):
     done = run(random_workload(6, 250), cluster(5), name, costs, **execution)
     check(done)
     assert (finish_s(done) >= done.workload.submit_time_s + done.workload.duration_s).all()
+
+
+def test_slots_that_an_end_frees_are_given_away_between_rounds():
+    work = workload([(0, 1, 130.5), (10, 1, 50), (70, 1, 20)])
+    kept = run(work, cluster(1, 1), "fifo", round_s=60.0)
+    assert finish_s(kept).tolist() == [130.5, 230, 260]
+    refilled = run(work, cluster(1, 1), "fifo", round_s=60.0, refill_s=1.0)
+    assert facts(refilled) == [
+        (0, "start", 0),
+        (130.5, "finish", 0),
+        (131, "start", 1),
+        (181, "finish", 1),
+        (181, "start", 2),
+        (201, "finish", 2),
+    ]
+
+
+@pytest.mark.parametrize("policy", ["fifo", "las", "srtf"])
+def test_refilled_rounds_obey_all_laws_and_keep_their_grid(policy):
+    work = random_workload(seed=3, jobs=30)
+    costs = Costs(launch_s=3.0, restart_s=5.0, exit_s=2.0)
+    done = run(work, cluster(2, 4), policy, costs, round_s=60.0, refill_s=0.5)
+    check(done)
+    at = done.decisions.time_s
+    assert all(now_s % 0.5 == 0 for now_s in at)
+    assert any(now_s % 60 for now_s in at)
+    # Refills lie between the rounds and do not move them: a decision at each, from the first job on to the last.
+    assert set(range(60 * int(min(at) // 60 + 1), int(max(at)), 60)) <= set(at.tolist())
+
+
+@pytest.mark.parametrize("odd", [{"decide_fraction": 0.5}, {"stretch": "log"}, {"start_delay_s": 5.0}])
+def test_refill_asks_for_plain_ticks(odd):
+    with pytest.raises(InputError, match="refill_s: decisions between rounds are carried out at once"):
+        ExecutionModel(round_s=60.0, refill_s=1.0, **odd)

@@ -130,11 +130,14 @@ def test_schedulers_are_told_of_the_input_and_users_where_it_is_known_from(tmp_p
     assert isinstance(specs[0].pipeline, PipelineTable)
     assert specs[1].pipeline == load_model("bert").pipeline == truth.application("bert").pipeline
     assert made.notes[-1] == (
-        "step times from the catalog's constants; never measured, scaled by data sheets: v100 as rtx2080ti; "
+        "step times from the catalog's constants; V100 not measured: RTX 2080 Ti times scaled by data-sheet speed; "
         f"input of bert from the catalog's constants; input of gnmt as published ({tmp_path})"
     )
     note = as_given(work, silent, truth).notes[-1]
-    assert note == "step times from the catalog's constants; never measured, scaled by data sheets: v100 as rtx2080ti"
+    assert (
+        note
+        == "step times from the catalog's constants; V100 not measured: RTX 2080 Ti times scaled by data-sheet speed"
+    )
     assert Truth(None).source(silent, ["gnmt"]) == "step times from the catalog's constants"
 
 

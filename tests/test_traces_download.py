@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from synergy_core.errors import InputError
+from synergy_core.exits import run
 from synergy_runs.traces import _download, _fetch
 from synergy_runs.traces import command as command
 from synergy_runs.traces._download import download
@@ -340,6 +341,8 @@ def test_ctrl_c_keeps_the_part_and_says_how_to_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(_fetch.time, "sleep", interrupt)
-    assert command.main(["download", "philly", "--to", str(tmp_path)]) == 130
-    assert "go on where it stopped" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as left:
+        run("error", lambda: command.main(["download", "philly", "--to", str(tmp_path)]), interrupted="go on")
+    assert left.value.code == 130
+    assert "interrupted; go on" in capsys.readouterr().err
     assert (tmp_path / "philly.tar.gz.part").stat().st_size == 500

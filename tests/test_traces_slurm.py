@@ -36,12 +36,18 @@ COLUMNS = tuple(USUAL)
 
 
 def read(
-    folder: Path, *rows: dict[str, str], without: tuple[str, ...] = (), bad_rows: str = "stop", **how: str
+    folder: Path,
+    *rows: dict[str, str],
+    without: tuple[str, ...] = (),
+    bad_rows: str = "stop",
+    delimiter: str = "|",
+    **how: str,
 ) -> TraceRows:
     columns = [name for name in dict.fromkeys((*COLUMNS, *(key for row in rows for key in row))) if name not in without]
     lines = ["|".join(columns)] + ["|".join((USUAL | row).get(name, "") for name in columns) for row in rows]
     path = folder / "jobs.txt"
-    path.write_text("\n".join(lines) + "\n")
+    text = "\n".join(lines) + "\n"
+    path.write_text(text.replace("|", delimiter))
     return read_trace(path, bad_rows=bad_rows, **how)
 
 
@@ -51,6 +57,19 @@ def test_a_usual_row_gives_every_column(tmp_path: Path) -> None:
     assert (rows.submit_s[0], rows.duration_s[0], rows.gpus[0]) == (epoch_s("2024-01-01"), 3_600, 4)
     assert (rows.job_name, rows.users.values(), rows.virtual_clusters.values()) == (["123"], ("ann",), ("vision",))
     assert rows.estimate_s[0] == 172_800
+
+
+def test_partition_account_and_user_are_all_kept(tmp_path: Path) -> None:
+    rows = read(tmp_path, {}, {"JobID": "124", "Partition": "debug"})
+    names = (rows.partitions.values(), rows.virtual_clusters.values(), rows.users.values())
+    assert names == (("gpu", "debug"), ("vision",), ("ann",))
+    assert list(rows.partition) == [0, 1]
+
+
+@pytest.mark.parametrize("delimiter", [";", "^", "\t"])
+def test_other_delimiters_are_recognised(tmp_path: Path, delimiter: str) -> None:
+    rows = read(tmp_path, {}, delimiter=delimiter)
+    assert (rows.format_name, list(rows.gpus), rows.users.values()) == ("slurm", [4], ("ann",))
 
 
 def test_a_type_that_was_only_given_does_not_bind(tmp_path: Path) -> None:

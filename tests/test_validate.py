@@ -192,7 +192,7 @@ GOOD = ("1", "8", "0.5", "0.1")
         ),
         (None, ("1", "8", "0.5"), "line 3: got 3 cells, expected 4 as in the header"),
         (("placement", "local_bs", "step_time", "sync_time"), GOOD, "expected a column 'local_bsz'"),
-        (("placement", "local_bsz", "step_tim", "sync_time"), GOOD, "Is 'step_tim' it?"),
+        (("placement", "local_bsz", "step_tim", "sync_time"), GOOD, "Is it the one called 'step_tim'?"),
         (("placement", "local_bsz", "step_time_days", "sync_time"), GOOD, "unknown unit 'days'"),
         (("placement", "placement", "step_time", "sync_time"), GOOD, "column 'placement' stands there 2 times"),
         (("a", "b", "c", "d"), GOOD, "no known format has the columns 'a', 'b', 'c', 'd'"),

@@ -96,6 +96,12 @@ class AllocationScheduler:
         job.stopped(now_s)
         self.waiting += 1
 
+    def respecified(self, job: Job) -> None:
+        """Its beliefs are made anew; what it reported of its progress and its gradient stands."""
+        if self.beliefs is not None and job.spec is not None and job.task is not None:
+            before, job.task = job.task, self.beliefs.task(job.spec)
+            job.task.statistics, job.task.done_work = before.statistics, before.done_work
+
     def refresh(self, jobs: Iterable[Job]) -> None:
         """Models that are out of date are fitted, all in one call."""
         if self.beliefs is not None:

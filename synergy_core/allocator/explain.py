@@ -16,6 +16,8 @@ from synergy_core.units import GB
 MOST_ROWS = 5
 LEAST_GAIN = 1e-3
 """Of a job's utility: what is less is not called a gain from more CPUs or memory."""
+LEAST_FRACTION = 5e-3
+"""Of today's prices: what is less counts as nothing."""
 UNITS = {"GPUs": ("GPUs", "GPU", 1.0), "CPUs": ("CPUs", "CPU", 1.0), "memory": ("GB", "GB", GB)}
 """Of each resource: how amounts are called, how one of them is, and its size."""
 
@@ -54,8 +56,11 @@ class Limit:
     def text(self) -> str:
         """A line to read."""
         several, one, size = UNITS.get(self.resource, (self.resource, "unit", 1.0))
-        worth = f"{self.price * size:.4g} utility per {one}" if self.binding else "does not bind"
-        return f"{self.label}: {_amount(self.used / size)} of {_amount(self.total / size)} {several} used, {worth}"
+        used = f"{self.label}: {_amount(self.used / size)} of {_amount(self.total / size)} {several}"
+        if self.binding:
+            return f"{used} used, each {one} worth {self.price * size:.4g} to others"
+        full = self.used >= self.total * (1.0 - ROUNDING)
+        return f"{used}: all used, but nobody else wants them" if full else f"{used} used, the rest is free"
 
 
 def _amount(value: float) -> str:
@@ -152,14 +157,21 @@ class Explanation:
             taken = "its GPUs are" if len(self.resources) == 1 else "what it takes is"
             lines.append(
                 f"It would gain most from {_named(wanted)} ({wanted.utility:.4f}), but {taken} worth "
-                f"{wanted.price:.4f} to others: it lacks {self.missing_utility:.4f} utility, or prices at "
-                f"{self.price_fraction:.0%} of today's."
+                f"{wanted.price:.4f} to others. {self._affordable()}"
             )
         if self.rounding_loss > ROUNDING:
             lines.append(self._rounded())
         elif self.missing_utility <= ROUNDING:
             lines.append(f"{_named(wanted)} would be worth as much, less its price: a tie.")
         return lines
+
+    def _affordable(self) -> str:
+        """At which prices it would get what it wants; of one alone, if only one is above nothing."""
+        priced = [each.label for each in self.limits if each.binding]
+        whose = f"{priced[0]}'s price" if len(priced) == 1 else "prices"
+        what = "it" if self.wanted and self.wanted.gpus == 1 else "them"
+        to = "nothing" if self.price_fraction < LEAST_FRACTION else f"{100 * self.price_fraction:.0f} % of today's"
+        return f"It would get {what} if {whose} fell to {to}."
 
     def _bound(self, better: ExplainedRow | None) -> str:
         assert better is not None

@@ -7,11 +7,12 @@ folder registers any.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
+from math import isfinite
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -191,11 +192,29 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is no UTF-8 text; save it as UTF-8.") from None
     except yaml.YAMLError as error:
-        raise InputError(f"{path}: is not YAML ({error}).") from None
+        raise InputError(f"{path}: is not YAML: {yaml_fault(error)}.") from None
     if not isinstance(content, dict):
-        raise InputError(f"{path}: holds {type(content).__name__}; expected keys and values.")
+        found = "is empty" if content is None else f"holds {_called(content)}"
+        raise InputError(f"{path}: {found}; expected lines such as `name: value`.")
+    odd = [key for key in content if not isinstance(key, str)]
+    if odd:
+        raise InputError(f"{path}: the key {odd[0]} is {_called(odd[0])}; expected names as keys.")
     return content
+
+
+def yaml_fault(error: Exception) -> str:
+    """What is wrong with a YAML text, in a phrase: the line, and what was found there."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    if mark is None or problem is None:
+        if isinstance(error, UnicodeDecodeError):
+            return "it is no UTF-8 text; save it as UTF-8"
+        if isinstance(error, ValueError):
+            return str(error)
+        return "it has a character that no text has" if "character" in str(error) else "it cannot be read"
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 def from_yaml(wanted: type[T], path: Path) -> T:
@@ -206,16 +225,15 @@ def from_yaml(wanted: type[T], path: Path) -> T:
 def filled(wanted: type[T], values: Mapping[str, Any], path: Path, **given: Any) -> T:
     """A dataclass from the keys of a file and what is given beside them; lists become tuples.
 
-    Raises InputError for keys that are unknown or missing, and for numbers that YAML takes for text (`80e9`).
+    Raises InputError for keys that are unknown or missing, for values of another kind than the field, and for numbers
+    that YAML takes for text (`80e9`).
     """
     own = {each.name: each for each in fields(wanted) if each.name not in given}  # type: ignore[arg-type]
     hints = get_type_hints(wanted)
     for key, value in values.items():
         if key not in own:
             raise unknown(f"key in {path.name}", key, own)
-        texts = [each for each in (value.values() if isinstance(value, dict) else [value]) if isinstance(each, str)]
-        if texts and hints[key] not in (str, tuple[str, ...]):
-            raise InputError(f"{path}: {key}: {texts[0]} is text to YAML; a number has a point, as in 80.0e+9.")
+        _check_kind(f"{path}: {key}", value, hints[key])
     needed = [name for name, each in own.items() if each.default is MISSING and each.default_factory is MISSING]
     missing = [name for name in needed if name not in values]
     if missing:
@@ -223,6 +241,54 @@ def filled(wanted: type[T], values: Mapping[str, Any], path: Path, **given: Any)
         raise InputError(f"{path}: {', '.join(missing)} missing; {where}.py says what each is.")
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     return wanted(**plain, **given)
+
+
+_KINDS: tuple[tuple[type, Callable[[Any], bool], str], ...] = (
+    (bool, lambda value: isinstance(value, bool), "true or false"),
+    (int, lambda value: type(value) is int, "a whole number"),
+    (float, lambda value: type(value) in (int, float) and isfinite(value), "a number"),
+    (str, lambda value: isinstance(value, str), "text; numbers as text stand in quotes"),
+)
+"""By a field's type, what a value of YAML must be, and that in words."""
+
+
+def _check_kind(where: str, value: Any, hint: Any) -> None:
+    """Raises InputError for a value of another kind than the field's: a scalar, a list of texts, or numbers by name.
+
+    Of a field that may be an array (`NDArray | int`) a file gives one value.
+    """
+    if hint == tuple[str, ...]:
+        if not isinstance(value, list):
+            raise InputError(f"{where}: {value}; expected a list, as in [one, another].")
+        for each in value:
+            _check_kind(where, each, str)
+        return
+    if get_origin(hint) is Mapping:
+        if not isinstance(value, dict):
+            raise InputError(f"{where}: {value}; expected `name: number` lines below it.")
+        for name, each in value.items():
+            _check_kind(f"{where}: {name}", each, get_args(hint)[1])
+        return
+    leaves = get_args(hint) or (hint,)
+    holds, words = next((each[1], each[2]) for each in _KINDS if each[0] in leaves)
+    if holds(value):
+        return
+    if isinstance(value, str) and words != "true or false" and _is_number(value):
+        raise InputError(f"{where}: {value} is text to YAML; a number has a point, as in 80.0e+9.")
+    raise InputError(f"{where}: {'nothing' if value is None else value}; expected {words}.")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return isfinite(float(text))
+    except ValueError:
+        return False
+
+
+def _called(value: Any) -> str:
+    """What a person calls a value of YAML."""
+    names = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return names.get(type(value), "nothing" if value is None else type(value).__name__)
 
 
 def _array(values: Any) -> Floats:

@@ -1,4 +1,4 @@
-"""GPU data sheets: `gpus/<type>.yaml`; being in the folder registers one."""
+"""GPU data sheets: `gpus/<type>.yaml`; being in the folder registers one, as `add_gpu_sheet` does for this process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from synergy_core.catalog import from_yaml
+from synergy_core.catalog import filled, from_yaml, read_yaml
+from synergy_core.errors import InputError
 
 _HERE = Path(__file__).parent
 
@@ -45,6 +46,27 @@ class GpuSheet:
     shared_lanes: bool = False
     inline_ecc: bool = False
 
+    def __post_init__(self) -> None:
+        rates = {f"tensor_flops_per_s.{kind}": rate for kind, rate in self.tensor_flops_per_s.items()}
+        rates["fp32_flops_per_s"] = self.fp32_flops_per_s
+        figures = {
+            **{name: (rate, 1e12, "in FLOP/s; 312 TFLOP/s are 312.0e+12") for name, rate in rates.items()},
+            "memory_bandwidth_bytes_per_s": (self.memory_bandwidth_bytes_per_s, 1e10, "in bytes/s; 2 TB/s are 2.0e+12"),
+            "memory_bytes": (self.memory_bytes, 1e9, "in bytes; 80 GB are 80.0e+9"),
+            "clock_hz": (self.clock_hz, 1e8, "in Hz; 1,410 MHz are 1410.0e+6"),
+            "pcie_bytes_per_s": (self.pcie_bytes_per_s, 1e8, "in bytes/s; 31.5 GB/s are 31.5e+9"),
+            "multiprocessors": (self.multiprocessors, 1, "how many there are"),
+            "compute_capability": (self.compute_capability, 1, "such as 8.0"),
+        }
+        for name, (value, least, unit) in figures.items():
+            if value < least:
+                raise InputError(f"data sheet {self.name}: {name}: {value:g} is below {least:g}; expected it {unit}.")
+        if self.link_bytes_per_s < 0 or 0 < self.link_bytes_per_s < 1e9:
+            raise InputError(
+                f"data sheet {self.name}: link_bytes_per_s: {self.link_bytes_per_s:g}; expected NVLink's bytes/s, one "
+                "way, all links of a GPU (300 GB/s are 300.0e+9), or 0.0 without."
+            )
+
     @property
     def since_hopper(self) -> bool:
         """Whether its generation is H100's or a later one."""
@@ -71,10 +93,36 @@ _WIDER = {
 }
 
 
-@cache
+_added: dict[str, GpuSheet] = {}
+"""Sheets of files that a user named, for as long as this process lives."""
+
+
 def gpu_sheets() -> Mapping[str, GpuSheet]:
     """Every data sheet, by its GPU type."""
+    return {**_shipped(), **_added} if _added else _shipped()
+
+
+@cache
+def _shipped() -> Mapping[str, GpuSheet]:
     return {path.stem: from_yaml(GpuSheet, path) for path in sorted((_HERE / "gpus").glob("*.yaml"))}
+
+
+def add_gpu_sheet(path: Path) -> GpuSheet:
+    """A user's own data sheet, in the form of those in `gpus/`, known to this process by its file's name from now on.
+
+    Raises InputError for a file that is no sheet, and for a name that the catalog's sheets have.
+    """
+    content = read_yaml(path)
+    name = path.stem.lower().replace(" ", "_")
+    sheet = filled(GpuSheet, content, path, name=name)
+    for each in (name, *sheet.aliases):
+        taken = next((own for own in _shipped().values() if each == own.name or each in own.aliases), None)
+        if taken is not None:
+            raise InputError(
+                f"{path}: the catalog has a data sheet of {each}; name the file otherwise, {name}-mine.yaml."
+            )
+    _added[name] = sheet
+    return sheet
 
 
 def gpu_sheet(name: str) -> GpuSheet | None:

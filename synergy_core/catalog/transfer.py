@@ -8,11 +8,15 @@ bandwidth serves, one of the same architecture before others.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import replace
-from math import log
+from dataclasses import dataclass, replace
+from functools import cache
+from math import exp, log
 
-from synergy_core.catalog.sheets import GpuSheet, gpu_sheet
+from synergy_core.catalog import ModelProfile, load_model, model_names
+from synergy_core.catalog.sheets import GpuSheet, gpu_sheet, gpu_sheets
+from synergy_core.errors import unknown
 from synergy_core.goodput.calibration import Calibrated
 from synergy_core.goodput.forms import BETA_C
 
@@ -48,5 +52,62 @@ def transferred(model: Calibrated, known: str, wanted: str) -> tuple[Calibrated,
     return replace(model, theta=theta), factor
 
 
+@dataclass(frozen=True, slots=True)
+class RunTimeRatio:
+    """factor: a run time on one type ÷ that on another. how, of: how that is known, and from what, in words."""
+
+    factor: float
+    how: str
+    of: str
+
+
+@cache
+def run_time_ratio(of: str, on: str) -> RunTimeRatio:
+    """What a run time on GPU type `of` is multiplied by on type `on`, for a job of which nothing else is known.
+
+    Measured where applications of the catalog were on both: the geometric mean of their step times on one GPU at the
+    largest batch that fits on both. Else by the data sheets' memory bandwidth. Raises InputError for a type without a
+    data sheet that was not measured either.
+    """
+    if of == on:
+        return RunTimeRatio(1.0, "the same type", "")
+    both = [each for each in map(load_model, model_names()) if {of, on} <= set(each.gpu_types)]
+    if both:
+        mean = sum(_measured_ratio(each, of, on) for each in both) / len(both)
+        return RunTimeRatio(exp(mean), "as measured", f"mean of {len(both)} applications")
+    sheets = [gpu_sheet(of), gpu_sheet(on)]
+    for name, sheet in zip((of, on), sheets, strict=True):
+        if sheet is None:
+            hint = (
+                f"How run times on {of} and on {on} compare, only a data sheet could say: cluster.gpu_sheets="
+                f"[{name}.yaml]; trace.gpu_type=null keeps them as they are."
+            )
+            raise unknown("GPU type", name, gpu_sheets(), hint=hint)
+    source, target = (_bandwidth(each) for each in sheets)
+    told = f"{source / 1e9:,.0f} to {target / 1e9:,.0f} GB/s"
+    return RunTimeRatio(source / target, "by the data sheets' memory bandwidth", told)
+
+
+def _measured_ratio(profile: ModelProfile, of: str, on: str) -> float:
+    """log of the step time on `on` ÷ that on `of`, on one GPU."""
+    batch = min(profile.gpu_types[each].max_local for each in (of, on))
+    step_s = [float(profile.gpu_types[each].calibrated.step_time(1, 1, batch)) for each in (of, on)]
+    return log(step_s[1] / step_s[0])
+
+
 def _bandwidth(sheet: GpuSheet | None) -> float:
     return sheet.memory_bandwidth_bytes_per_s if sheet else 0.0
+
+
+def stand_in(wanted: str, known: str) -> str:
+    """In words, that times of type `known` are taken for the type `wanted`."""
+    if gpu_sheet(wanted) is None or gpu_sheet(known) is None:
+        return f"{_spoken(wanted)} not measured, and no data sheet: {_spoken(known)} times as they are"
+    return f"{_spoken(wanted)} not measured: {_spoken(known)} times scaled by data-sheet speed"
+
+
+def _spoken(name: str) -> str:
+    """A GPU type as people call it: V100, RTX 2080 Ti; its name where it has no data sheet."""
+    sheet = gpu_sheet(name)
+    title = name if sheet is None else re.sub(r"^(NVIDIA|Tesla|GeForce) ", "", sheet.title)
+    return re.split(r" SXM| PCIe| NVL|,", title)[0]

@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from synergy_core.errors import InputError, unknown
 
 if TYPE_CHECKING:
     from synergy_core.planner.architecture import Architecture, Family
+
+_FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+"""What may stand behind an amount: 300B, 15T."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedModel:
+    """A model that was asked about. notes: what was taken for granted, in words."""
+
+    name: str
+    family: Family
+    architecture: Architecture
+    notes: tuple[str, ...] = ()
+
+
+MOST = 10_000_000
+"""Of anything that is counted: GPUs, sequences of a batch."""
 
 
 def given_settings(settings: Sequence[str], known: Sequence[str], needed: Mapping[str, str]) -> dict[str, str]:
@@ -39,6 +57,22 @@ def whole(key: str, text: str, least: int = 1) -> int:
         raise InputError(f"{key}={text}: expected a whole number.") from None
     if value < least:
         raise InputError(f"{key}={text}: expected at least {least}.")
+    if value > MOST:
+        raise InputError(f"{key}={text}: expected at most {MOST:,}.")
+    return value
+
+
+def amount(key: str, text: str, what: str, *, large: bool = False) -> float:
+    """A number above 0. what: in words, with an example. large: it may end in K, M, B (10^9) or T (10^12). Raises
+    InputError.
+    """
+    number = text.rstrip("kKmMbBtT") if large else text
+    try:
+        value = float(number) * _FACTORS[text[len(number) :].lower()]
+    except (ValueError, KeyError):
+        value = 0.0
+    if not 0.0 < value < float("inf"):
+        raise InputError(f"{key}={text}: expected {what}.")
     return value
 
 
@@ -55,11 +89,32 @@ def default_batch(architecture: Architecture) -> int:
     return 1 << max(0, round(float(np.ceil(np.log2(tokens / tokens_each)))))
 
 
-def model_asked(name: str) -> tuple[Family, Architecture]:
-    """A model of the catalog, or of a YAML file. Raises InputError with the nearest match for an unknown one."""
-    from synergy_core.planner.families import architecture_named, card_from_yaml
+def model_asked(name: str, seq_len: int | None = None) -> AskedModel:
+    """A model of the catalog, of a YAML file, or of a config.json of Hugging Face's. seq_len: tokens of a sequence;
+    None: the model's own.
 
-    if name.endswith((".yaml", ".yml")):
-        card = card_from_yaml(Path(name))
-        return card.family, card.architecture
-    return architecture_named(name)
+    Raises InputError with the nearest match for an unknown one, and for a model that reads no sequences.
+    """
+    from synergy_core.planner.families import architecture_named, architecture_names, card_from_yaml
+    from synergy_core.planner.huggingface import model_from_config
+
+    path = Path(name)
+    if path.suffix == ".json" or (path.is_dir() and name not in architecture_names()):
+        found = model_from_config(path, seq_len)
+        return AskedModel(name, found.family, found.architecture, found.notes)
+    if path.suffix in (".yaml", ".yml"):
+        card = card_from_yaml(path)
+        family, architecture = card.family, card.architecture
+    elif "/" in name and name not in architecture_names():
+        raise InputError(
+            f"model={name}: no such file; nothing is fetched. Of a model of Hugging Face's give its config.json, "
+            "model=FOLDER/config.json."
+        )
+    else:
+        family, architecture = architecture_named(name)
+    if seq_len is not None:
+        if not architecture.limits().seq_len:
+            raise InputError(f"seq_len={seq_len}: {name} reads no sequences; leave it out.")
+        changed: Any = architecture
+        architecture = replace(changed, seq_len=seq_len)
+    return AskedModel(name, family, architecture)

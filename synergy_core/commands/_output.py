@@ -25,6 +25,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, left: int = 1
 
 def write_whole(path: Path, text: str) -> None:
     """Writes beside `path`, then renames. Raises InputError where that is not possible."""
+    if not path.name or path.is_dir():
+        raise InputError(f"{path}: is a folder; expected the name of a file to write.")
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         try:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from synergy_core.errors import InputError, unknown
 from synergy_core.measurements.training_times import TrainingTimes
 from synergy_core.planner.calibration import SPREAD, fit, group_of
-from synergy_core.planner.constants import Constants, constants_for
+from synergy_core.planner.constants import Constants, constants_for, constants_like
 from synergy_core.planner.machine import Machine
 from synergy_core.planner.software import Software
 
@@ -22,8 +24,16 @@ Key = tuple[str, str]
 """A software and a GPU type."""
 
 
-def refitted(files: Sequence[TrainingTimes], named: str) -> dict[Key, tuple[Constants, int]]:
-    """Constants of each software and GPU type in the files, and how many rows they were fitted to.
+class Refit(NamedTuple):
+    """Constants, how many rows they were fitted to, and the mean absolute error on these."""
+
+    constants: Constants
+    rows: int
+    mean_error: float
+
+
+def refitted(files: Sequence[TrainingTimes], named: str) -> dict[Key, Refit]:
+    """Constants of each software and GPU type in the files.
 
     named: constants to fit, with commas between. Raises InputError for unknown names and too few rows.
     """
@@ -50,7 +60,9 @@ def refitted(files: Sequence[TrainingTimes], named: str) -> dict[Key, tuple[Cons
         groups = [group_of(case, owner, len(case) / rows) for case in members]
         keep = [case.iter_time_s > 0 for case in members]
         start = constants_for(members[0].machine, members[0].software)
-        result[key] = fit(groups, (), {owner: which}, {owner: start}, keep).constants[owner], rows
+        found = fit(groups, (), {owner: which}, {owner: start}, keep).constants[owner]
+        off = np.concatenate([group.residuals(found)[kept] for group, kept in zip(groups, keep, strict=True)])
+        result[key] = Refit(found, rows, float(np.abs(np.expm1(off)).mean()))
     return result
 
 
@@ -58,28 +70,29 @@ def constants_from(files: Sequence[TrainingTimes], named: str) -> tuple[Callable
     """What predicts: the shipped constants, or, where there are files, those refitted to them; and its name."""
     if not files:
         return constants_for, "the shipped constants"
-    found: Mapping[Key, tuple[Constants, int]] = refitted(files, named)
+    found = refitted(files, named)
 
     def choose(machine: Machine, software: Software) -> Constants:
         known = found.get(_key(machine, software))
-        return known[0] if known else constants_for(machine, software)
+        return known.constants if known else constants_for(machine, software)
 
-    rows = sum(count for _, count in found.values())
+    rows = sum(each.rows for each in found.values())
     return choose, f"the shipped constants, {named} refitted to {rows} rows"
 
 
-def catalog_form(found: Mapping[Key, tuple[Constants, int]]) -> dict[str, dict[str, Any]]:
+def catalog_form(found: Mapping[Key, Refit]) -> dict[str, dict[str, Any]]:
     """The content of catalog/constants/<software>.yaml, by software."""
     result: dict[str, dict[str, Any]] = {}
-    for (software, gpu_type), (constants, rows) in found.items():
-        gpu_types = result.setdefault(software, {"gpu_types": {}})["gpu_types"]
+    for (software, gpu_type), each in found.items():
+        gpu_types = result.setdefault(software, {"software": software, "gpu_types": {}})["gpu_types"]
         gpu_types[gpu_type] = {
-            "rows": rows,
-            "constants": {name: round(value, 9) for name, value in asdict(constants).items()},
+            "rows": each.rows,
+            "mean_error": round(each.mean_error, 4),
+            "constants": {name: round(value, 9) for name, value in asdict(each.constants).items()},
         }
     return result
 
 
 def _key(machine: Machine, software: Software) -> Key:
     """Under what constants are kept; GPUs that differ in memory size alone share theirs."""
-    return software.name, machine.gpu.name.split("-")[0]
+    return software.name, constants_like(machine.gpu)

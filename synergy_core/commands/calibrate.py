@@ -4,7 +4,7 @@ FILE: a CSV of step times as for `validate`, with `sync_time`. Files of one appl
 together. The fit is robust: a measurement that all others contradict has next to no say. --out writes the catalog's
 form: put it into synergy_core/catalog/models/, and policies and `validate` use it. Training times of parallel plans
 (synergy_core/measurements/training_times.py) refit the planner's constants named by --constants; the others stay, and
-the form goes into synergy_core/catalog/constants/.
+`plan constants=FILE` uses what --out wrote.
 """
 
 from __future__ import annotations
@@ -74,8 +74,11 @@ def _plans(files: list[TrainingTimes], chosen: argparse.Namespace) -> None:
     from synergy_core.commands._refit import catalog_form, refitted
 
     found = refitted(files, chosen.constants)
-    for (software, gpu_type), (constants, rows) in found.items():
-        print(f"{software} on {gpu_type}: {rows} rows, {chosen.constants} refitted")
+    for (software, gpu_type), each in found.items():
+        print(
+            f"{software} on {gpu_type}: {each.rows} rows, {chosen.constants} refitted, mean error {each.mean_error:.1%}"
+        )
+        constants = each.constants
         values = [[name, f"{getattr(constants, name):.4g}"] for name in constants.__dataclass_fields__]
         print(table(("constant", "value"), values))
         print()

@@ -8,7 +8,7 @@ said with the rule and the smallest case that breaks it.
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 
 SUMMARY = "check that a policy, yours or ours, keeps the rules of all policies"
 
@@ -24,14 +24,14 @@ def run(chosen: argparse.Namespace) -> int:
     from synergy_core.conformance import conforms
     from synergy_core.errors import InputError
     from synergy_core.policies import get_policy
+    from synergy_core.policies._faults import imported
 
-    if chosen.module:
-        try:
-            importlib.import_module(chosen.module)
-        except ImportError as error:
+    if chosen.module is not None:
+        if importlib.util.find_spec(chosen.module.partition(".")[0]) is None:
             raise InputError(
-                f"--module {chosen.module}: {error}; expected a module such as my_package.my_policy."
-            ) from None
+                f"--module {chosen.module}: no such module here; expected one such as my_package.my_policy."
+            )
+        imported(chosen.module, f"--module {chosen.module}")
     for name in chosen.names:
         conforms(get_policy(name))
         print(f"{name}: keeps the rules")

@@ -3,7 +3,8 @@
     python -m synergy_core compression model=gpt-1.3b gpu=a100 gpus=16
     python -m synergy_core compression model=gpt-1.3b gpu=a100 gpus=16 batch=64 noise_tokens=1e5 --picture map.svg
 
-model, gpu, gpus, software, gpus_per_node: as for `plan`; one type and one number of GPUs. network_gbps: what a node's
+model, gpu, gpus, software, gpus_per_node, seq_len: as for `plan`; one type and one number of GPUs. network_gbps: what
+a node's
 network cards carry, by data sheet, all GPUs of a node together; `nvlink`: as much as they have within the node. batch:
 sequences (or images) a step at which the learning rate was tuned; by default as for `plan`. Batches are tried from
 there to max_batch (by default 16 times as large), doubling. noise_tokens: the gradient's noise scale in tokens; 10^6
@@ -36,7 +37,17 @@ GBPS_BYTES = 1e9 / 8.0
 DOUBLINGS = 4
 NOISE_TOKENS = 1e6
 NEEDED = {"model": "gpt-1.3b", "gpu": "a100", "gpus": "16"}
-KNOWN = (*NEEDED, "software", "gpus_per_node", "network_gbps", "batch", "max_batch", "noise_tokens", "compressor")
+KNOWN = (
+    *NEEDED,
+    "software",
+    "gpus_per_node",
+    "network_gbps",
+    "batch",
+    "max_batch",
+    "noise_tokens",
+    "compressor",
+    "seq_len",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,7 @@ class CompressionQuestion:
     max_batch: int | None
     noise_tokens: float
     compressor: str
+    seq_len: int | None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +87,8 @@ def run(chosen: argparse.Namespace) -> int:
     asked = question(chosen.settings)
     if chosen.picture is not None and chosen.picture.suffix != ".svg":
         raise InputError(f"--picture {chosen.picture}: the picture is SVG; give a name that ends in .svg.")
-    family, architecture = model_asked(asked.model)
+    model = model_asked(asked.model, asked.seq_len)
+    family, architecture = model.family, model.architecture
     machine = machine_named(asked.gpu, asked.gpus_per_node)
     rates = _rates(asked, machine)
     batch = asked.batch or default_batch(architecture)
@@ -99,6 +112,8 @@ def run(chosen: argparse.Namespace) -> int:
         return 1
     best = [found.best(each * GBPS_BYTES) for each in rates]
     _print(asked, found, machine, rates, best)
+    for note in model.notes:
+        print(f"\n{note}")
     if chosen.json:
         content = [_row(rate, each) for rate, each in zip(rates, best, strict=True)]
         write_whole(chosen.json, json.dumps(content, indent=1) + "\n")
@@ -128,6 +143,7 @@ def question(settings: Sequence[str]) -> CompressionQuestion:
         max_batch=number("max_batch"),
         noise_tokens=_positive("noise_tokens", given.get("noise_tokens", f"{NOISE_TOKENS:g}"), "tokens, such as 1e6"),
         compressor=given.get("compressor", "powersgd-4"),
+        seq_len=number("seq_len"),
     )
 
 

@@ -2,13 +2,21 @@
 
     python -m synergy_core plan model=gpt-175b gpu=a100-80gb gpus=1024 top=5
     python -m synergy_core plan model=mine.yaml gpu=a100,h100 gpus=8..1024 batch=1536 --picture plans.svg
+    python -m synergy_core plan model=llama-3-8b gpu=h100 gpus=64 tokens=15T price=2.50 --emit megatron args.txt
 
-model: of the catalog, or a YAML file of the same form. gpu: GPU or node types of the catalog. gpus: counts, or ranges
-`8..1024`. batch: sequences (or images) a step; by default what GPT-3's rule of thumb gives, 2^19 tokens for 10^8
-parameters, growing with their fourth root, to the next power of two; 1,024 images. software: a training stack of the
-catalog. top: plans shown per count. gpus_per_node, network (bytes/s per GPU): of another node than usual.
+model: of the catalog, a YAML file of the same form, or a config.json of Hugging Face's (nothing is fetched). gpu: GPU
+or node types of the catalog, or a data sheet of your own, a YAML file in the form of synergy_core/catalog/gpus/ (then
+gpus_per_node, network, and link where it is nvlink). gpus: counts, or ranges `8..1024`. batch: sequences
+(or images) a step; by default what GPT-3's rule of thumb gives, 2^19 tokens for 10^8 parameters, growing with their
+fourth root, to the next power of two; 1,024 images. seq_len: tokens of a sequence, of another length than the model's.
+tokens: of a whole training, such as 15T: days, tokens/s and GPU-hours of it; price: of an hour of a GPU, one for all or
+one for each gpu: its cost. software: a training stack of the catalog. constants: what `calibrate --out` wrote, instead
+of the shipped ones. top: plans shown per count. gpus_per_node, network (bytes/s per GPU), link (nvswitch, nvlink,
+pcie): of another node than usual.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (0 none,
-1 selective, 2 full). With many counts, those are shown that fewer GPUs are not as fast as.
+1 selective, 2 full), sequence (0, 1); plan=FILE fixes all of them and the batch to those of a file that --emit wrote,
+or of a launch script. With many counts, those are shown that fewer GPUs are not as fast as.
+
 """
 
 from __future__ import annotations
@@ -16,41 +24,24 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from synergy_core.commands._asked import default_batch, given_settings, model_asked, whole
+from synergy_core.commands._asked import AskedModel, default_batch, model_asked
+from synergy_core.commands._question import LARGEST, Question, question
 from synergy_core.errors import InputError
+from synergy_core.planner.emitters import emitter_names
 
 if TYPE_CHECKING:
-    from synergy_core.planner.architecture import Architecture, Family
+    from synergy_core.planner.constants import Constants, OwnConstants
     from synergy_core.planner.machine import Machine
     from synergy_core.planner.plan_table import PlanTable
     from synergy_core.planner.software import Software
 
 SUMMARY = "the best parallel plans of a model on given GPUs, and why the others lose"
-SOFTWARE = "megatron-core"
-NUMBERS = ("batch", "top", "gpus_per_node")
 MANY = 4
 """From so many counts on, one line each."""
-LARGEST = 65536
-"""Most GPUs tried in the search for a number on which a model that does not fit would."""
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What was asked, read from `key=value` arguments."""
-
-    model: str
-    gpu: tuple[str, ...]
-    gpus: tuple[int, ...]
-    software: str
-    batch: int | None
-    top: int
-    gpus_per_node: int | None
-    network: float | None
-    fixed: Mapping[str, int]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,14 +49,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="model=, gpu=, gpus=, and what is above")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every plan shown, with its parts, as JSON")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the stages and time against GPUs")
+    parser.add_argument(
+        "--emit",
+        nargs=2,
+        action="append",
+        default=[],
+        metavar=("FORM", "FILE"),
+        help="write the best plan, of one gpu and one count, as something to apply; "
+        f"FORM: {', '.join(emitter_names())}; FILE: - for the screen",
+    )
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Prints the plans; writes the JSON and the picture. 1 if no count has a plan."""
+    """Prints the plans; writes what was asked for. 1 if no count has a plan."""
+    from synergy_core.commands._emitting import emit, plan_from
+    from synergy_core.commands._machines import constants_asked, constants_of, machine_asked, used
     from synergy_core.commands._output import write_whole
-    from synergy_core.planner.constants import constants_for
     from synergy_core.planner.explain import model_flops
-    from synergy_core.planner.machine import machine_named
     from synergy_core.planner.picture import picture
     from synergy_core.planner.search import search_all
     from synergy_core.planner.software import running_on, software_named
@@ -73,77 +73,50 @@ def run(chosen: argparse.Namespace) -> int:
     asked = question(chosen.settings)
     if chosen.picture is not None and chosen.picture.suffix != ".svg":
         raise InputError(f"--picture {chosen.picture}: the picture is SVG; give a name that ends in .svg.")
-    family, architecture = model_asked(asked.model)
+    if chosen.emit and (len(asked.gpu), len(asked.gpus)) != (1, 1):
+        raise InputError("--emit writes one plan; give one gpu= and one number of gpus=.")
+    model = model_asked(asked.model, asked.seq_len)
+    seq_len = model.architecture.limits().seq_len
+    if asked.tokens is not None and not seq_len:
+        raise InputError(f"tokens=: {asked.model} reads no tokens; leave it out.")
     software = software_named(asked.software)
-    batch = asked.batch or default_batch(architecture)
-    machines = [machine_named(each, asked.gpus_per_node, asked.network) for each in asked.gpu]
+    if asked.plan is not None:
+        asked = plan_from(asked)
+    batch = asked.batch or default_batch(model.architecture)
+    machines = [machine_asked(each, asked) for each in asked.gpu]
     stacks = [running_on(software, each.gpu) for each in machines]
+    own = constants_asked(asked, machines)
     tables = search_all(
-        family,
-        architecture,
-        [(each, own, constants_for(each, own)) for each, own in zip(machines, stacks, strict=True)],
+        model.family,
+        model.architecture,
+        [(each, stack, constants_of(each, stack, own)) for each, stack in zip(machines, stacks, strict=True)],
         counts=asked.gpus,
         global_batch=batch,
         keep=asked.top - 1,
         fixed=asked.fixed,
     )
-    flops = model_flops(family, architecture, software) * batch
+    flops = model_flops(model.family, model.architecture, software) * batch
     stated = "" if asked.batch else " (default; batch=… sets it)"
     print(f"{asked.model}, batch {batch}{stated}, {software.name}")
-    for table, own in zip(tables, stacks, strict=True):
-        _print(table, own, flops)
+    for note in model.notes:
+        print(f"  {note}")
+    for at, (table, stack) in enumerate(zip(tables, stacks, strict=True)):
+        _print(table, stack, flops)
+        if own is not None:
+            print(used(own, table.machine))
         if not len(table):
-            print(_nowhere(table, family, architecture, own, batch, asked.fixed))
+            print(_nowhere(table, model, stack, constants_of(table.machine, stack, own), batch, asked.fixed))
+        elif asked.tokens is not None:
+            _print_training(asked, table, stack, own, batch * seq_len, at)
     if chosen.json:
-        write_whole(chosen.json, json.dumps(_content(asked, batch, tables, stacks, flops), indent=1) + "\n")
+        write_whole(
+            chosen.json, json.dumps(_content(asked, batch, seq_len, tables, stacks, flops, own), indent=1) + "\n"
+        )
     if chosen.picture:
         write_whole(chosen.picture, picture(asked.model, tables))
+    if chosen.emit and len(tables[0]):
+        emit(chosen.emit, model, tables[0], stacks[0])
     return 0 if any(len(table) for table in tables) else 1
-
-
-def question(settings: Sequence[str]) -> Question:
-    """Reads `key=value` arguments. Raises InputError for what is unknown, missing or no number."""
-    from synergy_core.planner.enumerate import FIXABLE
-
-    known = ("model", "gpu", "gpus", "software", "network", *NUMBERS, *FIXABLE)
-    given = given_settings(settings, known, {"model": "gpt-175b", "gpu": "a100-80gb", "gpus": "1024"})
-
-    def number(key: str) -> int | None:
-        return whole(key, given[key]) if key in given else None
-
-    return Question(
-        model=given["model"],
-        gpu=tuple(given["gpu"].split(",")),
-        gpus=_counts(given["gpus"]),
-        software=given.get("software", SOFTWARE),
-        batch=number("batch"),
-        top=number("top") or 5,
-        gpus_per_node=number("gpus_per_node"),
-        network=_rate(given["network"]) if "network" in given else None,
-        fixed={key: whole(key, given[key], least=0) for key in FIXABLE if key in given},
-    )
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    counts: list[int] = []
-    for part in text.split(","):
-        low, dots, high = part.partition("..")
-        first = whole("gpus", low)
-        last = whole("gpus", high) if dots else first
-        if last < first:
-            raise InputError(f"gpus={part}: the range is empty; expected the smaller count first.")
-        counts += range(first, last + 1)
-    return tuple(dict.fromkeys(counts))
-
-
-def _rate(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < float("inf"):
-        raise InputError(f"network={text}: expected bytes/s per GPU, such as 25e9.")
-    return value
 
 
 def _mfu(table: PlanTable, row: int, software: Software, flops: float) -> float:
@@ -191,9 +164,23 @@ def _title(machine: Machine) -> str:
     from synergy_core.planner.memory import usable_bytes
 
     return (
-        f"{machine.gpu.title}, {usable_bytes(machine) / 2**30:.1f} GiB usable, {machine.gpus_per_node} per node\n  "
+        f"{machine.gpu.title}, {usable_bytes(machine) / 2**30:.1f} GiB usable of {machine.memory_bytes / 1e9:.0f}, "
+        f"{machine.gpus_per_node} per node\n  "
         f"{machine.link_bytes_per_s / 1e9:.0f} GB/s within nodes, {machine.network_bytes_per_s / 1e9:.1f} GB/s between"
     )
+
+
+def _print_training(
+    asked: Question, table: PlanTable, software: Software, own: OwnConstants | None, step_tokens: int, at: int
+) -> None:
+    """Days and cost of the best plan of every count that is shown."""
+    from synergy_core.commands._training import error_of, told, trainings
+
+    assert asked.tokens is not None
+    shown = table.efficient() if len(table.best()) >= MANY else table.best()
+    price = asked.price[at] if asked.price else None
+    found = trainings(shown, asked.tokens, step_tokens, price)
+    print(told(found, asked.tokens, step_tokens, error_of(table.machine, software, own)))
 
 
 def _print_infeasible(table: PlanTable) -> None:
@@ -207,14 +194,13 @@ def _print_infeasible(table: PlanTable) -> None:
 
 def _nowhere(
     table: PlanTable,
-    family: Family,
-    architecture: Architecture,
+    model: AskedModel,
     software: Software,
+    constants: Constants,
     batch: int,
     fixed: Mapping[str, int],
 ) -> str:
     """On how many GPUs the model would fit: whole nodes in powers of two."""
-    from synergy_core.planner.constants import constants_for
     from synergy_core.planner.search import search
 
     machine, tried = table.machine, max(each.gpus for each in table.infeasible)
@@ -224,9 +210,11 @@ def _nowhere(
         counts += [count] if count > tried else []
         count *= 2
     if counts:
-        constants = constants_for(machine, software)
         larger = search(
-            family, architecture, machine, software, constants, counts=counts, global_batch=batch, fixed=fixed
+            *(model.family, model.architecture, machine, software, constants),
+            counts=counts,
+            global_batch=batch,
+            fixed=fixed,
         )
         if len(larger):
             plan = larger.plans.plan(0).describe()
@@ -235,8 +223,15 @@ def _nowhere(
 
 
 def _content(
-    asked: Question, batch: int, tables: Sequence[PlanTable], stacks: Sequence[Software], flops: float
+    asked: Question,
+    batch: int,
+    seq_len: int,
+    tables: Sequence[PlanTable],
+    stacks: Sequence[Software],
+    flops: float,
+    own: OwnConstants | None,
 ) -> dict[str, Any]:
+    from synergy_core.commands._training import error_of, trainings
     from synergy_core.planner.explain import PARTS, why
 
     def of_row(table: PlanTable, software: Software, row: int) -> dict[str, Any]:
@@ -253,6 +248,18 @@ def _content(
             **({"why": why(table, row, row - rank)} if rank else {}),
         }
 
+    def training_of(table: PlanTable, software: Software, at: int) -> dict[str, Any]:
+        if asked.tokens is None:
+            return {}
+        error = error_of(table.machine, software, own)
+        price = asked.price[at] if asked.price else None
+        found = trainings(table.best(), asked.tokens, batch * seq_len, price)
+        return {
+            "tokens": asked.tokens,
+            "expected_error": None if error is None else asdict(error),
+            "trainings": [asdict(each) for each in found],
+        }
+
     return {
         "model": asked.model,
         "batch": batch,
@@ -260,10 +267,11 @@ def _content(
         "gpu_types": [
             {
                 "gpu": table.machine.gpu.name,
-                "precision": own.precision,
-                "plans": [of_row(table, own, row) for row in range(len(table))],
+                "precision": stack.precision,
+                "plans": [of_row(table, stack, row) for row in range(len(table))],
                 "infeasible": [asdict(each) for each in table.infeasible],
+                **training_of(table, stack, at),
             }
-            for table, own in zip(tables, stacks, strict=True)
+            for at, (table, stack) in enumerate(zip(tables, stacks, strict=True))
         ],
     }

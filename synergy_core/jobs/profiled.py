@@ -12,7 +12,7 @@ from synergy_core.jobs.configurations import Configurations
 from synergy_core.jobs.planned import TaskWithPlans
 from synergy_core.jobs.reports import Observations
 from synergy_core.jobs.spec import JobSpec
-from synergy_core.jobs.testbed_profiles import Profile, ProfiledRow, degrees_of
+from synergy_core.jobs.testbed_profiles import Profile, ProfiledModel, ProfiledRow, degrees_of
 from synergy_core.jobs.training import Shape, StepReport
 from synergy_core.planner.plan import Plan
 
@@ -52,10 +52,14 @@ class ProfiledSpeeds:
 
 
 class ProfiledTask(TaskWithPlans):
-    """What is believed of a job that was profiled: measured step times × the mean ratio of observed to measured."""
+    """What is believed of a job that was profiled: measured step times × the mean ratio of observed to measured.
 
-    __slots__ = ("model", "speeds")
+    explores: whether it may take a restart for a plan that never trained there; it may always start with one.
+    """
 
+    __slots__ = ("explores", "speeds")
+
+    speeds: ProfiledSpeeds
     scheduled = True
 
     def __init__(
@@ -63,7 +67,12 @@ class ProfiledTask(TaskWithPlans):
     ) -> None:
         super().__init__(spec, pool, shared=shared, declares=declares)
         self.speeds = speeds
-        self.model = speeds.profile[spec.architecture]
+        self.explores = True
+
+    @property
+    def model(self) -> ProfiledModel:
+        """What is known of it now: a profile may grow while its jobs train."""
+        return self.speeds.profile[self.spec.architecture]
 
     def batches(self, *, requested: bool = False) -> list[int]:
         """Measured global batches, the initial one to its largest; the requested one until its noise is known."""
@@ -78,7 +87,8 @@ class ProfiledTask(TaskWithPlans):
         held: under which it runs there now; its degrees stay unless what others win, over the remaining work or
         `HORIZON_S`, exceeds a restart. requested: at the requested batch. Raises InputError where nothing was measured.
         """
-        model, (gpu_type, nodes, gpus) = self.model, shape
+        model, (gpu_type, _, gpus) = self.model, shape
+        nodes = model.nodes_like(*shape)
         batches = self.batches(requested=requested)
         best = self._fastest([model.best(gpu_type, nodes, gpus, batch) for batch in batches])
         if best is None:
@@ -92,6 +102,10 @@ class ProfiledTask(TaskWithPlans):
         stay = self._fastest([model.with_degrees(gpu_type, nodes, batch, degrees) for batch in batches])
         if stay is None:
             return best.plan
+        if best.predicted and not self.explores:
+            best = self._fastest([model.tried.best(gpu_type, nodes, gpus, batch) for batch in batches])
+            if best is None:
+                return stay.plan
         rate, other = self._rate(stay), self._rate(best)
         left = self.declared_remaining()
         horizon_s = HORIZON_S if np.isnan(left) else min(HORIZON_S, left / rate)
@@ -101,7 +115,7 @@ class ProfiledTask(TaskWithPlans):
         """A mean step of the running job, as a ratio to what was measured of its plan."""
         (gpu_type, nodes, gpus), plan = step.shape, step.plan
         row = self.model.with_degrees(gpu_type, nodes, plan.global_batch, degrees_of(plan))
-        if row is not None:
+        if row is not None and not row.predicted:
             point = (nodes, gpus, plan.global_batch)
             self.pool.add_ratio(gpu_type, point, step.step_s / row.step_s, later=self.shared)
 

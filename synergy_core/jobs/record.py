@@ -35,7 +35,8 @@ class Job:
     plan: under which it trains where it runs, if its scheduler chooses that (`SynergyTask.scheduled`), else None.
     past_service_gpu_s: what it had attained when it last began anew. requested: CPUs and memory per GPU that its user
     asked for, None where nobody said. keeps_until_s: a mechanism takes its GPUs from it no sooner; a driver says so
-    where they come so late that else it might never begin.
+    where they come so late that else it might never begin. priority: what its user asked for; the higher, the sooner,
+    under policies that read it.
     """
 
     __slots__ = (
@@ -53,6 +54,7 @@ class Job:
         "placement",
         "plan",
         "predicted_duration_s",
+        "priority",
         "queue_entered_s",
         "requested",
         "restarts",
@@ -80,6 +82,7 @@ class Job:
         gpu_type: str = "",
         estimate_s: float = NEVER,
         requested: Share | None = None,
+        priority: int = 0,
     ) -> None:
         self.job_id = job_id
         self.submit_time_s = submit_time_s
@@ -88,6 +91,7 @@ class Job:
         self.user = user
         self.gpu_type = gpu_type
         self.estimate_s = estimate_s
+        self.priority = priority
         self.predicted_duration_s = float("nan")
         self.attained_service_gpu_s = 0.0
         self.past_service_gpu_s = 0.0

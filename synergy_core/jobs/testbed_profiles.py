@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -40,8 +41,9 @@ def degrees_of(plan: Plan) -> Degrees:
 class ProfiledRow:
     """One measured configuration.
 
-    step_s: median of the slowest rank's step times. spread: their interquartile range ÷ median. memory_bytes: the most
-    that one rank held.
+    step_s: mean of what copies side by side took. spread: their range ÷ that. memory_bytes: the most that one rank
+    held. predicted: it was not measured; its time follows from others (`planner/seen_plans.py`). sync_s: of step_s, of
+    replicas that were seen while they trained (`SeenPlan`).
     """
 
     gpu_type: str
@@ -50,6 +52,8 @@ class ProfiledRow:
     step_s: float
     spread: float = 0.0
     memory_bytes: float = 0.0
+    predicted: bool = False
+    sync_s: float = 0.0
 
 
 class NoiseFrom(NamedTuple):
@@ -115,7 +119,9 @@ class ProfiledModel:
     """One model on one testbed.
 
     initial_batch: at which its learning rate was tuned. noise: as training goes on, by work, which begins at 0. input:
-    of a job whose samples are loaded (`LoadedJob`), None of any other.
+    of a job whose samples are loaded (`LoadedJob`), None of any other. application: of its jobs (`JobSpec`), which have
+    name, class and arguments in common; "": of all that have its name. tried_batch: up to which its plans were tried;
+    beyond max_batch none trained.
     """
 
     name: str
@@ -126,6 +132,18 @@ class ProfiledModel:
     costs: ProfiledCosts
     rows: tuple[ProfiledRow, ...]
     input: ProfiledInput | None = None
+    application: str = ""
+    tried_batch: int = 0
+
+    @cached_property
+    def tried(self) -> ProfiledModel:
+        """Of its degrees those that trained there, at whatever batch."""
+
+        def there(row: ProfiledRow) -> tuple[str, int, Degrees]:
+            return row.gpu_type, row.nodes, degrees_of(row.plan)
+
+        trained = {there(row) for row in self.rows if not row.predicted}
+        return dataclasses.replace(self, rows=tuple(row for row in self.rows if there(row) in trained))
 
     @cached_property
     def _best(self) -> dict[tuple[str, int, int, int, bool], ProfiledRow]:
@@ -151,6 +169,14 @@ class ProfiledModel:
         return best
 
     @cached_property
+    def _nodes(self) -> dict[tuple[str, int], set[int]]:
+        """On how many nodes so many GPUs of a type were measured."""
+        known: dict[tuple[str, int], set[int]] = {}
+        for row in self.rows:
+            known.setdefault((row.gpu_type, row.plan.gpus), set()).add(row.nodes)
+        return known
+
+    @cached_property
     def batches(self) -> tuple[int, ...]:
         """The global batches that were measured, ascending."""
         return tuple(sorted({row.plan.global_batch for row in self.rows}))
@@ -164,6 +190,15 @@ class ProfiledModel:
     def with_degrees(self, gpu_type: str, nodes: int, batch: int, degrees: Degrees) -> ProfiledRow | None:
         """The fastest way to train that global batch without a restart; None where none was measured."""
         return self._by_degrees.get((gpu_type, nodes, batch, degrees))
+
+    def knows(self, gpu_type: str, nodes: int, gpus: int, batch: int) -> bool:
+        """Whether it has a plan for so many GPUs at that batch, be it on another number of nodes."""
+        return self.best(gpu_type, self.nodes_like(gpu_type, nodes, gpus), gpus, batch) is not None
+
+    def nodes_like(self, gpu_type: str, nodes: int, gpus: int) -> int:
+        """The number of nodes nearest to that on which so many GPUs were measured; the same, where none was."""
+        known = self._nodes.get((gpu_type, gpus), set())
+        return min(known, key=lambda each: (abs(each - nodes), each), default=nodes)
 
     def step_s(self, gpu_type: str, nodes: int, gpus: int, batch: int, *, replicas_only: bool = False) -> float:
         """Seconds of a step under the best plan; inf where none was measured."""
@@ -193,6 +228,13 @@ class Profile(Mapping[str, ProfiledModel]):
     def __contains__(self, name: object) -> bool:
         return name in self.models
 
+    def of(self, name: str, application: str) -> ProfiledModel | None:
+        """The model of that name, if it was measured of such jobs, else one of another name that was; else None."""
+        model = self.models.get(name)
+        if model is not None and model.application in ("", application):
+            return model
+        return next((each for each in self.models.values() if application and each.application == application), None)
+
     def to_json(self) -> str:
         """What `profile_of` reads again."""
         models = [_values(model) for model in self.models.values()]
@@ -213,7 +255,7 @@ def profile_of(text: str, source: str) -> Profile:
         machine, date = str(document["machine"]), str(document["date"])
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"{source}: not a profile ({type(error).__name__}: {error}). To make one: python -m synergy_exec profile."
+            f"{source}: not a profile ({_fault(error)}). To make one: python -m synergy_exec profile."
         ) from None
     for model in models:
         if not model.noise or model.noise[0].work != 0:
@@ -242,3 +284,15 @@ def _model(values: dict[str, Any]) -> ProfiledModel:
         given = ProfiledInput(**{**given, "steps": tuple(StepAtCpus(*map(float, each)) for each in given["steps"])})
     costs = ProfiledCosts(**values["costs"])
     return ProfiledModel(**{**values, "costs": costs, "noise": noise, "rows": rows, "input": given})
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with a document, in a phrase."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"no JSON: line {error.lineno}"
+    if isinstance(error, KeyError):
+        return f"{error.args[0]} is missing"
+    odd = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if odd is not None:
+        return f"nothing is called {odd[1]}"
+    return "a value of another type than expected" if isinstance(error, TypeError) else str(error)

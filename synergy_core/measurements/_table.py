@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from synergy_core.columns import renamed
 from synergy_core.errors import InputError
 
 
@@ -25,8 +25,7 @@ class Table:
     def cells(self, column: str) -> list[str]:
         """The column's text, one cell per row."""
         if column not in self.columns:
-            near = difflib.get_close_matches(column, self.columns, n=1, cutoff=0.5)
-            guess = f" Is '{near[0]}' it? Rename it." if near else ""
+            guess = f" {advice}" if (advice := renamed(column, self.columns)) else ""
             got = ", ".join(repr(each) for each in self.columns)
             raise InputError(f"{self.path}, line 1: expected a column '{column}', got {got}.{guess}")
         at = self.columns.index(column)

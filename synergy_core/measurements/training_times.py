@@ -199,34 +199,34 @@ def _degrees(row: TableRow) -> _Degrees:
         gpus = model_ranks * (data or 1)
     if data is None:
         if gpus % model_ranks:
-            row.contradicts(f"got n_gpus {gpus}, expected a multiple of {named} = {model_ranks}. Mend one, or give dp.")
+            row.contradicts(f"got n_gpus {gpus}, expected a multiple of {named} = {model_ranks}. Fix one, or give dp.")
         data = gpus // model_ranks
     elif zero == (3,) and gpus % (model_ranks * data) == 0:
         data = gpus // model_ranks  # the degree stated is that of a shard group
     if model_ranks * data != gpus:
         row.contradicts(
             f"got n_gpus {gpus}, expected {named} · dp {data} = {model_ranks * data}. "
-            f"Mend n_gpus or a degree{f'; dp {gpus // model_ranks} would fit' if gpus % model_ranks == 0 else ''}."
+            f"Fix n_gpus or a degree{f'; dp {gpus // model_ranks} would fit' if gpus % model_ranks == 0 else ''}."
         )
     heads, layers, expert = row.whole("heads"), row.whole("layers"), row.whole("ep") or 1
     if heads and heads % tensor:
-        row.contradicts(f"got tp {tensor}, expected a divisor of heads {heads}. Mend tp or heads.")
+        row.contradicts(f"got tp {tensor}, expected a divisor of heads {heads}. Fix tp or heads.")
     groups, experts, chosen = row.whole("kv_heads"), row.whole("n_experts"), row.whole("topk")
     if heads and groups and heads % groups:
-        row.contradicts(f"got kv_heads {groups}, expected a divisor of heads {heads}. Mend kv_heads or heads.")
+        row.contradicts(f"got kv_heads {groups}, expected a divisor of heads {heads}. Fix kv_heads or heads.")
     if experts and experts % expert:
-        row.contradicts(f"got ep {expert}, expected a divisor of n_experts {experts}. Mend ep or n_experts.")
+        row.contradicts(f"got ep {expert}, expected a divisor of n_experts {experts}. Fix ep or n_experts.")
     if experts and chosen and chosen > experts:
-        row.contradicts(f"got topk {chosen}, expected at most n_experts {experts}. Mend topk or n_experts.")
+        row.contradicts(f"got topk {chosen}, expected at most n_experts {experts}. Fix topk or n_experts.")
     interleave = row.whole("vpp") or 1
     if layers and pipeline * interleave > layers + 2:  # embedding and logits may count as layers
         row.contradicts(
             f"got pp {pipeline} · vpp {interleave} = {pipeline * interleave} stages, "
-            f"expected at most one per layer, {layers}. Mend pp, vpp or layers."
+            f"expected at most one per layer, {layers}. Fix pp, vpp or layers."
         )
     if (gpus // pipeline) % expert:
         row.contradicts(
-            f"got ep {expert}, expected a divisor of tp · cp · dp = {gpus // pipeline}. Mend ep or a degree."
+            f"got ep {expert}, expected a divisor of tp · cp · dp = {gpus // pipeline}. Fix ep or a degree."
         )
     return _Degrees(tensor, pipeline, context, data, expert, interleave, gpus, zero)
 
@@ -266,7 +266,7 @@ def _batches(row: TableRow, data: int) -> tuple[tuple[int, int], ...]:
         if micro * accumulation * data != whole:
             row.contradicts(
                 f"got global_batch {whole}, expected micro_batch {micro} · grad_accum {accumulation} · dp {data} = "
-                f"{micro * accumulation * data}. Mend one of them, or leave grad_accum empty."
+                f"{micro * accumulation * data}. Fix one of them, or leave grad_accum empty."
             )
         return ((micro, accumulation),)
     if micro is None and accumulation is None:

@@ -51,6 +51,9 @@ class OrderingScheduler:
         job.stopped(now_s)
         self._queue.enter(job)
 
+    def respecified(self, job: Job) -> None:
+        """Nothing to do: no belief follows from it."""
+
     def refresh(self, jobs: Iterable[Job]) -> None:
         """Nothing to do: ordering policies ask no models of training jobs."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from synergy_core.errors import InputError
 from synergy_core.planner.plan import Plans
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Amount, Work
@@ -56,6 +57,9 @@ class Architecture(Protocol):
     def limits(self) -> Limits:
         """Into how many parts the model can be split; of one model, not of arrays."""
 
+    def check(self) -> None:
+        """Raises InputError for sizes of one model that no model can have together, such as 41 heads of 4,096."""
+
 
 class Family(Protocol):
     """A file of `families/`. Architecture: its own class, whose fields `catalog/architectures/*.yaml` fill."""
@@ -64,6 +68,13 @@ class Family(Protocol):
 
     def work(self, architecture: Any, plans: Plans, software: Software) -> Work:
         """Operators of one micro-batch on one GPU."""
+
+
+def at_least(least: int, **sizes: Any) -> None:
+    """Raises InputError for the first size that is below `least`."""
+    for name, value in sizes.items():
+        if value < least:
+            raise InputError(f"{name}: {value}; expected a whole number of at least {least}.")
 
 
 def divisors(number: int) -> list[int]:

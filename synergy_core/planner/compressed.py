@@ -15,7 +15,7 @@ from synergy_core.goodput.exchange import ExchangeTerms
 from synergy_core.planner.constants import Constants
 from synergy_core.planner.enumerate import undominated, with_options
 from synergy_core.planner.machine import Machine
-from synergy_core.planner.memory import MARGIN, memory, usable_bytes
+from synergy_core.planner.memory import memory, usable_bytes
 from synergy_core.planner.plan import NO_COMPRESSOR, Plan, Plans, plans_of
 from synergy_core.planner.replicas import ReplicaTerms
 from synergy_core.planner.search import Model, sized_plans
@@ -117,7 +117,7 @@ class CompressedSearch:
         for group in (fits, fits & (variants.zero == 0)):
             at = np.flatnonzero(group)
             kept[at[undominated(variants.zero[at], variants.recompute[at], of[at])]] = True
-        left = (1.0 - MARGIN) * usable_bytes(machine) - np.asarray(needed.device_total, dtype=np.float64)
+        left = usable_bytes(machine) - np.asarray(needed.needed, dtype=np.float64)
         return variants.take(kept), np.broadcast_to(left, len(variants))[kept]
 
     def errors(self, plan: Plan) -> tuple[GradientErrors, float]:

@@ -7,6 +7,7 @@ the software's own (how it launches and overlaps them); `PHYSICAL` names the for
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -82,7 +83,7 @@ def constants_for(machine: Machine, software: Software) -> Constants:
     per clock (`transferred`).
     """
     known = measured(software.fitted_as)
-    gpu_type = _like(machine.gpu)
+    gpu_type = constants_like(machine.gpu)
     if gpu_type in known:
         return known[gpu_type]
     likes = [measured(name) for name in _stand_ins(software)]
@@ -127,10 +128,67 @@ def nearest(gpu: GpuSheet, known: tuple[str, ...]) -> str:
 @cache
 def measured(software: str) -> dict[str, Constants]:
     """Fitted constants by GPU type; empty for software that was not measured."""
+    return {gpu_type: constants_of(each["constants"]) for gpu_type, each in content_of(software).items()}
+
+
+@cache
+def content_of(software: str) -> Mapping[str, Mapping[str, Any]]:
+    """What a fit left of a software, by GPU type: `constants`, `errors` by file; empty where it was not measured."""
     path = _FOLDER / f"{software}.yaml"
-    if not path.exists():
-        return {}
-    return {gpu_type: constants_of(each["constants"]) for gpu_type, each in read_yaml(path)["gpu_types"].items()}
+    found: Mapping[str, Mapping[str, Any]] = read_yaml(path)["gpu_types"] if path.exists() else {}
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class OwnConstants:
+    """A user's constants, as `python -m synergy_core calibrate --out` writes them.
+
+    software: whose; None where the file does not say. rows, mean_error: by GPU type, of the fit; None where unsaid.
+    """
+
+    path: Path
+    software: str | None
+    gpu_types: Mapping[str, Constants]
+    rows: Mapping[str, int | None]
+    mean_error: Mapping[str, float | None]
+
+    def of(self, gpu: GpuSheet) -> Constants | None:
+        """The constants of a GPU type; None where the file has none of it."""
+        return self.gpu_types.get(constants_like(gpu))
+
+
+def own_constants(path: Path) -> OwnConstants:
+    """A file in the form of `catalog/constants/`. Raises InputError for anything else."""
+    content = read_yaml(path)
+    found = content.get("gpu_types")
+    if not isinstance(found, dict) or not found:
+        raise InputError(
+            f"{path}: has no gpu_types; expected what `python -m synergy_core calibrate FILE.csv --out {path.name}` "
+            "writes of training times of plans."
+        )
+    gpu_types: dict[str, Constants] = {}
+    for gpu_type, each in found.items():
+        if not isinstance(each, dict) or not isinstance(each.get("constants"), dict):
+            raise InputError(
+                f"{path}: gpu_types: {gpu_type} has no constants; python -m synergy_core calibrate writes them."
+            )
+        try:
+            gpu_types[gpu_type] = constants_of(each["constants"])
+        except InputError as error:
+            raise InputError(f"{path}, {gpu_type}: {error}") from None
+        rows, off = each.get("rows"), each.get("mean_error")
+        if (rows, off) != (None, None) and not (type(rows) is int and isinstance(off, int | float) and off >= 0):
+            raise InputError(
+                f"{path}, {gpu_type}: rows: {rows}, mean_error: {off}; expected a whole number and a number from 0, as "
+                "python -m synergy_core calibrate writes them, or neither."
+            )
+    return OwnConstants(
+        path=path,
+        software=content.get("software"),
+        gpu_types=gpu_types,
+        rows={gpu_type: each.get("rows") for gpu_type, each in found.items()},
+        mean_error={gpu_type: each.get("mean_error") for gpu_type, each in found.items()},
+    )
 
 
 @cache
@@ -140,11 +198,14 @@ def measured_software() -> tuple[str, ...]:
 
 
 def constants_of(values: dict[str, Any]) -> Constants:
-    """Constants from a mapping. Raises InputError for names that are missing or unknown."""
+    """Constants from a mapping. Raises InputError for names that are missing or unknown, and for what is no number."""
     names = {each.name for each in fields(Constants)}
     if set(values) != names:
         odd = sorted(set(values) ^ names)
         raise InputError(f"constants: missing or unknown {', '.join(odd)}; expected {', '.join(sorted(names))}.")
+    for name, value in values.items():
+        if type(value) not in (int, float) or not 0.0 <= value < float("inf"):
+            raise InputError(f"{name}: {value}; expected a number of at least 0.")
     return Constants(**{name: float(value) for name, value in values.items()})
 
 
@@ -158,6 +219,6 @@ def _stand_ins(software: Software) -> tuple[str, ...]:
     return like or measured_software()
 
 
-def _like(gpu: GpuSheet) -> str:
+def constants_like(gpu: GpuSheet) -> str:
     """The type under which a GPU's constants stand: memory sizes of one chip share them."""
     return gpu.name.split("-")[0]

@@ -23,7 +23,12 @@ from synergy_core.planner.plan import RISING, Plans, Recompute
 
 MOST_STAGES_PER_GPU = 8
 """Largest interleave tried."""
-FIXABLE = ("tensor", "pipeline", "context", "data", "expert", "interleave", "micro_batch", "zero", "recompute")
+FIXABLE = (
+    *("tensor", "pipeline", "context", "data", "expert", "interleave", "micro_batch"),
+    *("zero", "recompute", "sequence"),
+)
+FROM_ZERO = ("zero", "recompute", "sequence")
+"""Those that may be 0; the others are degrees."""
 
 
 def candidates(
@@ -66,7 +71,7 @@ def candidates(
     rows = _where(rows, (rows["interleave"] == 1) | _interleaves(limits, rows))
     rows = _crossed(rows, "expert", choices("expert", divisors(limits.experts)))
     rows = _where(rows, (rows["data"] * rows["context"]) % rows["expert"] == 0)
-    rows = _crossed(rows, "sequence", np.array([False, True]))
+    rows = _crossed(rows, "sequence", choices("sequence", [0, 1]))
     pieces = rows["tensor"] * rows["context"]
     splits = (rows["tensor"] > 1) & (limits.seq_len % pieces == 0) & (limits.seq_len > 0)
     rows = _where(rows, ~rows["sequence"].astype(bool) | splits)
@@ -122,7 +127,7 @@ def _checked(limits: Limits, fixed: Mapping[str, int], global_batch: int) -> Map
     for name, value in fixed.items():
         if name not in FIXABLE:
             raise unknown("degree", name, FIXABLE)
-        if value < (0 if name in ("zero", "recompute") else 1):
+        if value < (0 if name in FROM_ZERO else 1):
             raise InputError(f"{name}={value}: expected a positive whole number.")
     tensor, groups = fixed.get("tensor", 1), limits.groups
     if limits.heads % tensor:
@@ -154,6 +159,8 @@ def _checked(limits: Limits, fixed: Mapping[str, int], global_batch: int) -> Map
         )
     if not 0 <= fixed.get("zero", 0) <= 3:
         raise InputError(f"zero={fixed['zero']}: expected 0, 1, 2 or 3.")
+    if fixed.get("sequence", 0) > 1:
+        raise InputError(f"sequence={fixed['sequence']}: expected 0 or 1.")
     if fixed.get("recompute", 0) >= len(Recompute):
         named = ", ".join(each.label for each in Recompute)
         raise InputError(f"recompute={fixed['recompute']}: expected 0 to {len(Recompute) - 1} ({named}).")

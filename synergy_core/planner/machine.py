@@ -43,7 +43,7 @@ def machine_named(
     gpu = gpu_sheet(wanted)
     if gpu is None:
         known = {*nodes, *gpu_sheets()}
-        hint = f"A file synergy_core/catalog/gpus/{wanted}.yaml adds it."
+        hint = f"A file synergy_core/catalog/gpus/{wanted}.yaml adds it; `plan` takes gpu={wanted}.yaml, too."
         raise unknown("GPU or node type", wanted, known, hint=hint)
     node = nodes.get(name) or _node_of(gpu, gpus_per_node)
     if node is None and (gpus_per_node is None or network_bytes_per_s is None):

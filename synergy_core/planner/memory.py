@@ -30,15 +30,16 @@ COMMUNICATOR_BYTES = 256.0 * MIB
 FRAGMENTATION = 0.05
 """What the caching allocator reserves beside the memory that comes and goes within a step, as a part of that."""
 
-USABLE = 1.024**3 * 0.985
-"""Usable bytes ÷ a data sheet's: its gigabytes are binary (1.024³ decimal), less what driver and ECC tables keep."""
+VISIBLE = 1.024**3 * 0.985
+"""Bytes that a process sees ÷ a data sheet's: its gigabytes are binary (1.024³ decimal), less what driver and ECC
+tables keep."""
 
 INLINE_ECC = 1.0 / 16.0
 """The part of GDDR6 memory that check bits take while ECC is on, as it is by default (NVIDIA, nvidia-smi: 15,360 MiB
 of a T4's 16 GiB, 46,080 of an A40's 48)."""
 
 MARGIN = 0.04
-"""The part of the usable memory that `Memory.fits` leaves free: for the figures' error, and blocks too split to use."""
+"""The part of the visible memory that no plan may need: for the figures' error, and blocks too split to use."""
 
 
 SCHEDULES = ("1f1b", "gpipe")
@@ -92,22 +93,32 @@ class Memory:
         return CONTEXT_BYTES + COMMUNICATOR_BYTES * self.groups.astype(np.float64)
 
     @property
+    def needed(self) -> Floats:
+        """What must be there: the peak, and what is outside the allocator.
+
+        The peak, not what is reserved: short of memory, the allocator gives back what it only reserved.
+        """
+        return self.total + self.outside
+
+    @property
     def device_total(self) -> Floats:
         """What nvidia-smi shows: reserved by the allocator, and outside it."""
         return self.reserved + self.outside
 
     def fits(self, machine: Machine) -> NDArray[np.bool_]:
-        """(plans,): whether the peak and what is outside the allocator leave `MARGIN` of the usable memory free.
+        """(plans,): whether what is needed is usable."""
+        return self.needed <= usable_bytes(machine)
 
-        The peak, not what is reserved: short of memory, the allocator gives back what it only reserved.
-        """
-        return self.total + self.outside <= (1.0 - MARGIN) * usable_bytes(machine)
+
+def visible_bytes(machine: Machine) -> float:
+    """The most bytes of one GPU's memory that a process can have, CUDA's context included: what nvidia-smi shows."""
+    result: float = VISIBLE * machine.memory_bytes * (1.0 - INLINE_ECC if machine.gpu.inline_ecc else 1.0)
+    return result
 
 
 def usable_bytes(machine: Machine) -> float:
-    """The most bytes of one GPU's memory that a process can have, CUDA's context included."""
-    result: float = USABLE * machine.memory_bytes * (1.0 - INLINE_ECC if machine.gpu.inline_ecc else 1.0)
-    return result
+    """The most bytes of one GPU that a plan may need (`Memory.needed`): what is visible, less a margin."""
+    return (1.0 - MARGIN) * visible_bytes(machine)
 
 
 def memory(

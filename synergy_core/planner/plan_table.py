@@ -30,7 +30,8 @@ class Infeasible:
 class PlanTable:
     """Plans as columns (rows,), by GPU count and then by rank; rank 0 is the one to take.
 
-    step_time_s with its parts; memory_bytes: on the fullest GPU, all of it. timed: plans whose time was computed.
+    step_time_s with its parts; memory_bytes: what the fullest GPU needs (`Memory.needed`). timed: plans whose time was
+    computed.
     """
 
     machine: Machine

@@ -21,9 +21,9 @@ from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import InputError
 from synergy_core.planner.architecture import Architecture, Family, Limits
 from synergy_core.planner.constants import Constants
-from synergy_core.planner.enumerate import candidates, leanest, undominated, with_options
+from synergy_core.planner.enumerate import FROM_ZERO, candidates, leanest, undominated, with_options
 from synergy_core.planner.machine import Machine
-from synergy_core.planner.memory import MARGIN, memory, usable_bytes
+from synergy_core.planner.memory import memory, usable_bytes
 from synergy_core.planner.plan import Plan, Plans
 from synergy_core.planner.plan_table import Infeasible, PlanTable, taken
 from synergy_core.planner.reshard import holdings, moved_bytes
@@ -205,7 +205,7 @@ def timed(
     kept = kept[undominated(variants.zero[kept], variants.recompute[kept], of[kept])]
     chosen = variants.take(kept)
     seconds = step_time(model.work(chosen), chosen, machine, model.software, constants)
-    return chosen, np.asarray(needed.device_total, dtype=np.float64)[kept], seconds
+    return chosen, np.asarray(needed.needed, dtype=np.float64)[kept], seconds
 
 
 def sized_plans(
@@ -251,7 +251,7 @@ def _sized(
     plans = plans.take(laid_out(plans, machine))
     lean = leanest(plans, fixed)
     needed = memory(model.work(lean), lean, model.software)
-    return Sized(plans, np.asarray(needed.device_total), np.asarray(needed.fits(machine)))
+    return Sized(plans, np.asarray(needed.needed), np.asarray(needed.fits(machine)))
 
 
 def laid_out(plans: Plans, machine: Machine) -> NDArray[np.bool_]:
@@ -325,17 +325,17 @@ def _reasons(
 
 def _too_large(sized: Sized, row: int, machine: Machine) -> Infeasible:
     plan, needed = leanest(sized.plans.take(np.array([row]))).plan(0), float(sized.least_bytes[row])
-    usable = (1.0 - MARGIN) * usable_bytes(machine)
+    usable = usable_bytes(machine)
     message = (
         f"the leanest plan ({plan.describe()}) needs {needed / 2**30:.1f} GiB on the fullest GPU, "
-        f"where {usable / 2**30:.1f} GiB can be used"
+        f"where {usable / 2**30:.1f} GiB are usable"
     )
     return Infeasible(plan.gpus, "memory", message, missing_bytes=needed - usable)
 
 
 def _held_apart(gpus: int, fixed: Mapping[str, int]) -> Infeasible | None:
     """Degrees that were fixed and rule a count out: their product must divide it, and what is left be splittable."""
-    named = " · ".join(f"{name}={value}" for name, value in fixed.items() if name not in ("zero", "recompute"))
+    named = " · ".join(f"{name}={value}" for name, value in fixed.items() if name not in FROM_ZERO)
     if not named:
         return None
     product = prod(fixed.get(name, 1) for name in ("tensor", "pipeline", "context", "data"))

@@ -17,6 +17,7 @@ import numpy as np
 
 from synergy_core.errors import InputError
 from synergy_core.policies._cases import NOW_S, Known, PolicyCase, random_cases, records, state_of
+from synergy_core.policies._faults import in_words, place_of
 from synergy_core.policies._registry import AllocationPolicy, Key, OrderingPolicy, PlainPolicy
 from synergy_core.state import Allocations, ClusterState
 from synergy_core.units import TICK_S
@@ -120,12 +121,14 @@ def _broken(held: Callable[[AnyPolicy, AnyCase], None], policy: AnyPolicy, case:
 
 
 @contextmanager
-def attributed(what: str, rule: str = "answers") -> Iterator[None]:
-    """Whatever is raised within breaks that rule of the policy's. what: was done, the subject of `raised`."""
+def attributed(what: str, rule: str = "answers", of: Callable[..., Any] | None = None) -> Iterator[None]:
+    """Whatever is raised within breaks that rule of the policy's. what: was done, the subject of `raised`. of: the
+    function that was asked, whose line is named.
+    """
     try:
         yield
     except Exception as error:
-        raise Broken(rule, f"{what} raised {type(error).__name__}: {error}") from error
+        raise Broken(rule, f"{what} raised {in_words(error, place_of(of)[0] if of else '')}") from error
 
 
 # Orders
@@ -150,7 +153,7 @@ def _ordering(policy: OrderingPolicy, case: PolicyCase) -> None:
 
 
 def _key(policy: OrderingPolicy, job: Known) -> Key:
-    with attributed(f"the key of job {job.job_id}"):
+    with attributed(f"the key of job {job.job_id}", of=policy.key):
         key: Any = policy.key(job)
     if not isinstance(key, tuple):
         raise Broken("comparable", f"the key of job {job.job_id} is {key!r}, expected a tuple")
@@ -245,9 +248,9 @@ def _answer(policy: AllocationPolicy, state: ClusterState) -> Allocations:
     except ValueError as error:
         if "read-only" in str(error):
             raise Broken("reads", f"it writes to the state: {error}") from error
-        raise Broken("answers", f"it raised {type(error).__name__}: {error}") from error
+        raise Broken("answers", f"it raised {in_words(error, place_of(policy.allocate)[0])}") from error
     except Exception as error:
-        raise Broken("answers", f"it raised {type(error).__name__}: {error}") from error
+        raise Broken("answers", f"it raised {in_words(error, place_of(policy.allocate)[0])}") from error
     if not isinstance(answer, Allocations):
         raise Broken("answers", f"it answered {answer!r}, expected Allocations")
     for name in ("gpus", "gpu_type"):

@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
+from tokenize import TokenError
 from typing import Any
 
 from synergy_core.errors import InputError
@@ -31,7 +32,7 @@ def check_reads(name: str, function: Callable[..., Any], view: type, views: tupl
 
 def try_key(name: str, key: Callable[..., Any], view: type[JobView]) -> None:
     """Raises InputError where the key of some job, run or not, needs what its view lacks."""
-    for job in _samples():
+    for job in samples():
         try:
             through(view, key)(job)
         except InputError as error:
@@ -114,8 +115,8 @@ def _is(node: ast.expr, name: str) -> bool:
 
 
 def _tree(function: Callable[..., Any]) -> ast.FunctionDef | None:
-    """The function's source; None where there is none, as for one that was typed into a prompt."""
-    with suppress(OSError, TypeError, SyntaxError):
+    """The function's source; None where there is none, as for one that was typed, or in a file that has changed."""
+    with suppress(OSError, TypeError, SyntaxError, TokenError):
         body = ast.parse(textwrap.dedent(inspect.getsource(function))).body
         if body and isinstance(body[0], ast.FunctionDef):
             return body[0]
@@ -131,8 +132,8 @@ class _Sample(Job):
     remaining_s: float
 
 
-def _samples() -> Iterator[Job]:
-    """A job that waits, one that runs, one that was stopped."""
+def samples() -> Iterator[Job]:
+    """A job that waits, one that runs, one that was stopped: records with all that any policy can read."""
     for starts, stops in ((0, 0), (1, 0), (1, 1)):
         job = _Sample(1, 60.0, 2, virtual_cluster="vc", user="user", estimate_s=7_200.0)
         job.predicted_duration_s, job.duration_s, job.remaining_s = 3_000.0, 3_600.0, 3_600.0

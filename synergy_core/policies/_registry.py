@@ -13,7 +13,8 @@ from typing import Any, Literal
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.beliefs import Information, InputKnowledge
-from synergy_core.modules import modules_of
+from synergy_core.modules import module_names
+from synergy_core.policies._faults import imported, in_words
 from synergy_core.policies._parameters import checked
 from synergy_core.policies._reads import check_reads, shows_enough, try_key
 from synergy_core.state import Allocations, ClusterState, EstimatedClusterState, OracleClusterState
@@ -24,6 +25,7 @@ from synergy_core.state.views import (
     JobView,
     OracleJobView,
     PredictedJobView,
+    PriorityJobView,
     shown_by,
     through,
 )
@@ -113,6 +115,11 @@ class OrderingPolicy:
         """Whether what users declared matters, to its key or to its backfill."""
         return issubclass(self.view, EstimatedJobView) or self.backfill == "easy"
 
+    @property
+    def reads_priority(self) -> bool:
+        """Whether the priorities of jobs matter to it."""
+        return issubclass(self.view, PriorityJobView)
+
     def of_records(self) -> OrderingPolicy:
         """The policy with functions of the scheduler's own records, of which they see no more than its view."""
         functions = [each for each in (self.key, self.next_change, self.begins_anew, self.words) if each is not None]
@@ -189,6 +196,11 @@ class AllocationPolicy:
         return issubclass(self.view, EstimatedClusterState)
 
     @property
+    def reads_priority(self) -> bool:
+        """Whether the priorities of jobs matter to it."""
+        return False
+
+    @property
     def in_rounds(self) -> bool:
         """Whether it is asked once per round."""
         return True
@@ -247,7 +259,7 @@ def ordering_policy(
     """Registers a key function `key(job, *, parameters…)` under its own name; see `OrderingPolicy`.
 
     What its first parameter is annotated with is what it sees: `JobView`, `EstimatedJobView`, `PredictedJobView`,
-    `OracleJobView` or a class of several. Raises InputError where it reads anything else.
+    `PriorityJobView`, `OracleJobView` or a class of several. Raises InputError where it reads anything else.
     """
 
     def register(key: KeyFunction) -> KeyFunction:
@@ -344,12 +356,17 @@ def base_name(name: str) -> str:
 @functools.cache
 def _discover() -> None:
     """Imports every policy of this folder and every entry point, once."""
-    modules_of(__name__.rpartition(".")[0])
+    package = __name__.rpartition(".")[0]
+    for name in module_names(package):
+        imported(f"{package}.{name}", f"the policy file {name}.py")
     for point in entry_points(group="synergy.policies"):
         try:
             point.load()
+        except InputError as error:
+            raise InputError(f"policy plug-in {point.name} ({point.value}): {error}") from error
         except Exception as error:
-            raise InputError(f"policy plug-in {point.name} ({point.value}) cannot be loaded: {error}") from error
+            what = f"policy plug-in {point.name} ({point.value})"
+            raise InputError(f"{what} cannot be loaded: {in_words(error)}.") from error
 
 
 def _add(kind: type[PlainPolicy], function: Callable[..., Any], **what: Any) -> None:

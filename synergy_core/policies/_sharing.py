@@ -59,6 +59,11 @@ class SharingPolicy:
         return self.order.reads_estimates
 
     @property
+    def reads_priority(self) -> bool:
+        """Whether the priorities of jobs matter to its order."""
+        return self.order.reads_priority
+
+    @property
     def knows(self) -> str:
         """How fast jobs are by CPUs and memory, from profiles made offline, or whose reports tell; "" for a mechanism
         that does not ask.

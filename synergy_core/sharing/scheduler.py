@@ -77,6 +77,9 @@ class SharingScheduler:
         else:
             self.waiting -= 1
 
+    def respecified(self, job: Job) -> None:
+        """Nothing to do: no belief follows from it."""
+
     def refresh(self, jobs: Iterable[Job]) -> None:
         """Nothing to do: mechanisms ask how jobs are fed, no models of training jobs."""
 

@@ -1,7 +1,7 @@
 """What policies see: of one job its view, of all active jobs columns; nothing that no annotation declares."""
 
 from synergy_core.state.cluster_state import Allocations, ClusterState, EstimatedClusterState, OracleClusterState
-from synergy_core.state.views import EstimatedJobView, JobView, OracleJobView, PredictedJobView
+from synergy_core.state.views import EstimatedJobView, JobView, OracleJobView, PredictedJobView, PriorityJobView
 
 __all__ = [
     "Allocations",
@@ -12,4 +12,5 @@ __all__ = [
     "OracleClusterState",
     "OracleJobView",
     "PredictedJobView",
+    "PriorityJobView",
 ]

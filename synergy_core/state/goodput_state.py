@@ -173,7 +173,7 @@ def _first(same: np.ndarray) -> Ints:
 
 
 class TrueJob(Protocol):
-    """What only a driver knows of a running job; for policies that are upper bounds."""
+    """What only a driver knows of a running job; for policies that are starred in every table."""
 
     def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
         """Seconds of an iteration at the requested batch on so many GPUs of a type, packed; inf where no plan fits."""

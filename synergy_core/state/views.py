@@ -71,8 +71,16 @@ class PredictedJobView(JobView):
     predicted_duration_s: float = _shown("predicted_duration_s")
 
 
+class PriorityJobView(JobView):
+    """A job with the priority that its user asked for: the higher, the sooner; 0 where nobody said."""
+
+    __slots__ = ()
+
+    priority: int = _shown("priority")
+
+
 class OracleJobView(JobView):
-    """A job with its true run time. A policy that takes this is an upper bound, and is starred in every table.
+    """A job with its true run time. A policy that takes this knows what nobody can, and is starred in every table.
 
     duration_s: of the whole job on its requested GPUs. remaining_s: until it ends if it ran from now on without a
     break, any restart it still has to pay included.
@@ -84,7 +92,7 @@ class OracleJobView(JobView):
     remaining_s: float = _shown("remaining_s")
 
 
-JOB_VIEWS: tuple[type, ...] = (JobView, EstimatedJobView, PredictedJobView, OracleJobView)
+JOB_VIEWS: tuple[type, ...] = (JobView, EstimatedJobView, PredictedJobView, PriorityJobView, OracleJobView)
 
 
 def shown_by(view: type) -> set[str]:

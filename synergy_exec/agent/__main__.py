@@ -10,8 +10,9 @@ import sys
 
 from synergy_core.errors import InputError
 from synergy_exec.agent.agent import Agent
+from synergy_exec.agent.cgroups import Cgroups, family_of, own_folder
 from synergy_exec.agent.slots import divide, own_cores
-from synergy_exec.worker.parent import die_with
+from synergy_exec.worker.parent import adopt_orphans, die_with
 
 TOKEN = "SYNERGY_TOKEN"
 """The environment variable that holds the controller's token; other processes can read arguments."""
@@ -27,6 +28,8 @@ def main() -> int:
     parser.add_argument("--cores", help="the CPU cores to divide among the slots, such as 0,1; all that may be used")
     parser.add_argument("--parent", type=int, help="the process with whose end the agent saves its runs and leaves")
     given = parser.parse_args()
+    # Where the parent of workers dies, what it guarded is ended here.
+    adopt_orphans()
     if given.parent is not None:
         die_with(given.parent, signal.SIGTERM)
     try:
@@ -38,7 +41,8 @@ def main() -> int:
             raise InputError(f"set the environment variable {TOKEN} to the token in the controller's work folder.")
         cores = [int(core) for core in given.cores.split(",")] if given.cores else own_cores()
         slots = divide(cores, given.slots, gpus=given.gpu_type != "cpu")
-        asyncio.run(Agent(given.node, slots, given.gpu_type, cores).serve(given.url.rstrip("/"), token))
+        cgroups = Cgroups(own_folder(), family_of(given.parent))
+        asyncio.run(Agent(given.node, slots, given.gpu_type, cores, cgroups).serve(given.url.rstrip("/"), token))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

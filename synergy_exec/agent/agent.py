@@ -12,9 +12,12 @@ from collections.abc import Sequence
 import aiohttp
 
 from synergy_core.errors import InputError
+from synergy_core.units import GB
+from synergy_exec.agent.cgroups import Cgroups
 from synergy_exec.agent.cores import Cores
 from synergy_exec.agent.run import NodeRun
 from synergy_exec.agent.slots import Slot
+from synergy_exec.agent.stores import listen
 from synergy_exec.agent.zygote import Zygote
 from synergy_exec.hearing import Ear, farewell
 from synergy_exec.messages import (
@@ -24,20 +27,22 @@ from synergy_exec.messages import (
     Kill,
     Launch,
     Message,
+    Noted,
     Reserve,
     Reserved,
     Reshare,
     Retune,
     Shutdown,
     Stop,
-    decode,
-    encode,
 )
+from synergy_exec.tls import AUTHORITY, trusting
+from synergy_exec.wire import decode, encode
 
 _SAVING_S = 15.0
 """How long runs have to save when the agent leaves."""
 _KILLING_S = 3.0
-_NO_ZYGOTE = "the parent of workers is gone, and every worker with it"
+_PORTS_S = 0.5
+"""Between two looks for a port of the range that is free."""
 _CONNECTING_S = 60.0
 """A controller that is not there refuses at once; a busy one takes its time."""
 
@@ -45,15 +50,16 @@ _CONNECTING_S = 60.0
 class Agent:
     """One node's slots and the runs on them.
 
-    gpu_type: `cpu` where slots are cores. cores: of the CPU, all that runs with a share may have.
+    gpu_type: `cpu` where slots are cores. cores: of the CPU, all that runs with a share may have. cgroups: of its runs.
     """
 
-    def __init__(self, node: int, slots: Sequence[Slot], gpu_type: str, cores: Sequence[int]) -> None:
-        self._node, self._slots, self._gpu_type = node, slots, gpu_type
+    def __init__(self, node: int, slots: Sequence[Slot], gpu_type: str, cores: Sequence[int], cgroups: Cgroups) -> None:
+        self._node, self._slots, self._gpu_type, self._cgroups = node, slots, gpu_type, cgroups
         self._cpus, self._cores = len(cores), Cores(cores)
         self._runs: dict[int, NodeRun] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._stores: dict[int, socket.socket] = {}
+        self._reserving: dict[int, asyncio.Task[None]] = {}
         self._outbox: asyncio.Queue[Message] = asyncio.Queue()
         self._leave = asyncio.Event()
         self._why = ""
@@ -67,9 +73,13 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._leave_because, f"it was told to by {number.name}")
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {token}"}) as session:
+        secure = trusting(os.environ.get(AUTHORITY, "")) if url.startswith("https:") else True
+        headers, connector = {"Authorization": f"Bearer {token}"}, aiohttp.TCPConnector(ssl=secure)
+        async with aiohttp.ClientSession(headers=headers, connector=connector) as session:
             # First, as it may fail at once; the zygote takes seconds.
             connection = await _connect(session, url)
+            if self._cgroups.lacking:
+                _log(f"runs have no cgroups here: {self._cgroups.lacking}")
             hearing = asyncio.create_task(self._hear(connection))
             self._zygote = await Zygote.start()
             try:
@@ -77,8 +87,9 @@ class Agent:
                 _log(f"leaves: {self._why}")
             finally:
                 await self._zygote.close()
+                self._cgroups.close()
         if self._zygote.died.is_set():
-            raise ConnectionError(_NO_ZYGOTE)
+            raise ConnectionError(self._zygote.why)
 
     async def _converse(self, connection: aiohttp.ClientWebSocketResponse, hearing: asyncio.Task[None]) -> None:
         self._say(
@@ -90,13 +101,14 @@ class Agent:
                 gpu_type=self._gpu_type,
                 cpus=self._cpus,
                 memory_bytes=_memory_bytes() * self._cpus // (os.cpu_count() or self._cpus),
+                no_limit=self._cgroups.no_limit,
             )
         )
         speaking = asyncio.create_task(self._speak(connection))
         ends = (hearing, asyncio.create_task(self._leave.wait()), asyncio.create_task(self._zygote.died.wait()))
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if self._zygote.died.is_set():
-            self._leave_because(_NO_ZYGOTE)
+            self._leave_because(self._zygote.why)
         await self._end_runs()
         for task in (hearing, *ends[1:]):
             task.cancel()
@@ -132,7 +144,9 @@ class Agent:
     def _obey(self, message: Message, connection: aiohttp.ClientWebSocketResponse) -> None:
         match message:
             case Reserve():
-                self._reserve(message.run, connection.get_extra_info("sockname")[0])
+                self._reserving[message.run] = asyncio.create_task(
+                    self._reserve(message, connection.get_extra_info("sockname")[0])
+                )
             case Launch():
                 self._launch(message)
             case Stop() | Retune() | Kill():
@@ -144,10 +158,20 @@ class Agent:
             case _:
                 _log(f"an agent is not told {message.KIND}")
 
-    def _reserve(self, run: int, host: str) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        store = self._stores[run] = socket.create_server(("", 0), family=family, backlog=128)
-        self._say(Reserved(run=run, host=host, port=store.getsockname()[1]))
+    async def _reserve(self, asked: Reserve, host: str) -> None:
+        said = False
+        try:
+            while (store := listen(host, asked.ports)) is None:
+                if not said:
+                    self._say(Noted(run=asked.run, text=f"waits until one of ports={asked.ports} is free on {host}"))
+                said = True
+                await asyncio.sleep(_PORTS_S)
+        except OSError as error:  # no run could meet here
+            self._leave_because(f"it cannot listen on {host}: {error.strerror}")
+            return
+        self._stores[asked.run] = store
+        del self._reserving[asked.run]
+        self._say(Reserved(run=asked.run, host=host, port=store.getsockname()[1]))
 
     def _launch(self, launch: Launch) -> None:
         store = self._stores.pop(launch.run, None)
@@ -166,7 +190,10 @@ class Agent:
             else:
                 self._cores.take(owner, launch.share.cpus)
         grants = {rank: self._cores.grant((number, rank)) for number, rank in owners if launch.share}
-        run = self._runs[launch.run] = NodeRun(launch, self._zygote, self._say, grants)
+        limit_gb = launch.memory_gb_per_slot
+        limit_bytes = None if limit_gb is None else int(limit_gb * len(slots) * GB)
+        cgroup = self._cgroups.of_run(launch.run, limit_bytes)
+        run = self._runs[launch.run] = NodeRun(launch, self._zygote, self._say, grants, cgroup)
         self._tasks[launch.run] = asyncio.create_task(self._carry_out(run, slots, store))
 
     async def _carry_out(self, run: NodeRun, slots: list[Slot], store: socket.socket | None) -> None:
@@ -196,7 +223,11 @@ class Agent:
         run = self._runs.get(message.run)
         if run is None:
             # It has ended, or was never launched here: then nobody will meet at its store.
-            if message.run in self._stores and not isinstance(message, Retune):
+            if isinstance(message, Retune):
+                return
+            if message.run in self._reserving:
+                self._reserving.pop(message.run).cancel()
+            if message.run in self._stores:
                 self._stores.pop(message.run).close()
         elif isinstance(message, Kill):
             run.kill(KILLED)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from synergy_core.errors import InputError
-from synergy_exec.agent.causes import outcome
+from synergy_exec.agent import logs
+from synergy_exec.agent.activity import Activity
+from synergy_exec.agent.causes import died_there, outcome
+from synergy_exec.agent.cgroups import RunCgroup
 from synergy_exec.agent.cores import CoreGrant
 from synergy_exec.agent.slots import Slot
 from synergy_exec.agent.zygote import Zygote
-from synergy_exec.messages import PAUSED, Ended, Failure, Granted, Launch, Message, Retune, Stop, decode, encode
+from synergy_exec.messages import PAUSED, Ended, Failure, Granted, Launch, MeansToLeave, Message, Retune, Stop
 from synergy_exec.training.cache import Cache
+from synergy_exec.wire import decode, encode
 from synergy_exec.worker import sessions
 from synergy_exec.worker.exits import PEER_LOST
-from synergy_exec.worker.pulse import Pulse
+from synergy_exec.worker.pulse import Beat, Pulse
 from synergy_exec.worker.start import Descriptors, Start
 
 _WATCH_S = 1.0
@@ -32,22 +34,49 @@ _ALL_DUMPING_S = 0.8
 
 
 class Worker:
-    """One process. allowed_s: how long its first sign of life may take. code: its exit code, once it has left."""
+    """One process. allowed_s: how long its first sign of life may take. code: its exit code, once it has left. meant:
+    the code that it said it would leave with.
+    """
 
     def __init__(self, pulse: Pulse, writer: asyncio.StreamWriter, allowed_s: float) -> None:
         self._pulse, self._writer = pulse, writer
         self.pid: int | None = None
         self.code: int | None = None
-        self._beats, self._allowed_s = 0.0, allowed_s
+        self.meant: int | None = None
+        self._beat = Beat(0.0, allowed_s, patient=True)
         self._stood_since = time.monotonic()
+        self._activity: Activity | None = None
+        self.reassure()
+
+    @property
+    def patient(self) -> bool:
+        """Whether it is at something of which nobody knows how long it takes."""
+        return self._beat.patient
+
+    def reassure(self) -> None:
+        """Has it know that its agent lives."""
+        self._pulse.answer()
 
     def silence_s(self) -> float:
         """For how long it has been silent, if that is longer than it may; else 0."""
-        beats, allowed_s = self._pulse.read()
-        if beats != self._beats:
-            self._beats, self._allowed_s, self._stood_since = beats, allowed_s, time.monotonic()
-        silent_s = time.monotonic() - self._stood_since
-        return silent_s if silent_s > self._allowed_s else 0.0
+        beat, now = self._pulse.read(), time.monotonic()
+        if beat.number != self._beat.number:
+            self._beat, self._stood_since, self._activity = beat, now, None
+        silent_s = now - self._stood_since
+        if silent_s <= self._beat.allowed_s:
+            return 0.0
+        if self._beat.patient and self.pid is not None and self._does_something():
+            self._stood_since = now
+            return 0.0
+        return silent_s
+
+    def _does_something(self) -> bool:
+        """Whether it has since it was last looked at; the first look is at the end of what it was allowed."""
+        assert self.pid is not None
+        if self._activity is None:
+            self._activity = Activity(self.pid)
+            return True
+        return self._activity.since(self._beat.allowed_s)
 
     def tell(self, message: Message) -> None:
         """Sends it a message; one that has left hears nothing."""
@@ -58,13 +87,19 @@ class Worker:
 class NodeRun:
     """From launch to the one `Ended` that says that no process of the run is left here.
 
-    grants: by rank, what it has of the node's cores, if the run was launched with a share.
+    grants: by rank, what it has of the node's cores, if the run was launched with a share. cgroup: the run's here, None
+    where there are none.
     """
 
     def __init__(
-        self, launch: Launch, zygote: Zygote, say: Callable[[Message], None], grants: Mapping[int, CoreGrant]
+        self,
+        launch: Launch,
+        zygote: Zygote,
+        say: Callable[[Message], None],
+        grants: Mapping[int, CoreGrant],
+        cgroup: RunCgroup | None,
     ) -> None:
-        self.launch, self._zygote, self._say = launch, zygote, say
+        self.launch, self._zygote, self._say, self._cgroup = launch, zygote, say, cgroup
         self._grants = dict(grants)
         self._cache = Cache.create(launch.share.memory_bytes * len(launch.slots) if launch.share else 0)
         self._workers: dict[int, Worker] = {}
@@ -131,11 +166,21 @@ class NodeRun:
 
     def _tell_end(self) -> None:
         codes = {rank: worker.code for rank, worker in self._workers.items() if worker.code is not None}
-        result, reason = outcome(codes, self._failures, self._killed, self._verdict)
+        meant = {rank: worker.meant for rank, worker in self._workers.items()}
+        result, reason = outcome(codes, meant, self._failures, self._killed, self._verdict)
+        if self._cgroup is not None:
+            if result in ("failed", "lost") and (used_up := self._cgroup.used_up()):
+                result, reason = "failed", used_up
+                self._failures = {
+                    0: Failure(run=self.launch.run, rank=self.launch.first_rank, reason=reason, out_of_memory=True)
+                }
+            self._cgroup.close()
         for failure in self._failures.values():
             if failure.reason == reason:
                 self._say(failure)
-        self._say(Ended(run=self.launch.run, outcome=result, reason=reason))
+        rank = died_there(codes, self._failures, self._killed) if result == "lost" else None
+        died = -1 if rank is None else self.launch.slots[rank - self.launch.first_rank]
+        self._say(Ended(run=self.launch.run, outcome=result, reason=reason, died=died))
 
     async def _start(self, rank: int, slot: Slot, store: socket.socket | None) -> asyncio.Task[None]:
         launch, started_s = self.launch, time.time()
@@ -149,12 +194,13 @@ class NodeRun:
             launched_s=started_s,
         )
         ours, theirs = socket.socketpair()
-        pulse, log = Pulse.create(), _log(launch)
+        pulse, log = Pulse.create(), logs.opened(launch)
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         worker = Worker(Pulse(pulse), writer, launch.start_s)
         descriptors = Descriptors(theirs.fileno(), pulse, log, self._cache, None if store is None else store.fileno())
         try:
-            worker.pid = await self._zygote.fork(start, descriptors, lambda code: self._left(rank, code))
+            cgroup = "" if self._cgroup is None else self._cgroup.of_rank(rank)
+            worker.pid = await self._zygote.fork(start, descriptors, lambda code: self._left(rank, code), cgroup)
         except OSError:
             writer.close()
             raise
@@ -179,7 +225,9 @@ class NodeRun:
             except InputError as error:
                 print(f"run {self.launch.run}, rank {rank}: {error}", flush=True)
                 continue
-            if isinstance(message, Failure):
+            if isinstance(message, MeansToLeave):
+                self._workers[rank].meant = message.code
+            elif isinstance(message, Failure):
                 self._failures[rank] = message
                 asyncio.get_running_loop().call_later(_SETTLING_S, self._kill, "")
             else:
@@ -202,24 +250,29 @@ class NodeRun:
         if not self._doomed:
             self._doomed, self._verdict = True, verdict
         self._killed |= alive.keys()
-        self._zygote.signal([pid for pid in alive.values() if pid is not None], signal.SIGKILL)
+        self._zygote.end([pid for pid in alive.values() if pid is not None])
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(min(_WATCH_S, self.launch.hang_s / 4))
-            silent = {rank: each.silence_s() for rank, each in self._workers.items() if each.code is None}
+            logs.bound(self.launch)
+            alive = {rank: each for rank, each in self._workers.items() if each.code is None}
+            for each in alive.values():
+                each.reassure()
+            silent = {rank: each.silence_s() for rank, each in alive.items()}
             rank, silence_s = max(silent.items(), key=lambda item: item[1], default=(0, 0.0))
-            if silence_s:
+            # The others wait for one that builds, saves or waits for data.
+            if silence_s and not any(each.patient and not silent[rank] for rank, each in alive.items()):
                 await self._end_hang(rank, silence_s)
                 return
 
     async def _end_hang(self, rank: int, silence_s: float) -> None:
         alive = {rank: each.pid for rank, each in self._workers.items() if each.code is None and each.pid is not None}
-        with open(_log(self.launch), "wb", buffering=0) as log:
+        with open(logs.opened(self.launch), "wb", buffering=0) as log:
             # One after the other: they write into one file.
             for each, pid in alive.items():
                 log.write(f"rank {each} stands at:\n".encode())
-                self._zygote.signal([pid], signal.SIGUSR1)
+                self._zygote.show(pid)
                 await asyncio.sleep(min(_DUMPING_S, _ALL_DUMPING_S / len(alive)))
         self._kill(f"rank {rank}: no step for {silence_s:.0f} s; its log says where it stood")
 
@@ -229,9 +282,3 @@ async def _line(reader: asyncio.StreamReader) -> bytes:
         return await reader.readline()
     except ConnectionResetError:
         return b""
-
-
-def _log(launch: Launch) -> int:
-    path = Path(launch.folder) / f"log-{launch.run}.txt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)

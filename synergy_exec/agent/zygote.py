@@ -1,4 +1,4 @@
-"""The agent's side of the zygote: forks, signals, and news of workers that have left."""
+"""The agent's side of the zygote: forks, ends, and news of workers that have left."""
 
 from __future__ import annotations
 
@@ -11,25 +11,42 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from synergy_core.errors import InputError
+from synergy_exec.agent.activity import Activity
+from synergy_exec.worker import offspring
+from synergy_exec.worker.parent import die_with
 from synergy_exec.worker.start import Descriptors, Start
-from synergy_exec.worker.zygote import LONGEST_PACKET
+from synergy_exec.worker.zygote import LONGEST_PACKET, PING_S
 
 _LEAVING_S = 2.0
-_GONE = "the parent of workers is gone"
+_SWEEPING_S = 3.0
+"""How long what a zygote left behind may hold the agent up."""
+_PINGS = 4
+"""So many without an answer mean that it stands still: 6 s of the agent's own time."""
+_IDLE = 20
+"""So many times `PING_S` in which it does nothing mean that it stands still while it imports."""
+_GONE = "the parent of workers is gone, and every worker with it"
+_STANDS_STILL = f"the parent of workers did not answer for {_PINGS * PING_S:.0f} s and was killed, and every worker too"
 
 
 class Zygote:
-    """A zygote process. `died` is set when it is gone, and all its workers with it."""
+    """A zygote process, whose orphans this process adopts.
+
+    died: set when it is gone, and all that came of its workers. why: of that, in words; "" before.
+    """
 
     def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
         self._process, self._connection = process, connection
-        self._requests = itertools.count()
+        self._numbers = itertools.count()
         self._forked: dict[int, tuple[asyncio.Future[int], Callable[[int], None]]] = {}
         self._leavers: dict[int, Callable[[int], None]] = {}
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._unanswered = 0
+        self.why = ""
         self.died = asyncio.Event()
         asyncio.get_running_loop().add_reader(connection, self._hear)
 
@@ -43,9 +60,16 @@ class Zygote:
         environment = os.environ | dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
         with theirs:
             process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                # From its first instruction on: one that is stopped while Python starts would outlive the agent.
+                preexec_fn=partial(die_with, os.getpid(), signal.SIGKILL),
             )
         zygote = Zygote(process, ours)
+        watching = asyncio.create_task(zygote._watch_import())
         try:
             await zygote._ready
         except ConnectionError:
@@ -53,39 +77,71 @@ class Zygote:
                 f"the parent of workers left with exit code {process.wait()} while importing torch; "
                 "is synergy-cluster[exec] installed here? What it said stands above."
             ) from None
+        finally:
+            watching.cancel()
+        zygote._tasks.append(asyncio.create_task(zygote._ask()))
         return zygote
 
-    async def fork(self, start: Start, descriptors: Descriptors, left: Callable[[int], None]) -> int:
-        """A new worker's process id. left: called once with its exit code, or minus the number of a signal.
+    async def fork(self, start: Start, descriptors: Descriptors, left: Callable[[int], None], cgroup: str = "") -> int:
+        """A new worker's process id. cgroup: the folder of the worker's own, "" for none.
 
-        Raises OSError.
+        left: called once, when nothing is left of the worker and of what it started, with its exit code, or minus the
+        number of a signal. Raises OSError.
         """
-        request = next(self._requests)
-        packet = json.dumps({"fork": request, "start": start.text()}).encode()
+        request = next(self._numbers)
+        packet = json.dumps({"fork": request, "start": start.text(), "cgroup": cgroup}).encode()
         if len(packet) > LONGEST_PACKET:
             raise OSError(f"the job's arguments take {len(packet)} bytes; at most {LONGEST_PACKET} can be given")
-        if self.died.is_set():
-            raise OSError(_GONE)
+        if self.why:
+            raise OSError(self.why)
         forked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._forked[request] = forked, left
         socket.send_fds(self._connection, [packet], descriptors.all())
         return await forked
 
-    def signal(self, pids: Iterable[int], number: signal.Signals) -> None:
-        """Sends a signal to workers, those that have left excepted; SIGKILL also to all that they have started."""
-        if not self.died.is_set():
-            self._connection.send(json.dumps({"signal": number, "pids": list(pids)}).encode())
+    def end(self, pids: Iterable[int]) -> None:
+        """Kills workers and all that they have started; those that have left are passed over."""
+        self._say(end=list(pids))
+
+    def show(self, pid: int) -> None:
+        """Has a worker write into its log where it stands."""
+        self._say(show=[pid])
 
     async def close(self) -> None:
         """Ends it, and with it every worker that is left."""
-        if not self.died.is_set():
-            asyncio.get_running_loop().remove_reader(self._connection)
-            self._connection.close()
+        self._hang_up()
+        for task in self._tasks:
+            task.cancel()
+        await self._bury(_LEAVING_S)
+
+    async def _watch_import(self) -> None:
+        """It answers no pings while it imports, which may take minutes, but in which it always computes or reads."""
+        activity, idle = Activity(self._process.pid), 0
+        while idle < _IDLE:
+            await asyncio.sleep(PING_S)
+            idle = 0 if activity.since(PING_S) else idle + 1
+        self._process.kill()
+
+    async def _ask(self) -> None:
+        while not self.why:
+            if self._unanswered == _PINGS:
+                self.why = _STANDS_STILL
+                # That its end of the connection is closed is heard, as ever.
+                self._process.kill()
+                return
+            self._unanswered += 1
+            self._say(ping=next(self._numbers))
+            await asyncio.sleep(PING_S)
+
+    async def _bury(self, patience_s: float) -> None:
+        """Waits for the process, which is killed after so many seconds, and ends what it has left behind."""
         try:
-            await asyncio.to_thread(self._process.wait, _LEAVING_S)
+            await asyncio.to_thread(self._process.wait, patience_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
+        # Wardens know by now that it is gone.
+        await asyncio.to_thread(offspring.end_all, _SWEEPING_S, grace_s=_SWEEPING_S / 2)
 
     def _hear(self) -> None:
         try:
@@ -94,10 +150,13 @@ class Zygote:
             return
         except ConnectionResetError:
             text = b""
+        self._unanswered = 0
         if text:
             self._heard(json.loads(text))
-        else:
-            self._lose()
+            return
+        self._hang_up()
+        self.why = self.why or _GONE
+        self._tasks.append(asyncio.create_task(self._lose()))
 
     def _heard(self, packet: dict[str, Any]) -> None:
         if "left" in packet:
@@ -109,17 +168,25 @@ class Zygote:
                 forked.set_result(packet["pid"])
             else:
                 forked.set_exception(OSError(packet["error"]))
-        else:
+        elif "ready" in packet:
             self._ready.set_result(None)
 
-    def _lose(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._connection)
-        self._connection.close()
+    async def _lose(self) -> None:
+        await self._bury(0.0)
         self.died.set()
         if not self._ready.done():
-            self._ready.set_exception(ConnectionError(_GONE))
+            self._ready.set_exception(ConnectionError(self.why))
         for forked, _ in self._forked.values():
-            forked.set_exception(ConnectionError(_GONE))
+            forked.set_exception(ConnectionError(self.why))
         leavers, self._leavers = self._leavers, {}
         for left in leavers.values():
             left(-signal.SIGKILL)
+
+    def _hang_up(self) -> None:
+        if self._connection.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._connection)
+            self._connection.close()
+
+    def _say(self, **packet: Any) -> None:
+        if self._connection.fileno() >= 0:
+            self._connection.send(json.dumps(packet).encode())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +15,22 @@ from typing import Any, Protocol
 
 from synergy_core.errors import unknown
 from synergy_core.modules import module_names
+from synergy_runs.settings import cast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
     """Where agents find the controller.
 
-    url: `http://host:port`, with the websocket at `/agents`. token_file: what `Authorization: Bearer` takes, in a file
-    that only its owner reads. folder: of the run, on a file system that all nodes share.
+    url: `http://host:port`, or https, with the websocket at `/agents`. token_file: what `Authorization: Bearer` takes,
+    in a file that only its owner reads. folder: of the run, on a file system that all nodes share. authority: the
+    file of certificates that agents trust, "" where the connection is not encrypted.
     """
 
     url: str
     token_file: Path
     folder: Path
+    authority: str = ""
 
 
 class Backend(Protocol):
@@ -51,13 +55,22 @@ def backend_names() -> list[str]:
 
 
 def get_backend(name: str, options: Mapping[str, Any]) -> Backend:
-    """The backend of that name. Raises InputError for an unknown name, or options that it does not take."""
+    """The backend of that name. Raises InputError as `checked_options`, and where it cannot be had here."""
+    given = checked_options(name, options)
+    made: Backend = importlib.import_module(f"{__name__}.{name}").backend(**given)
+    return made
+
+
+def checked_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as the backend takes them. Raises InputError for an unknown name, or what it does not take."""
     if name not in backend_names():
         raise unknown("backend", name, backend_names(), hint="A file in synergy_exec/backends/ adds one.")
     make = importlib.import_module(f"{__name__}.{name}").backend
-    signature = inspect.signature(make)
+    kinds = typing.get_type_hints(make)
+    known = inspect.signature(make).parameters
     for option in options:
-        if option not in signature.parameters:
-            raise unknown(f"option of backend {name}", option, signature.parameters)
-    made: Backend = make(**options)
-    return made
+        if option not in known:
+            raise unknown(f"option of backend {name}", option, known)
+    return {
+        option: cast(value, kinds.get(option, Any), f"backend.options.{option}") for option, value in options.items()
+    }

@@ -9,15 +9,23 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from synergy_core.errors import InputError
 from synergy_exec.agent.slots import divide, own_cores
 from synergy_exec.backends import Meeting, _agents
+from synergy_exec.worker.gpus import see_only
 
 _ASK_FOR_GPUS = (
     "import torch; print(*(torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())), sep='\\n')"
 )
+
+_DRIVERS: dict[str, Callable[[], bool]] = {
+    "nvidia-smi": lambda: shutil.which("nvidia-smi") is not None,
+    "/dev/kfd, the driver of AMD's GPUs,": lambda: Path("/dev/kfd").exists(),
+}
+"""What says that there may be GPUs, and how it is found. Through ROCm torch shows AMD's as CUDA's."""
 
 
 def backend(nodes: int = 1, slots: int | None = None) -> Local:
@@ -31,13 +39,20 @@ def backend(nodes: int = 1, slots: int | None = None) -> Local:
 
 
 def gpu_names() -> list[str]:
-    """Names of the GPUs that torch can use here; another process asks torch, so that this one need not import it."""
-    if shutil.which("nvidia-smi") is None:
+    """Names of the GPUs that torch can use here; another process asks torch, so that this one need not import it.
+
+    Where there are drivers of GPUs and torch can use none, that is said.
+    """
+    driver = next((name for name, there in _DRIVERS.items() if there()), "")
+    if not driver:
         return []
     asked = subprocess.run([sys.executable, "-c", _ASK_FOR_GPUS], capture_output=True, text=True, timeout=120)
     if asked.returncode:
         raise InputError(f"torch cannot say which GPUs are here:\n{asked.stderr[-1000:]}")
-    return asked.stdout.split("\n")[:-1] if asked.stdout.strip() else []
+    names = asked.stdout.split("\n")[:-1] if asked.stdout.strip() else []
+    if not names:
+        print(f"{driver} is here, but this torch can use no GPU: slots are CPU cores.", file=sys.stderr, flush=True)
+    return names
 
 
 class Local:
@@ -58,14 +73,12 @@ class Local:
             # Its connection is lost, so it saves at best; there must not be two on the same slots.
             await asyncio.to_thread(_end, old)
         log = self._logs[node] = _agents.log_of(node, meeting)
-        environment = _agents.environment(meeting.token_file.read_text(encoding="utf-8").strip())
+        environment = _agents.environment(meeting.token_file.read_text(encoding="utf-8").strip(), meeting.authority)
         gpu_type = "cpu"
         if self._gpus:
             first = node * self._slots
             gpu_type = self._gpus[first].lower().removeprefix("nvidia ").replace(" ", "-")
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-            devices = [str(each) for each in range(len(self._gpus))] if visible == [""] else visible
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(devices[first : first + self._slots])
+            environment |= see_only(range(first, first + self._slots), os.environ)
         place = _agents.AgentPlace(socket.gethostname(), self._slots, gpu_type)
         cores = f"--cores={','.join(map(str, self._cores[node]))}"
         command = [*_agents.command(node, place, meeting.url), f"--parent={os.getpid()}", cores]

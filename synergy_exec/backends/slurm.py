@@ -20,8 +20,7 @@ from synergy_exec.backends._agents import AgentPlace
 if TYPE_CHECKING:
     from synergy_exec.backends import Meeting
 
-_LEAVING_S = 60.0
-"""Agents save first (20 s at most); what is left then, Slurm kills after its KillWait, 30 s by default."""
+_KILLING_S = 10.0
 _ASKING_S = 30.0
 _JOBS_OWN = re.compile(r"S(LURM|RUN)_(N?TASKS.*|NPROCS|GPUS.*|GRES|CPUS_PER_.*|MEM_PER_.*|TRES_PER_TASK|DISTRIBUTION)")
 """Environment variables of the whole allocation, which srun would take for options of a step on one node."""
@@ -173,7 +172,7 @@ class SlurmNodes:
             # Its agent's connection is lost, perhaps with the node; there must not be two.
             await asyncio.to_thread(_end, old)
         token = meeting.token_file.read_text(encoding="utf-8").strip()
-        environment = _agents.environment(token)
+        environment = _agents.environment(token, meeting.authority)
         self._logs[node] = _agents.log_of(node, meeting)
         try:
             with self._logs[node].open("ab") as output:
@@ -197,7 +196,9 @@ class SlurmNodes:
         }
 
     async def stop(self) -> None:
-        """SIGTERM to every step, with time to save, then SIGKILL to its srun."""
+        """Waits until every agent has left, as it does where the controller has told it to or is gone, for as long as
+        it may save; has Slurm kill what is left then.
+        """
         await asyncio.gather(*(asyncio.to_thread(_end, step) for step in self._steps.values()))
         self._steps.clear()
 
@@ -216,10 +217,10 @@ def _here() -> set[str]:
 
 
 def _end(step: subprocess.Popen[bytes]) -> None:
-    if step.poll() is None:
-        step.send_signal(signal.SIGTERM)
-    try:
-        step.wait(_LEAVING_S)
-    except subprocess.TimeoutExpired:
-        step.kill()
-        step.wait()
+    # A signal to srun is no way to ask: at SIGTERM Slurm kills the step, whatever it is saving.
+    for patience_s, then in ((_agents.LEAVING_S, signal.SIGTERM), (_KILLING_S, signal.SIGKILL)):
+        try:
+            step.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            step.send_signal(then)
+    step.wait()

@@ -1,4 +1,4 @@
-"""`profile`: measures every admitted plan of a testbed's models, to schedule by and to simulate with."""
+"""`profile`: measures the plans of a testbed's models that are worth it, to schedule by and to simulate with."""
 
 from __future__ import annotations
 
@@ -7,43 +7,59 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.testbed_profiles import ProfiledInput, ProfiledModel
+from synergy_core.parser import Parser
 from synergy_core.units import MB
-from synergy_exec.backends import backend_names, get_backend
+from synergy_exec.backends import get_backend
 from synergy_exec.job_file import JobFile, job_of, read_job_file
+from synergy_exec.profiling.machine import machine
 from synergy_exec.profiling.measure import Effort
-from synergy_exec.profiling.profile import add_to_profile, machine
+from synergy_exec.profiling.profile import add_to_profile
+from synergy_exec.profiling.progress import progress
+from synergy_exec.program import EXECUTOR
 from synergy_exec.settings import Settings
+from synergy_runs.compose import composed
+from synergy_runs.settings import build
+
+TRAINS = True
+LEISURE_S = 600.0
+"""`profile_s` of somebody who does not wait for a run."""
 
 
 def main(arguments: Sequence[str]) -> None:
     """Measures models on this testbed and writes a profile. Raises InputError."""
-    usual = Settings()
-    parser = argparse.ArgumentParser(prog="python -m synergy_exec profile", description=__doc__)
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="names in conf/jobs, or job files; all that ship")
+    parser = Parser(prog="python -m synergy_exec profile", description=__doc__)
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL | KEY=VALUE",
+        help="names in conf/jobs, or job files; all that ship. Keys are a run's (python -m synergy_exec --help), such "
+        "as profile_s=300 host=10.0.0.1 bfloat16=false backend.name=slurm backend.options.nodes=2",
+    )
     parser.add_argument(
         "--out", type=Path, default=Path("profile.json"), help="models of this machine already in it stay there"
     )
     parser.add_argument(
         "--seconds", type=float, default=Effort().seconds, help="of training at each batch of each plan"
     )
-    parser.add_argument("--backend", default=usual.backend.name, choices=backend_names())
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="of the backend: slots=2")
-    parser.add_argument("--host", default=usual.host, help="what it listens on; other nodes must reach it")
+    parser.add_argument("--backend", metavar="NAME", help="backend.name=NAME")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="backend.options.KEY=VALUE: slots=2"
+    )
+    parser.add_argument("--host", metavar="ADDRESS", help="host=ADDRESS")
     parser.add_argument("--quiet", action="store_true", help="say nothing on the way")
-    given = parser.parse_args(arguments)
+    given = parser.parse_intermixed_args(arguments)
     if not 0 < given.seconds < 3600:
         raise InputError(f"--seconds {given.seconds:g}: expected a number above 0, such as 3.")
-    files = [_file(each) for each in given.models or _shipped()]
-    options: dict[str, Any] = dict(_option(each) for each in given.option)
-    where = machine(given.backend, options, bfloat16=usual.bfloat16)
-    effort = Effort(seconds=given.seconds)
-    backend = get_backend(given.backend, options)
-    settings = dataclasses.replace(usual, host=given.host)
-    made = add_to_profile(given.out, files, backend, where, effort, _quiet if given.quiet else _say, settings)
+    settings = _settings(given)
+    files = [_file(each) for each in given.models if "=" not in each] or [_file(each) for each in _shipped()]
+    where = machine(settings.backend.name, settings.backend.options, bfloat16=settings.bfloat16)
+    backend = get_backend(settings.backend.name, settings.backend.options)
+    with progress(quiet=given.quiet) as say:
+        say(f"measuring {', '.join(each.name for each in files)} for at most {settings.profile_s:g} s (profile_s)")
+        made = add_to_profile(given.out, files, backend, where, Effort(seconds=given.seconds), say, settings)
     for model in made.models:
         print("\n".join(table(model)))
     for remark in made.remarks:
@@ -51,6 +67,19 @@ def main(arguments: Sequence[str]) -> None:
     if not made.models:
         raise InputError(f"none of {', '.join(each.name for each in files)} could be profiled.")
     print(f"wrote {given.out}")
+
+
+def _settings(given: argparse.Namespace) -> Settings:
+    """A run's, with what was typed. Raises InputError."""
+    for each in given.option:
+        if "=" not in each:
+            raise InputError(f"--option {each}: expected KEY=VALUE, such as slots=2.")
+    typed = [] if any(each.startswith("profile_s=") for each in given.models) else [f"profile_s={LEISURE_S}"]
+    typed += [f"backend.name={given.backend}"] if given.backend else []
+    typed += [f"backend.options.{each}" for each in given.option]
+    typed += [f"host={given.host}"] if given.host else []
+    typed += [each for each in given.models if "=" in each]
+    return build(Settings, composed(EXECUTOR, [*typed, EXECUTOR.without_trace]))
 
 
 def _shipped() -> list[str]:
@@ -73,21 +102,6 @@ def _file(text: str) -> JobFile:
     return job_of({**yaml.safe_load(known[text].read_text(encoding="utf-8")), "work": 1.0}, str(known[text]))
 
 
-def _say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
-
-
-def _quiet(words: str) -> None:
-    """Says nothing, where progress is not wanted."""
-
-
-def _option(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise InputError(f"--option {text}: expected KEY=VALUE, such as slots=2.")
-    return name, int(value) if value.isdigit() else value
-
-
 def _scale(model: ProfiledModel, at: int) -> str:
     known = model.noise[at] if len(model.noise) > 1 else model.noise[0]
     return f"{known.ratio * model.initial_batch:,.0f} at {known.work:,.0f}"
@@ -108,7 +122,7 @@ def table(model: ProfiledModel) -> list[str]:
         lines.append(
             f"  {'*' if best else ' '} {row.plan.gpus} × {row.gpu_type:6} batch {row.plan.global_batch:5} "
             f"{row.step_s * 1e3:8.1f} ms ±{row.spread:4.0%} {rate:9,.0f} samples/s {row.memory_bytes / 1e6:7,.0f} MB  "
-            f"{row.plan.describe()}"
+            f"{row.plan.describe()}{', predicted' if row.predicted else ''}"
         )
     return lines if model.input is None else lines + _input_table(model.input)
 

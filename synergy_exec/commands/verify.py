@@ -7,7 +7,6 @@ are only reported.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import math
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from synergy_core.errors import InputError
+from synergy_core.parser import Parser
 from synergy_exec.controller.journal import RunRow, Timing
 from synergy_exec.messages import PlanMessage
 from synergy_exec.recorded import RecordedJob, chosen, open_journal, recorded_jobs
@@ -30,6 +30,7 @@ from synergy_runs.atomic import atomic_file
 if TYPE_CHECKING:
     from synergy_exec.replay import Replayed
 
+TRAINS = True
 LIMIT = 1e-4
 """Largest difference of a loss; plans add in different orders, and training carries the rounding on."""
 STEPS_AFTER_CHANGE = 10
@@ -63,8 +64,8 @@ class Continuity:
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the table; returns 1 if a judged job is beyond the limit, else 0. Raises InputError."""
-    parser = argparse.ArgumentParser(prog="python -m synergy_exec verify", description=__doc__)
-    parser.add_argument("work", type=Path, metavar="RUN.work", help="results/<trace>/<policy>-<seed>.work")
+    parser = Parser(prog="python -m synergy_exec verify", description=__doc__)
+    parser.add_argument("work", type=Path, metavar="RUN.work", help="such as results/demo/latest/synergy-0.work")
     parser.add_argument("--jobs", nargs="+", default=[], metavar="NAME", help="names or numbers; all that trained")
     parser.add_argument("--limit", type=float, default=LIMIT, help=f"largest difference of a loss, {LIMIT:g}")
     parser.add_argument("--processes", type=int, default=_cores(), help="jobs trained at once; one per core")

@@ -10,6 +10,7 @@ from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.jobs.training import Shape
 from synergy_core.planner.plan import Plan
 from synergy_exec.controller.jobs import ExecutedJob
+from synergy_exec.controller.remedies import fitting, most_micro_batch
 from synergy_exec.messages import PlanMessage
 
 SAME_BATCH_FRACTION = 0.05
@@ -27,15 +28,13 @@ class Choices:
         """The plan on that shape. held: what it trains with there now; returned as it is where nothing is to change.
 
         For a profiled job the scheduler has chosen it (`Job.plan`); under policies that choose none, it is the fastest
-        that was measured at the batch it asked for. Any other job is data-parallel.
+        that was measured at the batch it asked for. Any other job is data-parallel. Batches are cut into micro-batches
+        that fit in memory, as far as that is known.
         """
-        if job.plan is not None:
-            return PlanMessage.of(job.plan)
-        measured = self._measured(job, shape)
-        if measured is not None:
-            return PlanMessage.of(measured)
-        chosen = PlanMessage.of(self._data_parallel(job, shape, held))
-        if held is None:
+        planned = job.plan or self._measured(job, shape)
+        core = planned or self._data_parallel(job, shape, held)
+        chosen = fitting(PlanMessage.of(core), most_micro_batch(job.seen))
+        if planned is not None or held is None:
             return chosen
         near = abs(chosen.global_batch - held.global_batch) <= SAME_BATCH_FRACTION * held.global_batch
         alike = chosen.compressor == held.compressor and goes_on(chosen, held)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -21,19 +23,27 @@ from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy, SharingPolicy
 from synergy_core.units import MB, on_grid
 from synergy_exec.backends import Backend, Meeting
-from synergy_exec.controller import processes
-from synergy_exec.controller.api import routes
+from synergy_exec.controller import processes, whole_cluster
+from synergy_exec.controller.api import PUBLIC, routes
 from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.journal import Journal
+from synergy_exec.controller.quotas import check_asks, with_quotas
 from synergy_exec.controller.resume import resume
 from synergy_exec.job_file import MOST_BYTES, JobFile
 from synergy_exec.messages import Hello, Message
 from synergy_exec.nodes.agents import Agents
 from synergy_exec.nodes.links import AgentLink
 from synergy_exec.nodes.listening import Listener, listening
+from synergy_exec.plain import plain_lines
+from synergy_exec.profiling.finder import finder
+from synergy_exec.rereading import CHANGED, CHANGING, differences, given
+from synergy_exec.retention import tidy
 from synergy_exec.settings import Settings
+from synergy_exec.tls import tls_of
+from synergy_exec.users import User, read_users
 from synergy_runs.atomic import atomic_file
 
+TIDY_S = 600.0
 LATE_S = 0.25
 """A round that is late by no more than this is not left out."""
 
@@ -63,11 +73,14 @@ class Controller(Listener):
         profile: Profile,
     ) -> None:
         self.policy, self.arrivals = policy, arrivals
-        self.agents = Agents(backend)
-        self.settings, self.folder, self.profile = settings, folder, profile
+        self._typed, self.folder, self.profile = settings, folder, profile
+        self.settings = dataclasses.replace(settings, **given(settings.changes))
+        self._tls = tls_of(settings)
+        self.users = read_users(settings.users)
+        self.agents = Agents(backend, self.settings.agents_per_hour)
         self.execution: Execution | None = None
         self.interrupted = False
-        self._something = asyncio.Event()
+        self._something, self._freed = asyncio.Event(), asyncio.Event()
         self._arrived_all = False
         self.closing = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,8 +97,9 @@ class Controller(Listener):
         After an interruption `interrupted` is true; the journal holds what is needed to go on.
         """
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        journal = Journal(self.folder / "journal.sqlite")
+        self._journal = journal = Journal(self.folder / "journal.sqlite")
         try:
+            self._note_changes()
             await asyncio.to_thread(self._wait_for_old_agents, journal.agents())
             journal.agents_left()
             journal.commit()
@@ -95,15 +109,21 @@ class Controller(Listener):
                 host=self.settings.host,
                 port=self.settings.port,
                 routes=routes(self),
+                public=PUBLIC,
+                tls=self._tls,
                 most_bytes=MOST_BYTES,
             ) as self.meeting:
                 self._announce(self.meeting)
                 for number in (signal.SIGINT, signal.SIGTERM):
                     asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
+                if self.settings.serve and not sys.stderr.isatty():  # a terminal that closes says so by SIGHUP, too
+                    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
                 try:
                     await self._begin(journal)
                     self._task(self._arrive())
-                    self._task(self._rounds())
+                    self._deciding = self._task(self._rounds())
+                    self._task(self._tidy())
+                    self._task(self._find_plans())
                     await self._over
                 finally:
                     await self._leave()
@@ -123,25 +143,23 @@ class Controller(Listener):
 
     def _announce(self, meeting: Meeting) -> None:
         """Writes the file by which commands find this controller."""
-        me = {"url": meeting.url, "host": socket.gethostname(), "pid": os.getpid()}
+        me = {"url": meeting.url, "authority": meeting.authority, "host": socket.gethostname(), "pid": os.getpid()}
         with atomic_file(self.folder / "controller.json") as partial:
+            partial.touch(mode=0o600)
             partial.write_text(json.dumps({**me, "began": processes.began(os.getpid())}) + "\n", encoding="utf-8")
 
     async def _begin(self, journal: Journal) -> None:
         """Makes the execution, once all agents are there and the cluster is known."""
-        self._journal = journal
         storage_bytes_per_s = self._storage_bytes_per_s() if isinstance(self.policy, SharingPolicy) else None
         cluster = await self.agents.gather(
             self.meeting, self.settings.nodes_s, self._over, storage_bytes_per_s=storage_bytes_per_s
         )
         if cluster is None:
             return
+        cluster = with_quotas(cluster, self.settings.cluster)
         for row, arrival in enumerate(self.arrivals):
-            if arrival.file.slots > cluster.gpus:
-                raise InputError(
-                    f"job {arrival.name} (row {row}) asks for {arrival.file.slots} slots; "
-                    f"the cluster has {cluster.gpus}: {cluster.describe()}."
-                )
+            check_asks(f"{arrival.name} (row {row})", arrival.file, cluster, self.policy)
+        whole_cluster.enter(journal, cluster)
         execution = Execution(journal, self.policy, cluster, self.settings, self.folder, self.profile)
         execution.next_job = len(self.arrivals)
         self._origin_s, self._began_s = journal.last_s(), time.monotonic()
@@ -155,11 +173,55 @@ class Controller(Listener):
         given = self.settings.storage_mb_per_s
         return math.inf if given is None else given * MB
 
+    def who(self, token: bytes) -> User | None:
+        """Whose token it is, of the file of users."""
+        return self.users.of(token)
+
+    # Read again
+
+    def reread(self) -> list[str]:
+        """Reads users, changed settings and the certificate again; what is another now, a sentence each.
+
+        Raises InputError for a file that cannot be used; nothing has changed then.
+        """
+        users = read_users(self._typed.users)
+        settings = dataclasses.replace(self._typed, **given(self._typed.changes))
+        if self._tls is not None:
+            self._tls.shown()
+        before, self.settings, self.users = self.settings, settings, users
+        self.agents.at_once = settings.agents_per_hour
+        if self.execution is not None:
+            self.execution.settings = settings
+            self.execution.blame.most = settings.agents_per_hour
+            if settings.round_s != before.round_s and not self.closing:
+                self._deciding.cancel()
+                self._deciding = self._task(self._rounds())
+        self._note_changes()
+        return [*differences(before, settings), *([f"users: {len(users)}"] if self._typed.users else [])]
+
+    def _note_changes(self) -> None:
+        """The journal says what was typed; what went before that is written beside it."""
+        now = {name: getattr(self.settings, name) for name in CHANGING}
+        values = {name: value for name, value in now.items() if value != getattr(self._typed, name)}
+        if values != self._journal.meta().get(CHANGED, {}):
+            self._journal.set_meta(CHANGED, values)
+            self._journal.commit()
+
+    def _hang_up(self) -> None:
+        try:
+            said = self.reread() or ["nothing has changed"]
+        except InputError as error:
+            said = [f"{error} Nothing has changed."]
+        print(*map(plain_lines, said), sep="\n", file=sys.stderr, flush=True)
+
     # Agents
 
     async def agent(self, hello: Hello, channel: web.WebSocketResponse) -> AgentLink:
         """An agent has said hello. Raises InputError for one that is not expected."""
         link = self.agents.came(hello, channel)
+        if self.settings.memory_gb_per_slot is not None and hello.no_limit:
+            said = f"memory_gb_per_slot={self.settings.memory_gb_per_slot:g} is not kept there"
+            print(f"node {hello.node}: {said}: {hello.no_limit}", file=sys.stderr, flush=True)
         since = processes.began(hello.pid) if hello.host == socket.gethostname() else 0
         self._journal.agent(hello.node, hello.host, hello.pid, since)
         self._journal.commit()
@@ -185,7 +247,9 @@ class Controller(Listener):
 
     async def _bring_back(self, link: AgentLink, reason: str) -> None:
         try:
-            await self.agents.bring_back(link, reason, self.meeting, self.settings.nodes_s)
+            await self.agents.bring_back(
+                link, reason, self.meeting, self.settings.nodes_s, give_up=not self.settings.serve
+            )
         except InputError as error:
             how = "What was done is kept; the same command goes on, with backend.options for the nodes that are left."
             raise InputError(f"{error}\n{how}") from None
@@ -205,7 +269,9 @@ class Controller(Listener):
         self.changed()
 
     async def _rounds(self) -> None:
-        """A decision at whole multiples of the round, as in the simulator; none while there is no job to decide on."""
+        """A decision at whole multiples of the round, and as soon as a job's end has freed slots, as in the simulator
+        (`refill_s`); none while there is no job to decide on.
+        """
         assert self.execution is not None
         round_s, decided_s = self.settings.round_s, -math.inf
         while True:
@@ -213,10 +279,48 @@ class Controller(Listener):
                 self._something.clear()
                 await self._something.wait()
             due_s = max(decided_s + round_s, math.ceil((self.now_s() - LATE_S) / round_s) * round_s)
-            await asyncio.sleep(max(0.0, due_s - self.now_s()))
-            self.execution.decide(self.now_s())
-            self._flush()
-            decided_s = due_s
+            if not await self._frees_slots(due_s):
+                decided_s = due_s
+            if self.execution.active:
+                self.execution.tell(self.execution.decider.without(self.agents.away(), self.now_s()))
+                self.execution.decide(self.now_s())
+                self._flush()
+
+    async def _frees_slots(self, until_s: float) -> bool:
+        """Waits until then, or until a job's end frees slots; whether one did."""
+        assert self.execution is not None
+        if not self.execution.freed:
+            self._freed.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._freed.wait(), max(0.0, until_s - self.now_s()))
+        return self.execution.freed
+
+    async def _tidy(self) -> None:
+        """Removes now and then what need not be kept of jobs that have ended."""
+        while True:
+            await asyncio.sleep(TIDY_S)
+            keep, days = self.settings.retention, self.settings.retention_days
+            if keep == "everything":
+                continue
+            assert self.execution is not None
+            runs = self.execution.runs
+            ended = [job.job_id for job in self.execution.jobs.values() if job.ended and not runs.of_job(job.job_id)]
+            await asyncio.to_thread(tidy, self.folder, ended, keep, days)
+
+    async def _find_plans(self) -> None:
+        """Finds out which plans models may have that nobody profiled, in another process, as long as there are any."""
+        assert self.execution is not None
+        learning = self.execution.learning
+        while True:
+            await asyncio.sleep(self.settings.round_s)
+            if not learning.wanted:
+                continue
+            async with finder() as find:
+                while learning.wanted:
+                    file = learning.wanted.pop(0)
+                    # What is wrong with its model its own run will say.
+                    with contextlib.suppress(InputError):
+                        learning.found(file, await find.candidates(file, learning.sizes(file)))
 
     def changed(self) -> None:
         """A job came, or was cancelled."""
@@ -227,6 +331,11 @@ class Controller(Listener):
         """Queues what is to be sent, the journal holding why; ends the run where nothing is left to do."""
         assert self.execution is not None
         self.agents.say(self.execution.outbox)
+        if self.execution.freed:
+            self._freed.set()
+        for note in self.execution.notes:
+            print(plain_lines(note), file=sys.stderr, flush=True)
+        self.execution.notes.clear()
         if self.execution.idle and (self.interrupted or (self._arrived_all and not self.settings.serve)):
             self._end()
 
@@ -250,7 +359,7 @@ class Controller(Listener):
         if not self._over.done():
             self._over.set_result(None)
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> None:
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         async def guarded() -> None:
             try:
                 await work
@@ -260,6 +369,7 @@ class Controller(Listener):
         task = asyncio.ensure_future(guarded())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _leave(self) -> None:
         """Agents save and leave, then everything that was started is ended."""

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from synergy_core.cluster import Cluster, Share
 from synergy_core.jobs.decision import NONE, Decision
 from synergy_core.jobs.exchanging import ExchangingTask
 from synergy_core.jobs.fitted import MOST_SYNC
-from synergy_core.jobs.record import NEVER, Placed
+from synergy_core.jobs.profiled import ProfiledTask
+from synergy_core.jobs.record import NEVER, Placed, gpus_in
 from synergy_core.jobs.seen_exchanges import ExchangeReport
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.jobs.training import InputShare, Shape, StepReport
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import Policy
-from synergy_core.scheduler import scheduler_for
+from synergy_core.scheduler import Scheduler, scheduler_for
+from synergy_exec.controller.aside import Aside
 from synergy_exec.controller.choices import Choices, goes_on
 from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import Observation
-from synergy_exec.messages import PlanMessage, Report
+from synergy_exec.controller.learning import Learning
+from synergy_exec.messages import Failure, PlanMessage, Report
+from synergy_exec.nodes.runs import Run, Slot
 
 FEWEST_STEPS = 5
 """A median of fewer step times is no observation: the first of a shape stands for good."""
@@ -37,22 +43,84 @@ class Orders:
     bound: float = NONE
 
 
+class Carried(NamedTuple):
+    """What a job held when decisions went to another cluster. placed: as agents number it."""
+
+    placed: Placed
+    plan: PlanMessage
+    unlaunched: bool
+
+
 class Decider:
     """One policy on one cluster. `active` are the jobs that have arrived and not ended, `plans` those of runs.
 
-    round_s: from one decision to the next; None: the round that the policy is meant for.
+    aside: slots that are not used. Starts are on slots as agents number them, jobs' `placement` as `cluster` does.
+
+    round_s: from one decision to the next; None: the round that the policy is meant for. learning: by which the profile
+    grows as jobs report; None: it does not.
     """
 
-    def __init__(self, policy: Policy, cluster: Cluster, profile: Profile, round_s: float | None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        cluster: Cluster,
+        profile: Profile,
+        round_s: float | None,
+        learning: Learning | None = None,
+    ) -> None:
         self.policy = policy
-        self.cluster = cluster
-        self.scheduler = scheduler_for(policy, cluster, profile=profile, round_s=round_s)
+        self.aside = Aside(cluster)
+        self._profile, self._learning, self._round_s = profile, learning, round_s
+        self.scheduler = self._at_work()
         self.choices = Choices(tunes_batch=policy.tunes_batch, profile=profile)
         self.active: dict[int, ExecutedJob] = {}
         self.plans: dict[int, PlanMessage] = {}
         self._withdrawn: set[int] = set()
         self._unlaunched: set[int] = set()
         self._leaving_since_s: dict[int, float] = {}
+        self._placed: dict[int, Placed] = {}
+        self._carried: dict[int, Carried] = {}
+
+    @property
+    def cluster(self) -> Cluster:
+        """What decisions are on: the slots that are not set aside, numbered its own way."""
+        return self.aside.cluster
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether jobs hold slots of which the next decision says whether they keep them."""
+        return bool(self._carried)
+
+    def _at_work(self) -> Scheduler:
+        return scheduler_for(self.policy, self.cluster, profile=self._profile, round_s=self._round_s)
+
+    def died(self, run: Run, slot: Slot, now_s: float) -> list[str]:
+        """A worker of a run that has left died on that slot; what changes by it, in sentences.
+
+        Where anything does, a decision must follow at once: all jobs have arrived at another scheduler then, which
+        remembers nothing of them, and those that hold slots go on only if it gives them the same.
+        """
+        return self._moved(self.aside.died(run, slot, now_s, self._asked()), now_s)
+
+    def without(self, nodes: Collection[int], now_s: float) -> list[str]:
+        """These nodes have no agent, all others have; what changes by it, and what must follow, as of `died`."""
+        return self._moved(self.aside.without(nodes, self._asked()), now_s)
+
+    def _asked(self) -> list[int]:
+        return [job.gpus for job in self.active.values()]
+
+    def _moved(self, said: list[str], now_s: float) -> list[str]:
+        if said:
+            for job in self.active.values():
+                if job.running:
+                    number, plan = job.job_id, self.plans[job.job_id]
+                    self._carried[number] = Carried(self._placed[number], plan, number in self._unlaunched)
+                    self.evicted(job, now_s)
+            self._withdrawn.clear()
+            self.scheduler = self._at_work()
+            for job in self.active.values():
+                self.arrive(job)
+        return said
 
     def arrive(self, job: ExecutedJob) -> None:
         """A job was submitted."""
@@ -63,7 +131,8 @@ class Decider:
     def finish(self, job: ExecutedJob, now_s: float) -> None:
         """A job has ended, wherever it was."""
         del self.active[job.job_id]
-        self.plans.pop(job.job_id, None)
+        for known in (self.plans, self._placed, self._carried):
+            known.pop(job.job_id, None)
         self._leaving_since_s.pop(job.job_id, None)
         self._settle_unlaunched(job, now_s)
         if job.queued and not self.policy.in_rounds:
@@ -93,6 +162,7 @@ class Decider:
 
     def left(self, job: ExecutedJob, slots: int, now_s: float) -> None:
         """No process of a run on so many slots is left; if a decision stopped it, it held them until now."""
+        self._carried.pop(job.job_id, None)
         since_s = self._leaving_since_s.pop(job.job_id, None)
         if since_s is not None:
             job.attained_service_gpu_s += slots * (now_s - since_s)
@@ -105,6 +175,7 @@ class Decider:
 
     def report(self, job: ExecutedJob, said: Report) -> Observation | None:
         """What a running job reports enters its beliefs; the step time, where it is news."""
+        self._learn(job, said)
         task = job.task
         if task is None:
             return None
@@ -134,6 +205,56 @@ class Decider:
         seen = task.observe(step)
         return None if seen is None else Observation(*shape, seen.plan.micro_batch, seen.step_s, seen.sync_s)
 
+    def _learn(self, job: ExecutedJob, said: Report) -> None:
+        """What it reports of its plan enters its model's profile, if that grows."""
+        held = self.plans.get(job.job_id)
+        if self._learning is None or held is None or not job.placement:
+            return
+        of_plan = (said.micro_batch, said.accumulation) == (held.micro_batch, held.accumulation)
+        if said.steps < FEWEST_STEPS or said.step_s <= 0 or not of_plan:
+            return
+        if self._learning.seen(job.file, self._shape(job.placement), held.core, said):
+            for each in self.active.values():
+                if each.file.application == job.file.application:
+                    self._believe_anew(each)
+
+    def _believe_anew(self, job: ExecutedJob) -> None:
+        """Its model's profile has grown, or there is one now, by which it is planned from its next decision on."""
+        model = self._profile.of(job.file.name, job.file.application)
+        if model is None or job.spec is None:
+            return
+        if job.spec.architecture:
+            if job.task is not None:
+                job.task.pool.version += 1
+            return
+        held = self.plans.get(job.job_id)
+        if held is not None and not model.knows(*self._shape(job.placement), job.spec.requested_batch):
+            return
+        job.spec = replace(job.spec, architecture=model.name)
+        self.scheduler.respecified(job)
+        if held is not None and job.task is not None and job.task.scheduled:
+            job.plan = held.core
+
+    def _explore(self, learning: Learning) -> None:
+        """Which jobs may take a restart for a plan that nobody tried."""
+        for job in self.active.values():
+            if isinstance(job.task, ProfiledTask):
+                trained_s = job.attained_service_gpu_s / max(1, job.held_gpus)
+                job.task.explores = learning.may_try(trained_s, job.trials, job.task.spec.restart_s)
+
+    def refused(
+        self, job: ExecutedJob, placed: Placed, plan: PlanMessage, reason: str, failure: Failure | None = None
+    ) -> str:
+        """What is to be said where a run failed under a plan that was only tried, which it is not again; else ""."""
+        if self._learning is None:
+            return ""
+        # Runs are placed as agents number nodes.
+        shape = Shape(self.aside.whole.type_of(placed), len(placed), gpus_in(placed))
+        return self._learning.refused(job.file, shape, plan, reason, failure)
+
+    def _shape(self, placed: Placed) -> Shape:
+        return Shape(self.cluster.type_of(placed), len(placed), gpus_in(placed))
+
     def _compressor(self, job: ExecutedJob, said: Report) -> str | None:
         """By its offer's name, under which the steps of a report were made; None of one that the job no longer has."""
         held = self.plans.get(job.job_id)
@@ -157,11 +278,23 @@ class Decider:
         storage_bytes_per_s = node.storage_bytes_per_s / node.gpus_per_node
         return InputShare(share, storage_bytes_per_s, node_gpus, said.data_bytes, node.proportional.memory_bytes)
 
+    def back(self, job: ExecutedJob, now_s: float) -> None:
+        """A job that had ended waits again, and no process of it is left."""
+        self.active[job.job_id] = job
+        job.queued = True
+        if job.job_id in self._withdrawn:  # its queue has not given it back yet
+            self._withdrawn.discard(job.job_id)
+        else:
+            job.settled_s = job.waits_since_s = now_s
+            self.scheduler.arrive(job)
+
     def decide(self, now_s: float) -> Orders:
         """Who stops, who starts where with which plan, and who goes on with another batch."""
         began = time.perf_counter()
         for job_id in self._unlaunched:
             self.active[job_id].settled_s = now_s
+        if self._learning is not None:
+            self._explore(self._learning)
         decision = self._decided(now_s)
         answer = Orders(objective=decision.objective, bound=decision.bound)
         for job, _ in decision.stops:
@@ -175,11 +308,22 @@ class Decider:
         for job, placed in decision.starts:
             assert isinstance(job, ExecutedJob)
             job.queued = False
+            self._placed[job.job_id] = on = self.aside.placed(placed)
+            if (carried := self._carried.pop(job.job_id, None)) is not None:
+                if carried.placed == on and goes_on(self._plan(job, placed, carried.plan), carried.plan):
+                    self._go_on(job, carried)
+                    continue
+                self._leave(job, carried, now_s, answer)
             job.first_step_s = NEVER
             plan = self._plan(job, placed)
             self.plans[job.job_id] = plan
+            if self._learning is not None and (job, placed) in decision.stops:
+                job.trials += self._learning.is_trial(job.file, self._shape(placed), plan)
             self._unlaunched.add(job.job_id)
-            answer.starts.append((job, placed, plan))
+            answer.starts.append((job, on, plan))
+        for number, carried in self._carried.items():
+            self._leave(self.active[number], carried, now_s, answer)
+        self._carried.clear()
         started = {job.job_id for job, _, _ in answer.starts}
         for job in self.active.values():
             held = self.plans.get(job.job_id)
@@ -191,6 +335,18 @@ class Decider:
                 answer.retunes.append((job, plan))
         answer.took_s = time.perf_counter() - began
         return answer
+
+    def _go_on(self, job: ExecutedJob, carried: Carried) -> None:
+        """It was given what it holds: its run never stops."""
+        job.restarts -= 1
+        self.plans[job.job_id] = carried.plan
+        if carried.unlaunched:
+            self._unlaunched.add(job.job_id)
+
+    def _leave(self, job: ExecutedJob, carried: Carried, now_s: float, answer: Orders) -> None:
+        if not carried.unlaunched:
+            self._leaving_since_s[job.job_id] = now_s
+        answer.stops.append(job)
 
     def _decided(self, now_s: float) -> Decision:
         """The scheduler's decision, less what was withdrawn from its queue: that is asked again, at once."""
@@ -212,7 +368,7 @@ class Decider:
         return decision._replace(stops=stops, starts=starts)
 
     def _plan(self, job: ExecutedJob, placed: Placed, held: PlanMessage | None = None) -> PlanMessage:
-        return self.choices.choose(job, Shape(self.cluster.type_of(placed), len(placed), job.held_gpus), held)
+        return self.choices.choose(job, self._shape(placed), held)
 
 
 def _lost(said: Report) -> float:

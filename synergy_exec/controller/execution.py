@@ -6,24 +6,30 @@ What is sent stands in `outbox` after each call, and is sent only then: by that 
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from synergy_core.cluster import Cluster, Share
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import gpus_in
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy
+from synergy_exec import job_folder
+from synergy_exec.controller.blame import Blame
 from synergy_exec.controller.decider import Decider, Orders
 from synergy_exec.controller.exchanges import ModelExchanges
-from synergy_exec.controller.jobs import ExecutedJob, application_of
+from synergy_exec.controller.jobs import ExecutedJob
 from synergy_exec.controller.journal import JobRow, Journal
+from synergy_exec.controller.learning import Learning
+from synergy_exec.controller.quotas import check_asks
+from synergy_exec.controller.recall import recall
+from synergy_exec.controller.remedies import learn_memory, lost_too_often, remedy
+from synergy_exec.frozen import freeze, kept_code
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Failure, Launch, Message, PlanMessage, Report, Saved, Started
+from synergy_exec.messages import Failure, Launch, Message, Noted, PlanMessage, Report, Saved, Started
 from synergy_exec.nodes.runs import Dropped, Happened, Launched, Left, Run, Runs, Stepped
 from synergy_exec.settings import Settings
-from synergy_runs.atomic import atomic_file
 from synergy_runs.log import Kind
 
 SUBMIT, START, STOP, FINISH = (int(kind) for kind in Kind)
@@ -36,40 +42,53 @@ EXCHANGES = "exchanges"
 class Execution:
     """All jobs of one policy on one cluster. Times are seconds since the start, on the grid, never falling.
 
-    folder: jobs' folders lie in its `jobs`. profile: how fast models are that were profiled, and what a restart costs
-    them.
+    folder: of the run; jobs_folder: in it, where jobs' folders lie. notes: what users should know, to be said and
+    removed. profile: how fast models are that were profiled, and what a restart costs them. decisions, deciding_s:
+    since this controller began. freed: whether a job's end has freed slots since the last decision.
     """
 
     def __init__(
         self, journal: Journal, policy: Policy, cluster: Cluster, settings: Settings, folder: Path, profile: Profile
     ) -> None:
         self.journal = journal
-        self.settings, self.folder, self.profile = settings, folder, profile
-        self.decider = Decider(policy, cluster, profile, settings.round_s)
-        self.runs = Runs(self._launch_of)
+        self.folder, self.jobs_folder = folder, folder / "jobs"
+        self.settings = settings
+        self.learning = Learning(profile, cluster, settings)
+        self.profile = self.learning.profile
+        self.decider = Decider(policy, cluster, self.profile, settings.round_s, self.learning)
+        self.runs = Runs(self._launch_of, settings.ports or "")
+        self.blame = Blame(self.runs, settings.agents_per_hour)
         self.exchanges = ModelExchanges(settings.compression, settings.compressor, cluster.gpu_types)
         self.jobs: dict[int, ExecutedJob] = {}
         self.next_job = 0
         self.next_run = 0
-        self._failures: dict[int, str] = {}
+        self.notes: list[str] = []
+        self.decisions, self.deciding_s = 0, 0.0
+        self.freed = False
+        self._failures: dict[int, Failure] = {}
 
     # Jobs come and go
 
     def submit(self, name: str, file: JobFile, now_s: float, *, row: int | None = None) -> ExecutedJob:
-        """Takes a job; it is in the journal when this returns. Raises InputError where it can never run."""
-        most = self.decider.cluster.gpus
-        if file.slots > most:
-            raise InputError(f"job {name}: slots={file.slots}; the cluster has {most}. Ask for fewer.")
+        """Takes a job; it is in the journal, and its code in its folder, when this returns.
+
+        Raises InputError where it can never run.
+        """
+        check_asks(name, file, self.decider.cluster, self.decider.policy)
         number = self.next_job if row is None else row
-        job = self.made(number, name, file, now_s, row)
+        freeze(file.job_class, self.jobs_folder / str(number))
+        job = self.made(number, name, file, now_s, row, uuid4().hex)
         self.next_job = max(self.next_job, number + 1)
-        self.journal.submitted(JobRow(number, name, file.values(), now_s, row, job.state, "", 0, 0))
+        self.journal.submitted(JobRow(number, name, file.values(), now_s, row, job.state, "", 0, 0, job.uuid))
         self.journal.fact(now_s, SUBMIT, number, job.gpus)
         self.journal.commit()
+        job_folder.give(self.folder_of(job), job.filed)
         self.decider.arrive(job)
         return job
 
-    def made(self, number: int, name: str, file: JobFile, submit_s: float, row: int | None) -> ExecutedJob:
+    def made(
+        self, number: int, name: str, file: JobFile, submit_s: float, row: int | None, uuid: str = ""
+    ) -> ExecutedJob:
         """A job of this execution, which the scheduler has not been told of."""
         types = self.decider.cluster.gpu_types
         estimate_s = file.work  # a job that declares work and no time: an iteration a second, so that orders agree
@@ -81,18 +100,23 @@ class Execution:
             gpu_types=types,
             restart_s=self.settings.restart_s,
             profile=self.profile,
-            exchange=self.exchanges.of(application_of(file)),
+            exchange=self.exchanges.of(file.application),
             row=row,
+            uuid=uuid,
             estimate_s=estimate_s,
         )
         self.jobs[number] = job
+        self.learning.submitted(file)
         return job
 
-    def cancel(self, job: ExecutedJob, now_s: float) -> None:
-        """The job ends now; its workers, if it has any, are killed. Raises InputError if it has ended."""
+    def cancel(self, job: ExecutedJob, now_s: float, by: str = "") -> None:
+        """The job ends now; its workers, if it has any, are killed. by: who wants it; "": whoever has the token.
+
+        Raises InputError if it has ended.
+        """
         if job.ended:
             raise InputError(f"job {job.name} has ended: {job.state}.")
-        self._end(job, "cancelled", "cancelled by its user", now_s)
+        self._end(job, "cancelled", f"cancelled by {by or 'its user'}", now_s)
         self._settle(now_s)
 
     @property
@@ -105,11 +129,12 @@ class Execution:
         """Whether every job has ended, and left."""
         return not self.decider.active and not self.runs.runs
 
-    # A decision
-
     def decide(self, now_s: float) -> Orders:
         """One decision, journaled, and everything that follows from it at once."""
         answer = self.decider.decide(now_s)
+        self.freed = False
+        self.decisions += 1
+        self.deciding_s += answer.took_s
         started: list[Run] = []
         for job, placed, plan in answer.starts:
             run = Run(self.next_run, job.job_id, placed, plan, job.share)
@@ -158,7 +183,11 @@ class Execution:
             if job.running and job.run == run.number and job.share is not None and job.share != run.share
         ]
 
-    # What agents say
+    def tell(self, changes: list[str]) -> None:
+        """Slots are set aside or used again, as these sentences say: decisions are on others from now on."""
+        if changes:
+            self.notes += changes
+            recall(self.decider.active, self.journal.observations())
 
     def agent_came(self, node: int, now_s: float) -> None:
         """An agent is there."""
@@ -177,6 +206,8 @@ class Execution:
             self._learn(self.jobs[run.job], run, message, now_s)
         self.runs.heard(node, message)
         self._settle(now_s)
+        if self.decider.unsettled:
+            self.decide(now_s)
 
     def _learn(self, job: ExecutedJob, run: Run, message: Message, now_s: float) -> None:
         """What reports say of progress, and of why a run ends."""
@@ -184,6 +215,10 @@ class Execution:
             seen = job.seen
             seen.step, seen.samples, seen.work, seen.loss = message.step, message.samples, message.work, message.loss
             seen.step_s, seen.memory_bytes = message.step_s, message.memory_bytes
+            job.curve.add(message.loss)
+            job.moved_s = now_s
+            learn_memory(seen, message)
+            self.blame.trains(run, now_s)
             if message.step > seen.best_step:
                 seen.best_step, job.losses = message.step, 0
             if job.run == run.number and not job.ended:
@@ -191,14 +226,21 @@ class Execution:
                 if observation is not None:
                     self.journal.observed(job.job_id, observation)
             seen.statistics = job.task.statistics if job.task is not None else None
-            self.journal.reported(job.job_id, dataclasses.asdict(seen))
+            self.journal.reported(job.job_id, seen.values())
         elif isinstance(message, Saved):
+            job.seen.saved = message.step, message.samples, message.work
             self.journal.timing(run.number, now_s, "saved", {"save_s": message.save_s})
+            self.journal.reported(job.job_id, job.seen.values())
         elif isinstance(message, Failure):
-            hint = " Lower max_batch." if message.out_of_memory else ""
-            self._failures.setdefault(run.number, message.reason + hint)
+            self._failures.setdefault(run.number, message)
+        elif isinstance(message, Noted):
+            self._note(job, message.text)
 
-    # What follows
+    def _note(self, job: ExecutedJob, text: str) -> None:
+        if text != job.seen.note:
+            job.seen.note = text
+            self.notes.append(f"job {job.name}: {text}")
+            self.journal.reported(job.job_id, job.seen.values())
 
     def _settle(self, now_s: float) -> None:
         """Records what happened to runs until nothing follows from it any more, and commits."""
@@ -220,11 +262,15 @@ class Execution:
         job = self.jobs[run.job]
         if isinstance(what, Launched):
             self.journal.launched(run.number)
+            self.blame.launched(run, now_s)
             self.decider.launched(job, now_s)
+            job.moved_s = now_s
             self.journal.fact(now_s, START, job.job_id, gpus_in(run.placed), run.placed)
-            self._write_job(job)
+            if not (self.folder_of(job) / job_folder.DESCRIPTION).exists():
+                job_folder.describe(self.folder_of(job), job.filed)
         elif isinstance(what, Stepped):
             job.first_step_s = now_s
+            job.stands_at(what.message.step, what.message.samples, what.message.work)
             parts = {name: getattr(what.message, name) for name in STARTED_PARTS}
             self.journal.timing(run.number, now_s, "started", parts)
             self._learn_exchange(job, run, what.message)
@@ -238,37 +284,42 @@ class Execution:
 
     def _learn_exchange(self, job: ExecutedJob, run: Run, said: Started) -> None:
         """What a worker was asked to say of layers and of encoding; plans may have compressors then."""
-        exchanges, application = self.exchanges, application_of(job.file)
+        exchanges, application = self.exchanges, job.file.application
         if not (said.layers or said.codecs):
             return
         if said.layers:
             exchanges.learn_layers(application, said.layers)
         if said.codecs:
-            exchanges.learn_codecs(self.decider.cluster.type_of(run.placed), said.codecs)
+            exchanges.learn_codecs(self.decider.aside.whole.type_of(run.placed), said.codecs)
         self.journal.set_meta(EXCHANGES, exchanges.known())
         for each in self.decider.active.values():
-            found = exchanges.of(application_of(each.file))
+            found = exchanges.of(each.file.application)
             if found is not None and (found is not each.exchange):
                 each.may_exchange(found)
 
     def _left(self, job: ExecutedJob, what: Left, now_s: float) -> None:
         """No process of a run is left; what that means for its job."""
         run, outcome = what.run, what.outcome
-        reason = self._failures.pop(run.number, "") or what.reason
+        failure = self._failures.pop(run.number, None)
+        reason = what.reason if failure is None else failure.reason
         self.journal.ended(run.number, outcome, reason)
         if not job.ended:
             self.decider.left(job, gpus_in(run.placed), now_s)
+            if outcome in ("failed", "lost"):
+                job.stands_at(*job.seen.saved)
             if outcome == "done":
                 self._end(job, "done", "", now_s)
             elif outcome == "failed":
-                self._end(job, "failed", reason, now_s)
-            elif outcome == "lost":
-                job.losses += 1
-                if job.losses > self.settings.retries:
-                    times = f"lost {job.losses} times without a step of progress"
-                    self._end(job, "failed", f"{times}; at last: {reason}", now_s)
-        gpus = gpus_in(run.placed)
-        self.journal.fact(now_s, FINISH if job.ended else STOP, job.job_id, gpus)
+                done = self.decider.refused(job, run.placed, run.plan, reason, failure)
+                if done or (failure is not None and (done := remedy(job.seen, run.plan, failure))):
+                    self._note(job, done)
+                else:
+                    self._end(job, "failed", reason, now_s)
+            elif outcome == "lost" and (too_many := self._lost(job, what, now_s)):
+                self._end(job, "failed", f"{too_many}; at last: {reason}", now_s)
+        self.blame.left(run)
+        self.journal.fact(now_s, FINISH if job.ended else STOP, job.job_id, gpus_in(run.placed))
+        self.freed |= job.ended
         if not job.ended:
             if job.running and job.run == run.number:
                 job.state = "waiting"
@@ -276,18 +327,31 @@ class Execution:
             self._waits_unless_it_goes_on(job)
         self._journal_job(job)
         self.journal.commit()
+        if run.died is not None:
+            self.tell(self.decider.died(run, run.died, now_s))
+
+    def _lost(self, job: ExecutedJob, what: Left, now_s: float) -> str:
+        """A run of the job was lost; what says that it is lost again and again by its own fault, "" if it is not."""
+        if what.with_agent:
+            return self.blame.with_agent(what.run, now_s)
+        if said := self.decider.refused(job, what.run.placed, what.run.plan, what.reason):
+            self._note(job, said)
+            return ""
+        return lost_too_often(job, now_s, self.settings)
 
     def _waits_unless_it_goes_on(self, job: ExecutedJob) -> None:
-        if not job.ended and not job.running and not job.queued and self.runs.of_job(job.job_id) is None:
+        if not job.ended and not job.running and self.runs.of_job(job.job_id) is None:
             job.state = "waiting"
-            self.decider.requeue(job)
+            if not job.queued:
+                self.decider.requeue(job)
 
     def _end(self, job: ExecutedJob, state: Any, reason: str, now_s: float) -> None:
         """The job is over, whatever is still there of it."""
-        job.state, job.reason = state, reason
+        job.state, job.reason, job.moved_s = state, reason, now_s
         self._journal_job(job)
         self.journal.commit()
         self.decider.finish(job, now_s)
+        self.blame.over(job.job_id)
         for number in [run.number for run in self.runs.runs.values() if run.job == job.job_id]:
             self.runs.kill(number)
 
@@ -296,28 +360,14 @@ class Execution:
         state = job.state if job.ended else "waiting"
         self.journal.job_is(job.job_id, state, job.reason, job.losses, job.seen.best_step)
 
-    # Launching
-
     def folder_of(self, job: ExecutedJob) -> Path:
         """Where the job's files lie."""
-        return self.folder / "jobs" / str(job.job_id)
-
-    def _write_job(self, job: ExecutedJob) -> None:
-        folder = self.folder_of(job)
-        path = folder / "job.json"
-        if path.exists():
-            return
-        text = json.dumps({"job": job.job_id, "submitted_as": job.name, **job.file.values()}, indent=1)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with atomic_file(path) as partial:
-                partial.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written ({error.strerror}). The same command goes on.") from error
+        return self.jobs_folder / str(job.job_id)
 
     def _launch_of(self, run: Run) -> Launch:
         job = self.jobs[run.job]
-        gpu_type = self.decider.cluster.type_of(run.placed)
+        gpu_type = self.decider.aside.whole.type_of(run.placed)
+        folder = self.folder_of(job).resolve()
         return Launch(
             run=run.number,
             job=job.job_id,
@@ -331,10 +381,16 @@ class Execution:
             world=0,
             store_host="",
             store_port=0,
-            folder=str(self.folder_of(job).resolve()),
+            folder=str(folder),
+            code=str(kept_code(job.file.job_class, folder) or ""),
+            weights=job.file.weights,
+            spare_memory=job.file.memory_gb > 0,
             noise=job.file.max_batch > job.file.initial_batch,
-            say_layers=self.exchanges.lacks_layers(application_of(job.file)),
+            say_layers=self.exchanges.lacks_layers(job.file.application),
             time_codecs=self.exchanges.lacks_codecs(gpu_type),
+            unused=job.seen.unused,
+            job_uuid=job.uuid,
+            saved_step=job.seen.saved[0],
             **self.settings.of_runs(),
         )
 

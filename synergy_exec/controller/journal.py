@@ -1,58 +1,36 @@
 """The controller's memory on disk: what was submitted, what ran where, what happened, in one SQLite file.
 
 What is acknowledged or acted upon was committed before (WAL, synchronous=FULL). Reports alone may lag: they are
-written with the next commit, and a run that resumes reads its checkpoint, not them.
+written with the next commit, and a run that resumes reads its checkpoint, not them. What the disk changed or lost since
+is noticed when the file is opened (`checksums`); `salvage` makes another of what is left.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
+from synergy_exec.controller import checksums, owner
+from synergy_exec.controller.journal_file import opened
+from synergy_exec.job_file import JobFile
 from synergy_runs.log import DecisionLog, EventLog, Kind
 
-APPLICATION = 0x53594E45
-"""SQLite's application_id of a journal of ours: "SYNE"."""
-VERSION = 2
-
-_TIMINGS = """
-CREATE TABLE timings (
-    serial INTEGER PRIMARY KEY, run INTEGER NOT NULL, time_s REAL NOT NULL, kind TEXT NOT NULL, parts TEXT NOT NULL);
-"""
-_TABLES = f"""{_TIMINGS}
-CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE jobs (
-    job INTEGER PRIMARY KEY, name TEXT NOT NULL, file TEXT NOT NULL, submit_s REAL NOT NULL, row INTEGER,
-    state TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '', losses INTEGER NOT NULL DEFAULT 0,
-    best_step INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE runs (
-    run INTEGER PRIMARY KEY, job INTEGER NOT NULL, decided_s REAL NOT NULL, placement TEXT NOT NULL,
-    plan TEXT NOT NULL, launched INTEGER NOT NULL DEFAULT 0, outcome TEXT NOT NULL DEFAULT '',
-    reason TEXT NOT NULL DEFAULT '');
-CREATE TABLE facts (
-    serial INTEGER PRIMARY KEY, time_s REAL NOT NULL, kind INTEGER NOT NULL, job INTEGER NOT NULL,
-    gpus INTEGER NOT NULL, placement TEXT NOT NULL);
-CREATE TABLE decisions (
-    serial INTEGER PRIMARY KEY, time_s REAL NOT NULL, decision_s REAL NOT NULL, started INTEGER NOT NULL,
-    stopped INTEGER NOT NULL, running INTEGER NOT NULL, queued INTEGER NOT NULL, gpus_used INTEGER NOT NULL,
-    objective REAL, bound REAL);
-CREATE TABLE reports (job INTEGER PRIMARY KEY, progress TEXT NOT NULL);
-CREATE TABLE observations (
-    job INTEGER NOT NULL, gpu_type TEXT NOT NULL, nodes INTEGER NOT NULL, gpus INTEGER NOT NULL,
-    micro_batch INTEGER NOT NULL, step_s REAL NOT NULL, sync_s REAL NOT NULL,
-    UNIQUE (job, gpu_type, nodes, gpus, micro_batch));
-CREATE TABLE agents (node INTEGER PRIMARY KEY, host TEXT NOT NULL, pid INTEGER NOT NULL, began INTEGER NOT NULL);
-"""
+_OBSERVED = "job, gpu_type, nodes, gpus, micro_batch, step_s, sync_s"
 
 
 class JobRow(NamedTuple):
     """A job as it was last known. row: of the workload, None if it was submitted over the API.
 
-    losses: runs lost in a row without a step of progress; best_step: the furthest step it ever reported.
+    losses: runs lost in a row without a step of progress; best_step: the furthest step it ever reported. uuid: as its
+    folder and its checkpoints say it, "" of a job from before they did.
     """
 
     job: int
@@ -64,6 +42,16 @@ class JobRow(NamedTuple):
     reason: str
     losses: int
     best_step: int
+    uuid: str = ""
+
+    @property
+    def job_file(self) -> JobFile:
+        """The job file that was submitted."""
+        values = dict(self.file)
+        return JobFile(job_class=values.pop("class"), **values)
+
+
+_JOB = ", ".join(JobRow._fields)
 
 
 class RunRow(NamedTuple):
@@ -115,47 +103,23 @@ class Timing(NamedTuple):
     parts: dict[str, Any]
 
 
+_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+_TRY_S, _PATIENCE_S = 0.5, 60.0
+"""From one try to the next, and in all; agents that hear nothing leave no sooner."""
+T = TypeVar("T")
+
+
 class Journal:
-    """One open journal. What its methods record is on disk once `commit` has returned, and not before."""
+    """One open journal. What its methods record is on disk once `commit` has returned, and not before.
+
+    While the disk is full it waits for room, a minute at most: whoever drives it can do nothing without.
+    """
 
     def __init__(self, path: Path) -> None:
         """Opens or makes it. Raises InputError for a damaged, foreign or newer file, or where the disk refuses."""
         self.path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(path, isolation_level=None)
-            self._prepare()
-        except (sqlite3.Error, OSError) as error:
-            raise InputError(
-                f"{path}: the journal cannot be used ({error}). Free some space or mend its permissions; "
-                "if it is damaged, name another place with results_dir=DIR."
-            ) from error
-
-    def _prepare(self) -> None:
-        run = self._connection.execute
-        version = int(run("PRAGMA user_version").fetchone()[0])
-        application = int(run("PRAGMA application_id").fetchone()[0])
-        tables = int(run("SELECT count(*) FROM sqlite_master").fetchone()[0])
-        if tables and application != APPLICATION:
-            raise InputError(f"{self.path}: this is no journal of Synergy's; name another place with results_dir=DIR.")
-        if version > VERSION:
-            raise InputError(
-                f"{self.path}: a journal of version {version}; this program reads up to {VERSION}. "
-                "Run the program that wrote it, or name another place with results_dir=DIR."
-            )
-        broken = run("PRAGMA quick_check").fetchone()[0]
-        if broken != "ok":
-            raise InputError(
-                f"{self.path}: the journal is damaged ({broken}); name another place with results_dir=DIR."
-            )
-        run("PRAGMA journal_mode=WAL")
-        run("PRAGMA synchronous=FULL")
-        if not tables:
-            self._connection.executescript(
-                f"BEGIN; {_TABLES} PRAGMA application_id={APPLICATION}; PRAGMA user_version={VERSION}; COMMIT;"
-            )
-        elif version < 2:
-            self._connection.executescript(f"BEGIN; {_TIMINGS} PRAGMA user_version={VERSION}; COMMIT;")
+        self._connection = opened(path)
+        self._recorded: list[tuple[str, tuple[Any, ...]]] = []
 
     def close(self) -> None:
         """Commits and closes."""
@@ -163,35 +127,77 @@ class Journal:
         self._connection.close()
 
     def commit(self) -> None:
-        """What was recorded is on disk when this returns."""
+        """What was recorded is on disk when this returns; nothing is where the folder is another's by now."""
         if self._connection.in_transaction:
-            self._write("COMMIT")
+            owner.check(self.path.parent)
+            number = self._patiently(self._committed)
+            self._recorded.clear()
+            checksums.witness(self.path, number)
 
     def _write(self, statement: str, values: tuple[Any, ...] = ()) -> None:
-        try:
-            if not self._connection.in_transaction and statement != "COMMIT":
-                self._connection.execute("BEGIN IMMEDIATE")
+        self._recorded.append((statement, values))
+        self._patiently(self._executed)
+
+    def _executed(self) -> None:
+        """The last of what was recorded; all of it, where nothing of the transaction is left."""
+        missing = self._recorded[-1:]
+        if not self._connection.in_transaction:
+            self._connection.execute("BEGIN IMMEDIATE")
+            missing = self._recorded
+        for statement, values in missing:
             self._connection.execute(statement, values)
-        except sqlite3.Error as error:
-            raise InputError(
-                f"{self.path}: the journal cannot be written ({error}). Free some space; "
-                "the same command goes on from what it holds."
-            ) from error
+
+    def _committed(self) -> int:
+        if not self._connection.in_transaction:
+            self._executed()
+        number = checksums.count_commit(self._connection)
+        self._connection.execute("COMMIT")
+        return number
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        """Does it, once there is room for it: all of the transaction again after each try in vain."""
+        tried = 0
+        while True:
+            try:
+                return work()
+            except sqlite3.Error as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _NO_ROOM or tried * _TRY_S >= _PATIENCE_S:
+                    raise InputError(
+                        f"{self.path}: the journal cannot be written ({error}). Free some space; "
+                        "the same command goes on from what it holds."
+                    ) from error
+                if not tried:
+                    print(f"{self.path}: {error}; free some space, within {_PATIENCE_S:.0f} s", file=sys.stderr)
+            tried += 1
+            time.sleep(_TRY_S)
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
 
     # What is recorded; nothing is on disk before `commit`
 
     def set_meta(self, name: str, value: Any) -> None:
-        self._write("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, json.dumps(value)))
+        self._write("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", (name, json.dumps(value)))
 
     def submitted(self, job: JobRow) -> None:
-        values = (job.job, job.name, json.dumps(job.file), job.submit_s, job.row, job.state, job.reason)
-        self._write("INSERT INTO jobs (job, name, file, submit_s, row, state, reason) VALUES (?,?,?,?,?,?,?)", values)
+        values = (*job[:2], json.dumps(job.file), *job[3:])
+        self._write(f"INSERT INTO jobs ({_JOB}) VALUES (?,?,?,?,?,?,?,?,?,?)", values)
 
     def job_is(self, job: int, state: str, reason: str, losses: int, best_step: int) -> None:
         self._write(
             "UPDATE jobs SET state=?, reason=?, losses=?, best_step=? WHERE job=?",
             (state, reason, losses, best_step, job),
         )
+
+    def job_named(self, job: int, uuid: str) -> None:
+        self._write("UPDATE jobs SET uuid=? WHERE job=?", (uuid, job))
+
+    def job_waits_again(self, job: int, *, from_start: bool) -> None:
+        """A job that had ended waits; from_start: as if it had never trained. What was its end was a stop, then."""
+        self._write("UPDATE jobs SET state='waiting', reason='', losses=0 WHERE job=?", (job,))
+        self._write("UPDATE facts SET kind=? WHERE job=? AND kind=?", (int(Kind.STOP), job, int(Kind.FINISH)))
+        if from_start:
+            self._write("UPDATE jobs SET best_step=0 WHERE job=?", (job,))
+            self._write("DELETE FROM reports WHERE job=?", (job,))
 
     def decided_run(self, run: int, job: int, decided_s: float, placement: Placed, plan: dict[str, Any]) -> None:
         self._write(
@@ -237,14 +243,14 @@ class Journal:
         )
 
     def reported(self, job: int, progress: dict[str, Any]) -> None:
-        self._write("INSERT OR REPLACE INTO reports VALUES (?, ?)", (job, json.dumps(progress)))
+        self._write("INSERT OR REPLACE INTO reports (job, progress) VALUES (?, ?)", (job, json.dumps(progress)))
 
     def observed(self, job: int, seen: Observation) -> None:
-        self._write("INSERT OR IGNORE INTO observations VALUES (?,?,?,?,?,?,?)", (job, *seen))
+        self._write(f"INSERT OR IGNORE INTO observations ({_OBSERVED}) VALUES (?,?,?,?,?,?,?)", (job, *seen))
 
     def agent(self, node: int, host: str, pid: int, began: int) -> None:
         """Records an agent. began: when its process did, in the kernel's ticks; 0 where that is not known."""
-        self._write("INSERT OR REPLACE INTO agents VALUES (?,?,?,?)", (node, host, pid, began))
+        self._write("INSERT OR REPLACE INTO agents (node, host, pid, began) VALUES (?,?,?,?)", (node, host, pid, began))
 
     def agents_left(self) -> None:
         self._write("DELETE FROM agents")
@@ -255,7 +261,7 @@ class Journal:
         return {name: json.loads(value) for name, value in self._all("SELECT name, value FROM meta")}
 
     def jobs(self) -> list[JobRow]:
-        rows = self._all("SELECT job,name,file,submit_s,row,state,reason,losses,best_step FROM jobs ORDER BY job")
+        rows = self._all(f"SELECT {_JOB} FROM jobs ORDER BY job")
         return [JobRow._make((*row[:2], json.loads(row[2]), *row[3:])) for row in rows]
 
     def runs(self) -> list[RunRow]:
@@ -277,7 +283,7 @@ class Journal:
         return {job: json.loads(progress) for job, progress in self._all("SELECT job, progress FROM reports")}
 
     def observations(self) -> list[tuple[int, Observation]]:
-        rows = self._all("SELECT * FROM observations ORDER BY rowid")
+        rows = self._all(f"SELECT {_OBSERVED} FROM observations ORDER BY rowid")
         return [(row[0], Observation(*row[1:])) for row in rows]
 
     def agents(self) -> list[tuple[int, str, int, int]]:

@@ -31,8 +31,8 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(samples, channels, side, side) → (samples, outputs, side / stride, side / stride)."""
-        inner = functional.relu(self.first_norm(self.first(x)))
-        return functional.relu(self.past(x) + self.second_norm(self.second(inner)))
+        inner = functional.silu(self.first_norm(self.first(x)))
+        return functional.silu(self.past(x) + self.second_norm(self.second(inner)))
 
 
 class ResidualNetwork(nn.Module):
@@ -54,7 +54,7 @@ class ResidualNetwork(nn.Module):
 
     def embed(self, x: Tensor) -> Tensor:
         """What is before the blocks."""
-        return functional.relu(self.stem_norm(self.stem(x)))
+        return functional.silu(self.stem_norm(self.stem(x)))
 
     def head(self, hidden: Tensor) -> Tensor:
         """What is after them."""

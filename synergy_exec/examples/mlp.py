@@ -13,7 +13,7 @@ from synergy_exec.training.job import TrainingJob
 
 
 class Layer(nn.Module):
-    """x + down(relu(up(norm(x)))): both products can be split, and their sum is taken once."""
+    """x + down(gelu(up(norm(x)))): both products can be split, and their sum is taken once."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(samples, width) in and out."""
-        output: Tensor = x + self.down(functional.relu(self.up(self.norm(x))))
+        output: Tensor = x + self.down(functional.gelu(self.up(self.norm(x))))
         return output
 
 

@@ -11,30 +11,34 @@ from aiohttp import web
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
+from synergy_core.units import HOUR_S
 from synergy_exec.backends import Backend, Meeting
 from synergy_exec.messages import Hello, Message, Shutdown
 from synergy_exec.nodes.links import AgentLink, cluster_of
+from synergy_exec.plain import plain_lines
 
 LOOK_S = 0.5
 EXITING_S = 1.0
 """From an agent's last word to its end."""
-RESTARTS = 3
-"""How often an agent that was lost is started again on its node."""
+PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
+"""Between tries, where agents are lost too often and a service goes on."""
 
 
 class Agents:
     """All agents of a backend.
 
     links: of those that are connected, by the backend's number of their node. The cluster numbers nodes its own way,
-    alike ones together; `number` says how.
+    alike ones together; `number` says how. losses: how often one was lost, or did not come again. at_once: how often
+    within an hour one that was lost is started again without a pause.
     """
 
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
+    def __init__(self, backend: Backend, at_once: int) -> None:
+        self.backend, self.at_once = backend, at_once
         self.links: dict[int, AgentLink] = {}
+        self.losses = 0
         self._known: dict[int, Hello] = {}
         self._order: list[int] = []
-        self._losses: dict[int, int] = {}
+        self._lost_s: dict[int, list[float]] = {}
         self._awaited: dict[int, asyncio.Event] = {}
         self._all_there = asyncio.Event()
 
@@ -48,7 +52,7 @@ class Agents:
     ) -> Cluster | None:
         """Starts all of them, and waits: the cluster that they make, None if `over` came first.
 
-        storage_bytes_per_s: see `cluster_of`. Raises InputError where one left again, or does not come in time.
+        storage_bytes_per_s: see `cluster_of`. Raises InputError where one leaves twice, or does not come in time.
         """
         for node in range(self.backend.nodes):
             await self.backend.start(node, meeting)
@@ -58,7 +62,7 @@ class Agents:
         try:
             while not any(each.done() for each in either):
                 await asyncio.wait(either, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-                self._check_missing(late=time.monotonic() > until_s, patience_s=patience_s)
+                await self._look_after_missing(meeting, late=time.monotonic() > until_s, patience_s=patience_s)
         finally:
             there.cancel()
         if over is not None and over.done():
@@ -66,12 +70,17 @@ class Agents:
         cluster, self._order = cluster_of(list(self._known.values()), storage_bytes_per_s=storage_bytes_per_s)
         return cluster
 
-    def _check_missing(self, *, late: bool, patience_s: float) -> None:
+    async def _look_after_missing(self, meeting: Meeting, *, late: bool, patience_s: float) -> None:
+        """One that left before it was there is started again, for it may have been killed; as often as one that is lost
+        later, at least once. Raises InputError then.
+        """
         missing = sorted(set(range(self.backend.nodes)) - set(self.links))
         lost = self.backend.lost()
         for node in missing:
             if node in lost and node not in self._awaited:
-                raise InputError(f"node {node}: {lost[node]}")
+                if self._count(node) > max(1, self.at_once):
+                    raise InputError(f"node {node}: {lost[node]}")
+                await self.backend.start(node, meeting)
         if missing and late:
             raise InputError(f"no agent from nodes {missing} within {patience_s:g} s; see their logs.")
 
@@ -103,24 +112,49 @@ class Agents:
         """The cluster's number of an agent's node; all were gathered before."""
         return self._order.index(link.hello.node)
 
-    async def bring_back(self, link: AgentLink, reason: str, meeting: Meeting, patience_s: float) -> None:
+    async def bring_back(
+        self, link: AgentLink, reason: str, meeting: Meeting, patience_s: float, *, give_up: bool
+    ) -> None:
         """Starts another agent where one was lost, until one is there; tells the user so, and why.
 
-        reason: as far as the connection told. patience_s: for one to come. Raises InputError where that was in vain
-        several times.
+        reason: as far as the connection told. patience_s: for one to come. After several within an hour it raises
+        InputError (give_up), or waits longer and longer between tries.
         """
         node = link.hello.node
         came = self._awaited[node] = asyncio.Event()
         if exit := await self._exit_of(node, EXITING_S, came):
             reason = f"{reason}; {exit}"
         while not came.is_set():
-            self._losses[node] = self._losses.get(node, 0) + 1
-            if self._losses[node] > RESTARTS:
-                raise InputError(f"node {node}: its agent was lost {self._losses[node]} times; at last: {reason}")
-            print(f"node {node}: its agent was lost: {reason}\nstarting another", file=sys.stderr, flush=True)
+            times = self._count(node)
+            pause_s = 0.0 if times <= self.at_once else self._pause_s(times - self.at_once)
+            if pause_s and give_up:
+                raise InputError(f"node {node}: its agent was lost {times} times within an hour; at last: {reason}")
+            when = f"{times} times within an hour; another starts in {pause_s:g} s" if pause_s else "starting another"
+            print(f"node {node}: its agent was lost: {plain_lines(reason)}\n{when}", file=sys.stderr, flush=True)
+            await asyncio.sleep(pause_s)
             await self.backend.start(node, meeting)
             exit = await self._exit_of(node, patience_s, came)
             reason = exit or f"none came within {patience_s:g} s; see its log"
+
+    def _pause_s(self, beyond: int) -> float:
+        return float(min(PAUSE_S * 2.0 ** min(beyond - 1, 10), LONGEST_PAUSE_S))
+
+    def _count(self, node: int) -> int:
+        """How often it was lost within the last hour, this time included."""
+        self.losses += 1
+        self._lost_s.setdefault(node, []).append(time.monotonic())
+        return self.lost_lately(node)
+
+    def lost_lately(self, node: int) -> int:
+        """How often the node's agent was lost, or did not come again, within the last hour."""
+        since_s = time.monotonic() - HOUR_S
+        self._lost_s[node] = [each for each in self._lost_s.get(node, []) if each > since_s]
+        return len(self._lost_s[node])
+
+    def away(self) -> set[int]:
+        """The cluster's numbers of nodes that have no agent, though one was started as often as `at_once` says."""
+        lost = [node for node in self._order if node not in self.links and self.lost_lately(node) > self.at_once]
+        return {self._order.index(node) for node in lost}
 
     async def _exit_of(self, node: int, patience_s: float, came: asyncio.Event) -> str:
         """How the node's agent has left, as soon as its backend can tell; "" if one came, or none has left in time."""

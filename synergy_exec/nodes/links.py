@@ -10,7 +10,8 @@ from aiohttp import web
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_exec.messages import Hello, Message, encode
+from synergy_exec.messages import Hello, Message
+from synergy_exec.wire import encode
 
 
 @dataclass(slots=True)

@@ -42,7 +42,8 @@ class Run:
     """A job on fixed slots. stage: how far it is; stopping: it was told to leave, or is being killed.
 
     share: what each of its slots brings of its node's CPUs and memory, None where nobody looks at them. said: what
-    each node's agent has said of its end. store: where its ranks meet.
+    each node's agent has said of its end; agent_lost: one was lost before it could. store: where its ranks meet.
+    died: the slot on which a worker died, as `messages.Ended` has it.
     """
 
     number: int
@@ -55,6 +56,8 @@ class Run:
     killed: bool = False
     store: tuple[str, int] = ("", 0)
     said: dict[int, tuple[Outcome, str]] = field(default_factory=dict)
+    agent_lost: bool = False
+    died: Slot | None = None
 
     @property
     def nodes(self) -> list[int]:
@@ -84,11 +87,14 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """No process of it is left. outcome: over all nodes. reason: why, for failed and lost."""
+    """No process of it is left. outcome: over all nodes. reason: why, for failed and lost. with_agent: an agent was
+    lost, and the run with it.
+    """
 
     run: Run
     outcome: Outcome
     reason: str
+    with_agent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +110,15 @@ Happened = Launched | Stepped | Left | Dropped
 class Runs:
     """All runs that have not ended. A run holds its slots from its reservation until the last agent has said `ended`.
 
-    connected: the agents that are there.
+    ports: see `messages.Reserve`. connected: the agents that are there. alone: jobs whose runs have their nodes to
+    themselves, those with the least number first (`controller/blame.py`).
     """
 
-    def __init__(self, launch_of: LaunchOf) -> None:
-        self._launch_of = launch_of
+    def __init__(self, launch_of: LaunchOf, ports: str) -> None:
+        self._launch_of, self._ports = launch_of, ports
         self.runs: dict[int, Run] = {}
         self.connected: set[int] = set()
+        self.alone: dict[int, int] = {}
         self.outbox: list[tuple[int, Message]] = []
         self.happened: list[Happened] = []
         self._held: dict[Slot, int] = {}
@@ -179,6 +187,11 @@ class Runs:
             for node in run.nodes:
                 self._send(node, Reshare(run=number, share=share))
 
+    def released(self, job: int) -> None:
+        """Others may come to the job's nodes again."""
+        self.alone.pop(job, None)
+        self._launch_waiting()
+
     def of_job(self, job: int) -> Run | None:
         """The newest run of a job that has not ended."""
         return max((run for run in self.runs.values() if run.job == job), key=lambda run: run.number, default=None)
@@ -199,6 +212,7 @@ class Runs:
             if run.stage == "reserving":
                 self._back_to_waiting(run)
             elif node not in run.said:
+                run.agent_lost = True
                 self._part_ended(run, node, "lost", f"the agent of node {node} was lost")
         self._launch_waiting()
 
@@ -217,6 +231,8 @@ class Runs:
             if run.stage == "reserving":
                 self._back_to_waiting(run)
             elif run.stage in ("launched", "started"):
+                if message.died >= 0 and run.died is None:
+                    run.died = node, message.died
                 self._part_ended(run, node, message.outcome, message.reason)
             self._launch_waiting()
 
@@ -225,17 +241,25 @@ class Runs:
     def _launch_waiting(self) -> None:
         """Reserves for every run that can be launched, in the order in which they were decided."""
         wanted: set[Slot] = set()
-        for run in sorted(self.runs.values(), key=lambda each: each.number):
+        for run in sorted(self.runs.values(), key=self._turn):
             if run.stage != "waiting":
                 continue
-            free = not any(slot in self._held or slot in wanted for slot in run.slots)
-            alone = not any(other.job == run.job and other.number < run.number for other in self.runs.values())
-            if free and alone and self.connected.issuperset(run.nodes):
+            free = not any(slot in self._held or slot in wanted for slot in run.slots) and not self._kept_off(run)
+            first = not any(other.job == run.job and other.number < run.number for other in self.runs.values())
+            if free and first and self.connected.issuperset(run.nodes):
                 for slot in run.slots:
                     self._held[slot] = run.number
                 run.stage = "reserving"
-                self._send(run.nodes[0], Reserve(run=run.number))
+                self._send(run.nodes[0], Reserve(run=run.number, ports=self._ports))
             wanted |= run.slots
+
+    def _turn(self, run: Run) -> tuple[bool, int, int]:
+        return run.job not in self.alone, self.alone.get(run.job, 0), run.number
+
+    def _kept_off(self, run: Run) -> bool:
+        """Whether a run that is to be alone is on one of its nodes, or it is to be alone and any is."""
+        there = {number for (node, _), number in self._held.items() if node in run.nodes}
+        return any(run.job in self.alone or self.runs[number].job in self.alone for number in there)
 
     def _back_to_waiting(self, run: Run) -> None:
         """Its reservation is void; it waits for the node's agent."""
@@ -273,7 +297,7 @@ class Runs:
             if run.killed and outcome != "done":
                 outcome = "lost"
             self._release(run)
-            self.happened.append(Left(run, outcome, reason))
+            self.happened.append(Left(run, outcome, reason, with_agent=run.agent_lost))
 
     def _kill_rest(self, run: Run) -> None:
         for node in run.nodes:

@@ -1,127 +1,45 @@
-"""What may be measured of a model: its size and its admitted plans, found out in a process of its own.
+"""Finds out what may be measured of a model: its size and its admitted plans, in a process of its own.
 
 To know them the model is built and run, seconds of Python in which an event loop of the same process would answer
 nobody, so that agents would take it for dead.
 
-    python -m synergy_exec.profiling.candidates
+    python -m synergy_exec.profiling.candidates PARENT
 
 reads questions from standard input, a JSON object a line, and answers each with one on standard output; what the
-user's code prints goes to standard error. It leaves at the end of its input.
+user's code prints goes to standard error. It leaves at the end of its input, and dies with the process PARENT that
+started it, whatever it is building. Who asks: `finder.py`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
 import json
 import os
+import signal
 import sys
-from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_exec.backends._agents import package_environment
-from synergy_exec.job_file import JobFile
-from synergy_exec.messages import PlanMessage
-from synergy_exec.profiling.grid import batches_of, plans
-
-MOST_ANSWER_BYTES = 1 << 28
-
-
-class Data(NamedTuple):
-    """The data of a job that loads its samples: how many, and the most that storage holds of one, in bytes."""
-
-    samples: int
-    item_bytes: int
-
-
-class CandidatePlans(NamedTuple):
-    """What may be measured. parameters: of the model. plans: admitted ones by number of slots, one list per degrees.
-
-    data: None of a job that makes its batches itself.
-    """
-
-    parameters: float
-    plans: dict[int, list[list[PlanMessage]]]
-    data: Data | None = None
-
-
-class Finder:
-    """Asks the other process, which it starts when there is none."""
-
-    def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def candidates(self, file: JobFile, sizes: list[int]) -> CandidatePlans:
-        """What may be measured of a job's model on so many slots. Raises InputError where it cannot be built."""
-        process = await self._started()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        batches = batches_of(file.initial_batch, file.max_batch)
-        asked = {"job_class": file.job_class, "arguments": file.arguments, "batches": batches, "sizes": sizes}
-        with contextlib.suppress(ConnectionError):
-            process.stdin.write(json.dumps(asked).encode() + b"\n")
-            await process.stdin.drain()
-        line = await process.stdout.readline()
-        if not line:
-            raise InputError(
-                f"{file.name}: the process that builds its model left with exit code {await process.wait()}; "
-                "what it said stands above."
-            )
-        answer = json.loads(line)
-        if "error" in answer:
-            raise InputError(answer["error"])
-        found = {
-            int(size): [[PlanMessage(**each) for each in same_degrees] for same_degrees in lists]
-            for size, lists in answer["plans"].items()
-        }
-        data = answer["data"]
-        return CandidatePlans(answer["parameters"], found, None if data is None else Data(*data))
-
-    async def _started(self) -> asyncio.subprocess.Process:
-        if self._process is None or self._process.returncode is not None:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "synergy_exec.profiling.candidates"),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                env=package_environment(),
-                limit=MOST_ANSWER_BYTES,
-                # The terminal's Ctrl-C is for the controller, which ends this.
-                start_new_session=True,
-            )
-        return self._process
-
-    async def close(self) -> None:
-        """Ends the other process."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
-
-
-@contextlib.asynccontextmanager
-async def finder() -> AsyncIterator[Finder]:
-    """A `Finder`, which is closed when the block ends."""
-    made = Finder()
-    try:
-        yield made
-    finally:
-        await made.close()
+from synergy_exec.profiling.grid import plans
+from synergy_exec.training.admitted import Admission
+from synergy_exec.training.job import LoadedJob
+from synergy_exec.training.loading import load_job
+from synergy_exec.worker.parent import die_with
 
 
 def main() -> None:
-    """Answers questions from standard input until it ends."""
+    """Answers questions from standard input until it ends, or who asked has ended."""
+    die_with(int(sys.argv[1]), signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:
-        print(json.dumps(_answer(**json.loads(line))), file=answers, flush=True)
+        try:
+            print(json.dumps(_answer(**json.loads(line))), file=answers, flush=True)
+        except BrokenPipeError:  # who asked has ended, and the signal is on its way
+            os._exit(0)
 
 
 def _answer(job_class: str, arguments: dict[str, Any], batches: list[int], sizes: list[int]) -> dict[str, Any]:
-    from synergy_exec.training.admitted import Admission
-    from synergy_exec.training.job import LoadedJob
-    from synergy_exec.training.loading import load_job
-
     try:
         job = load_job(job_class, arguments)
         admission = Admission(job)
@@ -131,7 +49,8 @@ def _answer(job_class: str, arguments: dict[str, Any], batches: list[int], sizes
             for size, lists in found.items()
         }
         data = (job.samples, job.item_bytes) if isinstance(job, LoadedJob) else None
-        return {"parameters": float(admission.parameters), "plans": as_json, "data": data}
+        sizes_of_model = {"parameters": float(admission.parameters), "held_bytes": float(admission.held_bytes)}
+        return {**sizes_of_model, "plans": as_json, "data": data}
     except InputError as error:
         return {"error": str(error)}
     except Exception as error:

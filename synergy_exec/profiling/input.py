@@ -11,7 +11,7 @@ from synergy_core.errors import InputError
 from synergy_core.goodput.optimistic import searched_steps
 from synergy_core.jobs.testbed_profiles import ProfiledInput, StepAtCpus
 from synergy_exec.messages import PlanMessage
-from synergy_exec.profiling.candidates import Data
+from synergy_exec.profiling.finder import Data
 from synergy_exec.profiling.testbed import RunOnTestbed, Testbed
 
 FEWEST_STEPS = 10
@@ -42,6 +42,9 @@ async def measured_input(
         await run.first_step()
         testbed.trained.add(job)
         await asyncio.to_thread(searched_steps, seconds_of, most)
+    except asyncio.CancelledError:  # time is up, which leaves none to save
+        run.kill()
+        raise
     finally:
         await asyncio.gather(run.stop(), return_exceptions=True)
     return _fitted(testbed.cluster.node_types[0].gpu_type, plan.global_batch, data, list(steps.values()))

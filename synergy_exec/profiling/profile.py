@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
-import os
-import platform
-import socket
+import dataclasses
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import Profile, ProfiledModel
 from synergy_exec.backends import Backend
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Launch
 from synergy_exec.nodes.runs import Run
-from synergy_exec.profiling.candidates import finder
-from synergy_exec.profiling.measure import Effort, Say, measured, sizes
+from synergy_exec.profiling.finder import CandidatePlans, Finder, finder
+from synergy_exec.profiling.machine import keep_profile, known_profile
+from synergy_exec.profiling.measure import Effort, Say, measured
+from synergy_exec.profiling.parts import sizes
+from synergy_exec.profiling.short import within
 from synergy_exec.profiling.testbed import TestbedError, testbed
 from synergy_exec.settings import Settings
-from synergy_runs.profiles import read_profile, write_profile
 
 ENDLESS = 1e15
-QUICK = Effort(seconds=0.4, report_s=0.2, hopeless=1.6)
+QUICK = Effort(seconds=0.4, report_s=0.2, hopeless=1.25)
 """The effort of `profile=auto`, which somebody waits for."""
+ENDING_FRACTION = 0.1
+"""Of the time there is, what is left for agents to leave."""
 WITHOUT = "profile=null does without"
 
 
@@ -45,30 +46,26 @@ class Made:
     broken: str = ""
 
 
-def machine(backend: str, options: Mapping[str, Any], *, bfloat16: bool) -> str:
-    """What a profile was measured on, in words; with float32 where GPUs were not to compute in bfloat16."""
-    given = ", ".join(f"{name}={value}" for name, value in sorted(options.items()))
-    cores = len(os.sched_getaffinity(0))
-    options_given = f" ({given})" if given else ""
-    precision = "" if bfloat16 else ", float32"
-    return f"{socket.gethostname()}, {platform.machine()}, {cores} cores, {backend}{options_given}{precision}"
-
-
 def add_to_profile(
-    path: Path, files: Sequence[JobFile], backend: Backend, where: str, effort: Effort, say: Say, settings: Settings
+    path: Path,
+    files: Sequence[JobFile],
+    backend: Backend,
+    where: str,
+    effort: Effort,
+    say: Say,
+    settings: Settings,
 ) -> Made:
     """Measures models, and writes them beside those that are in the file; a model measured again is replaced.
 
-    where: see `machine`; a file from elsewhere is begun anew. Models that cannot be profiled are left out. Raises
-    InputError where agents are lost again and again; what was measured until then is written.
+    where: see `machine`; a file from elsewhere is begun anew. It takes `profile_s` at the most, agents' coming and
+    leaving included; each model has an equal part of what those before it left. Models that cannot be profiled are left
+    out. Raises InputError where agents do not come, or are lost again and again; what was measured is written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     made = asyncio.run(_made(files, backend, path.parent, effort, say, settings))
-    there = read_profile(path) if path.is_file() else Profile()
-    older = there.models if there.machine == where else {}
-    now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
+    older = known_profile(path, where).models
     if made.models:
-        write_profile(Profile({**older, **{each.name: each for each in made.models}}, where, now), path)
+        keep_profile({**older, **{each.name: each for each in made.models}}, where, path)
     if made.broken:
         kept = f"{', '.join(each.name for each in made.models) or 'nothing'} was measured and is kept in {path}"
         raise InputError(f"profiling ended: {made.broken}\n{kept}; type the same command again.")
@@ -82,33 +79,45 @@ def current_profile(
     where: str,
     say: Say,
     settings: Settings,
-) -> Profile:
-    """The profile in a file, made or completed first where it lacks one of these models, or is of another machine."""
-    there = read_profile(path) if path.is_file() else Profile()
-    missing = [each for each in files if there.machine != where or not _covers(there, each)]
+) -> tuple[Profile, list[str]]:
+    """The profile in a file, made or completed first where it lacks one of these models, or is of another machine; and
+    what is to be said of that.
+    """
+    there = known_profile(path, where)
+    missing = [each for each in files if not _covers(there, each)]
     if not missing:
-        return there
-    say(f"measuring {', '.join(each.name for each in missing)} here, once; {WITHOUT}")
+        return there, []
+    names = ", ".join(each.name for each in missing)
+    say(f"measuring {names} here, once, for at most {settings.profile_s:g} s (profile_s); {WITHOUT}")
     began_s = time.monotonic()
     try:
         made = add_to_profile(path, missing, make_backend(), where, QUICK, say, settings)
     except InputError as error:
         raise InputError(f"{error} Or {WITHOUT}.") from None
-    for remark in made.remarks:
-        say(remark)
-    say(f"measured in {time.monotonic() - began_s:.0f} s; {path} is kept, and truth.profile={path} simulates with it")
-    return read_profile(path) if path.is_file() else Profile()
+    took_s = time.monotonic() - began_s
+    kept = f"measured in {took_s:.0f} s; {path} is kept, and truth.profile={path} simulates with it"
+    return known_profile(path, where), [*made.remarks, kept]
 
 
 def _covers(profile: Profile, file: JobFile) -> bool:
-    model = profile.models.get(file.name)
-    return model is not None and model.initial_batch == file.initial_batch and 2 * model.max_batch > file.max_batch
+    model = profile.of(file.name, file.application)
+    if model is None or model.initial_batch != file.initial_batch:
+        return False
+    return 2 * max(model.max_batch, model.tried_batch) > file.max_batch
 
 
 async def _made(
-    files: Sequence[JobFile], backend: Backend, beside: Path, effort: Effort, say: Say, settings: Settings
+    files: Sequence[JobFile],
+    backend: Backend,
+    beside: Path,
+    effort: Effort,
+    say: Say,
+    settings: Settings,
 ) -> Made:
     made = Made([], [])
+    clock = asyncio.get_running_loop().time
+    until_s = clock() + (1.0 - ENDING_FRACTION) * settings.profile_s
+    patience_s = min(settings.nodes_s, until_s - clock())
     with tempfile.TemporaryDirectory(prefix="synergy-profile-", dir=beside) as text:
         folder = Path(text)
         owner: dict[int, JobFile] = {}
@@ -130,17 +139,24 @@ async def _made(
                 store_port=0,
                 folder=str(folder / "jobs" / str(run.job)),
                 report_s=effort.report_s,
+                observed=False,
+                spare_memory=file.memory_gb > 0,
                 **{**settings.of_runs(), "checkpoint_interval_s": ENDLESS},
             )
 
-        async with finder() as find, testbed(backend, folder, launch_of, settings) as bench:
-            for file in files:
+        patient = dataclasses.replace(settings, nodes_s=patience_s)
+        async with finder() as find, testbed(backend, folder, launch_of, patient) as bench:
+            for at, file in enumerate(files):
                 first = len(owner)
                 mine = list(range(first, first + bench.cluster.gpus))
                 owner.update(dict.fromkeys(mine, file))
+                its_end_s = clock() + (until_s - clock()) / (len(files) - at)
                 try:
-                    candidates = await find.candidates(file, sizes(bench.cluster))
-                    model, failed = await measured(bench, mine, file, candidates, effort=effort, say=say)
+                    candidates = await _candidates(find, file, bench.cluster, its_end_s)
+                    model, remarks = await measured(
+                        bench, mine, file, candidates, effort=effort, until_s=its_end_s, say=say
+                    )
+                    model, large = within(model, file.memory_gb)
                 except TestbedError as error:
                     made.broken = str(error)
                     break
@@ -148,5 +164,14 @@ async def _made(
                     made.remarks.append(str(error))
                     continue
                 made.models.append(model)
-                made.remarks.extend(f"{file.name}: left out, {each}" for each in failed)
+                made.remarks += [*remarks, *(f"{file.name}: left out, {each}" for each in large)]
     return made
+
+
+async def _candidates(find: Finder, file: JobFile, cluster: Cluster, until_s: float) -> CandidatePlans:
+    """What may be measured of a model. Raises InputError where it cannot be built, in time or at all."""
+    try:
+        async with asyncio.timeout_at(until_s):
+            return await find.candidates(file, sizes(cluster))
+    except TimeoutError:
+        raise InputError(f"{file.name} could not be profiled: time was up before its model was built.") from None

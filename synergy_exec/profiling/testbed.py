@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,13 +14,15 @@ from aiohttp import web
 from synergy_core.cluster import Cluster, Share
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
+from synergy_core.units import GB
 from synergy_exec.backends import Backend, Meeting
-from synergy_exec.messages import Granted, Hello, Launch, Message, Outcome, PlanMessage, Report
+from synergy_exec.messages import Failure, Granted, Hello, Launch, Message, Outcome, PlanMessage, Report
 from synergy_exec.nodes.agents import Agents
 from synergy_exec.nodes.links import AgentLink
 from synergy_exec.nodes.listening import Listener, listening
 from synergy_exec.nodes.runs import Dropped, Left, Run, Runs, Stepped
 from synergy_exec.settings import Settings
+from synergy_exec.tls import tls_of
 
 
 class TestbedError(InputError):
@@ -29,7 +32,8 @@ class TestbedError(InputError):
 class RunOnTestbed:
     """One run. launched_s, stepped_s: on the monotonic clock, when it was asked for and its first step was done.
 
-    granted: by rank, what it last was told to have of the CPUs that were asked for it.
+    granted: by rank, what it last was told to have of the CPUs that were asked for it. out_of_memory: why it
+    fails.
     """
 
     def __init__(self, testbed: Testbed, number: int) -> None:
@@ -39,6 +43,7 @@ class RunOnTestbed:
         self.stepped_s = float("nan")
         self.first_step_s = 0.0
         self.granted: dict[int, Granted] = {}
+        self.out_of_memory = False
         self.reports: asyncio.Queue[tuple[float, Report]] = asyncio.Queue()
         self.stepped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.left: asyncio.Future[tuple[Outcome, str]] = asyncio.get_running_loop().create_future()
@@ -74,6 +79,10 @@ class RunOnTestbed:
             raise InputError(reason)
         return time.monotonic() - began_s
 
+    def kill(self) -> None:
+        """Has it leave at once, unsaved; its slots are free again when it has."""
+        self._testbed.kill(self.number)
+
     def lose(self, reason: str) -> None:
         """Fails what waits for the run, of which nothing will be heard any more."""
         if not self.left.done():
@@ -92,9 +101,9 @@ class Testbed(Listener):
     """
 
     def __init__(self, backend: Backend, launch_of: Callable[[Run], Launch], settings: Settings) -> None:
-        self.agents = Agents(backend)
+        self.agents = Agents(backend, settings.agents_per_hour)
         self._settings = settings
-        self._runs = Runs(launch_of)
+        self._runs = Runs(launch_of, settings.ports or "")
         self._mine: dict[int, RunOnTestbed] = {}
         self._broken: TestbedError | None = None
         self._gathered, self._closing = False, False
@@ -118,6 +127,11 @@ class Testbed(Listener):
         self._runs.stop(number)
         self._flush()
 
+    def kill(self, number: int) -> None:
+        """Has a run leave at once, unsaved."""
+        self._runs.kill(number)
+        self._flush()
+
     def retune(self, number: int, plan: PlanMessage) -> None:
         """Has a run go on at another micro-batch or accumulation."""
         self._runs.retune(number, plan)
@@ -132,6 +146,12 @@ class Testbed(Listener):
         """CPU cores of a node of the cluster, as its agent says."""
         (link,) = [each for each in self.agents.links.values() if self.agents.number(each) == node]
         return link.hello.cpus
+
+    def memory_bytes(self, nodes: Collection[int]) -> float:
+        """That a job may use for each of its slots on these nodes, by the settings; inf where one keeps no limit."""
+        limit_gb = self._settings.memory_gb_per_slot
+        there = [each.hello for each in self.agents.links.values() if self.agents.number(each) in nodes]
+        return math.inf if limit_gb is None or any(each.no_limit for each in there) else limit_gb * GB
 
     def check(self) -> None:
         """Raises TestbedError where nothing can be measured here any more."""
@@ -154,6 +174,8 @@ class Testbed(Listener):
             self._mine[message.run].reports.put_nowait((time.monotonic(), message))
         if isinstance(message, Granted) and message.run in self._mine:
             self._mine[message.run].granted[message.rank] = message
+        if isinstance(message, Failure) and message.run in self._mine:
+            self._mine[message.run].out_of_memory |= message.out_of_memory
         self._runs.heard(self.agents.number(link), message)
         self._flush()
 
@@ -170,7 +192,7 @@ class Testbed(Listener):
 
     async def _bring_back(self, link: AgentLink, reason: str) -> None:
         try:
-            await self.agents.bring_back(link, reason, self._meeting, self._settings.nodes_s)
+            await self.agents.bring_back(link, reason, self._meeting, self._settings.nodes_s, give_up=True)
         except Exception as error:
             self.fail(error)
 
@@ -218,7 +240,7 @@ async def testbed(
 ) -> AsyncIterator[Testbed]:
     """All agents of a backend, until the block ends; then no process of them is left."""
     made = Testbed(backend, launch_of, settings)
-    async with listening(made, folder, host=settings.host, port=settings.port) as meeting:
+    async with listening(made, folder, host=settings.host, port=settings.port, tls=tls_of(settings)) as meeting:
         try:
             await made.gather(meeting)
             yield made

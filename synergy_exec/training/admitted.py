@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+from collections.abc import Callable
 from functools import cached_property
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from synergy_core.errors import InputError
 from synergy_exec.messages import PlanMessage
+from synergy_exec.training import trees
+from synergy_exec.training.bare import Bare, Generators, bare
 from synergy_exec.training.compression.choices import SchemeByLayer
 from synergy_exec.training.compression.scheme import SharedScheme
-from synergy_exec.training.job import TrainingJob
-from synergy_exec.training.stages import ends
+from synergy_exec.training.job import Batch, TrainingJob, Tree
+from synergy_exec.training.stages import Ends, ends
 from synergy_exec.training.tensor_parallel import obstacle
 
 
@@ -112,16 +115,21 @@ def _uncompressed(plan: PlanMessage) -> str | None:
 class Admission:
     """`refusal` for many plans of one job: what a model allows is found out once for each way to cut or split it.
 
-    It builds the job's model, without its numbers where that is possible, and runs it.
+    It builds the job's model, without its numbers where that is possible, and runs it. answers: to what it has asked
+    the model so far, as JSON has them; another's of the same model spare the asking.
     """
 
     def __init__(self, job: TrainingJob) -> None:
         self._job = job
-        self._splits: dict[int, str | None] = {}
+        self.answers: dict[str, Any] = {}
 
     def refusal(self, plan: PlanMessage) -> str | None:
         """Why the job cannot be trained under this plan, in a sentence that says what to change; None: it can."""
         return plan_refusal(plan) or self._unfit(plan)
+
+    def asks(self, plan: PlanMessage) -> bool:
+        """Whether it is the model that tells whether the plan can be had."""
+        return plan.tensor > 1 or plan.pipeline > 1 or (plan.zero > 0 and bool(self._job.blocks))
 
     @cached_property
     def parameters(self) -> int:
@@ -129,23 +137,97 @@ class Admission:
         return sum(each.numel() for each in self._outline[0].parameters())
 
     @cached_property
-    def _outline(self) -> tuple[nn.Module, Tensor]:
-        return outline(self._job)
+    def held_bytes(self) -> int:
+        """Of its parameters and their gradients, which all ranks of a replica hold together at the least."""
+        found = self._outline[0].parameters()
+        return sum(each.numel() * each.element_size() * (1 + each.requires_grad) for each in found)
+
+    @cached_property
+    def bare(self) -> Bare:
+        """The model without its numbers."""
+        return bare(self._job)
+
+    @property
+    def runs_bare(self) -> bool:
+        """Whether the model computes without numbers too."""
+        return bool(self._answer("runs bare", self._found_to_run_bare))
+
+    @property
+    def edges(self) -> Ends:
+        """Of the stages of a pipeline. Raises InputError where the model cannot be cut."""
+        found = self._answer("ends", self._found_ends)
+        if isinstance(found, str):
+            raise InputError(found)
+        return Ends(*map(frozenset, found))
+
+    @property
+    def inputs(self) -> Tree:
+        """One sample's."""
+        return self._sample[0]
+
+    @property
+    def bare_inputs(self) -> Tree:
+        """Without numbers."""
+        return trees.moved(self.inputs, torch.device("meta"))
+
+    @cached_property
+    def _sample(self) -> Batch:
+        return self._job.batch(0, 1)
+
+    def _answer(self, question: str, find: Callable[[], Any]) -> Any:
+        if question not in self.answers:
+            self.answers[question] = find()
+        return self.answers[question]
+
+    @cached_property
+    def _outline(self) -> tuple[nn.Module, Tree]:
+        """The model and one sample's inputs, without numbers where it computes so."""
+        if self.runs_bare:
+            assert self.bare.model is not None
+            return self.bare.model, self.bare_inputs
+        before = Generators.now()
+        try:
+            with torch.random.fork_rng(devices=[]):
+                return self._job.build_model(), self.inputs
+        finally:
+            before.restore()
+
+    def _found_to_run_bare(self) -> bool:
+        if self.bare.model is None:
+            return False
+        try:
+            with torch.no_grad():
+                # One sample alone has no variance, which BatchNorm asks for in training.
+                trees.called(copy.deepcopy(self.bare.model).eval(), self.bare_inputs)
+        except (RuntimeError, NotImplementedError, TypeError):
+            return False
+        return True
 
     def _unfit(self, plan: PlanMessage) -> str | None:
         job = self._job
         if plan.compressor != "none" and (reason := self._unknown_layer(plan.compressor)):
             return reason
-        needs_blocks = plan.pipeline > 1 or (plan.zero > 0 and job.blocks)
-        if plan.tensor == 1 and not needs_blocks:
+        if not self.asks(plan):
             return None
+        if plan.pipeline > 1 and (reason := self._nested(plan.pipeline)):
+            return reason
         if plan.pipeline > 1 and not job.blocks:
             return f"the job names no `blocks` to cut between; name them, or take pipeline 1 instead of {plan.pipeline}"
-        if needs_blocks and (reason := self._no_blocks):
+        if (plan.pipeline > 1 or plan.zero) and job.blocks and (reason := self._no_blocks):
             return reason
         if plan.pipeline > 1 and (reason := self._uncut(plan.pipeline * plan.interleave)):
             return reason
         return self._unsplit(plan.tensor) if plan.tensor > 1 else None
+
+    def _nested(self, pipeline: int) -> str | None:
+        """Whether batches are more than a pipeline can send from stage to stage and compare at its end."""
+        odd = [each for each in self._sample if not isinstance(each, Tensor)]
+        if not odd:
+            return None
+        return (
+            f"a pipeline takes one tensor of inputs and one of targets, and {type(self._job).__name__}.batch gives a "
+            f"{type(odd[0]).__name__}; give tensors, or take pipeline 1 instead of {pipeline}"
+        )
 
     def _unknown_layer(self, compressor: str) -> str | None:
         names = [name for name, _ in self._outline[0].named_parameters()]
@@ -173,35 +255,22 @@ class Admission:
         count = len(list(model.get_submodule(self._job.blocks).children()))
         if count < stages:
             return f"the model has {count} blocks for {stages} stages; take at most {count} stages"
-        return self._no_ends
+        found = self._answer("ends", self._found_ends)
+        return found if isinstance(found, str) else None
 
-    @cached_property
-    def _no_ends(self) -> str | None:
+    def _found_ends(self) -> list[list[str]] | str:
         model, sample = self._outline
         try:
-            ends(model, self._job.blocks, sample)
+            found = ends(model, self._job.blocks, sample)
         except InputError as error:
             return str(error)
-        return None
+        return [sorted(found.before), sorted(found.after)]
 
     def _unsplit(self, degree: int) -> str | None:
-        if degree not in self._splits:
+        def found() -> str | None:
             model, sample = self._outline
             # It is spoilt by being split.
-            self._splits[degree] = obstacle(copy.deepcopy(model), self._job.tensor_plan, degree, sample)
-        return self._splits[degree]
+            return obstacle(copy.deepcopy(model).eval(), self._job.tensor_plan, degree, sample)
 
-
-def outline(job: TrainingJob) -> tuple[nn.Module, Tensor]:
-    """The job's model and one sample's inputs, without numbers where the model can be had so."""
-    inputs, _ = job.batch(0, 1)
-    try:
-        with torch.device("meta"):
-            model = job.build_model()
-        sample = inputs.to("meta")
-        with torch.no_grad():
-            copy.deepcopy(model)(sample)
-    except (RuntimeError, NotImplementedError, TypeError):
-        with torch.random.fork_rng(devices=[]):
-            return job.build_model(), inputs
-    return model, sample
+        reason: str | None = self._answer(f"tensor {degree}", found)
+        return reason

@@ -4,12 +4,13 @@ torch.distributed.checkpoint writes and re-shards. Here is what it leaves out: a
 all, damage is found before it is loaded, a full disk is an error a user can read.
 
 All ranks call `save`, `save_later` and `load` together, with or without an initialised process group for one rank.
-Of each job, one run at a time does. The folder is trusted: torch reads pickles from it.
+Of each job, one run at a time does: the newest (fence.py). The folder is trusted: torch reads pickles from it.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import threading
 import warnings
@@ -20,24 +21,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch.optim import Optimizer
 
 from synergy_core.errors import InputError
 from synergy_exec.training import integrity, shelf
+from synergy_exec.training.fence import Desk
 from synergy_exec.training.integrity import DamagedError, Manifest
 from synergy_exec.training.progress import Progress
 from synergy_exec.training.ranks import Ranks
+from synergy_exec.training.staging import staged
 from synergy_exec.training.state import Shapes, State, seed_generators, shapes
 
 _log = logging.getLogger(__name__)
 
 Tensors = dict[str, Tensor]
 _HELD = "compression"
+_DATA = "data"
 
 # torch says on every call that there is no process group; for one rank that is as it should be.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled", module="torch.distributed.checkpoint")
@@ -82,14 +85,21 @@ def save(
     progress: Progress,
     keep: int = 2,
     held: Tensors | None = None,
+    data: Tensor | None = None,
+    job: str = "",
+    desk: Desk | None = None,
 ) -> None:
     """Write `folder`/step-…, complete on disk when this returns, and delete all but the newest `keep`.
 
-    held: what compression holds back (`Exchange.held`), equal on the replicas of each layer. Raises InputError, the
-    same on all ranks, if it cannot be written; earlier checkpoints are then as they were.
+    held: what compression holds back (`Exchange.held`), equal on the replicas of each layer. data: where the stream of
+    samples is (`Supply.state`), of rank 0. job: whose it is, which it says from then on; "" for nobody that has to be
+    told from others. desk: of the run that saves, None where no other can. Raises InputError, the same on all ranks, if
+    it cannot be written; earlier checkpoints are then as they were. Raises FencedError where a newer run has taken the
+    folder over.
     """
     _settle()
-    _write(Ranks(), Path(folder), _tree(parts, optimizers, progress, held), Progress(**_fields(progress)), keep)
+    tree = _tree(parts, optimizers, progress, held, data)
+    _write(Ranks(), Path(folder), tree, Progress(**_fields(progress)), keep, job, desk)
 
 
 def save_later(
@@ -99,8 +109,11 @@ def save_later(
     progress: Progress,
     keep: int = 2,
     held: Tensors | None = None,
+    data: Tensor | None = None,
+    job: str = "",
+    desk: Desk | None = None,
 ) -> Saving:
-    """Copy everything to CPU memory, return, and write it in a thread while training goes on.
+    """Copy everything to the host's memory, return, and write it in a thread while training goes on; see `staged`.
 
     One is in flight at most: the next `save` or `save_later` first waits for this one and raises its error if `wait`
     has not.
@@ -108,11 +121,14 @@ def save_later(
     global _in_flight
     _settle()
     ranks = Ranks()
-    stager = DefaultStager(StagingOptions(False, False, False, False))
-    copied: Any = stager.stage(_tree(parts, optimizers, progress, held))
-    stager.close()
+    copies, made = staged(_tree(parts, optimizers, progress, held, data))
     then = Progress(**_fields(progress))
-    _in_flight = Saving(lambda: _write(ranks, Path(folder), copied, then, keep))
+
+    def write() -> None:
+        made()
+        _write(ranks, Path(folder), copies, then, keep, job, desk)
+
+    _in_flight = Saving(write)
     return _in_flight
 
 
@@ -123,12 +139,16 @@ def load(
     *,
     replica: int = 0,
     held: Tensors | None = None,
+    data: Callable[[Tensor | None], None] | None = None,
+    job: str = "",
+    saved_step: int = 0,
 ) -> Progress | None:
     """Load the newest whole checkpoint into parts and optimizers; None if there is none at all.
 
     Damaged ones are named in the log and passed over; nothing live is touched before a whole one is found. Learning
-    rates stay as they are. Raises InputError if all are damaged, or if the checkpoint is of another model or
-    optimizer. After any other error the state may be half loaded: the process must end.
+    rates stay as they are. Raises InputError if all are damaged, if the checkpoint is of another model or optimizer,
+    or of another job than `job`, and where there is none though `saved_step` had been saved. After any other error the
+    state may be half loaded: the process must end.
 
     replica: this rank's data-parallel index. Of torch's random numbers it is promised that those of replica 0 on CPU
     go on where rank 0's stopped, and that every other replica, and every GPU, starts a new stream that depends only on
@@ -136,6 +156,8 @@ def load(
 
     held: tensors that what compression held back is read into (`Exchange.wanted`). Those that the checkpoint does not
     have in that shape, of another compressor, are taken out of it.
+
+    data: is given where the stream of samples was, None where the checkpoint does not say.
     """
     _settle()
     ranks = Ranks()
@@ -144,19 +166,34 @@ def load(
     for path in ranks.first(lambda: shelf.newest_first(folder)):
         try:
             manifest = _verified(ranks, path)
+            _check_whose(path, manifest.job, job)
         except DamagedError as error:
             damaged.append(f"{path.name} ({error})")
             if ranks.rank == 0:
                 _log.warning("checkpoint %s is damaged and passed over: %s", path, error)
             continue
-        _read(ranks, path, parts, optimizers, manifest.progress, replica, {} if held is None else held)
+        _read(ranks, path, parts, optimizers, manifest.progress, replica, {} if held is None else held, data)
         return manifest.progress
+    if saved_step and not damaged:
+        raise InputError(
+            f"{folder} has no checkpoint, and step {saved_step} had been saved there. Put it back and type python -m "
+            "synergy_exec retry JOB; to begin again from step 0, add --from-start."
+        )
     if damaged:
         raise InputError(
             f"no checkpoint in {folder} is whole: {', '.join(damaged)}. "
-            "Restore one of them, or delete the folder to train from the beginning."
+            "Restore one of them; to train from the beginning, delete the folder, or have the executor put it aside: "
+            "python -m synergy_exec retry JOB --from-start."
         )
     return None
+
+
+def _check_whose(path: Path, found: str, wanted: str) -> None:
+    if found and wanted and found != wanted:
+        raise InputError(
+            f"checkpoint {path} is of another job: it says {found}, and this one is {wanted}. Put the folder back that "
+            "was here and type python -m synergy_exec retry JOB; to begin again from step 0, add --from-start."
+        )
 
 
 def _settle() -> None:
@@ -171,33 +208,51 @@ def _fields(progress: Progress) -> dict[str, Any]:
 
 
 def _tree(
-    parts: Sequence[nn.Module], optimizers: Sequence[Optimizer], progress: Progress, held: Tensors | None
+    parts: Sequence[nn.Module],
+    optimizers: Sequence[Optimizer],
+    progress: Progress,
+    held: Tensors | None,
+    data: Tensor | None,
 ) -> dict[str, Any]:
     tree = State(parts, optimizers, with_optimizer=progress.step > 0).tree | ({_HELD: held} if held else {})
+    tree |= {_DATA: {"state": data}} if data is not None else {}
     return tree | ({"random": {"rank0": torch.get_rng_state()}} if Ranks().rank == 0 else {})
 
 
-def _write(ranks: Ranks, folder: Path, tree: dict[str, Any], progress: Progress, keep: int) -> None:
+def _write(
+    ranks: Ranks, folder: Path, tree: dict[str, Any], progress: Progress, keep: int, job: str, desk: Desk | None
+) -> None:
     union: Shapes = {}
     for each in ranks.together(lambda: shapes(tree)):
         union |= each
     needed_bytes = sum(size for _, size in union.values())
     partial: Path | None = None
     try:
-        partial = ranks.first(lambda: _begin(folder, progress.step, needed_bytes))
-        save_distributed(tree, storage_writer=FileSystemWriter(partial), process_group=ranks.group)
+        partial = ranks.first(lambda: _begin(folder, desk, progress.step, needed_bytes))
+        writer = FileSystemWriter(partial)
+        writer.fs = _Files()
+        save_distributed(tree, storage_writer=writer, process_group=ranks.group)
         files: dict[str, integrity.Digest] = {}
         for digests in ranks.together(lambda: _digests(partial, ranks.rank)):
             files |= digests
-        ranks.first(lambda: _complete(partial, Manifest(progress, files, torch.__version__), keep))
+        ranks.first(lambda: _complete(folder, partial, Manifest(progress, files, torch.__version__, job), keep))
     except (Exception, CheckpointException) as error:
         if partial is not None and ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
+        if desk is not None:
+            desk.require()
         raise _explained(error, folder, progress.step, needed_bytes) from error
 
 
-def _begin(folder: Path, step: int, needed_bytes: int) -> Path:
-    partial = shelf.begin(folder, step)
+class _Files(FileSystem):
+    def mkdir(self, path: str | os.PathLike[str]) -> None:
+        """Not again, and not its parents: where it is gone, a newer run has taken it away."""
+
+
+def _begin(folder: Path, desk: Desk | None, step: int, needed_bytes: int) -> Path:
+    if desk is None:
+        folder.mkdir(parents=True, exist_ok=True)
+    partial = shelf.begin(folder, folder if desk is None else desk.path, step)
     if shutil.disk_usage(folder).free < needed_bytes:
         shutil.rmtree(partial, ignore_errors=True)
         raise OSError("too little room")
@@ -210,10 +265,14 @@ def _digests(partial: Path, rank: int) -> dict[str, integrity.Digest]:
     return {path.name: integrity.digest(path) for path in own}
 
 
-def _complete(partial: Path, manifest: Manifest, keep: int) -> None:
+def _complete(folder: Path, partial: Path, manifest: Manifest, keep: int) -> None:
     integrity.write(partial, manifest)
-    final = shelf.publish(partial, manifest.progress.step)
-    shelf.prune(final.parent, manifest.progress.step, keep)
+    shelf.publish(folder, partial, manifest.progress.step)
+    shelf.prune(folder, partial.parent, manifest.progress.step, keep)
+
+
+_ZIP_WRITER = ("PytorchStreamWriter", "inline_container.cc")
+"""By what errors of torch's zip writer are known, which loses the OSError of the stream below it."""
 
 
 def _explained(error: BaseException, folder: Path, step: int, needed_bytes: int) -> Exception:
@@ -222,8 +281,7 @@ def _explained(error: BaseException, folder: Path, step: int, needed_bytes: int)
     if isinstance(error, CheckpointException):
         causes = [cause for cause, _ in error.failures.values()]
     for cause in causes:
-        # torch's zip writer loses the OSError of the stream below it.
-        if isinstance(cause, OSError) or "PytorchStreamWriter" in str(cause):
+        if isinstance(cause, OSError) or any(name in str(cause) for name in _ZIP_WRITER):
             try:
                 free = f"{shutil.disk_usage(folder).free / 1e6:,.1f} MB are free"
             except OSError:
@@ -254,6 +312,7 @@ def _read(
     progress: Progress,
     replica: int,
     held: Tensors,
+    data: Callable[[Tensor | None], None] | None,
 ) -> None:
     state = State(parts, optimizers, with_optimizer=progress.step > 0)
     found = _found(path)
@@ -265,15 +324,20 @@ def _read(
     if not held and any(name.startswith(f"{_HELD}.") for name in found):
         _log.info("what compression held back is let go: this plan's compressor holds nothing of that kind")
     random = torch.get_rng_state()
+    size = found.get(f"{_DATA}.state") if data is not None else None
+    where = None if size is None else torch.zeros(size, dtype=torch.uint8)
+    beside = ({_HELD: held} if held else {}) | ({} if where is None else {_DATA: {"state": where}})
     try:
         load_distributed(
-            state.tree | {"random": {"rank0": random}} | ({_HELD: held} if held else {}),
+            state.tree | {"random": {"rank0": random}} | beside,
             storage_reader=FileSystemReader(path),
             process_group=ranks.group,
         )
     except CheckpointException as error:
         raise RuntimeError(f"checkpoint {path} was not loaded: {error}") from error
     state.apply()
+    if data is not None:
+        data(where)
     seed_generators(random, progress.step, replica)
 
 
@@ -288,7 +352,7 @@ def _compare(ranks: Ranks, path: Path, own: Shapes, found: dict[str, tuple[int, 
     wanted: dict[str, tuple[int, ...]] = {}
     for each in ranks.together(lambda: own):
         wanted |= {name: shape for name, (shape, _) in each.items()}
-    found = {name: shape for name, shape in found.items() if not name.startswith(("random.", f"{_HELD}."))}
+    found = {name: shape for name, shape in found.items() if not name.startswith(("random.", f"{_HELD}.", f"{_DATA}."))}
     if odd := sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name)):
         raise InputError(
             f"checkpoint {path} is of another model or optimizer: {odd[0]} is {found.get(odd[0], 'missing')} in it and "

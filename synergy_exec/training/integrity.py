@@ -33,11 +33,15 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What `progress.json` says. files: by name, every other file of the checkpoint. torch: the version that wrote."""
+    """What `progress.json` says. files: by name, every other file of the checkpoint. torch: the version that wrote.
+
+    job: the UUID of the job that wrote it, "" where that had none.
+    """
 
     progress: Progress
     files: dict[str, Digest]
     torch: str
+    job: str = ""
 
 
 def digest(path: Path) -> Digest:
@@ -69,7 +73,7 @@ def read(folder: Path) -> Manifest:
         if values["format"] != FORMAT:
             raise DamagedError(f"{NAME} is of format {values['format']}, this version of Synergy reads {FORMAT}")
         files = {name: Digest(**each) for name, each in values["files"].items()}
-        return Manifest(Progress(**values["progress"]), files, values["torch"])
+        return Manifest(Progress(**values["progress"]), files, values["torch"], values.get("job", ""))
     except FileNotFoundError:
         raise DamagedError(f"{NAME} is missing") from None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -1,6 +1,7 @@
-"""The user's job: a class of four methods, and two optional fields without which it is only data-parallel.
+"""The user's job: a class of four methods; what else it may say has defaults.
 
-One whose samples take long to prepare says how to prepare a single one, instead of a batch: `LoadedJob`.
+One whose samples take long to prepare says how to prepare a single one, instead of a batch: `LoadedJob`. One whose
+samples come from a loader with a state of its own names that: `stream.StreamedJob`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 LearningRateRule = Literal["adascale", "square_root", "none"]
+Tree = Any
+"""A tensor, or dicts, tuples and lists of them, nested: each tensor has a row for every sample."""
+Batch = tuple[Tree, Tree]
+"""Inputs, and targets; `()` for targets that the model itself is given among its inputs."""
 
 
 class TrainingJob(ABC):
@@ -31,27 +36,68 @@ class TrainingJob(ABC):
     tensor_plan: which linear layers and embeddings tensor parallelism splits, by pattern of their names:
     {"layers.*.up": "column", "layers.*.down": "row"}.
     learning_rate_rule: how the learning rate follows the batch: `adascale` (SGD), `square_root` (Adam) or `none`.
+    max_grad_norm: the whole gradient, of all layers and the whole batch, is scaled down to this norm where its is
+    larger, under every plan; None: never.
+    evaluate_every: steps from one evaluation to the next; 0: none.
     """
 
     blocks: ClassVar[str] = ""
     tensor_plan: ClassVar[Mapping[str, Literal["column", "row"]]] = {}
     learning_rate_rule: ClassVar[LearningRateRule] = "adascale"
+    max_grad_norm: float | None = None
+    evaluate_every: int = 0
 
     @abstractmethod
     def build_model(self) -> nn.Module:
-        """The whole model, on the default device, its weights drawn from torch's default generator (seeded by us)."""
+        """The whole model, on the default device, its weights drawn from torch's default generator (seeded by us).
+
+        It is called on torch's meta device too, where tensors have no numbers, to learn the model's form, and under
+        plans that leave each rank a part of the weights to make it so. A model that cannot be made there is made whole.
+        """
 
     @abstractmethod
-    def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of `size` samples, the first dimension; a pure function of its arguments."""
+    def batch(self, step: int, size: int) -> Batch:
+        """Inputs and targets of `size` samples; a pure function of its arguments.
+
+        The model is called with the inputs: `model(x)`, `model(*x)` of a tuple or list, `model(**x)` of a dict.
+        """
 
     @abstractmethod
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """A scalar: the mean over the samples given."""
+    def loss(self, output: Any, target: Tree) -> Tensor:
+        """A scalar: the mean over the samples given, each with the same weight: a batch is cut into pieces, whose
+        losses are averaged. A mean over tokens, of which samples have more or less, would be another under each cut.
+        """
 
     @abstractmethod
     def build_optimizer(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer at the initial batch."""
+
+    def learning_rate_schedule(self, work: float, total: float) -> float:
+        """What to multiply the learning rate by, beside what follows from the batch, 0 or more.
+
+        A function of the work done, in iterations at the initial batch, of `total` that the job file says: a step at
+        a larger batch goes as far along the schedule as it is worth, so that batches and plans do not move it.
+        `schedules.py` has warm-up and cosine.
+        """
+        return 1.0
+
+    def evaluation(self) -> Iterable[Batch]:
+        """Batches to evaluate on, of any sizes; the same whenever, and on whichever rank, it is called."""
+        return ()
+
+    def metrics(self, output: Any, target: Tree) -> Mapping[str, Tensor | float]:
+        """By name, what to know of a batch that was evaluated: each the mean over the samples given, as the loss is."""
+        return {"loss": self.loss(output, target)}
+
+    def on_step(self, step: int, loss: float) -> None:
+        """Called on rank 0 when a step is done, the first is 1; a step trained again is told again. It is part of the
+        step's time.
+        """
+        return
+
+    def on_checkpoint(self, step: int, folder: Path) -> None:
+        """Called on rank 0 when a checkpoint of so many steps is complete in `folder`, which a later one replaces."""
+        return
 
 
 class LoadedJob(TrainingJob):
@@ -59,7 +105,7 @@ class LoadedJob(TrainingJob):
 
     Loader processes do that ahead of the steps, each rank's for its own rows, as many and on as many cores as the job
     was given, with items kept in memory as far as it was given any. None of that changes what is trained: a sample
-    follows from its number and epoch, and every epoch takes each sample once, in an order of its own.
+    follows from its number and epoch, and every epoch takes each sample once.
 
     samples: how many there are. item_bytes: the most that storage holds of one.
     """
@@ -75,15 +121,15 @@ class LoadedJob(TrainingJob):
         """What storage holds of a sample; also where `make_data` was not called, as when a model is looked at."""
 
     @abstractmethod
-    def sample(self, item: bytes, number: int, epoch: int) -> tuple[Tensor, Tensor]:
-        """Input and target, prepared from `item`; a pure function of its arguments."""
+    def sample(self, item: bytes, number: int, epoch: int) -> tuple[Tree, Tree]:
+        """Input and target of one sample, prepared from `item`; a pure function of its arguments."""
 
-    def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
+    def batch(self, step: int, size: int) -> Batch:
         return self.stretch(range(step * size, (step + 1) * size), self.item)
 
-    def stretch(self, places: range, item: Callable[[int], bytes]) -> tuple[Tensor, Tensor]:
+    def stretch(self, places: range, item: Callable[[int], bytes]) -> Batch:
         """The samples at these places of all epochs one after another. item: as the method is, or from memory."""
-        import torch
+        from synergy_exec.training.trees import stacked
 
         prepared = []
         for place in places:
@@ -91,7 +137,7 @@ class LoadedJob(TrainingJob):
             number = int(_order(self.samples, epoch)[at])
             prepared.append(self.sample(item(number), number, epoch))
         inputs, targets = zip(*prepared, strict=True)
-        return torch.stack(inputs), torch.stack(targets)
+        return stacked(inputs), stacked(targets)
 
 
 @lru_cache(maxsize=2)

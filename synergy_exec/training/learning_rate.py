@@ -1,10 +1,33 @@
-"""How the learning rate follows the batch."""
+"""How the learning rate follows the batch, and the job's own schedule."""
 
 from __future__ import annotations
 
-from synergy_core.errors import unknown
+import math
+
+from synergy_core.errors import InputError, unknown
 from synergy_core.goodput import efficiency
-from synergy_exec.training.job import LearningRateRule
+from synergy_exec.training.job import LearningRateRule, TrainingJob
+
+
+def rate(
+    job: TrainingJob,
+    batch: int,
+    initial_batch: int,
+    statistics: tuple[float, float] | None,
+    work: float,
+    total: float,
+) -> float:
+    """What to multiply the learning rate by in a step: `factor`, times the job's schedule after so much work.
+
+    Raises InputError where the schedule gives no number, or one below 0.
+    """
+    scheduled = job.learning_rate_schedule(work, total)
+    if not (math.isfinite(scheduled) and scheduled >= 0):
+        raise InputError(
+            f"{type(job).__name__}.learning_rate_schedule({work:g}, {total:g}) is {scheduled}; "
+            "give a number, 0 or more."
+        )
+    return factor(job.learning_rate_rule, batch, initial_batch, statistics) * scheduled
 
 
 def factor(rule: LearningRateRule, batch: int, initial_batch: int, statistics: tuple[float, float] | None) -> float:

@@ -15,15 +15,18 @@ from synergy_core.errors import InputError, unknown
 from synergy_exec.training.job import TrainingJob
 
 
-def load_job(job_class: str, arguments: Mapping[str, Any]) -> TrainingJob:
-    """The job that a job file names. Raises InputError when there is no such class, or it takes other arguments.
+def load_job(job_class: str, arguments: Mapping[str, Any], code: Path | None = None) -> TrainingJob:
+    """The job that a job file names. code: the copy of its file that is to be read instead, as it was when it was
+    submitted; its `__file__` stays that of the original, beside which its data may lie.
+
+    Raises InputError when there is no such class, or it takes other arguments.
 
     What the class's own code raises passes through as it is.
     """
     place, separator, name = job_class.rpartition(":")
     if not separator or not place or not name:
         raise InputError(f"class: got '{job_class}'; write package.module:Class or /path/file.py:Class.")
-    module = _file(Path(place)) if place.endswith(".py") else _module(place)
+    module = _file(Path(place), code) if place.endswith(".py") else _module(place)
     kind = _class(module, name, job_class)
     signature = inspect.signature(kind)
     try:
@@ -63,14 +66,16 @@ def _module(name: str) -> ModuleType:
         ) from None
 
 
-def _file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise InputError(f"class: there is no file {path.absolute()}; give its absolute path.")
+def _file(path: Path, code: Path | None) -> ModuleType:
+    source = code or path
+    if not source.is_file():
+        raise InputError(f"class: there is no file {source.absolute()}; give its absolute path.")
     name = f"synergy_job_{path.stem}"
-    specification = importlib.util.spec_from_file_location(name, path)
+    specification = importlib.util.spec_from_file_location(name, source)
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
+    module.__file__ = str(path)
     # Dataclasses and pickle look the module up by its name.
     sys.modules[name] = module
     specification.loader.exec_module(module)

@@ -26,6 +26,7 @@ import math
 
 from synergy_core.goodput.compressed import UNDISTORTED, Distortion, gradient_moments
 from synergy_exec.training.progress import Progress
+from synergy_exec.training.squares import GradientSquares
 
 TIME_CONSTANT_STEPS = 200
 """Time constant of the exponential averages. In steps, for what one step tells of tr(Σ) depends on the number of its
@@ -79,6 +80,21 @@ def observe(
     progress.grad_sqr = decay * progress.grad_sqr + sqr
     progress.grad_var = decay * progress.grad_var + trace / initial_batch
     progress.noise_weight = decay * progress.noise_weight + 1
+
+
+def observe_step(progress: Progress, squares: GradientSquares | None, initial_batch: int) -> None:
+    """The same of what a step of the trainer measured, if it did (`StepResult.squares`)."""
+    if squares is not None and squares.small is not None:
+        observe(
+            progress,
+            squares.small,
+            squares.small_batch,
+            squares.big,
+            squares.big_batch,
+            initial_batch=initial_batch,
+            distorted=squares.distorted,
+            replicas=squares.replicas,
+        )
 
 
 def statistics(progress: Progress) -> tuple[float, float] | None:

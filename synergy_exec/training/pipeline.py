@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.pipelining.stage import _PipelineStageBase
@@ -35,6 +36,9 @@ class OwnedStages:
             for module, stage in zip(modules, owned, strict=True)
         ]
         self._wrapped = [each for each in modules if isinstance(each, DistributedDataParallel)]
+        self._group, self._device, self._count = group, device, count
+        parts = (each.module if isinstance(each, DistributedDataParallel) else each for each in modules)
+        self._parts: dict[int, nn.Module] = dict(zip(owned, parts, strict=True))
         self._takes_inputs = owned[0] == 0
         self._gives_losses = owned[-1] == count - 1
         self._schedule: ScheduleGPipe | Schedule1F1B | ScheduleInterleaved1F1B
@@ -61,3 +65,32 @@ class OwnedStages:
             else:
                 self._schedule.step(*given)
         return torch.stack([each.detach() for each in losses]).mean() if losses else None
+
+    def forward(self, inputs: Tensor) -> Tensor | None:
+        """The whole model's output, on the rank of the last stage; None on the others. One stage after the other."""
+        hidden, rank, ranks = inputs, self._group.rank(), self._group.size()
+        for stage in range(self._count):
+            owner, following = stage % ranks, (stage + 1) % ranks
+            if owner == rank:
+                hidden = self._parts[stage](hidden)
+            if stage + 1 < self._count and owner != following:
+                if owner == rank:
+                    self._send(hidden, following)
+                elif following == rank:
+                    hidden = self._received(owner)
+        return hidden if self._gives_losses else None
+
+    def _send(self, hidden: Tensor, to: int) -> None:
+        destination = distributed.get_global_rank(self._group, to)
+        form = [(hidden.shape, hidden.dtype)]
+        distributed.send_object_list(form, dst=destination, group=self._group, device=self._device)
+        distributed.send(hidden.contiguous(), dst=destination, group=self._group)
+
+    def _received(self, owner: int) -> Tensor:
+        source = distributed.get_global_rank(self._group, owner)
+        form: list[Any] = [None]
+        distributed.recv_object_list(form, src=source, group=self._group, device=self._device)
+        shape, dtype = form[0]
+        hidden = torch.empty(shape, dtype=dtype, device=self._device)
+        distributed.recv(hidden, src=source, group=self._group)
+        return hidden

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
@@ -12,6 +12,7 @@ class Progress:
     step: steps done, the argument of the next `batch`. samples: trained on. work: iterations at the initial batch.
 
     grad_sqr, grad_var: sums of the smoothed gradient statistics, and noise_weight their common weight (0: none yet).
+    batch: step, size and digest of a batch that was trained on, by which a later run knows its data again; [] for none.
     """
 
     step: int = 0
@@ -20,3 +21,4 @@ class Progress:
     grad_sqr: float = 0.0
     grad_var: float = 0.0
     noise_weight: float = 0.0
+    batch: list[int] = field(default_factory=list)

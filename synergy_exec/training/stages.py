@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from synergy_core.errors import InputError
+from synergy_exec.training.bare import sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ def ends(model: nn.Module, blocks: str, sample: Tensor) -> Ends:
     the shape can tell.
     """
     # A frozen parameter leaves no trace in the graph, hence the copy in which none is.
-    trial: Any = copy.deepcopy(model).eval().requires_grad_(True)
+    trial: Any = sharing(model).eval()
     names = {id(parameter): name for name, parameter in trial.named_parameters()}
     embedded = trial.embed(sample)
     with torch.no_grad():
@@ -75,6 +76,9 @@ def cut(model: nn.Module, blocks: str, edges: Ends, stage: int, stages: int) -> 
                 # Statistics that another stage keeps: a checkpoint must not find this stage's, which never change.
                 for buffer, _ in list(owner.named_buffers(recurse=False)):
                     owner.register_buffer(buffer, None)
+                if hasattr(owner, "track_running_stats"):
+                    # Else BatchNorm would make one up as it is loaded.
+                    owner.track_running_stats = False
     parent, _, last = blocks.rpartition(".")
     setattr(part.get_submodule(parent), last, nn.ModuleDict(own))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from synergy_core.errors import InputError
+from synergy_exec.training import trees
 from synergy_exec.training.cache import Cache
-from synergy_exec.training.job import LoadedJob, TrainingJob
+from synergy_exec.training.job import Batch, LoadedJob, TrainingJob, Tree
+from synergy_exec.training.stream import Stream, StreamedJob
 
-Samples = tuple[Tensor, Tensor]
-Piece = tuple[int, Tensor, Tensor]
+Piece = tuple[int, Tree, Tree]
 """A piece's number, and its samples."""
 _AHEAD = 2
 """Pieces that each loader process makes ahead."""
@@ -44,14 +45,17 @@ class Supply:
     """The batches of a job, for one rank.
 
     loaders: processes that make them ahead, if the job is a `LoadedJob`; 0: each is made when it is asked for. It may
-    be set at any time. cache: memory for its items. waited_s: how long the last batch let training wait.
+    be set at any time. cache: memory for its items. waited_s: how long the last batch let training wait. meanwhile:
+    told that data are waited for (True), and that they are there (False).
     """
 
     def __init__(self, job: TrainingJob, *, loaders: int = 0, cache: Cache | None = None) -> None:
         self._job, self._cache = job, cache
         self.loaders = loaders
         self.waited_s = 0.0
+        self.meanwhile: Callable[[bool], None] = lambda waiting: None
         self._loading: _Loading | None = None
+        self._stream = Stream(job) if isinstance(job, StreamedJob) else None
 
     @property
     def loads(self) -> bool:
@@ -63,26 +67,49 @@ class Supply:
         """Of the data set that is loaded, at most; 0 where nothing is."""
         return float(self._job.samples * self._job.item_bytes) if isinstance(self._job, LoadedJob) else 0.0
 
-    def rows(self, step: int, whole: int, first: int, end: int) -> Samples:
-        """Samples `first` to before `end` of the `whole` of a step. Raises InputError for a batch of another size."""
+    def rows(self, step: int, whole: int, first: int, end: int) -> Batch:
+        """Samples `first` to before `end` of the `whole` of a step. Raises InputError for a batch of another size.
+
+        Of a `StreamedJob` it is called once for each step, in order, by all ranks together.
+        """
         began_s = time.monotonic()
+        self.meanwhile(True)
         if isinstance(self._job, LoadedJob):
             rows = self._loaded(self._job, step, _Cut(whole, first, end, max(1, min(self.loaders, end - first))))
+        elif self._stream is not None:
+            rows = trees.rows(self._stream.checked(step, whole), first, end)
         else:
             rows = self._given(step, whole, first, end)
         self.waited_s = time.monotonic() - began_s
+        self.meanwhile(False)
         return rows
 
-    def _given(self, step: int, whole: int, first: int, end: int) -> Samples:
-        inputs, targets = self._job.batch(step, whole)
-        if len(inputs) != whole or len(targets) != whole:
-            raise InputError(
-                f"{type(self._job).__name__}.batch({step}, {whole}) gave {len(inputs)} inputs and {len(targets)} "
-                f"targets; give {whole} of each, samples in the first dimension."
-            )
-        return inputs[first:end], targets[first:end]
+    def state(self) -> Tensor | None:
+        """Where the stream of samples is, for a checkpoint; None where batches follow from the step."""
+        return None if self._stream is None else self._stream.state()
 
-    def _loaded(self, job: LoadedJob, step: int, cut: _Cut) -> Samples:
+    def go_on_from(self, state: Tensor | None) -> None:
+        """Goes on from what `state` gave. Raises InputError where a stream has none to go on from."""
+        if self._stream is None:
+            return
+        if state is None:
+            raise InputError(
+                "the checkpoint does not say where the job's loader was: it was made when the job had none. Give the "
+                "job its former class, or delete the folder to train from the beginning."
+            )
+        self._stream.go_on_from(state)
+
+    def _given(self, step: int, whole: int, first: int, end: int) -> Batch:
+        inputs, targets = self._job.batch(step, whole)
+        given, wanted = trees.lengths(inputs), trees.lengths(targets)
+        if given != {whole} or wanted - {whole}:
+            raise InputError(
+                f"{type(self._job).__name__}.batch({step}, {whole}) gave {trees.in_words(given)} inputs and "
+                f"{trees.in_words(wanted)} targets; give {whole} of each, samples in the first dimension."
+            )
+        return trees.rows(inputs, first, end), trees.rows(targets, first, end)
+
+    def _loaded(self, job: LoadedJob, step: int, cut: _Cut) -> Batch:
         pieces = _Pieces(job, cut, self._cache)
         if not self.loaders:
             return pieces[step][1:]
@@ -98,7 +125,7 @@ class _Loading:
 
     def __init__(self, pieces: _Pieces, cut: _Cut, step: int, loaders: int) -> None:
         self.cut, self.step = cut, step
-        self._early: dict[int, Samples] = {}
+        self._early: dict[int, Batch] = {}
         self._made: Iterator[Piece] = iter(
             DataLoader(
                 pieces,
@@ -114,15 +141,15 @@ class _Loading:
             )
         )
 
-    def take(self) -> Samples:
+    def take(self) -> Batch:
         """The next batch."""
         wanted = range(self.step * self.cut.pieces, (self.step + 1) * self.cut.pieces)
         while not all(each in self._early for each in wanted):
-            piece, *samples = next(self._made)
-            self._early[piece] = samples[0], samples[1]
-        inputs, targets = zip(*(self._early.pop(each) for each in wanted), strict=True)
+            piece, inputs, targets = next(self._made)
+            self._early[piece] = inputs, targets
+        inputs, targets = trees.joined([self._early.pop(each) for each in wanted])
         self.step += 1
-        return torch.cat(inputs), torch.cat(targets)
+        return inputs, targets
 
 
 class _Pieces(Dataset[Piece]):

@@ -7,10 +7,13 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from synergy_exec.training import trees
+from synergy_exec.training.job import Tree
 
 Split = Literal["column", "row"]
 
@@ -48,7 +51,7 @@ def _style(module: nn.Module, kind: Split) -> ParallelStyle:
     return ColwiseParallel() if kind == "column" else RowwiseParallel()
 
 
-def obstacle(model: nn.Module, plan: Mapping[str, Split], degree: int, sample: Tensor) -> str | None:
+def obstacle(model: nn.Module, plan: Mapping[str, Split], degree: int, sample: Tree) -> str | None:
     """Why the layers of a model cannot be split `degree` ways as planned; None: they can.
 
     model: on the meta device or a copy to spoil: a forward pass over parts of the right shapes is tried on it.
@@ -81,23 +84,23 @@ def _indivisible(name: str, module: nn.Module, kind: Split, degree: int) -> str 
     return None
 
 
-def _misfit(model: nn.Module, plan: Mapping[str, Split], degree: int, sample: Tensor) -> str | None:
+def _misfit(model: nn.Module, plan: Mapping[str, Split], degree: int, sample: Tree) -> str | None:
     """Whether what is between the split layers copes with parts: heads that do not divide, a layer left split."""
     with torch.no_grad():
-        whole = model(sample)
+        whole = trees.shapes(trees.called(model, sample))
         for pattern, kind in plan.items():
             for name in matching(model, pattern):
                 module = model.get_submodule(name)
                 if isinstance(module, nn.Linear):
                     _shrink(module, kind, degree)
         try:
-            parted = model(sample)
+            parted = trees.shapes(trees.called(model, sample))
         except (RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             return f"the model cannot be split {degree} ways: its forward fails on a rank's part ({reason})"
-    if parted.shape != whole.shape:
+    if parted != whole:
         return (
-            f"split {degree} ways the model gives {tuple(parted.shape)}, not {tuple(whole.shape)}: "
+            f"split {degree} ways the model gives {_in_words(parted)}, not {_in_words(whole)}: "
             "each 'column' layer of tensor_plan needs a 'row' layer after it"
         )
     return None
@@ -110,3 +113,7 @@ def _shrink(module: nn.Linear, kind: Split, degree: int) -> None:
             module.bias = nn.Parameter(module.bias[: module.out_features // degree])
     else:
         module.weight = nn.Parameter(module.weight[:, : module.in_features // degree])
+
+
+def _in_words(shapes: list[tuple[int, ...]]) -> str:
+    return ", ".join(map(str, shapes))

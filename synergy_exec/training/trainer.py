@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -16,17 +17,20 @@ from torch.optim import Optimizer
 from synergy_core.errors import InputError
 from synergy_core.goodput.compressed import UNDISTORTED, Distortion, GradientErrors
 from synergy_exec.messages import PlanMessage
-from synergy_exec.training import checkpoint
-from synergy_exec.training.admitted import plan_refusal, refusal
+from synergy_exec.training import checkpoint, trees
+from synergy_exec.training.admitted import plan_refusal
+from synergy_exec.training.asked import admit
+from synergy_exec.training.buffers import StepBuffers
 from synergy_exec.training.compression.exchange import Exchange, Exchanged
-from synergy_exec.training.data_parallel import exchanging, replicate
-from synergy_exec.training.job import TrainingJob
-from synergy_exec.training.pipeline import OwnedStages, owned_stages
+from synergy_exec.training.data_parallel import check_exchanged, exchanging, replicate
+from synergy_exec.training.evaluation import evaluated
+from synergy_exec.training.fence import Desk
+from synergy_exec.training.initial import Initial
+from synergy_exec.training.job import Batch, TrainingJob, Tree
+from synergy_exec.training.pipeline import OwnedStages
 from synergy_exec.training.progress import Progress
 from synergy_exec.training.squares import GradientSquares, MicroBatchSquares, squared_norm
-from synergy_exec.training.stages import cut, ends
 from synergy_exec.training.supply import Supply
-from synergy_exec.training.tensor_parallel import split
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,9 @@ class Trainer:
     `torch.manual_seed(seed)`.
     measure_squares: whether steps say what the noise scale needs; it costs one reading of every micro-batch's gradient.
     bfloat16: forward passes under autocast; weights, gradients and losses stay in float32. supply: of this very job;
-    by default each is made when it is needed.
+    by default each is made when it is needed. unused: see `replicate`. weights: the file of a state_dict that training
+    begins with; None: with what the job draws. begun: `load` will be called and find a checkpoint; until then the
+    weights may be any. kept: see `admit`. beat: called while other ranks build.
     Raises InputError for a plan that cannot be had.
     """
 
@@ -64,25 +70,33 @@ class Trainer:
         measure_squares: bool = True,
         bfloat16: bool = False,
         supply: Supply | None = None,
+        unused: bool = False,
+        weights: Path | None = None,
+        begun: bool = False,
+        kept: Path | None = None,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
-        if reason := refusal(job, plan):
-            raise InputError(reason)
+        admission = admit(job, plan, kept)
         self._job, self.plan, self._seed = job, plan, seed
         self.supply = supply or Supply(job)
         self._device = torch.device(device)
         self._mesh = _mesh(plan, self._device)
         self._replica = self._mesh["data"].get_local_rank() if self._mesh is not None else 0
-        self.parts = self._build()
+        self._begun = begun
+        self.parts = Initial(job, plan, self._mesh, self._device, admission, seed, weights).parts(
+            begun=begun, beat=beat
+        )
         if bfloat16:
             for part in self.parts:
                 _cast(part, self._device)
         replicas = self._mesh["data"] if self._mesh is not None and plan.data > 1 else None
-        self._modules = [replicate(part, job.blocks, plan.zero, replicas) for part in self.parts]
+        self._modules = [replicate(part, job.blocks, plan.zero, replicas, unused=unused) for part in self.parts]
         self.exchange = (
             None
             if replicas is None
             else Exchange(self.parts, self._modules, plan, replicas.get_group(), self._device, seed)
         )
+        self._buffers = StepBuffers(self.parts, None if replicas is None else replicas.get_group(), self._device)
         self.errors = self._errors()
         self._rounding = UNDISTORTED
         self.optimizers: list[Optimizer] = [job.build_optimizer(part.parameters()) for part in self.parts]
@@ -93,8 +107,7 @@ class Trainer:
 
     def step(self, number: int, *, rate: float = 1.0) -> StepResult:
         """One optimizer step on `batch(number, plan.global_batch)`, every group's initial learning rate × `rate`."""
-        # What a model draws (dropout) follows from step and replica, so a checkpoint needs no generator's state.
-        torch.manual_seed(hash((self._seed, number, self._replica)))
+        self._draw_from(number, self._replica)
         for optimizer, rates in zip(self.optimizers, self._rates, strict=True):
             optimizer.zero_grad()
             for group, initial in zip(optimizer.param_groups, rates, strict=True):
@@ -102,12 +115,29 @@ class Trainer:
         inputs, targets = self._rows(number)
         if self.exchange is not None:
             self.exchange.begin(number)
-        loss = self._pipeline.backward(inputs, targets) if self._pipeline else self._accumulate(inputs, targets)
+        self._buffers.begin()
+        if self._pipeline is None:
+            loss: Tensor | None = self._accumulate(number, inputs, targets)
+        else:
+            loss = self._pipeline.backward(inputs, targets)
+        for module in self._modules:
+            check_exchanged(module)
+        self._buffers.end(self.plan.accumulation)
         exchanged = self.exchange.end() if self.exchange is not None else None
         sums = self._sums(loss, exchanged)
+        if self._job.max_grad_norm is not None:
+            self._clip(self._job.max_grad_norm, sums[1].sqrt())
         for optimizer in self.optimizers:
             optimizer.step()
         return self._result(sums.tolist(), exchanged)
+
+    def evaluate(self, number: int, beat: Callable[[], None] = lambda: None) -> dict[str, float]:
+        """The job's metrics over its evaluation batches after so many steps, on all ranks together; see `evaluated`.
+
+        beat: called before each batch.
+        """
+        self._draw_from(number, self._replica)
+        return evaluated(self._job, self.parts, self._pipeline, self.plan, self._replica, self._device, beat)
 
     def retune(self, micro_batch: int, accumulation: int, compressor: str | None = None) -> None:
         """Sets micro-batch, accumulation and compressor (None: as it is) from the next step on, on all ranks together;
@@ -124,18 +154,32 @@ class Trainer:
         self.errors = self._errors()
         self._pipeline = self._schedule()
 
-    def save(self, folder: Path, progress: Progress) -> None:
+    def save(self, folder: Path, progress: Progress, *, keep: int = 2, job: str = "", desk: Desk | None = None) -> None:
         """A checkpoint, complete on disk when this returns; see `checkpoint.save`."""
-        checkpoint.save(folder, self.parts, self.optimizers, progress, held=self._held())
+        held, data = self._held(), self._data()
+        checkpoint.save(folder, self.parts, self.optimizers, progress, keep, held, data, job, desk)
 
-    def save_later(self, folder: Path, progress: Progress) -> checkpoint.Saving:
+    def save_later(
+        self, folder: Path, progress: Progress, *, keep: int = 2, job: str = "", desk: Desk | None = None
+    ) -> checkpoint.Saving:
         """A checkpoint that is written while training goes on; see `checkpoint.save_later`."""
-        return checkpoint.save_later(folder, self.parts, self.optimizers, progress, held=self._held())
+        held, data = self._held(), self._data()
+        return checkpoint.save_later(folder, self.parts, self.optimizers, progress, keep, held, data, job, desk)
 
-    def load(self, folder: Path) -> Progress | None:
+    def load(self, folder: Path, *, job: str = "", saved_step: int = 0) -> Progress | None:
         """Goes on from the newest whole checkpoint; None if there is none. See `checkpoint.load`."""
         held = self.exchange.wanted() if self.exchange is not None else {}
-        progress = checkpoint.load(folder, self.parts, self.optimizers, held=held)
+        progress = checkpoint.load(
+            folder,
+            self.parts,
+            self.optimizers,
+            held=held,
+            data=self.supply.go_on_from,
+            job=job,
+            saved_step=saved_step,
+        )
+        if progress is None and self._begun:
+            raise InputError(f"{folder} has no checkpoint, and there was one when this run began to build its model.")
         if self.exchange is not None and progress is not None:
             self.exchange.hold(held)
         return progress
@@ -147,22 +191,10 @@ class Trainer:
     def _held(self) -> dict[str, Tensor]:
         return self.exchange.held() if self.exchange is not None else {}
 
-    def _build(self) -> list[nn.Module]:
-        job, plan = self._job, self.plan
-        torch.manual_seed(self._seed)
-        model = job.build_model()
-        parts = [model]
-        if self._mesh is not None and plan.pipeline > 1:
-            sample, _ = job.batch(0, 1)
-            edges = ends(model, job.blocks, sample)
-            count = plan.pipeline * plan.interleave
-            owned = owned_stages(self._mesh["pipeline"].get_local_rank(), plan)
-            parts = [cut(model, job.blocks, edges, stage, count) for stage in owned]
-        for part in parts:
-            part.to(self._device)
-            if self._mesh is not None and plan.tensor > 1:
-                split(part, job.tensor_plan, self._mesh["tensor"])
-        return parts
+    def _data(self) -> Tensor | None:
+        """Where the stream of samples is, which is the same on all ranks, on rank 0."""
+        alone = not distributed.is_initialized() or distributed.get_rank() == 0
+        return self.supply.state() if alone else None
 
     def _schedule(self) -> OwnedStages | None:
         if self._mesh is None or self.plan.pipeline == 1:
@@ -170,23 +202,40 @@ class Trainer:
         group = self._mesh["pipeline"].get_group()
         return OwnedStages(self._modules, self.plan, group, self._device, self._job.loss)
 
-    def _rows(self, number: int) -> tuple[Tensor, Tensor]:
+    def _rows(self, number: int) -> Batch:
         """This replica's part of the whole batch."""
         whole = self.plan.global_batch
         own = whole // self.plan.data
-        inputs, targets = self.supply.rows(number, whole, self._replica * own, (self._replica + 1) * own)
-        return inputs.to(self._device), targets.to(self._device)
+        rows = self.supply.rows(number, whole, self._replica * own, (self._replica + 1) * own)
+        inputs, targets = trees.moved(rows, self._device)
+        return inputs, targets
 
-    def _accumulate(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _accumulate(self, number: int, inputs: Tree, targets: Tree) -> Tensor:
         count, size = self.plan.accumulation, self.plan.micro_batch
         (module,) = self._modules
         total = torch.zeros((), device=self._device)
-        for place, (x, y) in enumerate(zip(torch.split(inputs, size), torch.split(targets, size), strict=True)):
+        for place, (x, y) in enumerate(trees.split((inputs, targets), size, count)):
+            # What a model draws (dropout) follows from step and micro-batch, whichever replica has it.
+            self._draw_from(number, self._replica * count + place)
             with exchanging(module, self.plan.zero, last=place == count - 1):
-                loss = self._job.loss(module(x), y) / count
+                loss = self._job.loss(trees.called(module, x), y) / count
                 loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         return total
+
+    def _clip(self, most: float, norm: Tensor) -> None:
+        """Scales the whole gradient, of this norm over all ranks, down to the norm `most`, as torch does."""
+        for part in self.parts:
+            # One by one: split and whole gradients cannot be scaled in one call.
+            nn.utils.clip_grads_with_norm_(part.parameters(), most, norm, foreach=False)
+
+    def _draw_from(self, number: int, place: int) -> None:
+        """What is drawn from here on follows from seed, step and place."""
+        seed = hash((self._seed, number, place))
+        # Not torch.manual_seed, which asks every kind of device there might be: it takes a hundred times as long.
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def _sums(self, loss: Tensor | None, exchanged: Exchanged | None) -> Tensor:
         """Loss, squared norm of the gradient and sum over micro-batches of their own, over all ranks; three numbers,
@@ -247,10 +296,10 @@ def _mesh(plan: PlanMessage, device: torch.device) -> DeviceMesh | None:
 
 
 def _cast(part: nn.Module, device: torch.device) -> None:
-    forward: Callable[[Tensor], Tensor] = part.forward
+    forward: Callable[..., Any] = part.forward
 
-    def autocast(x: Tensor) -> Tensor:
+    def autocast(*inputs: Any, **named: Any) -> Any:
         with torch.autocast(device.type, torch.bfloat16):
-            return forward(x).float()
+            return trees.floats(forward(*inputs, **named))
 
     part.forward = autocast

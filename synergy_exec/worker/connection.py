@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from synergy_exec.messages import Granted, Message, Retune, Stop, decode, encode
+from synergy_exec.messages import Granted, Message, Retune, Stop
+from synergy_exec.wire import decode, encode
 
 
 class AgentConnection:

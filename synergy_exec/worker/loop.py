@@ -3,29 +3,44 @@
 from __future__ import annotations
 
 import math
-import resource
 import statistics
 import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
+from synergy_core.errors import InputError
 from synergy_core.goodput.compressed import GradientErrors
 from synergy_core.goodput.efficiency import gain
-from synergy_exec.messages import PAUSED, Granted, PlanMessage, Report, Retune, Saved, Started, Stop
-from synergy_exec.training import checkpoint, learning_rate, noise
+from synergy_exec.messages import (
+    PAUSED,
+    Granted,
+    MeansToLeave,
+    Message,
+    Noted,
+    PlanMessage,
+    Report,
+    Retune,
+    Saved,
+    Started,
+    Stop,
+)
+from synergy_exec.training import learning_rate, noise
 from synergy_exec.training.clock import StepClock
-from synergy_exec.training.job import LearningRateRule
+from synergy_exec.training.fence import Desk
+from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.progress import Progress
+from synergy_exec.training.stream import StreamedJob
 from synergy_exec.training.trainer import StepResult, Trainer
-from synergy_exec.worker import cores
+from synergy_exec.worker import cores, memory
 from synergy_exec.worker.agreement import Wishes, agree, agree_on
 from synergy_exec.worker.connection import AgentConnection
 from synergy_exec.worker.exchanges import Exchanges
 from synergy_exec.worker.meter import Meter
+from synergy_exec.worker.observers import Observers
 from synergy_exec.worker.pulse import Pulse
+from synergy_exec.worker.purity import Purity
+from synergy_exec.worker.saves import Saves
 from synergy_exec.worker.start import Start
 from synergy_exec.worker.steps import StepsFile
 
@@ -43,6 +58,7 @@ class Beginning:
     load_s: float
     layers: list[tuple[str, int, int]]
     codecs: dict[str, list[float]]
+    bare_bytes: int
 
 
 class Loop:
@@ -51,28 +67,29 @@ class Loop:
     def __init__(
         self,
         start: Start,
-        rule: LearningRateRule,
+        job: TrainingJob,
         trainer: Trainer,
         progress: Progress | None,
+        desk: Desk,
         agent: AgentConnection,
         pulse: Pulse,
         began_with: Beginning,
     ) -> None:
         self.doing = "starting to train"
-        self._launch, self._rule, self._trainer = start.launch, rule, trainer
+        self._launch, self._rank, self._trainer = start.launch, start.rank, trainer
+        self._job, self._observers = job, Observers(job, trainer, start, pulse)
         self._progress = progress or Progress()
-        self._saved_step = self._progress.step
         self._agent, self._pulse, self._began_with = agent, pulse, began_with
         self._folder = Path(start.launch.folder)
-        self._checkpoints = self._folder / "checkpoints"
+        self._desk = desk
         self._reports = start.rank == 0
+        self._purity = Purity(job) if self._reports and not isinstance(job, StreamedJob) else None
+        self._saves = Saves(trainer, start.launch, self._progress.step, desk, pulse, self._saved, self._note)
+        trainer.supply.meanwhile = self._await_data
         self._own = Wishes()
         self._retuned = 0
         self._compressor = ""
         self._odd = False
-        self._saving: checkpoint.Saving | None = None
-        self._saving_as: Saved | None = None
-        self._save_due = time.monotonic() + start.launch.checkpoint_interval_s
         self._clock = StepClock()
         self._meter = Meter()
         self._exchanges = Exchanges()
@@ -93,16 +110,17 @@ class Loop:
             while self._progress.work < self._launch.work:
                 began = time.monotonic()
                 self._beat()
+                if self._reports:
+                    self._desk.require()
                 agreed = agree(self._wishes())
                 if batch is not None:
                     self._clock.add(*batch, agreed.step_s, agreed.sync_s, agreed.waited_s)
                 if agreed.stop:
-                    self._finish()
-                    return PAUSED
+                    return self._finish(PAUSED)
                 self._retune(agreed.retune)
                 if agreed.save:
                     self._save_later()
-                self._look_after_saving()
+                self._saves.look()
                 stepping = time.monotonic()
                 result, rate = self._step()
                 loss = result.loss
@@ -120,9 +138,12 @@ class Loop:
                     if ended >= report_due:
                         self._report(loss)
                         report_due = ended + self._launch.report_s
+                if not started:
+                    memory.forget()
                 started = True
-            self._finish()
-            return 0
+                self._look_at_data()
+                self._evaluate()
+            return self._finish(0)
         finally:
             if steps is not None:
                 if started:
@@ -139,7 +160,11 @@ class Loop:
                 self._compressor = message.compressor
             else:
                 self._take(message)
-        self._own.save = time.monotonic() >= self._save_due and self._progress.step > self._saved_step
+        silence_s = self._pulse.unanswered_s()
+        if silence_s > self._launch.agent_silence_s and not self._own.stop:
+            print(f"nothing from the agent for {silence_s:.0f} s: saves and leaves", flush=True)
+            self._own.stop = True
+        self._own.save = self._saves.due(self._progress.step)
         return self._own
 
     def _take(self, granted: Granted) -> None:
@@ -172,6 +197,7 @@ class Loop:
                 if compressor != plan.compressor:
                     self._clock, self._exchanges = StepClock(), Exchanges()
                 self._trainer.retune(micro_batch, accumulation, compressor)
+                memory.forget()
                 if compressor != plan.compressor:
                     self._tell_exchange()
                 self._meter.restart()
@@ -180,30 +206,32 @@ class Loop:
         progress, plan, initial = self._progress, self._trainer.plan, self._launch.initial_batch
         self.doing = f"step {progress.step + 1}"
         known = noise.statistics(progress)
-        rate = learning_rate.factor(self._rule, plan.global_batch, initial, known)
+        rate = learning_rate.rate(self._job, plan.global_batch, initial, known, progress.work, self._launch.work)
         result = self._trainer.step(progress.step, rate=rate)
-        squares = result.squares
-        if squares is not None and squares.small is not None:
-            noise.observe(
-                progress,
-                squares.small,
-                squares.small_batch,
-                squares.big,
-                squares.big_batch,
-                initial_batch=initial,
-                distorted=squares.distorted,
-                replicas=squares.replicas,
-            )
+        noise.observe_step(progress, result.squares, initial)
         self._exchanges.add(result.exchanged)
-        if not (math.isfinite(result.grad_norm) or self._odd):
-            self._odd = True
-            self._log(
-                f"step {progress.step + 1}: the gradient's norm is {result.grad_norm}, and the loss {result.loss}"
-            )
+        self._judge(result)
         progress.step += 1
         progress.samples += plan.global_batch
         progress.work += worth_of_step(plan, known, initial, self._trainer.errors)
+        was, self.doing = self.doing, f"on_step of step {progress.step}"
+        self._observers.step(progress.step, result.loss)
+        self.doing = was
         return result, rate
+
+    def _evaluate(self) -> None:
+        """Where it is due; no part of any step's time."""
+        step = self._progress.step
+        if self._observers.due(step, last=self._progress.work >= self._launch.work):
+            self.doing = f"evaluating after step {step}"
+            self._observers.evaluate(step)
+
+    def _saved(self, saved: Saved) -> None:
+        """A checkpoint is complete."""
+        self._tell(saved)
+        was, self.doing = self.doing, f"on_checkpoint of step {saved.step}"
+        self._observers.saved(saved.step)
+        self.doing = was
 
     def _tell_exchange(self) -> None:
         """Writes into the job's log how its gradients are exchanged, where replicas may compress them."""
@@ -211,52 +239,53 @@ class Loop:
         if exchange is not None and exchange.compresses:
             self._log(exchange.in_words)
 
+    def _judge(self, result: StepResult) -> None:
+        """Says once that a gradient or the loss is no number, and raises InputError where that is to end the job."""
+        if math.isfinite(result.grad_norm) and math.isfinite(result.loss):
+            return
+        step = self._progress.step + 1
+        if self._launch.not_finite == "stop" and not math.isfinite(result.loss):
+            raise InputError(f"the loss of step {step} is {result.loss}, and not_finite=stop ends the job then")
+        if not self._odd:
+            self._odd = True
+            self._note(f"step {step}: the gradient's norm is {result.grad_norm}, and the loss {result.loss}")
+
+    def _look_at_data(self) -> None:
+        if self._purity is not None and (
+            odd := self._purity.look(self._progress, self._trainer.plan.global_batch, self._own.step_s)
+        ):
+            self._note(odd)
+
+    def _await_data(self, waiting: bool) -> None:
+        if waiting:
+            self._pulse.beat(self._launch.start_s, patient=True)
+        else:
+            self._beat()
+
     def _log(self, words: str) -> None:
         if self._reports:
             print(words, flush=True)
 
-    def _finish(self) -> None:
-        """Saves, unless every step done is on disk already."""
+    def _note(self, words: str) -> None:
+        """Into the job's log, and to its user."""
+        self._log(words)
+        self._tell(Noted(run=self._launch.run, text=words))
+
+    def _tell(self, message: Message) -> None:
+        if self._reports:
+            self._agent.say(message)
+
+    def _finish(self, code: int) -> int:
+        """Saves; then this rank leaves with that code, and means it."""
         self.doing = f"saving at step {self._progress.step}"
-        self._pulse.beat(self._launch.start_s)
-        if self._saving is not None:
-            self._saving.wait()
-            self._look_after_saving()
-        if self._progress.step > self._saved_step:
-            began = time.monotonic()
-            self._trainer.save(self._checkpoints, self._progress)
-            self._say_saved(self._held(time.monotonic() - began))
+        self._saves.finish(self._progress)
+        self._agent.say(MeansToLeave(run=self._launch.run, rank=self._rank, code=code))
+        return code
 
     def _save_later(self) -> None:
         self.doing = f"saving at step {self._progress.step}"
-        self._pulse.beat(self._launch.start_s)
-        began = time.monotonic()
-        if self._saving is not None:
-            self._saving.wait()
-            self._look_after_saving()
-        self._saving = self._trainer.save_later(self._checkpoints, self._progress)
-        self._saved_step = self._progress.step
-        now = time.monotonic()
-        self._saving_as = self._held(now - began)
-        self._save_due = now + self._launch.checkpoint_interval_s
+        self._saves.later(self._progress)
         self._beat()
-
-    def _look_after_saving(self) -> None:
-        """Tells the agent once the checkpoint in flight is complete. Raises the error if it could not be written."""
-        if self._saving is not None and self._saving_as is not None and self._saving.done():
-            self._saving.wait()
-            self._say_saved(self._saving_as)
-            self._saving = self._saving_as = None
-
-    def _held(self, save_s: float) -> Saved:
-        progress = self._progress
-        return Saved(
-            run=self._launch.run, step=progress.step, samples=progress.samples, work=progress.work, save_s=save_s
-        )
-
-    def _say_saved(self, saved: Saved) -> None:
-        if self._reports:
-            self._agent.say(saved)
 
     def _say_started(self, first_step_s: float) -> None:
         begun = self._began_with
@@ -264,6 +293,8 @@ class Loop:
             Started(
                 run=self._launch.run,
                 step=self._progress.step,
+                samples=self._progress.samples,
+                work=self._progress.work,
                 launch_s=begun.launch_s,
                 build_s=begun.build_s,
                 load_s=begun.load_s,
@@ -290,12 +321,12 @@ class Loop:
                 steps=times.steps,
                 grad_sqr=grad_sqr,
                 grad_var=grad_var,
-                memory_bytes=_memory_bytes(),
                 waited_s=times.waited_s,
                 cpu_s=self._meter.step_s(progress.step, steady=times.steps > 0),
                 cpus=self._cpus,
                 data_bytes=self._trainer.supply.data_bytes,
                 compressor=plan.compressor,
+                **memory.report(self._began_with.bare_bytes),
                 **self._exchanges.take(),
             )
         )
@@ -313,10 +344,3 @@ def worth_of_step(
     scale = plan.global_batch / initial_batch
     whole = float(gain(scale, *known))
     return whole if errors is None else whole * float(errors.worth(scale, *known, initial_batch, plan.data))
-
-
-def _memory_bytes() -> int:
-    """The most that this rank has held: of its GPU, or of the machine without one."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return torch.cuda.max_memory_allocated()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 
+_LIBRARY = ctypes.CDLL(None, use_errno=True)
+"""Looked up here and not between a fork and what follows, where another thread's lock would hold it up for ever."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -25,6 +27,5 @@ def adopt_orphans() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    library = ctypes.CDLL(None, use_errno=True)
-    if library.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+    if _LIBRARY.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import random
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -18,22 +18,31 @@ import torch
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from synergy_exec.messages import Failure
+from synergy_exec.messages import Failure, Noted
+from synergy_exec.training import origin, shelf
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.compression.codecs import measured_codecs
+from synergy_exec.training.data_parallel import UnusedParametersError
+from synergy_exec.training.fence import Desk, FencedError
 from synergy_exec.training.job import LoadedJob, TrainingJob
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.ranks import Ranks
 from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
-from synergy_exec.worker import cores
+from synergy_exec.worker import cores, memory
 from synergy_exec.worker.connection import AgentConnection
 from synergy_exec.worker.exchanges import layers_of
 from synergy_exec.worker.exits import FAILED, PEER_LOST
-from synergy_exec.worker.failure import from_peers, out_of_memory, sentence
+from synergy_exec.worker.failure import broken_device, disk_full, from_peers, out_of_memory, sentence
+from synergy_exec.worker.gpus import see_only
 from synergy_exec.worker.loop import Beginning, Loop
+from synergy_exec.worker.network import talk_over
 from synergy_exec.worker.pulse import Pulse
+from synergy_exec.worker.saves import UnsavedError
 from synergy_exec.worker.start import Descriptors, Start
+
+LONGEST_WAIT = timedelta(minutes=30)
+"""Of one rank for another, before it gives up by itself."""
 
 
 def run(start: Start, descriptors: Descriptors) -> int:
@@ -43,14 +52,24 @@ def run(start: Start, descriptors: Descriptors) -> int:
     try:
         return rank.train(descriptors)
     except BaseException as error:
-        traceback.print_exc()
-        sys.stderr.flush()
-        if start.launch.world > 1 and from_peers(error):
-            # The rank that failed by itself says why.
-            return PEER_LOST
-        reason = sentence(start.rank, rank.doing, error)
-        agent.say(Failure(run=start.launch.run, rank=start.rank, reason=reason, out_of_memory=out_of_memory(error)))
-        return FAILED
+        with contextlib.suppress(OSError):  # the log's disk may be what is full
+            traceback.print_exc()
+            sys.stderr.flush()
+        echo = start.launch.world > 1 and from_peers(error)
+        agent.say(
+            Failure(
+                run=start.launch.run,
+                rank=start.rank,
+                reason=sentence(start.rank, rank.doing, error),
+                from_peers=echo,
+                unsaved=isinstance(error, UnsavedError | FencedError) or disk_full(error),
+                out_of_memory=out_of_memory(error),
+                unused=isinstance(error, UnusedParametersError),
+                broken_device=broken_device(error),
+            )
+        )
+        # The rank that failed by itself says why.
+        return PEER_LOST if echo else FAILED
 
 
 class Rank:
@@ -76,10 +95,15 @@ class Rank:
         self._beat()
         device = self._take_slot()
         self._meet(descriptors.store, device)
+        # Before anything is read: from here on no older run changes it.
+        desk, begun = Ranks().first(lambda: _desk(folder, launch.run))
         self._now("building")
         launched_s = time.time() - self._start.launched_s
-        began = time.monotonic()
-        job = load_job(launch.job_class, launch.arguments)
+        if launch.spare_memory:
+            memory.give_back()
+        began, bare_bytes = time.monotonic(), memory.held_bytes()
+        job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
+        self._warn_of_changes(job, folder)
         _make_data(job, folder / "data")
         supply = Supply(job, cache=Cache(descriptors.cache))
         cores.load(supply, self._start.cpus)
@@ -92,6 +116,11 @@ class Rank:
             measure_squares=launch.noise,
             bfloat16=halves,
             supply=supply,
+            unused=launch.unused,
+            weights=Path(launch.weights) if launch.weights and not begun else None,
+            begun=begun,
+            kept=folder / "form.json",
+            beat=self._beat,
         )
         build_s = time.monotonic() - began
         codecs: dict[str, list[float]] = {}
@@ -100,24 +129,32 @@ class Rank:
             codecs = measured_codecs(device)
         self._now("loading")
         began = time.monotonic()
-        progress = trainer.load(folder / "checkpoints")
+        progress = trainer.load(folder / "checkpoints", job=launch.job_uuid, saved_step=launch.saved_step)
         load_s = time.monotonic() - began
         layers = layers_of(trainer.parts) if launch.say_layers else []
-        began_with = Beginning(launched_s, build_s, load_s, layers, codecs)
-        self._loop = Loop(self._start, job.learning_rate_rule, trainer, progress, self._agent, self._pulse, began_with)
+        began_with = Beginning(launched_s, build_s, load_s, layers, codecs, bare_bytes)
+        self._loop = Loop(self._start, job, trainer, progress, desk, self._agent, self._pulse, began_with)
         if self._stop:
             self._loop.stop()
         code = self._loop.run()
+        if self._start.rank == 0:
+            desk.leave()
         if distributed.is_initialized():
             distributed.destroy_process_group()
         return code
+
+    def _warn_of_changes(self, job: TrainingJob, folder: Path) -> None:
+        if self._start.rank == 0 and not self._start.launch.code:
+            for line in origin.changes(job, folder / "code.json"):
+                print(line, flush=True)
+                self._agent.say(Noted(run=self._start.launch.run, text=line))
 
     def _now(self, doing: str) -> None:
         self._doing = doing
         self._beat()
 
     def _beat(self) -> None:
-        self._pulse.beat(self._start.launch.start_s)
+        self._pulse.beat(self._start.launch.start_s, patient=True)
 
     def _terminate(self, *_: object) -> None:
         self._stop = True
@@ -131,19 +168,18 @@ class Rank:
             seed(start.launch.seed)
         if start.gpu is None:
             return torch.device("cpu")
-        torch.cuda.set_device(start.gpu)
-        return torch.device("cuda", start.gpu)
+        os.environ |= see_only([start.gpu], os.environ)
+        torch.cuda.set_device(0)
+        return torch.device("cuda", 0)
 
     def _meet(self, store: int | None, device: torch.device) -> None:
         launch = self._start.launch
         if launch.world == 1:
             return
         self._now("meeting the other ranks")
-        if socket.gethostbyname(launch.store_host).startswith("127."):
-            # gloo would look the machine's own name up, which need not lead anywhere.
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        # Of waiting for peers, which may build or compute for long: a hang is for the agents to find.
-        timeout = timedelta(seconds=launch.start_s)
+        talk_over(launch.interface, launch.store_host)
+        # Of waiting for peers, which may build, save or wait for data for long: a hang is for the agents to find.
+        timeout = max(timedelta(seconds=launch.start_s), LONGEST_WAIT)
         meeting = TCPStore(
             launch.store_host,
             launch.store_port,
@@ -161,6 +197,19 @@ class Rank:
             timeout=timeout,
             device_id=None if device.type == "cpu" else device,
         )
+
+
+def _desk(folder: Path, run: int) -> tuple[Desk, bool]:
+    """The run's, which has taken the job's folder over, and whether a checkpoint is there.
+
+    Raises FencedError, and UnsavedError where the disk refuses.
+    """
+    try:
+        desk = Desk(folder / "checkpoints", run).taken()
+        desk.take_file(folder / "steps.csv")
+    except OSError as error:
+        raise UnsavedError(f"{folder} cannot be written: {error.strerror}") from error
+    return desk, bool(shelf.newest_first(folder / "checkpoints"))
 
 
 def _make_data(job: TrainingJob, folder: Path) -> None:

@@ -6,7 +6,8 @@ import dataclasses
 import json
 from dataclasses import dataclass
 
-from synergy_exec.messages import Launch, decode, encode
+from synergy_exec.messages import Launch
+from synergy_exec.wire import decode, encode
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from synergy_exec.lines import cut_to_lines
+
 _COLUMNS = "step,batch,rate,loss,seconds,run"
 
 
@@ -11,6 +13,7 @@ class StepsFile:
     """Appends; a step that is trained twice stands twice, and the later run counts."""
 
     def __init__(self, path: Path, run: int) -> None:
+        cut_to_lines(path)
         # By the line: a killed worker leaves no step out that a checkpoint counts.
         self._file = path.open("a", buffering=1, encoding="utf-8")
         self._run = run

@@ -3,14 +3,18 @@
     python -m synergy_exec.worker.zygote DESCRIPTOR PARENT
 
 DESCRIPTOR is a seqpacket socket to the agent PARENT. Each packet is a JSON object:
-    agent → zygote   {"fork": REQUEST, "start": text}, with descriptors; {"signal": number, "pids": [...]}
+    agent → zygote   {"fork": REQUEST, "start": text, "cgroup": folder or ""}, with descriptors;
+                     {"end": [pid, ...]}; {"show": [pid, ...]}; {"ping": number}
     zygote → agent   {"ready": pid}; {"forked": REQUEST, "pid": pid}, or {"forked": REQUEST, "error": text};
-                     {"left": pid, "code": exit code, or minus the signal's number}
-It runs no operator, starts no thread and touches no GPU, so its children may do all three.
+                     {"left": pid, "code": exit code, or minus the signal's number}; {"pong": number}
+A warden stands between it and each worker (warden.py): `left` means that nothing is left of what the worker has
+started. It runs no operator, starts no thread and touches no GPU, so its children may do all three.
 """
 
 from __future__ import annotations
 
+import errno
+import gc
 import importlib
 import json
 import os
@@ -19,12 +23,22 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
+from synergy_exec.worker import offspring, warden
 from synergy_exec.worker.parent import adopt_orphans, die_with
 from synergy_exec.worker.start import Descriptors, Start
 
 LONGEST_PACKET = 1 << 17
+PING_S = 1.5
+"""Between two pings of the agent."""
+_MOST_WAITS = 40
+"""An agent from which nothing came for so many times `PING_S` is gone. They are counted, as in hearing.py: after a
+standstill of the whole machine one has passed."""
+_ENDING_S = 1.5
+"""How long it waits for its workers' ends before its own."""
 WARM = (
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
@@ -36,45 +50,68 @@ WARM = (
 
 
 def main() -> None:
-    """Forks workers until the agent closes its end; then none is left."""
+    """Forks workers until the agent closes its end, or is silent for too long; then none is left."""
     descriptor, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with(parent, signal.SIGKILL)
     adopt_orphans()
+    # For the agent, which ends this; Slurm tells all processes of a step. Workers put a handler in its place.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):
+        sys.exit("zygote: this kernel does not tell a process's children (CONFIG_PROC_CHILDREN)")
     for module in WARM:
         importlib.import_module(module)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         sys.exit(f"zygote: {threads} threads after the imports, so it must not fork; set OPENBLAS_NUM_THREADS=1")
+    # To look through all this for garbage would copy it, in every fork.
+    gc.freeze()
     Forker(socket.socket(fileno=descriptor)).serve()
+    # By their wardens: should this process be killed meanwhile, they go on.
+    offspring.end_all(_ENDING_S, grace_s=_ENDING_S)
     # Taking torch down in order takes seconds.
     os._exit(0)
 
 
-class Forker:
-    """The agent's socket, and the workers that have not been reaped."""
+class Ward(NamedTuple):
+    """What a warden guards. report: the pipe on which it says how the worker has ended."""
 
-    def __init__(self, agent: socket.socket) -> None:
-        self._agent = agent
-        self._workers: set[int] = set()
+    worker: int
+    report: int
+
+
+class Forker:
+    """The agent's socket, and the wardens that have not been reaped."""
+
+    def __init__(self, agent: socket.socket, *, ping_s: float = PING_S) -> None:
+        self._agent, self._ping_s = agent, ping_s
+        self._wards: dict[int, Ward] = {}
+        self._unguarded: list[int] = []
         self._woken, self._waker = socket.socketpair()
         for end in (self._woken, self._waker):
             end.setblocking(False)
 
     def serve(self) -> None:
-        """Forks and reaps workers until the agent's end is closed."""
+        """Forks and reaps until the agent's end is closed, or the agent is silent for too long; has all workers end."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
         waiting = selectors.DefaultSelector()
         waiting.register(self._agent, selectors.EVENT_READ)
         waiting.register(self._woken, selectors.EVENT_READ)
         self._say(ready=os.getpid())
-        while True:
-            ready = [key.fileobj for key, _ in waiting.select()]
+        waits = 0
+        while waits < _MOST_WAITS:
+            ready = [key.fileobj for key, _ in waiting.select(self._ping_s)]
             if self._woken in ready:
                 self._woken.recv(4096)
                 self._reap()
-            if self._agent in ready and not self._hear():
-                self._signal(self._workers, signal.SIGKILL)
-                return
+            if self._agent in ready:
+                waits = 0
+                if not self._hear():
+                    break
+            elif not ready:
+                waits += 1
+        if waits:
+            print(f"zygote: nothing from the agent for {waits * self._ping_s:g} s; ends its workers", file=sys.stderr)
+        self._tell([ward.worker for ward in self._wards.values()], warden.END)
 
     def _hear(self) -> bool:
         text, descriptors = _receive(self._agent)
@@ -82,83 +119,117 @@ class Forker:
             return False
         packet = json.loads(text)
         if "fork" in packet:
-            self._fork(packet["fork"], packet["start"], descriptors)
+            self._fork(packet["fork"], packet["start"], packet["cgroup"], descriptors)
+        elif "ping" in packet:
+            self._say(pong=packet["ping"])
+        elif "end" in packet:
+            self._tell(packet["end"], warden.END)
         else:
-            # Only those not yet reaped: a number may have gone to another process since.
-            self._signal(self._workers.intersection(packet["pids"]), packet["signal"])
+            self._tell(packet["show"], warden.SHOW)
         return True
 
-    def _fork(self, request: int, start: str, descriptors: list[int]) -> None:
+    def _fork(self, request: int, start: str, cgroup: str, descriptors: list[int]) -> None:
         zygote = os.getpid()
+        report, reporting = os.pipe()
+        worker = -errno.EAGAIN
         try:
-            pid = os.fork()
+            child = os.fork()
         except OSError as error:
-            self._say(forked=request, error=f"cannot fork: {error.strerror}")
+            child, worker = 0, -(error.errno or errno.EAGAIN)
         else:
-            if pid == 0:
-                self._become_worker(zygote, start, Descriptors(*descriptors))
-            self._workers.add(pid)
-            self._say(forked=request, pid=pid)
-        for each in descriptors:
+            if child == 0:
+                os.close(report)
+                self._become_warden(zygote, reporting, start, cgroup, descriptors)
+        for each in (reporting, *descriptors):
             os.close(each)
+        if child:
+            worker = _reported(report) or worker
+        if worker > 0:
+            self._wards[child] = Ward(worker, report)
+            self._say(forked=request, pid=worker)
+        else:
+            os.close(report)
+            self._say(forked=request, error=f"cannot fork: {os.strerror(-worker)}")
 
-    def _become_worker(self, zygote: int, start: str, descriptors: Descriptors) -> None:
-        code = 1
+    def _become_warden(self, zygote: int, report: int, start: str, cgroup: str, descriptors: list[int]) -> NoReturn:
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            # A session of its own: what it starts can be killed with it, and the terminal's signals pass it by.
-            os.setsid()
-            die_with(zygote, signal.SIGKILL)
             for end in (self._agent, self._woken, self._waker):
                 end.close()
-            for stream in (1, 2):
-                os.dup2(descriptors.log, stream)
-            rank = importlib.import_module("synergy_exec.worker.rank")
-            code = rank.run(Start.parse(start), descriptors)
+            for ward in self._wards.values():
+                os.close(ward.report)
+            become_worker = partial(_become_worker, start, Descriptors(*descriptors))
+            warden.guard(zygote, report, cgroup, descriptors, become_worker)
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            # Threads of torch may still wait for peers; nothing of this process is needed any more.
-            os._exit(code)
+            os._exit(1)
 
     def _reap(self) -> None:
-        while True:
-            try:
-                left = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                return
-            if left is None:
-                return
-            ours = left.si_pid in self._workers
-            if ours:
-                # While it is unreaped its group cannot be another's.
-                self._signal([left.si_pid], signal.SIGKILL)
-                self._workers.discard(left.si_pid)
-            _, status = os.waitpid(left.si_pid, 0)
-            if ours:
-                self._say(left=left.si_pid, code=os.waitstatus_to_exitcode(status))
+        for pid, _ in offspring.reaped():
+            ward = self._wards.pop(pid, None)
+            if ward is None:
+                continue
+            code = _reported(ward.report)
+            os.close(ward.report)
+            if code is None:
+                self._unguarded.append(ward.worker)
+            else:
+                self._say(left=ward.worker, code=code)
+        # Of a warden that was killed; the end of each wakes this up again.
+        strays = [pid for pid in offspring.children(os.getpid()) if pid not in self._wards]
+        offspring.kill(strays)
+        if not strays:
+            for worker in self._unguarded:
+                self._say(left=worker, code=-signal.SIGKILL)
+            self._unguarded.clear()
 
-    def _signal(self, pids: Any, number: int) -> None:
-        for pid in pids:
-            try:
-                if number == signal.SIGKILL:
-                    os.killpg(pid, number)
-                else:
-                    os.kill(pid, number)
-            except ProcessLookupError:
-                # Just forked, and not yet the leader of its group.
+    def _tell(self, workers: list[int], number: signal.Signals) -> None:
+        """Their wardens, which are not reaped yet: so no number has gone to another process."""
+        for pid, ward in self._wards.items():
+            if ward.worker in workers:
                 os.kill(pid, number)
+                if number == warden.END:
+                    # Its worker may have stopped it.
+                    os.kill(pid, signal.SIGCONT)
 
     def _say(self, **packet: Any) -> None:
-        self._agent.send(json.dumps(packet).encode())
+        # An agent that is gone is found out by what is to be heard of it next.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._agent.send(json.dumps(packet).encode())
+
+
+def _become_worker(start: str, descriptors: Descriptors, parent: int) -> NoReturn:
+    code = 1
+    try:
+        # A session of its own: it can be moved to other cores as a whole, and the terminal's signals pass it by.
+        os.setsid()
+        die_with(parent, signal.SIGKILL)
+        for stream in (1, 2):
+            os.dup2(descriptors.log, stream)
+        rank = importlib.import_module("synergy_exec.worker.rank")
+        code = rank.run(Start.parse(start), descriptors)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # Threads of torch may still wait for peers; nothing of this process is needed any more.
+        os._exit(code)
+
+
+def _reported(report: int) -> int | None:
+    """The next number that a warden reports; None where it is gone."""
+    packed = os.read(report, warden.FORM.size)
+    return warden.FORM.unpack(packed)[0] if packed else None
 
 
 def _receive(agent: socket.socket) -> tuple[bytes, list[int]]:
     try:
-        text, descriptors, _, _ = socket.recv_fds(agent, LONGEST_PACKET, 8)
+        # What a worker runs as another program does not inherit them.
+        text, descriptors, _, _ = socket.recv_fds(agent, LONGEST_PACKET, 8, socket.MSG_CMSG_CLOEXEC)
     except ConnectionResetError:
         return b"", []
     return text, descriptors

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from synergy_core.errors import InputError
-from synergy_core.units import HOUR_S
+from synergy_core.units import DAY_S, HOUR_S
 from synergy_runs.generators.arrivals import hourly_jobs, submit_times
 from synergy_runs.generators.jobs import draw_batches, draw_durations, draw_end_states, draw_users
 from synergy_runs.generators.statistics import Statistics, blocks, statistics
@@ -18,6 +18,10 @@ __all__ = ["Statistics", "generate", "names", "statistics"]
 
 # One stream of random numbers each; new ones go to the end, so that the others stay as they are.
 STREAMS = ("levels", "counts", "cells", "batches", "times", "users", "durations", "end_states")
+
+MOST_JOBS = 10_000_000
+MOST_DAYS = 3_660
+"""Of a generated log: ten years, what still fits into memory."""
 
 
 def names() -> tuple[str, ...]:
@@ -36,7 +40,12 @@ def generate(
     known = statistics(name)
     asked = [each for each in (window_s, jobs) if each is not None]
     if len(asked) != 1 or not 0 < asked[0] < np.inf:
-        raise InputError(f"generator {name}: got window_s={window_s}, jobs={jobs}; expected one of them, above 0.")
+        days = "" if window_s is None else f"{window_s / DAY_S:g} days"
+        got = days if jobs is None else f"{jobs} jobs" if window_s is None else f"{days} and {jobs} jobs"
+        raise InputError(f"generator {name}: got {got or 'neither days nor jobs'}; expected either, above 0.")
+    if (window_s or 0.0) > MOST_DAYS * DAY_S or (jobs or 0) > MOST_JOBS:
+        got = f"{jobs:,} jobs" if window_s is None else f"{window_s / DAY_S:,.0f} days"
+        raise InputError(f"generator {name}: got {got}; expected at most {MOST_JOBS:,} jobs, {MOST_DAYS:,} days.")
     random = dict(zip(STREAMS, _streams(seed), strict=True))
     length_s = window_s if window_s is not None else (jobs or 0) / known.arrivals.mean_per_hour * HOUR_S
     expected = hourly_jobs(known.arrivals, length_s, random["levels"])

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
+from synergy_core.parser import Parser
 from synergy_core.units import DAY_S, HOUR_S
 from synergy_runs.generators import Statistics, generate, names, statistics
 from synergy_runs.generators.further import PublishedFigure, further, tenant_loads
@@ -33,6 +34,10 @@ def main(arguments: Sequence[str] | None = None, delays: Delays | None = None) -
     """Prints the tables; 2 for what the user can mend."""
     given = _parser(simulates=delays is not None).parse_args(arguments)
     try:
+        if given.seed < 0:
+            raise InputError(f"--seed {given.seed}: expected a whole number ≥ 0.")
+        if given.csv is not None and not (given.csv.name and given.csv.parent.is_dir()):
+            raise InputError(f"--csv {given.csv}: expected a file in a folder that exists.")
         known = statistics(given.name)
         if given.jobs is not None and given.days is None:
             rows = generate(given.name, jobs=given.jobs, seed=given.seed)
@@ -43,8 +48,11 @@ def main(arguments: Sequence[str] | None = None, delays: Delays | None = None) -
         if given.csv is not None:
             write_csv(rows, given.csv)
         replayed = read_trace(given.log, bad_rows="skip") if delays and given.log else None
-    except (InputError, OSError) as error:
+    except InputError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: --csv {given.csv}: cannot be written ({error.strerror}).", file=sys.stderr)
         return 2
     gpus = known.nodes * known.gpus_per_node
     asked = sum(duration * held for duration, held in zip(rows.duration_s, rows.gpus, strict=True))
@@ -64,7 +72,7 @@ def main(arguments: Sequence[str] | None = None, delays: Delays | None = None) -
 
 
 def _parser(*, simulates: bool) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m synergy_sim.generators", description=__doc__)
+    parser = Parser(prog="python -m synergy_sim.generators", description=__doc__)
     parser.add_argument("name", help=f"one of {', '.join(names())}")
     parser.add_argument("--days", type=float, help=f"length of the window ({DEFAULT_DAYS:g} by default)")
     parser.add_argument("--jobs", type=int, help="exactly so many jobs, in place of --days")

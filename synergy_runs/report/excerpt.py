@@ -52,6 +52,12 @@ def held_by_node(events: Events) -> Held:
     )
 
 
+def slots_held(held: Held) -> NDArray[np.int64]:
+    """How many of its node's slots each row holds."""
+    bits = np.unpackbits(held.gpu_mask.view(np.uint8).reshape(-1, 8), axis=1)
+    return np.asarray(bits.sum(axis=1, dtype=np.int64))
+
+
 def overlapping(held: Held, start_s: float, end_s: float) -> Held:
     """The rows that lie at least partly in a stretch of time."""
     return held.take((held.end_s > start_s) & (held.start_s < end_s))
@@ -89,3 +95,11 @@ def busy_stretch(events: Events, *, most_starts: int) -> tuple[float, float]:
 def gpus_of_nodes(summary: Summary) -> list[int]:
     """GPUs of every node, in the order of their numbers."""
     return [each["gpus_per_node"] for each in summary["node_types"] for _ in range(each["nodes"])]
+
+
+def unit_words(summary: Summary) -> tuple[str, str]:
+    """What a node's slots are called, one and several: GPUs; CPU cores where an executor had no GPUs."""
+    on_cores = [each["gpu_type"] == "cpu" for each in summary["node_types"]]
+    if all(on_cores):
+        return "CPU core", "CPU cores"
+    return ("slot", "slots") if any(on_cores) else ("GPU", "GPUs")

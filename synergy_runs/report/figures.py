@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from synergy_core.arrays import Floats
 from synergy_core.units import DAY_S, HOUR_S
-from synergy_runs.comparison import ComparedPolicy
+from synergy_runs.comparison import ComparedPolicy, Setting
 from synergy_runs.log import Events
 from synergy_runs.metrics import SIZE_CLASSES, size_class
+from synergy_runs.report.excerpt import unit_words
+from synergy_runs.report.palette import Look
 from synergy_runs.stored import StoredRun
 from synergy_runs.timeline import binned_mean, given, gpus_in_use, holdings, shares_in_use, waiting_jobs
 
@@ -19,12 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Petroff's ten colours, chosen for colour-blind readers (arXiv:2107.02270), black and a dark green.
-COLOURS = (
-    "#3f90da", "#e76300", "#832db6", "#bd1f01", "#717581", "#ffa90e",
-    "#a96b59", "#92dadd", "#b9ac70", "#94a4a2", "#1a1a1a", "#2d6a4f",
-)  # fmt: skip
-SIZE_COLOURS = ("#92dadd", "#3f90da", "#ffa90e", "#bd1f01")
 _TICKS_S = {
     0.001: "1 ms", 1.0: "1 s", 10.0: "10 s", 60.0: "1 min", 600.0: "10 min", HOUR_S: "1 h", 6 * HOUR_S: "6 h",
     DAY_S: "1 d", 7 * DAY_S: "7 d", 30 * DAY_S: "30 d", 365 * DAY_S: "1 a",
@@ -34,14 +30,23 @@ _BINS = 240
 _QUANTILES = 400
 
 
-def colours(rows: Sequence[ComparedPolicy]) -> dict[str, str]:
-    """One colour per policy, the same in every figure of a comparison."""
-    names = list(dict.fromkeys(row.policy for row in rows))
-    return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+_MARKS = 9
+"""On a line, so that it can be told without colour."""
 
 
-def _look(row: ComparedPolicy, palette: dict[str, str]) -> dict[str, Any]:
-    return {"color": palette[row.policy], "label": row.label, "linestyle": (0, (4, 1.5)) if row.oracle else "-"}
+def _look(row: ComparedPolicy, found: Mapping[str, Look], points: int, at: int = 0) -> dict[str, Any]:
+    """How a line of so many points is drawn; at: which of the lines it is, so that marks of two seldom meet."""
+    look = found[row.policy]
+    step = max(1, points // _MARKS)
+    return {
+        "color": look.light,
+        "label": row.label,
+        "linestyle": (0, (4, 1.5)) if row.oracle else "-",
+        "marker": look.mark.printed,
+        "markersize": 5.0,
+        "markerfacecolor": "white" if look.hollow else look.light,
+        "markevery": (at * max(1, step // 3) % step, step),
+    }
 
 
 def blank(height_in: float = 4.2) -> Figure:
@@ -83,16 +88,16 @@ def _pooled(row: ComparedPolicy, column: str) -> Floats:
     return values[np.isfinite(values)]
 
 
-def jct_cdf(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> Figure:
+def jct_cdf(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure:
     """Share of jobs done within a time of their submission."""
     figure = blank()
     axes = figure.add_subplot()
     share = np.linspace(0, 1, _QUANTILES)
     low_s, high_s = np.inf, 10 * _SHORTEST_S
-    for row in rows:
+    for at, row in enumerate(rows):
         jct_s = np.maximum(_pooled(row, "jct_s"), _SHORTEST_S)
         if len(jct_s):
-            axes.plot(np.quantile(jct_s, share), share * 100, linewidth=1.7, **_look(row, palette))
+            axes.plot(np.quantile(jct_s, share), share * 100, linewidth=1.7, **_look(row, found, _QUANTILES, at))
             low_s, high_s = min(low_s, float(np.quantile(jct_s, 0.001))), max(high_s, float(jct_s.max()))
     low_s = min(low_s, high_s / 10)
     axes.set_xscale("log")
@@ -106,16 +111,16 @@ def jct_cdf(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> Figure:
     return figure
 
 
-def fairness_cdf(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> Figure:
+def fairness_cdf(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure:
     """Share of jobs by ρ; right of the line a job would rather have had its own share of the cluster."""
     figure = blank()
     axes = figure.add_subplot()
     share = np.linspace(0, 1, _QUANTILES)
     low, high = 0.1, 10.0
-    for row in rows:
+    for at, row in enumerate(rows):
         rho = np.maximum(_pooled(row, "finish_time_fairness"), 1e-3)
         if len(rho):
-            axes.plot(np.quantile(rho, share), share * 100, linewidth=1.7, **_look(row, palette))
+            axes.plot(np.quantile(rho, share), share * 100, linewidth=1.7, **_look(row, found, _QUANTILES, at))
             low, high = min(low, float(np.quantile(rho, 0.005))), max(high, float(np.quantile(rho, 0.995)))
     axes.axvline(1.0, color="#1a1a1a", linewidth=0.9)
     axes.set_xscale("log")
@@ -129,21 +134,22 @@ def fairness_cdf(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> Fig
     return figure
 
 
-def gpus_and_queue(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> Figure:
+def gpus_and_queue(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure:
     """GPUs used and jobs waiting over time, means of equal bins, of each policy's first seed."""
     figure = blank(5.6)
     upper, lower = figure.subplots(2, 1, sharex=True)
     events = [row.runs[0].events() for row in rows]
-    edges_s = np.linspace(0.0, _shown_span_s(rows, events), _BINS + 1)
+    edges_s = np.linspace(0.0, shown_span_s(rows, events), _BINS + 1)
     scale_s, unit = time_unit(edges_s[-1])
-    for row, each in zip(rows, events, strict=True):
-        look = {**_look(row, palette), "linewidth": 1.2}
+    middles = (edges_s[:-1] + edges_s[1:]) / 2 / scale_s
+    for at, (row, each) in enumerate(zip(rows, events, strict=True)):
+        look = {**_look(row, found, _BINS, at), "linewidth": 1.2, "drawstyle": "steps-mid"}
         for axes, series in ((upper, gpus_in_use(each)), (lower, waiting_jobs(each))):
-            axes.stairs(binned_mean(*series, edges_s), edges_s / scale_s, baseline=None, **look)
+            axes.plot(middles, binned_mean(*series, edges_s), **look)
     gpus = rows[0].runs[0].summary["gpus"]
     upper.axhline(gpus, color="#1a1a1a", linewidth=0.9, linestyle=":")
     upper.set_ylim(0, gpus * 1.05)
-    upper.set_ylabel(f"GPUs used (of {gpus:,})")
+    upper.set_ylabel(f"{unit_words(rows[0].runs[0].summary)[1]} used (of {gpus:,})")
     lower.set_ylabel("jobs waiting")
     _queue_scale(lower, [waiting_jobs(each)[1].max(initial=0) for each in events])
     lower.set_xlabel(f"time since the window's start, {unit}")
@@ -155,7 +161,7 @@ def gpus_and_queue(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> F
     return figure
 
 
-def gpus_cpus_and_memory(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> Figure:
+def gpus_cpus_and_memory(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure:
     """GPUs, CPUs and memory that jobs have over time, of all there are, of each policy's first seed.
 
     Means of equal bins. Policies that share no CPUs and memory out have GPUs only.
@@ -163,12 +169,13 @@ def gpus_cpus_and_memory(rows: Sequence[ComparedPolicy], palette: dict[str, str]
     figure = blank(6.6)
     panels = figure.subplots(3, 1, sharex=True, sharey=True)
     events = [row.runs[0].events() for row in rows]
-    edges_s = np.linspace(0.0, _shown_span_s(rows, events), _BINS + 1)
+    edges_s = np.linspace(0.0, shown_span_s(rows, events), _BINS + 1)
     scale_s, unit = time_unit(edges_s[-1])
-    for row, each in zip(rows, events, strict=True):
-        look = {**_look(row, palette), "linewidth": 1.2}
+    middles = (edges_s[:-1] + edges_s[1:]) / 2 / scale_s
+    for at, (row, each) in enumerate(zip(rows, events, strict=True)):
+        look = {**_look(row, found, _BINS, at), "linewidth": 1.2, "drawstyle": "steps-mid"}
         for axes, (used, most) in zip(panels, _in_use(row.runs[0], each), strict=False):
-            axes.stairs(binned_mean(*used, edges_s) / most * 100, edges_s / scale_s, baseline=None, **look)
+            axes.plot(middles, binned_mean(*used, edges_s) / most * 100, **look)
     for axes, what in zip(panels, ("GPUs", "CPUs", "memory"), strict=True):
         axes.set_ylabel(f"{what} used, %")
         tidy(axes)
@@ -199,7 +206,7 @@ def _queue_scale(axes: Axes, longest: Sequence[float]) -> None:
     axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
 
 
-def _shown_span_s(rows: Sequence[ComparedPolicy], events: Sequence[Any]) -> float:
+def shown_span_s(rows: Sequence[ComparedPolicy], events: Sequence[Any]) -> float:
     """Seconds on the axis of time: to the last finish, but not far beyond the last submission.
 
     A few long jobs would leave most of it empty.
@@ -217,8 +224,8 @@ def time_unit(span_s: float) -> tuple[float, str]:
     return 1.0, "seconds"
 
 
-def waiting_by_size(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> Figure:
-    """Mean time without GPUs (bar), 99th percentile (tick) by job size; a dot where nobody waited a second."""
+def waiting_by_size(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure:
+    """Mean time without GPUs (mark), 99th percentile (tick) by job size."""
     figure = blank()
     axes = figure.add_subplot()
     width, highest_s = 0.8 / len(rows), 60.0
@@ -228,19 +235,19 @@ def waiting_by_size(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> 
         means = [group.mean() if len(group) else 0.0 for group in groups]
         p99 = [np.percentile(group, 99) if len(group) else 0.0 for group in groups]
         at = np.arange(len(groups)) - 0.4 + (number + 0.5) * width
-        hatch = "////" if row.oracle else None
-        axes.bar(at, means, width * 0.9, color=palette[row.policy], label=row.label, hatch=hatch, edgecolor="white",
-                 linewidth=0)  # fmt: skip
-        axes.hlines(p99, at - width * 0.4, at + width * 0.4, color=palette[row.policy], linewidth=1.6)
-        no_wait = [x for x, group in zip(at, groups, strict=True) if len(group) and group.max() < 1.0]
-        axes.plot(no_wait, [0.0] * len(no_wait), "o", color=palette[row.policy], markersize=5, clip_on=False, zorder=3)
+        look = found[row.policy]
+        axes.vlines(at, means, p99, color=look.light, linewidth=1.3, linestyle="dashed" if row.oracle else "solid")
+        axes.hlines(p99, at - width * 0.3, at + width * 0.3, color=look.light, linewidth=1.3)
+        face = "white" if look.hollow else look.light
+        axes.plot(at, means, linestyle="", marker=look.mark.printed, color=look.light, markerfacecolor=face,
+                  markersize=6, clip_on=False, zorder=3, label=row.label)  # fmt: skip
         highest_s = max(highest_s, *means, *p99)
     axes.set_yscale("symlog", linthresh=60.0, linscale=0.5)
     axes.set_ylim(0, highest_s * 1.5)
     _duration_ticks(axes.yaxis, 60.0, highest_s * 1.5)
     axes.set_yticks([0.0, *axes.get_yticks()])
     axes.set_xticks(range(len(SIZE_CLASSES)), [each.replace("-", "–") for each in SIZE_CLASSES])
-    axes.set_xlabel("GPUs of the job")
+    axes.set_xlabel(f"{unit_words(rows[0].runs[0].summary)[1]} of the job")
     axes.set_ylabel("wait (time without GPUs)")
     tidy(axes)
     axes.grid(visible=False, axis="x")
@@ -248,17 +255,28 @@ def waiting_by_size(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> 
     return figure
 
 
-def sweep(rows: Sequence[ComparedPolicy], palette: dict[str, str]) -> Figure:
-    """Mean JCT over the one number that was varied, a line per policy; logarithmic if they lie far apart."""
+def sweep(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure | None:
+    """Mean JCT over the one number that was varied, a line per policy; logarithmic if they lie far apart.
+
+    None where what varies is not one number.
+    """
+    try:
+        number_of: dict[Setting, float] = {
+            row.setting: float(row.setting[0][1]) for row in rows if len(row.setting) == 1
+        }
+    except ValueError:
+        return None
+    if len(number_of) < 2:
+        return None
     figure = blank()
     axes = figure.add_subplot()
     known_s = [row.mean("mean_jct_s") for row in rows if row.mean("mean_jct_s") > 0] or [1.0]
     scale_s, unit = time_unit(max(known_s))
     for policy in dict.fromkeys(row.policy for row in rows):
-        line = sorted((row for row in rows if row.policy == policy), key=lambda row: float(row.setting[0][1]))
-        varied = [float(row.setting[0][1]) for row in line]
+        line = sorted((row for row in rows if row.policy == policy), key=lambda row: number_of[row.setting])
+        varied = [number_of[row.setting] for row in line]
         mean_jct = [row.mean("mean_jct_s") / scale_s for row in line]
-        axes.plot(varied, mean_jct, marker="o", markersize=4, linewidth=1.7, **_look(line[0], palette))
+        axes.plot(varied, mean_jct, linewidth=1.7, **_look(line[0], found, 1))
     if max(known_s) > 20 * min(known_s):
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")

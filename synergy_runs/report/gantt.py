@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.arrays import Floats
 from synergy_runs.metrics import SIZE_CLASSES, size_class
-from synergy_runs.report.excerpt import Held, gpus_of_nodes, overlapping
-from synergy_runs.report.figures import SIZE_COLOURS, blank, legend, time_unit
+from synergy_runs.report.excerpt import Held, gpus_of_nodes, overlapping, unit_words
+from synergy_runs.report.figures import blank, legend, time_unit
+from synergy_runs.report.palette import SIZE_TONES
 from synergy_runs.stored import StoredRun
 
 if TYPE_CHECKING:
@@ -36,13 +37,15 @@ def strip(run: StoredRun, held: Held, stretch_s: tuple[float, float]) -> Figure:
     figure = blank(1.3 + 0.9 + 0.035 * float(base[nodes]))
     axes = figure.add_subplot()
     scale_s, unit = time_unit(stretch_s[1] - stretch_s[0])
-    for size, (colour, label) in enumerate(zip(SIZE_COLOURS, SIZE_CLASSES, strict=True)):
+    unit_of_slots, units = unit_words(run.summary)
+    for size, (tone, label) in enumerate(zip(SIZE_TONES, SIZE_CLASSES, strict=True)):
         of_size = shown.take(size_class(shown.gpus) == size)
-        _rectangles(axes, of_size, base, scale_s, stretch_s, colour)
-        axes.fill_between([], [], color=colour, label=f"{label.replace('-', '–')} GPU{'s' * (size > 0)}")
+        look: dict[str, Any] = {"facecolor": tone.light, "edgecolor": "white", "linewidth": 0.35}
+        _rectangles(axes, of_size, base, scale_s, stretch_s, look)
+        axes.fill_between([], [], **look, label=f"{label.replace('-', '–')} {units if size else unit_of_slots}")
     axes.set_xlim(stretch_s[0] / scale_s, stretch_s[1] / scale_s)
     axes.set_ylim(float(base[nodes]), 0)
-    axes.set_facecolor("#f3f3f3")
+    axes.set_facecolor("#fafbfc")
     axes.hlines(base[1:nodes], *axes.get_xlim(), color="#555555", linewidth=0.5)
     middles = (base[:nodes] + base[1 : nodes + 1]) / 2
     axes.set_yticks(middles, [f"node {node}" for node in range(nodes)], fontsize=8)
@@ -50,13 +53,18 @@ def strip(run: StoredRun, held: Held, stretch_s: tuple[float, float]) -> Figure:
     axes.set_xlabel(f"time since the window's start, {unit}")
     total = len(gpus_per_node)
     part = f"all {total} nodes" if nodes == total else f"nodes 0–{nodes - 1} of {total}"
-    axes.set_title(f"{run.label}: {part}, one row per GPU", loc="left", fontsize=9)
+    axes.set_title(f"{run.label}: {part}, one row per {unit_of_slots}", loc="left", fontsize=9)
     legend(figure, axes)
     return figure
 
 
 def _rectangles(
-    axes: Axes, held: Held, base: NDArray[np.int64], scale_s: float, stretch_s: tuple[float, float], colour: str
+    axes: Axes,
+    held: Held,
+    base: NDArray[np.int64],
+    scale_s: float,
+    stretch_s: tuple[float, float],
+    look: Mapping[str, Any],
 ) -> None:
     from matplotlib.collections import PolyCollection
 
@@ -67,9 +75,7 @@ def _rectangles(
     corners: Floats = np.stack(
         [np.stack(each, axis=-1) for each in ((left, top), (right, top), (right, bottom), (left, bottom))], axis=1
     )
-    axes.add_collection(
-        PolyCollection(list(corners), facecolors=colour, edgecolors="white", linewidths=0.35), autolim=False
-    )
+    axes.add_collection(PolyCollection(list(corners), **look), autolim=False)
 
 
 def _gpu_runs(held: Held) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

@@ -2,136 +2,117 @@
 
 from __future__ import annotations
 
-import base64
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
-from pathlib import Path
+from importlib.resources import files
 
-from synergy_core.units import format_duration
 from synergy_runs.comparison import ComparedPolicy, Comparison
-from synergy_runs.metrics import NO_NAME, SIZE_CLASSES
-from synergy_runs.tables import FIGURES, SHARED, Figure, caption, cells, notes, ratio_text, three_digits
-
-_STYLE = """
-:root { color-scheme: light dark; --line: #d5d9e0; --soft: #5b6472; --head: #f3f5f8; --best: #dff3e4; --page: #fff; }
-@media (prefers-color-scheme: dark) {
-  :root { --line: #3a414d; --soft: #a4adba; --head: #232830; --best: #1f4630; --page: #15181d; }
-}
-body { font: 16px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 68rem; padding: 1rem; background: var(--page); }
-h1 { font-size: 1.5rem; line-height: 1.25; margin: .5rem 0; } h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
-.soft, figcaption { color: var(--soft); font-size: .9rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { padding: .35rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
-thead th { background: var(--head); vertical-align: bottom; } th small { color: var(--soft); font-weight: normal; }
-tbody th { text-align: left; position: sticky; left: 0; background: var(--page); }
-thead th:first-child { text-align: left; position: sticky; left: 0; }
-td.best { background: var(--best); font-weight: 600; }
-td.text { text-align: left; white-space: normal; overflow-wrap: anywhere; }
-figure { margin: 1rem 0; } figure img { display: block; width: 100%; min-width: 34rem; background: #fff; }
-pre { background: var(--head); padding: .8rem; overflow-x: auto; font-size: .8rem; }
-details { margin: .5rem 0; } summary { cursor: pointer; padding: .3rem 0; }
-"""
+from synergy_runs.knowledge import known
+from synergy_runs.notes import notes
+from synergy_runs.numbers import ratio_text, three_digits
+from synergy_runs.report.assets import bokeh_js, scripts
+from synergy_runs.report.charts import Chart
+from synergy_runs.report.palette import SIZE_TONES, Look
+from synergy_runs.tables import SHARED, Figure, caption, cells, figures_of
+from synergy_runs.verdict import setting_text, verdict
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A figure already on disk. `folded`: shown only when asked for."""
+def page(
+    comparison: Comparison,
+    command: str,
+    *,
+    looks: Mapping[str, Look],
+    charts: Sequence[Chart] = (),
+    sections: Mapping[str, str],
+) -> str:
+    """The whole report.
 
-    path: Path
-    title: str
-    caption: str
-    folded: bool = False
-
-
-def page(comparison: Comparison, pictures: Sequence[Picture], command: str) -> str:
-    """The whole report."""
+    looks: of each policy. sections: by id, what the page's script unpacks (`packed.py`): `report`, which says what is
+    shown, and what is only unpacked when it is looked at.
+    """
     rows = comparison.rows
-    title = f"{rows[0].runs[0].summary['trace']}: {len({row.policy for row in rows})} scheduling policies compared"
-    if len({row.policy for row in rows}) == 1:
+    policies = {row.policy for row in rows if not row.logged}
+    title = f"{rows[0].runs[0].summary['trace']}: {len(policies)} scheduling policies compared"
+    if len(policies) == 1:
         title = f"{rows[0].runs[0].summary['trace']} under {rows[0].label}"
+    numbers = {policy: number for number, policy in enumerate(looks)}
     body = [
-        f"<h1>{escape(title)}</h1>",
+        f'<div class="top"><h1>{escape(title)}</h1>',
+        '<button id="theme" class="theme" type="button" hidden></button></div>',
         f'<p class="soft">{escape(caption(comparison))}</p>',
-        f"<p>{escape(sentence(comparison))}</p>",
+        f'<p class="lead">{escape(verdict(comparison))}</p>',
         *(f'<p class="soft">{escape(each)}</p>' for each in _remarks(comparison)),
+        '<p id="needs" hidden>Charts and lists need a browser of 2023 or later; the tables are complete without.</p>',
+        "<noscript><p>Charts and lists need JavaScript; the tables are complete without.</p></noscript>",
         "<h2>Comparison</h2>",
-        _comparison(comparison),
+        _comparison(comparison, numbers),
         *(f'<p class="soft">{escape(each)}</p>' for each in notes(comparison)),
-        *(_figure(picture) for picture in pictures),
-        *_breakdowns(comparison),
-        "<h2>Configuration</h2>",
+        '<div id="policies" role="group" aria-label="policies shown" hidden></div>',
+        *(_chart(chart) for chart in charts),
+        *_lists(sections, _folded_knowledge(comparison)),
+        "<footer>",
+        "<h2>How this came about</h2>",
+        _provenance(comparison, command),
         f"<details><summary>config.yaml of {escape(rows[0].label)}</summary>"
         f"<pre>{escape(rows[0].runs[0].config_yaml())}</pre></details>",
-        "<h2>Provenance</h2>",
-        _provenance(comparison, command),
+        "</footer>",
+        *(f'<script type="text/plain" id="{id_}">{text}</script>' for id_, text in sections.items()),
+        f'<script type="text/plain" id="bokeh">{bokeh_js()}</script>',
+        f"<script>{scripts()}</script>",
     ]
     head = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head>\n<body>\n"
+        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{_style(looks)}</style></head>\n<body>\n'
     )
     return head + "\n".join(body) + "\n</body></html>\n"
 
 
-def sentence(comparison: Comparison) -> str:
-    """What came out, in words."""
-    rows = comparison.of(comparison.settings[0])
-    where = "" if len(comparison.settings) == 1 else f"With {_setting_text(rows[0])}: "
-    known = [row for row in rows if row.mean("mean_jct_s") == row.mean("mean_jct_s")]
-    if not known:
-        return where + "No job finished."
-    if len(rows) == 1:
-        mean = format_duration(_mean_jct_s(known[0]))
-        return f"{where}{'under' if where else 'Under'} {known[0].label} the mean JCT is {mean}."
-    text = where + _lowest(known, rows[0]) + "."
-    own = [row for row in known if not row.oracle]
-    if own and min(known, key=_mean_jct_s).oracle:
-        text += f" Of the policies that know no true run times, {_lowest(own, rows[0])}."
-    return text
+def _style(looks: Mapping[str, Look]) -> str:
+    """The style sheet, with the colours of policies (`--p0`, …) and of sizes of jobs (`--s0`, …) as they are here."""
+    sheet = files("synergy_runs.report").joinpath("page", "style.css").read_text(encoding="utf-8")
+    tones = [(f"--p{number}", look.tone) for number, look in enumerate(looks.values())]
+    tones += [(f"--s{number}", tone) for number, tone in enumerate(SIZE_TONES)]
+    light, dark = ("".join(f"{name}:{getattr(tone, side)};" for name, tone in tones) for side in ("light", "dark"))
+    return (
+        f"{sheet}:root{{{light}}}\n@media (prefers-color-scheme: dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
+        f":root[data-theme=dark]{{{dark}}}"
+    )
 
 
-def _mean_jct_s(row: ComparedPolicy) -> float:
-    return row.mean("mean_jct_s")
+def _chart(chart: Chart) -> str:
+    """A place for a chart, its buttons and its values, which the page's script fills."""
+    panels = ("", " two", " three")[min(len(chart["panels"]), 3) - 1]
+    mouse = "" if "classes" in chart["x"] else " Drag to zoom, or use the buttons."
+    return (
+        f'<figure id="{chart["id"]}"><h2>{escape(chart["title"])}</h2>'
+        f"<figcaption>{escape(chart['text'] + mouse)}</figcaption>"
+        f'<div class="controls" id="tools-{chart["id"]}"></div>'
+        f'<div class="plot{panels}" id="plot-{chart["id"]}"></div>'
+        f'<details id="values-{chart["id"]}"><summary>values as a table</summary><div></div></details></figure>'
+    )
 
 
-def _lowest(rows: Sequence[ComparedPolicy], first: ComparedPolicy) -> str:
-    """`themis (3.9 h) and tiresias (4.0 h) have the lowest mean JCTs, not distinguishable; 28 % below fifo`."""
-    best, *others = sorted(rows, key=_mean_jct_s)
-    ties = [best, *(row for row in others if _indistinguishable(row, best))]
-    if len(ties) == 1:
-        told = all(math.isfinite(row.against(best).low) for row in others)
-        lowest = f"{best.label} has the lowest mean JCT{'' if told else ' of these jobs'}"
-        return f"{lowest}: {format_duration(_mean_jct_s(best))}{_against([best], first, ', ')}"
-    named = [f"{row.label} ({format_duration(_mean_jct_s(row))})" for row in ties]
-    text = f"{', '.join(named[:-1])} and {named[-1]} have the lowest mean JCTs, not distinguishable"
-    return text + _against(ties, first, "; ")
+def _folded_knowledge(comparison: Comparison) -> str:
+    """What each policy knew, for below every table."""
+    lines = "".join(f'<p class="soft">{escape(each)}</p>' for each in known(comparison.rows))
+    return f"<details><summary>what each policy knew</summary>{lines}</details>" if lines else ""
 
 
-def _indistinguishable(row: ComparedPolicy, best: ComparedPolicy) -> bool:
-    """Whether the two mean JCTs are equal, or the 95 % interval of their ratio holds 1.
-
-    Where there is no interval the lowest is the lowest: of these jobs, as the notes say.
-    """
-    ratio = row.against(best)
-    return ratio.value == 1.0 or ratio.low <= 1.0 <= ratio.high
-
-
-def _against(rows: Sequence[ComparedPolicy], first: ComparedPolicy, joint: str) -> str:
-    """`, 42 % below fifo`, `; 27 to 28 % below fifo`; nothing if it is one of them."""
-    if first in rows or not _mean_jct_s(first) > 0:
-        return ""
-    below = sorted(round(100 * (1 - _mean_jct_s(row) / _mean_jct_s(first))) for row in rows)
-    if below[-1] == 0:
-        return f"{joint}as under {first.label}"
-    span = f"{below[0]}" if below[0] == below[-1] else f"{below[0]} to {below[-1]}"
-    if below[0] < 0:
-        span, side = span.replace("-", ""), "above"
-    else:
-        side = "below"
-    return f"{joint}{span}\N{NO-BREAK SPACE}% {side} {first.label}"
+def _lists(sections: Mapping[str, str], knowledge: str) -> Iterable[str]:
+    yield (
+        '<section><h2>By size, tenant, user, type, model and end state</h2><div id="breakdown"></div>'
+        f"{knowledge}</section>"
+    )
+    if any(name.startswith("gantt-") for name in sections):
+        yield (
+            "<section><h2>What ran where</h2><figcaption>Every node and all of time, a page of nodes at once; coloured "
+            "and hatched by the size of the job. Drag or use the arrow keys to move, + and − to zoom, Page Up and Page "
+            'Down for other nodes.</figcaption><div id="gantt"></div></section>'
+        )
+    yield f'<section><h2>Jobs</h2><div id="job-list"></div>{knowledge}</section>'
 
 
 def _remarks(comparison: Comparison) -> list[str]:
@@ -145,36 +126,33 @@ def _remarks(comparison: Comparison) -> list[str]:
         keys = ", ".join(key for key, _ in comparison.settings[0])
         remarks.append(
             f"The table covers all {len(comparison.settings)} settings of {keys}. "
-            f"Figures and breakdowns show {_setting_text(comparison.rows[0])} only, unless they are drawn over {keys}."
+            f"Figures and breakdowns show {setting_text(comparison.rows[0])} only, unless they are drawn over {keys}."
         )
     if all(not row.mean("p99_waiting_s") for row in comparison.rows):
         remarks.append("Hardly a job ever waits: on a cluster this large for its load, policies cannot differ.")
     return remarks
 
 
-def _setting_text(row: ComparedPolicy) -> str:
-    return ", ".join(f"{key}={value}" for key, value in row.setting)
-
-
-def _comparison(comparison: Comparison) -> str:
+def _comparison(comparison: Comparison, numbers: Mapping[str, int]) -> str:
     rows = comparison.rows
     heads = ["policy", *(escape(key) for key, _ in rows[0].setting)]
     columns: list[list[str]] = [[_td(value) for value in column] for column in zip(*_values(rows), strict=True)]
     for figure in _figures(rows):
         unit, texts, best = cells(figure, rows)
-        heads.append(f"{escape(figure.heading)}<br><small>{escape(unit) or '&nbsp;'}</small>")
+        heads.append(f"{escape(figure.heading)}<small>{escape(unit) or '&nbsp;'}</small>")
         columns.append([_td(text, "best" if mark else "") for text, mark in zip(texts, best, strict=True)])
     if len(rows) > 1:
-        heads.insert(len(rows[0].setting) + 2, f"mean JCT<br><small>vs {escape(rows[0].label)}</small>")
+        heads.insert(len(rows[0].setting) + 2, f"mean JCT<small>vs {escape(rows[0].label)}</small>")
         columns.insert(len(rows[0].setting) + 1, [_td(ratio_text(row.ratio)) for row in rows])
-    return _table(heads, [[row.label for row in rows], *columns])
+    return _table(heads, [[row.label for row in rows], *columns], [numbers[row.policy] for row in rows])
 
 
 def _figures(rows: Sequence[ComparedPolicy]) -> list[Figure]:
     """The columns of the table; CPUs and memory beside GPUs where anybody shares them out."""
     shared = [each for each in SHARED if any(math.isfinite(row.mean(each.key)) for row in rows)]
-    after = [each.key for each in FIGURES].index("gpu_utilisation_fraction") + 1
-    return [*FIGURES[:after], *shared, *FIGURES[after:]]
+    shown = figures_of(rows)
+    after = next((at for at, each in enumerate(shown, 1) if each.key == "gpu_utilisation_fraction"), len(shown))
+    return [*shown[:after], *shared, *shown[after:]]
 
 
 def _values(rows: Iterable[ComparedPolicy]) -> list[list[str]]:
@@ -185,65 +163,37 @@ def _td(text: str, kind: str = "") -> str:
     return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"
 
 
-def _table(heads: Sequence[str], columns: Sequence[Sequence[str]]) -> str:
-    """A table that scrolls sideways on its own; heads and all but the first column are HTML already."""
-    head = "".join(f"<th>{each}</th>" for each in heads)
-    lines = zip(*columns, strict=True)
-    body = "\n".join(f"<tr><th>{escape(first)}</th>{''.join(rest)}</tr>" for first, *rest in lines)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+def _table(heads: Sequence[str], columns: Sequence[Sequence[str]], numbers: Sequence[int] | None = None) -> str:
+    """A table that scrolls sideways on its own; heads and all but the first column are HTML already.
 
-
-def _breakdowns(comparison: Comparison) -> Iterable[str]:
-    """Mean JCT by size, end state and virtual cluster: a row per policy, a column per class."""
-    rows = comparison.of(comparison.settings[0])
-    yield "<h2>By size, end state and virtual cluster</h2>"
-    for title, key in (
-        ("Mean JCT by GPUs of the job", "mean_jct_s_by_size"),
-        ("Mean wait (all time without GPUs) by GPUs of the job", "mean_waiting_s_by_size"),
-        ("Mean time from submission to first start by GPUs of the job", "mean_queueing_delay_s_by_size"),
-        ("Mean JCT by end state", "mean_jct_s_by_end_state"),
-        ("Mean JCT by virtual cluster", "mean_jct_s_by_virtual_cluster"),
-    ):
-        names = dict.fromkeys(name for row in rows for run in row.runs for name in run.summary.get(key, ()))
-        if not names or list(names) == [NO_NAME]:
-            continue
-        columns = [[_td(_duration(_class_mean(row, key, name))) for row in rows] for name in names]
-        heads = ["policy", *(escape(name.replace("-", "–") if name in SIZE_CLASSES else name) for name in names)]
-        yield f'<p class="soft">{title}</p>'
-        yield _table(heads, [[row.label for row in rows], *columns])
-
-
-def _class_mean(row: ComparedPolicy, key: str, name: str) -> float | None:
-    values = [run.summary.get(key, {}).get(name) for run in row.runs]
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def _duration(seconds: float | None) -> str:
-    return "–" if seconds is None else format_duration(seconds)
-
-
-def _figure(picture: Picture) -> str:
-    data = base64.b64encode(picture.path.read_bytes()).decode("ascii")
-    image = f'<img alt="{escape(picture.title)}" src="data:image/png;base64,{data}">'
-    inner = f'<figure><div class="wide">{image}</div><figcaption>{escape(picture.caption)}</figcaption></figure>'
-    if picture.folded:
-        return f"<details><summary>{escape(picture.title)}</summary>{inner}</details>"
-    return f"<h2>{escape(picture.title)}</h2>{inner}"
+    numbers: of the policies that the rows are of, whose swatch the page's script puts before their names.
+    """
+    head = "".join(f'<th scope="col">{each}</th>' for each in heads)
+    lines = list(zip(*columns, strict=True))
+    marks = [f' data-number="{number}"' for number in numbers] if numbers is not None else [""] * len(lines)
+    body = "\n".join(
+        f'<tr><th scope="row"{mark}>{escape(first)}</th>{"".join(rest)}</tr>'
+        for mark, (first, *rest) in zip(marks, lines, strict=True)
+    )
+    kind = ' class="sorts"' if any(heads) else ""
+    shown_head = f"<thead><tr>{head}</tr></thead>" if any(heads) else ""
+    return f'<div class="wide" tabindex="0"><table{kind}>{shown_head}<tbody>\n{body}\n</tbody></table></div>'
 
 
 def _provenance(comparison: Comparison, command: str) -> str:
     runs = [run for row in comparison.rows for run in row.runs]
     first = runs[0].summary
+    commits = [run.record.commit for run in runs if run.record is not None and run.record.commit]
     facts = {
         "command": command or "–",
-        "version": str(first["sim_version"]),
+        "written": datetime.now(tz=UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "version": f"{first['sim_version']}, commit {', '.join(dict.fromkeys(commits)) or 'not known'}",
         "trace": str(first["trace_source"]),
-        "trace sha256": str(first["trace_sha256"]) or "–",
+        "sha256 of the data": ", ".join(dict.fromkeys(str(run.summary["trace_sha256"]) for run in runs)) or "–",
         "window starts": str(first["trace_start"]),
         "seeds": ", ".join(map(str, comparison.seeds)),
     }
-    table = _table(["", ""], [list(facts), [_td(value, "text") for value in facts.values()]])
+    table = _table(["", ""], [list(facts), [_td(value, "long") for value in facts.values()]])
     heads = ["policy", "seed", "event log sha256", "decisions", "decision p99", "CPU s", "peak memory"]
     columns = [
         [_td(str(run.seed)) for run in runs],

@@ -2,121 +2,146 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from synergy_core.units import format_duration
 from synergy_runs.atomic import atomic_file
 from synergy_runs.comparison import ComparedPolicy, Comparison, compare
-from synergy_runs.log import POOLED
-from synergy_runs.report import figures
+from synergy_runs.log import POOLED, Events
+from synergy_runs.metrics import SIZE_LIMITS
+from synergy_runs.report import charts, figures
+from synergy_runs.report.assets import bokeh_js
+from synergy_runs.report.breakdown import MEASURES, breakdowns
 from synergy_runs.report.chrome_trace import write_chrome_trace
-from synergy_runs.report.excerpt import busy_stretch, held_by_node
+from synergy_runs.report.excerpt import Held, busy_stretch, held_by_node, unit_words
 from synergy_runs.report.gantt import strip
-from synergy_runs.report.html import Picture, page
+from synergy_runs.report.gantt_pages import packed_holdings
+from synergy_runs.report.html import page
+from synergy_runs.report.job_list import MOST_CELLS, job_list
+from synergy_runs.report.packed import fitting, packed_text
+from synergy_runs.report.palette import Look, looks
 from synergy_runs.stored import StoredRun
+from synergy_runs.traces.times import epoch_s
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # As many rectangles as stay legible on the strip, and as many starts as that makes on the whole cluster.
 _STRIP_STARTS = 1_500
+MOST_LETTERS = 4_600_000
+"""Of a report's packed data and scripts; tables, styles and our own scripts are a few hundred thousand more."""
 
 
 def write_comparison(runs: Sequence[StoredRun], into: Path, *, command: str = "") -> Path:
     """Figures, Chrome traces and report.html of run folders, in `into`; returns the report's path.
 
     Policies stand in the order of `runs`; ratios refer to the first. command: what was typed, for the provenance.
-    Where settings vary too, figures show the first setting. Raises InputError where the disk refuses.
+    Where settings vary too, charts show the first setting. Raises InputError where the disk refuses.
     """
     comparison = compare(runs)
     rows = comparison.of(comparison.settings[0])
-    pictures = [*_sweep(comparison, into), *_overviews(rows, into), *_strips(rows, into)]
+    # Policies of the first setting first: charts speak of them by number.
+    found = looks([row.policy for row in (*rows, *comparison.rows)])
+    events = [row.runs[0].events() for row in rows]
+    held = [held_by_node(each) for each in events]
+    busy_s = busy_stretch(events[0], most_starts=_STRIP_STARTS)
+    drawn = _charts(comparison, rows, events, list(found))
+    sections = _sections(comparison, rows, found, drawn, held, busy_s)
     report = into / "report.html"
-    with atomic_file(report) as partial:
-        partial.write_text(page(comparison, pictures, command), encoding="utf-8")
+    with atomic_file(report) as unfinished:
+        unfinished.write_text(page(comparison, command, looks=found, charts=drawn, sections=sections), encoding="utf-8")
+    _print_figures(comparison, rows, found, into)
+    for row, each, has in zip(rows, events, held, strict=True):
+        if not _placed(has):
+            continue
+        name = re.sub(r"[^\w.+-]", "_", row.policy)
+        _save(strip(row.runs[0], has, busy_s), into / f"gantt-{name}.png")
+        write_chrome_trace(row.runs[0], into / f"trace-{name}.json.gz", events=each)
     return report
 
 
-def _sweep(comparison: Comparison, into: Path) -> list[Picture]:
-    """Mean JCT over what was varied, where that is one number."""
-    if len(comparison.settings) < 2 or len(comparison.settings[0]) != 1:
-        return []
-    try:
-        figure = figures.sweep(comparison.rows, figures.colours(comparison.rows))
-    except ValueError:  # what varies is no number
-        return []
-    text = f"Mean over seeds {', '.join(map(str, comparison.seeds))}."
-    return [Picture(_save(figure, into / "sweep.png"), f"Mean JCT over {comparison.settings[0][0][0]}", text)]
+def _charts(
+    comparison: Comparison, rows: Sequence[ComparedPolicy], events: Sequence[Events], policies: Sequence[str]
+) -> list[charts.Chart]:
+    swept = charts.sweep(comparison.rows, policies) if len(comparison.settings) > 1 else None
+    overviews = charts.over_time(rows, events, figures.shown_span_s(rows, events))
+    lines = [charts.completion(rows), *overviews, charts.fairness(rows)]
+    bounds = {row.truth_read for row in comparison.rows if row.oracle}
+    dashed = f" Dashed: {'an upper bound' if bounds == {POOLED} else 'knows true run times'}." if bounds else ""
+    for chart in lines if swept is None else [swept, *lines]:
+        chart["text"] += dashed
+    return [*([] if swept is None else [swept]), *lines[:-1], charts.waiting(rows), lines[-1]]
 
 
-def _overviews(rows: Sequence[ComparedPolicy], into: Path) -> list[Picture]:
-    palette = figures.colours(rows)
-    bounds = {row.truth_read for row in rows if row.oracle}
-    what = "an upper bound" if bounds == {POOLED} else "knows true run times"
-    dashed, hatched = (f" {look}: {what}." if bounds else "" for look in ("Dashed", "Hatched"))
-    drawn: tuple[tuple[Callable[..., Figure], str, str], ...] = (
-        (figures.jct_cdf, "Job completion times", f"Share of jobs done within a time of their submission.{dashed}"),
-        (
-            figures.gpus_and_queue,
-            "GPUs used and jobs waiting",
-            f"Means of 240 equal bins of time. Dotted: all GPUs of the cluster.{dashed}",
-        ),
-        (
-            figures.waiting_by_size,
-            "Waiting by job size",
-            "All time without GPUs, from submission to finish. Bars: mean; ticks: 99th percentile; dots: nobody ever "
-            f"waited. Logarithmic above a minute.{hatched}",
-        ),
-        (
-            figures.fairness_cdf,
-            "Finish-time fairness",
-            f"Right of the line, a job would have been done sooner on an equal share of its own.{dashed}",
-        ),
-    )
-    shared = (
-        figures.gpus_cpus_and_memory,
-        "GPUs, CPUs and memory used",
-        f"What jobs have of what there is, means of 240 equal bins of time.{_without_shares(rows)}{dashed}",
-    )
-    if any(row.runs[0].shares() is not None for row in rows):
-        drawn = (*drawn[:2], shared, *drawn[2:])
-    return [
-        Picture(_save(draw(rows, palette), into / f"{draw.__name__}.png"), title, caption)
-        for draw, title, caption in drawn
+def _sections(
+    comparison: Comparison,
+    rows: Sequence[ComparedPolicy],
+    found: Mapping[str, Look],
+    drawn: Sequence[charts.Chart],
+    held: Sequence[Held],
+    busy_s: tuple[float, float],
+) -> dict[str, str]:
+    """What the page's script unpacks: `report`, all that is small, and lists of jobs and of who held what."""
+    summary = rows[0].runs[0].summary
+    unit, units = unit_words(summary)
+    labels = {row.policy: row.label for row in comparison.rows}
+    oracles = {row.policy for row in comparison.rows if row.oracle}
+    report: dict[str, Any] = {
+        "policies": [
+            {"label": labels[name], "mark": look.mark.marker, "hollow": look.hollow, "dashed": name in oracles}
+            for name, look in found.items()
+        ],
+        "units": [unit, units],
+        "origin_s": epoch_s(str(summary["trace_start"])),
+        "charts": list(drawn),
+        "breakdowns": breakdowns(rows),
+        "measures": {name: [text.format(unit=unit), kind] for name, (text, kind) in MEASURES.items()},
+        "sizes": charts.size_names(),
+        "size_limits": list(SIZE_LIMITS),
+        "node_types": [
+            {key: each[key] for key in ("gpu_type", "nodes", "gpus_per_node")} for each in summary["node_types"]
+        ],
+        "busy": list(busy_s),
+        "gantt": [number for number, each in enumerate(held) if _placed(each)],
+    }
+    sections = {"report": packed_text(json.dumps(report, separators=(",", ":"), ensure_ascii=False, allow_nan=False))}
+    jobs, cells = job_list(rows), MOST_CELLS
+    while (letters := sum(map(len, jobs.values()))) > MOST_LETTERS // 2:
+        cells = int(0.9 * cells * (MOST_LETTERS // 2) / letters)
+        jobs = job_list(rows, most_cells=cells)
+    sections |= jobs
+    left = MOST_LETTERS - len(bokeh_js()) - sum(map(len, sections.values()))
+    for number in report["gantt"]:
+        each = held[number]
+        sections[f"gantt-{number}"] = fitting(partial(packed_holdings, each), len(each), left // len(rows))
+    return sections
+
+
+def _placed(held: Held) -> bool:
+    """Whether it is known where jobs ran: of a log's own starts it may not be."""
+    return not len(held) or bool(held.node.min() >= 0)
+
+
+def _print_figures(
+    comparison: Comparison, rows: Sequence[ComparedPolicy], found: Mapping[str, Look], into: Path
+) -> None:
+    """The figures for print."""
+    if len(comparison.settings) > 1 and (figure := figures.sweep(comparison.rows, found)) is not None:
+        _save(figure, into / "sweep.png")
+    drawn: list[Callable[..., Figure]] = [
+        *(figures.jct_cdf, figures.gpus_and_queue, figures.waiting_by_size, figures.fairness_cdf)
     ]
-
-
-def _without_shares(rows: Sequence[ComparedPolicy]) -> str:
-    """A sentence on the policies that share no CPUs and memory out, if there are any."""
-    names = [row.label for row in rows if row.runs[0].shares() is None]
-    return f" GPUs only of {', '.join(names)}: no CPUs and memory are shared out." if names else ""
-
-
-def _strips(rows: Sequence[ComparedPolicy], into: Path) -> list[Picture]:
-    """A Gantt strip and a Chrome trace per policy, all of the stretch in which the first policy's queue is longest."""
-    pictures: list[Picture] = []
-    stretch_s = None
-    for row in rows:
-        run = row.runs[0]
-        events = run.events()
-        stretch_s = stretch_s or busy_stretch(events, most_starts=_STRIP_STARTS)
-        name = re.sub(r"[^\w.+-]", "_", run.policy)
-        image = _save(strip(run, held_by_node(events), stretch_s), into / f"gantt-{name}.png")
-        write_chrome_trace(run, into / f"trace-{name}.json", stretch_s=stretch_s, events=events)
-        title = f"Which GPUs ran what: {run.label}" if not pictures else f"The same under {run.label}"
-        text = (
-            f"{format_duration(stretch_s[1] - stretch_s[0])} of the run around the longest queue of "
-            f"{rows[0].label}, coloured by the job's GPUs; grey is idle. "
-            f"trace-{name}.json shows all nodes in Perfetto."
-        )
-        pictures.append(Picture(image, title, text, folded=bool(pictures)))
-    return pictures
+    if any(row.runs[0].shares() is not None for row in rows):
+        drawn.append(figures.gpus_cpus_and_memory)
+    for draw in drawn:
+        _save(draw(rows, found), into / f"{draw.__name__}.png")
 
 
 def _save(figure: Figure, path: Path) -> Path:
-    with atomic_file(path) as partial:
-        figure.savefig(partial, format="png", metadata={"Software": None})
+    with atomic_file(path) as unfinished:
+        figure.savefig(unfinished, format="png", metadata={"Software": None})
     return path

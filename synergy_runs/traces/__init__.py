@@ -16,7 +16,7 @@ from typing import Protocol, cast
 
 from synergy_core.errors import InputError, unknown
 from synergy_core.modules import modules_of
-from synergy_runs.traces._text import first_characters
+from synergy_runs.traces._text import binary_kind, first_characters
 from synergy_runs.traces.rows import TraceRows
 
 HEAD_CHARACTERS = 4_096
@@ -67,11 +67,11 @@ def read_trace(
 
 
 def _recognise(path: Path, known: dict[str, TraceFormat]) -> TraceFormat:
+    if kind := binary_kind(path):
+        raise InputError(f"trace.path={path}: {kind}.")
     head = first_characters(path, HEAD_CHARACTERS)
     if not head.strip():
         raise InputError(f"trace.path={path}: the file is empty; expected a job log.")
-    if "\0" in head:
-        raise InputError(f"trace.path={path}: no UTF-8 text; unpack it (all but gzip), or save it as UTF-8.")
     matching = [each for each in known.values() if each.recognises(path, head)]
     if not matching:
         first = head.splitlines()[0][:120]

@@ -28,7 +28,7 @@ HOW = ("apart", "merged")
 class Attempt:
     """One run of a job. `why_not` says why it is not replayed, "" if it is; `number` counts from 1 those that are.
 
-    unfinished: the log ends before it does.
+    unfinished: the log ends before it does. start_known: the log says when it started; else `start_s` is a stand-in.
     """
 
     line: int
@@ -39,6 +39,7 @@ class Attempt:
     gpus: int
     why_not: str = ""
     unfinished: bool = False
+    start_known: bool = True
     asked: str = ""
     given: str = ""
     user: str = ""
@@ -46,6 +47,8 @@ class Attempt:
     end_state: str = "completed"
     estimate_s: float = UNKNOWN
     number: int = 1
+    partition: str = ""
+    log_nodes: int = 0
     cpus: float = UNKNOWN
     memory_bytes: float = UNKNOWN
 
@@ -96,12 +99,14 @@ def add(attempt: Attempt, rows: TraceRows, columns: tuple[str, str, str]) -> Non
         job_name=attempt.name,
         virtual_cluster=attempt.virtual_cluster,
         user=attempt.user,
+        partition=attempt.partition,
+        log_nodes=attempt.log_nodes,
         end_state=attempt.end_state,
         estimate_s=attempt.estimate_s,
         gpu_type=attempt.asked,
         given_gpu_type=attempt.given,
         attempt=attempt.number,
-        start_s=max(attempt.submit_s, attempt.start_s),
+        start_s=max(attempt.submit_s, attempt.start_s) if attempt.start_known else UNKNOWN,
         columns=columns,
     )
 

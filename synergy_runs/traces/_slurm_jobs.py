@@ -20,6 +20,7 @@ class Record:
     component: int | None
     submit_s: float
     start_s: float
+    start_known: bool
     run_s: float
     ran: bool
     waits: bool
@@ -31,6 +32,8 @@ class Record:
     given: tuple[str, ...]
     user: str
     virtual_cluster: str
+    partition: str
+    nodes: int
     end_state: str
     estimate_s: float
 
@@ -75,11 +78,14 @@ def _attempt(gang: list[Record], notes: Counter[str]) -> Attempt:
         cpus=sum(each.cpus for each in with_gpus),
         memory_bytes=sum(each.memory_bytes for each in with_gpus),
         why_not=_why_not(gang),
+        start_known=all(each.start_known for each in with_gpus),
         unfinished=any(each.runs or (each.waits and not each.ran) for each in gang),
         asked=asked[0] if asked else "",
         given="+".join(sorted({gpu_type for each in with_gpus for gpu_type in each.given})),
         user=first.user,
         virtual_cluster=first.virtual_cluster,
+        partition=first.partition,
+        log_nodes=sum(each.nodes for each in with_gpus),
         end_state=max((each.end_state for each in gang), key=END_STATES.index),
         estimate_s=first.estimate_s,
     )

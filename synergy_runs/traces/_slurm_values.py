@@ -70,6 +70,23 @@ def ended_as(word: str) -> str:
     return ENDED_BADLY.get(word) or end_state(word, "State")
 
 
+def node_names(text: str) -> list[str]:
+    """The nodes of `gpu[01-03,07],login1`; none of an empty column, `None assigned` and what cannot be read."""
+    names = []
+    for item in re.findall(r"[^,\[\]\s]+(?:\[[^\]]*\][^,\[\]\s]*)?", "" if "assigned" in text else text):
+        stem, bracket, rest = item.partition("[")
+        if not bracket:
+            names.append(item)
+            continue
+        numbers, _, end = rest.partition("]")
+        for part in numbers.split(","):
+            low, _, high = part.partition("-")
+            high = high or low
+            if low.isdigit() and high.isdigit() and len(high) < 7:
+                names += [f"{stem}{number:0{len(low)}d}{end}" for number in range(int(low), int(high) + 1)]
+    return names
+
+
 def components(job_id: str) -> tuple[str, int | None]:
     """(job, component) of `105+1`, the second part of heterogeneous job 105; no component for any other job."""
     base, plus, number = job_id.partition("+")

@@ -8,6 +8,7 @@ from math import isnan
 from statistics import median
 
 from synergy_core.units import GB, HOUR_S, format_duration
+from synergy_runs.traces import _cluster_seen
 from synergy_runs.traces.rows import END_STATES, Names, TraceRows
 from synergy_runs.traces.times import iso
 
@@ -32,6 +33,10 @@ def lines(rows: TraceRows) -> Iterator[str]:
         yield f"  {what:11} {len(known):,}" if known else f"  {what:11} not in the log"
     yield f"  types asked {_types(rows.gpu_type, rows.gpu_types)}"
     yield f"  types given {_types(rows.given_gpu_type, rows.given_gpu_types, none='unknown')}"
+    partitions = [name for name in rows.partitions.values() if name]
+    if partitions:
+        yield f"  partitions  {len(partitions):,}"
+    yield from _cluster_seen.lines(rows)
     if rows.quotas:
         yield f"  quotas      {len(rows.quotas)} tenants, {sum(rows.quotas.values()):,} GPUs"
     yield from _demands(rows)

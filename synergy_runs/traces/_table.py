@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-import difflib
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
 
+from synergy_core.columns import renamed
 from synergy_core.errors import InputError
 from synergy_runs.traces._text import ends_with_line_break, open_text
 from synergy_runs.traces._values import BadValueError, shown
@@ -47,6 +47,10 @@ def read_table(
             line = reader.line_num
             for fields in reader:
                 start, line = line + 1, reader.line_num
+                if line > start:
+                    got = f"a row of {line - start + 1} lines"
+                    rows.reject(start, "whole row", got, "one of a single line; is a quote left open?")
+                    continue
                 if len(fields) != width:
                     if any(field.strip() for field in fields):
                         _reject_width(rows, start, fields, header)
@@ -72,8 +76,7 @@ def _picker(
         raise InputError(f"{path}: line 1: column {', '.join(map(repr, twice))} appears twice; remove or rename one.")
     for name in required:
         if name not in header:
-            near = difflib.get_close_matches(name, header, n=1, cutoff=0.6)
-            guess = f" Is it the one called {near[0]!r}? Rename it." if near else ""
+            guess = f" {advice}" if (advice := renamed(name, header, (*required, *optional))) else ""
             raise InputError(
                 f"{path}: line 1: column {name!r} is missing.{guess} "
                 f"Expected {', '.join(required)}; got {', '.join(header)[:200] or 'an empty line'}."

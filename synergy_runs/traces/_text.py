@@ -14,6 +14,22 @@ from synergy_core.errors import InputError
 
 _GZIP = b"\x1f\x8b"
 _CHUNK_BYTES = 2**20
+_HEAD_BYTES = 4_096
+_UNPACK = "is packed by {tool}; unpack it first: {tool} -d {{name}}"
+_RECODE = "is {code} text; type: iconv -f {code} -t utf-8 {{name}} > fixed.txt"
+_KINDS = {
+    b"PAR1": "is a Parquet file; write it as CSV first, with pandas: read_parquet('{name}').to_csv('log.csv')",
+    b"PK\x03\x04": "is a ZIP archive or a spreadsheet; unpack it, or save the table as CSV",
+    b"BZh": _UNPACK.format(tool="bzip2"),
+    b"\xfd7zXZ": _UNPACK.format(tool="xz"),
+    b"\x28\xb5\x2f\xfd": _UNPACK.format(tool="zstd"),
+    b"\xff\xfe\0\0": _RECODE.format(code="UTF-32"),
+    b"\xff\xfe": _RECODE.format(code="UTF-16"),
+    b"\xfe\xff": _RECODE.format(code="UTF-16"),
+    b"SQLite format 3": "is an SQLite database; write its table as CSV first",
+    b"%PDF": "is a PDF; expected a job log as text",
+}
+"""By the bytes that a file begins with."""
 
 
 def open_text(path: Path) -> AbstractContextManager[TextIO]:
@@ -24,6 +40,18 @@ def open_text(path: Path) -> AbstractContextManager[TextIO]:
     return _opened(path, errors="strict", newline="")
 
 
+def binary_kind(path: Path) -> str:
+    """What a file is that is no text in UTF-8, and what to do about it; "" if it may be one, packed by gzip or not."""
+    with _damage_named(path), _open_bytes(path) as stream:
+        head = stream.read(_HEAD_BYTES)
+    for magic, told in _KINDS.items():
+        if head.startswith(magic):
+            return told.format(name=path.name)
+    if b"\0" in head:
+        return "is no text: it has zero bytes; expected a job log, packed by gzip at the most"
+    return ""
+
+
 def first_characters(path: Path, count: int) -> str:
     """So many characters, fewer of a shorter file; line breaks as newlines, bytes that are no text replaced."""
     with _opened(path, errors="replace", newline=None) as stream:
@@ -32,12 +60,19 @@ def first_characters(path: Path, count: int) -> str:
 
 @contextmanager
 def _opened(path: Path, *, errors: str, newline: str | None) -> Iterator[TextIO]:
+    with (
+        _damage_named(path),
+        _open_bytes(path) as content,
+        TextIOWrapper(content, encoding="utf-8-sig", errors=errors, newline=newline) as stream,
+    ):
+        yield stream
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
+    """What goes wrong within, as an InputError."""
     try:
-        with (
-            _open_bytes(path) as content,
-            TextIOWrapper(content, encoding="utf-8-sig", errors=errors, newline=newline) as stream,
-        ):
-            yield stream
+        yield
     except UnicodeDecodeError:
         line = _first_undecodable_line(path)
         raise InputError(

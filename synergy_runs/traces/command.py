@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from synergy_core.errors import InputError, unknown
+from synergy_core.parser import Parser
 from synergy_runs.traces import formats, read_trace, summaries
 from synergy_runs.traces._attempts import HOW
 from synergy_runs.traces._download import download
@@ -15,11 +16,10 @@ from synergy_runs.traces._sources import SOURCES, by_name
 from synergy_runs.traces._summary import lines
 
 BAD_INPUT = 2
-INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; the exit status is 0, 2 for what the user can mend (bad rows too) or 130 for Ctrl-C."""
+    """Runs one command; the exit status is 0 or 2 for what the user can mend (bad rows too)."""
     given = _parser().parse_args(arguments)
     try:
         status: int = given.run(given)
@@ -27,13 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
-    except KeyboardInterrupt:
-        print("interrupted; run the same command to go on where it stopped.", file=sys.stderr)
-        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m synergy_sim.traces", description="Job logs to replay.")
+    parser = Parser(prog="python -m synergy_sim.traces", description="Job logs to replay.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     listing = commands.add_parser("list", help="published traces and the formats that are read")
     listing.set_defaults(run=_list)

@@ -8,9 +8,9 @@ same.
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
+from synergy_core.columns import renamed
 from synergy_runs.traces._table import header_of, read_table
 from synergy_runs.traces._text import open_text
 from synergy_runs.traces._values import end_state, instant_s, is_missing, number, whole
@@ -91,6 +91,11 @@ def _note_unread_columns(path: Path, rows: TraceRows) -> None:
         header = header_of(stream.readline())
     known = (*REQUIRED, *OPTIONAL)
     for name in sorted(header - set(known)):
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        guess = f"; did you mean {near[0]!r}?" if near else ""
+        meant = next((each for each in known if each not in header and renamed(each, [name])), None)
+        if meant is None:
+            guess = ""
+        elif "Rename" in (advice := renamed(meant, [name])):
+            guess = f"; did you mean {meant!r}?"
+        else:
+            guess = f". {advice}"
         rows.notes.append(f"column {name!r} is not read{guess}")

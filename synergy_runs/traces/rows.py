@@ -75,6 +75,9 @@ class TraceRows:
     cpus, memory_bytes: CPU cores (as the log counts them) and host memory that the whole job asks for, all its nodes
     together; NaN where its row is silent.
     gpu_type: the type a job asked for, which binds it; "" is any. given_gpu_type: what it got: a fact, binds nothing.
+    partition: the queue or partition it was submitted to, where that is not the virtual cluster itself or stands beside
+    it. log_nodes: on how many nodes it ran in the log, 0 where that does not say; node_names: by GPU type, the nodes
+    that jobs ran on in the log, where it names them.
     attempt: 1 for a job's first run, 2 for the run after it failed or was requeued, and so on, where they stay apart.
     attempts, retry_gap_s, joined_attempts: see `_attempts`; a gap is from an attempt's end to the next submission.
     from_zero: times count from the start of a window that the log does not date.
@@ -94,6 +97,8 @@ class TraceRows:
     estimate_s: array[float] = field(default_factory=lambda: array("d"))
     virtual_cluster: array[int] = field(default_factory=lambda: array("i"))
     user: array[int] = field(default_factory=lambda: array("i"))
+    partition: array[int] = field(default_factory=lambda: array("i"))
+    log_nodes: array[int] = field(default_factory=lambda: array("i"))
     gpu_type: array[int] = field(default_factory=lambda: array("i"))
     given_gpu_type: array[int] = field(default_factory=lambda: array("i"))
     attempt: array[int] = field(default_factory=lambda: array("i"))
@@ -106,6 +111,7 @@ class TraceRows:
     job_name: list[str] = field(default_factory=list)
     virtual_clusters: Names = field(default_factory=Names)
     users: Names = field(default_factory=Names)
+    partitions: Names = field(default_factory=Names)
     gpu_types: Names = field(default_factory=Names)
     given_gpu_types: Names = field(default_factory=Names)
     models: Names = field(default_factory=Names)
@@ -118,6 +124,7 @@ class TraceRows:
     line_of_id: dict[str, int] = field(default_factory=dict)
     retry_gap_s: array[float] = field(default_factory=lambda: array("d"))
     joined_attempts: int = 0
+    node_names: dict[str, set[str]] = field(default_factory=dict)
 
     def add(
         self,
@@ -131,6 +138,8 @@ class TraceRows:
         memory_bytes: float = UNKNOWN,
         virtual_cluster: str = "",
         user: str = "",
+        partition: str = "",
+        log_nodes: int = 0,
         end_state: str = "completed",
         estimate_s: float = UNKNOWN,
         gpu_type: str = "",
@@ -179,6 +188,8 @@ class TraceRows:
             self.estimate_s.append(estimate_s)
             self.virtual_cluster.append(self.virtual_clusters.code(virtual_cluster))
             self.user.append(self.users.code(user))
+            self.partition.append(self.partitions.code(partition))
+            self.log_nodes.append(log_nodes)
             self.gpu_type.append(self.gpu_types.code(gpu_type))
             self.given_gpu_type.append(self.given_gpu_types.code(given_gpu_type))
             self.attempt.append(attempt)
@@ -219,6 +230,8 @@ class TraceRows:
             (self.estimate_s, np.full(count, UNKNOWN)),
             (self.virtual_cluster, tenants[np.asarray(virtual_cluster)]),
             (self.user, people[np.asarray(user)]),
+            (self.partition, np.full(count, self.partitions.code(""))),
+            (self.log_nodes, np.zeros(count)),
             (self.gpu_type, np.full(count, self.gpu_types.code(""))),
             (self.given_gpu_type, np.full(count, self.given_gpu_types.code(""))),
             (self.attempt, np.ones(count)),
@@ -269,9 +282,8 @@ class TraceRows:
         """The error that lists the first ten impossible rows and says how to go on without them."""
         rows = "\n".join(f"  {row}" for row in self.bad)
         more = f"\n  … and {self.bad_count - len(self.bad)} more" if self.bad_count > len(self.bad) else ""
-        what = (
-            "Mend them, or leave them out with trace.bad_rows=skip." if len(self) else "No other job is left to replay."
-        )
+        skip = "Fix these rows, or leave them out with trace.bad_rows=skip."
+        what = skip if len(self) else "No other job is left to replay."
         return InputError(
             f"{self.path} ({self.format_name}): {self.bad_count} impossible row{'s' * (self.bad_count > 1)}:\n"
             f"{rows}{more}\n{what}"

@@ -6,9 +6,12 @@
 
 SLURM_TIME_FORMAT=%s prints seconds since 1970; without it dates are local, and an hour off across a change of clocks.
 
+Columns are separated by bars, or by `;`, `^` or tabs (`--delimiter`); gzip may have packed the file.
+
 JobID (or JobIDRaw), State and Submit are required, as are one of AllocTRES and ReqTRES, and one of ElapsedRaw, Elapsed
 and Start with End; the rest is read where present. The virtual cluster is the Account, or the Partition if the output
-has no Account column. Timelimit is the user's estimate.
+has no Account column; User and Partition are kept beside it. Timelimit is the user's estimate. NodeList tells on which
+nodes jobs ran, and so how many there are (`_cluster_seen`).
 
 GPUs are those given (AllocTRES), else those asked for (ReqTRES). A type binds a job only if it asked for it:
 `gres/gpu=4` in ReqTRES runs anywhere, whatever type AllocTRES says it got, which is kept as a fact. Types that were
@@ -37,7 +40,7 @@ from pathlib import Path
 from synergy_core.errors import InputError
 from synergy_runs.traces import _attempts
 from synergy_runs.traces import _slurm_values as slurm
-from synergy_runs.traces._slurm_demands import COLUMNS, demands
+from synergy_runs.traces._slurm_demands import COLUMNS, demands, tres
 from synergy_runs.traces._slurm_jobs import Record, attempts_of
 from synergy_runs.traces._table import header_of, read_table
 from synergy_runs.traces._text import open_text
@@ -62,6 +65,7 @@ OPTIONAL = (
     "ElapsedRaw",
     "Timelimit",
     "TimelimitRaw",
+    "NodeList",
     *COLUMNS,
 )
 _ANY_OF = (("JobID", "JobIDRaw"), ("AllocTRES", "ReqTRES"), ("ElapsedRaw", "Elapsed", "End"))
@@ -73,15 +77,23 @@ JobKey = tuple[str, str, str]
 
 
 def recognises(path: Path, head: str) -> bool:
-    """By a header with JobID or JobIDRaw and one of sacct's times, separated by bars."""
-    header = header_of(head, "|")
+    """By a header with JobID or JobIDRaw and one of sacct's times, separated by what `--delimiter` may say."""
+    header = header_of(head, _delimiter(head))
     return bool(header & {"JobID", "JobIDRaw"}) and bool(header & {"Submit", "State"})
+
+
+def _delimiter(head: str) -> str:
+    """What separates the columns of a header. No comma: TRES are lists with commas."""
+    first = head.split("\n", 1)[0]
+    return max("|;\t^", key=first.count)
 
 
 def read(path: Path, rows: TraceRows) -> None:
     """Adds every attempt of a GPU job that ran to an end, or every such job with its attempts joined."""
     with open_text(path) as stream:
-        header = header_of(stream.readline(), "|")
+        first = stream.readline()
+    delimiter = _delimiter(first)
+    header = header_of(first, delimiter)
     for names in _ANY_OF:
         if not header & set(names):
             raise InputError(
@@ -112,12 +124,15 @@ def read(path: Path, rows: TraceRows) -> None:
             if component is not None:
                 broken.add(key)
             raise
+        if record.ran and record.gpus and len(record.given) < 2:
+            names = rows.node_names.setdefault("".join(record.given), set())
+            names.update(slurm.node_names(values["NodeList"]))
         identity = "|".join((job_id, values["User"], values["Submit"], values["Start"]))
         if not rows.repeats(line, identity, "JobID", name=job_id, expected=_ONCE):
             jobs.setdefault(key, []).append(record)
         return None
 
-    read_table(path, rows, add, required=REQUIRED, optional=OPTIONAL, delimiter="|", quotes=False)
+    read_table(path, rows, add, required=REQUIRED, optional=OPTIONAL, delimiter=delimiter, quotes=False)
     for key in broken & jobs.keys():
         rows.left_out["components of a heterogeneous job with an impossible one"] += len(jobs.pop(key))
     done = [each for records in jobs.values() for each in _attempts.replayed(attempts_of(records, rows, notes), rows)]
@@ -151,6 +166,7 @@ def _record(line: int, name: str, component: int | None, values: dict[str, str],
         component=component,
         submit_s=submit_s,
         start_s=start_s if start_s is not None else inf if has_start else submit_s,  # what has not started comes last
+        start_known=start_s is not None,
         run_s=run_s if ran and run_s is not None else 0.0,
         ran=ran,
         waits=waits,
@@ -162,9 +178,17 @@ def _record(line: int, name: str, component: int | None, values: dict[str, str],
         given=given.gpu_types,
         user=values["User"].strip(),
         virtual_cluster=values["tenant"].strip(),
+        partition=values["Partition"].strip(),
+        nodes=_nodes(values) if ran else 0,
         end_state=end_state,
         estimate_s=estimate_s,
     )
+
+
+def _nodes(values: dict[str, str]) -> int:
+    """On how many nodes it ran; 0 where no column says."""
+    counts = (tres(values["AllocTRES"], "node"), values["AllocNodes"].strip(), values["NNodes"].strip())
+    return next((int(each) for each in counts if each.isascii() and each.isdigit() and len(each) < 7), 0)
 
 
 def _run_s(values: dict[str, str], start_s: float | None, end_s: float | None) -> float | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from synergy_core.catalog import gradients_of, layers_of, load_model, model_names
-from synergy_core.catalog.transfer import nearest_type
+from synergy_core.catalog.transfer import nearest_type, stand_in
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput.compression import compressor_named
@@ -180,12 +180,12 @@ class Truth:
         where = f"tables in {self.profiles}" if self.profiles is not None else "the catalog's constants"
         known = {name: load_model(name).gpu_types for name in sorted(set(models)) if name in model_names()}
         stand_ins = {
-            f"{gpu_type} as {nearest_type(gpu_type, gpu_types)}": None
+            stand_in(gpu_type, nearest_type(gpu_type, gpu_types)): None
             for gpu_type in cluster.gpu_types
             for gpu_types in known.values()
             if gpu_type not in gpu_types
         }
-        more = f"; never measured, scaled by data sheets: {', '.join(stand_ins)}" if stand_ins else ""
+        more = "".join(f"; {each}" for each in stand_ins)
         fed = self._input_source(known) if cluster.counts_shares else ""
         return f"step times from {where}{more}{self._exchange_source()}{fed}"
 

@@ -28,15 +28,20 @@ from synergy_exec.messages import (
     Reserved,
     Saved,
     Started,
-    decode,
-    encode,
 )
+from synergy_exec.wire import decode, encode
 
 TOKEN = "a-token-of-tests"
 JOBS = Path(__file__).parent / "agents_jobs.py"
 AGENT_S = 90.0
 """How long an agent may take to say hello on a busy machine: it imports torch first."""
 RUN_S = 60.0
+WITHOUT_CGROUPS = """
+from synergy_exec.agent import cgroups
+cgroups.own_folder = lambda: None
+from synergy_exec.agent.__main__ import main
+raise SystemExit(main())
+"""
 
 
 class Controller:
@@ -68,9 +73,12 @@ class Controller:
             finally:
                 self.agent.kill()
 
-    def start_agent(self, slots: int = 4, *, token: str = TOKEN, hello: bool = True) -> subprocess.Popen[bytes]:
-        """Its output goes to agent.txt in the folder."""
-        command = [sys.executable, "-m", "synergy_exec.agent", f"--url=http://127.0.0.1:{self.port}", "--node=0"]
+    def start_agent(
+        self, slots: int = 4, *, token: str = TOKEN, hello: bool = True, cgroups: bool = True
+    ) -> subprocess.Popen[bytes]:
+        """Its output goes to agent.txt in the folder. cgroups: whether it may look for its own."""
+        module = ["-m", "synergy_exec.agent"] if cgroups else ["-c", WITHOUT_CGROUPS]
+        command = [sys.executable, *module, f"--url=http://127.0.0.1:{self.port}", "--node=0"]
         command += [f"--slots={slots}", f"--parent={os.getpid()}"]
         with (self.folder / "agent.txt").open("wb") as output:
             self.agent = subprocess.Popen(
@@ -123,7 +131,7 @@ class Controller:
         run = next(self._numbers)
         address = Reserved(run=run, host="", port=0)
         if world > 1 and "store_port" not in more:
-            self.say(Reserve(run=run))
+            self.say(Reserve(run=run, ports=""))
             address = self.wait(Reserved, lambda each: each.run == run)
         launch = Launch(
             **{
@@ -205,8 +213,13 @@ class Controller:
 
 
 def workers(agent: int) -> list[int]:
-    """Process ids of the workers under an agent: the children of its one child."""
-    return [worker for zygote in children(agent) for worker in children(zygote)]
+    """Process ids of the workers under an agent: the children of its zygote's wardens."""
+    return [worker for warden in wardens(agent) for worker in children(warden)]
+
+
+def wardens(agent: int) -> list[int]:
+    """Process ids of the parents of its workers."""
+    return [warden for zygote in children(agent) for warden in children(zygote)]
 
 
 def gone(pids: list[int], *, timeout_s: float = 10.0) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -39,6 +42,15 @@ class Plain(TrainingJob):
         return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
+class Telling(Plain):
+    """Says where its model is made."""
+
+    def build_model(self) -> nn.Module:
+        model = super().build_model()
+        print(f"made on {next(model.parameters()).device}", flush=True)
+        return model
+
+
 def _rank() -> int:
     return distributed.get_rank() if distributed.is_initialized() else 0
 
@@ -62,27 +74,55 @@ class Wide(Plain):
 
 
 class Breaking(Plain):
-    """way: what rank `rank` does at step `at`. note: the file into which it writes what it leaves behind."""
+    """way: what rank `rank` does at step `at`. note: what goes with it, such as a file for what it leaves behind."""
 
     def __init__(self, way: str, at: int = 5, rank: int = 0, pause_s: float = 0.0, note: str = "") -> None:
         super().__init__(pause_s)
         self.way, self.at, self.rank, self.note = way, at, rank, note
+        self._hangs = False
 
     def before(self, step: int) -> None:
         if step == self.at and _rank() == self.rank:
             getattr(self, f"_{self.way}")()
 
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        if self._hangs:
+            time.sleep(1000)
+        return super().loss(output, target)
+
     def _hang(self) -> None:
-        time.sleep(1000)
+        self._hangs = True
+
+    def _stall(self) -> None:
+        """Data that take their time."""
+        time.sleep(float(self.note))
+
+    def _end(self) -> None:
+        os._exit(0)
+
+    def _reset(self) -> None:
+        raise ConnectionResetError("Connection reset by peer")
 
     def _raise(self) -> None:
         raise RuntimeError("the data is gone")
+
+    def _obey(self) -> None:
+        """Waits until the note says what to do."""
+        while not (Path(self.note).exists() and Path(self.note).read_text().endswith("\n")):
+            time.sleep(0.05)
+        if Path(self.note).read_text() == "fail\n":
+            self._raise()
 
     def _exit(self) -> None:
         raise SystemExit(0)
 
     def _out_of_memory(self) -> None:
         torch.empty(1 << 46)
+
+    def _disk_full(self) -> None:
+        """As where a line of steps.csv, or what the job prints, finds no room."""
+        sys.stderr = open("/dev/full", "w")  # noqa: SIM115
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     def _kill(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -95,8 +135,154 @@ class Breaking(Plain):
         raise RuntimeError("a child is left")
 
 
+class Deadly(Plain):
+    """Dies at its third step, as on broken memory, where it may use that core."""
+
+    def __init__(self, core: int) -> None:
+        super().__init__()
+        self.core = core
+
+    def before(self, step: int) -> None:
+        if step == 3 and self.core in os.sched_getaffinity(0):
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Impure(Plain):
+    """Its batches are drawn from the generator that everybody draws from."""
+
+    def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(size, 4), torch.randn(size, 2)
+
+
+class Seeded(Plain):
+    """Its batches differ from process to process."""
+
+    def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = super().batch(step, size)
+        return inputs + 1e-6 * os.getpid(), targets
+
+
+class Sparing(Plain):
+    """Replica 1 does without its second layer at step 5, and both at step 8."""
+
+    def before(self, step: int) -> None:
+        self._spares = (step == 5 and _rank() == 1) or step == 8
+
+    def build_model(self) -> nn.Module:
+        job = self
+
+        class Two(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.second = nn.Linear(4, 2), nn.Linear(4, 2)
+
+            def forward(self, x: Tensor) -> Tensor:
+                output: Tensor = self.first(x) if job._spares else self.first(x) + self.second(x)
+                return output
+
+        return Two()
+
+
+class Greedy(Plain):
+    """Its memory does for four samples at once."""
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        if len(output) > 4:
+            torch.empty(1 << 46)
+        return super().loss(output, target)
+
+
 class Unbuilt(Plain):
     """Its model cannot be built."""
 
     def build_model(self) -> nn.Module:
         raise KeyError("width")
+
+
+class Straying(Plain):
+    """One that leaves processes behind. way: which, at step `at`. note: a folder in which each that stays has a file,
+    by its number. then: what the worker does as soon as one is there; nothing, if empty. They leave at last by
+    themselves, should nobody end them.
+    """
+
+    LONGEST_S = 120
+
+    def __init__(self, way: str, note: str, then: str = "", at: int = 3) -> None:
+        super().__init__()
+        self.way, self.note, self.then, self.at = way, Path(note), then, at
+
+    def before(self, step: int) -> None:
+        if step == self.at:
+            getattr(self, f"_{self.way}")()
+            while not any(self.note.iterdir()):
+                time.sleep(0.01)
+            if self.then:
+                getattr(self, f"_then_{self.then}")()
+
+    def _daemon(self) -> None:
+        """As daemons come about: two forks, and a session of its own; it keeps the job's log open."""
+        _fork(lambda: _fork(self._stay_apart))
+
+    def _program(self) -> None:
+        """Another program, which inherits what it can."""
+        lines = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1], str(os.getpid())).touch(); time.sleep(120)"
+        command = [sys.executable, "-S", "-c", lines, str(self.note)]
+        subprocess.Popen(command, start_new_session=True, close_fds=False)
+
+    def _runner(self) -> None:
+        """Never one process for long: each starts the next, in a session of its own, and leaves."""
+        _fork(self._run_on)
+
+    def _run_on(self) -> None:
+        (self.note / "runs").touch()
+        until_s = time.monotonic() + self.LONGEST_S
+        while time.monotonic() < until_s:
+            if os.fork():
+                os._exit(0)
+            os.setsid()
+
+    def _bomb(self) -> None:
+        """All fork, and stay, each in a session of its own: 64 of them."""
+        _fork(lambda: self._multiply(6))
+
+    def _multiply(self, times: int) -> None:
+        os.setsid()
+        for left in reversed(range(times)):
+            _fork(lambda left=left: self._multiply(left))
+        self._stay()
+
+    def _stay_apart(self) -> None:
+        os.setsid()
+        self._stay()
+
+    def _stay(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        (self.note / str(os.getpid())).touch()
+        time.sleep(self.LONGEST_S)
+
+    def _hoard(self) -> None:
+        """No process, but a gigabyte."""
+        self.hoard = b"x" * 1_000_000_000
+        (self.note / "hoards").touch()
+
+    def _then_raise(self) -> None:
+        raise RuntimeError("the data is gone")
+
+    def _then_kill_parent(self) -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(self.LONGEST_S)
+
+    def _then_stop_parent(self) -> None:
+        os.kill(os.getppid(), signal.SIGSTOP)
+        raise RuntimeError("the data is gone")
+
+    def _then_wait(self) -> None:
+        time.sleep(self.LONGEST_S)
+
+
+def _fork(child: Callable[[], None]) -> None:
+    if os.fork() == 0:
+        try:
+            child()
+        finally:
+            os._exit(0)

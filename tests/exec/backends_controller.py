@@ -11,7 +11,8 @@ from typing import Any
 from aiohttp import web
 
 from synergy_exec.backends import Meeting
-from synergy_exec.messages import Hello, Message, decode, encode
+from synergy_exec.messages import Hello, Message
+from synergy_exec.wire import decode, encode
 
 TOKEN = "a-token-of-tests"
 

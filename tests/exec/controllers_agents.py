@@ -19,9 +19,8 @@ from synergy_exec.messages import (
     Shutdown,
     Started,
     Stop,
-    decode,
-    encode,
 )
+from synergy_exec.wire import decode, encode
 
 STEP_S = 0.25
 """Of one step on one slot; as many times as fast on more."""
@@ -92,7 +91,7 @@ class FakeAgent:
             step = int(run.done)
             if step == int(self.checkpoints.get(launch.job, 0.0)) and first:
                 seconds = {"launch_s": 0.1, "build_s": 0.1, "load_s": 0.1, "first_step_s": 0.1}
-                said.append(Started(run=number, step=step, **seconds))
+                said.append(Started(run=number, step=step, samples=0, work=run.done, **seconds))
             if launch.job in self.failing:
                 said.append(self.end(number, "failed", "rank 0: ValueError: no"))
                 continue

@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from exec.controllers_agents import FakeAgent
 
 from synergy_exec.backends import Meeting
-from synergy_exec.messages import Hello, Message, decode, encode
+from synergy_exec.messages import Hello, Message
+from synergy_exec.wire import decode, encode
 
 POLL_S = 0.05
 
@@ -41,7 +42,8 @@ async def serve(url: str, token: str, node: int, slots: int, saved: Path | None,
             for message in messages:
                 await channel.send_str(encode(message))
 
-        hello = Hello(node=node, host=socket.gethostname(), pid=os.getpid(), slots=slots, gpu_type="cpu")
+        here = {"host": socket.gethostname(), "pid": os.getpid(), "no_limit": "this agent only pretends"}
+        hello = Hello(node=node, slots=slots, gpu_type="cpu", **here)
         await say([hello])
         leaving = False
         while not (leaving and not agent.runs):

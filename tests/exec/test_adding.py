@@ -38,7 +38,7 @@ class OneSlotNodes:
 
     async def start(self, node: int, meeting: Meeting) -> None:
         """Without a log."""
-        environment = _agents.environment(meeting.token_file.read_text().strip())
+        environment = _agents.environment(meeting.token_file.read_text().strip(), meeting.authority)
         command = _agents.command(node, _agents.AgentPlace("here", 1, "cpu"), meeting.url)
         self._agents[node] = subprocess.Popen(command, env=environment)
 
@@ -132,5 +132,7 @@ def test_backend_and_example_are_added_by_their_files_alone(copy: Path) -> None:
     assert "line" in known
     asked = ("backend.name=one_slot", "backend.options.nodes=2", "round_s=0.3", "profile=null", "figures=false")
     said(copy, "-m", "synergy_exec", "+trace=file", f"trace.path={trace}", "trace.name=lines", "policy=fifo", *asked)
-    summary = json.loads((copy.parent / "results" / "lines" / "fifo-0" / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads(
+        (copy.parent / "results" / "lines" / "latest" / "fifo-0" / "summary.json").read_text(encoding="utf-8")
+    )
     assert (summary["jobs"], summary["jobs_failed"], summary["jobs_unfinished"]) == (2, 0, 0)

@@ -16,6 +16,7 @@ from synergy_exec.examples.mlp import Mlp, Perceptron
 from synergy_exec.messages import PlanMessage
 from synergy_exec.profiling.grid import plans
 from synergy_exec.training.admitted import Admission, refusal
+from synergy_exec.training.asked import admit
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import Trainer
@@ -181,6 +182,48 @@ def test_asking_draws_nothing_from_the_generator() -> None:
     torch.manual_seed(5)
     refusal(Gpt(), PlanMessage(tensor=2, pipeline=2, accumulation=2))
     assert torch.equal(torch.rand(3), expected)
+
+
+class Watched(Perceptron):
+    """Notes that it is run."""
+
+    runs = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Watched.runs += 1
+        return super().forward(x)
+
+
+class OfWatched(Mlp):
+    """An Mlp of it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width=width, depth=2, features=4, classes=3)
+
+    def build_model(self) -> nn.Module:
+        return Watched(self.features, self.width, self.depth, self.classes)
+
+
+@pytest.mark.parametrize("plan", [PlanMessage(tensor=2), PlanMessage(pipeline=2, accumulation=2)])
+def test_a_model_is_run_once_to_admit_a_plan_and_not_again_for_later_runs(tmp_path: Path, plan: PlanMessage) -> None:
+    kept = tmp_path / "form.json"
+    Watched.runs = 0
+    first = admit(OfWatched(8), plan, kept)
+    runs = Watched.runs
+    assert runs > 0
+    again = admit(OfWatched(8), plan, kept)
+    assert again.answers == first.answers
+    assert Watched.runs == runs
+    admit(OfWatched(16), plan, kept)  # it has another form
+    assert Watched.runs > runs
+    kept.write_text("no JSON")
+    assert admit(OfWatched(8), plan, kept).answers == first.answers
+
+
+def test_a_refused_plan_is_asked_for_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(InputError, match="take at most 3"):
+            admit(Mlp(depth=3), PlanMessage(pipeline=4, accumulation=4), tmp_path / "form.json")
 
 
 def test_trainer_refuses_what_is_refused_and_a_wrong_number_of_ranks() -> None:

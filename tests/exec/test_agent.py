@@ -175,6 +175,13 @@ def test_broken_job_is_failed_with_rank_and_error(
     assert "Traceback" in (Path(launch.folder) / f"log-{launch.run}.txt").read_text()
 
 
+def test_a_full_disk_loses_the_run_and_fails_no_job(controller: Controller) -> None:
+    """Found by an hour of chaos: steps.csv, and then the error about it, found no room; the job had failed."""
+    launch = controller.launch("Breaking", {"way": "disk_full"})
+    ended = controller.ended(launch)
+    assert (ended.outcome, "No space left on device" in ended.reason) == ("lost", True), controller.told()
+
+
 @pytest.mark.parametrize("way", ["raise", "out_of_memory"])
 def test_first_error_is_told_and_not_that_of_its_peer(controller: Controller, way: str) -> None:
     launch = controller.launch("Breaking", {"way": way, "rank": 1}, world=2)

@@ -128,6 +128,20 @@ def test_nobody_without_the_token(tmp_path: Path) -> None:
     served(tmp_path, work, 1)
 
 
+def test_slots_are_given_away_when_a_job_ends_not_at_the_next_round(tmp_path: Path) -> None:
+    """Failed before: the second job would have begun an hour after the first."""
+    arrivals = tuple(Arrival(0.0, f"j{number}", file_of(work=5.0)) for number in range(3))
+
+    async def through() -> Controller:
+        controller, _ = controller_of(tmp_path, 1, policy="fifo", arrivals=arrivals, round_s=3_600.0)
+        await controller.run()
+        return controller
+
+    controller = asyncio.run(asyncio.wait_for(through(), 60))
+    assert controller.execution is not None
+    assert [job.state for job in controller.execution.jobs.values()] == ["done"] * 3
+
+
 def test_trace_arrives_by_the_clock_and_the_run_ends_by_itself(tmp_path: Path) -> None:
     arrivals = tuple(Arrival(0.3 * number, f"j{number}", file_of(work=5.0)) for number in range(3))
 
@@ -166,6 +180,18 @@ def test_lost_agent_is_started_again_and_its_job_ends(tmp_path: Path, capsys: py
     assert "its task ended\nstarting another" in said
 
 
+@pytest.mark.parametrize("limit_gb", [4.0, None])
+def test_limit_of_memory_that_a_node_cannot_keep_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit_gb: float | None
+) -> None:
+    async def nothing(controller: Controller, client: Client) -> None:
+        pass
+
+    served(tmp_path, nothing, 1, memory_gb_per_slot=limit_gb)
+    said = "node 0: memory_gb_per_slot=4 is not kept there: this agent only pretends\n"
+    assert capsys.readouterr().err.count(said) == (limit_gb is not None)
+
+
 def test_agent_that_never_comes_back_ends_the_run_with_the_reason(tmp_path: Path) -> None:
     """It leaves before it has said hello, so that no connection tells; nothing waits for ever."""
 
@@ -185,7 +211,9 @@ def test_agent_that_never_comes_back_ends_the_run_with_the_reason(tmp_path: Path
         backend.agents[0].cancel()
         await running
 
-    with pytest.raises(InputError, match=r"was lost 4 times; at last: its task ended\nWhat was done is kept"):
+    with pytest.raises(
+        InputError, match=r"was lost 4 times within an hour; at last: its task ended\nWhat was done is kept"
+    ):
         asyncio.run(asyncio.wait_for(through(), 60))
 
 

@@ -146,7 +146,7 @@ def a_lost_node_is_named_and_leaves_no_process(cluster, backend, controller: Con
     launch(controller, 2, folder, work=1e6)
     controller.wait(lambda: any(each.run == 2 for each in controller.of(0, Report)), 60.0)
     mine = descendants(controller.hellos[1].pid)
-    assert len(mine) == 3, "the agent, its zygote and a worker"
+    assert len(mine) == 4, "the agent, its zygote, a warden and a worker"
     began_s = time.monotonic()
     cluster.remove_node(node_of(cluster, backend, 1), allow_graceful=False)
     while 1 not in backend.lost():
@@ -174,7 +174,7 @@ def its_agent_starts_again_on_a_new_node(cluster, backend, controller: Controlle
 
 def launch(controller: Controller, run: int, folder: Path, *, work: float) -> None:
     """A data-parallel run with one rank on each node."""
-    controller.say(0, Reserve(run=run))
+    controller.say(0, Reserve(run=run, ports=""))
     meeting = controller.wait(lambda: [each for each in controller.of(0, Reserved) if each.run == run], 10.0)[0]
     for node in range(2):
         message = Launch(

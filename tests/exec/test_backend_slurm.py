@@ -15,6 +15,7 @@ from backends_controller import TOKEN, Controller
 from synergy_core.errors import InputError
 from synergy_exec.backends import get_backend, slurm
 from synergy_exec.backends._agents import AgentPlace
+from synergy_exec.messages import Shutdown
 
 HELLO_S = 90.0
 """An agent imports torch first, on a busy machine."""
@@ -168,6 +169,8 @@ def test_agents_in_steps_dial_in_are_noticed_when_lost_start_again_and_leave(all
             asyncio.run(backend.start(1, controller.meeting))
             controller.wait(lambda: 1 in controller.hellos, HELLO_S)
             agents = [hello.pid for hello in controller.hellos.values()]
+            for node in range(2):
+                controller.say(node, Shutdown())
         finally:
             asyncio.run(backend.stop())
         assert not any(Path(f"/proc/{pid}").exists() for pid in agents)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import torch
 from checkpoint_families import split
 from lone_checkpoints import load, save, trained, weights
 from torch import nn
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.optim import SGD, AdamW
 
 from synergy_core.errors import InputError
-from synergy_exec.training import checkpoint
+from synergy_exec.training import checkpoint, staging
 from synergy_exec.training.progress import Progress
 
 
@@ -27,6 +29,37 @@ def test_saved_later_is_what_was_there_at_the_call(tmp_path: Path) -> None:
     saving.wait()
     found = split("single", "adamw", seed=1)
     assert load(tmp_path, found) == Progress(step=1)
+    assert torch.equal(weights(found), expected)
+
+
+def test_copies_that_a_gpu_still_makes_are_waited_for_by_who_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is none here: what torch.cuda says is made up, and so is when they are made."""
+    made = threading.Event()
+    stager = StateDictStager()
+
+    class Event:
+        def record(self) -> None:
+            made.clear()
+
+        def synchronize(self) -> None:
+            assert made.wait(60)
+
+    job = trained(1)
+    expected = weights(job)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "is_initialized", lambda: True)
+        patched.setattr(torch.cuda, "Event", Event)
+        patched.setattr(staging, "_pinned", lambda: stager)
+        for step in (1, 2):
+            saving = checkpoint.save_later(tmp_path, [job.part], [job.optimizer], Progress(step=step))
+            assert not saving.done()
+            assert len(list(tmp_path.iterdir())) == step - 1
+            made.set()
+            saving.wait()
+    found = split("single", "adamw", seed=1)
+    assert load(tmp_path, found) == Progress(step=2)
     assert torch.equal(weights(found), expected)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import resource
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from checkpoint_families import python_with_tests
@@ -83,3 +86,30 @@ def test_an_error_nobody_waited_for_comes_with_the_next_call(tmp_path: Path) -> 
     checkpoint.save_later(tmp_path / "file", [job.part], [job.optimizer], Progress(step=1))
     with pytest.raises(InputError, match="cannot write checkpoint"):
         save(tmp_path, job, 1)
+
+
+class FillsUp(io.FileIO):
+    """A file on a disk that has so many bytes left."""
+
+    room = 0
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+def test_wherever_the_disk_is_full_it_is_the_disk_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = trained(1)
+    monkeypatch.setattr(checkpoint._Files, "create_stream", lambda self, path, mode: FillsUp(str(path), mode))
+    for FillsUp.room in range(0, 3_000, 53):
+        with pytest.raises(InputError, match="cannot write checkpoint"):
+            save(tmp_path, job, 1)
+
+
+def test_what_torch_said_on_a_disk_that_filled_up_is_no_fault_of_the_job(tmp_path: Path) -> None:
+    """As an hour of chaos brought it about, once; it ended the job before."""
+    said = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+    assert isinstance(checkpoint._explained(said, tmp_path, 3, 1_000), InputError)

@@ -15,7 +15,7 @@ from synergy_core.errors import InputError
 from synergy_core.goodput.compression import LayerSizes, compressor_named
 from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
-from synergy_exec.messages import PlanMessage, decode, encode
+from synergy_exec.messages import PlanMessage
 from synergy_exec.training.admitted import refusal
 from synergy_exec.training.compression.choices import SchemeByLayer, scheme_named
 from synergy_exec.training.compression.replicas import layer_of
@@ -23,6 +23,7 @@ from synergy_exec.training.compression.scheme import GradientLayer
 from synergy_exec.training.compression.schemes.quantised import Quantised
 from synergy_exec.training.compression.watch import Sketch
 from synergy_exec.training.job import TrainingJob
+from synergy_exec.wire import decode, encode
 
 MIXED = "q4,token.weight=none,layers.0.*=powersgd-2,layers.1.up.weight=topk-0.05,scores.weight=q2"
 HOLDING = ["topk-0.01", "powersgd-2"]

@@ -24,10 +24,11 @@ from synergy_core.policies import get_policy
 from synergy_exec.controller.execution import Execution
 from synergy_exec.controller.jobs import spec_of
 from synergy_exec.controller.journal import Journal
-from synergy_exec.messages import Hello, Launch, PlanMessage, Reshare, decode, encode
+from synergy_exec.messages import Hello, Launch, PlanMessage, Reshare
 from synergy_exec.nodes.links import cluster_of
 from synergy_exec.nodes.runs import Run
 from synergy_exec.settings import Settings
+from synergy_exec.wire import decode, encode
 
 GB = 1e9
 CLUSTER = Cluster((NodeType("cpu-0", "cpu", 1, 2, 4.0, 8 * GB, 1e6),))

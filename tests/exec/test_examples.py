@@ -12,6 +12,7 @@ from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.mlp import Mlp
 from synergy_exec.messages import PlanMessage
+from synergy_exec.training import trees
 from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.loading import load_job
 from synergy_exec.training.trainer import StepResult, Trainer
@@ -94,6 +95,7 @@ def test_an_example_learns(job: TrainingJob) -> None:
 def test_data_follow_from_step_and_size_alone(job: TrainingJob) -> None:
     first = job.batch(3, 8)
     torch.manual_seed(9)
-    assert all(torch.equal(a, b) for a, b in zip(first, job.batch(3, 8), strict=True))
-    assert not torch.equal(first[0], job.batch(4, 8)[0])
-    assert all(len(each) == 8 for each in first)
+    before, again, next_step = (trees.tensors(each) for each in (first, job.batch(3, 8), job.batch(4, 8)))
+    assert all(torch.equal(a, b) for a, b in zip(before, again, strict=True))
+    assert not torch.equal(before[0], next_step[0])
+    assert all(len(each) == 8 for each in before)

@@ -13,16 +13,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from exec.controllers_backend import TaskBackend, run, settings_values
+from exec.controllers_backend import TaskBackend, settings_values
 
 from synergy_core.errors import InputError
 from synergy_exec import __main__ as program
 from synergy_exec.client import client_for
-from synergy_exec.commands import jobs as commands
+from synergy_exec.commands import _asking as commands
 from synergy_exec.controller import processes
 from synergy_exec.controller.journal import Journal, RunRow
 from synergy_exec.job_file import job_of, read_job_file
-from synergy_exec.losses import write_losses
+from synergy_exec.losses import write_losses, write_metrics
 from synergy_exec.run import execute_all
 from synergy_exec.settings import Settings
 from synergy_exec.workload import arrivals_of
@@ -43,7 +43,8 @@ def trace_of(folder: Path, jobs: int, iterations: int, *, apart_s: float = 0.1) 
 
 def executed(trace: Path, results: Path, policies: list[str], backend: Any, **more: Any) -> list[Path]:
     values = settings_values(trace, results, policies, **more)
-    return execute_all(build(Settings, values), values, results / "small", lambda: backend)
+    places = execute_all(build(Settings, values), values, results / "small", lambda: backend)
+    return [each.results for each in places]
 
 
 def test_two_policies_end_and_are_filed_as_the_simulators(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_killed_controller_goes_on_where_it_was(tmp_path: Path) -> None:
             process.wait()
         agents |= _agents(work)
     assert subprocess.run(command, timeout=240).returncode == 0
-    summary = json.loads((results / "small" / "las-0" / "summary.json").read_text())
+    summary = json.loads((results / "small" / "latest" / "las-0" / "summary.json").read_text())
     assert (summary["jobs"], summary["jobs_failed"], summary["jobs_unfinished"]) == (6, 0, 0)
     facts = Journal(work / "journal.sqlite").facts()
     assert sorted(fact.job for fact in facts if fact.kind == Kind.FINISH) == list(range(6))
@@ -123,10 +124,11 @@ def test_interrupted_run_saves_and_the_same_command_goes_on(tmp_path: Path) -> N
     assert {each.outcome for each in journal.runs()} <= {"paused", "dropped"}
     assert journal.meta()["over"] is False
     journal.close()
-    with pytest.raises(InputError, match="under way with other settings"):
-        executed(trace, results, ["fifo"], TaskBackend(1, 1), retries=9)
-    run(trace, results, ["fifo"])
-    summary = json.loads((results / "small" / "fifo-0" / "summary.json").read_text())
+    with pytest.raises(InputError, match=r"under way with other settings \(restart_s\)"):
+        executed(trace, results, ["fifo"], TaskBackend(1, 1), restart_s=9.0)
+    elsewhere = {"host": "localhost", "ports": "29500-29501", "retries": 9, "hang_s": 99.0}
+    executed(trace, results, ["fifo"], TaskBackend(2), **elsewhere)
+    summary = json.loads((results / "small" / "latest" / "fifo-0" / "summary.json").read_text())
     assert (summary["jobs"], summary["jobs_unfinished"]) == (2, 0)
 
 
@@ -247,6 +249,20 @@ def test_losses_count_the_later_run_of_a_step(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "losses.parquet").to_pydict()
     assert table["loss"] == [2.5, 2.3]
     assert table["job_id"] == [3, 3]
+
+
+def test_evaluations_are_filed_where_there_are_any(tmp_path: Path) -> None:
+    folder = tmp_path / "jobs" / "3"
+    folder.mkdir(parents=True)
+    write_metrics(tmp_path / "jobs", tmp_path / "metrics.parquet")
+    assert not (tmp_path / "metrics.parquet").exists()
+    (folder / "evaluations.csv").write_text(
+        "step,metric,value,run\n4,loss,2.5,0\n4,loss,2.25,1\n4,loss,9.0,0\n4,f1,0.5,1\n8,lo"
+    )
+    write_metrics(tmp_path / "jobs", tmp_path / "metrics.parquet")
+    table = pq.read_table(tmp_path / "metrics.parquet").to_pydict()
+    expected = {"job_id": [3, 3], "step": [4, 4], "metric": ["loss", "f1"], "value": [2.25, 0.5], "run": [1, 1]}
+    assert table == expected
 
 
 def test_without_the_extra_a_sentence_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:

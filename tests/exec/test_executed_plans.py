@@ -50,9 +50,9 @@ def test_another_plan_on_the_same_slots_is_a_stop_and_a_start(tmp_path: Path) ->
     assert job.state == "running"
     placed, before = job.placement, job.run
     assert stage.execution.decider.plans[0].pipeline == 2
-    assert job.task is not None
     faster = row(0.01, 32, data=2)
-    job.task.model = ProfiledModel("mlp", 32, 128, 1e6, NOISE, MODEL.costs, (*ROWS, faster))  # type: ignore[attr-defined]
+    known = ProfiledModel("mlp", 32, 128, 1e6, NOISE, MODEL.costs, (*ROWS, faster))
+    stage.execution.profile.models["mlp"] = known  # type: ignore[index]
     stage.advance(1.0)
     assert job.placement == placed
     assert job.run == before + 1

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,16 @@ from typing import Any
 import pytest
 from exec.controllers_backend import TaskBackend, settings_values
 from exec.test_exec_cli import executed, trace_of
+from exec.waiting import wait_until
 
 from synergy_core.errors import InputError
-from synergy_exec.controller.journal import Journal
-from synergy_exec.folders import lock, newest
+from synergy_exec.controller.journal import JobRow, Journal
+from synergy_exec.folders import RESULTS, claimed, lock, newest
+from synergy_exec.recorded import open_journal
 from synergy_exec.run import execute_all
 from synergy_exec.settings import Settings
+from synergy_exec.works import works as works_below
+from synergy_runs.filing import is_unended
 from synergy_runs.results import main as results_main
 from synergy_runs.settings import build
 
@@ -48,34 +51,59 @@ def names(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.iterdir())
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.rglob("*") if each.is_file()}
+
+
 def test_finished_run_typed_again_gets_its_own_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace, results = trace_of(tmp_path, 2, 4), tmp_path / "r"
+    small = results / "small"
     (first,) = executed(trace, results, ["fifo"], TaskBackend(1, 1))
-    kept = [weights(results / "small" / "fifo-0.work"), first / "summary.json"]
-    before = [each.read_bytes() for each in kept]
+    weights(small / "fifo-0.work")
+    kept = {folder: contents(folder) for folder in (first.parent, small / "fifo-0.work" / "jobs")}
     capsys.readouterr()
     (second,) = executed(trace, results, ["fifo"], TaskBackend(1, 1))
-    assert second.name == "fifo-0.2"
+    assert second.name == "fifo-0"
+    assert second.parent != first.parent
     assert json.loads((second / "summary.json").read_text())["jobs"] == 2
-    assert [each.read_bytes() for each in kept] == before
-    assert f"{first} is kept, with its checkpoints in fifo-0.work; this run goes to {second}" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert f"{small / 'fifo-0.work'} has ended and is kept" in told
+    assert f"this run goes to {small / 'fifo-0.2.work'}" in told
     (third,) = executed(trace, results, ["fifo"], TaskBackend(1, 1), restart_s=9.0)  # with other settings too
-    assert third.name == "fifo-0.3"
-    assert names(results / "small") == [f"fifo-0{each}" for each in ("", ".2", ".2.work", ".3", ".3.work", ".work")]
-    assert [each.read_bytes() for each in kept] == before
-    assert newest(first).results == third
-    assert results_main([str(results / "small")]) == 0
-    assert f"{second}: left out, a repetition" in capsys.readouterr().err
+    works = [f"fifo-0{each}.work" for each in ("", ".2", ".3")]
+    assert set(names(small)) == {*works, *(each.parent.name for each in (first, second, third)), "latest"}
+    assert {folder: contents(folder) for folder in kept} == kept
+    assert (small / "latest").resolve() == third.parent
+    assert (small / "latest" / "fifo-0.work").resolve() == newest(small / "fifo-0") == small / "fifo-0.3.work"
+    assert open_journal(small / "latest" / "fifo-0.work").meta()["settings"]["restart_s"] == 9.0
+    assert works_below(results) == works_below(small) == sorted(small / each for each in works)
+    assert works_below(small / "latest") == [small / "latest" / "fifo-0.work"]
+    assert results_main([str(small)]) == 0
+    assert "left out: 1 of 3, repetitions of newer runs above (policy, seed and settings are the same); name one " in (
+        capsys.readouterr().err
+    )
 
 
-def test_results_without_a_work_folder_are_kept_too(tmp_path: Path) -> None:
-    """Whose weights were removed by hand, or that were simulated."""
+def test_results_of_before_folders_of_runs_stay_as_they_are(tmp_path: Path) -> None:
     trace, results = trace_of(tmp_path, 1, 3), tmp_path / "r"
     (results / "small" / "fifo-0").mkdir(parents=True)
     (results / "small" / "fifo-0" / "summary.json").write_text("{}")
     (second,) = executed(trace, results, ["fifo"], TaskBackend(1, 1))
-    assert second.name == "fifo-0.2"
-    assert (results / "small" / "fifo-0" / "summary.json").read_text() == "{}"
+    assert second == results.resolve() / "small" / second.parent.name / "fifo-0"
+    assert contents(results / "small" / "fifo-0") == {"summary.json": b"{}"}
+
+
+def test_run_that_ended_before_there_were_folders_of_runs_counts_as_ended(tmp_path: Path) -> None:
+    trace, results = trace_of(tmp_path, 1, 3), tmp_path / "r"
+    (first,) = executed(trace, results, ["fifo"], TaskBackend(1, 1))
+    first.rename(results / "small" / "fifo-0")
+    journal = open_journal(results / "small" / "fifo-0.work")
+    journal.set_meta(RESULTS, None)
+    journal.close()
+    kept = contents(results / "small" / "fifo-0")
+    executed(trace, results, ["fifo"], TaskBackend(1, 1))
+    assert (results / "small" / "fifo-0.2.work").is_dir()
+    assert contents(results / "small" / "fifo-0") == kept
 
 
 def test_live_run_is_refused_with_who_holds_it(tmp_path: Path) -> None:
@@ -138,10 +166,25 @@ def test_repetition_that_is_broken_off_goes_on_where_it_was(tmp_path: Path) -> N
     values = settings_values(trace, results, ["fifo", "las"])
     with pytest.raises(BrokenOffError):
         execute_all(build(Settings, values), values, results / "small", make_backend)
-    done = (results / "small" / "fifo-0.2" / "summary.json").stat().st_mtime_ns
+    (broken,) = [each for each in (results / "small").glob("*-*_*") if is_unended(each)]
+    assert not is_unended(results / "small" / "latest")
+    done = (broken / "fifo-0" / "summary.json").stat().st_mtime_ns
     folders = executed(trace, results, ["fifo", "las"], TaskBackend(1, 1))
-    assert [each.name for each in folders] == ["fifo-0.2", "las-0.2"]
-    assert (results / "small" / "fifo-0.2" / "summary.json").stat().st_mtime_ns == done
+    assert folders == [broken / "fifo-0", broken / "las-0"]
+    assert (broken / "fifo-0" / "summary.json").stat().st_mtime_ns == done
+    assert (results / "small" / "latest").resolve() == broken
+
+
+def test_policy_that_was_done_before_is_compared_with_one_that_is_new(tmp_path: Path) -> None:
+    """Its results are copied: a folder has all that its table shows, and the other command's stay as they were."""
+    trace, results = trace_of(tmp_path, 1, 3), tmp_path / "r"
+    (first,) = executed(trace, results, ["fifo"], TaskBackend(1, 1))
+    kept = contents(first.parent)
+    both = executed(trace, results, ["fifo", "las"], TaskBackend(1, 1))
+    assert [each.name for each in both] == ["fifo-0", "las-0"]
+    assert len({each.parent for each in both}) == 1
+    assert contents(both[0]) == contents(first)
+    assert contents(first.parent) == kept
 
 
 def test_place_where_nothing_was_submitted_is_free_for_other_settings(tmp_path: Path) -> None:
@@ -156,7 +199,34 @@ def test_place_where_nothing_was_submitted_is_free_for_other_settings(tmp_path: 
         execute_all(build(Settings, values), values, results / "small", none)
     (first,) = executed(trace, results, ["fifo"], TaskBackend(1, 1))
     assert first.name == "fifo-0"
-    assert Journal(first.with_name("fifo-0.work") / "journal.sqlite").meta()["settings"]["restart_s"] == 5.0
+    assert Journal(results / "small" / "fifo-0.work" / "journal.sqlite").meta()["settings"]["restart_s"] == 5.0
+
+
+def test_run_begun_before_a_key_was_there_goes_on(tmp_path: Path) -> None:
+    trace, results = trace_of(tmp_path, 1, 3), tmp_path / "r"
+    values = settings_values(trace, results, ["fifo"])
+    settings = {"fifo": {**values, "policy": "fifo", "seed": 0}}
+    with contextlib.ExitStack() as held:
+        place, _ = claimed({"fifo": results / "small" / "fifo-0"}, settings, held)["fifo"]
+        journal = Journal(place.work / "journal.sqlite")
+        journal.submitted(JobRow(0, "a", {}, 0.0, 0, "waiting", "", 0, 0))
+        older = {name: value for name, value in journal.meta()["settings"].items() if name != "retries"}
+        journal.set_meta("settings", older)
+        journal.close()
+    with contextlib.ExitStack() as held:
+        assert claimed({"fifo": results / "small" / "fifo-0"}, settings, held) == {"fifo": (place, False)}
+    with contextlib.ExitStack() as held, pytest.raises(InputError, match=r"with other settings \(restart_s\)"):
+        claimed({"fifo": results / "small" / "fifo-0"}, {"fifo": {**settings["fifo"], "restart_s": 9}}, held)
+
+
+def test_folders_of_jobs_without_a_journal_are_not_begun_over(tmp_path: Path) -> None:
+    trace, results = trace_of(tmp_path, 1, 3), tmp_path / "r"
+    (first,) = executed(trace, results, ["fifo"], TaskBackend(1, 1))
+    work = first.parent.with_name("fifo-0.work")
+    for each in work.glob("journal.sqlite*"):
+        each.unlink()
+    with pytest.raises(InputError, match=rf"its journal is gone, .*python -m synergy_exec resume --salvage {work}"):
+        executed(trace, results, ["fifo"], TaskBackend(1, 1))
 
 
 def test_serving_twice_is_refused_while_the_first_lives_and_keeps_it_afterwards(tmp_path: Path) -> None:
@@ -178,24 +248,18 @@ def test_serving_twice_is_refused_while_the_first_lives_and_keeps_it_afterwards(
         with (tmp_path / "said.txt").open("ab") as said:
             first = subprocess.Popen(command, stderr=said, stdout=said)
         try:
-            until(lambda: asked("submit", str(tmp_path / "job.yaml")).returncode == 0)
+            wait_until(lambda: asked("submit", str(tmp_path / "job.yaml")).returncode == 0, 120)
             second = subprocess.run(command, capture_output=True, text=True, timeout=60)
             assert second.returncode == 2
             assert f"a controller runs here already, process {first.pid} on" in second.stderr
-            until(lambda: all_done(asked("list", "--json").stdout))
+            wait_until(lambda: all_done(asked("list", "--json").stdout), 120, (tmp_path / "said.txt").read_text)
         finally:
             first.send_signal(signal.SIGINT)
             first.wait(60)
         assert first.returncode == 0, (tmp_path / "said.txt").read_text()
 
-    def until(true: Any) -> None:
-        until_s = time.monotonic() + 120
-        while not true():
-            assert time.monotonic() < until_s, (tmp_path / "said.txt").read_text()
-            time.sleep(0.3)
-
     served()
     served()
     assert len(list((tmp_path / "served").glob("fifo-0.work/jobs/0/checkpoints/step-*"))) == 1
     assert len(list((tmp_path / "served").glob("fifo-0.2.work/jobs/0/checkpoints/step-*"))) == 1
-    assert {"fifo-0", "fifo-0.2"} <= set(names(tmp_path / "served"))
+    assert len(list((tmp_path / "served").glob("*-*_*/fifo-0/summary.json"))) == 2

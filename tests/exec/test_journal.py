@@ -14,7 +14,8 @@ import pytest
 from jobs import workload
 
 from synergy_core.errors import InputError
-from synergy_exec.controller.journal import VERSION, JobRow, Journal, Observation
+from synergy_exec.controller.journal import JobRow, Journal, Observation
+from synergy_exec.controller.journal_file import VERSION
 from synergy_exec.workload import as_executed
 from synergy_runs.log import Kind
 from synergy_runs.measured import with_measured
@@ -137,3 +138,37 @@ def test_jobs_of_a_trace_are_measured_by_their_ids_and_those_beside_it_where_all
     made, rows = as_executed(trace, journal, "test")
     assert made.measured.tolist() == measured
     assert rows == {0: 0, 1: 1, 2: 2, 3: 3}
+
+
+def test_while_the_disk_is_full_nothing_recorded_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a transaction and at its end; there is room again after a while."""
+    journal = Journal(tmp_path / "journal.sqlite")
+    waits: list[float] = []
+
+    def pages(most: int) -> None:
+        journal._connection.execute(f"PRAGMA max_page_count={most}")
+
+    def passes(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            pages(10_000)
+
+    monkeypatch.setattr("synergy_exec.controller.journal.time.sleep", passes)
+    journal.fact(1.0, 0, 7, 1)
+    pages(journal._connection.execute("PRAGMA page_count").fetchone()[0])
+    for number in range(40):
+        journal.set_meta(f"name-{number}", "x" * 2000)
+    journal.commit()
+    assert len(waits) == 3
+    again = Journal(tmp_path / "journal.sqlite")
+    assert [fact.job for fact in again.facts()] == [7]
+    assert sum(name.startswith("name-") for name in again.meta()) == 40
+    again.close()
+
+
+def test_a_disk_that_stays_full_ends_it_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path / "journal.sqlite")
+    monkeypatch.setattr("synergy_exec.controller.journal.time.sleep", lambda _: None)
+    journal._connection.execute("PRAGMA max_page_count=1")
+    with pytest.raises(InputError, match="Free some space"):
+        journal.set_meta("name", "x" * 100_000)

@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -89,6 +90,25 @@ def test_batches_are_the_same_whoever_makes_them(cache: Cache) -> None:
     ):
         loaded.loaders = loaders
         assert taken(loaded, steps, size) == taken(plain, steps, size)
+
+
+class Named(Numbers):
+    """Inputs by name."""
+
+    def sample(self, item: bytes, number: int, epoch: int) -> tuple[Any, Any]:
+        inputs, targets = super().sample(item, number, epoch)
+        return {"number": inputs, "more": (inputs * 2,)}, [targets]
+
+
+@pytest.mark.parametrize("loaders", [0, 2])
+def test_samples_may_be_nested(loaders: int) -> None:
+    supply = Supply(Named(), loaders=loaders)
+    for step in range(3):
+        inputs, (epochs,) = supply.rows(step, 4, 1, 3)
+        assert inputs["number"].shape == epochs.shape == (2, 1)
+        assert torch.equal(inputs["more"][0], 2 * inputs["number"])
+        pairs = list(zip(epochs.flatten().tolist(), inputs["number"].flatten().tolist(), strict=True))
+        assert pairs == taken(Supply(Numbers()), range(step, step + 1), 4, 1, 3)
 
 
 def test_replicas_make_their_own_rows_alone() -> None:

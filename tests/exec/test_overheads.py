@@ -17,7 +17,8 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import get_policy
 from synergy_exec.controller.execution import Execution
-from synergy_exec.controller.journal import VERSION, Journal
+from synergy_exec.controller.journal import Journal
+from synergy_exec.controller.journal_file import VERSION
 from synergy_exec.messages import PlanMessage, Saved
 from synergy_exec.overheads import overheads
 from synergy_exec.settings import Settings
@@ -89,8 +90,11 @@ def test_execution_keeps_what_is_told(tmp_path: Path) -> None:
 def test_journal_of_the_version_before_is_read_and_goes_on(work: Path) -> None:
     path = work / "journal.sqlite"
     older = sqlite3.connect(path)
-    older.executescript("DROP TABLE timings; PRAGMA user_version=1;")
+    older.executescript(
+        "DROP TABLE timings; DROP TABLE sums; ALTER TABLE jobs DROP COLUMN uuid; PRAGMA user_version=1;"
+    )
     older.close()
+    (work / "journal.sqlite-commits").unlink()
     found = overheads(work)
     assert (found.starts, found.freed_s, found.saved_s) == ((), (), ())
     journal = Journal(path)

@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from exec.controllers_backend import TaskBackend
+from exec.waiting import wait_until
 from family import children
 
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel
 from synergy_exec.backends import get_backend
 from synergy_exec.commands.profile import table
+from synergy_exec.controller import processes
 from synergy_exec.job_file import JobFile
 from synergy_exec.profiling import profile as profiling
-from synergy_exec.profiling.candidates import CandidatePlans, finder
+from synergy_exec.profiling.finder import CandidatePlans, finder
+from synergy_exec.profiling.machine import machine
 from synergy_exec.profiling.measure import Effort, noise_curve
-from synergy_exec.profiling.profile import Made, add_to_profile, current_profile, machine
+from synergy_exec.profiling.profile import Made, add_to_profile, current_profile
 from synergy_exec.settings import Settings
 from synergy_runs.profiles import read_profile, write_profile
 
 HERE = "this machine"
-TINY = Effort(seconds=0.1, report_s=0.05)
+TINY = Effort(seconds=0.1, report_s=0.05, hopeless=1e9)
+"""Everything is measured, however slow it is."""
+LONG = Settings(profile_s=600.0)
 
 
 def file_of(name: str, **more: Any) -> JobFile:
@@ -39,7 +47,7 @@ def file_of(name: str, **more: Any) -> JobFile:
 def test_two_slots_are_measured_under_every_plan(tmp_path: Path) -> None:
     path, said = tmp_path / "profile.json", list[str]()
     files = [file_of("small"), file_of("broken", job_class="synergy_exec.examples.mlp:Nothing")]
-    made = add_to_profile(path, files, get_backend("local", {"slots": 2}), HERE, TINY, said.append, Settings())
+    made = add_to_profile(path, files, get_backend("local", {"slots": 2}), HERE, TINY, said.append, LONG)
     assert [each.name for each in made.models] == ["small"]
     assert any("Nothing" in each for each in made.remarks)
     model = read_profile(path)["small"]
@@ -65,14 +73,14 @@ def test_input_is_measured_in_cpu_seconds_whatever_else_the_machine_does(tmp_pat
         initial_batch=4,
         max_batch=4,
     )
-    made = add_to_profile(path, [file], get_backend("local", {"slots": 1}), HERE, TINY, said.append, Settings())
+    made = add_to_profile(path, [file], get_backend("local", {"slots": 1}), HERE, TINY, said.append, LONG)
     assert made.remarks == []
     model = read_profile(path)["pictures"]
     given = model.input
     assert given is not None
     cores = len(os.sched_getaffinity(0))
     assert {1.0, float(cores)} <= {each.cpus for each in given.steps}
-    assert f"pictures: input with {cores} CPUs" in said
+    assert [each for each in said if each.startswith(f"pictures: input with {cores} CPUs (1 of 1 step times decided, ")]
     assert 0.009 < given.cpu_s < 0.018
     assert all(each.step_s >= 4 * 0.009 / each.cpus and each.waited_s < each.step_s for each in given.steps)
     assert (given.batch, given.sample_bytes, given.data_bytes) == (4, 832.0, 32 * 832.0)
@@ -119,7 +127,7 @@ def test_killed_agent_is_replaced_and_what_waited_for_it_is_measured(
             asyncio.get_running_loop().call_later(1.5, kill)
 
     with limit(240):
-        made = add_to_profile(path, [file_of("small")], get_backend("local", {"slots": 2}), HERE, TINY, say, Settings())
+        made = add_to_profile(path, [file_of("small")], get_backend("local", {"slots": 2}), HERE, TINY, say, LONG)
     assert made.remarks == []
     shapes = {(row.plan.gpus, row.plan.global_batch) for row in read_profile(path)["small"].rows}
     assert shapes == {(1, 8), (1, 16), (2, 8), (2, 16)}
@@ -134,9 +142,9 @@ def test_agent_that_is_lost_for_good_ends_profiling_with_what_to_type(tmp_path: 
             await super().start(node, meeting)
             asyncio.get_running_loop().call_later(1.0, self.agents[node].cancel)
 
-    says = "profiling ended: node 0: its agent was lost 4 times; at last: .*nothing was measured .*same command again"
+    says = "profiling ended: node 0: its agent was lost 4 times within an hour; at last: .*nothing was measured .*again"
     with limit(120), pytest.raises(InputError, match=re.compile(says, re.DOTALL)):
-        add_to_profile(tmp_path / "profile.json", [file_of("small")], Dying(2), HERE, TINY, lambda _: None, Settings())
+        add_to_profile(tmp_path / "profile.json", [file_of("small")], Dying(2), HERE, TINY, lambda _: None, LONG)
 
 
 def test_agents_of_a_profile_come_to_the_address_of_the_run(tmp_path: Path) -> None:
@@ -190,6 +198,53 @@ def test_models_are_built_outside_the_process_that_listens_and_once(tmp_path: Pa
     assert int(pid) != os.getpid()
 
 
+ASKING = (
+    "import os, subprocess, sys, time\n"
+    "subprocess.Popen([sys.executable, '-m', 'synergy_exec.profiling.candidates', str(os.getpid())], stdin=0)\n"
+    "time.sleep(600)"
+)
+
+
+def test_what_finds_plans_dies_with_who_asked_whatever_it_is_building(tmp_path: Path) -> None:
+    (tmp_path / "endless.py").write_text(
+        "import os, time\n"
+        "from pathlib import Path\n"
+        "from synergy_exec.examples.mlp import Mlp\n"
+        "class Endless(Mlp):\n"
+        "    def build_model(self):\n"
+        "        Path(__file__).with_name('pid').write_text(f'{os.getpid()} ')\n"
+        "        time.sleep(600)\n"
+    )
+    question = {"job_class": f"{tmp_path / 'endless.py'}:Endless", "arguments": {}, "batches": [4], "sizes": [1]}
+    asking = subprocess.Popen([sys.executable, "-c", ASKING], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert asking.stdin is not None
+    asking.stdin.write(json.dumps(question) + "\n")
+    asking.stdin.flush()
+    noted = tmp_path / "pid"
+    wait_until(lambda: noted.exists() and noted.read_text().endswith(" "), 120)
+    asking.kill()
+    wait_until(lambda: not processes.began(int(noted.read_text())), 60)
+    asking.wait()
+    assert asking.stderr is not None
+    assert asking.stderr.read() == ""
+
+
+def test_what_finds_plans_leaves_quietly_where_nobody_reads_its_answer() -> None:
+    command = [sys.executable, "-m", "synergy_exec.profiling.candidates", str(os.getpid())]
+    asked = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert asked.stdin is not None
+    assert asked.stdout is not None
+    assert asked.stderr is not None
+    asked.stdout.close()
+    question = {"job_class": "synergy_exec.examples.mlp:Mlp", "arguments": {}, "batches": [4], "sizes": [1]}
+    asked.stdin.write(json.dumps(question) + "\n")
+    asked.stdin.flush()
+    assert asked.wait(120) == 0
+    assert "BrokenPipe" not in asked.stderr.read()
+    asked.stdin.close()
+    asked.stderr.close()
+
+
 def test_noise_is_the_median_of_stretches_and_unknown_before() -> None:
     seen = [
         NoiseFrom(12.0, 1.0),
@@ -221,7 +276,7 @@ def test_models_are_measured_once_and_again_where_something_changed(
 
     def names(*files: JobFile, where: str = HERE) -> list[str]:
         measured.clear()
-        profile = current_profile(path, list(files), lambda: None, where, lambda _: None, Settings())  # type: ignore[arg-type]
+        profile, _ = current_profile(path, list(files), lambda: None, where, lambda _: None, Settings())  # type: ignore[arg-type]
         assert {each.name for each in files} - {"broken"} <= set(profile)
         return list(measured)
 
@@ -231,13 +286,15 @@ def test_models_are_measured_once_and_again_where_something_changed(
     assert names(file_of("a", max_batch=31)) == []
     assert names(file_of("a", max_batch=32)) == ["a"]
     assert names(file_of("b", initial_batch=4)) == ["b"]
+    assert names(file_of("c", arguments={"width": 32})) == ["c"]
     assert names(file_of("a", max_batch=32), where="another machine") == ["a"]
     assert names(file_of("broken")) == ["broken"]
 
 
 def _model(file: JobFile) -> ProfiledModel:
     noise = (NoiseFrom(0.0, 0.0),)
-    return ProfiledModel(file.name, file.initial_batch, file.max_batch, 1.0, noise, ProfiledCosts(1.0, 1.0, 1.0), ())
+    costs, application = ProfiledCosts(1.0, 1.0, 1.0), file.application
+    return ProfiledModel(file.name, file.initial_batch, file.max_batch, 1.0, noise, costs, (), application=application)
 
 
 def test_what_was_measured_in_another_precision_is_another_machine() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -40,11 +41,11 @@ def work(tmp_path: Path) -> Path:
     return folder
 
 
-def series(folder: Path, tag: str) -> list[tuple[int, float, float]]:
+def series(folder: Path, tag: str, tags: Iterable[str] = SERIES) -> list[tuple[int, float, float]]:
     """Step, value, wall time."""
     events = EventAccumulator(str(folder))
     events.Reload()
-    assert sorted(events.Tags()["tensors"]) == sorted(SERIES)
+    assert sorted(events.Tags()["tensors"]) == sorted(tags)
     return [
         (each.step, float(tensor_util.make_ndarray(each.tensor_proto)), each.wall_time) for each in events.Tensors(tag)
     ]
@@ -68,6 +69,17 @@ def test_every_step_of_every_job_is_there_once(work: Path, tmp_path: Path) -> No
 def test_steps_of_a_run_that_has_not_left_count_from_its_launch(work: Path) -> None:
     job = recorded_jobs(work)[0]
     assert ended_s(job, {0: (0.0, 1.0), 1: (1.5, float("inf"))}) == [0.75, 1.0, 1.75, 2.0]
+
+
+def test_evaluations_stand_at_the_steps_they_were_made_after(work: Path, tmp_path: Path) -> None:
+    lines = "step,metric,value,run\n2,loss,2.5,0\n3,loss,9.0,0\n3,loss,2.0,1\n3,accuracy,0.5,1\n4,loss,1.5\n"
+    (work / "jobs" / "0" / "evaluations.csv").write_text(lines)
+    folder, _ = write(work, tmp_path / "events")
+    tags = {*SERIES, "evaluation/loss", "evaluation/accuracy"}
+    losses = series(folder, "evaluation/loss", tags)
+    assert [each[:2] for each in losses] == [(2, 2.5), (3, 2.0)]
+    assert [each[2] for each in losses] == [each[2] for each in series(folder, "loss", tags)][1:3]
+    assert [each[:2] for each in series(folder, "evaluation/accuracy", tags)] == [(3, 0.5)]
 
 
 def test_command_says_how_to_look_at_it(work: Path) -> None:

@@ -165,7 +165,7 @@ def test_later_run_counts_and_a_line_cut_off_does_not(tmp_path: Path) -> None:
         "3,16,1,2",
         "2,16,1,2.125,0.1,1",
     ]
-    (folder / "steps.csv").write_text("\n".join(lines))
+    (folder / "steps.csv").write_text("\n".join([*lines, ""]))
     (job,) = recorded_jobs(tmp_path)
     assert (job.number, job.name, job.file.job_class) == (3, "j", stored.SGD)
     assert [(step.number, step.loss, step.run) for step in job.steps] == [(1, 2.5, 0), (2, 2.125, 1)]

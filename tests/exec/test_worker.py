@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,11 @@ from synergy_core.errors import InputError
 from synergy_exec.agent.slots import divide
 from synergy_exec.backends import Meeting, backend_names, get_backend
 from synergy_exec.backends.local import Local
-from synergy_exec.messages import Hello, Kill, Launch, PlanMessage, Retune, Stop, encode
+from synergy_exec.messages import Hello, Kill, Launch, PlanMessage, Retune, Stop
+from synergy_exec.wire import encode
 from synergy_exec.worker.agreement import Wishes, _packed, _unpacked, agree
 from synergy_exec.worker.connection import AgentConnection
-from synergy_exec.worker.failure import from_peers, out_of_memory, sentence
+from synergy_exec.worker.failure import broken_device, from_peers, out_of_memory, sentence
 from synergy_exec.worker.pulse import Pulse
 from synergy_exec.worker.start import Start
 from synergy_exec.worker.steps import StepsFile
@@ -52,6 +54,11 @@ def test_memory_that_ran_out_is_recognised(error: Exception) -> None:
     assert not from_peers(error)
 
 
+def test_a_device_that_says_it_is_broken_is_recognised() -> None:
+    assert broken_device(RuntimeError("CUDA error: uncorrectable ECC error encountered"))
+    assert not broken_device(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
 @pytest.mark.parametrize(
     ("error", "peers"),
     [
@@ -65,6 +72,28 @@ def test_memory_that_ran_out_is_recognised(error: Exception) -> None:
 def test_echo_of_another_ranks_death_is_told_from_an_own_error(error: Exception, peers: bool) -> None:
     assert from_peers(error) == peers
     assert not out_of_memory(error)
+
+
+def _raised(job: str, text: str) -> BaseException:
+    """An error that came up in a job's own code, or in torch's."""
+    if job:
+        try:
+            exec(compile(f"raise ConnectionResetError({text!r})", job, "exec"))
+        except ConnectionResetError as error:
+            return error
+    try:
+        distributed.TCPStore("127.0.0.1", 1, 2, is_master=False, timeout=timedelta(seconds=0.01))  # type: ignore[attr-defined]
+    except RuntimeError as error:
+        return error
+    raise AssertionError
+
+
+def test_a_jobs_own_connection_error_is_its_own() -> None:
+    """Its data may come over a connection, too; the words are the same."""
+    own = _raised("/home/user/job.py", "Connection reset by peer")
+    assert not from_peers(own)
+    assert from_peers(RuntimeError(str(own)))
+    assert from_peers(_raised(torch.__file__, "Connection reset by peer"))
 
 
 def test_reason_is_one_line_of_bounded_length() -> None:
@@ -94,10 +123,10 @@ def test_pulse_is_seen_by_whoever_shares_its_memory() -> None:
     descriptor = Pulse.create()
     worker, agent = Pulse(descriptor), Pulse(descriptor)
     os.close(descriptor)
-    assert agent.read() == (0, 0)
+    assert agent.read() == (0, 0, False)
     worker.beat(8.0)
-    worker.beat(9.0)
-    assert agent.read() == (2, 9.0)
+    worker.beat(9.0, patient=True)
+    assert agent.read() == (2, 9.0, True)
 
 
 def test_steps_file_has_one_heading_for_all_runs(tmp_path: Path) -> None:

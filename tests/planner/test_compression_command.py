@@ -95,6 +95,7 @@ def test_in_one_node_networks_are_alike(capsys):
         ([*SMALL, "compressor=q3"], "q2"),
         ([*SMALL, "max_batch=16"], "at least the batch of 32"),
         ([*SMALL, "bandwidth=1"], "bandwidth"),
+        ([*SMALL, "seq_len=long"], "seq_len=long: expected a whole number"),
         ([*SMALL, "--picture", "map.png"], "ends in .svg"),
         (["model=gpt-350m", "gpu=t4", "gpus=8", "network_gbps=nvlink"], "give Gb/s"),
     ],

@@ -11,7 +11,7 @@ from synergy_core.catalog.sheets import gpu_sheet
 from synergy_core.errors import InputError
 from synergy_core.planner.families import transformer
 from synergy_core.planner.machine import Machine, machine_named
-from synergy_core.planner.memory import Memory, memory, usable_bytes
+from synergy_core.planner.memory import Memory, memory, visible_bytes
 from synergy_core.planner.plan import Plan, Recompute, plans_of
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Block, Layers, Work
@@ -250,4 +250,4 @@ def test_check_bits_of_graphics_memory_take_a_sixteenth() -> None:
     """nvidia-smi shows 15,360 MiB of a T4, 16 GiB, and 46,080 MiB of an A40; HBM has chips of its own for them."""
     for gpu, mib in (("t4", 15360.0), ("a40", 46080.0), ("h100", 81920.0)):
         shown = mib * 2**20
-        assert 0.97 * shown < usable_bytes(machine_named(gpu)) < shown
+        assert 0.97 * shown < visible_bytes(machine_named(gpu)) < shown

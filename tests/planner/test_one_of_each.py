@@ -1,4 +1,4 @@
-"""A model family, an architecture, a GPU with its node and a training software, each added as CONTRIBUTING.md says.
+"""A model family, an architecture, a type of config.json, a GPU with its node, software, a form: added as documented.
 
 `added/` holds one file of each, laid over a copy of the package in which nothing else is touched.
 """
@@ -25,7 +25,7 @@ def copy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one_of_each")
     shutil.copytree(PACKAGE, folder / "synergy_core", ignore=shutil.ignore_patterns("__pycache__"))
     added = [each.relative_to(ADDED) for each in ADDED.rglob("*") if each.suffix in (".py", ".yaml")]
-    assert len(added) == 5
+    assert len(added) == 7
     assert not any((PACKAGE / each).exists() for each in added)
     shutil.copytree(ADDED, folder / "synergy_core", dirs_exist_ok=True)
     return folder
@@ -50,6 +50,22 @@ def test_added_files_are_planned_with(copy):
     best = {each["gpus"]: each["step_time_s"] for each in shown["plans"] if each["rank"] == 0}
     assert set(best) == {1, 8, 16}
     assert best[1] > best[8] > best[16]
+
+
+def test_an_added_form_is_written_and_read(copy):
+    """Of a model from a config.json of an added type."""
+    (copy / "config.json").write_text(json.dumps({"model_type": "tower", "num_products": 8, "product_width": 1024}))
+    fixed = {"model": "config.json", "gpus": "8", "batch": "64", "pipeline": "1", "zero": "0", "recompute": "0"}
+    words = [f"{key}={value}" for key, value in {"gpu": "rubin", "software": "lathe", "sequence": "0", **fixed}.items()]
+    done = asked(copy, "-m", "synergy_core", "plan", *words, "--emit", "lathe_words", "plan.txt")
+    assert done.returncode == 0, done.stderr
+    assert "wrote plan.txt, words of Lathe's" in done.stdout
+    assert "nothing is left to add" in done.stdout
+    assert (copy / "plan.txt").read_text().startswith("lathe ")
+    again = ["model=config.json", "gpu=rubin", "gpus=8", "software=lathe", "plan=plan.txt"]
+    done = asked(copy, "-m", "synergy_core", "plan", *again)
+    assert done.returncode == 0, done.stderr
+    assert "FORM: lathe_words, megatron" in " ".join(asked(copy, "-m", "synergy_core", "plan", "-h").stdout.split())
 
 
 SCHEDULERS = """

@@ -106,7 +106,7 @@ def test_an_unstated_field_is_every_setting_it_may_have_had(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"dp": 3}, "got n_gpus 16, expected tp 2 · pp 2 · cp 1 · dp 3 = 12. Mend n_gpus or a degree; dp 4 would fit"),
+        ({"dp": 3}, "got n_gpus 16, expected tp 2 · pp 2 · cp 1 · dp 3 = 12. Fix n_gpus or a degree; dp 4 would fit"),
         ({"dp": "", "n_gpus": 18}, "got n_gpus 18, expected a multiple of tp 2 · pp 2 · cp 1 = 4"),
         ({"heads": 15}, "got tp 2, expected a divisor of heads 15"),
         ({"vpp": 8}, "got pp 2 · vpp 8 = 16 stages, expected at most one per layer, 8"),

@@ -49,6 +49,8 @@ def workload(
         virtual_clusters=tenant_names,
         user_code=zeros,
         users=("someone",),
+        partition_code=zeros,
+        partitions=("",),
         gpu_type_code=zeros,
         gpu_types=("",),
         model_code=zeros,

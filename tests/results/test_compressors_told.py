@@ -5,8 +5,8 @@ import json
 from test_results import write_policies
 
 from synergy_runs.comparison import compare
+from synergy_runs.notes import MOST_LINES, notes
 from synergy_runs.stored import find_runs
-from synergy_runs.tables import MOST_LINES, notes
 
 KEY = "gpu_time_fraction_by_compressor"
 

@@ -11,10 +11,11 @@ from test_results import write_policies
 
 from synergy_runs.comparison import compare, over_workloads
 from synergy_runs.interval import FEWEST_WORKLOADS, Means, mean_jcts, ratio_of_means
-from synergy_runs.report.html import sentence
+from synergy_runs.notes import intervals, notes
+from synergy_runs.numbers import ratio_text
 from synergy_runs.results import write_run
 from synergy_runs.stored import find_runs
-from synergy_runs.tables import intervals, notes, ratio_text
+from synergy_runs.verdict import verdict
 
 SEEDS = (0, 1, 2, 3, 4)
 
@@ -144,7 +145,7 @@ def test_windows_that_overlap_are_no_workloads_of_their_own(tmp_path):
 
 
 def test_headline_of_one_workload_speaks_of_its_jobs(tmp_path):
-    one = sentence(compare(find_runs(write_policies(tmp_path / "one"))))
+    one = verdict(compare(find_runs(write_policies(tmp_path / "one"))))
     assert "the lowest mean JCT of these jobs" in one
 
 

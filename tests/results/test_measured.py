@@ -53,7 +53,7 @@ def test_what_is_of_the_whole_run_stays(runs):
     whole, some = (summarise(run) for run in runs)
     changed = {key for key in whole if not _same(whole[key], some[key])}
     assert {key for key in changed if "jct" not in key and "waiting" not in key and "queueing" not in key} == {
-        *("jobs_measured", "measured_job_ids"),
+        *("jobs_measured", "measured_job_ids", "p50_slowdown", "p99_slowdown"),
         *("mean_finish_time_fairness", "p99_finish_time_fairness", "worst_finish_time_fairness", "unfair_fraction"),
     }
     assert (whole["jobs_measured"], whole["measured_job_ids"]) == (400, None)

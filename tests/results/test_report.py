@@ -1,6 +1,8 @@
 import dataclasses
+import gzip
 import json
 import re
+from collections import Counter
 from html.parser import HTMLParser
 
 import numpy as np
@@ -12,12 +14,12 @@ from synergy_runs.comparison import compare
 from synergy_runs.report.chrome_trace import write_chrome_trace
 from synergy_runs.report.excerpt import busy_stretch, held_by_node, overlapping
 from synergy_runs.report.gantt import _gpu_runs, shown_nodes
-from synergy_runs.report.html import sentence
 from synergy_runs.report.write import write_comparison
 from synergy_runs.results import write_run
 from synergy_runs.stored import find_runs, in_order, read_run
+from synergy_runs.verdict import verdict
 
-_EMPTY_TAGS = {"meta", "br", "img"}
+_EMPTY_TAGS = {"meta", "br", "link"}
 
 
 class _Page(HTMLParser):
@@ -25,29 +27,31 @@ class _Page(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.open, self.text, self.images = [], "", 0
+        self.open, self.text, self.sections = [], "", {}
 
     def handle_starttag(self, tag, attrs):
         if tag not in _EMPTY_TAGS:
             self.open.append(tag)
         for name, value in attrs:
             if name in ("src", "href"):
-                assert value.startswith("data:image/png;base64,")
-                self.images += 1
+                assert value == "data:,"
+            if tag == "script" and name == "id":
+                self.sections[value] = ""
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.text += data
+        if self.open[-1:] != ["script"]:
+            self.text += data
+        elif self.sections and not next(reversed(self.sections.values())):
+            self.sections[next(reversed(self.sections))] = data
 
 
 def read_page(path):
-    page, text = _Page(), path.read_text(encoding="utf-8")
-    page.feed(text)
+    page = _Page()
+    page.feed(path.read_text(encoding="utf-8"))
     assert not page.open
-    assert "http://" not in text
-    assert "https://" not in text
     return page
 
 
@@ -60,7 +64,10 @@ def report(tmp_path_factory):
 
 def test_report_stands_alone_and_is_well_formed(report):
     page = read_page(report / "report.html")
-    assert page.images == 8
+    assert {"report", "jobs", "job-names", "gantt-0", "gantt-3", "bokeh"} == page.sections.keys() - {
+        "gantt-1",
+        "gantt-2",
+    }
     assert "the lowest mean JCT" in page.text
     assert "python -m synergy_sim +trace=<drawn>" in page.text
     assert "seeds" in page.text
@@ -70,7 +77,7 @@ def test_report_stands_alone_and_is_well_formed(report):
 def test_figures_and_traces_stand_beside_the_report(report):
     names = {path.name for path in report.iterdir() if path.is_file()}
     assert {"jct_cdf.png", "gpus_and_queue.png", "waiting_by_size.png", "fairness_cdf.png"} <= names
-    assert {"gantt-fifo.png", "trace-round_robin.json", "report.html"} <= names
+    assert {"gantt-fifo.png", "trace-round_robin.json.gz", "report.html"} <= names
     assert not [name for name in names if name.startswith(".")]
 
 
@@ -92,7 +99,7 @@ def test_report_copes_with_next_to_nothing(tmp_path, jobs):
 def sentence_of(folder, runs):
     for run in runs:
         write_run(run, folder / f"{run.policy}-0", f"policy: {run.policy}\n")
-    return sentence(compare(in_order(find_runs(folder), [run.policy for run in runs])))
+    return verdict(compare(in_order(find_runs(folder), [run.policy for run in runs])))
 
 
 def test_headline_names_a_best_policy_that_is_clearly_best(tmp_path):
@@ -140,33 +147,48 @@ def test_report_of_a_sweep_says_which_setting_its_figures_show(tmp_path):
     assert (tmp_path / "sweep.png").exists()
 
 
+def read_trace(path):
+    return json.loads(gzip.decompress(path.read_bytes()))
+
+
 def test_chrome_trace_has_one_event_per_job_and_gpu(tmp_path):
     run = simulate(workload([0, 4], [10, 20], [2, 9]), cluster(2))
     write_run(run, tmp_path / "fifo-0", "")
-    write_chrome_trace(read_run(tmp_path / "fifo-0"), tmp_path / "trace.json")
-    trace = json.loads((tmp_path / "trace.json").read_text())
+    (note,) = write_chrome_trace(read_run(tmp_path / "fifo-0"), tmp_path / "trace.json.gz")
+    trace = read_trace(tmp_path / "trace.json.gz")
     complete = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert len(complete) == 2 + 9
     first = complete[0]
     assert (first["ts"], first["dur"], first["pid"], first["tid"]) == (0, 10e6, 0, 0)
-    assert first["args"]["job"] == "job-0"
+    assert (first["args"]["job"], first["name"]) == ("job-0", "job-0 (2)")
     assert {event["tid"] for event in complete if event["pid"] == 0} == set(range(8))
     assert sum(event["dur"] for event in complete) == 1e6 * (2 * 10 + 9 * 20)
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
-    assert {"node 0", "node 1", "GPU 7", "cluster (fifo)"} <= names
+    assert {"node 0", "node 1", "GPU 7", f"cluster ({note})"} <= names
+    assert note == "fifo from 2017-10-09 07:01:55 to 2017-10-09 07:02:19, all of it; time 0 is 2017-10-09 07:01:55"
     counters = [event for event in trace["traceEvents"] if event["ph"] == "C"]
     assert max(event["args"].get("GPUs used", 0) for event in counters) == 11
 
 
-def test_long_chrome_trace_is_cut_and_says_so(tmp_path):
-    write_run(simulate(drawn_workload(200), cluster(2)), tmp_path / "fifo-0", "")
-    note = write_chrome_trace(read_run(tmp_path / "fifo-0"), tmp_path / "trace.json", most_events=50)
-    trace = json.loads((tmp_path / "trace.json").read_text())
-    assert "cut at 50 GPU intervals" in note
-    assert trace["otherData"]["note"] == note
-    complete = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    assert 30 < len(complete) <= 50
-    assert all(event["dur"] >= 0 for event in complete)
+def test_pages_of_a_long_chrome_trace_hold_all_of_the_run(tmp_path):
+    run = simulate(drawn_workload(200), cluster(2))
+    write_run(run, tmp_path / "fifo-0", "")
+    stored = read_run(tmp_path / "fifo-0")
+    notes = write_chrome_trace(stored, tmp_path / "trace.json.gz", most_intervals=100)
+    pages = [read_trace(tmp_path / f"trace-{number}.json.gz") for number in range(1, len(notes) + 1)]
+    assert len(notes) > 3
+    assert not (tmp_path / "trace.json.gz").exists()
+    assert [page["otherData"]["note"] for page in pages] == notes
+    held_us: Counter = Counter()
+    for page in pages:
+        complete = [event for event in page["traceEvents"] if event["ph"] == "X"]
+        assert len(complete) <= 100 + 16  # and what goes on from the page before, at most one a GPU
+        for event in complete:
+            held_us[event["args"]["job_id"]] += event["dur"]
+            assert event["dur"] >= 0
+    service_gpu_s = stored.jobs("service_gpu_s")["service_gpu_s"]
+    assert len(held_us) == len(service_gpu_s)
+    assert np.allclose([held_us[job] / 1e6 for job in range(200)], service_gpu_s, rtol=1e-9, atol=1e-3)
 
 
 def test_busy_stretch_holds_the_longest_queue():

@@ -13,9 +13,11 @@ from synergy_runs import atomic, results
 from synergy_runs.comparison import collect, compare
 from synergy_runs.log import Shares
 from synergy_runs.metrics import summarise
+from synergy_runs.notes import notes
+from synergy_runs.numbers import three_digits
 from synergy_runs.results import main, strict_json, write_run
 from synergy_runs.stored import find_runs
-from synergy_runs.tables import caption, notes, print_comparison, three_digits
+from synergy_runs.tables import caption, print_comparison
 
 CONFIG = "policy: [fifo, sjf, round_robin, small]\nseed: {seed}\ncluster:\n  nodes: 4\n  load: {load}\n"
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -95,8 +97,11 @@ def test_partial_folders_are_passed_over(tmp_path, small_run):
     write_run(small_run, tmp_path / "fifo-0", "")
     write_run(small_run, tmp_path / ".sjf-0.partial-17", "")
     assert [run.folder.name for run in find_runs(tmp_path)] == ["fifo-0"]
-    with pytest.raises(InputError, match=r"no summary\.json"):
+    with pytest.raises(InputError, match="no such folder; expected one with results"):
         find_runs(tmp_path / "fifo-0" / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"no summary\.json"):
+        find_runs(tmp_path / "empty")
 
 
 def test_every_column_and_key_stands_on_the_metrics_page(tmp_path, small_run):
@@ -157,15 +162,15 @@ def test_seeds_are_averaged_and_paired(tmp_path):
 def test_sweep_is_collected_by_what_varies(tmp_path, capsys):
     for load in (0.8, 1.2):
         write_policies(tmp_path / f"{load}", load=load, jobs=60)
-    assert main([str(tmp_path), "--first", "small"]) == 0
-    table = pq.read_table(tmp_path / "comparison.parquet").to_pylist()
+    assert main([str(tmp_path), "--first", "small", "--parquet", str(tmp_path / "all.parquet")]) == 0
+    table = pq.read_table(tmp_path / "all.parquet").to_pylist()
     assert len(table) == 8
     assert {row["cluster.load"] for row in table} == {"0.8", "1.2"}
     assert table[0]["policy"] == "small"
     assert table[0]["mean_jct_s_by_size.1"] > 0
     printed = capsys.readouterr().out
     assert "vs small" in printed
-    assert "* reads true run times" in printed
+    assert "true run times (sjf*)" in printed
     assert main([str(tmp_path), "--first", "smal"]) == 2
     assert "Did you mean 'small'?" in capsys.readouterr().err
 
@@ -208,7 +213,7 @@ def test_collect_refuses_a_full_disk_without_leaving_a_file(tmp_path, small_run,
 
     monkeypatch.setattr(pq, "write_table", fail)
     with pytest.raises(InputError, match="No space left"):
-        collect(tmp_path, find_runs(tmp_path))
+        collect(tmp_path / "comparison.parquet", find_runs(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["fifo-0"]
 
 

@@ -1,5 +1,6 @@
 """CPUs and memory that jobs were given: what must hold of them, how much that is of the cluster, how it is stored."""
 
+import gzip
 import json
 from dataclasses import replace
 
@@ -104,7 +105,7 @@ def test_shares_are_stored_and_drawn(tmp_path):
     assert (tmp_path / "gpus_cpus_and_memory.png").exists()
     assert "GPUs only of plain: no CPUs and memory are shared out." in page
     assert "CPUs used" in page
-    trace = json.loads((tmp_path / "trace-fifo.json").read_text())
+    trace = json.loads(gzip.decompress((tmp_path / "trace-fifo.json.gz").read_bytes()))
     counted = {event["ts"]: event["args"] for event in trace["traceEvents"] if event["name"] == "CPUs used"}
     assert [counted[at * 1e6]["CPUs used"] for at in (0, 10, 60, 80, 100)] == [16, 24, 24, 12, 0]
 

@@ -6,10 +6,9 @@ from jobs import RIGID, cluster, random_workload, workload
 
 from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
-from synergy_runs.comparison import compare
 from synergy_runs.invariants import check
 from synergy_runs.metrics import job_table, summarise
-from synergy_runs.report.html import page
+from synergy_runs.report.write import write_comparison
 from synergy_runs.results import write_run
 from synergy_runs.stored import find_runs
 from synergy_runs.tables import FIGURES
@@ -50,7 +49,7 @@ def test_table_and_report_show_the_whole_wait_first_and_never_say_that_nobody_wa
     assert headings["first start"] == "mean_queueing_delay_s"
     assert headings["p99 wait"] == "p99_waiting_s"
     write_run(displaced, tmp_path / "run", "")
-    text = page(compare(find_runs(tmp_path)), [], "")
+    text = write_comparison(find_runs(tmp_path), tmp_path).read_text(encoding="utf-8")
     assert "Hardly a job ever waits" not in text
 
 

@@ -45,7 +45,7 @@ def family_named(name: str) -> Family:
         raise unknown("model family", name, family_names(), hint=hint)
     module = import_module(f"{__name__}.{name}")
     own = getattr(module, "Architecture", None)
-    asked = {"work": module, "parameters": own, "limits": own}
+    asked = {"work": module, "parameters": own, "limits": own, "check": own}
     missing = [each for each, where in asked.items() if not callable(getattr(where, each, None))]
     if not is_dataclass(own) or missing:
         lacks = "a dataclass Architecture" if not is_dataclass(own) else f"{', '.join(missing)}()"
@@ -70,18 +70,36 @@ def card_named(name: str) -> Card:
 def card_from_yaml(path: Path) -> Card:
     """A file in the form of `catalog/architectures`. Raises InputError for keys that are missing or unknown."""
     content = read_yaml(path)
-    missing = [key for key in _CARD if key not in content]
+    missing = [key for key in _CARD if content.get(key) is None]
     if missing:
-        raise InputError(f"{path}: {', '.join(missing)} missing.")
-    family = family_named(content["family"])
+        raise InputError(f"{path}: {', '.join(missing)} missing; synergy_core/catalog/architectures/ has examples.")
+    family = family_named(str(content["family"]))
+    try:
+        published = float(content["published_parameters"])
+    except (TypeError, ValueError):
+        published = float("nan")
+    if not 0.0 < published < float("inf"):
+        got = content["published_parameters"]
+        raise InputError(f"{path}: published_parameters: {got}; expected a number above 0, such as 7.0e+9.")
     return Card(
         name=path.stem,
-        title=content["title"],
+        title=str(content["title"]),
         family=family,
-        architecture=filled(family.Architecture, {key: content[key] for key in content if key not in _CARD}, path),
-        published_parameters=float(content["published_parameters"]),
-        source=content["source"],
+        architecture=checked(
+            filled(family.Architecture, {key: content[key] for key in content if key not in _CARD}, path), path
+        ),
+        published_parameters=published,
+        source=str(content["source"]),
     )
+
+
+def checked(architecture: Architecture, path: Path) -> Architecture:
+    """The architecture that a file holds. Raises InputError, naming the file, for sizes that do not fit each other."""
+    try:
+        architecture.check()
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return architecture
 
 
 def architecture_named(name: str) -> tuple[Family, Architecture]:

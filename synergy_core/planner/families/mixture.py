@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.planner.architecture import Limits
+from synergy_core.errors import InputError
+from synergy_core.planner.architecture import Limits, at_least
 from synergy_core.planner.families import transformer
 from synergy_core.planner.families.transformer import (
     Number,
@@ -107,6 +108,24 @@ class Architecture(transformer.Architecture):
     def limits(self) -> Limits:
         """Into how many parts the model can be split: a transformer's limits, and its experts."""
         return replace(transformer.Architecture.limits(self), experts=int(self.experts))
+
+    def check(self) -> None:
+        """Raises InputError for sizes of one model that do not fit each other."""
+        transformer.Architecture.check(self)
+        at_least(1, experts=self.experts, topk=self.topk, moe_every=self.moe_every)
+        if self.topk > self.experts:
+            raise InputError(f"topk: {self.topk} of experts: {self.experts}; a token can go to each of them once.")
+        if self.experts > 1:
+            at_least(1, expert_ffn=self.expert_ffn)
+        if self.dense_layers > self.layers:
+            raise InputError(f"dense_layers: {self.dense_layers} of layers: {self.layers}; expected at most all.")
+        if not 0.0 <= self.windowed <= 1.0 or (self.windowed and not self.window):
+            raise InputError(
+                f"windowed: {self.windowed:g} with window: {self.window}; expected the share of layers whose queries "
+                "see that many keys, 0 to 1."
+            )
+        if self.key_value_rank:
+            at_least(1, query_rank=self.query_rank, rotary_width=self.rotary_width, value_width=self.value_width)
 
 
 def work(architecture: Architecture, plans: Plans, software: Software) -> Work:

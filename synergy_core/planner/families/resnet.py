@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
-from synergy_core.planner.architecture import Limits
+from synergy_core.planner.architecture import Limits, at_least
 from synergy_core.planner.plan import Plans
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Amount, Block, Gemm, Layers, Work
@@ -59,6 +59,12 @@ class Architecture:
     def limits(self) -> Limits:
         """Into how many parts the model can be split: its bottlenecks, and the channels of its narrowest layer."""
         return Limits(layers=sum(int(self.bottlenecks(stage)) for stage in range(4)), heads=int(self.channels))
+
+    def check(self) -> None:
+        """Raises InputError for sizes that no such network has."""
+        self.bottlenecks(0)
+        at_least(1, channels=self.channels, width_factor=self.width_factor, classes=self.classes)
+        at_least(32, image_size=self.image_size)
 
     def parameters(self) -> Amount:
         """Parameters of the whole model, each counted once."""

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.planner.architecture import Limits
+from synergy_core.errors import InputError
+from synergy_core.planner.architecture import Limits, at_least, divisors
 from synergy_core.planner.plan import Plans
 from synergy_core.planner.software import Software
 from synergy_core.planner.work import Amount, Attention, Block, Gemm, Layers, Work
@@ -82,6 +83,19 @@ class Architecture:
         """Into how many parts the model can be split: its layers, heads and sequence."""
         return Limits(int(self.layers), int(self.heads), int(self.groups), int(self.seq_len))
 
+    def check(self) -> None:
+        """Raises InputError for sizes of one model that do not fit each other."""
+        at_least(1, layers=self.layers, hidden=self.hidden, heads=self.heads, ffn=self.ffn, vocab=self.vocab)
+        at_least(1, seq_len=self.seq_len)
+        if not self.head_width and self.hidden % self.heads:
+            raise InputError(
+                f"heads: {self.heads} do not divide hidden: {self.hidden}; "
+                f"give head_width, or heads such as {_nearest_divisor(int(self.hidden), int(self.heads))}."
+            )
+        if self.kv_heads and self.heads % self.kv_heads:
+            near = _nearest_divisor(int(self.heads), int(self.kv_heads))
+            raise InputError(f"kv_heads: {self.kv_heads} do not divide heads: {self.heads}; such as {near}.")
+
 
 def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
     """Operators of one micro-batch on one GPU."""
@@ -95,6 +109,10 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
         after=logits(a, plans, software),
         total_parameters=a.parameters(),
     )
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    return min(divisors(number), key=lambda each: abs(each - wanted))
 
 
 Part = dict[str, Any]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from synergy_core.errors import InputError
 from synergy_core.planner.architecture import Limits
 from synergy_core.planner.plan import Plans
 from synergy_core.planner.software import Software
@@ -23,6 +24,11 @@ class Architecture:
     def parameters(self) -> Amount:
         """Of the whole model."""
         return float(self.depth * self.width**2)
+
+    def check(self) -> None:
+        """Every product has a column for each part."""
+        if self.width % self.parts:
+            raise InputError(f"parts: {self.parts} do not divide width: {self.width}.")
 
     def limits(self) -> Limits:
         """Products, and parts of one."""

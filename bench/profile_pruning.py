@@ -1,0 +1,94 @@
+"""How much of eight slots' worth of plans profiling measures, and what that loses: `python bench/profile_pruning.py`.
+
+Step times under every plan are the planner's for models and GPUs of its catalog, each measurement with an error of 5 %.
+Lost is what the plan chosen by these measurements takes longer than the fastest there is, by number of slots and batch,
+under profile=auto and under the command, and where everything is measured, which errs by the noise alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from math import inf
+
+import numpy as np
+
+from synergy_core.commands._output import table
+from synergy_core.planner.constants import constants_for
+from synergy_core.planner.families import architecture_named
+from synergy_core.planner.machine import machine_named
+from synergy_core.planner.plan import plans_of
+from synergy_core.planner.software import software_named
+from synergy_core.planner.step_time import step_time
+from synergy_exec.messages import PlanMessage
+from synergy_exec.profiling.grid import plans, sizes_of
+from synergy_exec.profiling.measure import Effort
+from synergy_exec.profiling.profile import QUICK
+from synergy_exec.profiling.selection import Selection
+from synergy_exec.training.admitted import plan_refusal
+
+SLOTS, BATCHES, BLOCKS = 8, [16, 32, 64, 128], 24
+NOISE = 0.05
+ON = [(model, gpu) for model in ("gpt-125m", "gpt-1.3b", "gpt-6.7b", "resnet-50") for gpu in ("a100-80gb", "v100")]
+
+
+def refusal(plan: PlanMessage) -> str | None:
+    cut = BLOCKS % (plan.pipeline * plan.interleave)
+    return plan_refusal(plan) or (f"{BLOCKS} blocks do not divide so" if cut else None)
+
+
+def truth(model: str, gpu: str, there: list[PlanMessage]) -> dict[PlanMessage, float]:
+    family, architecture = architecture_named(model)
+    machine, software = machine_named(gpu), software_named("megatron")
+    columns = plans_of([plan.core for plan in there])
+    work = family.work(architecture, columns, software)
+    seconds = step_time(work, columns, machine, software, constants_for(machine, software)).total_s
+    return dict(zip(there, seconds.tolist(), strict=True))
+
+
+def measured(
+    candidates: dict[int, list[list[PlanMessage]]], step_s: dict[PlanMessage, float], hopeless: float, seed: int
+) -> tuple[int, list[float]]:
+    """How many step times were measured, and what the choice loses for each number of slots and batch."""
+    random = np.random.default_rng(seed)
+    selection = Selection(candidates, lambda size: 1, hopeless=hopeless)
+    chosen: dict[tuple[int, int], tuple[float, PlanMessage]] = {}
+    count = 0
+    while (same_degrees := selection.next()) is not None:
+        for plan in same_degrees:
+            if not selection.worth(plan):
+                selection.leave_out(plan)
+                continue
+            seen_s = step_s[plan] * math.exp(NOISE * random.standard_normal())
+            selection.measured(plan, seen_s)
+            key = plan.world, plan.global_batch
+            chosen[key] = min(chosen.get(key, (inf, plan)), (seen_s, plan), key=lambda each: each[0])
+            count += 1
+    best: dict[tuple[int, int], float] = {}
+    for plan, took_s in step_s.items():
+        key = plan.world, plan.global_batch
+        best[key] = min(took_s, best.get(key, inf))
+    return count, [step_s[chosen[key][1]] / best[key] - 1.0 for key in best]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    seeds = range(parser.parse_args().seeds)
+    candidates = {size: plans(size, BATCHES, refusal) for size in sizes_of(SLOTS)}
+    there = [plan for lists in candidates.values() for same_degrees in lists for plan in same_degrees]
+    rows = []
+    for model, gpu in ON:
+        step_s = truth(model, gpu, there)
+        row = [f"{model}, {gpu}", str(len(there))]
+        for hopeless in (QUICK.hopeless, Effort().hopeless, inf):
+            found = [measured(candidates, step_s, hopeless, seed) for seed in seeds]
+            lost = np.concatenate([each for _, each in found])
+            row += [f"{np.mean([count for count, _ in found]):.0f}", f"{lost.mean():.1%}, {lost.max():.0%}"]
+        rows.append(row)
+    lost = "lost: mean, most"
+    print(table(("model, GPU", "plans", "auto", lost, "command", lost, "all", lost), rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""A plan as what training software reads: one module each; being in the folder registers it.
+
+A module has `SUMMARY`, one line; `SOFTWARE`, the training stacks of the catalog that read it; `emit(launch) -> str`;
+`recognises(text)` and `read(text, gpus) -> Plan`, the plan that such a text means on so many GPUs, whoever wrote it;
+and `beside(launch)`, what the text leaves to its reader, in words. What form or software cannot say is an
+InputError.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import pairwise
+from math import ceil
+from typing import TYPE_CHECKING, Protocol, cast
+
+from synergy_core.errors import InputError, unknown
+from synergy_core.modules import module_names
+
+if TYPE_CHECKING:
+    from synergy_core.planner.architecture import Architecture
+    from synergy_core.planner.plan import Plan
+    from synergy_core.planner.software import Software
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedLaunch:
+    """A plan, and what it is a plan of. model: the name that it was asked by. gpus_per_node: of the machines."""
+
+    plan: Plan
+    model: str
+    architecture: Architecture
+    software: Software
+    gpus_per_node: int
+
+
+class Emitter(Protocol):
+    """A file of this folder."""
+
+    SUMMARY: str
+    SOFTWARE: tuple[str, ...]
+
+    def emit(self, launch: PlannedLaunch) -> str:
+        """The text. Raises InputError with the reason where the software cannot run the plan."""
+
+    def recognises(self, text: str) -> bool:
+        """Whether a text is of that form."""
+
+    def read(self, text: str, gpus: int) -> Plan:
+        """The plan of a text on so many GPUs. Raises InputError where they do not fit."""
+
+    def beside(self, launch: PlannedLaunch) -> str:
+        """What is to be added by hand, in one sentence."""
+
+
+def emitter_names() -> list[str]:
+    """Every form."""
+    return module_names(__name__)
+
+
+def emitter_named(name: str) -> Emitter:
+    """A form's module. Raises InputError with the nearest match for an unknown one."""
+    if name not in emitter_names():
+        hint = "A module synergy_core/planner/emitters/<name>.py adds one."
+        raise unknown("form of a plan", name, emitter_names(), hint=hint)
+    return cast(Emitter, import_module(f"{__name__}.{name}"))
+
+
+def emitted(name: str, launch: PlannedLaunch) -> str:
+    """The plan in that form. Raises InputError where the form's software is not the plan's, or cannot run it."""
+    from synergy_core.planner.plan import NO_COMPRESSOR
+
+    form = emitter_named(name)
+    if launch.software.name not in form.SOFTWARE:
+        raise InputError(
+            f"--emit {name}: the plan is for {launch.software.name}; this form is read by {', '.join(form.SOFTWARE)}. "
+            f"Type software={form.SOFTWARE[0]}."
+        )
+    if launch.plan.compressor != NO_COMPRESSOR:
+        raise InputError(
+            f"--emit {name}: no setting of {launch.software.name} compresses gradients by {launch.plan.compressor}."
+        )
+    plan = launch.plan
+    if plan.zero and plan.data * plan.context == 1:
+        raise InputError(f"--emit {name}: zero={plan.zero} shards over replicas, and there is one; fix zero=0.")
+    return form.emit(launch)
+
+
+def stages(layers: int, plan: Plan) -> list[int]:
+    """How many layers each stage has, in the order in which a sample passes them: as even as their number allows."""
+    parts = plan.pipeline * plan.interleave
+    cuts = [ceil(each * layers / parts) for each in range(parts + 1)]
+    return [after - before for before, after in pairwise(cuts)]
+
+
+def replicas(gpus: int, model_parallel: int, words: str) -> int:
+    """Data-parallel replicas on so many GPUs. words: what takes the others. Raises InputError if none is whole."""
+    if gpus % model_parallel:
+        raise InputError(f"{words} = {model_parallel} GPUs for one replica, which does not divide gpus={gpus}.")
+    return gpus // model_parallel
+
+
+def accumulated(global_batch: int, data: int, micro_batch: int) -> int:
+    """Micro-batches that a replica adds up in a step. Raises InputError if the batch is no multiple of them."""
+    if global_batch % (data * micro_batch):
+        raise InputError(
+            f"a batch of {global_batch} is no multiple of {data} replicas × {micro_batch} of a micro-batch; "
+            f"such as {-(-global_batch // (data * micro_batch)) * data * micro_batch}."
+        )
+    return global_batch // (data * micro_batch)

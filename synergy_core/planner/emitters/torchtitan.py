@@ -1,0 +1,208 @@
+"""The tables of a torchtitan TOML that say how training is split: `[training]`, `[parallelism]`,
+`[activation_checkpoint]`.
+
+Names and rules: torchtitan 0.2.2, torchtitan/config/job_config.py, the last release that reads TOML. ZeRO 3 is its FSDP
+that gathers weights for each pass, 2 the one that keeps them, 0 its DDP, which goes with no other parallelism; there is
+no ZeRO 1. Stages are named module by module, as a model of its `llama3`, `qwen3` and alike calls them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from synergy_core.errors import InputError
+from synergy_core.planner.emitters import PlannedLaunch, accumulated, stages
+from synergy_core.planner.families import transformer
+from synergy_core.planner.plan import Plan, Recompute
+
+SUMMARY = "tables of a torchtitan TOML (0.1 to 0.2)"
+SOFTWARE = ("torchtitan", "torchtitan-fp8")
+_RESHARDS = {2: "never", 3: "always"}
+_RECOMPUTES = {
+    Recompute.NONE: {"mode": "none"},
+    Recompute.FULL: {"mode": "full"},
+    Recompute.OPERATORS: {"mode": "selective", "selective_ac_option": "op"},
+}
+Tables = dict[str, dict[str, Any]]
+
+
+def emit(launch: PlannedLaunch) -> str:
+    """The tables as TOML. Raises InputError for plans and models that torchtitan does not run."""
+    return "\n".join(
+        f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items())
+        for name, table in tables(launch).items()
+    )
+
+
+def beside(launch: PlannedLaunch) -> str:
+    """What these tables do not say."""
+    return (
+        "[model], data, [optimizer] and [lr_scheduler] are yours to add, and [compile] enable = true, which the "
+        "planner's times rest on; for torchtitan up to 0.2, as 0.3 is configured in Python"
+    )
+
+
+def tables(launch: PlannedLaunch) -> Tables:
+    """The tables, by name."""
+    a, plan = launch.architecture, launch.plan
+    if not isinstance(a, transformer.Architecture):
+        raise InputError(f"--emit torchtitan: the planner's torchtitan trains transformers; {launch.model} is none.")
+    _check(plan)
+    share = plan.micro_batch * (plan.accumulation if plan.pipeline > 1 else 1)
+    parallelism: dict[str, Any] = {
+        "data_parallel_replicate_degree": plan.data if plan.zero == 0 else 1,
+        "data_parallel_shard_degree": plan.data if plan.zero else 1,
+        "tensor_parallel_degree": plan.tensor,
+        "context_parallel_degree": plan.context,
+        "expert_parallel_degree": plan.expert,
+        "expert_tensor_parallel_degree": plan.tensor if plan.expert > 1 else 1,
+        "pipeline_parallel_degree": plan.pipeline,
+    }
+    if plan.zero:
+        parallelism["fsdp_reshard_after_forward"] = _RESHARDS[plan.zero]
+    if plan.pipeline > 1:
+        parallelism["pipeline_parallel_schedule"] = "Interleaved1F1B" if plan.interleave > 1 else "1F1B"
+        parallelism["pipeline_parallel_microbatch_size"] = plan.micro_batch
+        parallelism["module_fqns_per_model_part"] = _modules(stages(int(a.layers), plan))
+    return {
+        "training": {
+            "seq_len": int(a.seq_len),
+            "local_batch_size": share,
+            "global_batch_size": plan.global_batch,
+        },
+        "parallelism": parallelism,
+        "activation_checkpoint": dict(_RECOMPUTES[Recompute(plan.recompute)]),
+    }
+
+
+def recognises(text: str) -> bool:
+    """Whether a text has one of the tables."""
+    return bool(re.search(r"^\s*\[(training|parallelism|activation_checkpoint)\]", text, re.MULTILINE))
+
+
+def read(text: str, gpus: int) -> Plan:
+    """The plan of a TOML: what is not of the plan is passed over, and what is not said is torchtitan's default."""
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"is not TOML ({error}).") from None
+    return plan_of(content, gpus)
+
+
+def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Plan:
+    """The plan that such tables mean on so many GPUs."""
+    for name in ("training", "parallelism", "activation_checkpoint"):
+        if not isinstance(content.get(name, {}), Mapping):
+            raise InputError(f"{name} = {content[name]}: expected a table, [{name}].")
+    given = content.get("parallelism", {})
+
+    def number(table: str, name: str, default: int) -> int:
+        value = content.get(table, {}).get(name, default)
+        if type(value) is not int or (value < 1 and (value, default) != (-1, -1)):
+            raise InputError(f"{table}.{name} = {value}: expected a whole number of at least 1.")
+        return value
+
+    def degree(name: str, default: int = 1) -> int:
+        return number("parallelism", name, default)
+
+    tensor, pipeline, context = (degree(f"{each}_parallel_degree") for each in ("tensor", "pipeline", "context"))
+    copies, shards = degree("data_parallel_replicate_degree"), degree("data_parallel_shard_degree", -1)
+    if shards == -1:
+        shards = max(gpus // (copies * tensor * pipeline * context), 1)
+    data = copies * shards
+    if data * tensor * pipeline * context != gpus:
+        raise InputError(
+            f"replicate {copies} × shard {shards} × tensor {tensor} × pipeline {pipeline} × context {context} = "
+            f"{data * tensor * pipeline * context} GPUs, not gpus={gpus}."
+        )
+    if copies > 1 and shards * context > 1:
+        raise InputError("shards within groups of replicas (HSDP) are not among the planner's plans.")
+    share = number("training", "local_batch_size", 8)
+    batch = number("training", "global_batch_size", -1)
+    batch = batch if batch > 0 else share * data
+    micro_batch = degree("pipeline_parallel_microbatch_size") if pipeline > 1 else share
+    parts = given.get("module_fqns_per_model_part")
+    return Plan(
+        tensor=tensor,
+        pipeline=pipeline,
+        context=context,
+        data=data,
+        expert=degree("expert_parallel_degree"),
+        interleave=len(parts) // pipeline if parts and pipeline > 1 else 1,
+        micro_batch=micro_batch,
+        accumulation=accumulated(batch, data, micro_batch),
+        zero=_zero(given, shards * context, pipeline),
+        recompute=_recompute(content.get("activation_checkpoint", {})).value,
+        sequence=tensor > 1,
+    )
+
+
+def _check(plan: Plan) -> None:
+    """Raises InputError for what torchtitan has no setting for."""
+    start = "--emit torchtitan: torchtitan"
+    if plan.zero == 1:
+        raise InputError(f"{start} shards optimizer and gradients together, never the first alone; fix zero=2 or 3.")
+    if plan.zero == 0 and plan.data > 1 and (plan.gpus > plan.data or plan.expert > 1):
+        raise InputError(f"{start}'s DDP goes with no other parallelism; fix zero=3, or data=1.")
+    if plan.zero == 0 and plan.context > 1:
+        raise InputError(f"{start} shards over context-parallel ranks, always; fix zero=3, or context=1.")
+    if plan.zero and plan.pipeline > 1:
+        raise InputError(
+            f"{start}'s FSDP of pipeline stages is none of the planner's ZeRO stages; fix pipeline=1 or data=1."
+        )
+    if plan.recompute == Recompute.SELECTIVE:
+        raise InputError(
+            f"{start} recomputes whole layers or every second product, not attention alone; fix recompute=0, 2 or 3."
+        )
+    if (plan.tensor > 1) != plan.sequence:
+        raise InputError(
+            f"{start} always splits the sequence with tensor parallelism; fix sequence={int(plan.tensor > 1)}."
+        )
+    if plan.interleave > 1 and (plan.pipeline == 1 or plan.accumulation % plan.pipeline):
+        raise InputError(
+            f"{start}'s interleaved schedule needs a multiple of {plan.pipeline} micro-batches; fix interleave=1."
+        )
+
+
+def _modules(counts: list[int]) -> list[list[str]]:
+    """The modules of every stage."""
+    result, first = [], 0
+    for count in counts:
+        result.append([f"layers.{each}" for each in range(first, first + count)])
+        first += count
+    result[0].insert(0, "tok_embeddings")
+    result[-1] += ["norm", "output"]
+    return result
+
+
+def _zero(given: Mapping[str, Any], shards: int, pipeline: int) -> int:
+    """ZeRO's stage, where weights are sharded; by default torchtitan gathers them again unless there are stages."""
+    if shards == 1:
+        return 0
+    policy = given.get("fsdp_reshard_after_forward", "default")
+    if policy == "default":
+        policy = "never" if pipeline > 1 else "always"
+    stages_by_policy = {name: stage for stage, name in _RESHARDS.items()}
+    if policy not in stages_by_policy:
+        raise InputError(f"parallelism.fsdp_reshard_after_forward = {policy}: expected default, always or never.")
+    return stages_by_policy[policy]
+
+
+def _recompute(given: Mapping[str, Any]) -> Recompute:
+    mode, option = given.get("mode", "selective"), str(given.get("selective_ac_option", "2"))
+    for kind, settings in _RECOMPUTES.items():
+        if settings["mode"] == mode and (mode != "selective" or option == "op"):
+            return kind
+    raise InputError(
+        f"activation_checkpoint: mode {mode}, option {option}: the planner knows none, full, and selective with "
+        'selective_ac_option = "op".'
+    )
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it, whose texts, numbers and lists are JSON's."""
+    return json.dumps(value)

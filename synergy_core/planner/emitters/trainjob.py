@@ -1,0 +1,133 @@
+"""A patch of a Kubeflow TrainJob: nodes, processes, GPUs, and the arguments of the training software.
+
+    kubectl patch trainjob NAME --type merge --patch-file FILE
+
+Names: kubeflow-trainer-api 2.3.0, `trainer.kubeflow.org/v1alpha1`, spec.trainer. The arguments are those of `megatron`
+or, as command-line settings, `torchtitan`; where Megatron-LM asks for one connection to the device, the patch sets it.
+A merge replaces lists whole: `args` and `env` of the job's own go to the front of those here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from synergy_core.errors import InputError
+from synergy_core.planner.emitters import PlannedLaunch, megatron, torchtitan
+from synergy_core.planner.plan import Plan
+
+SUMMARY = "a patch of a Kubeflow TrainJob (YAML)"
+SOFTWARE = (*megatron.SOFTWARE, *torchtitan.SOFTWARE)
+GPU = "nvidia.com/gpu"
+
+
+def emit(launch: PlannedLaunch) -> str:
+    """The patch as YAML. Raises InputError where the software cannot run the plan, or nodes would differ."""
+    import yaml  # type: ignore[import-untyped]
+
+    gpus, per_node = launch.plan.gpus, launch.gpus_per_node
+    if gpus > per_node and gpus % per_node:
+        raise InputError(
+            f"--emit trainjob: nodes of a TrainJob are alike, and {gpus} GPUs are no whole nodes of {per_node}; use "
+            f"gpus={gpus // per_node * per_node} or {-(-gpus // per_node) * per_node}."
+        )
+    nodes, processes = max(gpus // per_node, 1), min(gpus, per_node)
+    trainer: dict[str, Any] = {
+        "numNodes": nodes,
+        "numProcPerNode": processes,
+        "resourcesPerNode": {"limits": {GPU: processes}},
+        "args": _arguments(launch),
+    }
+    if launch.software.name in megatron.SOFTWARE and megatron.one_connection(launch.plan):
+        trainer["env"] = [{"name": megatron.ONE_CONNECTION, "value": "1"}]
+    content = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "spec": {"trainer": trainer},
+    }
+    text: str = yaml.safe_dump(content, sort_keys=False, default_flow_style=False, width=118)
+    return text
+
+
+def beside(launch: PlannedLaunch) -> str:
+    """What the patch leaves to the job and its runtime."""
+    yours = megatron.YOURS if launch.software.name in megatron.SOFTWARE else torchtitan.beside(launch)
+    return f"runtime, image and command are the job's; of the arguments, {yours}"
+
+
+def recognises(text: str) -> bool:
+    """Whether a text is of that kind."""
+    return bool(re.search(r"^kind: *[\"']?TrainJob\b", text, re.MULTILINE))
+
+
+def read(text: str, gpus: int) -> Plan:
+    """The plan of a TrainJob, a whole one too."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"is not YAML ({getattr(error, 'problem', None) or error}).") from None
+    spec = content.get("spec") if isinstance(content, dict) else None
+    trainer = spec.get("trainer") if isinstance(spec, dict) else None
+    if not isinstance(trainer, dict):
+        raise InputError("has no spec.trainer; expected a TrainJob of trainer.kubeflow.org/v1alpha1.")
+    nodes, processes = trainer.get("numNodes", 1), trainer.get("numProcPerNode", 1)
+    if type(nodes) is not int or type(processes) is not int or nodes * processes != gpus:
+        raise InputError(f"numNodes: {nodes} × numProcPerNode: {processes} are not gpus={gpus}.")
+    arguments = [*_words(trainer.get("command")), *_words(trainer.get("args"))]
+    if any(each.startswith("--parallelism.") for each in arguments):
+        return torchtitan.plan_of(_tables(arguments), gpus)
+    return megatron.read(shlex.join(arguments), gpus)
+
+
+def _words(given: Any) -> list[str]:
+    if given is None:
+        return []
+    if not isinstance(given, list):
+        raise InputError(f"args: {given}; expected a list of words.")
+    return [str(each) for each in given]
+
+
+def _arguments(launch: PlannedLaunch) -> list[str]:
+    """The plan on a command line of its software."""
+    if launch.software.name in megatron.SOFTWARE:
+        return megatron.emit(launch).split()
+    return [
+        word
+        for name, table in torchtitan.tables(launch).items()
+        for key, value in table.items()
+        for word in (f"--{name}.{key}", *_command_line(value))
+    ]
+
+
+def _command_line(value: Any) -> list[str]:
+    """A value as torchtitan's command line has it: of a list of lists a word each, with commas."""
+    if isinstance(value, list):
+        return [",".join(each) for each in value]
+    return [value if isinstance(value, str) else json.dumps(value)]
+
+
+def _tables(arguments: list[str]) -> Mapping[str, Mapping[str, Any]]:
+    """torchtitan's tables from `--table.key value`, `--table.key=value` and `--table.key value value`."""
+    result: dict[str, dict[str, Any]] = {}
+    starts = [at for at, word in enumerate(arguments) if word.startswith("--")]
+    for start, stop in zip(starts, [*starts[1:], len(arguments)], strict=True):
+        name, equals, value = arguments[start][2:].partition("=")
+        values = [value] if equals else arguments[start + 1 : stop]
+        table, _, key = name.replace("-", "_").partition(".")
+        if key == "module_fqns_per_model_part":
+            result.setdefault(table, {})[key] = [each.split(",") for each in values]
+        elif key and values:
+            result.setdefault(table, {})[key] = _value(values[0])
+    return result
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,15 @@
+"""By the priority that a job's user asked for; the higher takes GPUs from the lower."""
+
+from synergy_core.policies import ordering_policy
+from synergy_core.state import PriorityJobView
+from synergy_core.units import format_instant
+
+
+def _words(job: PriorityJobView) -> str:
+    return f"priority {job.priority}, submitted at {format_instant(job.submit_time_s)}"
+
+
+@ordering_policy(preemptive=True, words=_words)
+def priority(job: PriorityJobView) -> tuple[int, float]:
+    """Highest priority first, preempting; of equals in order of arrival, any job that fits runs."""
+    return -job.priority, job.submit_time_s

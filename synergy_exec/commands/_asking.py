@@ -1,0 +1,116 @@
+"""`submit`, `list`, `cancel`, `explain` and `reload`: what a person asks a controller that runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from synergy_core.parser import Parser
+from synergy_exec.client import Client, client_for
+from synergy_exec.job_file import read_job_file
+from synergy_exec.plain import plain, plain_lines
+from synergy_exec.settings import Settings
+
+Command = Callable[[argparse.Namespace, Client], None]
+
+
+def submit(given: argparse.Namespace, client: Client) -> None:
+    """Submits the job of a file; it is safe once its number is printed."""
+    job = given.job_file
+    made = client.ask("POST", "/jobs", job.values())
+    print(f"job {made['job']} ({plain(made['name'])})")
+
+
+_WHOSE = {"user": "user", "virtual cluster": "virtual_cluster", "priority": "priority"}
+"""Columns that are there where some job has one."""
+
+
+def list_jobs(given: argparse.Namespace, client: Client) -> None:
+    """Lists all jobs, and the slots that are set aside."""
+    jobs = client.ask("GET", "/jobs")
+    if given.json:
+        print(json.dumps(jobs, indent=1))
+        return
+    more = {heading: key for heading, key in _WHOSE.items() if any(job.get(key) for job in jobs)}
+    headings = ("job", "name", "state", "slots", "plan", "compressor", "batch", "step", "done", "loss", "restarts")
+    rows: list[tuple[str, ...]] = [(*headings, *more)]
+    rows += [tuple(map(plain, (*_cells(job), *(str(job.get(key) or "-") for key in more.values())))) for job in jobs]
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for job in jobs:
+        if job["state"] == "failed":
+            print(f"job {job['job']} ({plain(job['name'])}) failed: {plain_lines(job['reason'])}")
+        elif job["note"]:
+            print(f"job {job['job']} ({plain(job['name'])}): {plain_lines(job['note'])}")
+    for node, slot, why in client.ask("GET", "/state?most=0")["aside"]:
+        print(f"node {node}, slot {slot} is set aside: {plain(why)}")
+
+
+def _cells(job: dict[str, Any]) -> tuple[str, ...]:
+    done, loss = min(1.0, job["work"] / job["work_total"]), job["loss"]
+    return (
+        str(job["job"]),
+        job["name"],
+        job["state"],
+        f"{job['slots']} of {job['slots_asked']}",
+        job["plan"] or "-",
+        job["compressor"] or "-",
+        str(job["batch"] or "-"),
+        str(job["step"]),
+        f"{done:.0%}",
+        "-" if loss is None else f"{loss:.4g}",
+        str(job["restarts"]),
+    )
+
+
+def cancel(given: argparse.Namespace, client: Client) -> None:
+    """Ends a job; its workers are killed."""
+    job = client.ask("DELETE", f"/jobs/{quote(given.job, safe='')}")
+    print(f"job {job['job']} ({plain(job['name'])}) is {job['state']}")
+
+
+def explain(given: argparse.Namespace, client: Client) -> None:
+    """Why a job has what it has, by the last decision."""
+    found = client.ask("GET", f"/jobs/{quote(given.job, safe='')}/explain")
+    text = found.pop("text")
+    print(json.dumps(found, indent=1) if given.json else f"decision at {found['time_s']:.0f} s\n{plain_lines(text)}")
+
+
+def reload(given: argparse.Namespace, client: Client) -> None:
+    """Has it read users, changed settings and its certificate again, as SIGHUP does; where it cannot, nothing has
+    changed.
+    """
+    for sentence in client.ask("POST", "/reload"):
+        print(plain(sentence))
+
+
+COMMANDS: dict[str, Command] = {
+    "submit": submit,
+    "list": list_jobs,
+    "cancel": cancel,
+    "explain": explain,
+    "reload": reload,
+}
+
+
+def main(name: str, arguments: Sequence[str]) -> None:
+    """Runs one of them. Raises InputError."""
+    command = COMMANDS[name]
+    parser = Parser(prog=f"python -m synergy_exec {name}", description=command.__doc__)
+    if name == "submit":
+        parser.add_argument("file", type=Path, metavar="JOB.yaml", help="the job; docs/executor.md says what is in it")
+    elif name in ("cancel", "explain"):
+        parser.add_argument("job", help="its name, or its number")
+    if name in ("list", "explain"):
+        parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--dir", type=Path, default=Settings().results_dir, help="the results folder of the controller")
+    parser.add_argument("--url", default=None, help="the controller's address, such as http://127.0.0.1:8080")
+    given = parser.parse_args(arguments)
+    if name == "submit":
+        given.job_file = read_job_file(given.file)  # what is wrong with it is said before anybody is asked
+    command(given, client_for(given.dir, given.url))

@@ -1,0 +1,55 @@
+"""`export`: a job's weights as a plain state_dict under the model's own names, which torch loads without Synergy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+from synergy_core.errors import InputError
+from synergy_core.parser import Parser
+from synergy_exec import job_folder
+from synergy_exec.client import client_for
+from synergy_exec.plain import plain
+from synergy_exec.settings import Settings
+from synergy_exec.training.export import FORMATS, SAFETENSORS, weights, write
+from synergy_exec.works import number_of, work_of
+from synergy_runs.atomic import atomic_file
+
+TRAINS = True
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Writes the file and says what is in it. Raises InputError."""
+    parser = Parser(prog="python -m synergy_exec export", description=__doc__)
+    parser.add_argument("job", help="its name, its number, or its folder")
+    parser.add_argument("--dir", type=Path, default=Settings().results_dir, help="results_dir, or RUN.work")
+    parser.add_argument("--step", type=int, default=None, help="of which checkpoint; the newest that is whole")
+    parser.add_argument(
+        "--out", type=Path, default=None, metavar="FILE", help=f"JOB{SAFETENSORS}; or a file that ends in .pt"
+    )
+    parser.add_argument("--force", action="store_true", help="also in place of a file that is there")
+    parser.add_argument("--url", default=None, help="asks the controller there, with the token in SYNERGY_TOKEN")
+    given = parser.parse_args(arguments)
+    out = given.out if given.out is not None else Path(f"{Path(given.job).name}{SAFETENSORS}")
+    if out.suffix not in FORMATS:
+        raise InputError(f"--out {out}: expected a file that ends in {' or '.join(FORMATS)}.")
+    if out.exists() and not given.force:
+        raise InputError(f"--out {out}: it is there already; add --force to have it replaced.")
+    if given.url is not None:
+        asked = {"format": out.suffix[1:], **({} if given.step is None else {"step": given.step})}
+        client = client_for(given.dir, given.url)
+        client.fetch(f"/jobs/{quote(given.job, safe='')}/weights?{urlencode(asked)}", out)
+        print(f"{out}: {out.stat().st_size:,} bytes, of job {plain(given.job)}")
+        return
+    folder = Path(given.job)
+    if not (folder / job_folder.DESCRIPTION).is_file():
+        work = work_of(given.dir, given.job)
+        folder = work / "jobs" / str(number_of(work, given.job))
+    tensors, progress = weights(folder / job_folder.CHECKPOINTS, given.step)
+    filed = job_folder.described(folder)
+    told = {"job": filed.name, "uuid": filed.uuid, "step": str(progress.step), "class": filed.file.job_class}
+    with atomic_file(out) as partial:
+        write(tensors, partial, told, safe=out.suffix == SAFETENSORS)
+    numbers = sum(each.numel() for each in tensors.values())
+    print(f"{out}: {len(tensors)} tensors, {numbers:,} numbers, of job {filed.name} at step {progress.step}")

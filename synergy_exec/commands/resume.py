@@ -1,0 +1,77 @@
+"""`resume`: goes on with a run that was broken off, with the settings that it was started with.
+
+Those that say where and how it is carried out may be others: resume host=10.0.0.2 backend.options.slots=2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from synergy_core.errors import InputError
+from synergy_core.parser import Parser
+from synergy_exec.changeable import changed
+from synergy_exec.controller.journal import Journal
+from synergy_exec.controller.salvage import salvage
+from synergy_exec.folders import WORK, lock, newest
+from synergy_exec.run import SERVED, run_values
+from synergy_exec.settings import Settings
+from synergy_exec.works import under_way
+
+TRAINS = True
+
+
+def main(arguments: Sequence[str]) -> None:
+    """As the command would that began the run, typed once more in the same place. Raises InputError."""
+    parser = Parser(prog="python -m synergy_exec resume", description=__doc__)
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="RUN.work KEY=VALUE",
+        help="its work folder, by default the one under way below --dir; and keys that are to be others from now on",
+    )
+    parser.add_argument("--dir", type=Path, default=Settings().results_dir, help="results_dir")
+    parser.add_argument(
+        "--salvage",
+        action="store_true",
+        help="first make another journal of what is left of a damaged one and of the jobs' folders",
+    )
+    given = parser.parse_args(arguments)
+    named = [Path(word) for word in given.words if word.endswith(WORK) or "=" not in word]
+    if len(named) > 1:
+        parser.error(f"one RUN.work at a time, not {len(named)}")
+    if given.salvage:
+        if not named:
+            parser.error("--salvage needs RUN.work")
+        with lock(damaged := _there(named[0])):
+            print("\n".join(salvage(damaged)))
+    work = _there(named[0] if named else under_way(given.dir))
+    typed = [word for word in given.words if Path(word) not in named]
+    run_values(changed(_values(work), typed), anew=False)
+
+
+def _there(work: Path) -> Path:
+    if not work.is_dir() or not work.name.endswith(WORK):
+        raise InputError(f"{work}: expected the work folder of a run, such as results/demo/latest/synergy-0.work.")
+    return work.resolve()
+
+
+def _values(work: Path) -> dict[str, Any]:
+    """The settings that the run was started with, as Hydra composed them."""
+    journal = Journal(work / "journal.sqlite")
+    values: dict[str, Any] = journal.meta().get("settings", {})
+    journal.close()
+    if not values:
+        raise InputError(
+            f"{work}: its journal does not say with which settings the run was started. Type the command that began "
+            "it; that goes on with what is there."
+        )
+    policies = values.pop("compared_with", None) or [values["policy"]]
+    name = values["trace"]["name"] if values.get("trace") else SERVED
+    base = work.with_name(f"{values['policy']}-{values['seed']}")
+    if work.parent.name != name or newest(base) != work:
+        raise InputError(
+            f"{work} is not where its run is filed: the newest of it is {newest(base)}, in a folder called {name}."
+        )
+    return {**values, "policy": policies, "results_dir": str(work.parent.parent)}

@@ -1,0 +1,160 @@
+"""Profiles of models that nobody profiled, made of what their jobs report while they train.
+
+A model that was submitted first trains in replicas, as ever. Meanwhile a process of its own finds out which plans it
+may have (`profiling/finder.py`). From the first report on its profile has all of them: those that trained as they were
+seen, the others predicted from these, as fast as they could be. Jobs choose among them as among measured ones
+(`ProfiledTask`), so a plan is tried where what it may win is worth a restart, and is believed from then on as it was.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from math import inf
+
+from synergy_core.cluster import Cluster
+from synergy_core.jobs.fitted import MOST_SYNC
+from synergy_core.jobs.growing_profiles import grows, is_new, with_seen, without
+from synergy_core.jobs.testbed_profiles import (
+    NoiseFrom,
+    Profile,
+    ProfiledCosts,
+    ProfiledModel,
+    ProfiledRow,
+    degrees_of,
+)
+from synergy_core.jobs.training import Shape
+from synergy_core.planner.plan import Plan
+from synergy_core.units import GB
+from synergy_exec.job_file import JobFile
+from synergy_exec.messages import Failure, PlanMessage, Report
+from synergy_exec.profiling.finder import CandidatePlans
+from synergy_exec.profiling.machine import keep_profile, profile_in
+from synergy_exec.profiling.parts import parts_of
+from synergy_exec.profiling.parts import sizes as measured_sizes
+from synergy_exec.settings import AUTO, Settings
+
+NOISE_FROM_WORK, NOISE_STRETCH = 10.0, 1.5
+"""From which work on a job's gradient noise is noted, and how many times that until it is noted again."""
+
+
+class Learning:
+    """The profile of one cluster, which grows. profile: what is known now, of jobs' models by name.
+
+    wanted: jobs of models whose plans are to be found out. Only with `profile=auto` it grows.
+    """
+
+    def __init__(self, profile: Profile, cluster: Cluster, settings: Settings) -> None:
+        self._models = dict(profile.models)
+        self.profile = Profile(self._models, profile.machine, profile.date)
+        self.wanted: list[JobFile] = []
+        self._cluster, self._restart_s = cluster, settings.restart_s
+        self._fraction = settings.explore_fraction
+        auto = settings.profile == AUTO and settings.compression == "none" and bool(profile.machine)
+        self._path = profile_in(settings.results_dir) if auto and self._fraction else None
+        self._asked: set[str] = set()
+        self._found: dict[str, CandidatePlans] = {}
+        self._too_large: set[tuple[str, Shape, Plan]] = set()
+
+    def submitted(self, file: JobFile) -> None:
+        """A job is there; the plans of its model are wanted, if nobody knows them."""
+        if self._path is None or self._of(file) is not None or file.application in self._asked:
+            return
+        self._asked.add(file.application)
+        self.wanted.append(file)
+
+    def sizes(self, file: JobFile) -> list[int]:
+        """Numbers of slots of which its plans are wanted."""
+        return sorted({file.slots, *measured_sizes(self._cluster)})
+
+    def found(self, file: JobFile, candidates: CandidatePlans) -> None:
+        """The plans that its model may have."""
+        self._found[file.application] = candidates
+
+    def may_try(self, trained_s: float, trials: int, restart_s: float) -> bool:
+        """Whether a job that has trained so long, and was restarted for so many plans that nobody had tried, may be for
+        another: there and back, such restarts cost it no more than its fraction.
+        """
+        return 2.0 * (trials + 1) * restart_s <= self._fraction * trained_s
+
+    def is_trial(self, file: JobFile, shape: Shape, plan: PlanMessage) -> bool:
+        """Whether nobody has seen such a plan train there."""
+        model = self._of(file)
+        if model is None:
+            return False
+        degrees = degrees_of(plan.core)
+        return model.tried.with_degrees(shape.gpu_type, shape.nodes, plan.global_batch, degrees) is None
+
+    def seen(self, file: JobFile, shape: Shape, plan: Plan, said: Report) -> bool:
+        """A running job has reported steps under that plan; whether that is news of its model."""
+        model = None if self._path is None else self._of(file) or self._begun(file)
+        if model is None or not grows(model):
+            return False
+        if said.grad_sqr > 0:
+            model = _noted(model, said.work, said.grad_var / said.grad_sqr)
+        which = model.name, shape, plan
+        if new := which not in self._too_large and is_new(model, shape, plan):
+            told_apart = plan.data > 1 and not plan.zero and plan.tensor == plan.pipeline == 1
+            sync_s = min(said.sync_s, MOST_SYNC * said.step_s) if told_apart else 0.0
+            memory_bytes = float(said.memory_bytes)
+            row = ProfiledRow(shape.gpu_type, shape.nodes, plan, said.step_s, memory_bytes=memory_bytes, sync_s=sync_s)
+            fits = said.memory_bytes <= (file.memory_gb * GB or inf)
+            if not fits:
+                self._too_large.add(which)
+            model = with_seen(model, row, fits=fits)
+        self._models[model.name] = model
+        if new:
+            self._keep()
+        return new
+
+    def refused(self, file: JobFile, shape: Shape, plan: PlanMessage, reason: str, failure: Failure | None) -> str:
+        """A run failed under that plan. Where nobody ever saw such a plan train, it is not tried again, and the job
+        goes on: a sentence that says so; else "".
+        """
+        model = None if self._path is None else self._of(file)
+        if model is None or not grows(model):
+            return ""
+        least = plan.micro_batch if failure is not None and failure.out_of_memory else 1
+        degrees = degrees_of(plan.core)
+        alike = [row for row in model.rows if row.gpu_type == shape.gpu_type and degrees_of(row.plan) == degrees]
+        if not alike or any(not row.predicted and row.plan.micro_batch >= least for row in alike):
+            return ""
+        self._models[model.name] = without(model, shape, plan.core, least_micro_batch=least)
+        self._keep()
+        return f"{plan.core.describe()} was tried, does not train, and is not tried again: {reason}"
+
+    def _of(self, file: JobFile) -> ProfiledModel | None:
+        return self.profile.of(file.name, file.application)
+
+    def _begun(self, file: JobFile) -> ProfiledModel | None:
+        """A profile of nothing but predictions; None where nobody knows which plans there are."""
+        candidates = self._found.get(file.application)
+        if candidates is None:
+            return None
+        rows = tuple(
+            ProfiledRow(part.gpu_type, part.nodes_of(size), plan.core, 1.0, predicted=True)
+            for part in parts_of(self._cluster)
+            for size, lists in candidates.plans.items()
+            if size <= part.nodes * part.per_node
+            for same_degrees in lists
+            for plan in same_degrees
+        )
+        # Another model may have its name.
+        name = file.name
+        if name in self._models:
+            name = f"{name} {zlib.crc32(file.application.encode()):08x}"
+        costs = ProfiledCosts(self._restart_s, self._restart_s, self._restart_s)
+        noise = (NoiseFrom(0.0, 0.0),)
+        sizes = file.initial_batch, file.max_batch, candidates.parameters
+        return ProfiledModel(name, *sizes, noise, costs, rows, application=file.application)
+
+    def _keep(self) -> None:
+        assert self._path is not None
+        keep_profile(self._models, self.profile.machine, self._path)
+
+
+def _noted(model: ProfiledModel, work: float, ratio: float) -> ProfiledModel:
+    """The model with its gradient noise at that work, if that is much more than the last that was noted."""
+    if work < max(NOISE_FROM_WORK, NOISE_STRETCH * model.noise[-1].work):
+        return model
+    return replace(model, noise=(*model.noise, NoiseFrom(work, ratio)))

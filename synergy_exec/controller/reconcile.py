@@ -1,0 +1,103 @@
+"""The journal compared with the folders of its jobs: neither forgets a job, nor begins one again, without a word."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from uuid import uuid4
+
+from synergy_core.errors import InputError
+from synergy_exec import job_folder
+from synergy_exec.controller.execution import SUBMIT, Execution
+from synergy_exec.controller.jobs import ExecutedJob
+from synergy_exec.controller.journal import JobRow
+from synergy_exec.training.progress import Progress
+
+ADOPTED = "adopted"
+"""In the journal's `meta`: that jobs were taken in from their folders, of which it does not have all facts."""
+
+
+def compare(execution: Execution, now_s: float) -> list[str]:
+    """What journal and folders do not agree on, a sentence each; a job that had not ended has failed with its own.
+
+    Jobs whose row is lost are taken in from their folders. No number of a job or a run that has a folder or a log is
+    given to another.
+    """
+    folders = job_folder.folders(execution.folder)
+    said = [_adopted(execution, number, folders[number], now_s) for number in folders if number not in execution.jobs]
+    for number, folder in folders.items():
+        execution.next_job = max(execution.next_job, number + 1)
+        execution.next_run = max(execution.next_run, job_folder.newest_run(folder) + 1)
+    for job in execution.jobs.values():
+        folder = execution.folder_of(job)
+        if not job.uuid:
+            job.uuid = _uuid_in(folder) or uuid4().hex
+            execution.journal.job_named(job.job_id, job.uuid)
+        if not job.seen.saved[0] and (progress := job_folder.saved(folder)) is not None:
+            _stands(execution, job, progress)
+        if job.ended:
+            if job.seen.saved[0] and not folder.exists():
+                said.append(f"job {job.job_id} ({job.name}) is {job.state}; its folder {folder} is gone.")
+                _stands(execution, job, Progress())  # it is said once
+        elif wrong := trouble(folder, job.job_id, job.uuid, job.seen.saved[0]):
+            job.state, job.reason = "failed", wrong
+            execution.journal.job_is(job.job_id, job.state, job.reason, job.losses, job.seen.best_step)
+            said.append(f"job {job.job_id} ({job.name}): {wrong}")
+        elif _uuid_in(folder) != job.uuid:
+            job_folder.describe(execution.folder_of(job), job.filed)
+    execution.journal.commit()
+    return said
+
+
+def trouble(folder: Path, number: int, uuid: str, saved_step: int) -> str:
+    """Why a job cannot go on in its folder, and what to type; "" where it can."""
+    again = f"python -m synergy_exec retry {number} --dir {folder.parents[1]}"
+    found = _uuid_in(folder)
+    if found and found != uuid:
+        return (
+            f"{folder} is another job's: it says {found}, and this one is {uuid}. Put the folder back that was"
+            f" there and type {again}; to begin again from step 0, with what lies there put aside, add --from-start."
+        )
+    if saved_step and not job_folder.has_checkpoint(folder):
+        return (
+            f"step {saved_step} had been saved, and no checkpoint is in {folder}. Put it back and type {again}; to"
+            " begin again from step 0, add --from-start."
+        )
+    return ""
+
+
+def _adopted(execution: Execution, number: int, folder: Path, now_s: float) -> str:
+    """Takes in a job that has a folder and no row; the sentence that says so."""
+    try:
+        filed = job_folder.described(folder)
+    except InputError as error:
+        return f"{folder} is of no job in the journal, and does not say of which: {error} Nothing in it is touched."
+    if filed.number != number:
+        return f"{folder} is of job {filed.number}, by its job.json. Rename it; nothing in it is touched."
+    saved = job_folder.saved(folder)
+    done = saved is not None and saved.work >= filed.file.work
+    step = 0 if saved is None else saved.step
+    job = execution.made(number, filed.name, filed.file, now_s, filed.row, filed.uuid or uuid4().hex)
+    again = f"python -m synergy_exec retry {number} --dir {execution.folder}"
+    lost = f"the journal had lost it; its folder has {f'a checkpoint of step {step}' if saved else 'no checkpoint'}"
+    job.state = "done" if done else "failed"
+    job.seen.step = job.seen.best_step = step
+    _stands(execution, job, saved or Progress())
+    job.reason = "" if done else f"{lost}. To go on with it: {again}"
+    row = JobRow(number, job.name, job.file.values(), now_s, job.row, job.state, job.reason, 0, step, job.uuid)
+    execution.journal.submitted(row)
+    execution.journal.fact(now_s, SUBMIT, number, job.gpus)
+    execution.journal.set_meta(ADOPTED, True)
+    return f"job {number} ({job.name}): {lost}" + (", its last one." if done else f". To go on with it: {again}")
+
+
+def _stands(execution: Execution, job: ExecutedJob, progress: Progress) -> None:
+    """Its last checkpoint is of that, as far as is known."""
+    job.seen.saved = progress.step, progress.samples, progress.work
+    execution.journal.reported(job.job_id, job.seen.values())
+
+
+def _uuid_in(folder: Path) -> str:
+    try:
+        return job_folder.described(folder).uuid
+    except InputError:
+        return ""

@@ -1,0 +1,121 @@
+"""A job's folder: whose it is, and how far the job in it had come, as the folder itself says it.
+
+    job.json         number, UUID, when and as what it was submitted, and the job file
+    log-<run>.txt    one of each run
+    checkpoints/     see `training.shelf`; each says the UUID, too
+    steps.csv        every step
+    given-up-<n>/    checkpoints and steps of before the job was begun again from the start
+
+Nothing here knows torch, or a controller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from synergy_core.errors import InputError
+from synergy_exec.job_file import JobFile, job_of
+from synergy_exec.training import integrity, shelf
+from synergy_exec.training.progress import Progress
+from synergy_runs.atomic import atomic_file
+
+DESCRIPTION = "job.json"
+CHECKPOINTS = "checkpoints"
+STEPS = "steps.csv"
+GIVEN_UP = "given-up-"
+_OF_RUN = re.compile(r"log-(\d+)\.txt.*|\.run-(\d+)")
+
+
+class Filed(NamedTuple):
+    """What `job.json` says. name: as it was submitted. row: of the workload, None for a job that came over the API.
+
+    uuid: "" in folders from before jobs had one.
+    """
+
+    number: int
+    uuid: str
+    name: str
+    submit_s: float
+    row: int | None
+    file: JobFile
+
+
+def folders(work: Path) -> dict[int, Path]:
+    """The folders of a run's jobs, by number."""
+    found = (work / "jobs").glob("*")
+    return {int(each.name): each for each in sorted(found) if each.name.isdecimal() and each.is_dir()}
+
+
+def describe(folder: Path, job: Filed) -> None:
+    """Writes `job.json`; the folder is its owner's alone. Raises InputError."""
+    told = {"job": job.number, "uuid": job.uuid, "submitted_as": job.name, "submit_s": job.submit_s, "row": job.row}
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made ({error.strerror}). The same command goes on.") from error
+    with atomic_file(folder / DESCRIPTION) as partial:
+        partial.write_text(json.dumps({**told, **job.file.values()}, indent=1) + "\n", encoding="utf-8")
+
+
+def described(folder: Path) -> Filed:
+    """What `job.json` says. Raises InputError for one that is missing or damaged."""
+    path = folder / DESCRIPTION
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        number, name = int(values.pop("job")), str(values.pop("submitted_as"))
+        uuid, submit_s, row = str(values.pop("uuid", "")), float(values.pop("submit_s", 0.0)), values.pop("row", None)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(f"{path}: not the description of a job ({type(error).__name__}: {error}).") from error
+    return Filed(number, uuid, name, submit_s, row, job_of(values, str(path)))
+
+
+def newest_run(folder: Path) -> int:
+    """The highest number of a run that left its log or its fence here; −1 for none."""
+    left = (_OF_RUN.fullmatch(each.name) for each in (*folder.glob("log-*"), *folder.glob(f"{CHECKPOINTS}/.run-*")))
+    return max((int(match[1] or match[2]) for match in left if match), default=-1)
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is any, be it damaged, or the former one of a replacement that was cut off."""
+    checkpoints = folder / CHECKPOINTS
+    return bool(shelf.listed(checkpoints)) or any(checkpoints.rglob(f"{shelf.REPLACED}*"))
+
+
+def saved(folder: Path) -> Progress | None:
+    """What the newest checkpoint of which nothing is missing holds; None where there is none."""
+    for path in shelf.listed(folder / CHECKPOINTS):
+        with contextlib.suppress(integrity.DamagedError):
+            manifest = integrity.read(path)
+            if not integrity.damage(path, manifest.files, sizes_only=True):
+                return manifest.progress
+    return None
+
+
+def give_up(folder: Path) -> Path | None:
+    """Puts aside checkpoints, steps and what else is counted by them, so that the job begins from the start.
+
+    Returns where they are now, None where there are none.
+    """
+    parts = [*folder.glob(CHECKPOINTS), *folder.glob("*.csv")]
+    if not parts:
+        return None
+    taken = [int(number) for each in folder.glob(f"{GIVEN_UP}*") if (number := each.name[len(GIVEN_UP) :]).isdecimal()]
+    aside = folder / f"{GIVEN_UP}{max(taken, default=0) + 1}"
+    aside.mkdir()
+    for path in parts:
+        path.rename(aside / path.name)
+    return aside
+
+
+def give(folder: Path, job: Filed) -> None:
+    """A new job's folder: it says whose it is, and what lies there of another is put aside."""
+    # The journal has the job: what the disk refuses now is tried again, and said, when it is launched.
+    with contextlib.suppress(InputError, OSError):
+        if (aside := give_up(folder)) is not None:
+            print(f"job {job.number} is new; what lay in its folder is in {aside} now", file=sys.stderr)
+        describe(folder, job)

@@ -1,0 +1,18 @@
+"""Text of users, as it may be shown: a name or an error's message could move a terminal's cursor, or feign a line."""
+
+from __future__ import annotations
+
+MOST_SHOWN = 200
+"""Characters of a name or a value that an error repeats."""
+
+
+def plain(text: str, most: int | None = None) -> str:
+    """The text on one line, what cannot be seen written as Python does (`\\x1b`); cut beyond `most` characters."""
+    if most is not None and len(text) > most:
+        text = text[: most - 1] + "…"
+    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def plain_lines(text: str) -> str:
+    """The same for each of its lines."""
+    return "\n".join(map(plain, text.split("\n")))

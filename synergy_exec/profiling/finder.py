@@ -1,0 +1,106 @@
+"""Asks what may be measured of a model: a process of its own finds it out (`candidates.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from synergy_core.errors import InputError
+from synergy_exec.backends._agents import package_environment
+from synergy_exec.job_file import JobFile
+from synergy_exec.messages import PlanMessage
+from synergy_exec.profiling.grid import batches_of
+
+MOST_ANSWER_BYTES = 1 << 28
+
+
+class Data(NamedTuple):
+    """The data of a job that loads its samples: how many, and the most that storage holds of one, in bytes."""
+
+    samples: int
+    item_bytes: int
+
+
+class CandidatePlans(NamedTuple):
+    """What may be measured. parameters: of the model. plans: admitted ones by number of slots, one list per degrees.
+
+    data: None of a job that makes its batches itself. held_bytes: of weights and gradients, by all ranks of a replica.
+    """
+
+    parameters: float
+    plans: dict[int, list[list[PlanMessage]]]
+    data: Data | None = None
+    held_bytes: float = 0.0
+
+
+class Finder:
+    """Asks the other process, which it starts when there is none."""
+
+    def __init__(self) -> None:
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def candidates(self, file: JobFile, sizes: list[int]) -> CandidatePlans:
+        """What may be measured of a job's model on so many slots. Raises InputError where it cannot be built."""
+        process = await self.started()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        batches = sorted({*batches_of(file.initial_batch, file.max_batch), file.batch or file.initial_batch})
+        asked = {"job_class": file.job_class, "arguments": file.arguments, "batches": batches, "sizes": sizes}
+        try:
+            with contextlib.suppress(ConnectionError):
+                process.stdin.write(json.dumps(asked).encode() + b"\n")
+                await process.stdin.drain()
+            line = await process.stdout.readline()
+        except asyncio.CancelledError:  # what it answers to this nobody will read
+            await self.close()
+            raise
+        if not line:
+            raise InputError(
+                f"{file.name}: the process that builds its model left with exit code {await process.wait()}; "
+                "what it said stands above."
+            )
+        answer = json.loads(line)
+        if "error" in answer:
+            raise InputError(answer["error"])
+        found = {
+            int(size): [[PlanMessage(**each) for each in same_degrees] for same_degrees in lists]
+            for size, lists in answer["plans"].items()
+        }
+        data = answer["data"]
+        return CandidatePlans(answer["parameters"], found, None if data is None else Data(*data), answer["held_bytes"])
+
+    async def started(self) -> asyncio.subprocess.Process:
+        """The other process, which there is from then on."""
+        if self._process is None or self._process.returncode is not None:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "synergy_exec.profiling.candidates", str(os.getpid())),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=package_environment(),
+                limit=MOST_ANSWER_BYTES,
+                # The terminal's Ctrl-C is for the controller, which ends this.
+                start_new_session=True,
+            )
+        return self._process
+
+    async def close(self) -> None:
+        """Ends the other process."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+
+@contextlib.asynccontextmanager
+async def finder() -> AsyncIterator[Finder]:
+    """A `Finder`, whose process has begun to import torch, and is ended when the block ends."""
+    made = Finder()
+    try:
+        await made.started()
+        yield made
+    finally:
+        await made.close()

@@ -1,0 +1,56 @@
+"""The nodes of one type, as places to measure on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from synergy_core.cluster import Cluster
+from synergy_core.jobs.record import Placed
+from synergy_exec.profiling.grid import sizes_of
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """per_node: slots of each of its nodes."""
+
+    gpu_type: str
+    first_node: int
+    nodes: int
+    per_node: int
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of slots that anything is measured on."""
+        return sizes_of(self.nodes * self.per_node)
+
+    def places(self, size: int) -> list[Placed]:
+        """Disjoint placements of that size: within nodes as many as there is room for, or one over several."""
+        first, per_node = self.first_node, self.per_node
+        if size <= per_node:
+            mask = (1 << size) - 1
+            return [
+                ((first + node, mask << (place * size)),)
+                for node in range(self.nodes)
+                for place in range(per_node // size)
+            ]
+        whole, rest = divmod(size, per_node)
+        parts = [(first + node, (1 << per_node) - 1) for node in range(whole)]
+        return [tuple(parts + ([(first + whole, (1 << rest) - 1)] if rest else []))]
+
+    def nodes_of(self, size: int) -> int:
+        """On how many nodes so many slots are."""
+        return -(-size // self.per_node)
+
+
+def parts_of(cluster: Cluster) -> list[Part]:
+    """Of each node type one."""
+    firsts = cluster.first_nodes()
+    return [
+        Part(each.gpu_type, first, each.nodes, each.gpus_per_node)
+        for each, first in zip(cluster.node_types, firsts, strict=True)
+    ]
+
+
+def sizes(cluster: Cluster) -> list[int]:
+    """Numbers of slots that anything is measured on, on any part."""
+    return sorted({size for part in parts_of(cluster) for size in part.sizes})

@@ -1,0 +1,51 @@
+"""Which network interface a rank talks over."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+from pathlib import Path
+
+_SIOCGIFADDR = 0x8915
+_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def talk_over(interface: str | None, store_host: str) -> None:
+    """Has gloo and NCCL use that interface; None: the one with the address from which this machine reaches the store,
+    unless the environment says another. Left to itself gloo looks the machine's own name up, which may lead nowhere.
+    """
+    chosen = interface or interface_to(store_host)
+    for each in _VARIABLES:
+        if chosen and (interface or each not in os.environ):
+            os.environ[each] = chosen
+
+
+def interface_to(host: str) -> str:
+    """The interface with the address from which this machine reaches a host; "" where none can be told."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as asking:
+            asking.connect(address)  # sends nothing: the kernel only looks up the way
+            own = ipaddress.ip_address(str(asking.getsockname()[0]).partition("%")[0])
+    except OSError:
+        return ""
+    return next((name for name, each in addresses() if each == own), "lo" if own.is_loopback else "")
+
+
+def addresses() -> list[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]]:
+    """Every interface of this machine with its addresses."""
+    found: list[tuple[str, ipaddress.IPv4Address | ipaddress.IPv6Address]] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has none
+                answer = fcntl.ioctl(asking, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                found.append((name, ipaddress.IPv4Address(answer[20:24])))
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, *_, name = line.split()
+            found.append((name, ipaddress.IPv6Address(bytes.fromhex(digits))))
+    return found

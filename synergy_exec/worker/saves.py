@@ -1,0 +1,114 @@
+"""The checkpoints of a run: when they are due, written while training goes on, tried again where the disk refuses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from synergy_core.errors import InputError
+from synergy_exec.messages import Launch, Saved
+from synergy_exec.training import checkpoint
+from synergy_exec.training.fence import Desk
+from synergy_exec.training.progress import Progress
+from synergy_exec.training.trainer import Trainer
+from synergy_exec.worker.pulse import Pulse
+
+AGAIN_S = 15.0
+"""From a checkpoint that could not be written to the next try, at most; nor longer than from one to the next."""
+LAST_TRIES = 4
+LAST_AGAIN_S = 2.0
+"""How often, and how far apart, a run that is to leave tries to save."""
+
+
+class UnsavedError(Exception):
+    """The run leaves without a checkpoint of its last steps, or of any: the disk's fault, not the job's."""
+
+
+class Saves:
+    """Of one rank; all ranks call it together. said: told of each that is complete. warned: of each that failed."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        launch: Launch,
+        saved_step: int,
+        desk: Desk,
+        pulse: Pulse,
+        said: Callable[[Saved], None],
+        warned: Callable[[str], None],
+    ) -> None:
+        self._trainer, self._launch, self._pulse = trainer, launch, pulse
+        self._said, self._warned = said, warned
+        self._folder = Path(launch.folder) / "checkpoints"
+        self._saved_step = self._sure_step = saved_step
+        self._as_filed: Any = {"keep": launch.keep_checkpoints, "job": launch.job_uuid, "desk": desk}
+        self._saving: checkpoint.Saving | None = None
+        self._as: Saved | None = None
+        self._due = time.monotonic() + launch.checkpoint_interval_s
+
+    def due(self, step: int) -> bool:
+        """Whether it is time for another."""
+        return time.monotonic() >= self._due and step > self._saved_step
+
+    def later(self, progress: Progress) -> None:
+        """Copies everything, and writes it while training goes on."""
+        self._pulse.beat(self._launch.start_s, patient=True)
+        began = time.monotonic()
+        self._wait()
+        try:
+            self._saving = self._trainer.save_later(self._folder, progress, **self._as_filed)
+        except InputError as error:
+            self._failed(error)
+            return
+        self._saved_step = progress.step
+        now = time.monotonic()
+        self._as = self._held(progress, now - began)
+        self._due = now + self._launch.checkpoint_interval_s
+
+    def look(self) -> None:
+        """Says so once the one in flight is complete; where it could not be written another is due soon."""
+        if self._saving is not None and self._saving.done():
+            self._wait()
+
+    def finish(self, progress: Progress) -> None:
+        """Saves, unless every step done is on disk already. Raises UnsavedError where the disk refuses to the last."""
+        self._pulse.beat(self._launch.start_s, patient=True)
+        self._wait()
+        for left in reversed(range(LAST_TRIES)):
+            if progress.step <= self._saved_step:
+                return
+            began = time.monotonic()
+            try:
+                self._trainer.save(self._folder, progress, **self._as_filed)
+            except InputError as error:
+                if not left:
+                    raise UnsavedError(str(error)) from error
+                self._warned(str(error))
+                time.sleep(LAST_AGAIN_S)
+            else:
+                self._saved_step = progress.step
+                self._said(self._held(progress, time.monotonic() - began))
+
+    def _wait(self) -> None:
+        saving, self._saving = self._saving, None
+        if saving is None or self._as is None:
+            return
+        try:
+            saving.wait()
+        except InputError as error:
+            self._failed(error)
+        else:
+            self._sure_step = self._saved_step
+            self._said(self._as)
+
+    def _failed(self, error: InputError) -> None:
+        self._saved_step = self._sure_step
+        self._due = time.monotonic() + min(AGAIN_S, self._launch.checkpoint_interval_s)
+        self._warned(str(error))
+
+    def _held(self, progress: Progress, save_s: float) -> Saved:
+        return Saved(
+            run=self._launch.run, step=progress.step, samples=progress.samples, work=progress.work, save_s=save_s
+        )

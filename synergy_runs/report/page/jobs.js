@@ -1,0 +1,67 @@
+// The list of jobs: searched, sorted, by policy.
+let jobsRead = null;
+
+function readJobs() {
+  jobsRead ||= (async () => {
+    const [{ about, columns }, names] = await Promise.all([unpackedColumns("jobs"), unpackedText("job-names")]);
+    const name = names.split("\n");
+    const submitted = summed(columns.submitted_after_last);
+    const rowOf = new Map([...columns.id].map((id, row) => [id, row]));
+    const times = (values) => values.map((value) => (value < 0 ? NaN : value * about.unit_s));
+    const read = { about, name, columns, rowOf, submitted: times(submitted), duration: times(columns.duration), fared: {} };
+    for (const number of about.policies) {
+      const waiting = times(columns[`waiting${number}`]);
+      const jct = waiting.map((wait, row) => {
+        const folded = columns[`over${number}`][row];
+        return folded < 0 ? NaN : wait + read.duration[row] + (folded % 2 ? -(folded + 1) / 2 : folded / 2) * about.unit_s;
+      });
+      read.fared[number] = { waiting, jct, preemptions: columns[`preemptions${number}`] };
+    }
+    return read;
+  })();
+  return jobsRead;
+}
+
+async function jobList() {
+  const place = section("job-list");
+  const read = await readJobs();
+  const { about, name, columns } = read;
+  const policy = element("select", {}, ...about.policies.map((number) => element("option", { value: number }, report.policies[number].label)));
+  const search = element("input", { type: "search", placeholder: "job, user, tenant, …", "aria-label": "search the jobs" });
+  const least = element("input", { type: "number", min: 0, placeholder: "any", style: "width:5.5rem" });
+  const said = element("span", { class: "soft", "aria-live": "polite" });
+  const at = element("div");
+  place.replaceChildren(element("div", { class: "controls" }, element("label", {}, "under", policy), search,
+    element("label", {}, `${report.units[1]} at least`, least), said), at);
+  const words = { user: "user", virtual_cluster: "tenant", gpu_type: "asked type", model: "model", end_state: "end" };
+  const named = Object.keys(about.names).map((key) => ({ head: words[key], kind: "text", value: (row) => about.names[key][columns[key][row]], text: (row) => about.names[key][columns[key][row]] }));
+  const texts = name.map((each, row) => [each, ...named.map((column) => column.text(row))].join(" ").toLowerCase());
+  let table, sort = { column: named.length + 4, descending: true };
+  const found = () => {
+    const parts = search.value.toLowerCase().split(/\s+/).filter(Boolean), gpus = Number(least.value) || 0;
+    const rows = [...name.keys()].filter((row) => columns.gpus[row] >= gpus && parts.every((part) => texts[row].includes(part)));
+    said.textContent = `${count(rows.length)} of ${count(about.total)} jobs${about.total > name.length ? `, of the ${count(name.length)} that waited longest under any policy` : ""}`;
+    return rows;
+  };
+  function fill() {
+    const { waiting, jct, preemptions } = read.fared[policy.value];
+    const time = (head, small, values) => ({ head, small, value: (row) => values[row], text: (row) => duration(values[row]) });
+    const slowdown = (row) => (read.duration[row] > 0 ? jct[row] / read.duration[row] : NaN);
+    const start = table && table.sorted();
+    table = tableOf(at, { rows: found(), sort: start || sort, label: "jobs", columns: [
+      { head: "job", value: (row) => name[row], text: (row) => name[row] },
+      ...named,
+      { head: report.units[1], value: (row) => columns.gpus[row], text: (row) => count(columns.gpus[row]) },
+      { head: "submitted", value: (row) => read.submitted[row], text: (row) => clock(read.submitted[row]) },
+      time("run time", "asked for", read.duration),
+      time("waited", "in all", waiting),
+      time("JCT", "", jct),
+      { head: "slowdown", small: "JCT ÷ run time", value: slowdown, text: (row) => threeDigits(slowdown(row)) },
+      { head: "preempted", small: "times", value: (row) => preemptions[row], text: (row) => count(preemptions[row]) },
+    ] });
+  }
+  sort = { column: named.length + 4, descending: true };
+  policy.addEventListener("change", fill);
+  [search, least].forEach((input) => input.addEventListener("input", () => table.keep(found())));
+  fill();
+}

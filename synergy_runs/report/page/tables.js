@@ -1,0 +1,75 @@
+// Tables that sort by any column: those written in the page, and those made here of rows and columns.
+const numberIn = (text) => parseFloat(text.replace(/[,\s]/g, "").replace("−", "-"));
+
+function ordered(rows, value, descending) {
+  const sign = descending ? -1 : 1;
+  const none = (each) => each === null || each === undefined || Number.isNaN(each);
+  return rows.map((row) => [value(row), row]).sort(([one], [other]) => {
+    if (none(one) || none(other)) return none(one) - none(other); // what is not known stands last
+    return sign * (typeof one === "string" ? one.localeCompare(other, "en", { numeric: true }) : one - other);
+  }).map(([, row]) => row);
+}
+
+// Turns each head into a button; `sort(column, descending)` is called when it is pressed.
+function sortingHeads(heads, sort, start = {}) {
+  heads.forEach((head, column) => {
+    if (!head.textContent.trim()) return;
+    const button = element("button", { type: "button", title: "sort by this column" });
+    button.append(...head.childNodes);
+    head.replaceChildren(button);
+    if (start.column === column) head.setAttribute("aria-sort", start.descending ? "descending" : "ascending");
+    button.addEventListener("click", () => {
+      const descending = head.getAttribute("aria-sort") === "ascending";
+      heads.forEach((each) => each.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", descending ? "descending" : "ascending");
+      sort(column, descending);
+    });
+  });
+}
+
+function sortable(table) {
+  const body = table.tBodies[0];
+  sortingHeads([...table.tHead.rows[0].cells], (column, descending) => {
+    const texts = [...body.rows].map((row) => row.cells[column].textContent.trim());
+    const numeric = texts.some((text) => !Number.isNaN(numberIn(text))) && texts.every((text) => text === "–" || !Number.isNaN(numberIn(text)));
+    const value = (row) => {
+      const text = row.cells[column].textContent.trim();
+      return numeric ? numberIn(text) : text;
+    };
+    body.append(...ordered([...body.rows], value, descending));
+  });
+}
+
+// A table of `rows` by `columns` ({head, small, value, text, kind}), some at a time.
+function tableOf(place, { columns, rows, most = 50, sort = null, label = "" }) {
+  let state = sort, all = rows, page = 0;
+  const table = element("table", { "aria-label": label });
+  const where = element("span", { class: "soft", "aria-live": "polite" });
+  const turn = (step) => { page += step; fill(); };
+  const back = element("button", { type: "button", onclick: () => turn(-1) }, "previous");
+  const next = element("button", { type: "button", onclick: () => turn(1) }, "next");
+  const pager = element("div", { class: "controls" }, back, next, where);
+  const heads = columns.map((column) => element("th", { scope: "col" }, column.head, ...(column.small !== undefined ? [element("small", {}, column.small)] : [])));
+  const body = element("tbody");
+  table.append(element("thead", {}, element("tr", {}, ...heads)), body);
+  function fill() {
+    body.replaceChildren(...all.slice(page * most, (page + 1) * most).map((row) => element("tr", {}, ...columns.map((column, number) =>
+      number === 0 ? element("th", { scope: "row", title: column.text(row) }, column.text(row)) : element("td", { class: column.kind || null }, column.text(row))))));
+    back.disabled = page === 0;
+    next.disabled = (page + 1) * most >= all.length;
+    pager.hidden = all.length <= most;
+    where.textContent = all.length ? `${count(page * most + 1)}–${count(Math.min(all.length, (page + 1) * most))} of ${count(all.length)}` : "none";
+  }
+  function order() {
+    page = 0;
+    if (state) all = ordered(all, columns[state.column].value, state.descending);
+    fill();
+  }
+  sortingHeads(heads, (column, descending) => { state = { column, descending }; order(); }, sort || {});
+  place.replaceChildren(element("div", { class: "wide", tabindex: 0 }, table), pager);
+  order();
+  return {
+    keep(found) { all = found; order(); return all.length; },
+    sorted: () => state,
+  };
+}

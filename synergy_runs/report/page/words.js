@@ -1,0 +1,46 @@
+// Numbers and times in words, and elements.
+const UNITS = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+
+function threeDigits(value) {
+  if (value === null || !Number.isFinite(value)) return "–";
+  const size = Math.abs(value);
+  const decimals = size === 0 || size >= 99.95 ? 0 : size >= 9.995 ? 1 : size >= 0.0995 ? 2 : 3;
+  return value.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+}
+
+function duration(seconds) {
+  if (seconds === null || !Number.isFinite(seconds) || seconds < 0) return "–";
+  if (seconds > 0 && seconds < 1) return `${Number((seconds * 1000).toPrecision(3))} ms`;
+  const [scale, unit] = UNITS.find(([each]) => seconds >= 2 * each) || UNITS[3];
+  return `${Number((seconds / scale).toPrecision(3))} ${unit}`;
+}
+
+function count(value) {
+  return value === null ? "–" : value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
+}
+
+// A time after the window's start as the trace's clock showed it.
+function clock(seconds) {
+  return new Date((report.origin_s + seconds) * 1000).toISOString().slice(0, 19).replace("T", " ");
+}
+
+const TEXTS = {
+  duration,
+  count,
+  percent: (value) => (value === null ? "–" : `${Number(value.toPrecision(3))} %`),
+  number: threeDigits,
+  date: clock,
+};
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children);
+  return made;
+}
+
+const escaped = (text) => String(text).replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
+const styleOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -1,0 +1,357 @@
+"""Journal and folders that do not agree: each difference is said, no job is forgotten, none begins again unasked."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from exec.controllers_agents import FakeAgent, Stage
+from exec.controllers_jobs import cluster_of, file_of
+from lone_checkpoints import load, trained
+from lone_checkpoints import save as save_alone
+from saved_jobs import checkpoint_of
+
+from synergy_core.errors import InputError
+from synergy_core.jobs.testbed_profiles import Profile
+from synergy_core.policies import get_policy
+from synergy_exec import job_folder
+from synergy_exec.controller.execution import Execution
+from synergy_exec.controller.journal import Journal
+from synergy_exec.controller.resume import resume
+from synergy_exec.controller.retry import retry
+from synergy_exec.controller.salvage import salvage
+from synergy_exec.folders import lock
+from synergy_exec.messages import Saved
+from synergy_exec.settings import Settings
+from synergy_exec.training import checkpoint
+from synergy_exec.training.progress import Progress
+
+WORK = 10_000.0
+
+
+def begun(folder: Path, policy: str = "fifo") -> Execution:
+    """What a controller makes of a folder when it begins."""
+    journal = Journal(folder / "journal.sqlite")
+    execution = Execution(journal, get_policy(policy), cluster_of(4), Settings(), folder, Profile())
+    resume(execution, journal.last_s())
+    return execution
+
+
+def broken_off(folder: Path, jobs: int = 3) -> list[str]:
+    """A run whose jobs have all saved at step 5, and whose controller is gone; the UUIDs of its jobs."""
+    stage = Stage(begun(folder), [FakeAgent(0, 4, {})])
+    execution = stage.execution
+    for number in range(jobs):
+        execution.submit(f"j{number}", file_of(work=WORK), 0.0)
+    stage.advance(1.0)
+    stage.advance(1.0)
+    for run in list(execution.runs.runs.values()):
+        job = execution.jobs[run.job]
+        checkpoint_of(execution.folder_of(job), 5, job.uuid)
+        (execution.folder_of(job) / f"log-{run.number}.txt").touch()
+        execution.heard(0, Saved(run=run.number, step=5, samples=160, work=5.0, save_s=0.1), stage.now_s)
+    execution.journal.close()
+    return [job.uuid for job in execution.jobs.values()]
+
+
+def states(execution: Execution) -> dict[int, str]:
+    return {number: job.state for number, job in sorted(execution.jobs.items())}
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+def test_where_both_agree_nothing_is_said_and_jobs_wait_with_what_they_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    uuids = broken_off(tmp_path)
+    execution = begun(tmp_path)
+    assert states(execution) == dict.fromkeys(range(3), "waiting")
+    assert said(capsys) == []
+    assert [job.uuid for job in execution.jobs.values()] == uuids
+    assert len(set(uuids)) == 3
+    assert [job.seen.saved[0] for job in execution.jobs.values()] == [5, 5, 5]
+    assert [job_folder.described(each).uuid for each in job_folder.folders(tmp_path).values()] == uuids
+
+
+def test_workers_are_told_whose_checkpoints_and_which(tmp_path: Path) -> None:
+    uuids = broken_off(tmp_path, 1)
+    stage = Stage(begun(tmp_path), [agent := FakeAgent(0, 4, {})])
+    stage.advance(1.0)
+    (run,) = agent.runs.values()
+    assert (run.launch.job_uuid, run.launch.saved_step, run.launch.keep_checkpoints) == (uuids[0], 5, 2)
+
+
+def test_folder_without_a_row_is_taken_in_as_failed_and_goes_on_when_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where the journal is another run's, or an older one: the folder of j1 is all there is of it."""
+    uuids = broken_off(tmp_path / "run")
+    other = tmp_path / "other"
+    (other / "jobs").mkdir(parents=True)
+    shutil.move(tmp_path / "run" / "jobs" / "1", other / "jobs" / "1")
+    execution = begun(other)
+    again = f"python -m synergy_exec retry 1 --dir {other}"
+    lost = f"the journal had lost it; its folder has a checkpoint of step 5. To go on with it: {again}"
+    assert said(capsys) == [f"job 1 (j1): {lost}"]
+    job = execution.jobs[1]
+    assert (job.name, job.uuid, job.state, job.reason, job.seen.saved[0]) == ("j1", uuids[1], "failed", lost, 5)
+    assert execution.next_job == 2
+    assert execution.next_run == 2
+    execution.journal.close()
+    execution = begun(other)
+    assert said(capsys) == []  # it is in the journal now
+    retry(execution, execution.jobs[1], 1.0, from_start=False)
+    assert states(execution) == {1: "waiting"}
+    assert execution.submit("new", file_of(), 1.0).job_id == 2
+
+
+def test_folder_of_a_job_that_had_done_all_its_work_is_taken_in_as_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "jobs" / "4"
+    job_folder.describe(folder, job_folder.Filed(4, "abc", "mine", 3.0, 2, file_of(work=7.0)))
+    checkpoint_of(folder, 6, "abc", work=7.5)
+    execution = begun(tmp_path)
+    assert (execution.jobs[4].state, execution.jobs[4].row) == ("done", 2)
+    assert said(capsys) == [
+        "job 4 (mine): the journal had lost it; its folder has a checkpoint of step 6, its last one."
+    ]
+
+
+def test_folder_that_does_not_say_whose_it_is_stays_as_it_is_and_its_number_is_not_given_away(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint_of(tmp_path / "jobs" / "7", 9)
+    (tmp_path / "jobs" / "7" / "log-41.txt").touch()
+    execution = begun(tmp_path)
+    (sentence,) = said(capsys)
+    assert sentence.startswith(f"{tmp_path}/jobs/7 is of no job in the journal, and does not say of which: ")
+    assert execution.submit("new", file_of(), 0.0).job_id == 8
+    stage = Stage(execution, [FakeAgent(0, 4, {})])
+    stage.advance(1.0)
+    assert [run.run for run in execution.journal.runs()] == [42]
+
+
+def test_job_whose_number_has_foreign_checkpoints_does_not_train_on_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The row of a trace is its job's number, whatever lies there."""
+    left = checkpoint_of(tmp_path / "jobs" / "0", 9)
+    execution = begun(tmp_path)
+    execution.submit("first", file_of(), 0.0, row=0)
+    assert not left.exists()
+    assert (tmp_path / "jobs" / "0" / "given-up-1" / "checkpoints" / "step-00000009").is_dir()
+    assert said(capsys)[1] == f"job 0 is new; what lay in its folder is in {tmp_path}/jobs/0/given-up-1 now"
+
+
+def test_swapped_folders_fail_both_jobs_until_they_are_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    uuids = broken_off(tmp_path)
+    jobs = tmp_path / "jobs"
+
+    def swap() -> None:
+        (jobs / "0").rename(jobs / "aside")
+        (jobs / "1").rename(jobs / "0")
+        (jobs / "aside").rename(jobs / "1")
+
+    swap()
+    execution = begun(tmp_path)
+    assert states(execution) == {0: "failed", 1: "failed", 2: "waiting"}
+    assert said(capsys)[0] == (
+        f"job 0 (j0): {jobs}/0 is another job's: it says {uuids[1]}, and this one is {uuids[0]}. Put the folder back "
+        f"that was there and type python -m synergy_exec retry 0 --dir {tmp_path}; to begin again from step 0, with "
+        "what lies there put aside, add --from-start."
+    )
+    with pytest.raises(InputError, match="is another job's"):
+        retry(execution, execution.jobs[0], 2.0, from_start=False)
+    swap()
+    retry(execution, execution.jobs[0], 2.0, from_start=False)
+    swap()
+    retry(execution, execution.jobs[1], 2.0, from_start=True)
+    assert states(execution) == dict.fromkeys(range(3), "waiting")
+    assert (jobs / "1" / "given-up-1" / "checkpoints" / "step-00000005").is_dir()
+    assert job_folder.described(jobs / "1").uuid == uuids[1]
+
+
+def test_job_whose_checkpoints_are_gone_does_not_begin_again_unasked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken_off(tmp_path)
+    shutil.rmtree(tmp_path / "jobs" / "0")
+    shutil.rmtree(tmp_path / "jobs" / "1" / "checkpoints" / "step-00000005")
+    execution = begun(tmp_path)
+    assert states(execution) == {0: "failed", 1: "failed", 2: "waiting"}
+    for number, sentence in enumerate(said(capsys)):
+        assert sentence == (
+            f"job {number} (j{number}): step 5 had been saved, and no checkpoint is in {tmp_path}/jobs/{number}. Put "
+            f"it back and type python -m synergy_exec retry {number} --dir {tmp_path}; to begin again from step 0, add "
+            "--from-start."
+        )
+    with pytest.raises(InputError, match="step 5 had been saved"):
+        retry(execution, execution.jobs[0], 2.0, from_start=False)
+    retry(execution, execution.jobs[0], 2.0, from_start=True)
+    assert (states(execution)[0], execution.jobs[0].seen.saved[0]) == ("waiting", 0)
+    execution.journal.close()
+    assert begun(tmp_path).jobs[0].seen.saved[0] == 0
+
+
+def test_checkpoint_whose_replacement_was_cut_off_is_not_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken_off(tmp_path, 1)
+    checkpoints = tmp_path / "jobs" / "0" / "checkpoints"
+    (checkpoints / "step-00000005").rename(checkpoints / ".replaced-step-00000005")
+    assert states(begun(tmp_path)) == {0: "waiting"}
+    assert said(capsys) == []
+
+
+def test_folder_of_an_ended_job_that_is_gone_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken_off(tmp_path)
+    execution = begun(tmp_path)
+    execution.cancel(execution.jobs[2], 3.0)
+    execution.journal.close()
+    shutil.rmtree(tmp_path / "jobs" / "2")
+    begun(tmp_path).journal.close()
+    assert said(capsys) == [f"job 2 (j2) is cancelled; its folder {tmp_path}/jobs/2 is gone."]
+    begun(tmp_path)
+    assert said(capsys) == []
+
+
+def test_folders_from_before_uuids_get_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken_off(tmp_path, 1)
+    journal = Journal(tmp_path / "journal.sqlite")
+    journal.job_named(0, "")
+    journal.close()
+    filed = job_folder.described(tmp_path / "jobs" / "0")
+    job_folder.describe(tmp_path / "jobs" / "0", filed._replace(uuid=""))
+    uuid = begun(tmp_path).jobs[0].uuid
+    assert len(uuid) == 32
+    assert job_folder.described(tmp_path / "jobs" / "0").uuid == uuid
+    assert said(capsys) == []
+
+
+# What a worker does by itself
+
+
+def test_checkpoint_of_another_job_is_refused(tmp_path: Path) -> None:
+    job = trained(2)
+    checkpoint.save(tmp_path, [job.part], [job.optimizer], Progress(step=2), job="abc")
+    again = trained(0, seed=1)
+    with pytest.raises(
+        InputError, match=r"step-00000002 is of another job: it says abc, and this one is def\. Put the"
+    ):
+        checkpoint.load(tmp_path, [again.part], [again.optimizer], job="def")
+    assert checkpoint.load(tmp_path, [again.part], [again.optimizer], job="abc") == Progress(step=2)
+
+
+def test_checkpoints_from_before_they_said_whose_they_are_load(tmp_path: Path) -> None:
+    save_alone(tmp_path, trained(2), 2)
+    again = trained(0, seed=1)
+    assert checkpoint.load(tmp_path, [again.part], [again.optimizer], job="abc", saved_step=2) == Progress(step=2)
+    assert load(tmp_path, again) == Progress(step=2)
+
+
+def test_nothing_is_trained_from_step_0_where_a_checkpoint_had_been_saved(tmp_path: Path) -> None:
+    job = trained(0)
+    with pytest.raises(InputError, match=r"has no checkpoint, and step 7 had been saved there\. Put it back and type"):
+        checkpoint.load(tmp_path / "checkpoints", [job.part], [job.optimizer], saved_step=7)
+
+
+# Another journal in place of a damaged one
+
+
+def test_a_whole_journal_is_not_salvaged(tmp_path: Path) -> None:
+    work = tmp_path / "fifo-0.work"
+    broken_off(work)
+    with lock(work), pytest.raises(InputError, match="is whole; there is nothing to salvage"):
+        salvage(work)
+    with pytest.raises(InputError, match="neither a journal nor jobs are in it"):
+        salvage(tmp_path)
+
+
+def test_one_damaged_row_costs_no_other_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    uuids = broken_off(tmp_path)
+    other = sqlite3.connect(tmp_path / "journal.sqlite")
+    other.execute("UPDATE jobs SET name='x' WHERE job=1")
+    other.execute("UPDATE decisions SET queued=7 WHERE serial=1")
+    other.commit()
+    other.close()
+    with pytest.raises(InputError, match=f"python -m synergy_exec resume --salvage {tmp_path}"):
+        begun(tmp_path)
+    told = salvage(tmp_path)
+    assert told[-1] == f"the damaged journal is {tmp_path}/journal.sqlite.damaged-1 now"
+    assert (tmp_path / "journal.sqlite.damaged-1").is_file()
+    execution = begun(tmp_path)
+    assert states(execution) == {0: "waiting", 1: "failed", 2: "waiting"}
+    assert [execution.jobs[number].uuid for number in range(3)] == uuids
+    assert [execution.jobs[number].name for number in range(3)] == ["j0", "j1", "j2"]
+    assert "job 1 (j1): the journal had lost it; its folder has a checkpoint of step 5" in said(capsys)[0]
+    retry(execution, execution.jobs[1], 2.0, from_start=False)
+    stage = Stage(execution, [FakeAgent(0, 4, dict.fromkeys(range(3), WORK - 5))])
+    stage.finish()
+    assert states(execution) == dict.fromkeys(range(3), "done")
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_job_is_forgotten_whatever_the_damage(tmp_path: Path, seed: int) -> None:
+    uuids = broken_off(tmp_path, 4)
+    path, draw = tmp_path / "journal.sqlite", random.Random(seed)
+    content = bytearray(path.read_bytes())
+    for _ in range(seed + 1):
+        at = draw.randrange(0, len(content), 4096)
+        content[at : at + 4096] = draw.randbytes(4096)
+    path.write_bytes(content)
+    salvage(tmp_path)
+    execution = begun(tmp_path)
+    assert [execution.jobs[number].uuid for number in range(4)] == uuids
+    assert set(states(execution).values()) <= {"waiting", "failed"}
+    for job in execution.jobs.values():
+        if job.state == "failed":
+            retry(execution, job, 5.0, from_start=False)
+    assert [job.seen.saved[0] for _, job in sorted(execution.jobs.items())] == [5] * 4
+    assert min(execution.next_job, execution.next_run) >= 4
+    stage = Stage(execution, [FakeAgent(0, 4, dict.fromkeys(range(4), WORK - 5))])
+    stage.finish()
+    assert states(execution) == dict.fromkeys(range(4), "done")
+
+
+def test_commits_that_are_lost_are_counted_and_what_they_ended_goes_on(tmp_path: Path) -> None:
+    """As where the write-ahead log was cut off: an older journal, whole in itself."""
+    broken_off(tmp_path)
+    kept = (tmp_path / "journal.sqlite").read_bytes()
+    execution = begun(tmp_path)
+    execution.cancel(execution.jobs[2], 3.0)
+    execution.journal.close()
+    (tmp_path / "journal.sqlite").write_bytes(kept)
+    with pytest.raises(InputError, match="the journal has lost its last commits"):
+        begun(tmp_path)
+    told = salvage(tmp_path)
+    assert told[0].endswith("commits are lost: a job that ended in them, or was cancelled, goes on")
+    assert states(begun(tmp_path)) == dict.fromkeys(range(3), "waiting")
+
+
+def test_journal_that_is_gone_is_made_of_the_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    uuids = broken_off(tmp_path)
+    for path in tmp_path.glob("journal.sqlite*"):
+        path.unlink()
+    salvage(tmp_path)
+    execution = begun(tmp_path)
+    assert [execution.jobs[number].uuid for number in range(3)] == uuids
+    assert states(execution) == dict.fromkeys(range(3), "failed")
+    assert len(said(capsys)) == 3
+
+
+def test_salvage_that_was_cut_off_begins_again_from_the_damaged_one(tmp_path: Path) -> None:
+    broken_off(tmp_path)
+    other = sqlite3.connect(tmp_path / "journal.sqlite")
+    other.execute("UPDATE jobs SET name='x' WHERE job=1")
+    other.commit()
+    other.close()
+    (tmp_path / "journal.sqlite").rename(tmp_path / "journal.sqlite.damaged-1")
+    salvage(tmp_path)
+    journal = Journal(tmp_path / "journal.sqlite")
+    assert [row.job for row in journal.jobs()] == [0, 2]

@@ -1,0 +1,31 @@
+"""A plan as three numbers: the smallest form there can be, with nothing but what is asked of one."""
+
+from __future__ import annotations
+
+from synergy_core.planner.emitters import PlannedLaunch
+from synergy_core.planner.plan import Plan
+
+SUMMARY = "words of Lathe's"
+SOFTWARE = ("lathe",)
+
+
+def emit(launch: PlannedLaunch) -> str:
+    """Columns, replicas and their share of a batch."""
+    plan = launch.plan
+    return f"lathe {plan.tensor} {plan.micro_batch} {plan.accumulation}\n"
+
+
+def recognises(text: str) -> bool:
+    """Whether it begins with its name."""
+    return text.startswith("lathe ")
+
+
+def read(text: str, gpus: int) -> Plan:
+    """The plan of three numbers."""
+    tensor, micro_batch, accumulation = map(int, text.split()[1:])
+    return Plan(tensor=tensor, data=gpus // tensor, micro_batch=micro_batch, accumulation=accumulation)
+
+
+def beside(launch: PlannedLaunch) -> str:
+    """Nothing."""
+    return "nothing is left to add"

@@ -1,0 +1,213 @@
+"""Plans as what training software reads: every one comes back as it was, or is refused with what to fix."""
+
+import json
+
+import pytest
+import yaml
+from emitted_plans import DENSE, READERS, SPARSE, launch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from synergy_core.__main__ import main
+from synergy_core.errors import InputError
+from synergy_core.planner.emitters import emitted, emitter_named, emitter_names, stages
+from synergy_core.planner.families import architecture_named
+from synergy_core.planner.plan import Plan, Recompute
+
+degrees = st.sampled_from((1, 1, 2, 3, 4, 8))
+PLANS = st.builds(
+    Plan,
+    tensor=st.sampled_from((1, 1, 2, 4)),
+    pipeline=degrees,
+    context=st.sampled_from((1, 1, 1, 2)),
+    data=degrees,
+    expert=st.sampled_from((1, 1, 2, 4)),
+    interleave=st.sampled_from((1, 1, 2, 3)),
+    micro_batch=degrees,
+    accumulation=st.integers(1, 16),
+    zero=st.integers(0, 3),
+    recompute=st.sampled_from(tuple(each.value for each in Recompute)),
+    sequence=st.booleans(),
+)
+
+
+def test_the_table_of_readers_has_every_form():
+    assert set(READERS) == set(emitter_names())
+
+
+@settings(max_examples=300, deadline=None)
+@given(PLANS, st.sampled_from((DENSE, SPARSE)), st.sampled_from([(f, s) for f, all_ in READERS.items() for s in all_]))
+def test_what_is_emitted_is_read_back(plan, model, form_and_software):
+    """Or refused, with what to fix."""
+    name, software = form_and_software
+    form = emitter_named(name)
+    text = None
+    try:
+        text = emitted(name, launch(plan, software, model))
+    except InputError as error:
+        said = str(error)
+    if text is None:
+        assert said.startswith("--emit ")
+        return
+    assert form.read(text, plan.gpus) == plan
+    assert [each for each in emitter_names() if emitter_named(each).recognises(text)] == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "software", "plan"),
+    [
+        ("megatron", "megatron-core", Plan(8, 4, 2, 8, 1, 2, 1, 16, 1, Recompute.SELECTIVE, True)),
+        ("megatron", "megatron-core", Plan(tensor=2, data=4, zero=3, recompute=Recompute.FULL, sequence=True)),
+        ("megatron", "megatron-core", Plan(pipeline=5, data=2, accumulation=5)),
+        ("torchtitan", "torchtitan", Plan(8, 1, 2, 8, 1, 1, 2, 4, 3, Recompute.OPERATORS, True)),
+        ("torchtitan", "torchtitan", Plan(data=8, micro_batch=2)),
+        (
+            "torchtitan",
+            "torchtitan",
+            Plan(tensor=2, pipeline=4, interleave=3, micro_batch=2, accumulation=8, sequence=True),
+        ),
+        ("trainjob", "megatron-core", Plan(pipeline=8, data=4, accumulation=8, zero=1)),
+        ("trainjob", "torchtitan", Plan(data=4, zero=2, recompute=Recompute.FULL)),
+    ],
+)
+def test_these_plans_are_expressed(name, software, plan):
+    """The test above could pass by refusing everything."""
+    assert emitter_named(name).read(emitted(name, launch(plan, software)), plan.gpus) == plan
+
+
+@pytest.mark.parametrize(
+    ("name", "software", "plan", "says"),
+    [
+        ("megatron", "torchtitan", Plan(), "the plan is for torchtitan; .* Type software=megatron-core"),
+        ("torchtitan", "megatron-core", Plan(), "Type software=torchtitan"),
+        ("megatron", "megatron-core", Plan(recompute=Recompute.OPERATORS), "not every second product"),
+        ("megatron", "megatron-core", Plan(data=2, pipeline=2, zero=3), "FSDP goes without pipeline stages"),
+        ("megatron", "megatron-core", Plan(pipeline=2, interleave=2, accumulation=3), "fix interleave=1"),
+        ("megatron", "megatron-core", Plan(data=2, expert=2), "the model has no experts"),
+        ("megatron", "megatron-core", Plan(zero=1), "shards over replicas, and there is one"),
+        ("megatron", "megatron-core", Plan(compressor="q8"), "compresses gradients by q8"),
+        ("torchtitan", "torchtitan", Plan(data=2, zero=1), "fix zero=2 or 3"),
+        ("torchtitan", "torchtitan", Plan(data=2, tensor=2, sequence=True), "DDP goes with no other parallelism"),
+        ("torchtitan", "torchtitan", Plan(data=8, expert=8), "DDP goes with no other parallelism"),
+        ("torchtitan", "torchtitan", Plan(data=2, pipeline=2, zero=3), "fix pipeline=1 or data=1"),
+        ("torchtitan", "torchtitan", Plan(recompute=Recompute.SELECTIVE), "not attention alone"),
+        ("torchtitan", "torchtitan", Plan(tensor=2), "fix sequence=1"),
+        ("trainjob", "megatron-core", Plan(data=12), "no whole nodes of 8; use gpus=8 or 16"),
+        ("trainjob", "fsdp", Plan(data=8), "this form is read by megatron-core"),
+        ("helm", "megatron-core", Plan(), "unknown form of a plan 'helm'"),
+    ],
+)
+def test_what_a_tool_cannot_express_is_refused(name, software, plan, says):
+    with pytest.raises(InputError, match=says):
+        emitted(name, launch(plan, software))
+
+
+def test_experts_need_sequence_parallelism_and_images_are_no_transformers():
+    with pytest.raises(InputError, match="fix sequence=1 or tensor=1"):
+        emitted("megatron", launch(Plan(tensor=2), model=SPARSE))
+    with pytest.raises(InputError, match="a window of keys are not written"):
+        emitted("megatron", launch(Plan(), model=architecture_named("gpt-oss-20b")[1]))
+    resnet = architecture_named("resnet-50")[1]
+    for name, software in (("megatron", "megatron-core"), ("torchtitan", "torchtitan")):
+        with pytest.raises(InputError, match="trains transformers; mine is none"):
+            emitted(name, launch(Plan(), software, resnet))
+
+
+def test_stages_are_as_even_as_layers_allow():
+    assert stages(12, Plan(pipeline=5)) == [3, 2, 3, 2, 2]
+    text = emitted("megatron", launch(Plan(pipeline=5)))
+    assert "--pipeline-model-parallel-layout Et*3|t*2|t*3|t*2|t*2L\n" in text
+
+
+def test_a_trainjob_sets_what_megatron_asks_of_the_device():
+    patch = yaml.safe_load(emitted("trainjob", launch(Plan(tensor=8, sequence=True))))
+    assert patch["spec"]["trainer"]["env"] == [{"name": "CUDA_DEVICE_MAX_CONNECTIONS", "value": "1"}]
+    assert "env" not in yaml.safe_load(emitted("trainjob", launch(Plan(data=8, zero=1))))["spec"]["trainer"]
+
+
+LAUNCH_SCRIPT = """#!/bin/bash
+# our own --micro-batch-size is below
+torchrun --nproc-per-node 8 pretrain_gpt.py \\
+    --tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 \\
+    --num-layers 24 --num-layers-per-virtual-pipeline-stage 6 \\
+    --micro-batch-size 2 --global-batch-size 64 --lr 1e-4 \\
+    --use-distributed-optimizer --recompute-activations --data-path "a b"
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--num-layers 32 --tensor-model-parallel-size 2",
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 4",
+    ],
+)
+def test_arguments_on_one_line_are_recognised_by_one_form(line):
+    assert [each for each in emitter_names() if emitter_named(each).recognises(line)] == ["megatron"]
+
+
+def test_a_launch_script_of_ones_own_is_read():
+    assert emitter_named("megatron").recognises(LAUNCH_SCRIPT)
+    read = emitter_named("megatron").read(LAUNCH_SCRIPT, 16)
+    assert read == Plan(2, 2, 1, 4, 1, 2, 2, 8, 1, Recompute.SELECTIVE)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("megatron", "--tensor-model-parallel-size 3", "= 3 GPUs for one replica, which does not divide gpus=8"),
+        ("megatron", "--tensor-model-parallel-size two", "two; expected a whole number from 1"),
+        ("megatron", "--tensor-model-parallel-size 0", "0; expected a whole number from 1"),
+        ("megatron", "--micro-batch-size 1 it's", "is no script"),
+        ("torchtitan", '[training]\nlocal_batch_size = "x"', "local_batch_size = x: expected a whole number"),
+        ("torchtitan", "training = 3", "expected a table"),
+        ("megatron", "--micro-batch-size 3 --global-batch-size 64", "no multiple of 8 replicas × 3 .*; such as 72"),
+        ("megatron", "--micro-batch-size 1 --recompute-granularity some", "expected selective or full"),
+        ("torchtitan", "[parallelism]\ntensor_parallel_degree = 3", "3 × .* GPUs, not gpus=8"),
+        ("torchtitan", "[parallelism\n", "is not TOML"),
+        ("torchtitan", '[activation_checkpoint]\nmode = "selective"', "the planner knows none, full"),
+        ("torchtitan", '[parallelism]\ntensor_parallel_degree = "2"', "tensor_parallel_degree = 2: expected a whole"),
+        (
+            "torchtitan",
+            "[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 4",
+            "HSDP",
+        ),
+        ("trainjob", "kind: TrainJob\n", "has no spec.trainer"),
+        (
+            "trainjob",
+            "kind: TrainJob\nspec: {trainer: {numNodes: 3}}",
+            "numNodes: 3 × numProcPerNode: 1 are not gpus=8",
+        ),
+    ],
+)
+def test_what_no_plan_can_be_read_from(name, text, says):
+    with pytest.raises(InputError, match=says):
+        emitter_named(name).read(text, 8)
+
+
+def test_the_command_writes_a_plan_and_reads_it_again(tmp_path, capsys):
+    question = ["model=gpt-1.3b", "gpu=a100", "gpus=16", "batch=64"]
+    paths = {name: tmp_path / name for name in ("megatron", "trainjob")}
+    words = [word for name, path in paths.items() for word in ("--emit", name, str(path))]
+    assert main(["plan", *question, "top=1", "--json", str(tmp_path / "one.json"), *words]) == 0
+    assert "wrote" in capsys.readouterr().out
+    (first,) = json.loads((tmp_path / "one.json").read_text())["gpu_types"]
+    for path in paths.values():
+        again = ["plan", *question[:3], f"plan={path}", "--json", str(tmp_path / "two.json")]
+        assert main(again) == 0
+        (second,) = json.loads((tmp_path / "two.json").read_text())["gpu_types"]
+        assert second["plans"][0] == first["plans"][0]
+    capsys.readouterr()
+    for more, says in (
+        (["tensor=2", f"plan={paths['megatron']}"], "says tensor already; leave tensor= out"),
+        (["batch=8", f"plan={paths['megatron']}"], "says batch already"),
+        ([f"plan={tmp_path / 'none'}"], "cannot be read"),
+        ([f"plan={tmp_path / 'one.json'}"], "is none of the forms that --emit writes: megatron, torchtitan, trainjob"),
+    ):
+        assert main(["plan", *question[:3], *more]) == 2
+        assert says in capsys.readouterr().err
+    assert main(["plan", *question[:2], "gpus=8,16", "--emit", "megatron", "-"]) == 2
+    assert "give one gpu= and one number of gpus=" in capsys.readouterr().err
+    assert main(["plan", *question, "--emit", "torchtitan", str(tmp_path / "not")]) == 2
+    assert "Type software=torchtitan" in capsys.readouterr().err
+    assert not (tmp_path / "not").exists()

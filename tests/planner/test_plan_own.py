@@ -1,0 +1,182 @@
+"""`python -m synergy_core plan` with constants, a data sheet, a sequence length and a whole training of one's own."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+import synergy_core
+from synergy_core.__main__ import main
+from synergy_core.commands._training import short
+from synergy_core.planner.constants import content_of, measured, measured_software
+from synergy_core.planner.expected_error import UNFITTED, expected_error
+from synergy_core.planner.machine import machine_named
+from synergy_core.planner.software import software_named
+
+SHEETS = Path(synergy_core.__file__).parent / "catalog" / "gpus"
+ASKED = ("model=gpt-1.3b", "gpu=h100", "gpus=8", "batch=64", "top=1")
+
+
+def asked(capsys, *words):
+    status = main(["plan", *words])
+    return status, *capsys.readouterr()
+
+
+def found(capsys, tmp_path, *words):
+    """The one GPU type of the JSON, and what was printed."""
+    out = tmp_path / "out.json"
+    status, printed, errors = asked(capsys, *words, "--json", str(out))
+    assert status == 0, errors
+    (one,) = json.loads(out.read_text())["gpu_types"]
+    return one, printed
+
+
+def own_constants(tmp_path, **changes):
+    """A file as `calibrate --out` writes it, on which products run at half the speed."""
+    constants = dict(content_of("megatron-core")["h100"]["constants"])
+    constants["gemm_efficiency"] *= 0.5
+    content = {
+        "software": "megatron-core",
+        "gpu_types": {"h100": {"rows": 12, "mean_error": 0.031, "constants": constants}},
+    }
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({**content, **changes}))
+    return path
+
+
+@pytest.fixture
+def own_sheet(tmp_path, monkeypatch):
+    """An H100 with half the memory, forgotten after the test."""
+    monkeypatch.setattr("synergy_core.catalog.sheets._added", {})
+    text = (SHEETS / "h100.yaml").read_text().replace("memory_bytes: 80.0e+9", "memory_bytes: 40.0e+9")
+    aliases = next(line for line in text.splitlines() if line.startswith("aliases"))
+    path = tmp_path / "h100-small.yaml"
+    path.write_text(text.replace(aliases, "aliases: []").replace("H100 SXM5 80 GB", "H100 of 40 GB"))
+    return path
+
+
+def test_constants_of_ones_own_are_used_and_said(capsys, tmp_path):
+    shipped, _ = found(capsys, tmp_path, *ASKED)
+    mine, printed = found(capsys, tmp_path, *ASKED, f"constants={own_constants(tmp_path)}", "tokens=1B")
+    assert f"constants of {tmp_path / 'mine.yaml'}" in printed
+    compute = [each["plans"][0]["parts"]["compute_s"] for each in (shipped, mine)]
+    assert 1.5 < compute[1] / compute[0] < 2.0
+    assert mine["expected_error"]["fraction"] == 0.031
+    assert "± 3.1%: mean error, the 12 rows that" in printed
+
+
+def test_a_gpu_type_that_the_constants_lack_keeps_the_shipped_ones(capsys, tmp_path):
+    path = own_constants(tmp_path)
+    _, printed, _ = asked(capsys, "model=gpt-1.3b", "gpu=h100,a100", "gpus=8", "batch=64", f"constants={path}")
+    assert printed.count("constants of ") == 1
+    assert f"constants as shipped: {path} has none of a100" in printed
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "says"),
+    [
+        ({}, ["gpu=a100"], "of h100, not of a100; type gpu=h100"),
+        ({}, ["gpu=h100", "software=megatron"], "of megatron-core, not megatron; type software=megatron-core"),
+        ({"gpu_types": {}}, ["gpu=h100"], "has no gpu_types; expected what"),
+        ({"gpu_types": {"h100": {"rows": 3}}}, ["gpu=h100"], "h100 has no constants"),
+        ({"gpu_types": {"h100": {"constants": {"host_s": 1.0}}}}, ["gpu=h100"], "missing or unknown"),
+    ],
+)
+def test_constants_that_are_none_are_refused(capsys, tmp_path, changes, words, says):
+    path = own_constants(tmp_path, **changes)
+    status, _, errors = asked(capsys, "model=gpt-1.3b", "gpus=8", *words, f"constants={path}")
+    assert status == 2
+    assert says in errors
+
+
+def test_every_shipped_constant_is_read():
+    for software in measured_software():
+        assert measured(software)
+
+
+def test_a_data_sheet_of_ones_own_is_planned_on(capsys, tmp_path, own_sheet):
+    node = ["gpus_per_node=8", "network=50e9"]
+    mine, printed = found(capsys, tmp_path, "model=gpt-13b", f"gpu={own_sheet}", "gpus=8", "batch=64", "top=1", *node)
+    assert "H100 of 40 GB, 37.8 GiB usable of 40, 8 per node" in printed
+    assert "450 GB/s within nodes, 50.0 GB/s between" in printed
+    assert mine["plans"][0]["memory_bytes"] < 37.8 * 2**30
+    _, printed, _ = asked(capsys, "model=gpt-1.3b", f"gpu={own_sheet}", "gpus=8", *node, "link=pcie")
+    assert "63 GB/s within nodes" in printed
+    status, _, errors = asked(capsys, "model=gpt-1.3b", f"gpu={own_sheet}", "gpus=8")
+    assert status == 2
+    assert "give gpus_per_node=, such as 8, and network=" in errors
+
+
+def test_a_longer_sequence_is_another_question(capsys, tmp_path):
+    short_one, _ = found(capsys, tmp_path, *ASKED)
+    long_one, _ = found(capsys, tmp_path, *ASKED, "seq_len=4096")
+    assert 1.9 < long_one["plans"][0]["step_time_s"] / short_one["plans"][0]["step_time_s"] < 2.6
+
+
+def test_a_whole_training_in_days_gpu_hours_and_money(capsys, tmp_path):
+    one, printed = found(capsys, tmp_path, *ASKED, "tokens=300B", "price=2.50")
+    (training,) = one["trainings"]
+    step_s = one["plans"][0]["step_time_s"]
+    seconds = 300e9 / (64 * 2048) * step_s
+    assert training["days"] == pytest.approx(seconds / 86400)
+    assert training["gpu_hours"] == pytest.approx(8 * seconds / 3600)
+    assert training["cost"] == pytest.approx(2.5 * training["gpu_hours"])
+    assert training["tokens_per_s"] == pytest.approx(64 * 2048 / step_s)
+    assert "300B tokens, 131k a step; without failures, evaluation and checkpoints" in printed
+    off = one["expected_error"]["fraction"]
+    assert f"{short(training['days'])} ± {short(training['days'] * off)}" in printed
+    assert f"± {off:.1%}: mean error, " in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["price=2"], "give tokens= too, such as tokens=15T"),
+        (["tokens=many"], "tokens=many: expected tokens, such as 300B or 15T"),
+        (["tokens=-1"], "expected tokens"),
+        (["tokens=1TB"], "expected tokens"),
+        (["tokens=1B", "price=1,2"], "2 prices for 1 GPU types"),
+        (["tokens=1B", "price=free"], "the price of an hour of a GPU"),
+        (["seq_len=long"], "seq_len=long: expected a whole number"),
+        (["link=infinityfabric"], "unknown link 'infinityfabric'"),
+        (["sequence=2"], "sequence=2: expected 0 or 1"),
+        (["constants=none.yaml"], "none.yaml: cannot be read"),
+        (["--emit", "helm", "x.yaml"], "unknown form of a plan 'helm'"),
+    ],
+)
+def test_what_cannot_be_asked(capsys, words, says):
+    status, _, errors = asked(capsys, *ASKED, *words)
+    assert status == 2
+    assert says in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_models_of_images_have_no_tokens(capsys):
+    status, _, errors = asked(capsys, "model=resnet-50", "gpu=h100", "gpus=8", "tokens=1B")
+    assert status == 2
+    assert "resnet-50 reads no tokens" in errors
+
+
+def test_the_error_that_is_expected_is_the_one_that_was_measured():
+    """Of the constants' own files, weighed by rows; of what was never fitted, the figure of the page."""
+    told = expected_error(machine_named("a100"), software_named("megatron"))
+    errors = content_of("megatron")["a100"]["errors"]
+    rows = [each["family out"] for each in errors.values()]
+    assert told.fraction == pytest.approx(
+        sum(each["n"] * each["mape"] for each in rows) / sum(each["n"] for each in rows)
+    )
+    assert told.basis == f"{sum(each['n'] for each in rows)} rows of megatron on a100, each model held out"
+    in_sample = expected_error(machine_named("h100"), software_named("torchtitan"))
+    assert "that it was fitted to" in in_sample.basis
+    never = expected_error(machine_named("t4"), software_named("megatron"))
+    assert (never.fraction, "t4 was not measured" in never.basis) == (UNFITTED[0], True)
+    page = (Path(synergy_core.__file__).parents[1] / "docs" / "accuracy_planner.md").read_text()
+    assert f"| best_plan_iteration_time | all | {UNFITTED[1]} | {UNFITTED[0]:.1%}".replace("%", " %") in page
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.4e12, "1.4T"), (999.6e6, "1B"), (131072, "131k"), (12.34, "12.3"), (0.5, "0.5")]
+)
+def test_amounts_have_three_digits(value, text):
+    assert short(value) == text

@@ -1,0 +1,60 @@
+"""The log's own starts as a run beside those of policies."""
+
+from dataclasses import replace
+
+import numpy as np
+from small_runs import cluster, simulate, workload
+from test_columns import compared
+
+from synergy_runs.as_logged import AS_LOGGED, as_logged
+from synergy_runs.metrics import job_table, summarise
+from synergy_runs.notes import notes
+from synergy_runs.report.write import write_comparison
+from synergy_runs.stored import find_runs
+from synergy_runs.tables import FIGURES, cells
+from synergy_runs.verdict import verdict
+
+
+def logged_jobs(waits_s):
+    """Three jobs of 10 s on one GPU, submitted at once, that waited so long in their log."""
+    return replace(workload([0, 0, 0], [10, 10, 10], [1, 1, 1]), log_wait_s=np.array(waits_s, dtype=np.float64))
+
+
+def test_waits_are_those_of_the_log():
+    run = as_logged(logged_jobs([0, 15, 30]), cluster(1, 1), 0)
+    table, summary = job_table(run), summarise(run)
+    assert table.waiting_s.tolist() == [0, 15, 30]
+    assert table.jct_s.tolist() == [10, 25, 40]
+    assert (summary["mean_waiting_s"], summary["makespan_s"], summary["max_gpus_used"]) == (15, 40, 1)
+    assert np.isnan(summary["fragmented_gpu_s"])
+
+
+def test_gpus_that_one_job_frees_are_there_for_the_next_at_that_instant():
+    assert summarise(as_logged(logged_jobs([0, 10, 20]), cluster(1, 1), 0))["max_gpus_used"] == 1
+    at_once = replace(logged_jobs([0, 0, 0]), duration_s=np.array([0.0, 0.0, 10.0]))
+    assert job_table(as_logged(at_once, cluster(1, 1), 0)).jct_s.tolist() == [0, 0, 10]
+
+
+def test_a_log_that_does_not_say_when_each_job_started_has_no_such_run():
+    assert as_logged(logged_jobs([0, np.nan, 5]), cluster(1, 1), 0) is None
+
+
+def test_the_table_says_how_near_policies_come_and_praises_no_log(tmp_path):
+    jobs = logged_jobs([0, 5, 10])  # on more GPUs than here
+    comparison = compared(tmp_path, [simulate(jobs, cluster(1, 1)), as_logged(jobs, cluster(1, 1), 0)])
+    assert [row.label for row in comparison.rows] == ["fifo", "as logged"]
+    assert cells(FIGURES[0], comparison.rows)[2] == [True, False]
+    assert verdict(comparison) == "Under fifo the mean JCT is 20 s."
+    lines = notes(comparison)
+    # Mean waits of 10 and 5 s; the jobs wait 0, 5 and 10 s longer.
+    near = "how near waits come to those as logged, by their mean, the nearest first: fifo 2.00× (half within 5 s)"
+    assert near in lines
+    assert "as logged: 2 GPUs were in use at once, more than the 1 here: is the cluster as it was?" in lines
+
+
+def test_a_report_shows_the_log_beside_policies(tmp_path):
+    jobs = logged_jobs([0, 10, 20])
+    compared(tmp_path, [simulate(jobs, cluster(1, 1)), as_logged(jobs, cluster(1, 1), 0)])
+    page = write_comparison(find_runs(tmp_path), tmp_path).read_text()
+    assert "as logged" in page
+    assert not (tmp_path / f"gantt-{AS_LOGGED}.png").exists()

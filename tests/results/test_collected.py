@@ -1,0 +1,159 @@
+"""What `results` makes of several runs: groups by settings, seeds averaged, warnings, tables for elsewhere."""
+
+import csv
+
+import pytest
+import yaml
+from filed_runs import filed, tree
+from small_runs import cluster, drawn_workload, policies
+from test_results import CONFIG
+
+from synergy_runs import run_record
+from synergy_runs.comparison import compare
+from synergy_runs.exports import escaped, latex, markdown
+from synergy_runs.results import main as results_main
+from synergy_runs.results import write_run
+from synergy_runs.run_record import commit
+from synergy_runs.stored import find_runs
+from synergy_runs.tables import notes
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """So wide a screen that no cell is broken."""
+    monkeypatch.setenv("COLUMNS", "250")
+
+
+def test_seeds_of_several_commands_are_one_group_and_other_settings_another(tmp_path, capsys):
+    filed(tmp_path, (0, 1))
+    filed(tmp_path, (2,))
+    filed(tmp_path, (0, 1, 2), load=1.2)
+    comparison = compare(find_runs(tmp_path))
+    assert {dict(row.setting)["cluster.load"]: [run.seed for run in row.runs] for row in comparison.rows} == {
+        "1.0": [0, 1, 2], "1.2": [0, 1, 2]
+    }  # fmt: skip
+    assert results_main([str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert "3 runs, the newest first" in said.out
+    assert "mean over seeds 0, 1, 2" in said.out
+    assert "different seeds" not in said.out
+    assert "left out" not in said.err
+
+
+def test_of_repetitions_the_newest_counts(tmp_path, monkeypatch, capsys):
+    for minute in (10, 12, 11):
+        monkeypatch.setattr(run_record, "now", lambda minute=minute: f"2026-11-23T05:{minute}:00+00:00")
+        filed(tmp_path, only=["fifo"])
+    (row,) = compare(find_runs(tmp_path)).rows
+    assert [run.folder.parent.name for run in row.runs] == ["2026-11-23_05-12-00"]
+    assert results_main([str(tmp_path)]) == 0
+    assert "left out: 2 of 3, repetitions of newer runs" in capsys.readouterr().err
+
+
+def test_many_settings_that_vary_make_a_table_each(tmp_path, capsys):
+    for number in range(2):
+        folder = filed(tmp_path / str(number), only=["fifo", "small"])
+        for config in folder.glob("*/config.yaml"):
+            more = {f"key{key}": f"{number if key else at}" for at, key in enumerate([0, 1, 2, 3])}
+            varying = {"one": number, "two": (0, 1)[number], "three": 5 - number, "four": (2, 2)[number], **more}
+            config.write_text(config.read_text() + yaml.safe_dump(varying))
+    assert len(compare(find_runs(tmp_path)).settings[0]) == 1  # what varies alike is told once
+    for number in range(4):
+        folder = filed(tmp_path / f"more{number}", only=["fifo", "small"])
+        for config in folder.glob("*/config.yaml"):
+            config.write_text(
+                config.read_text()
+                + "".join(f"bit{bit}: {number >> bit & 1}\nodd{bit}: {number == bit}\n" for bit in range(2))
+            )
+    assert results_main([str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("vs fifo: ") >= 5
+    assert "bit0=1" in said
+
+
+def test_rows_over_other_seeds_or_jobs_are_told(tmp_path):
+    filed(tmp_path, (0, 1, 2), only=["fifo", "small"])
+    filed(tmp_path, (0,), only=["sjf"])
+    told = notes(compare(find_runs(tmp_path)))
+    assert (
+        "sjf* is over seed 0, fifo over seeds 0, 1, 2: their means are not of the same workloads; ratios are over the "
+        "seeds that both have"
+    ) in told
+    assert not [line for line in told if line.startswith("small is")]
+    filed(tmp_path / "others", jobs=50, only=["round_robin"])
+    (line,) = [line for line in notes(compare(find_runs(tmp_path))) if line.startswith("round_robin is not over")]
+    assert line == "round_robin is not over the jobs of fifo (seed 0: 50 jobs and 60 jobs): not comparable"
+
+
+def test_settings_over_other_seeds_are_told(tmp_path):
+    filed(tmp_path, (0, 1))
+    filed(tmp_path, (0,), load=1.2)
+    (line,) = [line for line in notes(compare(find_runs(tmp_path))) if "different seeds" in line]
+    assert "seeds 0, 1: cluster.load=1.0" in line
+    assert "seed 0: cluster.load=1.2" in line
+
+
+def test_results_of_before_are_read_beside_new_ones(tmp_path, capsys):
+    for run in policies(drawn_workload(60), cluster(4)):
+        write_run(run, tmp_path / f"{run.policy}-0", CONFIG.format(seed=0, load=1.0))
+    before = tree(tmp_path)
+    filed(tmp_path, (1,))
+    assert [len(row.runs) for row in compare(find_runs(tmp_path)).rows] == [2] * 4
+    assert results_main([str(tmp_path)]) == 0
+    assert "not known: of before run.yaml" in " ".join(capsys.readouterr().out.split())
+    assert before.items() <= tree(tmp_path).items()
+
+
+def test_csv_has_every_figure_to_the_last_bit_and_how_it_was_made(tmp_path):
+    filed(tmp_path, (0, 1), words=["cluster.nodes=4"])
+    assert results_main([str(tmp_path / "latest"), "--csv", str(tmp_path / "table.csv")]) == 0
+    with (tmp_path / "table.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    comparison = compare(find_runs(tmp_path))
+    assert [row["policy"] for row in rows] == [row.policy for row in comparison.rows]
+    for row, shown in zip(rows, comparison.rows, strict=True):
+        assert float(row["mean_jct_s"]) == shown.mean("mean_jct_s")
+        assert float(row["mean_jct_ratio"]) == shown.ratio.value
+        assert row["seeds"] == "0 1"
+        assert row["command"] == "python -m synergy_sim +trace=drawn cluster.load=1.0 cluster.nodes=4"
+        assert row["commit"] == (commit() or "")
+        assert "latest" not in row["folder"]
+
+
+def test_markdown_and_latex_are_the_table_on_the_screen(tmp_path, capsys):
+    folder = filed(tmp_path)
+    comparison = compare(find_runs(folder))
+    text = markdown(comparison)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(rows) == 2 + 4
+    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
+    assert "| policy | mean JCT (" in rows[0]
+    assert "| sjf\\* |" in rows[3]
+    assert sum(line.count("**") for line in rows) > 0
+    assert (
+        f"made by `python -m synergy_sim +trace=drawn cluster.load=1.0` with synergy {run_record.__version__}" in text
+    )
+    assert results_main([str(folder), "--latex"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.rstrip("\n") == latex(comparison)
+    for each in (r"\toprule", r"\midrule", r"\bottomrule", r"\caption{", r"p99 $\rho$", r"$\rho$ $>$ 1 (\%)"):
+        assert each in printed
+    body = [line for line in printed.splitlines() if line.endswith(r"\\")]
+    assert {line.count("&") for line in body} == {rows[0].count("|") - 2}
+    assert printed.startswith("% made by python -m synergy_sim")
+    assert escaped("a_b & 50 % ~ {x}\\") == r"a\_b \& 50 \% \textasciitilde{} \{x\}\textbackslash{}"
+
+
+def test_report_of_several_runs_has_a_folder_of_its_own(tmp_path, capsys):
+    first = filed(tmp_path, only=["fifo", "small"])
+    filed(tmp_path, load=1.2, only=["fifo", "small"])
+    before = tree(first)
+    for _ in range(2):
+        assert results_main([str(tmp_path), "--report"]) == 0
+    assert len(list(tmp_path.glob("report-*/report.html"))) == 2
+    assert tree(first) == before
+    assert results_main([str(first), "--report"]) == 0
+    assert (first / "report.html").is_file()
+    made = tree(first)
+    assert results_main([str(first), "--report"]) == 0
+    assert {name: text for name, text in tree(first).items() if not name.startswith("report-")} == made

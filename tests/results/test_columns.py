@@ -1,0 +1,171 @@
+"""Slowdown, GPU time, fragmentation, who loses most: by hand on cases that a person can follow."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from small_runs import cluster, drawn_workload, simulate, workload
+
+from synergy_core.cluster import Cluster, NodeType
+from synergy_runs.comparison import compare
+from synergy_runs.fragmentation import fragmented_gpu_s
+from synergy_runs.log import Kind
+from synergy_runs.metrics import job_table, summarise
+from synergy_runs.notes import notes
+from synergy_runs.results import write_run
+from synergy_runs.stored import find_runs, in_order
+from synergy_runs.tables import FIGURES, comparison_table, joined, print_comparison
+from synergy_runs.terms import Terms
+from synergy_runs.timeline import gpus_in_use, holdings
+from synergy_runs.verdict import verdict
+
+
+def test_slowdown_is_jct_over_run_time():
+    run = simulate(workload([0, 0, 0], [10, 10, 0], [1, 1, 1]), cluster(1, 1))
+    assert job_table(run).slowdown.tolist()[:2] == [1.0, 2.0]
+    assert np.isnan(job_table(run).slowdown[2])
+    summary = summarise(run)
+    assert (summary["p50_slowdown"], summary["p99_slowdown"]) == pytest.approx((1.5, 1.99))
+
+
+def test_run_time_ratio_is_time_with_gpus_over_run_time_in_the_log():
+    jobs = workload([0, 0], [100, 300], [1, 1])
+    assert summarise(simulate(jobs, cluster(2, 1)))["run_time_ratio"] == 1.0
+    half = replace(jobs, duration_s=jobs.duration_s / 2)
+    quick = replace(simulate(half, cluster(2, 1)), workload=jobs)
+    assert summarise(quick)["run_time_ratio"] == 0.5
+
+
+def fragmented(run):
+    return fragmented_gpu_s(run, holdings(run.events))
+
+
+def test_gpus_are_idle_in_vain_only_while_somebody_who_waits_would_fit():
+    # On 4 GPUs, first come first served: 3 run for 10 s; 2 wait, and behind them 1, which the idle GPU would do for.
+    assert fragmented(simulate(workload([0, 0, 0], [10, 5, 5], [3, 2, 1]), cluster(1, 4))) == 10.0
+    # The one that waits needs more than is idle: nothing is idle in vain.
+    assert fragmented(simulate(workload([0, 0], [10, 5], [3, 2]), cluster(1, 4))) == 0.0
+    # It comes at 4 s and is blocked until 10 s.
+    assert fragmented(simulate(workload([0, 0, 4], [10, 5, 5], [3, 2, 1]), cluster(1, 4))) == 6.0
+    assert fragmented(simulate(workload([0], [10], [3]), cluster(1, 4))) == 0.0
+
+
+def test_each_gpu_type_is_idle_for_the_jobs_that_may_run_there():
+    on = Cluster((NodeType("a", "a100", 1, 2), NodeType("b", "v100", 1, 2)))
+    # Both a100 are held for 10 s, both v100 idle; the second job waits behind the third's order for an a100.
+    jobs = workload([0, 0], [10, 5], [2, 1])
+    blocked = simulate(jobs, Cluster((NodeType("a", "a100", 1, 2),)))
+    blocked = replace(blocked, cluster=on)
+    assert fragmented(blocked) == 20.0
+    wants_a100 = replace(jobs, gpu_type_code=np.array([0, 1], dtype=np.int32), gpu_types=("", "a100"))
+    assert fragmented(replace(blocked, workload=wants_a100)) == 0.0
+    wants_v100 = replace(jobs, gpu_type_code=np.array([0, 1], dtype=np.int32), gpu_types=("", "v100"))
+    assert fragmented(replace(blocked, workload=wants_v100)) == 20.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_fragmentation_is_that_of_a_plain_scan(seed):
+    run = simulate(drawn_workload(150, seed=seed, gap_s=60), cluster(4), quantum_s=1_800.0)
+    events, gpus = run.events, run.workload.gpus
+    used_s, used = gpus_in_use(events)
+    waiting, total = set(), 0.0
+    for at, until, idle in zip(used_s[:-1], used_s[1:], 32 - used[:-1], strict=True):
+        for row in np.flatnonzero((events.time_s == at) & (events.part == 0)):
+            job = int(events.job_id[row])
+            (waiting.add if events.kind[row] in (Kind.SUBMIT, Kind.STOP) else waiting.discard)(job)
+        total += idle * (until - at) * any(gpus[job] <= idle for job in waiting)
+    assert fragmented(run) == pytest.approx(total)
+    assert total > 0
+
+
+def compared(folder, runs):
+    for run in runs:
+        write_run(run, folder / f"{run.policy}-0", f"policy: {run.policy}\n")
+    return compare(in_order(find_runs(folder), [run.policy for run in runs]))
+
+
+def test_who_loses_most_is_named_with_the_factor(tmp_path):
+    # Ten narrow jobs and then ten of 4 GPUs each on 4 GPUs; served by size, largest first, the narrow ones wait.
+    jobs = workload([0] * 20, [10] * 20, [1] * 10 + [4] * 10)
+    wide = simulate(jobs, cluster(1, 4), policy="wide", key=lambda job: -jobs.gpus[job])
+    base = simulate(jobs, cluster(1, 4), policy="base")
+    small, large = (
+        np.mean(job_table(wide).jct_s[part]) / np.mean(job_table(base).jct_s[part])
+        for part in (slice(0, 10), slice(10, 20))
+    )
+    assert large < 1 < small
+    (line,) = [each for each in notes(compared(tmp_path, [base, wide])) if each.startswith("who loses most")]
+    assert line == f"who loses most vs base, by mean JCT: wide: jobs of 1 GPU {small:.2f}×"
+
+
+def test_nobody_loses_by_the_same_schedule(tmp_path):
+    jobs = workload([0] * 20, [10] * 20, [1] * 10 + [4] * 10)
+    lines = notes(compared(tmp_path, [simulate(jobs, cluster(1, 4), policy=name) for name in ("base", "same")]))
+    assert "who loses most: no size class or tenant has a longer mean JCT than under base" in lines
+
+
+def test_a_policy_alone_says_who_waits_longest(tmp_path):
+    jobs = workload([0] * 20, [10] * 20, [1] * 10 + [4] * 10)
+    lines = notes(compared(tmp_path, [simulate(jobs, cluster(1, 4))]))
+    assert any(line.startswith("who waits longest: jobs of 2–4 GPUs, ") for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120, 200])
+def test_columns_fall_away_from_the_least_important_and_nothing_is_cut(tmp_path, capsys, width):
+    jobs = drawn_workload(60)
+    long = "las-demote_after_gpu_s-7200.0-another-parameter-0.5"
+    runs = [simulate(jobs, cluster(4)), simulate(jobs, cluster(4), policy=long, quantum_s=600.0)]
+    comparison = compared(tmp_path, runs)
+    _, left_out = comparison_table(comparison, width)
+    shown = [each for each in FIGURES if each not in left_out]
+    assert shown == list(FIGURES[: len(shown)])
+    assert len(shown) >= {40: 1, 60: 2, 80: 4, 100: 6, 120: 8, 200: 15}[width]
+    print_comparison(comparison, width)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= max(width, 44)
+    assert "".join(joined(long).split("\n")) == long
+    for part in joined(long).split("\n"):
+        assert any(part in line for line in lines)
+    if left_out:
+        assert any(line.startswith("for want of room not shown") for line in lines)
+
+
+def test_jobs_that_run_faster_than_logged_are_told_with_the_share(tmp_path):
+    jobs = workload([0, 0], [100, 300], [1, 1])
+    half = replace(jobs, duration_s=jobs.duration_s / 2)
+    own = Terms("quick", "", "own", False, 2.0, 1, "requested").plain()
+    quick = replace(simulate(half, cluster(2, 1), policy="quick"), workload=jobs, information="own", terms=own)
+    lines = notes(compared(tmp_path, [simulate(jobs, cluster(2, 1)), quick]))
+    assert "jobs run faster than logged, on other GPUs and larger batches: quick 50% of the logged run time" in lines
+    limits = "up to 2 × the GPUs it has (at first 1); batch as requested at most"
+    assert f"quick: each job's own reports; {limits}" in lines
+
+
+def test_the_lead_is_told_with_and_without_equal_terms(tmp_path):
+    def run(policy, name, speed, *terms):
+        quick = replace(jobs, duration_s=jobs.duration_s / speed)
+        told = Terms(name, "", *terms).plain()
+        return replace(simulate(quick, cluster(2, 1), policy=policy), workload=jobs, information=terms[0], terms=told)
+
+    jobs = workload([0, 0], [100, 100], [1, 1])
+    less, more = ("own", False, 2.0, 1, "requested"), ("all", False, 4.0, 4, "max")
+    sia, synergy = run("sia", "sia", 1, *less), run("synergy", "synergy", 4, *more)
+    (line,) = [each for each in notes(compared(tmp_path / "two", [sia, synergy])) if "ahead of" in each]
+    assert line == (
+        "synergy is ahead of sia in what it is told, growth, first GPUs, batch, so that they do not compare as "
+        "policies; compare also with sia(like=synergy)"
+    )
+    equal = run("sia-like-synergy", "sia", 2, *more)
+    lines = notes(compared(tmp_path / "three", [sia, equal, synergy]))
+    assert "mean JCT of synergy: 75\u00a0% below sia (on equal terms 50\u00a0% below)" in lines
+    assert not any("ahead of" in line for line in lines)
+
+
+def test_nobody_is_praised_for_what_cannot_be_known(tmp_path):
+    jobs = workload([0, 0], [30, 10], [1, 1])
+    oracle = simulate(jobs, cluster(1, 1), policy="srtf", key=lambda job: jobs.duration_s[job], oracle=True)
+    text = verdict(compared(tmp_path, [simulate(jobs, cluster(1, 1)), oracle]))
+    assert text == (
+        "Of the policies that know no true run times, fifo has the lowest mean JCT: 35 s. "
+        "Lower, with what nobody can know: srtf* (25 s)."
+    )

@@ -1,0 +1,208 @@
+"""What the report's charts and lists are made of is what the runs hold."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from report_reading import columns_of, report_of, sections_of, unpacked
+from small_runs import cluster, drawn_workload, policies, simulate, workload
+from test_results import write_policies
+
+from synergy_core.cluster import Cluster, NodeType
+from synergy_runs.comparison import compare
+from synergy_runs.report import write
+from synergy_runs.report.breakdown import MEASURES, breakdowns
+from synergy_runs.report.charts import completion, rounded, waiting
+from synergy_runs.report.excerpt import held_by_node, slots_held
+from synergy_runs.report.gantt_pages import packed_holdings
+from synergy_runs.report.job_list import job_list
+from synergy_runs.report.packed import fitting, packed_columns, unit_for
+from synergy_runs.report.write import write_comparison
+from synergy_runs.results import write_run
+from synergy_runs.stored import find_runs
+from synergy_runs.timeline import binned_extremes, waiting_jobs
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    folder = write_policies(tmp_path_factory.mktemp("results"), seeds=(0, 1))
+    return compare(find_runs(folder)).rows
+
+
+def test_columns_come_back_whole():
+    columns = {
+        "wide": np.array([0, 255, 256, 2**40, -1]),
+        "none": np.array([], dtype=np.int64),
+        "same": np.full(1_000, 7),
+    }
+    about, back = columns_of(packed_columns(columns, {"unit_s": 0.5}))
+    assert about == {"unit_s": 0.5}
+    assert all(np.array_equal(back[name], values) for name, values in columns.items())
+    assert len(packed_columns(columns)) < 300
+
+
+def test_text_is_made_shorter_until_it_fits():
+    assert fitting("a".__mul__, 50, 100) == "a" * 50
+    assert 80 <= len(fitting("a".__mul__, 5_000, 100)) <= 100
+
+
+def test_numbers_are_rounded_to_four_digits():
+    assert rounded(np.array([0.0, 1234.56, -0.000123456, np.nan, np.inf, 98765.0])) == [
+        0.0, 1235.0, -0.0001235, None, None, 98760.0
+    ]  # fmt: skip
+
+
+def test_unit_of_times_cannot_be_seen():
+    for span_s in (1.0, 3e3, 1e6, 1e9):
+        assert 1e-3 <= unit_for(span_s) <= max(1e-3, min(1.0, span_s * 1e-6))
+
+
+def test_curve_is_the_share_of_jobs_at_every_point(rows):
+    chart = completion(rows)
+    for row, line in zip(rows, chart["panels"][0]["lines"], strict=True):
+        jct_s = np.concatenate([run.jobs("jct_s")["jct_s"] for run in row.runs])
+        for at, share in list(zip(chart["at"], line["y"], strict=True))[::37]:
+            low, high = (np.mean(jct_s <= at * edge) * 100 for edge in (0.999, 1.001))
+            assert low - 0.01 <= share <= high + 0.01
+        assert line["y"][-1] == 100
+
+
+def test_extremes_of_a_bin_are_those_of_every_instant():
+    events = simulate(drawn_workload(300, gap_s=300), cluster(2)).events
+    time_s, value = waiting_jobs(events)
+    edges_s = np.linspace(0, time_s[-1], 41)
+    least, most = binned_extremes(time_s, value, edges_s)
+    for number, (start_s, end_s) in enumerate(itertools.pairwise(edges_s)):
+        before = value[time_s <= start_s][-1] if np.any(time_s <= start_s) else 0
+        inside = [before, *value[(time_s > start_s) & (time_s <= end_s)]]
+        assert (least[number], most[number]) == (min(inside), max(inside))
+
+
+def test_waits_by_size_are_over_the_jobs_of_all_seeds(rows):
+    line = waiting(rows)["panels"][0]["lines"][0]
+    jobs = [run.jobs("gpus", "waiting_s") for run in rows[0].runs]
+    waits_s = np.concatenate([each["waiting_s"][each["gpus"] == 1] for each in jobs])
+    assert line["jobs"][0] == len(waits_s)
+    assert line["y"][0] == pytest.approx(waits_s.mean(), rel=1e-3)
+    assert line["high"][0] == pytest.approx(np.percentile(waits_s, 99), rel=1e-3)
+
+
+def test_breakdowns_are_what_numpy_says(rows):
+    found = {each["heading"]: each for each in breakdowns(rows)}
+    assert found.keys() == {"size", "tenant", "end state"}
+    assert found["size"]["classes"] == ["1", "2–4", "5–8", ">8"]
+    columns = [run.jobs("virtual_cluster", "jct_s", "waiting_s", "duration_s", "service_gpu_s") for run in rows[2].runs]
+    tenant, jct_s, waiting_s, duration_s, service_gpu_s = (
+        np.concatenate([each[name] for each in columns]) for name in columns[0]
+    )
+    values = found["tenant"]["values"]
+    assert values.keys() == MEASURES.keys()
+    for at, name in enumerate(found["tenant"]["classes"]):
+        mine = tenant == name
+        slowdown = jct_s[mine] / duration_s[mine]
+        expected = {
+            "mean_jct": jct_s[mine].mean(),
+            "p99_jct": np.percentile(jct_s[mine], 99),
+            "mean_wait": waiting_s[mine].mean(),
+            "p99_wait": np.percentile(waiting_s[mine], 99),
+            "p50_slowdown": np.median(slowdown),
+            "p99_slowdown": np.percentile(slowdown, 99),
+            "hours": service_gpu_s[mine].sum() / 3600,
+        }
+        assert {measure: values[measure][2][at] for measure in MEASURES} == pytest.approx(expected, rel=1e-3)
+    assert sum(found["end state"]["jobs"]) == 2 * 120
+
+
+def listed(rows, **more):
+    sections = job_list(rows, **more)
+    about, columns = columns_of(sections["jobs"])
+    return unpacked(sections["job-names"]).decode().split("\n"), about, columns
+
+
+def test_list_has_every_job_under_every_policy(rows):
+    names, about, columns = listed(rows)
+    assert len(names) == about["total"] == 120
+    for number, row in enumerate(rows):
+        jobs = row.runs[0].jobs("job_name", "jct_s", "waiting_s", "preemptions", "submit_time_s", "duration_s")
+        over = columns[f"over{number}"]
+        jct = columns[f"waiting{number}"] + columns["duration"] + np.where(over % 2, -(over + 1) // 2, over // 2)
+        assert names == jobs["job_name"].tolist()
+        assert np.allclose(jct * about["unit_s"], jobs["jct_s"], atol=about["unit_s"])
+        assert np.allclose(columns[f"waiting{number}"] * about["unit_s"], jobs["waiting_s"], atol=about["unit_s"])
+        assert np.array_equal(columns[f"preemptions{number}"], jobs["preemptions"])
+        assert np.allclose(np.cumsum(columns["submitted_after_last"]) * about["unit_s"], jobs["submit_time_s"], atol=1)
+        assert np.allclose(columns["duration"] * about["unit_s"], jobs["duration_s"], atol=about["unit_s"])
+
+
+def test_list_too_long_keeps_who_waited_longest_and_says_so(rows):
+    names, about, columns = listed(rows, most_cells=4 * 20)
+    assert (len(names), about["total"]) == (20, 120)
+    waited_s = np.max([row.runs[0].jobs("waiting_s")["waiting_s"] for row in rows], axis=0)
+    assert waited_s[columns["id"]].min() >= np.delete(waited_s, columns["id"]).max()
+
+
+def test_gantt_holds_every_stretch_or_says_what_it_leaves_out():
+    held = held_by_node(simulate(drawn_workload(200), cluster(2), quantum_s=3_600.0).events)
+    about, columns = columns_of(packed_holdings(held, len(held)))
+    assert (about["shown"], about["total"], about["left_out_share"]) == (len(held), len(held), 0.0)
+    assert np.allclose(np.cumsum(columns["started_after_last"]) * about["unit_s"], held.start_s, atol=about["unit_s"])
+    assert np.array_equal(columns["low_mask"] + (columns["high_mask"] << 32), held.gpu_mask.astype(np.int64))
+    assert np.array_equal(columns["node"], held.node)
+    about, columns = columns_of(packed_holdings(held, 50))
+    assert (about["shown"], about["total"]) == (50, len(held))
+    length_s = np.sort(held.end_s - held.start_s)
+    assert about["left_out_up_to_s"] == length_s[-51]
+    assert np.allclose(np.sort(columns["length"]) * about["unit_s"], length_s[-50:], atol=2 * about["unit_s"])
+    slots = np.array([low.bit_count() for low in columns["low_mask"].tolist()])
+    shown_gpu_s = (columns["length"] * slots).sum() * about["unit_s"]
+    gpu_s = ((held.end_s - held.start_s) * slots_held(held)).sum()
+    assert about["left_out_share"] == pytest.approx(1 - shown_gpu_s / gpu_s, abs=1e-4)
+
+
+def test_report_of_many_jobs_stays_small(tmp_path, monkeypatch):
+    monkeypatch.setattr(write, "MOST_LETTERS", 1_100_000)
+    write_policies(tmp_path, jobs=3_000)
+    monkeypatch.setattr(write, "bokeh_js", lambda: "x" * 1_000_000)
+    sections = sections_of(write_comparison(find_runs(tmp_path), tmp_path))
+    assert sum(len(text) for name, text in sections.items() if name != "bokeh") < 110_000
+    about, _ = columns_of(sections["gantt-0"])
+    assert 0 < about["shown"] < about["total"]
+
+
+def test_cores_are_not_called_gpus(tmp_path):
+    cores = Cluster((NodeType("cpu-0", "cpu", 1, 4),))
+    write_run(simulate(workload([0, 1], [5, 9], [1, 2]), cores), tmp_path / "fifo-0", "")
+    report = report_of(write_comparison(find_runs(tmp_path), tmp_path))
+    assert report["units"] == ["CPU core", "CPU cores"]
+    texts = [
+        (chart["title"], chart["text"], chart["x"]["label"], panel["label"])
+        for chart in report["charts"]
+        for panel in chart["panels"]
+    ]
+    assert not [text for text in texts if "GPU" in "".join(text)]
+    assert "CPU core-hours held" in report["measures"]["hours"]
+
+
+def test_policies_with_other_jobs_are_left_out_of_the_list(tmp_path):
+    on = cluster(2)
+    write_run(simulate(drawn_workload(30), on), tmp_path / "fifo-0", "")
+    other = dataclasses.replace(policies(drawn_workload(20), on)[1], policy="sjf")
+    write_run(other, tmp_path / "sjf-0", "")
+    sections = sections_of(write_comparison(find_runs(tmp_path), tmp_path))
+    about, _ = columns_of(sections["jobs"])
+    assert about["policies"] == [0]
+
+
+def test_a_run_on_nodes_that_nobody_knows_has_no_gantt_chart(tmp_path):
+    on = cluster(2)
+    run = simulate(drawn_workload(30), on)
+    write_run(run, tmp_path / "fifo-0", "")
+    nowhere = dataclasses.replace(
+        run.events, node=np.full_like(run.events.node, -1), gpu_mask=np.zeros_like(run.events.gpu_mask)
+    )
+    write_run(dataclasses.replace(run, policy="as they were", events=nowhere), tmp_path / "log-0", "")
+    path = write_comparison(find_runs(tmp_path), tmp_path)
+    assert {name for name in sections_of(path) if name.startswith("gantt")} == {"gantt-0"}
+    assert report_of(path)["gantt"] == [0]
+    assert [each.name for each in tmp_path.glob("trace-*")] == ["trace-fifo.json.gz"]

@@ -1,0 +1,243 @@
+"""Results are never destroyed: a folder per run, `latest`, what is whole, what is collected (docs/results.md)."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from filed_runs import filed, tree
+
+from synergy_core.errors import InputError
+from synergy_runs import filing, run_record
+from synergy_runs.comparison import compare
+from synergy_runs.filing import is_unended, new_run
+from synergy_runs.results import main as results_main
+from synergy_runs.run_record import commit, read_record, typed_settings
+from synergy_runs.stored import find_runs, followed, run_folders
+from synergy_sim.explain import main as explain_main
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch):
+    """So wide a screen that no cell is broken."""
+    monkeypatch.setenv("COLUMNS", "250")
+
+
+QUICK = ("figures=false", "progress=false")
+
+
+@pytest.fixture
+def of_mine(typed, tmp_path):
+    """of_mine(*arguments): the simulator on a small log of one's own; what it said, how it ended."""
+    (tmp_path / "jobs.csv").write_text(
+        "submit_time,duration_s,gpus,job\n"
+        + "".join(f"{60 * at},{300 + 97 * at % 400},{1 + at % 3},j{at}\n" for at in range(20))
+    )
+    given = ("+trace=file", "trace.path=jobs.csv", "trace.name=mine", "cluster.nodes=1", "cluster.gpus_per_node=4")
+
+    def run(*arguments):
+        flags = [each for each in arguments if each == "-m"]  # Hydra takes them before keys only
+        return typed(*flags, *given, *[each for each in arguments if each != "-m"])
+
+    return run
+
+
+def runs_in(folder):
+    return sorted(each for each in folder.iterdir() if each.name[0] != "." and each.name != "latest")
+
+
+def test_no_command_changes_what_another_made(tmp_path, of_mine):
+    """The same again, other settings, a sweep, other seeds, tables of all: of what was there no byte changes."""
+    (first,) = (of_mine("policy=[fifo,srtf]", "progress=false"), runs_in(tmp_path / "results" / "mine"))[1]
+    assert {"report.html", "jct_cdf.png", "run.yaml", "fifo-0", "srtf-0"} <= {each.name for each in first.iterdir()}
+    kept = tree(first)
+    commands = [
+        ("policy=[fifo,srtf]", *QUICK),
+        ("policy=[fifo,srtf]", "cluster.nodes=2", *QUICK),
+        ("policy=fifo", "seed=[0,1]", *QUICK),
+        ("-m", "policy=fifo,srtf", "seed=0,1", "hydra/launcher=basic", *QUICK),
+    ]
+    whole = {first: kept}
+    for arguments in commands:
+        done = of_mine(*arguments)
+        assert done.returncode == 0, done.stderr
+        assert {run: tree(run) for run in whole} == whole
+        whole |= {run: tree(run) for name in ("mine", "sweeps") if (tmp_path / "results" / name).is_dir()
+                  for run in runs_in(tmp_path / "results" / name)}  # fmt: skip
+    mine, sweeps = (tmp_path / "results" / name for name in ("mine", "sweeps"))
+    assert len(runs_in(mine)) == 4
+    assert (mine / "latest").resolve() == runs_in(mine)[-1]
+    assert (sweeps / "latest" / "comparison.parquet").is_file()
+    before = tree(tmp_path)
+    assert results_main([str(tmp_path / "results")]) == 0
+    assert tree(tmp_path) == before
+
+
+def test_sweep_has_a_run_each_and_one_table_of_policies_and_seeds(tmp_path, of_mine):
+    done = of_mine("-m", "policy=fifo,srtf", "seed=0,1", "hydra/launcher=basic", *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert "mean over seeds 0, 1" in done.stdout
+    (sweep,) = runs_in(tmp_path / "results" / "sweeps")
+    assert [each.name for each in runs_in(sweep) if each.is_dir()] == ["000", "001", "002", "003"]
+    assert not (sweep / "latest").exists()
+    assert read_record(sweep).settings["policy"] == "fifo,srtf"
+    assert read_record(sweep / "003").settings["seed"] == "1"
+    assert " policy=srtf seed=1 " in read_record(sweep / "003").command
+    assert [len(row.runs) for row in compare(find_runs(sweep)).rows] == [2, 2]
+    assert len(run_folders(tmp_path / "results")) == 1
+
+
+def test_killed_run_never_looks_whole(tmp_path, capsys):
+    parent = tmp_path / "r" / "philly"
+    older = filed(parent)
+    kept = tree(older)
+    command = [sys.executable, "-m", "synergy_sim", "+trace=philly", "trace.window=200d", *QUICK]
+    clean = {name: value for name, value in os.environ.items() if name != "SYNERGY_DATA"}
+    process = subprocess.Popen(
+        [*command, "policy=[fifo,srtf,las,themis]", f"results_dir={tmp_path / 'r'}"],
+        stderr=subprocess.DEVNULL,
+        env=clean,
+    )
+    deadline = time.monotonic() + 300
+    while not [each for each in parent.glob("*-*_*/fifo-0/summary.json") if each.parents[1] != older]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (broken,) = (each for each in runs_in(parent) if each != older)
+    assert read_record(broken).state == f"under way (process {process.pid})"
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)
+    assert is_unended(broken)
+    assert tree(older) == kept
+    assert (parent / "latest").resolve() == older
+    assert results_main([str(parent)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "ended early" in said
+    assert "not whole, and not in the table:" in said
+    assert {run.folder.parent for run in find_runs(parent)} == {older}
+    assert {run.folder.parent for run in find_runs(broken)} == {broken}
+
+
+def test_two_that_begin_in_the_same_second_do_not_meet(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_record, "now", lambda: "2026-11-23T05:51:02+00:00")
+    folders, barrier = [], threading.Barrier(8)
+
+    def make(number):
+        barrier.wait()
+        with new_run(tmp_path / "r" / "mine", "synergy_sim", []) as folder:
+            (folder / f"of-{number}").write_text("")
+            folders.append(folder)
+
+    threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    stem = "2026-11-23_05-51-02"
+    assert {each.name for each in folders} == {stem, *(f"{stem}-{number}" for number in range(2, 9))}
+    assert all(len(list(each.iterdir())) == 2 for each in folders)
+    assert (tmp_path / "r" / "mine" / "latest").resolve() in [each.resolve() for each in folders]
+
+
+def test_two_commands_at_once_are_both_whole(tmp_path):
+    (tmp_path / "jobs.csv").write_text("submit_time,duration_s,gpus\n0,100,1\n5,50,2\n")
+    given = ["+trace=file", "trace.path=jobs.csv", "cluster.nodes=1", "policy=fifo", *QUICK]
+    both = [
+        subprocess.Popen([sys.executable, "-m", "synergy_sim", *given], cwd=tmp_path, stdout=subprocess.DEVNULL)
+        for _ in range(2)
+    ]
+    assert [each.wait(300) for each in both] == [0, 0]
+    made = runs_in(tmp_path / "results" / "file")
+    assert len(made) == 2
+    assert not any(map(is_unended, made))
+    assert (tmp_path / "results" / "file" / "latest").resolve() in made
+
+
+def test_run_says_how_it_was_made(tmp_path, of_mine):
+    assert of_mine("policy=fifo", "cluster.load=1.5", *QUICK).returncode == 0
+    record = read_record(tmp_path / "results" / "mine" / "latest")
+    assert record.command.startswith("python -m synergy_sim +trace=file trace.path=jobs.csv")
+    assert record.settings["cluster.load"] == "1.5"
+    assert not {"figures", "progress", "results_dir"} & set(record.settings)
+    assert record.ended >= record.begun
+    assert (record.host, record.pid, record.commit) == (socket.gethostname(), os.getpid(), commit())
+    assert typed_settings(["-m", "++a.b={c: 1}", "hydra/launcher=basic", "+trace=x"]) == {"a.b": "{c: 1}", "trace": "x"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("policy=[]",), ("cluster.nodes=0",), ("trace.path=nowhere.csv",), ("policy=sia", "trace.models=none")],
+)
+def test_refused_command_leaves_nothing(arguments, tmp_path, of_mine):
+    before = tree(tmp_path)
+    done = of_mine(*arguments, *QUICK)
+    assert done.returncode == 2, done.stdout
+    assert tree(tmp_path) == before
+
+
+def test_run_that_fails_before_its_first_result_leaves_nothing(tmp_path):
+    (tmp_path / "r").mkdir()
+    with pytest.raises(KeyboardInterrupt), new_run(tmp_path / "r" / "mine", "synergy_sim", []):
+        raise KeyboardInterrupt
+    assert tree(tmp_path) == {"r": ""}
+    with contextlib.suppress(KeyboardInterrupt), new_run(tmp_path / "r" / "mine", "synergy_sim", []) as folder:
+        (folder / "fifo-0").mkdir()
+        raise KeyboardInterrupt
+    assert is_unended(folder)
+    assert not (tmp_path / "r" / "mine" / "latest").exists()
+
+
+def test_latest_is_a_file_where_links_cannot_be_made(tmp_path, monkeypatch, capsys):
+    def refuse(*_, **__):
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    filed(tmp_path)
+    newest = filed(tmp_path, load=1.2)
+    link = tmp_path / "latest"
+    assert link.is_file()
+    assert followed(link) == newest
+    assert results_main([str(link)]) == 0
+    assert "1.2" not in capsys.readouterr().err
+    assert {run.folder.parent for run in find_runs(link)} == {newest}
+    assert explain_main([str(link / "nobody-0"), "0"]) == 2
+    assert f"{newest / 'nobody-0'}: no such folder" in capsys.readouterr().err
+
+
+def test_what_is_not_there_is_said_with_what_is(tmp_path):
+    folder = filed(tmp_path)
+    with pytest.raises(InputError, match=rf"fifo-0: no such folder; .* The newest run has {tmp_path}/latest/fifo-0"):
+        followed(tmp_path / "fifo-0")
+    with pytest.raises(InputError, match=r"run\.yaml: is a file; expected a folder with results"):
+        find_runs(folder / "run.yaml")
+    folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=rf"latest leads to {folder.name}, which is gone.*results {tmp_path}$"):
+        followed(tmp_path / "latest")
+
+
+def test_folder_called_latest_is_left_alone(tmp_path, capsys):
+    (tmp_path / "latest" / "mine").mkdir(parents=True)
+    filed(tmp_path)
+    assert (tmp_path / "latest" / "mine").is_dir()
+    assert "latest was not set to" in capsys.readouterr().err
+    assert not [each for each in tmp_path.iterdir() if each.name.startswith(".")]
+
+
+def test_record_that_cannot_be_read_is_said(tmp_path):
+    folder = filed(tmp_path)
+    (folder / "run.yaml").write_text("begun: [")
+    with pytest.raises(InputError, match=r"run\.yaml: cannot be read as a run's record"):
+        find_runs(tmp_path)
+
+
+def test_place_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file" / "mine", Path("/proc/nowhere/mine")):
+        with pytest.raises(InputError, match="Name another place with results_dir=DIR"), new_run(place, "x", []):
+            raise AssertionError
+    assert filing.claimed(tmp_path, "a") != filing.claimed(tmp_path, "a")

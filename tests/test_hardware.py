@@ -1,0 +1,217 @@
+"""Run times are of a GPU type: on another they are converted, and a type that nobody knows is refused."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from composed import composed
+from jobs import finish_s, workload
+
+import synergy_core
+from synergy_core.catalog import load_model
+from synergy_core.catalog.sheets import add_gpu_sheet, gpu_sheet, gpu_sheets
+from synergy_core.catalog.transfer import run_time_ratio
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.errors import InputError
+from synergy_core.policies import get_policy
+from synergy_runs.invariants import check
+from synergy_sim.ground_truth import Truth
+from synergy_sim.hardware import check_types, converted
+from synergy_sim.prepare import prepared_runs
+from synergy_sim.simulate import simulate
+
+SHEETS = Path(synergy_core.__file__).parent / "catalog" / "gpus"
+SMALL = (
+    "+trace=philly",
+    "trace.find=[]",
+    "trace.window=6h",
+    "trace.carry_in=false",
+    "policy=fifo",
+    "truth.measured=false",
+)
+ALIKE = "{{gpu_type: {}, nodes: 4, gpus_per_node: 8}}"
+
+
+def nodes(*kinds):
+    return Cluster(tuple(NodeType(kind, kind, 1, 8) for kind in kinds))
+
+
+def prepared(*keys):
+    (made,) = prepared_runs(composed(*SMALL, *keys))
+    return made
+
+
+def test_the_logs_own_waits_are_nobodys_beside_converted_run_times():
+    assert np.isnan(prepared("cluster.gpu_type=h100").workload.log_wait_s).all()
+
+
+@pytest.fixture
+def own_sheet(tmp_path, monkeypatch):
+    """A data sheet of a GPU with twice the memory bandwidth of a V100, forgotten after the test."""
+    monkeypatch.setattr("synergy_core.catalog.sheets._added", {})
+    path = tmp_path / "tpu9.yaml"
+    text = (SHEETS / "v100.yaml").read_text()
+    aliases = next(line for line in text.splitlines() if line.startswith("aliases"))
+    path.write_text(text.replace("900.0e+9", "1800.0e+9").replace(aliases, "aliases: []"))
+    return path
+
+
+def test_ratios_are_measured_where_they_can_be_and_else_of_data_sheets():
+    told = run_time_ratio("t4", "a100")
+    steps = []
+    for name in ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"):
+        kinds = load_model(name).gpu_types
+        batch = min(kinds["t4"].max_local, kinds["a100"].max_local)
+        steps.append(kinds["a100"].calibrated.step_time(1, 1, batch) / kinds["t4"].calibrated.step_time(1, 1, batch))
+    assert told.factor == pytest.approx(float(np.exp(np.mean(np.log(steps)))))
+    assert (told.how, told.of) == ("as measured", "mean of 6 applications")
+    assert run_time_ratio("a100", "t4").factor == pytest.approx(1.0 / told.factor)
+    sheets = run_time_ratio("v100", "h100")
+    assert sheets.factor == pytest.approx(900 / 3350)
+    assert (sheets.how, sheets.of) == ("by the data sheets' memory bandwidth", "900 to 3,350 GB/s")
+    assert run_time_ratio("g2", "g2").factor == 1.0
+    with pytest.raises(InputError, match=r"unknown GPU type 'g2'.*trace\.gpu_type=null keeps them"):
+        run_time_ratio("g2", "v100")
+
+
+def test_another_gpu_type_changes_run_times_and_says_by_how_much():
+    as_logged, on_h100 = prepared().workload, prepared("cluster.gpu_type=H100").workload
+    ratio = 900 / 3350
+    np.testing.assert_allclose(on_h100.duration_s, as_logged.duration_s * ratio, atol=1e-5)
+    assert not any(note.startswith("run times") for note in as_logged.notes)
+    (told,) = [note for note in on_h100.notes if note.startswith("run times")]
+    assert told == (
+        "run times from Tesla V100 SXM2 16 GB (trace.gpu_type) × 0.269 to H100 SXM5 80 GB (900 to 3,350 GB/s), by the "
+        "data sheets' memory bandwidth"
+    )
+    kept = prepared("cluster.gpu_type=h100", "trace.gpu_type=null").workload
+    assert (kept.duration_s == as_logged.duration_s).all()
+
+
+def test_a_training_job_has_the_same_model_and_work_on_any_type():
+    """Its models by the log's GPU-time; its work from its run time here, so that it takes that here."""
+    here, there = (prepared("trace.models=mix", f"cluster.gpu_type={kind}").workload for kind in ("v100", "a100"))
+    assert [here.models[each] for each in here.model_code] == [there.models[each] for each in there.model_code]
+    np.testing.assert_allclose(there.duration_s, here.duration_s * 900 / 1555, atol=1e-5)
+    truth, row = Truth(None), 0
+    name, batch = there.models[there.model_code[row]], int(there.global_batch[row])
+    alone_s = truth.requested_run_s(name, "a100", (int(there.gpus[row]),), batch)
+    assert there.work_scale[row] * alone_s == pytest.approx(float(there.duration_s[row]), rel=1e-4)
+
+
+def test_whole_iterations_stay_whole():
+    work = prepared("trace.models=by_class", "cluster.gpu_type=a100").workload
+    assert (work.iterations == np.floor(work.iterations)).all()
+    assert (work.iterations >= 1).all()
+
+
+def test_a_job_that_asks_for_a_type_keeps_its_run_time_there():
+    given = workload([(0, 1, 100), (0, 1, 100), (0, 1, 100)], kinds=["v100", "", "t4"])
+    machines = nodes("a100", "v100", "t4")
+    made = converted(given, given, machines, "v100")
+    assert made.duration_s.tolist() == pytest.approx([100, 100 * 900 / 1555, 100])
+    # The second may run on the other types, too: told of all of them.
+    assert "from Tesla V100 SXM2 16 GB (trace.gpu_type) × 0.579 to A100" in made.notes[-1]
+    assert "× 2.81 to NVIDIA T4" in made.notes[-1]
+
+
+def test_run_times_that_stay_are_said_to_where_that_may_surprise():
+    given = workload([(0, 1, 100), (0, 1, 100)])
+    kept = converted(given, given, nodes("a100", "t4"), None)
+    assert (kept.duration_s == given.duration_s).all()
+    assert kept.notes == (
+        "run times on every GPU type are those of the log; trace.gpu_type=TYPE, on which they were, converts them",
+    )
+    assert converted(given, given, nodes("h100"), None).notes[0].startswith("run times on h100 are those of the log")
+    assert converted(given, given, nodes("v100"), None).notes == ()
+    asked = workload([(0, 1, 100)], kinds=["h100"])
+    assert converted(asked, asked, nodes("h100"), None).notes == ()
+
+
+def test_a_run_time_is_longer_where_gpus_are_slower():
+    """Two jobs that fill a node each: the first gets the A100s, the second what is left."""
+    given = workload([(0, 8, 1555), (0, 8, 1555), (10_000, 8, 1555)])
+    machines = nodes("a100", "v100")
+    made = converted(given, given, machines, "v100")
+    done = simulate(made, machines, get_policy("fifo"))
+    check(done)
+    assert finish_s(done).tolist() == pytest.approx([900, 1555, 10_900], abs=1e-3)
+    held = converted(given, given, machines, None)
+    assert finish_s(simulate(held, machines, get_policy("fifo"))).tolist() == [1555, 1555, 11_555]
+
+
+@pytest.mark.parametrize("policy", ["srtf", "las", "easy", "qssf", "tiresias", "backfill"])
+def test_every_order_runs_on_gpus_of_several_speeds(policy):
+    """All work is done: what a job got, in seconds of its first type, is its run time."""
+    random = np.random.default_rng(3)
+    rows = [(float(at * 20), int(random.choice((1, 2, 4, 8))), float(random.integers(50, 900))) for at in range(80)]
+    machines = nodes("a100", "t4", "v100")
+    made = converted(given := workload(rows), given, machines, "t4")
+    done = simulate(made, machines, get_policy(policy))
+    check(done)
+    assert np.isfinite(finish_s(done)).all()
+
+
+def test_an_unknown_type_is_refused_with_the_nearest_and_what_to_do():
+    with pytest.raises(InputError, match=r"unknown GPU type 'a1000'\. Did you mean 'a100'"):
+        prepared("cluster.gpu_type=a1000")
+    with pytest.raises(InputError, match=r"unknown GPU type 'tpu9'.*cluster\.gpu_sheets=\[tpu9\.yaml\]"):
+        prepared("cluster.gpu_type=tpu9")
+    with pytest.raises(InputError, match="unknown GPU type 'tpu9'"):
+        prepared(f"cluster.node_types=[{ALIKE.format('v100')}, {ALIKE.format('tpu9')}]")
+    with pytest.raises(InputError, match=r"unknown trace\.gpu_type 'v1000'\. Did you mean 'v100'"):
+        prepared("trace.gpu_type=v1000")
+    log = workload([(0, 1, 100)], kinds=["g2"])
+    check_types(nodes("g2"), log, Truth(None), None)
+    check_types(nodes("g2", "g3"), log, Truth(None), None, ["g3"])
+    with pytest.raises(InputError, match=r"unknown GPU type 'g3'.*cluster\.anonymous_gpu_types=\[g3\]"):
+        check_types(nodes("g2", "g3"), log, Truth(None), None)
+
+
+def test_a_data_sheet_of_ones_own_makes_a_type_known(own_sheet):
+    made = prepared("cluster.gpu_type=tpu9", f"cluster.gpu_sheets=[{own_sheet}]")
+    np.testing.assert_allclose(made.workload.duration_s, prepared().workload.duration_s / 2, atol=1e-5)
+    assert gpu_sheet("tpu9") is not None
+
+
+def test_only_what_has_data_sheets_is_called_scaled(own_sheet):
+    add_gpu_sheet(own_sheet)
+    truth = Truth(None)
+    assert truth.source(nodes("tpu9"), ["bert"]).endswith("; V100 not measured: A100 times scaled by data-sheet speed")
+    assert truth.source(nodes("g2"), ["bert"]).endswith(
+        "; g2 not measured, and no data sheet: RTX 2080 Ti times as they are"
+    )
+    assert truth.source(nodes("t4"), ["bert"]) == "step times from the catalog's constants"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("1800.0e+9", "1.8", "memory_bandwidth_bytes_per_s: 1.8 is below 1e\\+10; expected it in bytes/s"),
+        (
+            "fp16: ",
+            "fp16: 125.0 #",
+            "tensor_flops_per_s.fp16: 125 is below 1e\\+12; expected it in FLOP/s; 312 TFLOP/s",
+        ),
+        ("clock_hz: ", "clock_hz: fast #", "clock_hz: fast; expected a number"),
+        ("clock_hz: ", "clock: ", "Did you mean 'clock_hz'"),
+        ("link_bytes_per_s: ", "link_bytes_per_s: 150.0 #", "link_bytes_per_s: 150; expected NVLink's bytes/s"),
+        ("aliases: []", "aliases: [v100]", "the catalog has a data sheet of v100"),
+        ("aliases: []", "aliases: v100s", "aliases: v100s; expected a list"),
+    ],
+)
+def test_a_data_sheet_that_is_none(own_sheet, old, new, says):
+    text = own_sheet.read_text()
+    assert old in text
+    own_sheet.write_text(text.replace(old, new, 1))
+    with pytest.raises(InputError, match=says):
+        add_gpu_sheet(own_sheet)
+
+
+def test_a_sheet_of_a_taken_name_is_refused(own_sheet):
+    taken = own_sheet.with_name("h100.yaml")
+    shutil.copy(own_sheet, taken)
+    with pytest.raises(InputError, match=r"name the file otherwise, h100-mine\.yaml"):
+        add_gpu_sheet(taken)
+    assert gpu_sheets()["h100"].title == "H100 SXM5 80 GB"
