@@ -14,7 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from synergy_core.allocator import Explanation
+from synergy_core.catalog.sheets import gpu_type_named
 from synergy_core.cluster import Share
 from synergy_core.errors import InputError, unknown
 from synergy_core.exits import run
@@ -30,6 +33,7 @@ from synergy_runs.settings import build
 from synergy_runs.stored import StoredRun, followed, read_run
 from synergy_sim.answer import Answer, answer
 from synergy_sim.facts import COLUMNS, Facts
+from synergy_sim.hardware import speeds
 from synergy_sim.jobs import Jobs
 from synergy_sim.prepare import execution_of, prepared_runs
 from synergy_sim.settings import Settings
@@ -109,16 +113,19 @@ def facts_of(run: StoredRun, settings: Settings, policy: Policy) -> Facts:
         raise InputError(f"{run.folder}: another version wrote it, without its tenants' quotas. Run that policy again.")
     wanted = dataclasses.replace(settings.cluster, virtual_clusters=run.summary["quotas"] or None)
     execution = execution_of(settings)
+    cluster, jobs = cluster_of(wanted, settings.trace, None), run.jobs(*COLUMNS)
+    timed_on = settings.trace.gpu_type
     return Facts(
         policy=policy.of_records(),
-        cluster=cluster_of(wanted, settings.trace, None),
-        jobs=run.jobs(*COLUMNS),
+        cluster=cluster,
+        jobs=jobs,
         events=run.events(),
         decided_s=run.decisions("time_s")["time_s"],
         costs_of=execution.costs_of,
         event_driven=execution.round_s is None and not policy.in_rounds,
         shares=run.shares(),
         submissions=_submissions(run, settings) if isinstance(policy, SharingPolicy) else (),
+        speeds=speeds(cluster, np.unique(jobs["gpus"]).tolist(), timed_on and gpu_type_named(timed_on)),
     )
 
 

@@ -6,8 +6,8 @@ remaining time and its place in its queue are what its policy saw.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -57,7 +57,8 @@ class Facts:
 
     decided_s: when decisions were taken. event_driven: whenever something happened, rather than once a round. shares:
     what jobs were given beside GPUs, where they were; submissions: by job, what it was submitted with that a mechanism
-    asks, its spec and the share that it requested.
+    asks, its spec and the share that it requested. speeds: by GPUs asked for and GPU type, how fast a job of a run time
+    goes; {} where that is the same on all.
     """
 
     policy: Policy
@@ -69,6 +70,7 @@ class Facts:
     event_driven: bool = True
     shares: Shares | None = None
     submissions: Sequence[tuple[JobSpec | None, Share | None]] = ()
+    speeds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
     @cached_property
     def needs(self) -> Needs:
@@ -162,32 +164,42 @@ class Facts:
         """The job as it arrived."""
         jobs = self.jobs
         costs = self.costs_of(_name(jobs["model"][job_id]))
+        gpus, gpu_type = int(jobs["gpus"][job_id]), _name(jobs["gpu_type"][job_id])
+        work_s, speeds = self._work(job_id, costs, self.speeds.get(gpus) if not gpu_type else None)
         job = SimulatedJob(
             job_id,
             float(jobs["submit_time_s"][job_id]),
-            int(jobs["gpus"][job_id]),
-            self._work_s(job_id, costs),
+            gpus,
+            work_s,
             costs,
+            hosts=self.cluster.node_type_of,
+            speeds=speeds,
             virtual_cluster=_name(jobs["virtual_cluster"][job_id]),
             user=_name(jobs["user"][job_id]),
-            gpu_type=_name(jobs["gpu_type"][job_id]),
+            gpu_type=gpu_type,
             estimate_s=float(jobs["estimate_s"][job_id]),
         )
         job.predicted_duration_s = float(jobs["predicted_duration_s"][job_id])
         return job
 
-    def _work_s(self, job_id: int, costs: Costs) -> float:
-        """How long it trains, all runs together: the trace's run time, unless the facts say otherwise."""
+    def _work(
+        self, job_id: int, costs: Costs, speeds: Mapping[str, float] | None
+    ) -> tuple[float, Mapping[str, float] | None]:
+        """How long it trains, all runs together, and how fast by GPU type: the trace's run time and its speeds, unless
+        the facts add up to something else, as they do for training jobs; then what they add up to, as fast everywhere.
+        """
         duration_s = float(self.jobs["duration_s"][job_id])
-        trained_s, began_s, runs = 0.0, 0.0, 0
-        for time_s, kind, _ in self.story(job_id):
+        done_s, trained_s, began_s, rate, runs = 0.0, 0.0, 0.0, 1.0, 0
+        for time_s, kind, row in self.story(job_id):
             if kind == Kind.START:
                 began_s, runs = time_s, runs + 1
+                rate = speeds[self.cluster.node_type_of[int(self.events.node[row])].gpu_type] if speeds else 1.0
             elif kind in (Kind.STOP, Kind.FINISH):
                 held_s = time_s - began_s - (costs.restart_s if runs > 1 else costs.launch_s)
-                trained_s += max(held_s - (costs.exit_s if kind == Kind.FINISH else 0.0), 0.0)
-        same = costs.checkpoint_interval_s > 0 or costs.exit_s > 0 or abs(trained_s - duration_s) <= SLACK_S
-        return duration_s if same else trained_s
+                ran_s = max(held_s - (costs.exit_s if kind == Kind.FINISH else 0.0), 0.0)
+                trained_s, done_s = trained_s + ran_s, done_s + ran_s * rate
+        same = costs.checkpoint_interval_s > 0 or costs.exit_s > 0 or abs(done_s - duration_s) <= SLACK_S
+        return (duration_s, speeds) if same else (trained_s, None)
 
     def _jump(self, job: SimulatedJob, until_s: float) -> None:
         """The job's key jumps as it did by itself since the last of its facts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,11 +108,16 @@ def _title(gpu_type: str) -> str:
     return sheet.title if sheet else gpu_type
 
 
-def speeds(cluster: Cluster, gpus: int, timed_on: str) -> dict[str, float]:
-    """By GPU type of the cluster, how fast a job that asks for no type runs there: 1 on the one that its converted run
-    time is of.
+def speeds(cluster: Cluster, sizes: Iterable[int], timed_on: str | None) -> dict[int, dict[str, float]]:
+    """By GPUs asked for and GPU type, how fast a job that asks for no type runs there: 1 on the type that its converted
+    run time is of. {} where that is the same on all.
 
     Raises InputError where the speeds of two types cannot be compared.
     """
-    here = run_time_ratio(timed_on, packed_as_asked("", gpus, cluster)[1]).factor
-    return {each: here / run_time_ratio(timed_on, each).factor for each in cluster.gpu_types}
+    if not timed_on or len(cluster.gpu_types) == 1:
+        return {}
+    ratios = {each: run_time_ratio(timed_on, each).factor for each in cluster.gpu_types}
+    return {
+        gpus: {each: ratios[packed_as_asked("", gpus, cluster)[1]] / ratio for each, ratio in ratios.items()}
+        for gpus in sizes
+    }

@@ -42,7 +42,7 @@ class Jobs:
         trained = [] if self._truth is None else np.flatnonzero(np.isfinite(work.work_scale)).tolist()
         is_trained = set(trained)
         requests = self._requests()
-        speeds = self._speeds()
+        rates = speeds(self._cluster, np.unique(work.gpus).tolist(), work.timed_on)
         chunk = 4_096
         for first in range(0, len(work), chunk):
             rows = zip(*(column[first : first + chunk].tolist() for column in (*columns, *codes)), strict=True)
@@ -62,15 +62,8 @@ class Jobs:
                     estimate_s=estimate_s,
                     requested=requests[job_id] if requests else None,
                     hosts=self._cluster.node_type_of,
-                    speeds=speeds.get(gpus) if not gpu_types[kind] else None,
+                    speeds=rates.get(gpus) if not gpu_types[kind] else None,
                 )
-
-    def _speeds(self) -> dict[int, dict[str, float]]:
-        """By GPUs asked for, how fast a job with a run time runs on each GPU type; {} where that is the same on all."""
-        work, cluster = self._workload, self._cluster
-        if not work.timed_on or len(cluster.gpu_types) == 1:
-            return {}
-        return {gpus: speeds(cluster, gpus, work.timed_on) for gpus in np.unique(work.gpus).tolist()}
 
     def _requests(self) -> list[Share | None]:
         """CPUs and memory per GPU that each row asks for, None where it names no CPUs; [] where nobody looks at them.

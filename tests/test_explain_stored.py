@@ -1,11 +1,14 @@
 """What `synergy_sim.explain` says of a stored run agrees with the run: order, reasons, and what came of a job."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from jobs import cluster, random_workload, workload
 
+from synergy_core.catalog.transfer import run_time_ratio
+from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import AllocationPolicy, get_policy
 from synergy_runs.log import Kind
 from synergy_runs.results import write_run
@@ -14,6 +17,7 @@ from synergy_sim.answer import answer
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.explain import main
 from synergy_sim.facts import COLUMNS, Facts
+from synergy_sim.hardware import speeds
 from synergy_sim.run import simulate_all
 from synergy_sim.simulate import simulate
 from synergy_sim.standing import ordered
@@ -28,7 +32,10 @@ def stored(tmp_path, work, machines, name, restart_s=30.0, **parameters):
     run = read_run(tmp_path / name)
     decided_s = run.decisions("time_s")["time_s"]
     event_driven = not isinstance(policy, AllocationPolicy)
-    return Facts(policy, machines, run.jobs(*COLUMNS), run.events(), decided_s, lambda model: costs, event_driven)
+    jobs = run.jobs(*COLUMNS)
+    rates = speeds(machines, np.unique(jobs["gpus"]).tolist(), work.timed_on)
+    costs_of = lambda model: costs  # noqa: E731
+    return Facts(policy, machines, jobs, run.events(), decided_s, costs_of, event_driven, speeds=rates)
 
 
 def decisions(facts):
@@ -118,6 +125,28 @@ def test_reconstructed_order_decides_what_the_run_decided_at_every_instant(name,
         assert who_runs(facts, facts.at(time_s, before)) == set(facts.at(time_s, after).running), time_s
     for time_s in facts.decided_s.tolist():
         assert who_runs(facts, facts.at(time_s)) == set(facts.at(time_s).running), time_s
+
+
+def test_a_job_that_moved_between_gpu_types_is_as_far_as_it_was_in_the_run(tmp_path):
+    machines = Cluster((NodeType("slow", "v100", 2, 4), NodeType("fast", "h100", 2, 4)))
+    work = replace(random_workload(8, 80, sizes=(1, 2, 4), mean_gap_s=60.0), timed_on="v100")
+    facts = stored(tmp_path, work, machines, "srtf")
+    rates = {"v100": 1.0, "h100": 1.0 / run_time_ratio("v100", "h100").factor}
+    moved = 0
+    for job_id, left_s in enumerate(facts.jobs["duration_s"].tolist()):
+        seen = set()
+        for number, (time_s, kind, row) in enumerate(facts.story(job_id)):
+            if kind == Kind.START:
+                on = machines.node_type_of[int(facts.events.node[row])].gpu_type
+                delay_s = 30.0 if seen else 0.0
+                ends_s = facts.at(time_s, row + 1).running[job_id].remaining_s
+                assert ends_s == pytest.approx(delay_s + left_s / rates[on], abs=1e-3), number
+                seen.add(on)
+                began_s = time_s + delay_s
+            elif kind == Kind.STOP:
+                left_s -= max(0.0, time_s - began_s) * rates[on]
+        moved += len(seen) > 1
+    assert moved >= 3
 
 
 @pytest.mark.parametrize("name", NINE)
