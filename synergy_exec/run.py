@@ -37,6 +37,7 @@ from synergy_exec.rereading import given as changes_in
 from synergy_exec.retention import tidy
 from synergy_exec.settings import AUTO, Settings
 from synergy_exec.users import read_users
+from synergy_exec.worker.network import check_interface
 from synergy_exec.workload import arrivals_of, as_executed
 from synergy_runs.asked import policies_of
 from synergy_runs.atomic import atomic_folder
@@ -126,6 +127,8 @@ def _check(settings: Settings) -> None:
         path = getattr(settings, key)
         if path is not None and not Path(path).is_file():
             raise InputError(f"{key}={path}: there is no such file; expected one in PEM.")
+    if settings.interface is not None and settings.backend.name == "local":
+        check_interface(settings.interface)
     checked_options(settings.backend.name, settings.backend.options)
     compressor_named(settings.compressor)
     read_users(settings.users)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def with_hydra(program: Program, function: Callable[[DictConfig], None]) -> None:
     """Calls `function` with the configuration of the command line, or once per job of a sweep (`-m`).
 
-    Defaults that the program's settings declare are, to the files in conf/, the file `<config>_keys`.
+    Defaults that the program's settings declare are, to the files in conf/, the file `<config>_keys`. What a job of a
+    sweep is refused for is what it returns to Hydra, and the others go on.
     """
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -32,14 +33,15 @@ def with_hydra(program: Program, function: Callable[[DictConfig], None]) -> None
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise instead of printing half a traceback and exiting
     failures: list[Exception] = []
 
-    def task(config: DictConfig) -> None:
-        """Keeps a single run's error from Hydra, which would print more than the error says."""
+    def task(config: DictConfig) -> str | None:
+        """Keeps errors from Hydra, which would print more than they say."""
         try:
             function(config)
         except (InputError, OmegaConfBaseException) as error:
             if HydraConfig.get().mode == RunMode.MULTIRUN:
-                raise
+                return str(error)
             failures.append(error)
+        return None
 
     _declare(program)
     decorated = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=program.config)(task)
@@ -51,12 +53,36 @@ def with_hydra(program: Program, function: Callable[[DictConfig], None]) -> None
 
 def composed(program: Program, arguments: Sequence[str]) -> dict[str, Any]:
     """The values that the program would run with, had these been its arguments. Raises InputError."""
+    return composed_of(program, overrides.prepared(arguments, program))
+
+
+def of_each_swept_value(program: Program, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The values that a sweep would run with, once for each value that is swept, together with the first ones of the
+    other keys. arguments: as Hydra gets them. Raises InputError."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    own = [each for each in arguments if not each.startswith(("-", "hydra"))]
+    with _said():
+        parsed = OverridesParser.create().parse_overrides(own)
+        fixed = [each.input_line or "" for each in parsed if not each.is_discrete_sweep()]
+        swept = {
+            each.get_key_element(): list(each.sweep_string_iterator()) for each in parsed if each.is_discrete_sweep()
+        }
+    first = {key: values[0] for key, values in swept.items()}
+    for key, values in swept.items():
+        for value in values:
+            chosen = {**first, key: value}
+            yield composed_of(program, [*fixed, *(f"{each}={chosen[each]}" for each in chosen)])
+
+
+def composed_of(program: Program, arguments: Sequence[str]) -> dict[str, Any]:
+    """The values that Hydra makes of arguments that it can read. Raises InputError."""
     from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
     _declare(program)
     with _said(), initialize_config_dir(version_base="1.3", config_dir=str(conf_folder().resolve())):
-        config = compose(program.config, overrides.prepared(arguments, program))
+        config = compose(program.config, list(arguments))
         values: Any = OmegaConf.to_container(config, resolve=True)
     return dict(values)
 

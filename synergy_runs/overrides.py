@@ -21,7 +21,8 @@ _OVERRIDE = re.compile(r"^(?P<prefix>\+\+?)?(?P<key>[\w./@-]+)=(?P<value>.*)$", 
 _ONE_NODE_TYPE = re.compile(r"cluster\.node_types\.\d+\.(\w+)")
 _ASKING = ("--help", "-h", "--hydra-help", "--version", "--info", "-i", "--shell-completion", "-sc")
 _WITH_VALUE = ("--cfg", "-c", "--shell-completion", "-sc", "--package", "-p")
-_OPTIONS = ("-m", "--multirun", "--resolve", *_ASKING, *_WITH_VALUE)
+_SWEEPING = ("-m", "--multirun")
+_OPTIONS = (*_SWEEPING, "--resolve", *_ASKING, *_WITH_VALUE)
 """Those of Hydra's options that are offered: to sweep, and to show what would be run."""
 
 
@@ -35,13 +36,13 @@ def options(group: str) -> list[str]:
 def sweeps(arguments: Sequence[str]) -> bool:
     """Whether a sweep is asked for, and not only what its settings would be."""
     asks_only = {"--hydra-help", "--info", "-i", "--cfg", "-c"}
-    return any(each in ("-m", "--multirun") for each in arguments) and not asks_only.intersection(arguments)
+    return any(each in _SWEEPING for each in arguments) and not asks_only.intersection(arguments)
 
 
 def prepared(arguments: Sequence[str], program: Program) -> list[str]:
     """The arguments as Hydra should get them. Raises InputError for what cannot be meant."""
     result: list[str] = []
-    multirun = any(each in ("-m", "--multirun") for each in arguments)
+    multirun = any(each in _SWEEPING for each in arguments)
     if multirun and not program.sweeps:
         raise InputError(f"{program.name} has no sweeps (-m); run it once for each setting.")
     asks_only = any(each in _ASKING for each in arguments)
@@ -67,7 +68,8 @@ def prepared(arguments: Sequence[str], program: Program) -> list[str]:
         )
     if multirun and not any("hydra/launcher" in each for each in arguments) and _has_launcher("joblib"):
         result.append("hydra/launcher=joblib")
-    return result
+    # Hydra's own parser refuses settings that follow an option which others preceded.
+    return sorted(result, key=lambda each: each not in _SWEEPING)
 
 
 def _option(argument: str, before: str, program: Program) -> str:

@@ -38,7 +38,8 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
     if odd := [name for name in used if name not in truth.names and not truth.plans(name)]:
         raise InputError(
             f"{workload.source}: nothing is known of application {odd[0] or '(none)'}; "
-            f"known: {', '.join(truth.names) or 'none (set SYNERGY_DATA, or truth.profiles=FOLDER)'}."
+            f"known: {', '.join(truth.names) or 'none (set SYNERGY_DATA, or truth.profiles=FOLDER)'}. What `python -m "
+            "synergy_exec profile` measured of others is read by truth.profile=FILE."
         )
     workload = with_profiled_batches(workload, truth)
     if not (workload.global_batch > 0).all():

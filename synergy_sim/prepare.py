@@ -124,10 +124,16 @@ def trained(
 ) -> Workload:
     """The workload with training jobs where `trace.models` wants them, and run times as they are on this cluster."""
     wanted = settings.trace.models
+    untimed = bool((np.isfinite(workload.iterations) & (workload.duration_s == 0.0)).any())
     if wanted == "auto":
         needed = any(each.reads_goodput for each in policies)
         given = bool(len(workload)) and bool((with_profiled_batches(workload, truth).global_batch > 0).all())
-        wanted = "as_given" if given else "mix" if needed else "none"
+        wanted = "as_given" if given or untimed else "mix" if needed else "none"
+    elif wanted != "as_given" and untimed:
+        raise InputError(
+            f"trace.models={wanted}: {workload.source} says how many iterations jobs do, not how long they run; type "
+            "trace.models=as_given."
+        )
     if wanted == "as_given":  # how much of such a job was left at the window's start, its log does not say
         return as_given(without_carried(workload), cluster, truth)
     made = workload

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml  # type: ignore[import-untyped]
 from hydra.experimental.callback import Callback
 
+from synergy_core.errors import InputError
 from synergy_runs.resources import conf_folder
 
 if TYPE_CHECKING:
@@ -20,21 +21,49 @@ if TYPE_CHECKING:
 
 _SWEEP = "SYNERGY_SWEEP"
 """Of the environment, which the launcher's processes inherit: how many runs the sweep has, and the keys it varies."""
+REFUSED = "refused.txt"
+"""In a sweep's folder while it goes on: a line for each run that was refused."""
 SWEEPS = "sweeps"
 """In results_dir, beside the traces' names."""
 
 
 def swept(arguments: Sequence[str], run: Callable[[], None]) -> None:
-    """Calls `run` with a new folder as Hydra's for the sweep, unless the command line names one."""
-    from synergy_runs.filing import new_run
+    """Calls `run` with a new folder as Hydra's for the sweep, unless the command line names one.
 
-    if any(each.startswith("hydra.sweep.dir=") for each in arguments):
+    Raises InputError for values that cannot be, before the first run, and at the end where runs were refused.
+    """
+    from synergy_runs.compose import of_each_swept_value
+    from synergy_runs.filing import new_run
+    from synergy_runs.settings import build
+    from synergy_sim.program import SIMULATOR
+    from synergy_sim.settings import Settings
+
+    for values in of_each_swept_value(SIMULATOR, sys.argv[1:]):
+        build(Settings, values)
+    named = [each.partition("=")[2] for each in arguments if each.startswith("hydra.sweep.dir=")]
+    if named:
         run()
-        return
-    with new_run(_results_dir(arguments) / SWEEPS, "synergy_sim", arguments) as folder:
-        quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-        sys.argv.append(f"hydra.sweep.dir='{quoted}'")
-        run()
+        refused = _refused(Path(named[-1].strip("'\"")))
+    else:
+        with new_run(_results_dir(arguments) / SWEEPS, "synergy_sim", arguments) as folder:
+            quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
+            sys.argv.append(f"hydra.sweep.dir='{quoted}'")
+            run()
+            refused = _refused(folder)
+    if refused:
+        runs, first, others = os.environ.get(_SWEEP, "?").split()[0], refused[0], len(refused) - 1
+        more = f" ({others} more)" if others else ""
+        raise InputError(f"{len(refused)} of {runs} runs were refused; {first}{more}")
+
+
+def _refused(folder: Path) -> list[str]:
+    """What runs of the sweep were refused for, in the order of their settings."""
+    path = folder / REFUSED
+    if not path.exists():
+        return []
+    lines = sorted(path.read_text(encoding="utf-8").splitlines())
+    path.unlink()
+    return lines
 
 
 def _results_dir(arguments: Sequence[str]) -> Path:
@@ -70,10 +99,16 @@ class Collect(Callback):
         if config.hydra.mode.name != "MULTIRUN" or job_return.status != JobStatus.COMPLETED:
             return
         runs, *keys = os.environ.get(_SWEEP, "?").split()
-        records = [read_record(each) for each in Path(config.hydra.sweep.dir).glob("[0-9]*")]
-        done = sum(each is not None and each.ended is not None for each in records)
         task = [each.lstrip("+") for each in config.hydra.overrides.task]
         own = " ".join(each for each in task if each.partition("=")[0] in keys)
+        if isinstance(job_return.return_value, str):
+            sentence = " ".join(job_return.return_value.split())
+            with open(Path(config.hydra.sweep.dir) / REFUSED, "a", encoding="utf-8") as file:
+                file.write(f"{own}: {sentence}\n")
+            print(f"refused: {own}", file=sys.stderr, flush=True)
+            return
+        records = [read_record(each) for each in Path(config.hydra.sweep.dir).glob("[0-9]*")]
+        done = sum(each is not None and each.ended is not None for each in records)
         took_s = time.monotonic() - self._began_s
         print(f"{done} of {runs} runs done: {own} took {took_s:.0f} s", file=sys.stderr, flush=True)
 
@@ -85,6 +120,8 @@ class Collect(Callback):
 
         folder = Path(config.hydra.sweep.dir)
         runs = find_runs(folder)
+        if not runs:
+            return
         print_comparison(compare(runs))
         if config.figures:
             from synergy_runs.filing import command_of

@@ -66,6 +66,15 @@ def test_sweep_is_collected_into_one_table_and_one_parquet(tmp_path):
     assert sorted(set(table["cluster.load"].to_pylist())) == ["0.8", "1.2"]
 
 
+def test_runs_of_a_sweep_that_can_be_are_collected_though_another_is_refused(tmp_path):
+    done = synergy("-m", *SMALL, "policy=fifo", "cluster.nodes=40,-1", f"results_dir={tmp_path}")
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("synergy_sim: 1 of 2 runs were refused; cluster.nodes=-1: node type v100: nodes=-1")
+    assert pq.read_table(next(tmp_path.glob("sweeps/*/comparison.parquet"))).num_rows == 1
+    assert "collected: " in done.stdout
+
+
 def test_help_names_every_key_and_is_quick_to_read():
     done = synergy("--help")
     assert done.returncode == 0

@@ -1,6 +1,7 @@
 """Run times are of a GPU type: on another they are converted, and a type that nobody knows is refused."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,9 @@ def prepared(*keys):
 
 
 def test_the_logs_own_waits_are_nobodys_beside_converted_run_times():
-    assert np.isnan(prepared("cluster.gpu_type=h100").workload.log_wait_s).all()
+    given = replace(workload([(0, 1, 100), (0, 1, 100)], kinds=["v100", ""]), log_wait_s=np.array([5.0, 7.0]))
+    assert converted(given, given, nodes("v100"), "v100").log_wait_s.tolist() == [5.0, 7.0]
+    np.testing.assert_equal(converted(given, given, nodes("a100", "v100"), "v100").log_wait_s, [5.0, np.nan])
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from synergy_core.commands._asked import AskedModel, default_batch, model_asked
 from synergy_core.commands._question import LARGEST, Question, question
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import emitter_names
+from synergy_core.planner.emitters import emitter_for, emitter_names
 
 if TYPE_CHECKING:
     from synergy_core.planner.constants import Constants, OwnConstants
@@ -80,6 +80,8 @@ def run(chosen: argparse.Namespace) -> int:
     if asked.tokens is not None and not seq_len:
         raise InputError(f"tokens=: {asked.model} reads no tokens; leave it out.")
     software = software_named(asked.software)
+    for form, _ in chosen.emit:
+        emitter_for(form, software.name)
     if asked.plan is not None:
         asked = plan_from(asked)
     batch = asked.batch or default_batch(model.architecture)

@@ -10,14 +10,27 @@ import socket
 import struct
 from pathlib import Path
 
+from synergy_core.errors import unknown
+
 _SIOCGIFADDR = 0x8915
 _VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def check_interface(name: str) -> None:
+    """Raises InputError where this machine has no interface of that name."""
+    known = [each for _, each in socket.if_nameindex()]
+    if name not in known:
+        raise unknown("interface", name, known, hint=f"Those are of {socket.gethostname()}; null finds the right one.")
 
 
 def talk_over(interface: str | None, store_host: str) -> None:
     """Has gloo and NCCL use that interface; None: the one with the address from which this machine reaches the store,
     unless the environment says another. Left to itself gloo looks the machine's own name up, which may lead nowhere.
+
+    Raises InputError where this machine has no such interface.
     """
+    if interface is not None:
+        check_interface(interface)
     chosen = interface or interface_to(store_host)
     for each in _VARIABLES:
         if chosen and (interface or each not in os.environ):

@@ -38,8 +38,10 @@ def test_what_is_set_goes_before_what_is_found(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     network.talk_over(None, "127.0.0.1")
     assert _variables() == ("lo", "ib0")
-    network.talk_over("eth7", "127.0.0.1")
-    assert _variables() == ("eth7", "eth7")
+    network.talk_over("lo", "127.0.0.1")
+    assert _variables() == ("lo", "lo")
+    with pytest.raises(InputError, match="unknown interface 'eth7'"):
+        network.talk_over("eth7", "127.0.0.1")
 
 
 def _variables() -> tuple[str | None, str | None]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from planner_setup import CONSTANTS
 
 from synergy_core.__main__ import main
+from synergy_core.commands import _machines
 from synergy_core.commands._asked import default_batch
-from synergy_core.planner import constants
 from synergy_core.planner.explain import model_flops, seconds
 from synergy_core.planner.families import architecture_named
 from synergy_core.planner.picture import _counts, _ticks, schedule
@@ -21,7 +21,7 @@ from synergy_core.planner.software import Software
 
 @pytest.fixture(autouse=True)
 def _same_constants(monkeypatch):
-    monkeypatch.setattr(constants, "constants_for", lambda machine, software: CONSTANTS)
+    monkeypatch.setattr(_machines, "constants_for", lambda machine, software: CONSTANTS)
 
 
 def asked(capsys, *arguments):

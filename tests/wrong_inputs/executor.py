@@ -39,6 +39,7 @@ CASES = [
     of_job(b"\0", "it has a character that no text has"),
     of_job(None, "the job file cannot be read (Is a directory)"),
     of_key("-m", "has no sweeps"),
+    of_key("interface=nope0", "unknown interface 'nope0'", "lo"),
     of_key("policy=srft", "Did you mean 'srtf'"),
     of_key("polcy=x", "Did you mean 'policy'"),
     of_key("ports=1", "two ports such as 29500-29599, or null"),

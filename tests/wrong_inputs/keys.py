@@ -27,6 +27,10 @@ CASES = [
     alone("+trace=file", "Type trace.path=FILE"),
     alone("experiment=pollux_osdi22", "Did you mean 'pollux_osdi21'"),
     alone("-m +trace=philly policy=fifo,srft", "Did you mean 'srtf'"),
+    of_key("-m cluster.nodes=2,forty", "cluster.nodes=forty: expected a whole number"),
+    of_key("cluster.nodes=-1,-2 -m", "2 of 2 runs were refused; cluster.nodes=-1: node type", "(1 more)"),
+    alone("+trace=demo policy=fifo", "nothing is known of application cnn", "truth.profile=FILE"),
+    alone("+trace=demo policy=fifo trace.models=none", "type trace.models=as_given"),
     alone("-m +trace=philly hydra/launcher=submitit_slurm", "pip install hydra-submitit-launcher"),
     # What Hydra's grammar would stumble over.
     of_key("'cluster.nodes=[1'", "cluster.nodes=[1: expected a whole number"),

@@ -66,16 +66,22 @@ def emitter_named(name: str) -> Emitter:
     return cast(Emitter, import_module(f"{__name__}.{name}"))
 
 
+def emitter_for(name: str, software: str) -> Emitter:
+    """A form's module. Raises InputError for an unknown one, and where its software is another."""
+    form = emitter_named(name)
+    if software not in form.SOFTWARE:
+        raise InputError(
+            f"--emit {name}: the plan is for {software}; this form is read by {', '.join(form.SOFTWARE)}. "
+            f"Type software={form.SOFTWARE[0]}."
+        )
+    return form
+
+
 def emitted(name: str, launch: PlannedLaunch) -> str:
     """The plan in that form. Raises InputError where the form's software is not the plan's, or cannot run it."""
     from synergy_core.planner.plan import NO_COMPRESSOR
 
-    form = emitter_named(name)
-    if launch.software.name not in form.SOFTWARE:
-        raise InputError(
-            f"--emit {name}: the plan is for {launch.software.name}; this form is read by {', '.join(form.SOFTWARE)}. "
-            f"Type software={form.SOFTWARE[0]}."
-        )
+    form = emitter_for(name, launch.software.name)
     if launch.plan.compressor != NO_COMPRESSOR:
         raise InputError(
             f"--emit {name}: no setting of {launch.software.name} compresses gradients by {launch.plan.compressor}."
