@@ -120,6 +120,7 @@ class Journal:
         self.path = path
         self._connection = opened(path)
         self._recorded: list[tuple[str, tuple[Any, ...]]] = []
+        self._reported: dict[int, dict[str, Any]] = {}
 
     def close(self) -> None:
         """Commits and closes."""
@@ -128,6 +129,9 @@ class Journal:
 
     def commit(self) -> None:
         """What was recorded is on disk when this returns; nothing is where the folder is another's by now."""
+        for job, progress in self._reported.items():
+            self._write("INSERT OR REPLACE INTO reports (job, progress) VALUES (?, ?)", (job, json.dumps(progress)))
+        self._reported.clear()
         if self._connection.in_transaction:
             owner.check(self.path.parent)
             number = self._patiently(self._committed)
@@ -243,7 +247,8 @@ class Journal:
         )
 
     def reported(self, job: int, progress: dict[str, Any]) -> None:
-        self._write("INSERT OR REPLACE INTO reports (job, progress) VALUES (?, ?)", (job, json.dumps(progress)))
+        """Records how far a job is. Jobs say so every second: only the last before a commit is written."""
+        self._reported[job] = progress
 
     def observed(self, job: int, seen: Observation) -> None:
         self._write(f"INSERT OR IGNORE INTO observations ({_OBSERVED}) VALUES (?,?,?,?,?,?,?)", (job, *seen))
@@ -280,7 +285,8 @@ class Journal:
         return [Timing(run, time_s, kind, json.loads(parts)) for run, time_s, kind, parts in rows]
 
     def reports(self) -> dict[int, dict[str, Any]]:
-        return {job: json.loads(progress) for job, progress in self._all("SELECT job, progress FROM reports")}
+        found = {job: json.loads(progress) for job, progress in self._all("SELECT job, progress FROM reports")}
+        return {**found, **self._reported}
 
     def observations(self) -> list[tuple[int, Observation]]:
         rows = self._all(f"SELECT {_OBSERVED} FROM observations ORDER BY rowid")

@@ -123,8 +123,20 @@ def test_a_disk_that_refuses_is_said_in_a_sentence(tmp_path: Path) -> None:
         Journal(Path("/proc/nowhere/j"))
     journal = filled(tmp_path / "j")
     journal._connection.execute("PRAGMA max_page_count=1")
+    journal.reported(1, {"filler": "x" * 100_000})
     with pytest.raises(InputError, match="cannot be written"):
-        journal.reported(1, {"filler": "x" * 100_000})
+        journal.commit()
+
+
+def test_of_what_a_job_says_before_a_commit_the_last_is_kept(tmp_path: Path) -> None:
+    journal, other = Journal(tmp_path / "j"), Journal(tmp_path / "j")
+    journal.reported(1, {"step": 1})
+    journal.reported(1, {"step": 2})
+    assert (journal.reports(), other.reports()) == ({1: {"step": 2}}, {})
+    journal.commit()
+    assert other.reports() == {1: {"step": 2}}
+    other.close()
+    journal.close()
 
 
 @pytest.mark.parametrize(("ids", "measured"), [("1-2", [False, True, True, False]), (None, [True] * 4)])
