@@ -190,22 +190,28 @@ def intervals(comparison: Comparison) -> list[str]:
     reasons = {ratio.why_not for ratio in [*ratios, *pooled.values()]}
     lines += [f"{versus}: no interval {text}" for reason, text in NO_INTERVAL.items() if reason in reasons]
     if "few" in reasons and not any(math.isfinite(ratio.low) for ratio in pooled.values()):
-        told = f"cannot be told from fewer than {FEWEST_WORKLOADS} {_more_workloads(settings[0][0])}"
-        lines.append(f"{versus}: true of these jobs; how far other weeks differ {told}")
+        lines.append(f"{versus}: true of these jobs; how far other weeks differ {_why_not_told(settings[0][0])}")
     if pooled:
         texts = [f"{label} {ratio_text(ratio)}" for label, ratio in pooled.items()]
         lines.append(f"{versus} over these {len(settings)} workloads, with a 95 % interval: {', '.join(texts)}")
     return lines
 
 
-def _more_workloads(row: ComparedPolicy) -> str:
-    """How to get more independent workloads, and what to type."""
-    summary = row.runs[0].summary
-    if "generator" in str(summary["trace_source"]):
-        return f"seeds: 'seed=[{','.join(map(str, range(FEWEST_WORKLOADS)))}]'"
-    start_s = epoch_s(str(summary["trace_start"]))
-    windows = ",".join(f"{iso(start_s + week * 7 * DAY_S)[:10]}/7d" for week in range(FEWEST_WORKLOADS))
-    return f"windows of the log: -m trace.window={windows}"
+def _why_not_told(row: ComparedPolicy) -> str:
+    """That more independent workloads are needed, and what to type for them; of a whole log that is too short for
+    windows of a day, that it is."""
+    run = row.runs[0]
+    few = f"cannot be told from fewer than {FEWEST_WORKLOADS}"
+    if "generator" in str(run.summary["trace_source"]):
+        return f"{few} seeds: 'seed=[{','.join(map(str, range(FEWEST_WORKLOADS)))}]'"
+    days = 7
+    if run.settings().get("trace.window") == "all":
+        days = min(days, int(run.summary["makespan_s"] / DAY_S / FEWEST_WORKLOADS))
+    if not days:
+        return "cannot be told from so short a log"
+    start_s = epoch_s(str(run.summary["trace_start"]))
+    windows = ",".join(f"{iso(start_s + at * days * DAY_S)[:10]}/{days}d" for at in range(FEWEST_WORKLOADS))
+    return f"{few} windows of the log: -m trace.window={windows}"
 
 
 def _alike(comparison: Comparison) -> list[list[str]]:

@@ -20,7 +20,7 @@ from synergy_runs.verdict import verdict
 SEEDS = (0, 1, 2, 3, 4)
 
 
-def write_one_log(into, *, seeds=SEEDS, sample=1.0, source="philly.csv (Philly CSV)"):
+def write_one_log(into, *, seeds=SEEDS, sample=1.0, source="philly.csv (Philly CSV)", window="7d"):
     """Seeds that replay one log, or samples of it; `random` stands for a policy that draws something by the seed."""
     log = dataclasses.replace(drawn_workload(300), source=source)
     for seed in seeds:
@@ -36,7 +36,9 @@ def write_one_log(into, *, seeds=SEEDS, sample=1.0, source="philly.csv (Philly C
         draw = random.random(len(jobs))
         for policy, key in (("fifo", None), ("random", lambda job, draw=draw: draw[job])):
             run = simulate(jobs, cluster(4), policy=policy, key=key, seed=seed)
-            write_run(run, into / f"{policy}-{seed}", f"policy: [fifo, random]\nseed: {seed}\n")
+            write_run(
+                run, into / f"{policy}-{seed}", f"policy: [fifo, random]\nseed: {seed}\ntrace: {{window: {window}}}\n"
+            )
     return compare(find_runs(into))
 
 
@@ -58,6 +60,12 @@ def test_one_run_has_no_interval_and_the_table_says_how_to_get_one(tmp_path):
     assert all(math.isnan(row.ratio.low) for row in comparison.rows)
     (line,) = intervals(comparison)
     assert line.startswith("vs fifo: true of these jobs; how far other weeks differ cannot be told from fewer than 5")
+
+
+def test_nobody_is_told_to_take_weeks_of_a_log_of_an_hour(tmp_path):
+    assert intervals(write_one_log(tmp_path, seeds=(0,), window="all"))[0].endswith(
+        "cannot be told from so short a log"
+    )
 
 
 def test_generated_jobs_are_told_to_take_seeds(tmp_path):
