@@ -118,7 +118,7 @@ class Settings(RunSettings):
     profile_s: float = key(
         "seconds that measuring models takes at the most; what there was no time for is predicted, or left out (python "
         "-m synergy_exec profile takes 600 unless it is given)",
-        270.0,
+        180.0,
         SECONDS,
     )
     information: Literal["own", "declared", "shared", "all"] | None = key(

@@ -35,7 +35,11 @@ class Selection:
     ) -> None:
         self._nodes_of, self._hopeless, self._held_bytes = nodes_of, hopeless, held_bytes
         self._all = [plan for lists in candidates.values() for same in lists for plan in same]
-        self._waiting = [same for size in sorted(candidates) for same in candidates[size]]
+        self._ends, self._middles = list[list[PlanMessage]](), list[list[PlanMessage]]()
+        for same in (same for size in sorted(candidates) for same in candidates[size]):
+            ends, middle = _ends_first(same)
+            self._ends.append(ends)
+            self._middles += [middle] if middle else []
         self._first = {degrees_of(lists[0][0].core) for lists in candidates.values() if lists}
         self._seen: dict[PlanMessage, float] = {}
         self._best: dict[tuple[int, int], float] = {}
@@ -64,14 +68,15 @@ class Selection:
     def next(self) -> list[PlanMessage] | None:
         """What to measure now; None when nothing is left that is worth it.
 
-        First what each number of slots falls back on, without which a job could not be there at all; then the fewest
-        slots, which tell of more; on as many, what promises most.
+        First the smallest and the largest batch of each kind of plan, which tell of those between them; the others only
+        when there is time left. Of these first what each number of slots falls back on, without which a job could not
+        be there at all; then the fewest slots, which tell of more; on as many, what promises most.
         """
-        while self._waiting:
-            turn = min(map(self._turn, self._waiting))
-            due = [each for each in self._waiting if self._turn(each) == turn]
+        while waiting := self._ends or self._middles:
+            turn = min(map(self._turn, waiting))
+            due = [each for each in waiting if self._turn(each) == turn]
             chosen = due[0] if turn[0] == 0 else min(due, key=lambda each: min(map(self._ratio, each)))
-            self._waiting.remove(chosen)
+            waiting.remove(chosen)
             if any(map(self.worth, chosen)):
                 return chosen
             for plan in chosen:
@@ -148,6 +153,16 @@ class Selection:
         if self._held_bytes > self.memory_bytes * plan.tensor * plan.pipeline * replicas:
             return True
         return any(_parts(each) == _parts(plan) and each.micro_batch <= plan.micro_batch for each in self._too_large)
+
+
+def _ends_first(same: list[PlanMessage]) -> tuple[list[PlanMessage], list[PlanMessage]]:
+    """Those of the smallest and of the largest batch, and those between them."""
+    ends = {min(map(_batch, same)), max(map(_batch, same))}
+    return [plan for plan in same if _batch(plan) in ends], [plan for plan in same if _batch(plan) not in ends]
+
+
+def _batch(plan: PlanMessage) -> int:
+    return plan.global_batch
 
 
 def _kind(plan: PlanMessage) -> tuple[bool, ...]:
