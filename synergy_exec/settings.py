@@ -85,6 +85,12 @@ class RunSettings:
         "reaches that of rank 0",
         None,
     )
+    steady_slots: bool = key(
+        "whether a rank whose slot is a part of a CPU core, for there are more slots than cores, rests after each step "
+        "until it has taken no more than that part: steps then take as long beside idle slots as beside busy ones. "
+        "false: it takes what others leave",
+        True,
+    )
     bfloat16: bool = key(
         "whether GPUs compute in bfloat16; weights, gradients and losses stay in float32, CPUs always", True
     )

@@ -189,7 +189,7 @@ class NodeRun:
             launch=launch,
             rank=rank,
             cores=grant.cores if grant else slot.cores,
-            cpus=grant.cpus if grant else len(slot.cores),
+            cpus=grant.cpus if grant else slot.cpus,
             gpu=slot.gpu,
             launched_s=started_s,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 class Slot:
     """A place for one rank.
 
-    cores: of the CPU, that its worker may use. gpu: the index of its CUDA device; None where cores are the slot.
+    cores: of the CPU, that its worker may use. cpus: how many of them are its own; a part of one that slots share. gpu:
+    the index of its CUDA device; None where cores are the slot.
     """
 
     cores: tuple[int, ...]
+    cpus: float
     gpu: int | None
 
 
@@ -25,7 +28,8 @@ def divide(cores: Sequence[int], slots: int, *, gpus: bool) -> list[Slot]:
         tuple(cores[slot * share : (slot + 1) * share]) if share else (cores[slot % len(cores)],)
         for slot in range(slots)
     ]
-    return [Slot(part, slot if gpus else None) for slot, part in enumerate(parts)]
+    others = Counter(parts)
+    return [Slot(part, float(share or 1 / others[part]), slot if gpus else None) for slot, part in enumerate(parts)]
 
 
 def own_cores() -> list[int]:

@@ -38,6 +38,7 @@ from synergy_exec.worker.connection import AgentConnection
 from synergy_exec.worker.exchanges import Exchanges
 from synergy_exec.worker.meter import Meter
 from synergy_exec.worker.observers import Observers
+from synergy_exec.worker.pace import Pace
 from synergy_exec.worker.pulse import Pulse
 from synergy_exec.worker.purity import Purity
 from synergy_exec.worker.saves import Saves
@@ -94,6 +95,8 @@ class Loop:
         self._meter = Meter()
         self._exchanges = Exchanges()
         self._cpus = 0.0 if start.launch.share is None else start.cpus
+        steady = start.launch.steady_slots and start.launch.share is None and start.gpu is None
+        self._pace = Pace(start.cpus) if steady and start.cpus < 1 else None
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
 
     def stop(self) -> None:
@@ -122,7 +125,11 @@ class Loop:
                     self._save_later()
                 self._saves.look()
                 stepping = time.monotonic()
+                if self._pace is not None and started:  # the first step makes caches, and others wait for it
+                    self._pace.begin()
                 result, rate = self._step()
+                if self._pace is not None:
+                    self._pace.rest()
                 loss = result.loss
                 ended = time.monotonic()
                 batch = self._trainer.plan.micro_batch, self._trainer.plan.accumulation

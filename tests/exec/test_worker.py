@@ -163,6 +163,8 @@ def test_start_is_read_as_it_was_written() -> None:
 def test_cores_are_divided_and_shared_only_when_they_must_be() -> None:
     assert [each.cores for each in divide([0, 1, 2, 3, 4], 2, gpus=False)] == [(0, 1), (2, 3)]
     assert [each.cores for each in divide([0, 1], 3, gpus=False)] == [(0,), (1,), (0,)]
+    assert [each.cpus for each in divide([0, 1, 2, 3, 4], 2, gpus=False)] == [2, 2]
+    assert [each.cpus for each in divide([0, 1], 3, gpus=False)] == [0.5, 1, 0.5]
     assert [each.gpu for each in divide([0, 1], 2, gpus=True)] == [0, 1]
 
 
