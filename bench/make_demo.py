@@ -16,8 +16,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 3
-"""Of eight the one under which, simulated with step times of one machine, most jobs went from a kind of plan to another:
-17; the others 6 to 13."""
+"""Of eight the one under which, simulated with step times of one machine, most jobs changed from one kind of plan to
+another: 17; under the others 6 to 13."""
 LONG, SHORT = {"gpt": 4, "mlp": 4}, {"cnn": 4, "texts": 3, "mlp": 1}
 """How many jobs of each model: first of a pair, and second."""
 PAIR_S, WITHIN_S, FIRST_S = (9.0, 13.0), (3.0, 5.0), 1.5
