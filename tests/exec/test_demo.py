@@ -57,8 +57,9 @@ def test_jobs_go_from_one_kind_of_plan_to_another(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_every_kind_of_plan_trains_all_jobs_and_losses_go_on(tmp_path: Path) -> None:
+    """Half as dense, so that jobs have four slots also where the machine tests other things."""
     asked = ["+trace=demo", f"profile={PROFILE}", f"results_dir={tmp_path}", "figures=false", "live=false"]
-    asked.append("backend.options.slots=4")
+    asked += ["backend.options.slots=4", "load=0.5"]
     ended = subprocess.run(
         [sys.executable, "-m", "synergy_exec", *asked], capture_output=True, text=True, timeout=PATIENCE_S
     )
