@@ -214,7 +214,8 @@ def finish_time_fairness(jobs: Any, settings: Any) -> np.ndarray:
     The share of N active jobs (N: mean over the job's life) is 1/N of the cluster's GPUs, all of that type; the run
     time there is that of the fastest allowed size within it, with the best batch of every epoch, started once.
     """
-    from synergy_runs.inputs import cluster_of, workload_of
+    from synergy_runs.inputs import workload_of
+    from synergy_runs.machines import cluster_of
     from synergy_sim.prepare import execution_of, truth_of
 
     workload = workload_of(settings.trace, settings.cluster, 0)

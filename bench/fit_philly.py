@@ -109,6 +109,7 @@ def arrivals(jobs: pd.DataFrame) -> dict[str, Any]:
     hourly = jobs.set_index("at").resample("1h").size()
     return {
         "first_day": "2017-10-09",
+        "log_dates": ["2017-09-04", "2017-12-23"],
         "mean_per_hour": round(float(hourly.mean()), 3),
         "index_of_dispersion": round(float(hourly.var() / hourly.mean()), 1),
         "hour_of_day_percent": percentages(jobs["at"].dt.hour),

@@ -2,6 +2,7 @@
 
     python bench/fuzz.py SEED CASES
     python bench/fuzz.py --philly [--quick]
+    python bench/fuzz.py --definitions SEED TRACES
 
 SEED CASES: so many cases of tests/cases.py, each simulated as if it had been typed, checked (`synergy_runs.invariants`)
 and, where they apply, compared with a walk over all jobs and with a naive scan (tests/case_checks.py). The smallest
@@ -9,6 +10,10 @@ failing case of each kind is printed as a job log and the keys to type. A case m
 
 --philly: 21 windows of the real log × 10, 15 and 20 nodes × every policy, with training jobs (trace.models=mix) and
 without, with decisions at once and in rounds.
+
+--definitions: so many random traces with tenants, with and without quotas, borrowing and restart costs, under every
+placement (tests/naive_traces.py), each under every ordering policy, against a simulator written from the definitions
+(tests/naive.py): every start, stop and end is compared.
 
 Ends with the number of cases, of failures and CPU seconds; exits 1 if anything failed.
 """
@@ -32,6 +37,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import case_checks
+import naive_traces
 import planned_models
 from cases import POLICIES, RIGID, SHORTER, Case, random_case, smaller, typed
 
@@ -124,6 +130,20 @@ def random_cases(seed: int, cases: int) -> Progress:
     return progress
 
 
+def definitions(seed: int, traces: int) -> Progress:
+    """Compares every ordering policy on random traces with what it is defined to do; prints where they differ."""
+    progress = Progress(traces * len(naive_traces.POLICIES))
+    for number in range(traces):
+        trace = naive_traces.random_trace(Random(f"{seed}/{number}"))
+        for policy in naive_traces.POLICIES:
+            differs = naive_traces.simulated(trace, policy) != naive_traces.by_definition(trace, policy)
+            progress.count(differs)
+            if differs:
+                print(f"\ntrace {seed}/{number}, {policy}\n{trace}", flush=True)
+    print(f"{traces:,} traces × {len(naive_traces.POLICIES)} ordering policies: {progress.failures} differences")
+    return progress
+
+
 def philly_keys(quick: bool) -> Iterator[dict[str, Any]]:
     """What is typed for each run of several policies on one window."""
     readers = [name for name in POLICIES if name not in RIGID]
@@ -159,6 +179,7 @@ def main() -> None:
     parser.add_argument("seed", type=int, nargs="?", metavar="SEED")
     parser.add_argument("cases", type=int, nargs="?", metavar="CASES")
     parser.add_argument("--philly", action="store_true", help="the real log instead; needs SYNERGY_DATA")
+    parser.add_argument("--definitions", action="store_true", help="ordering policies against their definitions")
     parser.add_argument("--quick", action="store_true", help="with --philly: every seventh window")
     chosen = parser.parse_args()
     if chosen.philly == (chosen.cases is not None):
@@ -166,7 +187,8 @@ def main() -> None:
     signal.signal(signal.SIGVTALRM, _too_slow)
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     planned_models.install()
-    done = philly(chosen.quick) if chosen.philly else random_cases(chosen.seed, chosen.cases)
+    compare = definitions if chosen.definitions else random_cases
+    done = philly(chosen.quick) if chosen.philly else compare(chosen.seed, chosen.cases)
     print(f"{done.done:,} cases, {done.failures} failures, {time.process_time():.0f} CPU-seconds")
     sys.exit(1 if done.failures else 0)
 

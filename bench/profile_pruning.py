@@ -51,7 +51,7 @@ def truth(model: str, gpu: str, there: list[PlanMessage]) -> dict[PlanMessage, f
 def measured(
     candidates: dict[int, list[list[PlanMessage]]],
     step_s: dict[PlanMessage, float],
-    hopeless: float,
+    effort: Effort,
     seed: int,
     most: float = inf,
 ) -> tuple[int, list[float]]:
@@ -59,7 +59,7 @@ def measured(
     batch.
     """
     random = np.random.default_rng(seed)
-    selection = Selection(candidates, lambda size: 1, hopeless=hopeless)
+    selection = Selection(candidates, lambda size: 1, hopeless=effort.hopeless, every_batch=effort.every_batch)
     chosen: dict[tuple[int, int], tuple[float, PlanMessage]] = {}
     count = 0
     while count < most and (same_degrees := selection.next()) is not None:
@@ -92,13 +92,8 @@ def main() -> None:
     for model, gpu in ON:
         step_s = truth(model, gpu, there)
         row = [f"{model}, {gpu}", str(len(there))]
-        for hopeless, most in (
-            (QUICK.hopeless, IN_A_HURRY),
-            (QUICK.hopeless, inf),
-            (Effort().hopeless, inf),
-            (inf, inf),
-        ):
-            found = [measured(candidates, step_s, hopeless, seed, most) for seed in seeds]
+        for effort, most in ((QUICK, IN_A_HURRY), (QUICK, inf), (Effort(), inf), (Effort(hopeless=inf), inf)):
+            found = [measured(candidates, step_s, effort, seed, most) for seed in seeds]
             lost = np.concatenate([each for _, each in found])
             row += [f"{np.mean([count for count, _ in found]):.0f}", f"{lost.mean():.1%}, {lost.max():.0%}"]
         rows.append(row)

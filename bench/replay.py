@@ -1,17 +1,22 @@
 """How fast a trace is replayed: CPU seconds of the simulation alone, and jobs per CPU-second.
 
     python bench/replay.py [--quick] [--json FILE]
+    python bench/replay.py --units [REPETITIONS]
 
 Whole Philly (the real log where SYNERGY_DATA has it) on 60 × 8 GPUs, where counts decide what fits (`spread`, for which
 the goals are) and where GPUs must lie together (`consolidate`), then 10⁴, 10⁵ and 10⁶ Helios-like jobs on 262 × 8
 at an offered load of 0.85. Every line is a process of its own, so that peak memory is its own. Beside each, in the same
 process, a bare heapq loop over the same number of events (a push and a pop each, 1,000 pending): what no simulator in
 Python can beat. Goals are those of the project's issue.
+
+--units: whole Philly on 60 × 8 GPUs under `spread`, in units of what SimPy itself needs for as many processes of two
+timeouts (bench/yardstick.py). Policies and yardstick take turns; of each the least CPU time counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import heapq
 import json
 import multiprocessing
@@ -22,6 +27,8 @@ import time
 PHILLY = (("fifo", 1.5), ("backfill", 1.5), ("sjf", 1.5), ("srtf", 8.0), ("mlfq", 8.0), ("easy", None),
           ("las", None), ("tiresias", None), ("qssf", None), ("themis", None))  # fmt: skip
 HELIOS = (("backfill", 15.0), ("sjf", 15.0), ("srtf", 40.0), ("mlfq", 40.0))
+UNITS = {"fifo": 3.2, "backfill": 3.2, "sjf": 3.2, "srtf": 6.0, "las": 10.0}
+"""Goals, in units of the yardstick."""
 COLUMNS = (
     "workload",
     "jobs",
@@ -110,11 +117,43 @@ def rows(quick: bool):
         process.join()
 
 
+def print_units(repetitions: int) -> None:
+    import numpy as np
+    from yardstick import simpy_cpu_s
+
+    from synergy_core.cluster import Cluster, NodeType
+    from synergy_core.policies import get_policy
+    from synergy_runs.workload import with_estimates
+    from synergy_sim.execution import Costs, ExecutionModel
+    from synergy_sim.simulate import simulate
+
+    work = with_estimates(philly(), 4.0, np.random.default_rng(0))
+    machines = Cluster((NodeType("v100", "v100", 60, 8),), placement="spread")
+    free = ExecutionModel(Costs(restart_s=0.0))
+    unit_s, cpu_s, digest = float("inf"), dict.fromkeys(UNITS, float("inf")), {}
+    for _ in range(repetitions):
+        unit_s = min(unit_s, simpy_cpu_s(len(work)))
+        for policy in UNITS:
+            run = simulate(work, machines, get_policy(policy), free)
+            cpu_s[policy] = min(cpu_s[policy], run.simulation_cpu_s)
+            columns = ("time_s", "kind", "job_id", "part", "node", "gpu_mask")
+            events = b"".join([getattr(run.events, name).tobytes() for name in columns])
+            digest[policy] = hashlib.sha256(events).hexdigest()[:12]
+    print(f"{work.name}, {len(work):,} jobs; the unit is {unit_s:.3f} CPU-seconds; least of {repetitions}")
+    print(f"{'policy':10} {'CPU s':>7} {'units':>7} {'goal':>6}  events")
+    for policy, goal in UNITS.items():
+        seconds = cpu_s[policy]
+        print(f"{policy:10} {seconds:7.3f} {seconds / unit_s:7.2f} {goal:6.1f}  {digest[policy]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one repeat, no million jobs")
     parser.add_argument("--json", metavar="FILE", help="also write the rows here")
+    parser.add_argument("--units", type=int, nargs="?", const=5, metavar="REPETITIONS", help="ratios to SimPy itself")
     chosen = parser.parse_args()
+    if chosen.units:
+        return print_units(chosen.units)
     done = []
     print("  ".join(f"{name:>14}" for name in COLUMNS))
     for row in rows(chosen.quick):

@@ -154,7 +154,7 @@ class _Work:
     def next_change_s(self, now_s: float) -> float:
         """When to decide again although nothing happened (s); inf for never."""
         with attributed(f"the next change after {now_s:g} s"):
-            return self.scheduler.next_change_s()
+            return self.scheduler.next_change_s(now_s)
 
     def decide(self, now_s: float) -> None:
         with attributed(f"the decision at {now_s:g} s"):

@@ -45,8 +45,8 @@ class Scheduler(Protocol):
     def decide(self, now_s: float) -> Decision:
         """Who stops and who starts where."""
 
-    def next_change_s(self) -> float:
-        """When to ask again although nothing happened; inf for never."""
+    def next_change_s(self, now_s: float) -> float:
+        """When to ask again although nothing happened, `now_s` or later; inf for never."""
 
     @property
     def waiting(self) -> int:

@@ -29,6 +29,7 @@ def freeze(job_class: str, folder: Path) -> None:
             f"class: {source.absolute()} cannot be read by the controller on {os.uname().nodename} ({error.strerror}). "
             "Put it on a file system that the controller's machine has, or give package.module:Class."
         ) from error
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with atomic_file(folder / FOLDER / source.name) as partial, partial.open("wb") as file:
         file.write(text)
         file.flush()

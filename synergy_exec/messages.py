@@ -101,14 +101,17 @@ class PlanMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserve(Message):
-    """Listen for the store at which this run's ranks meet; answered by `Reserved`.
+    """Listen for the store at which this run's ranks meet, where they are on several nodes; answered by `Reserved`.
 
     ports: of which one is to be taken, such as 29500-29599, as soon as one is free; "": any that is free.
+    several_nodes: False: nothing is listened on, and `Reserved` comes at once. Whoever decides hears of what ended
+    before the run is launched, and may drop it.
     """
 
     KIND: ClassVar[str] = "reserve"
     run: int
     ports: str
+    several_nodes: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +119,8 @@ class Launch(Message, RunSettings):
     """Start this node's workers of a run.
 
     job_class: `package.module:Class` or `/path/file.py:Class`. slots: which of the node's, ranks first_rank … in their
-    order. store_host, store_port: where the ranks meet; the agent that reserved it holds that port itself.
+    order. store_host, store_port: where ranks on several nodes meet; the agent that reserved it holds that port itself.
+    "" and 0: all ranks are on this node, whose agent gives them a store that no other user can open.
     folder: the job's own, on a file system that all nodes share. job_uuid: what its checkpoints say; saved_step: of the
     last that it is known to have, without which nothing is trained; 0 for none. work: iterations at the initial batch
     until it is done. noise: whether to estimate the gradient's noise scale. report_s: between reports. share: what each
@@ -225,7 +229,7 @@ class Hello(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reserved(Message):
-    """The store's address for a run."""
+    """The store's address for a run; "" and 0 for one whose ranks are all on this node."""
 
     KIND: ClassVar[str] = "reserved"
     run: int
@@ -294,9 +298,10 @@ class Started(Message):
 class Report(Message):
     """What rank 0 saw since the last report.
 
-    step, samples, work: done in all. loss: of the last step. step_s: median of the slowest rank's step times at this
-    batch, warm-up left out, over `steps` steps; 0 where there is none yet. sync_s: of that, seconds in
-    which gradients were exchanged and nothing was computed, on the rank that waited least.
+    step, samples, work: done in all. told_s: when this was, on the monotonic clock of rank 0's node; the steps between
+    two reports took the difference. loss: of the last step. step_s: median of the slowest rank's step times at this
+    batch, warm-up left out, over `steps` steps; 0 where there is none yet. sync_s: of that, seconds in which gradients
+    were exchanged and nothing was computed, on the rank that waited least.
     memory_bytes: the most that rank 0 has held at this micro-batch; standing_bytes: of that, between two steps;
     memory_limit_bytes: of its GPU. The last two are 0 without one.
     grad_sqr, grad_var: smoothed squared norm and variance at the initial batch, NaN-free; both 0 while unknown.
@@ -331,6 +336,7 @@ class Report(Message):
     codec_s: float = 0.0
     compressor: str = "none"
     layers: dict[str, list[float]] = field(default_factory=dict)
+    told_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

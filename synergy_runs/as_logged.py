@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from synergy_core.cluster import Cluster
+from synergy_core.units import on_grid
 from synergy_runs.log import DecisionLog, Events, Kind, Run
 from synergy_runs.workload import Workload
 
@@ -15,10 +18,13 @@ AS_LOGGED = "as-logged"
 def as_logged(workload: Workload, cluster: Cluster, seed: int) -> Run | None:
     """The facts of the log, on GPUs that nobody knows (node −1); None where it does not say when each job started.
 
+    Run times are those of the log, also where the policies' are converted to other GPU types.
+
     cluster: what policies are replayed on, by which GPUs in use are measured; the log's own may have been another.
     """
     if not len(workload) or not np.isfinite(workload.log_wait_s).all():
         return None
+    workload = replace(workload, duration_s=on_grid(workload.duration_s / workload.converted_by))
     jobs = np.arange(len(workload), dtype=np.int32)
     start_s = workload.submit_time_s + workload.log_wait_s
     times = np.concatenate((workload.submit_time_s, start_s, start_s + workload.duration_s))

@@ -52,11 +52,12 @@ def atomic_file(path: Path) -> Iterator[Path]:
         partial.replace(path)
     except OSError as error:
         raise InputError(
-            f"{path}: cannot be written: {error.strerror or error}. "
-            "Free some space or name another place with results_dir=DIR."
+            f"{path}: cannot be written: {error.strerror or error}. Name a file in a folder that you may write into, "
+            "on a disk with room."
         ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that may not be entered, a disk that is only read
+            partial.unlink(missing_ok=True)
 
 
 def _flush(path: Path) -> None:

@@ -64,9 +64,12 @@ def without_carried(workload: Workload) -> Workload:
     return take(workload, ~workload.carried) if workload.carried.any() else workload
 
 
-def add_history(rows: TraceRows, generator: str, *, seed: np.random.SeedSequence) -> None:
-    """Adds jobs of the same statistics that were submitted in the `HISTORY_S` before those of `rows`, drawn apart."""
-    past = generate(generator, window_s=HISTORY_S, seed=seed)
+def add_history(rows: TraceRows, generator: str, *, seed: np.random.SeedSequence, first_day: str | None = None) -> None:
+    """Adds jobs of the same statistics that were submitted in the `HISTORY_S` before those of `rows`, drawn apart.
+
+    first_day: on which the log of `rows` starts, the statistics' own by default.
+    """
+    past = generate(generator, window_s=HISTORY_S, seed=seed, first_day=first_day)
     rows.extend(
         submit_s=np.asarray(past.submit_s) - HISTORY_S,
         duration_s=past.duration_s,

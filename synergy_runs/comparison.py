@@ -52,7 +52,14 @@ class ComparedPolicy:
     def terms(self) -> Terms | None:
         """What it knew of jobs, and might do with them; None for what is no policy, or of an older version."""
         told = self.runs[0].summary.get("terms", {})
-        return Terms(**told) if set(told) == {field.name for field in fields(Terms)} else None
+        if set(told) != {field.name for field in fields(Terms)}:
+            return None
+        return Terms(**{**told, "may_change": tuple(told["may_change"])})
+
+    @property
+    def resizes(self) -> bool:
+        """Whether it might give jobs other GPUs or another batch than they requested."""
+        return self.terms is not None and self.terms.resizes
 
     @property
     def oracle(self) -> bool:
@@ -113,14 +120,16 @@ class Comparison:
 
 
 def compare(runs: Sequence[StoredRun]) -> Comparison:
-    """Groups runs by what varies between their configurations and by policy; their order is kept."""
+    """Groups runs by what varies between their configurations and by policy; their order is kept, but what the log
+    itself shows comes first: it is what policies are compared to where there is such a row.
+    """
     groups: dict[Setting, dict[str, dict[int, StoredRun]]] = {}
     for run, setting in zip(runs, _varying(runs), strict=True):
         groups.setdefault(setting, {}).setdefault(run.policy, {}).setdefault(run.seed, run)
     rows = []
     for setting, policies in groups.items():
-        first = next(iter(policies.values()))
-        rows += [ComparedPolicy(setting, _by_seed(seeds), _ratio(seeds, first)) for seeds in policies.values()]
+        logged_first = sorted(policies.values(), key=lambda seeds: next(iter(seeds.values())).policy != AS_LOGGED)
+        rows += [ComparedPolicy(setting, _by_seed(seeds), _ratio(seeds, logged_first[0])) for seeds in logged_first]
     return Comparison(tuple(rows))
 
 

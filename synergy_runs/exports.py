@@ -13,7 +13,8 @@ from synergy_runs.atomic import atomic_file
 from synergy_runs.comparison import ComparedPolicy, Comparison
 from synergy_runs.notes import notes
 from synergy_runs.run_record import RunRecord
-from synergy_runs.tables import FIGURES, SHARED, caption, comparison_table
+from synergy_runs.table_columns import FIGURES, SHARED
+from synergy_runs.tables import caption, comparison_table, terms_cells
 
 _ALL_COLUMNS = 10_000
 _MOST_COMMANDS = 8
@@ -61,6 +62,7 @@ def _csv_row(row: ComparedPolicy) -> dict[str, Any]:
     return {
         **dict(row.setting),
         "policy": row.policy,
+        **dict(zip(("may_change", "knows"), terms_cells(row), strict=True)),
         "reads_true_run_times": row.truth_read,
         "seeds": " ".join(map(str, sorted(row.by_seed))),
         "jobs": " ".join(str(row.by_seed[seed].summary["jobs"]) for seed in sorted(row.by_seed)),
@@ -180,7 +182,7 @@ def _lines(comparison: Comparison) -> _Lines:
 
 def _heading(text: str) -> str:
     """On one line, the unit in parentheses."""
-    *words, last = text.split("\n")
-    if not words or text.startswith("vs") or last.startswith("vs "):
+    *words, last = text.lstrip("\n").split("\n")
+    if not words or text.lstrip().startswith("vs") or last.startswith("vs "):
         return " ".join([*words, last])
     return " ".join(words) + f" ({last})" * bool(last)

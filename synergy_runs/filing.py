@@ -99,11 +99,14 @@ def same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def show(folders: Sequence[Path], into: Path, *, figures: bool) -> None:
-    """The table, and the figures and the report if they are wanted. into: the run's folder."""
+    """Writes the figures and the report if they are wanted, then prints the table. into: the run's folder."""
     runs = [read_run(each) for each in folders]
-    print_comparison(compare(runs))
-    if figures:
-        print(f"report: {write_comparison(runs, into, command=command_of(into))}")
+    try:
+        report = write_comparison(runs, into, command=command_of(into)) if figures else None
+    finally:  # a report that fails keeps nobody from the table
+        print_comparison(compare(runs))
+    if report is not None:
+        print(f"report: {report}")
     print(f"results: {into}/, and {into.parent / LATEST}/ until the next run")
 
 

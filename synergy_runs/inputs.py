@@ -11,18 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.catalog.sheets import add_gpu_sheet, gpu_type_named, node_sheet_of
-from synergy_core.cluster import Cluster, NodeType
+from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
 from synergy_core.policies import Policy
-from synergy_core.units import GB, MB
 from synergy_runs.carrying import add_history, cut
 from synergy_runs.fit import misfits
-from synergy_runs.generators import generate, names
+from synergy_runs.generators import generate, generate_whole, names
 from synergy_runs.generators.laws import LawParameters, draw, laws
-from synergy_runs.settings import ClusterSettings, NodeTypeSettings, TraceSettings
+from synergy_runs.settings import ClusterSettings, TraceSettings
 from synergy_runs.traces import formats, read_trace
-from synergy_runs.traces.find import find
+from synergy_runs.traces.find import PUBLISHED_AT, VARIABLE, find
 from synergy_runs.workload import (
     Workload,
     at_least,
@@ -124,115 +122,37 @@ def _digest(*columns: NDArray[Any]) -> str:
     return hashlib.sha256(b"".join(np.ascontiguousarray(column).tobytes() for column in columns)).hexdigest()
 
 
+def _no_log(trace: TraceSettings) -> str:
+    """Which file is missing, where it is looked for, and where it is had."""
+    if not trace.find:
+        return f"+trace={trace.name}: which job log? Type trace.path=FILE."
+    wanted = trace.find[0]
+    page = next((page for folder, page in PUBLISHED_AT.items() if wanted.startswith(folder)), "")
+    had = f"It is published at {page}. " if page else ""
+    return (
+        f"{trace.name}: {wanted} is not there; it is looked for in the folder that {VARIABLE} names, in its traces/, "
+        f"and in ./traces. {had}Set {VARIABLE}=FOLDER, so that FOLDER/{wanted} is the file, or type trace.path=FILE."
+    )
+
+
 def _generated(trace: TraceSettings, seed: int) -> Workload:
     if trace.generator is None:
-        raise InputError(f"+trace={trace.name}: which job log? Type trace.path=FILE.")
-    length_s = window_length_s(trace.window)
-    rows = generate(trace.generator, window_s=length_s, seed=random_stream(seed, "generator"))
-    start_s, _ = parse_window(trace.window, first_s=0.0)
+        raise InputError(_no_log(trace))
+    stream = random_stream(seed, "generator")
+    start_s, end_s = parse_window(trace.window, first_s=np.nan)
+    if np.isnan(start_s):
+        rows = generate(trace.generator, window_s=window_length_s(trace.window), seed=stream)
+        window, first_day = "all", None
+    else:
+        rows, first_day = generate_whole(trace.generator, (start_s, end_s), seed=stream)
+        window = trace.window
     first_s = min(rows.submit_s)
     if trace.carry_in:
-        add_history(rows, trace.generator, seed=random_stream(seed, "history"))
-    workload = from_rows(rows, name=trace.name, first_s=first_s, before=trace.carry_in)
+        add_history(rows, trace.generator, seed=random_stream(seed, "history"), first_day=first_day)
+    workload = from_rows(rows, name=trace.name, window=window, first_s=first_s, before=trace.carry_in)
     own = ~workload.carried
     digest = _digest(workload.submit_time_s[own], workload.duration_s[own], workload.gpus[own])
-    return replace(workload, origin_s=start_s or workload.origin_s, sha256=digest)
-
-
-def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload | None) -> Cluster:
-    """The machines, with quotas where tenants have them. workload: for the quotas that it names, if they are wanted."""
-    for path in wanted.gpu_sheets:
-        add_gpu_sheet(path)
-    if wanted.node_types is not None:
-        types = [
-            NodeType(
-                f"{each.gpu_type}-{i}", _named(each.gpu_type), each.nodes, each.gpus_per_node, *_host(wanted, each)
-            )
-            for i, each in enumerate(wanted.node_types)
-        ]
-    else:
-        nodes = trace.nodes if wanted.nodes is None else wanted.nodes
-        gpus_per_node = trace.gpus_per_node if wanted.gpus_per_node is None else wanted.gpus_per_node
-        alike = NodeTypeSettings(gpu_type=wanted.gpu_type, nodes=nodes, gpus_per_node=gpus_per_node)
-        types = [NodeType(wanted.gpu_type, _named(wanted.gpu_type), nodes, gpus_per_node, *_host(wanted, alike))]
-    if wanted.add_nodes:
-        types = [_enlarged(types, wanted.add_nodes)]
-    cluster = Cluster(
-        tuple(types), borrowing=wanted.borrowing, placement=wanted.placement, patience_s=wanted.patience_s
-    )
-    quotas = wanted.virtual_clusters
-    if quotas is None:
-        return cluster
-    if isinstance(quotas, str):
-        if quotas != "trace":
-            raise InputError(f"cluster.virtual_clusters={quotas}: expected null, trace or {{tenant: GPUs}}.")
-        assert workload is not None
-        quotas = _scaled_quotas(workload, cluster.gpus)
-    return replace(cluster, virtual_clusters=dict(quotas))
-
-
-def _named(gpu_type: str) -> str:
-    """The catalog's name of a GPU type, which may be typed by an alias or in capitals; one that it lacks as typed."""
-    return gpu_type_named(gpu_type) if gpu_type else gpu_type
-
-
-def _enlarged(types: Sequence[NodeType], more: int) -> NodeType:
-    """The only type with so many nodes more. Raises InputError where there are several, or none would be left."""
-    if len(types) > 1:
-        which = " or ".join(f"cluster.node_types.{at}.nodes={each.nodes + more}" for at, each in enumerate(types))
-        raise InputError(f"cluster.add_nodes={more}: nodes of which type? Type {which}.")
-    nodes = types[0].nodes + more
-    if nodes < 1:
-        raise InputError(f"cluster.add_nodes={more}: there are {types[0].nodes} nodes; at least one must be left.")
-    return replace(types[0], nodes=nodes)
-
-
-def _host(wanted: ClusterSettings, node: NodeTypeSettings) -> tuple[float, float, float]:
-    """Cores, bytes of memory, and bytes/s of storage of each such node."""
-    sizes = (
-        wanted.cpus_per_node if node.cpus_per_node is None else node.cpus_per_node,
-        wanted.memory_gb_per_node if node.memory_gb_per_node is None else node.memory_gb_per_node,
-    )
-    if "sheet" in sizes:
-        sheet = node_sheet_of(node.gpu_type, node.gpus_per_node)
-        if sheet is None:
-            raise InputError(
-                f"cluster.cpus_per_node=sheet: no node of {node.gpus_per_node} × {node.gpu_type} is in "
-                "synergy_core/catalog/nodes; type numbers, such as cluster.cpus_per_node=24 "
-                "cluster.memory_gb_per_node=500."
-            )
-        of_sheet = sheet.cpus, sheet.memory_bytes / GB
-        sizes = tuple(own if each == "sheet" else each for each, own in zip(sizes, of_sheet, strict=True))  # type: ignore[assignment]
-    cpus, memory_gb = (0.0 if each is None else float(each) for each in sizes)
-    storage = wanted.storage_mb_per_s
-    return cpus, memory_gb * GB, float("inf") if storage is None else storage * MB
-
-
-def _scaled_quotas(workload: Workload, gpus: int) -> dict[str, int]:
-    """The trace's quotas in proportion to this cluster, by largest remainders, at least one GPU each."""
-    quotas = {name: size for name, size in sorted(workload.quotas.items()) if size > 0}
-    if not quotas:
-        raise InputError(
-            f"cluster.virtual_clusters=trace: {workload.source} names no quotas. "
-            "Give them: 'cluster.virtual_clusters={tenant: GPUs}'."
-        )
-    total = sum(quotas.values())
-    if total <= gpus:
-        return quotas
-    if len(quotas) > gpus:
-        raise InputError(
-            f"cluster.virtual_clusters=trace: {len(quotas)} virtual clusters share {gpus} GPUs, less than one each; "
-            "enlarge the cluster with cluster.nodes=N."
-        )
-    exact = {name: size * gpus / total for name, size in quotas.items()}
-    result = {name: max(1, int(share)) for name, share in exact.items()}
-    while sum(result.values()) > gpus:  # tenants rounded up to one GPU cost those furthest above their share one
-        most = max(result, key=lambda name: (result[name] > 1, result[name] - exact[name], result[name], name))
-        result[most] -= 1
-    for name in sorted(exact, key=lambda each: (int(exact[each]) - exact[each], each)):
-        if sum(result.values()) < gpus:
-            result[name] += 1
-    return result
+    return replace(workload, sha256=digest)
 
 
 def without_misfits(workload: Workload, cluster: Cluster) -> Workload:

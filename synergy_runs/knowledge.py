@@ -6,36 +6,39 @@ import math
 from collections.abc import Iterable, Sequence
 
 from synergy_runs.comparison import ComparedPolicy, Comparison
-from synergy_runs.log import DRAWN_ESTIMATES, POOLED, TRUE_RUN_TIMES
-from synergy_runs.terms import Terms, ahead, missing
-from synergy_runs.verdict import against
+from synergy_runs.log import POOLED
+from synergy_runs.terms import Terms, missing
 
-TOLD = {
-    "own": "each job's own reports",
-    "declared": "each job's own reports and its declared work",
-    "shared": "reports of all jobs of a model",
-    "all": "reports of all jobs of a model, and declared work",
-}
-"""What a policy knew of training jobs, by `information`."""
+SHORT_RUNS = "before the first step also exactly how fast a job is on one GPU of every type, as if from short runs"
 PROFILES = "how fast jobs are by CPUs and memory, from profiles made before, where a job has one"
-_RUN_TIMES = {
-    "predicted": "predicted from jobs that have ended",
-    "estimates": "declared by users",
-    "true": TRUE_RUN_TIMES,
-    "": "none",
+_MEANINGS = {
+    "estimates": "the run times that users declared",
+    "past run times": "run times predicted from jobs that have ended",
+    "true speeds": "how fast the job is as requested, on every GPU type, before it runs",
+    "own reports": "step times and gradient statistics that the job itself has reported",
+    "all reports": "what all jobs of the same model have reported",
+    "work": "how much work the user says that the job has",
 }
+"""What the words of the table's column `knows` mean (`Terms.knows`)."""
 _AHEAD = {"information": "what it is told", "plans": "plans", "growth": "growth", "first_gpus": "first GPUs"}
 
 
 def known(rows: Sequence[ComparedPolicy]) -> list[str]:
-    """What each knew of run times, and of how fast jobs train; a line each."""
+    """What the words of the column `knows` mean, what a star means, and how far policies may change jobs."""
     lines = []
-    if told := _by_text((_run_times(row), row) for row in rows if not row.logged):
-        starred = ". * nobody could know that: never marked best" if any(row.oracle for row in rows) else ""
-        lines.append(f"run times known: {told}{starred}")
+    starred = _by_text((row.truth_read, row) for row in rows if row.oracle and row.truth_read != POOLED)
+    if starred:
+        lines.append(f"* knows what nobody can know, and is never marked best: {starred}")
+    words = {word for row in rows if row.terms for word in row.terms.knows.split(", ")}
+    meanings = [f"{word} = {meaning}" for word, meaning in _MEANINGS.items() if word in words]
+    if meanings:
+        lines.append(f"knows: {'; '.join(meanings)}")
+    if limits := _by_text((_limits(row.terms), row) for row in rows if row.terms):
+        lines.append(f"limits: {limits}")
     if pooled := list(dict.fromkeys(row.label for row in rows if row.truth_read == POOLED)):
         lines.append(f"{', '.join(pooled)}: an upper bound of each round's speed, {POOLED}")
-    lines += [f"{', '.join(labels)}: {text}" for text, labels in _training(rows).items()]
+    if trained := list(dict.fromkeys(row.label for row in rows if row.terms and row.terms.information)):
+        lines.append(f"{', '.join(trained)}: {SHORT_RUNS}")
     shared = [row for row in rows if _shared_out(row)]
     learned = list(dict.fromkeys(row.label for row in shared if row.learns_input))
     profiles = list(dict.fromkeys(row.label for row in shared if row.information and row.label not in learned))
@@ -46,17 +49,8 @@ def known(rows: Sequence[ComparedPolicy]) -> list[str]:
     return lines
 
 
-def _run_times(row: ComparedPolicy) -> str:
-    """What it read of run times; "" where that is not known."""
-    if row.truth_read == DRAWN_ESTIMATES:
-        return f"{DRAWN_ESTIMATES}, for want of users' own"
-    if row.truth_read == TRUE_RUN_TIMES:
-        return TRUE_RUN_TIMES
-    return _RUN_TIMES[row.terms.run_times] if row.terms else ""
-
-
 def _by_text(pairs: Iterable[tuple[str, ComparedPolicy]]) -> str:
-    """`none (fifo, las); true run times (srtf*)`."""
+    """`true run times (srtf*, sjf*); declared work that is the true run time (synergy*)`."""
     found: dict[str, dict[str, None]] = {}
     for text, row in pairs:
         if text:
@@ -64,26 +58,17 @@ def _by_text(pairs: Iterable[tuple[str, ComparedPolicy]]) -> str:
     return "; ".join(f"{text} ({', '.join(labels)})" for text, labels in found.items())
 
 
-def _training(rows: Sequence[ComparedPolicy]) -> dict[str, list[str]]:
-    """Labels by what they knew of training jobs and might give them."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        if row.information in TOLD:
-            limits = _limits(row.terms) if row.terms else ""
-            labels = found.setdefault(TOLD[row.information] + limits, [])
-            labels += [row.label] * (row.label not in labels)
-    return found
-
-
 def _limits(terms: Terms) -> str:
-    """How far it may go beyond what a job has or asked for."""
+    """How far the policy may go beyond what a job has or requested."""
     parts = []
     if terms.growth:
-        first = f" (at first {terms.first_gpus})" if terms.first_gpus else ""
-        parts.append(f"up to {terms.growth:g} × the GPUs it has{first}")
+        shared = terms.information in ("shared", "all")
+        seen = "any job of its model was seen on" if shared else "the job was seen on"
+        least = f" (at least {terms.first_gpus})" if terms.first_gpus else ""
+        parts.append(f"up to {terms.growth:g} × the GPUs that {seen}{least}")
     if terms.batch_limit:
-        parts.append("batch as requested at most" if terms.batch_limit == "requested" else "batch as large as pays")
-    return "".join(f"; {part}" for part in parts)
+        parts.append("batch up to the requested" if terms.batch_limit == "requested" else "batch as large as pays")
+    return " and ".join(parts)
 
 
 def _shared_out(row: ComparedPolicy) -> bool:
@@ -92,10 +77,7 @@ def _shared_out(row: ComparedPolicy) -> bool:
 
 
 def equal_terms(comparison: Comparison) -> list[str]:
-    """Of each policy that was told more than others: its lead over those, and over the same on equal terms.
-
-    Where no such row stands, what to type for one.
-    """
+    """Of each policy that knew or might do more than another without a row on equal terms: what to type for one."""
     lines = []
     rows = [row for row in comparison.of(comparison.settings[0]) if row.terms]
     plans = any(row.runs[0].settings().get("trace.models") == "llm" for row in rows)
@@ -105,28 +87,9 @@ def equal_terms(comparison: Comparison) -> list[str]:
         ways = ", ".join(_AHEAD.get(each, "batch") for each in more)
         hint = f"; compare also with {asked}" if "-" not in like else ""
         lines.append(f"{like} is ahead of {base} in {ways}, so that they do not compare as policies{hint}")
-    if len(comparison.settings) == 1:
-        lines += _leads(rows, plans)
     return lines
 
 
-def _leads(rows: Sequence[ComparedPolicy], plans: bool) -> list[str]:
-    """`mean JCT of synergy: 66 % below sia (on equal terms 2 % below), …`: a line per policy that others are like."""
-    told: dict[str, list[str]] = {}
-    for equal in rows:
-        base, dash, like = equal.policy.partition("-")
-        for other in rows:
-            if not dash or other.terms is None or equal.terms is None or "-" in other.policy:
-                continue
-            if like.startswith("like-") and like != f"like-{other.policy}":
-                continue
-            behind = [
-                row
-                for row in rows
-                if row.terms and row.terms.policy == equal.terms.policy and ahead(other.terms, row.terms, plans=plans)
-            ]
-            if behind and other.terms.policy != base and not ahead(other.terms, equal.terms, plans=plans):
-                gap = against([other], equal, "").removesuffix(equal.label).removesuffix(" under ").strip()
-                lead = against([other], behind[0], "")
-                told.setdefault(other.label, []).append(f"{lead} (on equal terms {gap})")
-    return [f"mean JCT of {label}: {', '.join(leads)}" for label, leads in told.items()]
+def on_equal_terms(row: ComparedPolicy, other: ComparedPolicy) -> bool:
+    """Whether the row is a policy that was given what the other knows and may do (`sia(like=synergy)`)."""
+    return row.policy.endswith(f"-like-{other.policy}")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.cluster import Cluster, Share
-from synergy_core.policies import Policy, SharingPolicy
+from synergy_core.policies import AllocationPolicy, Policy, SharingPolicy
 from synergy_runs.workload import Workload
 
 
@@ -253,13 +253,25 @@ class Run:
 
 TRUE_RUN_TIMES = "true run times"
 POOLED = "CPUs and memory as if all nodes of a GPU type were one"
-DRAWN_ESTIMATES = "estimates drawn from true run times"
+EXACT_ESTIMATES = "estimates equal to the true run times"
+EXACT_WORK = "declared work that is the true run time"
 
 
-def truth_read_by(policy: Policy, workload: Workload) -> str:
-    """What a policy reads of the truth on this workload; "" for nothing, and then it is no oracle."""
+def truth_read_by(policy: Policy, workload: Workload, *, declared_error: float = 0.0) -> str:
+    """What a policy reads of the truth on this workload; "" for nothing, and then it is no oracle.
+
+    What users declare is no truth as long as it errs. Where it was drawn without an error it is the true run time;
+    so is the declared work of jobs that were assigned a model, for it was made of the run time. declared_error: the
+    standard deviation of the logarithm of declared ÷ true work.
+    """
     if isinstance(policy, SharingPolicy) and policy.mechanism.pooled and not policy.order.oracle:
         return POOLED
     if policy.oracle:
         return TRUE_RUN_TIMES
-    return DRAWN_ESTIMATES if policy.reads_estimates and workload.estimate_drawn.any() else ""
+    drawn = workload.estimate_drawn
+    if policy.reads_estimates and drawn.any() and (workload.estimate_s == workload.duration_s)[drawn].all():
+        return EXACT_ESTIMATES
+    told = policy.information if isinstance(policy, AllocationPolicy) and policy.reads_goodput else "own"
+    if told in ("declared", "all") and workload.models_assigned and declared_error == 0.0:
+        return EXACT_WORK
+    return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from synergy_runs.timeline import (
 )
 from synergy_runs.traces.rows import END_STATES
 from synergy_runs.traces.times import iso
+from synergy_runs.workload import Workload
 
 Ints = NDArray[np.int32]
 Summary = dict[str, Any]
@@ -209,6 +210,11 @@ def _identity(run: Run) -> Summary:
         "trace_sha256": workload.sha256,
         "trace_start": iso(workload.origin_s),
         "trace_notes": list(workload.notes),
+        "assumptions": list(workload.assumptions),
+        "assigned_models": _assigned_models(workload),
+        "trace_windows": list(workload.windows),
+        "run_times_on": workload.timed_on,
+        "run_times_converted": [asdict(each) for each in workload.conversions],
         "jobs": int((~workload.carried).sum()),
         "jobs_carried_in": int(workload.carried.sum()),
         "carried_work_gpu_s": float((workload.duration_s * workload.gpus)[workload.carried].sum()),
@@ -229,6 +235,13 @@ def _identity(run: Run) -> Summary:
         "sim_version": __version__,
         "event_log_sha256": run.events.digest(),
     }
+
+
+def _assigned_models(workload: Workload) -> list[str]:
+    """The models that jobs were assigned; none where the log names them, or jobs have no model."""
+    if not workload.models_assigned:
+        return []
+    return [workload.models[code] for code in np.unique(workload.model_code[~workload.carried])]
 
 
 def _completion(run: Run, jobs: JobColumns) -> Summary:

@@ -7,21 +7,20 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from synergy_core.units import DAY_S, format_duration
+from synergy_core.units import format_duration
 from synergy_runs.comparison import ComparedPolicy, Comparison, over_workloads
 from synergy_runs.interval import FEWEST_WORKLOADS
 from synergy_runs.knowledge import equal_terms, known
 from synergy_runs.metrics import NO_NAME
 from synergy_runs.numbers import ratio_text, three_digits
-from synergy_runs.traces.times import epoch_s, iso
 from synergy_runs.unequal import unequal
 
-MOST_LINES = 8
-"""Of notes that each row has one of."""
-MOST_NEAR = 4
-"""Policies of which it is told how near they come to the log."""
-FEWEST_JOBS = 10
-"""Of a size class or tenant, for its mean to be told."""
+MAX_LINES = 8
+"""Notes of which each row would have one are left out where there were more."""
+MAX_NEAR = 4
+"""Policies whose nearness to the log is told."""
+MIN_JOBS_FOR_MEAN = 10
+"""Smaller size classes and tenants are not reported: their mean says little."""
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -29,30 +28,30 @@ def notes(comparison: Comparison) -> list[str]:
     lines = unequal(comparison)
     lines += equal_terms(comparison)
     lines += _faster(comparison.rows)
-    lines += _losers(comparison.of(comparison.settings[0]))
-    lines += _nearness(comparison.of(comparison.settings[0]))
+    if len(comparison.settings) == 1:
+        lines += _losers(comparison.rows) + _nearness(comparison.rows)
     lines += known(comparison.rows)
     lines += intervals(comparison)
     split = [(row.label, row.mean("split_starts_fraction")) for row in comparison.rows]
     if any(share > 0 for _, share in split):
         shares = ", ".join(dict.fromkeys(f"{label} {share:.0%}" for label, share in split if math.isfinite(share)))
-        lines.append(f"starts of several GPUs on more nodes than need be: {shares}")
+        lines.append(f"Multi-GPU jobs started on more nodes than necessary: {shares}")
     lines += _compressed(comparison)
     lines += _overloaded(comparison.rows)
     unfinished = sum(int(run.summary["jobs_unfinished"]) for row in comparison.rows for run in row.runs)
-    lines += [f"{', '.join(labels[:-1])} and {labels[-1]} made the same schedule" for labels in _alike(comparison)]
+    lines += [f"{', '.join(labels[:-1])} and {labels[-1]} made the same schedule." for labels in _alike(comparison)]
     if unfinished:
-        lines.append(f"{unfinished:,} jobs never finished and are missing from the JCTs")
+        lines.append(f"{unfinished:,} jobs never finished and are missing from the JCTs.")
     return lines
 
 
 def _faster(rows: Sequence[ComparedPolicy]) -> list[str]:
-    """By how much jobs ran faster than in the log, under policies that choose their GPUs and batch."""
-    ratios = {row.label: row.mean("run_time_ratio") for row in rows if row.terms and row.terms.information}
+    """How long jobs ran compared with the log, under policies that choose their GPUs and batch."""
+    ratios = {row.label: row.mean("run_time_ratio") for row in rows if row.resizes}
     told = [f"{label} {ratio:.0%}" for label, ratio in ratios.items() if ratio < 0.995]
     if not told:
         return []
-    return [f"jobs run faster than logged, on other GPUs and larger batches: {', '.join(told)} of the logged run time"]
+    return [f"Run time compared with the log, thanks to other GPUs and batches: {', '.join(told)}"]
 
 
 def _losers(rows: Sequence[ComparedPolicy]) -> list[str]:
@@ -72,10 +71,14 @@ def _losers(rows: Sequence[ComparedPolicy]) -> list[str]:
         worst = max(ratios, key=lambda name: ratios[name])
         told.append((row.label, f"{worst} {three_digits(ratios[worst])}×" if ratios[worst] > 1.005 else ""))
     if not any(text for _, text in told):
-        return [f"who loses most: no size class{_or_tenant(base)} has a longer mean JCT than under {first.label}"]
-    nobody = [label for label, text in told if not text]
-    texts = [f"{label}: {text}" for label, text in told if text] + ([f"nobody: {', '.join(nobody)}"] if nobody else [])
-    return [f"who loses most vs {first.label}, by mean JCT: {'; '.join(texts)}"]
+        return [f"No size class{_or_tenant(base)} has a longer mean JCT than {_under(first)}."]
+    texts = [f"{label}: {text}" for label, text in told if text]
+    rest = "; no class loses under the others" if len(texts) < len(told) else ""
+    return [f"Who loses most, by mean JCT compared with {first.label}: {'; '.join(texts)}{rest}"]
+
+
+def _under(row: ComparedPolicy) -> str:
+    return "in the log" if row.logged else f"under {row.label}"
 
 
 def _or_tenant(classes: Mapping[str, float]) -> str:
@@ -89,7 +92,7 @@ def _longest_waits(row: ComparedPolicy) -> list[str]:
         return []
     worst = max(waits_s, key=lambda name: waits_s[name])
     of_all = format_duration(row.mean("mean_waiting_s"))
-    return [f"who waits longest: {worst}, {format_duration(waits_s[worst])} on average, {of_all} over all jobs"]
+    return [f"Who waits longest: {worst}, {format_duration(waits_s[worst])} on average; all jobs {of_all}"]
 
 
 def _means_by_class(row: ComparedPolicy, figure: str) -> dict[str, float]:
@@ -99,7 +102,7 @@ def _means_by_class(row: ComparedPolicy, figure: str) -> dict[str, float]:
         for run in row.runs:
             counts = run.summary.get(f"jobs_by_{of}", {})
             for name, value in run.summary.get(f"{figure}_by_{of}", {}).items():
-                if value is not None and counts.get(name, 0) >= FEWEST_JOBS and name != NO_NAME:
+                if value is not None and counts.get(name, 0) >= MIN_JOBS_FOR_MEAN and name != NO_NAME:
                     shown = "1 GPU" if name == "1" and of == "size" else name.replace("-", "–")
                     found.setdefault(words.format(shown).replace("1 GPU GPUs", "1 GPU"), []).append(float(value))
     return {name: float(np.mean(values)) for name, values in found.items()}
@@ -119,17 +122,18 @@ def _nearness(rows: Sequence[ComparedPolicy]) -> list[str]:
         off_s = np.abs(theirs.measured("waiting_s") - own_s)
         off_s = off_s[np.isfinite(off_s)]
         times = row.mean("mean_waiting_s") / wait_s if wait_s > 0 else math.nan
-        half = f" (half within {format_duration(float(np.median(off_s)))})" if len(off_s) else ""
+        median_s = float(np.median(off_s)) if len(off_s) else 0.0
+        half = f" (half of the jobs within {format_duration(median_s)})" if median_s > 0 else ""
         told.append((abs(math.log(times)) if times > 0 else math.inf, f"{row.label} {three_digits(times)}×{half}"))
     most = int(run.summary["max_gpus_used"])
     gpus = int(run.summary["gpus"])
     texts = [text for _, text in sorted(told, key=lambda each: each[0])]
-    if len(texts) > MOST_NEAR:
-        texts = [*texts[:MOST_NEAR], f"{len(texts) - MOST_NEAR} others are further off"]
-    lines = [f"how near waits come to those as logged, by their mean, the nearest first: {'; '.join(texts)}"]
+    if len(texts) > MAX_NEAR:
+        texts = [*texts[:MAX_NEAR], f"{len(texts) - MAX_NEAR} others are further off"]
+    lines = [f"Mean wait compared with the log, the nearest first: {'; '.join(texts)}"]
     if most > gpus:
         lines.append(
-            f"as logged: {most:,} GPUs were in use at once, more than the {gpus:,} here: is the cluster as it was?"
+            f"In the log {most:,} GPUs were in use at once, more than the {gpus:,} here: is the cluster as it was?"
         )
     return lines
 
@@ -143,8 +147,8 @@ def _compressed(comparison: Comparison) -> list[str]:
         shares = {name: sum(each.get(name, 0.0) for each in known) / len(known) for each in known for name in each}
         if shares:
             found[" ".join([row.label, *(f"{key}={value}" for key, value in row.setting)])] = shares
-    if len(found) > MOST_LINES:
-        return ["under which compressors jobs trained: gpu_time_fraction_by_compressor in each run's summary.json"]
+    if len(found) > MAX_LINES:
+        return ["The compressors that jobs trained under stand in each summary.json (gpu_time_fraction_by_compressor)."]
     return [f"{label}: GPU time under {_parts(shares)}" for label, shares in found.items()]
 
 
@@ -162,13 +166,13 @@ def _overloaded(rows: Sequence[ComparedPolicy]) -> list[str]:
     if not labels:
         return []
     return [
-        f"overloaded: the queue was still growing when arrivals ended under {', '.join(labels)}: their means grow with "
-        "the window's length, and ratios are those of windows of this length"
+        f"Overloaded under {', '.join(labels)}: the queue was still growing when arrivals ended, so these means would "
+        "be larger over a longer window."
     ]
 
 
 NO_INTERVAL = {
-    "rare": "where little is waited: these workloads do not show how often long queues come",
+    "rare": "because jobs hardly wait: these workloads do not show how often long queues come",
 }
 """What is said of ratios without one, by `Ratio.why_not`; of too few workloads, what to type."""
 
@@ -183,14 +187,16 @@ def intervals(comparison: Comparison) -> list[str]:
     most = max(ratio.workloads for ratio in ratios)
     lines = []
     if most == 1 < len(comparison.seeds):
-        lines.append(f"seeds {', '.join(map(str, comparison.seeds))} replay the jobs of one log: they are one workload")
+        lines.append(
+            f"Seeds {', '.join(map(str, comparison.seeds))} replay the jobs of one log: they are one workload."
+        )
     pooled = over_workloads(comparison)
     if any(math.isfinite(ratio.low) for ratio in ratios):
-        lines.append(f"{versus}: ratio of mean JCTs with a 95 % interval over the workloads of {most} seeds")
+        lines.append(f"{versus}: ratio of mean JCTs, with a 95 % interval over the workloads of {most} seeds")
     reasons = {ratio.why_not for ratio in [*ratios, *pooled.values()]}
     lines += [f"{versus}: no interval {text}" for reason, text in NO_INTERVAL.items() if reason in reasons]
     if "few" in reasons and not any(math.isfinite(ratio.low) for ratio in pooled.values()):
-        lines.append(f"{versus}: true of these jobs; how far other weeks differ {_why_not_told(settings[0][0])}")
+        lines.append(f"These figures hold for these jobs; how far other weeks differ {_why_not_told(settings[0][0])}")
     if pooled:
         texts = [f"{label} {ratio_text(ratio)}" for label, ratio in pooled.items()]
         lines.append(f"{versus} over these {len(settings)} workloads, with a 95 % interval: {', '.join(texts)}")
@@ -198,20 +204,16 @@ def intervals(comparison: Comparison) -> list[str]:
 
 
 def _why_not_told(row: ComparedPolicy) -> str:
-    """That more independent workloads are needed, and what to type for them; of a whole log that is too short for
-    windows of a day, that it is."""
+    """That more independent workloads are needed, and what to type for them; that the log is too short where it does
+    not have enough windows with jobs in them."""
     run = row.runs[0]
     few = f"cannot be told from fewer than {FEWEST_WORKLOADS}"
     if "generator" in str(run.summary["trace_source"]):
         return f"{few} seeds: 'seed=[{','.join(map(str, range(FEWEST_WORKLOADS)))}]'"
-    days = 7
-    if run.settings().get("trace.window") == "all":
-        days = min(days, int(run.summary["makespan_s"] / DAY_S / FEWEST_WORKLOADS))
-    if not days:
+    windows = run.summary.get("trace_windows")
+    if not windows:
         return "cannot be told from so short a log"
-    start_s = epoch_s(str(run.summary["trace_start"]))
-    windows = ",".join(f"{iso(start_s + at * days * DAY_S)[:10]}/{days}d" for at in range(FEWEST_WORKLOADS))
-    return f"{few} windows of the log: -m trace.window={windows}"
+    return f"{few} windows of the log: -m trace.window={','.join(windows)}"
 
 
 def _alike(comparison: Comparison) -> list[list[str]]:

@@ -118,6 +118,13 @@ def main(arguments: list[str] | None = None) -> int:
         folders = run_folders(chosen.folder)
         runs = _chosen_runs(folders, chosen)
         comparison = compare(runs)
+        written = []
+        if chosen.csv:
+            written.append(write_csv(comparison, chosen.csv))
+        if chosen.parquet:
+            written.append(collect(chosen.parquet, runs))
+        if chosen.report:
+            written.append(_report(folders, runs, chosen.folder))
         if chosen.markdown or chosen.latex:
             print((markdown if chosen.markdown else latex)(comparison))
         else:
@@ -127,12 +134,8 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"{folders[0].path}: not whole: {record.state}; what it has:")
             _print_groups(comparison)
         _say_what_is_left_out(runs, comparison)
-        if chosen.csv:
-            print(f"wrote {write_csv(comparison, chosen.csv)}", file=sys.stderr)
-        if chosen.parquet:
-            print(f"wrote {collect(chosen.parquet, runs)}", file=sys.stderr)
-        if chosen.report:
-            print(f"wrote {_report(folders, runs, chosen.folder)}", file=sys.stderr)
+        for path in written:
+            print(f"wrote {path}", file=sys.stderr)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

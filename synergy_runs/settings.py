@@ -16,7 +16,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from synergy_core.cluster import PlacementRule
+from synergy_core.cluster import MOST_GPUS_PER_NODE, MOST_NODES, PlacementRule
 from synergy_core.errors import InputError, unknown
 
 Settable = TypeVar("Settable")
@@ -40,8 +40,15 @@ POSITIVE = Bounds("at least 1", lambda value: value >= 1)
 FRACTION = Bounds("a fraction in [0, 1]", lambda value: 0 <= value <= 1)
 PART = Bounds("a fraction in (0, 1]", lambda value: 0 < value <= 1)
 NOT_NEGATIVE = Bounds("a number ≥ 0", lambda value: 0 <= value < float("inf"))
+NOT_NEGATIVE_OR_NULL = Bounds("a number ≥ 0, or null", lambda value: value is None or NOT_NEGATIVE.hold(value))
 ABOVE_ZERO = Bounds("a number > 0", lambda value: value > 0)
 SECONDS_OR_NONE = Bounds("a finite number of seconds ≥ 0", lambda value: 0 <= value < float("inf"))
+NODES = Bounds(
+    f"at least 1 and at most {MOST_NODES:,}, or null", lambda value: value is None or 1 <= value <= MOST_NODES
+)
+GPUS_PER_NODE = Bounds(
+    f"1 to {MOST_GPUS_PER_NODE}, or null", lambda value: value is None or 1 <= value <= MOST_GPUS_PER_NODE
+)
 AT_LEAST_ONE = Bounds("a factor ≥ 1", lambda value: 1 <= value < float("inf"))
 LOAD = Bounds("a factor > 0, 1 to leave the arrivals as they are", lambda value: 0 < value < float("inf"))
 
@@ -97,12 +104,14 @@ class TraceSettings:
     measured_jobs: str | None = key("ids of the jobs that figures of jobs are over, such as 4000-4999; null: all")
     llm_gpus: int = key("the fewest GPUs of a job that models=llm makes a language model", bounds=POSITIVE)
     gpu_type: str | None = key(
-        "the GPU type that run times are of where the log names none: on another they are converted, as measured or by "
-        "data sheets; null: they hold on any. Of the simulator",
+        "the GPU type that run times were logged on where the log does not say; on another type they are converted, as "
+        "measured or by data sheets; null: where the log does not say, they are used unchanged. Of the simulator",
         None,
     )
-    nodes: int = key("nodes of the cluster unless cluster.nodes says otherwise")
-    gpus_per_node: int = key("GPUs of each of them")
+    nodes: int | None = key(
+        "nodes of the cluster unless cluster.nodes says otherwise; null: those that the log's jobs ran on", bounds=NODES
+    )
+    gpus_per_node: int | None = key("GPUs of each of them; null: as in the log, else 8", bounds=GPUS_PER_NODE)
     slots: int | None = key(
         "for the executor: slots of a machine without GPUs, which share its CPU cores; null: as many as it has cores",
         None,
@@ -115,8 +124,8 @@ class NodeTypeSettings:
     """Nodes that are alike."""
 
     gpu_type: str = key("a name such as v100")
-    nodes: int = key("how many nodes")
-    gpus_per_node: int = key("GPUs of each")
+    nodes: int = key("how many nodes", bounds=NODES)
+    gpus_per_node: int = key("GPUs of each", bounds=GPUS_PER_NODE)
     cpus_per_node: float | Literal["sheet"] | None = key("CPU cores of each; null: cluster.cpus_per_node", None)
     memory_gb_per_node: float | Literal["sheet"] | None = key("memory; null: cluster.memory_gb_per_node", None)
 
@@ -125,8 +134,10 @@ class NodeTypeSettings:
 class ClusterSettings:
     """What they run on."""
 
-    nodes: int | None = key("number of nodes; null: what the trace suggests")
-    gpus_per_node: int | None = key("GPUs of each node; null: what the trace suggests")
+    nodes: int | None = key("number of nodes; null: what the trace suggests, or the log shows", bounds=NODES)
+    gpus_per_node: int | None = key(
+        "GPUs of each node; null: what the trace suggests, or the log shows", bounds=GPUS_PER_NODE
+    )
     add_nodes: int = key("so many nodes more (or fewer: -8) than there would be, where all are alike", 0)
     cpus_per_node: float | Literal["sheet"] | None = key(
         "CPU cores of each node; sheet: as the catalog's nodes of that GPU type have; null: nobody looks at CPUs"
@@ -140,7 +151,10 @@ class ClusterSettings:
         "truth.measured=false",
         None,
     )
-    gpu_type: str = key("the GPU type of all nodes: one of the catalog, or of gpu_sheets")
+    gpu_type: str | None = key(
+        "the GPU type of all nodes: one of the catalog, or of gpu_sheets; null: the one that most of the log's GPUs "
+        "are, else trace.gpu_type, else v100"
+    )
     gpu_sheets: list[Path] = key(
         "data sheets of further GPU types, YAML files named as the type is, in the form of synergy_core/catalog/gpus/",
         [],
@@ -162,6 +176,11 @@ class ClusterSettings:
     )
     patience_s: float = key(
         "how long a job waits for GPUs that lie together if placement=relax", bounds=SECONDS_OR_NONE
+    )
+    partitions: Literal["trace"] | None = key(
+        "trace: each job runs only on the nodes of the partition that the log says it was submitted to; null: all "
+        "nodes are one pool. A node type of a partition is named a100@PARTITION",
+        None,
     )
     ignore_gpu_types: bool = key("whether jobs run on any GPU type, whatever the log says they asked for")
 

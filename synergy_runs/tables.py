@@ -2,90 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
-from synergy_core.units import DAY_S, HOUR_S
 from synergy_runs.comparison import ComparedPolicy, Comparison
+from synergy_runs.log import POOLED
 from synergy_runs.metrics import Summary
 from synergy_runs.notes import notes
-from synergy_runs.numbers import ratio_text, three_digits
+from synergy_runs.numbers import ratio_text
+from synergy_runs.table_columns import Figure, cells, figures_of
 from synergy_runs.verdict import verdict
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One column: a key of the summary, its heading, what kind of number it is, and which is best."""
-
-    key: str
-    heading: str
-    kind: str  # time, percent, gpu_time, number
-    best: Callable[[Sequence[float]], float] | None = min
-
-
-# In order of importance: a narrow terminal shows the first ones.
-FIGURES = (
-    Figure("mean_jct_s", "mean JCT", "time"),
-    Figure("mean_waiting_s", "mean wait", "time"),
-    Figure("p99_jct_s", "p99 JCT", "time"),
-    Figure("p50_slowdown", "slowdown p50", "number"),
-    Figure("p99_slowdown", "slowdown p99", "number"),
-    Figure("service_gpu_s", "GPU time", "gpu_time", None),
-    Figure("fragmented_gpu_s", "idle, yet fits", "gpu_time"),
-    Figure("gpu_utilisation_fraction", "GPUs used", "percent", max),
-    Figure("p50_jct_s", "median JCT", "time"),
-    Figure("p99_waiting_s", "p99 wait", "time"),
-    Figure("mean_queueing_delay_s", "first start", "time"),
-    Figure("p99_finish_time_fairness", "p99 ρ", "number"),
-    Figure("restarts_per_job", "restarts per job", "number"),
-    Figure("makespan_s", "makespan", "time"),
-    Figure("unfair_fraction", "ρ > 1", "percent"),
-    Figure("p90_jct_s", "p90 JCT", "time"),
-    Figure("p999_jct_s", "p99.9 JCT", "time"),
-    Figure("simulation_cpu_s", "CPU s", "number", None),
-)
-SHARED = (
-    Figure("cpu_utilisation_fraction", "CPUs used", "percent", None),
-    Figure("memory_utilisation_fraction", "memory used", "percent", None),
-)
-"""Of policies that share CPUs and memory out; in the report only."""
+WIDE_TERMINAL = 110
+"""Columns from which on what a policy may change and knows stands in one line."""
 LONGEST_IN_A_CELL = 24
 """Characters of a label or a setting beyond which it goes on in the next line, at a joint."""
-
-
-def unit_of(figure: Figure, values: Sequence[float]) -> tuple[float, str]:
-    """(scale, unit) for a whole column, so that its numbers compare at a glance."""
-    if figure.kind == "percent":
-        return 0.01, "%"
-    if figure.kind == "gpu_time":
-        return HOUR_S, "GPU-h"
-    known = [abs(value) for value in values if math.isfinite(value) and value]
-    if figure.kind != "time" or not known:
-        return 1.0, "s" if figure.kind == "time" else ""
-    typical = median(known)
-    units = ((DAY_S, "d"), (HOUR_S, "h"), (60.0, "min"))
-    return next(((scale, unit) for scale, unit in units if typical >= 2 * scale), (1.0, "s"))
-
-
-def cells(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[str, list[str], list[bool]]:
-    """(unit, texts, whether each is the best among policies that know no true run times)."""
-    values = [row.mean(figure.key) for row in rows]
-    scale, unit = unit_of(figure, values)
-    texts = [three_digits(value / scale) for value in values]
-    may = [not (row.oracle or row.logged) for row in rows]
-    fair = [value for value, policy in zip(values, may, strict=True) if policy and math.isfinite(value)]
-    # Equal to the eye is equal best; where all are equal none stands out.
-    best = three_digits(figure.best(fair) / scale) if figure.best and fair else None
-    marks = [text == best and policy for text, policy in zip(texts, may, strict=True)]
-    return unit, texts, marks if len(set(texts)) > 1 else [False] * len(rows)
 
 
 def caption(comparison: Comparison) -> str:
@@ -108,6 +45,12 @@ def caption(comparison: Comparison) -> str:
     return f"{traces} · {jobs} jobs · {clusters} · offered load {load} · {seeds_text}{_measured(summaries, jobs)}"
 
 
+def assumptions(comparison: Comparison) -> list[str]:
+    """What was assumed of the jobs, in sentences, each once."""
+    runs = [run for row in comparison.rows for run in row.runs]
+    return list(dict.fromkeys(str(each) for run in runs for each in run.summary.get("assumptions", ())))
+
+
 def _measured(summaries: Sequence[Summary], jobs: str) -> str:
     """Which jobs figures are over, where not over all."""
     ids = dict.fromkeys(summary.get("measured_job_ids") for summary in summaries)
@@ -117,9 +60,28 @@ def _measured(summaries: Sequence[Summary], jobs: str) -> str:
     return f" · figures over {' or '.join(texts)} of {jobs}"
 
 
-def figures_of(rows: Sequence[ComparedPolicy]) -> list[Figure]:
-    """The columns that any of the rows has a value for."""
-    return [each for each in FIGURES if any(math.isfinite(row.mean(each.key)) for row in rows)] or [FIGURES[0]]
+KEEPS, CHANGES = "keep each job's GPUs and batch", "may change GPUs or batch"
+
+
+def grouped(rows: Sequence[ComparedPolicy]) -> list[tuple[str, list[ComparedPolicy]]]:
+    """Rows of one setting as the table shows them, with a title per group: what the log shows, policies that keep what
+    jobs request, those that may change it. Titles are "" where no two groups of policies are compared.
+    """
+    parts = [
+        ("", [row for row in rows if row.logged]),
+        (KEEPS, [row for row in rows if not (row.logged or row.resizes)]),
+        (CHANGES, [row for row in rows if row.resizes]),
+    ]
+    both = all(members for title, members in parts if title)
+    return [(title if both else "", members) for title, members in parts if members]
+
+
+def terms_cells(row: ComparedPolicy) -> tuple[str, str]:
+    """(what the policy may change of a job, what it knows of it), in a few words."""
+    if row.terms is None:
+        return "", ""
+    star = "*" if row.oracle and row.truth_read != POOLED else ""
+    return ", ".join(row.terms.may_change) or "–", (row.terms.knows + star) or "–"
 
 
 def comparison_table(comparison: Comparison, width: int) -> tuple[Table, list[Figure]]:
@@ -128,45 +90,65 @@ def comparison_table(comparison: Comparison, width: int) -> tuple[Table, list[Fi
 
     figures = figures_of(comparison.rows)
     console = Console(width=10 * width)
+    narrow = width < WIDE_TERMINAL
     for count in range(len(figures), 0, -1):
-        table = _table(comparison, figures[:count])
+        table = _table(comparison, figures[:count], narrow=narrow)
         if count == 1 or console.measure(table).maximum <= width:
             break
     return table, figures[count:]
 
 
-def _table(comparison: Comparison, figures: Sequence[Figure]) -> Table:
+def _table(comparison: Comparison, figures: Sequence[Figure], *, narrow: bool) -> Table:
     from rich import box
     from rich.table import Table
 
     rows = comparison.rows
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
     for key, _ in rows[0].setting:
         table.add_column(key.rpartition(".")[2], justify="right", no_wrap=True)
     table.add_column("policy", no_wrap=True)
-    columns = []
+    told = any(row.terms for row in rows) and len(rows) > 1
+    if told:
+        for heading in ("may change", "knows"):
+            table.add_column(heading, no_wrap=not narrow, max_width=12 if narrow else None)
+    headings, columns = [], []
     for figure in figures:
         unit, texts, best = cells(figure, rows)
-        table.add_column(_heading(figure.heading, unit), justify="right", no_wrap=True, vertical="bottom")
+        headings.append(_heading(figure.heading, unit, narrow=narrow))
         columns.append([f"[bold]{text}[/bold]" if mark else text for text, mark in zip(texts, best, strict=True)])
         if figure is figures[0] and len(rows) > 1:
-            table.add_column(f"vs\n{joined(rows[0].label)}", justify="right", no_wrap=True, vertical="bottom")
+            headings.append(f"vs\n{joined(rows[0].label)}")
             columns.append([ratio_text(row.ratio) for row in rows])
-    previous = rows[0].setting
-    for number, row in enumerate(rows):
-        if row.setting != previous:
-            table.add_section()
-            previous = row.setting
-        settings = [joined(value) for _, value in row.setting]
-        table.add_row(*settings, joined(row.label), *(column[number] for column in columns))
+    tallest = max(heading.count("\n") for heading in headings)
+    for heading in headings:  # headings stand at the bottom, numbers at the top of their rows
+        table.add_column("\n" * (tallest - heading.count("\n")) + heading, justify="right", no_wrap=True)
+    for column in table.columns[: -len(headings)]:
+        column.header = "\n" * tallest + str(column.header)
+    number_of = {id(row): number for number, row in enumerate(rows)}
+    for setting in comparison.settings:
+        for title, members in grouped(comparison.of(setting)):
+            if title:
+                table.add_row(*[""] * len(setting), f"[dim]{_wrapped(title)}[/dim]")
+            for row in members:
+                values = [joined(value) for _, value in row.setting]
+                number = number_of[id(row)]
+                shown = [joined(row.label), *(terms_cells(row) if told else ())]
+                table.add_row(*values, *shown, *(column[number] for column in columns))
+        table.add_section()
     return table
 
 
-def _heading(text: str, unit: str) -> str:
+def _wrapped(title: str) -> str:
+    """A group's title over two lines, so that it does not widen its column."""
+    words = title.split()
+    return f"{' '.join(words[: len(words) // 2])} \n{' '.join(words[len(words) // 2 :])}"
+
+
+def _heading(text: str, unit: str, *, narrow: bool) -> str:
     """A word a line, so that columns are as narrow as their numbers; `p99` and the like with what follows them."""
     lines: list[str] = []
     for word in text.split():
-        if lines and len(lines[-1]) + len(word) < 8:
+        if lines and len(lines[-1]) + len(word) < (0 if narrow else 8):
             lines[-1] += f" {word}"
         else:
             lines.append(word)
@@ -192,6 +174,8 @@ def print_comparison(comparison: Comparison, width: int | None = None) -> None:
 
     console = Console(file=sys.stdout, width=width, highlight=False)
     console.print(Text(caption(comparison)))
+    for line in assumptions(comparison):
+        console.print(Text(line))
     console.print()
     table, left_out = comparison_table(comparison, console.width)
     console.print(table)
@@ -200,4 +184,4 @@ def print_comparison(comparison: Comparison, width: int | None = None) -> None:
         console.print(Text(line, style="dim"))
     if left_out:
         names = ", ".join(figure.heading for figure in left_out)
-        console.print(Text(f"for want of room not shown (a wider terminal, or COLUMNS=200): {names}", style="dim"))
+        console.print(Text(f"Columns hidden in this terminal (set COLUMNS=200 to show them): {names}", style="dim"))

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from synergy_core.jobs.beliefs import Information
-from synergy_core.policies import AllocationPolicy, Policy
+from synergy_core.policies import AllocationPolicy, Policy, SharingPolicy
 
 _TOLD: dict[Information, frozenset[str]] = {
     "own": frozenset(),
@@ -20,6 +20,15 @@ _TOLD: dict[Information, frozenset[str]] = {
     "all": frozenset({"declared", "shared"}),
 }
 """What each level of information adds to a job's own reports."""
+_KNOWN = {
+    "": "",
+    "own": "own reports",
+    "declared": "own reports, work",
+    "shared": "all reports",
+    "all": "all reports, work",
+}
+_RUN_TIMES_KNOWN = {"": "", "predicted": "past run times", "estimates": "estimates", "true": "run times"}
+"""What a policy knows, as a table says it; `knowledge` explains the words below the table."""
 _MAY = ("growth", "first_gpus", "batch_limit")
 """Parameters that say how far a policy may go from what a job has or asked for."""
 _BATCHES = {"": 0, "requested": 1, "max": 2}
@@ -27,20 +36,36 @@ _BATCHES = {"": 0, "requested": 1, "max": 2}
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """policy: as it is called without what was added to it. run_times: what it reads of them: nothing (""),
-    `predicted`, `estimates` or `true`. information: of training jobs; "" where it asks nothing of them. plans: whether
-    it reads the planner's tables in full. growth: how many times as many GPUs as a job has it may be given at once;
-    first_gpus: on how many it may start; batch_limit: `max` or `requested`; 0, 0 and "" where it does not choose, or
-    has no such limit.
+    """What a policy knows of jobs, and what it may do to them.
+
+    policy: its name without what was added to it. run_times: what it reads of them: nothing (""), `predicted`,
+    `estimates` or `true`. information: what it knows of training jobs, "" where it learns nothing of them. may_change:
+    what it may change of a job: `GPUs`, `batch`, `CPUs`; `pause` if it only pauses jobs. speeds: `true speeds` if it
+    knows how fast jobs are as requested before they run, else "". plans: whether it reads the planner's tables in full.
+    growth: how many times as many GPUs it may give a job as that was seen on, or any job of its model where reports are
+    shared; first_gpus: how many in any case; batch_limit: `max` or `requested`; 0, 0 and "" where it does not choose,
+    or has no such limit.
     """
 
     policy: str
     run_times: str
     information: Information | Literal[""]
+    may_change: tuple[str, ...]
+    speeds: str
     plans: bool
     growth: float
     first_gpus: int
     batch_limit: str
+
+    @property
+    def resizes(self) -> bool:
+        """Whether it may give a job other GPUs or another batch than requested."""
+        return "GPUs" in self.may_change or "batch" in self.may_change
+
+    @property
+    def knows(self) -> str:
+        """What it knows of jobs before they end, in two or three words; "" for nothing beyond what they request."""
+        return ", ".join(filter(None, (_RUN_TIMES_KNOWN[self.run_times], _KNOWN[self.information], self.speeds)))
 
     def plain(self) -> dict[str, Any]:
         """For summary.json."""
@@ -51,16 +76,33 @@ def terms_of(policy: Policy) -> Terms:
     """The terms of a policy."""
     trains = isinstance(policy, AllocationPolicy) and policy.reads_goodput
     may = policy.parameters if trains else {}
+    keeps = _keeps_gpus(policy)
     reads = "estimates" if policy.reads_estimates else "predicted" if policy.predicted else ""
     return Terms(
         policy=policy.name.partition("-")[0].removesuffix("+plans"),  # a label: what was added to it stands behind
         run_times="true" if _is_oracle(policy) else reads,
-        information=policy.information if isinstance(policy, AllocationPolicy) and trains else "",
+        information=policy.information if isinstance(policy, AllocationPolicy) and trains and not keeps else "",
+        may_change=_may_change(policy),
+        speeds="true speeds" if keeps and policy.reads_goodput else "",
         plans=bool(getattr(policy, "plans", False)),
         growth=float(may.get("growth", 0.0)),
         first_gpus=int(may.get("first_gpus", 0)),
         batch_limit=str(may.get("batch_limit", "")),
     )
+
+
+def _may_change(policy: Policy) -> tuple[str, ...]:
+    may = {
+        "GPUs": not _keeps_gpus(policy),
+        "batch": policy.tunes_batch,
+        "CPUs": isinstance(policy, SharingPolicy),
+    }
+    return tuple(what for what, holds in may.items() if holds) or (("pause",) if policy.preemptive else ())
+
+
+def _keeps_gpus(policy: Policy) -> bool:
+    """Whether every job gets the number of GPUs that it requested, or none."""
+    return not isinstance(policy, AllocationPolicy) or policy.keeps_gpus
 
 
 def _is_oracle(policy: Policy) -> bool:

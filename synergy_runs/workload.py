@@ -12,12 +12,31 @@ from numpy.typing import NDArray
 from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
 from synergy_core.units import DAY_S, LONGEST_S, on_grid, parse_duration_s
-from synergy_runs.traces.demands import silent_rows
+from synergy_runs.interval import FEWEST_WORKLOADS
+from synergy_runs.traces.cluster_seen import NOTHING_SEEN, SeenCluster, seen
+from synergy_runs.traces.demands import short_estimates, silent_rows
 from synergy_runs.traces.rows import BadRow, TraceRows
 from synergy_runs.traces.times import epoch_s, iso
 
 Ints = NDArray[np.int32]
 Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """Run times of one GPU type as those of another.
+
+    factor: what they were multiplied by; low, high: within which the true one may lie. how: what the factor rests on.
+    jobs: how many of them, or of those that could run there.
+    """
+
+    of: str
+    on: str
+    factor: float
+    low: float
+    high: float
+    how: str
+    jobs: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +54,14 @@ class Workload:
     run by then. measured: whether figures are over it (`synergy_runs.measured`). log_wait_s: from submission to start
     in the log itself, NaN where the log does not say.
     Times lie on the grid of `synergy_core.units`. `*_code` columns index the tuples of the same name.
+    models_assigned: whether jobs were assigned models, and the work that their run times mean
+    (`synergy_sim.assignment`); assumptions: what a reader must know was assumed, a sentence each.
     timed_on: the GPU type that run times in the log are of where a row asks for none; '' where they hold on any.
+    gpu_types: that jobs ask for, and are bound to; given_gpu_types: that they ran on in the log; '' for none.
+    timed_on: the GPU type whose run times those of rows that ask for no type are, here; '' where they hold on any.
+    converted_by: what a run time of the log was multiplied by, as it is of another GPU type; conversions: why.
+    seen: the cluster as the log's own jobs show it. windows: as many windows of the whole log as an interval needs,
+    which share no job and have some each, in the form of trace.window; none where it is too short.
     line: where the job stands in its file, 0 if generated. bad_rows: impossible rows that were left out, of which
     `bad_examples` are the first.
     """
@@ -59,6 +85,8 @@ class Workload:
     partitions: tuple[str, ...]
     gpu_type_code: Ints
     gpu_types: tuple[str, ...]
+    given_gpu_type_code: Ints
+    given_gpu_types: tuple[str, ...]
     model_code: Ints
     models: tuple[str, ...]
     global_batch: Ints
@@ -69,6 +97,7 @@ class Workload:
     measured: Mask
     ran_before_s: Floats
     log_wait_s: Floats
+    converted_by: Floats
     end_state_code: Ints
     line: Ints
     quotas: dict[str, int]
@@ -77,6 +106,11 @@ class Workload:
     bad_examples: tuple[BadRow, ...]
     notes: tuple[str, ...]
     timed_on: str = ""
+    models_assigned: bool = False
+    assumptions: tuple[str, ...] = ()
+    conversions: tuple[Conversion, ...] = ()
+    seen: SeenCluster = NOTHING_SEEN
+    windows: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.submit_time_s)
@@ -152,6 +186,8 @@ def from_rows(
         partitions=rows.partitions.values(),
         gpu_type_code=ints(rows.gpu_type),
         gpu_types=rows.gpu_types.values(),
+        given_gpu_type_code=ints(rows.given_gpu_type),
+        given_gpu_types=rows.given_gpu_types.values(),
         model_code=ints(rows.model),
         models=rows.models.values(),
         global_batch=ints(rows.global_batch),
@@ -162,13 +198,16 @@ def from_rows(
         measured=np.ones(len(order), dtype=np.bool_),
         ran_before_s=np.zeros(len(order)),
         log_wait_s=on_grid(np.maximum(wait_s, 0.0)),
+        converted_by=np.ones(len(order)),
         end_state_code=ints(rows.end_state),
         line=ints(rows.line),
         quotas=dict(rows.quotas),
         left_out=dict(rows.left_out),
         bad_rows=rows.bad_count,
         bad_examples=tuple(rows.bad),
-        notes=(*rows.notes, *silent_rows(rows)),
+        notes=(*rows.notes, *silent_rows(rows), *short_estimates(rows)),
+        seen=seen(rows),
+        windows=() if rows.format_name.startswith("generator") else windows_of(submit_s, start_s),
     )
 
 
@@ -201,6 +240,20 @@ def parse_window(text: str, *, first_s: float) -> tuple[float, float]:
     return start_s, end_s
 
 
+def windows_of(submit_s: Floats, start_s: float) -> tuple[str, ...]:
+    """Windows of equal length, of a week or of as many whole days as fit, in each of which a job was submitted: from
+    the day of `start_s` on where there are enough, else from the log's first day.
+    """
+    last_s = float(submit_s.max())
+    for first_s in (start_s, float(submit_s.min())):
+        first_s = np.floor(first_s / DAY_S) * DAY_S
+        days = min(7, int((last_s - first_s) / DAY_S + 1) // FEWEST_WORKLOADS)
+        edges = first_s + np.arange(FEWEST_WORKLOADS + 1) * days * DAY_S
+        if days and np.histogram(submit_s[submit_s < edges[-1]], edges)[0].all():
+            return tuple(f"{iso(edge)[:10]}/{days}d" for edge in edges[:-1].tolist())
+    return ()
+
+
 def window_length_s(text: str) -> float:
     """Seconds from the start to the end of a window that has both, for traces that are generated."""
     start_s, end_s = parse_window(text, first_s=0.0)
@@ -228,16 +281,34 @@ def take(workload: Workload, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Wor
     rows = np.flatnonzero(keep) if keep.dtype == bool else keep
     columns = ("submit_time_s", "duration_s", "estimate_s", "gpus", "cpus", "memory_bytes")
     names = ("virtual_cluster_code", "user_code", "partition_code", "gpu_type_code", "model_code", "end_state_code")
-    more = ("global_batch", "work_scale", "iterations", "line")
-    since = ("estimate_drawn", "carried", "measured", "ran_before_s", "log_wait_s")
+    more = ("given_gpu_type_code", "global_batch", "work_scale", "iterations", "line")
+    since = (
+        "given_gpu_type_code",
+        "estimate_drawn",
+        "carried",
+        "measured",
+        "ran_before_s",
+        "log_wait_s",
+        "converted_by",
+    )
     picked = {column: getattr(workload, column)[rows] for column in (*columns, *names, *more, *since)}
     return replace(workload, job_name=[workload.job_name[i] for i in rows], **picked)
 
 
 def of_any_type(workload: Workload) -> Workload:
-    """The jobs as if none had asked for a GPU type."""
+    """The jobs as if none had asked for a GPU type; what they ran on in the log, else asked for, stays known."""
     zeros = np.zeros(len(workload), dtype=np.int32)
-    return replace(workload, gpu_type_code=zeros, gpu_types=("",))
+    code, names = ran_on(workload)
+    return replace(workload, gpu_type_code=zeros, gpu_types=("",), given_gpu_type_code=code, given_gpu_types=names)
+
+
+def ran_on(workload: Workload) -> tuple[Ints, tuple[str, ...]]:
+    """By job the GPU type whose run time the log has: that it ran on, else that it asked for; codes into the names."""
+    given, asked = workload.given_gpu_types, workload.gpu_types
+    names = tuple(dict.fromkeys((*given, *asked)))
+    of_asked = np.array([names.index(each) for each in asked], dtype=np.int32)
+    known = np.array([bool(each) for each in given])[workload.given_gpu_type_code]
+    return np.where(known, workload.given_gpu_type_code, of_asked[workload.gpu_type_code]), names
 
 
 def at_least(workload: Workload, gpus: int) -> Workload:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ def _run(config: DictConfig) -> None:
 
 def main() -> None:
     """Runs the command line."""
+    # Policies run side by side, one on a core: threads of the linear algebra library would make all of them slower.
+    # Must be set before numpy is imported.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     exits.run("synergy_sim", _main, interrupted="runs that had ended are kept, of the one under way nothing is.")
 
 

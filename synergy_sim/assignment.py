@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.units import GB, MB, on_grid
+from synergy_core.units import GB, MB, TICK_S, on_grid
 from synergy_runs.model_classes import CLASSES, in_turn
 from synergy_runs.workload import Workload, uniform
 from synergy_sim.ground_truth import ApplicationWithPlans, DataParallelApplication, NodeGpus, Truth, packed
@@ -48,7 +48,7 @@ def as_given(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
             f"{workload.source}, line {workload.line[row]}: job {workload.job_name[row]} has no batch size; expected "
             "at least 1 sample. trace.models=mix gives every job one."
         )
-    workload = enlarged(workload, cluster, truth)
+    workload = enlarged(with_bound_gpus(workload, truth), cluster, truth)
     duration_s, scale = np.zeros(len(workload)), np.ones(len(workload))
     keys = np.stack([workload.model_code, workload.gpus, workload.global_batch, workload.gpu_type_code], axis=1)
     rows, inverse = np.unique(keys, axis=0, return_inverse=True)
@@ -73,6 +73,21 @@ def with_profiled_batches(workload: Workload, truth: Truth) -> Workload:
     return replace(workload, global_batch=batch.astype(np.int32))
 
 
+def with_bound_gpus(workload: Workload, truth: Truth) -> Workload:
+    """The workload in which jobs request numbers of GPUs that truth.fixed_gpus and truth.min_gpus allow their model.
+
+    So every policy that gives what is requested keeps to these limits too. Logged run times are kept.
+    """
+    gpus = workload.gpus.copy()
+    for model in {*truth.fixed_gpus, *truth.min_gpus} & set(workload.models):
+        mine = workload.model_code == workload.models.index(model)
+        gpus[mine] = [truth.requested_gpus(model, each) for each in gpus[mine].tolist()]
+    if not (changed := int((gpus != workload.gpus).sum())):
+        return workload
+    note = f"{changed:,} jobs request other GPUs than logged, as truth.fixed_gpus and truth.min_gpus say of their model"
+    return replace(workload, gpus=gpus, notes=(*workload.notes, note))
+
+
 def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.Generator) -> Workload:
     """A model for every row, drawn by its GPU-time; its work is what it does as requested in the traced run time.
 
@@ -80,7 +95,9 @@ def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.
     that policies which give every job what it requested reproduce the trace. A row that names a model which is known
     keeps it. The requested batch is the initial one times the requested GPUs, within what fits.
     """
+    whose = "each job" if workload.models == ("",) else "each job whose model the log does not name"
     names, code = _drawn_models(workload, truth, random)
+    workload = with_bound_gpus(replace(workload, models=names, model_code=code), truth)
     duration_s, gpus = workload.duration_s, workload.gpus
     batch, scale = np.zeros(len(workload), dtype=np.int32), np.zeros(len(workload))
     keys = np.stack([code, gpus, workload.gpu_type_code], axis=1)
@@ -90,15 +107,19 @@ def mixed(workload: Workload, cluster: Cluster, truth: Truth, random: np.random.
         node_gpus, gpu_type = packed_as_asked(workload.gpu_types[asked], count, cluster)
         batch[mine] = _batch_of(truth.application(names[model]), gpu_type, node_gpus)
         alone_s = truth.requested_run_s(names[model], gpu_type, node_gpus, int(batch[mine][0]))
-        scale[mine] = np.maximum(duration_s[mine], 1.0) / alone_s
-    note = f"{len(workload):,} jobs were assigned a model and enough iterations to last their logged run time"
+        scale[mine] = np.maximum(duration_s[mine], TICK_S) / alone_s
+    used = [names[each] for each in np.unique(code)]
+    assumption = (
+        f"The log does not say what jobs train: {whose} was given one of {', '.join(used)} by its GPU time, and as "
+        "much work as its logged run time means on its requested GPUs."
+    )
     return replace(
         workload,
-        model_code=code,
-        models=names,
         global_batch=batch,
         work_scale=scale,
-        notes=(*workload.notes, note, truth.source(cluster, [names[each] for each in np.unique(code)])),
+        models_assigned=True,
+        assumptions=(*workload.assumptions, assumption),
+        notes=(*workload.notes, truth.source(cluster, used)),
     )
 
 
@@ -118,6 +139,7 @@ def by_class(workload: Workload, cluster: Cluster, truth: Truth, mix: Sequence[f
     enough for. Where nodes name no CPUs, input is never waited for. The requested batch is as in `mixed`.
     """
     names, code = _models_by_class(workload, truth, mix)
+    workload = with_bound_gpus(replace(workload, models=names, model_code=code), truth)
     batch, scale = np.zeros(len(workload), dtype=np.int32), np.zeros(len(workload))
     iterations = np.zeros(len(workload))
     keys = np.stack([code, workload.gpus, workload.gpu_type_code], axis=1)
@@ -134,20 +156,20 @@ def by_class(workload: Workload, cluster: Cluster, truth: Truth, mix: Sequence[f
         whole = np.floor(workload.duration_s[mine] / (step_s * truth.slowdown.get(names[model], 1.0)))
         batch[mine], iterations[mine] = plan.global_batch, np.maximum(whole, 1.0)
         scale[mine] = iterations[mine] / app.iterations(plan.global_batch)[-1]
-    note = f"the work of {len(workload):,} jobs is whole iterations that fill their traced run time"
+    assumption = "Each job was given a model by its class, and the whole iterations that fill its traced run time"
     if cluster.counts_shares:
         share, storage = PROFILED_ON.proportional, PROFILED_ON.storage_bytes_per_s / PROFILED_ON.gpus_per_node
         gpu_has = f"{share.cpus:g} CPUs, {share.memory_bytes / GB:g} GB and {storage / MB:g} MB/s of storage"
-        note += f" where each GPU has {gpu_has}"
+        assumption += f" where each GPU has {gpu_has}"
     source = truth.source(cluster, [names[each] for each in np.unique(code)])
     return replace(
         workload,
-        model_code=code,
-        models=names,
         global_batch=batch,
         work_scale=scale,
         iterations=iterations,
-        notes=(*workload.notes, note, source),
+        models_assigned=True,
+        assumptions=(*workload.assumptions, f"{assumption}."),
+        notes=(*workload.notes, source),
     )
 
 

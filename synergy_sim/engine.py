@@ -27,7 +27,7 @@ from synergy_sim.jobs import Jobs
 SUBMIT, STOP, FINISH = int(Kind.SUBMIT), int(Kind.STOP), int(Kind.FINISH)
 AFTER_ALL_ELSE = 2  # SimPy's own priorities are 0 (urgent) and 1 (normal)
 AFTER_DECISIONS = 3
-DECISIONS_PER_PROGRESS = 2_000
+DECISIONS_PER_PROGRESS = 200
 MOST_IN_VAIN = 100_000
 
 Progress = Callable[[float, int], None]

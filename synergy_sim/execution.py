@@ -61,9 +61,9 @@ class ExecutionModel:
     stretch: how much a round is delayed by n leases that end: "log" a·ln(1+n), "linear" b·min(n, most), "none".
     stretch_s: a or b. stretch_jobs: most. start_delay_s: before the first round.
     early_launch: whether a job whose GPUs are idle may start as soon as it is decided, before the round does.
-    free_moves: a job that moves to other nodes but keeps its shape pays nothing. whole_seconds: epochs of training jobs
-    end at whole seconds. Both as in the simulators of Pollux and Sia. whole_rounds: training jobs do whole iterations
-    in every round and end at the end of one, as in OSDI 2022's simulator.
+    free_moves: a job that moves to other nodes but keeps its GPU type and its GPUs per node pays nothing.
+    whole_seconds: epochs of training jobs end at whole seconds. Both as in the simulators of Pollux and Sia.
+    whole_rounds: training jobs do whole iterations in every round and end at the end of one, as in OSDI 2022's.
     storage_bytes_per_s, startup_s: of jobs with parallel plans, whose checkpoints are large: see `costs_of_checkpoint`.
     """
 

@@ -28,8 +28,8 @@ from synergy_core.units import parse_duration_s
 from synergy_runs.as_logged import AS_LOGGED
 from synergy_runs.asked import policies_of
 from synergy_runs.explained import explained as explanation_in
-from synergy_runs.inputs import cluster_of
-from synergy_runs.settings import build
+from synergy_runs.machines import cluster_of
+from synergy_runs.settings import NodeTypeSettings, build
 from synergy_runs.stored import StoredRun, followed, read_run
 from synergy_sim.answer import Answer, answer
 from synergy_sim.facts import COLUMNS, Facts
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT
     except BrokenPipeError:
-        raise  # its reader has left: `piped` ends it
+        raise  # its reader has left: `exits.run` ends it
     except OSError as error:
         print(f"error: {given.json}: {error.strerror}.", file=sys.stderr)
         return BAD_INPUT
@@ -112,9 +112,13 @@ def facts_of(run: StoredRun, settings: Settings, policy: Policy) -> Facts:
     if "quotas" not in run.summary:
         raise InputError(f"{run.folder}: another version wrote it, without its tenants' quotas. Run that policy again.")
     wanted = dataclasses.replace(settings.cluster, virtual_clusters=run.summary["quotas"] or None)
+    if wanted.node_types is None:  # the nodes that there were, whatever the log would show today
+        kept = ("gpu_type", "nodes", "gpus_per_node")
+        there = [NodeTypeSettings(**{key: each[key] for key in kept}) for each in run.summary["node_types"]]
+        wanted = dataclasses.replace(wanted, node_types=there, add_nodes=0)
     execution = execution_of(settings)
     cluster, jobs = cluster_of(wanted, settings.trace, None), run.jobs(*COLUMNS)
-    timed_on = settings.trace.gpu_type
+    timed_on = run.summary.get("run_times_on", settings.trace.gpu_type)
     return Facts(
         policy=policy.of_records(),
         cluster=cluster,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from synergy_core.catalog.sheets import gpu_sheet, gpu_sheets, gpu_type_named
 from synergy_core.catalog.transfer import run_time_ratio
 from synergy_core.cluster import Cluster
-from synergy_core.errors import unknown
+from synergy_core.errors import InputError, unknown
 from synergy_core.units import on_grid
-from synergy_runs.workload import Workload
+from synergy_runs.workload import Conversion, Workload, ran_on
 from synergy_sim.assignment import packed_as_asked
 from synergy_sim.ground_truth import Truth
 
@@ -36,7 +38,8 @@ def check_types(
     if truth.profile:
         return
     for gpu_type in cluster.gpu_types:
-        known = gpu_sheet(gpu_type) is not None or gpu_type in workload.gpu_types or gpu_type in anonymous
+        in_log = gpu_type in (*workload.gpu_types, *workload.given_gpu_types)
+        known = gpu_sheet(gpu_type) is not None or in_log or gpu_type in anonymous
         if not known and not _measured(truth.profiles, gpu_type):
             raise unknown("GPU type", gpu_type, gpu_sheets(), hint=SHEET_HINT.format(name=gpu_type))
 
@@ -49,58 +52,121 @@ def _measured(profiles: Path | None, gpu_type: str) -> bool:
 def converted(given: Workload, made: Workload, cluster: Cluster, timed_on: str | None) -> Workload:
     """The workload with run times as they are on this cluster.
 
-    given: as the log has it; made: with models, where it has them. A row that asks for a GPU type keeps its run time;
-    that of another is on `timed_on`, and becomes that on the type of `made`, else on the cluster's first that has room.
-    Estimates, and the work of rows with a model, follow. None: run times hold on any type.
+    given: as the log has it; made: with models, where it has them. A job's run time is of the GPU type that it ran on
+    in the log, else that it asked for, else `timed_on`, and becomes that on the type which `made` is bound to, else on
+    the cluster's first that has room. Estimates, and the work of jobs with a model, follow. Where none of these types
+    is known, run times are used unchanged.
 
-    Raises InputError where the speeds of two types cannot be compared.
+    Raises InputError where the speeds of `timed_on` and of a type of the cluster cannot be compared. A type that the
+    log alone names is not compared without a data sheet: its run times are used unchanged, and a note says so.
     """
+    codes, names = ran_on(given)
+    types = [gpu_type_named(name) or (gpu_type_named(timed_on) if timed_on else "") for name in names]
+    base = _base(types, codes, given, cluster, timed_on)
     bound = np.array([bool(each) for each in given.gpu_types])[given.gpu_type_code]
-    if timed_on is None:
+    if not base:
         return replace(made, notes=(*made.notes, *_kept(cluster, bool(bound.all()))))
-    timed_on = gpu_type_named(timed_on)
-    rows, inverse = np.unique(np.stack([bound, made.gpu_type_code, made.gpus], axis=1), axis=0, return_inverse=True)
-    factor, types = np.ones(len(made)), dict.fromkeys(cluster.gpu_types, False)
-    for at, (stays, code, gpus) in enumerate(rows.tolist()):
-        on = packed_as_asked(made.gpu_types[code], gpus, cluster)[1]
-        factor[inverse.reshape(-1) == at] = 1.0 if stays else run_time_ratio(timed_on, on).factor
-        types[on] |= not stays
-    everywhere = not (bound | np.isfinite(made.work_scale)).all()
-    told = [each for each, used in types.items() if each != timed_on and (used or everywhere)]
-    if not told:
-        return replace(made, timed_on=timed_on)
+    keys = np.stack([codes, bound, made.gpu_type_code, made.gpus], axis=1)
+    rows, inverse, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    factor, jobs, unchanged = np.ones(len(made)), Counter[tuple[str, str]](), Counter[str]()
+    only_run_times = np.isnan(made.work_scale)
+    for at, (ran, stays, code, gpus) in enumerate(rows.tolist()):
+        on, mine = packed_as_asked(made.gpu_types[code], gpus, cluster)[1], inverse.reshape(-1) == at
+        if not _comparable(types[ran], on, timed_on):
+            unchanged[types[ran]] += int(counts[at])
+            continue
+        factor[mine] = run_time_ratio(types[ran], on).factor
+        # A job that is bound to no type may run on others too, at the speed that they have relative to this one.
+        anywhere = cluster.gpu_types if not stays and only_run_times[mine].any() else (on,)
+        for each in anywhere:
+            jobs[types[ran], each.partition("@")[0]] += int(counts[at])
+    told = [
+        Conversion(of, on, *_factors(of, on), jobs=count)
+        for (of, on), count in sorted(jobs.items(), key=lambda item: (-item[1], item[0]))
+        if of != on
+    ]
+    in_log = {types[code] for code in np.unique(codes).tolist()}
+    is_log_hardware = {each.partition("@")[0] for each in cluster.gpu_types} <= in_log
     whole = np.where(factor == 1.0, made.iterations, np.maximum(np.floor(made.iterations * factor), 1.0))
     work = np.where(np.isfinite(whole), whole / made.iterations, factor)
+    notes = [
+        f"{count:,} jobs ran on {of or 'GPUs of a type that the log does not say'} in the log: their run times are "
+        f"used unchanged, as it is not known how fast that is{'; trace.gpu_type=TYPE converts them' if not of else ''}"
+        for of, count in unchanged.items()
+    ]
     return replace(
         made,
-        timed_on=timed_on,
+        timed_on=base,
+        conversions=tuple(told),
         duration_s=on_grid(made.duration_s * factor),
         estimate_s=on_grid(made.estimate_s * factor),
         ran_before_s=on_grid(made.ran_before_s * factor),
         work_scale=made.work_scale * work,
-        # The log's own waits belong to its own run times: together with others they are nobody's.
-        log_wait_s=np.where(factor == 1.0, made.log_wait_s, np.nan),
+        # On other GPUs than the log's own its waits are those of nobody.
+        log_wait_s=np.where((factor == 1.0) | is_log_hardware, made.log_wait_s, np.nan),
+        converted_by=factor,
         iterations=whole,
-        notes=(*made.notes, _in_words(told, timed_on)),
+        notes=(*made.notes, *notes),
+        assumptions=(*made.assumptions, *([_in_words(told)] if told else [])),
     )
 
 
-def _in_words(told: Sequence[str], timed_on: str) -> str:
-    """`run times from V100 (trace.gpu_type) × 0.269 to H100 (900 to 3,350 GB/s), by the data sheets' memory …`."""
-    groups: dict[str, list[str]] = {}
-    for on in told:
-        ratio = run_time_ratio(timed_on, on)
-        groups.setdefault(ratio.how, []).append(f"× {ratio.factor:.3g} to {_title(on)} ({ratio.of})")
-    parts = "; ".join(f"{', '.join(changes)}, {how}" for how, changes in groups.items())
-    return f"run times from {_title(timed_on)} (trace.gpu_type) {parts}"
+def _base(
+    types: Sequence[str], codes: NDArray[np.int32], given: Workload, cluster: Cluster, timed_on: str | None
+) -> str:
+    """The GPU type relative to which speeds of others are known: `timed_on`, else the one that most jobs ran on; "" for
+    none, and where that cannot be compared with every type of the cluster.
+    """
+    if timed_on is not None:
+        return gpu_type_named(timed_on)
+    ran = Counter(types[code] for code in codes.tolist() if types[code])
+    base = max(ran, key=lambda each: ran[each]) if ran else ""
+    return base if base and all(_comparable(base, each, None) for each in cluster.gpu_types) else ""
+
+
+def _comparable(of: str, on: str, timed_on: str | None) -> bool:
+    """Whether it is known how much faster one type is than the other. Raises InputError for `timed_on` where not."""
+    if not of:
+        return False
+    try:
+        run_time_ratio(of, on)
+    except InputError:
+        if timed_on is not None and of == gpu_type_named(timed_on):
+            raise
+        return False
+    return True
+
+
+def _factors(of: str, on: str) -> tuple[float, float, float, str]:
+    """The factor, its range, and what it rests on."""
+    ratio = run_time_ratio(of, on)
+    return ratio.factor, ratio.low, ratio.high, f"{ratio.how}, {ratio.of}"
+
+
+def _in_words(told: Sequence[Conversion]) -> str:
+    """`run times converted from V100 to H100: × 0.269 (by the data sheets' memory bandwidth, 900 to 3,350 GB/s; …)`."""
+    parts = [
+        f"from {_title(each.of)} to {_title(each.on)} × {each.factor:.3g} ({each.how}; "
+        f"× {each.low:.3g} to × {each.high:.3g} {_RANGE['measured' in each.how]})"
+        for each in told
+    ]
+    return f"Run times were converted {'; '.join(parts)}. Results hold only as far as these factors do."
+
+
+_RANGE = {True: "by application", False: "between the ratios of memory bandwidth and of FLOP/s"}
 
 
 def _kept(cluster: Cluster, bound: bool) -> list[str]:
-    """That run times stay, where that may surprise: on other GPUs than the default cluster's, or on several types."""
+    """That run times are used unchanged, where that may surprise: on other GPUs than the default cluster's, or on
+    several types.
+    """
     if bound or cluster.gpu_types == (NOMINAL,):
         return []
     on = cluster.gpu_types[0] if len(cluster.gpu_types) == 1 else "every GPU type"
-    return [f"run times on {on} are those of the log; trace.gpu_type=TYPE, on which they were, converts them"]
+    return [
+        f"run times were logged on an unknown GPU type and are used unchanged on {on}; trace.gpu_type=TYPE converts "
+        "them"
+    ]
 
 
 def _title(gpu_type: str) -> str:

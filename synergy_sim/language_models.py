@@ -15,6 +15,7 @@ from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.planner import tables
 from synergy_core.planner.tables import PlannedModel
+from synergy_core.units import TICK_S
 from synergy_runs.workload import Workload, uniform
 from synergy_sim.assignment import mixed
 from synergy_sim.ground_truth import Truth, packed
@@ -45,7 +46,7 @@ def with_language_models(
     names = tuple(dict.fromkeys((*result.models, *(each.name for each in known))))
     gpu_types = tuple(dict.fromkeys((*workload.gpu_types, *cluster.gpu_types)))
     code, type_code = result.model_code.copy(), workload.gpu_type_code.copy()
-    batch, scale = result.global_batch.copy(), result.work_scale.copy()
+    batch, scale, on_gpus = result.global_batch.copy(), result.work_scale.copy(), result.gpus.copy()
     for row in rows.tolist():
         long = workload.duration_s[row] * gpus[row] > LONG_GPU_H * 3600.0
         asked = workload.gpu_types[workload.gpu_type_code[row]]
@@ -56,24 +57,28 @@ def with_language_models(
         app = truth.planned_application(model.name, batch_of(model), cluster)
         step_s = app.step_s(gpu_type, packed(int(gpus[row]), cluster.largest_nodes[gpu_type]), app.initial_batch)
         code[row], type_code[row] = names.index(model.name), gpu_types.index(gpu_type)
-        batch[row] = app.initial_batch
-        scale[row] = max(float(workload.duration_s[row]), 1.0) / (app.work * step_s)
+        batch[row], on_gpus[row] = app.initial_batch, gpus[row]
+        scale[row] = max(float(workload.duration_s[row]), TICK_S) / (app.work * step_s)
     made = int(np.isin(code, [names.index(each.name) for each in known]).sum())
     if not made:
         raise InputError(
             f"{workload.source}: trace.models=llm made no job a language model; none asks for {from_gpus} GPUs or "
             "more, or nothing fits. Type trace.llm_gpus=N."
         )
-    note = f"{made:,} jobs of {from_gpus} GPUs or more got a language model, and the work that fills their run time"
+    assumption = (
+        f"{made:,} jobs of {from_gpus} GPUs or more train a language model instead, under its best parallel plan, and "
+        "have the work that fills their run time."
+    )
     return replace(
         result,
         model_code=code,
         models=names,
         gpu_type_code=type_code,
         gpu_types=gpu_types,
+        gpus=on_gpus,
         global_batch=batch,
         work_scale=scale,
-        notes=(*result.notes, note),
+        assumptions=(*result.assumptions, assumption),
     )
 
 

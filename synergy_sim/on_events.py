@@ -53,7 +53,7 @@ class OnEvents:
             start_s = max(now_s, self._free_s(placed)) if self._vacated else now_s
             engine.run_from(job, start_s)  # type: ignore[arg-type]
         engine.note(decision, took_s)
-        change_s = engine.scheduler.next_change_s()
+        change_s = engine.scheduler.next_change_s(now_s)
         if change_s < NEVER:
             self._wake_for_change(now_s, change_s)
         if left_already and any(job.job_id in left_already for job, _ in decision.starts):
@@ -85,6 +85,12 @@ class OnEvents:
             Call(self._engine.env, change_s - now_s, self._wake, None)
 
     def _wake(self, _: Any) -> None:
-        if self._wake_s <= self._engine.env.now:
+        """Decides if something is due; what was foreseen may have been overtaken, by a start or an end."""
+        now_s = self._engine.env.now
+        if self._wake_s <= now_s:
             self._wake_s = NEVER
-        self.happened()
+        change_s = self._engine.scheduler.next_change_s(now_s)
+        if change_s <= now_s:
+            self.happened()
+        elif change_s < NEVER:
+            self._wake_for_change(now_s, change_s)

@@ -12,22 +12,17 @@ from numpy.typing import NDArray
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.policies import Policy, SharingPolicy
+from synergy_core.ordering.scheduler import stops_jobs
+from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_core.sharing.asking import Needs
 from synergy_runs.asked import policies_of
 from synergy_runs.carrying import without_carried
 from synergy_runs.fit import check_fit, requests_in_words
-from synergy_runs.inputs import (
-    check_compression,
-    cluster_of,
-    estimated,
-    random_stream,
-    seeds_of,
-    without_misfits,
-    workload_of,
-)
+from synergy_runs.inputs import check_compression, estimated, random_stream, seeds_of, without_misfits, workload_of
+from synergy_runs.machines import by_partition, cluster_of
 from synergy_runs.measured import with_measured
 from synergy_runs.profiles import read_profile
+from synergy_runs.terms import terms_of
 from synergy_runs.traces.find import find_folder
 from synergy_runs.workload import Workload
 from synergy_sim.assignment import as_given, by_class, mixed, with_profiled_batches
@@ -36,6 +31,10 @@ from synergy_sim.ground_truth import GBPS, Disturbance, PlannedTruth, Truth
 from synergy_sim.hardware import check_types, converted
 from synergy_sim.language_models import with_language_models
 from synergy_sim.settings import Settings
+
+ASSIGNED_WORK_ERROR = 0.5
+"""Standard deviation of the logarithm of declared ÷ true work of jobs that were assigned a model. Without an error who
+reads declared work would know the run time, which the work was made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +54,12 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
     """Every policy on every seed. Raises InputError for whatever cannot be run, before the first is."""
     policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
     check_compression(settings.compression, policies.values())
+    check_priorities(policies.values())
     execution = execution_of(settings)
     for seed in seeds_of(settings.seed):
         workload = workload_of(settings.trace, settings.cluster, seed)
         cluster = cluster_of(settings.cluster, settings.trace, workload)
+        workload = by_partition(settings.cluster, workload, cluster)
         skip = settings.trace.bad_rows == "skip"
         if skip:
             workload = without_misfits(workload, cluster)
@@ -66,10 +67,19 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
         truth = truth_of(settings, seed)
         check_types(cluster, workload, truth, settings.trace.gpu_type, settings.cluster.anonymous_gpu_types)
         workload = trained(settings, workload, cluster, truth, policies.values(), seed)
-        truth.check_models(workload.models[each] for each in np.unique(workload.model_code[_trained(workload)]))
+        if settings.truth.declared_error is None and workload.models_assigned:
+            truth = dataclasses.replace(truth, declared_error=ASSIGNED_WORK_ERROR)
+        models = {workload.models[each] for each in np.unique(workload.model_code[_trained(workload)])}
+        for policy in policies.values() if models & set(truth.not_preemptible) else ():
+            if isinstance(policy, OrderingPolicy) and policy.preemptive:
+                raise stops_jobs(policy.name)
+        truth.check_models(models)
         workload = with_measured(
             estimated(settings.trace, workload, seed, policies.values()), settings.trace.measured_jobs
         )
+        if _trained(workload).any():
+            assumption = _costs_in_words(settings, truth, execution, policies.values())
+            workload = dataclasses.replace(workload, assumptions=(*workload.assumptions, assumption))
         if any(isinstance(each, SharingPolicy) for each in policies.values()):
             Needs(cluster)  # refuses nodes that name no CPUs, before the first run
             notes = (*workload.notes, *requests_in_words(workload, cluster))
@@ -78,9 +88,33 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
             yield PreparedRun(seed, workload, cluster, policy, execution, truth, asked)
 
 
+def check_priorities(policies: Iterable[Policy]) -> None:
+    """Raises InputError for a policy that reads priorities, which no log's reader and no generator gives jobs."""
+    if readers := [each.name for each in policies if each.reads_priority]:
+        raise InputError(
+            f"policy={readers[0]}: jobs of a log have no priority (no format has a column for it), so all would be "
+            "equal. The executor's jobs have one (priority in a job file); here, type policy=backfill for the same "
+            "order without priorities."
+        )
+
+
 def _trained(workload: Workload) -> NDArray[np.bool_]:
     """Which rows are training jobs."""
     return np.isfinite(workload.work_scale)
+
+
+def _costs_in_words(settings: Settings, truth: Truth, execution: ExecutionModel, policies: Iterable[Policy]) -> str:
+    """What a restart costs, and how far declared work is from the truth, in a sentence."""
+    costs_s = {execution.costs.restart_s, *(each.restart_s for each in execution.costs_by_model.values())}
+    least_s, most_s = min(costs_s), max(costs_s)
+    restart = f"{least_s:g} s" if least_s == most_s else f"{least_s:g} to {most_s:g} s, by model"
+    if settings.trace.models == "llm":
+        restart += " (of language models what their checkpoints take)"
+    reads = any(terms_of(each).information in ("declared", "all") for each in policies)
+    error = truth.declared_error
+    declared = f", and users declare a job's work with an error (lognormal, σ = {error:g})" if error else ""
+    exact = ", and users declare a job's work without an error (truth.declared_error=0)"
+    return f"A restart costs {restart}{(declared or exact) * reads}."
 
 
 def truth_of(settings: Settings, seed: int) -> Truth:
@@ -103,7 +137,7 @@ def truth_of(settings: Settings, seed: int) -> Truth:
         not_preemptible=tuple(wanted.not_preemptible),
         most_gpus=wanted.most_gpus,
         labels=wanted.labels,
-        declared_error=wanted.declared_error,
+        declared_error=wanted.declared_error or 0.0,
         profile=profile,
         sensitivities=find_folder("resource_sensitivity") if wanted.measured else None,
         network_bytes_per_s=None if network_gbps is None else network_gbps * GBPS / 8,

@@ -4,7 +4,8 @@ The model follows the physical runs that Shockwave published (NSDI 2023, artifac
 whose job completion times it was fitted to (conf/testbed/shockwave_v100.yaml). Round r starts at S_r and lasts D. What
 runs in round r + 1 is decided at S_r + h·D. A job that keeps its GPUs trains on; any other stops at S_r + D, and its
 GPUs are free once it has saved and left. The next round starts σ(leases that ended) late. A new job starts as soon as
-its GPUs are free. With h = 1 and σ = 0 this is a plain tick: decide at the end of a round, carry out at once. With
+its GPUs are free. With h = 1 and σ = 0 this is a plain tick: decide at the end of a round, carry out at once.
+A job that arrives at the very instant of a decision is seen by it, whether or not others run. With
 `refill_s` a job's end brings a tick of its own, at the next multiple of so many seconds: jobs that choose their batch
 are run ahead up to the next instant at which anything may be decided.
 """
@@ -84,7 +85,7 @@ class Rounds:
             if not engine.active:
                 self._arrived = env.event()
                 yield self._arrived
-                start_s += max(0, floor((env.now - start_s) / round_s)) * round_s
+                start_s += max(0, floor((env.now - decide_s - start_s) / round_s)) * round_s
             while start_s + decide_s < env.now:
                 start_s += round_s
             if execution.refill_s:

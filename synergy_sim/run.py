@@ -1,4 +1,4 @@
-"""One command: every policy on every seed, one after another, each written as soon as it has ended."""
+"""One command: every policy on every seed, each written as soon as it has ended; then the comparison of all."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from synergy_core.cluster import Cluster
-from synergy_core.conformance import attributed_to_policy
 from synergy_core.errors import InputError
 from synergy_runs.as_logged import as_logged
 from synergy_runs.asked import label_of, policies_of
 from synergy_runs.carrying import carried_in_words
 from synergy_runs.filing import new_run, show, typed_words
 from synergy_runs.inputs import check_name
-from synergy_runs.invariants import check
 from synergy_runs.log import Run
+from synergy_runs.machines import about_cluster
 from synergy_runs.results import write_run
 from synergy_runs.settings import build
 from synergy_runs.terms import in_words, missing, terms_of
 from synergy_runs.workload import Workload
-from synergy_sim.console import progress_bar
 from synergy_sim.prepare import PreparedRun, prepared_runs
+from synergy_sim.processes import simulate_each, usable_cores
 from synergy_sim.settings import Settings
-from synergy_sim.simulate import simulate
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -51,26 +49,37 @@ def run(config: DictConfig) -> None:
         settings = dataclasses.replace(settings, progress=False)
     parent, name = (settings.results_dir / settings.trace.name, None) if sweep is None else sweep
     with new_run(parent, "synergy_sim", typed_words(), name=name) as folder:
-        folders = simulate_all(settings, values, folder, say=sweep is None or name == FIRST)
+        alone = sweep is None  # the runs of a sweep share the cores already
+        folders = simulate_all(settings, values, folder, say=alone or name == FIRST, side_by_side=alone)
     if sweep is None:  # whole whatever becomes of the pictures
         show(folders, folder, figures=settings.figures)
 
 
-def simulate_all(settings: Settings, values: Mapping[str, Any], folder: Path, *, say: bool) -> list[Path]:
-    """Every policy on every seed; returns the run folders, `<policy>-<seed>` below `folder`."""
+def simulate_all(
+    settings: Settings, values: Mapping[str, Any], folder: Path, *, say: bool, side_by_side: bool = False
+) -> list[Path]:
+    """Every policy on every seed; returns the run folders, `<policy>-<seed>` below `folder`.
+
+    say: whether the lines above the table are printed. side_by_side: whether all cores are used; else one.
+    """
     settings, added = with_same_information(settings)
     values = {**values, "compared_with": list(settings.policy)}
+    prepared = list(prepared_runs(settings))
+    if say:
+        _say(settings, prepared[0].workload, prepared[0].cluster, added)
     folders: list[Path] = []
-    for prepared in prepared_runs(settings):
-        if say and not folders:
-            _say(settings, prepared.workload, prepared.cluster, added)
-        into = folder / f"{prepared.policy.name}-{prepared.seed}"
-        _simulate_one(settings, values, prepared, into)
-        folders.append(into)
-        if prepared.asked == settings.policy[-1] and (log := _as_logged(settings, prepared)) is not None:
-            into = folder / f"{log.policy}-{log.seed}"
-            _write(log, into, {**values, "policy": log.policy, "seed": log.seed})
-            folders.append(into)
+    for each in prepared:
+        folders.append(folder / f"{each.policy.name}-{each.seed}")
+        if each.asked == settings.policy[-1] and (log := _as_logged(settings, each)) is not None:
+            folders.append(folder / f"{log.policy}-{log.seed}")
+            _write(log, folders[-1], {**values, "policy": log.policy, "seed": log.seed})
+
+    def write(run: PreparedRun, done: Run) -> None:
+        own = {**values, "policy": run.asked, "seed": run.seed}
+        _write(done, folder / f"{run.policy.name}-{run.seed}", own)
+
+    cores = usable_cores() if side_by_side else 1
+    simulate_each(prepared, write, cores=cores, show=settings.progress)
     return folders
 
 
@@ -104,25 +113,6 @@ def _as_logged(settings: Settings, prepared: PreparedRun) -> Run | None:
     return as_logged(prepared.workload, prepared.cluster, prepared.seed)
 
 
-def _simulate_one(settings: Settings, values: Mapping[str, Any], what: PreparedRun, into: Path) -> None:
-    own = {**values, "policy": what.asked, "seed": what.seed}
-    with (
-        attributed_to_policy(what.policy),
-        progress_bar(what.policy.name, len(what.workload), show=settings.progress) as progress,
-    ):
-        done = simulate(
-            what.workload,
-            what.cluster,
-            what.policy,
-            what.execution,
-            truth=what.truth,
-            seed=what.seed,
-            progress=progress,
-        )
-    check(done)
-    _write(done, into, own)
-
-
 def _write(done: Run, into: Path, values: Mapping[str, Any]) -> None:
     from omegaconf import OmegaConf
 
@@ -133,8 +123,7 @@ def _say(settings: Settings, workload: Workload, cluster: Cluster, added: str) -
     """What is replayed on what, and what was left out of it."""
     jobs = int((~workload.carried).sum())
     lines = [f"{jobs:,} job{'s' * (jobs > 1)} from {workload.source}", *carried_in_words(workload), *workload.notes]
-    if settings.trace.path and settings.cluster.nodes is None and settings.cluster.node_types is None:
-        lines.append(f"cluster assumed: {cluster.describe()}; give yours with cluster.nodes=N")
+    lines += about_cluster(settings.cluster, settings.trace, workload, cluster)
     left_out = [f"{count:,} {reason}" for reason, count in sorted(workload.left_out.items())]
     if left_out:
         lines.append("left out: " + "; ".join(left_out))

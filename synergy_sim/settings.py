@@ -13,7 +13,7 @@ from synergy_runs.settings import (
     COMPRESSION_MEANING,
     COMPRESSOR_MEANING,
     FRACTION,
-    NOT_NEGATIVE,
+    NOT_NEGATIVE_OR_NULL,
     PART,
     POSITIVE,
     ROUND,
@@ -48,7 +48,7 @@ class TestbedSettings:
     stretch_jobs: int | None = key("most of the linear stretch; null: no limit")
     start_delay_s: float = key("seconds before the first round", bounds=SECONDS_OR_NONE)
     early_launch: bool = key("whether a job may start on idle GPUs before its round does")
-    free_moves: bool = key("whether a job that moves but keeps its shape pays nothing")
+    free_moves: bool = key("whether a job that moves but keeps its GPU type and its GPUs per node pays nothing")
     whole_seconds: bool = key("whether epochs of training jobs end at whole seconds")
     whole_rounds: bool = key("whether training jobs do whole iterations per round and end at the end of one")
     storage_bytes_per_s: float = key(
@@ -79,14 +79,20 @@ class TruthSettings:
     measured: bool = key("whether to use measured tables where there are some")
     slowdown: dict[str, float] = key("by model, how much slower jobs are than their steps add up to: {bert: 1.2}")
     max_local_batch: dict[str, int] = key("by model, most samples on a GPU where less than what fits")
-    fixed_gpus: dict[str, int] = key("by model, jobs that run on exactly so many GPUs at the requested batch")
-    min_gpus: dict[str, int] = key("by model, the fewest GPUs its jobs run on")
-    not_preemptible: list[str] = key("models whose jobs, once started, keep what they have")
+    fixed_gpus: dict[str, int] = key(
+        "by model, the GPUs that its jobs request and always run on, at the requested batch"
+    )
+    min_gpus: dict[str, int] = key("by model, the fewest GPUs that its jobs request and run on")
+    not_preemptible: list[str] = key("models whose jobs, once started, keep their GPUs")
     most_gpus: int = key("GPUs that any job may grow to, unless it asks for more", bounds=POSITIVE)
     labels: int = key(
         "into how many unrelated labels each model is split; observations are shared within one", bounds=POSITIVE
     )
-    declared_error: float = key("standard deviation of the logarithm of declared ÷ true work", bounds=NOT_NEGATIVE)
+    declared_error: float | None = key(
+        "standard deviation of the logarithm of declared ÷ true work; null: 0.5 where jobs are assigned a model, 0 "
+        "where the log names it",
+        bounds=NOT_NEGATIVE_OR_NULL,
+    )
     noise_fraction: float = key("standard deviation of the logarithm of observed ÷ true step times", bounds=FRACTION)
     straggler_fraction: float = key("probability that a run of a job straggles", bounds=FRACTION)
     straggler_slowdown: float = key("how much slower it then is", bounds=AT_LEAST_ONE)

@@ -102,7 +102,8 @@ def simulate(
     """
     check_fit(workload, cluster)
     simulation = Simulation(workload, cluster, policy, execution or ExecutionModel(), truth, progress, make_scheduler)
-    truth_read = truth_read_by(policy, workload)
+    declared_error = 0.0 if truth is None else truth.declared_error
+    truth_read = truth_read_by(policy, workload, declared_error=declared_error)
     collecting = gc.isenabled()
     gc.disable()  # jobs and events are freed by reference counts; a full collection only costs
     began_s = time.process_time()

@@ -9,6 +9,7 @@ from synergy_core.allocation.snapshot import Snapshots
 from synergy_core.arrays import Floats
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
+from synergy_core.jobs.record import NEVER
 from synergy_core.ordering.ends import expected_end_s
 from synergy_core.ordering.trial.reservation import Reservation
 from synergy_core.placement.one_job import Placement
@@ -114,8 +115,14 @@ def why_waiting(facts: Facts, moment: Moment, job: SimulatedJob, at: Standing) -
     elif isinstance(policy, OrderingPolicy) and not policy.preemptive:
         reasons = [_over_quota(facts.cluster, job, moment.running.values())]
         reasons.append(_no_room(moment.placement, job, "free", scattered=_may_scatter(facts.cluster, moment, job)))
-        if policy.backfill != "greedy" and at.place > 0:
-            reasons.append(_head_blocks(facts.cluster, moment, job, at, policy.backfill == "easy"))
+        if policy.backfill == "none" and at.place > 0:
+            head = at.order[0]
+            reasons.append(f"{_first(head)} does not fit, and nobody overtakes it.")
+        elif policy.backfill == "easy":
+            order = ordered(policy, facts.cluster, moment)[0]
+            reasons += [
+                _would_delay(facts.cluster, moment, job, head) for head in _heads_before(facts.cluster, order, job)
+            ]
     else:
         ahead = [each for each in at.order[: at.place] if each.running]
         left = Placement(facts.cluster)
@@ -174,41 +181,58 @@ def _no_room(placement: Placement, job: SimulatedJob, what: str, *, scattered: b
     )
 
 
-def _head_blocks(cluster: Cluster, moment: Moment, job: SimulatedJob, at: Standing, easy: bool) -> str:
-    head = at.order[0]
-    who = f"Job {head.job_id} ({format_gpus(head.gpus)}), the first that waits,"
-    if not easy:
-        return f"{who} does not fit, and nobody overtakes it."
+def _first(head: SimulatedJob) -> str:
+    return f"Job {head.job_id} ({format_gpus(head.gpus)}), the first that waits,"
+
+
+def _heads_before(cluster: Cluster, order: list[SimulatedJob], job: SimulatedJob) -> list[SimulatedJob]:
+    """The jobs whose earliest start EASY does not let this one delay: the first of each tenant that waits.
+
+    A job that is such a first one may delay those behind it.
+    """
+    heads: dict[str, SimulatedJob] = {}
+    for each in order:
+        heads.setdefault(each.virtual_cluster if cluster.virtual_clusters else "", each)
+    found = list(heads.values())
+    return found[: found.index(job)] if job in found else found
+
+
+def _would_delay(cluster: Cluster, moment: Moment, job: SimulatedJob, head: SimulatedJob) -> str:
+    """A sentence where the job would delay the head, or does not fit; "" where it would not."""
     reservation = _reserve(cluster, moment, head)
-    if reservation is None:
+    if reservation.window_s == NEVER:
         return ""
-    window_s = reservation.window_s
-    by = format_instant(moment.now_s + window_s)
+    by = format_instant(moment.now_s + reservation.window_s)
     placed = moment.placement.place(job.gpus, job.gpu_type, scattered=_may_scatter(cluster, moment, job))
     if placed is None:
-        return f"{who} is promised its GPUs by {by}, as running jobs are expected to end."
+        return f"{_first(head)} is promised its GPUs by {by}, as running jobs are expected to end."
     delays = not reservation.allows(job, placed)
     moment.placement.release(placed)
     if not delays:
         return ""
     declared = format_duration(job.estimate_s)
     return (
-        f"{who} is promised its GPUs by {by}, as running jobs are expected to end; this job, declared to run "
+        f"{_first(head)} is promised its GPUs by {by}, as running jobs are expected to end; this job, declared to run "
         f"{declared}, would still hold GPUs that it needs."
     )
 
 
-def _reserve(cluster: Cluster, moment: Moment, head: SimulatedJob) -> Reservation | None:
+def _reserve(cluster: Cluster, moment: Moment, head: SimulatedJob) -> Reservation:
     """EASY's promise to the head, by what is expected of running jobs now."""
     now_s, running = moment.now_s, list(moment.running.values())
     ends = [(expected_end_s(each.settled_s, each.estimate_s, now_s), each, each.placement) for each in running]
     ends.sort(key=lambda each: (each[0], each[1].job_id))
     tenant = head.virtual_cluster
     used = sum(each.gpus for each in running if each.virtual_cluster == tenant)
-    quota = _quotas(cluster).get(tenant, cluster.gpus)
-    scattered = _may_scatter(cluster, moment, head)
-    reservation = Reservation(moment.placement.copy(), used, quota, head, scattered=scattered)
-    return reservation if reservation.advance(list(ends), now_s) else None
+    quotas = _quotas(cluster)
+    reservation = Reservation(
+        moment.placement.copy(),
+        head,
+        quota_left=quotas.get(tenant, 0) - used if quotas else NEVER,
+        scattered=_may_scatter(cluster, moment, head),
+    )
+    reservation.advance(ends, now_s)
+    return reservation
 
 
 def undecided(facts: Facts, now_s: float) -> str:

@@ -115,6 +115,8 @@ class Collect(Callback):
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Prints the comparison of everything in the sweep's folder and writes comparison.parquet there."""
         from synergy_runs.comparison import collect, compare
+        from synergy_runs.filing import command_of
+        from synergy_runs.report.write import write_comparison
         from synergy_runs.stored import find_runs
         from synergy_runs.tables import print_comparison
 
@@ -122,10 +124,9 @@ class Collect(Callback):
         runs = find_runs(folder)
         if not runs:
             return
-        print_comparison(compare(runs))
+        written = {"collected": collect(folder / "comparison.parquet", runs)}
         if config.figures:
-            from synergy_runs.filing import command_of
-            from synergy_runs.report.write import write_comparison
-
-            print(f"report: {write_comparison(runs, folder, command=command_of(folder))}")
-        print(f"collected: {collect(folder / 'comparison.parquet', runs)}")
+            written["report"] = write_comparison(runs, folder, command=command_of(folder))
+        print_comparison(compare(runs))
+        for what, path in written.items():
+            print(f"{what}: {path}")

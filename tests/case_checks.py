@@ -131,4 +131,4 @@ def scanned(made: PreparedRun) -> list[tuple[float, str, int]]:
     columns = (work.submit_time_s, work.gpus, work.duration_s, work.estimate_s)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     jobs = [NaiveJob(job_id, *row) for job_id, row in enumerate(rows)]
-    return Naive(jobs, made.cluster.gpus, made.policy.name, made.execution.costs.restart_s).run()
+    return Naive(jobs, [made.cluster.gpus], made.policy.name, made.execution.costs.restart_s).run()

@@ -22,7 +22,7 @@ WALKING = partial(scheduler_for, queues=(WalkQueue,))
 NAMES = {Kind.START: "start", Kind.STOP: "stop", Kind.FINISH: "finish"}
 
 
-def workload(rows, *, tenants=None, kinds=None, estimates=None, models=None) -> Workload:
+def workload(rows, *, tenants=None, kinds=None, given=None, estimates=None, models=None) -> Workload:
     """rows: (submit_s, gpus, duration_s), in any order; the other columns are texts or numbers per row."""
     order = sorted(range(len(rows)), key=lambda i: rows[i][0])
     rows = [rows[i] for i in order]
@@ -34,6 +34,7 @@ def workload(rows, *, tenants=None, kinds=None, estimates=None, models=None) -> 
 
     tenant, tenant_names = coded(tenants)
     kind, kind_names = coded(kinds)
+    got, got_names = coded(given)
     model, model_names = coded(models)
     durations = np.array([float(row[2]) for row in rows])
     estimate = durations if estimates is None else np.array([float(estimates[i]) for i in order])
@@ -58,6 +59,8 @@ def workload(rows, *, tenants=None, kinds=None, estimates=None, models=None) -> 
         partitions=("",),
         gpu_type_code=kind,
         gpu_types=kind_names,
+        given_gpu_type_code=got,
+        given_gpu_types=got_names,
         model_code=model,
         models=model_names,
         global_batch=zeros,
@@ -68,6 +71,7 @@ def workload(rows, *, tenants=None, kinds=None, estimates=None, models=None) -> 
         measured=np.ones(len(rows), dtype=bool),
         ran_before_s=np.zeros(len(rows)),
         log_wait_s=np.zeros(len(rows)),
+        converted_by=np.ones(len(rows)),
         end_state_code=zeros,
         line=zeros,
         quotas={},

@@ -1,27 +1,34 @@
-"""The same policies the plain way: the whole queue is sorted and scanned at every instant. Slow, and easy to trust.
+"""The ordering policies the plain way: all jobs are sorted and tried, one after another, at every instant.
 
-Nothing here uses the project's queue, walk, placement or engine; only times on the project's grid are shared.
+Slow, and easy to trust. Written from the definitions in docs/architecture.md ("Where a job may run") and in the
+policies' own docstrings. Nothing here uses the project's queue, walk, placement or engine; only times on the project's
+grid are shared. For one GPU type, jobs that only have a run time, and decisions as soon as something happens.
+
+Where a job lies is a dict: node → how many of its GPUs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import inf
+from dataclasses import dataclass, field
+from math import exp, inf, log
 
 from synergy_core.units import TICK_S, grid_ceil
 
 LIMITS = {"mlfq": (3_600.0,), "tiresias": (3_250.0, 7_200.0)}
 LAS_QUANTUM_S = 3_600.0
-PREEMPTIVE = ("srtf", "las", "mlfq", "tiresias")
+PREEMPTIVE = ("srtf", "las", "mlfq", "tiresias", "priority")
+BACKFILL = {"fifo": "none", "easy": "easy"}
+POLICIES = ("fifo", "backfill", "easy", "sjf", "qssf", *PREEMPTIVE)
 
 
-@dataclass
+@dataclass(eq=False)
 class NaiveJob:
     job_id: int
     submit_s: float
     gpus: int
     duration_s: float
     estimate_s: float
+    tenant: str = ""
     left_s: float = 0.0
     overhead_s: float = 0.0
     attained_gpu_s: float = 0.0
@@ -32,8 +39,14 @@ class NaiveJob:
     forgotten_gpu_s: float = 0.0
     waited_s: float = 0.0
     waits_from_s: float = inf
-    running: bool = False
+    stopped_s: float = 0.0
+    predicted_s: float = 0.0
     started: bool = False
+    where: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def running(self) -> bool:
+        return bool(self.where)
 
     def end_s(self) -> float:
         return self.start_s + self.overhead_s + self.left_s
@@ -67,11 +80,30 @@ class NaiveJob:
 
 
 class Naive:
-    def __init__(self, jobs, gpus, policy, restart_s=0.0, promote_knob=0.0):
+    """nodes: GPUs of each. together_s: how long a job insists that its GPUs lie together, 0 for not at all (spread),
+    inf for ever (consolidate). quotas: GPUs by tenant, {} for one pool; borrowing: whether idle GPUs are lent.
+    """
+
+    def __init__(
+        self,
+        jobs,
+        nodes,
+        policy,
+        restart_s=0.0,
+        promote_knob=0.0,
+        together_s=0.0,
+        quotas=None,
+        borrowing=False,
+        backfill=None,
+    ):
         self.jobs = sorted(jobs, key=lambda job: (job.submit_s, job.job_id))
-        self.gpus, self.policy, self.restart_s, self.knob = gpus, policy, restart_s, promote_knob
+        self.sizes, self.policy, self.restart_s, self.knob = list(nodes), policy, restart_s, promote_knob
+        self.together_s, self.quotas, self.borrowing = together_s, quotas or {}, borrowing
+        self.backfill = backfill or BACKFILL.get(policy, "greedy")
         self.limits = LIMITS.get(policy, ())
+        self.free = list(self.sizes)
         self.active = []
+        self.ended = []
         self.log = []
 
     def key(self, job, now_s):
@@ -79,8 +111,10 @@ class Naive:
         return {
             "fifo": (job.submit_s,),
             "backfill": (job.submit_s,),
+            "priority": (job.submit_s,),  # no log here has priorities
             "easy": (job.submit_s,),
             "sjf": (job.duration_s, job.submit_s),
+            "qssf": (job.predicted_s * job.gpus, job.submit_s),
             "srtf": (remaining, job.submit_s),
             "las": (job.quanta * job.gpus, job.submit_s),
             "mlfq": (job.level > 0, job.submit_s),
@@ -90,23 +124,50 @@ class Naive:
     def run(self):
         pending = list(self.jobs)
         for job in pending:
-            job.left_s, job.entered_s = job.duration_s, job.submit_s
-        now_s = 0.0
+            job.left_s, job.entered_s, job.stopped_s = job.duration_s, job.submit_s, job.submit_s
+        now_s, again_s = 0.0, inf
         while pending or self.active:
             instants = [pending[0].submit_s] if pending else []
             instants += [job.end_s() for job in self.active if job.running]
             instants += [self.jump_s(job) for job in self.active]
-            now_s = min(instants)
+            instants += [self.patience_ends_s(job) for job in self.active if self.patience_ends_s(job) > now_s]
+            now_s = min(*instants, again_s)
             for job in [job for job in self.active if job.running and job.end_s() == now_s]:
+                self.give_back(job)
+                job.where = {}
                 self.active.remove(job)
+                self.ended.append((now_s, job.job_id, job))
                 self.log.append((now_s, "finish", job.job_id))
             while pending and pending[0].submit_s == now_s:
-                self.active.append(pending.pop(0))
+                self.arrive(pending.pop(0))
             for job in self.active:
                 if self.jump_s(job) <= now_s:
                     self.jump(job, now_s)
-            self.decide(now_s)
+            again_s = now_s + TICK_S if self.decide(now_s) else inf
         return sorted(self.log)
+
+    def arrive(self, job):
+        if self.policy == "qssf":
+            job.predicted_s = self.predicted_s(job)
+        self.active.append(job)
+
+    def predicted_s(self, job):
+        """Helios' estimate, shrunk from all ended jobs to those of its size, and of its tenant and size."""
+        mean = 0.0
+        for alike, fade in (
+            (lambda other: True, 1.0),
+            (lambda other: other.gpus == job.gpus, 0.9),
+            (lambda other: (other.gpus, other.tenant) == (job.gpus, job.tenant), 0.9),
+        ):
+            weight = total = 0.0
+            seen = False
+            for end_s, _, other in sorted(self.ended, key=lambda each: each[:2]):
+                if end_s < job.submit_s and alike(other):
+                    weight, total = weight * fade + 1.0, total * fade + log(max(other.duration_s, 1.0))
+                    seen = True
+            if seen:
+                mean = (total + 4.0 * mean) / (weight + 4.0)
+        return exp(mean)
 
     def jump_s(self, job):
         if self.policy == "las":
@@ -122,54 +183,299 @@ class Naive:
         else:
             job.level, job.forgotten_gpu_s, job.waited_s, job.waits_from_s = 0, job.attained_gpu_s, 0.0, inf
 
-    def decide(self, now_s):
-        order = sorted(self.active, key=lambda job: self.key(job, now_s))
-        left = self.gpus - sum(job.gpus for job in self.active if job.running)
-        if self.policy in PREEMPTIVE:
-            left, chosen = self.gpus, []
-            for job in order:
-                if job.gpus <= left:
-                    left -= job.gpus
-                    chosen.append(job)
-            for job in order:
-                if job.running and job not in chosen:
-                    self.stop(job, now_s)
-            for job in chosen:
-                if not job.running:
-                    self.start(job, now_s)
-            return
-        waiting = [job for job in order if not job.running]
-        for index, job in enumerate(waiting):
-            if job.gpus <= left:
-                left -= job.gpus
-                self.start(job, now_s)
-            elif self.policy == "fifo":
-                return
-            elif self.policy == "easy":
-                return self.fill(job, waiting[index + 1 :], left, now_s)
+    # Where jobs may lie
 
-    def fill(self, head, behind, left, now_s):
-        window_s, extra = 0.0, left
-        for end_s, gpus in sorted((job.expected_end_s(now_s), job.gpus) for job in self.active if job.running):
-            if extra >= head.gpus and end_s - now_s > window_s:
+    def patience_ends_s(self, job):
+        """Of a job that waits; one that runs, or is about to move, insists on lying together."""
+        return inf if job.gpus == 1 else job.stopped_s + self.together_s
+
+    def find(self, job, now_s):
+        """node → GPUs for the job where the rule of placement allows it now, or None. Claims nothing."""
+        gpus = job.gpus
+        if gpus > sum(self.free):
+            return None
+        node = self.fullest(gpus, ())
+        if node is not None:
+            return {node: gpus}
+        insists = not (self.together_s == 0 or job.gpus == 1 or self.patience_ends_s(job) <= now_s)
+        if insists and gpus <= max(self.sizes):
+            return None
+        whole = self.whole_nodes(gpus)
+        if insists:
+            return whole
+        anywhere = {}
+        for node in sorted(range(len(self.free)), key=lambda node: (-self.free[node], node)):
+            if gpus <= self.free[node]:
+                anywhere[self.fullest(gpus, anywhere)] = gpus
                 break
-            window_s, extra = max(window_s, end_s - now_s), extra + gpus
-        extra -= head.gpus
-        for job in behind:
-            if job.gpus <= left and (job.estimate_s <= window_s or job.gpus <= extra):
-                left -= job.gpus
-                extra -= job.gpus if job.estimate_s > window_s else 0
-                self.start(job, now_s)
+            anywhere[node] = self.free[node]
+            gpus -= self.free[node]
+        return whole if whole is not None and len(whole) <= len(anywhere) else anywhere
 
-    def start(self, job, now_s):
+    def fullest(self, gpus, but):
+        """The node with the fewest free GPUs that has as many, the lowest number among equals."""
+        nodes = [node for node, free in enumerate(self.free) if free >= gpus and node not in but]
+        return min(nodes, key=lambda node: (self.free[node], node), default=None)
+
+    def whole_nodes(self, gpus):
+        """Idle nodes, the largest first, until the rest fits on one further node."""
+        idle = [node for node, size in enumerate(self.sizes) if self.free[node] == size]
+        idle.sort(key=lambda node: (-self.sizes[node], node))
+        taken = {}
+        while (last := self.fullest(gpus, taken)) is None:
+            if not idle:
+                return None
+            taken[idle[0]] = self.sizes[idle[0]]
+            gpus -= self.sizes[idle.pop(0)]
+        return {**taken, last: gpus}
+
+    def claim(self, where):
+        for node, gpus in where.items():
+            self.free[node] -= gpus
+            assert self.free[node] >= 0
+
+    def give_back(self, job):
+        for node, gpus in job.where.items():
+            self.free[node] += gpus
+
+    # Who runs
+
+    def decide(self, now_s):
+        """Whether it must be decided again at the next tick."""
+        self.starts_now = []
+        reserving = self.policy not in PREEMPTIVE and self.backfill == "easy"
+        if not self.quotas or self.borrowing or reserving:
+            self.decide_among(self.active, now_s)
+            return False
+        # Tenants take turns, in the order of the quotas. What one of them frees is enough, perhaps, for one before it.
+        again = False
+        for number, tenant in enumerate(self.quotas):
+            stops = self.decide_among([job for job in self.active if job.tenant == tenant], now_s)
+            again |= number > 0 and stops
+        return again
+
+    def decide_among(self, jobs, now_s):
+        order = sorted(jobs, key=lambda job: self.key(job, now_s))
+        if self.policy in PREEMPTIVE:
+            return self.preempt(order, now_s)
+        waiting = [job for job in order if not job.running]
+        if self.backfill == "easy":
+            self.reserve(waiting, now_s)
+        else:
+            while self.keep([job for job in waiting if not job.running], now_s) and self.borrowing:
+                pass
+        return False
+
+    def held(self, tenant):
+        return sum(job.gpus for job in self.active if job.running and job.tenant == tenant)
+
+    def within_quota(self, job):
+        return not self.quotas or self.held(job.tenant) + job.gpus <= self.quotas[job.tenant]
+
+    def lane(self, job):
+        return job.tenant if self.quotas else ""
+
+    def keep(self, waiting, now_s):
+        """Without preemption or reservations; whether anybody starts."""
+        starts, blocked, beyond, short_of_room = 0, set(), [], False
+        for job in waiting:
+            if self.lane(job) in blocked:
+                continue
+            where = self.find(job, now_s)
+            if self.within_quota(job) and where is not None:
+                self.start(job, where, now_s)
+                starts += 1
+                continue
+            if not self.within_quota(job):
+                beyond.append(job)
+            elif self.backfill == "none":
+                short_of_room = True
+            if self.backfill == "none":
+                blocked.add(self.lane(job))
+        if self.borrowing and not short_of_room:  # who borrows takes nothing that a head within quota waits for
+            for job in beyond:
+                where = self.find(job, now_s)
+                if where is not None:
+                    self.start(job, where, now_s)
+                    starts += 1
+        return starts > 0
+
+    def reserve(self, waiting, now_s):
+        """EASY: nobody may delay the earliest start of a head, which is the first that waits of each tenant.
+
+        Heads come in order of key, those within quota first where tenants borrow; a head may delay those behind it.
+        """
+        promised = {}
+        while True:
+            heads, promised = self.start_heads(waiting, promised, now_s)
+            for job in waiting:
+                if not job.running and job not in heads and self.may_start(job, heads, promised, now_s):
+                    self.start(job, self.find(job, now_s), now_s)
+                    break
+            else:
+                return
+
+    def start_heads(self, waiting, promised, now_s):
+        """The heads that cannot start, in order, and what they are promised: the instant, and how many had started."""
+        heads = []
+        while True:
+            lanes = {self.lane(job) for job in heads}
+            first = {}
+            for job in waiting:
+                if not job.running and self.lane(job) not in lanes:
+                    first.setdefault(self.lane(job), job)
+            if not first:
+                return heads, promised
+            beyond = {job: self.borrowing and not self.within_quota(job) for job in first.values()}
+            job = min(first.values(), key=lambda job: (beyond[job], self.key(job, now_s)))
+            if self.may_start(job, heads, promised, now_s):
+                self.start(job, self.find(job, now_s), now_s)
+                promised = {head: promised[head] for head in heads}
+            else:
+                heads.append(job)
+                if job not in promised:
+                    promised[job] = self.earliest_s(job, now_s), len(self.starts_now)
+
+    def may_start(self, job, heads, promised, now_s):
+        """Whether the job fits now, and every head still does at the instant it was promised."""
+        where = self.find(job, now_s)
+        if where is None or not (self.borrowing or self.within_quota(job)):
+            return False
+        self.claim(where)
+        job.where = where
+        self.starts_now.append(job)
+        kept = all(self.fits_at(head, *promised[head], now_s) for head in heads)
+        self.starts_now.remove(job)
+        self.give_back(job)
+        job.where = {}
+        return kept
+
+    def earliest_s(self, head, now_s):
+        """The first instant at which the head fits if running jobs end when expected; inf for none."""
+        ends_s = sorted({job.expected_end_s(now_s) for job in self.active if job.running})
+        started = len(self.starts_now)
+        return next((end_s for end_s in [now_s, *ends_s] if self.fits_at(head, end_s, started, now_s)), inf)
+
+    def fits_at(self, head, instant_s, started, now_s):
+        """Whether the head fits once all jobs that should have ended by that instant have.
+
+        Of jobs that start now, but for the first `started`, the estimate is believed however short.
+        """
+        if instant_s == inf:
+            return True
+        free = list(self.free)
+        held = self.held(head.tenant)
+        for job in self.active:
+            if not job.running:
+                continue
+            believed = job in self.starts_now[started:]
+            if (now_s + job.estimate_s if believed else job.expected_end_s(now_s)) <= instant_s:
+                self.give_back(job)
+                held -= job.gpus if job.tenant == head.tenant else 0
+        fits = self.find(head, now_s) is not None
+        self.free = free
+        return fits and (not self.quotas or self.borrowing or held + head.gpus <= self.quotas[head.tenant])
+
+    # Who gives way
+
+    def preempt(self, order, now_s):
+        """Jobs in order, those within quota first; each may have what is free and what jobs behind it hold.
+
+        Whether anybody stops.
+        """
+        before = {job: job.where for job in order}
+        had_turn: list[NaiveJob] = []
+        counted = dict.fromkeys(self.quotas, 0)
+        beyond = []
+        victims = self.victims(order)
+        for job in order:
+            if self.quotas and counted[job.tenant] + job.gpus > self.quotas[job.tenant]:
+                beyond.append(job)
+            elif self.take_turn(job, victims, had_turn, now_s) and self.quotas:
+                counted[job.tenant] += job.gpus
+        for job in beyond:
+            if self.borrowing:
+                self.take_turn(job, victims, had_turn, now_s)
+            elif job.running:
+                self.give_back(job)
+                job.where = {}
+        stops = False
+        for job in order:
+            where, job.where = job.where, before[job]
+            if where != job.where and (self.together_s or not (where and job.where)):
+                if job.running:
+                    self.stop(job, now_s)
+                    stops = True
+                if where:
+                    self.begin(job, where, now_s)
+            else:
+                job.where = where
+        return stops
+
+    def fits(self, job, now_s):
+        if self.quotas and not self.borrowing and not self.within_quota(job):
+            return False
+        return self.find(job, now_s) is not None
+
+    def victims(self, order):
+        """Running jobs; GPUs are taken of the last first. Those likely beyond their quota stand behind the others."""
+        used = dict.fromkeys(self.quotas, 0)
+        within, beyond = [], []
+        for job in order:
+            if self.quotas and used[job.tenant] + job.gpus > self.quotas[job.tenant]:
+                beyond.append(job)
+            else:
+                within.append(job)
+                if self.quotas:
+                    used[job.tenant] += job.gpus
+        if not self.borrowing:
+            within, beyond = order, []
+        return [job for job in [*within, *beyond] if job.running]
+
+    def take_turn(self, job, victims, had_turn, now_s):
+        if job.running:
+            had_turn.append(job)
+            return True
+        let_go = []
+        had_turn_ids = {id(each) for each in had_turn}
+        behind = [each for each in victims if each.running and id(each) not in had_turn_ids]
+        if job.gpus > sum(self.free) + sum(each.gpus for each in behind):
+            return False
+        for victim in reversed(behind):
+            if self.fits(job, now_s):
+                break
+            let_go.append((victim, victim.where))
+            self.give_back(victim)
+            victim.where = {}
+        enough = self.fits(job, now_s)
+        for victim, where in reversed(let_go):
+            victim.where = where
+            self.claim(where)
+            if enough and not self.fits(job, now_s):
+                self.give_back(victim)
+                victim.where = {}
+        if not enough:
+            return False
+        job.where = self.find(job, now_s)
+        self.claim(job.where)
+        had_turn.append(job)
+        return True
+
+    def start(self, job, where, now_s):
+        self.claim(where)
+        self.begin(job, where, now_s)
+        self.starts_now.append(job)
+
+    def begin(self, job, where, now_s):
+        job.where = where
         job.overhead_s = self.restart_s if job.started else 0.0
         job.waited_s += now_s - job.waits_from_s if job.waits_from_s < inf else 0.0
-        job.running, job.started, job.start_s, job.waits_from_s = True, True, now_s, inf
+        job.started, job.start_s, job.waits_from_s, job.stopped_s = True, now_s, inf, inf
         self.log.append((now_s, "start", job.job_id))
 
     def stop(self, job, now_s):
         job.attained_gpu_s = job.attained_at(now_s)
         job.left_s -= max(0.0, now_s - job.start_s - job.overhead_s)
-        job.running = False
-        job.waits_from_s = now_s
+        job.where = {}
+        job.waits_from_s = job.stopped_s = now_s
         self.log.append((now_s, "stop", job.job_id))

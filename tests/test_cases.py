@@ -147,7 +147,7 @@ def test_gavel_gives_a_slow_job_time_where_it_can_run():
 
 def test_walk_is_not_repeated_once_nobody_waits():
     rows = [(0, 66.196, 1, "c"), (223.2, 149.449, 2, "b"), (695.222, 235.558, 2, "b")]
-    keys = {"cluster.virtual_clusters": {"a": 1, "b": 2, "c": 2}, "testbed.exit_s": 1_000 / 3}
+    keys = {"cluster.virtual_clusters": {"b": 2, "c": 2}, "testbed.exit_s": 1_000 / 3}
     keys["parameters.mlfq.demote_after_gpu_s"] = 36.0
     nodes = [{"gpu_type": "t4", "nodes": 2, "gpus_per_node": 3}]
     examine(case("none", rows, "mlfq", nodes, columns=(*TIMES, "virtual_cluster"), **keys))

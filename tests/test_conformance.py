@@ -40,8 +40,9 @@ def allocation(allocate, **more):
     return replace(get_policy("themis"), name="bad", allocate=allocate, rank=None, **more)
 
 
-def greedy(state, order, *, capacity=True, quotas=True, types=True, most=None):
-    """In that order of rows whoever fits, by the rules that are asked for."""
+def greedy(state, order, *, capacity=True, quotas=True, types=True, stays=True, most=None):
+    """In that order of rows whoever fits, by the rules that are asked for; first whoever may not be stopped."""
+    order = sorted(order, key=lambda row: not (stays and state.must_stay[row]))
     left = [state.cluster.gpus_of(kind) if capacity else np.inf for kind in state.cluster.gpu_types]
     quota = state.quotas_left() if quotas else [np.inf] * len(state.virtual_clusters)
     gpus, kinds = np.zeros(len(state), dtype=np.int64), np.full(len(state), -1)
@@ -72,6 +73,20 @@ def crammed(state, nodes):
     """All on the first node."""
     answer = greedy(state, by_size(state))
     return replace(answer, node_gpus=np.outer(answer.gpus, np.eye(nodes, dtype=np.int64)[0]))
+
+
+def doubled(state):
+    """Twice what the first job that waits requests, and for all others what they hold."""
+    first = np.flatnonzero(state.held_gpus == 0)[:1]
+    gpus, kinds = state.held_gpus.copy(), state.held_type.copy()
+    for row in first.tolist():
+        for kind in state.types_for(row):
+            free = state.cluster.gpus_of(state.cluster.gpu_types[kind]) - gpus[kinds == kind].sum()
+            held = gpus[state.virtual_cluster == state.virtual_cluster[row]].sum()
+            room = min(free, state.quotas_left()[int(state.virtual_cluster[row])] - held)
+            if not gpus[row] and room > 0:
+                gpus[row], kinds[row] = min(2 * state.gpus[row], 16, room), kind
+    return Allocations(gpus, kinds)
 
 
 def changes_its_mind():
@@ -145,6 +160,8 @@ BROKEN = [
     ("quotas", allocation(lambda state: greedy(state, by_size(state), quotas=False))),
     ("types", allocation(lambda state: greedy(state, by_size(state), types=False))),
     ("whole", allocation(lambda state: greedy(state, by_size(state), most=2))),
+    ("stays", allocation(lambda state: greedy(state, by_size(state), stays=False))),
+    ("sizes", replace(get_policy("gavel"), name="bad", allocate=doubled, rank=None)),
     ("order", allocation(lambda state: greedy(state, listed(state)))),
     ("starts", STARTS_NOBODY),
     ("rank", replace(get_policy("themis"), rank=lambda state: np.full(len(state), np.nan))),

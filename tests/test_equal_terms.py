@@ -88,9 +88,9 @@ def terms(*texts, **how):
 
 
 def test_like_gives_what_the_other_has_and_no_more():
-    both = terms("sia(like=synergy)", "synergy", "gavel(like=synergy)", "pollux(like=sia)", "pollux")
+    both = terms("sia(like=synergy)", "synergy", "ftf(like=synergy)", "pollux(like=sia)", "pollux")
     assert not ahead(both["synergy"], both["sia(like=synergy)"], plans=True)
-    assert not ahead(both["synergy"], both["gavel(like=synergy)"], plans=True)
+    assert not ahead(both["synergy"], both["ftf(like=synergy)"], plans=True)
     assert both["pollux(like=sia)"] == both["pollux"], "sia is told no more than pollux"
     assert only("sia(like=synergy)").parameters["p"] == only("sia").parameters["p"]
 
@@ -103,7 +103,7 @@ def test_like_gives_what_the_other_has_and_no_more():
         (
             ["sia", "gavel", "pollux", "synergy"],
             False,
-            {f"{name}(like=synergy)" for name in ("sia", "gavel", "pollux")},
+            {f"{name}(like=synergy)" for name in ("sia", "pollux")},
         ),
         (["ftf", "synergy"], False, {"ftf(like=synergy)": ["information"]}),
         (["ftf", "synergy"], True, {"ftf(like=synergy)": ["information", "plans"]}),
@@ -130,7 +130,7 @@ def test_information_for_all_leaves_only_what_parameters_say():
 
 
 def test_who_asks_nothing_of_jobs_is_neither_ahead_nor_behind():
-    told = Terms("a", "", "all", True, 4.0, 4, "max")
-    asks_nothing = Terms("b", "", "", False, 0.0, 0, "")
+    told = Terms("a", "", "all", ("GPUs", "batch"), "", True, 4.0, 4, "max")
+    asks_nothing = Terms("b", "", "", (), "", False, 0.0, 0, "")
     assert not ahead(told, asks_nothing, plans=True)
     assert not ahead(asks_nothing, told, plans=True)

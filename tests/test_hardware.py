@@ -82,12 +82,13 @@ def test_another_gpu_type_changes_run_times_and_says_by_how_much():
     as_logged, on_h100 = prepared().workload, prepared("cluster.gpu_type=H100").workload
     ratio = 900 / 3350
     np.testing.assert_allclose(on_h100.duration_s, as_logged.duration_s * ratio, atol=1e-5)
-    assert not any(note.startswith("run times") for note in as_logged.notes)
-    (told,) = [note for note in on_h100.notes if note.startswith("run times")]
-    assert told == (
-        "run times from Tesla V100 SXM2 16 GB (trace.gpu_type) × 0.269 to H100 SXM5 80 GB (900 to 3,350 GB/s), by the "
-        "data sheets' memory bandwidth"
-    )
+    assert not any("H100" in each for each in as_logged.assumptions)
+    (told,) = [each for each in on_h100.assumptions if "H100" in each]
+    assert all(fact in told for fact in ("V100", "H100", "× 0.269", "900 to 3,350 GB/s", "× 0.126"))
+    (conversion,) = on_h100.conversions
+    assert (conversion.of, conversion.on, conversion.jobs) == ("v100", "h100", len(on_h100))
+    assert conversion.factor == conversion.high == pytest.approx(ratio)
+    assert conversion.low == pytest.approx(125 / 989.4, rel=0.01)
     kept = prepared("cluster.gpu_type=h100", "trace.gpu_type=null").workload
     assert (kept.duration_s == as_logged.duration_s).all()
 
@@ -115,18 +116,17 @@ def test_a_job_that_asks_for_a_type_keeps_its_run_time_there():
     made = converted(given, given, machines, "v100")
     assert made.duration_s.tolist() == pytest.approx([100, 100 * 900 / 1555, 100])
     # The second may run on the other types, too: told of all of them.
-    assert "from Tesla V100 SXM2 16 GB (trace.gpu_type) × 0.579 to A100" in made.notes[-1]
-    assert "× 2.81 to NVIDIA T4" in made.notes[-1]
+    factors = {(each.of, each.on): each.factor for each in made.conversions}
+    assert factors == {("v100", "a100"): pytest.approx(900 / 1555), ("v100", "t4"): pytest.approx(900 / 320)}
 
 
 def test_run_times_that_stay_are_said_to_where_that_may_surprise():
     given = workload([(0, 1, 100), (0, 1, 100)])
     kept = converted(given, given, nodes("a100", "t4"), None)
     assert (kept.duration_s == given.duration_s).all()
-    assert kept.notes == (
-        "run times on every GPU type are those of the log; trace.gpu_type=TYPE, on which they were, converts them",
-    )
-    assert converted(given, given, nodes("h100"), None).notes[0].startswith("run times on h100 are those of the log")
+    assert len(kept.notes) == 1
+    assert "trace.gpu_type=TYPE" in kept.notes[0]
+    assert "unchanged on h100" in converted(given, given, nodes("h100"), None).notes[0]
     assert converted(given, given, nodes("v100"), None).notes == ()
     asked = workload([(0, 1, 100)], kinds=["h100"])
     assert converted(asked, asked, nodes("h100"), None).notes == ()
@@ -218,3 +218,36 @@ def test_a_sheet_of_a_taken_name_is_refused(own_sheet):
     with pytest.raises(InputError, match=r"name the file otherwise, h100-mine\.yaml"):
         add_gpu_sheet(taken)
     assert gpu_sheets()["h100"].title == "H100 SXM5 80 GB"
+
+
+def test_run_times_are_of_the_type_that_the_log_says_a_job_ran_on():
+    """Without trace.gpu_type: what ran on a V100 is converted by bandwidth, what ran on an unknown type is not."""
+    given = workload([(0, 1, 900), (0, 1, 1555), (0, 1, 1555), (0, 1, 70)], given=["v100", "a100", "a100", "gtx-9"])
+    made = converted(given, given, nodes("a100"), None)
+    assert made.duration_s.tolist() == pytest.approx([900 * 900 / 1555, 1555, 1555, 70], abs=1e-3)
+    assert [(each.of, each.on, each.jobs) for each in made.conversions] == [("v100", "a100", 1)]
+    assert any("gtx-9" in note and "unchanged" in note for note in made.notes)
+    typed = converted(given, given, nodes("a100"), "t4")
+    assert typed.duration_s.tolist() == made.duration_s.tolist()
+
+
+def test_a_job_that_may_run_anywhere_is_as_fast_on_the_type_it_ran_on_as_in_the_log():
+    """The first fills the A100s; the second ran on V100s and gets them again."""
+    given = workload([(0, 8, 1555), (0, 8, 900)], given=["a100", "v100"])
+    machines = nodes("a100", "v100")
+    done = simulate(converted(given, given, machines, None), machines, get_policy("fifo"))
+    check(done)
+    assert finish_s(done).tolist() == pytest.approx([1555, 900], abs=1e-3)
+
+
+def test_a_type_without_a_data_sheet_that_the_log_names_needs_no_sheet_where_jobs_stay_on_it():
+    given = workload([(0, 1, 100)], given=["gtx-9"])
+    check_types(nodes("gtx-9"), given, Truth(None), None)
+    assert converted(given, given, nodes("gtx-9"), None).duration_s.tolist() == [100]
+
+
+def test_measured_ratios_have_the_range_of_their_applications():
+    told = run_time_ratio("t4", "a100")
+    assert told.low < told.factor < told.high
+    back = run_time_ratio("a100", "t4")
+    assert (back.low, back.high) == (pytest.approx(1 / told.high), pytest.approx(1 / told.low))

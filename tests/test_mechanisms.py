@@ -20,6 +20,7 @@ from synergy_core.mechanisms import (
     least,
     mechanism_names,
 )
+from synergy_core.mechanisms.opt import total_speed
 from synergy_core.policies import AllocationPolicy, get_policy, policy_names
 from synergy_core.units import GB
 
@@ -179,10 +180,20 @@ def test_who_runs_and_fits_by_its_gpus_stays_where_it_is(round):
             assert not moved or any(not job.held for job in round.jobs)
 
 
+@settings(max_examples=100, deadline=None)  # integer programmes
+@given(rounds(), st.booleans(), st.booleans())
+def test_the_upper_bound_is_no_slower_than_any_other_mechanism(round, sticky, hand_out):
+    bound = total_speed(round, get_mechanism("opt").with_parameters(sticky=sticky).share_out(round))
+    for name in ("proportional", "greedy", "tune"):
+        how = {"sticky": sticky} | ({"hand_out": hand_out} if name == "tune" else {})
+        other = get_mechanism(name).with_parameters(**how).share_out(round)
+        assert bound >= total_speed(round, other) * (1 - 1e-9)
+
+
 @settings(max_examples=40, deadline=None)  # an integer programme each
 @given(rounds())
 def test_the_upper_bound_is_one_where_all_nodes_of_a_type_are_alike(round):
-    """Total speed of the jobs that run: opt's is no less than tune's with the shares of opt's grid."""
+    """No more is given out than all nodes have, and nobody is slower than with its proportional share."""
     opt = get_mechanism("opt").share_out(round)
     pooled = {}
     for job, grant in zip(round.jobs, opt, strict=True):

@@ -46,7 +46,6 @@ def test_an_operators_log_shows_its_own_waits_and_keeps_who_sent_what(name, deli
     done = typed("+trace=file", f"trace.path={log}", TWO_TYPES, "policy=[fifo,srtf]", "figures=false")
     assert done.returncode == 0, done.stderr
     assert "as logged" in done.stdout
-    assert "how near waits come to those as logged" in done.stdout
     (folder,) = tmp_path.rglob("as-logged-0")
     assert json.loads((folder / "summary.json").read_text())["mean_waiting_s"] == 1_800.0
     jobs = pq.read_table(folder / "jobs.parquet").to_pydict()
@@ -81,8 +80,7 @@ def test_a_policy_that_is_told_less_is_also_run_on_equal_terms(tmp_path, typed):
     done = typed(*common, "policy=[sia,synergy]")
     assert done.returncode == 0, done.stderr
     assert "added, for a comparison on equal terms: sia-like-synergy (information=all, growth=4" in done.stderr
-    assert "mean JCT of synergy: " in done.stdout
-    assert "(on equal terms " in done.stdout
+    assert "which knows as much" in " ".join(done.stdout.split())
     names = ["sia-0", "sia-like-synergy-0", "synergy-0"]
     assert sorted(path.parent.name for path in tmp_path.rglob("summary.json")) == names
     alone = typed(*common, "policy=[sia,synergy]", "same_information=false", f"results_dir={tmp_path / 'other'}")

@@ -109,6 +109,7 @@ def state_of(rows, machines, view=ClusterState):
         held_type=np.where(running, 0, -1),
         virtual_cluster=np.zeros(count, dtype=int),
         virtual_clusters=("",),
+        must_stay=np.zeros(count, dtype=bool),
         **{each: np.full(count, 5_000.0) for each in more},
     )
 

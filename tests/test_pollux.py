@@ -62,6 +62,14 @@ class FakeState:
     def most_gpus(self, *, growth):
         return self.most
 
+    @property
+    def min_gpus(self):
+        return np.ones(len(self), dtype=np.int64)
+
+    @property
+    def must_stay(self):
+        return np.zeros(len(self), dtype=bool)
+
     def goodput(self, rows, *, batch):
         result = rows.gpus ** (0.9 - 0.1 * (rows.nodes > 1)) * (1.0 + np.arange(len(self))[:, None])
         return np.where(self.known[:, None], result, np.nan)

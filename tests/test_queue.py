@@ -20,7 +20,7 @@ POLICIES = ["fifo", "backfill", "easy", "sjf", "srtf", "las", "mlfq", "tiresias"
 def naive_facts(work, gpus, policy, restart_s, promote_knob):
     columns = (work.submit_time_s, work.gpus, work.duration_s, work.estimate_s)
     rows = zip(*(column.tolist() for column in columns), strict=True)
-    return Naive([NaiveJob(i, *row) for i, row in enumerate(rows)], gpus, policy, restart_s, promote_knob).run()
+    return Naive([NaiveJob(i, *row) for i, row in enumerate(rows)], [gpus], policy, restart_s, promote_knob).run()
 
 
 def assert_same(work, nodes, name, restart_s, promote_knob=0.0):
@@ -35,7 +35,7 @@ def assert_same(work, nodes, name, restart_s, promote_knob=0.0):
 @pytest.mark.parametrize("restart_s", [0.0, 30.0])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_queue_decides_as_a_scan_of_the_whole_queue_does(policy, restart_s):
-    assert_same(random_workload(1, 700), 5, policy, restart_s)
+    assert_same(random_workload(1, 300), 5, policy, restart_s)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -45,7 +45,7 @@ def test_times_off_the_second_make_no_difference(policy):
 
 @pytest.mark.parametrize("promote_knob", [0.1, 0.5, 1.0, 8.0])
 def test_promotion_is_decided_as_by_a_scan_too(promote_knob):
-    done = assert_same(random_workload(1, 400), 4, "tiresias", 30.0, promote_knob)
+    done = assert_same(random_workload(1, 250), 4, "tiresias", 30.0, promote_knob)
     plain = simulate(done.workload, done.cluster, get_policy("tiresias"), ExecutionModel(Costs(restart_s=30.0)))
     assert facts(done) != facts(plain)
 

@@ -34,6 +34,20 @@ def test_idle_rounds_keep_the_grid():
     assert finish_s(done).tolist() == [10, 1_270]
 
 
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+@pytest.mark.parametrize("arrives_s", [14_040.0, 14_039.5, 14_040.5, 14_070.0])
+@pytest.mark.parametrize("refill_s", [0.0, 7.0])
+def test_when_a_job_starts_after_an_idle_time_does_not_depend_on_unrelated_jobs(arrives_s, fraction, refill_s):
+    if refill_s and fraction < 1:
+        pytest.skip("refills are decided and carried out at once")
+    execution = {"round_s": 60.0, "decide_fraction": fraction, "refill_s": refill_s}
+    alone = run(workload([(0, 1, 10), (arrives_s, 1, 10)]), cluster(1, 2), "fifo", **execution)
+    beside = run(workload([(0, 1, 90_000), (arrives_s, 1, 10)]), cluster(1, 2), "fifo", **execution)
+    assert finish_s(alone)[1] == finish_s(beside)[1]
+    if arrives_s == 14_040.0 and fraction == 1.0:
+        assert finish_s(alone)[1] == 14_050.0
+
+
 def test_job_decided_within_a_round_starts_early_on_idle_gpus():
     work = workload([(0, 1, 500), (30, 1, 100)])
     early = run(work, cluster(1, 2), "fifo", round_s=120.0, decide_fraction=0.5)

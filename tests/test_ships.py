@@ -43,9 +43,10 @@ def _said(*command: str, cwd: Path = ROOT, **environment: str) -> str:
 
 def _traces() -> dict[str, dict]:
     """What conf/ says of each trace, and of the trace of each experiment, by what a person types."""
-    found = {
-        f"+trace={path.stem}": yaml.safe_load(path.read_text()) for path in sorted((CONF / "trace").glob("*.yaml"))
-    }
+    found = {}
+    for path in sorted((CONF / "trace").glob("*.yaml")):
+        values = yaml.safe_load(path.read_text())
+        found[f"+trace={path.stem}"] = values.get("trace", values)  # one that sets other keys, too, names the group
     for path in sorted((CONF / "experiment").glob("*.yaml")):
         values = yaml.safe_load(path.read_text())
         base = next(each["/trace"] for each in values["defaults"] if "/trace" in each)

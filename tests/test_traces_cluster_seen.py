@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_traces_slurm import read
 
-from synergy_runs.traces._cluster_seen import seen, setting
 from synergy_runs.traces._slurm_values import node_names
+from synergy_runs.traces.cluster_seen import seen, setting
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ TWO_TYPES = [
 
 
 def test_the_cluster_is_told_from_what_its_jobs_held(tmp_path: Path) -> None:
-    a100, v100 = seen(read(tmp_path, *TWO_TYPES))
+    a100, v100 = seen(read(tmp_path, *TWO_TYPES)).nodes
     assert (a100.gpu_type, a100.most_gpus, a100.nodes, a100.gpus_per_node, a100.named) == ("a100", 24, 3, 8, True)
     assert (v100.gpu_type, v100.most_gpus, v100.nodes, v100.gpus_per_node) == ("v100", 5, 2, 4)
     assert setting([a100, v100]) == (
@@ -52,18 +52,18 @@ def test_the_cluster_is_told_from_what_its_jobs_held(tmp_path: Path) -> None:
 
 
 def test_without_names_there_are_as_few_nodes_as_hold_what_was_held(tmp_path: Path) -> None:
-    a100, v100 = seen(read(tmp_path, *TWO_TYPES, without=("NodeList",)))
+    a100, v100 = seen(read(tmp_path, *TWO_TYPES, without=("NodeList",))).nodes
     assert (a100.nodes, a100.gpus_per_node, a100.named) == (3, 8, False)
     assert (v100.nodes, v100.gpus_per_node) == (2, 4)
 
 
 def test_jobs_one_after_another_need_no_more_gpus_than_one_of_them(tmp_path: Path) -> None:
     later = {"JobID": "124", "Start": "2024-01-01T01:01:00", "End": "2024-01-01T02:01:00"}
-    (only,) = seen(read(tmp_path, {}, later))
+    (only,) = seen(read(tmp_path, {}, later)).nodes
     assert (only.most_gpus, only.nodes, only.gpus_per_node) == (4, 1, 4)
 
 
 def test_without_starts_or_types_less_is_told(tmp_path: Path) -> None:
-    assert seen(read(tmp_path, {}, without=("Start",))) == []
-    (untyped,) = seen(read(tmp_path, {"AllocTRES": "gres/gpu=4,node=1"}))
+    assert seen(read(tmp_path, {}, without=("Start",))).nodes == ()
+    (untyped,) = seen(read(tmp_path, {"AllocTRES": "gres/gpu=4,node=1"})).nodes
     assert setting([untyped]) == "cluster.nodes=1 cluster.gpus_per_node=4"

@@ -12,6 +12,7 @@ from synergy_core.errors import InputError
 from synergy_runs.traces import formats, read_trace, summaries
 from synergy_runs.traces.rows import TraceRows
 from synergy_runs.traces.times import elapsed_s, epoch_s
+from synergy_runs.workload import from_rows
 
 PHILLY_HEADER = "timestamp,duration,num_gpus,gpu_time,cluster\n"
 PHILLY = (
@@ -212,6 +213,34 @@ def test_our_own_csv_reads_every_column_in_any_order(tmp_path: Path) -> None:
     assert rows.models.values() == ("bert", "")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "submit_time;duration_s;gpus;user\n0;60;2;ann\n",
+        "sep=;\nsubmit_time;duration_s;gpus;user\n0;60;2;ann\n",
+        "sep=,\nsubmit_time,duration_s,gpus,user\n0,60,2,ann\n",
+        "\ufeffsep=;\r\nSubmit_Time;DURATION_S;Gpus;User\r\n0;60;2;ann\r\n",
+        '"Submit_Time";"duration_s";"gpus";"user"\n0;60;2;"ann"\n',
+    ],
+)
+def test_a_csv_as_spreadsheets_save_it_is_read(text: str, tmp_path: Path) -> None:
+    rows = read_trace(written(tmp_path, text))
+    assert (list(rows.submit_s), list(rows.duration_s), list(rows.gpus)) == ([0.0], [60.0], [2])
+    assert rows.users.values() == ("ann",)
+    assert rows.notes == []
+
+
+def test_the_line_of_a_bad_row_counts_the_separator_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="line 4, gpus: got 0"):
+        read_trace(written(tmp_path, "sep=;\nsubmit_time;duration_s;gpus\n0;60;2\n0;60;0\n"))
+
+
+def test_declared_run_times_far_below_the_true_ones_are_counted(tmp_path: Path) -> None:
+    text = "submit_time,duration_s,gpus,estimate_s\n0,100,1,49\n0,100,1,50\n0,100,1,\n0,7200,1,120\n"
+    (note,) = from_rows(read_trace(written(tmp_path, text)), name="log").notes
+    assert note.startswith("2 of 3 declared run times")
+
+
 def test_our_own_csv_names_columns_it_does_not_read(tmp_path: Path) -> None:
     rows = read_trace(written(tmp_path, "submit_time,duration_s,gpus,usr,colour\n1,2,3,u,red\n"))
     assert rows.notes == ["column 'colour' is not read", "column 'usr' is not read; did you mean 'user'?"]
@@ -222,7 +251,8 @@ def test_our_own_csv_names_columns_it_does_not_read(tmp_path: Path) -> None:
     [
         ("yesterday,1,1,,", "submit_time: got 'yesterday', expected seconds or a date"),
         ("1_000,1,1,,", "submit_time: got '1_000'"),
-        ("1e12,1,1,,", "submit_time: got 1e\\+12, expected a time within"),
+        ("1e12,1,1,,", "submit_time: got 1000000000000, expected seconds since 1970; these look like milliseconds"),
+        ("1e14,1,1,,", "submit_time: got 100000000000000, expected a time within"),
         ("0,1e11,1,,", "duration_s: got 1e\\+11, expected a duration from 0 to"),
         ("0,1,1,-5,", "user's estimate: got -5"),
         ("0,1,1,,exploded", "end_state: got 'exploded', expected one of"),

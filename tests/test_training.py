@@ -204,7 +204,9 @@ def test_more_gpus_than_the_largest_batch_can_feed_are_survived(policy):
 
 def test_plug_in_that_gives_more_gpus_than_can_be_fed_still_ends_the_job():
     machine = t4s(30, 8)
-    assert finish_s(run(training([(0, 1, 300, "bert")], machine), machine, given(lambda state: [200])))[0] > 0
+    truth = Truth(None, most_gpus=200)
+    made = training([(0, 1, 300, "bert")], machine)
+    assert finish_s(run(made, machine, given(lambda state: [200]), truth=truth))[0] > 0
 
 
 def test_jobs_that_only_have_a_run_time_share_the_cluster_with_training_jobs():

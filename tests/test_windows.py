@@ -2,18 +2,21 @@
 
 import numpy as np
 import pytest
+from composed import composed
 from jobs import cluster, work_ticks, workload
 
+from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
 from synergy_runs.carrying import add_history, carried_in_words, cut, without_carried
 from synergy_runs.comparison import compare
-from synergy_runs.generators import generate
+from synergy_runs.generators import generate, statistics
+from synergy_runs.inputs import workload_of
 from synergy_runs.invariants import check
 from synergy_runs.metrics import job_table, summarise
+from synergy_runs.notes import notes
 from synergy_runs.overload import growth, overloaded, waiting_gpu_s
 from synergy_runs.results import write_run
 from synergy_runs.stored import find_runs
-from synergy_runs.tables import notes
 from synergy_runs.timeline import holdings
 from synergy_runs.traces import read_trace
 from synergy_runs.workload import at_least, from_rows, sampled, scaled, take, with_estimates
@@ -136,11 +139,12 @@ def test_estimates_are_marked_where_they_were_drawn(rows):
     assert (work.estimate_s >= work.duration_s).all()
 
 
-@pytest.mark.parametrize(("name", "starred"), [("easy", True), ("themis", True), ("fifo", False), ("qssf", False)])
-def test_a_policy_that_reads_drawn_estimates_is_starred_on_that_log(rows, name, starred):
-    work = with_estimates(cut(windowed(rows)), 4.0, np.random.default_rng(0))
-    run = simulate(work, cluster(1), get_policy(name))
-    assert (run.oracle, run.truth_read) == (starred, "estimates drawn from true run times" if starred else "")
+@pytest.mark.parametrize(("name", "reads"), [("easy", True), ("themis", True), ("fifo", False), ("qssf", False)])
+def test_a_policy_is_starred_for_drawn_estimates_only_where_they_are_exact(rows, name, reads):
+    for overestimate, exact in ((4.0, False), (0.0, True)):
+        work = with_estimates(cut(windowed(rows)), overestimate, np.random.default_rng(0))
+        run = simulate(work, cluster(1), get_policy(name))
+        assert run.oracle == bool(run.truth_read) == (reads and exact)
 
 
 @pytest.mark.parametrize("name", ["easy", "themis"])
@@ -208,24 +212,19 @@ def test_the_table_says_under_whom_the_queue_still_grew(tmp_path):
             run = simulate(queue_of(load), cluster(1), get_policy(name))
             write_run(run, tmp_path / str(load) / f"{name}-0", "")
     said = {load: " ".join(notes(compare(find_runs(tmp_path / str(load))))) for load in (0.7, 1.5)}
-    assert "growing when arrivals ended under backfill, fifo: their means grow with the window's length" in said[1.5]
-    assert "overloaded" not in said[0.7]
+    assert "Overloaded under backfill, fifo" in said[1.5]
+    assert "Overloaded" not in said[0.7]
 
 
-def test_the_table_says_whose_estimates_were_drawn(rows, tmp_path):
-    work = with_estimates(cut(windowed(rows)), 4.0, np.random.default_rng(0))
+def test_the_table_says_whose_estimates_were_exact(rows, tmp_path):
+    work = with_estimates(cut(windowed(rows)), 0.0, np.random.default_rng(0))
     for name in ("fifo", "easy", "srtf"):
         write_run(simulate(work, cluster(1), get_policy(name)), tmp_path / f"{name}-0", "")
     comparison = compare(find_runs(tmp_path))
     assert [row.label for row in comparison.rows] == ["easy*", "fifo", "srtf*"]
     lines = notes(comparison)
-    assert any(
-        line.startswith(
-            "run times known: estimates drawn from true run times, for want of users' own (easy*); "
-            "none (fifo); true run times (srtf*). "
-        )
-        for line in lines
-    )
+    assert any("estimates equal to the true run times (easy*)" in line for line in lines)
+    assert any("true run times (srtf*)" in line for line in lines)
 
 
 def test_generated_traces_have_a_history_that_changes_none_of_their_jobs():
@@ -286,3 +285,77 @@ def test_taking_some_jobs_takes_every_column_of_theirs(rows):
     assert len(columns) > 10
     for name in columns:
         assert getattr(kept, name).tobytes() == getattr(work, name)[[1, 3]].tobytes(), name
+
+
+def drawn(window, seed=0, *more):
+    settings = composed("+trace=philly", "trace.find=[]", f"trace.window={window}", *more)
+    return workload_of(settings.trace, settings.cluster, seed)
+
+
+def own_jobs(work):
+    """Name, submission since 1970, run time and GPUs of each of the window's own jobs."""
+    own = without_carried(work)
+    submit_s = (own.submit_time_s + own.origin_s).tolist()
+    return set(zip(own.job_name, submit_s, own.duration_s.tolist(), own.gpus.tolist(), strict=True))
+
+
+def test_drawn_windows_share_the_jobs_of_the_days_that_both_have_and_no_others():
+    first, second, both = (drawn(window) for window in ("2017-11-06/7d", "2017-11-13/7d", "2017-11-06/14d"))
+    assert not own_jobs(first) & own_jobs(second)
+    assert own_jobs(first) | own_jobs(second) == own_jobs(both)
+    carried = [name for name, carried in zip(second.job_name, second.carried, strict=True) if carried]
+    assert {name for name, *_ in own_jobs(first)} & set(carried)
+    assert any("drawn" in note for note in first.notes)
+
+
+def test_drawn_weeks_of_different_dates_or_seeds_differ_and_are_the_same_again():
+    weeks = [drawn(window, seed) for window in ("2017-11-06/7d", "2017-11-13/7d") for seed in (0, 1)]
+    assert len({work.sha256 for work in weeks}) == 4
+    assert drawn("2017-11-06/7d").sha256 == weeks[0].sha256
+
+
+def test_a_drawn_monday_is_a_monday():
+    """Over fifteen whole weeks each weekday has its known share of the jobs; they start on Monday, 4 September."""
+    work = without_carried(drawn("2017-09-04/2017-12-18"))
+    hour_of_week = (work.submit_time_s // 3_600 % 168).astype(int)
+    share = np.bincount(hour_of_week // 24, minlength=7) / len(work)
+    np.testing.assert_allclose(share, statistics("philly").arrivals.weekday_fraction, atol=0.02)
+
+
+@pytest.mark.parametrize("window", ["2030-01-01/7d", "2017-12-20/7d", "2017-09-03/7d", "1970-01-01/1d", "2018-01-01"])
+def test_a_window_outside_the_log_that_is_drawn_is_refused_with_the_days_it_has(window):
+    with pytest.raises(InputError, match=r"2017-09-04.*2017-12-23.*trace\.window=7d"):
+        drawn(window)
+
+
+def test_a_drawn_window_without_an_end_lasts_until_the_log_ends():
+    assert own_jobs(drawn("2017-12-20")) == own_jobs(drawn("2017-12-20/3d"))
+
+
+@pytest.mark.parametrize(
+    ("days", "window", "expected"),
+    [
+        (40, "all", ["2024-01-01/7d", "2024-01-29/7d"]),
+        (40, "2024-01-04/7d", ["2024-01-04/7d", "2024-02-01/7d"]),
+        (40, "2024-01-20/7d", ["2024-01-20/4d", "2024-02-05/4d"]),
+        (12, "all", ["2024-01-01/2d", "2024-01-09/2d"]),
+        (3, "all", []),
+        (3, "2024-01-02/1d", []),
+    ],
+)
+def test_windows_that_are_advised_lie_in_the_log_and_have_jobs(days, window, expected, tmp_path):
+    path = tmp_path / "log.csv"
+    lines = [f"{1_704_067_200 + hour * 3_600},60,1\n" for hour in range(days * 24)]
+    path.write_text("submit_time,duration_s,gpus\n" + "".join(lines), encoding="utf-8")
+    log = read_trace(path)
+    windows = from_rows(log, name="log", window=window).windows
+    assert [*windows[:1], *windows[-1:]] == expected
+    assert len(windows) in (0, 5)
+    assert all(len(from_rows(log, name="log", window=each)) for each in windows)
+
+
+def test_no_window_without_jobs_is_advised(tmp_path):
+    """Jobs on the first and the last of ten weeks alone."""
+    path = tmp_path / "log.csv"
+    path.write_text("submit_time,duration_s,gpus\n0,60,1\n6000000,60,1\n", encoding="utf-8")
+    assert from_rows(read_trace(path), name="log").windows == ()

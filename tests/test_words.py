@@ -53,6 +53,7 @@ def test_a_run_reads_and_writes_such_paths_and_home_is_home(tmp_path, monkeypatc
         "trace.path=~/my [log], 1=ü.csv",
         "results_dir=out ${x} (1)",
         "policy=fifo",
+        "cluster.nodes=1",
         "figures=false",
     ]
     monkeypatch.setattr(sys, "argv", ["synergy_sim", *words])

@@ -27,14 +27,17 @@ class Changes(NamedTuple):
 class Placer:
     """The GPUs of one cluster, and who is on them.
 
-    free_moves: a job that moves to other nodes but keeps its shape goes on at no cost.
+    free_moves: a job that moves to other nodes but keeps its GPU type and its GPUs per node goes on at no cost.
+    packs: whether the policy counts on jobs' GPUs lying together, as one does that reads goodput, so that jobs move to
+    make room; else none does where GPUs may lie apart at once (`Cluster.placement`: spread, even).
     """
 
-    def __init__(self, cluster: Cluster, *, free_moves: bool) -> None:
+    def __init__(self, cluster: Cluster, *, free_moves: bool, packs: bool) -> None:
         self._cluster = cluster
         self._placement = Placement(cluster)
         self._patience = Patience(cluster)
         self._free_moves = free_moves
+        self._moves_for_room = packs or cluster.scatter_after_s > 0
         self._kinds = {gpu_type: index for index, gpu_type in enumerate(cluster.gpu_types)}
 
     def release(self, job: Job) -> None:
@@ -72,28 +75,40 @@ class Placer:
     def _packed(self, answer: Allocations, jobs: Sequence[Job], now_s: float) -> Changes:
         """All of the round at once; a job that keeps its GPUs' number and type moves only if others need the room.
 
-        A job for which only scattered GPUs are left waits, as long as its patience lasts.
+        One that keeps its number of GPUs on every node keeps the very GPUs, whichever were chosen there. A job for
+        which only scattered GPUs are left waits, as long as its patience lasts.
         """
         current = [job.placement for job in jobs]
         asked = np.array([self._kinds.get(job.gpu_type, -1) for job in jobs], dtype=np.int64)
         gpu_type = np.where(answer.gpu_type >= 0, answer.gpu_type, asked)
-        packed = packing(self._cluster, answer.gpus, gpu_type, current)
+        held_type = [self._kinds[self._cluster.type_of(job.placement)] if job.running else -1 for job in jobs]
+        stays = np.array([job.must_stay for job in jobs])
+        if not self._moves_for_room:
+            held_gpus = np.array([job.held_gpus for job in jobs])
+            stays |= (answer.gpus > 0) & (held_gpus == answer.gpus) & ((gpu_type < 0) | (gpu_type == held_type))
+        packed = packing(self._cluster, answer.gpus, gpu_type, current, stays)
         for at in packed.spread:
             if self._patience.ends_s(jobs[at]) > now_s:
                 packed.placed[at] = ()
         stops: list[tuple[Job, Placed]] = []
-        starts: list[tuple[Job, Placed]] = []
-        for job, placed in zip(jobs, packed.placed, strict=True):
-            if placed != job.placement:
+        wanted: list[tuple[Job, Placed]] = []
+        moved: set[int] = set()
+        for job, placed, kind in zip(jobs, packed.placed, held_type, strict=True):
+            if _gpus_by_node(placed) != _gpus_by_node(job.placement):
                 if job.running:
                     stops.append((job, job.placement))
                 if placed:
-                    starts.append((job, placed))
+                    wanted.append((job, placed))
+                same = bool(placed) and job.running and _shape(placed) == _shape(job.placement)
+                if self._free_moves and same and self._kinds[self._cluster.type_of(placed)] == kind:
+                    moved.add(job.job_id)
         for _, placed in stops:
             self._placement.release(placed)
-        for _, placed in starts:
-            self._placement.claim(placed)
-        return Changes(stops, starts, {jobs[at].job_id for at in packed.migrated} if self._free_moves else set())
+        starts = [
+            (job, placed if self._placement.claim(placed) else self._placement.take(_gpus_by_node(placed)))
+            for job, placed in wanted
+        ]
+        return Changes(stops, starts, moved)
 
     def _on_nodes(self, node_gpus: Ints, jobs: Sequence[Job]) -> Changes:
         """For a policy that chooses nodes: a job that is to have what it holds goes on, any other is placed anew."""
@@ -102,7 +117,7 @@ class Placer:
         moved: set[int] = set()
         for job, by_node in zip(jobs, node_gpus, strict=True):
             chosen = [(int(node), int(by_node[node])) for node in np.flatnonzero(by_node)]
-            held = sorted((node, mask.bit_count()) for node, mask in job.placement)
+            held = _gpus_by_node(job.placement)
             if chosen == held:
                 continue
             if job.running:
@@ -114,3 +129,13 @@ class Placer:
             if chosen:
                 wanted.append((job, chosen))
         return Changes(stops, [(job, self._placement.take(chosen)) for job, chosen in wanted], moved)
+
+
+def _gpus_by_node(placed: Placed) -> list[tuple[int, int]]:
+    """(node, number of GPUs) pairs, by node."""
+    return sorted((node, mask.bit_count()) for node, mask in placed)
+
+
+def _shape(placed: Placed) -> list[int]:
+    """How many GPUs lie on each node, whichever nodes they are."""
+    return sorted(mask.bit_count() for _, mask in placed)

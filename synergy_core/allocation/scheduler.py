@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from synergy_core.allocation.carry_out import Placer
-from synergy_core.allocation.snapshot import Snapshots, preemptible
+from synergy_core.allocation.snapshot import Snapshots
 from synergy_core.arrays import Floats
 from synergy_core.cluster import Cluster, Share
 from synergy_core.errors import InputError
@@ -42,13 +42,13 @@ class AllocationScheduler:
         profile: Profile | None = None,
         round_s: float | None = None,
     ) -> None:
-        """free_moves: a job that moves to other nodes but keeps its shape goes on at no cost; profile: of models.
+        """free_moves: a move costs nothing if GPU type and GPUs per node stay the same; profile: of models.
 
         round_s: from one decision to the next; None: the round that the policy is meant for.
         """
         self._policy = policy
         self._cluster = cluster
-        self._placer = Placer(cluster, free_moves=free_moves)
+        self._placer = Placer(cluster, free_moves=free_moves, packs=policy.reads_goodput)
         self._active: dict[int, Job] = {}
         self._memory: Any = None
         speeds = PlannedSpeeds(cluster, plans=policy.plans)
@@ -107,7 +107,7 @@ class AllocationScheduler:
         if self.beliefs is not None:
             self.beliefs.refresh([job.task for job in jobs if job.task is not None])
 
-    def next_change_s(self) -> float:
+    def next_change_s(self, now_s: float) -> float:
         return NEVER
 
     def decide(self, now_s: float) -> Decision:
@@ -155,12 +155,33 @@ class AllocationScheduler:
             raise InputError(f"policy {name} gave out {gpus.sum()} GPUs; the cluster has {self._cluster.gpus}.")
         if answer.share is not None:
             self._check_shares(answer)
-        for job, each in zip(jobs, gpus.tolist(), strict=True):
+        for at, (job, each) in enumerate(zip(jobs, gpus.tolist(), strict=True)):
+            if job.must_stay and not self._stays(answer, at, job):
+                raise InputError(
+                    f"policy {name} would stop or move job {job.job_id}, which may not be stopped once it runs. Leave "
+                    f"{name} out, or let such jobs be stopped (in the simulator, truth.not_preemptible=[])."
+                )
+            if job.spec is not None and each and not job.spec.min_gpus <= each <= job.spec.most_gpus:
+                raise InputError(
+                    f"policy {name} gave job {job.job_id} {each} GPUs; it runs on {job.spec.min_gpus} to "
+                    f"{job.spec.most_gpus}. Leave {name} out, or allow other numbers (in the simulator, "
+                    "truth.fixed_gpus={}, truth.min_gpus={} and truth.most_gpus)."
+                )
             if each not in (0, job.gpus) and job.task is None:
                 raise InputError(
                     f"policy {name} gave job {job.job_id} another number of GPUs than its {job.gpus}, "
                     "and nothing is known of how it would run on them."
                 )
+
+    def _stays(self, answer: Allocations, at: int, job: Job) -> bool:
+        """Whether the answer leaves the job in that place of the state what it holds."""
+        kind = int(answer.gpu_type[at])
+        if kind >= 0 and self._cluster.gpu_types[kind] != self._cluster.type_of(job.placement):
+            return False
+        same_nodes = answer.node_gpus is None or all(
+            answer.node_gpus[at, node] == mask.bit_count() for node, mask in job.placement
+        )
+        return bool(answer.gpus[at] == job.held_gpus) and same_nodes
 
     def _check_shares(self, answer: Allocations) -> None:
         """No node gives out more CPUs or memory than it has."""
@@ -221,7 +242,7 @@ class AllocationScheduler:
                 if plan != held:
                     job.plan = plan
                     retuned.append(job)
-            elif preemptible(job) and job.first_step_s <= job.settled_s:
+            elif not job.must_stay and job.first_step_s <= job.settled_s:
                 stops.append((job, job.placement))
                 starts.append((job, job.placement))
         return tuple(retuned)

@@ -15,11 +15,6 @@ from synergy_core.state import ClusterState, EstimatedClusterState, OracleCluste
 from synergy_core.state.goodput_state import GoodputState, OracleGoodputState
 
 
-def preemptible(job: Job) -> bool:
-    """Whether it may be stopped."""
-    return job.spec is None or job.spec.preemptible
-
-
 class Snapshots:
     """Makes states of one cluster. Tenants are numbered in the order of the cluster, then of their first jobs.
 
@@ -66,6 +61,7 @@ class Snapshots:
             "restarts": [job.restarts for job in jobs],
             "gpu_type": [self._asked_type(job) for job in jobs],
             "held_type": [self._kinds[self._cluster.type_of(job.placement)] if job.running else -1 for job in jobs],
+            "must_stay": [job.must_stay for job in jobs],
             "virtual_cluster": [self._tenant.get(job.virtual_cluster, 0) for job in jobs],
         }
         fixed: dict[str, Any] = {"now_s": now_s, "round_s": self._round_s, "cluster": self._cluster}
@@ -97,7 +93,7 @@ class Snapshots:
         tasks = [job.task for job in jobs if job.task is not None]
         return {
             "held_nodes": [len(job.placement) for job in jobs],
-            "pinned": [job.running and (job.first_step_s > now_s or not preemptible(job)) for job in jobs],
+            "pinned": [job.must_stay or (job.running and job.first_step_s > now_s) for job in jobs],
             "done_work": [task.done_work for task in tasks],
             "remaining_work": [task.declared_remaining() for task in tasks],
             "observed_gpus": [task.pool.most_gpus for task in tasks],

@@ -126,8 +126,11 @@ def add_gpu_sheet(path: Path) -> GpuSheet:
 
 
 def gpu_sheet(name: str) -> GpuSheet | None:
-    """The data sheet of a GPU type by its name or an alias, whatever its case; None if there is none."""
-    plain = name.lower().replace(" ", "_")
+    """The data sheet of a GPU type by its name or an alias, whatever its case; None if there is none.
+
+    `a100@short`, the A100s of a partition, have that of their type.
+    """
+    plain = name.partition("@")[0].lower().replace(" ", "_")
     for each in gpu_sheets().values():
         if plain == each.name or plain in each.aliases:
             return each
@@ -137,7 +140,8 @@ def gpu_sheet(name: str) -> GpuSheet | None:
 def gpu_type_named(name: str) -> str:
     """The catalog's name of a GPU type: `aws` is t4; a type it does not know keeps its own."""
     found = gpu_sheet(name)
-    return found.name if found else name
+    _, at, partition = name.partition("@")
+    return f"{found.name}{at}{partition}" if found else name
 
 
 @dataclass(frozen=True, slots=True)

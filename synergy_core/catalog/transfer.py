@@ -54,9 +54,13 @@ def transferred(model: Calibrated, known: str, wanted: str) -> tuple[Calibrated,
 
 @dataclass(frozen=True, slots=True)
 class RunTimeRatio:
-    """factor: a run time on one type ÷ that on another. how, of: how that is known, and from what, in words."""
+    """factor: a run time on one type ÷ that on another, for a job of which nothing else is known; low, high: within
+    which it lies for most jobs. how, of: how that is known, and from what, in words.
+    """
 
     factor: float
+    low: float
+    high: float
     how: str
     of: str
 
@@ -66,15 +70,18 @@ def run_time_ratio(of: str, on: str) -> RunTimeRatio:
     """What a run time on GPU type `of` is multiplied by on type `on`, for a job of which nothing else is known.
 
     Measured where applications of the catalog were on both: the geometric mean of their step times on one GPU at the
-    largest batch that fits on both. Else by the data sheets' memory bandwidth. Raises InputError for a type without a
-    data sheet that was not measured either.
+    largest batch that fits on both, the range from the least to the greatest. Else by the data sheets' memory
+    bandwidth, the range from that to the ratio of FLOP/s, which is that of jobs that compute more than they load.
+    Raises InputError for a type without a data sheet that was not measured either.
     """
+    of, on = of.partition("@")[0], on.partition("@")[0]  # nodes of a partition have the GPUs of their type
     if of == on:
-        return RunTimeRatio(1.0, "the same type", "")
+        return RunTimeRatio(1.0, 1.0, 1.0, "the same type", "")
     both = [each for each in map(load_model, model_names()) if {of, on} <= set(each.gpu_types)]
     if both:
-        mean = sum(_measured_ratio(each, of, on) for each in both) / len(both)
-        return RunTimeRatio(exp(mean), "as measured", f"mean of {len(both)} applications")
+        logs = [_measured_ratio(each, of, on) for each in both]
+        told = f"mean of {len(both)} applications"
+        return RunTimeRatio(exp(sum(logs) / len(logs)), exp(min(logs)), exp(max(logs)), "as measured", told)
     sheets = [gpu_sheet(of), gpu_sheet(on)]
     for name, sheet in zip((of, on), sheets, strict=True):
         if sheet is None:
@@ -84,8 +91,10 @@ def run_time_ratio(of: str, on: str) -> RunTimeRatio:
             )
             raise unknown("GPU type", name, gpu_sheets(), hint=hint)
     source, target = (_bandwidth(each) for each in sheets)
+    flops = [sheet.matrix_flops_per_s("fp16") for sheet in sheets if sheet is not None]
+    ends = sorted((source / target, flops[0] / flops[1]))
     told = f"{source / 1e9:,.0f} to {target / 1e9:,.0f} GB/s"
-    return RunTimeRatio(source / target, "by the data sheets' memory bandwidth", told)
+    return RunTimeRatio(source / target, ends[0], ends[1], "by the data sheets' memory bandwidth", told)
 
 
 def _measured_ratio(profile: ModelProfile, of: str, on: str) -> float:

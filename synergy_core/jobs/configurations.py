@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -39,17 +41,21 @@ def configurations_of(rows: list[tuple[int, int, int]]) -> Configurations:
     return Configurations(*(np.ascontiguousarray(column) for column in table.T))
 
 
-def powers_and_whole_nodes(cluster: Cluster, most_gpus: int = 64) -> Configurations:
+def powers_and_whole_nodes(cluster: Cluster, most_gpus: int = 64, more: Iterable[int] = ()) -> Configurations:
     """Per GPU type: powers of two within a node, then whole nodes, up to `most_gpus` (Sia, SOSP 2023, section 3.3).
 
     These sizes divide one another, so that what fits by count always fits on nodes. Types come in the cluster's order.
-    Ours: where a type's nodes differ in size, the largest come first, and smaller ones after the last of them.
+    Ours: where a type's nodes differ in size, the largest come first, and smaller ones after the last of them. more:
+    numbers of GPUs that jobs need exactly; those that are no row yet become one, on the fewest nodes.
     """
     rows = []
     for index, gpu_type in enumerate(cluster.gpu_types):
         node_types = [each for each in cluster.node_types if each.gpu_type == gpu_type]
         sizes = sorted((each.gpus_per_node for each in node_types for _ in range(each.nodes)), reverse=True)
         rows += [(index, 1 << i, 1) for i in range((sizes[0] - 1).bit_length())]
-        whole = enumerate(accumulate(sizes), start=1)
+        up_to = list(accumulate(sizes))
+        whole = enumerate(up_to, start=1)
         rows += [(index, gpus, nodes) for nodes, gpus in whole if gpus <= max(most_gpus, sizes[0])]
+        missing = sorted(set(more) - {gpus for kind, gpus, _ in rows if kind == index})
+        rows += [(index, gpus, bisect_left(up_to, gpus) + 1) for gpus in missing if 0 < gpus <= up_to[-1]]
     return configurations_of(rows)

@@ -17,6 +17,8 @@ Placed = tuple[tuple[int, int], ...]
 
 def gpus_in(placed: Placed) -> int:
     """How many GPUs that is."""
+    if len(placed) == 1:
+        return placed[0][1].bit_count()
     return sum([mask.bit_count() for _, mask in placed])
 
 
@@ -118,6 +120,11 @@ class Job:
     def recent_service_gpu_s(self) -> float:
         """What it has attained since it last began anew."""
         return self.attained_service_gpu_s - self.past_service_gpu_s
+
+    @property
+    def must_stay(self) -> bool:
+        """Whether it runs and may not be stopped, moved or resized."""
+        return self.running and self.spec is not None and not self.spec.preemptible
 
     def settle(self, now_s: float) -> None:
         """Brings service and waiting up to `now_s`; nothing is attained before a start that was delayed."""

@@ -1,11 +1,15 @@
 """The upper bound of OSDI 2022 (section 4.3 and appendix): the best shares of a cluster that is one large node.
 
-The first of its two programmes, over the jobs that run by their GPUs:
+The first of its two programmes, over the jobs that run:
 
     max Σ_j Σ_s W_j(s)·Y_js    s.t.  Σ_s Y_js = 1,  Σ_js g_j·cpus(s)·Y_js ≤ all CPUs,  the same of memory,
                                      Σ_s W_j(s)·Y_js ≥ W_j(proportional),  Y binary
 
-W_j: speed relative to the proportional share; s: the grid of shares below. Jobs that are alike count together. The
+W_j: speed relative to the proportional share; s: the grid of shares below, and what the job needs: to be as fast as it
+can be, and to be no slower than with the proportional share. Jobs that are alike count together. Published are the jobs
+that run by their GPUs. Other mechanisms may run others, of which a different choice has the greater sum, and may give
+out shares between those of the grid: so the programme is solved for the jobs of each, and the best answer of all,
+theirs included, is taken. It is then no slower than any other mechanism in any round. The
 second programme asks for fractions of jobs on nodes, with every node's capacity kept: a part of every job on every node
 is such an answer whenever the first has one, so that it decides nothing, and is not solved.
 """
@@ -18,7 +22,7 @@ from functools import lru_cache
 from synergy_core.allocator.exact import available, pulp_solver, whole_variable
 from synergy_core.cluster import Share
 from synergy_core.errors import InputError
-from synergy_core.mechanisms import Answer, Grant, Hosts, Places, SharingRound, mechanism, turns
+from synergy_core.mechanisms import Answer, Grant, SharingRound, get_mechanism, mechanism, mechanism_names
 
 CPU_LEVELS = (1 / 3, 2 / 3, 1.0, 4 / 3, 5 / 3, 2.0, 3.0, 4.0, 8.0)
 """Of the proportional share; the published 1 to 24 cores where that is 3."""
@@ -36,30 +40,48 @@ def opt(round: SharingRound, *, sticky: bool = True) -> Answer:
 
     sticky: a job that runs keeps its GPUs.
     """
-    hosts = Hosts(round)
-    places = Places(hosts, sticky=sticky)
-    answer: Answer = [None] * len(round.jobs)
-    for at, job in turns(round, hosts, sticky=sticky):
-        found = places.find(job, lambda kind: None)
-        if found:
-            grant = answer[at] = Grant(found[1], hosts.proportional(found[1]))
-            hosts.take(job, grant)
+    kinds = round.kind_of_node
+    answers: list[Answer] = []
+    by_jobs: dict[tuple[object, ...], Answer] = {}
+    for name in dict.fromkeys(("proportional", *mechanism_names())):  # the published choice of jobs goes before equals
+        other = get_mechanism(name)
+        if not other.pooled:
+            same = {"sticky": sticky} if "sticky" in other.parameters else {}
+            answer = other.with_parameters(**same).share_out(round)
+            if any(grant is None and job.pinned for job, grant in zip(round.jobs, answer, strict=True)):
+                continue  # on pooled shares a pinned job may hold more than its node has, which others do not give
+            answers.append(answer)
+            by_jobs.setdefault(tuple(None if grant is None else kinds[grant.on[0][0]] for grant in answer), answer)
+    best = [_shared_out(round, answer) for answer in by_jobs.values()]
+    return max((*best, *answers), key=lambda answer: total_speed(round, answer))
+
+
+def total_speed(round: SharingRound, answer: Answer) -> float:
+    """The sum over the jobs that run of their speed relative to that with the proportional share."""
+    given = zip(round.jobs, answer, strict=True)
+    kinds = round.kind_of_node
+    return sum(job.speed(kinds[grant.on[0][0]], grant.share) for job, grant in given if grant is not None)
+
+
+def _shared_out(round: SharingRound, answer: Answer) -> Answer:
+    """The answer with the best shares for the jobs that it gives GPUs."""
+    result = list(answer)
     for kind in range(len(round.cluster.gpu_types)):
-        _share_out(round, answer, kind)
-    return answer
+        _share_out(round, result, kind)
+    return result
 
 
 def _share_out(round: SharingRound, answer: Answer, kind: int) -> None:
     """Changes the shares of the jobs that have GPUs of that type to the best."""
-    alike: dict[tuple[int, Callable[[int, Share], float]], list[int]] = {}
+    alike: dict[tuple[int, Callable[[int, Share], float], tuple[Share, Share]], list[int]] = {}
     own, kinds = round.cluster.proportional[kind], round.kind_of_node
     for at, grant in enumerate(answer):
         if grant is not None and kinds[grant.on[0][0]] == kind:
             job = round.jobs[at]
-            alike.setdefault((job.gpus, job.speed), []).append(at)
+            alike.setdefault((job.gpus, job.speed, (job.wanted[kind], job.due[kind])), []).append(at)
     groups: dict[tuple[int, tuple[Option, ...]], list[int]] = {}
-    for (gpus, speed), members in alike.items():
-        groups.setdefault((gpus, _options(speed, kind, own)), []).extend(members)
+    for (gpus, speed, needs), members in alike.items():
+        groups.setdefault((gpus, _options(speed, kind, own, needs)), []).extend(members)
     if not groups:
         return
     order = sorted(groups)
@@ -78,12 +100,16 @@ def _share_out(round: SharingRound, answer: Answer, kind: int) -> None:
 
 
 @lru_cache(maxsize=4_096)
-def _options(speed: Callable[[int, Share], float], kind: int, own: Share) -> tuple[Option, ...]:
-    """The shares of the grid that are no slower than the proportional one, less those that another beats in all."""
+def _options(
+    speed: Callable[[int, Share], float], kind: int, own: Share, needs: tuple[Share, Share]
+) -> tuple[Option, ...]:
+    """The shares of grid and needs no slower than the proportional one, less those that another beats in all."""
+    all_cpus = sorted({*(own.cpus * level for level in CPU_LEVELS), *(each.cpus for each in needs)})
+    all_memory = sorted(
+        {*(own.memory_bytes * level for level in MEMORY_LEVELS), *(each.memory_bytes for each in needs)}
+    )
     every = [
-        (speed(kind, Share(own.cpus * cpus, own.memory_bytes * memory)), own.cpus * cpus, own.memory_bytes * memory)
-        for cpus in CPU_LEVELS
-        for memory in MEMORY_LEVELS
+        (speed(kind, Share(cpus, memory_bytes)), cpus, memory_bytes) for cpus in all_cpus for memory_bytes in all_memory
     ]
     enough = [each for each in every if each[0] >= 1.0 - 1e-9]
     return tuple(

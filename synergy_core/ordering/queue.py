@@ -33,7 +33,7 @@ class JobQueue(Protocol):
         """Who stops and who starts where."""
 
     def started(self, job: Job, now_s: float) -> None:
-        """The job runs from now on, as decided."""
+        """The job runs from now on, as decided. Called where its key jumps, or falls as how fast it trains has it."""
 
-    def next_change_s(self) -> float:
-        """The next instant at which a key jumps by itself, inf if none is known."""
+    def next_change_s(self, now_s: float) -> float:
+        """When to decide again although nothing happened, `now_s` or later; inf if no such instant is known."""

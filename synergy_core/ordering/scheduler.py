@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from synergy_core.cluster import Cluster
+from synergy_core.errors import InputError
 from synergy_core.jobs.decision import Decision
 from synergy_core.jobs.record import NEVER, Job
 from synergy_core.ordering.counts.queue import IncrementalQueue
@@ -18,20 +19,32 @@ QUEUES: tuple[type[JobQueue], ...] = (IncrementalQueue, ConsolidatedQueue, WalkQ
 """The quickest first; the last suits any cluster."""
 
 
+def stops_jobs(policy: str) -> InputError:
+    """The error of a preemptive order that is given jobs which may not be stopped."""
+    return InputError(
+        f"policy {policy} stops running jobs, and some jobs may not be stopped once they run. Leave {policy} out, or "
+        "let such jobs be stopped (in the simulator, truth.not_preemptible=[])."
+    )
+
+
 class OrderingScheduler:
     """Runs an ordering policy on the first of these kinds of queue that suits the cluster."""
 
-    __slots__ = ("_jumps", "_predictor", "_queue", "_wakes")
+    __slots__ = ("_falls", "_jumps", "_policy", "_predictor", "_queue", "_wakes")
 
     last = None
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster, *, queues: Sequence[type[JobQueue]] = QUEUES) -> None:
+        self._policy = policy
         self._queue = next(each for each in queues if each.suits(cluster))(policy.of_records(), cluster)
         self._predictor = DurationPredictor() if policy.predicted else None
         self._jumps = policy.next_change is not None
+        self._falls = policy.falls_while_running
         self._wakes = self._jumps or cluster.scatter_after_s > 0
 
     def arrive(self, job: Job) -> None:
+        if self._policy.preemptive and job.spec is not None and not job.spec.preemptible:
+            raise stops_jobs(self._policy.name)
         if self._predictor is not None:
             job.predicted_duration_s = self._predictor.predict_s(job)
         self._queue.enter(job)
@@ -63,12 +76,12 @@ class OrderingScheduler:
             job.stopped(now_s)
         for job, placed in decision.starts:
             job.started(now_s, placed)
-            if self._jumps:
+            if self._jumps or (self._falls and job.task is not None):
                 self._queue.started(job, now_s)
         return decision
 
-    def next_change_s(self) -> float:
-        return self._queue.next_change_s() if self._wakes else NEVER
+    def next_change_s(self, now_s: float) -> float:
+        return self._queue.next_change_s(now_s) if self._wakes else NEVER
 
     @property
     def waiting(self) -> int:

@@ -1,4 +1,4 @@
-"""GPU counts to concrete GPUs: on one node where possible, the fullest node that fits; whole nodes, or spread.
+"""GPU counts to concrete GPUs: on one node where possible, the fullest that fits; else on as few as there can be.
 
 The free nodes of each GPU type are kept as one bit mask per number of free GPUs, so that best fit is a look at a few
 integers and its lowest set bit: O(GPUs per node), whatever the number of nodes.
@@ -67,7 +67,8 @@ class TypePool:
             return whole_nodes(by_free, self.of_size, gpus) if gpus >= len(by_free) else None
         if self.even:
             return dealt_alike(self._from_most_free(gpus), self.free_count, gpus)
-        return whole_nodes(by_free, self.of_size, gpus) or self._spread(gpus)
+        whole, spread = whole_nodes(by_free, self.of_size, gpus), self._spread(gpus)
+        return spread if whole is None or len(whole) > len(spread) else whole
 
     def _from_most_free(self, gpus: int) -> list[tuple[int, int]]:
         """The free GPUs of the node that has most, the lowest number among equals; then of the next, until enough."""
@@ -145,27 +146,31 @@ class TypePool:
 
 
 def whole_nodes(by_free: list[int], of_size: list[int], gpus: int) -> list[tuple[int, int]] | None:
-    """Idle nodes, the largest first, and the remainder on the fullest further node that has it; None if there is none.
+    """Idle nodes, the largest first, until the rest fits on one further node, the fullest; None if there is none.
 
     by_free, of_size: masks of the nodes with so many free GPUs, and of those that have so many at all.
     """
     chosen: list[tuple[int, int]] = []
     taken = 0
-    for free in range(len(by_free) - 1, 0, -1):
-        idle = by_free[free] & of_size[free]
-        while idle and gpus >= free:
+    for size in range(len(by_free) - 1, 0, -1):
+        idle = by_free[size] & of_size[size]
+        while idle and _fullest(by_free, gpus, taken) is None:
             bit = idle & -idle
             idle ^= bit
             taken |= bit
-            chosen.append((bit.bit_length() - 1, free))
-            gpus -= free
-    if gpus:
-        for free in range(gpus, len(by_free)):
-            nodes = by_free[free] & ~taken
-            if nodes:
-                return [*chosen, ((nodes & -nodes).bit_length() - 1, gpus)]
-        return None
-    return chosen
+            chosen.append((bit.bit_length() - 1, size))
+            gpus -= size
+    last = _fullest(by_free, gpus, taken)
+    return None if last is None else [*chosen, (last, gpus)]
+
+
+def _fullest(by_free: list[int], gpus: int, taken: int) -> int | None:
+    """Of the nodes that have so many free GPUs and are not in the mask `taken`, the one with the fewest."""
+    for free in range(gpus, len(by_free)):
+        nodes = by_free[free] & ~taken
+        if nodes:
+            return (nodes & -nodes).bit_length() - 1
+    return None
 
 
 def dealt_alike(
@@ -191,6 +196,10 @@ def lowest(mask: int, count: int) -> int:
         taken |= bit
         mask ^= bit
     return taken
+
+
+def _per_node(placed: Placed) -> list[tuple[int, int]]:
+    return sorted([(node, mask.bit_count()) for node, mask in placed])
 
 
 class Placement:
@@ -247,6 +256,22 @@ class Placement:
     def take(self, node_gpus: list[tuple[int, int]]) -> Placed:
         """Claims that many GPUs of each node, which must be free; nodes of one GPU type."""
         return self._pool_of_node[node_gpus[0][0]].claim_counts(node_gpus)
+
+    def put_back(self, started: dict[int, Placed], before: Mapping[int, Placed]) -> set[int]:
+        """Leaves jobs where they were if all that would change is which GPUs of their nodes they hold; says which.
+
+        started: by job id, the GPUs claimed for jobs that start or move, entered anew for all where one stays.
+        before: those that a job had.
+        """
+        stay = {each for each in started if each in before and _per_node(started[each]) == _per_node(before[each])}
+        if any(started[each] != before[each] for each in stay):
+            for placed in started.values():
+                self.release(placed)
+            for each in stay:
+                self.claim(before[each])
+            for each, placed in started.items():
+                started[each] = before[each] if each in stay else self.take(_per_node(placed))
+        return stay
 
     def claim(self, placement: Placed) -> bool:
         """Claims exactly these GPUs; False, and nothing claimed, if one of them is taken."""

@@ -165,8 +165,13 @@ def _take(machines: Cluster, free: dict[int, int], drawn: JobCase) -> Placed:
     return ()
 
 
-def state_of(case: PolicyCase, policy: AllocationPolicy, order: Sequence[int] | None = None) -> ClusterState:
-    """What the policy sees of the case. order: of the jobs in it, which keep their numbers."""
+def state_of(
+    case: PolicyCase, policy: AllocationPolicy, order: Sequence[int] | None = None, *, limited: bool = False
+) -> ClusterState:
+    """What the policy sees of the case. order: of the jobs in it, which keep their numbers.
+
+    limited: every second job may not be stopped once it runs, and every third trains on what it requests or not at all.
+    """
     machines = case.machines
     jobs = records(case, placed=True)
     jobs = [jobs[at] for at in order or range(len(jobs))]
@@ -178,7 +183,8 @@ def state_of(case: PolicyCase, policy: AllocationPolicy, order: Sequence[int] | 
         "held_type": [gpu_types.index(machines.type_of(job.placement)) if job.running else -1 for job in jobs],
         "virtual_cluster": [TENANTS.index(job.virtual_cluster) for job in jobs],
         "held_nodes": [len(job.placement) for job in jobs],
-        "pinned": [False for _ in jobs],
+        "must_stay": [limited and job.running and job.job_id % 2 == 0 for job in jobs],
+        "pinned": [limited and job.running and job.job_id % 2 == 0 for job in jobs],
         "restart_s": [30.0 for _ in jobs],
         "declared_restart_s": [30.0 for _ in jobs],
         "resize_s": [30.0 for _ in jobs],
@@ -194,7 +200,10 @@ def state_of(case: PolicyCase, policy: AllocationPolicy, order: Sequence[int] | 
     fixed |= {"truths": tuple(jobs), "given_s": np.array(columns["received_s"]).sum(axis=0)}
     if policy.reads_goodput:
         beliefs = Beliefs(gpu_types, policy.information)
-        tasks = tuple(_task(job, drawn, machines, beliefs) for job, drawn in zip(jobs, all_drawn, strict=True))
+        specs = [spec_of(job, machines, fixed=limited and job.job_id % 3 == 0) for job in jobs]
+        tasks = tuple(
+            _task(job, drawn, spec, machines, beliefs) for job, drawn, spec in zip(jobs, all_drawn, specs, strict=True)
+        )
         beliefs.merge()
         beliefs.refresh(tasks)
         fixed |= {"beliefs": beliefs, "tasks": tasks}
@@ -204,8 +213,8 @@ def state_of(case: PolicyCase, policy: AllocationPolicy, order: Sequence[int] | 
     return policy.view(**{each.name: fixed[each.name] for each in fields(policy.view)})
 
 
-def spec_of(job: Known, machines: Cluster) -> JobSpec:
-    """A training job that asks for what the record says; faster on the types that come first."""
+def spec_of(job: Known, machines: Cluster, *, fixed: bool = False) -> JobSpec:
+    """A training job that asks for what the record says; faster on the types that come first. fixed: on that alone."""
     speeds = {gpu_type: 1.0 / (1 + at) for at, gpu_type in enumerate(machines.gpu_types)}
     return JobSpec(
         application=f"app{job.gpus}",
@@ -219,12 +228,14 @@ def spec_of(job: Known, machines: Cluster) -> JobSpec:
             gpu_type: speed / job.true_iteration_s(job.gpus, gpu_type) for gpu_type, speed in speeds.items()
         },
         declared_work=job.duration_s / job.true_iteration_s(job.gpus, ""),
-        most_gpus=16,
+        fixed_batch=fixed,
+        min_gpus=job.gpus if fixed else 1,
+        most_gpus=job.gpus if fixed else 16,
     )
 
 
-def _task(job: Known, drawn: JobCase, machines: Cluster, beliefs: Beliefs) -> SynergyTask:
-    task = beliefs.task(spec_of(job, machines))
+def _task(job: Known, drawn: JobCase, spec: JobSpec, machines: Cluster, beliefs: Beliefs) -> SynergyTask:
+    task = beliefs.task(spec)
     if drawn.observed:
         gpu_type = machines.type_of(job.placement) if job.running else drawn.gpu_type or machines.gpu_types[0]
         for gpus in {1, drawn.gpus}:

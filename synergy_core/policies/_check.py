@@ -20,6 +20,7 @@ from synergy_core.policies._cases import NOW_S, Known, PolicyCase, random_cases,
 from synergy_core.policies._faults import in_words, place_of
 from synergy_core.policies._registry import AllocationPolicy, Key, OrderingPolicy, PlainPolicy
 from synergy_core.state import Allocations, ClusterState
+from synergy_core.state.goodput_state import GoodputState
 from synergy_core.units import TICK_S
 
 LATER_S = (1.0, 500.0, 40_000.0)
@@ -36,6 +37,8 @@ RULES = {
     "quotas": "no tenant is given more than its quota, unless tenants may borrow",
     "types": "a job that asks for a GPU type is given that type",
     "whole": "a job of which nothing is known but its request is given that, or nothing",
+    "stays": "a running job that may not be stopped keeps what it holds",
+    "sizes": "no job is given fewer or more GPUs than it can train on",
     "order": "the order in which jobs are listed decides nothing; equals are told apart by job_id",
     "starts": "where nobody runs and somebody fits, somebody is given GPUs",
     "rank": "rank(state) is a finite number for every job",
@@ -232,6 +235,7 @@ def _allocation(policy: AllocationPolicy, case: PolicyCase) -> None:
     if not answer.gpus.any() and not state.held_gpus.any():
         raise Broken("starts", "nobody was given a GPU")
     _ranked(policy, state)
+    _limits_kept(policy, case)
     if len(state) > 1:  # what it keeps of another state would show in the answers below
         _answer(policy, state_of(case.without(0), policy))
     _alike(state, answer, state, _answer(policy, state), "pure", "asked again")
@@ -285,6 +289,31 @@ def _within(case: PolicyCase, state: ClusterState, answer: Allocations) -> None:
         if answer.gpus[state.virtual_cluster == tenant].sum() > most_gpus:
             name = state.virtual_clusters[tenant]
             raise Broken("quotas", f"it gave {given}; tenant {name} has a quota of {most_gpus:g}")
+
+
+def _limits_kept(policy: AllocationPolicy, case: PolicyCase) -> None:
+    """Checks an answer where some running jobs may not be stopped, and some jobs train on one number of GPUs only."""
+    state = state_of(case, policy, limited=True)
+    answer = _answer(policy, state)
+    _within(case, state, answer)
+    kept = (answer.gpus == state.held_gpus) & ((answer.gpu_type < 0) | (answer.gpu_type == state.held_type))
+    if answer.node_gpus is not None and isinstance(state, GoodputState):
+        held = np.zeros_like(answer.node_gpus)
+        for at, placed in enumerate(state.held_placement):
+            for node, mask in placed:
+                held[at, node] = mask.bit_count()
+        kept &= (answer.node_gpus == held).all(axis=1)
+    if not kept[state.must_stay].all():
+        must = ", ".join(map(str, state.job_id[state.must_stay].tolist()))
+        raise Broken("stays", f"jobs {must} must keep {state.held_gpus.tolist()}; it gave {_given(state, answer)}")
+    for at, each in enumerate(answer.gpus.tolist()):
+        if isinstance(state, GoodputState) and each:
+            spec = state.tasks[at].spec
+            if not spec.min_gpus <= each <= spec.most_gpus:
+                limits = f"{spec.min_gpus} to {spec.most_gpus}"
+                raise Broken(
+                    "sizes", f"job {state.job_id[at]} trains on {limits} GPUs; it gave {_given(state, answer)}"
+                )
 
 
 def _ranked(policy: AllocationPolicy, state: ClusterState) -> None:

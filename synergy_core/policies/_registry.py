@@ -166,6 +166,7 @@ class AllocationPolicy:
     fitted to those reports; else profiles were made before. plans: whether it reads the planner's tables
     in full; else it knows one parallel plan of a job, in more or fewer replicas. Jobs run with the best plan anyway.
     rank(state): (jobs,), the number by which it serves jobs, the largest first, if it has one; rank_name: its name.
+    keeps_gpus: every job gets the number of GPUs that it requested, or none.
     line(state): (jobs,), from an `EstimatedClusterState`, by which jobs stand in line, the largest first, for
     mechanisms that share out CPUs and memory; None where it puts nobody in line.
     """
@@ -183,6 +184,7 @@ class AllocationPolicy:
     line: Callable[[EstimatedClusterState], Floats] | None = None
     predicted: bool = False
     learns_input: bool = False
+    keeps_gpus: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -294,6 +296,7 @@ def allocation_policy(
     rank: Callable[..., Floats] | None = None,
     rank_name: str = "",
     line: Callable[[EstimatedClusterState], Floats] | None = None,
+    keeps_gpus: bool = False,
 ) -> Callable[[Callable[..., Allocations]], Callable[..., Allocations]]:
     """Registers a function `allocate(state, *, parameters…) -> Allocations` under its own name; see `AllocationPolicy`.
 
@@ -317,6 +320,7 @@ def allocation_policy(
             rank=rank,
             rank_name=rank_name,
             line=line,
+            keeps_gpus=keeps_gpus,
         )
         return allocate
 

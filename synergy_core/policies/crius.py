@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from synergy_core.arrays import Floats, Ints
 from synergy_core.jobs.beliefs import BatchLimit
-from synergy_core.jobs.configurations import Configurations, powers_and_whole_nodes
+from synergy_core.jobs.configurations import Configurations
 from synergy_core.policies import allocation_policy
 from synergy_core.state import Allocations
 from synergy_core.state.goodput_state import GoodputState
@@ -74,7 +74,7 @@ def crius(
     least_growth: of relative throughput, for which a running job is restarted (the published one: any).
     """
     memory: JobsSeen = state.memory or JobsSeen(frozenset(), frozenset())
-    rows = powers_and_whole_nodes(state.cluster, max(most_gpus, int(state.gpus.max())))
+    rows = state.rows(max(most_gpus, int(state.gpus.max())))
     table, wanted = _table(state, rows, most_gpus, batch_limit)
     row = _held(state, rows)
     left = np.array([state.cluster.gpus_of(gpu_type) for gpu_type in state.cluster.gpu_types], dtype=np.int64)
@@ -121,7 +121,8 @@ def _table(
     quota = np.array(state.quotas_left())[state.virtual_cluster]
     fits = (rows.gpus <= capacity[rows.gpu_type]) & (rows.gpus <= quota[:, None]) & state.suits(rows.gpu_type)
     usable = (goodput > 0) & fits & state.allowed(rows, growth=2.0, first_gpus=int(state.gpus.max()))
-    usable |= (rows.gpus == rows.gpus.min()) & fits & (goodput > 0) & ~usable.any(axis=1)[:, None]
+    one = (rows.gpus == rows.gpus.min()) & (rows.gpus >= state.min_gpus[:, None])
+    usable |= one & fits & (goodput > 0) & ~usable.any(axis=1)[:, None]
     at_most = np.where(usable & (rows.gpus <= state.gpus[:, None]), rows.gpus, 0).max(axis=1)
     at_least = np.where(usable, rows.gpus, ALL).min(axis=1)
     wanted = np.where(at_most > 0, at_most, at_least)

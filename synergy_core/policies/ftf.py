@@ -4,7 +4,6 @@ import numpy as np
 
 from synergy_core.allocator import Method
 from synergy_core.arrays import Floats
-from synergy_core.jobs.configurations import powers_and_whole_nodes
 from synergy_core.policies import allocation_policy
 from synergy_core.policies.themis import unfairness
 from synergy_core.state import Allocations
@@ -32,7 +31,7 @@ def ftf(
     (goodput ÷ best goodput)^utility_power, restarts charged over `horizon_s` (a sum of utilities times ρ^k comes
     the nearer to minimising the largest ρ, the larger k is).
     """
-    rows = powers_and_whole_nodes(state.cluster)
+    rows = state.rows()
     goodput, unknown, valid = state.runnable(rows, growth=growth, first_gpus=first_gpus)
     best = _best(goodput)
     work = np.where(unknown, LEAST_S * best, state.work_left(goodput, _best, least_s=LEAST_S))

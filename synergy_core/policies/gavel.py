@@ -13,7 +13,7 @@ NO_SUCH_RATE = 0.1
 """What the artifact takes for the speed on a type that has too few GPUs."""
 
 
-@allocation_policy(round_s=360.0)
+@allocation_policy(round_s=360.0, keeps_gpus=True)
 def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allocations:
     """Fractions of time per GPU type by a linear programme over known speeds; jobs that are behind theirs run first."""
     if objective not in OBJECTIVES:
@@ -43,6 +43,8 @@ def fractions(speed: Floats, gpus: Ints, capacity: Ints, objective: str) -> Floa
     from scipy.sparse import csr_matrix
 
     jobs, kinds = speed.shape
+    if kinds == 1 and objective == "max_sum_throughput" and speed.min() > 0 and gpus.sum() <= capacity[0]:
+        return np.ones((jobs, 1))  # everybody fits: the only optimum
     cell = np.arange(jobs * kinds)
     job, kind = cell // kinds, cell % kinds
     rows = [job, jobs + kind]
@@ -89,12 +91,14 @@ def _alike(share: Floats, speed: Floats, gpus: Ints) -> Floats:
 
 
 def _greedy(state: GoodputState, priority: Floats, share: Floats, capacity: Ints) -> Allocations:
-    """(job, type) pairs by priority, then share, as long as GPUs and quotas last."""
+    """(job, type) pairs by priority, then share, as long as GPUs and quotas last; before all, jobs that must stay."""
     left = capacity.copy()
     quota = state.quotas_left()
     gpus = np.zeros(len(state), dtype=np.int64)
     gpu_type = np.full(len(state), -1, dtype=np.int64)
     kinds = priority.shape[1]
+    stays = np.flatnonzero(state.must_stay)
+    priority[stays, state.held_type[stays]] = np.inf
     order = np.lexsort((np.arange(priority.size), -share.reshape(-1), -priority.reshape(-1)))
     for cell in order.tolist():
         job, kind = divmod(cell, kinds)

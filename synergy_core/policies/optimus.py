@@ -14,7 +14,8 @@ from synergy_core.state.goodput_state import OracleGoodputState
 def optimus(state: OracleGoodputState) -> Allocations:
     """One GPU for everybody, then each further one to whom it saves most of the true remaining time.
 
-    A job with parallel plans begins with the fewest GPUs on which one fits, and grows by as many as the next needs.
+    A job that must stay keeps what it holds. One with parallel plans begins with the fewest GPUs on which one fits, and
+    grows by as many as the next needs.
     """
     left = [state.cluster.gpus_of(gpu_type) for gpu_type in state.cluster.gpu_types]
     quota = state.quotas_left()
@@ -22,7 +23,13 @@ def optimus(state: OracleGoodputState) -> Allocations:
     gpus = np.zeros(len(state), dtype=np.int64)
     gpu_type = np.full(len(state), -1, dtype=np.int64)
     gains: list[tuple[float, int, int, int, float]] = []
+    for job in np.flatnonzero(state.must_stay).tolist():
+        gpus[job], gpu_type[job] = state.held_gpus[job], state.held_type[job]
+        left[gpu_type[job]] -= int(gpus[job])
+        quota[tenant[job]] -= int(gpus[job])
     for rank, job in enumerate(np.lexsort((state.job_id, state.submit_time_s)).tolist()):
+        if gpus[job]:
+            continue
         sizes = {kind: _next_size(state, job, kind, 0) for kind in state.types_for(job)}
         kind = next((each for each, size in sizes.items() if 0 < size <= min(left[each], quota[tenant[job]])), -1)
         if kind < 0:
@@ -60,6 +67,7 @@ def _gain(state: OracleGoodputState, job: int, kind: int, gpus: int) -> tuple[fl
 def _next_size(state: OracleGoodputState, job: int, kind: int, gpus: int) -> int:
     """The next number of GPUs of that type that the job can use; 0 where its batch or the job allows none."""
     spec, truth = state.tasks[job].spec, state.truths[job]
-    most = max(1, min(spec.most_gpus, spec.requested_batch // spec.smallest_local_batch, state.cluster.gpus))
+    fed = min(spec.most_gpus, spec.requested_batch // spec.smallest_local_batch, state.cluster.gpus)
+    sizes = range(max(gpus + 1, spec.min_gpus), max(fed, spec.min_gpus) + 1)
     gpu_type = state.cluster.gpu_types[kind]
-    return next((size for size in range(gpus + 1, most + 1) if isfinite(truth.true_iteration_s(size, gpu_type))), 0)
+    return next((size for size in sizes if isfinite(truth.true_iteration_s(size, gpu_type))), 0)

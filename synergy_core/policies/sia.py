@@ -5,7 +5,7 @@ import numpy as np
 from synergy_core.allocator import Method
 from synergy_core.arrays import Floats
 from synergy_core.jobs.beliefs import BatchLimit
-from synergy_core.jobs.configurations import Configurations, powers_and_whole_nodes
+from synergy_core.jobs.configurations import Configurations
 from synergy_core.policies import allocation_policy
 from synergy_core.state import Allocations
 from synergy_core.state.choice import choose_rows
@@ -28,7 +28,7 @@ def sia(
     method: Method = "auto",
 ) -> Allocations:
     """Each round, the rows with the best sum of normalised goodputs to the power p, as an integer programme."""
-    rows = powers_and_whole_nodes(state.cluster)
+    rows = state.rows()
     goodput = state.goodput(rows, batch=batch_limit)
     unknown = np.asarray(np.isnan(goodput).all(axis=1))
     allowed = state.allowed(rows, growth=growth, first_gpus=first_gpus)

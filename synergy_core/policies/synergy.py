@@ -8,7 +8,7 @@ import numpy as np
 from synergy_core.allocator import Method
 from synergy_core.arrays import Floats
 from synergy_core.jobs.beliefs import BatchLimit
-from synergy_core.jobs.configurations import Configurations, powers_and_whole_nodes
+from synergy_core.jobs.configurations import Configurations
 from synergy_core.policies import allocation_policy
 from synergy_core.state import Allocations
 from synergy_core.state.choice import choose_rows, choose_shares
@@ -53,7 +53,7 @@ def synergy(
     the allocator's. shares: whether CPUs and memory are shared out beside GPUs, where nodes name theirs; else everybody
     has the proportional share.
     """
-    rows = powers_and_whole_nodes(state.cluster)
+    rows = state.rows()
     goodput, unknown, valid = state.runnable(rows, growth=growth, first_gpus=first_gpus, batch=batch_limit)
     levels = state.share_levels(rows, batch=batch_limit) if shares and state.cluster.counts_shares else None
     if levels is not None:

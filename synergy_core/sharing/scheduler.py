@@ -83,7 +83,7 @@ class SharingScheduler:
     def refresh(self, jobs: Iterable[Job]) -> None:
         """Nothing to do: mechanisms ask how jobs are fed, no models of training jobs."""
 
-    def next_change_s(self) -> float:
+    def next_change_s(self, now_s: float) -> float:
         return NEVER
 
     def _learn(self) -> None:
@@ -102,7 +102,7 @@ class SharingScheduler:
         self._changed = False
         jobs = self._line.stands(now_s)
         asked = [self._asked[job.job_id] for job in jobs]
-        pinned = {job.job_id for job in jobs if job.running and now_s <= job.keeps_until_s}
+        pinned = {job.job_id for job in jobs if job.must_stay or (job.running and now_s <= job.keeps_until_s)}
         if pinned:
             self._changed = True  # they are not pinned for ever
             jobs.sort(key=lambda job: job.job_id not in pinned)

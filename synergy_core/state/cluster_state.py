@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.arrays import Floats, Ints
+from synergy_core.arrays import Bools, Floats, Ints
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.record import NEVER
 from synergy_core.state.views import missing
@@ -44,7 +44,7 @@ class ClusterState:
     gpus: requested. held_gpus: held now, 0 while waiting. attained_service_gpu_s, first_start_s (inf before), restarts,
     virtual_cluster (an index into `virtual_clusters`): as in `JobView`.
     gpu_type: asked for, an index into the cluster's `gpu_types`, −1 for any. held_type: the type it runs on, −1 while
-    it waits.
+    it waits. must_stay: it runs and may not be stopped (`JobSpec.preemptible`), so it must be given what it holds.
     """
 
     now_s: float
@@ -59,6 +59,7 @@ class ClusterState:
     restarts: Ints
     gpu_type: Ints
     held_type: Ints
+    must_stay: Bools
     virtual_cluster: Ints
     virtual_clusters: tuple[str, ...]
 
@@ -93,7 +94,7 @@ class ClusterState:
     def in_order(self, order: Ints) -> Allocations:
         """Each job what it requested, the jobs in that order, while types and quotas last; later ones may overtake.
 
-        order: indices of jobs in this state.
+        order: indices of jobs in this state. Jobs that must stay are served before all others.
 
         A tenant exceeds its quota only if the cluster allows borrowing, and only after everybody within quota.
         """
@@ -103,9 +104,13 @@ class ClusterState:
         quota_left = [quotas.get(name, 0) for name in self.virtual_clusters]
         gpus = np.zeros(len(self), dtype=np.int64)
         gpu_type = np.full(len(self), -1, dtype=np.int64)
+        for job in np.flatnonzero(self.must_stay).tolist():
+            gpus[job], gpu_type[job] = self.held_gpus[job], self.held_type[job]
+            left[gpu_type[job]] -= int(gpus[job])
+            quota_left[int(self.virtual_cluster[job])] -= int(gpus[job])
         later: list[int] = []
         for within_quota in (True, False):
-            for job in order.tolist() if within_quota else later:
+            for job in order[~self.must_stay[order]].tolist() if within_quota else later:
                 need = int(self.gpus[job])
                 tenant = int(self.virtual_cluster[job])
                 if quotas and within_quota and need > quota_left[tenant]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from synergy_core.arrays import Floats, Ints
 from synergy_core.jobs.beliefs import BatchLimit, Beliefs
-from synergy_core.jobs.configurations import Configurations
+from synergy_core.jobs.configurations import Configurations, powers_and_whole_nodes
 from synergy_core.jobs.fitted import SynergyTask
 from synergy_core.jobs.record import Placed
 from synergy_core.state import ClusterState
@@ -27,8 +27,8 @@ UNKNOWN_SCALING = 0.9
 class GoodputState(ClusterState):
     """Every active job, with beliefs. Arrays as in `ClusterState`.
 
-    held_nodes: nodes it runs on. held_placement: which GPUs, () while it waits. pinned: it is being restarted, or
-    cannot be preempted, and must keep what it has. done_work: reported so far, initial-batch iterations.
+    held_nodes: nodes it runs on. held_placement: which GPUs, () while it waits. pinned: it must stay, or it is being
+    restarted and should keep what it has. done_work: reported so far, initial-batch iterations.
     remaining_work: declared work less that, NaN where nothing was declared. observed_gpus: the most that a model of it
     has seen, 0 before the first. restart_s: what a restart costs it, as measured; declared_restart_s: as its user says;
     resize_s: what a change of the number of GPUs on its present type costs. overhead: wall time of an iteration ÷ its
@@ -51,6 +51,11 @@ class GoodputState(ClusterState):
     received_s: Floats
     given_s: Floats
     memory: Any
+
+    def rows(self, most_gpus: int = 64) -> Configurations:
+        """`powers_and_whole_nodes`, and the sizes of jobs that must stay or run on one number of GPUs only."""
+        fixed = [task.spec.min_gpus for task in self.tasks if task.spec.min_gpus == task.spec.most_gpus]
+        return powers_and_whole_nodes(self.cluster, most_gpus, {*fixed, *self.held_gpus[self.must_stay].tolist()})
 
     def goodput(self, rows: Configurations, *, batch: BatchLimit = "max") -> Floats:
         """(jobs, rows): see `Beliefs.goodput`; measured overheads are divided out."""
@@ -118,7 +123,7 @@ class GoodputState(ClusterState):
 
     def allowed(self, rows: Configurations, *, growth: float = 2.0, first_gpus: int = 1) -> Mask:
         """(jobs, rows): which rows the size of each job permits: at least its smallest, at most `most_gpus`."""
-        least = np.array([task.spec.min_gpus for task in self.tasks], dtype=np.int64)
+        least = self.min_gpus
         enough = rows.gpus >= least[:, None]
         smallest = np.where(enough, rows.gpus, np.iinfo(np.int64).max).min(axis=1)
         most = self.most_gpus(growth=growth, first_gpus=first_gpus)
@@ -153,6 +158,11 @@ class GoodputState(ClusterState):
     def planned(self) -> Mask:
         """(jobs,): which have parallel plans."""
         return np.array([bool(task.spec.architecture) for task in self.tasks], dtype=bool)
+
+    @cached_property
+    def min_gpus(self) -> Ints:
+        """(jobs,): the fewest GPUs that each can run on."""
+        return np.array([task.spec.min_gpus for task in self.tasks], dtype=np.int64)
 
     def held_row(self, rows: Configurations) -> Ints:
         """(jobs,): the row that each job runs on, −1 where it waits or runs on none of them."""

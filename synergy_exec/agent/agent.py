@@ -143,6 +143,8 @@ class Agent:
 
     def _obey(self, message: Message, connection: aiohttp.ClientWebSocketResponse) -> None:
         match message:
+            case Reserve(several_nodes=False):
+                self._say(Reserved(run=message.run, host="", port=0))
             case Reserve():
                 self._reserving[message.run] = asyncio.create_task(
                     self._reserve(message, connection.get_extra_info("sockname")[0])

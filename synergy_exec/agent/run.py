@@ -110,20 +110,27 @@ class NodeRun:
         self._changed = asyncio.Event()
 
     async def carry_out(self, slots: list[Slot], store: socket.socket | None) -> None:
-        """Starts the workers, watches them until all have left, and says so. store: rank 0 listens on it."""
+        """Starts the workers, watches them until all have left, and says so. store: on which rank 0 listens for those
+        of other nodes; None where there are none.
+        """
         readers = []
+        alone = self.launch.world > 1 and not self.launch.store_host
+        shared = os.memfd_create("store") if alone else None
         for rank in self._grants:
             self._say(self._granted(rank))
         try:
             for place, slot in enumerate(slots):
                 rank = self.launch.first_rank + place
-                readers.append(await self._start(rank, slot, store if rank == 0 else None))
+                own = store.fileno() if store is not None and rank == 0 else shared
+                readers.append(await self._start(rank, slot, own))
         except OSError as error:
             self._kill(f"rank {rank} cannot be started: {error}")
         finally:
             self._starting = False
             if store is not None:
                 store.close()
+            if shared is not None:
+                os.close(shared)
         watch = asyncio.create_task(self._watch())
         while any(worker.code is None for worker in self._workers.values()):
             self._changed.clear()
@@ -182,7 +189,7 @@ class NodeRun:
         died = -1 if rank is None else self.launch.slots[rank - self.launch.first_rank]
         self._say(Ended(run=self.launch.run, outcome=result, reason=reason, died=died))
 
-    async def _start(self, rank: int, slot: Slot, store: socket.socket | None) -> asyncio.Task[None]:
+    async def _start(self, rank: int, slot: Slot, store: int | None) -> asyncio.Task[None]:
         launch, started_s = self.launch, time.time()
         grant = self._grants.get(rank)
         start = Start(
@@ -197,7 +204,7 @@ class NodeRun:
         pulse, log = Pulse.create(), logs.opened(launch)
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         worker = Worker(Pulse(pulse), writer, launch.start_s)
-        descriptors = Descriptors(theirs.fileno(), pulse, log, self._cache, None if store is None else store.fileno())
+        descriptors = Descriptors(theirs.fileno(), pulse, log, self._cache, store)
         try:
             cgroup = "" if self._cgroup is None else self._cgroup.of_rank(rank)
             worker.pid = await self._zygote.fork(start, descriptors, lambda code: self._left(rank, code), cgroup)

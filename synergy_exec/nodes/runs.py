@@ -42,7 +42,8 @@ class Run:
     """A job on fixed slots. stage: how far it is; stopping: it was told to leave, or is being killed.
 
     share: what each of its slots brings of its node's CPUs and memory, None where nobody looks at them. said: what
-    each node's agent has said of its end; agent_lost: one was lost before it could. store: where its ranks meet.
+    each node's agent has said of its end; agent_lost: one was lost before it could. store: where its ranks meet who
+    are on several nodes.
     died: the slot on which a worker died, as `messages.Ended` has it.
     """
 
@@ -250,7 +251,8 @@ class Runs:
                 for slot in run.slots:
                     self._held[slot] = run.number
                 run.stage = "reserving"
-                self._send(run.nodes[0], Reserve(run=run.number, ports=self._ports))
+                several = len(run.nodes) > 1
+                self._send(run.nodes[0], Reserve(run=run.number, ports=self._ports, several_nodes=several))
             wanted |= run.slots
 
     def _turn(self, run: Run) -> tuple[bool, int, int]:

@@ -40,13 +40,10 @@ async def measured_input(
 
     try:
         await run.first_step()
-        testbed.trained.add(job)
         await asyncio.to_thread(searched_steps, seconds_of, most)
-    except asyncio.CancelledError:  # time is up, which leaves none to save
-        run.kill()
-        raise
     finally:
-        await asyncio.gather(run.stop(), return_exceptions=True)
+        run.kill()
+        await run.left
     return _fitted(testbed.cluster.node_types[0].gpu_type, plan.global_batch, data, list(steps.values()))
 
 
@@ -55,14 +52,14 @@ async def _at(run: RunOnTestbed, share: Share, seconds: float) -> StepAtCpus:
     run.reshare(share)
     began_s: float | None = None
     while True:
-        came_s, report = await run.report()
+        report = await run.report()
         granted = run.granted.get(0)
         if granted is not None and granted.cpus < granted.asked == share.cpus:
             raise InputError(f"the node gave {granted.cpus:g} of {share.cpus:g} CPUs; something else holds them.")
         if report.cpus != share.cpus or not report.step_s:
             continue
-        began_s = came_s if began_s is None else began_s
-        if came_s - began_s >= seconds and report.steps >= FEWEST_STEPS and report.cpu_s:
+        began_s = report.told_s if began_s is None else began_s
+        if report.told_s - began_s >= seconds and report.steps >= FEWEST_STEPS and report.cpu_s:
             return StepAtCpus(report.cpus, report.step_s, report.waited_s, report.cpu_s)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields
 from math import inf
 from statistics import mean, median
@@ -21,32 +22,43 @@ from synergy_exec.profiling.input import measured_input
 from synergy_exec.profiling.parts import Part, parts_of
 from synergy_exec.profiling.selection import Selection
 from synergy_exec.profiling.testbed import RunOnTestbed, Testbed
-from synergy_exec.training.noise import FEWEST_STEPS as FEWEST_NOISE_STEPS
+from synergy_exec.training.progress import FEWEST_NOISE_STEPS
 
 Say = Callable[[str], None]
 Result = TypeVar("Result")
-FEWEST_STEPS = 5
+MOST_NOISE_STEPS = 3 * FEWEST_NOISE_STEPS
+"""Steps in which gradient noise should have become known."""
 STRETCH = 1.5
 """Gradient noise is taken as constant from some amount of work to so many times that amount."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How carefully to measure. seconds: of training at each batch of each plan. report_s: between reports of a run.
+    """How carefully to measure.
 
-    hopeless: a plan that should take so many times what another does at a batch is not measured there.
+    seconds: of training at each batch of each plan, and at least one step. hopeless: a plan that should take so many
+    times as long as another at a batch is not measured there. every_batch: whether batches between the smallest and the
+    largest are measured; else they are predicted. noise_s: seconds of training, once per model, to see its gradient
+    noise, and at least the steps before which it is unknown.
     """
 
     seconds: float = 3.0
-    report_s: float = 0.5
     hopeless: float = 1.5
+    every_batch: bool = True
+    noise_s: float = 30.0
+
+    @property
+    def report_s(self) -> float:
+        """Seconds between reports of a run: a few of them fall into what is measured."""
+        return self.seconds / 4
 
 
 @dataclass(slots=True)
 class Measurements:
-    """What was seen of one model. starts: seconds to the first step of fresh runs, restarts: of resumed ones.
+    """What was seen of one model.
 
-    failed: plans that did not run, with the reason.
+    starts: seconds to the first step of fresh runs, restarts: of resumed ones; exits: from the order to stop until the
+    slots are free. failed: plans that did not run, with the reason.
     """
 
     rows: list[ProfiledRow] = field(default_factory=list)
@@ -65,9 +77,11 @@ class Measurements:
 class Measuring:
     """One model that is being measured.
 
-    jobs: as many job numbers as the testbed has slots, of its own; copies run side by side, for a cluster under load
-    has no idle slots beside one's own. candidates: for all sizes of the testbed. until_s: by the loop's clock, when
-    time is up. found, given: what was seen until now of plans and of input. parts: what is measured where.
+    jobs: twice as many job numbers as the testbed has slots, of its own, the second half for runs with a checkpoint;
+    copies run side by side, for a cluster under load has no idle slots beside one's own. candidates: for all sizes of
+    the testbed. until_s: by the loop's clock, when time is up; a plan that takes half of the time until then hangs, or
+    is too slow to be of use. found, given: what was seen until now of plans and of input. parts: what is measured
+    where.
     """
 
     def __init__(
@@ -83,7 +97,9 @@ class Measuring:
     ) -> None:
         self._testbed, self._jobs, self._name, self._candidates = testbed, jobs, file.name, candidates
         self._effort, self._until_s, self._tell = effort, until_s, say
+        self._longest_s = max(0.0, until_s - asyncio.get_running_loop().time()) / 2
         self._memory_bytes = file.memory_gb * GB or inf
+        self._saved: set[int] = set()
         self.found = Measurements()
         self.given: ProfiledInput | None = None
         self.parts = [(part, self._selection(part)) for part in parts_of(testbed.cluster)]
@@ -94,6 +110,7 @@ class Measuring:
             {size: found for size in part.sizes if (found := self._candidates.plans[size])},
             part.nodes_of,
             hopeless=self._effort.hopeless,
+            every_batch=self._effort.every_batch,
             held_bytes=self._candidates.held_bytes,
             memory_bytes=min(self._testbed.memory_bytes(there), self._memory_bytes),
         )
@@ -108,40 +125,48 @@ class Measuring:
     async def all(self) -> None:
         """Measures what is worth it, the most valuable first; `found` grows meanwhile. Raises TestbedError."""
         input_too = self._candidates.data is not None
+        # Under a plan of several slots, where there is one: loading and stopping take these longer.
+        fewest = min(2, max((size for size, found in self._candidates.plans.items() if found), default=1))
         for part, selection in self.parts:
             while (same_degrees := selection.next()) is not None:
                 self._say(f"{same_degrees[0].degrees} on {same_degrees[0].world} × {part.gpu_type}")
-                await self._degrees(part, selection, same_degrees)
-                if input_too:  # once it has trained: before, one could not tell what a fresh start takes
+                once = same_degrees[0].world >= fewest and not self.found.exits
+                await self._degrees(part, selection, same_degrees, once)
+                if input_too:  # after the first plan: before, one could not tell what a fresh start takes
                     input_too = False
                     self.given = await self._input()
 
-    async def _degrees(self, part: Part, selection: Selection, plans: list[PlanMessage]) -> None:
+    async def _degrees(self, part: Part, selection: Selection, plans: list[PlanMessage], once: bool) -> None:
         """Plans of the same degrees, in one run; where memory runs out, the smaller pieces after that in another."""
         while any(selection.worth(plan) for plan in plans):
-            attempt = await self._undisturbed(part, selection, plans)
+            attempt = await self._undisturbed(part, selection, plans, once)
             self.found.add(attempt.found)
             if not attempt.failure:
-                return
+                break
             self.found.failed.append(f"{attempt.plan.core.describe()}: {attempt.failure}")
             selection.failed(attempt.plan, out_of_memory=attempt.out_of_memory)
             plans = plans[plans.index(attempt.plan) + 1 :] if attempt.out_of_memory else []
         for plan in plans:
             selection.leave_out(plan)
 
-    async def _undisturbed(self, part: Part, selection: Selection, plans: list[PlanMessage]) -> Copies:
+    async def _undisturbed(self, part: Part, selection: Selection, plans: list[PlanMessage], once: bool) -> Copies:
         """Copies through those plans, again where an agent was lost meanwhile, which says nothing of them. Raises
         TestbedError.
         """
-        copies = list(zip(self._jobs, part.places(plans[0].world), strict=False))
+        half = len(self._jobs) // 2
+        jobs = self._jobs[half:] if once or (self._saved and not self.found.restarts) else self._jobs[:half]
+        copies = list(zip(jobs, part.places(plans[0].world), strict=False))
         while True:
             losses = self._testbed.losses
-            attempt = Copies(self._testbed, copies, self._effort, selection, part.gpu_type)
+            attempt = Copies(self._testbed, copies, self._effort, selection, part.gpu_type, self._saved)
             try:
-                await attempt.through(plans)
+                async with asyncio.timeout(self._longest_s):
+                    await attempt.through(plans, once=once)
             except InputError as error:
                 self._testbed.check()
                 attempt.failure = str(error)
+            except TimeoutError:
+                attempt.failure = f"it was not measured after {self._longest_s:.3g} s"
             if self._testbed.losses == losses:
                 return attempt
 
@@ -172,6 +197,8 @@ class Measuring:
 class Copies:
     """Copies of a job side by side, each at the same batch at the same time, through plans of the same degrees.
 
+    A run is a process for each rank, forked for it alone: one that fails takes no other plan along, and what it held
+    of memory is its own. saved: jobs that have a checkpoint, from which their next run starts, under whatever plan.
     found: what was seen. plan: the one that it is at. failure: why that did not run; out_of_memory: for lack of it.
     """
 
@@ -182,49 +209,63 @@ class Copies:
         effort: Effort,
         selection: Selection,
         gpu_type: str,
+        saved: set[int],
     ) -> None:
         self._testbed, self._copies, self._effort = testbed, copies, effort
-        self._selection, self._gpu_type = selection, gpu_type
+        self._selection, self._gpu_type, self._saved = selection, gpu_type, saved
         self.found = Measurements()
         self.plan: PlanMessage
         self.failure, self.out_of_memory = "", False
 
-    async def through(self, plans: list[PlanMessage]) -> None:
-        """Measures those that are worth it. Raises InputError when all have left, where one fails."""
-        self.plan = next(plan for plan in plans if self._selection.worth(plan))
-        fresh = [job not in self._testbed.trained for job, _ in self._copies]
-        runs = [self._testbed.start(job, placed, self.plan) for job, placed in self._copies]
-        try:
-            await self._through(plans, runs, fresh)
-        except asyncio.CancelledError:  # time is up, which leaves none to save
-            for run in runs:
-                run.kill()
-            raise
-
-    async def _through(self, plans: list[PlanMessage], runs: list[RunOnTestbed], fresh: list[bool]) -> None:
-        try:
-            await _all(run.first_step() for run in runs)
-            self._testbed.trained.update(job for job, _ in self._copies)
-            first_s = await self._measure(runs)
-            for run, is_fresh, step_s in zip(runs, fresh, first_s, strict=True):
-                standstill_s = run.stepped_s - run.launched_s - step_s
-                (self.found.starts if is_fresh else self.found.restarts).append(standstill_s)
+    async def through(self, plans: list[PlanMessage], *, once: bool) -> None:
+        """Measures those that are worth it; once: and what is measured once per model, gradient noise and stopping with
+        a checkpoint. Raises InputError when all have left, where one fails.
+        """
+        resumed = [job in self._saved for job, _ in self._copies]
+        async with self._started(next(plan for plan in plans if self._selection.worth(plan))) as runs:
+            for run, is_resumed, took_s in zip(runs, resumed, await self._measure(runs), strict=True):
+                (self.found.restarts if is_resumed else self.found.starts).append(run.standstill_s(took_s))
+            if once:
+                await _all(self._until_noise(run) for run in runs)
             for plan in plans[plans.index(self.plan) + 1 :]:
                 if self._selection.worth(plan):
                     self.plan = plan
                     for run in runs:
                         run.retune(plan)
                     await self._measure(runs)
-            self.found.exits += await _all(run.stop() for run in runs)
-        except InputError:
+            if once:
+                self.found.exits += await _all(run.stop() for run in runs)
+                self._saved.update(job for job, _ in self._copies)
+
+    @asynccontextmanager
+    async def _started(self, plan: PlanMessage) -> AsyncIterator[list[RunOnTestbed]]:
+        """Runs of all copies, whose first steps are done; when the block ends none is left, and nothing is saved."""
+        self.plan = plan
+        runs = [self._testbed.start(job, placed, plan) for job, placed in self._copies]
+        try:
+            await _all(run.first_step() for run in runs)
+            yield runs
+        finally:
             self.out_of_memory = any(run.out_of_memory for run in runs)
-            await asyncio.gather(*(run.stop() for run in runs), return_exceptions=True)
-            raise
+            for run in runs:
+                run.kill()
+            await asyncio.wait([run.left for run in runs])
+
+    async def _until_noise(self, run: RunOnTestbed) -> None:
+        """Trains for `noise_s`, and until the noise is known; a gradient that is too noisy for that is given up."""
+        began = await run.report()
+        while True:
+            report = await run.report()
+            if report.grad_sqr > 0:
+                self.found.noises.append(NoiseFrom(report.work, report.grad_var / report.grad_sqr))
+            known = report.grad_sqr > 0 or report.step >= MOST_NOISE_STEPS
+            if known and report.told_s - began.told_s >= self._effort.noise_s:
+                return
 
     async def _measure(self, runs: list[RunOnTestbed]) -> list[float]:
         """Seconds of a step of each copy under the present plan, which all of them have or soon will."""
         plan = self.plan
-        seen = await _all(_steady(run, plan, self._effort.seconds, self.found) for run in runs)
+        seen = await _all(self._steady(run) for run in runs)
         step_s, said = [took_s for took_s, _ in seen], [report for _, report in seen]
         spread = (max(step_s) - min(step_s)) / mean(step_s)
         memory = max(each.memory_bytes for each in said)
@@ -234,6 +275,18 @@ class Copies:
         limits = [each.memory_limit_bytes for each in said if each.memory_limit_bytes]
         self._selection.memory_bytes = min([self._selection.memory_bytes, *limits])
         return step_s
+
+    async def _steady(self, run: RunOnTestbed) -> tuple[float, Report]:
+        """Seconds of a step at the present batch, with all that comes between two steps; a run's first is left out."""
+        began: Report | None = None
+        while True:
+            before, report = run.last, await run.report()
+            if (report.micro_batch, report.accumulation) != (self.plan.micro_batch, self.plan.accumulation):
+                continue
+            if began is None:
+                began = before if before is not None and report.step == before.step + 1 else report
+            if report.step > began.step and report.told_s - began.told_s >= self._effort.seconds:
+                return (report.told_s - began.told_s) / (report.step - began.step), report
 
 
 async def measured(
@@ -307,21 +360,6 @@ async def _all(waiting: Iterable[Awaitable[Result]]) -> list[Result]:
         if isinstance(each, BaseException):
             raise each
     return [each for each in results if not isinstance(each, BaseException)]
-
-
-async def _steady(run: RunOnTestbed, plan: PlanMessage, seconds: float, found: Measurements) -> tuple[float, Report]:
-    """Seconds a step at that batch, by the wall clock between reports: with all that comes between two steps."""
-    began: tuple[float, Report] | None = None
-    while True:
-        came_s, report = await run.report()
-        if report.grad_sqr > 0:
-            found.noises.append(NoiseFrom(report.work, report.grad_var / report.grad_sqr))
-        if (report.micro_batch, report.accumulation) != (plan.micro_batch, plan.accumulation) or not report.step_s:
-            continue
-        if began is None:
-            began = came_s, report
-        elif came_s - began[0] >= seconds and report.step - began[1].step >= FEWEST_STEPS:
-            return (came_s - began[0]) / (report.step - began[1].step), report
 
 
 def noise_curve(seen: list[NoiseFrom]) -> tuple[NoiseFrom, ...]:

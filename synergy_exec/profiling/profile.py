@@ -26,7 +26,7 @@ from synergy_exec.profiling.testbed import TestbedError, testbed
 from synergy_exec.settings import Settings
 
 ENDLESS = 1e15
-QUICK = Effort(seconds=0.4, report_s=0.2, hopeless=1.25)
+QUICK = Effort(seconds=0.1, every_batch=False, noise_s=0.0)
 """The effort of `profile=auto`, which somebody waits for."""
 ENDING_FRACTION = 0.1
 """Of the time there is, what is left for agents to leave."""
@@ -148,7 +148,7 @@ async def _made(
         async with finder() as find, testbed(backend, folder, launch_of, patient) as bench:
             for at, file in enumerate(files):
                 first = len(owner)
-                mine = list(range(first, first + bench.cluster.gpus))
+                mine = list(range(first, first + 2 * bench.cluster.gpus))
                 owner.update(dict.fromkeys(mine, file))
                 its_end_s = clock() + (until_s - clock()) / (len(files) - at)
                 try:

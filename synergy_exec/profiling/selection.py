@@ -6,20 +6,25 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from math import inf
 
+import scipy.optimize  # noqa: F401  by `PlanTimes`; imported late it would hold up what is being measured
+
 from synergy_core.jobs.testbed_profiles import Degrees, degrees_of
 from synergy_core.planner.seen_plans import PlanTimes, SeenPlan
 from synergy_exec.messages import PlanMessage
 
 SLOWER = "cannot be the fastest, by what was measured of others"
 MEMORY = "need more memory than there is"
+BETWEEN = "are of batches between those measured, and predicted"
 
 
 class Selection:
     """One model on the slots of one type.
 
     candidates: by number of slots, lists of plans that one run takes one after another, since only the batch and its
-    cut differ; the first list of each is what a job falls back on, and is measured at every batch. nodes_of: how many
-    nodes so many slots are on. hopeless: a plan that should take so many times what the fastest does is not measured.
+    cut differ; the first list of each is what a job falls back on, and is measured at both ends of the batches.
+    nodes_of: how many nodes so many slots are on. hopeless: a plan that should take so many times what the fastest does
+    is not measured, unless nothing is known of its degrees yet. every_batch: whether batches between the ends are, too,
+    and the smallest in every cut: it is fastest in the fewest pieces, for what a step takes besides computing.
     held_bytes: of weights and gradients, the least that all slots of a job hold together. memory_bytes: that a slot
     may use. left_out: how many plans were not measured, by why.
     """
@@ -30,6 +35,7 @@ class Selection:
         nodes_of: Callable[[int], int],
         *,
         hopeless: float,
+        every_batch: bool = True,
         held_bytes: float = 0.0,
         memory_bytes: float = inf,
     ) -> None:
@@ -37,7 +43,7 @@ class Selection:
         self._all = [plan for lists in candidates.values() for same in lists for plan in same]
         self._ends, self._middles = list[list[PlanMessage]](), list[list[PlanMessage]]()
         for same in (same for size in sorted(candidates) for same in candidates[size]):
-            ends, middle = _ends_first(same)
+            ends, middle = _ends_first(same, every_cut=every_batch)
             self._ends.append(ends)
             self._middles += [middle] if middle else []
         self._first = {degrees_of(lists[0][0].core) for lists in candidates.values() if lists}
@@ -48,6 +54,9 @@ class Selection:
         self._failed: set[Degrees] = set()
         self.memory_bytes = memory_bytes
         self._left_out: dict[PlanMessage, str] = {}
+        if not every_batch:
+            self._left_out |= {plan: BETWEEN for same in self._middles for plan in same}
+            self._middles.clear()
 
     @property
     def plans(self) -> int:
@@ -88,10 +97,14 @@ class Selection:
         return int(degrees_of(same[0].core) not in self._first), same[0].world
 
     def worth(self, plan: PlanMessage) -> bool:
-        """Whether it is to be measured: it may fit in memory, and may be the fastest at its batch."""
+        """Whether it is to be measured: it may fit in memory, and may be the fastest at its batch or shows what its
+        degrees do.
+        """
         if self._does_not_fit(plan):
             return False
-        return degrees_of(plan.core) in self._first or self._ratio(plan) <= self._hopeless
+        degrees = degrees_of(plan.core)
+        unknown = degrees not in {degrees_of(each.core) for each in self._seen}
+        return degrees in self._first or unknown or self._ratio(plan) <= self._hopeless
 
     def leave_out(self, plan: PlanMessage) -> None:
         """It is not measured, unless it was."""
@@ -155,10 +168,13 @@ class Selection:
         return any(_parts(each) == _parts(plan) and each.micro_batch <= plan.micro_batch for each in self._too_large)
 
 
-def _ends_first(same: list[PlanMessage]) -> tuple[list[PlanMessage], list[PlanMessage]]:
-    """Those of the smallest and of the largest batch, and those between them."""
-    ends = {min(map(_batch, same)), max(map(_batch, same))}
-    return [plan for plan in same if _batch(plan) in ends], [plan for plan in same if _batch(plan) not in ends]
+def _ends_first(same: list[PlanMessage], *, every_cut: bool) -> tuple[list[PlanMessage], list[PlanMessage]]:
+    """Those of the smallest batch, in its first cut or every one, and of the largest; and the others."""
+    smallest = min(map(_batch, same))
+    first = [plan for plan in same if _batch(plan) == smallest]
+    largest = [plan for plan in same if _batch(plan) == max(map(_batch, same)) > smallest]
+    ends = [*(first if every_cut else first[:1]), *largest]
+    return ends, [plan for plan in same if plan not in ends]
 
 
 def _batch(plan: PlanMessage) -> int:

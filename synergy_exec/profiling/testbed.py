@@ -32,8 +32,8 @@ class TestbedError(InputError):
 class RunOnTestbed:
     """One run. launched_s, stepped_s: on the monotonic clock, when it was asked for and its first step was done.
 
-    granted: by rank, what it last was told to have of the CPUs that were asked for it. out_of_memory: why it
-    fails.
+    last: its newest report that was read. granted: by rank, what it last was told to have of the CPUs that were asked
+    for it. out_of_memory: why it fails.
     """
 
     def __init__(self, testbed: Testbed, number: int) -> None:
@@ -44,7 +44,8 @@ class RunOnTestbed:
         self.first_step_s = 0.0
         self.granted: dict[int, Granted] = {}
         self.out_of_memory = False
-        self.reports: asyncio.Queue[tuple[float, Report]] = asyncio.Queue()
+        self.reports: asyncio.Queue[Report] = asyncio.Queue()
+        self.last: Report | None = None
         self.stepped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.left: asyncio.Future[tuple[Outcome, str]] = asyncio.get_running_loop().create_future()
 
@@ -53,14 +54,19 @@ class RunOnTestbed:
         await asyncio.wait((self.stepped, self.left), return_when=asyncio.FIRST_COMPLETED)
         self._check()
 
-    async def report(self) -> tuple[float, Report]:
-        """The next report, and when it came. Raises InputError if the run ends before."""
+    def standstill_s(self, step_s: float) -> float:
+        """From its launch to its first step, where a step takes so long."""
+        return self.stepped_s - self.launched_s - step_s
+
+    async def report(self) -> Report:
+        """The next report. Raises InputError if the run ends before."""
         getting = asyncio.ensure_future(self.reports.get())
         await asyncio.wait((getting, self.left), return_when=asyncio.FIRST_COMPLETED)
         if not getting.done():
             getting.cancel()
             self._check()
-        return await getting
+        self.last = await getting
+        return self.last
 
     def retune(self, plan: PlanMessage) -> None:
         """Has it go on at another micro-batch or accumulation."""
@@ -96,8 +102,7 @@ class RunOnTestbed:
 class Testbed(Listener):
     """The agents of a backend; where one is lost another is started.
 
-    cluster: what they make. trained: jobs that have a checkpoint, for whoever keeps account of them. losses: of agents;
-    what was measured across one does not count.
+    cluster: what they make. losses: of agents; what was measured across one does not count.
     """
 
     def __init__(self, backend: Backend, launch_of: Callable[[Run], Launch], settings: Settings) -> None:
@@ -109,7 +114,6 @@ class Testbed(Listener):
         self._gathered, self._closing = False, False
         self._returning: set[asyncio.Future[None]] = set()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.trained: set[int] = set()
         self.losses = 0
         self.cluster: Cluster
 
@@ -171,7 +175,7 @@ class Testbed(Listener):
         if not self._gathered:
             return
         if isinstance(message, Report) and message.run in self._mine:
-            self._mine[message.run].reports.put_nowait((time.monotonic(), message))
+            self._mine[message.run].reports.put_nowait(message)
         if isinstance(message, Granted) and message.run in self._mine:
             self._mine[message.run].granted[message.rank] = message
         if isinstance(message, Failure) and message.run in self._mine:

@@ -25,15 +25,12 @@ from __future__ import annotations
 import math
 
 from synergy_core.goodput.compressed import UNDISTORTED, Distortion, gradient_moments
-from synergy_exec.training.progress import Progress
+from synergy_exec.training.progress import FEWEST_NOISE_STEPS, Progress
 from synergy_exec.training.squares import GradientSquares
 
 TIME_CONSTANT_STEPS = 200
 """Time constant of the exponential averages. In steps, for what one step tells of tr(Σ) depends on the number of its
 parts, not on size. tests/exec/test_noise.py shows what error of the efficiency it leaves, and how fast it follows."""
-
-FEWEST_STEPS = 10
-"""Before that many measured steps the statistics count as unknown."""
 
 
 def estimate(
@@ -102,7 +99,7 @@ def statistics(progress: Progress) -> tuple[float, float] | None:
 
     Both ≥ 0 and not both 0: a negative average, which only noise can cause, counts as 0. None while unknown.
     """
-    fewest = -math.expm1(-FEWEST_STEPS / TIME_CONSTANT_STEPS) / -math.expm1(-1 / TIME_CONSTANT_STEPS)
+    fewest = -math.expm1(-FEWEST_NOISE_STEPS / TIME_CONSTANT_STEPS) / -math.expm1(-1 / TIME_CONSTANT_STEPS)
     if progress.noise_weight < fewest * (1 - 1e-9):
         return None
     sqr = max(progress.grad_sqr / progress.noise_weight, 0.0)

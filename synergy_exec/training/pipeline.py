@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -16,6 +15,19 @@ from torch.nn.parallel import DistributedDataParallel
 from synergy_exec.messages import PlanMessage
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+_DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+)
+"""What a stage may give the next, by the numbers that stand for them."""
+_FORM = 12
+"""Numbers that say what comes: the type, how many dimensions, and their lengths."""
 
 
 def owned_stages(rank: int, plan: PlanMessage) -> range:
@@ -82,15 +94,16 @@ class OwnedStages:
 
     def _send(self, hidden: Tensor, to: int) -> None:
         destination = distributed.get_global_rank(self._group, to)
-        form = [(hidden.shape, hidden.dtype)]
-        distributed.send_object_list(form, dst=destination, group=self._group, device=self._device)
+        form = [_DTYPES.index(hidden.dtype), hidden.dim(), *hidden.shape]
+        form += [0] * (_FORM - len(form))
+        distributed.send(torch.tensor(form, device=self._device), dst=destination, group=self._group)
         distributed.send(hidden.contiguous(), dst=destination, group=self._group)
 
     def _received(self, owner: int) -> Tensor:
         source = distributed.get_global_rank(self._group, owner)
-        form: list[Any] = [None]
-        distributed.recv_object_list(form, src=source, group=self._group, device=self._device)
-        shape, dtype = form[0]
-        hidden = torch.empty(shape, dtype=dtype, device=self._device)
+        form = torch.empty(_FORM, dtype=torch.int64, device=self._device)
+        distributed.recv(form, src=source, group=self._group)
+        dtype, dimensions, *shape = form.tolist()
+        hidden = torch.empty(shape[:dimensions], dtype=_DTYPES[dtype], device=self._device)
         distributed.recv(hidden, src=source, group=self._group)
         return hidden

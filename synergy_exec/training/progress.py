@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+FEWEST_NOISE_STEPS = 10
+"""Before that many measured steps the gradient statistics count as unknown."""
+
 
 @dataclass(slots=True)
 class Progress:

@@ -333,6 +333,7 @@ class Loop:
                 cpus=self._cpus,
                 data_bytes=self._trainer.supply.data_bytes,
                 compressor=plan.compressor,
+                told_s=time.monotonic(),
                 **memory.report(self._began_with.bare_bytes),
                 **self._exchanges.take(),
             )

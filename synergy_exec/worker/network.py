@@ -13,6 +13,7 @@ from pathlib import Path
 from synergy_core.errors import unknown
 
 _SIOCGIFADDR = 0x8915
+LOOPBACK = "127.0.0.1"
 _VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -27,13 +28,15 @@ def talk_over(interface: str | None, store_host: str) -> None:
     """Has gloo and NCCL use that interface; None: the one with the address from which this machine reaches the store,
     unless the environment says another. Left to itself gloo looks the machine's own name up, which may lead nowhere.
 
+    store_host "": all ranks are on this machine, and talk over its loopback interface, which no other machine reaches.
     Raises InputError where this machine has no such interface.
     """
     if interface is not None:
         check_interface(interface)
-    chosen = interface or interface_to(store_host)
+    within = interface_to(LOOPBACK) if not store_host else ""
+    chosen = within or interface or interface_to(store_host)
     for each in _VARIABLES:
-        if chosen and (interface or each not in os.environ):
+        if chosen and (within or interface or each not in os.environ):
             os.environ[each] = chosen
 
 

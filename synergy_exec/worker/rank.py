@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import distributed
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from synergy_exec.messages import Failure, Noted
 from synergy_exec.training import origin, shelf
@@ -96,7 +96,8 @@ class Rank:
         device = self._take_slot()
         self._meet(descriptors.store, device)
         # Before anything is read: from here on no older run changes it.
-        desk, begun = Ranks().first(lambda: _desk(folder, launch.run))
+        desk = Desk(folder / "checkpoints", launch.run)
+        begun = Ranks().first(lambda: _takes_over(desk, folder))
         self._now("building")
         launched_s = time.time() - self._start.launched_s
         if launch.spare_memory:
@@ -180,15 +181,21 @@ class Rank:
         talk_over(launch.interface, launch.store_host)
         # Of waiting for peers, which may build, save or wait for data for long: a hang is for the agents to find.
         timeout = max(timedelta(seconds=launch.start_s), LONGEST_WAIT)
-        meeting = TCPStore(
-            launch.store_host,
-            launch.store_port,
-            launch.world,
-            is_master=store is not None,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=store,
-        )
+        meeting: Store
+        if launch.store_host:
+            meeting = TCPStore(
+                launch.store_host,
+                launch.store_port,
+                launch.world,
+                is_master=store is not None,
+                timeout=timeout,
+                wait_for_workers=False,
+                master_listen_fd=store,
+            )
+        else:
+            # The kernel opens another process's descriptors to its own user alone (man 5 proc, PTRACE_MODE_READ).
+            meeting = FileStore(f"/proc/self/fd/{store}", launch.world)
+            meeting.set_timeout(timeout)
         distributed.init_process_group(
             "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
             store=meeting,
@@ -199,17 +206,16 @@ class Rank:
         )
 
 
-def _desk(folder: Path, run: int) -> tuple[Desk, bool]:
-    """The run's, which has taken the job's folder over, and whether a checkpoint is there.
+def _takes_over(desk: Desk, folder: Path) -> bool:
+    """Has the run's desk take the job's folder over; whether a checkpoint is there.
 
     Raises FencedError, and UnsavedError where the disk refuses.
     """
     try:
-        desk = Desk(folder / "checkpoints", run).taken()
-        desk.take_file(folder / "steps.csv")
+        desk.taken().take_file(folder / "steps.csv")
     except OSError as error:
         raise UnsavedError(f"{folder} cannot be written: {error.strerror}") from error
-    return desk, bool(shelf.newest_first(folder / "checkpoints"))
+    return bool(shelf.newest_first(folder / "checkpoints"))
 
 
 def _make_data(job: TrainingJob, folder: Path) -> None:

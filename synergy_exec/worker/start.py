@@ -41,8 +41,8 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Sent along, in this order. cache: of the memory for data that the run has on this node. store: of the listening
-    socket, where the worker holds it.
+    """Sent along, in this order. cache: of the memory for data that the run has on this node. store: where ranks meet,
+    a file in memory without a name where all are on this node; else on rank 0 the listening socket.
     """
 
     agent: int

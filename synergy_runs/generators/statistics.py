@@ -26,6 +26,8 @@ FIT_ERROR = 1e-12
 class Arrivals:
     """When jobs come. `*_fraction` arrays sum to 1, hours from midnight, days from Monday.
 
+    first_day: where a log without dates of its own starts, a Monday. log_dates: the first day of the real log and the
+    day after its last; None where the statistics do not say.
     most_per_hour: jobs of the busiest hour.
     slow_fraction: share of the variance of an hour's level that changes over `slow_days` rather than hours.
     hour_to_hour_correlation: of what is left, between neighbouring hours.
@@ -42,6 +44,7 @@ class Arrivals:
     slow_days: float
     hour_to_hour_correlation: float
     gap_within_batch: float
+    log_dates: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,7 @@ def _arrivals(block: dict[str, Any]) -> Arrivals:
         **{key: block[key] for key in (*plain, *more)},
         hour_of_day_fraction=_normalised(block["hour_of_day_percent"]),
         weekday_fraction=_normalised(block["weekday_percent"]),
+        log_dates=tuple(block["log_dates"]) if "log_dates" in block else None,
     )
 
 

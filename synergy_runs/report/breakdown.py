@@ -14,6 +14,8 @@ from synergy_runs.comparison import ComparedPolicy
 from synergy_runs.metrics import NO_NAME, SIZE_CLASSES, size_class
 from synergy_runs.report.charts import rounded
 
+Breakdown = dict[str, Any]
+"""`heading`; `classes` with their `jobs`; `values`: by measure and policy, one for each class."""
 GROUPINGS = {
     "size": "size",
     "virtual_cluster": "tenant",
@@ -36,7 +38,7 @@ MOST_CLASSES = 400
 """Of one grouping; of users it may have thousands."""
 
 
-def breakdowns(rows: Sequence[ComparedPolicy]) -> list[dict[str, Any]]:
+def breakdowns(rows: Sequence[ComparedPolicy]) -> list[Breakdown]:
     """Per grouping that tells jobs apart: its classes, their jobs, and per measure and policy a value per class.
 
     Over the jobs of all seeds together; classes in order of the GPU-hours that their jobs ask for.
@@ -67,13 +69,14 @@ def breakdowns(rows: Sequence[ComparedPolicy]) -> list[dict[str, Any]]:
 
 
 def _of(row: ComparedPolicy) -> dict[str, NDArray[Any]]:
-    """The columns that are needed, over all seeds."""
+    """The columns that are needed, over all seeds, without jobs carried into the window, which no figure is over."""
     plain = ("virtual_cluster", "user", "gpu_type", "model", "end_state", "gpus", "duration_s", "work_gpu_s")
-    read = [run.jobs(*plain, "service_gpu_s") for run in row.runs]
-    columns = {name: np.concatenate([each[name] for each in read]) for name in read[0]}
+    read = [run.jobs(*plain, "service_gpu_s", "carried") for run in row.runs]
+    own = ~np.concatenate([each["carried"] for each in read])
+    columns = {name: np.concatenate([each[name] for each in read])[own] for name in read[0]}
     columns["size"] = np.array(SIZE_CLASSES, dtype=object)[size_class(columns["gpus"])]
     for name in ("jct_s", "waiting_s"):
-        columns[name] = np.concatenate([run.measured(name) for run in row.runs])
+        columns[name] = np.concatenate([run.measured(name) for run in row.runs])[own]
     return columns
 
 

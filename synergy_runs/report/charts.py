@@ -32,6 +32,8 @@ POINTS = 400
 """Of a curve of shares; their steps are a fraction of a line's width."""
 BINS = 600
 """Of a chart over time."""
+SWEPT = {"mean_waiting_s": "mean wait", "mean_jct_s": "mean JCT"}
+"""What is drawn over a setting that was varied: keys of the summary, with their names."""
 
 
 def rounded(values: Floats) -> list[float | None]:
@@ -106,7 +108,7 @@ def over_time(rows: Sequence[ComparedPolicy], events: Sequence[Events], span_s: 
             "id": "use",
             "title": f"{units} used and jobs waiting",
             "text": text,
-            "x": {"label": "", "kind": "date", "log": False},
+            "x": {"label": "date (UTC)", "kind": "date", "log": False},
             "at": rounded((edges_s[:-1] + edges_s[1:]) / 2),
             "panels": [
                 {
@@ -146,7 +148,7 @@ def _shared(
         "id": "shared",
         "title": "GPUs, CPUs and memory used",
         "text": f"What jobs have of what there is. {text}",
-        "x": {"label": "", "kind": "date", "log": False},
+        "x": {"label": "date (UTC)", "kind": "date", "log": False},
         "at": rounded((edges_s[:-1] + edges_s[1:]) / 2),
         "panels": [{"label": label, "kind": "percent", "top": 100, "lines": lines} for label, lines in panels],
     }
@@ -202,7 +204,7 @@ def _of_each(groups: Sequence[Floats], what: Callable[[Floats], Any]) -> Floats:
 
 
 def sweep(rows: Sequence[ComparedPolicy], policies: Sequence[str]) -> Chart | None:
-    """Mean JCT over the one number that was varied; None where it is not one number."""
+    """Mean wait and mean JCT over the one number that was varied; None where it is not one number."""
     if len(rows[0].setting) != 1:
         return None
     try:
@@ -210,14 +212,20 @@ def sweep(rows: Sequence[ComparedPolicy], policies: Sequence[str]) -> Chart | No
     except ValueError:
         return None
     at = sorted(set(varied))
-    found = {(row.policy, value): row.mean("mean_jct_s") for row, value in zip(rows, varied, strict=True)}
-    lines = [{"y": rounded(np.array([found.get((name, value), np.nan) for value in at]))} for name in policies]
+    found = {(row.policy, value): row for row, value in zip(rows, varied, strict=True)}
+    panels = []
+    for key, label in SWEPT.items():
+        means = [
+            [found[name, value].mean(key) if (name, value) in found else np.nan for value in at] for name in policies
+        ]
+        lines = [{"y": rounded(np.array(each))} for each in means]
+        panels.append({"label": label, "kind": "duration", "lines": lines, "marks": True})
     key = rows[0].setting[0][0]
     return {
         "id": "sweep",
-        "title": f"Mean JCT over {key}",
+        "title": f"Mean wait and mean JCT over {key}",
         "text": f"Means over seeds {', '.join(map(str, sorted({run.seed for row in rows for run in row.runs})))}.",
         "x": {"label": key, "kind": "number", "log": False},
         "at": at,
-        "panels": [{"label": "mean JCT", "kind": "duration", "lines": lines, "marks": True}],
+        "panels": panels,
     }

@@ -12,6 +12,7 @@ from synergy_core.units import DAY_S, HOUR_S
 from synergy_runs.comparison import ComparedPolicy, Setting
 from synergy_runs.log import Events
 from synergy_runs.metrics import SIZE_CLASSES, size_class
+from synergy_runs.report.charts import SWEPT
 from synergy_runs.report.excerpt import unit_words
 from synergy_runs.report.palette import Look
 from synergy_runs.stored import StoredRun
@@ -25,10 +26,18 @@ _TICKS_S = {
     0.001: "1 ms", 1.0: "1 s", 10.0: "10 s", 60.0: "1 min", 600.0: "10 min", HOUR_S: "1 h", 6 * HOUR_S: "6 h",
     DAY_S: "1 d", 7 * DAY_S: "7 d", 30 * DAY_S: "30 d", 365 * DAY_S: "1 a",
 }  # fmt: skip
+_TICKS_BETWEEN_S = {
+    300.0: "5 min", 1800.0: "30 min", 2 * HOUR_S: "2 h", 3 * HOUR_S: "3 h", 12 * HOUR_S: "12 h", 2 * DAY_S: "2 d",
+    4 * DAY_S: "4 d", 14 * DAY_S: "14 d",
+}  # fmt: skip
+"""Used too where fewer than three of the others lie on an axis."""
 _SHORTEST_S = 1.0
 _BINS = 240
 _QUANTILES = 400
-
+_FAR_APART = 20
+"""Times as large, from which an axis is logarithmic: the smaller line would lie on the axis."""
+_TICKED_SETTINGS = 10
+"""Values of a swept setting that all have a tick."""
 
 _MARKS = 9
 """On a line, so that it can be told without colour."""
@@ -76,10 +85,13 @@ def legend(figure: Figure, axes: Axes) -> None:
 def _duration_ticks(axis: Any, low_s: float, high_s: float) -> None:
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    ticks = [tick for tick in _TICKS_S if low_s <= tick <= high_s * 1.001]
+    named = _TICKS_S
+    if sum(low_s <= tick <= high_s for tick in named) < 3:
+        named = named | _TICKS_BETWEEN_S
+    ticks = [tick for tick in named if low_s <= tick <= high_s * 1.001]
     axis.set_major_locator(FixedLocator(ticks))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(lambda value, _: next((t for at, t in _TICKS_S.items() if abs(at - value) < 1e-9), "0"))
+    axis.set_major_formatter(lambda value, _: next((t for at, t in named.items() if abs(at - value) < 1e-9), "0"))
 
 
 def _pooled(row: ComparedPolicy, column: str) -> Floats:
@@ -151,7 +163,7 @@ def gpus_and_queue(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) ->
     upper.set_ylim(0, gpus * 1.05)
     upper.set_ylabel(f"{unit_words(rows[0].runs[0].summary)[1]} used (of {gpus:,})")
     lower.set_ylabel("jobs waiting")
-    _queue_scale(lower, [waiting_jobs(each)[1].max(initial=0) for each in events])
+    _queue_scale(lower, [binned_mean(*waiting_jobs(each), edges_s) for each in events])
     lower.set_xlabel(f"time since the window's start, {unit}")
     lower.set_xlim(0, edges_s[-1] / scale_s)
     for axes in (upper, lower):
@@ -198,9 +210,10 @@ def _in_use(run: StoredRun, events: Events) -> list[tuple[tuple[Floats, Any], fl
     return [gpus, ((time_s, cpus), summary["cpus"]), ((time_s, memory_bytes), summary["memory_bytes"])]
 
 
-def _queue_scale(axes: Axes, longest: Sequence[float]) -> None:
+def _queue_scale(axes: Axes, queues: Sequence[Floats]) -> None:
     """Makes the axis logarithmic above 10 jobs where one policy's queue would flatten another's to nothing."""
-    if max(longest) > 20 * max(min(longest), 10):
+    means, longest = [each.mean() for each in queues], max(each.max(initial=0) for each in queues)
+    if max(means) > _FAR_APART * min(means) and longest > 100:
         axes.set_yscale("symlog", linthresh=10.0, linscale=0.5)
         axes.minorticks_off()
     axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
@@ -251,12 +264,15 @@ def waiting_by_size(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -
     axes.set_ylabel("wait (time without GPUs)")
     tidy(axes)
     axes.grid(visible=False, axis="x")
+    axes.set_xlim(-0.5, len(SIZE_CLASSES) - 0.5)
+    for border in range(1, len(SIZE_CLASSES)):
+        axes.axvline(border - 0.5, color="#e3e3e3", linewidth=0.6, zorder=0)
     legend(figure, axes)
     return figure
 
 
 def sweep(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure | None:
-    """Mean JCT over the one number that was varied, a line per policy; logarithmic if they lie far apart.
+    """Mean wait and mean JCT over the one number that was varied, a line per policy; logarithmic if they lie far apart.
 
     None where what varies is not one number.
     """
@@ -268,25 +284,46 @@ def sweep(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure |
         return None
     if len(number_of) < 2:
         return None
-    figure = blank()
-    axes = figure.add_subplot()
-    known_s = [row.mean("mean_jct_s") for row in rows if row.mean("mean_jct_s") > 0] or [1.0]
-    scale_s, unit = time_unit(max(known_s))
-    for policy in dict.fromkeys(row.policy for row in rows):
-        line = sorted((row for row in rows if row.policy == policy), key=lambda row: number_of[row.setting])
-        varied = [number_of[row.setting] for row in line]
-        mean_jct = [row.mean("mean_jct_s") / scale_s for row in line]
-        axes.plot(varied, mean_jct, linewidth=1.7, **_look(line[0], found, 1))
-    if max(known_s) > 20 * min(known_s):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    else:
-        axes.set_ylim(0, 1.05 * max(known_s) / scale_s)
-    axes.set_xlabel(rows[0].setting[0][0])
-    axes.set_ylabel(f"mean JCT, {unit}")
-    tidy(axes)
-    legend(figure, axes)
+    figure = blank(6.0)
+    panels = figure.subplots(len(SWEPT), 1, sharex=True)
+    for axes, (key, label) in zip(panels, SWEPT.items(), strict=True):
+        for policy in dict.fromkeys(row.policy for row in rows):
+            line = sorted((row for row in rows if row.policy == policy), key=lambda row: number_of[row.setting])
+            varied = [number_of[row.setting] for row in line]
+            axes.plot(varied, [row.mean(key) for row in line], linewidth=1.7, **_look(line[0], found, 1))
+        _duration_scale(axes, [row.mean(key) for row in rows])
+        axes.set_ylabel(label)
+        tidy(axes)
+    if len(set(number_of.values())) <= _TICKED_SETTINGS:
+        panels[-1].set_xticks(sorted(set(number_of.values())))
+        panels[-1].xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    panels[-1].set_xlabel(rows[0].setting[0][0])
+    legend(figure, panels[0])
     return figure
+
+
+def _duration_scale(axes: Axes, known_s: Sequence[float]) -> None:
+    """An axis of seconds from 0; logarithmic where values lie far apart, then linear below a minute if need be."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    known = [each for each in known_s if np.isfinite(each)]
+    low_s, high_s = min(known, default=0.0), max([*known, _SHORTEST_S])
+    if high_s > max(_FAR_APART * low_s, 600.0):
+        if low_s > 60.0:
+            axes.set_yscale("log")
+            axes.set_ylim(low_s / 1.5, high_s * 1.5)
+        else:
+            axes.set_yscale("symlog", linthresh=60.0, linscale=0.5)
+            axes.set_ylim(0, high_s * 1.5)
+        _duration_ticks(axes.yaxis, low_s / 1.5 if low_s > 60.0 else 60.0, high_s * 1.5)
+        if low_s <= 60.0:
+            axes.set_yticks([0.0, *axes.get_yticks()])
+        return
+    scale_s, unit = time_unit(high_s)
+    axes.set_ylim(0, high_s * 1.05)
+    step_s = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(0, high_s / scale_s)
+    axes.set_yticks([each * scale_s for each in step_s if each * scale_s <= high_s * 1.05])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale_s:,g} {unit}" if value else "0"))
 
 
 def _waits(row: ComparedPolicy) -> tuple[Floats, Any]:

@@ -8,15 +8,21 @@ from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
 
+from synergy_core.units import format_duration
 from synergy_runs.comparison import ComparedPolicy, Comparison
 from synergy_runs.knowledge import known
 from synergy_runs.notes import notes
 from synergy_runs.numbers import ratio_text, three_digits
 from synergy_runs.report.assets import bokeh_js, scripts
+from synergy_runs.report.breakdown import MEASURES, Breakdown
 from synergy_runs.report.charts import Chart
 from synergy_runs.report.palette import SIZE_TONES, Look
-from synergy_runs.tables import SHARED, Figure, caption, cells, figures_of
+from synergy_runs.table_columns import SHARED, Figure, cells, figures_of
+from synergy_runs.tables import assumptions, caption, grouped, terms_cells
 from synergy_runs.verdict import setting_text, verdict
+
+_CLASSES_ON_PAPER = 25
+"""Of users and tenants there may be thousands."""
 
 
 def page(
@@ -25,12 +31,14 @@ def page(
     *,
     looks: Mapping[str, Look],
     charts: Sequence[Chart] = (),
+    groups: Sequence[Breakdown] = (),
     sections: Mapping[str, str],
 ) -> str:
     """The whole report.
 
-    looks: of each policy. sections: by id, what the page's script unpacks (`packed.py`): `report`, which says what is
-    shown, and what is only unpacked when it is looked at.
+    looks: of each policy. groups: `breakdowns`, for readers without JavaScript and for paper. sections: by id, what the
+    page's script unpacks (`packed.py`): `report`, which says what is shown, and what is only unpacked when it is looked
+    at.
     """
     rows = comparison.rows
     policies = {row.policy for row in rows if not row.logged}
@@ -42,16 +50,18 @@ def page(
         f'<div class="top"><h1>{escape(title)}</h1>',
         '<button id="theme" class="theme" type="button" hidden></button></div>',
         f'<p class="soft">{escape(caption(comparison))}</p>',
-        f'<p class="lead">{escape(verdict(comparison))}</p>',
+        *(f"<p>{escape(each)}</p>" for each in assumptions(comparison)),
+        *(f'<p class="lead">{escape(each)}</p>' for each in verdict(comparison).split("\n")),
         *(f'<p class="soft">{escape(each)}</p>' for each in _remarks(comparison)),
         '<p id="needs" hidden>Charts and lists need a browser of 2023 or later; the tables are complete without.</p>',
-        "<noscript><p>Charts and lists need JavaScript; the tables are complete without.</p></noscript>",
+        "<noscript><style>figure, .script { display: none }</style><p>Charts and the list of jobs need JavaScript. "
+        "Without it, figures are the PNG files beside this one, and jobs in POLICY-SEED/jobs.parquet.</p></noscript>",
         "<h2>Comparison</h2>",
         _comparison(comparison, numbers),
         *(f'<p class="soft">{escape(each)}</p>' for each in notes(comparison)),
         '<div id="policies" role="group" aria-label="policies shown" hidden></div>',
         *(_chart(chart) for chart in charts),
-        *_lists(sections, _folded_knowledge(comparison)),
+        *_lists(sections, _still(groups, [row.label for row in rows]), _folded_knowledge(comparison)),
         "<footer>",
         "<h2>How this came about</h2>",
         _provenance(comparison, command),
@@ -101,18 +111,36 @@ def _folded_knowledge(comparison: Comparison) -> str:
     return f"<details><summary>what each policy knew</summary>{lines}</details>" if lines else ""
 
 
-def _lists(sections: Mapping[str, str], knowledge: str) -> Iterable[str]:
+def _still(groups: Sequence[Breakdown], labels: Sequence[str]) -> str:
+    """Mean JCT and mean wait by size, tenant, …, a table each: what paper shows, and a browser without JavaScript."""
+    tables = []
+    for group in groups:
+        classes = group["classes"][:_CLASSES_ON_PAPER]
+        for measure in ("mean_jct", "mean_wait"):
+            heads = [escape(group["heading"]), "jobs", *map(escape, labels[: len(group["values"][measure])])]
+            columns = [[_td(f"{jobs:,}") for jobs in group["jobs"]]]
+            columns += [
+                [_td("–" if value is None else format_duration(value)) for value in values]
+                for values in group["values"][measure]
+            ]
+            shown = f" (the {len(classes)} largest of {group['total']:,})" if len(classes) < group["total"] else ""
+            tables.append(f"<h3>{MEASURES[measure][0]} by {escape(group['heading'])}{shown}</h3>")
+            tables.append(_table(heads, [classes, *(column[: len(classes)] for column in columns)]))
+    return f'<div class="still">{"".join(tables)}</div>'
+
+
+def _lists(sections: Mapping[str, str], still: str, knowledge: str) -> Iterable[str]:
     yield (
-        '<section><h2>By size, tenant, user, type, model and end state</h2><div id="breakdown"></div>'
-        f"{knowledge}</section>"
+        '<section><h2>By size, tenant, user, type, model and end state</h2><div id="breakdown" class="script"></div>'
+        f"{still}{knowledge}</section>"
     )
     if any(name.startswith("gantt-") for name in sections):
         yield (
-            "<section><h2>What ran where</h2><figcaption>Every node and all of time, a page of nodes at once; coloured "
-            "and hatched by the size of the job. Drag or use the arrow keys to move, + and − to zoom, Page Up and Page "
-            'Down for other nodes.</figcaption><div id="gantt"></div></section>'
+            '<section class="script"><h2>What ran where</h2><figcaption>Every node and all of time, a page of nodes at '
+            "once; coloured and hatched by the size of the job. Drag or use the arrow keys to move, + and − to zoom, "
+            'Page Up and Page Down for other nodes.</figcaption><div id="gantt"></div></section>'
         )
-    yield f'<section><h2>Jobs</h2><div id="job-list"></div>{knowledge}</section>'
+    yield f'<section class="script"><h2>Jobs</h2><div id="job-list"></div>{knowledge}</section>'
 
 
 def _remarks(comparison: Comparison) -> list[str]:
@@ -134,17 +162,25 @@ def _remarks(comparison: Comparison) -> list[str]:
 
 
 def _comparison(comparison: Comparison, numbers: Mapping[str, int]) -> str:
-    rows = comparison.rows
+    shown = [
+        (title, row) for each in comparison.settings for title, some in grouped(comparison.of(each)) for row in some
+    ]
+    rows = [row for _, row in shown]
     heads = ["policy", *(escape(key) for key, _ in rows[0].setting)]
     columns: list[list[str]] = [[_td(value) for value in column] for column in zip(*_values(rows), strict=True)]
+    if len(rows) > 1 and any(row.terms for row in rows):
+        heads += ['<span class="word">may change</span>', '<span class="word">knows</span>']
+        columns += [[_td(text, "word") for text in column] for column in zip(*map(terms_cells, rows), strict=True)]
+    before = len(heads)
     for figure in _figures(rows):
         unit, texts, best = cells(figure, rows)
         heads.append(f"{escape(figure.heading)}<small>{escape(unit) or '&nbsp;'}</small>")
         columns.append([_td(text, "best" if mark else "") for text, mark in zip(texts, best, strict=True)])
     if len(rows) > 1:
-        heads.insert(len(rows[0].setting) + 2, f"mean JCT<small>vs {escape(rows[0].label)}</small>")
-        columns.insert(len(rows[0].setting) + 1, [_td(ratio_text(row.ratio)) for row in rows])
-    return _table(heads, [[row.label for row in rows], *columns], [numbers[row.policy] for row in rows])
+        heads.insert(before + 1, f"mean JCT<small>vs {escape(comparison.rows[0].label)}</small>")
+        columns.insert(before, [_td(ratio_text(row.ratio)) for row in rows])
+    titles = [title if at == 0 or title != shown[at - 1][0] else "" for at, (title, _) in enumerate(shown)]
+    return _table(heads, [[row.label for row in rows], *columns], [numbers[row.policy] for row in rows], titles)
 
 
 def _figures(rows: Sequence[ComparedPolicy]) -> list[Figure]:
@@ -163,17 +199,27 @@ def _td(text: str, kind: str = "") -> str:
     return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"
 
 
-def _table(heads: Sequence[str], columns: Sequence[Sequence[str]], numbers: Sequence[int] | None = None) -> str:
+def _table(
+    heads: Sequence[str],
+    columns: Sequence[Sequence[str]],
+    numbers: Sequence[int] | None = None,
+    titles: Sequence[str] | None = None,
+) -> str:
     """A table that scrolls sideways on its own; heads and all but the first column are HTML already.
 
-    numbers: of the policies that the rows are of, whose swatch the page's script puts before their names.
+    numbers: of the policies that the rows are of, whose swatch the page's script puts before their names. titles: by
+    row, what stands above it as the title of a group, "" for nothing.
     """
     head = "".join(f'<th scope="col">{each}</th>' for each in heads)
     lines = list(zip(*columns, strict=True))
     marks = [f' data-number="{number}"' for number in numbers] if numbers is not None else [""] * len(lines)
+    above = [
+        f'<tr class="title"><th colspan="{len(heads)}">{escape(title)}</th></tr>' if title else ""
+        for title in titles or [""] * len(lines)
+    ]
     body = "\n".join(
-        f'<tr><th scope="row"{mark}>{escape(first)}</th>{"".join(rest)}</tr>'
-        for mark, (first, *rest) in zip(marks, lines, strict=True)
+        f'{title}<tr><th scope="row"{mark}>{escape(first)}</th>{"".join(rest)}</tr>'
+        for title, mark, (first, *rest) in zip(above, marks, lines, strict=True)
     )
     kind = ' class="sorts"' if any(heads) else ""
     shown_head = f"<thead><tr>{head}</tr></thead>" if any(heads) else ""
@@ -190,7 +236,7 @@ def _provenance(comparison: Comparison, command: str) -> str:
         "version": f"{first['sim_version']}, commit {', '.join(dict.fromkeys(commits)) or 'not known'}",
         "trace": str(first["trace_source"]),
         "sha256 of the data": ", ".join(dict.fromkeys(str(run.summary["trace_sha256"]) for run in runs)) or "–",
-        "window starts": str(first["trace_start"]),
+        "window starts": f"{first['trace_start']} UTC",
         "seeds": ", ".join(map(str, comparison.seeds)),
     }
     table = _table(["", ""], [list(facts), [_td(value, "long") for value in facts.values()]])

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from synergy_runs.as_logged import AS_LOGGED
+
 LIGHT_PAGE, DARK_PAGE = "#ffffff", "#15181d"
 """The two backgrounds that colours are chosen for."""
 
@@ -37,6 +39,9 @@ TONES = (
 )
 """Found by simulated annealing: the least distance of two of them in OKLab, seen by anybody, as large as it gets at a
 contrast of 3:1 with the page. tests/results/test_palette.py computes both, for colour-blind eyes as well."""
+
+LOGGED = Tone("#000000", "#b4f0b4", "square_pin", (4, 1, 45))
+"""What the log itself shows, which is no policy: black on a white page, a pale green on a dark one."""
 
 # Chosen so that no two policies of the shipped comparisons share a tone.
 _SALT = "567213"
@@ -76,13 +81,16 @@ def tone_of(policy: str) -> int:
 
 
 def looks(policies: Iterable[str]) -> dict[str, Look]:
-    """A look per policy. Two whose names give the same tone have other markers, or the same one hollow."""
+    """A look per policy, in their order. Policies of the same tone have other markers, or the same one hollow."""
     free = [(number, hollow) for hollow in (False, True) for number in range(len(TONES))]
+    names = dict.fromkeys(policies)
     found: dict[str, Look] = {}
     later = []
-    for policy in dict.fromkeys(policies):
+    for policy in names:
         own = tone_of(policy)
-        if (own, False) in free:
+        if policy == AS_LOGGED:
+            found[policy] = Look(LOGGED, LOGGED, hollow=False)
+        elif (own, False) in free:
             free.remove((own, False))
             found[policy] = Look(TONES[own], TONES[own], hollow=False)
         else:
@@ -93,4 +101,4 @@ def looks(policies: Iterable[str]) -> dict[str, Look]:
         if (mark, hollow) in free:
             free.remove((mark, hollow))
         found[policy] = Look(TONES[own], TONES[mark], hollow=hollow)
-    return found
+    return {policy: found[policy] for policy in names}

@@ -15,7 +15,7 @@ from synergy_runs.log import POOLED, Events
 from synergy_runs.metrics import SIZE_LIMITS
 from synergy_runs.report import charts, figures
 from synergy_runs.report.assets import bokeh_js
-from synergy_runs.report.breakdown import MEASURES, breakdowns
+from synergy_runs.report.breakdown import MEASURES, Breakdown, breakdowns
 from synergy_runs.report.chrome_trace import write_chrome_trace
 from synergy_runs.report.excerpt import Held, busy_stretch, held_by_node, unit_words
 from synergy_runs.report.gantt import strip
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 # As many rectangles as stay legible on the strip, and as many starts as that makes on the whole cluster.
 _STRIP_STARTS = 1_500
+_LINES_AT_FIRST = 10
+"""Of a chart when the page opens; a button shows the others."""
 MOST_LETTERS = 4_600_000
 """Of a report's packed data and scripts; tables, styles and our own scripts are a few hundred thousand more."""
 
@@ -50,10 +52,12 @@ def write_comparison(runs: Sequence[StoredRun], into: Path, *, command: str = ""
     held = [held_by_node(each) for each in events]
     busy_s = busy_stretch(events[0], most_starts=_STRIP_STARTS)
     drawn = _charts(comparison, rows, events, list(found))
-    sections = _sections(comparison, rows, found, drawn, held, busy_s)
+    groups = breakdowns(rows)
+    sections = _sections(comparison, rows, found, drawn, groups, held, busy_s)
+    text = page(comparison, command, looks=found, charts=drawn, groups=groups, sections=sections)
     report = into / "report.html"
     with atomic_file(report) as unfinished:
-        unfinished.write_text(page(comparison, command, looks=found, charts=drawn, sections=sections), encoding="utf-8")
+        unfinished.write_text(text, encoding="utf-8")
     _print_figures(comparison, rows, found, into)
     for row, each, has in zip(rows, events, held, strict=True):
         if not _placed(has):
@@ -82,6 +86,7 @@ def _sections(
     rows: Sequence[ComparedPolicy],
     found: Mapping[str, Look],
     drawn: Sequence[charts.Chart],
+    groups: Sequence[Breakdown],
     held: Sequence[Held],
     busy_s: tuple[float, float],
 ) -> dict[str, str]:
@@ -90,15 +95,19 @@ def _sections(
     unit, units = unit_words(summary)
     labels = {row.policy: row.label for row in comparison.rows}
     oracles = {row.policy for row in comparison.rows if row.oracle}
+    at_first = _shown_at_first(comparison, list(found))
     report: dict[str, Any] = {
         "policies": [
-            {"label": labels[name], "mark": look.mark.marker, "hollow": look.hollow, "dashed": name in oracles}
+            {
+                **{"label": labels[name], "mark": look.mark.marker, "hollow": look.hollow},
+                **{"dashed": name in oracles, "at_first": name in at_first},
+            }
             for name, look in found.items()
         ],
         "units": [unit, units],
         "origin_s": epoch_s(str(summary["trace_start"])),
         "charts": list(drawn),
-        "breakdowns": breakdowns(rows),
+        "breakdowns": list(groups),
         "measures": {name: [text.format(unit=unit), kind] for name, (text, kind) in MEASURES.items()},
         "sizes": charts.size_names(),
         "size_limits": list(SIZE_LIMITS),
@@ -119,6 +128,15 @@ def _sections(
         each = held[number]
         sections[f"gantt-{number}"] = fitting(partial(packed_holdings, each), len(each), left // len(rows))
     return sections
+
+
+def _shown_at_first(comparison: Comparison, policies: Sequence[str]) -> set[str]:
+    """Whose lines charts show when the page opens: what the log shows, all that ask how fast jobs would train, and
+    others in their order while there is room.
+    """
+    chosen = {row.policy for row in comparison.rows if row.logged or row.information}
+    others = [name for name in policies if name not in chosen]
+    return chosen.union(others[: max(0, _LINES_AT_FIRST - len(chosen))])
 
 
 def _placed(held: Held) -> bool:

@@ -8,7 +8,7 @@ from math import isnan
 from statistics import median
 
 from synergy_core.units import GB, HOUR_S, format_duration
-from synergy_runs.traces import _cluster_seen
+from synergy_runs.traces import cluster_seen
 from synergy_runs.traces.rows import END_STATES, Names, TraceRows
 from synergy_runs.traces.times import iso
 
@@ -36,7 +36,7 @@ def lines(rows: TraceRows) -> Iterator[str]:
     partitions = [name for name in rows.partitions.values() if name]
     if partitions:
         yield f"  partitions  {len(partitions):,}"
-    yield from _cluster_seen.lines(rows)
+    yield from cluster_seen.lines(rows)
     if rows.quotas:
         yield f"  quotas      {len(rows.quotas)} tenants, {sum(rows.quotas.values()):,} GPUs"
     yield from _demands(rows)

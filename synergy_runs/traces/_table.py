@@ -16,10 +16,32 @@ from synergy_runs.traces.rows import TraceRows
 AddRow = Callable[..., None]
 
 
-def header_of(head: str, delimiter: str = ",") -> frozenset[str]:
-    """The column names in a file's first line."""
-    first = head.lstrip("\ufeff").split("\n", 1)[0]
-    return frozenset(name.strip().strip('"') for name in first.split(delimiter))
+SEPARATOR_LINE = "sep="
+"""How a first line begins by which spreadsheets are told the separator."""
+
+
+def header_of(head: str, delimiter: str = "") -> frozenset[str]:
+    """The column names in a file's first line, or in the second after one such as `sep=;`.
+
+    delimiter: recognised unless given, see `delimiter_of`.
+    """
+    lines = head.lstrip("\ufeff").split("\n", 2)
+    first = lines[1] if _is_separator_line(lines[0]) and len(lines) > 1 else lines[0]
+    return frozenset(name.strip().strip('"') for name in first.split(delimiter or delimiter_of(head)))
+
+
+def delimiter_of(head: str) -> str:
+    """What separates the columns of a CSV: what its `sep=` line says, else a semicolon where the header has more of
+    them than commas, as spreadsheets write it where the comma is the decimal point.
+    """
+    first = head.lstrip("\ufeff").split("\n", 1)[0].strip().strip('"')
+    if _is_separator_line(first) and len(first) == len(SEPARATOR_LINE) + 1:
+        return first[-1]
+    return ";" if first.count(";") > first.count(",") else ","
+
+
+def _is_separator_line(line: str) -> bool:
+    return line.strip().strip('"').lower().startswith(SEPARATOR_LINE)
 
 
 def read_table(
@@ -29,19 +51,28 @@ def read_table(
     *,
     required: Sequence[str],
     optional: Sequence[str] = (),
-    delimiter: str = ",",
+    delimiter: str = "",
     quotes: bool = True,
+    any_case: bool = False,
 ) -> None:
     """Calls `add_row(line, *values)` for each row, with the text of `required` then `optional` columns.
 
     An optional column that the file lacks gives "". Blank lines are skipped. A `BadValueError` that `add_row` raises
     becomes a bad row, as does a row with another number of fields than the header. A required column that is missing,
-    text that is not UTF-8 and a broken quote raise InputError.
+    text that is not UTF-8 and a broken quote raise InputError. delimiter: recognised unless given. any_case: whether
+    the file may write the names of columns in capitals.
     """
+    if not delimiter:
+        with open_text(path) as stream:
+            delimiter = delimiter_of(stream.readline())
     with open_text(path) as stream:
         reader = csv.reader(stream, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE)
         try:
-            header = [name.strip() for name in next(reader, [])]
+            header = next(reader, [])
+            if _is_separator_line("".join(header)):
+                header = next(reader, [])
+            known = {name.lower(): name for name in (*required, *optional)} if any_case else {}
+            header = [known.get(name.strip().lower(), name.strip()) for name in header]
             pick = _picker(path, header, required, optional)
             width = len(header)
             line = reader.line_num

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from synergy_runs.traces.times import epoch_s
 
 MISSING = frozenset({"", "none", "null", "nan", "na", "n/a", "unknown"})
 SHOWN_CHARACTERS = 60
+_DECIMAL_COMMA = re.compile(r"-?\d+,\d+", re.ASCII)
 
 _END_STATES = {
     "COMPLETED": "completed",
@@ -55,6 +58,7 @@ def date_s(text: str, column: str) -> float:
 
 def instant_s(text: str, column: str) -> float:
     """Seconds since 1970 of a date, or of a number of seconds."""
+    _check_digits(text, column, "seconds or a date")
     try:
         return float(text) if "_" not in text else epoch_s(text)
     except ValueError:
@@ -67,17 +71,26 @@ def instant_s(text: str, column: str) -> float:
 
 def number(text: str, column: str, expected: str = "a number") -> float:
     """A decimal number; Python's `1_000` is none."""
+    _check_digits(text, column, expected)
     try:
         if "_" in text:
             raise ValueError
         return float(text)
     except ValueError:
-        raise BadValueError(column, shown(text), expected) from None
+        comma = ", with a decimal point in place of the comma" if _DECIMAL_COMMA.fullmatch(text.strip()) else ""
+        raise BadValueError(column, shown(text), expected + comma) from None
+
+
+def _check_digits(text: str, column: str, expected: str) -> None:
+    """Raises BadValueError for digits such as the Arabic ones, which Python would read, and most other programs not."""
+    if not text.isascii() and any(each.isdecimal() and not each.isascii() for each in text):
+        raise BadValueError(column, shown(text), f"{expected} in the digits 0 to 9; these are digits of another script")
 
 
 def whole(text: str, column: str) -> int:
     """A whole number; `8.0` is one."""
     expected = "a whole number of GPUs"
+    _check_digits(text, column, expected)
     try:
         if len(text) < 19 and text.isascii() and text.isdigit():
             return int(text)

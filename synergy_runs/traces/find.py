@@ -11,6 +11,12 @@ from synergy_runs.resources import statistics_folder
 
 VARIABLE = "SYNERGY_DATA"
 FOLDER = "traces"
+PUBLISHED_AT = {
+    "workloads/pollux/": "https://github.com/petuum/adaptdl (branch osdi21-artifact, simulator/workloads/)",
+    "workloads/sia/": "https://github.com/siasosp23/artifacts",
+    "openb/": "https://github.com/alibaba/clusterdata/tree/master/cluster-trace-gpu-v2023",
+}
+"""By the folder in which a file is looked for, the page that publishes it."""
 PHILLY = ("philly.csv", "cluster_job_log", "trace-data/cluster_job_log")
 
 

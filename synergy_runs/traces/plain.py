@@ -2,8 +2,9 @@
 
 Required columns: submit_time (seconds, or a date), duration_s, gpus. Optional: job, virtual_cluster, user,
 end_state (completed, killed, failed), estimate_s (the run time the user declared), gpu_type (asked for; empty is any),
-model, cpus and memory_bytes (asked for, of the whole job). Order is free. A `job` is an id: two rows may not have the
-same.
+model, cpus and memory_bytes (asked for, of the whole job). Order is free, and so are capitals in the names. Columns
+are separated by commas, or by semicolons as some spreadsheets write them; a first line `sep=;` may say so. A `job` is
+an id: two rows may not have the same.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def recognises(path: Path, head: str) -> bool:
     """By two of its three required columns, so that a misspelt third is named rather than the format unknown; but for
     the time as `osdi22_csv` calls it.
     """
-    header = header_of(head)
+    header = {name.lower() for name in header_of(head)}
     return len(header & set(REQUIRED)) >= 2 and "arrival_s" not in header
 
 
@@ -83,13 +84,14 @@ def read(path: Path, rows: TraceRows) -> None:
         )
 
     _note_unread_columns(path, rows)
-    read_table(path, rows, add, required=REQUIRED, optional=OPTIONAL)
+    read_table(path, rows, add, required=REQUIRED, optional=OPTIONAL, any_case=True)
 
 
 def _note_unread_columns(path: Path, rows: TraceRows) -> None:
     with open_text(path) as stream:
-        header = header_of(stream.readline())
+        written = header_of(stream.readline() + stream.readline())
     known = (*REQUIRED, *OPTIONAL)
+    header = {name.lower() if name.lower() in known else name for name in written}
     for name in sorted(header - set(known)):
         meant = next((each for each in known if each not in header and renamed(each, [name])), None)
         if meant is None:

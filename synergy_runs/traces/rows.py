@@ -19,6 +19,8 @@ END_STATES = ("completed", "killed", "failed")
 SHOWN_BAD_ROWS = 10
 LONGEST_S = 2.0**33
 """Times are exact up to here (`synergy_core.units`), 272 years; beyond is a unit mistaken or a file damaged."""
+MILLISECONDS = (1e11, 1e13)
+"""A time in this range is in milliseconds since 1970: of the years 1973 to 2286."""
 MOST_GPUS = 2**31 - 1
 MOST_CPUS = 10_000
 """Of one job, unless it has so many GPUs that each brings a whole node (two sockets of 128 cores, two threads each)."""
@@ -76,8 +78,8 @@ class TraceRows:
     together; NaN where its row is silent.
     gpu_type: the type a job asked for, which binds it; "" is any. given_gpu_type: what it got: a fact, binds nothing.
     partition: the queue or partition it was submitted to, where that is not the virtual cluster itself or stands beside
-    it. log_nodes: on how many nodes it ran in the log, 0 where that does not say; node_names: by GPU type, the nodes
-    that jobs ran on in the log, where it names them.
+    it. log_nodes: on how many nodes it ran in the log, 0 where that does not say; node_names: by partition and GPU
+    type, the nodes that jobs ran on in the log, where it names them.
     attempt: 1 for a job's first run, 2 for the run after it failed or was requeued, and so on, where they stay apart.
     attempts, retry_gap_s, joined_attempts: see `_attempts`; a gap is from an attempt's end to the next submission.
     from_zero: times count from the start of a window that the log does not date.
@@ -124,7 +126,7 @@ class TraceRows:
     line_of_id: dict[str, int] = field(default_factory=dict)
     retry_gap_s: array[float] = field(default_factory=lambda: array("d"))
     joined_attempts: int = 0
-    node_names: dict[str, set[str]] = field(default_factory=dict)
+    node_names: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
     def add(
         self,
@@ -160,7 +162,10 @@ class TraceRows:
         name is none, or several jobs may share it.
         """
         if not abs(submit_s) <= LONGEST_S:
-            self.reject(line, columns[0], f"{submit_s:g}", f"a time within {LONGEST_S:.0f} s of 1970")
+            expected = f"a time within {LONGEST_S:.0f} s of 1970"
+            if MILLISECONDS[0] <= submit_s < MILLISECONDS[1]:
+                expected = "seconds since 1970; these look like milliseconds since 1970, so divide them by 1,000"
+            self.reject(line, columns[0], f"{submit_s:.15g}", expected)
         elif not 0 <= duration_s <= LONGEST_S:
             self.reject(line, columns[1], f"{duration_s:g}", f"a duration from 0 to {LONGEST_S:.0f} s")
         elif gpus < 1:

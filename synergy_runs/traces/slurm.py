@@ -11,7 +11,7 @@ Columns are separated by bars, or by `;`, `^` or tabs (`--delimiter`); gzip may 
 JobID (or JobIDRaw), State and Submit are required, as are one of AllocTRES and ReqTRES, and one of ElapsedRaw, Elapsed
 and Start with End; the rest is read where present. The virtual cluster is the Account, or the Partition if the output
 has no Account column; User and Partition are kept beside it. Timelimit is the user's estimate. NodeList tells on which
-nodes jobs ran, and so how many there are (`_cluster_seen`).
+nodes jobs ran, and so how many there are (`cluster_seen`).
 
 GPUs are those given (AllocTRES), else those asked for (ReqTRES). A type binds a job only if it asked for it:
 `gres/gpu=4` in ReqTRES runs anywhere, whatever type AllocTRES says it got, which is kept as a fact. Types that were
@@ -125,7 +125,7 @@ def read(path: Path, rows: TraceRows) -> None:
                 broken.add(key)
             raise
         if record.ran and record.gpus and len(record.given) < 2:
-            names = rows.node_names.setdefault("".join(record.given), set())
+            names = rows.node_names.setdefault((record.partition, "".join(record.given)), set())
             names.update(slurm.node_names(values["NodeList"]))
         identity = "|".join((job_id, values["User"], values["Submit"], values["Start"]))
         if not rows.repeats(line, identity, "JobID", name=job_id, expected=_ONCE):

@@ -74,9 +74,9 @@ class Truth:
 
     profiles: a folder of measured tables, a subfolder per application; None: the catalog only. slowdown: by model,
     how much slower jobs are than their steps add up to. max_local_batch: by model, where users set a lower limit than
-    what was measured. fixed_gpus: by model, jobs that can only run on so many GPUs, at the requested batch.
-    most_gpus: the largest a job may grow. min_gpus: by model, the fewest that its jobs run on. not_preemptible: models
-    whose jobs keep what they once have. labels: into how many unrelated labels each application is split.
+    what was measured. fixed_gpus: by model, jobs that request so many GPUs and run on no other number, at one batch.
+    most_gpus: the largest a job may grow. min_gpus: by model, the fewest that its jobs request and run on.
+    not_preemptible: models whose jobs, once started, keep their GPUs. labels: into how many each application is split.
     declared_error: standard deviation of the logarithm of declared ÷ true work. planned: of jobs with parallel plans.
     profile: models as they were measured on a testbed; they go before all others of their name. sensitivities: a folder
     of measured speeds by CPUs and memory; None: the catalog only. network_bytes_per_s: what all-reduces between nodes
@@ -102,14 +102,17 @@ class Truth:
 
     def __post_init__(self) -> None:
         self._check_exchange()
-        for key in ("slowdown", "max_local_batch", "fixed_gpus"):
+        for key in ("slowdown", "max_local_batch", "fixed_gpus", "min_gpus"):
             for model in getattr(self, key):
                 if model not in self.names:
                     raise unknown(f"model in truth.{key}", model, self.names)
-        for key in ("max_local_batch", "fixed_gpus"):
+        for key in ("max_local_batch", "fixed_gpus", "min_gpus"):
             for model, count in getattr(self, key).items():
                 if count < 1:
                     raise InputError(f"truth.{key}.{model}={count}: expected at least 1.")
+        for model in self.not_preemptible:
+            if model not in self.names and not self.plans(model):
+                raise unknown("model in truth.not_preemptible", model, self.names)
         for model, factor in self.slowdown.items():
             if not 0 < factor < np.inf:
                 raise InputError(f"truth.slowdown.{model}={factor:g}: expected a factor > 0, 1 for none.")
@@ -181,7 +184,7 @@ class Truth:
         known = {name: load_model(name).gpu_types for name in sorted(set(models)) if name in model_names()}
         stand_ins = {
             stand_in(gpu_type, nearest_type(gpu_type, gpu_types)): None
-            for gpu_type in cluster.gpu_types
+            for gpu_type in dict.fromkeys(each.partition("@")[0] for each in cluster.gpu_types)
             for gpu_types in known.values()
             if gpu_type not in gpu_types
         }
@@ -288,6 +291,10 @@ class Truth:
     def _planned(self) -> dict[tuple[object, ...], ApplicationWithPlans]:
         return {}
 
+    def requested_gpus(self, model: str, gpus: int) -> int:
+        """The GPUs that a job of this model requests whose log says `gpus`: what its model can run on."""
+        return self.fixed_gpus.get(model) or max(gpus, self.min_gpus.get(model, 1))
+
     def spec(self, work: Workload, job_id: int, cluster: Cluster, costs: Costs) -> JobSpec:
         """What a scheduler is told of a job; alike for jobs that are alike."""
         model, gpus = work.models[work.model_code[job_id]], int(work.gpus[job_id])
@@ -311,6 +318,10 @@ class Truth:
             return self._make_planned_spec(model, label, gpus, batch, scale, cluster, costs)
         app = self.application(model)
         per_node = cluster.largest_nodes
+        runs_on = self.requested_gpus(model, gpus)
+        if runs_on != gpus:
+            key = f"truth.{'fixed' if model in self.fixed_gpus else 'min'}_gpus.{model}"
+            raise InputError(f"{key}={runs_on}: a job of {model} requests {gpus} GPUs, expected {runs_on}.")
         rates, limits, requested = {}, {}, {}
         for gpu_type in cluster.gpu_types:
             limits[gpu_type] = app.local_batches(gpu_type)

@@ -130,7 +130,7 @@ class Controller:
         """Starts a run of that class of agents_jobs.py; more: fields of `Launch` that are to be otherwise."""
         run = next(self._numbers)
         address = Reserved(run=run, host="", port=0)
-        if world > 1 and "store_port" not in more:
+        if len(more.get("slots", range(world))) < world and "store_port" not in more:  # the others are elsewhere
             self.say(Reserve(run=run, ports=""))
             address = self.wait(Reserved, lambda each: each.run == run)
         launch = Launch(

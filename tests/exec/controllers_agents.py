@@ -99,7 +99,7 @@ class FakeAgent:
             run.done = min(launch.work, run.done + max(1.0, (now_s - run.began_s) * speed))
             run.began_s = now_s
             if first:
-                said.append(report(number, launch, run.done))
+                said.append(replace(report(number, launch, run.done), told_s=now_s))
             if run.done >= launch.work:
                 said.append(self.end(number, "done"))
             elif run.stopping:

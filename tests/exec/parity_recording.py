@@ -169,8 +169,8 @@ class Watched:
     def refresh(self, jobs: Any) -> None:
         self.inner.refresh(jobs)
 
-    def next_change_s(self) -> float:
-        return float(self.inner.next_change_s())
+    def next_change_s(self, now_s: float) -> float:
+        return float(self.inner.next_change_s(now_s))
 
     @property
     def waiting(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def test_a_jobs_file_is_kept_as_it_was_submitted(tmp_path: Path) -> None:
     stage.execution.submit("mine", file_of(work=50.0, job_class=f"{mine}:Mine"), 0.0)
     mine.write_text(MINE.replace("1", "2"))
     stage.advance(0.0)
+    assert stat.S_IMODE((tmp_path / "work" / "jobs" / "0").stat().st_mode) == 0o700
     (launch,) = launches(stage)
     assert launch.code == str((tmp_path / "work" / "jobs" / "0" / "code" / "mine.py").resolve())
     assert launch.job_class == f"{mine}:Mine"

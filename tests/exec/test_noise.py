@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from synergy_core.goodput.efficiency import noise_scale, statistical_efficiency
-from synergy_exec.training.noise import FEWEST_STEPS, TIME_CONSTANT_STEPS, estimate, observe, statistics
-from synergy_exec.training.progress import Progress
+from synergy_exec.training.noise import TIME_CONSTANT_STEPS, estimate, observe, statistics
+from synergy_exec.training.progress import FEWEST_NOISE_STEPS, Progress
 
 SAMPLES, BATCH = 768, 32
 
@@ -141,7 +141,7 @@ def test_statistics_do_not_depend_on_how_the_batch_was_cut_or_how_large_it_was()
 
 def test_unknown_before_a_few_steps_then_the_plain_mean() -> None:
     progress = Progress()
-    for _ in range(FEWEST_STEPS - 1):
+    for _ in range(FEWEST_NOISE_STEPS - 1):
         observe(progress, 3.0, 16, 2.0, 32, initial_batch=32)
     assert statistics(progress) is None
     observe(progress, 3.0, 16, 2.0, 32, initial_batch=32)
@@ -150,13 +150,13 @@ def test_unknown_before_a_few_steps_then_the_plain_mean() -> None:
 
 def test_negative_and_infinite_estimates_do_no_harm() -> None:
     progress = Progress()
-    for _ in range(FEWEST_STEPS):
+    for _ in range(FEWEST_NOISE_STEPS):
         observe(progress, 3.0, 16, 1.0, 32, initial_batch=32)
         observe(progress, math.inf, 16, 1.0, 32, initial_batch=32)
         observe(progress, math.nan, 16, 1.0, 32, initial_batch=32)
     assert statistics(progress) == pytest.approx((0.0, 2.0))
     nothing = Progress()
-    for _ in range(FEWEST_STEPS):
+    for _ in range(FEWEST_NOISE_STEPS):
         observe(nothing, 0.0, 16, 0.0, 32, initial_batch=32)
     assert statistics(nothing) is None
 

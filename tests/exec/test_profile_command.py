@@ -34,7 +34,7 @@ from synergy_exec.settings import Settings
 from synergy_runs.profiles import read_profile, write_profile
 
 HERE = "this machine"
-TINY = Effort(seconds=0.1, report_s=0.05, hopeless=1e9)
+TINY = Effort(seconds=0.1, hopeless=1e9, noise_s=0.0)
 """Everything is measured, however slow it is."""
 LONG = Settings(profile_s=600.0)
 

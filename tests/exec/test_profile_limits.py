@@ -29,7 +29,7 @@ from synergy_exec.settings import Settings
 from synergy_runs.profiles import read_profile
 
 HERE = "this machine"
-TINY = Effort(seconds=0.1, report_s=0.05)
+TINY = Effort(seconds=0.1, noise_s=0.0)
 LARGE = 16
 """Samples of a micro-batch that do not fit."""
 
@@ -92,7 +92,9 @@ def file_of(name: str, **more: Any) -> JobFile:
 def test_time_that_is_up_ends_measuring_and_what_there_was_none_for_is_predicted(
     tmp_path: Path, launches: list[Launch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two models, each of which trains on one slot and stands still on two; nobody else would end that."""
+    """Of two models, each of which trains on one slot and stands still on two; nobody else would end that. What stands
+    still takes half of the model's time, and leaves the rest to other plans.
+    """
     monkeypatch.setattr(Agent, "stuck", True)
     path, said = tmp_path / "profile.json", list[str]()
     files = [file_of("first"), file_of("second")]
@@ -102,8 +104,10 @@ def test_time_that_is_up_ends_measuring_and_what_there_was_none_for_is_predicted
         known = {(row.plan.gpus, row.plan.global_batch, row.predicted) for row in model.rows}
         assert known == {(1, 4, False), (1, 8, False), (2, 4, True), (2, 8, True)}
         assert [line.endswith(", predicted") for line in table(model)[1:]] == [False, False, True, True]
-    late = "first: time was up before 6 more step times were measured; 2 of them are predicted"
-    assert made.remarks[0].startswith(late)
+    assert made.remarks[0].startswith("first: left out, dp2 · 2×1: it was not measured after 2.")
+    assert made.remarks[1].startswith(
+        "first: time was up before 4 more step times were measured; 2 of them are predict"
+    )
     assert said[0].startswith("first: 1 on 1 × cpu (0 of 8 step times decided, ")
     assert said[1].startswith("first: dp2 on 2 × cpu (2 of 8 step times decided, ")
     assert "first: 2 of 8 step times measured" in said

@@ -5,7 +5,7 @@ import json
 from test_results import write_policies
 
 from synergy_runs.comparison import compare
-from synergy_runs.notes import MOST_LINES, notes
+from synergy_runs.notes import MAX_LINES, notes
 from synergy_runs.stored import find_runs
 
 KEY = "gpu_time_fraction_by_compressor"
@@ -37,10 +37,10 @@ def test_settings_are_told_apart(tmp_path):
 
 
 def test_many_rows_are_not_told_one_by_one(tmp_path):
-    for at in range(MOST_LINES + 1):
+    for at in range(MAX_LINES + 1):
         write_policies(tmp_path / str(at), load=1.0 + at, jobs=5)
     (line,) = told(tmp_path, {"fifo-0": {"q8": 1.0}})
-    assert line == f"under which compressors jobs trained: {KEY} in each run's summary.json"
+    assert KEY in line
 
 
 def test_of_runs_without_compression_nothing_is_said(tmp_path):

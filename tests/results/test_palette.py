@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import yaml
 
+from synergy_runs.as_logged import AS_LOGGED
 from synergy_runs.report.assets import scripts
-from synergy_runs.report.palette import DARK_PAGE, LIGHT_PAGE, SIZE_TONES, TONES, looks, tone_of
+from synergy_runs.report.palette import DARK_PAGE, LIGHT_PAGE, LOGGED, SIZE_TONES, TONES, looks, tone_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_CONTRAST = 3.0  # WCAG 2.1, 1.4.11: graphics
@@ -64,7 +65,7 @@ def test_measures_are_the_published_ones():
     assert red_green[1] < red_green[0] / 2
 
 
-@pytest.mark.parametrize("tones", [TONES, SIZE_TONES], ids=["policies", "sizes"])
+@pytest.mark.parametrize("tones", [(*TONES, LOGGED), SIZE_TONES], ids=["policies and the log", "sizes"])
 @pytest.mark.parametrize(("side", "page"), [("light", LIGHT_PAGE), ("dark", DARK_PAGE)])
 def test_colours_stand_out_from_the_page_and_from_each_other(tones, side, page):
     colours = [getattr(tone, side) for tone in tones]
@@ -87,6 +88,15 @@ def test_a_policy_has_one_colour_whoever_stands_beside_it():
         assert looks([*others, "synergy"])["synergy"].tone is alone.tone
 
 
+def test_what_the_log_shows_has_a_look_that_no_policy_has():
+    names = [AS_LOGGED, *(f"policy {number}" for number in range(40))]
+    found = looks(names)
+    assert list(found) == names
+    own = found.pop(AS_LOGGED)
+    assert own.tone not in [each.tone for each in found.values()]
+    assert own.mark.marker not in [each.mark.marker for each in found.values()]
+
+
 def test_no_two_policies_look_alike_without_colour():
     names = [f"policy {number}" for number in range(2 * len(TONES))]
     found = looks(names)
@@ -103,6 +113,6 @@ def test_policies_compared_by_default_have_colours_of_their_own():
 def test_every_mark_can_be_drawn():
     from matplotlib.markers import MarkerStyle
 
-    for tone in TONES:
+    for tone in (*TONES, LOGGED):
         assert MarkerStyle(tone.printed)
         assert f" {tone.marker}: " in scripts()

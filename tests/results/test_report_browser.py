@@ -233,3 +233,30 @@ def test_paper_is_light_and_has_no_controls(browser, report):
     assert has_colour(pixels, LIGHT_PAGE) > 100_000
     assert has_colour(pixels, fifo.light) > 100 > has_colour(pixels, fifo.dark)
     visit.close()
+
+
+def test_tables_stand_without_javascript(browser, report):
+    context = browser.new_context(java_script_enabled=False, offline=True)
+    page = context.new_page()
+    page.goto(report.as_uri())
+    heads = [each.inner_text() for each in page.locator("h3").filter(visible=True).all()]
+    assert {"mean JCT by size", "mean wait by size"} <= set(heads)
+    # The comparison, two tables by size, where it came from.
+    assert page.locator("table").filter(visible=True).count() >= 5
+    assert not page.locator("figure, #gantt, #job-list").filter(visible=True).count()
+    context.close()
+
+
+def test_paper_has_all_tables_and_cuts_none(browser, report):
+    visit = Visit(browser, report, width=1047)  # A4 across, less its margins
+    visit.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    visit.page.emulate_media(media="print")
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= 1047
+    wide = "[...document.querySelectorAll('table')].filter((each) => each.getBoundingClientRect().right > 1047).length"
+    assert visit.page.evaluate(wide) == 0
+    assert not visit.page.locator("details:not([open])").filter(visible=True).count()
+    assert visit.page.get_by_text("mean wait by size").is_visible()
+    visit.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    visit.page.emulate_media(media="screen")
+    assert not visit.page.locator("details[open]").count()
+    visit.close()

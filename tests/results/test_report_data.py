@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -13,14 +14,14 @@ from synergy_core.cluster import Cluster, NodeType
 from synergy_runs.comparison import compare
 from synergy_runs.report import write
 from synergy_runs.report.breakdown import MEASURES, breakdowns
-from synergy_runs.report.charts import completion, rounded, waiting
+from synergy_runs.report.charts import completion, rounded, sweep, waiting
 from synergy_runs.report.excerpt import held_by_node, slots_held
 from synergy_runs.report.gantt_pages import packed_holdings
 from synergy_runs.report.job_list import job_list
 from synergy_runs.report.packed import fitting, packed_columns, unit_for
 from synergy_runs.report.write import write_comparison
 from synergy_runs.results import write_run
-from synergy_runs.stored import find_runs
+from synergy_runs.stored import find_runs, read_run
 from synergy_runs.timeline import binned_extremes, waiting_jobs
 
 
@@ -122,7 +123,7 @@ def listed(rows, **more):
 
 def test_list_has_every_job_under_every_policy(rows):
     names, about, columns = listed(rows)
-    assert len(names) == about["total"] == 120
+    assert (len(names), about["jobs"], about["left_out"]) == (120, 120, 0)
     for number, row in enumerate(rows):
         jobs = row.runs[0].jobs("job_name", "jct_s", "waiting_s", "preemptions", "submit_time_s", "duration_s")
         over = columns[f"over{number}"]
@@ -137,9 +138,64 @@ def test_list_has_every_job_under_every_policy(rows):
 
 def test_list_too_long_keeps_who_waited_longest_and_says_so(rows):
     names, about, columns = listed(rows, most_cells=4 * 20)
-    assert (len(names), about["total"]) == (20, 120)
+    assert (len(names), about["jobs"], about["left_out"]) == (20, 120, 100)
     waited_s = np.max([row.runs[0].jobs("waiting_s")["waiting_s"] for row in rows], axis=0)
     assert waited_s[columns["id"]].min() >= np.delete(waited_s, columns["id"]).max()
+
+
+def test_jobs_carried_in_are_counted_nowhere_but_named(tmp_path):
+    jobs = workload([0, 0, 5, 9], [50, 5, 7, 8], [1, 2, 1, 4])
+    jobs = dataclasses.replace(jobs, carried=np.array([True, False, False, False]))
+    write_run(simulate(jobs, cluster(2)), tmp_path / "fifo-0", "")
+    (run,) = find_runs(tmp_path)
+    rows = compare([run]).rows
+    names, about, columns = listed(rows)
+    assert run.summary["jobs"] == about["jobs"] == 3
+    assert (len(names), columns["carried"].tolist()) == (4, [1, 0, 0, 0])
+    assert {sum(each["jobs"]) for each in breakdowns(rows)} == {3}
+
+
+def test_list_has_the_time_limits_that_users_gave(tmp_path):
+    jobs = workload([0, 1], [5, 7], [1, 1])
+    jobs = dataclasses.replace(jobs, estimate_s=np.array([3600.0, 50.0]), estimate_drawn=np.array([False, True]))
+    write_run(simulate(jobs, cluster(2)), tmp_path / "fifo-0", "")
+    _, about, columns = listed(compare(find_runs(tmp_path)).rows)
+    assert (columns["limit"] * about["unit_s"]).tolist()[0] == 3600.0
+    assert columns["limit"][1] == -1
+
+
+def test_lines_at_first_are_all_that_adapt_and_the_log_s(tmp_path):
+    jobs = drawn_workload(20)
+    names = [*(f"order {number}" for number in range(12)), "adapts", "as-logged"]
+    for name in names:
+        write_run(simulate(jobs, cluster(2), policy=name), tmp_path / name, "")
+        if name == "adapts":
+            path = tmp_path / name / "summary.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), "information": "own"}))
+    told = report_of(write_comparison([read_run(tmp_path / name) for name in names], tmp_path))["policies"]
+    shown = [each["label"] for each in told if each["at_first"]]
+    assert {"adapts", "as logged"} <= set(shown)
+    assert len(shown) < len(names)
+
+
+def test_policies_of_one_colour_keep_their_own_lines(tmp_path):
+    """Lines, and looks, are told apart by their number alone."""
+    names = [f"policy {number}" for number in range(12)]
+    for name in names:
+        write_run(simulate(drawn_workload(20), cluster(2), policy=name), tmp_path / name, "")
+    told = report_of(write_comparison([read_run(tmp_path / name) for name in names], tmp_path))["policies"]
+    assert [each["label"] for each in told] == names
+
+
+def test_sweep_draws_mean_wait_and_mean_jct_over_its_numbers(tmp_path):
+    for load in (0.8, 1.2, 1.0):
+        write_policies(tmp_path / f"{load}", load=load, jobs=30)
+    rows = compare(find_runs(tmp_path)).rows
+    chart = sweep(rows, ["fifo", "small"])
+    assert chart["at"] == [0.8, 1.0, 1.2]
+    for key, panel in zip(("mean_waiting_s", "mean_jct_s"), chart["panels"], strict=True):
+        small = {float(row.setting[0][1]): row.mean(key) for row in rows if row.policy == "small"}
+        assert panel["lines"][1]["y"] == pytest.approx([small[at] for at in chart["at"]], rel=1e-3)
 
 
 def test_gantt_holds_every_stretch_or_says_what_it_leaves_out():
@@ -161,11 +217,11 @@ def test_gantt_holds_every_stretch_or_says_what_it_leaves_out():
 
 
 def test_report_of_many_jobs_stays_small(tmp_path, monkeypatch):
-    monkeypatch.setattr(write, "MOST_LETTERS", 1_100_000)
+    monkeypatch.setattr(write, "MOST_LETTERS", 1_110_000)
     write_policies(tmp_path, jobs=3_000)
     monkeypatch.setattr(write, "bokeh_js", lambda: "x" * 1_000_000)
     sections = sections_of(write_comparison(find_runs(tmp_path), tmp_path))
-    assert sum(len(text) for name, text in sections.items() if name != "bokeh") < 110_000
+    assert sum(len(text) for name, text in sections.items() if name != "bokeh") < 120_000
     about, _ = columns_of(sections["gantt-0"])
     assert 0 < about["shown"] < about["total"]
 

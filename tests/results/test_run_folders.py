@@ -97,7 +97,7 @@ def test_killed_run_never_looks_whole(tmp_path, capsys):
     parent = tmp_path / "r" / "philly"
     older = filed(parent)
     kept = tree(older)
-    command = [sys.executable, "-m", "synergy_sim", "+trace=philly", "trace.window=200d", *QUICK]
+    command = [sys.executable, "-m", "synergy_sim", "+trace=philly", "trace.window=200d", "trace.models=none", *QUICK]
     clean = {name: value for name, value in os.environ.items() if name != "SYNERGY_DATA"}
     process = subprocess.Popen(
         [*command, "policy=[fifo,srtf,las,themis]", f"results_dir={tmp_path / 'r'}"],

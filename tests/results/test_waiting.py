@@ -11,7 +11,7 @@ from synergy_runs.metrics import job_table, summarise
 from synergy_runs.report.write import write_comparison
 from synergy_runs.results import write_run
 from synergy_runs.stored import find_runs
-from synergy_runs.tables import FIGURES
+from synergy_runs.table_columns import FIGURES
 from synergy_runs.timeline import integral, waiting_jobs
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate

@@ -43,12 +43,12 @@ class ByEstimate:
         """The entry with the smallest key."""
         return self._blocks[0][0] if self._blocks else None
 
-    def first_within(self, estimate_s: float) -> Entry | None:
-        """The entry with the smallest key among those estimated to run at most `estimate_s`."""
+    def first_within(self, estimate_s: float, but: Job | None = None) -> Entry | None:
+        """The entry with the smallest key among those estimated to run at most `estimate_s`, leaving that job out."""
         for block, shortest_s in zip(self._blocks, self._shortest_s, strict=True):
             if shortest_s <= estimate_s:
                 for entry in block:
-                    if entry[2].estimate_s <= estimate_s:
+                    if entry[2].estimate_s <= estimate_s and entry[2] is not but:
                         return entry
         return None
 

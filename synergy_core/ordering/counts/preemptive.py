@@ -22,7 +22,7 @@ class PreemptiveLane(Lane):
 
     counts_decide = True
 
-    __slots__ = ("_changes", "_falls", "_heaps", "_key", "_running", "_serial", "_untried")
+    __slots__ = ("_changes", "_due", "_falls", "_heaps", "_key", "_running", "_serial", "_started", "_untried")
 
     def __init__(self, policy: OrderingPolicy, capacity: int) -> None:
         super().__init__(policy, capacity)
@@ -33,6 +33,8 @@ class PreemptiveLane(Lane):
         self._falls = policy.falls_while_running
         self._key = order_key_of(policy)
         self._untried: dict[Hashable, list[Entry]] = {}
+        self._started: list[tuple[Job, object, float]] = []
+        self._due = False
 
     # A job's ticket is its entry in a heap or in the running list; a heap entry that is no longer its job's ticket is
     # stale and is dropped when it surfaces.
@@ -75,18 +77,50 @@ class PreemptiveLane(Lane):
         running = self._running
         del running[bisect_left(running, entry)]
 
+    def started(self, job: Job, now_s: float) -> None:
+        """The job runs from now on, or has moved."""
+        if self.policy.next_change is not None:
+            self.expect_change(job, now_s)
+        if self._falls:
+            self.settle_later(job, now_s)
+
+    def settle_later(self, job: Job, now_s: float) -> None:
+        """The job's key is to be asked for again before the next decision."""
+        self._started.append((job, job.ticket, now_s))
+
+    def _settle_started(self) -> None:
+        """Enters jobs again whose keys have changed by starting or moving: a restart is paid anew, or nodes differ.
+
+        How long a job has left is known once the driver has carried its start out, hence before the next decision.
+        """
+        for job, ticket, decided_s in self._started:
+            if job.ticket is not ticket or not job.running:
+                continue
+            key = self._key(job)
+            entry = ((key[0] + decided_s, *key[1:]), job.job_id, job)
+            if entry != ticket:
+                self._remove_running(ticket)
+                job.ticket = entry
+                self._add_running(entry)
+                self._try_all()
+        self._started.clear()
+
     def expect_change(self, job: Job, now_s: float) -> None:
         """Notes the instant at which the job's key next jumps; the job has just entered, started or jumped."""
         instant_s = next_jump_s(self.policy, job, now_s)
         if instant_s is not None:
             heappush(self._changes, (instant_s, next(self._serial), job, job.ticket))
 
-    def next_change_s(self) -> float:
+    def next_change_s(self, now_s: float) -> float:
         """The next instant at which a key jumps and somebody waits for it; inf if none is known.
 
-        While nobody waits, nothing hangs on a jump: it is entered late, as of its instant.
+        Jumps that are due by now are entered; `now_s` where one of them can change who runs. While nobody waits,
+        nothing hangs on a jump: it is entered late, as of its instant.
         """
-        return self._first_change_s() if self.waiting else NEVER
+        if not self.waiting:
+            return NEVER
+        self._due = self._due or self.apply_changes(now_s)
+        return now_s if self._due else self._first_change_s()
 
     def _first_change_s(self) -> float:
         changes = self._changes
@@ -94,24 +128,53 @@ class PreemptiveLane(Lane):
             heappop(changes)
         return changes[0][0] if changes else NEVER
 
-    def _apply_changes(self, now_s: float) -> None:
-        while (instant_s := self._first_change_s()) <= now_s:
-            job = heappop(self._changes)[2]
-            self._try_all()
+    def apply_changes(self, now_s: float) -> bool:
+        """Enters the jumps that were due by now; whether any of them can change who runs.
+
+        None does of a running job that still stands before all that wait.
+        """
+        matters = False
+        first: Entry | None = None
+        changes = self._changes
+        while changes and changes[0][0] <= now_s:
+            instant_s, _, job, ticket = heappop(changes)
+            if job.ticket is not ticket:
+                continue
             entry = (after_jump(self.policy, job, instant_s), job.job_id, job)
-            if job.running:
-                self._remove_running(job.ticket)
-                job.ticket = entry
-                self._add_running(entry)
-            else:
+            if not job.running:
                 self._push(job, entry)
+                matters = True
+            else:
+                if entry != ticket:
+                    self._remove_running(ticket)
+                    job.ticket = entry
+                    self._add_running(entry)
+                if not matters:
+                    first = first or self._first_waiting()
+                    matters = first is not None and first < entry
             self.expect_change(job, max(instant_s, job.settled_s))
+        if matters:
+            self._try_all()
+        return matters
+
+    def _first_waiting(self) -> Entry | None:
+        """The waiting job with the smallest key."""
+        first: Entry | None = None
+        for heap in self._heaps.values():
+            while heap and heap[0][2].ticket is not heap[0]:
+                heappop(heap)
+            if heap and (first is None or heap[0] < first):
+                first = heap[0]
+        return first
 
     def decide(self, now_s: float) -> tuple[list[Job], list[Job]]:
+        self._due = False
         if not self.waiting:
             return [], []
         if self._changes:
-            self._apply_changes(now_s)
+            self.apply_changes(now_s)
+        if self._started:
+            self._settle_started()
         started: list[Job] = []
         displaced: dict[int, Entry] = {}
         while (here := self._next_admitted(now_s, displaced)) is not None:

@@ -84,7 +84,7 @@ class IncrementalQueue:
         self._dirty |= {name: None for name, lane in self._easy.items() if lane.overdue(now_s)}
         lanes = [self._lanes[name] for name in self._dirty]
         if self._jumping:
-            lanes = [lane for lane in self._jumping if lane in lanes or lane.next_change_s() <= now_s]
+            lanes = [lane for lane in self._jumping if lane in lanes or lane.next_change_s(now_s) <= now_s]
         self._dirty.clear()
         stops: list[Job] = []
         chosen: list[Job] = []
@@ -110,16 +110,15 @@ class IncrementalQueue:
 
     def started(self, job: Job, now_s: float) -> None:
         """The job runs from now on, as decided."""
-        if self._jumping:
-            lane = self._only or self._lanes[job.virtual_cluster]
-            if isinstance(lane, PreemptiveLane):
-                lane.expect_change(job, now_s)
+        lane = self._only or self._lanes[job.virtual_cluster]
+        if isinstance(lane, PreemptiveLane):
+            lane.started(job, now_s)
 
-    def next_change_s(self) -> float:
+    def next_change_s(self, now_s: float) -> float:
         """The next instant at which a key jumps by itself, inf if none is known."""
         if len(self._jumping) == 1:
-            return self._jumping[0].next_change_s()
-        return min([lane.next_change_s() for lane in self._jumping], default=NEVER)
+            return self._jumping[0].next_change_s(now_s)
+        return min([lane.next_change_s(now_s) for lane in self._jumping], default=NEVER)
 
 
 def _widest_first(job: Job) -> tuple[int, int]:

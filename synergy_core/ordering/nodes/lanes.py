@@ -5,19 +5,19 @@ as soon as its turn comes. Waiting jobs lie in one heap per *form*, a number of 
 patience is over, need not (`Cluster.scatter_after_s`); if the first of a form does not fit, none does, for room only
 shrinks along the walk. For one GPU type, and quotas that nobody exceeds; everything else is left to the walk itself.
 
-A tenant with a quota has a lane of its own. Its jobs may have what is free and, with preemption, what jobs of the same
-tenant hold: nobody is stopped for another tenant's sake.
+A tenant with a quota has a lane of its own, but under EASY, where all share one. Its jobs may have what is free and,
+with preemption, what jobs of the same tenant hold: nobody is stopped for another tenant's sake.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.decision import Decision
-from synergy_core.jobs.record import Job, Placed
+from synergy_core.jobs.record import NEVER, Job, Placed
 from synergy_core.ordering.counts.easy import ByEstimate
 from synergy_core.ordering.ends import ExpectedEnds
 from synergy_core.ordering.keys import Entry
@@ -90,7 +90,7 @@ class NodeLane(ABC):
     def _starts(self, now_s: float) -> list[tuple[Job, Placed]]:
         """Whoever starts, placed, in the order of keys."""
 
-    def next_change_s(self) -> float:
+    def next_change_s(self, now_s: float) -> float:
         """When to decide again although nothing happened."""
         return self.patience.next_s()
 
@@ -169,79 +169,125 @@ class GreedyNodeLane(NodeLane):
 
 
 class EasyNodeLane(NodeLane):
-    """No preemption; the head has a reservation that, by estimates, nobody behind it may delay."""
+    """No preemption; each tenant's head has a reservation that, by estimates, nobody behind it may delay.
 
-    __slots__ = ("_ends", "_forms")
+    One lane for all tenants, for their jobs lie on the same nodes: a head waits for GPUs that anybody's jobs hold, and
+    anybody could delay it. `_tenants`: by tenant, its waiting jobs; `_quota_left`: GPUs of its quota that nobody holds.
+    """
 
-    def __init__(self, policy: OrderingPolicy, cluster: Cluster, placement: Placement, quota: int) -> None:
-        super().__init__(policy, cluster, placement, quota)
-        self._forms: dict[Form, ByEstimate] = {}
+    __slots__ = ("_ends", "_quota_left", "_tenants")
+
+    def __init__(self, policy: OrderingPolicy, cluster: Cluster, placement: Placement) -> None:
+        super().__init__(policy, cluster, placement, cluster.gpus)
+        self._quota_left: dict[str, int] = dict(cluster.virtual_clusters)
+        self._tenants: dict[str, dict[Form, ByEstimate]] = {name: {} for name in self._quota_left or ("",)}
         self._ends = ExpectedEnds()
 
+    def _tenant(self, job: Job) -> str:
+        return job.virtual_cluster if self._quota_left else ""
+
     def _wait(self, job: Job, form: Form) -> None:
-        if form not in self._forms:
-            self._forms[form] = ByEstimate()
+        forms = self._tenants[self._tenant(job)]
+        if form not in forms:
+            forms[form] = ByEstimate()
         entry = (self.policy.key(job), job.job_id, job)
         job.ticket = form, entry
-        self._forms[form].add(entry)
+        forms[form].add(entry)
 
     def _relax(self, job: Job) -> None:
         waits: Any = job.ticket
-        self._forms[waits[0]].remove(waits[1])
+        self._tenants[self._tenant(job)][waits[0]].remove(waits[1])
         self._wait(job, (job.gpus, True))
 
     def leave(self, job: Job) -> None:
         super().leave(job)
+        if self._quota_left:
+            self._quota_left[job.virtual_cluster] += job.gpus
         self._ends.remove(job)
 
     def _starts(self, now_s: float) -> list[tuple[Job, Placed]]:
         starts: list[tuple[Job, Placed]] = []
-        while (head := self._head()) is not None:
-            placed = self._place(head[0])
-            if placed is None:
-                break
-            starts.append(self._start(head[0], head[1], placed, now_s))
-        if head is not None and self.placement.free_gpus:
-            self._fill_behind(head[1][2], head[0], starts, now_s)
-        return starts
+        promises: dict[str, Reservation] = {}
+        while True:
+            promises, held_back = self._start_heads(promises, starts, now_s)
+            if not promises or not self.placement.free_gpus:
+                return starts
+            while (found := self._next_filler(promises)) is not None:
+                starts.append(self._start(*found, promises, now_s))
+                if held_back:
+                    break  # a head that fits, but would have delayed another, may find other GPUs now
+            else:
+                return starts
 
-    def _head(self) -> tuple[Form, Entry] | None:
-        heads = [(form, entry) for form, queue in self._forms.items() if (entry := queue.first()) is not None]
-        return min(heads, key=lambda each: each[1]) if heads else None
+    def _head(self, tenant: str) -> tuple[Entry, Form] | None:
+        heads = [(first, form) for form, queue in self._tenants[tenant].items() if (first := queue.first()) is not None]
+        return min(heads) if heads else None
 
-    def _start(self, form: Form, entry: Entry, placed: Placed, now_s: float) -> tuple[Job, Placed]:
-        job = entry[2]
-        self._forms[form].remove(entry)
+    def _start_heads(
+        self, promised: dict[str, Reservation], starts: list[tuple[Job, Placed]], now_s: float
+    ) -> tuple[dict[str, Reservation], bool]:
+        """Lets heads start, the smallest key first; the promises to those that cannot, and whether one that fits waits.
+
+        promised: what heads were promised before. It holds until a head before them starts.
+        """
+        promises: dict[str, Reservation] = {}
+        held_back = False
+        heads = [(*head, tenant) for tenant in self._tenants if (head := self._head(tenant)) is not None]
+        heapify(heads)
+        while heads:
+            entry, form, tenant = heappop(heads)
+            window_s = self._window_s(tenant, form, entry[2], promises)
+            if window_s is not None and entry[2].estimate_s <= window_s:
+                starts.append(self._start(tenant, form, entry, promises, now_s))
+                promised = promises.copy()
+                if (head := self._head(tenant)) is not None:
+                    heappush(heads, (*head, tenant))
+            else:
+                held_back |= window_s is not None
+                promises[tenant] = promised.get(tenant) or self._reserve(tenant, form, entry[2], now_s)
+        return promises, held_back
+
+    def _window_s(self, tenant: str, form: Form, job: Job, promises: dict[str, Reservation]) -> float | None:
+        """How soon the job must end to delay no head, `NEVER` where it need not; None for one that does not fit."""
+        placed = self._place(form) if form[0] <= self._quota_left.get(tenant, NEVER) else None
+        if placed is None:
+            return None
+        delayed_s = [each.window_s for each in promises.values() if not each.leaves_room(job, placed)]
+        self._give_back(form, placed)
+        return min(delayed_s, default=NEVER)
+
+    def _start(
+        self, tenant: str, form: Form, entry: Entry, promises: dict[str, Reservation], now_s: float
+    ) -> tuple[Job, Placed]:
+        job, placed = entry[2], self._place(form)
+        assert placed is not None
+        for each in promises.values():
+            each.enter(job, placed)
+        if self._quota_left:
+            self._quota_left[tenant] -= job.gpus
+        self._tenants[tenant][form].remove(entry)
         self._ends.add(job, now_s, placed)
         return job, placed
 
-    def _fill_behind(self, head: Job, form: Form, starts: list[tuple[Job, Placed]], now_s: float) -> None:
-        """A later job starts if the head, in its present form, still fits at its shadow time."""
-        used = self.quota - self.left
-        reservation = Reservation(self.placement.copy(), used, self.quota, head, scattered=form[1])
-        promised = reservation.advance(self._ends.as_of(now_s), now_s)
-        while (found := self._next_filler(reservation if promised else None)) is not None:
-            placed = self._place(found[0])
-            assert placed is not None
-            if promised:
-                reservation.enter(found[1][2], placed)
-            starts.append(self._start(found[0], found[1], placed, now_s))
+    def _reserve(self, tenant: str, form: Form, head: Job, now_s: float) -> Reservation:
+        """The head's promise, in its present form, by the expected ends of all jobs."""
+        quota_left = self._quota_left.get(tenant, NEVER)
+        reservation = Reservation(self.placement.copy(), head, quota_left=quota_left, scattered=form[1])
+        reservation.advance(self._ends.as_of(now_s), now_s)
+        return reservation
 
-    def _next_filler(self, reservation: Reservation | None) -> tuple[Form, Entry] | None:
-        """The first job that fits without delaying the head; the head itself does not fit."""
-        best: tuple[Form, Entry] | None = None
-        for form, queue in self._forms.items():
-            first = queue.first()
-            if first is None or (best is not None and best[1] < first):
-                continue
-            placed = self._place(form)
-            if placed is None:
-                continue
-            if reservation is None or reservation.leaves_room(first[2], placed):
-                entry: Entry | None = first
-            else:
-                entry = queue.first_within(reservation.window_s)
-            self._give_back(form, placed)
-            if entry is not None and (best is None or entry < best[1]):
-                best = form, entry
+    def _next_filler(self, promises: dict[str, Reservation]) -> tuple[str, Form, Entry] | None:
+        """The first job that fits and delays no head; heads themselves are no such jobs."""
+        best: tuple[str, Form, Entry] | None = None
+        for tenant, forms in self._tenants.items():
+            for form, queue in forms.items():
+                first = queue.first()
+                if first is None or (best is not None and best[2] < first):
+                    continue
+                window_s = self._window_s(tenant, form, first[2], promises)
+                if window_s is None:
+                    continue
+                entry = queue.first_within(window_s, but=promises[tenant].head)
+                if entry is not None and (best is None or entry < best[2]):
+                    best = tenant, form, entry
         return best

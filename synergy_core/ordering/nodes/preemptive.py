@@ -30,10 +30,11 @@ class PreemptiveNodeLane(PreemptiveLane):
 
     counts_decide = False
 
-    __slots__ = ("_held", "_now_s", "_on_node", "_patience", "_pool")
+    __slots__ = ("_held", "_now_s", "_on_node", "_patience", "_placement", "_pool")
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster, placement: Placement, quota: int) -> None:
         super().__init__(policy, quota)
+        self._placement = placement
         (self._pool,) = placement.pools.values()
         self._patience = Patience(cluster)
         self._held: dict[int, Placed] = {}
@@ -49,8 +50,8 @@ class PreemptiveNodeLane(PreemptiveLane):
     def _form(self, job: Job) -> Form:
         return job.gpus, self._patience.ends_s(job) <= self._now_s
 
-    def next_change_s(self) -> float:
-        return min(super().next_change_s(), self._patience.next_s())
+    def next_change_s(self, now_s: float) -> float:
+        return min(super().next_change_s(now_s), self._patience.next_s())
 
     # What runs
 
@@ -78,13 +79,15 @@ class PreemptiveNodeLane(PreemptiveLane):
     def decide(self, now_s: float) -> Decision:  # type: ignore[override]
         """Who stops, who starts where; a job in both moves."""
         self._now_s = now_s
+        self._due = False
         for job in self._patience.over(now_s):
             self._push(job, (self._key(job), job.job_id, job))
             if self.policy.next_change is not None:
                 self.expect_change(job, now_s)
         if not self.waiting:
             return NOTHING
-        self._apply_changes(now_s)
+        self.apply_changes(now_s)
+        self._settle_started()
         before: dict[int, tuple[Job, Placed]] = {}
         displaced: dict[int, Entry] = {}
         started: dict[int, Job] = {}
@@ -102,8 +105,15 @@ class PreemptiveNodeLane(PreemptiveLane):
                 self._try_all()
         for entry in displaced.values():
             entry[2].ticket = None
-        for job_id in [each for each in started if each in before and before[each][1] == self._held[each]]:
-            del started[job_id], before[job_id]  # where it was after all
+        moved = {each: before[each][1] for each in started if each in before}
+        if moved:
+            held = {each: self._held[each] for each in started}
+            for job_id in self._placement.put_back(held, moved):
+                del started[job_id], before[job_id]
+            self._held |= held
+            if self._falls:
+                for job_id in moved.keys() & started.keys():
+                    self.settle_later(started[job_id], now_s)
         return Decision(list(before.values()), [(job, self._held[job.job_id]) for job in started.values()])
 
     def _fits(self, here: Entry) -> bool:

@@ -15,21 +15,21 @@ from synergy_core.units import TICK_S
 class ConsolidatedQueue:
     """One lane per virtual cluster, in the order of the quotas, or a single one."""
 
-    __slots__ = ("_again_s", "_always", "_dirty", "_lanes", "_only")
+    __slots__ = ("_again_s", "_dirty", "_lanes", "_only")
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster) -> None:
-        kinds: dict[str, type[NodeLane]] = {"none": StrictNodeLane, "greedy": GreedyNodeLane, "easy": EasyNodeLane}
-        kind = PreemptiveNodeLane if policy.preemptive else kinds[policy.backfill]
         placement = Placement(cluster)
-        quotas = cluster.virtual_clusters or {"": cluster.gpus}
-        self._lanes: dict[str, NodeLane | PreemptiveNodeLane] = {
-            name: kind(policy, cluster, placement, quota) for name, quota in quotas.items()
-        }
-        self._only = None if cluster.virtual_clusters else self._lanes[""]
+        self._lanes: dict[str, NodeLane | PreemptiveNodeLane]
+        if not policy.preemptive and policy.backfill == "easy":
+            self._lanes = {"": EasyNodeLane(policy, cluster, placement)}
+        else:
+            kinds: dict[str, type[NodeLane]] = {"none": StrictNodeLane, "greedy": GreedyNodeLane}
+            kind = PreemptiveNodeLane if policy.preemptive else kinds[policy.backfill]
+            quotas = cluster.virtual_clusters or {"": cluster.gpus}
+            self._lanes = {name: kind(policy, cluster, placement, quota) for name, quota in quotas.items()}
+        self._only = None if len(self._lanes) > 1 or "" not in self._lanes else self._lanes[""]
         self._dirty: set[str] = set()
         self._again_s: float | None = None
-        # A head's reservation hangs on the GPUs of other lanes too, so that what they do may let jobs behind it go.
-        self._always = kind is EasyNodeLane
 
     @staticmethod
     def suits(cluster: Cluster) -> bool:
@@ -69,7 +69,7 @@ class ConsolidatedQueue:
         stops: list[tuple[Job, Placed]] = []
         starts: list[tuple[Job, Placed]] = []
         for name, lane in self._lanes.items():
-            if name not in self._dirty and not self._always and lane.next_change_s() > now_s:
+            if name not in self._dirty and lane.next_change_s(now_s) > now_s:
                 continue
             self._dirty.discard(name)
             decision = lane.decide(now_s)
@@ -87,9 +87,9 @@ class ConsolidatedQueue:
         """The job runs from now on, as decided."""
         lane = self._lane(job)
         if isinstance(lane, PreemptiveNodeLane):
-            lane.expect_change(job, now_s)
+            lane.started(job, now_s)
 
-    def next_change_s(self) -> float:
+    def next_change_s(self, now_s: float) -> float:
         """When to decide again although nothing happened; inf if no such instant is known."""
-        change_s = min([lane.next_change_s() for lane in self._lanes.values()])
+        change_s = min([lane.next_change_s(now_s) for lane in self._lanes.values()])
         return change_s if self._again_s is None else min(change_s, self._again_s)

@@ -6,6 +6,7 @@ Tenants come within their quotas first. Where borrowing is allowed, those beyond
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.record import NEVER, Job, Placed
@@ -56,6 +57,19 @@ class Trial(ABC):
         gpu_type, gpus, scattered = self._kind(job)
         return self.placement.place(gpus, gpu_type, scattered=scattered)
 
+    def _try_place(self, job: Job) -> Placed | None:
+        """Room only shrinks as jobs start, so a kind of job that found none is not tried again."""
+        kind = self._kind(job)
+        if kind in self._no_room:
+            return None
+        placed = self._place(job)
+        if placed is None:
+            self._no_room.add(kind)
+        return placed
+
+    def _lane(self, job: Job) -> str:
+        return job.virtual_cluster if self.cluster.virtual_clusters else ""
+
     def _within_quota(self, job: Job) -> bool:
         quotas, tenant = self.cluster.virtual_clusters, job.virtual_cluster
         return not quotas or self._used.get(tenant, 0) + job.gpus <= quotas.get(tenant, 0)
@@ -82,9 +96,9 @@ class Keeping(Trial):
         """Those within quota in order, then borrowers, as far as neither takes what a blocked head is waiting for."""
         heads: dict[str, Job] = {}
         borrowers: list[Job] = []
-        strict = self.policy.backfill != "greedy"
+        strict = self.policy.backfill == "none"
         for job in waiting:
-            lane = job.virtual_cluster if self.cluster.virtual_clusters else ""
+            lane = self._lane(job)
             if strict and lane in heads:
                 continue
             entitled = self._within_quota(job)
@@ -97,63 +111,90 @@ class Keeping(Trial):
         short_of_room = [job for job in heads.values() if job not in borrowers]
         if self.cluster.borrowing:
             for job in borrowers:
-                if not any(_compete(job, head) for head in short_of_room) and self._start_if_room(job):
-                    heads.pop(job.virtual_cluster, None)
-        if self.policy.backfill == "easy" and heads:
-            self._fill_behind(heads, waiting)
+                if not any(_compete(job, head) for head in short_of_room):
+                    self._start_if_room(job)
 
     def _start_if_room(self, job: Job) -> bool:
-        """Room only shrinks along the walk, so a kind of job that found none is not tried again."""
-        kind = self._kind(job)
-        if kind in self._no_room:
+        placed = self._try_place(job)
+        if placed is not None:
+            self._start(job, placed)
+        return placed is not None
+
+
+class Reserving(Trial):
+    """EASY: jobs stay; the first that waits of each tenant is promised its earliest start, which nobody may delay.
+
+    Where two such heads want the same GPUs, the one with the smaller key goes first; where tenants borrow, heads within
+    their quota go before others. Nobody else may delay any of them.
+    """
+
+    def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
+        for _, _, job in running:
+            self._use(job)
+        jobs = [entry[2] for entry in waiting]
+        promises: dict[str, Reservation] = {}
+        while True:
+            promises = self._start_heads(jobs, promises)
+            if not self._start_one_behind(jobs, promises):
+                return
+
+    def _start_heads(self, waiting: list[Job], promised: dict[str, Reservation]) -> dict[str, Reservation]:
+        """Lets heads start; returns the promises to those that cannot, in their order.
+
+        promised: what heads were promised before. It holds until a head before them starts.
+        """
+        promises: dict[str, Reservation] = {}
+        for beyond_quota in (False, True):
+            later: dict[str, None] = {}
+            for job in waiting:
+                lane = self._lane(job)
+                if lane in promises or lane in later or job.job_id in self.starts:
+                    continue
+                if not beyond_quota and self.cluster.borrowing and not self._within_quota(job):
+                    later[lane] = None
+                elif self._start_unless_delaying(job, promises.values()):
+                    promised = promises.copy()
+                else:
+                    promises[lane] = promised.get(lane) or self._reserve(job)
+        return promises
+
+    def _start_one_behind(self, waiting: list[Job], promises: dict[str, Reservation]) -> bool:
+        """Lets the first job start that delays no head; False if there is none."""
+        for job in waiting:
+            if job.job_id in self.starts or job is promises[self._lane(job)].head:
+                continue
+            if self._start_unless_delaying(job, promises.values()):
+                return True
+        return False
+
+    def _start_unless_delaying(self, job: Job, promises: Collection[Reservation]) -> bool:
+        """Whether the job fits and keeps these promises; then it starts."""
+        if not (self.cluster.borrowing or self._within_quota(job)):
             return False
-        placed = self._place(job)
+        placed = self._try_place(job)
         if placed is None:
-            self._no_room.add(kind)
             return False
+        if not all(each.allows(job, placed) for each in promises):
+            self.placement.release(placed)
+            return False
+        for each in promises:
+            each.enter(job, placed)
         self._start(job, placed)
         return True
 
-    def _fill_behind(self, heads: dict[str, Job], waiting: list[Job]) -> None:
-        """EASY: a later job starts if every head that waits for room still fits at its shadow time."""
-        reservations = [reservation for head in heads.values() if (reservation := self._reserve(head)) is not None]
-        while self._fill_once(heads, waiting, reservations) and self.patience.after_s:
-            pass  # on another node the next of a size may be welcome where the one before it was not
-
-    def _fill_once(self, heads: dict[str, Job], waiting: list[Job], reservations: list[Reservation]) -> bool:
-        """One pass over the waiting jobs; ends after the first that starts where GPUs must lie together."""
-        for job in waiting:
-            lane = job.virtual_cluster if self.cluster.virtual_clusters else ""
-            entitled = self._within_quota(job)
-            if job.job_id in self.starts or job is heads.get(lane) or not (entitled or self.cluster.borrowing):
-                continue
-            placed = self._place(job)
-            if placed is None:
-                continue
-            if all(each.allows(job, placed) for each in reservations):
-                for each in reservations:
-                    each.enter(job, placed)
-                self._start(job, placed)
-                if self.patience.after_s:
-                    return True
-            else:
-                self.placement.release(placed)
-        return False
-
-    def _reserve(self, head: Job) -> Reservation | None:
-        """The head's reservation; None if it would not fit even after all estimated ends."""
-        quotas = self.cluster.virtual_clusters
-        quota = quotas.get(head.virtual_cluster, self.cluster.gpus)
-        if self.cluster.borrowing:  # a head that may borrow waits for room alone
-            quota = self.cluster.gpus
-        now_s = self.now_s
+    def _reserve(self, head: Job) -> Reservation:
+        """The promise to a head, by what is expected of all running jobs; one that may borrow waits for room alone."""
+        now_s, quotas, tenant = self.now_s, self.cluster.virtual_clusters, head.virtual_cluster
         held = [(job.settled_s, job, job.placement) for job in self.running.values()]
         held += [(now_s, job, placed) for job, placed in self.starts.values()]
-        running = [(expected_end_s(start_s, job.estimate_s, now_s), job, placed) for start_s, job, placed in held]
-        running.sort(key=lambda each: (each[0], each[1].job_id))
-        used, scattered = self._used.get(head.virtual_cluster, 0), self._kind(head)[2]
-        reservation = Reservation(self.placement.copy(), used, quota, head, scattered=scattered)
-        return reservation if reservation.advance(running, self.now_s) else None
+        ends = [(expected_end_s(start_s, job.estimate_s, now_s), job, placed) for start_s, job, placed in held]
+        ends.sort(key=lambda each: (each[0], each[1].job_id))
+        quota_left = (
+            NEVER if self.cluster.borrowing or not quotas else quotas.get(tenant, 0) - self._used.get(tenant, 0)
+        )
+        reservation = Reservation(self.placement.copy(), head, quota_left=quota_left, scattered=self._kind(head)[2])
+        reservation.advance(ends, now_s)
+        return reservation
 
 
 def _compete(job: Job, head: Job) -> bool:
@@ -253,9 +294,13 @@ class Preempting(Trial):
 
     def _settle(self, before: Placement) -> None:
         """Places those that start once more, now that it is known who stays: nobody moves if that can be helped."""
-        for job_id in [each for each in self.starts if each in self.stops]:
-            if self.starts[job_id][1] == self.running[job_id].placement:
-                del self.starts[job_id], self.stops[job_id]
+        now_held = {job_id: placed for job_id, (_, placed) in self.starts.items()}
+        stay = self.placement.put_back(now_held, {job_id: job.placement for job_id, job in self.stops.items()})
+        self.starts = {
+            job_id: (job, now_held[job_id]) for job_id, (job, _) in self.starts.items() if job_id not in stay
+        }
+        for job_id in stay:
+            del self.stops[job_id]
         if self.patience.after_s:
             return  # to lie together some move
         stops = {job_id: job for job_id, job in self.stops.items() if job_id not in self.starts}

@@ -11,7 +11,7 @@ from synergy_core.cluster import Cluster
 from synergy_core.jobs.decision import Decision
 from synergy_core.jobs.record import NEVER, Job, Placed
 from synergy_core.ordering.keys import Entry, after_jump, next_jump_s, order_key_of
-from synergy_core.ordering.trial.trial import Isolated, Keeping, Preempting, Trial
+from synergy_core.ordering.trial.trial import Isolated, Keeping, Preempting, Reserving, Trial
 from synergy_core.placement.one_job import Placement
 from synergy_core.placement.patience import Patience
 from synergy_core.policies import OrderingPolicy
@@ -25,11 +25,13 @@ class WalkQueue:
         "_again_s",
         "_changes",
         "_cluster",
+        "_easy",
         "_key",
         "_patience",
         "_placement",
         "_policy",
         "_running",
+        "_started",
         "_turns",
         "_waiting",
         "_zero_s",
@@ -45,10 +47,13 @@ class WalkQueue:
         self._running: dict[int, Job] = {}
         self._changes: dict[int, float] = {}
         self._again_s = NEVER
-        # Where quotas bind and GPUs must lie together, tenants take turns: nobody is stopped for another's sake.
-        apart = cluster.virtual_clusters and not cluster.borrowing and self._patience.after_s
+        # Where quotas bind and GPUs must lie together, tenants take turns: nobody is stopped for another's sake. EASY
+        # takes them together, as nobody may delay the head of any.
+        self._easy = not policy.preemptive and policy.backfill == "easy"
+        apart = cluster.virtual_clusters and not cluster.borrowing and self._patience.after_s and not self._easy
         self._turns: list[str | None] = [*cluster.virtual_clusters] if apart else [None]
         self._zero_s: dict[int, float] = {}  # when the falling key of a running job reaches zero
+        self._started: dict[int, float] = {}  # when those were decided that have started since the last decision
 
     @staticmethod
     def suits(cluster: Cluster) -> bool:
@@ -71,6 +76,7 @@ class WalkQueue:
     def started(self, job: Job, now_s: float) -> None:
         """The job runs from now on, as decided."""
         self._expect_change(job, now_s)
+        self._started[job.job_id] = now_s
 
     @property
     def waiting(self) -> int:
@@ -84,12 +90,17 @@ class WalkQueue:
         else:
             self._changes[job.job_id] = instant_s
 
-    def next_change_s(self) -> float:
+    def next_change_s(self, now_s: float) -> float:
         """The next instant at which a key jumps by itself or a job's patience ends, inf if none is known."""
         return min(self._again_s, self._patience.next_s(), min(self._changes.values(), default=NEVER))
 
     def decide(self, now_s: float) -> Decision:
         """Who stops and who starts where."""
+        if self._policy.falls_while_running:
+            for job_id, decided_s in self._started.items():
+                if job_id in self._running:  # how long it has left is known now that its start was carried out
+                    self._zero_s[job_id] = self._key(self._running[job_id])[0] + decided_s
+        self._started.clear()
         for job_id in [each for each, instant_s in self._changes.items() if instant_s <= now_s]:
             job = self._running.get(job_id) or self._waiting[job_id]
             while (instant_s := self._changes.get(job_id, NEVER)) <= now_s:  # with rounds, decisions come later
@@ -113,7 +124,7 @@ class WalkQueue:
         """One walk over the jobs of a tenant, of all if it is None."""
         waiting, running = ({i: job for i, job in jobs.items() if tenant in (None, job.virtual_cluster)}
                             for jobs in (self._waiting, self._running))  # fmt: skip
-        kind: type[Trial] = Keeping
+        kind: type[Trial] = Reserving if self._easy else Keeping
         if self._policy.preemptive:
             kind = Preempting if tenant is None else Isolated
         trial = kind(self._policy, self._cluster, self._placement.copy(), running, now_s, self._patience)
@@ -124,8 +135,11 @@ class WalkQueue:
             del self._running[job_id]
             self._changes.pop(job_id, None)
         for job, _ in trial.starts.values():
-            if self._policy.falls_while_running and not job.running:
-                self._zero_s[job.job_id] = self._key(job)[0] + now_s
+            if self._policy.falls_while_running:
+                if job.running:  # it moves
+                    self._started[job.job_id] = now_s
+                else:
+                    self._zero_s[job.job_id] = self._key(job)[0] + now_s
             self._waiting.pop(job.job_id, None)
             self._running[job.job_id] = job
         return Decision(held, list(trial.starts.values()))

@@ -56,7 +56,7 @@ def bounds_of(
     room = padded(capacity[None, :], kind)[0]
     shuffles = random.permuted(np.tile(np.arange(len(room)), (SHUFFLES, 1)), axis=1)
     most: Matrices = np.minimum(most_gpus, np.iinfo(kind).max).astype(kind)
-    rates = _raise_rates(len(base))
+    rates = _raise_rates(max(1, len(base)))
     return MatrixBounds(padded(base, kind), room, most, most_nodes, shuffles, np.arange(len(base))[:, None], rates)
 
 

@@ -58,25 +58,32 @@ def pollux(
     restart_s: what a restart is taken to cost, for all jobs alike (the artifact: 30); 0: what each job's user declares.
     batch_limit: whether the search thinks of batches up to the job's maximum, or up to what its user requested.
     skip_settled: no search where a bound shows that nothing can beat what jobs hold; it could only find that again.
+    Jobs that must stay keep their GPUs, among which the search does not look.
     """
     shown = _shown(state.cluster)
     memory: LastSearch | None = state.memory
     rounds = 0 if memory is None else memory.rounds
     random = np.random.Generator(np.random.SFC64([seed, rounds]))
-    order = np.lexsort((state.job_id, state.submit_time_s, state.attained_service_gpu_s))
+    order = np.lexsort((state.job_id, state.submit_time_s, state.attained_service_gpu_s, ~state.must_stay))
+    stay = int(state.must_stay.sum())
     job_id = state.job_id[order]
     base = _held(state, shown, memory)[order]
     speedup = _speedups(state, shown, batch_limit)[order]
     factor = _restart_factor(state, restart_s)[order]
+    most_gpus = np.maximum(state.most_gpus(growth=growth), state.min_gpus)[order]
     value = speedup[:, None] * factor[:, :, None, None] * (len(shown.gpus) / state.cluster.gpus) + LEAST
-    worth = Worth(np.log(value) if p == 0 else value**p, np.stack((speedup, speedup), axis=1), p)
-    bounds = bounds_of(base, shown.gpus, state.most_gpus(growth=growth)[order], most_nodes, random)
+    term = np.log(value) if p == 0 else value**p
+    worth = Worth(term[stay:], np.stack((speedup, speedup), axis=1)[stay:], p)
+    free = shown.gpus - base[:stay].sum(axis=0)
+    bounds = bounds_of(base[stay:], free, most_gpus[stay:], most_nodes, random)
     start = base[None] if memory is None else _carried_over(memory, job_id)
-    if skip_settled and settled(bounds, worth.term if p < 0 else -worth.term):
+    start[:, :stay] = base[:stay]
+    if stay == len(base) or (skip_settled and settled(bounds, worth.term if p < 0 else -worth.term)):
         found = np.concatenate((base[None], start[(start != base).any(axis=(1, 2))]))
         answer = base
     else:
-        found, values = search(bounds, worth, start, population, generations, random)
+        searched, values = search(bounds, worth, start[:, stay:], population, generations, random)
+        found = np.concatenate((np.repeat(base[None, :stay], len(searched), axis=0), searched), axis=1)
         answer = _within_quotas(state, order, _one_type(state, order, found[int(values.argmin())], shown))
         answer = _usable(state, order, answer, shown, batch_limit)
     return _carried_out(state, order, answer, shown, LastSearch(rounds + 1, job_id, found, answer))
@@ -156,6 +163,7 @@ def _speedups(state: GoodputState, shown: Shown, batch_limit: BatchLimit) -> Flo
     unknown = np.isnan(base)
     result[unknown] = np.arange(largest + 1)
     base[unknown] = fair
+    result *= np.arange(largest + 1) >= state.min_gpus[:, None, None]
     # A fair share that is more than the largest batch can feed: the artifact would divide by zero.
     base = np.where(base > 0, base, result.max(axis=(1, 2)))
     return result / np.maximum(base, np.finfo(float).tiny)[:, None, None]
@@ -200,11 +208,11 @@ def _one_type(state: GoodputState, order: Ints, answer: Ints, shown: Shown) -> I
 
 
 def _usable(state: GoodputState, order: Ints, answer: Ints, shown: Shown, batch_limit: BatchLimit) -> Ints:
-    """A job with parallel plans gets as many of its GPUs as one of them fits on: to the search, others only are of no
-    use, and what came after it may have taken some off.
+    """No job gets fewer GPUs than it can run on, and one with parallel plans as many as one of them fits on: to the
+    search, others only are of no use, and what came after it may have taken some off.
     """
-    result = answer.copy()
-    for at in np.flatnonzero(state.planned[order] & answer.any(axis=1)).tolist():
+    result = np.where(answer.sum(axis=1, keepdims=True) >= state.min_gpus[order][:, None], answer, 0)
+    for at in np.flatnonzero(state.planned[order] & result.any(axis=1)).tolist():
         before = np.cumsum(answer[at]) - answer[at]
         for gpus in range(int(answer[at].sum()), -1, -1):
             result[at] = np.clip(gpus - before, 0, answer[at])

@@ -160,7 +160,7 @@ async function gantt() {
     const { about } = held, name = report.policies[report.gantt[policy.value]].label;
     const part = about.left_out_up_to_s === null ? "" : ` Left out to keep this page small: ${count(about.total - about.shown)} of ${count(about.total)} stretches, `
       + `of ${duration(about.left_out_up_to_s)} or less each, together ${TEXTS.percent(100 * about.left_out_share)} of the time held.`;
-    const text = `${name}, ${pages[page.value].text}, ${clock(view[0])} to ${clock(view[1])} (${duration(view[1] - view[0])} of ${duration(span[1])}): `
+    const text = `${name}, ${pages[page.value].text}, ${clock(view[0])} to ${clock(view[1])} UTC (${duration(view[1] - view[0])} of ${duration(span[1])}): `
       + `${count(rectangles)} stretches, a row per ${unit}.${part}`;
     said.textContent = text;
     canvas.setAttribute("aria-label", text);

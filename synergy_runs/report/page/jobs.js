@@ -8,7 +8,7 @@ function readJobs() {
     const submitted = summed(columns.submitted_after_last);
     const rowOf = new Map([...columns.id].map((id, row) => [id, row]));
     const times = (values) => values.map((value) => (value < 0 ? NaN : value * about.unit_s));
-    const read = { about, name, columns, rowOf, submitted: times(submitted), duration: times(columns.duration), fared: {} };
+    const read = { about, name, columns, rowOf, submitted: times(submitted), duration: times(columns.duration), limit: times(columns.limit || []), fared: {} };
     for (const number of about.policies) {
       const waiting = times(columns[`waiting${number}`]);
       const jct = waiting.map((wait, row) => {
@@ -36,11 +36,15 @@ async function jobList() {
   const words = { user: "user", virtual_cluster: "tenant", gpu_type: "asked type", model: "model", end_state: "end" };
   const named = Object.keys(about.names).map((key) => ({ head: words[key], kind: "text", value: (row) => about.names[key][columns[key][row]], text: (row) => about.names[key][columns[key][row]] }));
   const texts = name.map((each, row) => [each, ...named.map((column) => column.text(row))].join(" ").toLowerCase());
-  let table, sort = { column: named.length + 4, descending: true };
+  const limited = "limit" in columns;
+  const sort = { column: named.length + (limited ? 5 : 4), descending: true }; // by waiting
+  let table;
   const found = () => {
     const parts = search.value.toLowerCase().split(/\s+/).filter(Boolean), gpus = Number(least.value) || 0;
     const rows = [...name.keys()].filter((row) => columns.gpus[row] >= gpus && parts.every((part) => texts[row].includes(part)));
-    said.textContent = `${count(rows.length)} of ${count(about.total)} jobs${about.total > name.length ? `, of the ${count(name.length)} that waited longest under any policy` : ""}`;
+    const carried = rows.filter((row) => columns.carried[row]).length;
+    said.textContent = `${count(rows.length - carried)} of ${count(about.jobs)} jobs${carried ? `, and ${count(carried)} that ran when the window began` : ""}`
+      + (about.left_out ? `; listed are the ${count(name.length)} that waited longest under any policy` : "");
     return rows;
   };
   function fill() {
@@ -52,15 +56,15 @@ async function jobList() {
       { head: "job", value: (row) => name[row], text: (row) => name[row] },
       ...named,
       { head: report.units[1], value: (row) => columns.gpus[row], text: (row) => count(columns.gpus[row]) },
-      { head: "submitted", value: (row) => read.submitted[row], text: (row) => clock(read.submitted[row]) },
-      time("run time", "asked for", read.duration),
+      { head: "submitted", small: "UTC", value: (row) => read.submitted[row], text: (row) => clock(read.submitted[row]) },
+      time("run time", "on GPUs asked for", read.duration),
+      ...(limited ? [time("time limit", "user estimate", read.limit)] : []),
       time("waited", "in all", waiting),
       time("JCT", "", jct),
       { head: "slowdown", small: "JCT ÷ run time", value: slowdown, text: (row) => threeDigits(slowdown(row)) },
       { head: "preempted", small: "times", value: (row) => preemptions[row], text: (row) => count(preemptions[row]) },
     ] });
   }
-  sort = { column: named.length + 4, descending: true };
   policy.addEventListener("change", fill);
   [search, least].forEach((input) => input.addEventListener("input", () => table.keep(found())));
   fill();

@@ -9,6 +9,7 @@ function loadBokeh(text) {
 const idle = () => new Promise((resolve) => (window.requestIdleCallback || setTimeout)(resolve, { timeout: 300 }));
 
 async function open() {
+  document.documentElement.classList.add("scripted");
   policyBar();
   themeSwitch();
   document.querySelectorAll("table.sorts").forEach(sortable);

@@ -1,12 +1,14 @@
 // Which policies are shown, and the light or the dark: what all charts and tables hear of.
-const FIRST = 6;
-const shown = new Set(report.policies.slice(0, FIRST).map((_, number) => number));
+const every = [...report.policies.keys()];
+const atFirst = every.filter((number) => report.policies[number].at_first);
+const shown = new Set(atFirst);
 const listeners = { shown: [], theme: [], paper: [] };
 const tell = (what) => listeners[what].forEach((hear) => hear());
 const colourOf = (number) => styleOf(`--p${number}`);
 
 const MARKS = {
   circle: "M8 4a4 4 0 1 0 .01 0z", square: "M4.5 4.5h7v7h-7z", triangle: "M8 3.5l4.8 8.5h-9.6z",
+  square_pin: "M4 4q4 2.6 8 0q-2.6 4 0 8q-4-2.6-8 0q2.6-4 0-8z",
   diamond: "M8 3l3.8 5-3.8 5-3.8-5z", inverted_triangle: "M8 12.5l4.8-8.5h-9.6z",
   plus: "M6.7 3.5h2.6v3.2h3.2v2.6h-3.2v3.2h-2.6v-3.2h-3.2v-2.6h3.2z",
   star: "M8 2.6l1.5 3.7 4 .3-3 2.6.9 3.9L8 11l-3.4 2.1.9-3.9-3-2.6 4-.3z", hex: "M5.5 4h5l2.5 4-2.5 4h-5L3 8z",
@@ -46,9 +48,8 @@ function policyBar() {
     numbers.forEach((number) => shown.add(number));
     tell("shown");
   } }, text);
-  const every = report.policies.map((_, number) => number);
-  const others = every.length > FIRST ? [some(`first ${FIRST}`, every.slice(0, FIRST)), some(`all ${every.length}`, every)]
-    : [some("all", every)];
+  const others = [some("all", every)];
+  if (atFirst.length < every.length) others.unshift(some("as at first", atFirst));
   bar.replaceChildren(...chips, ...(several ? [...others, some("none", [])] : []));
   const press = () => chips.forEach((chip, number) => chip.setAttribute("aria-pressed", shown.has(number)));
   listeners.shown.push(press);
@@ -71,9 +72,18 @@ function themeSwitch() {
   };
   button.addEventListener("click", () => set(dark() ? "light" : "dark"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => set(document.documentElement.dataset.theme));
-  let before;
-  addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; set("light"); tell("paper"); });
-  addEventListener("afterprint", () => set(before));
+  let before, folded;
+  addEventListener("beforeprint", () => {
+    before = document.documentElement.dataset.theme;
+    folded = [...document.querySelectorAll("details:not([open])")];
+    folded.forEach((details) => { details.open = !details.closest("figure"); });
+    set("light");
+    tell("paper");
+  });
+  addEventListener("afterprint", () => {
+    folded.forEach((details) => { details.open = false; });
+    set(before);
+  });
   button.hidden = false;
   name();
 }

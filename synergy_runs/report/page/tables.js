@@ -30,6 +30,7 @@ function sortingHeads(heads, sort, start = {}) {
 function sortable(table) {
   const body = table.tBodies[0];
   sortingHeads([...table.tHead.rows[0].cells], (column, descending) => {
+    body.querySelectorAll("tr.title").forEach((row) => row.remove()); // sorted rows are in no groups
     const texts = [...body.rows].map((row) => row.cells[column].textContent.trim());
     const numeric = texts.some((text) => !Number.isNaN(numberIn(text))) && texts.every((text) => text === "–" || !Number.isNaN(numberIn(text)));
     const value = (row) => {
@@ -48,7 +49,7 @@ function tableOf(place, { columns, rows, most = 50, sort = null, label = "" }) {
   const turn = (step) => { page += step; fill(); };
   const back = element("button", { type: "button", onclick: () => turn(-1) }, "previous");
   const next = element("button", { type: "button", onclick: () => turn(1) }, "next");
-  const pager = element("div", { class: "controls" }, back, next, where);
+  const pager = element("div", { class: "pager" }, back, next, where);
   const heads = columns.map((column) => element("th", { scope: "col" }, column.head, ...(column.small !== undefined ? [element("small", {}, column.small)] : [])));
   const body = element("tbody");
   table.append(element("thead", {}, element("tr", {}, ...heads)), body);

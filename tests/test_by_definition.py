@@ -1,0 +1,87 @@
+"""Ordering policies on clusters with tenants, quotas and every placement, against tests/naive.py, event for event."""
+
+from random import Random
+
+import pytest
+from jobs import WALKING, cluster, workload
+from naive_traces import Trace, by_definition, differing, random_trace, simulated
+
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.placement.one_job import Placement
+from synergy_core.policies import get_policy
+from synergy_runs.log import Kind
+from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.simulate import simulate
+
+
+def nodes(*sizes, **more):
+    return Cluster(tuple(NodeType(f"n{at}", "v100", 1, gpus) for at, gpus in enumerate(sizes)), **more)
+
+
+def first_starts_s(work, machines, **more):
+    events = simulate(work, machines, get_policy("easy"), ExecutionModel(Costs(restart_s=0.0)), **more).events
+    return [float(events.time_s[(events.kind == Kind.START) & (events.job_id == job)][0]) for job in range(len(work))]
+
+
+@pytest.mark.parametrize("traces", [40, pytest.param(2_000, marks=pytest.mark.thorough)])
+def test_no_random_trace_differs_from_the_definitions(traces):
+    for number in range(traces):
+        trace = random_trace(Random(f"1/{number}"))
+        assert not differing(trace), trace
+
+
+@pytest.mark.parametrize("restart_s", [0.0, 30.0, 300.0])
+@pytest.mark.parametrize("placement", ["consolidate", "relax", "spread", "even", "most_free"])
+def test_srtf_orders_jobs_that_moved_by_what_is_left_of_them_now(placement, restart_s):
+    random = Random(7)
+    rows, submit_s = [], 0
+    for _ in range(90):
+        submit_s += random.randint(0, 300)
+        rows.append((submit_s, random.choice((1, 1, 2, 4, 5, 8, 11)), random.randint(1, 6_000)))
+    trace = Trace(workload(rows), nodes(8, 8, 4, placement=placement), restart_s)
+    assert simulated(trace, "srtf") == by_definition(trace, "srtf")
+
+
+@pytest.mark.parametrize("walk", [False, True])
+@pytest.mark.parametrize("placement", ["consolidate", "spread"])
+def test_easy_promises_gpus_that_other_tenants_will_free(placement, walk):
+    work = workload([(0, 4, 100), (0, 2, 1_000), (1, 6, 50), (2, 2, 500)], tenants=["b", "a", "a", "c"])
+    machines = cluster(1, placement=placement)
+    assert first_starts_s(work, machines, **({"make_scheduler": WALKING} if walk else {}))[2] == 100
+
+
+@pytest.mark.parametrize("walk", [False, True])
+def test_easy_promises_a_head_with_a_quota_what_another_tenant_holds(walk):
+    rows, tenants = [(0, 5, 1_000), (10, 5, 100), (20, 4, 10_000)], ["t0", "t1", "t1"]
+    machines = nodes(8, 4, virtual_clusters={"t0": 5, "t1": 6})
+    starts_s = first_starts_s(
+        workload(rows, tenants=tenants), machines, **({"make_scheduler": WALKING} if walk else {})
+    )
+    assert starts_s == [0, 1_000, 1_100]
+
+
+def test_easy_lets_no_other_tenant_delay_a_head():
+    # The first of b's jobs leaves 3 of 8 GPUs beside it free; c's jobs would take turns there for ever.
+    rows = [(0, 5, 1_000), (10, 8, 100), *[(20 + at, 3, 900) for at in range(5)]]
+    work = workload(rows, tenants=["b", "a", *"ccccc"])
+    assert first_starts_s(work, nodes(8, 4, 4, virtual_clusters={"a": 8, "b": 5, "c": 3}))[1] == 1_000
+
+
+def test_relaxed_job_is_split_over_two_nodes_where_two_are_enough():
+    # Free are 6 of 8 GPUs, and 2, 2 and 4 on nodes that are idle.
+    placement = Placement(nodes(8, 2, 2, 4, placement="relax"))
+    assert placement.claim(((0, 0b11),))
+    assert len(placement.place(8)) == 2
+
+
+def test_rest_beside_whole_nodes_lies_on_one_node_where_it_can():
+    placement = Placement(nodes(8, 8, 5))
+    assert placement.claim(((0, 0b11),))
+    assert {node: mask.bit_count() for node, mask in placement.place(14, scattered=False)} == {1: 8, 0: 6}
+
+
+def test_job_that_would_only_get_other_gpus_of_its_node_keeps_its_own():
+    # The second gives way to the third and is let in again on the same node at once.
+    rows = [(0, 12, 3_240), (0, 2, 3_960), (360, 12, 120), (360, 1, 540)]
+    trace = Trace(workload(rows), cluster(3, placement="relax", patience_s=5_000.0), 0.0)
+    assert (360.0, "stop", 1) not in simulated(trace, "srtf")

@@ -1,0 +1,73 @@
+"""Limits that bind every policy: jobs that may not be stopped once they run, and jobs of a fixed number of GPUs."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from training_jobs import policy_named, random_training, run, t4s, three_types
+
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.errors import InputError
+from synergy_core.mechanisms import mechanism_names
+from synergy_core.policies import OrderingPolicy, get_policy, policy_names
+from synergy_core.units import GB
+from synergy_runs.log import Kind
+from synergy_sim.ground_truth import Truth
+
+POLICIES = sorted(policy_names())
+PREEMPTIVE = [name for name in POLICIES if isinstance(get_policy(name), OrderingPolicy) and get_policy(name).preemptive]
+STAYING, FIXED = ("bert", "cifar10"), {"deepspeech2": 2, "yolov3": 3}
+LIMITED = Truth(None, not_preemptible=STAYING, fixed_gpus=FIXED)
+HOSTS = Cluster((NodeType("t4", "t4", 4, 4, 12.0, 250 * GB),))
+
+
+def of(made, jobs, models):
+    names = np.array(made.models)[made.model_code]
+    return np.isin(names[jobs], list(models))
+
+
+def checked(name, machines):
+    """Under this policy nobody who may not be stopped is, and who can only run on so many GPUs does."""
+    made = random_training(3, 30, machines, truth=LIMITED, mean_gap_s=60.0, mean_s=3_000.0)
+    done = run(made, machines, name, truth=LIMITED, round_s=120.0)
+    events = done.events
+    started, stopped = events.kind == Kind.START, events.kind == Kind.STOP
+    jobs = events.job_id
+    assert not (stopped & of(made, jobs, STAYING)).any()
+    assert of(made, np.arange(len(made)), STAYING).sum() > 5
+    for model, gpus in FIXED.items():
+        mine = started & of(made, jobs, [model])
+        assert set(events.gpus[mine].tolist()) == {gpus}
+    return stopped.any()
+
+
+@pytest.mark.parametrize("placement", ["consolidate", "spread", "most_free"])
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in PREEMPTIVE])
+def test_every_policy_keeps_the_limits_of_jobs(name, placement):
+    checked(name, t4s(placement=placement))
+
+
+@pytest.mark.parametrize("name", ["crius", "gavel", "optimus", "pollux", "sia", "synergy", "themis"])
+def test_limits_are_kept_on_several_gpu_types(name):
+    assert checked(name, three_types()), "nobody was stopped, so nothing was tried"
+
+
+@pytest.mark.parametrize(("order", "mechanism"), list(product(("fifo", "las", "srtf", "themis"), mechanism_names())))
+def test_mechanisms_keep_the_limits_of_jobs(order, mechanism):
+    checked(f"{order}+{mechanism}", HOSTS)
+
+
+def test_synergy_keeps_the_limits_of_jobs_where_it_shares_out_cpus():
+    checked("synergy", HOSTS)
+
+
+@pytest.mark.parametrize("name", PREEMPTIVE)
+def test_order_that_stops_jobs_is_refused_where_some_may_not_be_stopped(name):
+    with pytest.raises(InputError, match=rf"{name}.*truth\.not_preemptible=\[\]"):
+        checked(name, t4s())
+
+
+def test_requests_beyond_the_limits_are_refused_by_whoever_does_not_change_them():
+    made = random_training(3, 10, t4s(), sizes=(4,))
+    with pytest.raises(InputError, match=r"truth\.min_gpus\.\w+=8: .* requests 4 GPUs, expected 8"):
+        run(made, t4s(), policy_named("sia"), truth=Truth(None, min_gpus=dict.fromkeys(made.models, 8)))

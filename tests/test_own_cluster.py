@@ -1,0 +1,147 @@
+"""A log that shows its own cluster: its nodes, its GPU types, its partitions."""
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+from composed import composed
+
+from synergy_core.errors import InputError
+from synergy_runs.invariants import check
+from synergy_runs.log import Kind
+from synergy_sim.prepare import prepared_runs
+from synergy_sim.run import simulate_all
+from synergy_sim.simulate import simulate
+
+HEAD = "JobID|User|Account|Partition|State|Submit|Start|ElapsedRaw|AllocTRES|ReqTRES|NodeList\n"
+START_S = 1_767_571_200
+PARTITIONS = {"short": ("a100", ("a1",)), "long": ("a100", ("a2", "a3")), "old": ("v100", ("v1",))}
+SHORT = "{gpu_type: a100@short, nodes: 3, gpus_per_node: 4}"
+LONG = "{gpu_type: h100@long, nodes: 1, gpus_per_node: 4}"
+OLD = "{gpu_type: v100@old, nodes: 1, gpus_per_node: 4}"
+
+
+def sacct(path, nodes=None):
+    """Sixty jobs of 15 minutes, half of them for the partition short; a node of four GPUs runs one job at a time."""
+    random, lines = np.random.default_rng(4), [HEAD]
+    busy = {name: START_S for _, names in PARTITIONS.values() for name in names}
+    for number in range(60):
+        partition = ("short", "short", "long", "old")[number % 4]
+        kind, names = PARTITIONS[partition]
+        node = min(names, key=lambda name: busy[name])
+        gpus, submit_s = int(random.choice((1, 2, 4))), START_S + 300 * number
+        start_s = max(busy[node], submit_s)
+        busy[node] = start_s + 900
+        given = f"gres/gpu:{kind}={gpus},gres/gpu={gpus},node=1"
+        fields = (number + 1, "ann", "lab", partition, "COMPLETED", submit_s, start_s, 900, given, f"gres/gpu={gpus}")
+        lines.append("|".join(map(str, (*fields, nodes or node))) + "\n")
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.fixture
+def log(tmp_path):
+    return sacct(tmp_path / "jobs.txt")
+
+
+def settings(log, *overrides):
+    return composed("+trace=file", f"trace.path={log}", "figures=false", "progress=false", *overrides)
+
+
+def prepared(log, *overrides):
+    (run,) = prepared_runs(settings(log, "same_information=false", *overrides))
+    return run
+
+
+def machines(log, *overrides):
+    run = prepared(log, "policy=fifo", *overrides)
+    return [(each.gpu_type, each.nodes, each.gpus_per_node) for each in run.cluster.node_types]
+
+
+def test_the_cluster_is_the_one_that_the_log_shows(log):
+    assert machines(log) == [("a100", 3, 4), ("v100", 1, 4)]
+    assert machines(log, "cluster.gpu_type=h100") == [("h100", 3, 4), ("h100", 1, 4)]
+    assert machines(log, "cluster.nodes=7") == [("a100", 7, 4)]
+    assert machines(log, "cluster.gpus_per_node=2", "trace.min_gpus=2") == [("a100", 6, 2), ("v100", 2, 2)]
+    assert machines(log, "cluster.nodes=2", "cluster.gpus_per_node=8", "cluster.gpu_type=t4") == [("t4", 2, 8)]
+
+
+def test_the_lines_above_the_table_say_where_the_cluster_comes_from(log, tmp_path, typed):
+    done = typed("+trace=file", f"trace.path={log}", "policy=fifo", "figures=false")
+    assert done.returncode == 0, done.stderr
+    assert "3 × 4 a100 + 1 × 4 v100" in done.stderr
+    assert "3 partitions (short, long, old)" in done.stderr
+    assert "as logged" in done.stdout
+
+
+def test_a_log_without_starts_is_refused_with_sizes_that_fit_it(tmp_path):
+    """At most 16 + 8 + 4 GPUs are asked for at once; on average 2.8, and the largest job asks for 16."""
+    path = tmp_path / "jobs.csv"
+    path.write_text("submit_time,duration_s,gpus\n0,100,16\n0,100,8\n10,100,4\n1000,0,1\n")
+    with pytest.raises(InputError, match=r"cluster\.nodes=4 no job would have to wait.*cluster\.nodes=2 "):
+        machines(path)
+    assert machines(path, "cluster.nodes=4") == [("v100", 4, 8)]
+
+
+@pytest.mark.parametrize(
+    "policy", ["fifo", "easy", "srtf", "las", "themis", "gavel", "sia", "pollux", "optimus", "synergy", "ftf"]
+)
+def test_jobs_stay_on_the_nodes_of_their_partition_under_every_policy(policy, log):
+    run = prepared(log, f"policy={policy}", "cluster.partitions=trace")
+    work = run.workload
+    nodes = {(each.gpu_type, each.nodes, each.gpus_per_node) for each in run.cluster.node_types}
+    assert nodes == {("a100@short", 1, 4), ("a100@long", 2, 4), ("v100@old", 1, 4)}
+    assert not work.conversions  # each job stays on the type that it ran on
+    done = simulate(work, run.cluster, run.policy, run.execution, truth=run.truth, seed=0)
+    check(done)
+    of_node = [each.partition("@")[2] for each in run.cluster.type_of_node]
+    starts = np.flatnonzero(done.events.kind == Kind.START)
+    ran_in = [of_node[node] for node in done.events.node[starts]]
+    submitted_to = [work.partitions[work.partition_code[job]] for job in done.events.job_id[starts]]
+    assert len(starts) >= 60
+    assert ran_in == submitted_to
+
+
+def test_a_full_partition_waits_beside_idle_nodes_of_others(log):
+    waits_s = []
+    for key in ("cluster.partitions=trace", "cluster.partitions=null"):
+        run = prepared(log, "policy=fifo", key)
+        events = simulate(run.workload, run.cluster, run.policy, run.execution).events
+        starts = events.kind == Kind.START
+        waits_s.append(float(events.time_s[starts].sum() - run.workload.submit_time_s.sum()))
+    assert waits_s[0] > 2 * waits_s[1]
+
+
+def test_nodes_of_a_partition_are_changed_by_naming_them(log):
+    types = f"cluster.node_types=[{SHORT}, {LONG}, {OLD}]"
+    work = prepared(log, "policy=fifo", "cluster.partitions=trace", types).workload
+    bound = Counter(work.gpu_types[code] for code in work.gpu_type_code)
+    assert bound == {"a100@short": 30, "h100@long": 15, "v100@old": 15}
+    assert [(each.of, each.on, each.jobs) for each in work.conversions] == [("a100", "h100", 15)]
+    is_long = np.array([work.partitions[code] == "long" for code in work.partition_code])
+    np.testing.assert_allclose(work.duration_s[is_long], 900 * 1555 / 3350, atol=1e-3)
+    assert (work.duration_s[~is_long] == 900).all()
+
+
+@pytest.mark.parametrize("override", ["cluster.nodes=4", "cluster.gpu_type=h100", "cluster.gpus_per_node=2"])
+def test_a_pool_of_nodes_cannot_be_shared_out_to_partitions(override, log):
+    with pytest.raises(InputError, match="gpu_type: a100@short, nodes: 1"):
+        machines(log, "cluster.partitions=trace", override)
+
+
+def test_partitions_that_share_nodes_or_are_not_in_the_log_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"several partitions \(n1, n2\)"):
+        machines(sacct(tmp_path / "shared.txt", nodes="n[1-2]"), "cluster.partitions=trace")
+    plain = tmp_path / "jobs.csv"
+    plain.write_text("submit_time,duration_s,gpus\n0,100,1\n")
+    with pytest.raises(InputError, match="names no partitions"):
+        machines(plain, "cluster.partitions=trace")
+
+
+def test_the_summary_holds_the_conversions(log, tmp_path):
+    asked = settings(log, "policy=fifo", "cluster.gpu_type=h100")
+    (folder,) = simulate_all(asked, {"policy": ["fifo"], "seed": [0]}, tmp_path, say=False)
+    told = json.loads((folder / "summary.json").read_text())["run_times_converted"]
+    assert {(each["of"], each["on"], each["jobs"]) for each in told} == {("a100", "h100", 45), ("v100", "h100", 15)}
+    assert all(each["low"] < each["factor"] == each["high"] for each in told)
