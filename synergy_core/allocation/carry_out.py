@@ -82,10 +82,13 @@ class Placer:
         asked = np.array([self._kinds.get(job.gpu_type, -1) for job in jobs], dtype=np.int64)
         gpu_type = np.where(answer.gpu_type >= 0, answer.gpu_type, asked)
         held_type = [self._kinds[self._cluster.type_of(job.placement)] if job.running else -1 for job in jobs]
+        held_gpus = np.array([job.held_gpus for job in jobs])
+        keeps = (held_gpus == answer.gpus) & ((held_gpus == 0) | (gpu_type < 0) | (gpu_type == held_type))
+        if keeps.all():  # as in most rounds: nobody needs room
+            return Changes([], [], set())
         stays = np.array([job.must_stay for job in jobs])
         if not self._moves_for_room:
-            held_gpus = np.array([job.held_gpus for job in jobs])
-            stays |= (answer.gpus > 0) & (held_gpus == answer.gpus) & ((gpu_type < 0) | (gpu_type == held_type))
+            stays |= keeps & (held_gpus > 0)
         packed = packing(self._cluster, answer.gpus, gpu_type, current, stays)
         for at in packed.spread:
             if self._patience.ends_s(jobs[at]) > now_s:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
 
 from synergy_core.arrays import Ints
-from synergy_core.cluster import Cluster
+from synergy_core.cluster import Cluster, NodeType
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +49,19 @@ def powers_and_whole_nodes(cluster: Cluster, most_gpus: int = 64, more: Iterable
     Ours: where a type's nodes differ in size, the largest come first, and smaller ones after the last of them. more:
     numbers of GPUs that jobs need exactly; those that are no row yet become one, on the fewest nodes.
     """
+    return _powers_and_whole_nodes(cluster.node_types, most_gpus, frozenset(more))
+
+
+@lru_cache(maxsize=64)
+def _powers_and_whole_nodes(of_nodes: tuple[NodeType, ...], most_gpus: int, more: frozenset[int]) -> Configurations:
     rows = []
-    for index, gpu_type in enumerate(cluster.gpu_types):
-        node_types = [each for each in cluster.node_types if each.gpu_type == gpu_type]
+    for index, gpu_type in enumerate(dict.fromkeys(each.gpu_type for each in of_nodes)):
+        node_types = [each for each in of_nodes if each.gpu_type == gpu_type]
         sizes = sorted((each.gpus_per_node for each in node_types for _ in range(each.nodes)), reverse=True)
         rows += [(index, 1 << i, 1) for i in range((sizes[0] - 1).bit_length())]
         up_to = list(accumulate(sizes))
         whole = enumerate(up_to, start=1)
         rows += [(index, gpus, nodes) for nodes, gpus in whole if gpus <= max(most_gpus, sizes[0])]
-        missing = sorted(set(more) - {gpus for kind, gpus, _ in rows if kind == index})
+        missing = sorted(more - {gpus for kind, gpus, _ in rows if kind == index})
         rows += [(index, gpus, bisect_left(up_to, gpus) + 1) for gpus in missing if 0 < gpus <= up_to[-1]]
     return configurations_of(rows)

@@ -210,8 +210,10 @@ class SynergyTask:
             if missing:
                 shapes = rows.nodes[columns], rows.gpus[columns]
                 known.update(zip(missing, cls._paces(list(missing.values()), *shapes), strict=True))
-            for at, key, ratio in keys:
-                result[:, at, columns] = known[key] * ratio
+            if keys:
+                ats, asked, ratios = zip(*keys, strict=True)
+                of_jobs = np.stack([known[key] for key in asked], axis=1) * np.array(ratios)[:, None]
+                result[:, np.array(ats)[:, None], columns] = of_jobs
         return result
 
     def _largest_batch(self, *, requested: bool) -> int:
