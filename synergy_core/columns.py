@@ -28,6 +28,8 @@ _SAME = {
     "duration_s": ("run_time", "runtime", "elapsed", "walltime", "wall_time", "length"),
     "submit_time": ("submit", "submission_time", "arrival", "arrival_time", "submitted_at"),
     "gpus": ("gpu_num", "num_gpus", "n_gpus", "gpu_count", "gpu_request"),
+    "virtual_cluster": ("tenant", "vc", "queue", "account"),
+    "estimate_s": ("time_limit", "requested_time", "walltime_limit"),
 }
 """Other people's names, less the unit."""
 _CUTOFF = 0.6

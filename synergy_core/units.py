@@ -8,6 +8,7 @@ GPU-seconds add up to the last bit. Reading a trace rounds to the grid once; not
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 from typing import TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ MB, GB = 1e6, 1e9
 
 HOUR_S = 3_600.0
 DAY_S = 86_400.0
+YEAR_S = 365 * DAY_S
 
 FloatOrArray = TypeVar("FloatOrArray", float, NDArray[np.float64])
 
@@ -65,9 +67,15 @@ def format_duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def format_instant(time_s: float) -> str:
-    """A simulated time for people: `3.25 h`."""
-    return f"{time_s / HOUR_S:.2f} h"
+def format_instant(time_s: float, origin_s: float = 0.0) -> str:
+    """A simulated time for people: `3.25 h`, and `3.25 h (2017-10-09 07:01:55)` where the log has dates.
+
+    origin_s: seconds from 1970 to simulated time 0. Less than a year means that the log has no dates.
+    """
+    hours = f"{time_s / HOUR_S:.2f} h"
+    if origin_s < YEAR_S:
+        return hours
+    return f"{hours} ({datetime.fromtimestamp(origin_s + time_s, tz=UTC):%Y-%m-%d %H:%M:%S})"
 
 
 def format_gpus(gpus: int) -> str:

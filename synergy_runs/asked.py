@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, get_args
 from synergy_core.conformance import check_keys
 from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.beliefs import Information, InputKnowledge
-from synergy_core.policies import Policy, get_policy, is_mechanism, parts_of, policy_names
+from synergy_core.policies import Policy, get_policy, is_mechanism, parts_of
 from synergy_runs.terms import given_like
 
 _ASKED = re.compile(r"(?P<name>[\w.+-]+)(?:\((?P<given>.*)\))?", re.DOTALL)
@@ -38,7 +38,7 @@ def read_asked(text: str) -> AskedPolicy:
     found = _ASKED.fullmatch(text.strip())
     if found is None:
         raise InputError(f"policy {text!r}: expected {_FORM}.")
-    check_policy(found["name"])
+    get_policy(found["name"])
     given: dict[str, Any] = {}
     for each in _GIVEN.findall(found["given"] or ""):
         key, equals, value = (part.strip() for part in each.partition("="))
@@ -75,15 +75,6 @@ def quoted(value: str) -> str:
     return _IN_A_LIST.sub(lambda found: f'"{found[2]}"' if "(" in found[2] else found[0], value)
 
 
-def check_policy(name: str) -> None:
-    """Raises InputError with the nearest match if no policy has this name."""
-    known = policy_names()
-    if name not in known and "+" in name:
-        get_policy(name)
-    elif name not in known:
-        raise unknown("policy", name, known)
-
-
 def policies_of(
     texts: Sequence[str],
     parameters: Mapping[str, Mapping[str, Any]],
@@ -97,7 +88,7 @@ def policies_of(
         raise InputError("policy=[]: expected at least one policy; see python -m synergy_sim --help.")
     for name in parameters:
         if not is_mechanism(name):
-            check_policy(name)
+            get_policy(name)
     result: dict[str, Policy] = {}
     for text in texts:
         policy = _policy(read_asked(text), parameters, information, knowledge)

@@ -21,10 +21,10 @@ class Turn:
     placed: Placed
     by: str
 
-    def text(self) -> str:
-        """`started at 3.40 h on node 12: job 55 (8 GPUs) ended`."""
+    def text(self, origin_s: float = 0.0) -> str:
+        """`started at 3.40 h on node 12: job 55 (8 GPUs) ended`. origin_s: see `format_instant`."""
         where = f" on {nodes_in_words(self.placed)}" if self.placed and self.what == "started" else ""
-        return f"{self.what} at {format_instant(self.time_s)}{where}{': ' if self.by else ''}{self.by}"
+        return f"{self.what} at {format_instant(self.time_s, origin_s)}{where}{': ' if self.by else ''}{self.by}"
 
 
 def nodes_in_words(placed: Placed) -> str:

@@ -34,7 +34,7 @@ class Answer:
     place, of: where it stands among those of its lane, from 1; 0 where it does not. preempts: whether running jobs have
     a place in that order too. ahead: the first of those before it; more_ahead, more_ahead_gpus: the rest.
     free: GPUs by node. demand: CPUs and memory, under a policy that shares them out. why: sentences. before, after:
-    what had happened to it, and what did next.
+    what had happened to it, and what did next. origin_s: seconds from 1970 to simulated time 0, see `format_instant`.
     """
 
     policy: str
@@ -64,6 +64,7 @@ class Answer:
     why: tuple[str, ...]
     before: tuple[Turn, ...]
     after: Turn | None
+    origin_s: float
 
     def as_dict(self) -> dict[str, Any]:
         """The answer as plain values, for JSON."""
@@ -80,9 +81,9 @@ class Answer:
         of_type = f", type {self.gpu_type}" if self.gpu_type else ""
         tenant = f", tenant {self.tenant}" if self.tenant else ""
         lines = [
-            f"{self.policy} at {format_instant(self.time_s)}: {self.order}",
+            f"{self.policy} at {self._instant(self.time_s)}: {self.order}",
             f"job {self.job_id} ({self.name}): {format_gpus(self.gpus)}{of_type}{tenant}, submitted "
-            f"at {format_instant(self.submit_time_s)}",
+            f"at {self._instant(self.submit_time_s)}",
             self._state(),
             *(self.demand.text() if self.demand else ()),
         ]
@@ -92,21 +93,24 @@ class Answer:
         if self.before:
             lines.append(f"before: {self._before()}.")
         if self.after is not None:
-            lines.append(f"then: it {self.after.text()}.")
+            lines.append(f"then: it {self.after.text(self.origin_s)}.")
         return "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ", break_long_words=False) for line in lines)
+
+    def _instant(self, time_s: float) -> str:
+        return format_instant(time_s, self.origin_s)
 
     def _state(self) -> str:
         if self.state == "running":
-            return f"runs since {format_instant(self.since_s)} on {nodes_in_words(self.placed)}"
+            return f"runs since {self._instant(self.since_s)} on {nodes_in_words(self.placed)}"
         if self.state == "waiting":
             waited = format_duration(self.time_s - self.since_s)
-            return f"waits since {format_instant(self.since_s)}, {waited} so far"
-        return f"had ended at {format_instant(self.since_s)}"
+            return f"waits since {self._instant(self.since_s)}, {waited} so far"
+        return f"had ended at {self._instant(self.since_s)}"
 
     def _standing(self) -> list[str]:
         among = "jobs that wait or run" if self.preempts else "jobs that wait"
         whose = f" of tenant {self.lane}" if self.lane else ""
-        as_of = f" in the round of {format_instant(self.decided_s)}" if self.decided_s != self.time_s else ""
+        as_of = f" in the round of {self._instant(self.decided_s)}" if self.decided_s != self.time_s else ""
         lines = [f"place {self.place} of {self.of} {among}{whose}{as_of}: {self.key}"]
         digits = max((len(str(each.job_id)) for each in self.ahead), default=0)
         for each in self.ahead:
@@ -120,7 +124,7 @@ class Answer:
     def _before(self) -> str:
         stops = sum(turn.what == "stopped" for turn in self.before)
         times = "once" if stops == 1 else f"{stops} times"
-        first, last = self.before[0].text(), self.before[-1].text()
+        first, last = (turn.text(self.origin_s) for turn in (self.before[0], self.before[-1]))
         if self.state == "ended" or len(self.before) == 1:
             return f"it {first}" + (f"; stopped {times}" if stops else "")
         return f"stopped {times}; last it {last}"
@@ -171,6 +175,7 @@ def answer(facts: Facts, job_id: int, at_s: float) -> Answer:
         why=tuple(why),
         before=before,
         after=next((turn for turn in happened if turn.time_s > at_s), None),
+        origin_s=facts.origin_s,
         **_order(facts, job, at),
     )
 

@@ -24,13 +24,14 @@ from synergy_core.exits import run
 from synergy_core.jobs.spec import JobSpec
 from synergy_core.parser import Parser
 from synergy_core.policies import Policy, SharingPolicy
-from synergy_core.units import parse_duration_s
+from synergy_core.units import format_instant, parse_duration_s
 from synergy_runs.as_logged import AS_LOGGED
 from synergy_runs.asked import policies_of
 from synergy_runs.explained import explained as explanation_in
 from synergy_runs.machines import cluster_of
 from synergy_runs.settings import NodeTypeSettings, build
 from synergy_runs.stored import StoredRun, followed, read_run
+from synergy_runs.traces.times import epoch_s
 from synergy_sim.answer import Answer, answer
 from synergy_sim.facts import COLUMNS, Facts
 from synergy_sim.hardware import speeds
@@ -55,9 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write it there too")
     given = parser.parse_args(arguments)
     try:
-        found, at_s = explained(followed(given.run), given.job, given.at)
+        found, at_s, origin_s = explained(followed(given.run), given.job, given.at)
         if isinstance(found, Explanation):
-            print(f"round at {at_s:.0f} s of {given.run}")
+            print(f"round at {format_instant(at_s, origin_s)} of {given.run}")
         print(found.text())
         if given.json is not None:
             given.json.write_text(json.dumps({"time_s": at_s, **found.as_dict()}, indent=1) + "\n", encoding="utf-8")
@@ -72,8 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation | Answer, float]:
-    """The explanation, and its instant. Raises InputError where the run, the job or the instant cannot be found."""
+def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation | Answer, float, float]:
+    """The explanation, its instant, and the seconds from 1970 to simulated time 0.
+
+    Raises InputError where the run, the job or the instant cannot be found.
+    """
     settings = settings_of(folder)
     if settings.policy == [AS_LOGGED]:
         raise InputError(
@@ -85,7 +89,7 @@ def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation | An
     facts = facts_of(read_run(folder), settings, policy)
     job = _job_number(facts.jobs["job_name"].tolist(), name)
     at_s = _instant_s(at, name, float(facts.jobs["submit_time_s"][job]))
-    return answer(facts, job, at_s), at_s
+    return answer(facts, job, at_s), at_s, facts.origin_s
 
 
 def settings_of(folder: Path) -> Settings:
@@ -130,6 +134,7 @@ def facts_of(run: StoredRun, settings: Settings, policy: Policy) -> Facts:
         shares=run.shares(),
         submissions=_submissions(run, settings) if isinstance(policy, SharingPolicy) else (),
         speeds=speeds(cluster, np.unique(jobs["gpus"]).tolist(), timed_on and gpu_type_named(timed_on)),
+        origin_s=epoch_s(str(run.summary["trace_start"])),
     )
 
 
@@ -165,7 +170,7 @@ def _instant_s(at: str | None, name: str, submit_s: float) -> float:
     return at_s
 
 
-def _asked_again(settings: Settings, name: str, at: str | None) -> tuple[Explanation, float]:
+def _asked_again(settings: Settings, name: str, at: str | None) -> tuple[Explanation, float, float]:
     """The policy's own account of the round, which it is asked for once more."""
     (run,) = prepared_runs(settings)
     workload = run.workload
@@ -176,7 +181,7 @@ def _asked_again(settings: Settings, name: str, at: str | None) -> tuple[Explana
     if last is None:
         raise InputError(f"job {name} was not active in any round at or after {at_s:.0f} s: it had ended.")
     label = f"job {workload.job_name[job]}"
-    return explanation_in(last, run.cluster, run.policy.name, job, label), last[0].now_s
+    return explanation_in(last, run.cluster, run.policy.name, job, label), last[0].now_s, workload.origin_s
 
 
 def _job_number(names: list[str], wanted: str) -> int:

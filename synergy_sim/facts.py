@@ -58,7 +58,8 @@ class Facts:
     decided_s: when decisions were taken. event_driven: whenever something happened, rather than once a round. shares:
     what jobs were given beside GPUs, where they were; submissions: by job, what it was submitted with that a mechanism
     asks, its spec and the share that it requested. speeds: by GPUs asked for and GPU type, how fast a job of a run time
-    goes; {} where that is the same on all.
+    goes; {} where that is the same on all. origin_s: seconds from 1970 to simulated time 0, near 0 in logs without
+    dates.
     """
 
     policy: Policy
@@ -71,6 +72,7 @@ class Facts:
     shares: Shares | None = None
     submissions: Sequence[tuple[JobSpec | None, Share | None]] = ()
     speeds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    origin_s: float = 0.0
 
     @cached_property
     def needs(self) -> Needs:

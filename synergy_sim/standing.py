@@ -120,9 +120,7 @@ def why_waiting(facts: Facts, moment: Moment, job: SimulatedJob, at: Standing) -
             reasons.append(f"{_first(head)} does not fit, and nobody overtakes it.")
         elif policy.backfill == "easy":
             order = ordered(policy, facts.cluster, moment)[0]
-            reasons += [
-                _would_delay(facts.cluster, moment, job, head) for head in _heads_before(facts.cluster, order, job)
-            ]
+            reasons += [_would_delay(facts, moment, job, head) for head in _heads_before(facts.cluster, order, job)]
     else:
         ahead = [each for each in at.order[: at.place] if each.running]
         left = Placement(facts.cluster)
@@ -197,12 +195,12 @@ def _heads_before(cluster: Cluster, order: list[SimulatedJob], job: SimulatedJob
     return found[: found.index(job)] if job in found else found
 
 
-def _would_delay(cluster: Cluster, moment: Moment, job: SimulatedJob, head: SimulatedJob) -> str:
+def _would_delay(facts: Facts, moment: Moment, job: SimulatedJob, head: SimulatedJob) -> str:
     """A sentence where the job would delay the head, or does not fit; "" where it would not."""
-    reservation = _reserve(cluster, moment, head)
+    cluster, reservation = facts.cluster, _reserve(facts.cluster, moment, head)
     if reservation.window_s == NEVER:
         return ""
-    by = format_instant(moment.now_s + reservation.window_s)
+    by = format_instant(moment.now_s + reservation.window_s, facts.origin_s)
     placed = moment.placement.place(job.gpus, job.gpu_type, scattered=_may_scatter(cluster, moment, job))
     if placed is None:
         return f"{_first(head)} is promised its GPUs by {by}, as running jobs are expected to end."
@@ -238,7 +236,9 @@ def _reserve(cluster: Cluster, moment: Moment, head: SimulatedJob) -> Reservatio
 def undecided(facts: Facts, now_s: float) -> str:
     """The sentence that the next decision may start the job."""
     last_s = facts.last_decision_s(now_s)
-    last = "none was taken before" if last_s is None else f"the last was taken at {format_instant(last_s)}"
+    last = (
+        "none was taken before" if last_s is None else f"the last was taken at {format_instant(last_s, facts.origin_s)}"
+    )
     if not facts.event_driven:
         return f"Decisions are taken once a round; {last}, and it waits for the next."
     return f"Nothing in these facts keeps it from running at the next decision; {last}."

@@ -237,7 +237,9 @@ def results(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("explain")
     log = folder / "jobs.csv"
-    log.write_text("job,submit_time,duration_s,gpus,virtual_cluster\na,0,3600,6,x\nb,60,3600,8,x\nc,120,60,1,x\n")
+    times = ["2026-01-05 07:00:00", "2026-01-05 07:01:00", "2026-01-05 07:02:00"]
+    rows = [f"{job},{at},{rest},x" for job, at, rest in zip("abc", times, ("3600,6", "3600,8", "60,1"), strict=True)]
+    log.write_text("\n".join(["job,submit_time,duration_s,gpus,virtual_cluster", *rows, ""]))
     overrides = ["+trace=file", f"trace.path={log}", "policy=[fifo,tiresias]", "cluster.nodes=1", "figures=false"]
     quotas = ["cluster.virtual_clusters={x: 8}", "progress=false"]
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
@@ -251,10 +253,11 @@ def test_stored_run_is_explained_without_its_log(results, tmp_path, capsys):
     target = tmp_path / "why.json"
     assert main([str(results / "fifo-0"), "c", "--at", "10m", "--json", str(target)]) == 0
     printed = capsys.readouterr().out
-    assert "job 2 (c): 1 GPU, tenant x, submitted at 0.03 h" in printed
+    assert "job 2 (c): 1 GPU, tenant x, submitted at 0.03 h (2026-01-05 07:02:00)" in printed
+    assert "started at 2.00 h (2026-01-05 09:00:00) on node 0" in " ".join(printed.split())
     assert json.loads(target.read_text())["state"] == "waiting"
     assert main([str(results / "tiresias-0"), "0", "--at", "30s"]) == 0
-    assert "runs since 0.00 h on node 0" in capsys.readouterr().out
+    assert "runs since 0.00 h (2026-01-05 07:00:00) on node 0" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

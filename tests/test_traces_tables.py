@@ -244,6 +244,11 @@ def test_declared_run_times_far_below_the_true_ones_are_counted(tmp_path: Path) 
 def test_our_own_csv_names_columns_it_does_not_read(tmp_path: Path) -> None:
     rows = read_trace(written(tmp_path, "submit_time,duration_s,gpus,usr,colour\n1,2,3,u,red\n"))
     assert rows.notes == ["column 'colour' is not read", "column 'usr' is not read; did you mean 'user'?"]
+    rows = read_trace(written(tmp_path, "submit_time,duration_s,gpus,tenant,state\n1,2,3,t,failed\n"))
+    meant = {"tenant": "virtual_cluster", "state": "end_state"}
+    assert all(any(name in note and column in note for note in rows.notes) for name, column in meant.items())
+    rows = read_trace(written(tmp_path, "submit_time,duration_s,gpus,estimate_hours\n1,2,3,4\n"))
+    assert "'estimate_s', 3,600 times as large" in rows.notes[0]
 
 
 @pytest.mark.parametrize(

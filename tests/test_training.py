@@ -93,6 +93,11 @@ def test_stragglers_are_slower_by_their_factor_run_by_run():
     assert np.mean(draws) == pytest.approx(2.0, abs=0.2)
 
 
+def test_training_jobs_that_were_logged_below_a_second_run_their_own_time():
+    made = training([(0, 1, 0.25, "bert"), (0, 2, 0.5, "ncf"), (0, 1, 30.0, "bert")], t4s())
+    assert finish_s(run(made, t4s(), "fifo")) == pytest.approx([0.25, 0.5, 30.0], abs=MEASURED_S)
+
+
 def test_epochs_end_at_whole_seconds_where_the_published_simulators_say_so():
     made = as_given(with_work(training([(0, 4, 100, "cifar10")], t4s()), batch=512), t4s(), CATALOG)
     exact, whole = (finish_s(run(made, t4s(), "fifo", whole_seconds=each))[0] for each in (False, True))

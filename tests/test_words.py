@@ -139,6 +139,33 @@ ORDER = '@ordering_policy()\ndef mine(job: JobView):\n    """Mine."""\n    '
 SHARE = '@allocation_policy(round_s=60.0)\ndef mine(state: ClusterState):\n    """Mine."""\n    '
 
 
+def run_beside(policy, text, tmp_path, monkeypatch):
+    """Runs a policy where the plug-in mine.py has that text."""
+    (tmp_path / "mine.py").write_text(text)
+    (tmp_path / "log.csv").write_text(LOG)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    plug_in = types.SimpleNamespace(name="mine", value="mine", load=lambda: __import__("mine"))
+    monkeypatch.setattr(_registry, "entry_points", lambda group: [plug_in])
+    words = [
+        "+trace=file",
+        "trace.path=log.csv",
+        "cluster.nodes=1",
+        "cluster.gpus_per_node=2",
+        f"policy={policy}",
+        "figures=false",
+    ]
+    monkeypatch.setattr(sys, "argv", ["synergy_sim", *words])
+    _registry._discover.cache_clear()
+    try:
+        main()
+    finally:
+        _registry._found.pop("mine", None)
+        _registry._broken.clear()
+        sys.modules.pop("mine", None)
+        _registry._discover.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -159,35 +186,23 @@ SHARE = '@allocation_policy(round_s=60.0)\ndef mine(state: ClusterState):\n    "
     ],
 )
 def test_a_broken_policy_is_told_its_file_and_line(code, said, tmp_path, monkeypatch, capsys):
-    (tmp_path / "mine.py").write_text(POLICY.format(code))
-    (tmp_path / "log.csv").write_text(LOG)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    plug_in = types.SimpleNamespace(name="mine", value="mine", load=lambda: __import__("mine"))
-    monkeypatch.setattr(_registry, "entry_points", lambda group: [plug_in])
-    words = [
-        "+trace=file",
-        "trace.path=log.csv",
-        "cluster.nodes=1",
-        "cluster.gpus_per_node=2",
-        "policy=mine",
-        "figures=false",
-    ]
-    monkeypatch.setattr(sys, "argv", ["synergy_sim", *words])
-    _registry._discover.cache_clear()
-    try:
-        with pytest.raises(SystemExit) as left:
-            main()
-    finally:
-        _registry._found.pop("mine", None)
-        sys.modules.pop("mine", None)
-        _registry._discover.cache_clear()
+    with pytest.raises(SystemExit) as left:
+        run_beside("mine", POLICY.format(code), tmp_path, monkeypatch)
     told = capsys.readouterr().err
     assert left.value.code == 2
     for part in said:
         assert part in told
     assert "Traceback" not in told
     assert not list(tmp_path.rglob("summary.json"))
+
+
+def test_a_broken_policy_file_stops_only_commands_that_use_it(tmp_path, monkeypatch, capsys):
+    broken = POLICY.format(f"{ORDER}return ()\n1 / 0")
+    run_beside("fifo", broken, tmp_path, monkeypatch)
+    assert list(tmp_path.rglob("summary.json"))
+    with pytest.raises(SystemExit):
+        run_beside("mien", broken, tmp_path, monkeypatch)
+    assert "mine.py, line 9 (`1 / 0`)" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+from functools import partial
 
 SUMMARY = "check that a policy, yours or ours, keeps the rules of all policies"
 
@@ -24,14 +25,14 @@ def run(chosen: argparse.Namespace) -> int:
     from synergy_core.conformance import conforms
     from synergy_core.errors import InputError
     from synergy_core.policies import get_policy
-    from synergy_core.policies._faults import imported
+    from synergy_core.policies._faults import load
 
     if chosen.module is not None:
         if importlib.util.find_spec(chosen.module.partition(".")[0]) is None:
             raise InputError(
                 f"--module {chosen.module}: no such module here; expected one such as my_package.my_policy."
             )
-        imported(chosen.module, f"--module {chosen.module}")
+        load(f"--module {chosen.module}", partial(importlib.import_module, chosen.module))
     for name in chosen.names:
         conforms(get_policy(name))
         print(f"{name}: keeps the rules")

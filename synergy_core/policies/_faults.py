@@ -8,16 +8,15 @@ import linecache
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any
 
 from synergy_core.errors import InputError
 
 
-def imported(name: str, what: str) -> ModuleType:
-    """The module of that name. what: what it is, for the InputError that is raised where it cannot be imported."""
+def load(what: str, loader: Callable[[], object]) -> None:
+    """Imports a file by calling `loader`. what: what it is, for the InputError that is raised where that fails."""
     try:
-        return importlib.import_module(name)
+        loader()
     except InputError as error:
         raise InputError(f"{what}: {error}") from None
     except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ from synergy_core.arrays import Floats
 from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.beliefs import Information, InputKnowledge
 from synergy_core.modules import module_names
-from synergy_core.policies._faults import imported, in_words
+from synergy_core.policies._faults import load
 from synergy_core.policies._parameters import checked
 from synergy_core.policies._reads import check_reads, shows_enough, try_key
 from synergy_core.state import Allocations, ClusterState, EstimatedClusterState, OracleClusterState
@@ -42,6 +43,8 @@ WordsFunction = Callable[..., str]
 STATES = (ClusterState, EstimatedClusterState, OracleClusterState, GoodputState, OracleGoodputState)
 
 _found: dict[str, PlainPolicy] = {}
+_broken: dict[str, InputError] = {}
+"""Why a policy file or plug-in cannot be loaded, by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,8 +343,11 @@ def plain_policy(name: str) -> PlainPolicy:
     """
     _discover()
     base = base_name(name)
+    if base in _broken:
+        raise _broken[base]
     if base not in _found:
-        raise unknown("policy", name, _found, hint="A file in synergy_core/policies/ adds one.")
+        hints = ("A file in synergy_core/policies/ adds one", *(str(error).rstrip(".") for error in _broken.values()))
+        raise unknown("policy", name, _found, hint="; ".join(hints) + ".")
     policy = _found[base]
     if name == base:
         return policy
@@ -359,18 +365,27 @@ def base_name(name: str) -> str:
 
 @functools.cache
 def _discover() -> None:
-    """Imports every policy of this folder and every entry point, once."""
+    """Loads every policy of this folder and every entry point, once. One that cannot be loaded stops nobody but who
+    asks for it.
+    """
     package = __name__.rpartition(".")[0]
     for name in module_names(package):
-        imported(f"{package}.{name}", f"the policy file {name}.py")
+        _try_to_load(
+            name, f"the policy file {name}.py", functools.partial(importlib.import_module, f"{package}.{name}")
+        )
     for point in entry_points(group="synergy.policies"):
-        try:
-            point.load()
-        except InputError as error:
-            raise InputError(f"policy plug-in {point.name} ({point.value}): {error}") from error
-        except Exception as error:
-            what = f"policy plug-in {point.name} ({point.value})"
-            raise InputError(f"{what} cannot be loaded: {in_words(error)}.") from error
+        _try_to_load(point.name, f"policy plug-in {point.name} ({point.value})", point.load)
+
+
+def _try_to_load(name: str, what: str, loader: Callable[[], object]) -> None:
+    """Calls `loader`, which adds policies to `_found`; keeps why it failed, and then none of them, under `name`."""
+    before = dict(_found)
+    try:
+        load(what, loader)
+    except InputError as error:
+        _broken[name] = error
+        _found.clear()
+        _found.update(before)
 
 
 def _add(kind: type[PlainPolicy], function: Callable[..., Any], **what: Any) -> None:

@@ -9,6 +9,7 @@ an id: two rows may not have the same.
 
 from __future__ import annotations
 
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from synergy_core.columns import renamed
@@ -93,7 +94,8 @@ def _note_unread_columns(path: Path, rows: TraceRows) -> None:
     known = (*REQUIRED, *OPTIONAL)
     header = {name.lower() if name.lower() in known else name for name in written}
     for name in sorted(header - set(known)):
-        meant = next((each for each in known if each not in header and renamed(each, [name])), None)
+        near = [each for each in known if each not in header and renamed(each, [name])]
+        meant = max(near, key=lambda each: SequenceMatcher(None, name, each).ratio(), default=None)
         if meant is None:
             guess = ""
         elif "Rename" in (advice := renamed(meant, [name])):
