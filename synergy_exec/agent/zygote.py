@@ -21,6 +21,9 @@ from synergy_exec.worker.parent import die_with
 from synergy_exec.worker.start import Descriptors, Start
 from synergy_exec.worker.zygote import LONGEST_PACKET, PING_S
 
+_LARGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+"""Torch asks the kernel for pages of 2 MB for tensors of at least that size. Every rank is a new process, and gradients
+are allocated again at each step: with pages of 4 kB half of the CPU time of such a step can be the kernel's."""
 _LEAVING_S = 2.0
 _SWEEPING_S = 3.0
 """How long what a zygote left behind may hold the agent up."""
@@ -57,7 +60,7 @@ class Zygote:
         ours.setblocking(False)
         command = [sys.executable, "-m", "synergy_exec.worker.zygote", str(theirs.fileno()), str(os.getpid())]
         # Threads would not survive a fork; workers set their own number.
-        environment = os.environ | dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"), "1")
+        environment = {**_LARGE_PAGES, **os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         with theirs:
             process = subprocess.Popen(
                 command,

@@ -222,7 +222,9 @@ class Copies:
         a checkpoint. Raises InputError when all have left, where one fails.
         """
         resumed = [job in self._saved for job, _ in self._copies]
-        async with self._started(next(plan for plan in plans if self._selection.worth(plan))) as runs:
+        # None is worth it where an agent was lost once they were measured: then the first is measured again.
+        first = next(filter(self._selection.worth, plans), plans[0])
+        async with self._started(first) as runs:
             for run, is_resumed, took_s in zip(runs, resumed, await self._measure(runs), strict=True):
                 (self.found.restarts if is_resumed else self.found.starts).append(run.standstill_s(took_s))
             if once:

@@ -18,7 +18,7 @@ from exec.controllers_backend import TaskBackend
 from synergy_exec.commands import profile as command
 from synergy_exec.commands.profile import table
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Failure, Launch, Message, PlanMessage, Retune
+from synergy_exec.messages import Failure, Kill, Launch, Message, PlanMessage, Report, Retune
 from synergy_exec.profiling import profile as profiling
 from synergy_exec.profiling.finder import CandidatePlans
 from synergy_exec.profiling.grid import batches_of, plans
@@ -148,6 +148,36 @@ def test_smaller_pieces_are_measured_where_memory_ran_out(tmp_path: Path, launch
         " left out, pp2 · 16×2: rank 0: OutOfMemoryError",
     ]
     assert len([each for each in launches if each.plan.pipeline == 2]) == 3  # what fits of 32, and 16
+
+
+def test_slow_plan_is_measured_again_where_its_agent_was_lost_meanwhile(
+    tmp_path: Path, launches: list[Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Failed before: by then it was known to be slow, so that nothing was left to measure."""
+    left: list[int] = []
+
+    class Leaving(Agent):
+        def hear(self, message: Message, now_s: float) -> list[Message]:
+            if isinstance(message, Kill) and not left and self.runs[message.run].launch.plan.pipeline > 1:
+                left.append(message.run)
+                raise asyncio.CancelledError
+            return super().hear(message, now_s)
+
+        def pass_time(self, now_s: float) -> list[Message]:
+            slow = {number for number, run in self.runs.items() if run.launch.plan.pipeline > 1}
+            return [
+                dataclasses.replace(each, told_s=100.0 * each.told_s)
+                if isinstance(each, Report) and each.run in slow
+                else each
+                for each in super().pass_time(now_s)
+            ]
+
+    monkeypatch.setattr(controllers_backend, "FakeAgent", Leaving)
+    path, file = tmp_path / "profile.json", file_of("small", max_batch=4)
+    made = add_to_profile(path, [file], TaskBackend(2), HERE, TINY, lambda _: None, Settings(profile_s=60.0))
+    assert made.remarks == []
+    assert len(left) == 1
+    assert {(row.plan.gpus, row.plan.pipeline) for row in made.models[0].rows} == {(1, 1), (2, 1), (2, 2)}
 
 
 def test_command_measures_as_a_run_would(

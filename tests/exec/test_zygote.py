@@ -33,6 +33,22 @@ def test_dead_zygote_ends_its_workers_and_the_agent_after_it_has_said_so(tmp_pat
         assert gone([zygote, *pids], timeout_s=5)
 
 
+LARGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not LARGE_PAGES.is_file() or "[never]" in LARGE_PAGES.read_text(), reason="this kernel gives no large pages"
+)
+def test_large_tensors_of_a_job_lie_on_large_pages(tmp_path: Path) -> None:
+    with Controller(tmp_path) as controller:
+        agent = controller.start_agent(slots=1)
+        mlp = "synergy_exec.examples.mlp:Mlp"
+        controller.reached(controller.launch("Plain", {"width": 1024, "depth": 1}, work=1e6, job_class=mlp), 2)
+        (pid,) = workers(agent.pid)
+        held = dict(line.split(":") for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+        assert int(held["AnonHugePages"].split()[0]) >= 4 * 1024  # one layer's weights, in kB
+
+
 def test_zygote_that_stands_still_is_noticed_and_ended_with_its_workers(tmp_path: Path) -> None:
     with Controller(tmp_path) as controller:
         agent = controller.start_agent(slots=1)
