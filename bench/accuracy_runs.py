@@ -13,6 +13,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -329,14 +330,19 @@ def with_seeds(runs: Iterable[Run], seeds: int) -> list[Run]:
 
 
 @cache
-def commit() -> str:
-    """The last version that changed what is simulated, with a + if that has changed since."""
+def typed_command() -> str:
+    """This process' command, as it can be typed again in the repository's root."""
+    return shlex.join(["python", f"bench/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+
+
+def commit(folders: Sequence[str] = SIMULATED) -> str:
+    """The last version that changed these folders, with a + if they have changed since."""
     try:
         told = [
             subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
             for words in (
-                ["log", "-1", "--format=%h", "--", *SIMULATED],
-                ["status", "--porcelain", "--", *SIMULATED],
+                ["log", "-1", "--format=%h", "--", *folders],
+                ["status", "--porcelain", "--", *folders],
             )
         ]
     except (OSError, subprocess.CalledProcessError):

@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
-import sys
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accuracy_runs import commit, compose, machine, write_atomically
+from accuracy_runs import commit, compose, machine, typed_command, write_atomically
 
 EXPERIMENT = "experiment=llm_heterogeneous"
 OURS = "synergy"
@@ -105,7 +103,7 @@ def main() -> None:
     met = [row["synergy ÷ it"] <= GOAL for row in against]
     if met:
         print(f"goal, at most {GOAL:g} of crius and of sia+plans: {'met' if all(met) else 'not met'}")
-    told = {"command": f"python bench/llm.py {shlex.join(sys.argv[1:])}", "version": commit(), "machine": machine()}
+    told = {"command": typed_command(), "version": commit(), "machine": machine()}
     if chosen.json:
         write_atomically(chosen.json, json.dumps({**told, "date": str(date.today()), "rows": rows}, indent=1) + "\n")
 

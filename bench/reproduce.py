@@ -2,8 +2,9 @@
 
     SYNERGY_DATA=… python bench/reproduce.py [--only SECTION …] [--seeds N] [--workers 2] [--out docs/accuracy.md]
 
-Every run is kept in results/accuracy/ when it ends; a call that was interrupted goes on where it stopped, and what has
-ended is never run again: delete results/accuracy/ after a change of the code. Only the chosen sections are rewritten;
+Every run is kept in results/accuracy/VERSION/ when it ends, and never run again: a call that was interrupted goes on
+where it stopped. VERSION is the last commit that changed what is simulated; delete the folder after a change that was
+not committed. Only the chosen sections are rewritten;
 the rest of the page stays. --only-page runs nothing.
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from accuracy_asked import Asked, Section
-from accuracy_runs import RESULTS, ROOT, Run, carry_out, machine, with_seeds, write_atomically
+from accuracy_runs import RESULTS, ROOT, Run, carry_out, commit, machine, with_seeds, write_atomically
 from accuracy_sections import SECTIONS
 
 INTRODUCTION = """# Accuracy
@@ -91,7 +92,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--long-seeds", type=int, default=2, help="at most so many on files of 960 jobs (2)")
     parser.add_argument("--workers", type=int, default=2, help="processes (2)")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "accuracy.md")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="where runs are kept (results/accuracy)")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS / commit(), help="where runs are kept (results/accuracy/VERSION)"
+    )
     parser.add_argument("--only-page", action="store_true", help="rebuild from what is kept; run nothing")
     chosen = parser.parse_args(arguments)
     asked = Asked(chosen.seeds, chosen.long_seeds, chosen.results, chosen.only_page)

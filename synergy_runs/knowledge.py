@@ -9,8 +9,9 @@ from synergy_runs.comparison import ComparedPolicy, Comparison
 from synergy_runs.log import POOLED
 from synergy_runs.terms import Terms, missing
 
-SHORT_RUNS = "before the first step also exactly how fast a job is on one GPU of every type, as if from short runs"
+SHORT_RUNS = "how fast a job is on one GPU of every type, exactly and before its first step, as if from short runs"
 PROFILES = "how fast jobs are by CPUs and memory, from profiles made before, where a job has one"
+LEARNED = "how fast jobs are by CPUs and memory, as learned from these reports"
 _MEANINGS = {
     "estimates": "the run times that users declared",
     "past run times": "run times predicted from jobs that have ended",
@@ -38,14 +39,14 @@ def known(rows: Sequence[ComparedPolicy]) -> list[str]:
     if pooled := list(dict.fromkeys(row.label for row in rows if row.truth_read == POOLED)):
         lines.append(f"{', '.join(pooled)}: an upper bound of each round's speed, {POOLED}")
     if trained := list(dict.fromkeys(row.label for row in rows if row.terms and row.terms.information)):
-        lines.append(f"{', '.join(trained)}: {SHORT_RUNS}")
+        lines.append(f"also known to {', '.join(trained)}: {SHORT_RUNS}")
     shared = [row for row in rows if _shared_out(row)]
     learned = list(dict.fromkeys(row.label for row in shared if row.learns_input))
     profiles = list(dict.fromkeys(row.label for row in shared if row.information and row.label not in learned))
     if profiles:
-        lines.append(f"{', '.join(profiles)}: {PROFILES}")
+        lines.append(f"also known to {', '.join(profiles)}: {PROFILES}")
     if learned:
-        lines.append(f"{', '.join(learned)}: how fast jobs are by CPUs and memory, as learned from these reports")
+        lines.append(f"also known to {', '.join(learned)}: {LEARNED}")
     return lines
 
 

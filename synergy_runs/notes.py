@@ -12,13 +12,13 @@ from synergy_runs.comparison import ComparedPolicy, Comparison, over_workloads
 from synergy_runs.interval import FEWEST_WORKLOADS
 from synergy_runs.knowledge import equal_terms, known
 from synergy_runs.metrics import NO_NAME
-from synergy_runs.numbers import ratio_text, three_digits
+from synergy_runs.numbers import percent, ratio_text, three_digits
 from synergy_runs.unequal import unequal
 
 MAX_LINES = 8
 """Notes of which each row would have one are left out where there were more."""
 MAX_NEAR = 4
-"""Policies whose nearness to the log is told."""
+"""Policies whose nearness to the log is told; one more is told rather than counted."""
 MIN_JOBS_FOR_MEAN = 10
 """Smaller size classes and tenants are not reported: their mean says little."""
 
@@ -34,7 +34,7 @@ def notes(comparison: Comparison) -> list[str]:
     lines += intervals(comparison)
     split = [(row.label, row.mean("split_starts_fraction")) for row in comparison.rows]
     if any(share > 0 for _, share in split):
-        shares = ", ".join(dict.fromkeys(f"{label} {share:.0%}" for label, share in split if math.isfinite(share)))
+        shares = ", ".join(dict.fromkeys(f"{label} {percent(share)}" for label, share in split if math.isfinite(share)))
         lines.append(f"Multi-GPU jobs started on more nodes than necessary: {shares}")
     lines += _compressed(comparison)
     lines += _overloaded(comparison.rows)
@@ -48,7 +48,7 @@ def notes(comparison: Comparison) -> list[str]:
 def _faster(rows: Sequence[ComparedPolicy]) -> list[str]:
     """How long jobs ran compared with the log, under policies that choose their GPUs and batch."""
     ratios = {row.label: row.mean("run_time_ratio") for row in rows if row.resizes}
-    told = [f"{label} {ratio:.0%}" for label, ratio in ratios.items() if ratio < 0.995]
+    told = [f"{label} {percent(ratio)}" for label, ratio in ratios.items() if ratio < 0.995]
     if not told:
         return []
     return [f"Run time compared with the log, thanks to other GPUs and batches: {', '.join(told)}"]
@@ -74,7 +74,8 @@ def _losers(rows: Sequence[ComparedPolicy]) -> list[str]:
         return [f"No size class{_or_tenant(base)} has a longer mean JCT than {_under(first)}."]
     texts = [f"{label}: {text}" for label, text in told if text]
     rest = "; no class loses under the others" if len(texts) < len(told) else ""
-    return [f"Who loses most, by mean JCT compared with {first.label}: {'; '.join(texts)}{rest}"]
+    beside = "the log" if first.logged else first.label
+    return [f"Who loses most, by mean JCT compared with {beside}: {'; '.join(texts)}{rest}"]
 
 
 def _under(row: ComparedPolicy) -> str:
@@ -123,14 +124,14 @@ def _nearness(rows: Sequence[ComparedPolicy]) -> list[str]:
         off_s = off_s[np.isfinite(off_s)]
         times = row.mean("mean_waiting_s") / wait_s if wait_s > 0 else math.nan
         median_s = float(np.median(off_s)) if len(off_s) else 0.0
-        half = f" (half of the jobs within {format_duration(median_s)})" if median_s > 0 else ""
+        half = f" (for half of the jobs off by at most {format_duration(median_s)})" if median_s > 0 else ""
         told.append((abs(math.log(times)) if times > 0 else math.inf, f"{row.label} {three_digits(times)}×{half}"))
     most = int(run.summary["max_gpus_used"])
     gpus = int(run.summary["gpus"])
     texts = [text for _, text in sorted(told, key=lambda each: each[0])]
-    if len(texts) > MAX_NEAR:
+    if len(texts) > MAX_NEAR + 1:
         texts = [*texts[:MAX_NEAR], f"{len(texts) - MAX_NEAR} others are further off"]
-    lines = [f"Mean wait compared with the log, the nearest first: {'; '.join(texts)}"]
+    lines = [f"Mean wait compared with the log: {'; '.join(texts)}"]
     if most > gpus:
         lines.append(
             f"In the log {most:,} GPUs were in use at once, more than the {gpus:,} here: is the cluster as it was?"
@@ -153,11 +154,11 @@ def _compressed(comparison: Comparison) -> list[str]:
 
 
 def _parts(shares: Mapping[str, float]) -> str:
-    """`q8 61%, none 38%, others 1%`: what is a percent or more by itself, the largest first."""
+    """`q8 61 %, none 38 %, others 1 %`: what is a percent or more by itself, the largest first."""
     told = sorted((-share, name) for name, share in shares.items() if share >= 0.01)
-    texts = [f"{name} {-share:.0%}" for share, name in told]
+    texts = [f"{name} {percent(-share)}" for share, name in told]
     rest = 1.0 + sum(share for share, _ in told)
-    return ", ".join([*texts, f"others {rest:.0%}"] if rest >= 0.005 else texts)
+    return ", ".join([*texts, f"others {percent(rest)}"] if rest >= 0.005 else texts)
 
 
 def _overloaded(rows: Sequence[ComparedPolicy]) -> list[str]:
@@ -166,8 +167,8 @@ def _overloaded(rows: Sequence[ComparedPolicy]) -> list[str]:
     if not labels:
         return []
     return [
-        f"Overloaded under {', '.join(labels)}: the queue was still growing when arrivals ended, so these means would "
-        "be larger over a longer window."
+        f"Overloaded under {', '.join(labels)}: the queue was still growing when arrivals ended, so their means may be "
+        "larger over a longer window."
     ]
 
 

@@ -16,6 +16,11 @@ def three_digits(value: float) -> str:
     return f"{value:,.{decimals}f}"
 
 
+def percent(fraction: float) -> str:
+    """`27 %`, with a space that does not break."""
+    return f"{fraction * 100:.0f}\N{NO-BREAK SPACE}%"
+
+
 def ratio_text(ratio: Ratio) -> str:
     """`0.58 (0.51–0.66)`; the number alone where no interval can be had, or where it is 1 for sure."""
     if not math.isfinite(ratio.value):

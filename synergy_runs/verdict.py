@@ -52,12 +52,11 @@ def _of_one_setting(rows: Sequence[ComparedPolicy]) -> str:
     if not others and best is rows[0]:
         told = f"{best.label}: the mean JCT is {_jct(rows, best)}."
         lower = [row for row in known if _mean_jct_s(row) < _mean_jct_s(best)]
-        return told + (f" Lower, with what nobody can know: {_named(rows, lower)}." if lower else "")
+        return told + _lower_by_oracle(rows, lower)
     ties = [best, *(row for row in others if _indistinguishable(row, best))]
     text = _one_is_lowest(rows, best) if len(ties) == 1 else _several_are_lowest(rows, ties)
-    if lower := [row for row in known if row.oracle and _mean_jct_s(row) < _mean_jct_s(best)]:
-        text += f" Lower, with what nobody can know: {_named(rows, sorted(lower, key=_mean_jct_s))}."
-    return text
+    lower = [row for row in known if row.oracle and _mean_jct_s(row) < _mean_jct_s(best)]
+    return text + _lower_by_oracle(rows, sorted(lower, key=_mean_jct_s))
 
 
 def setting_text(row: ComparedPolicy) -> str:
@@ -77,8 +76,16 @@ def _named(rows: Sequence[ComparedPolicy], some: Sequence[ComparedPolicy]) -> st
     return ", ".join(f"{row.label} ({_jct(rows, row)})" for row in some)
 
 
+def _lower_by_oracle(rows: Sequence[ComparedPolicy], lower: Sequence[ComparedPolicy]) -> str:
+    """Who is lower still because it knows what nobody can know; on what else that rests, where it changes jobs."""
+    if not lower:
+        return ""
+    condition = _condition(lower).replace("If", " and if").removesuffix(": ")
+    return f" Lower, with what nobody can know{condition}: {_named(rows, lower)}."
+
+
 def _one_is_lowest(rows: Sequence[ComparedPolicy], best: ComparedPolicy) -> str:
-    condition = _condition(rows, best)
+    condition = _condition([best])
     gaps = [gap for gap in (_below(best, other) for other in _compared_with(rows, best)) if gap]
     against = f", {_listed(gaps)}" if gaps else ""
     others = [row for row in rows if not (row.logged or row.oracle or row is best)]
@@ -89,16 +96,16 @@ def _one_is_lowest(rows: Sequence[ComparedPolicy], best: ComparedPolicy) -> str:
 
 
 def _several_are_lowest(rows: Sequence[ComparedPolicy], ties: Sequence[ComparedPolicy]) -> str:
-    condition, first = _condition(rows, ties[0]), rows[0]
+    condition, first = _condition(ties), rows[0]
     told = f"{_named(rows, ties[:-1])} and {_named(rows, ties[-1:])}"
     text = f"{condition}{told} have the lowest mean JCTs, which cannot be told apart"
     return f"{text}." if first in ties else f"{text}; {ties[0].label} is {_below(ties[0], first)}."
 
 
-def _condition(rows: Sequence[ComparedPolicy], best: ComparedPolicy) -> str:
-    """What a win rests on where the log has no models and the winner changes what jobs requested."""
-    models = [str(each) for each in best.runs[0].summary.get("assigned_models", ())]
-    if not (models and best.resizes):
+def _condition(winners: Sequence[ComparedPolicy]) -> str:
+    """What a win rests on where the log has no models and a winner changes what jobs requested."""
+    models = [str(each) for each in winners[0].runs[0].summary.get("assigned_models", ())]
+    if not (models and any(row.resizes for row in winners)):
         return ""
     return f"If these were elastic training jobs like {_listed(models)}: "
 
@@ -154,16 +161,19 @@ def _shortest_tail(rows: Sequence[ComparedPolicy], best: ComparedPolicy) -> str:
     if best not in known:
         return ""
     shortest = min(known, key=lambda row: row.mean("p99_waiting_s"))
-    if shortest.mean("p99_waiting_s") > MAX_TAIL_RATIO * best.mean("p99_waiting_s") or shortest is best:
+    limit_s = MAX_TAIL_RATIO * best.mean("p99_waiting_s")
+    if shortest is best or best.mean("p99_waiting_s") == 0 or shortest.mean("p99_waiting_s") > limit_s:
         return ""
     texts = [in_unit("p99_waiting_s", rows, row) for row in (shortest, best)]
     return f" {shortest.label} has the shortest p99 wait: {texts[0]}, {best.label} {texts[1]}."
 
 
 def _listed(texts: Sequence[str]) -> str:
-    """`a, b and c`."""
+    """`a, b and c`; a comma also before `and` where what precedes it holds one."""
     *others, last = texts
-    return f"{', '.join(others)} and {last}" if others else last
+    if not others:
+        return last
+    return f"{', '.join(others)}{',' if ', ' in others[-1] else ''} and {last}"
 
 
 def _indistinguishable(row: ComparedPolicy, best: ComparedPolicy) -> bool:

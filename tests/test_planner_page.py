@@ -74,7 +74,7 @@ def test_the_page_has_every_section_and_no_nan():
         score(0.02, file="megatron_ci", group=f"{planner_page.MEMORY_GENERATION}: peak"),
         {"file": "vtrain_multi_a100", "group": "must fit 40 GB", "n": 41, "false_refusals": 20},
     ]
-    page = planner_page.page(FIT, SHIPPED, memory, links, "question  cold s\n", "2026-11-21")
+    page = planner_page.page(FIT, SHIPPED, memory, links, "question  cold s\n", "2026-11-21", Path("fit.json"))
     assert page.count("\n## ") == 8
     assert "| vtrain_multi_a100 | 40 GB | 41 | 20 |" in page
     assert "nan" not in page.lower().replace("nanotron", "")

@@ -24,8 +24,8 @@ def test_shares_are_means_over_seeds_the_largest_first_and_what_is_little_togeth
     second = {"none": 0.972, "q8": 0.01, "q4": 0.009, "bf16": 0.009}
     shares = {"fifo-0": {"q8": 0.5, "none": 0.5}, "fifo-1": second, "sjf-0": {"none": 1.0}, "sjf-1": {"none": 1.0}}
     assert told(tmp_path, shares) == [
-        "fifo: GPU time under none 74%, q8 26%, others 1%",
-        "sjf*: GPU time under none 100%",
+        "fifo: GPU time under none 74\u00a0%, q8 26\u00a0%, others 1\u00a0%",
+        "sjf*: GPU time under none 100\u00a0%",
     ]
 
 
@@ -33,7 +33,7 @@ def test_settings_are_told_apart(tmp_path):
     for load in (0.8, 1.2):
         write_policies(tmp_path / str(load), load=load)
     lines = told(tmp_path, {"fifo-0": {"q8": 1.0}})
-    assert lines == [f"fifo cluster.load={load}: GPU time under q8 100%" for load in (0.8, 1.2)]
+    assert lines == [f"fifo cluster.load={load}: GPU time under q8 100\u00a0%" for load in (0.8, 1.2)]
 
 
 def test_many_rows_are_not_told_one_by_one(tmp_path):
