@@ -82,7 +82,7 @@ def _in_processes(runs: Sequence[PreparedRun], write: Write, bars: _Bars, cores:
             while waiting and len(running) < cores:
                 run = waiting.pop()
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_child, args=(run, write, theirs), daemon=True)
+                process = context.Process(target=_child, args=(run, write, theirs, [*running, ours]), daemon=True)
                 process.start()
                 theirs.close()
                 running[ours] = process, run, bars.of(run)
@@ -110,8 +110,13 @@ def _in_processes(runs: Sequence[PreparedRun], write: Write, bars: _Bars, cores:
             process.join()
 
 
-def _child(run: PreparedRun, write: Write, parent: Connection) -> None:
-    """One simulation. Ctrl-C reaches the parent, which ends this process so that it can remove what it half wrote."""
+def _child(run: PreparedRun, write: Write, parent: Connection, inherited: Sequence[Connection]) -> None:
+    """One simulation. Ctrl-C reaches the parent, which ends this process so that it can remove what it half wrote.
+
+    inherited: the parent's ends of all pipes. They are closed here, so that writing fails once the parent was killed.
+    """
+    for each in inherited:
+        each.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with contextlib.suppress(BrokenPipeError):  # the parent was killed

@@ -110,8 +110,13 @@ def test_killed_run_never_looks_whole(tmp_path, capsys):
         time.sleep(0.05)
     (broken,) = (each for each in runs_in(parent) if each != older)
     assert read_record(broken).state == f"under way (process {process.pid})"
+    children = [int(each) for each in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     process.send_signal(signal.SIGKILL)
     process.wait(60)
+    deadline = time.monotonic() + 60
+    while any(_runs(child) for child in children):  # nobody is left to whom they could report
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     assert is_unended(broken)
     assert tree(older) == kept
     assert (parent / "latest").resolve() == older
@@ -121,6 +126,14 @@ def test_killed_run_never_looks_whole(tmp_path, capsys):
     assert "not whole, and not in the table:" in said
     assert {run.folder.parent for run in find_runs(parent)} == {older}
     assert {run.folder.parent for run in find_runs(broken)} == {broken}
+
+
+def _runs(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def test_two_that_begin_in_the_same_second_do_not_meet(tmp_path, monkeypatch):
