@@ -20,10 +20,12 @@ import numpy as np
 from accuracy_runs import ROOT, compose, typed_command, write_atomically
 from accuracy_tables import table
 
+from synergy_core.planner.plan import Plan
 from synergy_runs.interval import Means, Ratio, ratio_of_means
 from synergy_runs.metrics import job_table
 from synergy_runs.timeline import compressed_gpu_s_by_model
-from synergy_sim.ground_truth import PlannedApplication
+from synergy_sim.ground_truth import GBPS as BITS_PER_S
+from synergy_sim.ground_truth import PlannedApplication, Truth
 from synergy_sim.ground_truth.application import Application, DataParallelApplication
 from synergy_sim.prepare import prepared_runs
 from synergy_sim.simulate import simulate
@@ -58,6 +60,10 @@ PLAIN, FIXED, BEST = "none", "fixed batch", "coadaptive"
 NAIVE = ("naive", "naive q4")
 FAST_GBPS, SLOW_GBPS = 100.0, 10.0
 STUDIED = ("cifar10", "imagenet")
+MIX = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
+"""The models of `trace.models=mix`."""
+GPU_TYPE, ON_NODES = "a100", (4, 4)
+"""What the job runs on that stands alone."""
 MIN_UNCOMPRESSED_SHARE = 0.95
 """Share of a model's GPU time without compression from which the model counts as left uncompressed."""
 HEAD = """# When compressing gradients pays
@@ -182,7 +188,57 @@ def promises(found: dict[float, dict[str, Outcome]]) -> str:
     return (
         "### What the naive scheduler believed, and what it got\n\nMean JCT ÷ that of `none`. *Believed*: the same "
         "jobs in a world where compression costs no progress, which is what `naive` takes for granted. *Got*: the same "
-        f"choices where a compressed gradient is worth less.\n\n{table(head, lines)}"
+        "choices where a compressed gradient is worth less. Where an interval holds 1, these workloads do not tell the "
+        f"two apart.\n\n{table(head, lines)}"
+    )
+
+
+OneJob = dict[tuple[str, float, str], tuple[float, float]]
+"""By (way, Gb/s, model): goodput believed and got, halfway through, each ÷ the best without compression."""
+
+
+def of_one_job(rates: Sequence[float]) -> OneJob:
+    """What naive ways promise a job that stands alone, and deliver."""
+    found = {}
+    for gbps in rates:
+        for way in NAIVE:
+            network = gbps * BITS_PER_S / 8
+            truth = Truth(None, compression="naive", compressor=WAYS[way].compressor, network_bytes_per_s=network)
+            for model in MIX:
+                app = truth.application(model)
+                assert app.exchange is not None
+                offered = [
+                    (goodput(app, plan, app.gains(plan.global_batch)), plan) for plan in plans(app, app.exchange.only)
+                ]
+                believed, chosen = max(offered, key=lambda pair: pair[0])
+                alone = max(goodput(app, plan, app.gains_under(plan)) for plan in plans(app, PLAIN))
+                found[way, gbps, model] = believed / alone, goodput(app, chosen, app.gains_under(chosen)) / alone
+    return found
+
+
+def plans(app: DataParallelApplication, compressor: str) -> list[Plan]:
+    """Plans of one job on ON_NODES, of every batch that fits."""
+    replicas, (least, most) = sum(ON_NODES), app.local_batches(GPU_TYPE, ON_NODES)
+    most = min(most, app.max_batch // replicas)
+    sizes = sorted({round(least * (most / least) ** (step / 30)) for step in range(31)})
+    return [Plan(data=replicas, micro_batch=each, compressor=compressor) for each in sizes]
+
+
+def goodput(app: DataParallelApplication, plan: Plan, gains: Sequence[float]) -> float:
+    """Iterations at the initial batch per second, halfway through."""
+    return gains[len(gains) // 2] / app.iteration_s(GPU_TYPE, ON_NODES, plan)
+
+
+def promises_to_one_job(found: OneJob) -> str:
+    """A line per way and bandwidth, a column per model: `believed → got`."""
+    lines = []
+    for way, gbps in dict.fromkeys(key[:2] for key in found):
+        cells = [found[way, gbps, model] for model in MIX]
+        lines.append([f"`{way}`", f"{gbps:g}", *(f"{believed:.2f} → {got:.2f}" for believed, got in cells)])
+    return (
+        f"The same of one job alone on {sum(ON_NODES)} GPUs of {len(ON_NODES)} nodes, with nothing simulated: goodput "
+        "halfway through, believed → got, each ÷ the best without compression.\n\n"
+        f"{table(['way', 'Gb/s', *MIX], lines)}"
     )
 
 
@@ -213,8 +269,19 @@ def verdicts(found: dict[float, dict[str, Outcome]], studied: Sequence[str]) -> 
                 _holds(min(each.value for each in short.values()) > 1.0),
             ]
         )
+    lines += [_claim_of_one_job(way, list(found)) for way in NAIVE] if studied else []
     theirs = f"### Claims of the thesis\n\n{table(['claim', 'here', 'holds'], lines)}"
     return f"{theirs}\n\n{_our_claims(found, studied)}"
+
+
+def _claim_of_one_job(way: str, rates: Sequence[float]) -> list[str]:
+    kept = [got / believed for (of, *_), (believed, got) in of_one_job(rates).items() if of == way]
+    text = f"{min(kept):.3f} to {max(kept):.3f}, by bandwidth and model"
+    return [
+        f"`{way}` promises one job alone more than it gives: goodput got ÷ believed < 1",
+        text,
+        _holds(max(kept) < 1.0),
+    ]
 
 
 def _our_claims(found: dict[float, dict[str, Outcome]], studied: Sequence[str]) -> str:
@@ -311,13 +378,14 @@ def main() -> None:
         f"{more}## Jobs of one plan: replicas",
         verdicts(found, STUDIED),
         promises(found),
+        promises_to_one_job(of_one_job(chosen.gbps)),
         mean_jcts(found),
     ]
     sections.append(trained_under(found))
     if chosen.llm_seeds:
         found = outcomes(LLM_GBPS, LLM_WAYS, chosen.llm_seeds, [LLM, *chosen.set])
         one = found[LLM_GBPS[0]][PLAIN]
-        sections.append(LLM_HEAD.format(command=typed_command(), jobs=one.jobs, seeds=chosen.llm_seeds).strip())
+        sections.append(LLM_HEAD.format(jobs=one.jobs, seeds=chosen.llm_seeds).strip())
         sections += [verdicts(found, ()), promises(found), mean_jcts(found), by_compressor(found)]
     write_atomically(chosen.out, "\n\n".join(sections) + "\n")
     print(f"wrote {chosen.out}")

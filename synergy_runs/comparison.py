@@ -215,6 +215,12 @@ def _overlap(runs: Sequence[StoredRun]) -> bool:
     return bool(np.any(starts_s[order][1:] < ends_s[order][:-1]))
 
 
+def assigned_models(rows: Sequence[ComparedPolicy]) -> list[str]:
+    """The models that jobs were given because the log names none, of all runs; the longest list first."""
+    lists = [[str(each) for each in run.summary.get("assigned_models", ())] for row in rows for run in row.runs]
+    return list(dict.fromkeys(model for each in sorted(lists, key=len, reverse=True) for model in each))
+
+
 def flat_row(row: ComparedPolicy, run: StoredRun) -> dict[str, Any]:
     """A summary as one flat row: `mean_jct_s_by_size.1`, lists as text, the overrides first."""
     flat: dict[str, Any] = dict(row.setting)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from synergy_runs.comparison import ComparedPolicy, Comparison
+from synergy_runs.comparison import ComparedPolicy, Comparison, assigned_models
 from synergy_runs.log import POOLED
 from synergy_runs.metrics import Summary
 from synergy_runs.notes import notes
@@ -46,9 +46,15 @@ def caption(comparison: Comparison) -> str:
 
 
 def assumptions(comparison: Comparison) -> list[str]:
-    """What was assumed of the jobs, in sentences, each once."""
-    runs = [run for row in comparison.rows for run in row.runs]
-    return list(dict.fromkeys(str(each) for run in runs for each in run.summary.get("assumptions", ())))
+    """What was assumed of the jobs, in sentences, each once; the models are those of all seeds."""
+    every = ", ".join(assigned_models(comparison.rows))
+    found: dict[str, None] = {}
+    for run in (run for row in comparison.rows for run in row.runs):
+        own = ", ".join(run.summary.get("assigned_models", ()))
+        found |= {
+            str(each).replace(own, every) if own else str(each): None for each in run.summary.get("assumptions", ())
+        }
+    return list(found)
 
 
 def _measured(summaries: Sequence[Summary], jobs: str) -> str:

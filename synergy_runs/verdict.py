@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from synergy_runs.comparison import ComparedPolicy, Comparison
+from synergy_runs.comparison import ComparedPolicy, Comparison, assigned_models
 from synergy_runs.knowledge import on_equal_terms
 from synergy_runs.table_columns import in_unit
 
@@ -104,7 +104,7 @@ def _several_are_lowest(rows: Sequence[ComparedPolicy], ties: Sequence[ComparedP
 
 def _condition(winners: Sequence[ComparedPolicy]) -> str:
     """What a win rests on where the log has no models and a winner changes what jobs requested."""
-    models = [str(each) for each in winners[0].runs[0].summary.get("assigned_models", ())]
+    models = assigned_models(winners)
     if not (models and any(row.resizes for row in winners)):
         return ""
     return f"If these were elastic training jobs like {_listed(models)}: "

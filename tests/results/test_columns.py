@@ -15,7 +15,7 @@ from synergy_runs.notes import notes
 from synergy_runs.results import write_run
 from synergy_runs.stored import find_runs, in_order
 from synergy_runs.table_columns import FIGURES
-from synergy_runs.tables import comparison_table, joined, print_comparison
+from synergy_runs.tables import assumptions, comparison_table, joined, print_comparison
 from synergy_runs.terms import Terms
 from synergy_runs.timeline import gpus_in_use, holdings
 from synergy_runs.verdict import verdict
@@ -212,6 +212,18 @@ def test_several_winners_of_which_one_changes_jobs_name_the_models_they_were_ass
     text = verdict(compared(tmp_path, runs))
     assert "cannot be told apart" in text
     assert "bert" in text
+
+
+def test_seeds_whose_jobs_were_given_other_models_share_one_sentence(tmp_path):
+    for seed, models in enumerate((("bert",), ("bert", "ncf"))):
+        of_jobs = {"models": models, "model_code": np.arange(2, dtype=np.int32) % len(models), "models_assigned": True}
+        of_jobs["assumptions"] = (f"Each job was given one of {', '.join(models)}.", "A restart costs 30 s.")
+        run = simulate(replace(workload([0, 0], [100, 300], [1, 1]), **of_jobs), cluster(2, 1))
+        write_run(replace(run, seed=seed), tmp_path / f"fifo-{seed}", f"policy: fifo\nseed: {seed}\n")
+    assert assumptions(compare(find_runs(tmp_path))) == [
+        "Each job was given one of bert, ncf.",
+        "A restart costs 30 s.",
+    ]
 
 
 def test_no_policy_has_the_shortest_tail_where_nobody_waits(tmp_path):
