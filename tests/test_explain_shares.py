@@ -213,7 +213,7 @@ def test_stored_run_is_explained_with_its_jobs_made_once_more(results, tmp_path,
 def test_a_round_of_synergy_is_explained_with_its_shares(results, tmp_path, capsys):
     assert main([str(results / "synergy-0"), "c", "--at", "20m", "--json", str(tmp_path / "why.json")]) == 0
     text, told = capsys.readouterr().out, json.loads((tmp_path / "why.json").read_text())
-    assert text.startswith("round at 1")
+    assert told["time_s"] == 1_200
     assert f"job c got {told['chosen']['label']}." in text
     assert "CPUs and" in told["chosen"]["label"]
     assert [each["resource"] for each in told["limits"]] == ["GPUs", "CPUs", "memory"]
