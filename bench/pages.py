@@ -40,7 +40,7 @@ TIMEOUT_S = 3600
 
 
 def commands_of(name: str) -> list[str]:
-    """The commands that make a page, as the page says them; without those that it says again with more arguments."""
+    """The commands that make a page, read from it. Where one stands there twice, that with more arguments counts."""
     path = ROOT / "docs" / FILES.get(name, f"{name}.md")
     typed = list(dict.fromkeys(each.typed for each in commands(path.name, path.read_text(encoding="utf-8"))))
     whole = [each for each in typed if not any(other.startswith(f"{each} ") for other in typed)]

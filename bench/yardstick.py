@@ -2,9 +2,9 @@
 
     python bench/yardstick.py [PROCESSES]
 
-A job of a trace is at least two events, its submission and its end: each process waits for the one, then for the
-other. Ratios to this unit differ less from machine to
-machine than seconds do; measure it in the same process and minute as what is compared with it.
+A job of a trace is at least two events, its submission and its end; each process waits for one, then for the other.
+Ratios to this unit differ less between machines than seconds do. Measure it in the same process, and just before or
+after what is compared with it.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def _shared_out(row: ComparedPolicy) -> bool:
 
 
 def equal_terms(comparison: Comparison) -> list[str]:
-    """Of each policy that knew or might do more than another without a row on equal terms: what to type for one."""
+    """Names each policy that knew or could change more than another, and what to type to compare on equal terms."""
     lines = []
     rows = [row for row in comparison.of(comparison.settings[0]) if row.terms]
     plans = any(row.runs[0].settings().get("trace.models") == "llm" for row in rows)

@@ -17,7 +17,7 @@ def three_digits(value: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """`27 %`, with a space that does not break."""
+    """The fraction as `27 %`, with a no-break space."""
     return f"{fraction * 100:.0f}\N{NO-BREAK SPACE}%"
 
 

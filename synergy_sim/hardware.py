@@ -114,8 +114,9 @@ def converted(given: Workload, made: Workload, cluster: Cluster, timed_on: str |
 def _base(
     types: Sequence[str], codes: NDArray[np.int32], given: Workload, cluster: Cluster, timed_on: str | None
 ) -> str:
-    """The GPU type relative to which speeds of others are known: `timed_on`, else the one that most jobs ran on; "" for
-    none, and where that cannot be compared with every type of the cluster.
+    """The GPU type on which run times were logged: `timed_on`, else the type that most jobs ran on.
+
+    Returns "" where nobody knows it, or where it cannot be compared with every type of the cluster.
     """
     if timed_on is not None:
         return gpu_type_named(timed_on)
@@ -157,8 +158,8 @@ _RANGE = {True: "by application", False: "between the ratios of memory bandwidth
 
 
 def _kept(cluster: Cluster, bound: bool) -> list[str]:
-    """That run times are used unchanged, where that may surprise: on other GPUs than the default cluster's, or on
-    several types.
+    """A line that says that run times are used unchanged, where the cluster has several GPU types or another than the
+    default one; else nothing.
     """
     if bound or cluster.gpu_types == (NOMINAL,):
         return []

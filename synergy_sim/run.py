@@ -58,9 +58,9 @@ def run(config: DictConfig) -> None:
 def simulate_all(
     settings: Settings, values: Mapping[str, Any], folder: Path, *, say: bool, side_by_side: bool = False
 ) -> list[Path]:
-    """Every policy on every seed; returns the run folders, `<policy>-<seed>` below `folder`.
+    """Simulates every policy on every seed; returns the run folders, `<policy>-<seed>` below `folder`.
 
-    say: whether the lines above the table are printed. side_by_side: whether all cores are used; else one.
+    say: print the lines that stand above the table. side_by_side: use all cores instead of one.
     """
     settings, added = with_same_information(settings)
     values = {**values, "compared_with": list(settings.policy)}

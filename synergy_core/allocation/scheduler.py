@@ -174,7 +174,7 @@ class AllocationScheduler:
                 )
 
     def _stays(self, answer: Allocations, at: int, job: Job) -> bool:
-        """Whether the answer leaves the job in that place of the state what it holds."""
+        """Whether the job, number `at` of the state, keeps the GPUs that it holds."""
         kind = int(answer.gpu_type[at])
         if kind >= 0 and self._cluster.gpu_types[kind] != self._cluster.type_of(job.placement):
             return False

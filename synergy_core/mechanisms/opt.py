@@ -64,7 +64,7 @@ def total_speed(round: SharingRound, answer: Answer) -> float:
 
 
 def _shared_out(round: SharingRound, answer: Answer) -> Answer:
-    """The answer with the best shares for the jobs that it gives GPUs."""
+    """Gives every job that has GPUs in `answer` the best shares of CPUs and memory."""
     result = list(answer)
     for kind in range(len(round.cluster.gpu_types)):
         _share_out(round, result, kind)

@@ -85,7 +85,7 @@ class PreemptiveLane(Lane):
             self.settle_later(job, now_s)
 
     def settle_later(self, job: Job, now_s: float) -> None:
-        """The job's key is to be asked for again before the next decision."""
+        """Marks the job, whose key is computed again before the next decision."""
         self._started.append((job, job.ticket, now_s))
 
     def _settle_started(self) -> None:
