@@ -303,7 +303,7 @@ def sweep(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure |
 
 
 def _duration_scale(axes: Axes, known_s: Sequence[float]) -> None:
-    """Scales an axis of seconds: logarithmic where values differ widely, but linear below a minute if some lie there."""
+    """Scales an axis of seconds: logarithmic where values differ widely, linear below a minute if some lie there."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     known = [each for each in known_s if np.isfinite(each)]
