@@ -15,19 +15,20 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-SEED = 3
-"""Of eight the one under which, simulated with step times of one machine, most jobs changed from one kind of plan to
-another: 17; under the others 6 to 13."""
-LONG, SHORT = {"gpt": 4, "mlp": 4}, {"cnn": 4, "texts": 3, "mlp": 1}
+SEED = 1
+"""Of eight the one under which, simulated with the step times of one machine, jobs changed most often from one kind of
+plan to another: 13 times on two quiet cores and 7 times with one of them kept busy; under the others 5 to 12 and 2 to 8
+times."""
+LONG, SHORT = {"gpt": 2, "mlp": 6}, {"cnn": 4, "texts": 3, "gpt": 1}
 """How many jobs of each model: first of a pair, and second."""
-PAIR_S, WITHIN_S, FIRST_S = (9.0, 13.0), (3.0, 5.0), 1.5
+PAIR_S, WITHIN_S, FIRST_S = (11.0, 13.0), (3.0, 5.0), 1.5
 """From one pair to the next, within it, and between the first four jobs: least and most."""
-LONG_S, SHORT_S = (22.0, 36.0), (4.0, 6.0)
+LONG_S, SHORT_S = (15.0, 20.0), (4.0, 6.0)
 """Of training at the initial batch on as many slots as a job asks for, as data-parallel replicas: least and most."""
 STEP_S = {
-    "cnn": {1: 0.050, 2: 0.037},
-    "gpt": {1: 0.190, 2: 0.150},
-    "mlp": {1: 0.170, 2: 0.130},
+    "cnn": {1: 0.046, 2: 0.033},
+    "gpt": {1: 0.160, 2: 0.100},
+    "mlp": {1: 0.200, 2: 0.130},
     "texts": {2: 0.500},
 }
 """Of such a step on slots that share two cores of an AMD EPYC, about: so that no model's jobs are the long ones."""

@@ -29,7 +29,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanMessage:
-    """Part of others: how to train. Degrees are fixed for a run.
+    """Part of others: how to train. Degrees are fixed for a run, until a `Rebuild`.
 
     The fields of `synergy_core.planner.plan.Plan` that the executor knows. accumulation: micro-batches per step and
     replica. schedule: of a pipeline, `1f1b` (interleaved if interleave > 1) or `gpipe`. compressor: of the gradients
@@ -131,6 +131,7 @@ class Launch(Message, RunSettings):
     file with the state_dict that the first run begins with; "" for none. observed: whether the job evaluates and is
     told of steps. spare_memory: whether ranks give memory back as soon as it is free, which takes time.
     agent_silence_s: ranks whose agent gives no sign of life for longer save and leave; less than the controller waits.
+    copies, steps, seconds: see `Rebuild`.
     """
 
     KIND: ClassVar[str] = "launch"
@@ -160,6 +161,9 @@ class Launch(Message, RunSettings):
     job_uuid: str = ""
     saved_step: int = 0
     agent_silence_s: float = 30.0
+    copies: list[list[int]] = field(default_factory=list)
+    steps: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,13 +184,37 @@ class Kill(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retune(Message):
-    """Another micro-batch, accumulation or compressor from the next step that all ranks agree on; same degrees."""
+    """Another micro-batch, accumulation or compressor from the next step that all ranks agree on; same degrees.
+
+    steps, seconds: see `Rebuild`.
+    """
 
     KIND: ClassVar[str] = "retune"
     run: int
     micro_batch: int
     accumulation: int
     compressor: str = "none"
+    steps: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebuild(Message):
+    """Build the model anew, with its first weights, under another plan; nothing is saved.
+
+    copies: the ranks of each copy of the job, with a process group and a folder of its own; ranks that are in none
+    wait. []: all ranks are one copy. Each answers with `Started`, as after a launch. steps, seconds: a copy trains so
+    many steps, and on until the last of them and those after it took that long; then it reports `measured_s` and waits
+    for the next order. steps=0: it trains on. Profiling asks for this: processes that are warm measure the next kind of
+    plan.
+    """
+
+    KIND: ClassVar[str] = "rebuild"
+    run: int
+    plan: PlanMessage
+    copies: list[list[int]] = field(default_factory=list)
+    steps: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +306,7 @@ class Started(Message):
 
     step, samples, work: done in all, by this run and those before it that were saved. layers: name, rows and columns of
     each parameter that has a gradient, as replicas exchange it; codecs: by scheme, the fields of `CodecSpeed`; both
-    empty unless they were asked for.
+    empty unless they were asked for. copy: see `Rebuild`.
     """
 
     KIND: ClassVar[str] = "started"
@@ -292,11 +320,12 @@ class Started(Message):
     first_step_s: float
     layers: list[tuple[str, int, int]] = field(default_factory=list)
     codecs: dict[str, list[float]] = field(default_factory=dict)
+    copy: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Message):
-    """What rank 0 saw since the last report.
+    """What rank 0, of the run or of a copy (`Rebuild`), saw since the last report.
 
     step, samples, work: done in all. told_s: when this was, on the monotonic clock of rank 0's node; the steps between
     two reports took the difference. loss: of the last step. step_s: median of the slowest rank's step times at this
@@ -309,7 +338,8 @@ class Report(Message):
     for a step; 0 while unknown. cpus: that rank 0 was given; 0 without a share. data_bytes: of the job's data set; 0 of
     a job that is no `LoadedJob`. sent_bytes: of gradients that leave rank 0 in a step, codec_s: seconds that encoding
     and decoding them takes it, all under that compressor. layers: of the parts that rank 0 has, as the last measured
-    step since the last report had them, by name: squared norm, and of it what was left out.
+    step since the last report had them, by name: squared norm, and of it what was left out. measured_s: mean of the
+    steps that were to be measured (`Rebuild`), with all that comes between two; 0 until they are.
     """
 
     KIND: ClassVar[str] = "report"
@@ -337,6 +367,8 @@ class Report(Message):
     compressor: str = "none"
     layers: dict[str, list[float]] = field(default_factory=dict)
     told_s: float = 0.0
+    copy: int = 0
+    measured_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

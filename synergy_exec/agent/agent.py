@@ -28,6 +28,7 @@ from synergy_exec.messages import (
     Launch,
     Message,
     Noted,
+    Rebuild,
     Reserve,
     Reserved,
     Reshare,
@@ -151,7 +152,7 @@ class Agent:
                 )
             case Launch():
                 self._launch(message)
-            case Stop() | Retune() | Kill():
+            case Stop() | Retune() | Rebuild() | Kill():
                 self._steer(message)
             case Reshare():
                 self._reshare(message)
@@ -221,11 +222,11 @@ class Agent:
             if number in self._runs:
                 self._runs[number].grant(rank, self._cores.grant((number, rank)))
 
-    def _steer(self, message: Stop | Retune | Kill) -> None:
+    def _steer(self, message: Stop | Retune | Rebuild | Kill) -> None:
         run = self._runs.get(message.run)
         if run is None:
             # It has ended, or was never launched here: then nobody will meet at its store.
-            if isinstance(message, Retune):
+            if isinstance(message, Retune | Rebuild):
                 return
             if message.run in self._reserving:
                 self._reserving.pop(message.run).cancel()

@@ -16,7 +16,7 @@ from synergy_exec.agent.cgroups import RunCgroup
 from synergy_exec.agent.cores import CoreGrant
 from synergy_exec.agent.slots import Slot
 from synergy_exec.agent.zygote import Zygote
-from synergy_exec.messages import PAUSED, Ended, Failure, Granted, Launch, MeansToLeave, Message, Retune, Stop
+from synergy_exec.messages import PAUSED, Ended, Failure, Granted, Launch, MeansToLeave, Message, Rebuild, Retune, Stop
 from synergy_exec.training.cache import Cache
 from synergy_exec.wire import decode, encode
 from synergy_exec.worker import sessions
@@ -140,7 +140,7 @@ class NodeRun:
         os.close(self._cache)
         self._tell_end()
 
-    def tell(self, message: Stop | Retune) -> None:
+    def tell(self, message: Stop | Retune | Rebuild) -> None:
         """Passes a message on to every worker here, those still to be forked included."""
         self._told.append(message)
         for worker in self._workers.values():

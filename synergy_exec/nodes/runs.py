@@ -22,6 +22,7 @@ from synergy_exec.messages import (
     Message,
     Outcome,
     PlanMessage,
+    Rebuild,
     Reserve,
     Reserved,
     Reshare,
@@ -43,8 +44,8 @@ class Run:
 
     share: what each of its slots brings of its node's CPUs and memory, None where nobody looks at them. said: what
     each node's agent has said of its end; agent_lost: one was lost before it could. store: where its ranks meet who
-    are on several nodes.
-    died: the slot on which a worker died, as `messages.Ended` has it.
+    are on several nodes. died: the slot on which a worker died, as `messages.Ended` has it. measured: in which copies
+    and how, where steps are measured.
     """
 
     number: int
@@ -59,6 +60,7 @@ class Run:
     said: dict[int, tuple[Outcome, str]] = field(default_factory=dict)
     agent_lost: bool = False
     died: Slot | None = None
+    measured: Rebuild | None = None
 
     @property
     def nodes(self) -> list[int]:
@@ -159,8 +161,8 @@ class Runs:
         run.stopping = run.killed = True
         self._kill_rest(run)
 
-    def retune(self, number: int, plan: PlanMessage) -> None:
-        """The run goes on at another micro-batch, accumulation or compressor."""
+    def retune(self, number: int, plan: PlanMessage, steps: int = 0, seconds: float = 0.0) -> None:
+        """The run goes on at another micro-batch, accumulation or compressor. steps, seconds: see `Rebuild`."""
         run = self.runs.get(number)
         if run is None or run.stopping:
             return
@@ -175,8 +177,19 @@ class Runs:
                         micro_batch=told.micro_batch,
                         accumulation=told.accumulation,
                         compressor=told.compressor,
+                        steps=steps,
+                        seconds=seconds,
                     ),
                 )
+
+    def rebuild(self, order: Rebuild) -> None:
+        """The run, which has begun, builds its model anew."""
+        run = self.runs.get(order.run)
+        if run is None or run.stopping:
+            return
+        run.plan, run.measured = order.plan, order
+        for node in run.nodes:
+            self._send(node, order)
 
     def reshare(self, number: int, share: Share) -> None:
         """Each slot of the run brings other CPUs and memory from now on; the run was made with a share."""
@@ -271,6 +284,9 @@ class Runs:
 
     def _launch(self, run: Run) -> None:
         launch = self._launch_of(run)
+        if run.measured is not None:
+            order = run.measured
+            launch = dataclasses.replace(launch, copies=order.copies, steps=order.steps, seconds=order.seconds)
         run.stage = "launched"
         self.happened.append(Launched(run))
         first_rank = 0

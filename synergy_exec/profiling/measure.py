@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, fields
 from math import inf
 from statistics import mean, median
 from typing import TypeVar
 
 from synergy_core.errors import InputError
-from synergy_core.jobs.record import Placed
 from synergy_core.jobs.testbed_profiles import NoiseFrom, ProfiledCosts, ProfiledInput, ProfiledModel, ProfiledRow
 from synergy_core.units import GB
 from synergy_exec.job_file import JobFile
@@ -21,7 +19,7 @@ from synergy_exec.profiling.finder import CandidatePlans
 from synergy_exec.profiling.input import measured_input
 from synergy_exec.profiling.parts import Part, parts_of
 from synergy_exec.profiling.selection import Selection
-from synergy_exec.profiling.testbed import RunOnTestbed, Testbed
+from synergy_exec.profiling.testbed import Copy, RunOnTestbed, Testbed
 from synergy_exec.training.progress import FEWEST_NOISE_STEPS
 
 Say = Callable[[str], None]
@@ -77,11 +75,10 @@ class Measurements:
 class Measuring:
     """One model that is being measured.
 
-    jobs: twice as many job numbers as the testbed has slots, of its own, the second half for runs with a checkpoint;
-    copies run side by side, for a cluster under load has no idle slots beside one's own. candidates: for all sizes of
-    the testbed. until_s: by the loop's clock, when time is up; a plan that takes half of the time until then hangs, or
-    is too slow to be of use. found, given: what was seen until now of plans and of input. parts: what is measured
-    where.
+    jobs: one job number more than the testbed has slots, of its own: the first for what is measured, the others for
+    jobs that come and go. candidates: for all sizes of the testbed. until_s: by the loop's clock, when time is up; a
+    plan that takes half of the time until then hangs, or is too slow to be of use. found, given: what was seen until
+    now of plans and of input. parts: what is measured where.
     """
 
     def __init__(
@@ -99,7 +96,7 @@ class Measuring:
         self._effort, self._until_s, self._tell = effort, until_s, say
         self._longest_s = max(0.0, until_s - asyncio.get_running_loop().time()) / 2
         self._memory_bytes = file.memory_gb * GB or inf
-        self._saved: set[int] = set()
+        self._copies: Copies | None = None
         self.found = Measurements()
         self.given: ProfiledInput | None = None
         self.parts = [(part, self._selection(part)) for part in parts_of(testbed.cluster)]
@@ -125,21 +122,27 @@ class Measuring:
     async def all(self) -> None:
         """Measures what is worth it, the most valuable first; `found` grows meanwhile. Raises TestbedError."""
         input_too = self._candidates.data is not None
-        # Under a plan of several slots, where there is one: loading and stopping take these longer.
-        fewest = min(2, max((size for size, found in self._candidates.plans.items() if found), default=1))
-        for part, selection in self.parts:
-            while (same_degrees := selection.next()) is not None:
-                self._say(f"{same_degrees[0].degrees} on {same_degrees[0].world} × {part.gpu_type}")
-                once = same_degrees[0].world >= fewest and not self.found.exits
-                await self._degrees(part, selection, same_degrees, once)
-                if input_too:  # after the first plan: before, one could not tell what a fresh start takes
-                    input_too = False
-                    self.given = await self._input()
+        try:
+            for part, selection in self.parts:
+                while (same_degrees := selection.next()) is not None:
+                    self._say(f"{same_degrees[0].degrees} on {same_degrees[0].world} × {part.gpu_type}")
+                    await self._degrees(part, selection, same_degrees)
+                    if input_too:  # after the first plan: before, one could not tell what a fresh start takes
+                        input_too = False
+                        await self._end_copies()
+                        self.given = await self._input()
+                await self._end_copies()
+            await self._costs()
+        finally:
+            await self._end_copies()
 
-    async def _degrees(self, part: Part, selection: Selection, plans: list[PlanMessage], once: bool) -> None:
-        """Plans of the same degrees, in one run; where memory runs out, the smaller pieces after that in another."""
+    async def _degrees(self, part: Part, selection: Selection, plans: list[PlanMessage]) -> None:
+        """Plans of the same degrees; where memory runs out, the smaller pieces after that in new processes."""
+        # Under a plan of several slots, where there is one: gradients of two replicas tell at once.
+        several = min(2, max((size for size, found in self._candidates.plans.items() if found), default=1))
         while any(selection.worth(plan) for plan in plans):
-            attempt = await self._undisturbed(part, selection, plans, once)
+            noise = plans[0].world >= several and not self.found.noises
+            attempt = await self._measured(part, selection, plans, noise)
             self.found.add(attempt.found)
             if not attempt.failure:
                 break
@@ -149,26 +152,62 @@ class Measuring:
         for plan in plans:
             selection.leave_out(plan)
 
-    async def _undisturbed(self, part: Part, selection: Selection, plans: list[PlanMessage], once: bool) -> Copies:
-        """Copies through those plans, again where an agent was lost meanwhile, which says nothing of them. Raises
-        TestbedError.
+    async def _measured(self, part: Part, selection: Selection, plans: list[PlanMessage], noise: bool) -> Copies:
+        """Copies that went through those plans, again where an agent was lost meanwhile, which says nothing of them.
+        Raises TestbedError.
         """
-        half = len(self._jobs) // 2
-        jobs = self._jobs[half:] if once or (self._saved and not self.found.restarts) else self._jobs[:half]
-        copies = list(zip(jobs, part.places(plans[0].world), strict=False))
         while True:
             losses = self._testbed.losses
-            attempt = Copies(self._testbed, copies, self._effort, selection, part.gpu_type, self._saved)
+            if self._copies is None or not self._copies.alive or self._copies.part != part:
+                await self._end_copies()
+                self._copies = Copies(self._testbed, self._jobs[0], self._effort, selection, part)
+            copies = self._copies
             try:
                 async with asyncio.timeout(self._longest_s):
-                    await attempt.through(plans, once=once)
+                    await copies.through(plans, noise=noise)
             except InputError as error:
                 self._testbed.check()
-                attempt.failure = str(error)
+                copies.failure = str(error)
             except TimeoutError:
-                attempt.failure = f"it was not measured after {self._longest_s:.3g} s"
+                copies.failure = f"it was not measured after {self._longest_s:.3g} s"
+            if copies.failure:
+                await self._end_copies()
             if self._testbed.losses == losses:
-                return attempt
+                return copies
+
+    async def _end_copies(self) -> None:
+        if self._copies is not None:
+            copies, self._copies = self._copies, None
+            await copies.end()
+
+    async def _costs(self) -> None:
+        """What starting, stopping with a checkpoint and starting from that take: of jobs side by side that fill the
+        slots, under the first plan of several, since loading and stopping take these longer. Raises TestbedError.
+        """
+        part, _ = self.parts[0]
+        rows = [row for row in self.found.rows if row.gpu_type == part.gpu_type]
+        if not rows:
+            return
+        row = max(rows, key=lambda row: row.plan.gpus > 1)
+        plan = PlanMessage.of(row.plan)
+        placed = list(zip(self._jobs[1:], part.places(plan.world), strict=False))
+        losses = -1
+        while losses != self._testbed.losses:
+            losses, found = self._testbed.losses, Measurements()
+            try:
+                for standstills in (found.starts, found.restarts):
+                    runs = [self._testbed.start(job, where, plan) for job, where in placed]
+                    try:
+                        await _all(run.first_step() for run in runs)
+                        standstills += [run.standstill_s(row.step_s) for run in runs]
+                        if standstills is found.starts:
+                            found.exits += await _all(run.stop() for run in runs)
+                    finally:
+                        await _end(runs)
+            except InputError as error:
+                self._testbed.check()
+                found.failed.append(f"starting and stopping {plan.core.describe()}: {error}")
+        self.found.add(found)
 
     async def _input(self) -> ProfiledInput | None:
         """The input of a job that loads its samples; None where it did not train. Raises TestbedError."""
@@ -195,100 +234,95 @@ class Measuring:
 
 
 class Copies:
-    """Copies of a job side by side, each at the same batch at the same time, through plans of the same degrees.
+    """Copies of a job on all slots of a part, each at the same batch at the same time, under one plan after another.
 
-    A run is a process for each rank, forked for it alone: one that fails takes no other plan along, and what it held
-    of memory is its own. saved: jobs that have a checkpoint, from which their next run starts, under whatever plan.
-    found: what was seen. plan: the one that it is at. failure: why that did not run; out_of_memory: for lack of it.
+    Their processes stay from one kind of plan to the next and build the model anew. In a new process what PyTorch makes
+    at first use makes two steps or more of each kind slower, by a factor of up to three; in a warm one the first is
+    nearly as fast as any. A plan that fails ends them. Of the last call of `through`: found: what was seen; plan: the
+    one that it is at; failure: why that did not run; out_of_memory: for lack of it.
     """
 
-    def __init__(
-        self,
-        testbed: Testbed,
-        copies: list[tuple[int, Placed]],
-        effort: Effort,
-        selection: Selection,
-        gpu_type: str,
-        saved: set[int],
-    ) -> None:
-        self._testbed, self._copies, self._effort = testbed, copies, effort
-        self._selection, self._gpu_type, self._saved = selection, gpu_type, saved
+    def __init__(self, testbed: Testbed, job: int, effort: Effort, selection: Selection, part: Part) -> None:
+        self._testbed, self._job, self._effort, self._selection, self.part = testbed, job, effort, selection, part
+        self._run: RunOnTestbed | None = None
+        self._warm: set[tuple[bool, ...]] = set()
         self.found = Measurements()
         self.plan: PlanMessage
         self.failure, self.out_of_memory = "", False
 
-    async def through(self, plans: list[PlanMessage], *, once: bool) -> None:
-        """Measures those that are worth it; once: and what is measured once per model, gradient noise and stopping with
-        a checkpoint. Raises InputError when all have left, where one fails.
-        """
-        resumed = [job in self._saved for job, _ in self._copies]
+    @property
+    def alive(self) -> bool:
+        """Whether they may go on."""
+        return self._run is None or not self._run.left.done()
+
+    async def through(self, plans: list[PlanMessage], *, noise: bool) -> None:
+        """Measures those that are worth it; noise: and how noisy gradients are. Raises InputError where one fails."""
+        self.found, self.failure = Measurements(), ""
         # None is worth it where an agent was lost once they were measured: then the first is measured again.
-        first = next(filter(self._selection.worth, plans), plans[0])
-        async with self._started(first) as runs:
-            for run, is_resumed, took_s in zip(runs, resumed, await self._measure(runs), strict=True):
-                (self.found.restarts if is_resumed else self.found.starts).append(run.standstill_s(took_s))
-            if once:
-                await _all(self._until_noise(run) for run in runs)
-            for plan in plans[plans.index(self.plan) + 1 :]:
-                if self._selection.worth(plan):
-                    self.plan = plan
-                    for run in runs:
-                        run.retune(plan)
-                    await self._measure(runs)
-            if once:
-                self.found.exits += await _all(run.stop() for run in runs)
-                self._saved.update(job for job, _ in self._copies)
+        self.plan = first = next(filter(self._selection.worth, plans), plans[0])
+        ranks, seconds = self.part.ranks(first.world), self._effort.seconds
+        # The first is not counted; nor the second, where DDP makes its buckets anew, or the processes are new to such
+        # plans.
+        ways = first.zero > 0, first.tensor > 1, first.pipeline > 1
+        steps = 2 + int((first.data > 1 and not first.zero) or ways not in self._warm)
+        self._warm.add(ways)
+        if fresh := self._run is None:
+            whole = self.part.whole
+            self._run = self._testbed.start_measured(self._job, whole, first, ranks, steps, seconds)
+        else:
+            self._run.rebuild(first, ranks, steps, seconds)
+        run = self._run
+        await _all(copy.first_step() for copy in run.copies)
+        took_s = await self._measure(run)
+        if fresh:
+            self.found.starts.append(max(copy.stepped_s for copy in run.copies) - run.launched_s - took_s)
+        for plan in plans[plans.index(first) + 1 :]:
+            if self._selection.worth(plan):
+                self.plan = plan
+                run.retune(plan, 1, seconds)
+                await self._measure(run)
+        if noise:
+            self.plan = first
+            run.retune(first)
+            await _all(self._until_noise(copy) for copy in run.copies)
 
-    @asynccontextmanager
-    async def _started(self, plan: PlanMessage) -> AsyncIterator[list[RunOnTestbed]]:
-        """Runs of all copies, whose first steps are done; when the block ends none is left, and nothing is saved."""
-        self.plan = plan
-        runs = [self._testbed.start(job, placed, plan) for job, placed in self._copies]
-        try:
-            await _all(run.first_step() for run in runs)
-            yield runs
-        finally:
-            self.out_of_memory = any(run.out_of_memory for run in runs)
-            for run in runs:
-                run.kill()
-            await asyncio.wait([run.left for run in runs])
+    async def end(self) -> None:
+        """Ends their processes; none is left then."""
+        if self._run is not None:
+            self.out_of_memory = self._run.out_of_memory
+            await _end([self._run])
 
-    async def _until_noise(self, run: RunOnTestbed) -> None:
+    async def _until_noise(self, copy: Copy) -> None:
         """Trains for `noise_s`, and until the noise is known; a gradient that is too noisy for that is given up."""
-        began = await run.report()
+        began = copy.last or await copy.report()
         while True:
-            report = await run.report()
+            report = await copy.report()
             if report.grad_sqr > 0:
                 self.found.noises.append(NoiseFrom(report.work, report.grad_var / report.grad_sqr))
             known = report.grad_sqr > 0 or report.step >= MOST_NOISE_STEPS
             if known and report.told_s - began.told_s >= self._effort.noise_s:
                 return
 
-    async def _measure(self, runs: list[RunOnTestbed]) -> list[float]:
-        """Seconds of a step of each copy under the present plan, which all of them have or soon will."""
-        plan = self.plan
-        seen = await _all(self._steady(run) for run in runs)
-        step_s, said = [took_s for took_s, _ in seen], [report for _, report in seen]
-        spread = (max(step_s) - min(step_s)) / mean(step_s)
-        memory = max(each.memory_bytes for each in said)
-        nodes = len(self._copies[0][1])
-        self.found.rows.append(ProfiledRow(self._gpu_type, nodes, plan.core, mean(step_s), spread, float(memory)))
-        self._selection.measured(plan, mean(step_s), fits=memory <= self._selection.memory_bytes)
+    async def _measure(self, run: RunOnTestbed) -> float:
+        """Seconds of a step under the present plan, once all copies have measured it."""
+        plan, part = self.plan, self.part
+        said = await _all(_measured(copy) for copy in run.copies)
+        times = [each.measured_s for each in said]
+        step_s, memory = mean(times), max(each.memory_bytes for each in said)
+        spread = (max(times) - min(times)) / step_s
+        row = ProfiledRow(part.gpu_type, part.nodes_of(plan.world), plan.core, step_s, spread, float(memory))
+        self.found.rows.append(row)
+        self._selection.measured(plan, step_s, fits=memory <= self._selection.memory_bytes)
         limits = [each.memory_limit_bytes for each in said if each.memory_limit_bytes]
         self._selection.memory_bytes = min([self._selection.memory_bytes, *limits])
         return step_s
 
-    async def _steady(self, run: RunOnTestbed) -> tuple[float, Report]:
-        """Seconds of a step at the present batch, with all that comes between two steps; a run's first is left out."""
-        began: Report | None = None
-        while True:
-            before, report = run.last, await run.report()
-            if (report.micro_batch, report.accumulation) != (self.plan.micro_batch, self.plan.accumulation):
-                continue
-            if began is None:
-                began = before if before is not None and report.step == before.step + 1 else report
-            if report.step > began.step and report.told_s - began.told_s >= self._effort.seconds:
-                return (report.told_s - began.told_s) / (report.step - began.step), report
+
+async def _measured(copy: Copy) -> Report:
+    """Its report of the steps that it was to measure. Raises InputError where the run ends before."""
+    while not (report := await copy.report()).measured_s:
+        pass
+    return report
 
 
 async def measured(
@@ -353,6 +387,13 @@ def _account(measured: int, selections: list[Selection]) -> str:
     left_out = sum((each.left_out for each in selections), Counter[str]())
     why = "".join(f"; {count} {reason}" for reason, count in left_out.items())
     return f"{measured} of {sum(each.plans for each in selections)} step times measured{why}"
+
+
+async def _end(runs: list[RunOnTestbed]) -> None:
+    """None of their processes is left then."""
+    for run in runs:
+        run.kill()
+    await asyncio.wait([run.left for run in runs])
 
 
 async def _all(waiting: Iterable[Awaitable[Result]]) -> list[Result]:

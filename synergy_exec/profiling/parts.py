@@ -37,6 +37,20 @@ class Part:
         parts = [(first + node, (1 << per_node) - 1) for node in range(whole)]
         return [tuple(parts + ([(first + whole, (1 << rest) - 1)] if rest else []))]
 
+    @property
+    def whole(self) -> Placed:
+        """All of its slots."""
+        return tuple((self.first_node + node, (1 << self.per_node) - 1) for node in range(self.nodes))
+
+    def ranks(self, size: int) -> list[list[int]]:
+        """Of a run on all of its slots, for each of `places(size)` the ranks that are there."""
+        slots = [(node, slot) for node, mask in self.whole for slot in range(self.per_node) if mask >> slot & 1]
+        there = {slot: rank for rank, slot in enumerate(slots)}
+        return [
+            [there[node, slot] for node, mask in placed for slot in range(self.per_node) if mask >> slot & 1]
+            for placed in self.places(size)
+        ]
+
     def nodes_of(self, size: int) -> int:
         """On how many nodes so many slots are."""
         return -(-size // self.per_node)

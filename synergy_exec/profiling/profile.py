@@ -148,7 +148,7 @@ async def _made(
         async with finder() as find, testbed(backend, folder, launch_of, patient) as bench:
             for at, file in enumerate(files):
                 first = len(owner)
-                mine = list(range(first, first + 2 * bench.cluster.gpus))
+                mine = list(range(first, first + 1 + bench.cluster.gpus))
                 owner.update(dict.fromkeys(mine, file))
                 its_end_s = clock() + (until_s - clock()) / (len(files) - at)
                 try:

@@ -16,11 +16,22 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
 from synergy_core.units import GB
 from synergy_exec.backends import Backend, Meeting
-from synergy_exec.messages import Failure, Granted, Hello, Launch, Message, Outcome, PlanMessage, Report
+from synergy_exec.messages import (
+    Failure,
+    Granted,
+    Hello,
+    Launch,
+    Message,
+    Outcome,
+    PlanMessage,
+    Rebuild,
+    Report,
+    Started,
+)
 from synergy_exec.nodes.agents import Agents
 from synergy_exec.nodes.links import AgentLink
 from synergy_exec.nodes.listening import Listener, listening
-from synergy_exec.nodes.runs import Dropped, Left, Run, Runs, Stepped
+from synergy_exec.nodes.runs import Dropped, Left, Run, Runs
 from synergy_exec.settings import Settings
 from synergy_exec.tls import tls_of
 
@@ -29,34 +40,33 @@ class TestbedError(InputError):
     """Agents are lost again and again, so that nothing can be measured any more."""
 
 
-class RunOnTestbed:
-    """One run. launched_s, stepped_s: on the monotonic clock, when it was asked for and its first step was done.
+class Copy:
+    """A copy of a job that trains. left: how the run ended that it is part of.
 
-    last: its newest report that was read. granted: by rank, what it last was told to have of the CPUs that were asked
-    for it. out_of_memory: why it fails.
+    started: what it said when its first step was done, and stepped_s: when that was, on the monotonic clock; last: its
+    newest report that was read.
     """
 
-    def __init__(self, testbed: Testbed, number: int) -> None:
-        self._testbed = testbed
-        self.number = number
-        self.launched_s = time.monotonic()
+    def __init__(self, left: asyncio.Future[tuple[Outcome, str]]) -> None:
+        self.left = left
+        self.started: Started | None = None
         self.stepped_s = float("nan")
-        self.first_step_s = 0.0
-        self.granted: dict[int, Granted] = {}
-        self.out_of_memory = False
         self.reports: asyncio.Queue[Report] = asyncio.Queue()
         self.last: Report | None = None
-        self.stepped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.left: asyncio.Future[tuple[Outcome, str]] = asyncio.get_running_loop().create_future()
+        self._stepped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def first_step(self) -> None:
-        """Waits until its first step is done. Raises InputError if the run ends before."""
-        await asyncio.wait((self.stepped, self.left), return_when=asyncio.FIRST_COMPLETED)
+    async def first_step(self) -> Started:
+        """What it says once its first step is done. Raises InputError if the run ends before."""
+        await asyncio.wait((self._stepped, self.left), return_when=asyncio.FIRST_COMPLETED)
         self._check()
+        assert self.started is not None
+        return self.started
 
-    def standstill_s(self, step_s: float) -> float:
-        """From its launch to its first step, where a step takes so long."""
-        return self.stepped_s - self.launched_s - step_s
+    def begins(self, started: Started) -> None:
+        """Its first step is done."""
+        self.started, self.stepped_s = started, time.monotonic()
+        if not self._stepped.done():
+            self._stepped.set_result(None)
 
     async def report(self) -> Report:
         """The next report. Raises InputError if the run ends before."""
@@ -68,9 +78,41 @@ class RunOnTestbed:
         self.last = await getting
         return self.last
 
-    def retune(self, plan: PlanMessage) -> None:
-        """Has it go on at another micro-batch or accumulation."""
-        self._testbed.retune(self.number, plan)
+    def _check(self) -> None:
+        if self.left.done():
+            raise InputError(self.left.result()[1] or "the run ended by itself")
+
+
+class RunOnTestbed(Copy):
+    """One run. launched_s: on the monotonic clock, when it was asked for.
+
+    copies: what it trains, which is itself, unless it was launched or rebuilt as several. granted: by rank, what it
+    last was told to have of the CPUs that were asked for it. out_of_memory: why it fails.
+    """
+
+    def __init__(self, testbed: Testbed, number: int) -> None:
+        super().__init__(asyncio.get_running_loop().create_future())
+        self._testbed = testbed
+        self.number = number
+        self.launched_s = time.monotonic()
+        self.copies: list[Copy] = [self]
+        self.granted: dict[int, Granted] = {}
+        self.out_of_memory = False
+
+    def standstill_s(self, step_s: float) -> float:
+        """From its launch to its first step, where a step takes so long."""
+        return self.stepped_s - self.launched_s - step_s
+
+    def retune(self, plan: PlanMessage, steps: int = 0, seconds: float = 0.0) -> None:
+        """Has it go on at another micro-batch or accumulation. steps, seconds: to be measured, see `Rebuild`."""
+        self._testbed.retune(self.number, plan, steps, seconds)
+
+    def rebuild(self, plan: PlanMessage, copies: list[list[int]], steps: int, seconds: float) -> None:
+        """Has it build its model anew, see `Rebuild`; each copy has its first step again, and what was reported before
+        is gone.
+        """
+        self.copies = [Copy(self.left) for _ in copies]
+        self._testbed.rebuild(Rebuild(run=self.number, plan=plan, copies=copies, steps=steps, seconds=seconds))
 
     def reshare(self, share: Share) -> None:
         """Has it go on with other CPUs and memory; it was started with some."""
@@ -94,10 +136,6 @@ class RunOnTestbed:
         if not self.left.done():
             self.left.set_result(("lost", reason))
 
-    def _check(self) -> None:
-        if self.left.done():
-            raise InputError(self.left.result()[1] or "the run ended by itself")
-
 
 class Testbed(Listener):
     """The agents of a backend; where one is lost another is started.
@@ -119,10 +157,24 @@ class Testbed(Listener):
 
     def start(self, job: int, placed: Placed, plan: PlanMessage, share: Share | None = None) -> RunOnTestbed:
         """Launches a run there, as soon as its slots are free. Raises TestbedError."""
+        return self._start(job, placed, plan, share)
+
+    def start_measured(
+        self, job: int, placed: Placed, plan: PlanMessage, copies: list[list[int]], steps: int, seconds: float
+    ) -> RunOnTestbed:
+        """Launches a run of several copies, whose steps are measured; see `Rebuild`. Raises TestbedError."""
+        order = Rebuild(run=len(self._mine), plan=plan, copies=copies, steps=steps, seconds=seconds)
+        run = self._start(job, placed, plan, None, order)
+        run.copies = [Copy(run.left) for _ in copies]
+        return run
+
+    def _start(
+        self, job: int, placed: Placed, plan: PlanMessage, share: Share | None, measured: Rebuild | None = None
+    ) -> RunOnTestbed:
         self.check()
         number = len(self._mine)
         mine = self._mine[number] = RunOnTestbed(self, number)
-        self._runs.start(Run(number, job, placed, plan, share))
+        self._runs.start(Run(number, job, placed, plan, share, measured=measured))
         self._flush()
         return mine
 
@@ -136,9 +188,14 @@ class Testbed(Listener):
         self._runs.kill(number)
         self._flush()
 
-    def retune(self, number: int, plan: PlanMessage) -> None:
+    def retune(self, number: int, plan: PlanMessage, steps: int = 0, seconds: float = 0.0) -> None:
         """Has a run go on at another micro-batch or accumulation."""
-        self._runs.retune(number, plan)
+        self._runs.retune(number, plan, steps, seconds)
+        self._flush()
+
+    def rebuild(self, order: Rebuild) -> None:
+        """Has a run that has begun build its model anew."""
+        self._runs.rebuild(order)
         self._flush()
 
     def reshare(self, number: int, share: Share) -> None:
@@ -174,8 +231,13 @@ class Testbed(Listener):
     def heard(self, link: AgentLink, message: Message) -> None:
         if not self._gathered:
             return
+        if isinstance(message, Started) and message.run in self._mine:
+            self._mine[message.run].copies[message.copy].begins(message)
         if isinstance(message, Report) and message.run in self._mine:
-            self._mine[message.run].reports.put_nowait(message)
+            copies = self._mine[message.run].copies
+            # The last of the plan before may come when it has fewer copies already.
+            if message.copy < len(copies) and copies[message.copy].started is not None:
+                copies[message.copy].reports.put_nowait(message)
         if isinstance(message, Granted) and message.run in self._mine:
             self._mine[message.run].granted[message.rank] = message
         if isinstance(message, Failure) and message.run in self._mine:
@@ -211,10 +273,7 @@ class Testbed(Listener):
         self.agents.say(self._runs.outbox)
         for each in self._runs.happened:
             mine = self._mine[each.run.number]
-            if isinstance(each, Stepped):
-                mine.stepped_s, mine.first_step_s = time.monotonic(), each.message.first_step_s
-                mine.stepped.set_result(None)
-            elif isinstance(each, Left) and not mine.left.done():
+            if isinstance(each, Left) and not mine.left.done():
                 mine.left.set_result((each.outcome, each.reason))
             elif isinstance(each, Dropped):
                 mine.lose("it was told to leave before it began")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from synergy_exec.messages import Granted, Message, Retune, Stop
+from synergy_exec.messages import Granted, Message, Rebuild, Retune, Stop
 from synergy_exec.wire import decode, encode
 
 
@@ -19,7 +19,7 @@ class AgentConnection:
         """Sends a message to the agent."""
         self._socket.sendall(encode(message).encode() + b"\n")
 
-    def heard(self) -> list[Stop | Retune | Granted]:
+    def heard(self) -> list[Stop | Retune | Rebuild | Granted]:
         """What the agent has said since the last call."""
         while True:
             try:
@@ -31,4 +31,4 @@ class AgentConnection:
                 break
             self._unread += received
         *lines, self._unread = self._unread.split(b"\n")
-        return [message for line in lines if isinstance(message := decode(line), Stop | Retune | Granted)]
+        return [each for line in lines if isinstance(each := decode(line), Stop | Retune | Rebuild | Granted)]

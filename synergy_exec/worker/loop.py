@@ -15,10 +15,12 @@ from synergy_core.goodput.efficiency import gain
 from synergy_exec.messages import (
     PAUSED,
     Granted,
+    Launch,
     MeansToLeave,
     Message,
     Noted,
     PlanMessage,
+    Rebuild,
     Report,
     Retune,
     Saved,
@@ -33,7 +35,7 @@ from synergy_exec.training.progress import Progress
 from synergy_exec.training.stream import StreamedJob
 from synergy_exec.training.trainer import StepResult, Trainer
 from synergy_exec.worker import cores, memory
-from synergy_exec.worker.agreement import Wishes, agree, agree_on
+from synergy_exec.worker.agreement import Orders, Wishes, agree
 from synergy_exec.worker.connection import AgentConnection
 from synergy_exec.worker.exchanges import Exchanges
 from synergy_exec.worker.meter import Meter
@@ -48,6 +50,8 @@ from synergy_exec.worker.steps import StepsFile
 _STEPS_OF_SILENCE = 10
 """A hang is no step for `hang_s`, or for as many steps as this, whichever is longer."""
 _RECENT_STEPS = 20
+_LOOK_S = 0.002
+"""Between two looks for an order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,28 @@ class Beginning:
     bare_bytes: int
 
 
+class Measured:
+    """The steps of an order that are to be measured, `Rebuild.steps` and `seconds`. now_s: when it was carried out."""
+
+    def __init__(self, order: Launch | Rebuild | Retune, now_s: float) -> None:
+        self._steps, self._seconds = order.steps, order.seconds
+        self._since_s, self._done = now_s, 0
+
+    def step_s(self, now_s: float) -> float:
+        """After each step: the mean of those that count, once they are enough; 0 before, and where none are."""
+        self._done += 1
+        if self._done < self._steps:
+            self._since_s = now_s
+        took_s = now_s - self._since_s
+        if not 0 < self._steps <= self._done or took_s < self._seconds:
+            return 0.0
+        return took_s / (self._done - self._steps + 1)
+
+
 class Loop:
-    """The training of one rank, step by step. doing: what it is at, for error messages."""
+    """The training of one rank, step by step. doing: what it is at, for error messages. rebuild: what ended the loop,
+    where the model is to be built anew.
+    """
 
     def __init__(
         self,
@@ -75,7 +99,10 @@ class Loop:
         agent: AgentConnection,
         pulse: Pulse,
         began_with: Beginning,
+        orders: Orders,
     ) -> None:
+        self.rebuild: Rebuild | None = None
+        self._copy = start.copy
         self.doing = "starting to train"
         self._launch, self._rank, self._trainer = start.launch, start.rank, trainer
         self._job, self._observers = job, Observers(job, trainer, start, pulse)
@@ -87,9 +114,8 @@ class Loop:
         self._purity = Purity(job) if self._reports and not isinstance(job, StreamedJob) else None
         self._saves = Saves(trainer, start.launch, self._progress.step, desk, pulse, self._saved, self._note)
         trainer.supply.meanwhile = self._await_data
-        self._own = Wishes()
-        self._retuned = 0
-        self._compressor = ""
+        self._own, self._orders = Wishes(), orders
+        self._measured = Measured(start.launch, time.monotonic())
         self._odd = False
         self._clock = StepClock()
         self._meter = Meter()
@@ -104,7 +130,7 @@ class Loop:
         self._own.stop = True
 
     def run(self) -> int:
-        """The exit code: 0 for done, PAUSED for stopped."""
+        """The exit code: 0 for done, PAUSED for stopped; it means nothing where there is a `rebuild`."""
         steps = StepsFile(self._folder / "steps.csv", self._launch.run) if self._reports else None
         started, report_due, loss = False, 0.0, float("nan")
         self._tell_exchange()
@@ -120,7 +146,17 @@ class Loop:
                     self._clock.add(*batch, agreed.step_s, agreed.sync_s, agreed.waited_s)
                 if agreed.stop:
                     return self._finish(PAUSED)
-                self._retune(agreed.retune)
+                order = self._orders.next(agreed.orders)
+                if isinstance(order, Rebuild):
+                    self.rebuild = order
+                    return PAUSED
+                if isinstance(order, Retune):
+                    self._retune(order)
+                    self._own.hold, self._measured = False, Measured(order, time.monotonic())
+                elif agreed.hold:
+                    self._hold()
+                    batch = None
+                    continue
                 if agreed.save:
                     self._save_later()
                 self._saves.look()
@@ -142,8 +178,10 @@ class Loop:
                     steps.add(self._progress.step, self._trainer.plan.global_batch, rate, loss, self._own.step_s)
                     if not started:
                         self._say_started(ended - began)
-                    if ended >= report_due:
-                        self._report(loss)
+                    measured_s = self._measured.step_s(ended)
+                    self._own.hold = measured_s > 0
+                    if ended >= report_due or measured_s:
+                        self._report(loss, measured_s)
                         report_due = ended + self._launch.report_s
                 if not started:
                     memory.forget()
@@ -161,10 +199,8 @@ class Loop:
         for message in self._agent.heard():
             if isinstance(message, Stop):
                 self._own.stop = True
-            elif isinstance(message, Retune):
-                number = self._own.retune[0] + 1
-                self._own.retune = (number, message.micro_batch, message.accumulation)
-                self._compressor = message.compressor
+            elif isinstance(message, Retune | Rebuild):
+                self._orders.hear(message)
             else:
                 self._take(message)
         silence_s = self._pulse.unanswered_s()
@@ -172,7 +208,15 @@ class Loop:
             print(f"nothing from the agent for {silence_s:.0f} s: saves and leaves", flush=True)
             self._own.stop = True
         self._own.save = self._saves.due(self._progress.step)
+        self._own.orders = self._orders.count
         return self._own
+
+    def _hold(self) -> None:
+        """Waits for the next order, or to be told to leave."""
+        while self._orders.count <= self._orders.done and not self._wishes().stop:
+            self._pulse.beat(self._launch.start_s, patient=True)
+            time.sleep(_LOOK_S)
+        self._beat()
 
     def _take(self, granted: Granted) -> None:
         """Other cores from now on; steps on those of before say nothing of them."""
@@ -192,22 +236,18 @@ class Loop:
             allowed_s = self._launch.start_s
         self._pulse.beat(allowed_s)
 
-    def _retune(self, retune: tuple[int, int, int]) -> None:
-        number, micro_batch, accumulation = retune
+    def _retune(self, to: Retune) -> None:
         plan = self._trainer.plan
-        # A rank that hears of it later than the others finds it done.
-        if number > self._retuned:
-            self._retuned = number
-            compressor = agree_on(self._compressor if self._own.retune[0] == number else "")
-            if (micro_batch, accumulation, compressor) != (plan.micro_batch, plan.accumulation, plan.compressor):
-                self.doing = f"changing to micro-batch {micro_batch} × {accumulation}, compressor {compressor}"
-                if compressor != plan.compressor:
-                    self._clock, self._exchanges = StepClock(), Exchanges()
-                self._trainer.retune(micro_batch, accumulation, compressor)
-                memory.forget()
-                if compressor != plan.compressor:
-                    self._tell_exchange()
-                self._meter.restart()
+        if (to.micro_batch, to.accumulation, to.compressor) == (plan.micro_batch, plan.accumulation, plan.compressor):
+            return
+        self.doing = f"changing to micro-batch {to.micro_batch} × {to.accumulation}, compressor {to.compressor}"
+        if to.compressor != plan.compressor:
+            self._clock, self._exchanges = StepClock(), Exchanges()
+        self._trainer.retune(to.micro_batch, to.accumulation, to.compressor)
+        memory.forget()
+        if to.compressor != plan.compressor:
+            self._tell_exchange()
+        self._meter.restart()
 
     def _step(self) -> tuple[StepResult, float]:
         progress, plan, initial = self._progress, self._trainer.plan, self._launch.initial_batch
@@ -308,10 +348,11 @@ class Loop:
                 first_step_s=first_step_s,
                 layers=begun.layers,
                 codecs=begun.codecs,
+                copy=self._copy,
             )
         )
 
-    def _report(self, loss: float) -> None:
+    def _report(self, loss: float, measured_s: float = 0.0) -> None:
         progress, plan, times = self._progress, self._trainer.plan, self._clock.take()
         grad_sqr, grad_var = noise.statistics(progress) or (0.0, 0.0)
         self._agent.say(
@@ -334,6 +375,8 @@ class Loop:
                 data_bytes=self._trainer.supply.data_bytes,
                 compressor=plan.compressor,
                 told_s=time.monotonic(),
+                copy=self._copy,
+                measured_s=measured_s,
                 **memory.report(self._began_with.bare_bytes),
                 **self._exchanges.take(),
             )

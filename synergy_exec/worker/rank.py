@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import os
 import random
@@ -10,15 +11,16 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import distributed
-from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from synergy_exec.messages import Failure, Noted
+from synergy_exec.messages import PAUSED, Failure, Noted, Rebuild, Retune, Stop
 from synergy_exec.training import origin, shelf
 from synergy_exec.training.cache import Cache
 from synergy_exec.training.compression.codecs import measured_codecs
@@ -30,6 +32,7 @@ from synergy_exec.training.ranks import Ranks
 from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import cores, memory
+from synergy_exec.worker.agreement import Orders
 from synergy_exec.worker.connection import AgentConnection
 from synergy_exec.worker.exchanges import layers_of
 from synergy_exec.worker.exits import FAILED, PEER_LOST
@@ -43,6 +46,8 @@ from synergy_exec.worker.start import Descriptors, Start
 
 LONGEST_WAIT = timedelta(minutes=30)
 """Of one rank for another, before it gives up by itself."""
+_LOOK_S = 0.002
+"""Between two looks for what others, or the agent, have said."""
 
 
 def run(start: Start, descriptors: Descriptors) -> int:
@@ -72,12 +77,24 @@ def run(start: Start, descriptors: Descriptors) -> int:
         return PEER_LOST if echo else FAILED
 
 
+@dataclass(slots=True)
+class Process:
+    """What a rank keeps while its model is built anew. bare_bytes: what it held before it was built at all."""
+
+    device: torch.device
+    store: Store | None
+    cache: Cache
+    orders: Orders
+    bare_bytes: int = 0
+
+
 class Rank:
     """One rank of a run. doing: what it is at, for error messages."""
 
     def __init__(self, start: Start, agent: AgentConnection, pulse: Pulse) -> None:
         self._start, self._agent, self._pulse = start, agent, pulse
         self._loop: Loop | None = None
+        self._desk: Desk | None = None
         self._doing = "starting"
         self._stop = False
 
@@ -91,31 +108,55 @@ class Rank:
         signal.signal(signal.SIGTERM, self._terminate)
         # A hung rank shows where it stands before it is killed.
         faulthandler.register(signal.SIGUSR1)
-        launch, folder = self._start.launch, Path(self._start.launch.folder)
         self._beat()
-        device = self._take_slot()
-        self._meet(descriptors.store, device)
-        # Before anything is read: from here on no older run changes it.
-        desk = Desk(folder / "checkpoints", launch.run)
-        begun = Ranks().first(lambda: _takes_over(desk, folder))
-        self._now("building")
-        launched_s = time.time() - self._start.launched_s
+        launch = self._start.launch
+        process = Process(self._take_slot(), self._store(descriptors.store), Cache(descriptors.cache), Orders())
         if launch.spare_memory:
             memory.give_back()
-        began, bare_bytes = time.monotonic(), memory.held_bytes()
+        order: Rebuild | None = Rebuild(
+            run=launch.run, plan=launch.plan, copies=launch.copies, steps=launch.steps, seconds=launch.seconds
+        )
+        code, anew = PAUSED, False
+        while order is not None:
+            start = _in_copy(self._start, order)
+            if start is None:
+                order = self._next_order(process.orders)
+                continue
+            self._meet(start, process)
+            self._loop = self._built(start, process, anew=anew)
+            if self._stop:
+                self._loop.stop()
+            code, order, anew = self._loop.run(), self._loop.rebuild, True
+            if order is not None:
+                self._loop = None  # and with it the model
+                self._part(start, process)
+            elif start.rank == 0 and self._desk is not None:
+                self._desk.leave()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        return code
+
+    def _built(self, start: Start, process: Process, *, anew: bool) -> Loop:
+        """The job under its plan, as its newest checkpoint has it. anew: with its first weights, whatever there is."""
+        launch, folder = start.launch, Path(start.launch.folder)
+        # Before anything is read: from here on no older run changes it.
+        self._desk = desk = Desk(folder / "checkpoints", launch.run)
+        begun = Ranks().first(lambda: _takes_over(desk, folder)) and not anew
+        self._now("building")
+        launched_s, began = time.time() - start.launched_s, time.monotonic()
+        process.bare_bytes = memory.held_bytes()
         job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
-        self._warn_of_changes(job, folder)
+        self._warn_of_changes(job, start)
         _make_data(job, folder / "data")
-        supply = Supply(job, cache=Cache(descriptors.cache))
-        cores.load(supply, self._start.cpus)
-        halves = launch.bfloat16 and device.type == "cuda"
+        supply = Supply(job, cache=process.cache)
+        cores.load(supply, start.cpus)
         trainer = Trainer(
             job,
             launch.plan,
-            device,
+            process.device,
             seed=launch.seed,
             measure_squares=launch.noise,
-            bfloat16=halves,
+            bfloat16=launch.bfloat16 and process.device.type == "cuda",
             supply=supply,
             unused=launch.unused,
             weights=Path(launch.weights) if launch.weights and not begun else None,
@@ -127,26 +168,34 @@ class Rank:
         codecs: dict[str, list[float]] = {}
         if launch.time_codecs:  # on all ranks at once, as gradients are encoded
             self._now("measuring how fast gradients are encoded")
-            codecs = measured_codecs(device)
+            codecs = measured_codecs(process.device)
         self._now("loading")
         began = time.monotonic()
-        progress = trainer.load(folder / "checkpoints", job=launch.job_uuid, saved_step=launch.saved_step)
+        checkpoints = folder / "checkpoints"
+        saved = None if anew else trainer.load(checkpoints, job=launch.job_uuid, saved_step=launch.saved_step)
         load_s = time.monotonic() - began
         layers = layers_of(trainer.parts) if launch.say_layers else []
-        began_with = Beginning(launched_s, build_s, load_s, layers, codecs, bare_bytes)
-        self._loop = Loop(self._start, job, trainer, progress, desk, self._agent, self._pulse, began_with)
-        if self._stop:
-            self._loop.stop()
-        code = self._loop.run()
-        if self._start.rank == 0:
-            desk.leave()
-        if distributed.is_initialized():
-            distributed.destroy_process_group()
-        return code
+        began_with = Beginning(launched_s, build_s, load_s, layers, codecs, process.bare_bytes)
+        return Loop(start, job, trainer, saved, desk, self._agent, self._pulse, began_with, process.orders)
 
-    def _warn_of_changes(self, job: TrainingJob, folder: Path) -> None:
-        if self._start.rank == 0 and not self._start.launch.code:
-            for line in origin.changes(job, folder / "code.json"):
+    def _next_order(self, orders: Orders) -> Rebuild | None:
+        """Waits for it, in no copy of the job; None where this rank is to leave."""
+        while not self._stop and self._pulse.unanswered_s() < self._start.launch.agent_silence_s:
+            self._now("waiting to be in a copy")
+            for message in self._agent.heard():
+                if isinstance(message, Stop):
+                    self._stop = True
+                elif isinstance(message, Retune | Rebuild):
+                    orders.hear(message)
+            order = orders.next(orders.count)
+            if isinstance(order, Rebuild):
+                return order
+            time.sleep(_LOOK_S)
+        return None
+
+    def _warn_of_changes(self, job: TrainingJob, start: Start) -> None:
+        if start.rank == 0 and not start.launch.code:
+            for line in origin.changes(job, Path(start.launch.folder) / "code.json"):
                 print(line, flush=True)
                 self._agent.say(Noted(run=self._start.launch.run, text=line))
 
@@ -173,37 +222,78 @@ class Rank:
         torch.cuda.set_device(0)
         return torch.device("cuda", 0)
 
-    def _meet(self, store: int | None, device: torch.device) -> None:
+    def _store(self, descriptor: int | None) -> Store | None:
+        """Where this run's ranks meet; None for one alone."""
         launch = self._start.launch
         if launch.world == 1:
-            return
+            return None
         self._now("meeting the other ranks")
         talk_over(launch.interface, launch.store_host)
-        # Of waiting for peers, which may build, save or wait for data for long: a hang is for the agents to find.
-        timeout = max(timedelta(seconds=launch.start_s), LONGEST_WAIT)
-        meeting: Store
         if launch.store_host:
-            meeting = TCPStore(
+            return TCPStore(
                 launch.store_host,
                 launch.store_port,
                 launch.world,
-                is_master=store is not None,
-                timeout=timeout,
+                is_master=descriptor is not None,
+                timeout=self._patience,
                 wait_for_workers=False,
-                master_listen_fd=store,
+                master_listen_fd=descriptor,
             )
-        else:
-            # The kernel opens another process's descriptors to its own user alone (man 5 proc, PTRACE_MODE_READ).
-            meeting = FileStore(f"/proc/self/fd/{store}", launch.world)
-            meeting.set_timeout(timeout)
+        # The kernel opens another process's descriptors to its own user alone (man 5 proc, PTRACE_MODE_READ).
+        store = FileStore(f"/proc/self/fd/{descriptor}", launch.world)
+        store.set_timeout(self._patience)
+        return store
+
+    @property
+    def _patience(self) -> timedelta:
+        """With peers, which may build, save or wait for data for long: a hang is for the agents to find."""
+        return max(timedelta(seconds=self._start.launch.start_s), LONGEST_WAIT)
+
+    def _meet(self, start: Start, process: Process) -> None:
+        """The ranks of a copy make a process group, under keys of its own in the store."""
+        if process.store is None or start.launch.world == 1:
+            return
+        self._now("meeting the other ranks")
+        cpu = process.device.type == "cpu"
         distributed.init_process_group(
-            "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=meeting,
-            rank=self._start.rank,
-            world_size=launch.world,
-            timeout=timeout,
-            device_id=None if device.type == "cpu" else device,
+            "gloo" if cpu else "cpu:gloo,cuda:nccl",
+            store=PrefixStore(_meeting(start, process), process.store),
+            rank=start.rank,
+            world_size=start.launch.world,
+            timeout=self._patience,
+            device_id=None if cpu else process.device,
         )
+
+    def _part(self, start: Start, process: Process) -> None:
+        """Gives memory and process group back, once no rank of the copy waits for another."""
+        memory.release()
+        if not distributed.is_initialized():
+            return
+        self._now("parting from the other ranks")
+        assert process.store is not None
+        left = f"left {_meeting(start, process)}"
+        process.store.add(left, 1)
+        while process.store.add(left, 0) < start.launch.world:
+            time.sleep(_LOOK_S)
+        distributed.destroy_process_group()
+
+
+def _meeting(start: Start, process: Process) -> str:
+    """The name of what a copy's ranks meet for: the same on all of them, and of no other meeting in this run."""
+    return f"order {process.orders.done} copy {start.copy}"
+
+
+def _in_copy(start: Start, order: Rebuild) -> Start | None:
+    """What the rank is in its copy of the job, each of which has a folder of its own; None where it is in none."""
+    launch = dataclasses.replace(start.launch, plan=order.plan, steps=order.steps, seconds=order.seconds)
+    if not order.copies:
+        return dataclasses.replace(start, launch=launch)
+    for copy, ranks in enumerate(order.copies):
+        if start.rank in ranks:
+            folder = str(Path(launch.folder) / "copies" / str(copy))
+            launch = dataclasses.replace(launch, world=len(ranks), folder=folder)
+            return dataclasses.replace(start, launch=launch, rank=ranks.index(start.rank), copy=copy)
+    return None
 
 
 def _takes_over(desk: Desk, folder: Path) -> bool:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-_SESSION, _USER, _SYSTEM = 3, 11, 12
+_SESSION, _USER, _SYSTEM = 2, 11, 12
 """Indices in /proc/PID/stat after the name in brackets: the session, and CPU time in user and kernel, in ticks."""
 _MOST_PASSES = 5
 

@@ -16,6 +16,7 @@ class Start:
 
     cores: of the CPU, that it may use. cpus: how many of them are its own, for others may have a part of one. gpu:
     index of its CUDA device, None without. launched_s: time.time() at which the agent was told to launch the run.
+    copy: of the run's copies of its job, that this rank trains.
     """
 
     launch: Launch
@@ -24,6 +25,7 @@ class Start:
     cpus: float
     gpu: int | None
     launched_s: float
+    copy: int = 0
 
     def text(self) -> str:
         """This start as JSON, for `parse`."""

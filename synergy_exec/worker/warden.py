@@ -39,7 +39,7 @@ def guard(
     """
     # Taken one by one by sigwait: none interrupts anything, none is missed.
     signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
-    os.setsid()
+    os.setpgid(0, 0)
     die_with(zygote, END)
     adopt_orphans()
     warden = os.getpid()

@@ -204,7 +204,7 @@ def _become_worker(start: str, descriptors: Descriptors, parent: int) -> NoRetur
     code = 1
     try:
         # A session of its own: it can be moved to other cores as a whole, and the terminal's signals pass it by.
-        os.setsid()
+        os.setpgid(0, 0)
         die_with(parent, signal.SIGKILL)
         for stream in (1, 2):
             os.dup2(descriptors.log, stream)
