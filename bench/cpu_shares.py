@@ -36,7 +36,7 @@ from synergy_exec.profiling.finder import Data
 from synergy_exec.profiling.input import measured_input
 from synergy_exec.profiling.testbed import RunOnTestbed, Testbed, testbed
 from synergy_exec.settings import Settings
-from synergy_exec.worker import sessions
+from synergy_exec.worker import groups
 
 POLICY = "fifo+tune"
 BATCH, PICTURES, ITEM_BYTES = 16, 2048, 832
@@ -212,7 +212,7 @@ def own() -> float:
     mine = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in mine} - mine:
         mine |= more
-    return sessions.cpu_s(mine)
+    return groups.cpu_s(mine)
 
 
 def shown(

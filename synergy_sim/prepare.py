@@ -106,8 +106,10 @@ def _trained(workload: Workload) -> NDArray[np.bool_]:
 def _costs_in_words(settings: Settings, truth: Truth, execution: ExecutionModel, policies: Iterable[Policy]) -> str:
     """What a restart costs, and how far declared work is from the truth, in a sentence."""
     costs_s = {execution.costs.restart_s, *(each.restart_s for each in execution.costs_by_model.values())}
+    if truth.profile:
+        costs_s = {each.costs.restart_s for each in truth.profile.models.values()}
     least_s, most_s = min(costs_s), max(costs_s)
-    restart = f"{least_s:g} s" if least_s == most_s else f"{least_s:g} to {most_s:g} s, by model"
+    restart = f"{least_s:g} s" if least_s == most_s else f"{least_s:.3g} to {most_s:.3g} s, by model"
     if settings.trace.models == "llm":
         restart += " (of language models what their checkpoints take)"
     reads = any(terms_of(each).information in ("declared", "all") for each in policies)

@@ -19,7 +19,7 @@ from synergy_exec.agent.zygote import Zygote
 from synergy_exec.messages import PAUSED, Ended, Failure, Granted, Launch, MeansToLeave, Message, Rebuild, Retune, Stop
 from synergy_exec.training.cache import Cache
 from synergy_exec.wire import decode, encode
-from synergy_exec.worker import sessions
+from synergy_exec.worker import groups
 from synergy_exec.worker.exits import PEER_LOST
 from synergy_exec.worker.pulse import Beat, Pulse
 from synergy_exec.worker.start import Descriptors, Start
@@ -164,7 +164,7 @@ class NodeRun:
     def _move(self, rank: int) -> None:
         worker = self._workers[rank]
         if worker.pid is not None and worker.code is None:
-            sessions.pin(worker.pid, self._grants[rank].cores)
+            groups.pin(worker.pid, self._grants[rank].cores)
             worker.tell(self._granted(rank))
 
     def kill(self, reason: str) -> None:

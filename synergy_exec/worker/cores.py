@@ -9,15 +9,15 @@ from collections.abc import Collection
 import torch
 
 from synergy_exec.training.supply import Supply
-from synergy_exec.worker import sessions
+from synergy_exec.worker import groups
 
 
 def move(cores: Collection[int], cpus: float) -> None:
-    """This process, the leader of its session, and all that it has started run on these cores alone.
+    """This process, the leader of its process group, and all that it has started run on these cores alone.
 
     cpus: how many of them are its own; as many threads compute, at least one.
     """
-    sessions.pin(os.getpid(), cores)
+    groups.pin(os.getpid(), cores)
     torch.set_num_threads(max(1, int(cpus)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 
-from synergy_exec.worker import sessions
+from synergy_exec.worker import groups
 
 
 class Meter:
@@ -31,4 +31,4 @@ class Meter:
 def _used_s() -> float:
     """By this process since it began, and by the loaders that live."""
     loaders = [each.pid for each in multiprocessing.active_children() if each.pid is not None]
-    return time.process_time() + sessions.cpu_s(loaders)
+    return time.process_time() + groups.cpu_s(loaders)

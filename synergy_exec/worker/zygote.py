@@ -203,7 +203,7 @@ class Forker:
 def _become_worker(start: str, descriptors: Descriptors, parent: int) -> NoReturn:
     code = 1
     try:
-        # A session of its own: it can be moved to other cores as a whole, and the terminal's signals pass it by.
+        # A process group of its own: it can be moved to other cores as a whole, and the terminal's signals pass it by.
         os.setpgid(0, 0)
         die_with(parent, signal.SIGKILL)
         for stream in (1, 2):

@@ -11,6 +11,7 @@ from synergy_exec.messages import (
     Launch,
     Message,
     Outcome,
+    Rebuild,
     Report,
     Reserve,
     Reserved,
@@ -32,6 +33,8 @@ class FakeRun:
     began_s: float
     done: float
     stopping: bool = False
+    stepped: bool = False
+    measured: bool = False
 
 
 @dataclass
@@ -71,9 +74,15 @@ class FakeAgent:
             assert run.launch.share is not None
             run.launch = replace(run.launch, share=message.share)
         if isinstance(message, Retune) and message.run in self.runs:
-            launch = self.runs[message.run].launch
+            run = self.runs[message.run]
             assert message.micro_batch >= 1
-            assert launch.plan.data >= 1
+            cut = {"micro_batch": message.micro_batch, "accumulation": message.accumulation}
+            run.launch = replace(run.launch, plan=replace(run.launch.plan, **cut), steps=message.steps)
+            run.measured = False
+        if isinstance(message, Rebuild) and message.run in self.runs:
+            run = self.runs[message.run]
+            run.launch = replace(run.launch, plan=message.plan, copies=message.copies, steps=message.steps)
+            run.stepped = run.measured = False
         return []
 
     def end(self, number: int, outcome: Outcome, reason: str = "") -> Ended:
@@ -88,18 +97,23 @@ class FakeAgent:
         for number, run in list(self.runs.items()):
             launch = run.launch
             first = launch.first_rank == 0
-            step = int(run.done)
-            if step == int(self.checkpoints.get(launch.job, 0.0)) and first:
+            copies = range(len(launch.copies) or 1)
+            if not run.stepped and first:
+                run.stepped = True
                 seconds = {"launch_s": 0.1, "build_s": 0.1, "load_s": 0.1, "first_step_s": 0.1}
-                said.append(Started(run=number, step=step, samples=0, work=run.done, **seconds))
+                begun = Started(run=number, step=int(run.done), samples=0, work=run.done, **seconds)
+                said += [replace(begun, copy=copy) for copy in copies]
             if launch.job in self.failing:
                 said.append(self.end(number, "failed", "rank 0: ValueError: no"))
                 continue
             speed = launch.world / STEP_S
             run.done = min(launch.work, run.done + max(1.0, (now_s - run.began_s) * speed))
             run.began_s = now_s
-            if first:
-                said.append(replace(report(number, launch, run.done), told_s=now_s))
+            if first and not run.measured:
+                run.measured = launch.steps > 0
+                measured_s = STEP_S / launch.plan.world if run.measured else 0.0
+                told = replace(report(number, launch, run.done), told_s=now_s, measured_s=measured_s)
+                said += [replace(told, copy=copy) for copy in copies]
             if run.done >= launch.work:
                 said.append(self.end(number, "done"))
             elif run.stopping:

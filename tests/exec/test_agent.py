@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from agents_controller import Controller, gone, workers
 
-from synergy_exec.messages import Failure, Launch, PlanMessage, Report, Retune, Saved, Started, Stop
+from synergy_exec.messages import Failure, Launch, PlanMessage, Rebuild, Report, Retune, Saved, Started, Stop
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,47 @@ def test_retune_changes_the_batch_of_all_ranks_at_one_step(controller: Controlle
     assert batches[-1] == 36
     assert batches == sorted(batches)
     assert controller.saved(launch).samples == sum(batches)
+
+
+def test_copies_are_measured_one_plan_after_another_in_the_same_processes(controller: Controller) -> None:
+    """Three single ranks, then two of them together and one that is in no copy, then all three; each waits after its
+    steps, and a plan of other degrees begins with the first weights.
+    """
+    mlp = {"job_class": "synergy_exec.examples.mlp:Mlp", "work": 1e6}
+    alone = PlanMessage(micro_batch=4, accumulation=2)
+    first = controller.launch(
+        "", {"width": 64}, world=3, plan=alone, initial_batch=8, copies=[[0], [1], [2]], steps=3, **mlp
+    )
+
+    def measured(copy: int, plan: PlanMessage) -> Report:
+        return controller.wait(
+            Report,
+            lambda each: (
+                each.run == first.run
+                and each.copy == copy
+                and each.measured_s > 0
+                and (each.micro_batch, each.accumulation) == (plan.micro_batch, plan.accumulation)
+            ),
+        )
+
+    assert controller.agent is not None
+    assert [measured(copy, alone).step for copy in range(3)] == [3, 3, 3]
+    pids = workers(controller.agent.pid)
+    larger = PlanMessage(micro_batch=8, accumulation=2)
+    controller.say(Retune(run=first.run, micro_batch=8, accumulation=2, steps=2))
+    assert [measured(copy, larger).step for copy in range(3)] == [5, 5, 5]
+    split = PlanMessage(tensor=2, micro_batch=2, accumulation=4)
+    controller.say(Rebuild(run=first.run, plan=split, copies=[[0, 2]], steps=2))
+    assert measured(0, split).step == 2
+    replicas = PlanMessage(data=3, micro_batch=4)
+    controller.say(Rebuild(run=first.run, plan=replicas, copies=[[2, 0, 1]], steps=4, seconds=0.05))
+    assert measured(0, replicas).step >= 4
+    assert workers(controller.agent.pid) == pids
+    reports = controller.of(first, Report)
+    drawn = [each.loss for each in reports if each.step == 1 and each.micro_batch * each.accumulation == 8]
+    assert drawn == pytest.approx([drawn[0]] * 4)
+    controller.say(Stop(run=first.run))
+    assert controller.ended(first).outcome == "paused", controller.told()
 
 
 def test_compressed_run_reports_its_bytes_is_retuned_and_goes_on_elsewhere(controller: Controller) -> None:

@@ -18,7 +18,7 @@ from exec.controllers_backend import TaskBackend
 from synergy_exec.commands import profile as command
 from synergy_exec.commands.profile import table
 from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Failure, Kill, Launch, Message, PlanMessage, Report, Retune
+from synergy_exec.messages import Failure, Launch, Message, PlanMessage, Rebuild
 from synergy_exec.profiling import profile as profiling
 from synergy_exec.profiling.finder import CandidatePlans
 from synergy_exec.profiling.grid import batches_of, plans
@@ -35,23 +35,20 @@ LARGE = 16
 
 
 class Agent(FakeAgent):
-    """Retunes, and has no memory for large micro-batches; what is to run on several slots in `stuck` never steps."""
+    """Has no memory for large micro-batches; what is to run on several slots in `stuck` never steps."""
 
     launches: list[Launch]
     stuck = False
 
     def hear(self, message: Message, now_s: float) -> list[Message]:
-        if isinstance(message, Launch):
-            self.launches.append(message)
-        if isinstance(message, Retune):
-            run = self.runs[message.run]
-            cut = {"micro_batch": message.micro_batch, "accumulation": message.accumulation}
-            run.launch = dataclasses.replace(run.launch, plan=dataclasses.replace(run.launch.plan, **cut))
-        return super().hear(message, now_s)
+        answers = super().hear(message, now_s)
+        if isinstance(message, Launch | Rebuild):
+            self.launches.append(self.runs[message.run].launch)
+        return answers
 
     def pass_time(self, now_s: float) -> list[Message]:
         for number, run in list(self.runs.items()):
-            if self.stuck and run.launch.world > 1:
+            if self.stuck and run.launch.plan.world > 1:
                 run.began_s, run.launch = now_s, dataclasses.replace(run.launch, first_rank=1)
             elif run.launch.plan.micro_batch >= LARGE:
                 reason = "rank 0: OutOfMemoryError"
@@ -73,7 +70,7 @@ class Found:
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
-    """What agents were told to launch."""
+    """What agents were told to launch and to build anew."""
 
     @contextlib.asynccontextmanager
     async def finder() -> AsyncIterator[Found]:
@@ -150,27 +147,18 @@ def test_smaller_pieces_are_measured_where_memory_ran_out(tmp_path: Path, launch
     assert len([each for each in launches if each.plan.pipeline == 2]) == 3  # what fits of 32, and 16
 
 
-def test_slow_plan_is_measured_again_where_its_agent_was_lost_meanwhile(
+def test_plan_is_measured_again_where_its_agent_was_lost_meanwhile(
     tmp_path: Path, launches: list[Launch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Failed before: by then it was known to be slow, so that nothing was left to measure."""
+    """It is lost when its ranks are to build the model anew, and with it all that was warm."""
     left: list[int] = []
 
     class Leaving(Agent):
         def hear(self, message: Message, now_s: float) -> list[Message]:
-            if isinstance(message, Kill) and not left and self.runs[message.run].launch.plan.pipeline > 1:
+            if isinstance(message, Rebuild) and not left and message.plan.pipeline > 1:
                 left.append(message.run)
                 raise asyncio.CancelledError
             return super().hear(message, now_s)
-
-        def pass_time(self, now_s: float) -> list[Message]:
-            slow = {number for number, run in self.runs.items() if run.launch.plan.pipeline > 1}
-            return [
-                dataclasses.replace(each, told_s=100.0 * each.told_s)
-                if isinstance(each, Report) and each.run in slow
-                else each
-                for each in super().pass_time(now_s)
-            ]
 
     monkeypatch.setattr(controllers_backend, "FakeAgent", Leaving)
     path, file = tmp_path / "profile.json", file_of("small", max_batch=4)

@@ -16,7 +16,7 @@ from synergy_core.cluster import Share
 from synergy_exec.examples.pictures import Pictures
 from synergy_exec.messages import Granted, Launch, PlanMessage, Report, Reshare, Stop
 from synergy_exec.training.trainer import Trainer
-from synergy_exec.worker import sessions
+from synergy_exec.worker import groups
 
 PICTURES = "synergy_exec.examples.pictures:Pictures"
 CORES = sorted(os.sched_getaffinity(0))
@@ -63,7 +63,7 @@ def losses(launch: Launch) -> list[float]:
 
 
 def threads_of(leader: int) -> list[int]:
-    return [int(thread) for pid in sessions.members(leader) for thread in os.listdir(f"/proc/{pid}/task")]
+    return [int(thread) for pid in groups.members(leader) for thread in os.listdir(f"/proc/{pid}/task")]
 
 
 def test_share_is_cores_and_loaders_and_changes_while_it_trains(controller: Controller) -> None:
@@ -73,16 +73,16 @@ def test_share_is_cores_and_loaders_and_changes_while_it_trains(controller: Cont
     assert len(cores) == 1
     report_at(controller, run, 1.0)
     (pid,) = workers(controller.agent.pid)
-    assert len(sessions.members(pid)) == 2
+    assert len(groups.members(pid)) == 2
     assert {tuple(os.sched_getaffinity(each)) for each in threads_of(pid)} == {tuple(cores)}
     controller.say(Reshare(run=run.run, share=Share(2.0, 0.0)))
     more = granted(controller, run, asked=2.0, cpus=2.0).cores
     assert more == CORES[:2]
     report_at(controller, run, 2.0)
     assert workers(controller.agent.pid) == [pid]
-    assert len(sessions.members(pid)) == 3
+    assert len(groups.members(pid)) == 3
     assert {tuple(os.sched_getaffinity(each)) for each in threads_of(pid)} == {tuple(more)}
-    loaders = sessions.members(pid)
+    loaders = groups.members(pid)
     stop(controller, run)
     assert gone(loaders)
 

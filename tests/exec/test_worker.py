@@ -19,25 +19,45 @@ from synergy_core.errors import InputError
 from synergy_exec.agent.slots import divide
 from synergy_exec.backends import Meeting, backend_names, get_backend
 from synergy_exec.backends.local import Local
-from synergy_exec.messages import Hello, Kill, Launch, PlanMessage, Retune, Stop
+from synergy_exec.messages import Hello, Kill, Launch, PlanMessage, Rebuild, Retune, Stop
 from synergy_exec.wire import encode
-from synergy_exec.worker.agreement import Wishes, _packed, _unpacked, agree
+from synergy_exec.worker.agreement import Orders, Wishes, agree
 from synergy_exec.worker.connection import AgentConnection
 from synergy_exec.worker.failure import broken_device, from_peers, out_of_memory, sentence
+from synergy_exec.worker.loop import Measured
 from synergy_exec.worker.pulse import Pulse
 from synergy_exec.worker.start import Start
 from synergy_exec.worker.steps import StepsFile
 
 
-def test_newest_retune_wins_whatever_its_batch() -> None:
-    retunes = [(1, (1 << 20) - 1, (1 << 20) - 1), (2, 1, 1), (8000, 512, 3)]
-    assert [_unpacked(int(float(_packed(each)))) for each in retunes] == retunes
-    assert sorted(map(_packed, reversed(retunes))) == [_packed(each) for each in retunes]
+def test_each_order_is_carried_out_once_and_the_newest_counts() -> None:
+    orders = Orders()
+    assert orders.next(orders.count) is None
+    first, second = (Retune(run=0, micro_batch=batch, accumulation=1) for batch in (4, 8))
+    orders.hear(first)
+    orders.hear(second)
+    assert orders.next(orders.count) == second
+    assert orders.next(orders.count) is None
+    rebuild = Rebuild(run=0, plan=PlanMessage(data=2), copies=[[0, 1], [2, 3]], steps=2, seconds=0.1)
+    orders.hear(rebuild)
+    assert orders.next(orders.count) == rebuild
+    assert orders.done == 3
 
 
 def test_rank_without_a_group_agrees_with_itself() -> None:
-    own = Wishes(stop=True, retune=(1, 2, 3), step_s=0.5)
+    own = Wishes(stop=True, hold=True, orders=3, step_s=0.5)
     assert agree(own) == own
+
+
+def test_steps_are_measured_once_enough_are_done_and_the_first_ones_do_not_count() -> None:
+    """Of three steps the last, and those after it until they took half a second."""
+    measured = Measured(Retune(run=0, micro_batch=1, accumulation=1, steps=3, seconds=0.5), now_s=0.0)
+    assert [measured.step_s(now_s) for now_s in (9.0, 10.0, 10.2, 10.4)] == [0.0, 0.0, 0.0, 0.0]
+    assert measured.step_s(10.6) == pytest.approx(0.2)
+    one = Measured(Retune(run=0, micro_batch=1, accumulation=1, steps=1), now_s=1.0)
+    assert one.step_s(1.25) == 0.25
+    endless = Measured(Retune(run=0, micro_batch=1, accumulation=1), now_s=1.0)
+    assert endless.step_s(100.0) == 0.0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,8 @@
-"""All processes of a worker and what it has started: they are one session, which the worker leads."""
+"""All processes of a worker and what it has started: they are one process group, which the worker leads.
+
+Not a session: Linux shares a core among sessions first (man 7 sched, autogroup), and ranks in sessions of their own, on
+a core that something else uses too, wait for each other up to twice as long.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,13 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-_SESSION, _USER, _SYSTEM = 2, 11, 12
-"""Indices in /proc/PID/stat after the name in brackets: the session, and CPU time in user and kernel, in ticks."""
+_GROUP, _USER, _SYSTEM = 2, 11, 12
+"""Indices in /proc/PID/stat after the name in brackets: the group, and CPU time in user and kernel, in ticks."""
 _MOST_PASSES = 5
 
 
 def pin(leader: int, cores: Collection[int]) -> None:
-    """Has every thread of the session run on these cores alone, and whatever they start from now on."""
+    """Has every thread of the group run on these cores alone, and whatever they start from now on."""
     wanted = set(cores)
     for _ in range(_MOST_PASSES):
         # Again until nothing was found that had begun meanwhile, from a thread not yet moved.
@@ -22,8 +26,8 @@ def pin(leader: int, cores: Collection[int]) -> None:
 
 
 def members(leader: int) -> list[int]:
-    """Process numbers of the session, those that have just ended excepted."""
-    return [int(each) for each in os.listdir("/proc") if each.isdigit() and _field(int(each), _SESSION) == leader]
+    """Process numbers of the group, those that have just ended excepted."""
+    return [int(each) for each in os.listdir("/proc") if each.isdigit() and _field(int(each), _GROUP) == leader]
 
 
 def cpu_s(processes: Iterable[int]) -> float:
