@@ -97,6 +97,7 @@ class Measuring:
         self._longest_s = max(0.0, until_s - asyncio.get_running_loop().time()) / 2
         self._memory_bytes = file.memory_gb * GB or inf
         self._copies: Copies | None = None
+        self._looked_for_noise = False
         self.found = Measurements()
         self.given: ProfiledInput | None = None
         self.parts = [(part, self._selection(part)) for part in parts_of(testbed.cluster)]
@@ -141,10 +142,11 @@ class Measuring:
         # Under a plan of several slots, where there is one: gradients of two replicas tell at once.
         several = min(2, max((size for size, found in self._candidates.plans.items() if found), default=1))
         while any(selection.worth(plan) for plan in plans):
-            noise = plans[0].world >= several and not self.found.noises
+            noise = plans[0].world >= several and not self._looked_for_noise
             attempt = await self._measured(part, selection, plans, noise)
             self.found.add(attempt.found)
             if not attempt.failure:
+                self._looked_for_noise |= noise
                 break
             self.found.failed.append(f"{attempt.plan.core.describe()}: {attempt.failure}")
             selection.failed(attempt.plan, out_of_memory=attempt.out_of_memory)
