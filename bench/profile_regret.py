@@ -4,8 +4,8 @@
     python -m synergy_exec profile mlp texts cnn gpt --seconds 1 --out careful.json  # minutes: 10
     python bench/profile_regret.py results/profile.json careful.json
 
-For each model, number of slots and batch that both know of: the plan that is fastest by the quick profile, and how much
-longer its step takes than the fastest by the careful one, both times from the careful one.
+For each model, number of slots and batch that both measured, the careful one under two plans or more: the plan that is
+fastest by the quick profile, and how much longer its step takes than the fastest, both as the careful one has them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> None:
         chosen, truth = times(quick[name]), times(careful[name])
         for slots, batch in sorted(chosen.keys() & truth.keys()):
             there = chosen[slots, batch].keys() & truth[slots, batch].keys()
-            if len(there) < 2:
+            if not there or len(truth[slots, batch]) < 2:
                 continue
             first = min(there, key=chosen[slots, batch].__getitem__)
             best = min(truth[slots, batch], key=truth[slots, batch].__getitem__)
