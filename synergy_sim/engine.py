@@ -97,6 +97,7 @@ class Engine:
         self.gpus_used = 0
         self.done = 0
         self.all_done = self.env.event()
+        self._arrives_s = NEVER
         self.predicted_s: Floats | None = np.full(len(jobs), np.nan) if predicts else None
         self._tunes_batch = tunes_batch
         self._asks_progress = asks_progress
@@ -120,6 +121,7 @@ class Engine:
         predicted_s = self.predicted_s
         for job in self.jobs.each():
             if job.submit_time_s > now_s:
+                self._arrives_s = job.submit_time_s
                 if self.active:
                     self.driver.happened()
                 yield env.timeout(job.submit_time_s - now_s)
@@ -129,7 +131,12 @@ class Engine:
             arrive(job)
             if predicted_s is not None:
                 predicted_s[job.job_id] = job.predicted_duration_s
+        self._arrives_s = NEVER
         self.driver.happened()
+
+    def next_event_s(self) -> float:
+        """When anything happens next, an arrival that is yet to be planned included; inf for never."""
+        return min(self.env.peek(), self._arrives_s)
 
     # Completions
 
@@ -190,7 +197,7 @@ class Engine:
     def occupy(self, what: tuple[SimulatedJob, Placed, Share | None]) -> None:
         """The job holds these GPUs from now on, each with that share."""
         job, placed, share = what
-        job.on_gpus = gpus_in(placed)
+        job.on_gpus = job.held_gpus if placed is job.placement else gpus_in(placed)
         self.log.start(self.env.now, job.job_id, job.on_gpus, placed)
         if share is not None:
             self.shares.append(self.env.now, job.job_id, share, job.on_gpus)

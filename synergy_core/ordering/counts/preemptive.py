@@ -22,7 +22,7 @@ class PreemptiveLane(Lane):
 
     counts_decide = True
 
-    __slots__ = ("_changes", "_due", "_falls", "_heaps", "_key", "_running", "_serial", "_started", "_untried")
+    __slots__ = ("_changes", "_due", "_falls", "_first", "_heaps", "_key", "_running", "_serial", "_started", "_untried")
 
     def __init__(self, policy: OrderingPolicy, capacity: int) -> None:
         super().__init__(policy, capacity)
@@ -35,11 +35,13 @@ class PreemptiveLane(Lane):
         self._untried: dict[Hashable, list[Entry]] = {}
         self._started: list[tuple[Job, object, float]] = []
         self._due = False
+        self._first: Entry | None = None
 
     # A job's ticket is its entry in a heap or in the running list; a heap entry that is no longer its job's ticket is
     # stale and is dropped when it surfaces.
     # `_untried`: the heaps whose first job may fit. The first job of any other did not fit when last tried, and since
     # then nothing was freed and no running job fell back; as time passes, running jobs only gain on waiting ones.
+    # `_first`: the waiting job with the smallest key, where that is known and nobody has entered or been let in since.
 
     def enter(self, job: Job) -> None:
         self.waiting += 1
@@ -49,6 +51,7 @@ class PreemptiveLane(Lane):
 
     def _push(self, job: Job, entry: Entry) -> None:
         job.ticket = entry
+        self._first = None
         form = self._form(job)
         heap = self._heaps.get(form)
         if heap is None:
@@ -134,7 +137,6 @@ class PreemptiveLane(Lane):
         None does of a running job that still stands before all that wait.
         """
         matters = False
-        first: Entry | None = None
         changes = self._changes
         while changes and changes[0][0] <= now_s:
             instant_s, _, job, ticket = heappop(changes)
@@ -150,7 +152,7 @@ class PreemptiveLane(Lane):
                     job.ticket = entry
                     self._add_running(entry)
                 if not matters:
-                    first = first or self._first_waiting()
+                    first = self._first = self._first or self._first_waiting()
                     matters = first is not None and first < entry
             self.expect_change(job, max(instant_s, job.settled_s))
         if matters:
@@ -197,8 +199,9 @@ class PreemptiveLane(Lane):
 
         A key that falls with the clock stands there as the instant at which it reaches zero.
         """
+        self._first = None
         best: Entry | None = None
-        free, running, counts_decide = self.free, self._running, self.counts_decide
+        free, running, counts_decide, falls = self.free, self._running, self.counts_decide, self._falls
         worst = running[-1] if running else None
         failed = []
         for form, heap in self._untried.items():
@@ -208,12 +211,16 @@ class PreemptiveLane(Lane):
                 failed.append(form)
                 continue
             here = heap[0]
-            if self._falls:
+            enough = here[2].gpus <= free
+            if falls:
                 key = here[0]
-                here = ((key[0] + now_s, *key[1:]), here[1], here[2])
+                zero_s = key[0] + now_s
+                if not enough and (worst is None or worst[0][0] < zero_s):
+                    failed.append(form)
+                    continue
+                here = ((zero_s, *key[1:]), here[1], here[2])
             if best is not None and best < here:
                 continue
-            enough = here[2].gpus <= free
             if (enough and counts_decide) or ((enough or (worst is not None and here < worst)) and self._fits(here)):
                 best = here
             else:
@@ -228,14 +235,11 @@ class PreemptiveLane(Lane):
     def _fits(self, here: Entry) -> bool:
         """Whether the free GPUs and those of the running jobs behind this position are enough."""
         need = here[2].gpus - self.free
-        running = self._running
-        index = len(running) - 1
-        while need > 0:
-            if index < 0 or running[index] < here:
-                return False
-            need -= running[index][2].gpus
-            index -= 1
-        return True
+        for behind in reversed(self._running):
+            if need <= 0 or behind < here:
+                break
+            need -= behind[2].gpus
+        return need <= 0
 
     def _admit(self, here: Entry, displaced: dict[int, Entry]) -> bool:
         """Lets the job in at its position; of the shortest tail that makes room, whoever still fits stays.
