@@ -55,6 +55,8 @@ def after_jump(policy: OrderingPolicy, job: Job, instant_s: float) -> Key:
     job.settle(instant_s)
     if policy.begins_anew is not None and policy.begins_anew(job):
         job.begin_anew()
-    if policy.key(job) != before:
-        job.queue_entered_s = instant_s
+    after = policy.key(job)
+    if after == before:
+        return after
+    job.queue_entered_s = instant_s
     return policy.key(job)

@@ -22,7 +22,18 @@ class PreemptiveLane(Lane):
 
     counts_decide = True
 
-    __slots__ = ("_changes", "_due", "_falls", "_first", "_heaps", "_key", "_running", "_serial", "_started", "_untried")
+    __slots__ = (
+        "_changes",
+        "_due",
+        "_falls",
+        "_first",
+        "_heaps",
+        "_key",
+        "_running",
+        "_serial",
+        "_started",
+        "_untried",
+    )
 
     def __init__(self, policy: OrderingPolicy, capacity: int) -> None:
         super().__init__(policy, capacity)
@@ -179,16 +190,19 @@ class PreemptiveLane(Lane):
             self._settle_started()
         started: list[Job] = []
         displaced: dict[int, Entry] = {}
-        while (here := self._next_admitted(now_s, displaced)) is not None:
+        returning: dict[int, Entry] = {}  # who had to go and may fit again
+        while (here := self._next_admitted(now_s, returning)) is not None:
             job = here[2]
             if job.job_id in displaced:
                 del displaced[job.job_id]
             else:
-                heappop(self._heaps[self._form(job)])
+                heappop(self._heaps[job.gpus])
                 self.waiting -= 1
                 started.append(job)
+            gone = bool(displaced)
             if self._admit(here, displaced):
                 self._try_all()
+                returning = displaced if gone else returning
         stops = [entry[2] for entry in displaced.values()]
         for job in stops:
             job.ticket = None
@@ -205,20 +219,23 @@ class PreemptiveLane(Lane):
         worst = running[-1] if running else None
         failed = []
         for form, heap in self._untried.items():
-            while heap and heap[0][2].ticket is not heap[0]:
+            while heap:
+                here = heap[0]
+                job = here[2]
+                if job.ticket is here:
+                    break
                 heappop(heap)
-            if not heap:
+            else:
                 failed.append(form)
                 continue
-            here = heap[0]
-            enough = here[2].gpus <= free
+            enough = job.gpus <= free
             if falls:
                 key = here[0]
                 zero_s = key[0] + now_s
                 if not enough and (worst is None or worst[0][0] < zero_s):
                     failed.append(form)
                     continue
-                here = ((zero_s, *key[1:]), here[1], here[2])
+                here = ((zero_s, *key[1:]), here[1], job)
             if best is not None and best < here:
                 continue
             if (enough and counts_decide) or ((enough or (worst is not None and here < worst)) and self._fits(here)):
@@ -244,12 +261,13 @@ class PreemptiveLane(Lane):
     def _admit(self, here: Entry, displaced: dict[int, Entry]) -> bool:
         """Lets the job in at its position; of the shortest tail that makes room, whoever still fits stays.
 
-        True if somebody had to go, and thus left room that others may fit.
+        True if whoever had to go left more free than before, which others may fit. If not, nobody has gained: at any
+        position, what is free and what runs behind it are together no more than they were.
         """
         running = self._running
         job = here[2]
-        left = self.free - job.gpus
-        before = len(displaced)
+        before = self.free
+        left = before - job.gpus
         if left < 0:
             index = len(running)
             while left < 0:
@@ -266,4 +284,4 @@ class PreemptiveLane(Lane):
         self.free = left
         job.ticket = here
         insort(running, here)
-        return len(displaced) > before
+        return left > before

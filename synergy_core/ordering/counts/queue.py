@@ -77,7 +77,7 @@ class IncrementalQueue:
         if not chosen:
             return NOTHING
         self.waiting -= len(chosen)
-        held = [(job, job.placement) for job in stops]
+        held = [(job, job.placement) for job in stops] if stops else []
         return Decision(held, self._place(stops, chosen))
 
     def _decide_lanes(self, now_s: float) -> tuple[list[Job], list[Job]]:
