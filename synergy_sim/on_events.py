@@ -55,8 +55,8 @@ class OnEvents:
         engine.note(decision, took_s)
         if left_already and any(job.job_id in left_already for job, _ in decision.starts):
             self.happened()  # the GPUs it was to move to are free
-        else:
-            self._await_change(now_s, engine.scheduler.next_change_s(now_s))
+        elif (change_s := engine.scheduler.next_change_s(now_s)) < NEVER:
+            self._await_change(now_s, change_s)
 
     def _stop_now(self, job: SimulatedJob, placed: Placed, now_s: float) -> bool:
         """The job gives its GPUs up; False if it was leaving anyway, and is done."""
@@ -95,5 +95,5 @@ class OnEvents:
         change_s = self._engine.scheduler.next_change_s(now_s)
         if change_s <= now_s:
             self.happened()
-        else:
+        elif change_s < NEVER:
             self._await_change(now_s, change_s)

@@ -133,7 +133,8 @@ class PreemptiveLane(Lane):
         """
         if not self.waiting:
             return NEVER
-        self._due = self._due or self.apply_changes(now_s)
+        if not self._due and self._changes and self._changes[0][0] <= now_s:
+            self._due = self.apply_changes(now_s)
         return now_s if self._due else self._first_change_s()
 
     def _first_change_s(self) -> float:
@@ -184,7 +185,7 @@ class PreemptiveLane(Lane):
         self._due = False
         if not self.waiting:
             return [], []
-        if self._changes:
+        if self._changes and self._changes[0][0] <= now_s:
             self.apply_changes(now_s)
         if self._started:
             self._settle_started()
