@@ -197,12 +197,12 @@ class Engine:
     def occupy(self, what: tuple[SimulatedJob, Placed, Share | None]) -> None:
         """The job holds these GPUs from now on, each with that share."""
         job, placed, share = what
-        job.on_gpus = job.held_gpus if placed is job.placement else gpus_in(placed)
-        self.log.start(self.env.now, job.job_id, job.on_gpus, placed)
+        gpus = job.on_gpus = job.held_gpus if placed is job.placement else gpus_in(placed)
+        self.log.start(self.env.now, job.job_id, gpus, placed)
         if share is not None:
-            self.shares.append(self.env.now, job.job_id, share, job.on_gpus)
+            self.shares.append(self.env.now, job.job_id, share, gpus)
         self.running += 1
-        self.gpus_used += job.on_gpus
+        self.gpus_used += gpus
 
     def vacate(self, job: SimulatedJob) -> None:
         """The job holds nothing from now on, and is not done."""

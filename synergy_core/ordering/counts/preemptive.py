@@ -84,12 +84,20 @@ class PreemptiveLane(Lane):
     def _try_all(self) -> None:
         self._untried.update(self._heaps)
 
-    def _add_running(self, entry: Entry) -> None:
-        insort(self._running, entry)
-
     def _remove_running(self, entry: Any) -> None:
         running = self._running
         del running[bisect_left(running, entry)]
+
+    def _move_running(self, ticket: Any, entry: Entry) -> None:
+        """The running job's key has changed."""
+        entry[2].ticket = entry
+        running = self._running
+        index = bisect_left(running, ticket)
+        if ticket < entry and (index + 1 == len(running) or entry < running[index + 1]):
+            running[index] = entry
+        else:
+            del running[index]
+            insort(running, entry)
 
     def started(self, job: Job, now_s: float) -> None:
         """The job runs from now on, or has moved."""
@@ -113,9 +121,7 @@ class PreemptiveLane(Lane):
             key = self._key(job)
             entry = ((key[0] + decided_s, *key[1:]), job.job_id, job)
             if entry != ticket:
-                self._remove_running(ticket)
-                job.ticket = entry
-                self._add_running(entry)
+                self._move_running(ticket, entry)
                 self._try_all()
         self._started.clear()
 
@@ -160,9 +166,7 @@ class PreemptiveLane(Lane):
                 matters = True
             else:
                 if entry != ticket:
-                    self._remove_running(ticket)
-                    job.ticket = entry
-                    self._add_running(entry)
+                    self._move_running(ticket, entry)
                 if not matters:
                     first = self._first = self._first or self._first_waiting()
                     matters = first is not None and first < entry

@@ -53,19 +53,17 @@ class IncrementalQueue:
         return len(cluster.gpu_types) == 1 and not cluster.borrowing and cluster.scatter_after_s == 0
 
     def _lane(self, job: Job) -> Lane:
-        if self._only is not None:
-            return self._only
         self._dirty[job.virtual_cluster] = None
         return self._lanes[job.virtual_cluster]
 
     def enter(self, job: Job) -> None:
         """The job waits from now on: it arrived, or was just stopped."""
         self.waiting += 1
-        self._lane(job).enter(job)
+        (self._only or self._lane(job)).enter(job)
 
     def leave(self, job: Job) -> None:
         """A running job has ended; its GPUs are free."""
-        self._lane(job).leave(job)
+        (self._only or self._lane(job)).leave(job)
         self._pool.release(job.placement)
 
     def decide(self, now_s: float) -> Decision:

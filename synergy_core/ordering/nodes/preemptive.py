@@ -70,6 +70,11 @@ class PreemptiveNodeLane(PreemptiveLane):
             here = self._on_node[node]
             del here[bisect_left(here, (entry, mask.bit_count()))]
 
+    def _move_running(self, ticket: Entry, entry: Entry) -> None:
+        self._remove_running(ticket)
+        entry[2].ticket = entry
+        self._add_running(entry)
+
     # What is decided
 
     def retry(self) -> None:
