@@ -39,8 +39,7 @@ def order_key_of(policy: OrderingPolicy) -> Callable[[Job], Key]:
 
 def next_jump_s(policy: OrderingPolicy, job: Job, now_s: float) -> float | None:
     """The instant, later than now, at which the job's key next jumps by itself; None if none is known."""
-    instant_s = None if policy.next_change is None else policy.next_change(job, now_s)
-    if instant_s is None:
+    if policy.next_change is None or (instant_s := policy.next_change(job, now_s)) is None:
         return None
     instant_s, soonest_s = grid_ceil(instant_s), now_s + TICK_S
     return instant_s if instant_s > soonest_s else soonest_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from itertools import count
 from typing import Any
 
@@ -139,12 +139,11 @@ class PreemptiveLane(Lane):
         """
         if not self.waiting:
             return NEVER
-        if not self._due and self._changes and self._changes[0][0] <= now_s:
-            self._due = self.apply_changes(now_s)
-        return now_s if self._due else self._first_change_s()
-
-    def _first_change_s(self) -> float:
         changes = self._changes
+        if not self._due and changes and changes[0][0] <= now_s:
+            self._due = self.apply_changes(now_s)
+        if self._due:
+            return now_s
         while changes and changes[0][2].ticket is not changes[0][3]:
             heappop(changes)
         return changes[0][0] if changes else NEVER
@@ -157,8 +156,9 @@ class PreemptiveLane(Lane):
         matters = False
         changes = self._changes
         while changes and changes[0][0] <= now_s:
-            instant_s, _, job, ticket = heappop(changes)
+            instant_s, _, job, ticket = changes[0]
             if job.ticket is not ticket:
+                heappop(changes)
                 continue
             entry = (after_jump(self.policy, job, instant_s), job.job_id, job)
             if not job.running:
@@ -170,7 +170,11 @@ class PreemptiveLane(Lane):
                 if not matters:
                     first = self._first = self._first or self._first_waiting()
                     matters = first is not None and first < entry
-            self.expect_change(job, max(instant_s, job.settled_s))
+            next_s = next_jump_s(self.policy, job, job.settled_s)  # up to then, or to the jump, it is settled
+            if next_s is None:
+                heappop(changes)
+            else:
+                heapreplace(changes, (next_s, next(self._serial), job, job.ticket))
         if matters:
             self._try_all()
         return matters
