@@ -71,6 +71,7 @@ class Engine:
 
     active, running, done: numbers of jobs; gpus_used: by those that run. watched: those that run, by id, where they
     choose their batch as they train, or are asked how far they have come.
+    arrives_s: when jobs arrive next, inf for never.
     predicted_s: the run time predicted for each job as it arrived, None where none is.
     """
 
@@ -99,7 +100,7 @@ class Engine:
         self.done = 0
         self.all_done = self.env.event()
         self._coming = jobs.each()
-        self._arrives_s = NEVER
+        self.arrives_s = NEVER
         self.predicted_s: Floats | None = np.full(len(jobs), np.nan) if predicts else None
         self._tunes_batch = tunes_batch
         self._asks_progress = asks_progress
@@ -128,15 +129,11 @@ class Engine:
             if predicted_s is not None:
                 predicted_s[job.job_id] = job.predicted_duration_s
             job = next(self._coming, None)
-        self._arrives_s = NEVER if job is None else job.submit_time_s
+        self.arrives_s = NEVER if job is None else job.submit_time_s
         if self.active or job is None:
             self.driver.happened()
         if job is not None:
             Call(self.env, job.submit_time_s - now_s, self._arrive, job)
-
-    def next_event_s(self) -> float:
-        """When anything happens next, an arrival that is yet to be planned included; inf for never."""
-        return min(self.env.peek(), self._arrives_s)
 
     # Completions
 

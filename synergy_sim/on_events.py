@@ -79,11 +79,15 @@ class OnEvents:
         return max(ends, default=0.0)
 
     def _await_change(self, now_s: float, change_s: float) -> None:
-        """Plans to wake at the change; one that comes before all else, and calls for no decision, is over at once."""
-        asked_s, next_s, ask = now_s, self._engine.next_event_s(), self._engine.scheduler.next_change_s
+        """Plans to wake at the change, unless jobs arrive by then: that is decided on, and asked after again, anyway.
+
+        A change that comes before all else that happens, and calls for no decision, is over at once.
+        """
+        arrives_s, ask = self._engine.arrives_s, self._engine.scheduler.next_change_s
+        asked_s, next_s = now_s, min(arrives_s, self._engine.env.peek())
         while asked_s < change_s < next_s:
             asked_s, change_s = change_s, ask(change_s)
-        if change_s < NEVER and (change_s < self._wake_s or self._wake_s <= now_s < change_s):
+        if change_s < arrives_s and (change_s < self._wake_s or self._wake_s <= now_s < change_s):
             self._wake_s = change_s
             Call(self._engine.env, change_s - now_s, self._wake, None)
 
