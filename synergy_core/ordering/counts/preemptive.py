@@ -28,6 +28,7 @@ class PreemptiveLane(Lane):
         "_falls",
         "_first",
         "_heaps",
+        "_jumps",
         "_key",
         "_running",
         "_serial",
@@ -42,6 +43,7 @@ class PreemptiveLane(Lane):
         self._changes: list[tuple[float, int, Job, object]] = []
         self._serial = count()
         self._falls = policy.falls_while_running
+        self._jumps = policy.next_change is not None
         self._key = order_key_of(policy)
         self._untried: dict[Hashable, list[Entry]] = {}
         self._started: list[tuple[Job, object, float]] = []
@@ -57,7 +59,7 @@ class PreemptiveLane(Lane):
     def enter(self, job: Job) -> None:
         self.waiting += 1
         self._push(job, (self._key(job), job.job_id, job))
-        if self.policy.next_change is not None:
+        if self._jumps:
             self.expect_change(job, job.settled_s)
 
     def _push(self, job: Job, entry: Entry) -> None:
@@ -101,7 +103,7 @@ class PreemptiveLane(Lane):
 
     def started(self, job: Job, now_s: float) -> None:
         """The job runs from now on, or has moved."""
-        if self.policy.next_change is not None:
+        if self._jumps:
             self.expect_change(job, now_s)
         if self._falls:
             self.settle_later(job, now_s)
