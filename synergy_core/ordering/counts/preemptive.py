@@ -228,7 +228,7 @@ class PreemptiveLane(Lane):
         best: Entry | None = None
         free, running, counts_decide, falls = self.free, self._running, self.counts_decide, self._falls
         worst = running[-1] if running else None
-        failed = []
+        left: dict[Hashable, list[Entry]] = {}
         for form, heap in self._untried.items():
             while heap:
                 here = heap[0]
@@ -237,24 +237,20 @@ class PreemptiveLane(Lane):
                     break
                 heappop(heap)
             else:
-                failed.append(form)
                 continue
             enough = job.gpus <= free
             if falls:
                 key = here[0]
                 zero_s = key[0] + now_s
                 if not enough and (worst is None or worst[0][0] < zero_s):
-                    failed.append(form)
                     continue
                 here = ((zero_s, *key[1:]), here[1], job)
             if best is not None and best < here:
-                continue
-            if (enough and counts_decide) or ((enough or (worst is not None and here < worst)) and self._fits(here)):
+                left[form] = heap
+            elif (enough and counts_decide) or ((enough or (worst is not None and here < worst)) and self._fits(here)):
                 best = here
-            else:
-                failed.append(form)
-        for form in failed:
-            del self._untried[form]
+                left[form] = heap
+        self._untried = left
         for here in displaced.values():
             if (best is None or here < best) and self._fits(here):
                 best = here

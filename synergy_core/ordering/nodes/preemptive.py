@@ -87,7 +87,7 @@ class PreemptiveNodeLane(PreemptiveLane):
         self._due = False
         for job in self._patience.over(now_s):
             self._push(job, (self._key(job), job.job_id, job))
-            if self.policy.next_change is not None:
+            if self._jumps:
                 self.expect_change(job, now_s)
         if not self.waiting:
             return NOTHING
