@@ -101,8 +101,9 @@ class EventLog:
 
     def start(self, time_s: float, job_id: int, gpus: int, placement: Sequence[tuple[int, int]]) -> None:
         """A start on the (node, GPU mask) pairs of `placement`."""
+        rows = self._rows
         for part, (node, gpu_mask) in enumerate(placement):
-            self._rows += _pack_event(time_s, _START, job_id, gpus, part, node, gpu_mask)
+            rows += _pack_event(time_s, _START, job_id, gpus, part, node, gpu_mask)
 
     def events(self) -> Events:
         """Everything so far, in numpy columns. The log is empty afterwards: a row is held in memory once."""

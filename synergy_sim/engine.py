@@ -1,6 +1,6 @@
 """The clock: a discrete-event simulation on SimPy. The only file that imports it.
 
-One process feeds arrivals, one pending at a time; a completion is a one-shot `Call` that can be cancelled. The engine
+Of the arrivals, one at a time is pending; a completion is a one-shot `Call` that can be cancelled. The engine
 moves jobs and logs facts; when decisions are made, and when what was decided takes effect, is the `Driver`'s business:
 `on_events.py`, `rounds.py`.
 """
@@ -8,7 +8,7 @@ moves jobs and logs facts; when decisions are made, and when what was decided ta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ from synergy_sim.execution import SimulatedJob
 from synergy_sim.jobs import Jobs
 
 SUBMIT, STOP, FINISH = int(Kind.SUBMIT), int(Kind.STOP), int(Kind.FINISH)
+BEFORE_ALL_ELSE = 0
 AFTER_ALL_ELSE = 2  # SimPy's own priorities are 0 (urgent) and 1 (normal)
 AFTER_DECISIONS = 3
 DECISIONS_PER_PROGRESS = 200
@@ -70,6 +71,7 @@ class Engine:
 
     active, running, done: numbers of jobs; gpus_used: by those that run. watched: those that run, by id, where they
     choose their batch as they train, or are asked how far they have come.
+    arrives_s: when jobs arrive next, inf for never.
     predicted_s: the run time predicted for each job as it arrived, None where none is.
     """
 
@@ -97,6 +99,8 @@ class Engine:
         self.gpus_used = 0
         self.done = 0
         self.all_done = self.env.event()
+        self._coming = jobs.each()
+        self.arrives_s = NEVER
         self.predicted_s: Floats | None = np.full(len(jobs), np.nan) if predicts else None
         self._tunes_batch = tunes_batch
         self._asks_progress = asks_progress
@@ -107,29 +111,29 @@ class Engine:
     def begin(self, driver: Driver) -> None:
         """Arrivals, and the driver's decisions, are due."""
         self.driver = driver
-        self.env.process(self._arrivals())
+        Call(self.env, 0.0, self._arrive, next(self._coming, None), BEFORE_ALL_ELSE)
         driver.begin()
 
     def run(self) -> None:
         """Runs the simulation until every job has ended."""
         self.env.run(until=self.all_done)
 
-    def _arrivals(self) -> Generator[simpy.Event, None, None]:
-        env, arrive, log = self.env, self.scheduler.arrive, self.log.append
-        now_s = 0.0
+    def _arrive(self, event: Any) -> None:
+        """All that are submitted now arrive, from the job in hand on; None for no job."""
+        now_s, job, arrive, log = self.env.now, event.value, self.scheduler.arrive, self.log.append
         predicted_s = self.predicted_s
-        for job in self.jobs.each():
-            if job.submit_time_s > now_s:
-                if self.active:
-                    self.driver.happened()
-                yield env.timeout(job.submit_time_s - now_s)
-                now_s = job.submit_time_s
+        while job is not None and job.submit_time_s <= now_s:
             self.active += 1
             log(now_s, SUBMIT, job.job_id, job.gpus)
             arrive(job)
             if predicted_s is not None:
                 predicted_s[job.job_id] = job.predicted_duration_s
-        self.driver.happened()
+            job = next(self._coming, None)
+        self.arrives_s = NEVER if job is None else job.submit_time_s
+        if self.active or job is None:
+            self.driver.happened()
+        if job is not None:
+            Call(self.env, job.submit_time_s - now_s, self._arrive, job)
 
     # Completions
 
@@ -190,12 +194,12 @@ class Engine:
     def occupy(self, what: tuple[SimulatedJob, Placed, Share | None]) -> None:
         """The job holds these GPUs from now on, each with that share."""
         job, placed, share = what
-        job.on_gpus = gpus_in(placed)
-        self.log.start(self.env.now, job.job_id, job.on_gpus, placed)
+        gpus = job.on_gpus = job.held_gpus if placed is job.placement else gpus_in(placed)
+        self.log.start(self.env.now, job.job_id, gpus, placed)
         if share is not None:
-            self.shares.append(self.env.now, job.job_id, share, job.on_gpus)
+            self.shares.append(self.env.now, job.job_id, share, gpus)
         self.running += 1
-        self.gpus_used += job.on_gpus
+        self.gpus_used += gpus
 
     def vacate(self, job: SimulatedJob) -> None:
         """The job holds nothing from now on, and is not done."""

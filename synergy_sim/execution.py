@@ -278,7 +278,10 @@ class SimulatedJob(Job):
 
         True if this run got anything done.
         """
-        done_s = self.done_s + self.rate * max(0.0, min(stop_s, self.end_s) - self.since_s)
+        until_s = stop_s if stop_s < self.end_s else self.end_s
+        done_s = self.done_s
+        if until_s > self.since_s:
+            done_s += self.rate * (until_s - self.since_s)
         interval_s = self.costs.checkpoint_interval_s
         if interval_s > 0 and stop_s < self.end_s:
             done_s = floor(done_s / interval_s) * interval_s

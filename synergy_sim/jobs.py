@@ -42,6 +42,7 @@ class Jobs:
         trained = [] if self._truth is None else np.flatnonzero(np.isfinite(work.work_scale)).tolist()
         is_trained = set(trained)
         requests = self._requests()
+        hosts = self._cluster.node_type_of
         rates = speeds(self._cluster, np.unique(work.gpus).tolist(), work.timed_on)
         chunk = 4_096
         for first in range(0, len(work), chunk):
@@ -61,7 +62,7 @@ class Jobs:
                     gpu_type=gpu_types[kind],
                     estimate_s=estimate_s,
                     requested=requests[job_id] if requests else None,
-                    hosts=self._cluster.node_type_of,
+                    hosts=hosts,
                     speeds=rates.get(gpus) if not gpu_types[kind] else None,
                 )
 

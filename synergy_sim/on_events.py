@@ -53,11 +53,10 @@ class OnEvents:
             start_s = max(now_s, self._free_s(placed)) if self._vacated else now_s
             engine.run_from(job, start_s)  # type: ignore[arg-type]
         engine.note(decision, took_s)
-        change_s = engine.scheduler.next_change_s(now_s)
-        if change_s < NEVER:
-            self._wake_for_change(now_s, change_s)
         if left_already and any(job.job_id in left_already for job, _ in decision.starts):
             self.happened()  # the GPUs it was to move to are free
+        elif (change_s := engine.scheduler.next_change_s(now_s)) < NEVER:
+            self._await_change(now_s, change_s)
 
     def _stop_now(self, job: SimulatedJob, placed: Placed, now_s: float) -> bool:
         """The job gives its GPUs up; False if it was leaving anyway, and is done."""
@@ -79,8 +78,16 @@ class OnEvents:
         ends = [until_s for until_s, at, left in self._vacated for node, mask in placed if node == at and mask & left]
         return max(ends, default=0.0)
 
-    def _wake_for_change(self, now_s: float, change_s: float) -> None:
-        if change_s < self._wake_s or self._wake_s <= now_s < change_s:
+    def _await_change(self, now_s: float, change_s: float) -> None:
+        """Plans to wake at the change, unless jobs arrive by then: that is decided on, and asked after again, anyway.
+
+        A change that comes before all else that happens, and calls for no decision, is over at once.
+        """
+        arrives_s, ask = self._engine.arrives_s, self._engine.scheduler.next_change_s
+        asked_s, next_s = now_s, min(arrives_s, self._engine.env.peek())
+        while asked_s < change_s < next_s:
+            asked_s, change_s = change_s, ask(change_s)
+        if change_s < arrives_s and (change_s < self._wake_s or self._wake_s <= now_s < change_s):
             self._wake_s = change_s
             Call(self._engine.env, change_s - now_s, self._wake, None)
 
@@ -93,4 +100,4 @@ class OnEvents:
         if change_s <= now_s:
             self.happened()
         elif change_s < NEVER:
-            self._wake_for_change(now_s, change_s)
+            self._await_change(now_s, change_s)

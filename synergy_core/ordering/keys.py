@@ -39,8 +39,10 @@ def order_key_of(policy: OrderingPolicy) -> Callable[[Job], Key]:
 
 def next_jump_s(policy: OrderingPolicy, job: Job, now_s: float) -> float | None:
     """The instant, later than now, at which the job's key next jumps by itself; None if none is known."""
-    instant_s = None if policy.next_change is None else policy.next_change(job, now_s)
-    return None if instant_s is None else max(grid_ceil(instant_s), now_s + TICK_S)
+    if policy.next_change is None or (instant_s := policy.next_change(job, now_s)) is None:
+        return None
+    instant_s, soonest_s = grid_ceil(instant_s), now_s + TICK_S
+    return instant_s if instant_s > soonest_s else soonest_s
 
 
 def after_jump(policy: OrderingPolicy, job: Job, instant_s: float) -> Key:
@@ -52,6 +54,8 @@ def after_jump(policy: OrderingPolicy, job: Job, instant_s: float) -> Key:
     job.settle(instant_s)
     if policy.begins_anew is not None and policy.begins_anew(job):
         job.begin_anew()
-    if policy.key(job) != before:
-        job.queue_entered_s = instant_s
+    after = policy.key(job)
+    if after == before:
+        return after
+    job.queue_entered_s = instant_s
     return policy.key(job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from itertools import count
 from typing import Any
 
@@ -22,7 +22,19 @@ class PreemptiveLane(Lane):
 
     counts_decide = True
 
-    __slots__ = ("_changes", "_due", "_falls", "_heaps", "_key", "_running", "_serial", "_started", "_untried")
+    __slots__ = (
+        "_changes",
+        "_due",
+        "_falls",
+        "_first",
+        "_heaps",
+        "_jumps",
+        "_key",
+        "_running",
+        "_serial",
+        "_started",
+        "_untried",
+    )
 
     def __init__(self, policy: OrderingPolicy, capacity: int) -> None:
         super().__init__(policy, capacity)
@@ -31,24 +43,28 @@ class PreemptiveLane(Lane):
         self._changes: list[tuple[float, int, Job, object]] = []
         self._serial = count()
         self._falls = policy.falls_while_running
+        self._jumps = policy.next_change is not None
         self._key = order_key_of(policy)
         self._untried: dict[Hashable, list[Entry]] = {}
         self._started: list[tuple[Job, object, float]] = []
         self._due = False
+        self._first: Entry | None = None
 
     # A job's ticket is its entry in a heap or in the running list; a heap entry that is no longer its job's ticket is
     # stale and is dropped when it surfaces.
     # `_untried`: the heaps whose first job may fit. The first job of any other did not fit when last tried, and since
     # then nothing was freed and no running job fell back; as time passes, running jobs only gain on waiting ones.
+    # `_first`: the waiting job with the smallest key, where that is known and nobody has entered or been let in since.
 
     def enter(self, job: Job) -> None:
         self.waiting += 1
         self._push(job, (self._key(job), job.job_id, job))
-        if self.policy.next_change is not None:
+        if self._jumps:
             self.expect_change(job, job.settled_s)
 
     def _push(self, job: Job, entry: Entry) -> None:
         job.ticket = entry
+        self._first = None
         form = self._form(job)
         heap = self._heaps.get(form)
         if heap is None:
@@ -70,16 +86,24 @@ class PreemptiveLane(Lane):
     def _try_all(self) -> None:
         self._untried.update(self._heaps)
 
-    def _add_running(self, entry: Entry) -> None:
-        insort(self._running, entry)
-
     def _remove_running(self, entry: Any) -> None:
         running = self._running
         del running[bisect_left(running, entry)]
 
+    def _move_running(self, ticket: Any, entry: Entry) -> None:
+        """The running job's key has changed."""
+        entry[2].ticket = entry
+        running = self._running
+        index = bisect_left(running, ticket)
+        if ticket < entry and (index + 1 == len(running) or entry < running[index + 1]):
+            running[index] = entry
+        else:
+            del running[index]
+            insort(running, entry)
+
     def started(self, job: Job, now_s: float) -> None:
         """The job runs from now on, or has moved."""
-        if self.policy.next_change is not None:
+        if self._jumps:
             self.expect_change(job, now_s)
         if self._falls:
             self.settle_later(job, now_s)
@@ -99,9 +123,7 @@ class PreemptiveLane(Lane):
             key = self._key(job)
             entry = ((key[0] + decided_s, *key[1:]), job.job_id, job)
             if entry != ticket:
-                self._remove_running(ticket)
-                job.ticket = entry
-                self._add_running(entry)
+                self._move_running(ticket, entry)
                 self._try_all()
         self._started.clear()
 
@@ -119,11 +141,11 @@ class PreemptiveLane(Lane):
         """
         if not self.waiting:
             return NEVER
-        self._due = self._due or self.apply_changes(now_s)
-        return now_s if self._due else self._first_change_s()
-
-    def _first_change_s(self) -> float:
         changes = self._changes
+        if not self._due and changes and changes[0][0] <= now_s:
+            self._due = self.apply_changes(now_s)
+        if self._due:
+            return now_s
         while changes and changes[0][2].ticket is not changes[0][3]:
             heappop(changes)
         return changes[0][0] if changes else NEVER
@@ -134,11 +156,11 @@ class PreemptiveLane(Lane):
         None does of a running job that still stands before all that wait.
         """
         matters = False
-        first: Entry | None = None
         changes = self._changes
         while changes and changes[0][0] <= now_s:
-            instant_s, _, job, ticket = heappop(changes)
+            instant_s, _, job, ticket = changes[0]
             if job.ticket is not ticket:
+                heappop(changes)
                 continue
             entry = (after_jump(self.policy, job, instant_s), job.job_id, job)
             if not job.running:
@@ -146,13 +168,15 @@ class PreemptiveLane(Lane):
                 matters = True
             else:
                 if entry != ticket:
-                    self._remove_running(ticket)
-                    job.ticket = entry
-                    self._add_running(entry)
+                    self._move_running(ticket, entry)
                 if not matters:
-                    first = first or self._first_waiting()
+                    first = self._first = self._first or self._first_waiting()
                     matters = first is not None and first < entry
-            self.expect_change(job, max(instant_s, job.settled_s))
+            next_s = next_jump_s(self.policy, job, job.settled_s)  # up to then, or to the jump, it is settled
+            if next_s is None:
+                heappop(changes)
+            else:
+                heapreplace(changes, (next_s, next(self._serial), job, job.ticket))
         if matters:
             self._try_all()
         return matters
@@ -171,22 +195,25 @@ class PreemptiveLane(Lane):
         self._due = False
         if not self.waiting:
             return [], []
-        if self._changes:
+        if self._changes and self._changes[0][0] <= now_s:
             self.apply_changes(now_s)
         if self._started:
             self._settle_started()
         started: list[Job] = []
         displaced: dict[int, Entry] = {}
-        while (here := self._next_admitted(now_s, displaced)) is not None:
+        returning: dict[int, Entry] = {}  # who had to go and may fit again
+        while (here := self._next_admitted(now_s, returning)) is not None:
             job = here[2]
             if job.job_id in displaced:
                 del displaced[job.job_id]
             else:
-                heappop(self._heaps[self._form(job)])
+                heappop(self._heaps[job.gpus])
                 self.waiting -= 1
                 started.append(job)
+            gone = bool(displaced)
             if self._admit(here, displaced):
                 self._try_all()
+                returning = displaced if gone else returning
         stops = [entry[2] for entry in displaced.values()]
         for job in stops:
             job.ticket = None
@@ -197,29 +224,33 @@ class PreemptiveLane(Lane):
 
         A key that falls with the clock stands there as the instant at which it reaches zero.
         """
+        self._first = None
         best: Entry | None = None
-        free, running, counts_decide = self.free, self._running, self.counts_decide
+        free, running, counts_decide, falls = self.free, self._running, self.counts_decide, self._falls
         worst = running[-1] if running else None
-        failed = []
+        left: dict[Hashable, list[Entry]] = {}
         for form, heap in self._untried.items():
-            while heap and heap[0][2].ticket is not heap[0]:
+            while heap:
+                here = heap[0]
+                job = here[2]
+                if job.ticket is here:
+                    break
                 heappop(heap)
-            if not heap:
-                failed.append(form)
-                continue
-            here = heap[0]
-            if self._falls:
-                key = here[0]
-                here = ((key[0] + now_s, *key[1:]), here[1], here[2])
-            if best is not None and best < here:
-                continue
-            enough = here[2].gpus <= free
-            if (enough and counts_decide) or ((enough or (worst is not None and here < worst)) and self._fits(here)):
-                best = here
             else:
-                failed.append(form)
-        for form in failed:
-            del self._untried[form]
+                continue
+            enough = job.gpus <= free
+            if falls:
+                key = here[0]
+                zero_s = key[0] + now_s
+                if not enough and (worst is None or worst[0][0] < zero_s):
+                    continue
+                here = ((zero_s, *key[1:]), here[1], job)
+            if best is not None and best < here:
+                left[form] = heap
+            elif (enough and counts_decide) or ((enough or (worst is not None and here < worst)) and self._fits(here)):
+                best = here
+                left[form] = heap
+        self._untried = left
         for here in displaced.values():
             if (best is None or here < best) and self._fits(here):
                 best = here
@@ -228,24 +259,22 @@ class PreemptiveLane(Lane):
     def _fits(self, here: Entry) -> bool:
         """Whether the free GPUs and those of the running jobs behind this position are enough."""
         need = here[2].gpus - self.free
-        running = self._running
-        index = len(running) - 1
-        while need > 0:
-            if index < 0 or running[index] < here:
-                return False
-            need -= running[index][2].gpus
-            index -= 1
-        return True
+        for behind in reversed(self._running):
+            if need <= 0 or behind < here:
+                break
+            need -= behind[2].gpus
+        return need <= 0
 
     def _admit(self, here: Entry, displaced: dict[int, Entry]) -> bool:
         """Lets the job in at its position; of the shortest tail that makes room, whoever still fits stays.
 
-        True if somebody had to go, and thus left room that others may fit.
+        True if whoever had to go left more free than before, which others may fit. If not, nobody has gained: at any
+        position, what is free and what runs behind it are together no more than they were.
         """
         running = self._running
         job = here[2]
-        left = self.free - job.gpus
-        before = len(displaced)
+        before = self.free
+        left = before - job.gpus
         if left < 0:
             index = len(running)
             while left < 0:
@@ -262,4 +291,4 @@ class PreemptiveLane(Lane):
         self.free = left
         job.ticket = here
         insort(running, here)
-        return len(displaced) > before
+        return left > before

@@ -31,7 +31,7 @@ def lane_kind(policy: OrderingPolicy) -> type[Lane]:
 class IncrementalQueue:
     """One lane per virtual cluster, or a single one, and the GPUs they are placed on."""
 
-    __slots__ = ("_any_node", "_dirty", "_easy", "_jumping", "_lanes", "_only", "_placement", "waiting")
+    __slots__ = ("_any_node", "_dirty", "_easy", "_jumping", "_lanes", "_only", "_pool", "waiting")
 
     def __init__(self, policy: OrderingPolicy, cluster: Cluster) -> None:
         kind = lane_kind(policy)
@@ -43,7 +43,7 @@ class IncrementalQueue:
         self._easy = {name: lane for name, lane in self._lanes.items() if isinstance(lane, EasyLane)}
         self._only = self._lanes[""] if not cluster.virtual_clusters else None
         self._dirty: dict[str, None] = {}
-        self._placement = Placement(cluster)
+        (self._pool,) = Placement(cluster).pools.values()
         self._any_node = cluster.placement == "most_free"
         self.waiting = 0
 
@@ -53,20 +53,18 @@ class IncrementalQueue:
         return len(cluster.gpu_types) == 1 and not cluster.borrowing and cluster.scatter_after_s == 0
 
     def _lane(self, job: Job) -> Lane:
-        if self._only is not None:
-            return self._only
         self._dirty[job.virtual_cluster] = None
         return self._lanes[job.virtual_cluster]
 
     def enter(self, job: Job) -> None:
         """The job waits from now on: it arrived, or was just stopped."""
         self.waiting += 1
-        self._lane(job).enter(job)
+        (self._only or self._lane(job)).enter(job)
 
     def leave(self, job: Job) -> None:
         """A running job has ended; its GPUs are free."""
-        self._lane(job).leave(job)
-        self._placement.release(job.placement)
+        (self._only or self._lane(job)).leave(job)
+        self._pool.release(job.placement)
 
     def decide(self, now_s: float) -> Decision:
         """Who stops and who starts where; lanes in which nothing happened are left alone."""
@@ -77,7 +75,7 @@ class IncrementalQueue:
         if not chosen:
             return NOTHING
         self.waiting -= len(chosen)
-        held = [(job, job.placement) for job in stops]
+        held = [(job, job.placement) for job in stops] if stops else []
         return Decision(held, self._place(stops, chosen))
 
     def _decide_lanes(self, now_s: float) -> tuple[list[Job], list[Job]]:
@@ -96,16 +94,17 @@ class IncrementalQueue:
 
     def _place(self, stops: list[Job], chosen: list[Job]) -> list[tuple[Job, Placed]]:
         """Wide jobs first, so that they find whole nodes; in the order of the walk where any node will do."""
+        pool = self._pool
         for job in stops:
-            self._placement.release(job.placement)
+            pool.release(job.placement)
         if len(chosen) > 1 and not self._any_node:
             chosen.sort(key=_widest_first)
         starts = []
         for job in chosen:
-            placed = self._placement.place(job.gpus)
-            if placed is None:
+            pairs = pool.find(job.gpus, scattered=True)
+            if pairs is None:
                 raise AssertionError(f"{job} fits by count but finds no GPUs")
-            starts.append((job, placed))
+            starts.append((job, pool.claim_counts(pairs)))
         return starts
 
     def started(self, job: Job, now_s: float) -> None:

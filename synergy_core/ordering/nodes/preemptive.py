@@ -70,6 +70,11 @@ class PreemptiveNodeLane(PreemptiveLane):
             here = self._on_node[node]
             del here[bisect_left(here, (entry, mask.bit_count()))]
 
+    def _move_running(self, ticket: Entry, entry: Entry) -> None:
+        self._remove_running(ticket)
+        entry[2].ticket = entry
+        self._add_running(entry)
+
     # What is decided
 
     def retry(self) -> None:
@@ -82,7 +87,7 @@ class PreemptiveNodeLane(PreemptiveLane):
         self._due = False
         for job in self._patience.over(now_s):
             self._push(job, (self._key(job), job.job_id, job))
-            if self.policy.next_change is not None:
+            if self._jumps:
                 self.expect_change(job, now_s)
         if not self.waiting:
             return NOTHING
