@@ -15,8 +15,8 @@ from synergy_exec.wire import decode, encode
 class Wishes:
     """What one rank wants, and after `agree` what all of them do.
 
-    hold: to wait for the next order. orders: how many it has heard (`Orders`); the highest number counts. step_s: how
-    long the step before took, and waited_s: how long it waited for data; the slowest rank's count. sync_s: how long
+    hold: to wait for the next order. orders: how many it has heard (`Instructions`); the highest number counts. step_s:
+    how long the step before took, and waited_s: how long it waited for data; the slowest rank's count. sync_s: how long
     gradients were exchanged meanwhile and nothing computed; the least of any rank counts, for others also wait.
     """
 
@@ -29,7 +29,7 @@ class Wishes:
     sync_s: float = 0.0
 
 
-class Orders:
+class Instructions:
     """To train otherwise, from the controller: each carried out once, and by all ranks before the same step, although
     one rank hears of it later than another. count: how many this rank has heard in the whole run; done: the number of
     the one that was carried out last.

@@ -35,7 +35,7 @@ from synergy_exec.training.progress import Progress
 from synergy_exec.training.stream import StreamedJob
 from synergy_exec.training.trainer import StepResult, Trainer
 from synergy_exec.worker import cores, memory
-from synergy_exec.worker.agreement import Orders, Wishes, agree
+from synergy_exec.worker.agreement import Instructions, Wishes, agree
 from synergy_exec.worker.connection import AgentConnection
 from synergy_exec.worker.exchanges import Exchanges
 from synergy_exec.worker.meter import Meter
@@ -66,7 +66,7 @@ class Beginning:
     bare_bytes: int
 
 
-class Measured:
+class MeasuredSteps:
     """The steps of an order that are to be measured, `Rebuild.steps` and `seconds`. now_s: when it was carried out."""
 
     def __init__(self, order: Launch | Rebuild | Retune, now_s: float) -> None:
@@ -99,7 +99,7 @@ class Loop:
         agent: AgentConnection,
         pulse: Pulse,
         began_with: Beginning,
-        orders: Orders,
+        orders: Instructions,
     ) -> None:
         self.rebuild: Rebuild | None = None
         self._copy = start.copy
@@ -115,7 +115,7 @@ class Loop:
         self._saves = Saves(trainer, start.launch, self._progress.step, desk, pulse, self._saved, self._note)
         trainer.supply.meanwhile = self._await_data
         self._own, self._orders = Wishes(), orders
-        self._measured = Measured(start.launch, time.monotonic())
+        self._measured = MeasuredSteps(start.launch, time.monotonic())
         self._odd = False
         self._clock = StepClock()
         self._meter = Meter()
@@ -152,7 +152,7 @@ class Loop:
                     return PAUSED
                 if isinstance(order, Retune):
                     self._retune(order)
-                    self._own.hold, self._measured = False, Measured(order, time.monotonic())
+                    self._own.hold, self._measured = False, MeasuredSteps(order, time.monotonic())
                 elif agreed.hold:
                     self._hold()
                     batch = None

@@ -32,7 +32,7 @@ from synergy_exec.training.ranks import Ranks
 from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import cores, memory
-from synergy_exec.worker.agreement import Orders
+from synergy_exec.worker.agreement import Instructions
 from synergy_exec.worker.connection import AgentConnection
 from synergy_exec.worker.exchanges import layers_of
 from synergy_exec.worker.exits import FAILED, PEER_LOST
@@ -84,7 +84,7 @@ class Process:
     device: torch.device
     store: Store | None
     cache: Cache
-    orders: Orders
+    orders: Instructions
     bare_bytes: int = 0
 
 
@@ -110,7 +110,7 @@ class Rank:
         faulthandler.register(signal.SIGUSR1)
         self._beat()
         launch = self._start.launch
-        process = Process(self._take_slot(), self._store(descriptors.store), Cache(descriptors.cache), Orders())
+        process = Process(self._take_slot(), self._store(descriptors.store), Cache(descriptors.cache), Instructions())
         if launch.spare_memory:
             memory.give_back()
         order: Rebuild | None = Rebuild(
@@ -178,7 +178,7 @@ class Rank:
         began_with = Beginning(launched_s, build_s, load_s, layers, codecs, process.bare_bytes)
         return Loop(start, job, trainer, saved, desk, self._agent, self._pulse, began_with, process.orders)
 
-    def _next_order(self, orders: Orders) -> Rebuild | None:
+    def _next_order(self, orders: Instructions) -> Rebuild | None:
         """Waits for it, in no copy of the job; None where this rank is to leave."""
         while not self._stop and self._pulse.unanswered_s() < self._start.launch.agent_silence_s:
             self._now("waiting to be in a copy")

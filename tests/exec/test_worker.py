@@ -21,17 +21,17 @@ from synergy_exec.backends import Meeting, backend_names, get_backend
 from synergy_exec.backends.local import Local
 from synergy_exec.messages import Hello, Kill, Launch, PlanMessage, Rebuild, Retune, Stop
 from synergy_exec.wire import encode
-from synergy_exec.worker.agreement import Orders, Wishes, agree
+from synergy_exec.worker.agreement import Instructions, Wishes, agree
 from synergy_exec.worker.connection import AgentConnection
 from synergy_exec.worker.failure import broken_device, from_peers, out_of_memory, sentence
-from synergy_exec.worker.loop import Measured
+from synergy_exec.worker.loop import MeasuredSteps
 from synergy_exec.worker.pulse import Pulse
 from synergy_exec.worker.start import Start
 from synergy_exec.worker.steps import StepsFile
 
 
 def test_each_order_is_carried_out_once_and_the_newest_counts() -> None:
-    orders = Orders()
+    orders = Instructions()
     assert orders.next(orders.count) is None
     first, second = (Retune(run=0, micro_batch=batch, accumulation=1) for batch in (4, 8))
     orders.hear(first)
@@ -51,12 +51,12 @@ def test_rank_without_a_group_agrees_with_itself() -> None:
 
 def test_steps_are_measured_once_enough_are_done_and_the_first_ones_do_not_count() -> None:
     """Of three steps the last, and those after it until they took half a second."""
-    measured = Measured(Retune(run=0, micro_batch=1, accumulation=1, steps=3, seconds=0.5), now_s=0.0)
+    measured = MeasuredSteps(Retune(run=0, micro_batch=1, accumulation=1, steps=3, seconds=0.5), now_s=0.0)
     assert [measured.step_s(now_s) for now_s in (9.0, 10.0, 10.2, 10.4)] == [0.0, 0.0, 0.0, 0.0]
     assert measured.step_s(10.6) == pytest.approx(0.2)
-    one = Measured(Retune(run=0, micro_batch=1, accumulation=1, steps=1), now_s=1.0)
+    one = MeasuredSteps(Retune(run=0, micro_batch=1, accumulation=1, steps=1), now_s=1.0)
     assert one.step_s(1.25) == 0.25
-    endless = Measured(Retune(run=0, micro_batch=1, accumulation=1), now_s=1.0)
+    endless = MeasuredSteps(Retune(run=0, micro_batch=1, accumulation=1), now_s=1.0)
     assert endless.step_s(100.0) == 0.0
 
 
