@@ -16,7 +16,6 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 SEED = 1
-"""The first that was tried."""
 LONG, SHORT = {"gpt": 2, "mlp": 6}, {"cnn": 4, "texts": 3, "gpt": 1}
 """How many jobs of each model: first of a pair, and second."""
 PAIR_S, WITHIN_S, FIRST_S = (11.0, 13.0), (3.0, 5.0), 1.5

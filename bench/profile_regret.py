@@ -1,11 +1,12 @@
-"""What choosing plans by a quick profile costs, held against a careful one of the same models on the same machine:
+"""Measures the cost of choosing plans by a quick profile, against a careful profile of the same machine:
 
-    python -m synergy_exec +trace=demo trace.window=5s                       # leaves results/profile.json
-    python -m synergy_exec profile mlp texts cnn gpt --seconds 1 --out careful.json  # minutes: 10
+    python -m synergy_exec +trace=demo trace.window=5s      # leaves results/profile.json, with four slots
+    python -m synergy_exec profile mlp texts cnn gpt --seconds 1 --option slots=4 --out careful.json
     python bench/profile_regret.py results/profile.json careful.json
 
-For each model, number of slots and batch that both measured, the careful one under two plans or more: the plan that is
-fastest by the quick profile, and how much longer its step takes than the fastest, both as the careful one has them.
+For each model, number of slots and batch that both profiles measured (the careful one under at least two plans), it
+prints the plan that is fastest in the quick profile. The regret is how much longer that plan's step takes than the
+fastest plan's step, both times from the careful profile.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from synergy_core.planner.plan import Plan
 from synergy_runs.profiles import read_profile
 
 Times = dict[tuple[int, int], dict[Plan, float]]
-"""Seconds of a step, by slots and batch, by plan."""
+"""Step times in seconds, by (slots, batch), then by plan."""
 
 
 def main() -> None:
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def times(model: ProfiledModel) -> Times:
-    """What was measured."""
+    """Step times that were measured, not predicted."""
     found: Times = defaultdict(dict)
     for row in model.rows:
         if not row.predicted:

@@ -131,7 +131,7 @@ class Launch(Message, RunSettings):
     file with the state_dict that the first run begins with; "" for none. observed: whether the job evaluates and is
     told of steps. spare_memory: whether ranks give memory back as soon as it is free, which takes time.
     agent_silence_s: ranks whose agent gives no sign of life for longer save and leave; less than the controller waits.
-    copies, steps, seconds: see `Rebuild`.
+    waits: nothing is built until a `Rebuild` comes.
     """
 
     KIND: ClassVar[str] = "launch"
@@ -161,9 +161,7 @@ class Launch(Message, RunSettings):
     job_uuid: str = ""
     saved_step: int = 0
     agent_silence_s: float = 30.0
-    copies: list[list[int]] = field(default_factory=list)
-    steps: int = 0
-    seconds: float = 0.0
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,13 +198,12 @@ class Retune(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuild(Message):
-    """Build the model anew, with its first weights, under another plan; nothing is saved.
+    """Build the model again under another plan, with its initial weights; nothing is saved. Profiling sends it.
 
-    copies: the ranks of each copy of the job, with a process group and a folder of its own; ranks that are in none
-    wait. []: all ranks are one copy. Each answers with `Started`, as after a launch. steps, seconds: a copy trains so
-    many steps, and on until the last of them and those after it took that long; then it reports `measured_s` and waits
-    for the next order. steps=0: it trains on. Profiling asks for this: processes that are warm measure the next kind of
-    plan.
+    copies: the job is trained in several copies at once; each is a list of ranks, and has a process group and a folder
+    of its own. Ranks in no copy wait. []: all ranks are one copy. Each copy answers with `Started`, as after a launch.
+    steps, seconds: the copy trains this many steps and goes on until the last of them, together with all steps after
+    it, took `seconds`. Then it reports `measured_s` and waits for the next order. steps=0: it trains on.
     """
 
     KIND: ClassVar[str] = "rebuild"
@@ -306,7 +303,7 @@ class Started(Message):
 
     step, samples, work: done in all, by this run and those before it that were saved. layers: name, rows and columns of
     each parameter that has a gradient, as replicas exchange it; codecs: by scheme, the fields of `CodecSpeed`; both
-    empty unless they were asked for. copy: see `Rebuild`.
+    empty unless they were asked for. copy: index in `Rebuild.copies`.
     """
 
     KIND: ClassVar[str] = "started"
@@ -325,7 +322,7 @@ class Started(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Message):
-    """What rank 0, of the run or of a copy (`Rebuild`), saw since the last report.
+    """What rank 0 of the run, or of a copy (`Rebuild`), saw since the last report.
 
     step, samples, work: done in all. told_s: when this was, on the monotonic clock of rank 0's node; the steps between
     two reports took the difference. loss: of the last step. step_s: median of the slowest rank's step times at this
@@ -338,8 +335,8 @@ class Report(Message):
     for a step; 0 while unknown. cpus: that rank 0 was given; 0 without a share. data_bytes: of the job's data set; 0 of
     a job that is no `LoadedJob`. sent_bytes: of gradients that leave rank 0 in a step, codec_s: seconds that encoding
     and decoding them takes it, all under that compressor. layers: of the parts that rank 0 has, as the last measured
-    step since the last report had them, by name: squared norm, and of it what was left out. measured_s: mean of the
-    steps that were to be measured (`Rebuild`), with all that comes between two; 0 until they are.
+    step since the last report had them, by name: squared norm, and of it what was left out. measured_s: mean time
+    of the steps that a `Rebuild` or `Retune` asked to measure, including what happens between two; 0 until then.
     """
 
     KIND: ClassVar[str] = "report"

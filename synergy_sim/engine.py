@@ -1,6 +1,6 @@
 """The clock: a discrete-event simulation on SimPy. The only file that imports it.
 
-Of the arrivals, one at a time is pending; a completion is a one-shot `Call` that can be cancelled. The engine
+Only the next arrival is pending at any time; a completion is a one-shot `Call` that can be cancelled. The engine
 moves jobs and logs facts; when decisions are made, and when what was decided takes effect, is the `Driver`'s business:
 `on_events.py`, `rounds.py`.
 """
@@ -71,7 +71,7 @@ class Engine:
 
     active, running, done: numbers of jobs; gpus_used: by those that run. watched: those that run, by id, where they
     choose their batch as they train, or are asked how far they have come.
-    arrives_s: when jobs arrive next, inf for never.
+    arrives_s: time of the next arrival; inf if there is none.
     predicted_s: the run time predicted for each job as it arrived, None where none is.
     """
 
@@ -119,7 +119,7 @@ class Engine:
         self.env.run(until=self.all_done)
 
     def _arrive(self, event: Any) -> None:
-        """All that are submitted now arrive, from the job in hand on; None for no job."""
+        """The event's job arrives, and all others that are submitted now; None: there is no job."""
         now_s, job, arrive, log = self.env.now, event.value, self.scheduler.arrive, self.log.append
         predicted_s = self.predicted_s
         while job is not None and job.submit_time_s <= now_s:

@@ -79,9 +79,9 @@ class OnEvents:
         return max(ends, default=0.0)
 
     def _await_change(self, now_s: float, change_s: float) -> None:
-        """Plans to wake at the change, unless jobs arrive by then: that is decided on, and asked after again, anyway.
+        """Plans to wake at the change of a key, unless a job arrives first: an arrival leads to a decision anyway.
 
-        A change that comes before all else that happens, and calls for no decision, is over at once.
+        Changes that come before any other event and call for no decision are applied at once.
         """
         arrives_s, ask = self._engine.arrives_s, self._engine.scheduler.next_change_s
         asked_s, next_s = now_s, min(arrives_s, self._engine.env.peek())

@@ -108,8 +108,8 @@ def _costs_in_words(settings: Settings, truth: Truth, execution: ExecutionModel,
     costs_s = {execution.costs.restart_s, *(each.restart_s for each in execution.costs_by_model.values())}
     if truth.profile:
         costs_s = {each.costs.restart_s for each in truth.profile.models.values()}
-    least_s, most_s = min(costs_s), max(costs_s)
-    restart = f"{least_s:g} s" if least_s == most_s else f"{least_s:.3g} to {most_s:.3g} s, by model"
+    least, most = (f"{cost_s:.2f}".rstrip("0").rstrip(".") for cost_s in (min(costs_s), max(costs_s)))
+    restart = f"{least} s" if least == most else f"{least} to {most} s, by model"
     if settings.trace.models == "llm":
         restart += " (of language models what their checkpoints take)"
     reads = any(terms_of(each).information in ("declared", "all") for each in policies)

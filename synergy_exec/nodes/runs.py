@@ -44,8 +44,8 @@ class Run:
 
     share: what each of its slots brings of its node's CPUs and memory, None where nobody looks at them. said: what
     each node's agent has said of its end; agent_lost: one was lost before it could. store: where its ranks meet who
-    are on several nodes. died: the slot on which a worker died, as `messages.Ended` has it. measured: in which copies
-    and how, where steps are measured.
+    are on several nodes. died: the slot on which a worker died, as `messages.Ended` has it. rebuild: an order
+    that the run waits for when it is launched.
     """
 
     number: int
@@ -60,7 +60,7 @@ class Run:
     said: dict[int, tuple[Outcome, str]] = field(default_factory=dict)
     agent_lost: bool = False
     died: Slot | None = None
-    measured: Rebuild | None = None
+    rebuild: Rebuild | None = None
 
     @property
     def nodes(self) -> list[int]:
@@ -162,7 +162,7 @@ class Runs:
         self._kill_rest(run)
 
     def retune(self, number: int, plan: PlanMessage, steps: int = 0, seconds: float = 0.0) -> None:
-        """The run goes on at another micro-batch, accumulation or compressor. steps, seconds: see `Rebuild`."""
+        """The run goes on with another micro-batch, accumulation or compressor. steps, seconds: see `Rebuild`."""
         run = self.runs.get(number)
         if run is None or run.stopping:
             return
@@ -183,13 +183,14 @@ class Runs:
                 )
 
     def rebuild(self, order: Rebuild) -> None:
-        """The run, which has begun, builds its model anew."""
+        """The run builds its model again, as soon as it is launched."""
         run = self.runs.get(order.run)
         if run is None or run.stopping:
             return
-        run.plan, run.measured = order.plan, order
-        for node in run.nodes:
-            self._send(node, order)
+        run.plan, run.rebuild = order.plan, order
+        if run.stage in ("launched", "started"):
+            for node in run.nodes:
+                self._send(node, order)
 
     def reshare(self, number: int, share: Share) -> None:
         """Each slot of the run brings other CPUs and memory from now on; the run was made with a share."""
@@ -284,9 +285,6 @@ class Runs:
 
     def _launch(self, run: Run) -> None:
         launch = self._launch_of(run)
-        if run.measured is not None:
-            order = run.measured
-            launch = dataclasses.replace(launch, copies=order.copies, steps=order.steps, seconds=order.seconds)
         run.stage = "launched"
         self.happened.append(Launched(run))
         first_rank = 0
@@ -300,8 +298,11 @@ class Runs:
                 store_host=run.store[0],
                 store_port=run.store[1],
                 share=run.share,
+                waits=run.rebuild is not None,
             )
             self._send(node, part)
+            if run.rebuild is not None:
+                self._send(node, run.rebuild)
             first_rank += len(slots)
 
     # Ending

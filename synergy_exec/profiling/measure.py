@@ -75,10 +75,10 @@ class Measurements:
 class Measuring:
     """One model that is being measured.
 
-    jobs: one job number more than the testbed has slots, of its own: the first for what is measured, the others for
-    jobs that come and go. candidates: for all sizes of the testbed. until_s: by the loop's clock, when time is up; a
-    plan that takes half of the time until then hangs, or is too slow to be of use. found, given: what was seen until
-    now of plans and of input. parts: what is measured where.
+    jobs: one job number more than the testbed has slots, used by nobody else: the first to measure step times, the
+    others to measure starts and stops. candidates: for all sizes of the testbed. until_s: when time is up, on the
+    loop's clock; a plan that takes half of the time until then hangs, or is too slow to be of use. found, given: what
+    was measured so far of plans and of input. parts: the nodes of each type, with the plans to measure there.
     """
 
     def __init__(
@@ -138,8 +138,8 @@ class Measuring:
             await self._end_copies()
 
     async def _degrees(self, part: Part, selection: Selection, plans: list[PlanMessage]) -> None:
-        """Plans of the same degrees; where memory runs out, the smaller pieces after that in new processes."""
-        # Under a plan of several slots, where there is one: gradients of two replicas tell at once.
+        """Measures plans of the same degrees. If one runs out of memory, smaller pieces are tried in new processes."""
+        # Noise is measured under a plan of several slots, where there is one: two replicas show it at once.
         several = min(2, max((size for size, found in self._candidates.plans.items() if found), default=1))
         while any(selection.worth(plan) for plan in plans):
             noise = plans[0].world >= several and not self._looked_for_noise
@@ -155,9 +155,7 @@ class Measuring:
             selection.leave_out(plan)
 
     async def _measured(self, part: Part, selection: Selection, plans: list[PlanMessage], noise: bool) -> Copies:
-        """Copies that went through those plans, again where an agent was lost meanwhile, which says nothing of them.
-        Raises TestbedError.
-        """
+        """Measures those plans, and again if an agent was lost meanwhile. Raises TestbedError."""
         while True:
             losses = self._testbed.losses
             if self._copies is None or not self._copies.alive or self._copies.part != part:
@@ -166,7 +164,7 @@ class Measuring:
             copies = self._copies
             try:
                 async with asyncio.timeout(self._longest_s):
-                    await copies.through(plans, noise=noise)
+                    await copies.measure(plans, noise=noise)
             except InputError as error:
                 self._testbed.check()
                 copies.failure = str(error)
@@ -183,8 +181,10 @@ class Measuring:
             await copies.end()
 
     async def _costs(self) -> None:
-        """What starting, stopping with a checkpoint and starting from that take: of jobs side by side that fill the
-        slots, under the first plan of several, since loading and stopping take these longer. Raises TestbedError.
+        """Measures how long a job takes to start, to stop with a checkpoint, and to start from it.
+
+        Several jobs do so at once, as many as fill the slots, under the first plan that uses several slots, which takes
+        longer to load and to stop. Raises TestbedError.
         """
         part, _ = self.parts[0]
         rows = [row for row in self.found.rows if row.gpu_type == part.gpu_type]
@@ -236,48 +236,46 @@ class Measuring:
 
 
 class Copies:
-    """Copies of a job on all slots of a part, each at the same batch at the same time, under one plan after another.
+    """One run on all slots of a part that trains copies of a job and measures their steps, one plan after another.
 
-    Their processes stay from one kind of plan to the next and build the model anew. In a new process what PyTorch makes
-    at first use makes two steps or more of each kind slower, by a factor of up to three; in a warm one the first is
-    nearly as fast as any. A plan that fails ends them. Of the last call of `through`: found: what was seen; plan: the
-    one that it is at; failure: why that did not run; out_of_memory: for lack of it.
+    All copies train the same batch at the same time. The processes stay from one plan to the next and build the model
+    again: in new processes the first steps of each kind of plan are slow, since PyTorch sets much up at first use. A
+    plan that fails ends the processes. The attributes describe the last call of `measure`. found: the measurements;
+    plan: the plan that it reached; failure: why that plan did not run, "" if it did; out_of_memory: whether that was
+    for lack of memory.
     """
 
     def __init__(self, testbed: Testbed, job: int, effort: Effort, selection: Selection, part: Part) -> None:
         self._testbed, self._job, self._effort, self._selection, self.part = testbed, job, effort, selection, part
         self._run: RunOnTestbed | None = None
-        self._warm: set[tuple[bool, ...]] = set()
+        self._seen: set[tuple[bool, ...]] = set()
         self.found = Measurements()
         self.plan: PlanMessage
         self.failure, self.out_of_memory = "", False
 
     @property
     def alive(self) -> bool:
-        """Whether they may go on."""
+        """Whether the run may go on, or has yet to start."""
         return self._run is None or not self._run.left.done()
 
-    async def through(self, plans: list[PlanMessage], *, noise: bool) -> None:
-        """Measures those that are worth it; noise: and how noisy gradients are. Raises InputError where one fails."""
+    async def measure(self, plans: list[PlanMessage], *, noise: bool) -> None:
+        """Measures the plans that are worth it. noise: and the gradient noise. Raises InputError if one fails."""
         self.found, self.failure = Measurements(), ""
-        # None is worth it where an agent was lost once they were measured: then the first is measured again.
+        # If an agent was lost after all of them were measured, none is worth it any more: the first is measured again.
         self.plan = first = next(filter(self._selection.worth, plans), plans[0])
-        ranks, seconds = self.part.ranks(first.world), self._effort.seconds
-        # The first is not counted; nor the second, where DDP makes its buckets anew, or the processes are new to such
-        # plans.
-        ways = first.zero > 0, first.tensor > 1, first.pipeline > 1
-        steps = 2 + int((first.data > 1 and not first.zero) or ways not in self._warm)
-        self._warm.add(ways)
-        if fresh := self._run is None:
-            whole = self.part.whole
-            self._run = self._testbed.start_measured(self._job, whole, first, ranks, steps, seconds)
-        else:
-            self._run.rebuild(first, ranks, steps, seconds)
-        run = self._run
+        seconds = self._effort.seconds
+        # The first step is left out, and the second, too, if DDP rebuilds its buckets in it or if the processes are new
+        # to this kind of plan.
+        kind = first.zero > 0, first.tensor > 1, first.pipeline > 1
+        steps = 2 + int((first.data > 1 and not first.zero) or kind not in self._seen)
+        self._seen.add(kind)
+        is_new = self._run is None
+        run = self._run = self._run or self._testbed.start(self._job, self.part.whole, first)
+        run.rebuild(first, self.part.ranks(first.world), steps, seconds)
         await _all(copy.first_step() for copy in run.copies)
-        took_s = await self._measure(run)
-        if fresh:
-            self.found.starts.append(max(copy.stepped_s for copy in run.copies) - run.launched_s - took_s)
+        step_s = await self._measure(run)
+        if is_new:
+            self.found.starts.append(run.standstill_s(step_s))
         for plan in plans[plans.index(first) + 1 :]:
             if self._selection.worth(plan):
                 self.plan = plan
@@ -289,7 +287,7 @@ class Copies:
             await _all(self._until_noise(copy) for copy in run.copies)
 
     async def end(self) -> None:
-        """Ends their processes; none is left then."""
+        """Ends the run and waits until no process of it is left."""
         if self._run is not None:
             self.out_of_memory = self._run.out_of_memory
             await _end([self._run])
@@ -306,7 +304,7 @@ class Copies:
                 return
 
     async def _measure(self, run: RunOnTestbed) -> float:
-        """Seconds of a step under the present plan, once all copies have measured it."""
+        """Waits until all copies have measured the present plan. Returns the mean step time, in seconds."""
         plan, part = self.plan, self.part
         said = await _all(_measured(copy) for copy in run.copies)
         times = [each.measured_s for each in said]
@@ -321,7 +319,7 @@ class Copies:
 
 
 async def _measured(copy: Copy) -> Report:
-    """Its report of the steps that it was to measure. Raises InputError where the run ends before."""
+    """Waits for the report with the measured step time. Raises InputError if the run ends before."""
     while not (report := await copy.report()).measured_s:
         pass
     return report
@@ -392,7 +390,7 @@ def _account(measured: int, selections: list[Selection]) -> str:
 
 
 async def _end(runs: list[RunOnTestbed]) -> None:
-    """None of their processes is left then."""
+    """Kills the runs and waits until no process of them is left."""
     for run in runs:
         run.kill()
     await asyncio.wait([run.left for run in runs])

@@ -40,14 +40,14 @@ class Part:
     @property
     def whole(self) -> Placed:
         """All of its slots."""
-        return tuple((self.first_node + node, (1 << self.per_node) - 1) for node in range(self.nodes))
+        (placed,) = self.places(self.nodes * self.per_node)
+        return placed
 
     def ranks(self, size: int) -> list[list[int]]:
-        """Of a run on all of its slots, for each of `places(size)` the ranks that are there."""
-        slots = [(node, slot) for node, mask in self.whole for slot in range(self.per_node) if mask >> slot & 1]
-        there = {slot: rank for rank, slot in enumerate(slots)}
+        """The ranks at each of `places(size)`, in a run on the whole part."""
+        first, slots = self.first_node, range(self.per_node)
         return [
-            [there[node, slot] for node, mask in placed for slot in range(self.per_node) if mask >> slot & 1]
+            [(node - first) * self.per_node + slot for node, mask in placed for slot in slots if mask >> slot & 1]
             for placed in self.places(size)
         ]
 

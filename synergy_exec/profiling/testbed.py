@@ -41,32 +41,32 @@ class TestbedError(InputError):
 
 
 class Copy:
-    """A copy of a job that trains. left: how the run ended that it is part of.
+    """One copy of a job, and what it has reported. left: how its run ended.
 
-    started: what it said when its first step was done, and stepped_s: when that was, on the monotonic clock; last: its
-    newest report that was read.
+    has_started: its first step is done; stepped_s: when that was, on the monotonic clock. last: the newest report that
+    was read.
     """
 
     def __init__(self, left: asyncio.Future[tuple[Outcome, str]]) -> None:
         self.left = left
-        self.started: Started | None = None
         self.stepped_s = float("nan")
         self.reports: asyncio.Queue[Report] = asyncio.Queue()
         self.last: Report | None = None
         self._stepped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def first_step(self) -> Started:
-        """What it says once its first step is done. Raises InputError if the run ends before."""
+    @property
+    def has_started(self) -> bool:
+        return self._stepped.done()
+
+    async def first_step(self) -> None:
+        """Waits until its first step is done. Raises InputError if the run ends before."""
         await asyncio.wait((self._stepped, self.left), return_when=asyncio.FIRST_COMPLETED)
         self._check()
-        assert self.started is not None
-        return self.started
 
-    def begins(self, started: Started) -> None:
+    def start(self) -> None:
         """Its first step is done."""
-        self.started, self.stepped_s = started, time.monotonic()
-        if not self._stepped.done():
-            self._stepped.set_result(None)
+        self.stepped_s = time.monotonic()
+        self._stepped.set_result(None)
 
     async def report(self) -> Report:
         """The next report. Raises InputError if the run ends before."""
@@ -84,10 +84,10 @@ class Copy:
 
 
 class RunOnTestbed(Copy):
-    """One run. launched_s: on the monotonic clock, when it was asked for.
+    """One run. launched_s: when it was asked for, on the monotonic clock.
 
-    copies: what it trains, which is itself, unless it was launched or rebuilt as several. granted: by rank, what it
-    last was told to have of the CPUs that were asked for it. out_of_memory: why it fails.
+    copies: the copies of its job; a run that was not rebuilt is its own only copy. granted: by rank, the CPUs that it
+    was last granted. out_of_memory: whether it failed for lack of memory.
     """
 
     def __init__(self, testbed: Testbed, number: int) -> None:
@@ -100,17 +100,15 @@ class RunOnTestbed(Copy):
         self.out_of_memory = False
 
     def standstill_s(self, step_s: float) -> float:
-        """From its launch to its first step, where a step takes so long."""
-        return self.stepped_s - self.launched_s - step_s
+        """Seconds from its launch until all copies had started their first step, which took `step_s`."""
+        return max(copy.stepped_s for copy in self.copies) - self.launched_s - step_s
 
     def retune(self, plan: PlanMessage, steps: int = 0, seconds: float = 0.0) -> None:
-        """Has it go on at another micro-batch or accumulation. steps, seconds: to be measured, see `Rebuild`."""
+        """Makes it go on with another micro-batch or accumulation. steps, seconds: see `Rebuild`."""
         self._testbed.retune(self.number, plan, steps, seconds)
 
     def rebuild(self, plan: PlanMessage, copies: list[list[int]], steps: int, seconds: float) -> None:
-        """Has it build its model anew, see `Rebuild`; each copy has its first step again, and what was reported before
-        is gone.
-        """
+        """Makes it build its model again; see `Rebuild`. Its copies are new ones, which have reported nothing."""
         self.copies = [Copy(self.left) for _ in copies]
         self._testbed.rebuild(Rebuild(run=self.number, plan=plan, copies=copies, steps=steps, seconds=seconds))
 
@@ -157,24 +155,10 @@ class Testbed(Listener):
 
     def start(self, job: int, placed: Placed, plan: PlanMessage, share: Share | None = None) -> RunOnTestbed:
         """Launches a run there, as soon as its slots are free. Raises TestbedError."""
-        return self._start(job, placed, plan, share)
-
-    def start_measured(
-        self, job: int, placed: Placed, plan: PlanMessage, copies: list[list[int]], steps: int, seconds: float
-    ) -> RunOnTestbed:
-        """Launches a run of several copies, whose steps are measured; see `Rebuild`. Raises TestbedError."""
-        order = Rebuild(run=len(self._mine), plan=plan, copies=copies, steps=steps, seconds=seconds)
-        run = self._start(job, placed, plan, None, order)
-        run.copies = [Copy(run.left) for _ in copies]
-        return run
-
-    def _start(
-        self, job: int, placed: Placed, plan: PlanMessage, share: Share | None, measured: Rebuild | None = None
-    ) -> RunOnTestbed:
         self.check()
         number = len(self._mine)
         mine = self._mine[number] = RunOnTestbed(self, number)
-        self._runs.start(Run(number, job, placed, plan, share, measured=measured))
+        self._runs.start(Run(number, job, placed, plan, share))
         self._flush()
         return mine
 
@@ -194,7 +178,7 @@ class Testbed(Listener):
         self._flush()
 
     def rebuild(self, order: Rebuild) -> None:
-        """Has a run that has begun build its model anew."""
+        """Makes a run build its model again."""
         self._runs.rebuild(order)
         self._flush()
 
@@ -232,11 +216,11 @@ class Testbed(Listener):
         if not self._gathered:
             return
         if isinstance(message, Started) and message.run in self._mine:
-            self._mine[message.run].copies[message.copy].begins(message)
+            self._mine[message.run].copies[message.copy].start()
         if isinstance(message, Report) and message.run in self._mine:
             copies = self._mine[message.run].copies
-            # The last of the plan before may come when it has fewer copies already.
-            if message.copy < len(copies) and copies[message.copy].started is not None:
+            # A copy that has not started did not send this: it is the last report under the plan before.
+            if message.copy < len(copies) and copies[message.copy].has_started:
                 copies[message.copy].reports.put_nowait(message)
         if isinstance(message, Granted) and message.run in self._mine:
             self._mine[message.run].granted[message.rank] = message

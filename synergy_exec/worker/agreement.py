@@ -10,13 +10,16 @@ from torch import distributed
 from synergy_exec.messages import Message, Rebuild, Retune
 from synergy_exec.wire import decode, encode
 
+LOOK_S = 0.002
+"""Time between two looks for an order, in seconds."""
+
 
 @dataclass(slots=True)
 class Wishes:
     """What one rank wants, and after `agree` what all of them do.
 
-    hold: to wait for the next order. orders: how many it has heard (`Instructions`); the highest number counts. step_s:
-    how long the step before took, and waited_s: how long it waited for data; the slowest rank's count. sync_s: how long
+    hold: to wait for the next order. orders: `HeardOrders.count`; the highest of all ranks counts. step_s: how long the
+    step before took, and waited_s: how long it waited for data; the slowest rank's count. sync_s: how long
     gradients were exchanged meanwhile and nothing computed; the least of any rank counts, for others also wait.
     """
 
@@ -29,10 +32,11 @@ class Wishes:
     sync_s: float = 0.0
 
 
-class Instructions:
-    """To train otherwise, from the controller: each carried out once, and by all ranks before the same step, although
-    one rank hears of it later than another. count: how many this rank has heard in the whole run; done: the number of
-    the one that was carried out last.
+class HeardOrders:
+    """Orders from the controller that change how the run trains. All ranks carry an order out before the same step,
+    although some hear it later than others, and they carry it out once.
+
+    count: how many this rank has heard during the run; done: number of the order that was carried out last.
     """
 
     def __init__(self) -> None:
@@ -41,12 +45,12 @@ class Instructions:
         self.done = 0
 
     def hear(self, order: Retune | Rebuild) -> None:
-        """Keeps what has come; an earlier one that was not carried out yet counts no more."""
+        """Keeps the order. It replaces an earlier one that was not carried out yet."""
         self.count += 1
         self._latest = encode(order)
 
     def next(self, count: int) -> Message | None:
-        """What all ranks are to do now, None for nothing. count: the highest of any rank; all call it together."""
+        """The order to carry out now, or None. count: the highest of all ranks. All ranks call this together."""
         if count == self.done:
             return None
         self.done = count

@@ -13,9 +13,9 @@ from synergy_exec.worker import groups
 
 
 def move(cores: Collection[int], cpus: float) -> None:
-    """This process, the leader of its process group, and all that it has started run on these cores alone.
+    """Binds this process and its process group to these cores.
 
-    cpus: how many of them are its own; as many threads compute, at least one.
+    cpus: how many cores are its own. It computes with that many threads, at least one.
     """
     groups.pin(os.getpid(), cores)
     torch.set_num_threads(max(1, int(cpus)))

@@ -1,7 +1,7 @@
-"""All processes of a worker and what it has started: they are one process group, which the worker leads.
+"""A worker and everything it has started form one process group, which the worker leads.
 
-Not a session: Linux shares a core among sessions first (man 7 sched, autogroup), and ranks in sessions of their own, on
-a core that something else uses too, wait for each other up to twice as long.
+They do not form a session: Linux divides a core between sessions first (man 7 sched, autogroup). If each rank had its
+own session, ranks on a core that other programs use would be scheduled late and wait for each other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOST_PASSES = 5
 
 
 def pin(leader: int, cores: Collection[int]) -> None:
-    """Has every thread of the group run on these cores alone, and whatever they start from now on."""
+    """Binds every thread of the group, and all that they start from now on, to these cores."""
     wanted = set(cores)
     for _ in range(_MOST_PASSES):
         # Again until nothing was found that had begun meanwhile, from a thread not yet moved.
@@ -26,7 +26,7 @@ def pin(leader: int, cores: Collection[int]) -> None:
 
 
 def members(leader: int) -> list[int]:
-    """Process numbers of the group, those that have just ended excepted."""
+    """Ids of the group's live processes."""
     return [int(each) for each in os.listdir("/proc") if each.isdigit() and _field(int(each), _GROUP) == leader]
 
 

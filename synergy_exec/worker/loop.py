@@ -15,7 +15,6 @@ from synergy_core.goodput.efficiency import gain
 from synergy_exec.messages import (
     PAUSED,
     Granted,
-    Launch,
     MeansToLeave,
     Message,
     Noted,
@@ -35,7 +34,7 @@ from synergy_exec.training.progress import Progress
 from synergy_exec.training.stream import StreamedJob
 from synergy_exec.training.trainer import StepResult, Trainer
 from synergy_exec.worker import cores, memory
-from synergy_exec.worker.agreement import Instructions, Wishes, agree
+from synergy_exec.worker.agreement import LOOK_S, HeardOrders, Wishes, agree
 from synergy_exec.worker.connection import AgentConnection
 from synergy_exec.worker.exchanges import Exchanges
 from synergy_exec.worker.meter import Meter
@@ -50,8 +49,6 @@ from synergy_exec.worker.steps import StepsFile
 _STEPS_OF_SILENCE = 10
 """A hang is no step for `hang_s`, or for as many steps as this, whichever is longer."""
 _RECENT_STEPS = 20
-_LOOK_S = 0.002
-"""Between two looks for an order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +64,16 @@ class Beginning:
 
 
 class MeasuredSteps:
-    """The steps of an order that are to be measured, `Rebuild.steps` and `seconds`. now_s: when it was carried out."""
+    """Measures the steps that an order asks for; see `Rebuild.steps`. now_s: when the order was carried out."""
 
-    def __init__(self, order: Launch | Rebuild | Retune, now_s: float) -> None:
+    def __init__(self, order: Rebuild | Retune, now_s: float) -> None:
         self._steps, self._seconds = order.steps, order.seconds
         self._since_s, self._done = now_s, 0
 
     def step_s(self, now_s: float) -> float:
-        """After each step: the mean of those that count, once they are enough; 0 before, and where none are."""
+        """Call it after each step. Returns the mean time of the measured steps; 0 until there are enough of them, and
+        if the order asks for none.
+        """
         self._done += 1
         if self._done < self._steps:
             self._since_s = now_s
@@ -85,8 +84,9 @@ class MeasuredSteps:
 
 
 class Loop:
-    """The training of one rank, step by step. doing: what it is at, for error messages. rebuild: what ended the loop,
-    where the model is to be built anew.
+    """The training of one rank, step by step, under one order. doing: what it is at, for error messages.
+
+    rebuild: the order to build the model again, if one ended the loop.
     """
 
     def __init__(
@@ -99,7 +99,8 @@ class Loop:
         agent: AgentConnection,
         pulse: Pulse,
         began_with: Beginning,
-        orders: Instructions,
+        order: Rebuild,
+        orders: HeardOrders,
     ) -> None:
         self.rebuild: Rebuild | None = None
         self._copy = start.copy
@@ -115,7 +116,7 @@ class Loop:
         self._saves = Saves(trainer, start.launch, self._progress.step, desk, pulse, self._saved, self._note)
         trainer.supply.meanwhile = self._await_data
         self._own, self._orders = Wishes(), orders
-        self._measured = MeasuredSteps(start.launch, time.monotonic())
+        self._measured = MeasuredSteps(order, time.monotonic())
         self._odd = False
         self._clock = StepClock()
         self._meter = Meter()
@@ -130,7 +131,7 @@ class Loop:
         self._own.stop = True
 
     def run(self) -> int:
-        """The exit code: 0 for done, PAUSED for stopped; it means nothing where there is a `rebuild`."""
+        """The exit code: 0 for done, PAUSED for stopped. It has no meaning if the loop ended for a `rebuild`."""
         steps = StepsFile(self._folder / "steps.csv", self._launch.run) if self._reports else None
         started, report_due, loss = False, 0.0, float("nan")
         self._tell_exchange()
@@ -212,10 +213,10 @@ class Loop:
         return self._own
 
     def _hold(self) -> None:
-        """Waits for the next order, or to be told to leave."""
+        """Waits for the next order or for a stop."""
         while self._orders.count <= self._orders.done and not self._wishes().stop:
             self._pulse.beat(self._launch.start_s, patient=True)
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
         self._beat()
 
     def _take(self, granted: Granted) -> None:

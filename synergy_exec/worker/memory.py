@@ -43,7 +43,7 @@ def report(bare_bytes: int) -> dict[str, Any]:
 
 
 def release() -> None:
-    """What a model held that is needed no more goes back to the machine, or to the GPU."""
+    """Returns the memory of a deleted model to the machine and to the GPU."""
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()

@@ -32,7 +32,7 @@ from synergy_exec.training.ranks import Ranks
 from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker import cores, memory
-from synergy_exec.worker.agreement import Instructions
+from synergy_exec.worker.agreement import LOOK_S, HeardOrders
 from synergy_exec.worker.connection import AgentConnection
 from synergy_exec.worker.exchanges import layers_of
 from synergy_exec.worker.exits import FAILED, PEER_LOST
@@ -46,8 +46,6 @@ from synergy_exec.worker.start import Descriptors, Start
 
 LONGEST_WAIT = timedelta(minutes=30)
 """Of one rank for another, before it gives up by itself."""
-_LOOK_S = 0.002
-"""Between two looks for what others, or the agent, have said."""
 
 
 def run(start: Start, descriptors: Descriptors) -> int:
@@ -79,13 +77,12 @@ def run(start: Start, descriptors: Descriptors) -> int:
 
 @dataclass(slots=True)
 class Process:
-    """What a rank keeps while its model is built anew. bare_bytes: what it held before it was built at all."""
+    """What a rank keeps when it builds its model again. store: where its run's ranks meet; None for a single rank."""
 
     device: torch.device
     store: Store | None
     cache: Cache
-    orders: Instructions
-    bare_bytes: int = 0
+    orders: HeardOrders
 
 
 class Rank:
@@ -110,20 +107,18 @@ class Rank:
         faulthandler.register(signal.SIGUSR1)
         self._beat()
         launch = self._start.launch
-        process = Process(self._take_slot(), self._store(descriptors.store), Cache(descriptors.cache), Instructions())
+        process = Process(self._take_slot(), self._store(descriptors.store), Cache(descriptors.cache), HeardOrders())
         if launch.spare_memory:
             memory.give_back()
-        order: Rebuild | None = Rebuild(
-            run=launch.run, plan=launch.plan, copies=launch.copies, steps=launch.steps, seconds=launch.seconds
-        )
-        code, anew = PAUSED, False
+        order = self._next_order(process.orders) if launch.waits else Rebuild(run=launch.run, plan=launch.plan)
+        code, anew = PAUSED, launch.waits
         while order is not None:
             start = _in_copy(self._start, order)
             if start is None:
                 order = self._next_order(process.orders)
                 continue
             self._meet(start, process)
-            self._loop = self._built(start, process, anew=anew)
+            self._loop = self._built(start, order, process, anew=anew)
             if self._stop:
                 self._loop.stop()
             code, order, anew = self._loop.run(), self._loop.rebuild, True
@@ -136,15 +131,15 @@ class Rank:
             distributed.destroy_process_group()
         return code
 
-    def _built(self, start: Start, process: Process, *, anew: bool) -> Loop:
-        """The job under its plan, as its newest checkpoint has it. anew: with its first weights, whatever there is."""
+    def _built(self, start: Start, order: Rebuild, process: Process, *, anew: bool) -> Loop:
+        """Builds the model under the order's plan and loads the newest checkpoint. anew: none is loaded."""
         launch, folder = start.launch, Path(start.launch.folder)
         # Before anything is read: from here on no older run changes it.
         self._desk = desk = Desk(folder / "checkpoints", launch.run)
         begun = Ranks().first(lambda: _takes_over(desk, folder)) and not anew
         self._now("building")
         launched_s, began = time.time() - start.launched_s, time.monotonic()
-        process.bare_bytes = memory.held_bytes()
+        bare_bytes = memory.held_bytes()
         job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
         self._warn_of_changes(job, start)
         _make_data(job, folder / "data")
@@ -175,13 +170,13 @@ class Rank:
         saved = None if anew else trainer.load(checkpoints, job=launch.job_uuid, saved_step=launch.saved_step)
         load_s = time.monotonic() - began
         layers = layers_of(trainer.parts) if launch.say_layers else []
-        began_with = Beginning(launched_s, build_s, load_s, layers, codecs, process.bare_bytes)
-        return Loop(start, job, trainer, saved, desk, self._agent, self._pulse, began_with, process.orders)
+        began_with = Beginning(launched_s, build_s, load_s, layers, codecs, bare_bytes)
+        return Loop(start, job, trainer, saved, desk, self._agent, self._pulse, began_with, order, process.orders)
 
-    def _next_order(self, orders: Instructions) -> Rebuild | None:
-        """Waits for it, in no copy of the job; None where this rank is to leave."""
+    def _next_order(self, orders: HeardOrders) -> Rebuild | None:
+        """Waits for the next order of a rank that trains nothing. None: it was told to stop, or its agent is silent."""
         while not self._stop and self._pulse.unanswered_s() < self._start.launch.agent_silence_s:
-            self._now("waiting to be in a copy")
+            self._now("waiting for an order")
             for message in self._agent.heard():
                 if isinstance(message, Stop):
                     self._stop = True
@@ -190,7 +185,7 @@ class Rank:
             order = orders.next(orders.count)
             if isinstance(order, Rebuild):
                 return order
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
         return None
 
     def _warn_of_changes(self, job: TrainingJob, start: Start) -> None:
@@ -223,7 +218,7 @@ class Rank:
         return torch.device("cuda", 0)
 
     def _store(self, descriptor: int | None) -> Store | None:
-        """Where this run's ranks meet; None for one alone."""
+        """The store at which the ranks of this run meet; None for a single rank."""
         launch = self._start.launch
         if launch.world == 1:
             return None
@@ -246,11 +241,11 @@ class Rank:
 
     @property
     def _patience(self) -> timedelta:
-        """With peers, which may build, save or wait for data for long: a hang is for the agents to find."""
+        """How long to wait for other ranks. They may build, save or wait for data for long; agents look for hangs."""
         return max(timedelta(seconds=self._start.launch.start_s), LONGEST_WAIT)
 
     def _meet(self, start: Start, process: Process) -> None:
-        """The ranks of a copy make a process group, under keys of its own in the store."""
+        """Makes the process group of this copy's ranks."""
         if process.store is None or start.launch.world == 1:
             return
         self._now("meeting the other ranks")
@@ -265,7 +260,7 @@ class Rank:
         )
 
     def _part(self, start: Start, process: Process) -> None:
-        """Gives memory and process group back, once no rank of the copy waits for another."""
+        """Frees the model's memory, and leaves the process group as soon as no other rank needs it."""
         memory.release()
         if not distributed.is_initialized():
             return
@@ -274,18 +269,18 @@ class Rank:
         left = f"left {_meeting(start, process)}"
         process.store.add(left, 1)
         while process.store.add(left, 0) < start.launch.world:
-            time.sleep(_LOOK_S)
+            time.sleep(LOOK_S)
         distributed.destroy_process_group()
 
 
 def _meeting(start: Start, process: Process) -> str:
-    """The name of what a copy's ranks meet for: the same on all of them, and of no other meeting in this run."""
+    """Prefix of a process group's keys in the store. It is the same on all ranks of the copy and is used once."""
     return f"order {process.orders.done} copy {start.copy}"
 
 
 def _in_copy(start: Start, order: Rebuild) -> Start | None:
-    """What the rank is in its copy of the job, each of which has a folder of its own; None where it is in none."""
-    launch = dataclasses.replace(start.launch, plan=order.plan, steps=order.steps, seconds=order.seconds)
+    """The rank's start within its copy of the job, with the copy's plan and folder; None if it is in no copy."""
+    launch = dataclasses.replace(start.launch, plan=order.plan)
     if not order.copies:
         return dataclasses.replace(start, launch=launch)
     for copy, ranks in enumerate(order.copies):

@@ -16,7 +16,7 @@ class Start:
 
     cores: of the CPU, that it may use. cpus: how many of them are its own, for others may have a part of one. gpu:
     index of its CUDA device, None without. launched_s: time.time() at which the agent was told to launch the run.
-    copy: of the run's copies of its job, that this rank trains.
+    copy: index of the copy of the job that this rank trains.
     """
 
     launch: Launch

@@ -203,7 +203,7 @@ class Forker:
 def _become_worker(start: str, descriptors: Descriptors, parent: int) -> NoReturn:
     code = 1
     try:
-        # A process group of its own: it can be moved to other cores as a whole, and the terminal's signals pass it by.
+        # Its own process group can be bound to other cores as a whole, and gets no signals from the terminal.
         os.setpgid(0, 0)
         die_with(parent, signal.SIGKILL)
         for stream in (1, 2):

@@ -33,6 +33,7 @@ class FakeRun:
     began_s: float
     done: float
     stopping: bool = False
+    order: Rebuild | None = None
     stepped: bool = False
     measured: bool = False
 
@@ -77,11 +78,12 @@ class FakeAgent:
             run = self.runs[message.run]
             assert message.micro_batch >= 1
             cut = {"micro_batch": message.micro_batch, "accumulation": message.accumulation}
-            run.launch = replace(run.launch, plan=replace(run.launch.plan, **cut), steps=message.steps)
+            run.launch = replace(run.launch, plan=replace(run.launch.plan, **cut))
+            run.order = run.order and replace(run.order, steps=message.steps)
             run.measured = False
         if isinstance(message, Rebuild) and message.run in self.runs:
             run = self.runs[message.run]
-            run.launch = replace(run.launch, plan=message.plan, copies=message.copies, steps=message.steps)
+            run.launch, run.order = replace(run.launch, plan=message.plan), message
             run.stepped = run.measured = False
         return []
 
@@ -97,7 +99,11 @@ class FakeAgent:
         for number, run in list(self.runs.items()):
             launch = run.launch
             first = launch.first_rank == 0
-            copies = range(len(launch.copies) or 1)
+            copies = range(1)
+            if launch.waits:
+                if run.order is None:
+                    continue
+                copies = range(len(run.order.copies))
             if not run.stepped and first:
                 run.stepped = True
                 seconds = {"launch_s": 0.1, "build_s": 0.1, "load_s": 0.1, "first_step_s": 0.1}
@@ -110,7 +116,7 @@ class FakeAgent:
             run.done = min(launch.work, run.done + max(1.0, (now_s - run.began_s) * speed))
             run.began_s = now_s
             if first and not run.measured:
-                run.measured = launch.steps > 0
+                run.measured = run.order is not None and run.order.steps > 0
                 measured_s = STEP_S / launch.plan.world if run.measured else 0.0
                 told = replace(report(number, launch, run.done), told_s=now_s, measured_s=measured_s)
                 said += [replace(told, copy=copy) for copy in copies]

@@ -84,9 +84,8 @@ def test_copies_are_measured_one_plan_after_another_in_the_same_processes(contro
     """
     mlp = {"job_class": "synergy_exec.examples.mlp:Mlp", "work": 1e6}
     alone = PlanMessage(micro_batch=4, accumulation=2)
-    first = controller.launch(
-        "", {"width": 64}, world=3, plan=alone, initial_batch=8, copies=[[0], [1], [2]], steps=3, **mlp
-    )
+    first = controller.launch("", {"width": 64}, world=3, plan=alone, initial_batch=8, waits=True, **mlp)
+    controller.say(Rebuild(run=first.run, plan=alone, copies=[[0], [1], [2]], steps=3))
 
     def measured(copy: int, plan: PlanMessage) -> Report:
         return controller.wait(

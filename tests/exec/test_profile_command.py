@@ -140,7 +140,7 @@ def test_agent_that_is_lost_for_good_ends_profiling_with_what_to_type(tmp_path: 
     class Dying(TaskBackend):
         async def start(self, node: int, meeting: Any) -> None:
             await super().start(node, meeting)
-            asyncio.get_running_loop().call_later(1.0, self.agents[node].cancel)
+            asyncio.get_running_loop().call_later(0.2, self.agents[node].cancel)
 
     says = "profiling ended: node 0: its agent was lost 4 times within an hour; at last: .*nothing was measured .*again"
     with limit(120), pytest.raises(InputError, match=re.compile(says, re.DOTALL)):

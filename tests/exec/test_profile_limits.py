@@ -42,7 +42,7 @@ class Agent(FakeAgent):
 
     def hear(self, message: Message, now_s: float) -> list[Message]:
         answers = super().hear(message, now_s)
-        if isinstance(message, Launch | Rebuild):
+        if isinstance(message, Rebuild) or (isinstance(message, Launch) and not message.waits):
             self.launches.append(self.runs[message.run].launch)
         return answers
 

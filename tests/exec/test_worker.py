@@ -21,7 +21,7 @@ from synergy_exec.backends import Meeting, backend_names, get_backend
 from synergy_exec.backends.local import Local
 from synergy_exec.messages import Hello, Kill, Launch, PlanMessage, Rebuild, Retune, Stop
 from synergy_exec.wire import encode
-from synergy_exec.worker.agreement import Instructions, Wishes, agree
+from synergy_exec.worker.agreement import HeardOrders, Wishes, agree
 from synergy_exec.worker.connection import AgentConnection
 from synergy_exec.worker.failure import broken_device, from_peers, out_of_memory, sentence
 from synergy_exec.worker.loop import MeasuredSteps
@@ -31,7 +31,7 @@ from synergy_exec.worker.steps import StepsFile
 
 
 def test_each_order_is_carried_out_once_and_the_newest_counts() -> None:
-    orders = Instructions()
+    orders = HeardOrders()
     assert orders.next(orders.count) is None
     first, second = (Retune(run=0, micro_batch=batch, accumulation=1) for batch in (4, 8))
     orders.hear(first)

@@ -54,7 +54,7 @@ class PreemptiveLane(Lane):
     # stale and is dropped when it surfaces.
     # `_untried`: the heaps whose first job may fit. The first job of any other did not fit when last tried, and since
     # then nothing was freed and no running job fell back; as time passes, running jobs only gain on waiting ones.
-    # `_first`: the waiting job with the smallest key, where that is known and nobody has entered or been let in since.
+    # `_first`: the waiting job with the smallest key, or None if it must be looked for.
 
     def enter(self, job: Job) -> None:
         self.waiting += 1
@@ -91,7 +91,7 @@ class PreemptiveLane(Lane):
         del running[bisect_left(running, entry)]
 
     def _move_running(self, ticket: Any, entry: Entry) -> None:
-        """The running job's key has changed."""
+        """Moves a running job whose key has changed to its new position."""
         entry[2].ticket = entry
         running = self._running
         index = bisect_left(running, ticket)
@@ -201,7 +201,8 @@ class PreemptiveLane(Lane):
             self._settle_started()
         started: list[Job] = []
         displaced: dict[int, Entry] = {}
-        returning: dict[int, Entry] = {}  # who had to go and may fit again
+        # Displaced jobs are tried again only after a later displacement: the one that displaced them left no room.
+        returning: dict[int, Entry] = {}
         while (here := self._next_admitted(now_s, returning)) is not None:
             job = here[2]
             if job.job_id in displaced:
@@ -268,8 +269,8 @@ class PreemptiveLane(Lane):
     def _admit(self, here: Entry, displaced: dict[int, Entry]) -> bool:
         """Lets the job in at its position; of the shortest tail that makes room, whoever still fits stays.
 
-        True if whoever had to go left more free than before, which others may fit. If not, nobody has gained: at any
-        position, what is free and what runs behind it are together no more than they were.
+        True if more GPUs are free than before, which may let others in. Otherwise no job gained room: at every
+        position the free GPUs plus those of the running jobs behind it are at most what they were.
         """
         running = self._running
         job = here[2]
