@@ -124,21 +124,17 @@ def osdi22_body(asked: Asked) -> str:
 def _set_up() -> str:
     return wrapped(
         "`experiment=synergy_osdi22`: 16 nodes of 8 V100, 24 CPUs and 500 GB each; Poisson arrivals, run times from",
-        "half an hour to a week, one GPU a job, models by class (image, language, speech; 20 : 70 : 10 unless",
-        "said); rounds of 300 s, whole iterations in each, nothing paid for moving; as published, everybody is",
-        "placed afresh in every round and what tune leaves over is handed to nobody, unless said. What each knows:",
-        "mechanisms read profiles that were made before, which are exact here; fifo and las nothing else; srtf*",
-        "true run times (an oracle); ftf* estimates of 1 to 5 times the true run time. opt is an upper bound that",
-        "no nodes could carry out: CPUs and memory of all nodes are one pool.",
+        "half an hour to a week, one GPU a job, models by class (image, language, speech; 20 : 70 : 10 by default);",
+        "rounds of 300 s. As published, all jobs are placed afresh in every round at no cost and what tune leaves",
+        "over is not handed out, unless stated. Mechanisms read exact profiles; srtf* knows true run times, ftf*",
+        "estimates of 1 to 5 times them. opt is an upper bound: CPUs and memory of all nodes are one pool.",
     )
 
 
 def _cut() -> str:
     return wrapped(
-        "What was cut, for the time it takes: windows of 5,500 jobs (of 2,500 at 5 jobs an hour, where ids 1000 to",
-        "1999 are measured); four loads with a queue; other mixes at two loads, nodes and orders at one. On the",
-        "published draws a window of 5,500 jobs gives fifo+tune the same figures as one of 9,000; under other",
-        "orders jobs behind the window could still have displaced some of the measured ones.",
+        "To save time, windows have 5,500 jobs (2,500 at 5 jobs an hour, where ids 1000 to 1999 are measured). On the",
+        "published draws this gives fifo+tune the same figures as 9,000 jobs.",
     )
 
 
@@ -353,11 +349,10 @@ def _ours(asked: Asked) -> str:
     return (
         "### synergy\n\n"
         + wrapped(
-            "synergy, with CPUs and memory among its configurations and with proportional shares only, ÷ fifo+tune as",
-            "it is by default (sticky, handing out), at 8 jobs an hour. It chooses GPUs and batch of every job too;",
-            "*they may not*: `truth.fixed_gpus`, one GPU at the requested batch, so that only who runs, and with what",
-            "CPUs and memory, is left to choose. It knows the jobs' declared work, shares what jobs of a model report,",
-            "and reads the same profiles of input. Of 2,000 jobs ids 1000 to 1499 are measured.",
+            "synergy with CPUs and memory among its configurations, and with proportional shares only, ÷ fifo+tune as",
+            "it is by default (sticky, handing out), at 8 jobs an hour. *They may not*: `truth.fixed_gpus`, one GPU at",
+            "the requested batch. It knows declared work, shares reports and reads the same profiles of input. Of",
+            "2,000 jobs ids 1000 to 1499 are measured.",
         )
         + "\n\n"
         + table(("", "policy", "÷ tune", "goal", ""), rows, 2)

@@ -79,14 +79,13 @@ def ablation_body(asked: Asked) -> str:
         "ratio to synergy with everything, paired by file and seed.\n\n"
         "Each part removed from synergy:\n\n" + removed + "\n\n"
         "Each part added to sia, whose objective reads no declared work:\n\n" + added + "\n\n"
-        "Parts that sia has no parameter for, added to synergy's objective with all else as in sia (own observations,\n"
-        "requested batch as limit, first start on 1 GPU, growth 2, no weights, no restart charge).\n"
-        "Without weights and charge it does not read declared work, so that row cannot differ:\n\n"
+        "Parts that sia has no parameter for, added to synergy's objective with all else as in sia. Without weights "
+        "and\ncharge it does not read declared work, so that row cannot differ:\n\n"
         + objective
-        + "\n\nElastic jobs: while a job stays on its GPU type, a change of its GPUs stands still only for a\n"
-        "part of the restart delay (`testbed.resize_fraction`); sia as published, with whole restarts:\n\n"
+        + "\n\nElastic jobs: a change of GPUs of the same type costs only a part of the restart delay\n"
+        "(`testbed.resize_fraction`); sia as published, with whole restarts:\n\n"
         + _against(asked, ELASTIC, [SIA] * len(ELASTIC))
-        + "\n\nGreedy: again and again the step up of greatest gain per further GPU, until none fits."
+        + "\n\nGreedy: repeatedly the step up of greatest gain per further GPU, until none fits."
     )
 
 
@@ -138,6 +137,5 @@ def sensitivity_body(asked: Asked) -> str:
     return (
         "synergy ÷ sia under the same disturbance, on the four files of 160 jobs, heterogeneous. σ: standard\n"
         "deviation of the logarithm of declared ÷ true work, or of observed ÷ true step times. *÷ synergy*: to\n"
-        "synergy undisturbed. What is disturbed is drawn anew with every seed.\n\n"
-        + _against(asked, ours, theirs, ours[0])
+        "undisturbed synergy. Disturbances are drawn anew with every seed.\n\n" + _against(asked, ours, theirs, ours[0])
     )

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from synergy_runs.atomic import atomic_file
+from synergy_runs.files import atomic_file
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "accuracy"
@@ -82,8 +82,8 @@ Result = dict[str, Any]
 
 def known_policy(name: str) -> bool:
     """Whether this version has the policy, or the order and the mechanism of which it is made."""
-    from synergy_core.mechanisms import mechanism_names
     from synergy_core.policies import policy_names
+    from synergy_core.policies.mechanisms import mechanism_names
 
     order, made_of_two, mechanism = name.partition("+")
     return order in policy_names() and (not made_of_two or mechanism in mechanism_names())
@@ -121,11 +121,10 @@ def compose(overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     from hydra import initialize_config_dir
     from omegaconf import OmegaConf
 
-    from synergy_runs.overrides import prepared
-    from synergy_runs.resources import conf_folder
+    from synergy_runs.command_line import prepared
+    from synergy_runs.files import conf_folder
     from synergy_runs.settings import build
-    from synergy_sim.program import SIMULATOR
-    from synergy_sim.settings import Settings
+    from synergy_sim.settings import SIMULATOR, Settings
 
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = hydra_compose("config", overrides=prepared(overrides, SIMULATOR))
@@ -215,8 +214,7 @@ def finish_time_fairness(jobs: Any, settings: Any) -> np.ndarray:
     The share of N active jobs (N: mean over the job's life) is 1/N of the cluster's GPUs, all of that type; the run
     time there is that of the fastest allowed size within it, with the best batch of every epoch, started once.
     """
-    from synergy_runs.inputs import workload_of
-    from synergy_runs.machines import cluster_of
+    from synergy_runs.inputs import cluster_of, workload_of
     from synergy_sim.prepare import execution_of, truth_of
 
     workload = workload_of(settings.trace, settings.cluster, 0)
@@ -246,7 +244,7 @@ def fastest_s(app: Any, gpu_type: str, most: int, per_node: int) -> float:
 
 def _fastest_s(app: Any, gpu_type: str, gpus: int, per_node: int) -> float:
     from synergy_core.planner.plan import Plan
-    from synergy_sim.ground_truth import packed
+    from synergy_sim.truth.application import packed
 
     key = (app.name, gpu_type, gpus, per_node)
     if key not in _alone:

@@ -15,6 +15,9 @@ from accuracy_pollux import pollux_body, pollux_runs
 from accuracy_runs import ROOT, write_atomically
 from accuracy_sia import sia_body, sia_runs
 
+FORMS = "mean error in % over the applications, on held-out"
+"""Where bench/fit.py begins to compare forms of the all-reduce."""
+
 
 def fit_body(asked: Asked) -> str:
     """What bench/fit.py prints, or printed in an earlier call where nothing is to be run."""
@@ -25,10 +28,13 @@ def fit_body(asked: Asked) -> str:
             return f"`python bench/fit.py` failed:\n\n```\n{error}\n```"
     if not printed.is_file():
         return "`python bench/fit.py` has not been run."
+    fits, _, _ = printed.read_text(encoding="utf-8").partition(FORMS)
     return (
-        "As `python bench/fit.py` (needs: data) prints it. Goals: at most 2 ms CPU per fit in a batch of 100 (the\n"
-        "peers: 47–130 ms); mean error on each table at or below the peers' own fit, which is Pollux's form, *all*,\n"
-        "the figure on the left of each arrow.\n\n```\n" + printed.read_text(encoding="utf-8").strip() + "\n```"
+        "As `python bench/fit.py` (needs: data) prints it; [resources.md](resources.md) has the forms of the\n"
+        "all-reduce. Goals: at most 2 ms CPU per fit in a batch of 100 (the peers: 47–130 ms); mean error on each\n"
+        "table at or below the peers' own fit, which is Pollux's form, *all*, left of each arrow.\n\n```\n"
+        + fits.strip()
+        + "\n```"
     )
 
 

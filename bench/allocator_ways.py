@@ -23,11 +23,9 @@ from node_rounds import Mix, first_round, groups_of, jobs_of
 
 from synergy_core.allocator import Beside, Problem, solve
 from synergy_core.allocator.nodes import NodeProblem, allocate
-from synergy_core.allocator.nodes.exchange import exchange
-from synergy_core.allocator.nodes.layout import Layout
-from synergy_core.allocator.nodes.levels import Levels, set_levels
-from synergy_core.allocator.nodes.pooled import NodeColumns, Pooled, columns_of, pinned_of, pooled
-from synergy_core.allocator.nodes.settle import settle
+from synergy_core.allocator.nodes.allocate import levels_of, set_levels
+from synergy_core.allocator.nodes.layout import Layout, exchange, settle
+from synergy_core.allocator.nodes.problem import Pooled, pooled
 from synergy_core.units import GB
 
 SHAPE = ((256, 8, 24.0, 500.0),)
@@ -36,49 +34,47 @@ Answer = tuple[float, float]
 """Utility placed, and the bound."""
 
 
-def sums(columns: NodeColumns, pool: Pooled) -> Problem:
+def sums(pool: Pooled) -> Problem:
     """CPUs and memory as they are taken, summed."""
     assert pool.problem.beside is not None
-    demand = columns.share[:, pool.jobs] * columns.gpus
+    demand = pool.columns.share[:, pool.jobs] * pool.columns.gpus
     return replace(pool.problem, beside=Beside(("CPUs", "memory"), demand, pool.problem.beside.capacity[1:]))
 
 
-def dominant(columns: NodeColumns, pool: Pooled) -> Problem:
+def dominant(pool: Pooled) -> Problem:
     """The largest part of a node that a row takes of anything."""
     assert pool.problem.beside is not None
     room = pool.problem.beside.capacity[1:] / pool.problem.capacity
-    demand = columns.share[:, pool.jobs] * columns.gpus
-    part = np.maximum(columns.gpus, (demand / room[:, :1, None]).max(axis=0))
+    demand = pool.columns.share[:, pool.jobs] * pool.columns.gpus
+    part = np.maximum(pool.columns.gpus, (demand / room[:, :1, None]).max(axis=0))
     return replace(pool.problem, beside=Beside(("node",), part[None], pool.problem.beside.capacity[:1]))
 
 
-def proportional(columns: NodeColumns, pool: Pooled) -> Problem:
+def proportional(pool: Pooled) -> Problem:
     """No share beyond the proportional one."""
     assert pool.problem.beside is not None
     room = pool.problem.beside.capacity[1:] / pool.problem.capacity
-    beyond = (columns.share[:, pool.jobs] > room[:, :1, None] * (1 + 1e-9)).any(axis=0)
+    beyond = (pool.columns.share[:, pool.jobs] > room[:, :1, None] * (1 + 1e-9)).any(axis=0)
     return replace(pool.problem, utility=np.where(beyond, -np.inf, pool.problem.utility), beside=None)
 
 
-def charges(_: NodeColumns, pool: Pooled) -> Problem:
+def charges(pool: Pooled) -> Problem:
     """What a row leaves unusable is charged to it."""
     return pool.problem
 
 
-def placed(problem: NodeProblem, made: Callable[[NodeColumns, Pooled], Problem], *, swap: bool, level: bool) -> Answer:
+def placed(problem: NodeProblem, made: Callable[[Pooled], Problem], *, swap: bool, level: bool) -> Answer:
     """What can be placed of a choice among pools; swap: jobs change places, level: shares may change."""
-    columns = columns_of(problem)
-    pinned = pinned_of(problem, columns)
-    pool = pooled(problem, columns, pinned)
-    asked = made(columns, pool)
+    pool = pooled(problem)
+    columns, asked = pool.columns, made(pool)
     found = solve(asked, method="priced", gap=1e-3)
-    layout = Layout(problem, columns, pinned)
+    layout = Layout(problem, pool)
     settle(layout, found.choice)
     host = np.zeros((2, 1)) if asked.beside is None else found.prices[-2:][:, None]
     if swap:
         exchange(layout, 0, np.array([found.prices[0], *host[:, 0]]))
     if level:
-        set_levels(layout, Levels(columns.family), host)
+        set_levels(layout, levels_of(columns.family), host)
     for node, here in enumerate(layout.on):
         for job in sorted(here, key=lambda each: columns.utility[each, layout.column[each]]):
             if (layout.free[1:, node] >= -1e-6 * layout.size[1:, node]).all():
@@ -102,7 +98,7 @@ def patterns(problem: NodeProblem, steps: int = 400) -> Answer:
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csc_matrix, hstack
 
-    columns = columns_of(problem)
+    columns = pooled(problem).columns
     job, column = np.nonzero(columns.utility > 0)
     shared = columns.rest[column] > 0
     taken = np.stack((columns.rest[column], *columns.demand[:, job, column])) / np.array([[1], [1], [GB]])

@@ -14,10 +14,11 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import brentq
 
-from synergy_core.arrays import Floats
-from synergy_core.goodput.compressed import mixed_error
-from synergy_core.goodput.compression import CONVOLUTIONAL, Compressor, Gradients, LayerSizes, Spread, compressor_named
+from synergy_core.goodput.compression import compressor_named
+from synergy_core.goodput.compression._compressor import CONVOLUTIONAL, Compressor, Gradients, LayerSizes, Spread
+from synergy_core.goodput.efficiency import mixed_error
 from synergy_core.goodput.layerwise import BUCKETS, frontier, least_bytes
+from synergy_core.units import Floats
 
 LAYERS, CHOICES = 1_000, 8
 STEPS = (20, 100, 300)
@@ -186,10 +187,10 @@ def spreads() -> None:
             local = [a + b for a, b in zip(signal, noise, strict=True)]
             for each in map(compressor_named, NAMES):
                 parts = [_whole(each, which, generator) for which in (signal, noise)]
-                said = [
-                    each.whole_error(shapes, replace(spread, energy=_sums(which) / shapes.numbers))
-                    for spread, which in ((shipped[job].signal, signal), (shipped[job].noise, noise))
-                ]
+                said = []
+                for spread, which in ((shipped[job].signal, signal), (shipped[job].noise, noise)):
+                    own = replace(spread, energy=_sums(which) / shapes.numbers)
+                    said.append(float(own.shares(shapes) @ each.error(shapes, own)))
                 mixed = [float(mixed_error(*pair, scale, batch)) for pair in (parts, said)]
                 print(f"    {each.name:12} {_whole(each, local, generator):9.5f} {mixed[0]:9.5f} {mixed[1]:9.5f}")
 

@@ -26,7 +26,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 from torch.nn.parallel import DistributedDataParallel
 
 from synergy_exec.training.compression.choices import SchemeByLayer
-from synergy_exec.training.compression.replicas import ReplicaExchange
+from synergy_exec.training.compression.exchange import ReplicaExchange
 from synergy_exec.training.compression.wire import Wire
 
 RANKS = 2

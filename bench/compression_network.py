@@ -37,8 +37,9 @@ import torch
 from cpu_shares import busy, own
 from torch import distributed
 
-from synergy_core.goodput.compression import LayerSizes, compressor_named
-from synergy_core.goodput.exchange import ExchangeTerms, compressed_sync
+from synergy_core.goodput.compression import compressor_named
+from synergy_core.goodput.compression._compressor import LayerSizes
+from synergy_core.goodput.efficiency import ExchangeTerms, compressed_sync
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training.compression.exchange import FIRST_MEASURED, MEASURED_EVERY

@@ -31,26 +31,22 @@ import torch
 from compression_network import RANKS
 from torch import distributed
 
-from synergy_core.goodput.compression import CodecSpeed, LayerSizes
+from synergy_core.goodput.compression._compressor import CodecSpeed, LayerSizes
 from synergy_core.jobs.exchange import Compression, exchange_of
-from synergy_core.jobs.exchanging import ExchangingTask
 from synergy_core.jobs.fitted import SynergyTask
-from synergy_core.jobs.reports import Fitter, Observations
-from synergy_core.jobs.seen_exchanges import ExchangeReport
-from synergy_core.jobs.spec import JobSpec
-from synergy_core.jobs.training import Shape, StepReport
+from synergy_core.jobs.reports import ExchangeReport, Observations, refresh_models
+from synergy_core.jobs.spec import JobSpec, Shape, StepReport
 from synergy_core.planner.plan import Plan
-from synergy_exec.controller.exchanges import ModelExchange
+from synergy_exec.controller.jobs import ModelExchange
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.examples.mlp import Mlp
 from synergy_exec.messages import PlanMessage
-from synergy_exec.training import learning_rate, noise
-from synergy_exec.training.compression.codecs import measured_codecs
-from synergy_exec.training.compression.exchange import Exchanged
+from synergy_exec.training import noise
+from synergy_exec.training.compression.choices import measured_codecs
+from synergy_exec.training.compression.exchange import Exchanged, layers_of
+from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import TrainingJob
-from synergy_exec.training.progress import Progress
 from synergy_exec.training.trainer import Trainer
-from synergy_exec.worker.exchanges import layers_of
 
 WAYS: dict[str, tuple[Compression, str]] = {
     "batch only": ("none", "powersgd-4"),
@@ -143,10 +139,10 @@ def task_of(
         exchange=exchange,
     )
     pool = Observations()
-    task = (SynergyTask if exchange is None else ExchangingTask)(spec, pool, shared=False, declares=False)
+    task = SynergyTask(spec, pool, shared=False, declares=False)
     for micro_batch, step_s, sync_s in known.steps:
         task.observe(StepReport(SHAPE, Plan(data=RANKS, micro_batch=micro_batch), step_s, sync_s))
-    Fitter().refresh([pool])
+    refresh_models([pool], {})
     return task, None if exchange is None else ModelExchange(tuple(name for name, _, _ in layers), exchange)
 
 
@@ -197,7 +193,7 @@ class Run:
         began_s = time.perf_counter()
         batch = self.trainer.plan.global_batch
         known = noise.statistics(self.progress)
-        rate = learning_rate.factor(self.course.job.learning_rate_rule, batch, INITIAL_BATCH, known)
+        rate = noise.learning_rate_factor(self.course.job.learning_rate_rule, batch, INITIAL_BATCH, known)
         result = self.trainer.step(self.seed * MOST_STEPS + number, rate=rate)
         self.seconds += time.perf_counter() - began_s
         noise.observe_step(self.progress, result.squares, INITIAL_BATCH)
@@ -207,7 +203,7 @@ class Run:
         self._report(result.exchanged)
 
     def _report(self, exchanged: Exchanged | None) -> None:
-        if exchanged is None or not exchanged.layers or not isinstance(self.task, ExchangingTask):
+        if exchanged is None or not exchanged.layers or self.task.exchange is None:
             return
         given, left_out = (sum(each[at] for each in exchanged.layers.values()) for at in (0, 1))
         report = ExchangeReport(

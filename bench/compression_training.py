@@ -36,17 +36,16 @@ import torch
 from compression import measured
 from torch import Tensor, distributed, multiprocessing, nn
 
-from synergy_core.arrays import Floats
-from synergy_core.goodput.compressed import Distortion, compressed_efficiency
 from synergy_core.goodput.compression import compressor_named
-from synergy_core.goodput.efficiency import noise_scale
+from synergy_core.goodput.efficiency import Distortion, compressed_gain
+from synergy_core.units import Floats
 from synergy_exec.examples.cnn import Cnn
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training import noise
 from synergy_exec.training.compression.exchange import MEASURED_EVERY
+from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import TrainingJob
-from synergy_exec.training.progress import Progress
 from synergy_exec.training.trainer import Trainer
 
 RANKS = 2
@@ -153,9 +152,8 @@ def rate(plain: Sequence[float], other: Sequence[float]) -> float:
 
 def formula(answer: dict[str, Any], plain: dict[str, Any], batch: int) -> float:
     """What the core says a step under an unbiased compressor is worth, relative to an uncompressed one."""
-    scale = float(noise_scale(*plain["statistics"], batch))
     distorted = Distortion(answer["error"], answer["sum_error"])
-    return float(compressed_efficiency(batch, RANKS, scale, batch, distorted))
+    return float(compressed_gain(1.0, *plain["statistics"], RANKS, distorted))
 
 
 def show_losses(cases: dict[tuple[str, str], list[dict[str, Any]]]) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import typing
 
-from synergy_exec.program import EXECUTOR
-from synergy_runs.compose import default_values
-from synergy_runs.overrides import options
-from synergy_runs.program import Program
-from synergy_runs.resources import conf_folder
+from synergy_exec.settings import EXECUTOR
+from synergy_runs.command_line import Program, default_values, options
+from synergy_runs.files import conf_folder
 from synergy_runs.settings import ANY, Key, expected, keys
-from synergy_sim.program import SIMULATOR
+from synergy_sim.settings import SIMULATOR
 
 PAGE = conf_folder().parent / "docs" / "configuration.md"
 HEAD = """# Configuration

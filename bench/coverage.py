@@ -10,7 +10,7 @@ truth is the ratio over all seeds: Σ of mean JCTs ÷ Σ of mean JCTs. Three par
     one run     what blocks of it would cover: 4 or 28 equal parts of the window, or busy periods (from an instant at
                 which nobody waits under either policy to the next that is a day later), also of those runs alone that
                 have two effective periods. The tables print none of these.
-    n seeds     what `synergy_runs.interval` covers, over 2,000 draws of n seeds, with replacement: the seeds stand for
+    n seeds     what `synergy_runs.numbers` covers, over 2,000 draws of n seeds, with replacement: the seeds stand for
                 all there are, so the truth is known exactly. As printed: with its limits; all: without them.
 
 Beside each coverage, the median of high ÷ low. A simulated window takes about a second; nothing is written but --json.
@@ -28,14 +28,13 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.arrays import Floats
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy
-from synergy_core.units import DAY_S, HOUR_S
+from synergy_core.units import DAY_S, HOUR_S, Floats
+from synergy_runs.facts import waiting_jobs
 from synergy_runs.generators import generate
-from synergy_runs.interval import Means, Ratio, mean_jcts, ratio_of_means
 from synergy_runs.metrics import job_table, summarise
-from synergy_runs.timeline import waiting_jobs
+from synergy_runs.numbers import Means, Ratio, mean_jcts, ratio_of_means
 from synergy_runs.workload import from_rows, with_estimates
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate

@@ -25,7 +25,7 @@ from pathlib import Path
 from synergy_core.cluster import Cluster, NodeType, Share
 from synergy_core.jobs.testbed_profiles import Profile, ProfiledCosts, ProfiledInput, ProfiledModel
 from synergy_core.policies import get_policy
-from synergy_core.scheduler import scheduler_for
+from synergy_core.scheduling.scheduler import scheduler_for
 from synergy_core.units import GB
 from synergy_exec.backends import get_backend
 from synergy_exec.controller.jobs import ExecutedJob
@@ -33,10 +33,10 @@ from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Launch, PlanMessage, Report
 from synergy_exec.nodes.runs import Run
 from synergy_exec.profiling.finder import Data
-from synergy_exec.profiling.input import measured_input
+from synergy_exec.profiling.measure import measured_input
 from synergy_exec.profiling.testbed import RunOnTestbed, Testbed, testbed
 from synergy_exec.settings import Settings
-from synergy_exec.worker import groups
+from synergy_exec.worker import processes
 
 POLICY = "fifo+tune"
 BATCH, PICTURES, ITEM_BYTES = 16, 2048, 832
@@ -212,7 +212,7 @@ def own() -> float:
     mine = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in mine} - mine:
         mine |= more
-    return groups.cpu_s(mine)
+    return processes.cpu_s(mine)
 
 
 def shown(

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from synergy_core.errors import InputError
+from synergy_exec.commands.tensorboard import FirstStep, Overheads, overheads
 from synergy_exec.controller.execution import STARTED_PARTS
-from synergy_exec.overheads import FirstStep, Overheads, overheads
-from synergy_runs.atomic import atomic_file
+from synergy_runs.files import atomic_file
 
 GOAL_CPU_FRACTION = 0.01
 GOAL_JOBS = 20

@@ -27,9 +27,9 @@ from scipy.stats import kendalltau
 
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
 from synergy_core.planner.plan import Plan
-from synergy_exec.overheads import overheads
-from synergy_runs.atomic import atomic_file
-from synergy_runs.profiles import read_profile, write_profile
+from synergy_exec.commands.tensorboard import overheads
+from synergy_runs.files import atomic_file
+from synergy_runs.inputs import read_profile, write_profile
 from synergy_runs.stored import StoredRun, find_runs
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -34,13 +34,18 @@ from pathlib import Path
 
 import numpy as np
 
-from synergy_core.commands._output import table
-from synergy_core.goodput.calibration import Calibrated, calibrate
-from synergy_core.goodput.fit import ObservedSteps, fit
-from synergy_core.goodput.forms import BETA_N, CROWDED, NODES, POLLUX, SATURATING, Form
-from synergy_core.goodput.held_out import LEAST_GAIN, held_out_error, placements_across, saved_by_crowd
-from synergy_core.goodput.observations import joined
-from synergy_core.measurements import read
+from synergy_core.commands._asking import table
+from synergy_core.commands.measurements import read
+from synergy_core.goodput.calibration import (
+    MIN_ERROR_SAVED_FRACTION,
+    Calibrated,
+    calibrate,
+    held_out_error,
+    placements_across,
+    saved_by_crowd,
+)
+from synergy_core.goodput.fit import fit
+from synergy_core.goodput.throughput import BETA_N, CROWDED, NODES, POLLUX, SATURATING, Form, ObservedSteps, joined
 
 APPLICATIONS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 GPU_TYPES = ("t4", "rtx2080ti", "a100")
@@ -206,7 +211,7 @@ def compared() -> None:
                     found.setdefault((split, what), []).append(error(calibrate(known, form=form)[0], wanted))
             for which, each in (("placements", placements), ("both tables", joined([placements, scalability]))):
                 saved = saved_by_crowd(calibrate(each, form=SATURATING)[1].rows)
-                if saved > LEAST_GAIN:
+                if saved > MIN_ERROR_SAVED_FRACTION:
                     chosen.append(f"{name} on {gpu_type} ({which}, {saved:.1%})")
             if gpu_type != "a100":
                 growth.append(growth_with_nodes(joined([placements, scalability]), gpu_type))

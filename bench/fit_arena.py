@@ -23,14 +23,14 @@ import yaml
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from synergy_core.accuracy import Accuracy, accuracy
-from synergy_core.arrays import Bools, Floats
-from synergy_core.catalog.sheets import gpu_sheets
-from synergy_core.commands._output import table, write_whole
-from synergy_core.measurements import read
-from synergy_core.measurements._alpa import Candidates, candidates
-from synergy_core.planner.calibration import MOST, SPREAD
-from synergy_core.planner.constants import Constants, transferred
+from synergy_core.catalog import gpu_sheets
+from synergy_core.commands._asking import table, write_whole
+from synergy_core.commands._scoring import SPREAD, UPPER_BOUNDS
+from synergy_core.commands.measurements import read
+from synergy_core.commands.measurements.best_plans import Candidates, candidates
+from synergy_core.goodput.calibration import Accuracy, accuracy
+from synergy_core.planner.machine import Constants, transferred
+from synergy_core.units import Bools, Floats
 
 HERE = Path(__file__).resolve().parents[1]
 CONSTANTS = HERE / "synergy_core" / "catalog" / "constants"
@@ -85,7 +85,7 @@ def fitted(groups: Sequence[Candidates], names: Sequence[str], measured: Floats,
     centre = np.log([*(getattr(XLA, name) for name in names), LOSS])
     spread = np.array([*(SPREAD[name] for name in names), LOSS_SPREAD])
     low = centre - 5.0 * spread
-    high = np.minimum(centre + 5.0 * spread, np.log([*(MOST.get(name, np.inf) for name in names), 1.0]))
+    high = np.minimum(centre + 5.0 * spread, np.log([*(UPPER_BOUNDS.get(name, np.inf) for name in names), 1.0]))
 
     def of(x: Floats) -> Fit:
         values = np.exp(x)

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
-from synergy_core.accuracy import Accuracy, accuracy
-from synergy_core.catalog.writing import as_yaml
-from synergy_core.measurements._table import read_table
+from synergy_core.commands.calibrate import as_yaml
+from synergy_core.commands.measurements._table import read_table
+from synergy_core.goodput.calibration import Accuracy, accuracy
 from synergy_core.planner.communication import all_gather_s, all_reduce_s, all_to_all_s, reduce_scatter_s
-from synergy_core.planner.links import Link, Links, rings, without_switch
+from synergy_core.planner.machine import Link, Links, rings
 
 OUT = Path(__file__).parent.parent / "synergy_core" / "catalog" / "links"
 NCCL, ARENA = "parallel/nccl_bandwidth.csv", "arena/collectives.csv"
@@ -171,7 +171,7 @@ def predict(rows: Rows, fitted: Fitted) -> np.ndarray:
         inside = fitted.kinds[kind]
         idle_s, rank_s = fitted.dispatch[gpu] if software == "jax" else (0.0, 0.0)
         links = Links(
-            inside=inside if in_switch else without_switch(inside),
+            inside=inside if in_switch else replace(inside, switch_efficiency=0.0),
             inside_bytes_per_s=rate,
             link_group=group,
             rings=rings(kind, group),
@@ -327,7 +327,7 @@ def write(folder: Path, rows: Rows, fitted: Fitted, held: dict[str, np.ndarray])
     """One file for each kind, and jax.yaml."""
     sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in (NCCL, ARENA)}
     predicted = predict(rows, fitted)
-    comment = "Fitted by bench/fit_links.py; what the constants mean: synergy_core/planner/links.py."
+    comment = "Fitted by bench/fit_links.py; what the constants mean: synergy_core/planner/machine.py."
     OUT.mkdir(exist_ok=True)
 
     def error(values: np.ndarray, mask: np.ndarray) -> dict[str, float]:

@@ -21,14 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.accuracy import accuracy
-from synergy_core.catalog.sheets import gpu_sheet
-from synergy_core.measurements._table import read_table
+from synergy_core.catalog import gpu_sheet
+from synergy_core.commands.measurements._table import read_table
+from synergy_core.goodput.calibration import accuracy
 from synergy_core.planner.families import mixture, transformer
-from synergy_core.planner.machine import Machine
+from synergy_core.planner.machine import Machine, Software
 from synergy_core.planner.memory import FRAGMENTATION, VISIBLE, Memory, memory
 from synergy_core.planner.plan import RISING, Plan, Recompute, plans_of
-from synergy_core.planner.software import Software
 
 GIB = float(2**30)
 MIB = float(2**20)
@@ -47,7 +46,7 @@ Row = dict[str, str]
 def rows_of(name: str) -> list[Row]:
     """A file's rows by column name."""
     table = read_table(DATA / name)
-    return [dict(zip(table.columns, (cell.strip() for cell in row), strict=True)) for row in table.rows]
+    return [row.cells for row in table.rows]
 
 
 def number(row: Row, name: str, default: int) -> int:

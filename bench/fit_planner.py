@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from synergy_core.accuracy import Accuracy, accuracy
-from synergy_core.commands._output import table, write_whole
-from synergy_core.measurements import read
-from synergy_core.planner.calibration import Fitted, Group, fit, group_of
-from synergy_core.planner.constants import Constants
+from synergy_core.commands._asking import table, write_whole
+from synergy_core.commands._scoring import Fitted, fit
+from synergy_core.commands.measurements import read
+from synergy_core.commands.measurements.training_times import Case
+from synergy_core.goodput.calibration import Accuracy, accuracy
+from synergy_core.planner.machine import Constants
 
 HERE = Path(__file__).resolve().parents[1]
 CONSTANTS = HERE / "synergy_core" / "catalog" / "constants"
@@ -136,7 +137,7 @@ class Rows:
     """A file's rows as groups of a fit; model: (rows,) of each; parameters: (rows,); baseline_s: FLOPs at the peak."""
 
     file: str
-    groups: list[Group]
+    groups: list[Case]
     model: list[np.ndarray]
     parameters: list[np.ndarray]
     ideal_s: list[np.ndarray]
@@ -148,16 +149,16 @@ def rows_of(file: str, share: float) -> Rows:
     total = sum(len(each) for each in cases)
     groups, models, parameters, ideal = [], [], [], []
     for case in cases:
-        group = group_of(case, "", share * len(case) / total)
-        groups.append(replace(group, owner=group.software.fitted_as))
+        group = replace(case, owner=case.software.fitted_as, share=share * len(case) / total)
+        groups.append(group)
         models.append(np.array([found.rows[at].model for at in case.rows]))
-        size = np.broadcast_to(np.asarray(group.work.total_parameters, float), (len(case),))
+        size = np.broadcast_to(np.asarray(case.architecture.parameters(), float), (len(case),))
         parameters.append(size)
         ideal.append(ideal_s(group))
     return Rows(file, groups, models, parameters, ideal)
 
 
-def ideal_s(group: Group) -> np.ndarray:
+def ideal_s(group: Case) -> np.ndarray:
     """Seconds at the peak: three forward passes' products, four with full recomputation."""
     work, plans = group.work, group.plans
     flops: Any = sum(np.asarray(each.flops) for each in work.after.gemms) / plans.pipeline
@@ -206,7 +207,7 @@ def scores(each: Fit, done: dict[str, Fitted]) -> tuple[Fitted, dict[str, dict[s
     whole = fitted()
     result: dict[str, dict[str, Accuracy]] = {}
     for rows in files:
-        measured = np.concatenate([group.measured_s for group in rows.groups])
+        measured = np.concatenate([group.iter_time_s for group in rows.groups])
 
         def told(off: list[np.ndarray], measured: np.ndarray = measured) -> Accuracy:
             return accuracy((1.0 + np.concatenate(off)) * measured, measured)
@@ -220,14 +221,14 @@ def scores(each: Fit, done: dict[str, Fitted]) -> tuple[Fitted, dict[str, dict[s
                     keep += (
                         [~mask for mask in masks]
                         if other is rows
-                        else [np.full(len(g.measured_s), True) for g in other.groups]
+                        else [np.full(len(g.iter_time_s), True) for g in other.groups]
                     )
                 partly = fitted(keep)
                 for group, mask, off in zip(rows.groups, masks, residuals(rows, partly.constants), strict=True):
                     collected.append(off[mask])
-                    truth.append(group.measured_s[mask])
+                    truth.append(group.iter_time_s[mask])
             if len(files) > 1:  # nothing of this file at all
-                keep = [np.full(len(g.measured_s), other is not rows) for other in files for g in other.groups]
+                keep = [np.full(len(g.iter_time_s), other is not rows) for other in files for g in other.groups]
                 found["file out"] = told(residuals(rows, fitted(keep).constants))
             joined = np.concatenate(truth)
             found[name] = accuracy((1.0 + np.concatenate(collected)) * joined, joined)
@@ -307,8 +308,8 @@ def main() -> None:
 
 def write_transfer(done: dict[str, Fitted]) -> None:
     """How much less efficient the generation with twice the work per clock is, under the same software."""
-    from synergy_core.catalog.sheets import gpu_sheets
-    from synergy_core.planner.constants import work_per_clock
+    from synergy_core.catalog import gpu_sheets
+    from synergy_core.planner.machine import work_per_clock
 
     old, new = done["a100-fsdp"].constants["fsdp"], done["h100-fsdp"].constants["fsdp"]
     more = np.log(work_per_clock(gpu_sheets()["h100"]) / work_per_clock(gpu_sheets()["a100"]))

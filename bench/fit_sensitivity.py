@@ -18,13 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.accuracy import accuracy
-from synergy_core.catalog.sheets import gpu_sheet, node_sheets
-from synergy_core.catalog.writing import as_yaml
-from synergy_core.goodput.forms import SATURATING
-from synergy_core.goodput.pipeline import Pipeline
-from synergy_core.goodput.pipeline_fit import FittedPipeline, ObservedInputs, fit_pipeline
-from synergy_core.goodput.throughput import TINY, step_time
+from synergy_core.catalog import gpu_sheet, node_sheets
+from synergy_core.commands.calibrate import as_yaml
+from synergy_core.goodput.calibration import accuracy
+from synergy_core.goodput.pipeline import FittedPipeline, ObservedInputs, Pipeline, fit_pipeline
+from synergy_core.goodput.throughput import SATURATING, TINY, step_time
 from synergy_core.units import GB
 
 OUT = Path(__file__).parent.parent / "synergy_core" / "catalog" / "models"

@@ -32,9 +32,9 @@ from torch.utils._pytree import tree_leaves
 
 from synergy_exec.examples.gpt import Gpt
 from synergy_exec.messages import PlanMessage
-from synergy_exec.training.progress import Progress
+from synergy_exec.training.integrity import Progress
 from synergy_exec.training.trainer import Trainer
-from synergy_exec.worker import memory
+from synergy_exec.worker import resources
 
 PLANS = {
     "alone": PlanMessage(micro_batch=2, accumulation=2),
@@ -94,10 +94,10 @@ def started(job: Gpt, plan: PlanMessage, folder: Path | None) -> Started:
     if plan.world > 1:
         distributed.barrier()
     began = time.monotonic()
-    before = memory.held_bytes()
-    memory.forget()
+    before = resources.held_bytes()
+    resources.forget()
     trainer, step = begun(job, plan, folder)
-    peak = memory.report(before)["memory_bytes"]
+    peak = resources.report(before)["memory_bytes"]
     trainer.step(step)
     start_s = time.monotonic() - began
     parameters = [list(part.parameters()) for part in trainer.parts]

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from synergy_core.catalog.writing import as_yaml, measured_gpu_type
-from synergy_core.goodput.forms import SATURATING
-from synergy_core.goodput.observations import joined
-from synergy_core.measurements import read
+from synergy_core.commands.calibrate import as_yaml, measured_gpu_type
+from synergy_core.commands.measurements import read
+from synergy_core.goodput.throughput import SATURATING, joined
 
 OUT = Path(__file__).parent.parent / "synergy_core" / "catalog" / "models"
 GPU_TYPES = ("t4", "rtx2080ti", "a100")

@@ -28,8 +28,9 @@ import numpy as np
 from accuracy_runs import compose
 
 from synergy_core.cluster import Cluster, NodeType, Share
-from synergy_core.mechanisms import Applicant, SharingRound, get_mechanism, least
-from synergy_core.mechanisms.opt import total_speed
+from synergy_core.policies.mechanisms import get_mechanism
+from synergy_core.policies.mechanisms._round import Applicant, SharingRound, least
+from synergy_core.policies.mechanisms.opt import total_speed
 from synergy_core.units import GB
 
 ORDERS = ("fifo", "srtf", "las", "ftf")
@@ -45,7 +46,7 @@ WAYS = {
 
 def measure(policy: str, placed: str, jobs: int, more: list[str]) -> dict[str, Any]:
     """One line of the table."""
-    from synergy_runs.log import Kind
+    from synergy_runs.facts import Kind
     from synergy_sim.prepare import prepared_runs
     from synergy_sim.simulate import simulate
 

@@ -11,20 +11,58 @@ table has a stand-in), of the table that profiling makes and of the formula fitt
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from fit_sensitivity import STORAGE_BYTES_PER_S, Published, published
 
-from synergy_core.accuracy import Accuracy, accuracy
 from synergy_core.catalog import load_model
-from synergy_core.goodput.optimistic import predicted_table, searched_steps
-from synergy_core.goodput.pipeline import InputPipeline, Pipeline
-from synergy_core.goodput.pipeline_fit import ObservedInputs, fit_pipeline
-from synergy_sim.ground_truth.sensitivities import published_pipelines
+from synergy_core.goodput.calibration import Accuracy, accuracy
+from synergy_core.goodput.pipeline import (
+    InputPipeline,
+    ObservedInputs,
+    Pipeline,
+    PipelineTable,
+    fit_pipeline,
+    searched_steps,
+)
+from synergy_sim.truth.measured import published_pipelines
 
 MOST_CPUS = 24
 MEMORIES = 5
+AS_FAST = 1.03
+"""A share is as good as the best one if its step takes at most this many times as long: noise of short runs."""
+CACHED_FRACTIONS = np.linspace(0.0, 1.0, 11)
+"""Parts of the data set for which the memory axis is predicted."""
+
+
+def predicted_table(
+    steps: Mapping[int, float],
+    *,
+    gpus: int,
+    samples: int,
+    sample_bytes: float,
+    data_bytes: float,
+    storage_bytes_per_s: float,
+) -> PipelineTable:
+    """Speeds by CPUs and memory per GPU, from steps measured with all data in memory.
+
+    steps: seconds by the job's CPUs, at least two counts. gpus: of the job, on one node. samples: per GPU and step.
+    storage_bytes_per_s: at which each GPU's part of the job reads.
+    """
+    cpus = sorted(steps)
+    prepared = np.array([steps[each] for each in cpus]) / samples
+    read = sample_bytes * (1.0 - CACHED_FRACTIONS) / storage_bytes_per_s
+    seconds = np.maximum(prepared[:, None], read)
+    enough = seconds <= AS_FAST * seconds.min()
+    most = len(CACHED_FRACTIONS) - 1
+    fewest = int(np.argmax(enough[:, most]))
+    least = int(np.argmax(enough[fewest]))
+    memory = CACHED_FRACTIONS * data_bytes / gpus
+    return PipelineTable(
+        [each / gpus for each in cpus], memory.tolist(), seconds, (cpus[fewest] / gpus, float(memory[least]))
+    )
 
 
 def throughput_error(rows: Published, pipeline: InputPipeline) -> Accuracy:

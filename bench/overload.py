@@ -17,8 +17,8 @@ import numpy as np
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy
 from synergy_core.units import DAY_S, HOUR_S
-from synergy_runs.carrying import cut
-from synergy_runs.overload import SHARE, growth_until
+from synergy_runs.inputs import cut
+from synergy_runs.metrics import OVERLOAD_FRACTION, growth_until
 from synergy_runs.traces.rows import TraceRows
 from synergy_runs.workload import Workload, from_rows
 from synergy_sim.simulate import simulate
@@ -44,16 +44,11 @@ def arrivals(load: float, seed: int) -> Workload:
     length_s = max(DAYS) * DAY_S + HISTORY_S
     jobs = random.poisson(load * MACHINES.gpus / work_gpu_s * length_s)
     rows = TraceRows(Path("generated"), "bench/overload.py")
-    zeros = np.zeros(jobs)
-    rows.extend(
+    rows.add(
+        np.zeros(jobs),
         submit_s=np.sort(random.uniform(0, length_s, jobs)),
         duration_s=durations_s(random, jobs),
         gpus=random.choice(SIZES, jobs, p=CHANCES),
-        virtual_cluster=zeros.astype(int),
-        virtual_clusters=[""],
-        user=zeros.astype(int),
-        users=[""],
-        end_state=zeros,
         job_name=[str(number) for number in range(jobs)],
     )
     return cut(from_rows(rows, name="poisson", first_s=HISTORY_S, before=True))
@@ -71,7 +66,7 @@ def main() -> None:
                 run = simulate(work, MACHINES, get_policy(policy))
                 for days in DAYS:  # what comes after a window changes nothing in it
                     slope, late = growth_until(run, days * DAY_S)
-                    called[policy, days, load] += slope >= SHARE and late >= SHARE
+                    called[policy, days, load] += slope >= OVERLOAD_FRACTION and late >= OVERLOAD_FRACTION
         print(f"load {load} done", file=sys.stderr, flush=True)
     print(f"called overloaded, of {chosen.seeds}\n{'policy':>9} {'days':>5}", *(f"{load:>6}" for load in LOADS))
     for policy in POLICIES:

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import cells
 import numpy as np
 
-from synergy_core.commands._output import table
-from synergy_core.planner import cells, search
-from synergy_core.planner.constants import constants_for
+from synergy_core.commands._asking import table
+from synergy_core.planner import search
 from synergy_core.planner.families import architecture_named
-from synergy_core.planner.machine import machine_named
-from synergy_core.planner.software import software_named
+from synergy_core.planner.machine import constants_for, machine_named, software_named
 
 TYPES = ("a100-80gb", "h100", "v100", "a40")
 CELL_COUNTS = (8, 16, 32, 64, 128, 256, 512)
@@ -59,9 +58,11 @@ def speed(software: str, repeat: int) -> None:
             counts: Any = counts,
             batch: int = batch,
         ) -> Any:
-            return search.search_all(family, architecture, on, counts=counts, global_batch=batch, keep=3)
+            return [
+                search.search(family, architecture, *each, counts=counts, global_batch=batch, keep=3) for each in on
+            ]
 
-        cold, tables = cpu_seconds(ask, repeat, search.forget)
+        cold, tables = cpu_seconds(ask, repeat, search._remembered.cache_clear)
         cached, _ = cpu_seconds(ask, 20 * repeat)
         rows.append(
             [
@@ -83,8 +84,9 @@ def compare_cells(software_name: str) -> None:
     (on,) = machines(TYPES[:1], software_name)
     for model, batch in CELL_MODELS:
         family, architecture = architecture_named(model)
-        optimum = search.search(family, architecture, *on, counts=CELL_COUNTS, global_batch=batch, max_tensor=8)
+        optimum = search.search(family, architecture, *on, counts=CELL_COUNTS, global_batch=batch)
         best = optimum.best()
+        best = best.take(best.plans.tensor <= on[0].gpus_per_node)
         proxies = cells.estimate(family, architecture, *on, counts=CELL_COUNTS, global_batch=batch)
         at = {int(proxies.gpus[row]): row for row in proxies.best().tolist()}
         shares, tuned_shares, timed = [], [], 0

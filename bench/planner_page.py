@@ -42,26 +42,23 @@ the repository.
 """
 FITTED = """## Step times, fitted
 
-`python bench/fit_planner.py`. One set of constants per GPU type and software, fitted to the files of its group
-together; rows that leave a field open count in their most usual setting. Fitted {fitted}; held-out figures below too.
+`python bench/fit_planner.py`. One set of constants per GPU type and software.
+Fitted {fitted}; held-out figures below too.
 """
 HELD = """## Step times, held out
 
-The same fits without some rows, scored on those. *Family out*: each model in turn. *Largest out*: the largest quarter
-of the models, at least one. *File out*: nothing of the file; only the rest of its group tells. *One constant*: FLOPs ÷
-(peak × e), e the best for that very file. MAPE, and the 90th percentile in brackets.
+The same fits without some rows, scored on those: each model in turn (*family out*), the largest quarter of the models,
+the whole file. *One constant*: FLOPs ÷ (peak × e), with the best e for that file. MAPE, 90th percentile in brackets.
 
-Only the small models of one node tell how fast the host launches kernels. Without their file that constant is set by
-rows that hardly depend on it, and comes out too large. The file of mixtures holds few rows of each model, all with
-settings left unstated.
+Only small models of one node show how fast the host launches kernels; without them that constant is too large.
 """
 CHOICES = """## Step times as shipped, and the choice of plans
 
 `python -m synergy_core validate FILE …`, with the constants of the catalog. Rows that leave a field open are predicted
 in every setting they may have had, and the closest counts (*banded*): these errors can be below those of the fit.
 *Regret*: of rows alike in model, GPUs and batch, the measured time of the plan predicted fastest ÷ the best − 1.
-*Refused*: plans that ran and that the memory model would not have allowed. *Failures*: rows that say too little, or
-without a plan.
+*Refused*: plans that ran and that the memory model would not have allowed. *Failures*: incomplete rows,
+or rows without a plan.
 """
 UNSEEN = """## GPU types and software that no constant was fitted to
 
@@ -70,9 +67,8 @@ ResNet-50 under two frameworks.
 """
 MEMORY = """## Memory
 
-`python bench/fit_memory.py`. Nothing is fitted per row. Megatron's tests by generation of their software: what is
-allocated between steps, the peak, and what a step adds. *Other options*: tests named after options that no column
-states; the list was made after the first scores. The other groups of that command: `--json`.
+`python bench/fit_memory.py`. Nothing is fitted per row. Megatron's tests: what is allocated between steps, the peak,
+and what a step adds. *Other options*: tests named after options that no column states.
 """
 COLLECTIVES = """## Collectives
 
@@ -86,8 +82,7 @@ Cell that they choose, reach of the throughput that the whole search finds.
 """
 GOALS = """## Goals
 
-Of the project's issue, which asks about rows that nobody here has seen; each with the figure below that comes nearest
-to it. *Nothing here*: no row in `$SYNERGY_DATA` can tell.
+Goals of the project's issue, each with the nearest figure below. *Nothing here*: no measurement.
 """
 
 

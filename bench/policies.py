@@ -14,14 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from synergy_core.accuracy import spearman
 from synergy_core.cluster import Cluster, NodeType
+from synergy_core.goodput.calibration import spearman
+from synergy_core.jobs.state import Allocations, ClusterState, OracleClusterState
 from synergy_core.policies import AllocationPolicy, Policy, get_policy
-from synergy_core.state import Allocations, ClusterState, OracleClusterState
 from synergy_core.units import DAY_S, HOUR_S, on_grid
-from synergy_runs.averages import mean, percentile
 from synergy_runs.generators import generate
-from synergy_runs.metrics import job_table
+from synergy_runs.metrics import job_table, mean, percentile
 from synergy_runs.workload import Workload, from_rows
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
@@ -58,8 +57,8 @@ def header(*names: str) -> list[str]:
 def las(work: Workload) -> Iterator[str]:
     yield """## las
 
-Least attained service with the quantum of running time for which a job keeps its place (`parameters.las.quantum_s`),
-beside `mlfq`, which only knows jobs below and above one GPU-hour and takes each kind by arrival.
+Least attained service by the quantum of running time for which a job keeps its place (`parameters.las.quantum_s`),
+beside `mlfq`.
 """
     yield from header("policy")
     for quantum_s in (360.0, 1_800.0, 3_600.0, 14_400.0):
@@ -72,12 +71,10 @@ beside `mlfq`, which only knows jobs below and above one GPU-hour and takes each
 def tiresias(work: Workload) -> Iterator[str]:
     yield """## tiresias
 
-Published are queues by GPU-seconds held, and that a job which has waited `promote_knob` times as long as it has run
-goes back to the first queue, its counts at zero; limits are the operator's (NSDI 2019, section 3.2). The default limits
-are those of the authors' simulator (github.com/SymbioticLab/Tiresias, simulator/jobs.py), which promotes nobody unless
-told to. Ours: within a queue, by when a job entered it, as in Pollux's artifact; the paper says by first start. Nothing
-is known of jobs in the last queue but when they came there, so limits far below what long jobs need make it a queue by
-arrival.
+Queues by GPU-seconds held; a job that has waited `promote_knob` times as long as it has run goes back to the first
+queue (NSDI 2019, section 3.2). The default limits are those of the authors' simulator
+(github.com/SymbioticLab/Tiresias). Ours: within a queue, jobs go by when they entered it, as in Pollux's artifact;
+the paper says by first start. Limits far below what long jobs need make the last queue a queue by arrival.
 """
     yield from header("limits, GPU-s", "`promote_knob`")
     for limits in ((3_250.0, 7_200.0), (3_250.0, 57_600.0), (57_600.0,)):
@@ -135,15 +132,11 @@ def estimates(work: Workload) -> dict[str, np.ndarray]:
 def themis(work: Workload) -> Iterator[str]:
     yield """## themis
 
-ρ = (time since submission + remaining time) ÷ (run time × contention), by the users' estimates. A job that waits gains
-1 ÷ (run time × contention) a second: the shorter and narrower it is, the faster. With true run times that is the
-highest response ratio next (Brinch Hansen 1971), preempting, and narrow jobs before wide ones, to which `srtf*` is
-blind. So it stands where an order by remaining GPU-time stands, beside `srtf*` or before it.
+ρ = (time since submission + remaining time) ÷ (run time × contention), by the users' estimates. With true run times
+that is highest response ratio next (Brinch Hansen 1971) with preemption, and narrow jobs before wide ones.
 
-Estimates drawn as multiples of true run times are not useless, however large the factor: run times spread over five
-orders of magnitude, and an order only needs to tell short from long (the rank correlation below). Tsafrir (JSSPP 2010)
-warns of such estimates for this reason. Where estimates say nothing of their job, themis is far from `srtf*`. Both
-terms matter: without contention it is slower, without the time since submission long jobs wait longer and longer.
+Estimates drawn as multiples of true run times still tell short jobs from long ones (the rank correlation below), as
+Tsafrir (JSSPP 2010) warns. Where estimates say nothing of their job, themis is far from `srtf*`.
 """
     yield from header("policy", "estimates", "rank correlation")
     spread = "true × (1 + 4·U)"

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from synergy_core.accuracy import spearman
+from synergy_core.goodput.calibration import spearman
 from synergy_core.jobs.record import Job
-from synergy_core.ordering.prediction import DurationPredictor
+from synergy_core.scheduling.order import DurationPredictor
 from synergy_core.units import DAY_S
 from synergy_runs.generators import generate
 from synergy_runs.traces import read_trace

@@ -14,18 +14,15 @@ from math import inf
 
 import numpy as np
 
-from synergy_core.commands._output import table
-from synergy_core.planner.constants import constants_for
+from synergy_core.commands._asking import table
 from synergy_core.planner.families import architecture_named
-from synergy_core.planner.machine import machine_named
+from synergy_core.planner.machine import constants_for, machine_named, software_named
 from synergy_core.planner.plan import plans_of
-from synergy_core.planner.software import software_named
 from synergy_core.planner.step_time import step_time
 from synergy_exec.messages import PlanMessage
-from synergy_exec.profiling.grid import plans, sizes_of
-from synergy_exec.profiling.measure import Effort
+from synergy_exec.profiling.finder import plans, sizes_of
+from synergy_exec.profiling.measure import Effort, Selection
 from synergy_exec.profiling.profile import QUICK
-from synergy_exec.profiling.selection import Selection
 from synergy_exec.training.admitted import plan_refusal
 
 SLOTS, BATCHES, BLOCKS = 8, [16, 32, 64, 128], 24

@@ -18,7 +18,7 @@ from statistics import mean
 
 from synergy_core.jobs.testbed_profiles import ProfiledModel
 from synergy_core.planner.plan import Plan
-from synergy_runs.profiles import read_profile
+from synergy_runs.inputs import read_profile
 
 Times = dict[tuple[int, int], dict[Plan, float]]
 """Step times in seconds, by (slots, batch), then by plan."""

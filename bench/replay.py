@@ -48,7 +48,7 @@ COLUMNS = (
 def philly():
     from synergy_runs.generators import generate
     from synergy_runs.traces import read_trace
-    from synergy_runs.traces.find import find_philly
+    from synergy_runs.traces._download import find_philly
     from synergy_runs.workload import from_rows
 
     path = find_philly()

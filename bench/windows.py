@@ -18,12 +18,11 @@ import numpy as np
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy
 from synergy_core.units import DAY_S, HOUR_S
-from synergy_runs.carrying import cut
-from synergy_runs.metrics import job_table
-from synergy_runs.overload import overloaded
+from synergy_runs.inputs import cut
+from synergy_runs.metrics import job_table, overloaded
 from synergy_runs.traces import read_trace
-from synergy_runs.traces.find import find_philly
-from synergy_runs.traces.times import iso
+from synergy_runs.traces._download import find_philly
+from synergy_runs.traces.rows import iso
 from synergy_runs.workload import Workload, from_rows, scaled
 from synergy_sim.simulate import simulate
 

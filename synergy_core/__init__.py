@@ -1,8 +1,25 @@
-"""The decisions: what should run where. Knows no clock, no file but its catalog, no simulator and no device."""
+"""Scheduling decisions: which jobs run where. This package uses no clock, no simulator, no device, and no files but its
+catalog."""
 
+import importlib
+import pkgutil
 from importlib.metadata import PackageNotFoundError, version
+from types import ModuleType
 
 try:
     __version__ = version("synergy-cluster")
 except PackageNotFoundError:  # run from a checkout that was never installed
     __version__ = "0.0.0+checkout"
+
+
+def module_names(package: str) -> list[str]:
+    """Names of the modules in a package's folder, sorted, without those that begin with an underscore. Adding a module
+    to such a folder registers a plug-in. package: its full name.
+    """
+    folder = importlib.import_module(package).__path__
+    return sorted(each.name for each in pkgutil.iter_modules(folder) if not each.name.startswith("_"))
+
+
+def modules_of(package: str) -> list[ModuleType]:
+    """Imports the modules of `module_names`, in order of their names."""
+    return [importlib.import_module(f"{package}.{name}") for name in module_names(package)]

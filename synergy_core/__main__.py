@@ -1,33 +1,38 @@
-"""python -m synergy_core COMMAND …: the core's own commands. They are the only part that reads a user's files."""
+"""python -m synergy_core COMMAND …: runs the core's own commands. Only they read files of the user."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from synergy_core import commands
+from synergy_core.commands import Parser, run
 from synergy_core.errors import InputError
-from synergy_core.exits import run
-from synergy_core.modules import modules_of
-from synergy_core.parser import Parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; 0 if it did what was asked, 2 for input that cannot be used."""
+    """Runs one command. Returns the command's exit status, or 2 for invalid input.
+
+    Imports only the chosen command, to start fast; the SUMMARY of the others is read from their source text.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
     parser = Parser(prog="python -m synergy_core", description=__doc__)
     choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     runs = {}
-    for module in modules_of(commands.__name__):
-        name = module.__name__.rpartition(".")[2]
-        added = choices.add_parser(
-            name,
-            help=module.SUMMARY,
-            description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+    for path in sorted(Path(commands.__file__).parent.glob("[!_]*.py")):
+        if path.stem not in words:
+            summary = re.search(r'^SUMMARY = "(.*)"$', path.read_text(encoding="utf-8"), re.MULTILINE)
+            choices.add_parser(path.stem, help=summary[1] if summary else "")
+            continue
+        module = importlib.import_module(f"{commands.__name__}.{path.stem}")
+        raw = argparse.RawDescriptionHelpFormatter
+        added = choices.add_parser(path.stem, help=module.SUMMARY, description=module.__doc__, formatter_class=raw)
         module.add_arguments(added)
-        runs[name] = module.run
+        runs[path.stem] = module.run
     chosen = parser.parse_args(arguments)
     try:
         return int(runs[chosen.command](chosen))

@@ -1,4 +1,4 @@
-"""The machines: node types, nodes, virtual clusters. Frozen; what is in use is the placement's business."""
+"""The cluster: node types, nodes and virtual clusters. Immutable; the placement tracks which GPUs are in use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PlacementRule = Literal["consolidate", "relax", "spread", "even", "most_free"]
 
 
 class Share(NamedTuple):
-    """What goes with each GPU that a job holds: CPU cores, and bytes of host memory."""
+    """CPU cores and bytes of host memory that go with each GPU of a job."""
 
     cpus: float
     memory_bytes: float
@@ -24,10 +24,10 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeType:
-    """Nodes that are alike. `gpu_type` is a catalog name such as v100; nodes of one GPU type may differ in size.
+    """A number of identical nodes. `gpu_type` is a catalog name such as v100; several node types may share a GPU type.
 
-    cpus: cores of each node, memory_bytes: its host memory; 0 for both where nobody is to look at them.
-    storage_bytes_per_s: at which each node reads training data that is not in its memory; inf where that is no matter.
+    cpus, memory_bytes: cores and host memory of each node; both 0 if they are not modelled. storage_bytes_per_s: rate
+    at which each node reads training data that is not cached in its memory; inf if reading is never a bottleneck.
     """
 
     name: str
@@ -49,10 +49,6 @@ class NodeType:
             raise InputError(
                 f"node type {self.name}: gpus_per_node={self.gpus_per_node}, expected 1 to {MOST_GPUS_PER_NODE}."
             )
-        self._check_host()
-
-    def _check_host(self) -> None:
-        """CPUs and memory are named together, and are enough for a GPU to be fed at all."""
         if not (0 <= self.cpus < float("inf") and 0 <= self.memory_bytes < float("inf")):
             raise InputError(
                 f"node type {self.name}: {self.cpus:g} CPUs and {self.memory_bytes:g} bytes of memory, expected finite "
@@ -61,37 +57,36 @@ class NodeType:
         if (self.cpus > 0) != (self.memory_bytes > 0):
             raise InputError(
                 f"node type {self.name}: {self.cpus:g} CPUs and {self.memory_bytes / GB:g} GB of memory; name both, or "
-                "none of both where nobody is to look at them."
+                "none of both if policies should ignore them."
             )
         if not self.storage_bytes_per_s > 0:
             raise InputError(
-                f"node type {self.name}: storage of {self.storage_bytes_per_s:g} bytes/s, expected more than 0, inf "
-                "where it is no matter."
+                f"node type {self.name}: storage of {self.storage_bytes_per_s:g} bytes/s, expected more than 0, or "
+                "inf if it is never a bottleneck."
             )
 
     @property
     def proportional(self) -> Share:
-        """What each GPU of a node brings with it if all are treated alike."""
+        """CPUs and memory per GPU if a node's GPUs share them equally."""
         return Share(self.cpus / self.gpus_per_node, self.memory_bytes / self.gpus_per_node)
 
     @property
     def gpus(self) -> int:
-        """GPUs of all nodes of this type."""
         return self.nodes * self.gpus_per_node
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Node types in order of preference: a job that names no GPU type goes to the first type it fits.
+    """Node types in order of preference: a job that requests no GPU type runs on the first type that it fits.
 
-    Nodes are numbered through all types, type by type.
-    virtual_clusters: GPUs each tenant may hold; empty means one pool for all. They may add up to less than the
-    cluster, not to more. borrowing: whether a tenant may exceed its quota while others leave GPUs idle.
-    placement: where a job may go. "consolidate": onto one node up to its size, the fullest that fits; a larger job
-    onto whole nodes, and its remainder onto one further node; it waits until there are such. "relax": the same until
-    it has waited `patience_s`, then wherever GPUs are free. "spread": wherever GPUs are free at once, on as few nodes
-    as that allows. "even": the same, with its GPUs dealt alike, 2 + 2 and not 3 + 1, for where network cards are
-    what slows jobs. "most_free": on the nodes with most free GPUs one after another (as Pollux's simulator does).
+    Nodes are numbered consecutively, type by type.
+    virtual_clusters: each tenant's quota in GPUs; empty means one pool for all. The quotas' sum must not exceed the
+    cluster. borrowing: whether a tenant may exceed its quota while other tenants' GPUs are idle.
+    placement: where a job may run. "consolidate": on the fullest node that it fits; a job larger than a node gets whole
+    nodes and one further node for the remainder; it waits until these are free. "relax": the same until the job has
+    waited `patience_s`, then on any free GPUs. "spread": at once on any free GPUs, on as few nodes as possible. "even":
+    like "spread" with equal numbers of GPUs per node, 2 + 2 and not 3 + 1, for jobs limited by network cards.
+    "most_free": on the nodes with the most free GPUs, one after another (as in Pollux's simulator).
     """
 
     node_types: tuple[NodeType, ...]
@@ -129,32 +124,30 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the whole cluster."""
         return sum(each.gpus for each in self.node_types)
 
     @property
     def cpus(self) -> float:
-        """CPUs of all nodes together; 0 where they name none."""
+        """CPU cores of all nodes; 0 if CPUs are not modelled."""
         return sum(each.nodes * each.cpus for each in self.node_types)
 
     @property
     def memory_bytes(self) -> float:
-        """Host memory of all nodes together; 0 where they name none."""
+        """Host memory of all nodes; 0 if memory is not modelled."""
         return sum(each.nodes * each.memory_bytes for each in self.node_types)
 
     @property
     def nodes(self) -> int:
-        """Nodes of the whole cluster."""
         return sum(each.nodes for each in self.node_types)
 
     @property
     def counts_shares(self) -> bool:
-        """Whether its nodes name CPUs and memory; where they do not, nobody looks at them."""
+        """Whether the nodes declare CPUs and memory; otherwise both are ignored."""
         return self.node_types[0].cpus > 0
 
     @cached_property
     def proportional(self) -> tuple[Share, ...]:
-        """By GPU type, in the order of `gpu_types`, what each GPU brings; the least, where nodes of a type differ."""
+        """CPUs and memory per GPU for each of `gpu_types`, shared equally; the least, if nodes of a GPU type differ."""
         shares = [
             [each.proportional for each in self.node_types if each.gpu_type == gpu_type] for gpu_type in self.gpu_types
         ]
@@ -162,26 +155,22 @@ class Cluster:
 
     @cached_property
     def node_type_of(self) -> tuple[NodeType, ...]:
-        """Every node's type, by its number."""
         return tuple(each for each in self.node_types for _ in range(each.nodes))
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
-        """Distinct GPU types, in order of preference."""
         return tuple(dict.fromkeys(each.gpu_type for each in self.node_types))
 
     @cached_property
     def type_of_node(self) -> tuple[str, ...]:
-        """Every node's GPU type, by its number."""
-        return tuple(each.gpu_type for each in self.node_types for _ in range(each.nodes))
+        return tuple(each.gpu_type for each in self.node_type_of)
 
     def type_of(self, placed: Sequence[tuple[int, int]]) -> str:
-        """The GPU type of (node, GPUs) pairs; a job never mixes them."""
+        """The GPU type of a placement. placed: (node, GPUs) pairs; a job never mixes GPU types."""
         return self.type_of_node[placed[0][0]]
 
     @cached_property
     def largest_nodes(self) -> dict[str, int]:
-        """By GPU type, the GPUs of its largest node."""
         return {
             gpu_type: max(each.gpus_per_node for each in self.node_types if each.gpu_type == gpu_type)
             for gpu_type in self.gpu_types
@@ -189,15 +178,15 @@ class Cluster:
 
     @property
     def scatter_after_s(self) -> float:
-        """How long a job waits for GPUs that lie together before it takes any: 0 never, inf for ever."""
+        """Seconds that a job waits for a consolidated placement before it accepts any; inf if it never does."""
         return {"consolidate": float("inf"), "relax": self.patience_s}.get(self.placement, 0.0)
 
     def gpus_of(self, gpu_type: str) -> int:
-        """GPUs of one type; of all types if `gpu_type` is empty."""
+        """Number of GPUs of one type, or of all types if `gpu_type` is empty."""
         return sum(each.gpus for each in self.node_types if gpu_type in ("", each.gpu_type))
 
     def most_gpus_for(self, gpu_type: str, virtual_cluster: str) -> int:
-        """The largest job this cluster could ever run for that type and tenant; a job never mixes GPU types."""
+        """GPUs of the largest job that the tenant could ever run on a GPU type, or on any one type if that is empty."""
         types = [gpu_type] if gpu_type else list(self.gpu_types)
         most = max((self.gpus_of(each) for each in types), default=0)
         if self.virtual_clusters and not self.borrowing:
@@ -205,7 +194,7 @@ class Cluster:
         return most
 
     def first_nodes(self) -> tuple[int, ...]:
-        """The number of each type's first node, in order of `node_types`."""
+        """The index of the first node of each of `node_types`."""
         starts, start = [], 0
         for each in self.node_types:
             starts.append(start)
@@ -213,7 +202,7 @@ class Cluster:
         return tuple(starts)
 
     def describe(self) -> str:
-        """`60 × 8 v100 (480 GPUs)`, quotas where tenants have them, and the placement where it is not the default."""
+        """The cluster in words: `60 × 8 v100 (480 GPUs)`, any quotas, and the placement if it is not the default."""
         parts = " + ".join(
             f"{each.nodes} × {each.gpus_per_node} {each.gpu_type}{_host(each)}" for each in self.node_types
         )
@@ -226,5 +215,5 @@ class Cluster:
 
 
 def _host(node_type: NodeType) -> str:
-    """` with 24 CPUs, 500 GB`, or nothing where they are not named."""
+    """CPUs and memory of a node in words: ` with 24 CPUs, 500 GB`, or "" if they are not modelled."""
     return f" with {node_type.cpus:g} CPUs, {node_type.memory_bytes / GB:g} GB" if node_type.cpus else ""

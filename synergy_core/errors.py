@@ -1,22 +1,23 @@
-"""Errors that a user can mend: what was got, what was expected, what to type."""
+"""Errors that a user can correct. Messages say what the input was, what was expected, and what to type."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """Something the user gave cannot be used; the message says what, why, and what to type instead.
+    """The user's input is invalid. The message says what is wrong, why, and what to type instead.
 
-    Drivers print it without a traceback and exit with status 2.
+    Programs print the message without a traceback and exit with status 2.
     """
 
 
 def unknown(kind: str, got: str, known: Iterable[str], *, hint: str = "") -> InputError:
     """The error for a name that is not among `known`, with the nearest match first.
 
-    `kind` names what was looked up ("policy", "key"); `hint` is one more sentence, such as how to add one.
+    kind: what the name stands for ("policy", "key"). hint: a further sentence, such as how to add a policy.
     """
     names = sorted(known)
     by_small = {name.lower(): name for name in names}
@@ -24,3 +25,70 @@ def unknown(kind: str, got: str, known: Iterable[str], *, hint: str = "") -> Inp
     guess = f" Did you mean '{by_small[near[0]]}'?" if near else ""
     tail = f" {hint}" if hint else ""
     return InputError(f"unknown {kind} '{got}'.{guess} Known: {', '.join(names) or 'none'}.{tail}")
+
+
+# Suggests which column of a table may be a missing one under another name, and whether its unit differs.
+
+
+_UNITS = {
+    "s": {
+        **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+        **dict.fromkeys(("ms", "msec", "milliseconds"), 1e-3),
+        **dict.fromkeys(("us", "microseconds"), 1e-6),
+        **dict.fromkeys(("min", "mins", "minute", "minutes"), 60.0),
+        **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3_600.0),
+        **dict.fromkeys(("d", "day", "days"), 86_400.0),
+    },
+    "bytes": {
+        **dict.fromkeys(("b", "byte", "bytes"), 1.0),
+        **{name: 10.0**power for power, name in ((3, "kb"), (6, "mb"), (9, "gb"), (12, "tb"))},
+        **{name: 2.0**power for power, name in ((10, "kib"), (20, "mib"), (30, "gib"), (40, "tib"))},
+    },
+}
+"""Expected unit → units in which another column's name may end, with their factors to the expected unit."""
+_UNSTATED_SECONDS = ("step_time", "sync_time")
+"""Columns in seconds whose names do not state the unit."""
+_SYNONYMS = {
+    "duration_s": ("run_time", "runtime", "elapsed", "walltime", "wall_time", "length"),
+    "submit_time": ("submit", "submission_time", "arrival", "arrival_time", "submitted_at"),
+    "gpus": ("gpu_num", "num_gpus", "n_gpus", "gpu_count", "gpu_request"),
+    "virtual_cluster": ("tenant", "vc", "queue", "account"),
+    "estimate_s": ("time_limit", "requested_time", "walltime_limit"),
+}
+"""Our column names → names for the same column in other formats, without their unit."""
+_MIN_SIMILARITY = 0.6
+
+
+def renamed(wanted: str, header: Iterable[str], others: Iterable[str] = ()) -> str:
+    """A sentence that suggests which column may be the missing one; "" if none is similar. wanted: the missing name.
+    others: columns of the header that are known to have another meaning.
+    """
+    unit = "s" if wanted in _UNSTATED_SECONDS else wanted.rpartition("_")[2]
+    units = _UNITS.get(unit, {})
+
+    def words(name: str) -> list[str]:
+        return re.findall(r"[a-z]+|\d+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
+
+    def without_unit(name: str) -> str:
+        parts = words(name)
+        return "_".join(parts[:-1] if len(parts) > 1 and parts[-1] in units else parts)
+
+    # Finds the column whose name without its unit is most similar; a name that is only a unit is the last choice.
+    left = [each for each in header if each not in set(others)]
+    bare = {without_unit(name.lower()): name for name in reversed(left)}
+    names = (without_unit(wanted), *_SYNONYMS.get(wanted, ()))
+    near = (difflib.get_close_matches(name, bare, 1, _MIN_SIMILARITY) for name in names)
+    alone = (name for name in left if len(name) > 1 and name.lower() in units)
+    found = next((bare[each[0]] for each in near if each), next(alone, None))
+    if found is None:
+        return ""
+    if not units:
+        return f"Is it the one called {found!r}? Rename it."
+    parts = words(found)
+    factor = units.get(parts[-1]) if parts else None
+    if factor is None:
+        return f"Is it the one called {found!r}? Rename it, if it is in {'seconds' if unit == 's' else 'bytes'}."
+    if factor == 1.0:
+        return f"Is it the one called {found!r}? Rename it."
+    times = f"{factor:,.0f}" if factor > 1.0 else f"{factor:g}"
+    return f"Is it {found!r}? That is in another unit: write a column {wanted!r}, {times} times as large."

@@ -1,15 +1,17 @@
-"""Seconds inside, on a binary grid so that sums and differences of times are exact.
+"""Units, and times in seconds on a binary grid, on which sums and differences of times are exact.
 
 Every time in a schedule is a float64 multiple of `TICK_S` = 2⁻²⁰ s (about 1 µs). Float64 holds such multiples
 exactly up to 2³³ s (272 years), so adding and subtracting times never rounds: `now + (t - now) == t`, and
-GPU-seconds add up to the last bit. Reading a trace rounds to the grid once; nothing else does.
+sums of GPU-seconds are exact. Times are rounded to the grid once, when a trace is read.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +20,10 @@ TICKS_PER_S = 2**20
 TICK_S = 1.0 / TICKS_PER_S
 
 LONGEST_S = 2.0**32
-"""Half of what the grid holds exactly: an instant and a duration below this add up without rounding."""
+"""Half of the exact range: the sum of an instant and a duration below this limit is exact."""
 
 MB, GB = 1e6, 1e9
-"""Bytes; for reading and printing, as data sheets count them."""
+"""Decimal megabyte and gigabyte in bytes, as data sheets use them."""
 
 HOUR_S = 3_600.0
 DAY_S = 86_400.0
@@ -31,7 +33,7 @@ FloatOrArray = TypeVar("FloatOrArray", float, NDArray[np.float64])
 
 
 def on_grid(time_s: FloatOrArray) -> FloatOrArray:
-    """The nearest multiple of `TICK_S`; a float or an array of any shape, seconds. Whole seconds are unchanged."""
+    """Rounds seconds, a float or an array of any shape, to multiples of `TICK_S`. Whole seconds are unchanged."""
     if isinstance(time_s, np.ndarray):
         return np.rint(time_s * TICKS_PER_S) * TICK_S
     return round(time_s * TICKS_PER_S) * TICK_S
@@ -43,9 +45,9 @@ def grid_ceil(time_s: float) -> float:
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds in `90`, `90s`, `15m`, `6h`, `14d` or `2w`.
+    """Parses a duration such as `90`, `90s`, `15m`, `6h`, `14d` or `2w` into seconds.
 
-    Raises ValueError where the text is none of these or negative.
+    Raises ValueError for any other text and for negative durations.
     """
     scale = {"s": 1.0, "m": 60.0, "h": HOUR_S, "d": DAY_S, "w": 7 * DAY_S}
     text = text.strip()
@@ -60,7 +62,7 @@ def parse_duration_s(text: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """A duration for people, in its largest fitting unit: `42 s`, `3.1 min`, `2.4 h`, `5.0 d`."""
+    """Formats a duration in its largest fitting unit: `42 s`, `3.1 min`, `2.4 h`, `5.0 d`."""
     for unit, name in ((DAY_S, "d"), (HOUR_S, "h"), (60.0, "min")):
         if abs(seconds) >= 2 * unit:
             return f"{seconds / unit:.1f} {name}"
@@ -68,9 +70,9 @@ def format_duration(seconds: float) -> str:
 
 
 def format_instant(time_s: float, origin_s: float = 0.0) -> str:
-    """A simulated time for people: `3.25 h`, and `3.25 h (2017-10-09 07:01:55)` where the log has dates.
+    """Formats a simulated time: `3.25 h`, or `3.25 h (2017-10-09 07:01:55)` if the log has dates.
 
-    origin_s: seconds from 1970 to simulated time 0. Less than a year means that the log has no dates.
+    origin_s: Unix time of simulated time 0, seconds. Less than a year means that the log has no dates.
     """
     hours = f"{time_s / HOUR_S:.2f} h"
     if origin_s < YEAR_S:
@@ -79,15 +81,43 @@ def format_instant(time_s: float, origin_s: float = 0.0) -> str:
 
 
 def format_gpus(gpus: int) -> str:
-    """A number of GPUs for people: `1 GPU`, `8 GPUs`."""
+    """Formats a number of GPUs: `1 GPU`, `8 GPUs`."""
     return f"{gpus:,} GPU{'s' * (gpus != 1)}"
 
 
 def format_share(cpus: float, memory_bytes: float) -> str:
-    """CPUs and memory for people: `12 CPUs and 187.5 GB`."""
+    """Formats CPUs and memory: `12 CPUs and 187.5 GB`."""
     return f"{cpus:.4g} CPU{'s' * (cpus != 1)} and {memory_bytes / GB:.4g} GB"
 
 
 def format_service(gpu_s: float) -> str:
-    """GPU-seconds for people: `1.40 GPU-h`."""
+    """Formats GPU-seconds as GPU-hours: `1.40 GPU-h`."""
     return f"{gpu_s / HOUR_S:.2f} GPU-h"
+
+
+# Type annotations of arrays. Docstrings state the arrays' shapes.
+
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class HasFields(Protocol):
+    """Protocol that every dataclass satisfies."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+Columns = TypeVar("Columns", bound=HasFields)
+
+
+def columns_of(rows: Sequence[Columns]) -> Columns:
+    """Stacks dataclasses of numbers or arrays into one dataclass of arrays. Each field gets a new first axis."""
+    names = [each.name for each in fields(rows[0])]
+    return type(rows[0])(**{name: np.array([getattr(row, name) for row in rows]) for name in names})
+
+
+def rows_at(columns: Columns, index: Any) -> Columns:
+    """Selects the same elements of every array of a dataclass. index: an index or a mask."""
+    return type(columns)(**{each.name: np.asarray(getattr(columns, each.name))[index] for each in fields(columns)})

@@ -7,8 +7,14 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
-from synergy_core import exits
+from synergy_core import commands as exits
 from synergy_core.errors import InputError
+from synergy_core.policies import policy_names
+from synergy_exec.backends import backend_names
+from synergy_exec.settings import Settings
+from synergy_exec.workload import models
+from synergy_runs.command_line import options
+from synergy_runs.settings import meanings
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -32,41 +38,85 @@ def _require_extra() -> None:
 
 
 def _main() -> None:
-    from synergy_core import __version__
-    from synergy_core.modules import module_names
+    from synergy_core import __version__, module_names
     from synergy_exec import commands
     from synergy_exec.commands import _asking
 
     arguments = sys.argv[1:]
     if arguments and arguments[0] in _asking.COMMANDS:
-        _asking.main(arguments[0], arguments[1:])
-        return
+        sys.exit(_asking.main(arguments[0], arguments[1:]))
     if arguments and arguments[0] in module_names(commands.__name__):
         command = importlib.import_module(f"{commands.__name__}.{arguments[0]}")
         if getattr(command, "TRAINS", False):
             _require_extra()
         sys.exit(command.main(arguments[1:]))
     if any(each in ("--help", "-h") for each in arguments):
-        from synergy_exec.usage import usage
-
         print(usage())
         return
     if "--version" in arguments:
         print(__version__)
         return
     if arguments and arguments[0].startswith("--completion="):
-        from synergy_exec.program import EXECUTOR
-        from synergy_runs.completion import completion
+        from synergy_exec.settings import EXECUTOR
+        from synergy_runs.command_line import completion
 
         print(completion(EXECUTOR, arguments[0]), end="")
         return
     _require_extra()
-    from synergy_exec.program import EXECUTOR
-    from synergy_runs import overrides
-    from synergy_runs.compose import with_hydra
+    from synergy_exec.settings import EXECUTOR
+    from synergy_runs import command_line as overrides
+    from synergy_runs.command_line import with_hydra
 
     sys.argv[1:] = overrides.prepared(arguments, EXECUTOR)
     with_hydra(EXECUTOR, _run)
+
+
+# The --help text: what to type, and every name that can be typed.
+
+
+TEXT = """\
+Trains the jobs of a trace for real, placed, sized and tuned by a scheduling policy.
+
+  python -m synergy_exec +trace=demo                         on this machine's slots; results in results/demo/latest
+  python -m synergy_exec +trace=demo 'policy=[synergy,las]'  one after another, and compared
+  python -m synergy_exec serve=true                          no trace: jobs are submitted
+  python -m synergy_exec submit JOB.yaml                     to the controller that runs (--dir or --url says which)
+  python -m synergy_exec alerts                              what somebody should look at; exit code 1 if there is any
+  python -m synergy_exec reload                              users and changed settings are read again, as at SIGHUP
+  python -m synergy_exec list | cancel JOB | explain JOB [--json]
+  python -m synergy_exec logs JOB [--follow] [--run N]       what its workers printed, while it runs and afterwards
+  python -m synergy_exec retry JOB [--from-start]            one that failed or was cancelled waits again
+  python -m synergy_exec resume [RUN.work] [KEY=VALUE…]      goes on with a run, with the settings it was started with
+  python -m synergy_exec export JOB [--step N] [--out FILE]  its weights, to load without Synergy
+  python -m synergy_exec prune DIR [--yes]                   says, then removes what need not be kept
+  python -m synergy_exec profile [MODEL…]                    measures every plan here, to schedule and simulate by
+  python -m synergy_exec verify RUN.work                     do losses go on as if nothing had been interrupted?
+  python -m synergy_exec tensorboard RUN.work                a run's steps as TensorBoard's event files
+  eval "$(python -m synergy_exec --completion=bash)"         keys and values complete as you type; or zsh
+
+Ctrl-C has every job save and leave; the same command, or resume, goes on from there.
+
+Traces     {traces}
+Models     {models}
+Backends   {backends}
+
+Policies
+{policies}
+
+Keys
+{keys}
+"""
+
+
+def usage() -> str:
+    """The whole text."""
+    return TEXT.format(
+        traces="  ".join(options("trace")),
+        models="  ".join(models()) + "  (files in conf/jobs)",
+        backends="  ".join(backend_names()),
+        policies="\n".join(f"  {name:12} {summary}" for name, summary in policy_names().items()),
+        keys="\n".join(f"  {name:32} {meaning}" for name, meaning in meanings(Settings)),
+    )
 
 
 if __name__ == "__main__":

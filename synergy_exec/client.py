@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_exec.tls import AUTHORITY, trusting
-from synergy_exec.works import once
-from synergy_runs.atomic import atomic_file
+from synergy_exec.folders import once
+from synergy_exec.wire import AUTHORITY, trusting
+from synergy_runs.files import atomic_file
 
 PATIENCE_S = 10.0
 LONG_S = 600.0
@@ -105,7 +105,7 @@ def running(folder: Path) -> bool:
 
 def _controllers(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
     """Folders of controllers whose process is there, with what their controller.json says."""
-    from synergy_exec.controller.processes import lives
+    from synergy_exec.controller.owner import lives
 
     found = []
     for work in once((folder, *folder.glob("*"), *folder.glob("*/*"))):

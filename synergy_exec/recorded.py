@@ -9,9 +9,9 @@ from typing import NamedTuple
 from synergy_core.errors import InputError
 from synergy_exec import job_folder
 from synergy_exec.controller.journal import Journal
-from synergy_exec.frozen import kept_code
 from synergy_exec.job_file import JobFile
-from synergy_exec.lines import whole_lines
+from synergy_exec.job_folder import kept_code
+from synergy_exec.wire import whole_lines
 
 _CELLS = 6
 

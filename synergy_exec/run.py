@@ -5,51 +5,179 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import math
 import resource
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy
+from synergy_core.units import format_duration
 from synergy_exec.backends import Backend, checked_options, get_backend
-from synergy_exec.controller.controller import Arrival, Controller
-from synergy_exec.controller.jobs import ENDED
+from synergy_exec.controller.api import shown
+from synergy_exec.controller.controller import Arrival, Controller, whole_cluster
+from synergy_exec.controller.execution import Execution, with_quotas
+from synergy_exec.controller.jobs import ENDED, ExecutedJob
 from synergy_exec.controller.journal import Journal
-from synergy_exec.controller.quotas import with_quotas
 from synergy_exec.controller.reconcile import ADOPTED
-from synergy_exec.controller.whole_cluster import whole_cluster
 from synergy_exec.folders import RESULTS, WORK, Place, claimed
-from synergy_exec.losses import write_losses, write_metrics
+from synergy_exec.job_folder import tidy
 from synergy_exec.plain import plain, plain_lines
 from synergy_exec.profiling.machine import known_profile, machine, profile_in
-from synergy_exec.recorded import open_journal
+from synergy_exec.recorded import evaluations, open_journal, steps_of
 from synergy_exec.rereading import CHANGED
 from synergy_exec.rereading import given as changes_in
-from synergy_exec.retention import tidy
 from synergy_exec.settings import AUTO, Settings
 from synergy_exec.users import read_users
 from synergy_exec.worker.network import check_interface
 from synergy_exec.workload import arrivals_of, as_executed
-from synergy_runs.asked import policies_of
-from synergy_runs.atomic import atomic_folder
-from synergy_runs.filing import going_on, is_unended, new_run, show, typed_words
-from synergy_runs.inputs import check_compression
+from synergy_runs.asked import policies_of, terms_of
+from synergy_runs.facts import TRUE_RUN_TIMES, CompressionLog, Compressions, Kind, Run
+from synergy_runs.files import atomic_file, atomic_folder
+from synergy_runs.inputs import check_compression, read_profile
 from synergy_runs.invariants import check
-from synergy_runs.log import TRUE_RUN_TIMES, CompressionLog, Compressions, Kind, Run
-from synergy_runs.profiles import read_profile
-from synergy_runs.results import write_run
+from synergy_runs.results import command_line, is_unended, new_run, resumed_run, show, write_run
 from synergy_runs.settings import build
-from synergy_runs.terms import terms_of
 from synergy_runs.workload import Workload
+
+# What a person sees while jobs train: one table, silent when nobody watches.
+
+
+EVERY_S = 1.0
+MOST_ROWS = 30
+_HEADINGS = ("job", "state", "slots", "plan", "batch", "step", "done", "goodput", "loss", "restarts")
+_TO_THE_LEFT = ("job", "state", "plan")
+_STYLES = {"waiting": "dim", "done": "green", "failed": "red", "cancelled": "dim"}
+_ORDER = ("running", "starting", "stopping", "waiting", "failed", "cancelled", "done")
+
+
+@contextlib.asynccontextmanager
+async def live_table(controller: Controller) -> AsyncIterator[None]:
+    """Shows all jobs on the terminal, once a second, until the block ends."""
+    with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as live:
+
+        async def refresh() -> None:
+            while True:
+                live.update(table(controller), refresh=True)
+                await asyncio.sleep(EVERY_S)
+
+        task = asyncio.ensure_future(refresh())
+        try:
+            yield
+        finally:
+            task.cancel()
+
+
+def table(controller: Controller) -> Text:
+    """A table of the jobs as they stand, those that run first.
+
+    Lines of text, which cost little to lay out: this runs once a second in the controller's own process.
+    """
+    execution = controller.execution
+    if execution is None:
+        return Text("waiting for agents")
+    used = sum(job.held_gpus for job in execution.decider.active.values())
+    jobs = sorted(execution.jobs.values(), key=lambda job: (_ORDER.index(job.state), job.job_id))
+    done = sum(job.state == "done" for job in jobs)
+    rows = [_HEADINGS, *(_row(execution, job) for job in jobs[:MOST_ROWS])]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    slots = f"{used}/{execution.decider.cluster.gpus} slots"
+    title = (execution.decider.policy.name, format_duration(controller.now_s()), f"{done}/{len(jobs)} done", slots)
+    result = Text(no_wrap=True, overflow="ellipsis")
+    result.append("   ".join(title) + "\n", "bold")
+    for row, style in zip(rows, ("underline", *(_STYLES.get(job.state, "") for job in jobs)), strict=False):
+        cells = (
+            cell.ljust(width) if heading in _TO_THE_LEFT else cell.rjust(width)
+            for cell, width, heading in zip(row, widths, _HEADINGS, strict=True)
+        )
+        result.append("  ".join(cells), style).append("\n")
+    if len(jobs) > MOST_ROWS:
+        result.append(f"and {len(jobs) - MOST_ROWS} more: python -m synergy_exec list\n", "dim")
+    return result
+
+
+def _row(execution: Execution, job: ExecutedJob) -> tuple[str, ...]:
+    seen, values = job.seen, shown(execution, job)
+    goodput = job.goodput(values["batch"])
+    return (
+        plain(job.name),
+        job.state,
+        f"{job.held_gpus or '–'} of {job.gpus}",
+        _trained(values),
+        str(values["batch"] or "–"),
+        f"{seen.step:,}",
+        f"{min(1.0, seen.work / job.file.work):.0%}",
+        f"{goodput:.1f}/s" if math.isfinite(goodput) else "–",
+        f"{seen.loss:.4g}" if math.isfinite(seen.loss) else "–",
+        str(job.restarts),
+    )
+
+
+def _trained(values: dict[str, Any]) -> str:
+    """The plan's degrees, and the compressor where there is one."""
+    if values["plan"] is None:
+        return "–"
+    return values["plan"] if values["compressor"] == "none" else f"{values['plan']} {values['compressor']}"
+
+
+# Loss curves and evaluations of a run's jobs, gathered from what workers wrote.
+
+
+COLUMNS = ("step", "batch", "rate", "loss", "seconds", "run")
+
+
+def write_losses(jobs: Path, path: Path) -> None:
+    """Every `<job>/steps.csv` below `jobs` as one table with a column `job_id`; a step trained twice stands once.
+
+    Where a step was trained twice, the later run counts. A line that was cut off by a crash is passed over.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows: list[tuple[float, ...]] = []
+    for folder in _folders(jobs):
+        rows += [(int(folder.name), *step) for step in steps_of(folder / "steps.csv")]
+    names = ("job_id", *COLUMNS)
+    whole = {"job_id", "step", "batch", "run"}
+    columns = {
+        name: pa.array([row[at] for row in rows], type=pa.int64() if name in whole else pa.float64())
+        for at, name in enumerate(names)
+    }
+    with atomic_file(path) as partial:
+        pq.write_table(pa.table(columns), partial, compression="zstd")
+
+
+def write_metrics(jobs: Path, path: Path) -> None:
+    """Every `<job>/evaluations.csv` below `jobs` as one table; none where no job evaluated anything."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [(int(each.name), *value) for each in _folders(jobs) for value in evaluations(each / "evaluations.csv")]
+    if not rows:
+        return
+    kinds = {"job_id": pa.int64(), "step": pa.int64(), "metric": pa.string(), "value": pa.float64(), "run": pa.int64()}
+    columns = {name: pa.array([row[at] for row in rows], type=kind) for at, (name, kind) in enumerate(kinds.items())}
+    with atomic_file(path) as partial:
+        pq.write_table(pa.table(columns), partial, compression="zstd")
+
+
+def _folders(jobs: Path) -> list[Path]:
+    """The folders of jobs below this one, by number."""
+    found = [each for each in jobs.glob("*") if each.name.isdigit()] if jobs.is_dir() else []
+    return sorted(found, key=lambda each: int(each.name))
+
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -193,10 +321,10 @@ def _run_folder(folder: Path, places: list[Place]) -> Iterator[Path]:
     """A folder in `folder` for what this command makes: that which one of these was under way in, else a new one."""
     begun = [each.results.parent for each in places if each.results is not None]
     if unended := [each for each in begun if is_unended(each)]:
-        with going_on(unended[0]):
+        with resumed_run(unended[0]):
             yield unended[0]
     else:
-        with new_run(folder, "synergy_exec", typed_words()) as into:
+        with new_run(folder, "synergy_exec", command_line()) as into:
             yield into
 
 
@@ -226,8 +354,7 @@ def _profile(settings: Settings, arrivals: list[Arrival], make_backend: Callable
     path = profile_in(settings.results_dir)
     if not files:
         return known_profile(path, where)
-    from synergy_exec.profiling.profile import current_profile
-    from synergy_exec.profiling.progress import progress
+    from synergy_exec.profiling.profile import current_profile, progress
 
     with progress() as say:
         profile, remarks = current_profile(path, files, make_backend, where, say, settings)
@@ -262,7 +389,7 @@ def _execute_one(
     async def through() -> Controller:
         controller = Controller(policy, arrivals, backend, settings, work, profile)
         if settings.live and sys.stderr.isatty():
-            from synergy_exec.console import live_table
+            pass
 
             async with live_table(controller):
                 await controller.run()

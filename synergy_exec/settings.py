@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from synergy_core.errors import InputError
 from synergy_core.jobs.exchange import Compression
-from synergy_runs.settings import (
-    COMPRESSION_MEANING,
-    COMPRESSOR_MEANING,
-    COUNT,
-    SECONDS,
-    Bounds,
-    TraceSettings,
-    key,
-)
+from synergy_exec.plain import MOST_SHOWN, plain
+from synergy_runs.command_line import Program
+from synergy_runs.settings import COMPRESSION_MEANING, COMPRESSOR_MEANING, COUNT, SECONDS, Bounds, TraceSettings, key
 
 AUTO = "auto"
 """Of `profile`: measured here, as need be."""
@@ -208,3 +205,41 @@ class Settings(RunSettings):
     )
     figures: bool = key("whether to draw figures and write report.html and traces for Perfetto", True)
     live: bool = key("whether to show a table of all jobs (never if the output is not a terminal)", True)
+
+
+# The executor's command line.
+
+
+EXECUTOR = Program(
+    name="synergy_exec",
+    config="executor",
+    settings=Settings,
+    groups=("trace",),
+    example="demo",
+    free_keys=("backend.options.",),
+    without_trace="serve=true",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AlertLimits:
+    """Each a number from 0."""
+
+    silent_s: float = key("seconds without a step, of a job that holds slots", 900.0)
+    failed_s: float = key("for so many seconds a job that failed is told of", 86_400.0)
+    free_fraction: float = key("of the disk that the run's folder is on, in [0, 1]", 0.05)
+
+
+def limits_of(given: Mapping[str, str]) -> AlertLimits:
+    """The limits in a request's query. Raises InputError for what is none."""
+    names = [each.name for each in fields(AlertLimits)]
+    values = {}
+    for name, text in given.items():
+        try:
+            values[name] = float(text)
+        except ValueError:
+            values[name] = math.nan
+        if name not in names or not 0 <= values[name] < math.inf:
+            said = plain(f"{name}={text}", MOST_SHOWN)
+            raise InputError(f"{said}: expected {', '.join(names)}, each with a number from 0.")
+    return AlertLimits(**values)

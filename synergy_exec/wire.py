@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import json
+import os
+import ssl
 import typing
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from aiohttp import ClientWebSocketResponse, WSMsgType, web
 
 from synergy_core.cluster import Share
 from synergy_core.errors import InputError
 from synergy_exec.messages import Message, PlanMessage
+from synergy_exec.settings import Settings
 
 _HINTS: dict[type[Any], dict[str, Any]] = {}
 KINDS: dict[str, type[Message]] = {each.KIND: each for each in Message.__subclasses__()}
@@ -56,3 +66,155 @@ def _part(hint: Any, value: Any) -> Any:
     if value is not None and hint in (Share, Share | None):
         return Share(*map(float, value))
     return value
+
+
+# What the other end of a websocket says, until it is gone.
+#
+# A connection that is closed, as the kernel closes those of a process that has died, is known at once. Silence, as of
+# a
+# node without power or network, is taken for an end only after a long while: a busy machine is silent too. It is
+# counted
+# in pings that this end's own loop has sent, not in seconds: a loop that stood still for a minute has asked once, and
+# reads what came meanwhile before it asks again.
+
+
+_MOST_REASON_BYTES = 123
+PING_S = 5.0
+PINGS = 12
+"""So many without an answer are an end: a minute of this loop's time."""
+
+
+def farewell(reason: str) -> bytes:
+    """The reason, cut to what a websocket's closing message can hold."""
+    return reason.encode()[:_MOST_REASON_BYTES].decode(errors="ignore").encode()
+
+
+class Ear:
+    """Hears one connection, which was made with autoping=False and without a heartbeat.
+
+    gone: why nothing more will be heard, in a few words that follow on `because`; "" until then.
+    """
+
+    def __init__(self, channel: web.WebSocketResponse | ClientWebSocketResponse) -> None:
+        self._channel = channel
+        self.gone = ""
+
+    async def text(self) -> str | None:
+        """The next message; None when the other end is gone."""
+        unanswered = 0
+        while unanswered < PINGS:
+            try:
+                message = await self._channel.receive(timeout=PING_S)
+            except TimeoutError:
+                unanswered += 1
+                await self._answer(self._channel.ping())
+                continue
+            unanswered = 0
+            if message.type == WSMsgType.TEXT:
+                return str(message.data)
+            if message.type == WSMsgType.PING:
+                await self._answer(self._channel.pong(message.data))
+            elif message.type == WSMsgType.CLOSE:
+                self.gone = message.extra or "it closed the connection"
+                return None
+            elif message.type in (WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR):
+                self.gone = "its connection broke"
+                return None
+        self.gone = f"it has not answered for {PINGS * PING_S:.0f} s"
+        return None
+
+    @staticmethod
+    async def _answer(sending: Coroutine[Any, Any, None]) -> None:
+        # To an end that takes nothing any more sending never ends; what has broken, the next `receive` says.
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            await asyncio.wait_for(sending, PING_S)
+
+
+# Encrypted connections: what the controller shows, and whom agents and commands trust.
+
+
+AUTHORITY = "SYNERGY_AUTHORITY"
+"""The environment variable that names the file of certificates that agents and commands trust."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """What a controller shows of itself. authority: the file that agents and commands are told to trust."""
+
+    certificate: Path
+    key: Path
+    authority: Path
+    _shown: ssl.SSLContext = field(
+        default_factory=lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), compare=False, repr=False
+    )
+
+    def shown(self) -> ssl.SSLContext:
+        """What it answers with: always the same, with the files as they are now, for connections from then on.
+
+        Raises InputError for files that are no certificate and its key; what was there stays, then.
+        """
+        self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+        trusting(str(self.authority))
+        self._load(self._shown)
+        return self._shown
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.certificate, self.key, password=self._no_password)
+        except OSError as error:
+            raise InputError(
+                f"tls_certificate={self.certificate} tls_key={self.key}: they cannot be used "
+                f"({error.strerror or error}); expected a certificate and its key, in PEM."
+            ) from error
+
+    def _no_password(self) -> str:
+        raise InputError(f"tls_key={self.key}: it has a password; expected a key without, which only its owner reads.")
+
+
+def tls_of(settings: Settings) -> Tls | None:
+    """As the keys say; None where connections are not encrypted."""
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    certificate = Path(settings.tls_certificate).resolve()
+    authority = certificate if settings.tls_authority is None else Path(settings.tls_authority).resolve()
+    return Tls(certificate, Path(settings.tls_key).resolve(), authority)
+
+
+def trusting(authority: str) -> ssl.SSLContext:
+    """Whom agents and commands trust: what is in that file; "": what this machine trusts. Raises InputError."""
+    try:
+        return ssl.create_default_context(cafile=authority or None)
+    except OSError as error:
+        raise InputError(
+            f"{authority}: no certificates can be read ({error.strerror or error}); {AUTHORITY} names it."
+        ) from error
+
+
+# Files that grow by a line at a time, of which a crash or a full disk may have cut off the last.
+
+
+_PIECE = 4096
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines that have their end; none where there is no file."""
+    if not path.is_file():
+        return []
+    return path.read_text(encoding="utf-8", errors="replace").rpartition("\n")[0].splitlines()
+
+
+def cut_to_lines(path: Path) -> None:
+    """Takes off what stands after the end of the last whole line, so that the next does not go on in it."""
+    if not path.is_file():
+        return
+    with path.open("rb+") as file:
+        kept = file.seek(0, os.SEEK_END)
+        while kept:
+            begins = max(0, kept - _PIECE)
+            file.seek(begins)
+            end = file.read(kept - begins).rfind(b"\n")
+            kept = begins + end + 1
+            if end >= 0:
+                break
+        file.truncate(kept)

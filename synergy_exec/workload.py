@@ -14,13 +14,12 @@ from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import JobFile, job_of
 from synergy_exec.settings import Settings
 from synergy_runs.asked import policies_of
+from synergy_runs.facts import Kind
+from synergy_runs.files import conf_folder
 from synergy_runs.inputs import estimated, workload_of
-from synergy_runs.log import Kind
-from synergy_runs.measured import with_measured
-from synergy_runs.resources import conf_folder
 from synergy_runs.settings import ClusterSettings
 from synergy_runs.traces.rows import UNKNOWN, TraceRows
-from synergy_runs.workload import Workload, from_rows
+from synergy_runs.workload import Workload, from_rows, with_measured
 
 _END_STATE = {"done": "completed", "cancelled": "killed", "failed": "failed"}
 
@@ -125,7 +124,7 @@ def as_executed(trace: Workload | None, journal: Journal, name: str) -> tuple[Wo
             model=str(job.file["name"]),
             virtual_cluster=str(job.file.get("virtual_cluster", "")),
             user=str(job.file.get("user", "")),
-            columns=("submit_s", "duration_s", "gpus"),
+            columns={"submit_s": "submit_s", "duration_s": "duration_s", "gpus": "gpus"},
         )
     made = from_rows(rows, name=name)
     if trace is not None:

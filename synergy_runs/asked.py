@@ -1,7 +1,8 @@
-"""Policies as a command asks for them: `sia`, `sia(information=all,growth=4)`, `sia(like=synergy)`.
+"""Policies as users request them, such as `sia(information=all,growth=4)` or `sia(like=synergy)`, and their terms.
 
-What stands in brackets holds for this one run of the policy: its parameters, `information`, and `like=OTHER`, which
-gives it whatever OTHER knows and may do that it can be given (`synergy_runs.terms`).
+The brackets apply to this one run of the policy: they set its parameters, `information`, or `like=OTHER`, which gives
+it the information and permissions of OTHER as far as it can use them. A policy's terms are its information about jobs
+and how far it may change their requests. Only policies on equal terms compare fairly; `missing` names rows to add.
 """
 
 from __future__ import annotations
@@ -9,38 +10,184 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple, get_args
 
-from synergy_core.conformance import check_keys
 from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.beliefs import Information, InputKnowledge
-from synergy_core.policies import Policy, get_policy, is_mechanism, parts_of
-from synergy_runs.terms import given_like
+from synergy_core.policies import AllocationPolicy, Policy, SharingPolicy, get_policy, is_mechanism, parts_of
+from synergy_core.scheduling.conformance import check_keys
 
-_ASKED = re.compile(r"(?P<name>[\w.+-]+)(?:\((?P<given>.*)\))?", re.DOTALL)
+_REVEALED: dict[Information, frozenset[str]] = {
+    "own": frozenset(),
+    "declared": frozenset({"declared"}),
+    "shared": frozenset({"shared"}),
+    "all": frozenset({"declared", "shared"}),
+}
+"""Level of information → knowledge beyond a job's own reports."""
+_KNOWLEDGE_LABEL = {
+    "": "",
+    "own": "own reports",
+    "declared": "own reports, work",
+    "shared": "all reports",
+    "all": "all reports, work",
+}
+_RUN_TIMES_LABEL = {"": "", "predicted": "past run times", "estimates": "estimates", "true": "run times"}
+"""Labels in tables for a policy's information about jobs and about run times."""
+_LIMITS = ("growth", "first_gpus", "batch_limit")
+"""Parameters that limit how far a policy may deviate from a job's current allocation or request."""
+_BATCH_FREEDOM = {"": 0, "requested": 1, "max": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """A policy's information about jobs, and the changes that it may make to them.
+
+    policy: its name without added parameters. run_times: the run times it reads: none (""), `predicted`, `estimates` or
+    `true`. information: its level of information about training jobs, "" if it learns nothing about them. may_change:
+    what it may change about a job: `GPUs`, `batch`, `CPUs`; `pause` if it only pauses jobs. speeds: `true speeds` if it
+    knows in advance how fast jobs run as requested, else "". plans: whether it reads the planner's full tables. growth:
+    limit of GPUs ÷ the most GPUs that the job, or any job of its model if reports are shared, was observed on;
+    first_gpus: a number of GPUs that is always allowed; batch_limit: `max` or `requested`. These three are 0, 0 and ""
+    if the policy does not choose GPUs or batches, or has no such limit.
+    """
+
+    policy: str
+    run_times: str
+    information: Information | Literal[""]
+    may_change: tuple[str, ...]
+    speeds: str
+    plans: bool
+    growth: float
+    first_gpus: int
+    batch_limit: str
+
+    @property
+    def resizes(self) -> bool:
+        """Whether the policy may give a job other GPUs or another batch than requested."""
+        return "GPUs" in self.may_change or "batch" in self.may_change
+
+    @property
+    def knows(self) -> str:
+        """The policy's advance knowledge of jobs in two or three words; "" if it knows only their requests."""
+        labels = (_RUN_TIMES_LABEL[self.run_times], _KNOWLEDGE_LABEL[self.information], self.speeds)
+        return ", ".join(filter(None, labels))
+
+    def plain(self) -> dict[str, Any]:
+        """The terms as plain values, for summary.json."""
+        return asdict(self)
+
+
+def terms_of(policy: Policy) -> Terms:
+    """Derives the terms of a policy from its class and parameters."""
+    trains = isinstance(policy, AllocationPolicy) and policy.reads_goodput
+    may = policy.parameters if trains else {}
+    keeps = not isinstance(policy, AllocationPolicy) or policy.keeps_gpus  # a job gets the requested GPUs or none
+    reads = "estimates" if policy.reads_estimates else "predicted" if policy.predicted else ""
+    may_change = {"GPUs": not keeps, "batch": policy.tunes_batch, "CPUs": isinstance(policy, SharingPolicy)}
+    return Terms(
+        policy=policy.name.partition("-")[0].removesuffix("+plans"),  # drops parameters and plans from a label
+        run_times="true" if getattr(policy, "order", policy).oracle else reads,
+        information=policy.information if isinstance(policy, AllocationPolicy) and trains and not keeps else "",
+        may_change=tuple(what for what, holds in may_change.items() if holds)
+        or (("pause",) if policy.preemptive else ()),
+        speeds="true speeds" if keeps and policy.reads_goodput else "",
+        plans=bool(getattr(policy, "plans", False)),
+        growth=float(may.get("growth", 0.0)),
+        first_gpus=int(may.get("first_gpus", 0)),
+        batch_limit=str(may.get("batch_limit", "")),
+    )
+
+
+def ahead(other: Terms, own: Terms, *, plans: bool) -> list[str]:
+    """Names of the terms in which `other` is better off than `own`, and which `own` could be given, too.
+
+    plans: whether any job has parallel plans; without them, reading the planner's tables is no advantage.
+    """
+    if not (own.information and other.information):
+        return []
+    more = []
+    if not _REVEALED[other.information] <= _REVEALED[own.information]:
+        more.append("information")
+    if plans and other.plans and not own.plans:
+        more.append("plans")
+    more += [each for each in ("growth", "first_gpus") if 0 < getattr(own, each) < getattr(other, each)]
+    if own.batch_limit and _BATCH_FREEDOM[own.batch_limit] < _BATCH_FREEDOM[other.batch_limit]:
+        more.append("batch_limit")
+    return more
+
+
+def given_like(policy: Policy, other: Policy) -> Policy:
+    """Gives a policy the information and permissions of `other` that it lacks, as far as it can use them."""
+    own, theirs = terms_of(policy), terms_of(other)
+    more = ahead(theirs, own, plans=True)
+    if not isinstance(policy, AllocationPolicy) or not more:
+        return policy
+    if "information" in more:
+        revealed = _REVEALED[own.information or "own"] | _REVEALED[theirs.information or "own"]
+        policy = policy.informed(next(level for level, adds in _REVEALED.items() if adds == revealed))
+    if "plans" in more:
+        policy = replace(policy, plans=True)
+    return policy.with_parameters(**{each: getattr(theirs, each) for each in _LIMITS if each in more})
+
+
+def missing(terms: Mapping[str, Terms], *, plans: bool) -> dict[str, tuple[str, list[str]]]:
+    """Rows that a fair comparison lacks: text to type → (policy whose terms the row takes over, names of these terms).
+
+    terms: by the text that requests each policy. Each policy needs a row on terms at least as good as every other's.
+    Policies that read true run times are left out on both sides.
+    """
+    result: dict[str, tuple[str, list[str]]] = {}
+    for own in terms.values():
+        alike = [each for each in terms.values() if each.policy == own.policy]
+        others = {text: each for text, each in terms.items() if each.policy != own.policy and each.run_times != "true"}
+        if own.run_times == "true" or not others:
+            continue
+        leads = {
+            text: sorted((ahead(each, row, plans=plans) for row in alike), key=len) for text, each in others.items()
+        }
+        most = max(reversed(leads), key=lambda text: len(leads[text][-1]))
+        more = leads[most][-1]
+        if leads[most][0]:
+            if "(" in most:  # brackets cannot be nested
+                text = own.policy + "+plans" * ("plans" in more) + f"({in_words(more, others[most], ',')})"
+            else:
+                text = f"{own.policy}(like={most})"
+            result.setdefault(text, (most, more))
+    return result
+
+
+def in_words(more: list[str], terms: Terms, joint: str = ", ") -> str:
+    """The terms named in `more` that are parameters, with values: `information=all, growth=4, batch_limit=max`."""
+    shown = {each: getattr(terms, each) for each in more if each != "plans"}
+    texts = {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in shown.items()}
+    return joint.join(f"{key}={text}" for key, text in texts.items())
+
+
+_REQUEST = re.compile(r"(?P<name>[\w.+-]+)(?:\((?P<given>.*)\))?", re.DOTALL)
 _IN_A_LIST = re.compile(r"""(["']?)([\w.+-]+\([^()]*\)|[\w.+-]+)\1""")
-_GIVEN = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
+_BRACKET_ITEM = re.compile(r"(?:[^,\[\]]|\[[^\]]*\])+")
 _NO_LETTER = re.compile(r"[^\w.+]+")
 _FORM = "NAME or NAME(key=value,…), such as sia(information=all,growth=4)"
 
 
 class AskedPolicy(NamedTuple):
-    """name: of the policy. given: what its brackets say, as plain values."""
+    """A requested policy. given: the keys and plain values in its brackets."""
 
     name: str
     given: dict[str, Any]
 
 
 def read_asked(text: str) -> AskedPolicy:
-    """What a text asks for. Raises InputError where its form is another, or no policy has that name."""
+    """Parses the text that requests a policy. Raises InputError for another form and for an unknown policy."""
     import yaml  # type: ignore[import-untyped]
 
-    found = _ASKED.fullmatch(text.strip())
+    found = _REQUEST.fullmatch(text.strip())
     if found is None:
         raise InputError(f"policy {text!r}: expected {_FORM}.")
     get_policy(found["name"])
     given: dict[str, Any] = {}
-    for each in _GIVEN.findall(found["given"] or ""):
+    for each in _BRACKET_ITEM.findall(found["given"] or ""):
         key, equals, value = (part.strip() for part in each.partition("="))
         if not (key and equals and value):
             raise InputError(f"policy {text}: got {each.strip()!r} in its brackets, expected {_FORM}.")
@@ -51,7 +198,7 @@ def read_asked(text: str) -> AskedPolicy:
 
 
 def _plain(value: Any) -> Any:
-    """What YAML read, with numbers such as 1e5, which are a text to it."""
+    """A value as read from YAML, with numbers such as 1e5, which YAML reads as text, converted."""
     if isinstance(value, list):
         return [_plain(each) for each in value]
     try:
@@ -61,17 +208,17 @@ def _plain(value: Any) -> Any:
 
 
 def label_of(text: str) -> str:
-    """The text as tables, figures and folders call it: `sia-information-all-growth-4`."""
+    """The name of a requested policy in tables, figures and folders, such as `sia-information-all-growth-4`."""
     return _NO_LETTER.sub("-", text.replace("=-", "=minus ")).strip("-")
 
 
 def asked_in(value: str) -> list[str]:
-    """The policies that the value of `policy=` on a command line names, brackets and all."""
+    """The texts of all policies, with their brackets, in the value of `policy=` on a command line."""
     return [found[2] for found in _IN_A_LIST.finditer(value)]
 
 
 def quoted(value: str) -> str:
-    """The value with quotes around each policy that has brackets, without which Hydra takes it for a function."""
+    """Quotes each policy with brackets in the value of `policy=`; Hydra would read it as a function call."""
     return _IN_A_LIST.sub(lambda found: f'"{found[2]}"' if "(" in found[2] else found[0], value)
 
 
@@ -81,8 +228,8 @@ def policies_of(
     information: Information | None,
     knowledge: InputKnowledge = "known",
 ) -> dict[str, Policy]:
-    """The policies by the text that asks for each, in that order, parameters applied; each is named by its label.
-    Raises InputError for what cannot be meant.
+    """Policies by the text that requests each, in order, with parameters applied and named by their labels. Raises
+    InputError for unknown or duplicate policies and wrong parameters.
     """
     if not texts:
         raise InputError("policy=[]: expected at least one policy; see python -m synergy_sim --help.")
@@ -102,27 +249,27 @@ def policies_of(
 
 
 def _policy(
-    asked: AskedPolicy,
+    request: AskedPolicy,
     parameters: Mapping[str, Mapping[str, Any]],
     information: Information | None,
     knowledge: InputKnowledge,
 ) -> Policy:
     of_all: dict[str, Any] = {}
-    for part in parts_of(asked.name):
+    for part in parts_of(request.name):
         of_all |= parameters.get(part, {})
-    policy = get_policy(asked.name).with_parameters(**of_all).with_input(knowledge)
+    policy = get_policy(request.name).with_parameters(**of_all).with_input(knowledge)
     if information is not None:
         policy = policy.informed(information)
-    own = dict(asked.given)
+    own = dict(request.given)
     if (like := own.pop("like", None)) is not None:
         other = _policy(read_asked(str(like)), parameters, information, knowledge)
         policy = given_like(policy, other)
     if (level := own.pop("information", None)) is not None:
         if level not in get_args(Information):
-            raise unknown(f"information for policy {asked.name}", str(level), get_args(Information))
+            raise unknown(f"information for policy {request.name}", str(level), get_args(Information))
         if policy.informed(level).knows == policy.knows != level:
             raise InputError(
-                f"policy {asked.name}(information={level}): {asked.name} does not ask what jobs report, so that "
+                f"policy {request.name}(information={level}): {request.name} does not ask what jobs report, so that "
                 "information changes nothing. Leave it out."
             )
         policy = policy.informed(level)

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from synergy_runs.as_logged import AS_LOGGED
-from synergy_runs.atomic import atomic_file
-from synergy_runs.interval import Means, Ratio, mean_jcts, ratio_of_means
-from synergy_runs.log import TRUE_RUN_TIMES
+from synergy_runs.asked import Terms
+from synergy_runs.facts import AS_LOGGED, TRUE_RUN_TIMES
+from synergy_runs.files import atomic_file
+from synergy_runs.numbers import Means, Ratio, mean_jcts, ratio_of_means
 from synergy_runs.stored import StoredRun
-from synergy_runs.terms import Terms
-from synergy_runs.traces.times import epoch_s
+from synergy_runs.traces.rows import epoch_s
 
 Setting = tuple[tuple[str, str], ...]
-# Of several keys that vary together the first of these is shown, else the first of the configuration.
+# If several keys vary together, the first of these is shown, otherwise the first in the configuration.
 _TELLING = ("trace", "cluster.nodes", "cluster.load", "trace.window", "trace.sample", "round_s", "restart_s")
-# What may vary between settings that are further workloads rather than other conditions.
+# Settings that differ only in these keys count as further workloads, not as other conditions.
 _WORKLOADS = {"trace", "trace.window", "trace.path"}
+# Beginnings of keys that are meant to give other settings other jobs.
+_OTHER_JOBS = ("trace", "cluster.load")
+_MAX_SETTINGS_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,6 @@ class ComparedPolicy:
 
     @property
     def policy(self) -> str:
-        """The policy's name."""
         return self.runs[0].policy
 
     @property
@@ -68,28 +69,27 @@ class ComparedPolicy:
 
     @property
     def truth_read(self) -> str:
-        """How it knows them: what it reads; "" if it does not."""
+        """What it reads to know them; "" if it does not."""
         texts = [str(run.summary.get("truth_read") or TRUE_RUN_TIMES) for run in self.runs if run.summary["oracle"]]
         return texts[0] if texts else ""
 
     @property
-    def information(self) -> str:
-        """What it knew of training jobs beside their own reports."""
-        return str(self.runs[0].summary.get("information", ""))
+    def eligible(self) -> bool:
+        """Whether it may be called best: a policy that knows only what can be known."""
+        return not (self.logged or self.oracle)
 
     @property
-    def learns_input(self) -> bool:
-        """Whether it knew how fast input is prepared from reports, not from profiles."""
-        return bool(self.runs[0].summary.get("learns_input", False))
+    def mean_jct_s(self) -> float:
+        """The figure that policies are ranked by."""
+        return self.mean("mean_jct_s")
 
     @property
     def by_seed(self) -> dict[int, StoredRun]:
-        """Its runs by seed."""
         return {run.seed: run for run in self.runs}
 
     def against(self, other: ComparedPolicy) -> Ratio:
         """The ratio of mean JCTs to another row's, with its interval."""
-        return _ratio(self.by_seed, other.by_seed)
+        return ratio_of_means(_workloads(self.by_seed, other.by_seed))
 
     def mean(self, key: str) -> float:
         """A figure of the summary, averaged over the seeds that have it; NaN where none has."""
@@ -110,9 +110,12 @@ class Comparison:
         return list(dict.fromkeys(row.setting for row in self.rows))
 
     @property
+    def runs(self) -> list[StoredRun]:
+        return [run for row in self.rows for run in row.runs]
+
+    @property
     def seeds(self) -> list[int]:
-        """All seeds, sorted."""
-        return sorted({run.seed for row in self.rows for run in row.runs})
+        return sorted({run.seed for run in self.runs})
 
     def of(self, setting: Setting) -> list[ComparedPolicy]:
         """The rows of one setting."""
@@ -120,40 +123,33 @@ class Comparison:
 
 
 def compare(runs: Sequence[StoredRun]) -> Comparison:
-    """Groups runs by what varies between their configurations and by policy; their order is kept, but what the log
-    itself shows comes first: it is what policies are compared to where there is such a row.
+    """Groups runs by what varies between their configurations and by policy, in their order. What the log itself shows
+    comes first: policies are compared to it where there is such a row.
     """
     groups: dict[Setting, dict[str, dict[int, StoredRun]]] = {}
     for run, setting in zip(runs, _varying(runs), strict=True):
         groups.setdefault(setting, {}).setdefault(run.policy, {}).setdefault(run.seed, run)
     rows = []
     for setting, policies in groups.items():
-        logged_first = sorted(policies.values(), key=lambda seeds: next(iter(seeds.values())).policy != AS_LOGGED)
-        rows += [ComparedPolicy(setting, _by_seed(seeds), _ratio(seeds, logged_first[0])) for seeds in logged_first]
+        by_seed = [policies[name] for name in sorted(policies, key=lambda name: name != AS_LOGGED)]
+        for seeds in by_seed:
+            ratio = ratio_of_means(_workloads(seeds, by_seed[0]))
+            rows.append(ComparedPolicy(setting, tuple(seeds[seed] for seed in sorted(seeds)), ratio))
     return Comparison(tuple(rows))
-
-
-def _by_seed(seeds: dict[int, StoredRun]) -> tuple[StoredRun, ...]:
-    return tuple(seeds[seed] for seed in sorted(seeds))
 
 
 def _varying(runs: Sequence[StoredRun]) -> list[Setting]:
     """Per run, the (key, value) pairs of its configuration that are not the same in all."""
     flat = [{"trace": str(run.summary["trace"]), **run.settings()} for run in runs]
     present = dict.fromkeys(key for each in flat for key in each)
-    keys = [*(key for key in _TELLING if key in present), *(key for key in present if key not in _TELLING)]
-    varying = [key for key in keys if len({each.get(key, "") for each in flat}) > 1]
+    keys = dict.fromkeys([*(key for key in _TELLING if key in present), *present])
+    columns = {key: [each.get(key, "") for each in flat] for key in keys}
     # A derived key that merely follows another (a data set's path, its name) would only repeat it.
-    columns = {key: tuple(each.get(key, "") for each in flat) for key in varying}
     patterns: dict[tuple[int, ...], str] = {}
     for key, values in columns.items():
-        patterns.setdefault(tuple(values.index(value) for value in values), key)
-    return [tuple((key, each.get(key, "")) for key in patterns.values()) for each in flat]
-
-
-def _ratio(policy: dict[int, StoredRun], first: dict[int, StoredRun]) -> Ratio:
-    """The ratio of mean JCTs over the independent workloads among the seeds that both have."""
-    return ratio_of_means(_workloads(policy, first))
+        if len(set(values)) > 1:
+            patterns.setdefault(tuple(values.index(value) for value in values), key)
+    return [tuple((key, columns[key][at]) for key in patterns.values()) for at in range(len(flat))]
 
 
 def _workloads(policy: dict[int, StoredRun], first: dict[int, StoredRun]) -> list[Means]:
@@ -161,28 +157,15 @@ def _workloads(policy: dict[int, StoredRun], first: dict[int, StoredRun]) -> lis
 
     A pair whose jobs differ in number cannot be paired.
     """
-    logs: dict[str, list[Means]] = {}
+    logs: dict[str, list[tuple[float, float, float]]] = {}
     for seed in sorted(policy.keys() & first.keys()):
         pair = policy[seed], first[seed]
         if pair[0].summary["jobs"] == pair[1].summary["jobs"]:
-            logs.setdefault(str(pair[1].summary["trace_sha256"]), []).append(_means(*pair))
-    return [_mean_of(seeds) for seeds in logs.values()]
-
-
-def _means(policy: StoredRun, first: StoredRun) -> Means:
-    waits_s = [run.summary.get("mean_waiting_s") for run in (policy, first)]
-    return Means(
-        *mean_jcts(policy.measured("jct_s"), first.measured("jct_s")),
-        waiting_s=max((each for each in waits_s if each is not None), default=math.nan),
-    )
-
-
-def _mean_of(seeds: Sequence[Means]) -> Means:
-    return Means(
-        float(np.mean([each.policy_s for each in seeds])),
-        float(np.mean([each.first_s for each in seeds])),
-        float(np.mean([each.waiting_s for each in seeds])),
-    )
+            waits_s = [run.summary.get("mean_waiting_s") for run in pair]
+            longer_s = max((each for each in waits_s if each is not None), default=math.nan)
+            means = (*mean_jcts(*(run.measured("jct_s") for run in pair)), longer_s)
+            logs.setdefault(str(pair[1].summary["trace_sha256"]), []).append(means)
+    return [Means(*(float(np.mean(values)) for values in zip(*seeds, strict=True))) for seeds in logs.values()]
 
 
 def over_workloads(comparison: Comparison) -> dict[str, Ratio]:
@@ -196,23 +179,19 @@ def over_workloads(comparison: Comparison) -> dict[str, Ratio]:
         or len({run.summary["event_log_sha256"] for run in firsts}) < len(firsts)
     ):
         return {}
-    if keys == {"trace.window"} and _overlap(firsts):
-        return {}
+    if keys == {"trace.window"}:  # windows that have a day in common are not independent
+        starts_s = np.array([epoch_s(str(run.summary["trace_start"])) for run in firsts])
+        ends_s = starts_s + [float(np.max(run.jobs("submit_time_s")["submit_time_s"])) for run in firsts]
+        order = np.argsort(starts_s)
+        if np.any(starts_s[order][1:] < ends_s[order][:-1]):
+            return {}
     ratios = {}
     for label in dict.fromkeys(row.label for rows in settings for row in rows[1:]):
         pairs = [(row, rows[0]) for rows in settings for row in rows if row.label == label]
         if len(pairs) == len(settings):
-            found = (_workloads(row.by_seed, first.by_seed) for row, first in pairs)
-            ratios[label] = ratio_of_means([workload for each in found for workload in each])
+            found = [each for row, first in pairs for each in _workloads(row.by_seed, first.by_seed)]
+            ratios[label] = ratio_of_means(found)
     return ratios
-
-
-def _overlap(runs: Sequence[StoredRun]) -> bool:
-    """Whether two windows have a day in common."""
-    starts_s = np.array([epoch_s(str(run.summary["trace_start"])) for run in runs])
-    ends_s = starts_s + [float(np.max(run.jobs("submit_time_s")["submit_time_s"])) for run in runs]
-    order = np.argsort(starts_s)
-    return bool(np.any(starts_s[order][1:] < ends_s[order][:-1]))
 
 
 def assigned_models(rows: Sequence[ComparedPolicy]) -> list[str]:
@@ -229,9 +208,13 @@ def flat_row(row: ComparedPolicy, run: StoredRun) -> dict[str, Any]:
             flat |= {f"{key}.{name}": each for name, each in value.items()}
         elif key != "node_types":
             flat[key] = "; ".join(map(str, value)) if isinstance(value, list) else value
-    flat["mean_jct_ratio"], flat["mean_jct_ratio_low"] = row.ratio.value, row.ratio.low
-    flat["mean_jct_ratio_high"], flat["folder"] = row.ratio.high, str(run.folder)
-    return flat
+    return flat | ratio_columns(row) | {"folder": str(run.folder)}
+
+
+def ratio_columns(row: ComparedPolicy) -> dict[str, float]:
+    """The ratio of mean JCTs and the ends of its interval, by the names that files have for them."""
+    names = ("mean_jct_ratio", "mean_jct_ratio_low", "mean_jct_ratio_high")
+    return dict(zip(names, (row.ratio.value, row.ratio.low, row.ratio.high), strict=True))
 
 
 def collect(path: Path, runs: Sequence[StoredRun]) -> Path:
@@ -245,3 +228,57 @@ def collect(path: Path, runs: Sequence[StoredRun]) -> Path:
     with atomic_file(path) as partial:
         pq.write_table(table, partial, compression="zstd")
     return path
+
+
+def unequal(comparison: Comparison) -> list[str]:
+    """Warnings where rows were not made of the same seeds or the same jobs; nothing where all are over the same."""
+    groups = [comparison.of(setting) for setting in comparison.settings]
+    lines = []
+    for first, *others in groups:
+        for row in others:
+            at = f"{row.label}{f' at {words(row.setting)}' if row.setting else ''} is "
+            if row.by_seed.keys() != first.by_seed.keys():
+                lines.append(
+                    f"{at}over {_seeds(row)}, {first.label} over {_seeds(first)}: their means are not of the same "
+                    "workloads; ratios are over the seeds that both have"
+                )
+            pairs = [(run, first.by_seed[run.seed]) for run in row.runs if run.seed in first.by_seed]
+            unlike = [
+                f"seed {mine.seed}: {mine.summary['jobs']:,} jobs and {theirs.summary['jobs']:,} jobs"
+                for mine, theirs in pairs
+                if any(mine.summary[key] != theirs.summary[key] for key in ("jobs", "trace_sha256"))
+            ]
+            if unlike:
+                lines.append(f"{at}not over the jobs of {first.label} ({'; '.join(unlike)}): not comparable")
+    firsts = [rows[0] for rows in groups]
+    if len({tuple(row.by_seed) for row in firsts}) > 1:
+        lines.append(f"settings are over different seeds: {_by_setting(firsts, _seeds)}")
+    other_jobs = any(key.startswith(_OTHER_JOBS) for row in firsts for key, _ in row.setting)
+    if not other_jobs and len({_jobs(row) for row in firsts}) > 1:
+        lines.append(f"settings are over different numbers of jobs: {_by_setting(firsts, _jobs)}")
+    return lines
+
+
+def _by_setting(rows: Sequence[ComparedPolicy], told: Callable[[ComparedPolicy], str]) -> str:
+    """`seeds 0, 1: cluster.load=1.0; seed 0: cluster.load=1.2`: what is told of each setting; those alike together."""
+    alike: dict[str, list[str]] = {}
+    for row in rows:
+        alike.setdefault(told(row), []).append(words(row.setting))
+    texts = []
+    for text, settings in alike.items():
+        more = len(settings) - _MAX_SETTINGS_NAMED
+        texts.append(f"{text}: {', '.join(settings[:_MAX_SETTINGS_NAMED])}" + f" and {more} more" * (more > 0))
+    return "; ".join(texts)
+
+
+def words(setting: Setting) -> str:
+    """`cluster.nodes=80 round_s=60`."""
+    return " ".join(f"{key}={value or 'null'}" for key, value in setting)
+
+
+def _seeds(row: ComparedPolicy) -> str:
+    return f"seed{'s' * (len(row.runs) > 1)} {', '.join(str(run.seed) for run in row.runs)}"
+
+
+def _jobs(row: ComparedPolicy) -> str:
+    return ", ".join(dict.fromkeys(f"{run.summary['jobs']:,} jobs" for run in row.runs))

@@ -8,8 +8,8 @@ from synergy_core.allocator import Explanation, explain
 from synergy_core.allocator.nodes import explain_placed
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
-from synergy_core.state import Allocations, ClusterState
-from synergy_core.state.choice import Placed, Solved
+from synergy_core.jobs.state import Allocations, ClusterState
+from synergy_core.policies._choice import Placed, Solved
 
 
 def explained(
@@ -19,27 +19,10 @@ def explained(
 
     Raises InputError where the policy solved no problem.
     """
-    state, answer = last
-    at, gpu_types = int(np.flatnonzero(state.job_id == job)[0]), cluster.gpu_types
-    if isinstance(answer.solved, Placed):
-        return explain_placed(
-            answer.solved.problem,
-            answer.solved.solution,
-            at,
-            label=label,
-            types=gpu_types,
-            tenants=state.virtual_clusters,
-        )
-    if not isinstance(answer.solved, Solved):
-        raise InputError(f"policy {policy} solves no allocation problem; sia, ftf and synergy do.")
-    rows = answer.solved.rows
-    labels = [f"{n} × {gpu_types[kind]}" for n, kind in zip(rows.gpus.tolist(), rows.gpu_type.tolist(), strict=True)]
-    return explain(
-        answer.solved.problem,
-        answer.solved.solution,
-        at,
-        label=label,
-        configurations=labels,
-        types=gpu_types,
-        tenants=state.virtual_clusters,
-    )
+    state, solved = last[0], last[1].solved
+    at, types, tenants = int(np.flatnonzero(state.job_id == job)[0]), cluster.gpu_types, state.virtual_clusters
+    if isinstance(solved, Placed):
+        return explain_placed(solved.problem, solved.solution, at, label=label, types=types, tenants=tenants)
+    if isinstance(solved, Solved):
+        return explain(solved.problem, solved.solution, at, label=label, types=types, tenants=tenants)
+    raise InputError(f"policy {policy} solves no allocation problem; sia, ftf and synergy do.")

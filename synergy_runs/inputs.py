@@ -1,8 +1,9 @@
-"""From settings to what any driver takes: a workload, a cluster, policies."""
+"""Turns settings into the inputs of the simulator and the executor: a workload and a cluster."""
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,22 +12,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.cluster import Cluster
+from synergy_core.catalog import add_gpu_sheet, gpu_type_named, node_sheet_of
+from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError, unknown
+from synergy_core.jobs.testbed_profiles import Profile, profile_of
 from synergy_core.policies import Policy
-from synergy_runs.carrying import add_history, cut
-from synergy_runs.fit import misfits
+from synergy_core.units import DAY_S, GB, MB
+from synergy_runs.files import atomic_file
 from synergy_runs.generators import generate, generate_whole, names
 from synergy_runs.generators.laws import LawParameters, draw, laws
-from synergy_runs.settings import ClusterSettings, TraceSettings
+from synergy_runs.settings import ClusterSettings, NodeTypeSettings, TraceSettings
 from synergy_runs.traces import formats, read_trace
-from synergy_runs.traces.find import PUBLISHED_AT, VARIABLE, find
+from synergy_runs.traces._download import PUBLISHED_AT, VARIABLE, find
+from synergy_runs.traces.cluster_seen import (
+    NOTHING_SEEN,
+    USUAL_GPUS_PER_NODE,
+    SeenNodes,
+    most_at_once,
+    node_types_setting,
+    typed_nodes,
+)
+from synergy_runs.traces.rows import TraceRows
 from synergy_runs.workload import (
     Workload,
     at_least,
     from_rows,
     of_any_type,
     parse_window,
+    ran_on,
     sampled,
     scaled,
     take,
@@ -34,39 +47,449 @@ from synergy_runs.workload import (
     with_estimates,
 )
 
-# One independent stream per random source: what one draws never moves another, and no policy moves any.
+HISTORY_S = 70 * DAY_S
+"""Length of the generated history before the window: whole weeks, so that days of the week match."""
+MAX_TENANTS_NAMED = 20
+MAX_ROWS_NAMED = 10
+DEFAULT_GPU_TYPE = "v100"
+"""GPU type assumed if neither the settings nor the log name one."""
 STREAMS = ("generator", "sample", "estimates", "disturbance", "models", "history")
+"""Independent random streams, one per source of randomness: draws from one, or by a policy, never change another."""
+
+
+def cut(workload: Workload) -> Workload:
+    """Reduces jobs that were running at the window's start ("carried" jobs) to their remaining work.
+
+    Carried jobs occupy GPUs, but no metric counts them: a window that starts on an empty cluster is too easy in its
+    first days. A job submitted before the window is assumed to run from its logged start (else its submission) for its
+    duration; its duration and estimate are reduced to the remaining part. Jobs that had ended are dropped. This must
+    be the last step of making a workload, since denser arrivals (`workload.scaled`) carry more jobs into the window.
+    """
+    before = workload.carried
+    if not before.any():
+        return workload
+    start_s = workload.submit_time_s + np.nan_to_num(workload.log_wait_s)
+    left_s = np.minimum(workload.duration_s, start_s + workload.duration_s)
+    reaching = before & (left_s > 0)
+    ran_s = np.where(before, workload.duration_s - left_s, 0.0)
+    made = replace(
+        workload,
+        submit_time_s=np.where(before, 0.0, workload.submit_time_s),
+        duration_s=np.where(before, left_s, workload.duration_s),
+        estimate_s=np.where(before, np.maximum(workload.estimate_s - ran_s, 0.0), workload.estimate_s),
+        ran_before_s=ran_s,
+        # A carried job's logged wait counts from the window's start, like its submission time.
+        log_wait_s=np.where(before, np.maximum(start_s, 0.0) + 0.0 * workload.log_wait_s, workload.log_wait_s),
+    )
+    return take(made, ~before | reaching)
+
+
+def carried_in_words(workload: Workload) -> list[str]:
+    """A line with the number of jobs carried into the window; no line if there are none."""
+    jobs = int(workload.carried.sum())
+    if not jobs:
+        return []
+    waiting = int((workload.carried & (workload.ran_before_s == 0)).sum())
+    what = "job was" if jobs == 1 else "jobs were"
+    also = f" ({waiting:,} of them waiting)" if waiting else ""
+    work = workload.duration_s * workload.gpus
+    own = float(work[~workload.carried].sum())
+    more = f", {float(work[workload.carried].sum()) / own * 100:.0f} % on top of its own work" if own else ""
+    return [f"{jobs:,} {what} running at the window's start{also} and carried in{more}; no job metric counts them"]
+
+
+def without_carried(workload: Workload) -> Workload:
+    """The workload without carried jobs."""
+    return take(workload, ~workload.carried) if workload.carried.any() else workload
+
+
+def add_history(rows: TraceRows, generator: str, *, seed: np.random.SeedSequence, first_day: str | None = None) -> None:
+    """Adds generated jobs that were submitted in the `HISTORY_S` before those of `rows`, from the same statistics.
+
+    first_day: the date on which the log of `rows` starts; None: the first day of the statistics.
+    """
+    past = generate(generator, window_s=HISTORY_S, seed=seed, first_day=first_day)
+    rows.add(
+        past.line,
+        submit_s=past.submit_s - HISTORY_S,
+        duration_s=past.duration_s,
+        gpus=past.gpus,
+        virtual_cluster=rows.virtual_clusters.codes(past.virtual_clusters.values())[past.virtual_cluster],
+        user=rows.users.codes(past.users.values())[past.user],
+        end_state=past.end_state,
+        job_name=[f"before-{name}" for name in past.job_name],
+    )
+
+
+def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload | None) -> Cluster:
+    """The cluster, with quotas if tenants have them.
+
+    workload: source of the nodes and quotas if the settings take them from the log. Raises InputError, which says what
+    to type, if neither the settings nor the log define the nodes.
+    """
+    for path in wanted.gpu_sheets:
+        add_gpu_sheet(path)
+    shown = _nodes(wanted, trace, workload) if wanted.node_types is None else wanted.node_types
+    is_list = wanted.node_types is not None or len(shown) > 1
+    types = [
+        NodeType(
+            f"{each.gpu_type}-{i}" if is_list else each.gpu_type,
+            gpu_type_named(each.gpu_type),
+            each.nodes,
+            each.gpus_per_node,
+            *_host(wanted, each),
+        )
+        for i, each in enumerate(shown)
+    ]
+    if wanted.add_nodes:
+        types = [_enlarged(types, wanted.add_nodes)]
+    cluster = Cluster(
+        tuple(types), borrowing=wanted.borrowing, placement=wanted.placement, patience_s=wanted.patience_s
+    )
+    quotas = wanted.virtual_clusters
+    if quotas is None:
+        return cluster
+    if isinstance(quotas, str):
+        if quotas != "trace":
+            raise InputError(f"cluster.virtual_clusters={quotas}: expected null, trace or {{tenant: GPUs}}.")
+        assert workload is not None
+        quotas = _scaled_quotas(workload, cluster.gpus)
+    named = replace(cluster, virtual_clusters=dict(quotas))
+    odd = [] if workload is None else [repr(each) for each in quotas if each not in workload.virtual_clusters]
+    if odd:
+        assert workload is not None
+        known = [each for each in workload.virtual_clusters if each]
+        names = ", ".join(known[:MAX_TENANTS_NAMED]) + (", …" if len(known) > MAX_TENANTS_NAMED else "")
+        raise InputError(
+            f"cluster.virtual_clusters: {workload.source} has no job of tenant {', '.join(odd)}; its tenants are "
+            f"{names or 'not in the log'}. Leave the quota out, or name one of these."
+        )
+    return named
+
+
+def _nodes(wanted: ClusterSettings, trace: TraceSettings, workload: Workload | None) -> list[NodeTypeSettings]:
+    """The nodes in the cluster's settings, else those in the trace's settings, else those that the log shows."""
+    seen = NOTHING_SEEN if workload is None else workload.seen
+    if wanted.partitions is not None:
+        assert workload is not None
+        shown = _nodes_of_partitions(wanted, workload)
+    elif is_cluster_from_log(wanted, trace):
+        shown = typed_nodes(seen.nodes)
+        if not shown:
+            assert workload is not None
+            raise InputError(_no_cluster(workload))
+    else:
+        nodes = trace.nodes if wanted.nodes is None else wanted.nodes
+        assert nodes is not None
+        most_used = next(iter(seen.nodes), SeenNodes("", 0, 0, USUAL_GPUS_PER_NODE, False))
+        size = trace.gpus_per_node or most_used.gpus_per_node
+        shown = [SeenNodes(most_used.gpu_type, nodes * size, nodes, size, False)]
+    types = []
+    for each in shown:
+        kind = each.gpu_type or trace.gpu_type or DEFAULT_GPU_TYPE
+        kind = f"{kind}@{each.partition}" if each.partition else kind
+        nodes, size = each.nodes, each.gpus_per_node
+        if wanted.gpus_per_node is not None:
+            size = wanted.gpus_per_node
+            nodes = nodes if wanted.nodes or trace.nodes else -(-nodes * each.gpus_per_node // size)
+        kind = kind if wanted.gpu_type is None else wanted.gpu_type
+        types.append(NodeTypeSettings(gpu_type=kind, nodes=nodes, gpus_per_node=size))
+    return types
+
+
+def is_cluster_from_log(wanted: ClusterSettings, trace: TraceSettings) -> bool:
+    """Whether the nodes are taken from the log, because neither the cluster's nor the trace's settings define them."""
+    return wanted.node_types is None and wanted.nodes is None and trace.nodes is None
+
+
+def about_cluster(wanted: ClusterSettings, trace: TraceSettings, workload: Workload, cluster: Cluster) -> list[str]:
+    """A line that says where the cluster's nodes come from; no line if the command defines them."""
+    if wanted.node_types is not None or (wanted.nodes is not None and wanted.partitions is None):
+        return []
+    if wanted.partitions is None and not is_cluster_from_log(wanted, trace):
+        assumed = f"cluster assumed: {cluster.describe()}; give yours with cluster.nodes=N"
+        return [assumed] if trace.path else []
+    shown = workload.seen.by_partition if wanted.partitions else typed_nodes(workload.seen.nodes)
+    named = all(each.named for each in shown)
+    how = "all nodes that it names" if named else "it names no nodes, so the fewest that hold the GPUs in use"
+    most = " + ".join(f"{each.most_gpus:,}" for each in shown)
+    other = node_types_setting((each.gpu_type, each.nodes, each.gpus_per_node) for each in cluster.node_types)
+    return [
+        f"cluster as the log shows it: {cluster.describe()}; {how}; {most} GPUs in use at once. To change it: {other}"
+    ]
+
+
+def _no_cluster(workload: Workload) -> str:
+    """An error message for a log that does not show its cluster: suggests a size with queues and one without."""
+    own_s = workload.submit_time_s[-1] - workload.submit_time_s[0]
+    most = most_at_once(workload.submit_time_s, workload.submit_time_s + workload.duration_s, workload.gpus)
+    largest = int(workload.gpus.max())
+    mean = float((workload.duration_s * workload.gpus).sum()) / own_s if own_s > 0 else float(most)
+    size = USUAL_GPUS_PER_NODE
+    fewest = max(1, -(-largest // size), math.ceil(min(mean, most) / size))
+    enough = max(fewest, -(-most // size))
+    less = (
+        f" With cluster.nodes={fewest} the jobs ask for about as much as there is ({mean:,.0f} GPUs on average, "
+        f"{largest:,} the largest)."
+    )
+    return (
+        f"{workload.source}: the log does not say when jobs started, so it does not show its cluster. Type how many "
+        f"nodes there are: cluster.nodes=N, of {size} GPUs each unless cluster.gpus_per_node says otherwise. With "
+        f"cluster.nodes={enough} no job would have to wait ({most:,} GPUs in use at once)." + less * (fewest < enough)
+    )
+
+
+def _nodes_of_partitions(wanted: ClusterSettings, workload: Workload) -> list[SeenNodes]:
+    """The nodes of each partition in the log. Raises InputError if the log does not show which nodes these are."""
+    seen, key = workload.seen, "cluster.partitions=trace"
+    setting = node_types_setting(
+        (f"{each.gpu_type or DEFAULT_GPU_TYPE}@{each.partition}", each.nodes, each.gpus_per_node)
+        for each in seen.by_partition
+    )
+    if not any(workload.partitions):
+        raise InputError(f"{key}: {workload.source} names no partitions.")
+    if seen.in_several_partitions:
+        names = seen.in_several_partitions
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise InputError(
+            f"{key}: the log has nodes in several partitions ({', '.join(names[:3])}{more}), which cannot be kept "
+            "apart. Leave cluster.partitions out (one pool), or name the nodes of each partition yourself, in the form "
+            f"{setting}."
+        )
+    if not seen.by_partition:
+        raise InputError(
+            f"{key}: {workload.source} does not say when jobs started, so it does not show how many nodes each "
+            "partition has. Name them: 'cluster.node_types=[{gpu_type: a100@PARTITION, nodes: N, gpus_per_node: 8}]'."
+        )
+    if wanted.nodes is not None or wanted.gpu_type is not None or wanted.gpus_per_node is not None:
+        raise InputError(f"{key}: nodes of which partition? Type {setting}, with the numbers that you want.")
+    return list(seen.by_partition)
+
+
+def by_partition(wanted: ClusterSettings, workload: Workload, cluster: Cluster) -> Workload:
+    """Binds each job to its partition's nodes if the settings request it; otherwise adds a note about the partitions.
+
+    Each partition has GPU types of its own, so every policy keeps jobs in their partition by respecting GPU types. In a
+    partition with several GPU types, a job is bound to the type that it requested, else to the type that it ran on.
+    """
+    partitions = [each for each in workload.partitions if each]
+    if wanted.partitions is None:
+        if len(partitions) < 2:
+            return workload
+        names = ", ".join(partitions[:3]) + (", …" if len(partitions) > 3 else "")
+        note = (
+            f"the log has {len(partitions)} partitions ({names}); here their nodes are one pool, and any job may run "
+            "on any of them: cluster.partitions=trace keeps them apart"
+        )
+        return replace(workload, notes=(*workload.notes, note))
+    code, names_of = ran_on(workload)
+    keys = np.stack([workload.partition_code, code, workload.gpu_type_code], axis=1)
+    rows, inverse = np.unique(keys, axis=0, return_inverse=True)
+    pools = []
+    for partition, ran, requested in rows.tolist():
+        name = workload.partitions[partition]
+        own = [each for each in cluster.gpu_types if each.partition("@")[2] == name]
+        pool = f"{gpu_type_named(names_of[ran])}@{name}"
+        pools.append(own[0] if own and pool not in own and not workload.gpu_types[requested] else pool)
+    gpu_types = tuple(dict.fromkeys(pools))
+    bound = np.array([gpu_types.index(each) for each in pools], dtype=np.int32)[inverse.reshape(-1)]
+    note = "each job runs only on nodes of the partition and GPU type that it ran on in the log"
+    return replace(
+        workload,
+        gpu_type_code=bound,
+        gpu_types=gpu_types,
+        given_gpu_type_code=code,
+        given_gpu_types=names_of,
+        notes=(*workload.notes, note),
+    )
+
+
+def _enlarged(types: Sequence[NodeType], more: int) -> NodeType:
+    """Adds nodes to the only node type. Raises InputError if there are several types or no node would be left."""
+    if len(types) > 1:
+        which = " or ".join(f"cluster.node_types.{at}.nodes={each.nodes + more}" for at, each in enumerate(types))
+        raise InputError(f"cluster.add_nodes={more}: nodes of which type? Type {which}.")
+    nodes = types[0].nodes + more
+    if nodes < 1:
+        raise InputError(f"cluster.add_nodes={more}: there are {types[0].nodes} nodes; at least one must be left.")
+    return replace(types[0], nodes=nodes)
+
+
+def _host(wanted: ClusterSettings, node: NodeTypeSettings) -> tuple[float, float, float]:
+    """CPU cores, bytes of memory, and storage bytes/s of each node of a node type."""
+    sizes = (
+        wanted.cpus_per_node if node.cpus_per_node is None else node.cpus_per_node,
+        wanted.memory_gb_per_node if node.memory_gb_per_node is None else node.memory_gb_per_node,
+    )
+    if "sheet" in sizes:
+        sheet = node_sheet_of(gpu_type_named(node.gpu_type).partition("@")[0], node.gpus_per_node)
+        if sheet is None:
+            raise InputError(
+                f"cluster.cpus_per_node=sheet: no node of {node.gpus_per_node} × {node.gpu_type} is in "
+                "synergy_core/catalog/nodes; type numbers, such as cluster.cpus_per_node=24 "
+                "cluster.memory_gb_per_node=500."
+            )
+        of_sheet = sheet.cpus, sheet.memory_bytes / GB
+        sizes = tuple(own if each == "sheet" else each for each, own in zip(sizes, of_sheet, strict=True))  # type: ignore[assignment]
+    cpus, memory_gb = (0.0 if each is None else float(each) for each in sizes)
+    storage = wanted.storage_mb_per_s
+    return cpus, memory_gb * GB, float("inf") if storage is None else storage * MB
+
+
+def _scaled_quotas(workload: Workload, gpus: int) -> dict[str, int]:
+    """Scales the trace's quotas to this cluster by the largest-remainder method, with at least one GPU each."""
+    quotas = {name: size for name, size in sorted(workload.quotas.items()) if size > 0}
+    if not quotas:
+        raise InputError(
+            f"cluster.virtual_clusters=trace: {workload.source} names no quotas. "
+            "Give them: 'cluster.virtual_clusters={tenant: GPUs}'."
+        )
+    total = sum(quotas.values())
+    if total <= gpus:
+        return quotas
+    if len(quotas) > gpus:
+        raise InputError(
+            f"cluster.virtual_clusters=trace: {len(quotas)} virtual clusters share {gpus} GPUs, less than one each; "
+            "enlarge the cluster with cluster.nodes=N."
+        )
+    exact = {name: size * gpus / total for name, size in quotas.items()}
+    result = {name: max(1, int(share)) for name, share in exact.items()}
+    while sum(result.values()) > gpus:  # GPUs for tenants rounded up to 1 come from those furthest above their share
+        most = max(result, key=lambda name: (result[name] > 1, result[name] - exact[name], result[name], name))
+        result[most] -= 1
+    for name in sorted(exact, key=lambda each: (int(exact[each]) - exact[each], each)):
+        if sum(result.values()) < gpus:
+            result[name] += 1
+    return result
+
+
+def misfits(workload: Workload, cluster: Cluster) -> NDArray[np.bool_]:
+    """Mask of the jobs that request more GPUs than their tenant could ever get on the requested GPU type."""
+    tenants, most_gpus_for = workload.virtual_clusters, cluster.most_gpus_for
+    most = np.array([[most_gpus_for(kind, tenant) for tenant in tenants] for kind in workload.gpu_types])
+    return workload.gpus > most[workload.gpu_type_code, workload.virtual_cluster_code]
+
+
+def check_fit(workload: Workload, cluster: Cluster, *, refuse_bad_rows: bool = False) -> None:
+    """Raises InputError if some jobs can never run. The message names the first ten, and what to type.
+
+    refuse_bad_rows: whether the log's invalid rows are errors, too, and are named in the same list.
+    """
+    wrong = np.flatnonzero(misfits(workload, cluster))
+    bad = workload.bad_rows if refuse_bad_rows else 0
+    count = len(wrong) + bad
+    if not count:
+        return
+    found = [(row.line, str(row)) for row in workload.bad_examples] if bad else []
+    found += [_misfit(workload, cluster, int(row)) for row in wrong[:MAX_ROWS_NAMED]]
+    shown = [text for _, text in sorted(found)[:MAX_ROWS_NAMED]]
+    more = f"\n  … and {count - len(shown)} more" if count > len(shown) else ""
+    raise InputError(
+        f"{workload.source}: {count} impossible row{'s' * (count > 1)} on {cluster.describe()}:\n  "
+        + "\n  ".join(shown)
+        + f"{more}\n{_advice(workload, cluster, wrong)}"
+    )
+
+
+def _misfit(workload: Workload, cluster: Cluster, row: int) -> tuple[int, str]:
+    """A job's line in its log, and the reason why the job can never run."""
+    gpu_type = workload.gpu_types[workload.gpu_type_code[row]]
+    tenant = workload.virtual_clusters[workload.virtual_cluster_code[row]]
+    line, gpus, most = int(workload.line[row]), int(workload.gpus[row]), _most(cluster, gpu_type)
+    where = f"line {line}" if line else f"job {workload.job_name[row]}"
+    asks = f"{where}: asks for {gpus} {gpu_type or ('GPUs' if gpus > 1 else 'GPU')}"
+    if gpus > most:
+        there = "has none" if not most else f"has {most}" if gpu_type else f"has at most {most} of a type"
+        return line, f"{asks}; this cluster {there}"
+    holder = f"virtual cluster {tenant}" if tenant else "a job of no virtual cluster"
+    return line, f"{asks}; {holder} may hold {cluster.virtual_clusters.get(tenant, 0) or 'none'}"
+
+
+def _most(cluster: Cluster, gpu_type: str) -> int:
+    """Number of GPUs of a type, or of the type with most GPUs if `gpu_type` is empty; ignores quotas."""
+    return cluster.gpus_of(gpu_type) if gpu_type else max(map(cluster.gpus_of, cluster.gpu_types))
+
+
+def _advice(workload: Workload, cluster: Cluster, wrong: NDArray[np.int64]) -> str:
+    skip = "leave them out with trace.bad_rows=skip"
+    codes, counts = np.unique(workload.gpu_type_code[wrong], return_counts=True)
+    requested = {workload.gpu_types[code]: int(count) for code, count in zip(codes, counts, strict=True)}
+    missing = {kind: count for kind, count in requested.items() if kind and kind not in cluster.gpu_types}
+    if missing:
+        words = " and ".join(f"{gpu_type} ({count:,} jobs)" for gpu_type, count in missing.items())
+        types = ", ".join(f"{{gpu_type: {gpu_type}, nodes: N, gpus_per_node: 8}}" for gpu_type in missing)
+        return (
+            f"The log asks for {words}; the cluster has {', '.join(cluster.gpu_types)}. Type "
+            f"'cluster.node_types=[{types}]', or cluster.ignore_gpu_types=true, or {skip}."
+        )
+    kinds = [workload.gpu_types[code] for code in workload.gpu_type_code[wrong]]
+    within = [gpus <= _most(cluster, kind) for gpus, kind in zip(workload.gpus[wrong].tolist(), kinds, strict=True)]
+    if within and all(within):
+        more = "Raise quotas with 'cluster.virtual_clusters={NAME: GPUs}', or type cluster.borrowing=true"
+        return f"{more}, or {skip}."
+    if len(wrong):
+        return f"Enlarge the cluster (cluster.nodes=N or cluster.node_types), or {skip}."
+    return f"Fix these rows, or {skip}."
+
+
+def requests_in_words(workload: Workload, cluster: Cluster) -> list[str]:
+    """Notes on the CPU and memory requests of jobs without a model; none if nodes do not declare CPUs and memory."""
+    own = np.isnan(workload.work_scale)  # other jobs have a model, which defines their needs
+    requests = own & np.isfinite(workload.cpus)
+    if not cluster.counts_shares or not own.any():
+        return []
+    notes = []
+    if requests.any():
+        silent = int((own & ~requests).sum())
+        rest = f"; {silent:,} jobs request none and get the share of their GPUs" if silent else ""
+        notes.append(
+            f"{int(requests.sum()):,} jobs request CPUs: with fewer, they are assumed to run proportionally slower; "
+            f"less memory does not slow them{rest}"
+        )
+    else:
+        notes.append("no job requests CPUs or has a model: all get the share of their GPUs")
+    most = max(each.gpus_per_node for each in cluster.node_types)
+    on_node = np.minimum(workload.gpus, most) / workload.gpus
+    more = requests & (workload.cpus * on_node > max(each.cpus for each in cluster.node_types))
+    with np.errstate(invalid="ignore"):
+        more |= requests & (workload.memory_bytes * on_node > max(each.memory_bytes for each in cluster.node_types))
+    if more.any():
+        count = int(more.sum())
+        notes.append(
+            f"{count:,} jobs request more CPUs or memory than any node has: they count as requesting a whole node's"
+        )
+    return notes
 
 
 def seeds_of(seeds: Sequence[int]) -> list[int]:
-    """The seeds, each once. Raises InputError for none or a negative one."""
+    """Removes duplicate seeds. Raises InputError for an empty list and for negative seeds."""
     if not seeds or min(seeds) < 0:
         raise InputError(f"seed={list(seeds)}: expected one or more whole numbers ≥ 0.")
     return list(dict.fromkeys(seeds))
 
 
 def random_stream(seed: int, source: str) -> np.random.SeedSequence:
-    """The seed of one random source."""
+    """The seed sequence of one of `STREAMS`."""
     return np.random.SeedSequence(seed, spawn_key=(STREAMS.index(source),))
 
 
 def check_name(name: str) -> None:
-    """Raises InputError where results cannot be filed under it."""
+    """Raises InputError if the trace's name cannot be a folder of results."""
     if not name or "/" in name or name.startswith("."):
         raise InputError(f"trace.name={name}: expected a name, not a path; results are filed under it.")
 
 
 def workload_of(trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Workload:
-    """The jobs of this seed: found or generated, cut to the window, sampled, compressed. Estimates: `estimated`."""
+    """Reads or generates a seed's jobs, cuts them to the window, samples them, and scales their arrival rate."""
     check_name(trace.name)
     if trace.format is not None and trace.format not in formats():
         raise unknown("trace.format", trace.format, formats())
-    asked = _asked_of_law(trace)
+    parameters = _law_parameters(trace)
     path = trace.path or find(trace.find)
     if path:
         workload = _from_log(trace, path)
     else:
-        workload = _generated(trace, seed) if asked is None else _drawn_by_law(trace, asked, seed)
+        workload = _generated(trace, seed) if parameters is None else _drawn_by_law(trace, parameters, seed)
     if cluster.ignore_gpu_types:
         workload = of_any_type(workload)
     workload = at_least(workload, trace.min_gpus)
@@ -75,25 +498,22 @@ def workload_of(trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Wo
 
 
 def estimated(trace: TraceSettings, workload: Workload, seed: int, policies: Iterable[Policy]) -> Workload:
-    """The workload with an estimate for every job, drawn where its log has none; policies: those that are to run."""
+    """Adds a run-time estimate to every job, drawn at random if the log has none. policies: all policies of the run."""
     random = np.random.default_rng(random_stream(seed, "estimates"))
     readers = [each.name for each in policies if each.reads_estimates]
     return with_estimates(workload, trace.overestimate, random, readers)
 
 
 def _from_log(trace: TraceSettings, path: Path) -> Workload:
-    # `check_fit` refuses bad rows, with all others.
+    # Invalid rows of a log are skipped here, because `check_fit` reports them together with jobs that do not fit.
     rows = read_trace(path, format_name=trace.format, bad_rows="skip", attempts=trace.attempts)
-    return from_rows(rows, name=trace.name, sha256=_sha256(path), window=trace.window, before=trace.carry_in)
-
-
-def _sha256(path: Path) -> str:
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    return from_rows(rows, name=trace.name, sha256=sha256, window=trace.window, before=trace.carry_in)
 
 
-def _asked_of_law(trace: TraceSettings) -> LawParameters | None:
-    """What the generator is asked for if it is a law. Raises InputError where keys of laws are missing, or in vain."""
+def _law_parameters(trace: TraceSettings) -> LawParameters | None:
+    """Parameters of the generator if it is a law, else None. Raises InputError for missing and unused parameters."""
     if trace.generator is not None and trace.generator not in (known := (*names(), *laws())):
         raise unknown("trace.generator", trace.generator, known)
     given = {key: getattr(trace, key) for key in ("jobs", "jobs_per_hour", "job_gpus", "run_times")}
@@ -111,9 +531,9 @@ def _asked_of_law(trace: TraceSettings) -> LawParameters | None:
     return None
 
 
-def _drawn_by_law(trace: TraceSettings, asked: LawParameters, seed: int) -> Workload:
+def _drawn_by_law(trace: TraceSettings, parameters: LawParameters, seed: int) -> Workload:
     assert trace.generator is not None
-    workload = from_rows(draw(trace.generator, asked, seed), name=trace.name, window=trace.window)
+    workload = from_rows(draw(trace.generator, parameters, seed), name=trace.name, window=trace.window)
     codes = (workload.gpus, workload.model_code)
     return replace(workload, sha256=_digest(workload.submit_time_s, workload.duration_s, *codes))
 
@@ -122,8 +542,8 @@ def _digest(*columns: NDArray[Any]) -> str:
     return hashlib.sha256(b"".join(np.ascontiguousarray(column).tobytes() for column in columns)).hexdigest()
 
 
-def _no_log(trace: TraceSettings) -> str:
-    """Which file is missing, where it is looked for, and where it is had."""
+def _missing_log(trace: TraceSettings) -> str:
+    """A message about a missing job log: its file, where it was searched, and where it is published."""
     if not trace.find:
         return f"+trace={trace.name}: which job log? Type trace.path=FILE."
     wanted = trace.find[0]
@@ -137,7 +557,7 @@ def _no_log(trace: TraceSettings) -> str:
 
 def _generated(trace: TraceSettings, seed: int) -> Workload:
     if trace.generator is None:
-        raise InputError(_no_log(trace))
+        raise InputError(_missing_log(trace))
     stream = random_stream(seed, "generator")
     start_s, end_s = parse_window(trace.window, first_s=np.nan)
     if np.isnan(start_s):
@@ -146,7 +566,7 @@ def _generated(trace: TraceSettings, seed: int) -> Workload:
     else:
         rows, first_day = generate_whole(trace.generator, (start_s, end_s), seed=stream)
         window = trace.window
-    first_s = min(rows.submit_s)
+    first_s = float(rows.submit_s.min())
     if trace.carry_in:
         add_history(rows, trace.generator, seed=random_stream(seed, "history"), first_day=first_day)
     workload = from_rows(rows, name=trace.name, window=window, first_s=first_s, before=trace.carry_in)
@@ -156,7 +576,7 @@ def _generated(trace: TraceSettings, seed: int) -> Workload:
 
 
 def without_misfits(workload: Workload, cluster: Cluster) -> Workload:
-    """The workload less the jobs that can never run on the cluster, which are counted as bad rows."""
+    """Removes jobs that can never run on the cluster, and counts them as bad rows."""
     wrong = misfits(workload, cluster)
     if not wrong.any():
         return workload
@@ -166,10 +586,26 @@ def without_misfits(workload: Workload, cluster: Cluster) -> Workload:
 
 
 def check_compression(compression: str, policies: Iterable[Policy]) -> None:
-    """Raises InputError where a policy cannot choose what is to be chosen."""
+    """Raises InputError if jobs would choose their compression under a policy that fixes their batch."""
     fixed = [each.name for each in policies if not each.tunes_batch]
     if compression in ("naive", "coadaptive") and fixed:
         raise InputError(
             f"compression={compression}: jobs choose it with their batch, which they keep under "
             f"{', '.join(fixed)}; type policy=synergy, or compression=uniform."
         )
+
+
+def read_profile(path: Path) -> Profile:
+    """Reads a profile. Raises InputError if the file is missing or is not a profile."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no UTF-8 text"
+        raise InputError(f"{path}: expected a profile, which python -m synergy_exec profile makes ({why}).") from None
+    return profile_of(text, str(path))
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Writes a profile's file completely or not at all."""
+    with atomic_file(path) as partial:
+        partial.write_text(profile.to_json(), encoding="utf-8")

@@ -9,30 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core import __version__
-from synergy_core.accuracy import spearman
-from synergy_core.arrays import Floats
-from synergy_core.units import TICKS_PER_S
-from synergy_runs.averages import counts_by, mean, means_by, percentile, present, quotient, ratio
-from synergy_runs.fragmentation import fragmented_gpu_s
-from synergy_runs.log import Events, Kind, Run
-from synergy_runs.measured import measured_ids
-from synergy_runs.overload import growth, overloaded
-from synergy_runs.splits import split_starts_fraction
-from synergy_runs.timeline import (
-    Holdings,
+from synergy_core.cluster import Cluster
+from synergy_core.goodput.calibration import spearman
+from synergy_core.units import TICKS_PER_S, Floats
+from synergy_runs.facts import (
+    WAITING,
+    Events,
+    Kind,
+    Run,
     compressed_gpu_s,
-    given,
     gpus_in_use,
-    holdings,
     integral,
     last_time_s,
+    share_intervals,
     steps,
     ticks,
     waiting_jobs,
 )
-from synergy_runs.traces.rows import END_STATES
-from synergy_runs.traces.times import iso
-from synergy_runs.workload import Workload
+from synergy_runs.traces.rows import END_STATES, iso
+from synergy_runs.workload import measured_ids
 
 Ints = NDArray[np.int32]
 Summary = dict[str, Any]
@@ -40,6 +35,160 @@ Summary = dict[str, Any]
 SIZE_CLASSES = ("1", "2-4", "5-8", ">8")
 SIZE_LIMITS = (1, 4, 8)
 NO_NAME = "(none)"
+MIN_JOBS_FOR_OVERLOAD = 100
+"""Smaller workloads are never called overloaded."""
+POINTS = 400
+OVERLOAD_FRACTION = 0.03
+"""Growth of waiting work, as a share of the cluster's capacity, that counts as overload. Chosen by
+`bench/overload.py`; docs/metrics.md has how often it errs."""
+MIN_WAITING_JOBS = 10
+"""At least this many jobs must make up that fraction: one wide job that starves is no overload."""
+OF_WHOLE_JOBS = (
+    *("predicted_duration_s", "jct_s", "waiting_s", "queueing_delay_s", "slowdown"),
+    *("mean_contention", "finish_time_fairness"),
+)
+"""Columns that are not defined for a job that was carried into the window: it is the rest of one. Figures of them are
+over measured jobs."""
+
+
+def mean(values: NDArray[Any]) -> float:
+    """Mean of the known values; NaN of none."""
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else np.nan
+
+
+def percentile(values: NDArray[Any], q: float) -> float:
+    """Percentile of the known values, linear between neighbours; NaN of none."""
+    known = values[np.isfinite(values)]
+    return float(np.percentile(known, q)) if len(known) else np.nan
+
+
+def ratio(top: float, bottom: float) -> float:
+    """top ÷ bottom, NaN where bottom is not above 0."""
+    return top / bottom if bottom > 0 else np.nan
+
+
+def quotient(top: Floats, bottom: Floats) -> Floats:
+    """top ÷ bottom of each, NaN where bottom is not above 0."""
+    result: Floats = np.divide(top, bottom, out=np.full(len(top), np.nan), where=bottom > 0)
+    return result
+
+
+def size_class(gpus: NDArray[Any]) -> NDArray[np.int64]:
+    """The index in `SIZE_CLASSES` of each GPU count."""
+    return np.searchsorted(SIZE_LIMITS, gpus)
+
+
+def overloaded(run: Run) -> bool:
+    """Whether waiting work grew by `OVERLOAD_FRACTION` of the capacity, and stood as high in the last quarter.
+
+    See `growth`. False for fewer than `MIN_JOBS_FOR_OVERLOAD` jobs of the window's own.
+    """
+    enough = int((~run.workload.carried).sum()) >= MIN_JOBS_FOR_OVERLOAD
+    return enough and all(each >= OVERLOAD_FRACTION for each in growth(run))
+
+
+def growth(run: Run) -> tuple[float, float]:
+    """(growth, level) of waiting work while jobs arrive, both as shares of what the cluster can do; NaN where all come
+    at once.
+
+    growth: the least-squares slope of W(t), GPU-seconds that wait, ÷ the cluster's GPUs: by how much arrivals exceed
+    what is served. level: mean W in the last quarter ÷ (GPUs × length of the window).
+    """
+    length_s = run.workload.arrival_window_s
+    return growth_until(run, length_s) if length_s > 0 else (np.nan, np.nan)
+
+
+def growth_until(run: Run, length_s: float) -> tuple[float, float]:
+    """`growth` over the first `length_s` seconds of the run."""
+    at_s = np.linspace(0.0, length_s, POINTS)
+    most_gpu_s = OVERLOAD_FRACTION / MIN_WAITING_JOBS * run.cluster.gpus * length_s
+    waiting_s = waiting_gpu_s(run, at_s, most_gpu_s=most_gpu_s) / run.cluster.gpus
+    centred_s = at_s - at_s.mean()
+    slope = float(centred_s @ waiting_s / (centred_s @ centred_s))
+    return slope, float(waiting_s[-(POINTS // 4) :].mean()) / length_s
+
+
+def waiting_gpu_s(run: Run, at_s: Floats, *, most_gpu_s: float = np.inf) -> Floats:
+    """GPU-seconds that jobs waiting at each of these instants still had to train; same shape as at_s.
+
+    A job's work is its run time × its GPUs; what it has held GPUs for is taken off it while it waits again. most_gpu_s:
+    no job counts for more.
+    """
+    held, work = run.held, run.workload.duration_s * run.workload.gpus
+    order = np.lexsort((held.start_s, held.job_id))
+    job = held.job_id[order]
+    service = ((held.end_s - held.start_s) * held.gpus)[order]
+    total = np.cumsum(service)
+    first = np.append(True, job[1:] != job[:-1])[: len(job)]
+    before_job = np.maximum.accumulate(np.where(first, total - service, 0.0))
+    left_before, left_after = (np.maximum(work[job] - (done - before_job), 0.0) for done in (total - service, total))
+    stopped = np.append(run.events.kind, np.uint8(Kind.FINISH))[held.end_row[order]] == Kind.STOP
+    time_s = np.concatenate((run.workload.submit_time_s, held.start_s[order], held.end_s[order][stopped]))
+    change = np.clip(np.concatenate((work, -left_before, left_after[stopped])), -most_gpu_s, most_gpu_s)
+    in_time = np.argsort(time_s, kind="stable")
+    level = np.concatenate(([0.0], np.cumsum(change[in_time])))
+    return np.asarray(np.maximum(level[np.searchsorted(time_s[in_time], at_s, side="right")], 0.0))
+
+
+def split_starts_fraction(events: Events, cluster: Cluster) -> float:
+    """The share of starts and resumes, of jobs on 2 GPUs or more, on more nodes than need be; NaN without any, and
+    where nobody knows the nodes.
+
+    Needed is what the GPUs would take of empty nodes of that type, the largest first.
+    """
+    rows = np.flatnonzero(events.kind == Kind.START)
+    first = np.flatnonzero(events.part[rows] == 0)
+    nodes = np.diff(np.append(first, len(rows)))
+    gpus, node = events.gpus[rows[first]], events.node[rows[first]]
+    several = gpus > 1
+    if not several.any() or (node < 0).any():
+        return float("nan")
+    fewest = np.ones(len(first), dtype=np.int64)
+    types = np.array(cluster.type_of_node)[node]
+    for gpu_type in cluster.gpu_types:
+        sizes = sorted((each.gpus_per_node for each in cluster.node_type_of if each.gpu_type == gpu_type), reverse=True)
+        on = types == gpu_type
+        fewest[on] = np.searchsorted(np.cumsum(sizes), gpus[on]) + 1
+    return float((nodes > fewest)[several].mean())
+
+
+def fragmented_gpu_s(run: Run) -> float:
+    """∫ of idle GPUs while a waiting job would fit by count: it requests no more GPUs than are idle.
+
+    Of several GPU types, each by itself, for jobs that may run there. Whatever else keeps the job waiting is not asked:
+    GPUs that lie apart, who comes first, a quota, the next round. NaN where nobody knows which GPUs jobs held.
+    """
+    events, cluster, held = run.events, run.cluster, run.held
+    whole = events.part == 0
+    starts = whole & (events.kind == Kind.START)
+    if (events.node[starts] < 0).any():
+        return float("nan")
+    time_s = np.unique(events.time_s)
+    if len(time_s) < 2:
+        return 0.0
+    asked = np.array([cluster.gpu_types.index(name) if name else -1 for name in run.workload.gpu_types], dtype=np.int64)
+    types, idle = np.array(cluster.type_of_node)[events.node[held.start_row]], []
+    for name in cluster.gpu_types:
+        on, change = types == name, np.zeros(len(time_s), dtype=np.int64)
+        np.add.at(change, np.searchsorted(time_s, held.start_s[on]), -held.gpus[on])
+        np.add.at(change, np.searchsorted(time_s, held.end_s[on]), held.gpus[on])
+        idle.append(cluster.gpus_of(name) + np.cumsum(change))
+    fits = [np.zeros(len(time_s), dtype=np.bool_) for _ in idle]
+    waits = whole & (events.kind != Kind.FINISH)
+    job, at_s, change = events.job_id[waits], events.time_s[waits], WAITING[events.kind[waits]]
+    classes, which = np.unique(
+        np.stack((asked[run.workload.gpu_type_code[job]], run.workload.gpus[job])), axis=1, return_inverse=True
+    )
+    for number, (kind_asked, gpus) in enumerate(classes.T.tolist()):
+        rows = which == number
+        waiting = np.append(0, np.cumsum(change[rows]))
+        for kind, free in enumerate(idle):
+            if kind_asked in (-1, kind):
+                open_ = np.flatnonzero(~fits[kind] & (free >= gpus))
+                fits[kind][open_] = waiting[np.searchsorted(at_s[rows], time_s[open_], side="right")] > 0
+    length_s = np.diff(time_s)
+    return float(sum((free * fit)[:-1] @ length_s for free, fit in zip(idle, fits, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +218,14 @@ class JobColumns:
     finish_time_fairness: Floats
 
 
-def size_class(gpus: NDArray[Any]) -> NDArray[np.int64]:
-    """The index in `SIZE_CLASSES` of each GPU count."""
-    return np.searchsorted(SIZE_LIMITS, gpus)
-
-
-def job_table(run: Run, held: Holdings | None = None) -> JobColumns:
+def job_table(run: Run) -> JobColumns:
     """What became of each job."""
-    held = holdings(run.events) if held is None else held
-    workload, events, jobs = run.workload, run.events, len(run.workload)
+    workload, events, held, jobs = run.workload, run.events, run.held, len(run.workload)
     starts = np.bincount(held.job_id, minlength=jobs)
+    stopped_jobs = events.job_id[events.kind == Kind.STOP]
+    length_s = held.end_s - held.start_s
+    held_s = np.bincount(held.job_id, weights=length_s, minlength=jobs).astype(np.float64)
+    service_gpu_s = np.bincount(held.job_id, weights=length_s * held.gpus, minlength=jobs).astype(np.float64)
     first_start_s = np.full(jobs, np.nan)
     first_start_s[held.job_id[::-1]] = held.start_s[::-1]  # the earliest is written last
     finished = events.kind == Kind.FINISH
@@ -101,12 +248,12 @@ def job_table(run: Run, held: Holdings | None = None) -> JobColumns:
             first_start_s=first_start_s,
             finish_s=finish_s,
             jct_s=jct_s,
-            waiting_s=jct_s - _held_s(held, jobs),
+            waiting_s=jct_s - held_s,
             queueing_delay_s=first_start_s - workload.submit_time_s,
             slowdown=quotient(jct_s, workload.duration_s),
-            service_gpu_s=_service_gpu_s(held, jobs),
+            service_gpu_s=service_gpu_s,
             work_gpu_s=workload.duration_s * workload.gpus,
-            preemptions=_count(events, Kind.STOP, jobs),
+            preemptions=np.bincount(stopped_jobs, minlength=jobs).astype(np.int32),
             restarts=np.maximum(starts - 1, 0).astype(np.int32),
             mean_contention=contention,
             finish_time_fairness=finish_time_fairness(
@@ -116,37 +263,11 @@ def job_table(run: Run, held: Holdings | None = None) -> JobColumns:
     )
 
 
-OF_WHOLE_JOBS = (
-    "predicted_duration_s",
-    "jct_s",
-    "waiting_s",
-    "queueing_delay_s",
-    "slowdown",
-    "mean_contention",
-    "finish_time_fairness",
-)
-"""Columns that are not defined for a job that was carried into the window: it is the rest of one. Figures of them are
-over measured jobs."""
-
-
 def _known_of(keep: NDArray[np.bool_], jobs: JobColumns) -> JobColumns:
     """The table with NaN in those columns for all other jobs."""
     if keep.all():
         return jobs
     return replace(jobs, **{name: np.where(keep, getattr(jobs, name), np.nan) for name in OF_WHOLE_JOBS})
-
-
-def _count(events: Events, kind: Kind, jobs: int) -> Ints:
-    return np.bincount(events.job_id[events.kind == kind], minlength=jobs).astype(np.int32)
-
-
-def _held_s(held: Holdings, jobs: int) -> Floats:
-    return np.bincount(held.job_id, weights=held.end_s - held.start_s, minlength=jobs).astype(np.float64)
-
-
-def _service_gpu_s(held: Holdings, jobs: int) -> Floats:
-    gpu_s = (held.end_s - held.start_s) * held.gpus
-    return np.bincount(held.job_id, weights=gpu_s, minlength=jobs).astype(np.float64)
 
 
 def mean_contention(submit_s: Floats, finish_s: Floats, end_s: float) -> Floats:
@@ -160,9 +281,8 @@ def mean_contention(submit_s: Floats, finish_s: Floats, end_s: float) -> Floats:
     order = np.argsort(times, kind="stable")
     change = np.where(order < len(arrived), 1, -1)
     time_s, active = steps(times[order], change)
-    life_s = finish_s - submit_s
     sums = integral(time_s, active, finish_s) - integral(time_s, active, submit_s)
-    return quotient(sums, life_s)
+    return quotient(sums, finish_s - submit_s)
 
 
 def finish_time_fairness(
@@ -177,26 +297,49 @@ def finish_time_fairness(
     return quotient(jct_s, alone_s)
 
 
-def summarise(run: Run, jobs: JobColumns | None = None, held: Holdings | None = None) -> Summary:
+def summarise(run: Run, jobs: JobColumns | None = None) -> Summary:
     """Every figure of a run, with units in the names; NaN where one is not defined."""
-    held = holdings(run.events) if held is None else held
-    jobs = job_table(run, held) if jobs is None else jobs
+    jobs = job_table(run) if jobs is None else jobs
     measured = _known_of(jobs.measured, jobs)
+    slope, late = growth(run)
+    compressors: Summary = {}  # only where replicas may compress the gradients that they exchange
+    if run.compressions is not None:
+        gpu_s = compressed_gpu_s(run.compressions, run.held)
+        by_share = np.argsort(-gpu_s, kind="stable").tolist()
+        shares = {run.compressions.compressors[at]: ratio(float(gpu_s[at]), float(gpu_s.sum())) for at in by_share}
+        compressors = {"gpu_time_fraction_by_compressor": shares}
+    rho = measured.finish_time_fairness
+    predicted = np.isfinite(measured.predicted_duration_s) & (measured.duration_s > 0)
+    predicted_s, true_s = measured.predicted_duration_s[predicted], measured.duration_s[predicted]
     return {
         **_identity(run),
         **_completion(run, measured),
-        **_use(run, jobs, held),
-        **_compression(run, held),
-        **_overload(run, held),
-        **_fairness(measured),
+        **_use(run, jobs),
+        **compressors,
+        "overloaded": overloaded(run),
+        "queue_growth_fraction": slope,
+        "late_queue_fraction": late,
+        "mean_finish_time_fairness": mean(rho),
+        "p99_finish_time_fairness": percentile(rho, 99),
+        "worst_finish_time_fairness": percentile(rho, 100),
+        "unfair_fraction": mean(rho[np.isfinite(rho)] > 1.0),
         **_by_class(run, measured),
-        **_prediction(measured),
-        **_cost(run),
+        # How good predicted run times were; over jobs that had one and ran at all.
+        "jobs_predicted": int(predicted.sum()),
+        "prediction_median_absolute_percentage_error": percentile(np.abs(predicted_s - true_s) / true_s * 100, 50),
+        "prediction_spearman": spearman(predicted_s, true_s),
+        "decisions": len(run.decisions.time_s),
+        "decision_p50_s": percentile(run.decisions.decision_s, 50),
+        "decision_p99_s": percentile(run.decisions.decision_s, 99),
+        "simulation_cpu_s": run.simulation_cpu_s,
+        "peak_memory_bytes": run.peak_memory_bytes,
     }
 
 
 def _identity(run: Run) -> Summary:
     workload, cluster = run.workload, run.cluster
+    # Empty where the log names the models, or jobs have none.
+    assigned = workload.model_code[~workload.carried & workload.models_assigned]
     return {
         "policy": run.policy,
         "oracle": run.oracle,
@@ -211,7 +354,7 @@ def _identity(run: Run) -> Summary:
         "trace_start": iso(workload.origin_s),
         "trace_notes": list(workload.notes),
         "assumptions": list(workload.assumptions),
-        "assigned_models": _assigned_models(workload),
+        "assigned_models": [workload.models[code] for code in np.unique(assigned)],
         "trace_windows": list(workload.windows),
         "run_times_on": workload.timed_on,
         "run_times_converted": [asdict(each) for each in workload.conversions],
@@ -237,24 +380,16 @@ def _identity(run: Run) -> Summary:
     }
 
 
-def _assigned_models(workload: Workload) -> list[str]:
-    """The models that jobs were assigned; none where the log names them, or jobs have no model."""
-    if not workload.models_assigned:
-        return []
-    return [workload.models[code] for code in np.unique(workload.model_code[~workload.carried])]
-
-
 def _completion(run: Run, jobs: JobColumns) -> Summary:
     own, finished = ~jobs.carried, np.isfinite(jobs.finish_s)
     first_s = jobs.submit_time_s[0] if len(jobs.submit_time_s) else np.nan
+    held_s = jobs.jct_s - jobs.waiting_s
+    ended = np.isfinite(held_s)
     return {
         "jobs_unfinished": int((own & ~finished).sum()),
         "jobs_failed": int((run.workload.end_state_code[own] == END_STATES.index("failed")).sum()),
         "mean_jct_s": mean(jobs.jct_s),
-        "p50_jct_s": percentile(jobs.jct_s, 50),
-        "p90_jct_s": percentile(jobs.jct_s, 90),
-        "p99_jct_s": percentile(jobs.jct_s, 99),
-        "p999_jct_s": percentile(jobs.jct_s, 99.9),
+        **{f"p{q:g}_jct_s".replace(".", ""): percentile(jobs.jct_s, q) for q in (50, 90, 99, 99.9)},
         "makespan_s": float(jobs.finish_s[finished].max() - first_s) if finished.any() else np.nan,
         "mean_waiting_s": mean(jobs.waiting_s),
         "p99_waiting_s": percentile(jobs.waiting_s, 99),
@@ -262,117 +397,63 @@ def _completion(run: Run, jobs: JobColumns) -> Summary:
         "p99_queueing_delay_s": percentile(jobs.queueing_delay_s, 99),
         "p50_slowdown": percentile(jobs.slowdown, 50),
         "p99_slowdown": percentile(jobs.slowdown, 99),
-        "run_time_ratio": _run_time_ratio(jobs),
+        "run_time_ratio": ratio(float(held_s[ended].sum()), float(jobs.duration_s[ended].sum())),
     }
 
 
-def _run_time_ratio(jobs: JobColumns) -> float:
-    """Time with GPUs ÷ run time in the log, each summed over the jobs that have ended; NaN of none."""
-    held_s = jobs.jct_s - jobs.waiting_s
-    known = np.isfinite(held_s)
-    return ratio(float(held_s[known].sum()), float(jobs.duration_s[known].sum()))
-
-
-def _use(run: Run, jobs: JobColumns, held: Holdings) -> Summary:
-    submit_s = jobs.submit_time_s
+def _use(run: Run, jobs: JobColumns) -> Summary:
+    held, cluster, submit_s = run.held, run.cluster, jobs.submit_time_s
     first_s, last_s = (float(submit_s[0]), float(submit_s[-1])) if len(submit_s) else (0.0, 0.0)
-    used_gpu_s = float((_inside_s(held.start_s, held.end_s, first_s, last_s) * held.gpus).sum())
-    cpu_s, memory_byte_s = np.nan, np.nan
+
+    def used_fraction(start_s: Floats, end_s: Floats, amount: NDArray[Any], there_is: float) -> float:
+        """The share of what there is that was used while jobs arrived."""
+        inside_s = np.maximum(np.minimum(end_s, last_s) - np.maximum(start_s, first_s), 0.0)
+        return ratio(float((inside_s * amount).sum()), there_is * (last_s - first_s))
+
+    cpus, memory = np.nan, np.nan
     if run.shares is not None:
-        had = given(run.shares, held)
-        shared_s = _inside_s(had.start_s, had.end_s, first_s, last_s)
-        cpu_s, memory_byte_s = float((shared_s * had.cpus).sum()), float((shared_s * had.memory_bytes).sum())
+        had = share_intervals(run.shares, held)
+        cpus = used_fraction(had.start_s, had.end_s, had.cpus, cluster.cpus)
+        memory = used_fraction(had.start_s, had.end_s, had.memory_bytes, cluster.memory_bytes)
     queue_s, queue = waiting_jobs(run.events)
-    span_s = queue_s[-1] - queue_s[0] if len(queue_s) else 0.0
     waited_s = integral(queue_s, queue, queue_s[-1:])
     return {
-        "gpu_utilisation_fraction": ratio(used_gpu_s, run.cluster.gpus * (last_s - first_s)),
-        "cpu_utilisation_fraction": ratio(cpu_s, run.cluster.cpus * (last_s - first_s)),
-        "memory_utilisation_fraction": ratio(memory_byte_s, run.cluster.memory_bytes * (last_s - first_s)),
+        "gpu_utilisation_fraction": used_fraction(held.start_s, held.end_s, held.gpus, cluster.gpus),
+        "cpu_utilisation_fraction": cpus,
+        "memory_utilisation_fraction": memory,
         "service_gpu_s": int(held.gpu_ticks().sum()) / TICKS_PER_S,
         "work_gpu_s": int((ticks(jobs.duration_s) * jobs.gpus).sum()) / TICKS_PER_S,
         "preemptions": int(jobs.preemptions.sum()),
         "restarts_per_job": mean(jobs.restarts[~jobs.carried]),
-        "split_starts_fraction": split_starts_fraction(run.events, run.cluster),
-        "fragmented_gpu_s": fragmented_gpu_s(run, held),
+        "split_starts_fraction": split_starts_fraction(run.events, cluster),
+        "fragmented_gpu_s": fragmented_gpu_s(run),
         "max_gpus_used": int(gpus_in_use(run.events)[1].max(initial=0)),
         "max_queue_jobs": int(queue.max(initial=0)),
-        "mean_queue_jobs": ratio(float(waited_s.sum()), span_s),
-    }
-
-
-def _compression(run: Run, held: Holdings) -> Summary:
-    """Only where replicas may compress the gradients that they exchange."""
-    if run.compressions is None:
-        return {}
-    gpu_s = compressed_gpu_s(run.compressions, held)
-    by_share = np.argsort(-gpu_s, kind="stable").tolist()
-    shares = {run.compressions.compressors[at]: ratio(float(gpu_s[at]), float(gpu_s.sum())) for at in by_share}
-    return {"gpu_time_fraction_by_compressor": shares}
-
-
-def _inside_s(start_s: Floats, end_s: Floats, first_s: float, last_s: float) -> Floats:
-    """How much of each interval lies between two instants."""
-    inside_s: Floats = np.maximum(np.minimum(end_s, last_s) - np.maximum(start_s, first_s), 0.0)
-    return inside_s
-
-
-def _overload(run: Run, held: Holdings) -> Summary:
-    slope, late = growth(run, held)
-    return {"overloaded": overloaded(run, held), "queue_growth_fraction": slope, "late_queue_fraction": late}
-
-
-def _fairness(jobs: JobColumns) -> Summary:
-    rho = jobs.finish_time_fairness
-    known = rho[np.isfinite(rho)]
-    return {
-        "mean_finish_time_fairness": mean(rho),
-        "p99_finish_time_fairness": percentile(rho, 99),
-        "worst_finish_time_fairness": percentile(rho, 100),
-        "unfair_fraction": mean(known > 1.0),
+        "mean_queue_jobs": ratio(float(waited_s.sum()), queue_s[-1] - queue_s[0] if len(queue_s) else 0.0),
     }
 
 
 def _by_class(run: Run, jobs: JobColumns) -> Summary:
-    workload, size = run.workload, size_class(jobs.gpus)
+    """Jobs, and means of times, by size, tenant and end state; tenants without jobs are left out."""
+    workload, own = run.workload, ~jobs.carried
+    times = ("jct_s", "waiting_s", "queueing_delay_s")
     tenants = [name or NO_NAME for name in workload.virtual_clusters]
-    states = workload.end_state_code
-    return {
-        "jobs_by_size": counts_by(size[~jobs.carried], SIZE_CLASSES),
-        "mean_jct_s_by_size": means_by(size, SIZE_CLASSES, jobs.jct_s),
-        "mean_waiting_s_by_size": means_by(size, SIZE_CLASSES, jobs.waiting_s),
-        "mean_queueing_delay_s_by_size": means_by(size, SIZE_CLASSES, jobs.queueing_delay_s),
-        "jobs_by_virtual_cluster": _above_none(counts_by(workload.virtual_cluster_code[~jobs.carried], tenants)),
-        "mean_jct_s_by_virtual_cluster": present(means_by(workload.virtual_cluster_code, tenants, jobs.jct_s)),
-        "mean_waiting_s_by_virtual_cluster": present(means_by(workload.virtual_cluster_code, tenants, jobs.waiting_s)),
-        "mean_queueing_delay_s_by_virtual_cluster": present(
-            means_by(workload.virtual_cluster_code, tenants, jobs.queueing_delay_s)
-        ),
-        "jobs_by_end_state": counts_by(states[~jobs.carried], END_STATES),
-        "mean_jct_s_by_end_state": means_by(states, END_STATES, jobs.jct_s),
-    }
-
-
-def _above_none(counts: dict[str, int]) -> dict[str, int]:
-    return {name: count for name, count in counts.items() if count}
-
-
-def _prediction(jobs: JobColumns) -> Summary:
-    """How good predicted run times were; over jobs that had one and ran at all."""
-    known = np.isfinite(jobs.predicted_duration_s) & (jobs.duration_s > 0)
-    predicted_s, true_s = jobs.predicted_duration_s[known], jobs.duration_s[known]
-    return {
-        "jobs_predicted": int(known.sum()),
-        "prediction_median_absolute_percentage_error": percentile(np.abs(predicted_s - true_s) / true_s * 100, 50),
-        "prediction_spearman": spearman(predicted_s, true_s),
-    }
-
-
-def _cost(run: Run) -> Summary:
-    return {
-        "decisions": len(run.decisions.time_s),
-        "decision_p50_s": percentile(run.decisions.decision_s, 50),
-        "decision_p99_s": percentile(run.decisions.decision_s, 99),
-        "simulation_cpu_s": run.simulation_cpu_s,
-        "peak_memory_bytes": run.peak_memory_bytes,
-    }
+    found: Summary = {}
+    for key, code, names, columns in (
+        ("size", size_class(jobs.gpus), SIZE_CLASSES, times),
+        ("virtual_cluster", workload.virtual_cluster_code, tenants, times),
+        ("end_state", workload.end_state_code, END_STATES, times[:1]),
+    ):
+        kept = key != "virtual_cluster"
+        counts = np.bincount(code[own], minlength=len(names)).tolist()
+        found[f"jobs_by_{key}"] = {name: count for name, count in zip(names, counts, strict=True) if count or kept}
+        for column in columns:
+            values = getattr(jobs, column)
+            known = np.isfinite(values)
+            total = np.bincount(code[known], weights=values[known], minlength=len(names)).astype(np.float64)
+            means = quotient(total, np.bincount(code[known], minlength=len(names)).astype(np.float64)).tolist()
+            by_name = dict(zip(names, means, strict=True))
+            found[f"mean_{column}_by_{key}"] = {
+                name: value for name, value in by_name.items() if kept or not np.isnan(value)
+            }
+    return found

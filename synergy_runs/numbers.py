@@ -1,14 +1,101 @@
-"""Numbers as tables and sentences write them."""
+"""Ratios of mean JCTs with confidence intervals, and the formats of numbers in tables and sentences."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from synergy_runs.interval import Ratio
+import numpy as np
+
+from synergy_core.units import Floats
+
+# Confidence interval of a ratio of mean JCTs: a jackknife over independent workloads, NaN if there are too few.
+
+
+MIN_WORKLOADS = 5
+MIN_WAITING_FRACTION = 0.4
+"""Minimum fraction of the longer mean JCT that is waiting time. Below it, queues are so rare that workloads without any
+queue agree on a wrong ratio. Source of both limits: bench/coverage.py; docs/metrics.md, "Interval"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A ratio, its 95 % confidence interval, and the number of independent workloads.
+
+    why_not: "" if there is an interval. Otherwise low and high are NaN, because workloads are `few` or queues `rare`.
+    """
+
+    value: float
+    low: float
+    high: float
+    workloads: int
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """Mean JCTs of one workload under a policy and under the first policy, over the jobs that both finished.
+
+    waiting_s: mean waiting time under the policy with the longer wait.
+    """
+
+    policy_s: float
+    first_s: float
+    waiting_s: float
+
+
+def mean_jcts(policy_jct_s: Floats, first_jct_s: Floats) -> tuple[float, float]:
+    """Mean JCTs of two runs over the jobs that both finished; NaN if there are none. Arrays: (jobs,), seconds."""
+    known = np.isfinite(policy_jct_s) & np.isfinite(first_jct_s)
+    if not known.any():
+        return math.nan, math.nan
+    return float(policy_jct_s[known].mean()), float(first_jct_s[known].mean())
+
+
+def ratio_of_means(workloads: Sequence[Means], *, limits: bool = True) -> Ratio:
+    """Σ of the policy's means ÷ Σ of the first policy's, with a 95 % interval over independent workloads.
+
+    Jackknife of the log-ratio with Student's t of n − 1 degrees of freedom (Miller, Biometrika 61(1), 1974, sections 2
+    and 6). Each step leaves out the same workload under both policies, so differences between workloads cancel. Jobs
+    within a workload are not independent, since a single long queue can cause most of the waiting, so only whole
+    workloads are left out. limits: whether to return no interval if workloads are few or queues are rare.
+    """
+    top, bottom = np.array([(each.policy_s, each.first_s) for each in workloads], dtype=np.float64).reshape(-1, 2).T
+    count = len(top)
+    if not bottom.sum() > 0:
+        return Ratio(math.nan, math.nan, math.nan, count, "few")
+    value = float(top.sum() / bottom.sum())
+    others = np.stack((top.sum() - top, bottom.sum() - bottom))
+    why_not = _why_not(workloads) if limits else ""
+    if why_not or not np.all(others > 0):
+        return Ratio(value, math.nan, math.nan, count, why_not or "few")
+    half = _t_975(count - 1) * _jackknife_error(np.log(others[0] / others[1]))
+    return Ratio(value, value * math.exp(-half), value * math.exp(half), count)
+
+
+def _why_not(workloads: Sequence[Means]) -> str:
+    if len(workloads) < MIN_WORKLOADS:
+        return "few"
+    longer_s = sum(max(each.policy_s, each.first_s) for each in workloads)
+    waits = sum(each.waiting_s for each in workloads) >= MIN_WAITING_FRACTION * longer_s
+    return "" if waits else "rare"
+
+
+def _jackknife_error(left_out: Floats) -> float:
+    """Standard error of a statistic. left_out: its values, each computed with one unit left out."""
+    count = len(left_out)
+    return float(np.sqrt((count - 1) / count * ((left_out - left_out.mean()) ** 2).sum()))
+
+
+def _t_975(freedom: int) -> float:
+    from scipy.special import stdtrit
+
+    return float(stdtrit(freedom, 0.975))
 
 
 def three_digits(value: float) -> str:
-    """`0.065`, `3.12`, `42.1`, `1,234`; `–` for a number that is not."""
+    """Formats a number with about three digits: `0.065`, `3.12`, `42.1`, `1,234`; `–` for NaN and infinity."""
     if not math.isfinite(value):
         return "–"
     size = abs(value)
@@ -17,12 +104,12 @@ def three_digits(value: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    """The fraction as `27 %`, with a no-break space."""
+    """Formats a fraction as `27 %`, with a no-break space."""
     return f"{fraction * 100:.0f}\N{NO-BREAK SPACE}%"
 
 
 def ratio_text(ratio: Ratio) -> str:
-    """`0.58 (0.51–0.66)`; the number alone where no interval can be had, or where it is 1 for sure."""
+    """Formats a ratio with its interval, `0.58 (0.51–0.66)`; without it if there is none or if it is exactly 1."""
     if not math.isfinite(ratio.value):
         return "–"
     if ratio.low == ratio.high == 1.0 or not math.isfinite(ratio.low):

@@ -1,31 +1,53 @@
-"""A policy's folder: written beside its place and renamed when whole, so that what has a name is complete.
+"""Results on disk: a folder per command, in it a folder per policy and seed; listed, compared and exported from there.
 
-`python -m synergy_sim.results DIR` prints what is below DIR (docs/results.md).
+`python -m synergy_sim.results DIR` prints what is below DIR (docs/results.md). A folder is written beside its place and
+renamed when it is complete.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from synergy_core.commands import Parser
 from synergy_core.errors import InputError, unknown
-from synergy_core.parser import Parser
-from synergy_runs.atomic import atomic_folder
-from synergy_runs.log import Decisions, Events, Run, Shares
+from synergy_runs import stored as run_record
+from synergy_runs.comparison import ComparedPolicy, Comparison, collect, compare, ratio_columns, words
+from synergy_runs.facts import AS_LOGGED, Decisions, Events, Run, Shares
+from synergy_runs.files import PARTIAL, atomic_file, atomic_folder
 from synergy_runs.metrics import NO_NAME, JobColumns, Summary, job_table, summarise
-from synergy_runs.timeline import holdings
+from synergy_runs.notes import notes
+from synergy_runs.report.write import write_comparison
+from synergy_runs.stored import (
+    LATEST,
+    NOT_OF_THE_RUN,
+    RunFolder,
+    RunRecord,
+    follow_latest,
+    in_order,
+    new_record,
+    read_record,
+    read_run,
+    run_folders,
+    shown_runs,
+    write_record,
+)
+from synergy_runs.tables import FIGURES, SHARED, caption, comparison_table, print_comparison, terms_cells
 from synergy_runs.traces.rows import END_STATES
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from synergy_runs.comparison import Comparison
-    from synergy_runs.stored import RunFolder, StoredRun
+    from rich.table import Column, Table
 
 
 def write_run(run: Run, folder: Path, config_yaml: str) -> Summary:
@@ -33,9 +55,8 @@ def write_run(run: Run, folder: Path, config_yaml: str) -> Summary:
 
     Raises InputError where the disk refuses. Whatever goes wrong, Ctrl-C included, `folder` is as it was before.
     """
-    held = holdings(run.events)
-    jobs = job_table(run, held)
-    summary = summarise(run, jobs, held)
+    jobs = job_table(run)
+    summary = summarise(run, jobs)
     with atomic_folder(folder) as partial:
         _write_parquet(_job_rows(run, jobs), partial / "jobs.parquet")
         _write_parquet(_columns(run.decisions), partial / "rounds.parquet")
@@ -68,21 +89,22 @@ def _job_rows(run: Run, jobs: JobColumns) -> dict[str, Any]:
     """The job table with the names that its codes stand for."""
     import pyarrow as pa
 
-    workload = run.workload
-
-    def named(code: Any, names: tuple[str, ...]) -> Any:
-        return pa.DictionaryArray.from_arrays(pa.array(code), pa.array([name or NO_NAME for name in names]))
-
-    columns = _columns(jobs)
+    workload, columns = run.workload, _columns(jobs)
+    names = {
+        "virtual_cluster": (workload.virtual_cluster_code, workload.virtual_clusters),
+        "user": (workload.user_code, workload.users),
+        "partition": (workload.partition_code, workload.partitions),
+        "gpu_type": (workload.gpu_type_code, workload.gpu_types),
+        "model": (workload.model_code, workload.models),
+        "end_state": (workload.end_state_code.astype("int32"), END_STATES),
+    }
     return {
         "job_id": columns.pop("job_id"),
         "job_name": pa.array(workload.job_name, type=pa.string()),
-        "virtual_cluster": named(workload.virtual_cluster_code, workload.virtual_clusters),
-        "user": named(workload.user_code, workload.users),
-        "partition": named(workload.partition_code, workload.partitions),
-        "gpu_type": named(workload.gpu_type_code, workload.gpu_types),
-        "model": named(workload.model_code, workload.models),
-        "end_state": named(workload.end_state_code.astype("int32"), END_STATES),
+        **{
+            key: pa.DictionaryArray.from_arrays(pa.array(code), pa.array([each or NO_NAME for each in known]))
+            for key, (code, known) in names.items()
+        },
         **columns,
     }
 
@@ -100,31 +122,50 @@ def _write_parquet(columns: dict[str, Any], path: Path) -> None:
     )
 
 
-_MOST_KEYS = 3
-"""So many settings that vary still make columns; more make a table for each group."""
+STAMP = "%Y-%m-%d_%H-%M-%S"
+MAX_KEYS_IN_COLUMNS = 3
+"""Up to so many settings that vary are columns of one table; more make a table for each group."""
+MAX_LISTED_POLICIES = 6
+MAX_COMMANDS_IN_EXPORT = 8
+_ALL_COLUMNS = 10_000
+_OWN_COLUMNS = ("policy", "seed", "trace")
+_NO_RESULTS = (run_record.FILE, "multirun.yaml")
+_TRIES = 20
+_LATEX = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"},
+    **{"ρ": r"$\rho$", "φ": r"$\varphi$", "×": r"$\times$", "÷": r"$\div$", "·": r"$\cdot$", "≥": r"$\geq$"},
+    **{"≤": r"$\leq$", "→": r"$\to$", "<": "$<$", ">": "$>$", "|": "$|$", "–": "--", "−": "$-$"},
+}
+"""What LaTeX reads otherwise than it is written, or not at all in every font encoding."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints the comparison of the results below a folder; of several runs, what they are first."""
-    import sys
-
-    from synergy_runs.comparison import collect, compare
-    from synergy_runs.exports import latex, markdown, write_csv
-    from synergy_runs.listing import print_listing
-    from synergy_runs.stored import run_folders
-
     chosen = _parser().parse_args(arguments)
     try:
         folders = run_folders(chosen.folder)
-        runs = _chosen_runs(folders, chosen)
+        runs = shown_runs(folders)
+        if not runs:
+            why = "no run is whole" if len(folders) > 1 else "no policy had ended when the run did"
+            raise InputError(f"{chosen.folder}: {why}: {', '.join(str(each.path) for each in folders)}.")
+        if chosen.first:
+            names = {run.policy for run in runs}
+            if chosen.first not in names:
+                raise unknown("policy", chosen.first, names)
+            runs = in_order(runs, [chosen.first])
         comparison = compare(runs)
         written = []
         if chosen.csv:
             written.append(write_csv(comparison, chosen.csv))
         if chosen.parquet:
             written.append(collect(chosen.parquet, runs))
-        if chosen.report:
-            written.append(_report(folders, runs, chosen.folder))
+        if chosen.report:  # in the run's own folder where it has none yet, else in a new one
+            into = follow_latest(chosen.folder)
+            if len(folders) > 1 or (into / "report.html").exists():
+                into = new_folder(into, f"report-{datetime.now().strftime(STAMP)}")
+            commands = dict.fromkeys(run.record.command for run in runs if run.record is not None)
+            written.append(write_comparison(runs, into, command="\n".join(commands)))
         if chosen.markdown or chosen.latex:
             print((markdown if chosen.markdown else latex)(comparison))
         else:
@@ -132,8 +173,24 @@ def main(arguments: list[str] | None = None) -> int:
                 print_listing(folders, chosen.folder)
             elif (record := folders[0].record) is not None and record.state:
                 print(f"{folders[0].path}: not whole: {record.state}; what it has:")
-            _print_groups(comparison)
-        _say_what_is_left_out(runs, comparison)
+            groups = {"": comparison}  # one table where few settings vary; else one for each group, under what differs
+            if len(comparison.settings[0]) > MAX_KEYS_IN_COLUMNS:
+                by_setting = {setting: comparison.of(setting) for setting in comparison.settings}
+                groups = {
+                    words(key): compare([run for row in rows for run in row.runs]) for key, rows in by_setting.items()
+                }
+            for number, (heading, group) in enumerate(groups.items()):
+                if heading:
+                    print("\n" * bool(number) + heading)
+                print_comparison(group)
+        shown = {run.folder for run in comparison.runs}
+        others = [run for run in runs if run.policy != AS_LOGGED]  # every run of a sweep has the log's
+        if left := [str(run.folder) for run in others if run.folder not in shown]:
+            print(
+                f"left out: {len(left)} of {len(others)}, repetitions of newer runs above (policy, seed and settings "
+                f"are the same); name one alone to see it, such as {left[0]}",
+                file=sys.stderr,
+            )
         for path in written:
             print(f"wrote {path}", file=sys.stderr)
     except InputError as error:
@@ -157,60 +214,288 @@ def _parser() -> Parser:
     return parser
 
 
-def _chosen_runs(folders: Sequence[RunFolder], chosen: argparse.Namespace) -> list[StoredRun]:
-    from synergy_runs.stored import in_order, shown_runs
+def command_line() -> list[str]:
+    """The settings of this command line; of a job of a sweep, its own."""
+    from hydra.core.hydra_config import HydraConfig
 
-    runs = shown_runs(folders)
-    if not runs:
-        why = "no run is whole" if len(folders) > 1 else "no policy had ended when the run did"
-        raise InputError(f"{chosen.folder}: {why}: {', '.join(str(each.path) for each in folders)}.")
-    if chosen.first:
-        names = [run.policy for run in runs]
-        if chosen.first not in names:
-            raise unknown("policy", chosen.first, set(names))
-        runs = in_order(runs, [chosen.first])
-    return runs
+    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else sys.argv[1:]
 
 
-def _print_groups(comparison: Comparison) -> None:
-    """One table where few settings vary; else one for each group, under what differs."""
-    from synergy_runs.comparison import compare
-    from synergy_runs.tables import print_comparison
-    from synergy_runs.unequal import words
+@contextlib.contextmanager
+def new_run(parent: Path, program: str, words: Sequence[str], *, name: str | None = None) -> Iterator[Path]:
+    """A new folder in `parent` for what one command makes: whole when the block has ended, `latest` from then on.
 
-    if len(comparison.settings[0]) <= _MOST_KEYS:
-        print_comparison(comparison)
+    name: its name, of a run within a sweep, which no `latest` points to; else the second in which it began. Where
+    nothing was put into it nothing is left. Raises InputError where it cannot be made.
+    """
+    record = new_record(program, words)
+    missing = [each for each in (parent, *parent.parents) if not each.exists()]
+    folder = new_folder(parent, record.begun_at.strftime(STAMP) if name is None else name, only=name is not None)
+    try:
+        write_record(record, folder)
+        yield folder
+        _mark_ended(folder, latest=name is None)
+    finally:
+        if not _has_results(folder):
+            with contextlib.suppress(OSError):
+                for each in _NO_RESULTS:
+                    (folder / each).unlink(missing_ok=True)
+                for path in (folder, *missing):
+                    path.rmdir()
+
+
+@contextlib.contextmanager
+def resumed_run(folder: Path) -> Iterator[None]:
+    """Resumes the run in the folder in this process; the run is whole when the block has ended."""
+    mine = new_record("", [])
+    here = replace(_record(folder), host=mine.host, pid=mine.pid, version=mine.version, commit=mine.commit)
+    write_record(here, folder)
+    yield
+    _mark_ended(folder, latest=True)
+
+
+def is_unended(folder: Path) -> bool:
+    """Whether a run is in the folder that is not whole."""
+    record = read_record(folder)
+    return record is not None and record.ended is None
+
+
+def _has_results(folder: Path) -> bool:
+    return folder.is_dir() and any(each.name not in _NO_RESULTS for each in folder.iterdir())
+
+
+def _record(folder: Path) -> RunRecord:
+    record = read_record(folder)
+    if record is None:
+        raise InputError(f"{folder / run_record.FILE} is gone; somebody has removed it while the run went on.")
+    return record
+
+
+def _mark_ended(folder: Path, *, latest: bool) -> None:
+    """Records that the run in the folder is whole. latest: whether `latest` beside it should lead to it from now on, a
+    link, or where links cannot be made a file with its name; a folder that is called so stays.
+    """
+    if not _has_results(folder):
         return
-    for number, setting in enumerate(comparison.settings):
-        print("\n" * bool(number) + words(setting))
-        print_comparison(compare([run for row in comparison.of(setting) for run in row.runs]))
+    write_record(replace(_record(folder), ended=run_record.now()), folder)
+    if not latest:
+        return
+    link = folder.parent / LATEST
+    partial = link.parent / PARTIAL.format(name=LATEST, pid=os.getpid())
+    try:
+        partial.unlink(missing_ok=True)
+        try:
+            partial.symlink_to(folder.name, target_is_directory=True)
+        except (OSError, NotImplementedError):
+            partial.write_text(folder.name + "\n", encoding="utf-8")
+        partial.replace(link)
+    except OSError as error:
+        print(f"{link} was not set to {folder.name}: {error.strerror}", file=sys.stderr)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
-def _say_what_is_left_out(runs: Sequence[StoredRun], comparison: Comparison) -> None:
-    import sys
+def same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two configurations run the same, however it is shown and wherever it is filed."""
+    return {**one, **dict.fromkeys(NOT_OF_THE_RUN)} == {**other, **dict.fromkeys(NOT_OF_THE_RUN)}
 
-    from synergy_runs.as_logged import AS_LOGGED
 
-    shown = {run.folder for row in comparison.rows for run in row.runs}
-    others = [run for run in runs if run.policy != AS_LOGGED]  # every run of a sweep has the log's
-    if left := [str(run.folder) for run in others if run.folder not in shown]:
-        print(
-            f"left out: {len(left)} of {len(others)}, repetitions of newer runs above (policy, seed and settings are "
-            f"the same); name one alone to see it, such as {left[0]}",
-            file=sys.stderr,
+def show(folders: Sequence[Path], into: Path, *, figures: bool) -> None:
+    """Writes the figures and the report if they are wanted, then prints the table. into: the run's folder."""
+    runs = [read_run(each) for each in folders]
+    try:
+        report = write_comparison(runs, into, command=command_of(into)) if figures else None
+    finally:  # a report that fails does not hide the table
+        print_comparison(compare(runs))
+    if report is not None:
+        print(f"report: {report}")
+    print(f"results: {into}/, and {into.parent / LATEST}/ until the next run")
+
+
+def command_of(folder: Path) -> str:
+    """What was typed for the run in the folder; "" where that is not known."""
+    record = read_record(folder)
+    return record.command if record else ""
+
+
+def new_folder(parent: Path, name: str, *, only: bool = False) -> Path:
+    """The first of `name`, `name-2`, … that did not exist, made. only: `name` and no other will do."""
+    number, tries = 1, _TRIES
+    while True:
+        folder = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir()
+            return folder
+        except OSError as error:
+            # A parent may be gone: another command has just removed what it had made in vain.
+            tries -= isinstance(error, FileNotFoundError)
+            if only or not tries or not (folder.exists() or isinstance(error, FileNotFoundError)):
+                raise InputError(
+                    f"results_dir: {folder} cannot be made ({error.strerror}). Name another place with results_dir=DIR."
+                ) from error
+            number += isinstance(error, FileExistsError)
+
+
+def print_listing(folders: Sequence[RunFolder], below: Path) -> None:
+    """Prints the list of run folders, and says which of them the table below leaves out."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    latest: set[Path] = set()  # folders that a `latest` beside them leads to, unless that was removed
+    for link in {each.path.parent / LATEST for each in folders}:
+        with contextlib.suppress(InputError):
+            latest.add(follow_latest(link).resolve())
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
+    for heading in ("run", "settings", "policies", "seeds", ""):
+        table.add_column(heading, overflow="fold", no_wrap=heading == "run")
+    for each in folders:
+        settings, state = "not known: of before run.yaml", ""
+        if each.record is not None:
+            typed = {key: value for key, value in each.record.settings.items() if key not in _OWN_COLUMNS}
+            settings = " ".join(f"{key}={value}" for key, value in typed.items()) or "as by default"
+            state = each.record.state
+        names = list(dict.fromkeys(run.label for run in each.runs))
+        more = len(names) - MAX_LISTED_POLICIES
+        policies = ", ".join(names if more <= 1 else names[:MAX_LISTED_POLICIES]) + f" and {more} more" * (more > 1)
+        numbers = sorted({run.seed for run in each.runs})
+        consecutive = len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1))
+        seeds = f"{numbers[0]}–{numbers[-1]}" if consecutive else ", ".join(map(str, numbers))
+        state = state or LATEST * (each.path.resolve() in latest)
+        table.add_row(str(each.path.relative_to(follow_latest(below))), settings, policies, seeds, state)
+    console = Console(file=sys.stdout, highlight=False)
+    console.print(Text(f"{below}: {len(folders)} runs, the newest first\n"))
+    console.print(table)
+    if broken := [str(each.path) for each in folders if not each.whole]:
+        told = f"not whole, and not in the table: {', '.join(broken)}; name one to see what it has"
+        console.print(Text(told, style="dim"))
+    console.print()
+
+
+def write_csv(comparison: Comparison, path: Path) -> Path:
+    """A row per row of the table, figures unrounded in the units of their names, means over the row's seeds; returns
+    the path. Raises InputError where the disk refuses.
+    """
+    import pandas as pd
+
+    rows = []
+    for row in comparison.rows:
+        records = _records([row])
+        numbers = {figure.key: row.mean(figure.key) for figure in (*FIGURES, *SHARED)} | ratio_columns(row)
+        rows.append(
+            {
+                **dict(row.setting),
+                "policy": row.policy,
+                **dict(zip(("may_change", "knows"), terms_cells(row), strict=True)),
+                "reads_true_run_times": row.truth_read,
+                "seeds": " ".join(str(run.seed) for run in row.runs),
+                "jobs": " ".join(str(run.summary["jobs"]) for run in row.runs),
+                **{key: value if math.isfinite(value) else None for key, value in numbers.items()},
+                **{
+                    key: "; ".join(dict.fromkeys(getattr(each, key) or "" for each in records))
+                    for key in ("version", "commit", "begun", "command")
+                },
+                "folder": "; ".join(str(run.folder) for run in row.runs),
+            }
         )
+    with atomic_file(path) as partial:
+        pd.DataFrame(rows).to_csv(partial, index=False, lineterminator="\n")
+    return path
 
 
-def _report(folders: Sequence[RunFolder], runs: Sequence[StoredRun], folder: Path) -> Path:
-    """Figures and report: in the run's own folder where it has none yet, else in a new one."""
-    from datetime import datetime
+def markdown(comparison: Comparison) -> str:
+    """The caption, the table with all columns, its notes, and how it was made."""
 
-    from synergy_runs.filing import STAMP, claimed
-    from synergy_runs.report.write import write_comparison
-    from synergy_runs.stored import followed
+    def plain(text: str) -> str:
+        return re.sub(r"([\\|*_])", r"\\\1", text)
 
-    into = followed(folder)
-    if len(folders) > 1 or (into / "report.html").exists():
-        into = claimed(into, f"report-{datetime.now().strftime(STAMP)}")
-    commands = {run.record.command: None for run in runs if run.record is not None}
-    return write_comparison(runs, into, command="\n".join(commands))
+    table, headings = _whole_table(comparison)
+    sides = ["---:" if column.justify == "right" else "---" for column in table.columns]
+    rows = zip(*(_texts(column, "**{}**", plain) for column in table.columns), strict=True)
+    return "\n".join(
+        [
+            f"{plain(caption(comparison))}\n",
+            *(f"| {' | '.join(cells)} |" for cells in (map(plain, headings), sides, *rows)),
+            "",
+            *[f"- {plain(each)}" for each in notes(comparison)],
+            *[f"- {each}" for each in made_by(comparison, quote="`")],
+        ]
+    )
+
+
+def latex(comparison: Comparison) -> str:
+    """The same as a `table` for LaTeX with the package booktabs; how it was made stands in comments."""
+    table, headings = _whole_table(comparison)
+    cells = zip(*(_texts(column, "\\textbf{{{}}}", escaped) for column in table.columns), strict=True)
+    rows: list[str] = []
+    for row, texts in zip(table.rows, cells, strict=True):
+        rows += [f"    {' & '.join(texts)} \\\\", *([r"    \midrule"] if row.end_section else [])]
+    told = [f"  {escaped(each)}\\par" for each in notes(comparison)]
+    sides = "".join("r" if column.justify == "right" else "l" for column in table.columns)
+    return "\n".join(
+        [
+            *[f"% {each}" for each in made_by(comparison)],
+            r"\begin{table}",
+            r"  \centering",
+            f"  \\caption{{{escaped(caption(comparison))}}}",
+            f"  \\begin{{tabular}}{{{sides}}}",
+            r"    \toprule",
+            f"    {' & '.join(map(escaped, headings))} \\\\",
+            r"    \midrule",
+            *rows,
+            r"    \bottomrule",
+            r"  \end{tabular}",
+            *([r"  \par\footnotesize\raggedright", *told] if told else []),
+            r"\end{table}",
+        ]
+    )
+
+
+def escaped(text: str) -> str:
+    """Text for LaTeX."""
+    return "".join(_LATEX.get(sign, sign) for sign in text)
+
+
+def made_by(comparison: Comparison, *, quote: str = "") -> list[str]:
+    """How the figures were made, a line per command. quote: what stands around a command."""
+    lines = list(
+        dict.fromkeys(
+            f"made by {quote}{each.command}{quote} with synergy {each.version}"
+            f"{f', commit {each.commit}' if each.commit else ''}, begun {each.begun}"
+            for each in _records(comparison.rows)
+        )
+    )
+    if more := lines[MAX_COMMANDS_IN_EXPORT:]:
+        lines[MAX_COMMANDS_IN_EXPORT:] = [f"and {len(more)} commands more"]
+    if unknown := sum(run.record is None for run in comparison.runs):
+        lines.append(f"{unknown} runs do not say how they were made")
+    return lines
+
+
+def _records(rows: Sequence[ComparedPolicy]) -> list[RunRecord]:
+    return [run.record for row in rows for run in row.runs if run.record is not None]
+
+
+def _whole_table(comparison: Comparison) -> tuple[Table, list[str]]:
+    """The table of a terminal wide enough for all columns; its headings on one line, the unit in parentheses."""
+    table, _ = comparison_table(comparison, _ALL_COLUMNS)
+    headings = []
+    for column in table.columns:
+        *lines, last = str(column.header).lstrip("\n").split("\n")
+        if lines and lines[0] != "vs":
+            last = f"({last})" * bool(last)
+        headings.append(" ".join([*lines, last]).strip())
+    return table, headings
+
+
+def _texts(column: Column, bold: str, escape: Callable[[str], str]) -> list[str]:
+    """A column's cells, each on one line. bold: what is put around the best values."""
+    from rich.text import Text
+
+    texts = []
+    for cell in map(Text.from_markup, map(str, column.cells)):
+        text = escape(cell.plain.replace("\n", ""))
+        texts.append(bold.format(text) if any("bold" in str(span.style) for span in cell.spans) else text)
+    return texts

@@ -1,12 +1,13 @@
-"""Configuration keys: a dataclass field each, with all there is to say of it; what Hydra composed is checked by them.
+"""Configuration keys: each is a dataclass field with its meaning, default and bounds. Hydra's result is checked here.
 
-Hydra accepts any key that is added with `+`, so a mistyped one would pass unnoticed; here it does not. Here stand the
-keys that every program has; its own stand in its `settings.py`. A program of which conf/ has no groups of values but
-the trace says the defaults there, too (`defaults` is what Hydra composes of them); of others they stand in conf/.
+Hydra accepts any key that is added with `+`; here an unknown key is an error that names the nearest known key. This
+file has the keys that both programs share, and each program's `settings.py` has its own. The simulator's defaults are
+in conf/; the executor's are in its `settings.py` (`defaults` passes them to Hydra).
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import types
@@ -23,7 +24,7 @@ Settable = TypeVar("Settable")
 
 
 class Bounds(NamedTuple):
-    """What a key's value must be, beside its type: in words, and whether a value is."""
+    """A condition on a key's value beyond its type. words: the condition for messages. hold: tests a value."""
 
     words: str
     hold: Callable[[Any], bool]
@@ -40,8 +41,7 @@ POSITIVE = Bounds("at least 1", lambda value: value >= 1)
 FRACTION = Bounds("a fraction in [0, 1]", lambda value: 0 <= value <= 1)
 PART = Bounds("a fraction in (0, 1]", lambda value: 0 < value <= 1)
 NOT_NEGATIVE = Bounds("a number ≥ 0", lambda value: 0 <= value < float("inf"))
-NOT_NEGATIVE_OR_NULL = Bounds("a number ≥ 0, or null", lambda value: value is None or NOT_NEGATIVE.hold(value))
-ABOVE_ZERO = Bounds("a number > 0", lambda value: value > 0)
+ABOVE_ZERO = Bounds("a number > 0", lambda value: 0 < value < float("inf"))
 SECONDS_OR_NONE = Bounds("a finite number of seconds ≥ 0", lambda value: 0 <= value < float("inf"))
 NODES = Bounds(
     f"at least 1 and at most {MOST_NODES:,}, or null", lambda value: value is None or 1 <= value <= MOST_NODES
@@ -54,16 +54,15 @@ LOAD = Bounds("a factor > 0, 1 to leave the arrivals as they are", lambda value:
 
 
 COMPRESSION_MEANING = (
-    "whether replicas compress the gradients that they exchange: none, uniform (all with compressor), lgreco "
-    "(layer by layer within the error of compressor; both at the requested batch), naive (the same, the batch "
-    "chosen as if it cost no progress), coadaptive (compressor and batch chosen together)"
+    "how replicas compress the gradients that they exchange: none, uniform (all layers with compressor), lgreco "
+    "(each layer its own, within the error of compressor; both at the requested batch), naive (as lgreco, with the "
+    "batch chosen as if compression cost no progress), coadaptive (compressor and batch chosen together)"
 )
-COMPRESSOR_MEANING = "of uniform, lgreco and naive: bf16, q8, q4, q2, topk-FRACTION, powersgd-RANK"
-"""Of keys that several programs have."""
+COMPRESSOR_MEANING = "compressor for uniform, lgreco and naive: bf16, q8, q4, q2, topk-FRACTION, powersgd-RANK"
 
 
 def key(meaning: str, default: Any = MISSING, bounds: Bounds = ANY) -> Any:
-    """A field with one line that says what it means. Without a default it is required: conf/ gives it a value."""
+    """Declares a settings field. meaning: a line for --help. A field without a default gets its value from conf/."""
     described = {"meaning": meaning, "bounds": bounds}
     if isinstance(default, list | dict):
         return field(default_factory=lambda: copy.copy(default), metadata=described)
@@ -72,48 +71,48 @@ def key(meaning: str, default: Any = MISSING, bounds: Bounds = ANY) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSettings:
-    """Which jobs arrive."""
+    """Settings of the trace, which defines the jobs that arrive."""
 
-    name: str = key("what results are filed under")
+    name: str = key("the trace's name, which is the folder of its results")
     path: Path | None = key("a job log; null: the first of `find` that exists, else the generator")
     find: list[str] = key("file names to look for in $SYNERGY_DATA, $SYNERGY_DATA/traces and ./traces")
     generator: str | None = key("statistics, or a law such as osdi22, to draw jobs from where there is no log")
-    jobs: int | None = key("of a law: how many jobs")
-    jobs_per_hour: float | None = key("of a law: how many of them arrive in an hour, a Poisson process")
-    job_gpus: Literal["one", "philly"] | None = key("of a law: GPUs of a job, one, or drawn as Philly's, up to 16")
+    jobs: int | None = key("for a law: the number of jobs")
+    jobs_per_hour: float | None = key("for a law: the arrival rate of a Poisson process")
+    job_gpus: Literal["one", "philly"] | None = key("for a law: GPUs per job, one, or up to 16 drawn as in Philly")
     run_times: list[list[float]] | None = key(
-        "of a law: [[share, a, b], …], with that probability a run time is 60·10^U(a, b) seconds"
+        "for a law: [[share, a, b], …], where a run time is 60·10^U(a, b) seconds with probability share"
     )
     class_mix: list[float] = key("shares of image, language and speech models, for a law and for models=by_class")
-    format: str | None = key("the log's format; null: recognised")
+    format: str | None = key("the log's format; null: recognised by its content")
     window: str = key("all, 7d, 2017-10-09/7d, 2017-10-09/2017-10-16 or 2017-10-09")
-    carry_in: bool = key("whether jobs that were running at the window's start enter with what was left of them")
+    carry_in: bool = key("whether jobs that were running at the window's start enter with their remaining work")
     sample: float = key("fraction of the jobs to keep, drawn with the seed", bounds=PART)
-    min_gpus: int = key("jobs that ask for fewer GPUs are left out", bounds=COUNT)
+    min_gpus: int = key("jobs that request fewer GPUs are left out", bounds=COUNT)
     bad_rows: Literal["stop", "skip"] = key("what to do with impossible rows")
     attempts: Literal["apart", "merged"] = key(
         "requeued and retried jobs: a submission per attempt (apart), or one long run per job (merged)"
     )
-    overestimate: float = key("estimates the log lacks are duration × (1 + overestimate·U[0,1))", bounds=NOT_NEGATIVE)
+    overestimate: float = key("missing estimates are drawn: duration × (1 + overestimate·U[0,1))", bounds=NOT_NEGATIVE)
     models: Literal["auto", "none", "as_given", "mix", "by_class", "llm"] = key(
         "training jobs: none (run times only), as_given (the log names them), mix (drawn by GPU-time; run times kept), "
         "by_class (the log's, else by class_mix; run times kept), "
         "llm (as mix, but large jobs are language models with parallel plans), "
         "auto (as_given where the log names models and batches, mix where a policy needs it)"
     )
-    measured_jobs: str | None = key("ids of the jobs that figures of jobs are over, such as 4000-4999; null: all")
-    llm_gpus: int = key("the fewest GPUs of a job that models=llm makes a language model", bounds=POSITIVE)
+    measured_jobs: str | None = key("ids of the jobs that job metrics include, such as 4000-4999; null: all")
+    llm_gpus: int = key("with models=llm, jobs with at least this many GPUs are language models", bounds=POSITIVE)
     gpu_type: str | None = key(
         "the GPU type that run times were logged on where the log does not say; on another type they are converted, as "
-        "measured or by data sheets; null: where the log does not say, they are used unchanged. Of the simulator",
+        "measured or by data sheets; null: where the log does not say, they are used unchanged. Simulator only",
         None,
     )
     nodes: int | None = key(
-        "nodes of the cluster unless cluster.nodes says otherwise; null: those that the log's jobs ran on", bounds=NODES
+        "nodes of the cluster unless cluster.nodes is set; null: those that the log's jobs ran on", bounds=NODES
     )
-    gpus_per_node: int | None = key("GPUs of each of them; null: as in the log, else 8", bounds=GPUS_PER_NODE)
+    gpus_per_node: int | None = key("GPUs per node; null: as in the log, else 8", bounds=GPUS_PER_NODE)
     slots: int | None = key(
-        "for the executor: slots of a machine without GPUs, which share its CPU cores; null: as many as it has cores",
+        "for the executor: slots on a machine without GPUs, which share its CPU cores; null: one slot per core",
         None,
         Bounds("at least 1, or null", lambda value: value is None or value >= 1),
     )
@@ -121,61 +120,60 @@ class TraceSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeTypeSettings:
-    """Nodes that are alike."""
+    """Settings of a group of identical nodes."""
 
     gpu_type: str = key("a name such as v100")
-    nodes: int = key("how many nodes", bounds=NODES)
-    gpus_per_node: int = key("GPUs of each", bounds=GPUS_PER_NODE)
-    cpus_per_node: float | Literal["sheet"] | None = key("CPU cores of each; null: cluster.cpus_per_node", None)
-    memory_gb_per_node: float | Literal["sheet"] | None = key("memory; null: cluster.memory_gb_per_node", None)
+    nodes: int = key("number of nodes", bounds=NODES)
+    gpus_per_node: int = key("GPUs per node", bounds=GPUS_PER_NODE)
+    cpus_per_node: float | Literal["sheet"] | None = key("CPU cores per node; null: cluster.cpus_per_node", None)
+    memory_gb_per_node: float | Literal["sheet"] | None = key("host memory; null: cluster.memory_gb_per_node", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
-    """What they run on."""
+    """Settings of the cluster that jobs run on."""
 
-    nodes: int | None = key("number of nodes; null: what the trace suggests, or the log shows", bounds=NODES)
-    gpus_per_node: int | None = key(
-        "GPUs of each node; null: what the trace suggests, or the log shows", bounds=GPUS_PER_NODE
-    )
-    add_nodes: int = key("so many nodes more (or fewer: -8) than there would be, where all are alike", 0)
+    nodes: int | None = key("number of nodes; null: trace.nodes, or those in the log", bounds=NODES)
+    gpus_per_node: int | None = key("GPUs per node; null: trace.gpus_per_node, or as in the log", bounds=GPUS_PER_NODE)
+    add_nodes: int = key("number of nodes to add (or remove: -8), if all nodes are alike", 0)
     cpus_per_node: float | Literal["sheet"] | None = key(
-        "CPU cores of each node; sheet: as the catalog's nodes of that GPU type have; null: nobody looks at CPUs"
+        "CPU cores per node; sheet: as in the catalog's nodes of that GPU type; null: CPUs are not modelled"
     )
-    memory_gb_per_node: float | Literal["sheet"] | None = key("host memory of each node, GB; sheet and null: as above")
+    memory_gb_per_node: float | Literal["sheet"] | None = key("host memory per node, GB; sheet, null: as for CPU cores")
     storage_mb_per_s: float | None = key(
-        "at which each node reads training data that is not in its memory, MB/s; null: as fast as need be"
+        "rate at which each node reads training data that is not cached in its memory, MB/s; null: never a bottleneck"
     )
     network_gbps: float | None = key(
-        "what all-reduces between nodes reach, Gb/s of a whole node; null: as measured. Of the simulator, with "
+        "bandwidth that all-reduces between nodes reach, Gb/s per node; null: as measured. Simulator only, with "
         "truth.measured=false",
         None,
+        Bounds("a number > 0, or null for what was measured", lambda value: value is None or ABOVE_ZERO.hold(value)),
     )
     gpu_type: str | None = key(
-        "the GPU type of all nodes: one of the catalog, or of gpu_sheets; null: the one that most of the log's GPUs "
-        "are, else trace.gpu_type, else v100"
+        "the GPU type of all nodes, from the catalog or gpu_sheets; null: the most frequent type in the log, else "
+        "trace.gpu_type, else v100"
     )
     gpu_sheets: list[Path] = key(
-        "data sheets of further GPU types, YAML files named as the type is, in the form of synergy_core/catalog/gpus/",
+        "data sheets of further GPU types: YAML files named after the type, in the form of synergy_core/catalog/gpus/",
         [],
     )
     anonymous_gpu_types: list[str] = key(
-        "GPU types of which nobody knows anything, and on which run times hold as they are", []
+        "GPU types without data sheet or measurements, on which run times are used unchanged", []
     )
     node_types: list[NodeTypeSettings] | None = key(
-        "several types, in order of preference, instead of the above; one value of one of them: "
-        "cluster.node_types.0.nodes=12"
+        "several node types, in order of preference, instead of the keys above; cluster.node_types.0.nodes=12 changes "
+        "one value"
     )
-    load: float = key("how many times as dense as in the trace jobs arrive", bounds=LOAD)
+    load: float = key("factor on the trace's arrival rate", bounds=LOAD)
     virtual_clusters: str | dict[str, int] | None = key("quotas: null, trace (as the log says), or {tenant: GPUs}")
     borrowing: bool = key("whether a tenant may exceed its quota while GPUs are idle")
     placement: PlacementRule = key(
-        "where jobs go: consolidate (on one node up to its size, on whole nodes beyond; else they wait), relax (the "
-        "same until they have waited patience_s), spread (wherever GPUs are free), even "
-        "(the same, dealt alike over its nodes: 2 + 2, not 3 + 1), most_free (on the emptiest nodes)"
+        "where jobs run: consolidate (on one node if they fit, else on whole nodes; until then they wait), relax (the "
+        "same until they have waited patience_s), spread (on any free GPUs), even (as spread, with "
+        "equal numbers of GPUs per node: 2 + 2, not 3 + 1), most_free (on the emptiest nodes)"
     )
     patience_s: float = key(
-        "how long a job waits for GPUs that lie together if placement=relax", bounds=SECONDS_OR_NONE
+        "how long a job waits for a consolidated placement if placement=relax", bounds=SECONDS_OR_NONE
     )
     partitions: Literal["trace"] | None = key(
         "trace: each job runs only on the nodes of the partition that the log says it was submitted to; null: all "
@@ -186,7 +184,7 @@ class ClusterSettings:
 
 
 class Key(NamedTuple):
-    """A key of a program: its dotted name, its type, what it means, and what its value must be beside its type."""
+    """A setting of a program. name: with dots, such as cluster.nodes. bounds: conditions on its value."""
 
     name: str
     kind: Any
@@ -195,43 +193,40 @@ class Key(NamedTuple):
 
 
 def keys(of: type, prefix: str = "") -> Iterator[Key]:
-    """Every key, sections first."""
+    """All keys of a settings class; each section precedes its own keys. prefix: the section's name, with a dot."""
     hints = typing.get_type_hints(of)
     for each in _fields(of):
         kind = hints[each.name]
         yield Key(prefix + each.name, kind, each.metadata["meaning"], each.metadata["bounds"])
-        for section in typing.get_args(kind) or (kind,):  # one that may be null has keys too
+        for section in typing.get_args(kind) or (kind,):  # a section that may be null has keys, too
             if dataclasses.is_dataclass(section) and typing.get_origin(kind) is not list:
                 yield from keys(section, f"{prefix}{each.name}.")  # type: ignore[arg-type]
 
 
 def meanings(of: type) -> Iterator[tuple[str, str]]:
-    """(dotted key, meaning) of every key, sections first."""
+    """Pairs of dotted key and meaning, for all keys of a settings class."""
     for each in keys(of):
         yield each.name, each.meaning
 
 
 def defaults(of: type) -> dict[str, Any]:
-    """The defaults of the keys that have one, as plain values."""
-    made = {
-        each.name: each.default if each.default_factory is MISSING else each.default_factory() for each in _fields(of)
-    }
-    return {name: _plain(value) for name, value in made.items() if value is not MISSING}
+    """Default values, as plain values, of all keys that have one."""
+    found: dict[str, Any] = {}
+    for each in _fields(of):
+        value = each.default if each.default_factory is MISSING else each.default_factory()
+        if value is not MISSING:
+            section = dataclasses.is_dataclass(value)
+            found[each.name] = defaults(type(value)) if section else str(value) if isinstance(value, Path) else value
+    return found
 
 
 def _fields(of: type) -> list[dataclasses.Field[Any]]:
-    """The fields of a settings class, its own before those that it inherits."""
+    """The fields of a settings class, its own before inherited ones."""
     return sorted(dataclasses.fields(of), key=lambda each: each.name not in of.__annotations__)
 
 
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return defaults(type(value))
-    return str(value) if isinstance(value, Path) else value
-
-
 def build(kind: type[Settable], values: Mapping[str, Any], prefix: str = "") -> Settable:
-    """A settings object of plain values. Raises InputError for unknown, missing or mistyped keys."""
+    """Builds a settings object from plain values. Raises InputError for unknown, missing or mistyped keys."""
     hints = typing.get_type_hints(kind)
     for name in values:
         if name not in hints:
@@ -249,10 +244,18 @@ def build(kind: type[Settable], values: Mapping[str, Any], prefix: str = "") -> 
 
 
 def cast(value: Any, kind: Any, where: str) -> Any:
-    """`value` as the type wants it, with the conversions that lose nothing."""
+    """Converts a value to a setting's type if that is lossless. where: the dotted key. Raises InputError otherwise."""
     origin, choices = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return _cast_union(value, kind, choices, where)
+        others = [each for each in choices if each is not type(None)]
+        if value is None and len(others) < len(choices):
+            return None
+        if len(others) == 1:
+            return cast(value, others[0], where)
+        for choice in others:
+            with contextlib.suppress(InputError):
+                return cast(value, choice, where)
+        raise InputError(f"{where}={typed(value)}: expected {expected(kind)}.")
     if kind is Any:
         return value
     if origin is Literal:
@@ -280,21 +283,8 @@ def cast(value: Any, kind: Any, where: str) -> Any:
     raise InputError(f"{where}={typed(value)}: expected {expected(kind)}.")
 
 
-def _cast_union(value: Any, kind: Any, choices: tuple[Any, ...], where: str) -> Any:
-    if value is None and type(None) in choices:
-        return None
-    for choice in choices:
-        if choice is not type(None):
-            try:
-                return cast(value, choice, where)
-            except InputError:
-                if len(choices) == 2 and type(None) in choices:
-                    raise
-    raise InputError(f"{where}={typed(value)}: expected {expected(kind)}.")
-
-
 def typed(value: Any) -> str:
-    """A value as it is typed behind `key=`."""
+    """Formats a value as a user types it after `key=`."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{name}: {typed(each)}" for name, each in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -313,7 +303,7 @@ _PLAIN = {
 
 
 def expected(kind: Any) -> str:
-    """What a key of that type takes, in words."""
+    """The values that a key of this type accepts, in words."""
     origin, choices = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return ", or ".join(expected(choice) for choice in choices)

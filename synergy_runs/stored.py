@@ -4,26 +4,143 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import socket
+import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from datetime import datetime
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from synergy_core.arrays import Floats
+from synergy_core import __version__
 from synergy_core.errors import InputError
-from synergy_runs.as_logged import AS_LOGGED
+from synergy_core.units import Floats
 from synergy_runs.asked import label_of
-from synergy_runs.log import Events, Shares
+from synergy_runs.facts import AS_LOGGED, Events, Shares
+from synergy_runs.files import atomic_file
 from synergy_runs.metrics import Summary
-from synergy_runs.run_record import NOT_OF_THE_RUN, RunRecord, read_record
 
+FILE = "run.yaml"
+"""In a run's folder: how the run was made, and whether it is whole."""
+_HEAD = "# How these results were made. Where `ended` is null they are not whole: under way, or ended early.\n"
+LATEST = "latest"
+"""Beside runs' folders: a link to the one that ended last, or a file with its name."""
+_WORK = ".work"
+"""How the executor's folders of live states end, in which no results are."""
+NOT_OF_THE_RUN = (
+    *("results_dir", "figures", "progress", "live", "compared_with", "same_information"),
+    *("keep_checkpoints", "retention", "retention_days"),
+)
+"""Keys that say how results are shown or filed, and what is kept of jobs, not what was run."""
 # Settings that say which run this is, where it lies or what is shown of it, not under what conditions it ran.
-_NOT_CONDITIONS = ("policy", "seed", "hydra", *NOT_OF_THE_RUN)
-_NOT_CONDITIONS_EITHER = ("trace.find", "trace.bad_rows")
+_NOT_CONDITIONS = {"policy", "seed", "hydra", "trace.find", "trace.bad_rows", *NOT_OF_THE_RUN}
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What run.yaml says. begun, ended: ISO 8601 with the zone; ended is None until everything else is there.
+
+    commit: of the checkout that ran, `-dirty` where files of it had been changed; None where it is not known.
+    settings: what was typed, by key. host, pid: of the process that began it, or went on with it.
+    """
+
+    command: str
+    begun: str
+    ended: str | None
+    version: str
+    commit: str | None
+    host: str
+    pid: int
+    settings: dict[str, str]
+
+    @property
+    def begun_at(self) -> datetime:
+        return datetime.fromisoformat(self.begun)
+
+    @property
+    def state(self) -> str:
+        """ "" of a whole run, else what is known of it, in words."""
+        if self.ended:
+            return ""
+        if self.host != socket.gethostname():
+            return f"ended early, or under way on {self.host}"
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return "ended early"
+        except OSError:  # another user's process
+            pass
+        return f"under way (process {self.pid})"
+
+
+def new_record(program: str, words: Sequence[str]) -> RunRecord:
+    """The record of a run that begins now. program: the name after `python -m`. words: its arguments."""
+    import shlex
+
+    return RunRecord(
+        command=shlex.join(["python", "-m", program, *words]),
+        begun=now(),
+        ended=None,
+        version=__version__,
+        commit=commit(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        settings=typed_settings(words),
+    )
+
+
+def typed_settings(words: Sequence[str]) -> dict[str, str]:
+    """The settings on a command line, by key, without those that only display or store a run."""
+    pairs = [word.lstrip("+").partition("=") for word in words if "=" in word and not word.startswith("-")]
+    return {
+        key: value for key, _, value in pairs if key not in NOT_OF_THE_RUN and not key.startswith(("hydra.", "hydra/"))
+    }
+
+
+def write_record(record: RunRecord, folder: Path) -> None:
+    """Writes run.yaml, in place of an earlier one. Raises InputError where the disk refuses."""
+    text = yaml.safe_dump(dataclasses.asdict(record), sort_keys=False, allow_unicode=True, width=10_000)
+    with atomic_file(folder / FILE) as partial:
+        partial.write_text(_HEAD + text, encoding="utf-8")
+
+
+def read_record(folder: Path) -> RunRecord | None:
+    """What the folder's run.yaml says; None where there is none. Raises InputError for one that cannot be read."""
+    path = folder / FILE
+    try:
+        values: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        record = RunRecord(**values)
+        _ = record.begun_at
+    except FileNotFoundError:
+        return None
+    except (OSError, TypeError, ValueError, yaml.YAMLError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise InputError(f"{path}: cannot be read as a run's record ({why}). Move it away to read the rest.") from error
+    return record
+
+
+def now() -> str:
+    """This instant, with the zone."""
+    return datetime.now().astimezone().isoformat(timespec="milliseconds")
+
+
+@cache
+def commit() -> str | None:
+    """The commit of the checkout that this code lies in; None where it lies in none, or git is not there."""
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -35,7 +152,6 @@ class StoredRun:
 
     @property
     def policy(self) -> str:
-        """The policy's name."""
         return str(self.summary["policy"])
 
     @property
@@ -45,12 +161,11 @@ class StoredRun:
 
     @property
     def seed(self) -> int:
-        """The seed of the workload."""
         return int(self.summary["seed"])
 
     @cached_property
     def record(self) -> RunRecord | None:
-        """How it was made: by which command, of a sweep the sweep's; None where nothing beside it says so."""
+        """The command that made the run (of a sweep: the sweep's); None if no record says so."""
         return read_record(self.folder.parent.parent) or read_record(self.folder.parent)
 
     def jobs(self, *columns: str) -> dict[str, NDArray[Any]]:
@@ -69,16 +184,19 @@ class StoredRun:
         return _read(self.folder / "rounds.parquet", columns)
 
     def events(self) -> Events:
-        """The log of facts."""
-        names = [field.name for field in dataclasses.fields(Events)]
-        return Events(**_read(self.folder / "events.parquet", names))
+        """The log of facts; `reason` is 0 throughout where the version that wrote it did not record reasons."""
+        path, (*others, reason) = self.folder / "events.parquet", Events.__slots__
+        columns = _read(path, others)
+        try:
+            columns |= _read(path, [reason])
+        except InputError:
+            columns[reason] = np.zeros(len(columns["kind"]), dtype=np.uint8)
+        return Events(**columns)
 
     def shares(self) -> Shares | None:
-        """What jobs were given beside GPUs; None where nobody shared it out."""
+        """CPUs and memory given to jobs; None if the policy did not share them out."""
         path = self.folder / "shares.parquet"
-        if not path.exists():
-            return None
-        return Shares(**_read(path, [field.name for field in dataclasses.fields(Shares)]))
+        return Shares(**_read(path, Shares.__slots__)) if path.exists() else None
 
     def config_yaml(self) -> str:
         """The configuration it ran with, as text."""
@@ -90,11 +208,7 @@ class StoredRun:
 
         `cluster.nodes` is the number of nodes that there were, also where the configuration leaves it to the trace.
         """
-        flat = {
-            key: value
-            for key, value in _flat(self._config)
-            if key.split(".")[0] not in _NOT_CONDITIONS and key not in _NOT_CONDITIONS_EITHER
-        }
+        flat = {key: value for key, value in _flat(self._config) if not {key, key.split(".")[0]} & _NOT_CONDITIONS}
         if "cluster.nodes" in flat:
             flat["cluster.nodes"] = str(sum(each["nodes"] for each in self.summary["node_types"]))
         return flat
@@ -125,18 +239,12 @@ def _read(path: Path, columns: Sequence[str]) -> dict[str, NDArray[Any]]:
 
     try:
         missing = [name for name in columns if name not in pq.read_schema(path).names]
-        table = None if missing else pq.read_table(path, columns=list(columns))
+        if not missing:
+            table = pq.read_table(path, columns=list(columns))
+            return {name: np.asarray(table[name].to_numpy()) for name in columns}
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error}. Run that policy again.") from error
-    if table is None:
-        raise InputError(f"{path}: has no {', '.join(missing)}: another version wrote it. Run that policy again.")
-    return {name: np.asarray(table[name].to_numpy()) for name in columns}
-
-
-LATEST = "latest"
-"""Beside runs' folders: a link to the one that ended last, or a file with its name."""
-_WORK = ".work"
-"""How the executor's folders of live states end, in which no results are."""
+    raise InputError(f"{path}: has no {', '.join(missing)}: another version wrote it. Run that policy again.")
 
 
 @dataclass(frozen=True)
@@ -155,8 +263,8 @@ class RunFolder:
         return self.record is None or self.record.ended is not None
 
 
-def followed(path: Path) -> Path:
-    """The path, with the folder that it leads to in place of a `latest`. Raises InputError where nothing is there."""
+def follow_latest(path: Path) -> Path:
+    """The path, with `latest` replaced by the folder it points to. Raises InputError if nothing is there."""
     for each in (path, *path.parents):
         if each.name == LATEST and (each.is_file() or (each.is_symlink() and each.exists())):
             name = each.read_text(encoding="utf-8").strip() if each.is_file() else each.readlink()
@@ -179,7 +287,7 @@ def run_folders(path: Path) -> list[RunFolder]:
 
     Raises InputError if there is nothing, or it cannot be read.
     """
-    path = followed(path)
+    path = follow_latest(path)
     try:
         found = list(_run_folders(path))
     except OSError as error:
@@ -190,8 +298,7 @@ def run_folders(path: Path) -> list[RunFolder]:
 
 
 def _run_folders(path: Path) -> Iterable[RunFolder]:
-    record = read_record(path)
-    if record is not None or _is_run(path):
+    if (record := read_record(path)) is not None or _is_run(path):
         yield RunFolder(path, record, tuple(read_run(each) for each in _runs_below(path)))
         return
     below = _folders_in(path)
@@ -202,12 +309,8 @@ def _run_folders(path: Path) -> Iterable[RunFolder]:
             yield from _run_folders(each)
 
 
-def _runs_below(path: Path) -> Iterable[Path]:
-    if _is_run(path):
-        yield path
-        return
-    for each in _folders_in(path):
-        yield from _runs_below(each)
+def _runs_below(path: Path) -> list[Path]:
+    return [path] if _is_run(path) else [run for each in _folders_in(path) for run in _runs_below(each)]
 
 
 def _folders_in(path: Path) -> list[Path]:
@@ -228,7 +331,7 @@ def find_runs(folder: Path) -> list[StoredRun]:
 
 
 def shown_runs(folders: Sequence[RunFolder]) -> list[StoredRun]:
-    """The runs of those that are whole; of a single one whole or not."""
+    """The runs that are whole; a single run may be incomplete."""
     return in_order(run for each in folders if each.whole or len(folders) == 1 for run in each.runs)
 
 
@@ -249,12 +352,8 @@ def in_order(runs: Iterable[StoredRun], policies: Sequence[str] = ()) -> list[St
     """The runs in the order of `policies`, else of what their commands named, longest first; others keep theirs."""
     runs = list(runs)
     lists = [policies] if policies else sorted((run.asked_policies() for run in runs), key=len, reverse=True)
-    # A run that stands alone was compared with nothing: it has no place in front of those that were.
+    # A single run was not compared with others: it never comes before runs that were.
     names = list(dict.fromkeys(label_of(text) for each in lists if policies or len(each) > 1 for text in each))
-
-    def place(run: StoredRun) -> tuple[int, bool]:
-        # What the log shows comes last, unless ratios are to refer to it.
-        at = names.index(run.policy) if run.policy in names else len(names)
-        return at, run.policy == AS_LOGGED and run.policy not in names
-
-    return sorted(runs, key=place)
+    place = {name: at for at, name in enumerate(names)}
+    # What the log shows comes last, unless ratios are to refer to it.
+    return sorted(runs, key=lambda run: place.get(run.policy, len(names) + (run.policy == AS_LOGGED)))

@@ -1,85 +1,317 @@
-"""The comparison as a table on a terminal: as many columns as fit, the best value of each in bold."""
+"""The comparison as a table on a terminal, what came out of it in words, and the notes."""
 
 from __future__ import annotations
 
+import math
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
+from synergy_core.units import DAY_S, HOUR_S
 from synergy_runs.comparison import ComparedPolicy, Comparison, assigned_models
-from synergy_runs.log import POOLED
-from synergy_runs.metrics import Summary
-from synergy_runs.notes import notes
-from synergy_runs.numbers import ratio_text
-from synergy_runs.table_columns import Figure, cells, figures_of
-from synergy_runs.verdict import verdict
+from synergy_runs.facts import POOLED
+from synergy_runs.notes import notes, on_equal_terms
+from synergy_runs.numbers import ratio_text, three_digits
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
+@dataclass(frozen=True)
+class Figure:
+    """One column: a key of the summary, its heading, what kind of number it is, and which is best."""
+
+    key: str
+    heading: str
+    kind: str  # time, percent, gpu_time, number
+    best: Callable[[Sequence[float]], float] | None = min
+
+
+# In order of importance: a narrow terminal shows the first ones.
+FIGURES = (
+    Figure("mean_jct_s", "mean JCT", "time"),
+    Figure("mean_waiting_s", "mean wait", "time"),
+    Figure("p99_waiting_s", "p99 wait", "time"),
+    Figure("p99_slowdown", "p99 slowdown", "number"),
+    Figure("service_gpu_s", "GPU time", "gpu_time", None),
+    Figure("p99_jct_s", "p99 JCT", "time"),
+    Figure("p50_slowdown", "median slowdown", "number"),
+    Figure("fragmented_gpu_s", "idle, yet fits", "gpu_time"),
+    Figure("gpu_utilisation_fraction", "GPUs used", "percent", max),
+    Figure("p50_jct_s", "median JCT", "time"),
+    Figure("mean_queueing_delay_s", "first start", "time"),
+    Figure("p99_finish_time_fairness", "p99 ρ", "number"),
+    Figure("restarts_per_job", "restarts per job", "number"),
+    Figure("makespan_s", "makespan", "time"),
+    Figure("unfair_fraction", "ρ > 1", "percent"),
+    Figure("p90_jct_s", "p90 JCT", "time"),
+    Figure("p999_jct_s", "p99.9 JCT", "time"),
+    Figure("simulation_cpu_s", "CPU s", "number", None),
+)
+SHARED = (
+    Figure("cpu_utilisation_fraction", "CPUs used", "percent", None),
+    Figure("memory_utilisation_fraction", "memory used", "percent", None),
+)
+"""Of policies that share CPUs and memory out; in the report only."""
+MAX_SWEPT_VALUES = 6
+"""A sweep over more values is told by its first and last."""
+MAX_SETTINGS = 4
+"""Settings with a sentence of their own."""
+MAX_RIVALS = 3
+"""Policies of the winner's own kind that it is compared with."""
+MAX_TAIL_RATIO = 0.5
+"""A policy whose p99 wait is at most this part of the winner's is named."""
+MIN_CHANGE = 0.005
+"""Smaller relative changes of GPU time are not told."""
 WIDE_TERMINAL = 110
 """Columns from which on what a policy may change and knows stands in one line."""
-LONGEST_IN_A_CELL = 24
+MAX_CELL_WIDTH = 24
 """Characters of a label or a setting beyond which it goes on in the next line, at a joint."""
+MAX_HEADING_WIDTH = 8
+"""Characters of a line of a heading, unless a word is longer."""
+KEEPS, CHANGES = "keep each job's GPUs and batch", "may change GPUs or batch"
+_NBSP = "\N{NO-BREAK SPACE}"
+
+
+def unit_of(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[float, str]:
+    """(scale, unit) for a whole column, so that its numbers compare at a glance."""
+    if figure.kind != "time":
+        return {"percent": (0.01, "%"), "gpu_time": (HOUR_S, "GPU-h"), "number": (1.0, "")}[figure.kind]
+    values = [abs(row.mean(figure.key)) for row in rows]
+    typical_s = median([value for value in values if math.isfinite(value) and value] or [0.0])
+    units = ((DAY_S, "d"), (HOUR_S, "h"), (60.0, "min"))
+    return next(((scale, unit) for scale, unit in units if typical_s >= 2 * scale), (1.0, "s"))
+
+
+def cells(figure: Figure, rows: Sequence[ComparedPolicy]) -> tuple[str, list[str], list[bool]]:
+    """(unit, texts, whether each is the best among policies that know no true run times)."""
+    scale, unit = unit_of(figure, rows)
+    texts = [three_digits(row.mean(figure.key) / scale) for row in rows]
+    fair = [value for row in rows if row.eligible and math.isfinite(value := row.mean(figure.key))]
+    # Equal to the eye is equal best; where all are equal none stands out.
+    best = three_digits(figure.best(fair) / scale) if figure.best and fair and len(set(texts)) > 1 else None
+    return unit, texts, [text == best and row.eligible for text, row in zip(texts, rows, strict=True)]
+
+
+def figures_of(rows: Sequence[ComparedPolicy]) -> list[Figure]:
+    """The columns that any of the rows has a value for."""
+    return [each for each in FIGURES if any(math.isfinite(row.mean(each.key)) for row in rows)] or [FIGURES[0]]
+
+
+def in_unit(key: str, rows: Sequence[ComparedPolicy], row: ComparedPolicy, *, named: bool = True) -> str:
+    """A figure of a row in the unit that its column has in the table of `rows`: `1.66 h`, `1.66` if not named."""
+    scale, unit = unit_of(next(each for each in FIGURES if each.key == key), rows)
+    return f"{three_digits(row.mean(key) / scale)}{f' {unit}' if named and unit else ''}"
+
+
+def verdict(comparison: Comparison) -> str:
+    """Names the policy with the lowest mean JCT (oracles excluded), what it is compared with, and how much it saves.
+
+    Of a sweep over one number, what the number changes under each policy; of other settings, a line each.
+    """
+    settings = comparison.settings
+    if len(settings) == 1:
+        return _of_one_setting(comparison.rows)
+    if lines := _swept(comparison):
+        return "\n".join(lines)
+    groups = [comparison.of(each) for each in settings[:MAX_SETTINGS]]
+    lines = [f"With {setting_text(rows[0])}: {_of_one_setting(rows)}" for rows in groups]
+    if len(settings) > MAX_SETTINGS:
+        lines.append(f"The table has {len(settings) - MAX_SETTINGS} more settings.")
+    return "\n".join(lines)
+
+
+def _of_one_setting(rows: Sequence[ComparedPolicy]) -> str:
+    known = [row for row in rows if not row.logged and math.isfinite(row.mean_jct_s)]
+    if not known:
+        return "No job finished."
+    if len(rows) == 1:
+        return f"{known[0].label}: the mean JCT is {_jct(rows, known[0])}."
+    fair = sorted((row for row in known if not row.oracle), key=lambda row: row.mean_jct_s)
+    if not fair:
+        return "Every policy here reads what nobody can know."
+    best = fair[0]
+    lower = [row for row in known if row.oracle and row.mean_jct_s < best.mean_jct_s]
+    if len(fair) == 1 and best is rows[0]:
+        text = f"{best.label}: the mean JCT is {_jct(rows, best)}."
+    else:
+        lower.sort(key=lambda row: row.mean_jct_s)
+        # Equal, or the 95 % interval of the ratio holds 1. Without an interval the lowest is the lowest: of these jobs.
+        ratios = [row.against(best) for row in fair[1:]]
+        equal = [ratio.value == 1.0 or ratio.low <= 1.0 <= ratio.high for ratio in ratios]
+        ties = [best, *(row for row, is_equal in zip(fair[1:], equal, strict=True) if is_equal)]
+        text = _one_is_lowest(rows, best) if len(ties) == 1 else _several_are_lowest(rows, ties)
+    if lower:
+        condition = _condition(lower).replace("If", " and if").removesuffix(": ")
+        text += f" Lower, with what nobody can know{condition}: {_named(rows, lower)}."
+    return text
+
+
+def setting_text(row: ComparedPolicy) -> str:
+    """`cluster.load=0.8, trace.window=7d`: what varies between settings, of this row."""
+    return ", ".join(f"{key}={value}" for key, value in row.setting)
+
+
+def _jct(rows: Sequence[ComparedPolicy], row: ComparedPolicy) -> str:
+    return in_unit("mean_jct_s", rows, row)
+
+
+def _named(rows: Sequence[ComparedPolicy], some: Sequence[ComparedPolicy]) -> str:
+    return ", ".join(f"{row.label} ({_jct(rows, row)})" for row in some)
+
+
+def _one_is_lowest(rows: Sequence[ComparedPolicy], best: ComparedPolicy) -> str:
+    """The winner against the reference; if it changes jobs, also against the best that does not, and others that do."""
+    first, fair = rows[0], sorted((row for row in rows if row.eligible), key=lambda row: row.mean_jct_s)
+    rivals = [first]
+    if best.resizes:
+        rivals += [row for row in fair if not row.resizes][:1] + [row for row in fair if row.resizes][:MAX_RIVALS]
+    others = [row for at, row in enumerate(rivals) if row is not best and row not in rivals[:at]]
+    gaps = [gap for row in others if (gap := _below(best, row))]
+    against = f", {_listed(gaps)}" if gaps else ""
+    jobs = "" if all(math.isfinite(best.against(row).low) for row in fair if row is not best) else " of these jobs"
+    text = f"{_condition([best])}{best.label} has the lowest mean JCT{jobs}: {_jct(rows, best)}{against}."
+    if first is not best:
+        waits = [in_unit("mean_waiting_s", rows, row, named=row is first) for row in (best, first)]
+        hours = [in_unit("service_gpu_s", rows, row, named=row is first) for row in (best, first)]
+        used = [row.mean("service_gpu_s") for row in (best, first)]
+        saved = []
+        if waits[0] != waits[1].partition(" ")[0]:
+            saved.append(f"jobs wait {waits[0]} instead of {waits[1]} on average")
+        if used[1] > 0 and abs(used[0] / used[1] - 1) >= MIN_CHANGE:
+            saved.append(f"they use {hours[0]} instead of {hours[1]}")
+        if saved:
+            text += f" Compared with {_reference(first)}, {' and '.join(saved)}."
+    waited = [row for row in rows if row.eligible and math.isfinite(row.mean("p99_waiting_s"))]
+    shortest = min(waited, key=lambda row: row.mean("p99_waiting_s"), default=best)
+    limit_s = MAX_TAIL_RATIO * best.mean("p99_waiting_s")
+    if shortest is not best and limit_s > 0 and shortest.mean("p99_waiting_s") <= limit_s:
+        tails = [in_unit("p99_waiting_s", rows, row) for row in (shortest, best)]
+        text += f" {shortest.label} has the shortest p99 wait: {tails[0]}, {best.label} {tails[1]}."
+    return text
+
+
+def _several_are_lowest(rows: Sequence[ComparedPolicy], ties: Sequence[ComparedPolicy]) -> str:
+    told = f"{_named(rows, ties[:-1])} and {_named(rows, ties[-1:])}"
+    text = f"{_condition(ties)}{told} have the lowest mean JCTs, which cannot be told apart"
+    return f"{text}." if rows[0] in ties else f"{text}; {ties[0].label} is {_below(ties[0], rows[0])}."
+
+
+def _condition(winners: Sequence[ComparedPolicy]) -> str:
+    """What a win rests on where the log has no models and a winner changes what jobs requested."""
+    models = assigned_models(winners)
+    if not (models and any(row.resizes for row in winners)):
+        return ""
+    return f"If these were elastic training jobs like {_listed(models)}: "
+
+
+def _below(row: ComparedPolicy, other: ComparedPolicy) -> str:
+    """`42 % below fifo`, `42 % (38 to 45) below fifo` where there is an interval; "" where nothing is known."""
+    ratio = row.against(other)
+    if not math.isfinite(ratio.value):
+        return ""
+    percent = round(100 * (1 - ratio.value))
+    if percent == 0:
+        return "as in the log" if other.logged else f"as under {other.label}"
+    ends = sorted(abs(round(100 * (1 - end))) for end in (ratio.low, ratio.high) if math.isfinite(end))
+    interval = f" ({ends[0]} to {ends[1]})" if ends and (ratio.low > 1 or ratio.high < 1) else ""
+    knows = ", which knows as much" if on_equal_terms(row, other) or on_equal_terms(other, row) else ""
+    side = "below" if percent > 0 else "above"
+    return f"{abs(percent)}{_NBSP}%{interval} {side} {_reference(other)}{knows}"
+
+
+def _reference(row: ComparedPolicy) -> str:
+    return "the log" if row.logged else row.label
+
+
+def _listed(texts: Sequence[str]) -> str:
+    """`a, b and c`; a comma also before `and` where what precedes it holds one."""
+    *others, last = texts
+    if not others:
+        return last
+    return f"{', '.join(others)}{',' if ', ' in others[-1] else ''} and {last}"
+
+
+def _swept(comparison: Comparison) -> list[str]:
+    """Per policy, what a number that was swept changes:
+    `fifo, 4 more nodes (8 → 12): mean wait 129 → 14 min, mean JCT 3.4 → 2.5 h (−27 %)`.
+
+    Nothing where more than one key varies, or its values are no numbers.
+    """
+    try:
+        values = sorted({float(value) for setting in comparison.settings for _, value in setting})
+        ((key,),) = {tuple(key for key, _ in setting) for setting in comparison.settings}
+    except ValueError:
+        return []
+    shown = values if len(values) <= MAX_SWEPT_VALUES else [values[0], values[-1]]
+    change, more = " → ".join(f"{value:g}" for value in shown), shown[-1] - shown[0]
+    if key.rpartition(".")[2] in ("nodes", "add_nodes"):
+        change = f"{more:g} more node{'s' * (more != 1)} ({change})"
+    else:
+        change = f"{key} {change}"
+    lines = []
+    for label in dict.fromkeys(row.label for row in comparison.rows if not row.logged):
+        by_value = {float(row.setting[0][1]): row for row in comparison.rows if row.label == label}
+        if not all(value in by_value for value in shown):
+            continue
+        rows, effects = [by_value[value] for value in shown], []
+        for figure, heading in (("mean_waiting_s", "mean wait"), ("mean_jct_s", "mean JCT")):
+            texts = [in_unit(figure, rows, row, named=row is rows[-1]) for row in rows]
+            effects.append(f"{heading} {' → '.join(texts)}")
+        grown = rows[-1].mean_jct_s / rows[0].mean_jct_s - 1
+        sign = "+" if grown >= 0 else "−"
+        lines.append(f"{label}, {change}: {', '.join(effects)} ({sign}{abs(grown) * 100:.0f}{_NBSP}%)")
+    return lines
 
 
 def caption(comparison: Comparison) -> str:
     """Trace, jobs, cluster, load and seeds of a comparison, in one line."""
-    summaries = [run.summary for row in comparison.rows for run in row.runs]
+    summaries = [run.summary for run in comparison.runs]
 
-    def span(key: str, text: Callable[[float], str]) -> str:
-        values = [summary[key] for summary in summaries if summary[key] is not None]
-        low, high = (text(min(values)), text(max(values))) if values else ("–", "–")
+    def span(key: str, form: str, scale: float = 1.0) -> str:
+        values = [summary[key] * scale for summary in summaries if summary[key] is not None]
+        low, high = (form.format(end(values)) if values else "–" for end in (min, max))
         return low if low == high else f"{low} to {high}"
 
-    traces = ", ".join(dict.fromkeys(str(summary["trace"]) for summary in summaries))
-    clusters = ", ".join(dict.fromkeys(str(summary["cluster"]) for summary in summaries))
-    seeds = comparison.seeds
-    seeds_text = f"seed {seeds[0]}" if len(seeds) == 1 else f"mean over seeds {', '.join(map(str, seeds))}"
-    jobs, load = (
-        span("jobs", lambda jobs: f"{jobs:,.0f}"),
-        span("offered_load_fraction", lambda load: f"{load * 100:.0f} %"),
+    traces, clusters = (
+        ", ".join(dict.fromkeys(str(summary[key]) for summary in summaries)) for key in ("trace", "cluster")
     )
-    return f"{traces} · {jobs} jobs · {clusters} · offered load {load} · {seeds_text}{_measured(summaries, jobs)}"
+    seeds = ", ".join(map(str, comparison.seeds))
+    of = f"mean over seeds {seeds}" if len(comparison.seeds) > 1 else f"seed {seeds}"
+    jobs, load = span("jobs", "{:,.0f}"), span("offered_load_fraction", "{:.0f} %", 100.0)
+    ids = dict.fromkeys(summary.get("measured_job_ids") for summary in summaries)
+    if any(ids):
+        texts = ["all" if each is None else f"jobs {each.replace('-', '–')}" for each in ids]
+        of += f" · figures over {' or '.join(texts)} of {jobs}"
+    return f"{traces} · {jobs} jobs · {clusters} · offered load {load} · {of}"
 
 
 def assumptions(comparison: Comparison) -> list[str]:
     """What was assumed of the jobs, in sentences, each once; the models are those of all seeds."""
     every = ", ".join(assigned_models(comparison.rows))
     found: dict[str, None] = {}
-    for run in (run for row in comparison.rows for run in row.runs):
+    for run in comparison.runs:
         own = ", ".join(run.summary.get("assigned_models", ()))
-        found |= {
-            str(each).replace(own, every) if own else str(each): None for each in run.summary.get("assumptions", ())
-        }
+        for each in run.summary.get("assumptions", ()):
+            found[str(each).replace(own, every) if own else str(each)] = None
     return list(found)
-
-
-def _measured(summaries: Sequence[Summary], jobs: str) -> str:
-    """Which jobs figures are over, where not over all."""
-    ids = dict.fromkeys(summary.get("measured_job_ids") for summary in summaries)
-    if set(ids) == {None}:
-        return ""
-    texts = ["all" if each is None else f"jobs {each.replace('-', '–')}" for each in ids]
-    return f" · figures over {' or '.join(texts)} of {jobs}"
-
-
-KEEPS, CHANGES = "keep each job's GPUs and batch", "may change GPUs or batch"
 
 
 def grouped(rows: Sequence[ComparedPolicy]) -> list[tuple[str, list[ComparedPolicy]]]:
     """Rows of one setting as the table shows them, with a title per group: what the log shows, policies that keep what
     jobs request, those that may change it. Titles are "" where no two groups of policies are compared.
     """
-    parts = [
-        ("", [row for row in rows if row.logged]),
-        (KEEPS, [row for row in rows if not (row.logged or row.resizes)]),
-        (CHANGES, [row for row in rows if row.resizes]),
-    ]
-    both = all(members for title, members in parts if title)
-    return [(title if both else "", members) for title, members in parts if members]
+    parts = {
+        "": [row for row in rows if row.logged],
+        KEEPS: [row for row in rows if not (row.logged or row.resizes)],
+        CHANGES: [row for row in rows if row.resizes],
+    }
+    both = parts[KEEPS] and parts[CHANGES]
+    return [(title if both else "", members) for title, members in parts.items() if members]
 
 
 def terms_cells(row: ComparedPolicy) -> tuple[str, str]:
@@ -91,14 +323,13 @@ def terms_cells(row: ComparedPolicy) -> tuple[str, str]:
 
 
 def comparison_table(comparison: Comparison, width: int) -> tuple[Table, list[Figure]]:
-    """A row per policy (and setting), with as many columns as `width` has room for; and those it has not."""
+    """A row per policy (and setting) with the columns that fit in `width`, and the columns left out."""
     from rich.console import Console
 
     figures = figures_of(comparison.rows)
     console = Console(width=10 * width)
-    narrow = width < WIDE_TERMINAL
     for count in range(len(figures), 0, -1):
-        table = _table(comparison, figures[:count], narrow=narrow)
+        table = _table(comparison, figures[:count], narrow=width < WIDE_TERMINAL)
         if count == 1 or console.measure(table).maximum <= width:
             break
     return table, figures[count:]
@@ -110,64 +341,51 @@ def _table(comparison: Comparison, figures: Sequence[Figure], *, narrow: bool) -
 
     rows = comparison.rows
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), show_edge=False)
-    for key, _ in rows[0].setting:
-        table.add_column(key.rpartition(".")[2], justify="right", no_wrap=True)
-    table.add_column("policy", no_wrap=True)
-    told = any(row.terms for row in rows) and len(rows) > 1
-    if told:
-        for heading in ("may change", "knows"):
-            table.add_column(heading, no_wrap=not narrow, max_width=12 if narrow else None)
     headings, columns = [], []
     for figure in figures:
         unit, texts, best = cells(figure, rows)
-        headings.append(_heading(figure.heading, unit, narrow=narrow))
+        # Over several lines, so that columns are as narrow as their numbers.
+        width = 1 if narrow else MAX_HEADING_WIDTH
+        words = textwrap.wrap(figure.heading, width, break_long_words=False, break_on_hyphens=False)
+        headings.append("\n".join([*words, unit]))
         columns.append([f"[bold]{text}[/bold]" if mark else text for text, mark in zip(texts, best, strict=True)])
         if figure is figures[0] and len(rows) > 1:
             headings.append(f"vs\n{joined(rows[0].label)}")
             columns.append([ratio_text(row.ratio) for row in rows])
-    tallest = max(heading.count("\n") for heading in headings)
-    for heading in headings:  # headings stand at the bottom, numbers at the top of their rows
+    tallest = max(heading.count("\n") for heading in headings)  # headings stand at the bottom of their row
+    for key, _ in rows[0].setting:
+        table.add_column("\n" * tallest + key.rpartition(".")[2], justify="right", no_wrap=True)
+    table.add_column("\n" * tallest + "policy", no_wrap=True)
+    has_terms = any(row.terms for row in rows) and len(rows) > 1
+    for heading in ("may change", "knows") if has_terms else ():
+        table.add_column("\n" * tallest + heading, no_wrap=not narrow, max_width=12 if narrow else None)
+    for heading in headings:
         table.add_column("\n" * (tallest - heading.count("\n")) + heading, justify="right", no_wrap=True)
-    for column in table.columns[: -len(headings)]:
-        column.header = "\n" * tallest + str(column.header)
     number_of = {id(row): number for number, row in enumerate(rows)}
     for setting in comparison.settings:
         for title, members in grouped(comparison.of(setting)):
-            if title:
-                table.add_row(*[""] * len(setting), f"[dim]{_wrapped(title)}[/dim]")
+            if title:  # over two lines, so that it does not widen its column
+                words = title.split()
+                half = len(words) // 2
+                table.add_row(*[""] * len(setting), f"[dim]{' '.join(words[:half])} \n{' '.join(words[half:])}[/dim]")
             for row in members:
-                values = [joined(value) for _, value in row.setting]
-                number = number_of[id(row)]
-                shown = [joined(row.label), *(terms_cells(row) if told else ())]
-                table.add_row(*values, *shown, *(column[number] for column in columns))
+                shown = [
+                    *(joined(value) for _, value in setting),
+                    joined(row.label),
+                    *(terms_cells(row) if has_terms else ()),
+                ]
+                table.add_row(*shown, *(column[number_of[id(row)]] for column in columns))
         table.add_section()
     return table
 
 
-def _wrapped(title: str) -> str:
-    """A group's title over two lines, so that it does not widen its column."""
-    words = title.split()
-    return f"{' '.join(words[: len(words) // 2])} \n{' '.join(words[len(words) // 2 :])}"
-
-
-def _heading(text: str, unit: str, *, narrow: bool) -> str:
-    """A word a line, so that columns are as narrow as their numbers; `p99` and the like with what follows them."""
-    lines: list[str] = []
-    for word in text.split():
-        if lines and len(lines[-1]) + len(word) < (0 if narrow else 8):
-            lines[-1] += f" {word}"
-        else:
-            lines.append(word)
-    return "\n".join([*lines, unit])
-
-
 def joined(text: str) -> str:
     """A long text over several lines, broken behind its joints."""
-    if len(text) <= LONGEST_IN_A_CELL:
+    if len(text) <= MAX_CELL_WIDTH:
         return text
     lines = [""]
     for part in re.findall(r"[^-/,+ ]*[-/,+ ]?", text):
-        if lines[-1] and len(lines[-1]) + len(part) > LONGEST_IN_A_CELL:
+        if lines[-1] and len(lines[-1]) + len(part) > MAX_CELL_WIDTH:
             lines.append("")
         lines[-1] += part
     return "\n".join(lines)
@@ -179,15 +397,14 @@ def print_comparison(comparison: Comparison, width: int | None = None) -> None:
     from rich.text import Text
 
     console = Console(file=sys.stdout, width=width, highlight=False)
-    console.print(Text(caption(comparison)))
-    for line in assumptions(comparison):
+    for line in (caption(comparison), *assumptions(comparison), ""):
         console.print(Text(line))
-    console.print()
     table, left_out = comparison_table(comparison, console.width)
     console.print(table)
     console.print(Text(verdict(comparison), style="bold"))
-    for line in notes(comparison):
-        console.print(Text(line, style="dim"))
+    below = notes(comparison)
     if left_out:
         names = ", ".join(figure.heading for figure in left_out)
-        console.print(Text(f"Columns hidden in this terminal (set COLUMNS=200 to show them): {names}", style="dim"))
+        below.append(f"Columns hidden in this terminal (set COLUMNS=200 to show them): {names}")
+    for line in below:
+        console.print(Text(line, style="dim"))

@@ -1,33 +1,35 @@
-"""The jobs of one run: a window of a trace, thinned or compressed as asked, in columns, in order of submission."""
+"""The jobs of one run in columns, in order of submission: a window of a trace, sampled or compressed if requested."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.arrays import Floats
 from synergy_core.errors import InputError
-from synergy_core.units import DAY_S, LONGEST_S, on_grid, parse_duration_s
-from synergy_runs.interval import FEWEST_WORKLOADS
-from synergy_runs.traces.cluster_seen import NOTHING_SEEN, SeenCluster, seen
-from synergy_runs.traces.demands import short_estimates, silent_rows
-from synergy_runs.traces.rows import BadRow, TraceRows
-from synergy_runs.traces.times import epoch_s, iso
+from synergy_core.units import DAY_S, LONGEST_S, Floats, on_grid, parse_duration_s
+from synergy_runs.numbers import MIN_WORKLOADS
+from synergy_runs.traces.cluster_seen import NOTHING_SEEN, SeenCluster, seen, types_ran_on
+from synergy_runs.traces.rows import BadRow, TraceRows, epoch_s, iso
 
 Ints = NDArray[np.int32]
 Mask = NDArray[np.bool_]
 
+MIN_ESTIMATE_FRACTION = 0.5
+"""A note counts the declared run times below this fraction of the true run time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Run times of one GPU type as those of another.
+    """Conversion of run times from GPU type `of` to GPU type `on`.
 
-    factor: what they were multiplied by; low, high: within which the true one may lie. how: what the factor rests on.
-    jobs: how many of them, or of those that could run there.
+    factor: what run times were multiplied by; low, high: range of the true factor. how: basis of the factor. jobs:
+    number of jobs that ran on `of` and run, or may run, on `on`.
     """
 
     of: str
@@ -41,29 +43,29 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs to replay. Row i is job i; rows are in order of submission, ties as in the trace.
+    """Jobs to replay. Row i is job i; rows are in order of submission, with ties in the trace's order.
 
-    submit_time_s: from the window's start; duration_s: what the trace says a job ran, on its `gpus`;
-    estimate_s: what its user declared (a seeded over-estimate where the trace has none, see `with_estimates`).
-    cpus, memory_bytes: CPU cores and host memory that the trace says the whole job asks for, NaN where it does not.
-    global_batch: as requested, samples, 0 where the log has none. work_scale: a training job's work in multiples of
-    its model's; NaN for one that only has a run time (`synergy_sim.assignment` makes training jobs). iterations: after
-    how many at the requested batch it is done, NaN where the log does not say.
-    estimate_drawn: whether `with_estimates` drew its estimate. carried: it was submitted before the window and reaches
-    into it (`synergy_runs.carrying`); its times are what was left at the window's start, and ran_before_s what it had
-    run by then. measured: whether figures are over it (`synergy_runs.measured`). log_wait_s: from submission to start
-    in the log itself, NaN where the log does not say.
+    submit_time_s: from the window's start; duration_s: the job's run time in the trace, on its `gpus`;
+    estimate_s: run time that the user declared (if the trace has none, a seeded over-estimate, see `with_estimates`).
+    cpus, memory_bytes: CPU cores and host memory that the whole job requests in the trace, NaN if unknown.
+    global_batch: requested samples, 0 if the log has none. work_scale: work of a training job in multiples of its
+    model's; NaN for a job with only a run time (`synergy_sim.assignment` makes training jobs). iterations: number at
+    the requested batch after which the job is done, NaN if unknown.
+    estimate_drawn: whether `with_estimates` drew the estimate. carried: whether the job was submitted before the window
+    and reaches into it (`synergy_runs.inputs`); then its times are what was left at the window's start, and
+    ran_before_s is how long it had run by then. measured: whether results include the job (`with_measured`).
+    log_wait_s: time from submission to start in the log, NaN if unknown.
     Times lie on the grid of `synergy_core.units`. `*_code` columns index the tuples of the same name.
-    models_assigned: whether jobs were assigned models, and the work that their run times mean
-    (`synergy_sim.assignment`); assumptions: what a reader must know was assumed, a sentence each.
-    timed_on: the GPU type that run times in the log are of where a row asks for none; '' where they hold on any.
-    gpu_types: that jobs ask for, and are bound to; given_gpu_types: that they ran on in the log; '' for none.
-    timed_on: the GPU type whose run times those of rows that ask for no type are, here; '' where they hold on any.
-    converted_by: what a run time of the log was multiplied by, as it is of another GPU type; conversions: why.
-    seen: the cluster as the log's own jobs show it. windows: as many windows of the whole log as an interval needs,
-    which share no job and have some each, in the form of trace.window; none where it is too short.
-    line: where the job stands in its file, 0 if generated. bad_rows: impossible rows that were left out, of which
-    `bad_examples` are the first.
+    models_assigned: whether `synergy_sim.assignment` gave jobs models and derived their work from run times;
+    assumptions: assumptions that a reader must know, one sentence each.
+    gpu_types: types that jobs request and are bound to; given_gpu_types: types that jobs ran on in the log; '' for
+    none.
+    timed_on: GPU type of the run times of jobs that request no type; '' if those run times hold on any type.
+    converted_by: factor applied to each logged run time to convert it to another GPU type; conversions: their basis.
+    seen: the cluster, estimated from the log's jobs. windows: disjoint windows of the whole log in the form of
+    trace.window, each with jobs and as many as an interval needs; empty if the log is too short.
+    line: the job's line in its file, 0 if generated. bad_rows: number of impossible rows left out; bad_examples: the
+    first of them.
     """
 
     name: str
@@ -117,13 +119,13 @@ class Workload:
 
     @property
     def arrival_window_s(self) -> float:
-        """From the window's start to the last submission, seconds."""
+        """Seconds from the window's start to the last submission."""
         return float(self.submit_time_s[-1]) if len(self) else 0.0
 
     def offered_load_fraction(self, gpus: int) -> float:
-        """GPU-seconds asked for ÷ GPU-seconds there are while jobs arrive; above 1 the queue must grow.
+        """GPU-seconds requested ÷ GPU-seconds available while jobs arrive; above 1 the queue must grow.
 
-        Only the window's own jobs count: what was carried in did not arrive in it.
+        Jobs carried in from before the window do not count, because they did not arrive in it.
         """
         window_s = self.arrival_window_s
         asked = float((self.duration_s * self.gpus)[~self.carried].sum())
@@ -139,13 +141,13 @@ def from_rows(
     first_s: float | None = None,
     before: bool = False,
 ) -> Workload:
-    """The jobs of `rows` submitted in `window`, sorted by submission (stable), times from the window's start.
+    """The jobs of `rows` submitted in `window`, in order of submission (stable); times count from the window's start.
 
-    window: see `parse_window`. first_s: where one without a date starts; None: at the first submission.
-    before: also all jobs submitted before it, at negative times, until `carrying.cut` says which reach into it.
-    Raises InputError if no job was submitted in it.
+    window: see `parse_window`. first_s: start of a window without a date, by default the first submission.
+    before: whether to add all jobs submitted earlier, at negative times; `inputs.cut` keeps those that reach into it.
+    Raises InputError if no job was submitted in the window.
     """
-    submit_s = np.asarray(rows.submit_s, dtype=np.float64)
+    submit_s = rows.submit_s
     if first_s is None:
         first_s = 0.0 if rows.from_zero else float(submit_s.min())
     start_s, end_s = parse_window(window, first_s=first_s)
@@ -159,13 +161,24 @@ def from_rows(
             f"{iso(float(submit_s.min()))} to {iso(float(submit_s.max()))}. Type trace.window=all for all of it."
         )
 
-    def ints(column: object) -> Ints:
-        return np.asarray(column, dtype=np.int32)[order]
-
-    def floats(column: object) -> Floats:
-        return np.asarray(column, dtype=np.float64)[order]
-
-    wait_s = floats(rows.start_s) - submit_s[order]
+    notes = list(rows.notes)
+    for what, column in (("CPUs", rows.cpus), ("memory", rows.memory_bytes)):
+        silent = int(np.isnan(column).sum())
+        if 0 < silent < len(rows):
+            verb = "names" if silent == 1 else "name"
+            notes.append(f"{silent:,} of {len(rows):,} rows {verb} no {what}; {len(rows) - silent:,} do")
+    short = (rows.estimate_s < MIN_ESTIMATE_FRACTION * rows.duration_s).sum()
+    declared = np.isfinite(rows.estimate_s).sum()
+    if short:
+        notes.append(
+            f"{short:,} of {declared:,} declared run times are less than {MIN_ESTIMATE_FRACTION:.0%} of what "
+            "the job ran: are they in seconds? Policies that read them (easy) plan with them as they are"
+        )
+    numbers = ("gpus", "cpus", "memory_bytes", "global_batch", "iterations", "line")
+    names = ("virtual_cluster", "user", "partition", "gpu_type", "given_gpu_type", "model")
+    columns: dict[str, Any] = {name: getattr(rows, name)[order] for name in numbers}
+    columns |= {f"{name}_code": getattr(rows, name)[order] for name in names}
+    columns |= {f"{name}s": getattr(rows, f"{name}s").values() for name in names}
     return Workload(
         name=name,
         source=f"{rows.path} ({rows.format_name})",
@@ -173,61 +186,47 @@ def from_rows(
         origin_s=start_s,
         job_name=[rows.job_name[i] for i in order],
         submit_time_s=on_grid(submit_s[order] - start_s),
-        duration_s=on_grid(floats(rows.duration_s)),
-        estimate_s=on_grid(floats(rows.estimate_s)),
-        gpus=ints(rows.gpus),
-        cpus=floats(rows.cpus),
-        memory_bytes=floats(rows.memory_bytes),
-        virtual_cluster_code=ints(rows.virtual_cluster),
-        virtual_clusters=rows.virtual_clusters.values(),
-        user_code=ints(rows.user),
-        users=rows.users.values(),
-        partition_code=ints(rows.partition),
-        partitions=rows.partitions.values(),
-        gpu_type_code=ints(rows.gpu_type),
-        gpu_types=rows.gpu_types.values(),
-        given_gpu_type_code=ints(rows.given_gpu_type),
-        given_gpu_types=rows.given_gpu_types.values(),
-        model_code=ints(rows.model),
-        models=rows.models.values(),
-        global_batch=ints(rows.global_batch),
+        duration_s=on_grid(rows.duration_s[order]),
+        estimate_s=on_grid(rows.estimate_s[order]),
         work_scale=np.full(len(order), np.nan),
-        iterations=floats(rows.iterations),
         estimate_drawn=np.zeros(len(order), dtype=np.bool_),
         carried=submit_s[order] < start_s,
         measured=np.ones(len(order), dtype=np.bool_),
         ran_before_s=np.zeros(len(order)),
-        log_wait_s=on_grid(np.maximum(wait_s, 0.0)),
+        log_wait_s=on_grid(np.maximum((rows.start_s - submit_s)[order], 0.0)),
         converted_by=np.ones(len(order)),
-        end_state_code=ints(rows.end_state),
-        line=ints(rows.line),
+        end_state_code=rows.end_state[order].astype(np.int32),
         quotas=dict(rows.quotas),
         left_out=dict(rows.left_out),
         bad_rows=rows.bad_count,
         bad_examples=tuple(rows.bad),
-        notes=(*rows.notes, *silent_rows(rows), *short_estimates(rows)),
+        notes=tuple(notes),
         seen=seen(rows),
         windows=() if rows.format_name.startswith("generator") else windows_of(submit_s, start_s),
+        **columns,
     )
 
 
-def parse_window(text: str, *, first_s: float) -> tuple[float, float]:
-    """(start, end) in seconds since 1970 of `all`, `7d`, `2017-10-09/7d`, `2017-10-09/2017-10-16` or `2017-10-09`.
+IS_DATE = re.compile(r"\d{4}-\d{2}")
 
-    A window without a date starts at the first submission, `first_s`; one without an end has none.
-    Raises InputError with the accepted forms.
+
+def parse_window(text: str, *, first_s: float) -> tuple[float, float]:
+    """(start, end), seconds since 1970, of `all`, `7d`, `2017-10-09/7d`, `2017-10-09/2017-10-16` or `2017-10-09`.
+
+    A window without a date starts at `first_s`, the first submission; a window without an end has an infinite one.
+    Raises InputError listing the accepted forms.
     """
     text = str(text).strip()
     if text == "all":
         return first_s, np.inf
     start_text, slash, end_text = text.partition("/")
     try:
-        if not slash and not re.match(r"\d{4}-\d{2}", text):
-            return first_s, first_s + _positive_s(text)
+        if not slash and not IS_DATE.match(text):
+            return first_s, first_s + _length_s(text)
         start_s = epoch_s(start_text)
         if not slash:
             return start_s, np.inf
-        end_s = epoch_s(end_text) if re.match(r"\d{4}-\d{2}", end_text) else start_s + _positive_s(end_text)
+        end_s = epoch_s(end_text) if IS_DATE.match(end_text) else start_s + _length_s(end_text)
     except InputError:
         raise
     except ValueError:
@@ -240,33 +239,9 @@ def parse_window(text: str, *, first_s: float) -> tuple[float, float]:
     return start_s, end_s
 
 
-def windows_of(submit_s: Floats, start_s: float) -> tuple[str, ...]:
-    """Windows of equal length, of a week or of as many whole days as fit, in each of which a job was submitted: from
-    the day of `start_s` on where there are enough, else from the log's first day.
-    """
-    last_s = float(submit_s.max())
-    for first_s in (start_s, float(submit_s.min())):
-        first_s = np.floor(first_s / DAY_S) * DAY_S
-        days = min(7, int((last_s - first_s) / DAY_S + 1) // FEWEST_WORKLOADS)
-        edges = first_s + np.arange(FEWEST_WORKLOADS + 1) * days * DAY_S
-        if days and np.histogram(submit_s[submit_s < edges[-1]], edges)[0].all():
-            return tuple(f"{iso(edge)[:10]}/{days}d" for edge in edges[:-1].tolist())
-    return ()
-
-
-def window_length_s(text: str) -> float:
-    """Seconds from the start to the end of a window that has both, for traces that are generated."""
-    start_s, end_s = parse_window(text, first_s=0.0)
-    if not np.isfinite(end_s):
-        raise InputError(
-            f"trace.window={text}: jobs are generated here, and go on for ever; give a length, such as 7d."
-        )
-    return end_s - start_s
-
-
-def _positive_s(text: str) -> float:
-    if re.fullmatch(r"[\d.]+", text.strip()):
-        number = text.strip()
+def _length_s(text: str) -> float:
+    number = text.strip()
+    if re.fullmatch(r"[\d.]+", number):
         raise InputError(f"trace.window={number}: {number} of what? Type {number}d for days, {number}h for hours.")
     seconds = parse_duration_s(text)
     if seconds > LONGEST_S:
@@ -276,43 +251,53 @@ def _positive_s(text: str) -> float:
     return seconds
 
 
+def windows_of(submit_s: Floats, start_s: float) -> tuple[str, ...]:
+    """Windows of equal length, a week or fewer whole days, each with a submission; empty if the log is too short. They
+    start on the day of `start_s` if enough windows fit after it, else on the log's first day.
+    """
+    last_s = float(submit_s.max())
+    for first_s in (start_s, float(submit_s.min())):
+        first_s = np.floor(first_s / DAY_S) * DAY_S
+        days = min(7, int((last_s - first_s) / DAY_S + 1) // MIN_WORKLOADS)
+        edges = first_s + np.arange(MIN_WORKLOADS + 1) * days * DAY_S
+        if days and np.histogram(submit_s[submit_s < edges[-1]], edges)[0].all():
+            return tuple(f"{iso(edge)[:10]}/{days}d" for edge in edges[:-1].tolist())
+    return ()
+
+
+def window_length_s(text: str) -> float:
+    """Length in seconds of a window for a generated trace; raises InputError if the window has no end."""
+    start_s, end_s = parse_window(text, first_s=0.0)
+    if not np.isfinite(end_s):
+        raise InputError(
+            f"trace.window={text}: jobs are generated here, and go on for ever; give a length, such as 7d."
+        )
+    return end_s - start_s
+
+
 def take(workload: Workload, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Workload:
-    """The jobs that `keep` (a mask or increasing row numbers) selects; the order stays."""
+    """The workload with only the jobs that `keep` selects (a mask or increasing row numbers), in the same order."""
     rows = np.flatnonzero(keep) if keep.dtype == bool else keep
-    columns = ("submit_time_s", "duration_s", "estimate_s", "gpus", "cpus", "memory_bytes")
-    names = ("virtual_cluster_code", "user_code", "partition_code", "gpu_type_code", "model_code", "end_state_code")
-    more = ("given_gpu_type_code", "global_batch", "work_scale", "iterations", "line")
-    since = (
-        "given_gpu_type_code",
-        "estimate_drawn",
-        "carried",
-        "measured",
-        "ran_before_s",
-        "log_wait_s",
-        "converted_by",
-    )
-    picked = {column: getattr(workload, column)[rows] for column in (*columns, *names, *more, *since)}
+    values = {each.name: getattr(workload, each.name) for each in fields(workload)}
+    picked: dict[str, Any] = {name: column[rows] for name, column in values.items() if isinstance(column, np.ndarray)}
     return replace(workload, job_name=[workload.job_name[i] for i in rows], **picked)
 
 
 def of_any_type(workload: Workload) -> Workload:
-    """The jobs as if none had asked for a GPU type; what they ran on in the log, else asked for, stays known."""
+    """The workload without requested GPU types; the type each job ran on in the log, else requested, stays recorded."""
     zeros = np.zeros(len(workload), dtype=np.int32)
     code, names = ran_on(workload)
     return replace(workload, gpu_type_code=zeros, gpu_types=("",), given_gpu_type_code=code, given_gpu_types=names)
 
 
 def ran_on(workload: Workload) -> tuple[Ints, tuple[str, ...]]:
-    """By job the GPU type whose run time the log has: that it ran on, else that it asked for; codes into the names."""
-    given, asked = workload.given_gpu_types, workload.gpu_types
-    names = tuple(dict.fromkeys((*given, *asked)))
-    of_asked = np.array([names.index(each) for each in asked], dtype=np.int32)
-    known = np.array([bool(each) for each in given])[workload.given_gpu_type_code]
-    return np.where(known, workload.given_gpu_type_code, of_asked[workload.gpu_type_code]), names
+    """(codes, names): GPU type of each job's logged run time: the type it ran on, else the type it requested."""
+    given = (workload.given_gpu_type_code, workload.given_gpu_types)
+    return types_ran_on(*given, workload.gpu_type_code, workload.gpu_types)
 
 
 def at_least(workload: Workload, gpus: int) -> Workload:
-    """The jobs that ask for so many GPUs or more."""
+    """The workload with only the jobs that request at least `gpus` GPUs."""
     kept = workload.gpus >= gpus
     if not (kept & ~workload.carried).any():
         raise InputError(f"trace.min_gpus={gpus}: no job of {workload.source} asks for so many; take fewer.")
@@ -320,9 +305,7 @@ def at_least(workload: Workload, gpus: int) -> Workload:
 
 
 def sampled(workload: Workload, fraction: float, random: np.random.Generator) -> Workload:
-    """Each job kept with probability `fraction` in (0, 1]."""
-    if not 0 < fraction <= 1:
-        raise InputError(f"trace.sample={fraction:g}: expected a fraction in (0, 1].")
+    """Keeps each job with probability `fraction`, in (0, 1]."""
     if fraction == 1:
         return workload
     kept = take(workload, uniform(workload, random) < fraction)
@@ -332,18 +315,16 @@ def sampled(workload: Workload, fraction: float, random: np.random.Generator) ->
 
 
 def scaled(workload: Workload, load: float) -> Workload:
-    """Arrivals `load` times as dense: every submission time divided by `load`; the jobs stay as they are."""
-    if not (np.isfinite(load) and load > 0):
-        raise InputError(f"cluster.load={load:g}: expected a factor > 0, 1 to leave the arrivals as they are.")
+    """Divides every submission time by `load`, so that jobs arrive `load` times as fast; nothing else changes."""
     if workload.arrival_window_s / load > LONGEST_S:
         raise InputError(f"cluster.load={load:g}: arrivals would go on for more than {LONGEST_S / 3.15e7:.0f} years.")
     return workload if load == 1 else replace(workload, submit_time_s=on_grid(workload.submit_time_s / load))
 
 
 def uniform(workload: Workload, random: np.random.Generator, columns: int | None = None) -> Floats:
-    """Numbers in [0, 1) for each job: shape (jobs,) or (jobs, columns).
+    """Draws uniform numbers in [0, 1) for each job: shape (jobs,) or (jobs, columns).
 
-    The window's own jobs take theirs first, so that carrying others in changes none of them.
+    Jobs of the window draw first, so that their numbers do not depend on jobs carried in from before it.
     """
     shape = () if columns is None else (columns,)
     drawn = np.empty((len(workload), *shape))
@@ -355,33 +336,91 @@ def uniform(workload: Workload, random: np.random.Generator, columns: int | None
 def with_estimates(
     workload: Workload, overestimate: float, random: np.random.Generator, readers: Sequence[str] = ()
 ) -> Workload:
-    """Fills unknown user estimates with duration × (1 + overestimate·U), U uniform in [0, 1). readers: the policies
-    that read them, for which a note says so.
+    """Fills unknown user estimates with duration × (1 + overestimate·U), U uniform in [0, 1). readers: policies that
+    read estimates; a note says that their results are optimistic.
 
     The f-model of Mu'alem and Feitelson (IEEE TPDS 12(6), 2001, section 5): users over-estimate by a factor that does
     not depend on the job. overestimate = 0 makes estimates exact.
     """
-    if not (np.isfinite(overestimate) and overestimate >= 0):
-        raise InputError(f"trace.overestimate={overestimate:g}: expected a number ≥ 0.")
     factor = 1.0 + overestimate * uniform(workload, random)
     unknown = np.isnan(workload.estimate_s)
     if not unknown.any():
         return workload
-    whole_s = workload.ran_before_s + workload.duration_s
-    guess = on_grid(whole_s * factor) - workload.ran_before_s
-    notes = (*workload.notes, *_on_estimates(unknown, overestimate, readers))
-    return replace(
-        workload, estimate_s=np.where(unknown, guess, workload.estimate_s), estimate_drawn=unknown, notes=notes
-    )
+    guess = on_grid((workload.ran_before_s + workload.duration_s) * factor) - workload.ran_before_s
+    notes = list(workload.notes)
+    if readers:
+        some = f"{unknown.sum():,} of {len(unknown):,} jobs lack an estimate"
+        missing = "No user estimates in the log" if unknown.all() else some
+        drew = f"drew 1–{1 + overestimate:g} ×" if overestimate else "took"
+        *others, last = readers
+        read = f"{', '.join(others)} and {last} read them: their" if others else f"{last} reads them: its"
+        notes.append(f"{missing}; {drew} the true run time. {read} results are optimistic.")
+    estimate_s = np.where(unknown, guess, workload.estimate_s)
+    return replace(workload, estimate_s=estimate_s, estimate_drawn=unknown, notes=tuple(notes))
 
 
-def _on_estimates(unknown: NDArray[np.bool_], overestimate: float, readers: Sequence[str]) -> list[str]:
-    """Where the estimates that these policies read come from; nothing where none does."""
-    if not readers:
-        return []
-    some = f"{unknown.sum():,} of {len(unknown):,} jobs lack an estimate"
-    missing = "No user estimates in the log" if unknown.all() else some
-    drew = f"drew 1–{1 + overestimate:g} ×" if overestimate else "took"
-    *others, last = readers
-    read = f"{', '.join(others)} and {last} read them: their" if others else f"{last} reads them: its"
-    return [f"{missing}; {drew} the true run time. {read} results are optimistic."]
+# Models by the kind of their input data, and the assignment of models to jobs for a mix of these classes.
+#
+# As in the published simulator of Synergy (Mohan et al., OSDI 2022), nothing is random: each job gets the class whose
+# share of the jobs so far is furthest below its share of the mix, and the models of a class take turns.
+
+
+CLASSES = (
+    ("image", ("alexnet", "res18", "res50", "mobilenet", "shufflenet")),
+    ("language", ("gnmt", "transformer", "lstm")),
+    ("speech", ("m5", "deepspeech")),
+)
+"""Most image and speech models need more CPUs than their GPUs' share of a node; language models need fewer."""
+
+
+def in_turn(mix: Sequence[float], jobs: int) -> list[str]:
+    """The models of `jobs` jobs, in order. mix: a weight for each of `CLASSES`; a class of weight 0 has no jobs.
+
+    Raises InputError for a mix with other weights.
+    """
+    names = ", ".join(name for name, _ in CLASSES)
+    if len(mix) != len(CLASSES) or not all(0 <= each < math.inf for each in mix) or not sum(mix) > 0:
+        raise InputError(
+            f"trace.class_mix={list(mix)}: expected {len(CLASSES)} weights ≥ 0 ({names}), one of them above 0, such as "
+            "[20,70,10]."
+        )
+    total = sum(mix)
+    wanted = [at for at, weight in enumerate(mix) if weight > 0]
+    so_far = [0] * len(CLASSES)
+    chosen = []
+    for job in range(jobs):
+        # (wanted share − share so far) × jobs so far × total, exact for whole weights; the first class wins ties
+        at = max(wanted, key=lambda each: mix[each] * job - so_far[each] * total)
+        models = CLASSES[at][1]
+        chosen.append(models[so_far[at] % len(models)])
+        so_far[at] += 1
+    return chosen
+
+
+# Measured jobs: results cover only these jobs. Earlier jobs fill the cluster, and later jobs keep it full.
+
+
+def with_measured(workload: Workload, ids: str | None) -> Workload:
+    """Marks the jobs with these ids, such as `4000-4999` or `17`, as measured; None marks all. Ids are row numbers.
+
+    This is the last step in making a workload, because removing jobs changes the ids of later jobs.
+    """
+    if ids is None:
+        return workload
+    found = re.fullmatch(r"(\d+)(?:\s*[-–]\s*(\d+))?", str(ids).strip())
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if not 0 <= first <= last < len(workload):
+        raise InputError(
+            f"trace.measured_jobs={ids}: expected ids from 0 to {len(workload) - 1}, such as 0-{len(workload) - 1}; "
+            "null measures all jobs."
+        )
+    row = np.arange(len(workload))
+    return replace(workload, measured=(first <= row) & (row <= last))
+
+
+def measured_ids(workload: Workload) -> str | None:
+    """The measured jobs' ids in the form of `with_measured`; None if all are measured, "none" if no job is."""
+    if workload.measured.all():
+        return None
+    rows = np.flatnonzero(workload.measured)
+    return f"{rows[0]}-{rows[-1]}" if len(rows) else "none"

@@ -1,21 +1,86 @@
-"""`python -m synergy_sim +trace=philly`: simulates, compares, and shows what happened."""
+"""`python -m synergy_sim +trace=philly`: simulates, compares, and shows what happened. `--help` says what to type."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
-from synergy_core import exits
+from synergy_core import __version__, commands
+from synergy_core.policies import get_policy, policy_names
+from synergy_core.policies.mechanisms import mechanism_names
+from synergy_runs.command_line import completion, options, prepared, sweeps, with_hydra
+from synergy_runs.settings import meanings
+from synergy_sim.settings import SIMULATOR, Settings
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
+TEXT = """\
+Replays a job log on a simulated GPU cluster under several scheduling policies, and compares them.
+
+  python -m synergy_sim +trace=philly                                  compare the default policies
+  python -m synergy_sim +trace=philly 'policy=[fifo,srtf]' cluster.nodes=80
+  python -m synergy_sim +trace=file trace.path=FILE cluster.nodes=16   your own log; sacct --parsable2 works
+  python -m synergy_sim -m +trace=philly policy=fifo,srtf cluster.load=0.8,1.0,1.2     a sweep
+  python -m synergy_sim.traces list                                    log formats, and traces to download
+  python -m synergy_sim experiment=sia_sosp23                          jobs whose speed depends on what they are given
+  python -m synergy_sim.results DIR                                    what is below DIR, in one table (--csv, --latex)
+  python -m synergy_sim.explain DIR/philly/latest/synergy-0 JOB        why a job got what it got
+  eval "$(python -m synergy_sim --completion=bash)"                    keys and values complete as you type; or zsh
+
+Traces     {traces}
+Clusters   {clusters}
+Testbeds   {testbeds}
+Experiments {experiments}
+
+Policies (* reads true run times; ° reads users' estimates, which are drawn from true run times where a log has none)
+{policies}
+
+Other parameters for one row: 'policy=[sia,sia(growth=4)]'; what another policy knows and may: 'sia(like=synergy)'
+
+Mechanisms: an order with one, such as fifo+tune or las+greedy, shares out CPUs and memory beside GPUs, on nodes that
+name theirs: cluster.cpus_per_node=24 cluster.memory_gb_per_node=500 'policy=[fifo,fifo+tune]'
+{mechanisms}
+
+Keys
+{keys}
+"""
 
 
-def _run(config: DictConfig) -> None:
-    from synergy_sim.run import run
+def usage() -> str:
+    """The whole text."""
+    policies = []
+    for name, summary in policy_names().items():
+        policy = get_policy(name)
+        star = "*" if policy.oracle else "°" * policy.reads_estimates
+        policies.append(f"  {name + star:12} {summary}")
+    mechanisms = "\n".join(f"  {name:12} {summary}" for name, summary in mechanism_names().items())
+    keys = "\n".join(f"  {name:32} {meaning}" for name, meaning in meanings(Settings))
+    groups = {
+        group + "s": "  ".join(options(group)) or "none yet" for group in ("cluster", "testbed", "truth", "experiment")
+    }
+    return TEXT.format(
+        traces="  ".join(options("trace")),
+        policies="\n".join(policies),
+        mechanisms=mechanisms,
+        keys=keys,
+        **groups,
+    )
 
-    run(config)
+
+def _main() -> None:
+    arguments = sys.argv[1:]
+    if "--help" in arguments or "-h" in arguments:
+        print(usage())
+    elif "--version" in arguments:
+        print(__version__)
+    elif arguments and arguments[0].startswith("--completion="):
+        print(completion(SIMULATOR, arguments[0]), end="")
+    else:
+        sys.argv[1:] = prepared(arguments, SIMULATOR)
+        from synergy_sim.run import run, swept  # slow to import, and not needed for a refusal
+
+        if sweeps(arguments):
+            swept(arguments, lambda: with_hydra(SIMULATOR, run))
+        else:
+            with_hydra(SIMULATOR, run)
 
 
 def main() -> None:
@@ -23,38 +88,7 @@ def main() -> None:
     # Policies run side by side, one on a core: threads of the linear algebra library would make all of them slower.
     # Must be set before numpy is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    exits.run("synergy_sim", _main, interrupted="runs that had ended are kept, of the one under way nothing is.")
-
-
-def _main() -> None:
-    from synergy_core import __version__
-    from synergy_runs import overrides
-    from synergy_sim.program import SIMULATOR
-
-    arguments = sys.argv[1:]
-    if any(each in ("--help", "-h") for each in arguments):
-        from synergy_sim.usage import usage
-
-        print(usage())
-        return
-    if "--version" in arguments:
-        print(__version__)
-        return
-    if arguments and arguments[0].startswith("--completion="):
-        from synergy_runs.completion import completion
-        from synergy_sim.program import SIMULATOR
-
-        print(completion(SIMULATOR, arguments[0]), end="")
-        return
-    sys.argv[1:] = overrides.prepared(arguments, SIMULATOR)
-    from synergy_runs.compose import with_hydra
-
-    if overrides.sweeps(arguments):
-        from synergy_sim.sweep import swept
-
-        swept(arguments, lambda: with_hydra(SIMULATOR, _run))
-    else:
-        with_hydra(SIMULATOR, _run)
+    commands.run("synergy_sim", _main, interrupted="runs that had ended are kept, of the one under way nothing is.")
 
 
 if __name__ == "__main__":

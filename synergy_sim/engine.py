@@ -1,35 +1,34 @@
 """The clock: a discrete-event simulation on SimPy. The only file that imports it.
 
 Only the next arrival is pending at any time; a completion is a one-shot `Call` that can be cancelled. The engine
-moves jobs and logs facts; when decisions are made, and when what was decided takes effect, is the `Driver`'s business:
-`on_events.py`, `rounds.py`.
+moves jobs and logs facts; when decisions are made, and when what was decided takes effect, is the `Driver`'s business
+(`drivers.py`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import simpy
 
-from synergy_core.arrays import Floats
 from synergy_core.cluster import Share
 from synergy_core.errors import InputError
-from synergy_core.jobs.decision import Decision
-from synergy_core.jobs.record import NEVER, Placed, gpus_in
-from synergy_core.scheduler import Scheduler
-from synergy_runs.log import CompressionLog, DecisionLog, EventLog, Kind, ShareLog
+from synergy_core.jobs.record import NEVER, Decision, Placed, gpus_in
+from synergy_core.scheduling.reasons import Stopped
+from synergy_core.scheduling.scheduler import Scheduler
+from synergy_core.units import Floats
+from synergy_runs.facts import CompressionLog, DecisionLog, EventLog, Kind, ShareLog
 from synergy_sim.execution import SimulatedJob
-from synergy_sim.jobs import Jobs
 
 SUBMIT, STOP, FINISH = int(Kind.SUBMIT), int(Kind.STOP), int(Kind.FINISH)
 BEFORE_ALL_ELSE = 0
 AFTER_ALL_ELSE = 2  # SimPy's own priorities are 0 (urgent) and 1 (normal)
 AFTER_DECISIONS = 3
 DECISIONS_PER_PROGRESS = 200
-MOST_IN_VAIN = 100_000
+MAX_RUNS_WITHOUT_PROGRESS = 100_000
 
 Progress = Callable[[float, int], None]
 """Called now and then with (simulated seconds, jobs done)."""
@@ -41,15 +40,15 @@ class Driver(Protocol):
     def begin(self) -> None:
         """The clock starts."""
 
-    def happened(self) -> None:
+    def on_event(self) -> None:
         """Jobs have arrived, or one has ended, at this instant."""
 
-    def ended(self, job: SimulatedJob) -> None:
+    def on_job_end(self, job: SimulatedJob) -> None:
         """The job is done, and the scheduler is to know it."""
 
 
 class Call(simpy.Event):
-    """Calls a function once, at an instant; `cancel` makes it do nothing."""
+    """Calls a function once, at an instant, unless `cancel` is called before."""
 
     def __init__(
         self, env: simpy.Environment, delay_s: float, function: Callable[[Any], None], argument: Any, priority: int = 1
@@ -61,7 +60,7 @@ class Call(simpy.Event):
         env.schedule(self, priority, delay_s)  # type: ignore[arg-type]
 
     def cancel(self) -> None:
-        """Nothing will be called. The event stays in SimPy's heap until its time."""
+        """Prevents the call. The event stays in SimPy's heap until its time."""
         if self.callbacks is not None:
             self.callbacks.clear()
 
@@ -69,23 +68,24 @@ class Call(simpy.Event):
 class Engine:
     """Jobs on a clock; `run` once.
 
-    active, running, done: numbers of jobs; gpus_used: by those that run. watched: those that run, by id, where they
-    choose their batch as they train, or are asked how far they have come.
+    total, active, running, done: numbers of jobs; gpus_used: by those that run. watched: those that run, by id, where
+    they choose their batch as they train, or are asked how far they have come.
     arrives_s: time of the next arrival; inf if there is none.
     predicted_s: the run time predicted for each job as it arrived, None where none is.
     """
 
     def __init__(
         self,
-        jobs: Jobs,
-        scheduler: Scheduler,
+        jobs: Iterator[SimulatedJob],
+        total: int,
+        scheduler: Scheduler[SimulatedJob],
         *,
         tunes_batch: bool,
         asks_progress: bool,
         predicts: bool,
         progress: Progress | None,
     ) -> None:
-        self.jobs = jobs
+        self.total = total
         self.scheduler = scheduler
         self.driver: Driver
         self.env = simpy.Environment()
@@ -99,14 +99,14 @@ class Engine:
         self.gpus_used = 0
         self.done = 0
         self.all_done = self.env.event()
-        self._coming = jobs.each()
+        self._coming = jobs
         self.arrives_s = NEVER
-        self.predicted_s: Floats | None = np.full(len(jobs), np.nan) if predicts else None
+        self.predicted_s: Floats | None = np.full(total, np.nan) if predicts else None
         self._tunes_batch = tunes_batch
         self._asks_progress = asks_progress
         self._progress = progress
-        self._most_in_vain = MOST_IN_VAIN + len(jobs)
-        self._in_vain = 0  # runs broken off, one after another, before they got anything done
+        self._max_without_progress = MAX_RUNS_WITHOUT_PROGRESS + total
+        self._without_progress = 0  # runs broken off, one after another, before they got anything done
 
     def begin(self, driver: Driver) -> None:
         """Arrivals, and the driver's decisions, are due."""
@@ -131,7 +131,7 @@ class Engine:
             job = next(self._coming, None)
         self.arrives_s = NEVER if job is None else job.submit_time_s
         if self.active or job is None:
-            self.driver.happened()
+            self.driver.on_event()
         if job is not None:
             Call(self.env, job.submit_time_s - now_s, self._arrive, job)
 
@@ -139,16 +139,16 @@ class Engine:
 
     def _finish(self, event: Any) -> None:
         self.end(event.value)
-        self.driver.happened()
+        self.driver.on_event()
 
     def end(self, job: SimulatedJob) -> None:
-        """The job is done and holds nothing from now on."""
+        """The job is done and holds no GPUs from now on."""
         job.completion = None
         now_s = self.env.now
         gpus = job.on_gpus
         self.log.append(now_s, FINISH, job.job_id, gpus)
         self.watched.pop(job.job_id, None)
-        self.driver.ended(job)
+        self.driver.on_job_end(job)
         if job.compressors:
             self.compressions.append(job.job_id, job.compressors)
         job.on_gpus = 0
@@ -156,13 +156,13 @@ class Engine:
         self.gpus_used -= gpus
         self.active -= 1
         self.done += 1
-        self._in_vain = 0
-        if self.done == len(self.jobs):
+        self._without_progress = 0
+        if self.done == self.total:
             self.all_done.succeed()
 
     # Decisions
 
-    def decide(self, now_s: float) -> tuple[Decision, float]:
+    def decide(self, now_s: float) -> tuple[Decision[SimulatedJob], float]:
         """The scheduler's decision, and the seconds it took."""
         if self._asks_progress:
             for job in self.watched.values():
@@ -171,7 +171,7 @@ class Engine:
         decision = self.scheduler.decide(now_s)
         return decision, time.perf_counter() - began
 
-    def note(self, decision: Decision, took_s: float) -> None:
+    def note(self, decision: Decision[SimulatedJob], took_s: float) -> None:
         """Logs the decision, once it is carried out; reports progress now and then."""
         now_s = self.env.now
         log = self.decisions
@@ -189,7 +189,7 @@ class Engine:
 
     def after_all_else(self) -> simpy.Event:
         """An event after everything else that happens at this instant."""
-        return Call(self.env, 0.0, _nothing, None, AFTER_ALL_ELSE)
+        return Call(self.env, 0.0, lambda _: None, None, AFTER_ALL_ELSE)
 
     def occupy(self, what: tuple[SimulatedJob, Placed, Share | None]) -> None:
         """The job holds these GPUs from now on, each with that share."""
@@ -201,9 +201,10 @@ class Engine:
         self.running += 1
         self.gpus_used += gpus
 
-    def vacate(self, job: SimulatedJob) -> None:
-        """The job holds nothing from now on, and is not done."""
-        self.log.append(self.env.now, STOP, job.job_id, job.on_gpus)
+    def vacate(self, what: tuple[SimulatedJob, Stopped]) -> None:
+        """The job is stopped, for that reason: it holds no GPUs from now on, and is not done."""
+        job, reason = what
+        self.log.append(self.env.now, STOP, job.job_id, job.on_gpus, reason=reason)
         self.running -= 1
         self.gpus_used -= job.on_gpus
         job.on_gpus = 0
@@ -255,7 +256,7 @@ class Engine:
             self._complete_later(job)
 
     def look_ahead(self, until_s: float, jobs: Iterable[SimulatedJob] | None = None) -> None:
-        """Jobs that choose their batch run up to `until_s`, before which nothing is decided.
+        """Lets jobs that choose their batch run up to `until_s`; no decision is made before.
 
         Those whose models are out of date are fitted together, and go on.
         """
@@ -277,18 +278,14 @@ class Engine:
             job.completion.cancel()
             job.completion = None
         self.watched.pop(job.job_id, None)
-        self._in_vain = 0 if job.break_off(stop_s) else self._in_vain + 1
-        if self._in_vain > self._most_in_vain:
+        self._without_progress = 0 if job.break_off(stop_s) else self._without_progress + 1
+        if self._without_progress > self._max_without_progress:
             raise InputError(
-                f"the last {self._in_vain:,} runs were each broken off before anything was done: {job.gpus}-GPU job "
-                f"{job.job_id} needs {job.delay_s():g} s from its GPUs to its first step, and a checkpoint every "
-                f"{job.costs.checkpoint_interval_s:g} s (0: whenever it is stopped). Let jobs start sooner (restart_s, "
-                "testbed.launch_s, testbed.checkpoint_interval_s) or run longer (round_s, a quantum or limits under "
-                "parameters)."
+                f"the last {self._without_progress:,} runs were each broken off before anything was done: "
+                f"{job.gpus}-GPU job {job.job_id} needs {job.delay_s():g} s from its GPUs to its first step, and a "
+                f"checkpoint every {job.costs.checkpoint_interval_s:g} s (0: whenever it is stopped). Let jobs start "
+                "sooner (restart_s, testbed.launch_s, testbed.checkpoint_interval_s) or run longer (round_s, a quantum "
+                "or limits under parameters)."
             )
         if not job.running:
             self.scheduler.requeue(job)
-
-
-def _nothing(_: Any) -> None:
-    """Does nothing: called by events that only mark an instant."""

@@ -16,12 +16,9 @@ from synergy_core.units import TICK_S, on_grid
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of GPUs held without training.
+    """Seconds of GPUs held without training, as in `settings.TestbedSettings`.
 
-    launch_s: before the first step of a job's first run. restart_s: before the first step after a preemption.
-    exit_s: after the last step of a run, to save and leave. checkpoint_interval_s: training time between
-    checkpoints; a preempted job falls back to its last one. 0: it saves when told to stop, and loses nothing.
-    resize_fraction: how much of restart_s an elastic job stands still where only the number of its GPUs changes.
+    A preempted job that has checkpoints falls back to its last one.
     declared_restart_s: what users say a restart takes, for policies that rely on it; None: what it does take.
     """
 
@@ -51,20 +48,10 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionModel:
-    """How a cluster carries decisions out; `synergy_sim.rounds` has the model behind `round_s`.
+    """How a cluster carries decisions out. Fields from `round_s` on are the keys of these names in `TestbedSettings`.
 
-    costs, costs_by_model: what a model's name maps to replaces the default.
-    round_s: decisions are made once per round; None: whenever something happened.
-    own_rounds: a policy that allocates keeps its own round whatever `round_s` is.
-    refill_s: GPUs that a job's end frees are given away within so many seconds, before the round's end; 0: at its end.
-    decide_fraction: h, where in a round the next one is decided; 1: at its end, and it starts at once.
-    stretch: how much a round is delayed by n leases that end: "log" a·ln(1+n), "linear" b·min(n, most), "none".
-    stretch_s: a or b. stretch_jobs: most. start_delay_s: before the first round.
-    early_launch: whether a job whose GPUs are idle may start as soon as it is decided, before the round does.
-    free_moves: a job that moves to other nodes but keeps its GPU type and its GPUs per node pays nothing.
-    whole_seconds: epochs of training jobs end at whole seconds. Both as in the simulators of Pollux and Sia.
-    whole_rounds: training jobs do whole iterations in every round and end at the end of one, as in OSDI 2022's.
-    storage_bytes_per_s, startup_s: of jobs with parallel plans, whose checkpoints are large: see `costs_of_checkpoint`.
+    `synergy_sim.drivers` has the model behind `round_s`. costs_by_model: they replace the costs for jobs of a model.
+    free_moves and whole_seconds are as in the simulators of Pollux and Sia, whole_rounds as in Synergy's (OSDI 2022).
     """
 
     costs: Costs = field(default_factory=Costs)
@@ -85,42 +72,19 @@ class ExecutionModel:
     startup_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.storage_bytes_per_s < NEVER:
-            raise InputError(f"storage_bytes_per_s={self.storage_bytes_per_s:g}: expected a number of bytes/s > 0.")
-        if not 0 <= self.startup_s < NEVER:
-            raise InputError(f"startup_s={self.startup_s:g}: expected a finite number of seconds ≥ 0.")
-        if self.round_s is not None and not 0 < self.round_s < NEVER:
-            raise InputError(f"round_s={self.round_s:g}: expected a positive number of seconds, or null for none.")
+        plain_ticks = self.decide_fraction == 1 and self.stretch == "none" and self.start_delay_s == 0
         if self.whole_rounds and self.round_s is None:
             raise InputError("whole_rounds=true: iterations per round need rounds; give round_s, such as 300.")
-        if self.whole_rounds and (
-            self.own_rounds or self.decide_fraction < 1 or self.stretch != "none" or self.start_delay_s > 0
-        ):
+        if self.whole_rounds and (self.own_rounds or not plain_ticks):
             raise InputError(
                 "whole_rounds=true: jobs end at multiples of round_s, at which decisions must be taken too; expected "
                 "own_rounds=false, decide_fraction=1, stretch=none and start_delay_s=0."
             )
-        if not 0 <= self.refill_s < NEVER:
-            raise InputError(f"refill_s={self.refill_s:g}: expected seconds from 0.")
-        if self.refill_s > 0 and (
-            self.round_s is None
-            or self.whole_rounds
-            or self.decide_fraction < 1
-            or self.stretch != "none"
-            or self.start_delay_s > 0
-        ):
+        if self.refill_s > 0 and (self.round_s is None or self.whole_rounds or not plain_ticks):
             raise InputError(
                 "refill_s: decisions between rounds are carried out at once; expected round_s to be given, and "
                 "decide_fraction=1, stretch=none, start_delay_s=0, whole_rounds=false."
             )
-        if not 0 < self.decide_fraction <= 1:
-            raise InputError(f"decide_fraction={self.decide_fraction:g}: expected a fraction in (0, 1].")
-        if self.stretch not in ("none", "log", "linear"):
-            raise InputError(f"stretch={self.stretch}: expected none, log or linear.")
-        if not 0 <= self.stretch_s < NEVER or self.stretch_jobs < 0:
-            raise InputError(f"stretch_s={self.stretch_s:g}, stretch_jobs={self.stretch_jobs}: expected numbers ≥ 0.")
-        if not 0 <= self.start_delay_s < NEVER:
-            raise InputError(f"start_delay_s={self.start_delay_s:g}: expected a finite number of seconds ≥ 0.")
         object.__setattr__(self, "start_delay_s", on_grid(float(self.start_delay_s)))
         if self.round_s is not None:
             object.__setattr__(self, "round_s", max(on_grid(float(self.round_s)), TICK_S))
@@ -135,20 +99,20 @@ class ExecutionModel:
         """The costs of a job that restarts from that many bytes: it starts up, after saving them and before loading
         them, whatever its new plan; its first start loads none. Costs given for its model come first.
         """
-        if model in self.costs_by_model:
-            return self.costs_by_model[model]
         restart_s = self.startup_s + 2.0 * checkpoint_bytes / self.storage_bytes_per_s
-        return replace(self.costs, launch_s=self.startup_s, restart_s=restart_s, declared_restart_s=None)
+        return self._costs_unless_given(model, launch_s=self.startup_s, restart_s=restart_s)
 
     def costs_as_measured(self, model: str, measured: ProfiledCosts) -> Costs:
         """The costs of a job whose model was profiled. Costs given for its model come first."""
-        if model in self.costs_by_model:
-            return self.costs_by_model[model]
-        launch_s, restart_s, exit_s = measured.launch_s, measured.restart_s, measured.exit_s
-        return replace(self.costs, launch_s=launch_s, restart_s=restart_s, exit_s=exit_s, declared_restart_s=None)
+        return self._costs_unless_given(
+            model, launch_s=measured.launch_s, restart_s=measured.restart_s, exit_s=measured.exit_s
+        )
+
+    def _costs_unless_given(self, model: str, **costs_s: float) -> Costs:
+        return self.costs_by_model.get(model) or replace(self.costs, declared_restart_s=None, **costs_s)
 
     def stretch_of(self, ended: int) -> float:
-        """Seconds by which the next round is late when `ended` leases end; σ(n) of `synergy_sim.rounds`."""
+        """Seconds by which the next round is late when `ended` leases end; σ(n) of `synergy_sim.drivers`."""
         if self.stretch == "log":
             return on_grid(self.stretch_s * log1p(ended))
         if self.stretch == "linear":
@@ -156,61 +120,39 @@ class ExecutionModel:
         return 0.0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SimulatedJob(Job):
-    """A job with the truth about it. `left_work_s`: training still to do, as of its last stop.
+    """A job with the truth about it.
 
-    `began_s`: when its last run took its GPUs; `free_s`: when it had saved and left after the one before, under rounds.
-    on_gpus: GPUs it physically holds, or 0. done_s: what it has got done since its last start and before its share
-    last changed, which was at `since_s`; rate: how fast it goes since. hosts: every node's type, for a job that
-    requested CPUs: where nobody gives it a share, it has the proportional one. speeds: by GPU type, in units of that
-    which its run time is of; None where that is the same on all. While it runs: `first_step_s`, when
-    training (re)starts; `end_s`, when its last step is done, NEVER while that is not known. ends_after_decision: it
-    ends after `end_s`, which was rounded down.
+    hosts: every node's type, for a job that requested CPUs: where nobody gives it a share, it has the proportional one.
+    speeds: by GPU type, in units of that which its run time is of; None where that is the same on all. left_work_s:
+    training still to do, as of its last stop. on_gpus: GPUs it physically holds, or 0. While it runs: `first_step_s`,
+    when training (re)starts; end_s, when its last step is done, NEVER while that is not known. ends_after_decision: it
+    ends after `end_s`, which was rounded down. began_s: when its last run took its GPUs; free_s: when it had saved and
+    left after the one before, under rounds. done_s: what it has got done since its last start and before its share last
+    changed, which was at since_s; rate: how fast it goes since. completion: the `Call` that ends it. compressors: (from
+    when on, compressor of its gradients), whenever that changed; empty where nobody compresses.
     """
 
-    __slots__ = (
-        "began_s",
-        "completion",
-        "costs",
-        "done_s",
-        "duration_s",
-        "end_s",
-        "ends_after_decision",
-        "free_s",
-        "hosts",
-        "left_work_s",
-        "on_gpus",
-        "rate",
-        "since_s",
-        "speeds",
-    )
+    duration_s: float
+    costs: Costs
+    hosts: Sequence[NodeType] = ()
+    speeds: Mapping[str, float] | None = None
+    left_work_s: float = field(init=False)
+    on_gpus: int = field(default=0, init=False)
+    end_s: float = field(default=NEVER, init=False)
+    ends_after_decision: bool = field(default=False, init=False)
+    began_s: float = field(default=0.0, init=False)
+    free_s: float = field(default=0.0, init=False)
+    done_s: float = field(default=0.0, init=False)
+    since_s: float = field(default=0.0, init=False)
+    rate: float = field(default=1.0, init=False)
+    completion: Any = field(default=None, init=False)
+    compressors: Sequence[tuple[float, str]] = field(default=(), init=False)
 
-    def __init__(
-        self,
-        job_id: int,
-        submit_time_s: float,
-        gpus: int,
-        duration_s: float,
-        costs: Costs,
-        hosts: Sequence[NodeType] = (),
-        speeds: Mapping[str, float] | None = None,
-        **more: Any,
-    ) -> None:
-        super().__init__(job_id, submit_time_s, gpus, **more)
-        self.hosts = hosts
-        self.speeds = speeds
-        self.duration_s = duration_s
-        self.left_work_s = duration_s
-        self.costs = costs
-        self.on_gpus = 0
-        self.ends_after_decision = False
-        self.end_s = NEVER
-        self.began_s = 0.0
-        self.free_s = 0.0
-        self.done_s = 0.0
-        self.since_s = 0.0
-        self.rate = 1.0
-        self.completion: Any = None
+    def __post_init__(self) -> None:
+        Job.__post_init__(self)  # `super` does not work in dataclasses with slots
+        self.left_work_s = self.duration_s
 
     @property
     def remaining_s(self) -> float:
@@ -218,11 +160,6 @@ class SimulatedJob(Job):
         if self.running:
             return self.end_s - self.settled_s
         return self.left_work_s + (self.costs.launch_s if self.first_start_s == NEVER else self.costs.restart_s)
-
-    @property
-    def compressors(self) -> Sequence[tuple[float, str]]:
-        """(from when on, compressor of its gradients), whenever that changed; () where nobody compresses."""
-        return ()
 
     def carry_on(self, start_s: float) -> None:
         """Its GPUs are its own from `start_s` on: fixes its first step and its end."""
@@ -253,7 +190,7 @@ class SimulatedJob(Job):
         return True
 
     def only_relocates(self, now_s: float) -> bool:
-        """Whether it was moved just now, and nothing changes but which GPUs it holds."""
+        """Whether it was just moved, so that only its GPUs change."""
         return False
 
     def report(self, now_s: float) -> None:

@@ -7,38 +7,513 @@ run is determined by its configuration, so its decisions are taken once more, up
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import sys
+import textwrap
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from synergy_core.allocator import Explanation
-from synergy_core.catalog.sheets import gpu_type_named
-from synergy_core.cluster import Share
+from synergy_core.catalog import gpu_type_named
+from synergy_core.cluster import Cluster, Share
+from synergy_core.commands import Parser, run
 from synergy_core.errors import InputError, unknown
-from synergy_core.exits import run
+from synergy_core.jobs.record import Placed
 from synergy_core.jobs.spec import JobSpec
-from synergy_core.parser import Parser
-from synergy_core.policies import Policy, SharingPolicy
-from synergy_core.units import format_instant, parse_duration_s
-from synergy_runs.as_logged import AS_LOGGED
+from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
+from synergy_core.scheduling.order import after_jump, next_jump_s
+from synergy_core.scheduling.reasons import Reason, Snapshot, Stopped, Waiting, free_gpus, free_in_words, free_share
+from synergy_core.units import Floats, format_duration, format_gpus, format_instant, format_share, parse_duration_s
 from synergy_runs.asked import policies_of
 from synergy_runs.explained import explained as explanation_in
-from synergy_runs.machines import cluster_of
+from synergy_runs.facts import AS_LOGGED, Kind
+from synergy_runs.inputs import cluster_of
+from synergy_runs.metrics import NO_NAME
 from synergy_runs.settings import NodeTypeSettings, build
-from synergy_runs.stored import StoredRun, followed, read_run
-from synergy_runs.traces.times import epoch_s
-from synergy_sim.answer import Answer, answer
-from synergy_sim.facts import COLUMNS, Facts
+from synergy_runs.stored import StoredRun, follow_latest, read_run
+from synergy_runs.traces.rows import epoch_s
+from synergy_sim.execution import ExecutionModel, SimulatedJob
 from synergy_sim.hardware import speeds
-from synergy_sim.jobs import Jobs
+from synergy_sim.jobs import jobs_of
 from synergy_sim.prepare import execution_of, prepared_runs
 from synergy_sim.settings import Settings
 from synergy_sim.simulate import Simulation
+
+# The jobs at any instant, from the events that the run stored; no log is read again. Every active job is told its
+# events from its submission on, as the engine told it then, so its service, its remaining time and its place in its
+# queue are what its policy saw.
+
+NAMES = ("virtual_cluster", "user", "gpu_type", "model")
+COLUMNS = (*NAMES, "job_name", "gpus", "submit_time_s", "duration_s", "estimate_s", "predicted_duration_s")
+SLACK_S = 0.001
+"""If a job's runs add up to its trace's run time within this, that is its run time; those of training jobs do not."""
+MAX_JOBS_NAMED = 3
+
+
+class Turn(NamedTuple):
+    """One thing that happened to a job: when, what, on which GPUs, by whom, and why it was stopped, if it was."""
+
+    time_s: float
+    what: str
+    placed: Placed
+    by: str
+    why: Stopped | None = None
+
+    def text(self, origin_s: float = 0.0) -> str:
+        """`started at 3.40 h on node 12: job 55 (8 GPUs) ended`. origin_s: see `format_instant`."""
+        where = f" on {nodes_in_words(self.placed)}" if self.placed and self.what == "started" else ""
+        causes = "; ".join(each for each in (self.by, self.why and self.why.text) if each)
+        return f"{self.what} at {format_instant(self.time_s, origin_s)}{where}{': ' if causes else ''}{causes}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return {**self._asdict(), "placed": _pairs(self.placed), "why": self.why and self.why.name}
+
+
+def _pairs(placed: Placed) -> list[dict[str, int]]:
+    return [{"node": node, "gpu_mask": mask, "gpus": mask.bit_count()} for node, mask in placed]
+
+
+def nodes_in_words(placed: Placed) -> str:
+    """`node 12`, or `nodes 3, 4 (8 + 8 GPUs)`."""
+    if len(placed) == 1:
+        return f"node {placed[0][0]}"
+    names = ", ".join(str(node) for node, _ in placed[:6]) + (", …" if len(placed) > 6 else "")
+    sizes = " + ".join(str(mask.bit_count()) for _, mask in placed[:6]) + (" + …" if len(placed) > 6 else "")
+    return f"{len(placed)} nodes: {names} ({sizes} GPUs)"
+
+
+class Facts:
+    """What a run stored: its jobs' columns, its events, and the jobs as they were at any instant.
+
+    submissions: by job, its spec and the share that it requested, for policies that share out CPUs and memory.
+    timed_on: the GPU type whose run times those of jobs that ask for no type are.
+    """
+
+    def __init__(
+        self,
+        stored: StoredRun,
+        policy: Policy,
+        cluster: Cluster,
+        execution: ExecutionModel,
+        *,
+        timed_on: str = "",
+        submissions: Sequence[tuple[JobSpec | None, Share | None]] = (),
+    ) -> None:
+        self.policy = policy.of_records()
+        self.cluster = cluster
+        self.jobs = stored.jobs(*COLUMNS)
+        self.events = stored.events()
+        self.decided_s = stored.decisions("time_s")["time_s"]
+        self.is_event_driven = execution.round_s is None and not policy.in_rounds
+        self.origin_s = epoch_s(str(stored.summary["trace_start"]))
+        self._execution = execution
+        self._submissions = submissions
+        self._speeds = speeds(cluster, np.unique(self.jobs["gpus"]).tolist(), timed_on)
+        self._shares = stored.shares()
+
+    @cached_property
+    def _rows_of(self) -> dict[int, list[int]]:
+        """By job, the rows of its events, in order; of a start on several nodes the first."""
+        whole = np.flatnonzero(self.events.part == 0)
+        rows: dict[int, list[int]] = {}
+        for row, job_id in zip(whole.tolist(), self.events.job_id[whole].tolist(), strict=True):
+            rows.setdefault(job_id, []).append(row)
+        return rows
+
+    def last_decision_s(self, time_s: float) -> float | None:
+        """When the scheduler last decided, at that instant at the latest; None if it had not yet."""
+        decided = int(np.searchsorted(self.decided_s, time_s, side="right"))
+        return float(self.decided_s[decided - 1]) if decided else None
+
+    def story(self, job_id: int) -> list[tuple[float, Kind, int]]:
+        """(when, what, row) of all that happened to a job."""
+        events = self.events
+        return [(float(events.time_s[row]), Kind(events.kind[row]), row) for row in self._rows_of.get(job_id, ())]
+
+    def placed(self, row: int) -> Placed:
+        """The GPUs that a start took."""
+        events, last = self.events, row + 1
+        while last < len(events.part) and events.part[last] > 0:
+            last += 1
+        return tuple(zip(events.node[row:last].tolist(), events.gpu_mask[row:last].tolist(), strict=True))
+
+    def at(self, now_s: float) -> Snapshot[SimulatedJob]:
+        """All jobs that waited or ran at that instant, after all that happened at it."""
+        rows = int(np.searchsorted(self.events.time_s, now_s, side="right"))
+        kind, job_id = self.events.kind[:rows], self.events.job_id[:rows]
+        active = np.setdiff1d(job_id[kind == Kind.SUBMIT], job_id[kind == Kind.FINISH])
+        jobs = [self._job(each, now_s) for each in active.tolist()]
+        return Snapshot(self.policy, self.cluster, jobs, now_s, self.origin_s)
+
+    def _job(self, job_id: int, now_s: float) -> SimulatedJob:
+        """The job as its facts had made it by then."""
+        job = self.submitted(job_id)
+        for time_s, kind, row in self.story(job_id):
+            if time_s > now_s:
+                break
+            self._jump(job, time_s)
+            if kind == Kind.START:
+                job.started(time_s, self.placed(row))
+                job.carry_on(time_s)
+            elif kind == Kind.STOP:
+                job.stopped(time_s)
+                job.break_off(time_s)
+        self._jump(job, now_s)
+        if job.running and (given := self._shares) is not None:
+            rows = np.flatnonzero((given.job_id == job_id) & (given.time_s <= now_s))
+            if len(rows):
+                job.share = Share(
+                    float(given.cpus[rows[-1]]) / job.gpus, float(given.memory_bytes[rows[-1]]) / job.gpus
+                )
+        if self._submissions:  # only now: its request does not slow it, as its run time is what its facts add up to
+            job.spec, job.requested = self._submissions[job_id]
+        if self.policy.preemptive:
+            job.settle(now_s)  # else `settled_s` says since when it runs, which reservations go by
+        return job
+
+    def _jump(self, job: SimulatedJob, until_s: float) -> None:
+        """The job's key jumps as it did by itself since the last of its facts."""
+        at_s = job.settled_s
+        while isinstance(self.policy, OrderingPolicy) and (next_s := next_jump_s(self.policy, job, at_s)) is not None:
+            if next_s > until_s:
+                break
+            after_jump(self.policy, job, next_s)
+            at_s = max(next_s, job.settled_s)
+
+    def submitted(self, job_id: int) -> SimulatedJob:
+        """The job as it arrived. It trains, all runs together, for the trace's run time, at the speeds of GPU types.
+
+        If its facts add up to another time, as for training jobs, it is that time, at the same speed everywhere.
+        """
+        columns = {name: column[job_id] for name, column in self.jobs.items()}
+        names: dict[str, Any] = {name: "" if columns[name] == NO_NAME else str(columns[name]) for name in NAMES}
+        costs, gpus, work_s = self._execution.costs_of(names.pop("model")), int(columns["gpus"]), columns["duration_s"]
+        rates = None if names["gpu_type"] else self._speeds.get(gpus)
+        done_s, trained_s, began_s, rate, runs = 0.0, 0.0, 0.0, 1.0, 0
+        for time_s, kind, row in self.story(job_id):
+            if kind == Kind.START:
+                began_s, runs = time_s, runs + 1
+                rate = rates[self.cluster.node_type_of[int(self.events.node[row])].gpu_type] if rates else 1.0
+            elif kind in (Kind.STOP, Kind.FINISH):
+                held_s = time_s - began_s - (costs.restart_s if runs > 1 else costs.launch_s)
+                ran_s = max(held_s - (costs.exit_s if kind == Kind.FINISH else 0.0), 0.0)
+                trained_s, done_s = trained_s + ran_s, done_s + ran_s * rate
+        if costs.checkpoint_interval_s == costs.exit_s == 0 and abs(done_s - work_s) > SLACK_S:
+            work_s, rates = trained_s, None
+        job = SimulatedJob(
+            job_id,
+            float(columns["submit_time_s"]),
+            gpus,
+            float(work_s),
+            costs,
+            hosts=self.cluster.node_type_of,
+            speeds=rates,
+            estimate_s=float(columns["estimate_s"]),
+            **names,
+        )
+        job.predicted_duration_s = float(columns["predicted_duration_s"])
+        return job
+
+    # What happened to a job, who made room for it, and who took its GPUs
+
+    def turns(self, job_id: int) -> list[Turn]:
+        """All that happened to the job after its submission, in order."""
+        result, placed = [], Placed()
+        for time_s, kind, row in self.story(job_id):
+            if kind == Kind.START:
+                placed = self.placed(row)
+                result.append(Turn(time_s, "started", placed, self._made_room(job_id, row, placed)))
+            elif kind == Kind.STOP:
+                others = self._at_once(job_id, row, placed)
+                by = ""
+                if takers := others[Kind.START, True]:
+                    by = f"{_list(takers)} took its GPUs"
+                elif started := others[Kind.START, False]:
+                    by = f"{_list(started)} started"
+                code = int(self.events.reason[row])
+                result.append(Turn(time_s, "stopped", placed, by, Stopped(code) if code else None))
+            elif kind == Kind.FINISH:
+                result.append(Turn(time_s, "ended", placed, ""))
+        return result
+
+    def _at_once(self, job_id: int, row: int, placed: Placed) -> dict[tuple[Kind, bool], list[str]]:
+        """The other jobs of the instant of `row`, by what happened to them and whether it was on some of these GPUs."""
+        events, held = self.events, dict(placed)
+        first, last = (int(events.time_s.searchsorted(events.time_s[row], side)) for side in ("left", "right"))
+        found: dict[tuple[Kind, bool], list[str]] = defaultdict(list)
+        for at in range(first, last):
+            other, kind = int(events.job_id[at]), Kind(events.kind[at])
+            if other == job_id or events.part[at] > 0 or kind == Kind.SUBMIT:
+                continue
+            start = [start for _, what, start in self.story(other) if what == Kind.START and start <= at][-1]
+            shared = any(held.get(node, 0) & mask for node, mask in self.placed(start))
+            found[kind, shared].append(f"job {other} ({format_gpus(int(self.jobs['gpus'][other]))})")
+        return found
+
+    def _made_room(self, job_id: int, row: int, placed: Placed) -> str:
+        """The jobs that freed the GPUs of a start, or else what happened at the same instant."""
+        others = self._at_once(job_id, row, placed)
+        ended, stopped = others[Kind.FINISH, True], others[Kind.STOP, True]
+        named = [f"{_list(ended)} ended"] if ended else []
+        named += [f"{_list(stopped)} {'were' if len(stopped) > 1 else 'was'} stopped"] if stopped else []
+        if named:
+            return " and ".join(named)
+        if float(self.events.time_s[row]) == float(self.jobs["submit_time_s"][job_id]):
+            return "at once, on free GPUs"
+        elsewhere = others[Kind.FINISH, False]
+        return f"{_list(elsewhere)} ended elsewhere" if elsewhere else "on GPUs that were free"
+
+
+def _list(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_JOBS_NAMED} more" if len(names) > MAX_JOBS_NAMED else ""
+    return ", ".join(names[:MAX_JOBS_NAMED]) + more
+
+
+# CPUs and memory: what a job wants, what it was given, how fast that makes it, and which of them limits it.
+
+UNLIMITED = float("inf")
+FASTER = 1.0 + 1e-6
+"""Smaller speed-ups do not count, because shares are given with a slack."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """CPUs and memory of one job, per GPU. wanted: the most that it gains from on `gpu_type`, within a node.
+
+    most_speed: with that, relative to its proportional share. known: whether anything is known of how its speed follows
+    from its share. has, speed: what it has, and how fast that makes it. bound_by: what would make it faster, a key of
+    `_BOUND`. free: CPUs and memory that nobody has, of its nodes together; None where nodes are pooled.
+    """
+
+    gpu_type: str
+    gpus: int
+    wanted: Share
+    proportional: Share
+    most_speed: float
+    known: bool
+    has: Share | None = None
+    speed: float = float("nan")
+    bound_by: str = ""
+    free: Share | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain values, for JSON; null for what there is not."""
+        return {
+            name: each._asdict() if isinstance(each, Share) else None if each != each else each
+            for name, each in vars(self).items()
+        }
+
+    def text(self) -> list[str]:
+        """As sentences."""
+        own = f"its proportional share is {format_share(*self.proportional)} on {self.gpu_type}"
+        has = "" if self.has is None else f"has {format_share(*self.has)} per GPU; "
+        if not self.known:
+            return [f"{has}nothing is known of its speed by CPUs and memory ({own})"]
+        uses = f"{has}uses up to {format_share(*self.wanted)}{'' if has else ' per GPU'} ({own})"
+        if not has:
+            return [uses, f"speed with that: {self.most_speed:.2f} × that with its proportional share"]
+        speed = f"speed: {self.speed:.2f} × that with its proportional share, of at most {self.most_speed:.2f} ×"
+        free = (
+            "" if self.bound_by == "GPUs" or self.free is None else f" Free on its nodes: {format_share(*self.free)}."
+        )
+        return [uses, speed, f"bound by: {_BOUND[self.bound_by]}{free}"]
+
+
+_BOUND = {
+    "GPUs": "its GPUs. More CPUs or memory would not make it faster.",
+    "CPUs": "CPUs. Its input is prepared more slowly than its GPUs could take it.",
+    "memory": "memory. Data that is not in it is read more slowly than its GPUs could take it.",
+    "CPUs or memory": "CPUs and memory. More of either would make it faster.",
+    "CPUs and memory": "CPUs and memory. Only more of both would make it faster.",
+}
+
+
+def demand(seen: Snapshot[SimulatedJob], job: SimulatedJob) -> Demand | None:
+    """The job's at that moment; None under a policy that does not share CPUs and memory out."""
+    if not isinstance(seen.policy, SharingPolicy):
+        return None
+    asked = seen.needs.asked(job)
+    kind = asked.kinds[0]
+    wanted = asked.wanted[kind]
+    wants = Demand(
+        seen.cluster.gpu_types[kind],
+        job.gpus,
+        wanted,
+        seen.cluster.proportional[kind],
+        asked.speed(kind, wanted),
+        known=job.requested is not None or seen.needs.profile(job) is not None,
+    )
+    has, free = job.share, None
+    if not job.running or has is None:
+        return wants
+    if not seen.policy.mechanism.pooled:
+        hosts = seen.hosts(seen.running)
+        each = [free_share(hosts, node) for node, _ in asked.held]
+        free = Share(sum(one.cpus for one in each), sum(one.memory_bytes for one in each))
+
+    def is_faster(cpus: float, memory_bytes: float) -> bool:
+        return asked.speed(kind, Share(cpus, memory_bytes)) > asked.speed(kind, has) * FASTER
+
+    more_cpus, more_memory = is_faster(UNLIMITED, has.memory_bytes), is_faster(has.cpus, UNLIMITED)
+    bound_by = " or ".join(["CPUs"] * more_cpus + ["memory"] * more_memory)
+    if not bound_by:
+        bound_by = "CPUs and memory" if is_faster(UNLIMITED, UNLIMITED) else "GPUs"
+    return replace(wants, has=has, speed=asked.speed(kind, has), bound_by=bound_by, free=free)
+
+
+# The whole answer.
+
+MAX_AHEAD = 5
+WIDTH = 80
+
+
+class Ahead(NamedTuple):
+    """A job that comes before, and its key in words."""
+
+    job_id: int
+    gpus: int
+    running: bool
+    key: str
+
+
+class Answer:
+    """What the facts tell of one job at an instant, from its submission on. state: "waiting", "running" or "ended".
+
+    decided_s: the instant as of which order and reasons stand: `time_s`, or the last decision where there are rounds.
+    place, of: where it stands among those of its lane, from 1; 0 where it does not. preempts: whether running jobs have
+    a place in that order too. ahead: the first of those before it; more_ahead, more_ahead_gpus: the rest.
+    free: GPUs by node. demand: CPUs and memory, under a policy that shares them out. before, after: what had happened
+    to it, and what did next. origin_s: seconds from 1970 to simulated time 0, see `format_instant`.
+    """
+
+    def __init__(self, facts: Facts, job_id: int, at_s: float) -> None:
+        now = facts.at(at_s)
+        active = _job_in(now, job_id)
+        job = active or facts.submitted(job_id)
+        # What the scheduler went by: the state at its last decision, in which it may not have known the job yet.
+        decided_s = at_s if facts.is_event_driven else facts.last_decision_s(at_s)
+        seen = now if decided_s is None or decided_s == at_s or active is None else facts.at(decided_s)
+        known = None if decided_s is None or active is None else _job_in(seen, job_id)
+        line = seen.line(known) if known else []
+        turns = facts.turns(job_id)
+        self.policy = facts.policy.name
+        self.order = facts.policy.summary
+        self.job_id = job_id
+        self.name = str(facts.jobs["job_name"][job_id])
+        self.gpus = job.gpus
+        self.gpu_type = job.gpu_type
+        self.tenant = job.virtual_cluster
+        self.submit_time_s = job.submit_time_s
+        self.time_s = at_s
+        self.state = "running" if job.running else "waiting" if active else "ended"
+        self.placed = job.placement
+        self.before = [turn for turn in turns if turn.time_s <= at_s]
+        self.after = next((turn for turn in turns if turn.time_s > at_s), None)
+        self.since_s = self.before[-1].time_s if self.before else job.submit_time_s
+        self.decided_s = seen.now_s if known else at_s
+        self.key = seen.key_words.get(job_id, "") if known else ""
+        # Under a policy that never stops jobs, a running job has no place among the waiting.
+        self.place = line.index(known) + 1 if known in line else 0
+        self.of = len(line)
+        self.lane = seen.lane(known) if known else ""
+        self.preempts = facts.policy.preemptive
+        ahead = line[: max(self.place - 1, 0)]
+        self.ahead = [Ahead(job.job_id, job.gpus, job.running, seen.key_words[job.job_id]) for job in ahead[:MAX_AHEAD]]
+        self.more_ahead = max(0, len(ahead) - MAX_AHEAD)
+        self.more_ahead_gpus = sum(each.gpus for each in ahead[MAX_AHEAD:])
+        self.cluster_gpus = facts.cluster.gpus
+        self.free = free_gpus(now.placement)
+        self.demand = demand(now, active) if active else None
+        self.reasons: list[Reason] = []
+        if self.state == "waiting":
+            self.reasons = (seen.why(known) if known else []) or [_next_decision(facts, self.decided_s)]
+        self.origin_s = facts.origin_s
+
+    def as_dict(self) -> dict[str, Any]:
+        """The answer as plain values, for JSON."""
+        return {
+            **vars(self),
+            "ahead": [each._asdict() for each in self.ahead],
+            "why": [reason.text for reason in self.reasons],
+            "reasons": [reason.kind.name for reason in self.reasons],
+            "placed": _pairs(self.placed),
+            "free": {str(node): gpus for node, gpus in self.free.items()},
+            "demand": self.demand and self.demand.as_dict(),
+            "before": [turn.as_dict() for turn in self.before],
+            "after": self.after and self.after.as_dict(),
+        }
+
+    def text(self) -> str:
+        """The answer as lines of at most 80 columns."""
+        of_type = f", type {self.gpu_type}" if self.gpu_type else ""
+        tenant = f", tenant {self.tenant}" if self.tenant else ""
+        since = self._instant(self.since_s)
+        state = {
+            "running": f"runs since {since} on {nodes_in_words(self.placed)}",
+            "waiting": f"waits since {since}, {format_duration(self.time_s - self.since_s)} so far",
+            "ended": f"had ended at {since}",
+        }
+        lines = [
+            f"{self.policy} at {self._instant(self.time_s)}: {self.order}",
+            f"job {self.job_id} ({self.name}): {format_gpus(self.gpus)}{of_type}{tenant}, submitted "
+            f"at {self._instant(self.submit_time_s)}",
+            state[self.state],
+            *(self.demand.text() if self.demand else ()),
+            *(self._standing() if self.place else ()),
+            *(reason.text for reason in self.reasons),
+        ]
+        if self.before:
+            first, last = (turn.text(self.origin_s) for turn in (self.before[0], self.before[-1]))
+            stops = sum(turn.what == "stopped" for turn in self.before)
+            times = "once" if stops == 1 else f"{stops} times"
+            if self.state == "ended" or len(self.before) == 1:
+                lines.append(f"before: it {first}{f'; stopped {times}' if stops else ''}.")
+            else:
+                lines.append(f"before: stopped {times}; last it {last}.")
+        if self.after is not None:
+            lines.append(f"then: it {self.after.text(self.origin_s)}.")
+        return "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="  ", break_long_words=False) for line in lines)
+
+    def _instant(self, time_s: float) -> str:
+        return format_instant(time_s, self.origin_s)
+
+    def _standing(self) -> list[str]:
+        among = "jobs that wait or run" if self.preempts else "jobs that wait"
+        whose = f" of tenant {self.lane}" if self.lane else ""
+        as_of = f" in the round of {self._instant(self.decided_s)}" if self.decided_s != self.time_s else ""
+        lines = [f"place {self.place} of {self.of} {among}{whose}{as_of}: {self.key}"]
+        digits = max((len(str(each.job_id)) for each in self.ahead), default=0)
+        for each in self.ahead:
+            does = "runs " if each.running else "waits"
+            lines.append(f"  job {each.job_id:>{digits}}  {format_gpus(each.gpus):>7}  {does}  {each.key}")
+        if self.more_ahead:
+            lines.append(f"  and {self.more_ahead} more ahead of it, {format_gpus(self.more_ahead_gpus)}")
+        return [*lines, f"free of {format_gpus(self.cluster_gpus)}: {free_in_words(self.free)}"]
+
+
+def _job_in(snapshot: Snapshot[SimulatedJob], job_id: int) -> SimulatedJob | None:
+    return next((job for job in snapshot.jobs if job.job_id == job_id), None)
+
+
+def _next_decision(facts: Facts, now_s: float) -> Reason:
+    last_s = facts.last_decision_s(now_s)
+    last = "none was taken before"
+    if last_s is not None:
+        last = f"the last was taken at {format_instant(last_s, facts.origin_s)}"
+    text = f"Decisions are taken once a round; {last}, and it waits for the next."
+    if facts.is_event_driven:
+        text = f"Nothing in these facts keeps it from running at the next decision; {last}."
+    return Reason(Waiting.NEXT_DECISION, text)
+
 
 BAD_INPUT = 2
 
@@ -56,7 +531,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="write it there too")
     given = parser.parse_args(arguments)
     try:
-        found, at_s, origin_s = explained(followed(given.run), given.job, given.at)
+        found, at_s, origin_s = explained(follow_latest(given.run), given.job, given.at)
         if isinstance(found, Explanation):
             print(f"round at {format_instant(at_s, origin_s)} of {given.run}")
         print(found.text())
@@ -84,12 +559,36 @@ def explained(folder: Path, name: str, at: str | None) -> tuple[Explanation | An
             f"{folder}: the log's own starts, which nobody here decided. Name the folder of a policy's run."
         )
     (policy,) = policies_of(settings.policy, settings.parameters, settings.information, settings.input).values()
-    if policy.reads_goodput:
-        return _asked_again(settings, name, at)
-    facts = facts_of(read_run(folder), settings, policy)
-    job = _job_number(facts.jobs["job_name"].tolist(), name)
-    at_s = _instant_s(at, name, float(facts.jobs["submit_time_s"][job]))
-    return answer(facts, job, at_s), at_s, facts.origin_s
+    if not policy.reads_goodput:
+        facts = facts_of(read_run(folder), settings, policy)
+        job, at_s = _asked(facts.jobs["job_name"].tolist(), facts.jobs["submit_time_s"], name, at)
+        return Answer(facts, job, at_s), at_s, facts.origin_s
+    (run,) = prepared_runs(settings)
+    workload = run.workload
+    job, at_s = _asked(workload.job_name, workload.submit_time_s, name, at)
+    last = Simulation(workload, run.cluster, run.policy, run.execution, run.truth).run_until(at_s, job)
+    if last is None:
+        raise InputError(f"job {name} was not active in any round at or after {at_s:.0f} s: it had ended.")
+    label = f"job {workload.job_name[job]}"
+    return explanation_in(last, run.cluster, run.policy.name, job, label), last[0].now_s, workload.origin_s
+
+
+def _asked(names: list[str], submit_time_s: Floats, wanted: str, at: str | None) -> tuple[int, float]:
+    """The job's number and the instant that are asked about."""
+    if wanted in names:
+        job = names.index(wanted)
+    elif wanted.isdigit() and int(wanted) < len(names):
+        job = int(wanted)
+    else:
+        raise unknown("job", wanted, names, hint=f"Or a number from 0 to {len(names) - 1}.")
+    submit_s = float(submit_time_s[job])
+    try:
+        at_s = submit_s if at is None else parse_duration_s(at)
+    except ValueError:
+        raise InputError(f"--at {at}: expected a length of time such as 90s, 30m or 2h.") from None
+    if at_s < submit_s:
+        raise InputError(f"--at {at}: job {wanted} was only submitted at {submit_s:.0f} s.")
+    return job, at_s
 
 
 def settings_of(folder: Path) -> Settings:
@@ -101,10 +600,9 @@ def settings_of(folder: Path) -> Settings:
     path = folder / "config.yaml"
     if not path.is_file():
         raise InputError(f"{folder}: expected the folder of a finished run, with config.yaml in it.")
-    try:
-        values: Any = OmegaConf.to_container(OmegaConf.load(path))
-    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException):
-        raise InputError(f"{path}: is no configuration of a run. Run that policy again.") from None
+    values: Any = None
+    with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException):
+        values = OmegaConf.to_container(OmegaConf.load(path))
     if not isinstance(values, dict) or not {"policy", "seed"} <= set(values):
         raise InputError(f"{path}: is no configuration of a run. Run that policy again.")
     values.pop("compared_with", None)
@@ -116,30 +614,23 @@ def facts_of(run: StoredRun, settings: Settings, policy: Policy) -> Facts:
     if "quotas" not in run.summary:
         raise InputError(f"{run.folder}: another version wrote it, without its tenants' quotas. Run that policy again.")
     wanted = dataclasses.replace(settings.cluster, virtual_clusters=run.summary["quotas"] or None)
-    if wanted.node_types is None:  # the nodes that there were, whatever the log would show today
+    if wanted.node_types is None:  # the run's own nodes, even if the log shows others today
         kept = ("gpu_type", "nodes", "gpus_per_node")
         there = [NodeTypeSettings(**{key: each[key] for key in kept}) for each in run.summary["node_types"]]
         wanted = dataclasses.replace(wanted, node_types=there, add_nodes=0)
-    execution = execution_of(settings)
-    cluster, jobs = cluster_of(wanted, settings.trace, None), run.jobs(*COLUMNS)
     timed_on = run.summary.get("run_times_on", settings.trace.gpu_type)
     return Facts(
-        policy=policy.of_records(),
-        cluster=cluster,
-        jobs=jobs,
-        events=run.events(),
-        decided_s=run.decisions("time_s")["time_s"],
-        costs_of=execution.costs_of,
-        event_driven=execution.round_s is None and not policy.in_rounds,
-        shares=run.shares(),
+        run,
+        policy,
+        cluster_of(wanted, settings.trace, None),
+        execution_of(settings),
+        timed_on=gpu_type_named(timed_on) if timed_on else "",
         submissions=_submissions(run, settings) if isinstance(policy, SharingPolicy) else (),
-        speeds=speeds(cluster, np.unique(jobs["gpus"]).tolist(), timed_on and gpu_type_named(timed_on)),
-        origin_s=epoch_s(str(run.summary["trace_start"])),
     )
 
 
 def _submissions(run: StoredRun, settings: Settings) -> list[tuple[JobSpec | None, Share | None]]:
-    """What each job was submitted with beside its GPUs. Raises InputError where other jobs are made than the run's.
+    """What each job requested besides GPUs. Raises InputError if other jobs are made than the run's.
 
     Which rows become training jobs hangs on all policies of the command that made the run.
     """
@@ -156,40 +647,8 @@ def _submissions(run: StoredRun, settings: Settings) -> list[tuple[JobSpec | Non
                 f"{run.folder}: its jobs cannot be made once more: {then} then, {now} now. Set SYNERGY_DATA as it was, "
                 "or run that policy again."
             )
-    jobs = Jobs(workload, made.cluster, made.execution, made.truth, tunes_batch=False)
-    return [(job.spec, job.requested) for job in jobs.each()]
-
-
-def _instant_s(at: str | None, name: str, submit_s: float) -> float:
-    try:
-        at_s = submit_s if at is None else parse_duration_s(at)
-    except ValueError:
-        raise InputError(f"--at {at}: expected a length of time such as 90s, 30m or 2h.") from None
-    if at_s < submit_s:
-        raise InputError(f"--at {at}: job {name} was only submitted at {submit_s:.0f} s.")
-    return at_s
-
-
-def _asked_again(settings: Settings, name: str, at: str | None) -> tuple[Explanation, float, float]:
-    """The policy's own account of the round, which it is asked for once more."""
-    (run,) = prepared_runs(settings)
-    workload = run.workload
-    job = _job_number(workload.job_name, name)
-    at_s = _instant_s(at, name, float(workload.submit_time_s[job]))
-    simulation = Simulation(workload, run.cluster, run.policy, run.execution, run.truth)
-    last = simulation.run_until(at_s, job)
-    if last is None:
-        raise InputError(f"job {name} was not active in any round at or after {at_s:.0f} s: it had ended.")
-    label = f"job {workload.job_name[job]}"
-    return explanation_in(last, run.cluster, run.policy.name, job, label), last[0].now_s, workload.origin_s
-
-
-def _job_number(names: list[str], wanted: str) -> int:
-    if wanted in names:
-        return names.index(wanted)
-    if wanted.isdigit() and int(wanted) < len(names):
-        return int(wanted)
-    raise unknown("job", wanted, names, hint=f"Or a number from 0 to {len(names) - 1}.")
+    jobs = jobs_of(workload, made.cluster, made.execution, made.truth, tunes_batch=False)
+    return [(job.spec, job.requested) for job in jobs]
 
 
 if __name__ == "__main__":

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.catalog.sheets import gpu_sheet, gpu_sheets, gpu_type_named
-from synergy_core.catalog.transfer import run_time_ratio
+from synergy_core.catalog import gpu_sheet, gpu_sheets, gpu_type_named, run_time_ratio
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError, unknown
 from synergy_core.units import on_grid
 from synergy_runs.workload import Conversion, Workload, ran_on
-from synergy_sim.assignment import packed_as_asked
-from synergy_sim.ground_truth import Truth
+from synergy_sim.assignment import alike, packed_as_asked
+from synergy_sim.truth import Truth
 
 SHEET_HINT = (
     "Another needs a data sheet, cluster.gpu_sheets=[{name}.yaml] in the form of synergy_core/catalog/gpus/v100.yaml, "
@@ -30,7 +28,7 @@ NOMINAL = "v100"
 def check_types(
     cluster: Cluster, workload: Workload, truth: Truth, timed_on: str | None, anonymous: Sequence[str] = ()
 ) -> None:
-    """Raises InputError for a GPU type of which nobody knows anything: no data sheet, no measurements, no job of the
+    """Raises InputError for an unknown GPU type: no data sheet, no measurements, no job of the
     log that asks for it, and not among the anonymous ones; and for a `timed_on` without a data sheet.
     """
     if timed_on is not None and gpu_sheet(timed_on) is None:
@@ -39,14 +37,9 @@ def check_types(
         return
     for gpu_type in cluster.gpu_types:
         in_log = gpu_type in (*workload.gpu_types, *workload.given_gpu_types)
-        known = gpu_sheet(gpu_type) is not None or in_log or gpu_type in anonymous
-        if not known and not _measured(truth.profiles, gpu_type):
+        measured = truth.profiles is not None and any(truth.profiles.glob(f"*/placements-{gpu_type}.csv"))
+        if not (gpu_sheet(gpu_type) is not None or in_log or gpu_type in anonymous or measured):
             raise unknown("GPU type", gpu_type, gpu_sheets(), hint=SHEET_HINT.format(name=gpu_type))
-
-
-def _measured(profiles: Path | None, gpu_type: str) -> bool:
-    """Whether there are measured step times of that type."""
-    return profiles is not None and any(profiles.glob(f"*/placements-{gpu_type}.csv"))
 
 
 def converted(given: Workload, made: Workload, cluster: Cluster, timed_on: str | None) -> Workload:
@@ -65,26 +58,31 @@ def converted(given: Workload, made: Workload, cluster: Cluster, timed_on: str |
     base = _base(types, codes, given, cluster, timed_on)
     bound = np.array([bool(each) for each in given.gpu_types])[given.gpu_type_code]
     if not base:
-        return replace(made, notes=(*made.notes, *_kept(cluster, bool(bound.all()))))
-    keys = np.stack([codes, bound, made.gpu_type_code, made.gpus], axis=1)
-    rows, inverse, counts = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+        if bound.all() or cluster.gpu_types == (NOMINAL,):
+            return made
+        on = cluster.gpu_types[0] if len(cluster.gpu_types) == 1 else "every GPU type"
+        note = (
+            f"run times were logged on an unknown GPU type and are used unchanged on {on}; trace.gpu_type=TYPE "
+            "converts them"
+        )
+        return replace(made, notes=(*made.notes, note))
     factor, jobs, unchanged = np.ones(len(made)), Counter[tuple[str, str]](), Counter[str]()
     only_run_times = np.isnan(made.work_scale)
-    for at, (ran, stays, code, gpus) in enumerate(rows.tolist()):
-        on, mine = packed_as_asked(made.gpu_types[code], gpus, cluster)[1], inverse.reshape(-1) == at
+    for (ran, stays, code, gpus), mine in alike(codes, bound, made.gpu_type_code, made.gpus):
+        on, count = packed_as_asked(made.gpu_types[code], gpus, cluster)[1], int(mine.sum())
         if not _comparable(types[ran], on, timed_on):
-            unchanged[types[ran]] += int(counts[at])
+            unchanged[types[ran]] += count
             continue
         factor[mine] = run_time_ratio(types[ran], on).factor
         # A job that is bound to no type may run on others too, at the speed that they have relative to this one.
         anywhere = cluster.gpu_types if not stays and only_run_times[mine].any() else (on,)
         for each in anywhere:
-            jobs[types[ran], each.partition("@")[0]] += int(counts[at])
-    told = [
-        Conversion(of, on, *_factors(of, on), jobs=count)
-        for (of, on), count in sorted(jobs.items(), key=lambda item: (-item[1], item[0]))
-        if of != on
-    ]
+            jobs[types[ran], each.partition("@")[0]] += count
+    told = []
+    for (of, on), count in sorted(jobs.items(), key=lambda item: (-item[1], item[0])):
+        if of != on:
+            ratio = run_time_ratio(of, on)
+            told.append(Conversion(of, on, ratio.factor, ratio.low, ratio.high, f"{ratio.how}, {ratio.of}", jobs=count))
     in_log = {types[code] for code in np.unique(codes).tolist()}
     is_log_hardware = {each.partition("@")[0] for each in cluster.gpu_types} <= in_log
     whole = np.where(factor == 1.0, made.iterations, np.maximum(np.floor(made.iterations * factor), 1.0))
@@ -102,7 +100,7 @@ def converted(given: Workload, made: Workload, cluster: Cluster, timed_on: str |
         estimate_s=on_grid(made.estimate_s * factor),
         ran_before_s=on_grid(made.ran_before_s * factor),
         work_scale=made.work_scale * work,
-        # On other GPUs than the log's own its waits are those of nobody.
+        # On other GPUs than the log's, its waits were never observed.
         log_wait_s=np.where((factor == 1.0) | is_log_hardware, made.log_wait_s, np.nan),
         converted_by=factor,
         iterations=whole,
@@ -138,41 +136,15 @@ def _comparable(of: str, on: str, timed_on: str | None) -> bool:
     return True
 
 
-def _factors(of: str, on: str) -> tuple[float, float, float, str]:
-    """The factor, its range, and what it rests on."""
-    ratio = run_time_ratio(of, on)
-    return ratio.factor, ratio.low, ratio.high, f"{ratio.how}, {ratio.of}"
-
-
 def _in_words(told: Sequence[Conversion]) -> str:
     """`run times converted from V100 to H100: × 0.269 (by the data sheets' memory bandwidth, 900 to 3,350 GB/s; …)`."""
-    parts = [
-        f"from {_title(each.of)} to {_title(each.on)} × {each.factor:.3g} ({each.how}; "
-        f"× {each.low:.3g} to × {each.high:.3g} {_RANGE['measured' in each.how]})"
-        for each in told
-    ]
+    parts = []
+    for each in told:
+        of, on = (sheet.title if (sheet := gpu_sheet(name)) else name for name in (each.of, each.on))
+        between = "by application" if "measured" in each.how else "between the ratios of memory bandwidth and of FLOP/s"
+        reach = f"× {each.low:.3g} to × {each.high:.3g} {between}"
+        parts.append(f"from {of} to {on} × {each.factor:.3g} ({each.how}; {reach})")
     return f"Run times were converted {'; '.join(parts)}. Results hold only as far as these factors do."
-
-
-_RANGE = {True: "by application", False: "between the ratios of memory bandwidth and of FLOP/s"}
-
-
-def _kept(cluster: Cluster, bound: bool) -> list[str]:
-    """A line that says that run times are used unchanged, where the cluster has several GPU types or another than the
-    default one; else nothing.
-    """
-    if bound or cluster.gpu_types == (NOMINAL,):
-        return []
-    on = cluster.gpu_types[0] if len(cluster.gpu_types) == 1 else "every GPU type"
-    return [
-        f"run times were logged on an unknown GPU type and are used unchanged on {on}; trace.gpu_type=TYPE converts "
-        "them"
-    ]
-
-
-def _title(gpu_type: str) -> str:
-    sheet = gpu_sheet(gpu_type)
-    return sheet.title if sheet else gpu_type
 
 
 def speeds(cluster: Cluster, sizes: Iterable[int], timed_on: str | None) -> dict[int, dict[str, float]]:

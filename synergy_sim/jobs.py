@@ -2,126 +2,538 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil, floor, isnan
+from typing import Any
 
 import numpy as np
 
 from synergy_core.cluster import Cluster, Share
+from synergy_core.jobs.record import NEVER, Placed
+from synergy_core.jobs.spec import InputShare, JobSpec, Shape, StepReport
+from synergy_core.jobs.testbed_profiles import degrees_of
 from synergy_core.planner import tables
+from synergy_core.planner.plan import Plan
+from synergy_core.units import on_grid
 from synergy_runs.workload import Workload
-from synergy_sim.data_parallel_job import DataParallelJob
 from synergy_sim.execution import Costs, ExecutionModel, SimulatedJob
-from synergy_sim.ground_truth import Application, Truth
 from synergy_sim.hardware import speeds
-from synergy_sim.planned_job import PlannedJob, ProfiledJob
-from synergy_sim.training import SimulatedTraining
+from synergy_sim.truth import Truth
+from synergy_sim.truth.application import (
+    Application,
+    ApplicationWithPlans,
+    DataParallelApplication,
+    Disturbance,
+    NodeGpus,
+    packed,
+)
+
+ROUNDING = 1e-9
+"""Tolerance, as a fraction, for a whole iteration or the end of a round."""
 
 
-class Jobs:
-    """The jobs of a workload. tunes_batch: whether those that train choose their batch themselves."""
+class SimulatedTraining(SimulatedJob, ABC):
+    """A job whose speed depends on its GPUs and its batch, which it chooses as it trains.
+
+    Progress is counted in iterations at the initial batch; its rate, gain ÷ iteration time, is constant from one epoch
+    boundary, change of batch or change of GPUs to the next, as in the simulators of Pollux (OSDI 2021) and Sia (SOSP
+    2023). A *pass* is such a stretch.
+
+    work_scale: its work relative to the application's. slowdown: by how much it really is slower than its steps add up
+    to. whole_seconds: epochs end at whole seconds, as in Pollux's and Sia's simulators. whole_rounds_s: it does whole
+    iterations in every round of so many seconds, and ends at the end of one, as in OSDI 2022's; 0: neither.
+    tunes_batch: it chooses its batch by its task's beliefs; else it trains at the requested one, and its end is known
+    when it starts. `epoch`, `progress` stand at `at_s`; `due_s` is when the present epoch ends.
+    """
 
     def __init__(
-        self, workload: Workload, cluster: Cluster, execution: ExecutionModel, truth: Truth | None, *, tunes_batch: bool
+        self,
+        *row: Any,
+        spec: JobSpec,
+        application: Application,
+        work_scale: float,
+        slowdown: float,
+        execution: ExecutionModel,
+        tunes_batch: bool,
+        cluster: Cluster,
+        disturbance: Disturbance,
+        **more: Any,
     ) -> None:
-        self._workload = workload
-        self._cluster = cluster
-        self._execution = execution
-        self._truth = truth
-        self._tunes_batch = tunes_batch
+        """row, more: as of `SimulatedJob`."""
+        super().__init__(*row, **more)
+        self.spec = spec
+        self.application = application
+        self.work_scale = work_scale
+        self.slowdown = slowdown
+        # Work scaled to a logged run time can have epochs so short that they would all round to zero.
+        self.whole_seconds = execution.whole_seconds and work_scale == 1.0
+        self.whole_rounds_s = (execution.round_s or 0.0) if execution.whole_rounds else 0.0
+        self.tunes_batch = tunes_batch
+        self.requested_batch = spec.requested_batch
+        self.cluster = cluster
+        self.disturbance = disturbance
+        self.compressors: list[tuple[float, str]] = []
+        self.epoch = 0
+        self.progress = self._began_with = self._holds_back_from = self._rate = self._seen_s = 0.0
+        self.at_s = self.submit_time_s
+        self.due_s = self._left_s = NEVER
+        self._must_choose, self._news = True, False
+        self._version, self._run = -1, 0
+        self._held = Shape("", 0, 0)
+        self._node_gpus: NodeGpus = ()
+        self._trains = Plan()
+        self._share: Share | None = None
+        self._told_input: tuple[int, Share | None, Plan] | None = None
+        self._node = cluster.node_types[0]
 
-    def __len__(self) -> int:
-        return len(self._workload)
+    @property
+    def remaining_s(self) -> float:
+        """Seconds until its last step if it ran on from `settled_s` as it does, or as requested if it does not run.
 
-    def each(self) -> Iterator[SimulatedJob]:
-        """The workload's rows as jobs, one at a time."""
-        work = self._workload
-        columns = (work.submit_time_s, work.gpus, work.duration_s, work.estimate_s)
-        codes = (work.virtual_cluster_code, work.user_code, work.gpu_type_code, work.model_code)
-        tenants, users, gpu_types, models = work.virtual_clusters, work.users, work.gpu_types, work.models
-        costs = [self.costs_of(model) for model in models]
-        trained = [] if self._truth is None else np.flatnonzero(np.isfinite(work.work_scale)).tolist()
-        is_trained = set(trained)
-        requests = self._requests()
-        hosts = self._cluster.node_type_of
-        rates = speeds(self._cluster, np.unique(work.gpus).tolist(), work.timed_on)
-        chunk = 4_096
-        for first in range(0, len(work), chunk):
-            rows = zip(*(column[first : first + chunk].tolist() for column in (*columns, *codes)), strict=True)
-            for job_id, (submit_s, gpus, duration_s, estimate_s, tenant, user, kind, model) in enumerate(rows, first):
-                if job_id in is_trained:
-                    yield self._training_job(job_id, costs[model])
-                    continue
-                yield SimulatedJob(
-                    job_id,
-                    submit_s,
-                    gpus,
-                    duration_s,
-                    costs[model],
-                    virtual_cluster=tenants[tenant],
-                    user=users[user],
-                    gpu_type=gpu_types[kind],
-                    estimate_s=estimate_s,
-                    requested=requests[job_id] if requests else None,
-                    hosts=hosts,
-                    speeds=rates.get(gpus) if not gpu_types[kind] else None,
-                )
-
-    def _requests(self) -> list[Share | None]:
-        """CPUs and memory per GPU that each row asks for, None where it names no CPUs; [] where nobody looks at them.
-
-        A row that names CPUs alone asks for the memory that its GPUs bring.
+        On the grid of times, as every time that a schedule is made of. Epochs of equal work do not last equally long.
         """
-        work, cluster = self._workload, self._cluster
-        if not cluster.counts_shares:
-            return []
-        memory_bytes = np.where(
-            np.isfinite(work.memory_bytes),
-            work.memory_bytes / work.gpus,
-            cluster.node_types[0].proportional.memory_bytes,
-        )
-        asked = zip((work.cpus / work.gpus).tolist(), memory_bytes.tolist(), strict=True)
-        return [Share(cpus, memory) if cpus > 0 else None for cpus, memory in asked]
+        if self.running and self.end_s < NEVER:
+            return self.end_s - self.settled_s
+        ends, gains = self.application.work_at_epoch_end, self.application.gains(self.requested_batch)
+        done, before, total, left = self.progress / self.work_scale, 0.0, 0.0, 0.0
+        for end, gain in zip(ends, gains, strict=True):
+            total += (end - before) / gain
+            left += max(0.0, end - max(done, before)) / gain
+            before = end
+        return on_grid(left / total * self.duration_s) + super().remaining_s - self.left_work_s
 
-    def costs_of(self, model: str) -> Costs:
-        """What starting, stopping and saving cost jobs of that model."""
-        if self._truth is not None and model in self._truth.profile:
-            return self._execution.costs_as_measured(model, self._truth.profile[model].costs)
-        if self._truth is not None and self._truth.plans(model):
-            return self._execution.costs_of_checkpoint(model, tables.model_named(model).checkpoint_bytes)
-        return self._execution.costs_of(model)
+    # What the engine asks
 
-    def _training_job(self, job_id: int, costs: Costs) -> SimulatedTraining:
-        """A row whose speed depends on what it is given."""
-        work, truth, cluster = self._workload, self._truth, self._cluster
-        assert truth is not None
-        model = work.models[work.model_code[job_id]]
-        make: Callable[..., SimulatedTraining]
-        app: Application
-        if truth.plans(model):
-            make = ProfiledJob if model in truth.profile else PlannedJob
-            app = truth.planned_application(
-                model, int(work.global_batch[job_id]), cluster, float(work.work_scale[job_id])
-            )
+    def carry_on(self, start_s: float) -> None:
+        """Its GPUs are its own from `start_s` on; a job that was only moved goes on as it was."""
+        if self.moved:
+            self.first_step_s = max(start_s, self.first_step_s)
         else:
-            make, app = DataParallelJob, truth.application(model)
-        return make(
-            job_id,
-            float(work.submit_time_s[job_id]),
-            int(work.gpus[job_id]),
-            float(work.duration_s[job_id]),
-            costs,
-            spec=truth.spec(work, job_id, cluster, costs),
-            application=app,
-            work_scale=float(work.work_scale[job_id]),
-            slowdown=truth.slowdown.get(model, 1.0),
-            # Of work that was scaled to a traced run time, epochs can be so short that all of them round to nothing.
-            whole_seconds=self._execution.whole_seconds and work.work_scale[job_id] == 1.0,
-            whole_rounds_s=(self._execution.round_s or 0.0) if self._execution.whole_rounds else 0.0,
-            tunes_batch=self._tunes_batch,
-            cluster=cluster,
-            disturbance=truth.disturbance,
-            virtual_cluster=work.virtual_clusters[work.virtual_cluster_code[job_id]],
-            user=work.users[work.user_code[job_id]],
-            gpu_type=work.gpu_types[work.gpu_type_code[job_id]],
-            estimate_s=float(work.estimate_s[job_id]),
+            self.first_step_s = start_s + self.delay_s()
+        self.at_s = self.first_step_s
+        self._began_with = self.progress
+        self._left_s = NEVER
+        self._node_gpus = tuple(mask.bit_count() for _, mask in self.placement)
+        self._held = Shape(self.cluster.type_of(self.placement), len(self._node_gpus), sum(self._node_gpus))
+        self._run = self.restarts
+        self._share = self.share
+        self._node = self.cluster.node_type_of[self.placement[0][0]]
+        self._must_choose = True
+        self._seen_s = start_s
+        self.end_s = NEVER
+        if not self.tunes_batch:
+            self._choose_fixed()
+            self._foresee()
+
+    def only_relocates(self, now_s: float) -> bool:
+        """A job at a fixed batch in whole rounds: the same rate, the same end."""
+        return (
+            self.moved
+            and self.whole_rounds_s > 0
+            and not self.tunes_batch
+            and self.at_s <= now_s < self.end_s
+            and self.costs.checkpoint_interval_s == 0
+            and self.share == self._share
+            and self.cluster.node_type_of[self.placement[0][0]] is self._node
+            and tuple(mask.bit_count() for _, mask in self.placement) == self._node_gpus
         )
+
+    def reshare(self, from_s: float) -> bool:
+        """Its share may have changed: it goes on with that. Whether anything has changed."""
+        if self.share == self._share or self.end_s <= from_s:
+            return False
+        self._train_until(from_s)
+        if self.epoch == len(self.application.work_at_epoch_end):
+            return False  # it has done its last step, and only waits for the end of its round
+        self._share = self.share
+        self._must_choose = True
+        self.end_s = NEVER
+        if not self.tunes_batch:
+            self._foresee()
+        return True
+
+    def _train_until(self, now_s: float) -> None:
+        if now_s > self.at_s:
+            if self.tunes_batch:
+                self._settle(now_s)
+            else:
+                self._walk(now_s)
+
+    def delay_s(self) -> float:
+        """Seconds from its GPUs to its first step; `resize_s` where it has just let go others of the same type."""
+        resized = self._left_s == self.settled_s and self._held.gpu_type == self.cluster.type_of(self.placement)
+        return self.costs.resize_s if resized else super().delay_s()
+
+    def break_off(self, stop_s: float) -> bool:
+        """Training stops at `stop_s`; what was done since the last checkpoint is lost, if it only has checkpoints.
+
+        True if this run got anything done.
+        """
+        trained_s = max(0.0, stop_s - self.first_step_s)
+        self._left_s = stop_s if stop_s >= self.first_step_s else NEVER
+        interval_s = self.costs.checkpoint_interval_s
+        self._train_until(stop_s)
+        if interval_s > 0:
+            lost_s = trained_s - floor(trained_s / interval_s) * interval_s
+            self.progress = max(self._began_with, self.progress - self._rate * lost_s)
+            self.epoch = bisect_right(self.application.work_at_epoch_end, self.progress / self.work_scale)
+        # Its last step ends with the round but for rounding: no work is left, yet it takes one more start.
+        self.epoch = min(self.epoch, len(self.application.work_at_epoch_end) - 1)
+        self.end_s = self.due_s = NEVER
+        if self.task is not None:
+            self.task.done_work = self.progress
+        return self.progress > self._began_with
+
+    def look_ahead(self, until_s: float) -> bool:
+        """Trains up to `until_s`, before which no decision is made; False: a model is out of date, fit and ask again.
+
+        Sets `end_s` if the job is done by then. A pass that lasts beyond `until_s` is left as it stands.
+        """
+        if not self.tunes_batch or self.at_s >= until_s or self.end_s < NEVER:
+            return True
+        task = self.task
+        assert task is not None
+        if not self._must_choose and task.pool.version != self._version:
+            self._settle(self._seen_s)
+            self._must_choose = True
+        while True:
+            if self._must_choose:
+                if task.pool.stale:
+                    return False
+                self._choose()
+            if self._goes_on_after(until_s):
+                if self._news:  # what this pass has shown counts from the next decision on
+                    self._settle(until_s)
+                    self._must_choose = True
+                break
+            self._cross()
+            if self.end_s < NEVER:
+                return True
+            self._must_choose = True
+            if self.at_s >= until_s:
+                break
+        self._seen_s = until_s
+        return True
+
+    def report(self, now_s: float) -> None:
+        """Tells its task how much is done, and how its input is prepared, where that is to be learned."""
+        if self.running and now_s > self.first_step_s:
+            self._report_input()
+        if self.running and now_s > self.at_s:
+            if not self.tunes_batch:
+                self._walk(now_s)
+            elif self.end_s == NEVER:
+                self._settle(now_s)
+        if self.task is not None:
+            self.task.done_work = self.progress
+            self.task.pool.overhead = self.slowdown
+
+    def _report_input(self) -> None:
+        """A step with its present share, once a run, share and plan: another would be blurred by the same noise."""
+        task, app, held, plan = self.task, self.application, self._held, self._trains
+        told = self._run, self._share, plan
+        if task is None or task.pool.inputs is None or told == self._told_input:
+            return
+        if not self.cluster.counts_shares or app.pipeline is None or isnan(app.data_bytes):
+            return
+        self._told_input = told
+        node, each_bytes_per_s = self._node, self._node.storage_bytes_per_s / self._node.gpus_per_node
+        share, proportional_bytes = self._share or node.proportional, node.proportional.memory_bytes
+        given = InputShare(share, each_bytes_per_s, min(self._node_gpus), app.data_bytes, proportional_bytes)
+        seen = self.disturbance.observed(self.job_id, self._node_gpus, plan.micro_batch)
+        gpu_s = app.iteration_s(held.gpu_type, self._node_gpus, plan)
+        step_s = max(gpu_s, self._fed_s(plan))
+        task.observe_input(StepReport(held, plan, step_s * seen, waited_s=(step_s - gpu_s) * seen, given=given))
+
+    # What policies that know the truth ask
+
+    @abstractmethod
+    def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
+        """Seconds of an iteration at the requested batch on this many packed GPUs of a type; inf if no plan fits."""
+
+    def remaining_iterations(self) -> float:
+        """Iterations at the requested batch from the present epoch to the last one; 1 in that."""
+        iterations = self.application.iterations(self.requested_batch)
+        return max(1.0, (iterations[-1] - iterations[min(self.epoch, len(iterations) - 1)]) * self.work_scale)
+
+    # Passes
+
+    @abstractmethod
+    def _choose(self) -> None:
+        """Chooses the batch by the job's beliefs, and begins a pass; what is seen in it may change the beliefs."""
+
+    def _choose_fixed(self) -> None:
+        self._go_on_under(self.application.fixed(self._held.gpu_type, self._node_gpus, self.requested_batch))
+
+    def _train_with(self, plan: Plan) -> None:
+        """Begins a pass under that plan, which was chosen by what is believed now."""
+        assert self.task is not None
+        self._go_on_under(plan)
+        self._must_choose, self._version = False, self.task.pool.version
+        self._begin_pass()
+
+    def _begin_pass(self) -> None:
+        """Fixes the rate from `at_s` on, and when the epoch ends at that rate."""
+        app, plan = self.application, self._trains
+        if app.exchange is not None and (not self.compressors or self.compressors[-1][1] != plan.compressor):
+            self.compressors.append((self.at_s, plan.compressor))
+        slower = self.slowdown * self.disturbance.straggling(self.job_id, self._run)
+        iteration_s = max(app.iteration_s(self._held.gpu_type, self._node_gpus, plan), self._fed_s(plan))
+        gain = app.gains_under(plan)[self.epoch]
+        if self.whole_rounds_s:
+            iterations = self.whole_rounds_s / (iteration_s * slower)
+            self._rate = gain * max(1, floor(iterations * (1.0 + ROUNDING))) / self.whole_rounds_s
+        else:
+            self._rate = gain / iteration_s / slower
+        self.due_s = self.at_s + (self._epoch_end() - self.progress) / self._rate
+
+    def _go_on_under(self, plan: Plan) -> None:
+        """What error feedback held back goes on with that plan, or its progress is lost.
+
+        As in the executor, what is held back is kept from run to run while the compressor is one that holds back. At
+        most what was done since the first of these can be lost.
+        """
+        app, before, self._trains = self.application, self._trains, plan
+        if before.compressor == plan.compressor:
+            return
+        held, holds = app.holds_back(before), app.holds_back(plan)
+        if holds and not held:
+            self._holds_back_from = self.progress
+        if holds or not held:
+            return
+        lost = app.held_back(before, self.epoch)
+        kept = max(self.progress - lost, min(self.progress, self._holds_back_from))
+        if kept < self.progress:
+            self.progress, self._began_with = kept, min(self._began_with, kept)
+            self.epoch = bisect_right(app.work_at_epoch_end, kept / self.work_scale)
+
+    def _fed_s(self, plan: Plan) -> float:
+        """Seconds until an iteration's input is ready, with the job's share or, without one, the proportional share."""
+        if self.application.pipeline is None or not self.cluster.counts_shares:
+            return 0.0
+        samples = plan.global_batch / self._held.gpus
+        share = self._share or self._node.proportional
+        return self.application.fed_s(share, self._node, min(self._node_gpus), samples)
+
+    def _epoch_end(self) -> float:
+        return self.application.work_at_epoch_end[self.epoch] * self.work_scale
+
+    def _settle(self, now_s: float) -> None:
+        """Brings progress up to `now_s`, which lies within the pass."""
+        if now_s > self.at_s and self._rate > 0:
+            self.progress = min(self.progress + self._rate * (now_s - self.at_s), self._epoch_end())
+            self.at_s = now_s
+
+    def _goes_on_after(self, until_s: float) -> bool:
+        """Whether the epoch ends later than that; also where it only does so by being rounded to a whole second."""
+        return self.due_s > until_s or (self.whole_seconds and self.at_s + round(self.due_s - self.at_s) > until_s)
+
+    def _cross(self) -> None:
+        """Ends the epoch; after the last one, the job is done."""
+        true_s = self.due_s
+        self.progress = self._epoch_end()
+        self.at_s = self.at_s + round(true_s - self.at_s) if self.whole_seconds else true_s
+        self.epoch += 1
+        if self.epoch == len(self.application.work_at_epoch_end):
+            if self.whole_rounds_s:
+                true_s = self.at_s = ceil(true_s / self.whole_rounds_s - ROUNDING) * self.whole_rounds_s
+            self.end_s = on_grid(self.at_s)
+            self.ends_after_decision = true_s > self.end_s
+
+    def _walk(self, until_s: float) -> None:
+        """Goes through passes at the fixed batch up to `until_s`, or the job's end."""
+        epochs = len(self.application.work_at_epoch_end)
+        if self.whole_rounds_s and self.application.is_even(self._trains):
+            self._stride(until_s)
+            return
+        while self.at_s < until_s and self.epoch < epochs:
+            self._begin_pass()
+            if self._goes_on_after(until_s):
+                self._settle(until_s)
+                return
+            self._cross()
+
+    def _stride(self, until_s: float) -> None:
+        """`_walk` in one pass: an iteration is worth the same in all epochs, and no epoch's end is rounded."""
+        ends = self.application.work_at_epoch_end
+        self._begin_pass()
+        last_s = self.at_s + (ends[-1] * self.work_scale - self.progress) / self._rate
+        if last_s > until_s:
+            self.progress += self._rate * (until_s - self.at_s)
+            self.at_s = until_s
+            self.epoch = min(bisect_right(ends, self.progress / self.work_scale), len(ends) - 1)
+            return
+        self.epoch, self.due_s = len(ends) - 1, last_s
+        self._cross()
+
+    def _foresee(self) -> None:
+        """Fixes the end of a job that trains on undisturbed."""
+        epoch, progress, at_s = self.epoch, self.progress, self.at_s
+        self._walk(NEVER)
+        self.epoch, self.progress, self.at_s = epoch, progress, at_s
+
+
+class DataParallelJob(SimulatedTraining):
+    """A job trained in replicas alone, whose speed its task learns: every pass is reported to it as it begins."""
+
+    application: DataParallelApplication
+
+    def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
+        """Seconds of an iteration at the requested batch; on one GPU in two micro-batches, to know the noise."""
+        app, node_gpus = self.application, packed(gpus, self.cluster.largest_nodes[gpu_type])
+        plan = app.as_requested(gpu_type, node_gpus, self.requested_batch)
+        if gpus == 1 and plan.accumulation == 1:
+            plan = replace(plan, accumulation=2)
+        return app.iteration_s(gpu_type, node_gpus, plan)
+
+    def _choose(self) -> None:
+        task, app, held = self.task, self.application, self._held
+        assert task is not None
+        plan = task.train_on(held)
+        largest = app.local_batches(held.gpu_type, self._node_gpus)[1]
+        if plan.micro_batch > largest:
+            plan = replace(plan, micro_batch=largest)
+        self._train_with(plan)
+        step_s, sync_s = app.step(held.gpu_type, self._node_gpus, plan.micro_batch, plan.compressor)
+        seen = self.disturbance.observed(self.job_id, self._node_gpus, plan.micro_batch)
+        # What a step without accumulation takes.
+        one = plan if plan.accumulation == 1 else replace(plan, accumulation=1)
+        news = task.observe(StepReport(held, one, step_s * seen, sync_s * seen)) is not None
+        self._news = task.report(app.seen_statistics(plan, self.epoch)) or news
+
+
+class PlannedJob(SimulatedTraining):
+    """A job with parallel plans: its plan is always the best for its GPUs and its batch.
+
+    Steps on new GPUs, or at a new batch, are reported to its task by the next decision.
+    """
+
+    application: ApplicationWithPlans
+
+    def report(self, now_s: float) -> None:
+        if self.running and now_s > self.at_s and self.task is not None:
+            app, held, plan = self.application, self._held, self._trains
+            seen = self.disturbance.observed(self.job_id, self._node_gpus, plan.global_batch) * self.slowdown
+            step_s = app.iteration_s(held.gpu_type, self._node_gpus, plan)
+            self.task.observe(StepReport(held, plan, step_s * seen))
+            known = app.seen_statistics(plan, min(self.epoch, len(app.work_at_epoch_end) - 1))
+            if known[1] > 0:
+                self.task.report(known)
+        super().report(now_s)
+
+    def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
+        node_gpus = packed(gpus, self.cluster.largest_nodes[gpu_type])
+        return self.application.step_s(gpu_type, node_gpus, self.requested_batch)
+
+    def _choose(self) -> None:
+        assert self.task is not None
+        self._train_with(self.task.train_on(self._held))
+
+
+class ProfiledJob(PlannedJob):
+    """Its model was profiled: batch and plan are what the scheduler says (`Job.plan`); degrees change by a restart."""
+
+    # Which plan it was given, and where. A decision gives it GPUs and a plan, but where they come with a restart it
+    # trains on as it did until it is stopped.
+    _on: Placed
+    _told: Plan | None
+
+    def carry_on(self, start_s: float) -> None:
+        self._on = self.placement
+        super().carry_on(start_s)
+
+    def look_ahead(self, until_s: float) -> bool:
+        if self.tunes_batch and not self._must_choose:
+            old, new = self._told, self.plan
+            changed = old is not new and old is not None and new is not None and degrees_of(old) == degrees_of(new)
+            if changed and self.placement == self._on:  # the scheduler has given it another batch
+                self._settle(self._seen_s)
+                self._must_choose = True
+        return super().look_ahead(until_s)
+
+    def _choose(self) -> None:
+        assert self.plan is not None
+        self._told = self.plan
+        self._train_with(self.plan)
+
+    def _choose_fixed(self) -> None:
+        self._told = self.plan
+        if self.plan is None:
+            super()._choose_fixed()
+        else:
+            self._trains = self.plan
+
+
+def jobs_of(
+    work: Workload, cluster: Cluster, execution: ExecutionModel, truth: Truth | None, *, tunes_batch: bool
+) -> Iterator[SimulatedJob]:
+    """The workload's rows as jobs, one at a time. tunes_batch: whether those that train choose their batch."""
+    columns = (work.submit_time_s, work.gpus, work.duration_s, work.estimate_s)
+    codes = (work.virtual_cluster_code, work.user_code, work.gpu_type_code, work.model_code)
+    costs = [_costs_of(model, execution, truth) for model in work.models]
+    is_trained = set() if truth is None else set(np.flatnonzero(np.isfinite(work.work_scale)).tolist())
+    requests = _requests(work, cluster)
+    hosts = cluster.node_type_of
+    rates = speeds(cluster, np.unique(work.gpus).tolist(), work.timed_on)
+    chunk = 4_096
+    for first in range(0, len(work), chunk):
+        rows = zip(*(column[first : first + chunk].tolist() for column in (*columns, *codes)), strict=True)
+        for job_id, (submit_s, gpus, duration_s, estimate_s, tenant, user, kind, model) in enumerate(rows, first):
+            row = job_id, submit_s, gpus, duration_s, costs[model]
+            more: dict[str, Any] = {
+                "virtual_cluster": work.virtual_clusters[tenant],
+                "user": work.users[user],
+                "gpu_type": work.gpu_types[kind],
+                "estimate_s": estimate_s,
+            }
+            if truth is not None and job_id in is_trained:
+                name, scale = work.models[model], float(work.work_scale[job_id])
+                make: type[SimulatedTraining] = DataParallelJob
+                if truth.plans(name):
+                    make = ProfiledJob if name in truth.profile else PlannedJob
+                    more["application"] = truth.planned_application(
+                        name, int(work.global_batch[job_id]), cluster, scale
+                    )
+                else:
+                    more["application"] = truth.application(name)
+                yield make(
+                    *row,
+                    **more,
+                    spec=truth.spec(work, job_id, cluster, costs[model]),
+                    work_scale=scale,
+                    slowdown=truth.slowdown.get(name, 1.0),
+                    execution=execution,
+                    tunes_batch=tunes_batch,
+                    cluster=cluster,
+                    disturbance=truth.disturbance,
+                )
+            else:
+                more["requested"] = requests[job_id] if requests else None
+                more["speeds"] = rates.get(gpus) if not more["gpu_type"] else None
+                yield SimulatedJob(*row, hosts, **more)
+
+
+def _requests(work: Workload, cluster: Cluster) -> list[Share | None]:
+    """CPUs and memory per GPU that each row requests, None if unnamed; [] if the cluster does not count them.
+
+    A row that names CPUs alone asks for the memory that its GPUs bring.
+    """
+    if not cluster.counts_shares:
+        return []
+    per_gpu_bytes = work.memory_bytes / work.gpus
+    brought_bytes = cluster.node_types[0].proportional.memory_bytes
+    memory_bytes = np.where(np.isfinite(per_gpu_bytes), per_gpu_bytes, brought_bytes)
+    asked = zip((work.cpus / work.gpus).tolist(), memory_bytes.tolist(), strict=True)
+    return [Share(cpus, memory) if cpus > 0 else None for cpus, memory in asked]
+
+
+def _costs_of(model: str, execution: ExecutionModel, truth: Truth | None) -> Costs:
+    """What starting, stopping and saving cost jobs of that model."""
+    if truth is not None and model in truth.profile:
+        return execution.costs_as_measured(model, truth.profile[model].costs)
+    if truth is not None and truth.plans(model):
+        return execution.costs_of_checkpoint(model, tables.model_named(model).checkpoint_bytes)
+    return execution.costs_of(model)

@@ -7,30 +7,37 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.ordering.scheduler import stops_jobs
 from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
-from synergy_core.sharing.asking import Needs
-from synergy_runs.asked import policies_of
-from synergy_runs.carrying import without_carried
-from synergy_runs.fit import check_fit, requests_in_words
-from synergy_runs.inputs import check_compression, estimated, random_stream, seeds_of, without_misfits, workload_of
-from synergy_runs.machines import by_partition, cluster_of
-from synergy_runs.measured import with_measured
-from synergy_runs.profiles import read_profile
-from synergy_runs.terms import terms_of
-from synergy_runs.traces.find import find_folder
-from synergy_runs.workload import Workload
-from synergy_sim.assignment import as_given, by_class, mixed, with_profiled_batches
+from synergy_core.scheduling.scheduler import stops_jobs
+from synergy_core.scheduling.sharing import Needs
+from synergy_runs.asked import policies_of, terms_of
+from synergy_runs.inputs import (
+    by_partition,
+    check_compression,
+    check_fit,
+    cluster_of,
+    estimated,
+    random_stream,
+    read_profile,
+    requests_in_words,
+    seeds_of,
+    without_carried,
+    without_misfits,
+    workload_of,
+)
+from synergy_runs.traces._download import find_folder
+from synergy_runs.workload import Workload, with_measured
+from synergy_sim.assignment import as_given, by_class, mixed, with_language_models, with_profiled_batches
 from synergy_sim.execution import Costs, ExecutionModel
-from synergy_sim.ground_truth import GBPS, Disturbance, PlannedTruth, Truth
 from synergy_sim.hardware import check_types, converted
-from synergy_sim.language_models import with_language_models
 from synergy_sim.settings import Settings
+from synergy_sim.truth import GBPS, Truth
+from synergy_sim.truth.application import Disturbance
+from synergy_sim.truth.planned import PlannedTruth
 
 ASSIGNED_WORK_ERROR = 0.5
 """Standard deviation of the logarithm of declared ÷ true work of jobs that were assigned a model. Without an error who
@@ -51,10 +58,15 @@ class PreparedRun:
 
 
 def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
-    """Every policy on every seed. Raises InputError for whatever cannot be run, before the first is."""
+    """Every policy on every seed. Raises InputError for any run that is impossible, before the first starts."""
     policies = policies_of(settings.policy, settings.parameters, settings.information, settings.input)
     check_compression(settings.compression, policies.values())
-    check_priorities(policies.values())
+    if readers := [each.name for each in policies.values() if each.reads_priority]:
+        raise InputError(
+            f"policy={readers[0]}: jobs of a log have no priority (no format has a column for it), so all would be "
+            "equal. The executor's jobs have one (priority in a job file); here, type policy=backfill for the same "
+            "order without priorities."
+        )
     execution = execution_of(settings)
     for seed in seeds_of(settings.seed):
         workload = workload_of(settings.trace, settings.cluster, seed)
@@ -69,7 +81,7 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
         workload = trained(settings, workload, cluster, truth, policies.values(), seed)
         if settings.truth.declared_error is None and workload.models_assigned:
             truth = dataclasses.replace(truth, declared_error=ASSIGNED_WORK_ERROR)
-        models = {workload.models[each] for each in np.unique(workload.model_code[_trained(workload)])}
+        models = {workload.models[each] for each in np.unique(workload.model_code[np.isfinite(workload.work_scale)])}
         for policy in policies.values() if models & set(truth.not_preemptible) else ():
             if isinstance(policy, OrderingPolicy) and policy.preemptive:
                 raise stops_jobs(policy.name)
@@ -77,7 +89,7 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
         workload = with_measured(
             estimated(settings.trace, workload, seed, policies.values()), settings.trace.measured_jobs
         )
-        if _trained(workload).any():
+        if np.isfinite(workload.work_scale).any():
             assumption = _costs_in_words(settings, truth, execution, policies.values())
             workload = dataclasses.replace(workload, assumptions=(*workload.assumptions, assumption))
         if any(isinstance(each, SharingPolicy) for each in policies.values()):
@@ -88,35 +100,20 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
             yield PreparedRun(seed, workload, cluster, policy, execution, truth, asked)
 
 
-def check_priorities(policies: Iterable[Policy]) -> None:
-    """Raises InputError for a policy that reads priorities, which no log's reader and no generator gives jobs."""
-    if readers := [each.name for each in policies if each.reads_priority]:
-        raise InputError(
-            f"policy={readers[0]}: jobs of a log have no priority (no format has a column for it), so all would be "
-            "equal. The executor's jobs have one (priority in a job file); here, type policy=backfill for the same "
-            "order without priorities."
-        )
-
-
-def _trained(workload: Workload) -> NDArray[np.bool_]:
-    """Which rows are training jobs."""
-    return np.isfinite(workload.work_scale)
-
-
 def _costs_in_words(settings: Settings, truth: Truth, execution: ExecutionModel, policies: Iterable[Policy]) -> str:
     """What a restart costs, and how far declared work is from the truth, in a sentence."""
-    costs_s = {execution.costs.restart_s, *(each.restart_s for each in execution.costs_by_model.values())}
+    costs_s = {each.restart_s for each in (execution.costs, *execution.costs_by_model.values())}
     if truth.profile:
         costs_s = {each.costs.restart_s for each in truth.profile.models.values()}
     least, most = (f"{cost_s:.2f}".rstrip("0").rstrip(".") for cost_s in (min(costs_s), max(costs_s)))
-    restart = f"{least} s" if least == most else f"{least} to {most} s, by model"
+    words = f"A restart costs {least} s" if least == most else f"A restart costs {least} to {most} s, by model"
     if settings.trace.models == "llm":
-        restart += " (of language models what their checkpoints take)"
-    reads = any(terms_of(each).information in ("declared", "all") for each in policies)
-    error = truth.declared_error
-    declared = f", and users declare a job's work with an error (lognormal, σ = {error:g})" if error else ""
-    exact = ", and users declare a job's work without an error (truth.declared_error=0)"
-    return f"A restart costs {restart}{(declared or exact) * reads}."
+        words += " (of language models what their checkpoints take)"
+    if any(terms_of(each).information in ("declared", "all") for each in policies):
+        spread = f"with an error (lognormal, σ = {truth.declared_error:g})"
+        exact = "without an error (truth.declared_error=0)"
+        words += f", and users declare a job's work {spread if truth.declared_error else exact}"
+    return f"{words}."
 
 
 def truth_of(settings: Settings, seed: int) -> Truth:
@@ -125,33 +122,22 @@ def truth_of(settings: Settings, seed: int) -> Truth:
     folder = wanted.profiles or (find_folder("profiles") if wanted.measured else None)
     if wanted.profiles is not None and not wanted.profiles.is_dir():
         raise InputError(f"truth.profiles={wanted.profiles}: expected a folder with a subfolder per model.")
-    profile = Profile()
-    if wanted.profile is not None:
-        profile = read_profile(wanted.profile)
     network_gbps = settings.cluster.network_gbps
+    noise = ("noise_fraction", "straggler_fraction", "straggler_slowdown")
     stream = int(random_stream(seed, "disturbance").generate_state(1)[0])
+    same = ("slowdown", "max_local_batch", "fixed_gpus", "min_gpus", "most_gpus", "labels")
     return Truth(
+        **{name: getattr(wanted, name) for name in same},
         profiles=folder if wanted.measured else None,
-        slowdown=wanted.slowdown,
-        max_local_batch=wanted.max_local_batch,
-        fixed_gpus=wanted.fixed_gpus,
-        min_gpus=wanted.min_gpus,
         not_preemptible=tuple(wanted.not_preemptible),
-        most_gpus=wanted.most_gpus,
-        labels=wanted.labels,
         declared_error=wanted.declared_error or 0.0,
-        profile=profile,
+        profile=Profile() if wanted.profile is None else read_profile(wanted.profile),
         sensitivities=find_folder("resource_sensitivity") if wanted.measured else None,
         network_bytes_per_s=None if network_gbps is None else network_gbps * GBPS / 8,
         compression=settings.compression,
         compressor=settings.compressor,
         planned=PlannedTruth(**dataclasses.asdict(wanted.planned)),
-        disturbance=Disturbance(
-            noise_fraction=wanted.noise_fraction,
-            straggler_fraction=wanted.straggler_fraction,
-            straggler_slowdown=wanted.straggler_slowdown,
-            seed=stream,
-        ),
+        disturbance=Disturbance(**{name: getattr(wanted, name) for name in noise}, seed=stream),
     )
 
 
@@ -170,48 +156,33 @@ def trained(
             f"trace.models={wanted}: {workload.source} says how many iterations jobs do, not how long they run; type "
             "trace.models=as_given."
         )
-    if wanted == "as_given":  # how much of such a job was left at the window's start, its log does not say
+    if wanted == "as_given":  # the log does not say how much of such a job was left at the window's start
         return as_given(without_carried(workload), cluster, truth)
-    made = workload
+    made, random = workload, np.random.default_rng(random_stream(seed, "models"))
     if wanted == "llm":
-        random = np.random.default_rng(random_stream(seed, "models"))
         made = with_language_models(workload, cluster, truth, random, from_gpus=settings.trace.llm_gpus)
     if wanted == "by_class":
         made = by_class(workload, cluster, truth, settings.trace.class_mix)
     if wanted == "mix":
-        made = mixed(workload, cluster, truth, np.random.default_rng(random_stream(seed, "models")))
+        made = mixed(workload, cluster, truth, random)
     return converted(workload, made, cluster, settings.trace.gpu_type)
 
 
 def execution_of(settings: Settings) -> ExecutionModel:
     """How decisions are carried out."""
     testbed = settings.testbed
-    common = {
-        "launch_s": testbed.launch_s,
-        "restart_s": settings.restart_s,
-        "exit_s": testbed.exit_s,
-        "resize_fraction": testbed.resize_fraction,
-        "checkpoint_interval_s": testbed.checkpoint_interval_s,
-    }
-    known = {each.name for each in dataclasses.fields(Costs)}
+    names = {each.name for each in dataclasses.fields(Costs)}
+    known = {each.name for each in dataclasses.fields(testbed)}
+    common = {name: getattr(testbed, name) for name in names - {"declared_restart_s"}}
+    common["restart_s"] = settings.restart_s
     for model, costs in testbed.by_model.items():
-        if odd := sorted(set(costs) - known):
-            raise InputError(f"testbed.by_model.{model}.{odd[0]} is not a cost; expected {', '.join(sorted(known))}.")
-    return ExecutionModel(
-        costs=Costs(**common),
-        costs_by_model={model: Costs(**{**common, **costs}) for model, costs in testbed.by_model.items()},
-        round_s=settings.round_s,
-        own_rounds=testbed.own_rounds,
-        refill_s=testbed.refill_s,
-        decide_fraction=testbed.decide_fraction,
-        stretch=testbed.stretch,
-        stretch_s=testbed.stretch_s,
-        stretch_jobs=testbed.stretch_jobs if testbed.stretch_jobs is not None else 10**9,
-        start_delay_s=testbed.start_delay_s,
-        early_launch=testbed.early_launch,
-        free_moves=testbed.free_moves,
-        whole_seconds=testbed.whole_seconds,
-        whole_rounds=testbed.whole_rounds,
-        storage_bytes_per_s=testbed.storage_bytes_per_s,
-        startup_s=testbed.startup_s,
-    )
+        if odd := sorted(set(costs) - names):
+            raise InputError(f"testbed.by_model.{model}.{odd[0]} is not a cost; expected {', '.join(sorted(names))}.")
+    values = {
+        each.name: getattr(testbed, each.name) for each in dataclasses.fields(ExecutionModel) if each.name in known
+    }
+    values["costs"] = Costs(**common)
+    values["costs_by_model"] = {model: Costs(**{**common, **costs}) for model, costs in testbed.by_model.items()}
+    values["round_s"] = settings.round_s
+    values["stretch_jobs"] = testbed.stretch_jobs if testbed.stretch_jobs is not None else 10**9
+    return ExecutionModel(**values)

@@ -1,6 +1,6 @@
 """`python -m synergy_sim.results`. Finished runs in one table: see `synergy_runs.results`."""
 
-from synergy_core.exits import run
+from synergy_core.commands import run
 
 
 def _main() -> int:

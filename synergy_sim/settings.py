@@ -7,17 +7,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from synergy_core.jobs.exchange import Compression
+from synergy_runs.command_line import Program
 from synergy_runs.settings import (
     ABOVE_ZERO,
     AT_LEAST_ONE,
     COMPRESSION_MEANING,
     COMPRESSOR_MEANING,
     FRACTION,
-    NOT_NEGATIVE_OR_NULL,
+    NOT_NEGATIVE,
     PART,
     POSITIVE,
     ROUND,
     SECONDS_OR_NONE,
+    Bounds,
     ClusterSettings,
     TraceSettings,
     key,
@@ -32,7 +34,9 @@ class TestbedSettings:
         "decide once per round of so many seconds; null: whenever something happens", bounds=ROUND
     )
     own_rounds: bool = key("whether policies that allocate keep the round they were published with")
-    refill_s: float = key("seconds within which GPUs that a job's end frees are given away; 0: at the round's end")
+    refill_s: float = key(
+        "seconds within which GPUs that a job's end frees are given away; 0: at the round's end", bounds=SECONDS_OR_NONE
+    )
     decide_fraction: float = key("where in a round the next is decided, in (0, 1]; 1: at its end", bounds=PART)
     launch_s: float = key("seconds before a job's first step", bounds=SECONDS_OR_NONE)
     restart_s: float = key("seconds before the first step after a preemption", bounds=SECONDS_OR_NONE)
@@ -44,8 +48,11 @@ class TestbedSettings:
         "training seconds between checkpoints; 0: saves when told to stop", bounds=SECONDS_OR_NONE
     )
     stretch: Literal["none", "log", "linear"] = key("how ended leases delay a round: a·ln(1+n) or b·min(n, most)")
-    stretch_s: float = key("a or b of the stretch")
-    stretch_jobs: int | None = key("most of the linear stretch; null: no limit")
+    stretch_s: float = key("a or b of the stretch", bounds=NOT_NEGATIVE)
+    stretch_jobs: int | None = key(
+        "most of the linear stretch; null: no limit",
+        bounds=Bounds("a whole number ≥ 0, or null", lambda value: value is None or value >= 0),
+    )
     start_delay_s: float = key("seconds before the first round", bounds=SECONDS_OR_NONE)
     early_launch: bool = key("whether a job may start on idle GPUs before its round does")
     free_moves: bool = key("whether a job that moves but keeps its GPU type and its GPUs per node pays nothing")
@@ -64,7 +71,10 @@ class TestbedSettings:
 class PlannedSettings:
     """Jobs with parallel plans."""
 
-    error: float = key("standard deviation of the logarithm of true ÷ planned step times, by architecture and GPU type")
+    error: float = key(
+        "standard deviation of the logarithm of true ÷ planned step times, by architecture and GPU type",
+        bounds=Bounds("a number from 0 to 1", lambda value: 0 <= value <= 1),
+    )
     noise_tokens: float = key("noise scale of the gradient, tokens", bounds=ABOVE_ZERO)
     batch_growth: float = key(
         "up to how many times the requested batch they may train at; 1: it is fixed", bounds=AT_LEAST_ONE
@@ -91,9 +101,12 @@ class TruthSettings:
     declared_error: float | None = key(
         "standard deviation of the logarithm of declared ÷ true work; null: 0.5 where jobs are assigned a model, 0 "
         "where the log names it",
-        bounds=NOT_NEGATIVE_OR_NULL,
+        bounds=Bounds("a number from 0 to 10, or null", lambda value: value is None or 0 <= value <= 10),
     )
-    noise_fraction: float = key("standard deviation of the logarithm of observed ÷ true step times", bounds=FRACTION)
+    noise_fraction: float = key(
+        "standard deviation of the logarithm of observed ÷ true step times",
+        bounds=Bounds("a fraction in [0, 1)", lambda value: 0 <= value < 1),
+    )
     straggler_fraction: float = key("probability that a run of a job straggles", bounds=FRACTION)
     straggler_slowdown: float = key("how much slower it then is", bounds=AT_LEAST_ONE)
     profile: Path | None = key(
@@ -135,3 +148,24 @@ class Settings:
     results_dir: Path = key("where results go")
     figures: bool = key("whether to draw figures and write report.html and traces for Perfetto")
     progress: bool = key("whether to show a progress bar (never if the output is not a terminal)")
+
+
+# The simulator's command line.
+
+
+SIMULATOR = Program(
+    name="synergy_sim",
+    config="config",
+    settings=Settings,
+    groups=("trace", "cluster", "testbed", "truth", "experiment"),
+    example="philly",
+    free_keys=(
+        "testbed.by_model.",
+        "cluster.virtual",
+        "truth.slowdown.",
+        "truth.max_local_batch.",
+        "truth.fixed_gpus.",
+        "truth.min_gpus.",
+    ),
+    sweeps=True,
+)

@@ -11,20 +11,19 @@ from collections.abc import Callable
 import numpy as np
 
 from synergy_core.cluster import Cluster
+from synergy_core.jobs.state import Allocations, ClusterState
 from synergy_core.policies import Policy, SharingPolicy
-from synergy_core.scheduler import Scheduler, scheduler_for
-from synergy_core.state import Allocations, ClusterState
+from synergy_core.scheduling.scheduler import Scheduler, scheduler_for
 from synergy_core.units import on_grid
-from synergy_runs.fit import check_fit
-from synergy_runs.log import Run, truth_read_by
-from synergy_runs.terms import terms_of
+from synergy_runs.asked import terms_of
+from synergy_runs.facts import Run, truth_read_by
+from synergy_runs.inputs import check_fit
 from synergy_runs.workload import Workload
+from synergy_sim.drivers import OnEvents, Rounds
 from synergy_sim.engine import Driver, Engine, Progress
-from synergy_sim.execution import ExecutionModel
-from synergy_sim.ground_truth import Truth
-from synergy_sim.jobs import Jobs
-from synergy_sim.on_events import OnEvents
-from synergy_sim.rounds import Rounds
+from synergy_sim.execution import ExecutionModel, SimulatedJob
+from synergy_sim.jobs import jobs_of
+from synergy_sim.truth import Truth
 
 
 class Simulation:
@@ -41,7 +40,7 @@ class Simulation:
         execution: ExecutionModel,
         truth: Truth | None = None,
         progress: Progress | None = None,
-        make_scheduler: Callable[..., Scheduler] = scheduler_for,
+        make_scheduler: Callable[..., Scheduler[SimulatedJob]] = scheduler_for,
     ) -> None:
         profile = None if truth is None else truth.profile
         own_s = on_grid(policy.round_s) if execution.own_rounds or execution.round_s is None else 0.0
@@ -50,7 +49,8 @@ class Simulation:
             policy, cluster, free_moves=execution.free_moves, profile=profile, round_s=round_s
         )
         self.engine = Engine(
-            Jobs(workload, cluster, execution, truth, tunes_batch=policy.tunes_batch),
+            jobs_of(workload, cluster, execution, truth, tunes_batch=policy.tunes_batch),
+            len(workload),
             self.scheduler,
             tunes_batch=policy.tunes_batch,
             asks_progress=policy.reads_goodput or policy.learns_input,
@@ -94,7 +94,7 @@ def simulate(
     truth: Truth | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-    make_scheduler: Callable[..., Scheduler] = scheduler_for,
+    make_scheduler: Callable[..., Scheduler[SimulatedJob]] = scheduler_for,
 ) -> Run:
     """Runs one policy to the end of the workload and returns the facts; make_scheduler: see `Simulation`.
 

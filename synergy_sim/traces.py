@@ -1,6 +1,6 @@
 """`python -m synergy_sim.traces`. Job logs to replay: see `synergy_runs.traces`."""
 
-from synergy_core.exits import run
+from synergy_core.commands import run
 
 
 def _main() -> int:

@@ -79,4 +79,4 @@ def check(problem: Problem, solution: Solution) -> None:
         max(0.0, (solution.bound - solution.objective) / max(abs(solution.bound), 1e-12)), abs=1e-8
     )
     assert (solution.prices >= 0).all()
-    assert solution.prices.shape == (problem.priced_rows,)
+    assert solution.prices.shape == problem.limits.shape

@@ -16,19 +16,16 @@ from naive import Naive, NaiveJob
 from omegaconf import OmegaConf
 from test_profiled_jobs import PROFILE
 
-from synergy_core.ordering.counts.queue import IncrementalQueue
-from synergy_core.ordering.nodes.queue import ConsolidatedQueue
 from synergy_core.policies import OrderingPolicy, get_policy
+from synergy_runs.command_line import prepared
+from synergy_runs.facts import Run
+from synergy_runs.files import conf_folder
+from synergy_runs.inputs import write_profile
 from synergy_runs.invariants import check
-from synergy_runs.log import Run
-from synergy_runs.overrides import prepared
-from synergy_runs.profiles import write_profile
-from synergy_runs.resources import conf_folder
 from synergy_runs.settings import build
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.prepare import PreparedRun, prepared_runs
-from synergy_sim.program import SIMULATOR
-from synergy_sim.settings import Settings
+from synergy_sim.settings import SIMULATOR, Settings
 from synergy_sim.simulate import simulate
 
 SCANNED = ("fifo", "backfill", "easy", "sjf", "srtf", "las", "mlfq", "tiresias")
@@ -99,13 +96,14 @@ def _walks(made: PreparedRun) -> bool:
     """
     cluster, execution = made.cluster, made.execution
     measured = () if made.truth is None else (each.costs for each in made.truth.profile.values())
-    if not isinstance(made.policy, OrderingPolicy) or ConsolidatedQueue.suits(cluster):
-        return isinstance(made.policy, OrderingPolicy)
+    if not isinstance(made.policy, OrderingPolicy) or len(cluster.gpu_types) > 1 or cluster.borrowing:
+        return False
+    if cluster.scatter_after_s > 0:
+        return True
     trained = np.isfinite(made.workload.work_scale).any()
     nodes_matter = trained and cluster.nodes > 1 and max(cluster.largest_nodes.values()) > 1
     return (
-        IncrementalQueue.suits(cluster)
-        and not nodes_matter
+        not nodes_matter
         and not any(costs.exit_s for costs in (execution.costs, *measured))
         and (execution.round_s is None or execution.decide_fraction == 1)
     )

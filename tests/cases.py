@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -16,8 +16,8 @@ from synergy_core.catalog import load_model
 from synergy_core.cluster import Cluster, NodeType, PlacementRule
 from synergy_core.jobs.record import NEVER
 from synergy_core.policies import OrderingPolicy, Policy, get_policy, policy_names
-from synergy_runs.overrides import options
-from synergy_runs.resources import conf_folder
+from synergy_runs.command_line import options
+from synergy_runs.files import conf_folder
 
 TRUTHS = ("none", "mix", "as_given", "llm", "profiled")
 """What is true of a case's jobs: a run time only; a training job drawn for it; one with all the work of its
@@ -41,13 +41,12 @@ KINDS = ("t4", "a100", "rtx2080ti")
 QUICK = ("cifar10", "ncf")
 """Applications that are done within the hour."""
 TESTBEDS = conf_folder() / "testbed"
-RULES = {"whole_nodes": (False, False, False, True), "patience_s": (0.0, 60.0, 1_000 / 3)}
-"""Other rules of placement, where clusters have them."""
 KEPT = ("policy", "trace.models", "truth.measured", "cluster.node_types")
 """Without these a case would be another one, or hang on this machine's data."""
 MOST_JOBS, MOST_TIGHT_JOBS = 8, 14
 RIGID_ROUNDS, READER_ROUNDS = 40, 8
 """How many rounds the longest run time is: a decision about goodput costs milliseconds."""
+PATIENCE_S = (0.0, 60.0, 1_000 / 3)
 SECONDS = (0.0, 0.0, 0.0, 1 / 3, 1.0, 7.0, 15.0, 62.5, 1_000 / 3)
 ROUNDS_S = (None, None, 60.0, 120.0, 360.0, 100 / 3, 7.3)
 LONG_ROUNDS_S = (None, None, 60.0, 120.0, 360.0)
@@ -209,9 +208,8 @@ def _cluster(random: Random, truth: str, tight: bool, one_type: bool) -> tuple[C
     made: dict[str, Any] = {
         "borrowing": bool(quotas) and random.random() < 0.5,
         "placement": random.choice(typing.get_args(PlacementRule)),
+        "patience_s": random.choice(PATIENCE_S),
     }
-    known = {each.name for each in fields(Cluster)}
-    made |= {name: random.choice(values) for name, values in RULES.items() if name in known}
     keys = {f"cluster.{name}": value for name, value in made.items()}
     keys["cluster.node_types"] = [
         {"gpu_type": each.gpu_type, "nodes": each.nodes, "gpus_per_node": each.gpus_per_node} for each in types

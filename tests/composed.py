@@ -1,6 +1,6 @@
 """Settings as a command line gives them."""
 
-from synergy_runs.resources import conf_folder
+from synergy_runs.files import conf_folder
 from synergy_runs.settings import build
 from synergy_sim.settings import Settings
 

@@ -31,9 +31,7 @@ _OF_PROSE = re.compile(_VARIABLES + _OURS)
 _OF_BLOCK = re.compile(_VARIABLES + r"(?:" + _OURS + r"|(?:ray|sacct|salloc|sbatch|srun)\b)")
 _NAME_ALONE = re.compile(r"python3? -m \S+")
 _SPAN = re.compile(r"`([^`]+)`(?:\s+\(([^()]*)\))?")
-_COMMENT = re.compile(r"\s+# ")
 _LAST_PARENTHESES = re.compile(r"\(([^()]*)\)[^()]*$")
-_OTHER_LANGUAGES = ("python", "yaml")
 
 
 @dataclass(frozen=True)
@@ -46,110 +44,71 @@ class Command:
     said: str = ""
 
     @property
+    def marks(self) -> dict[str, str]:
+        return {what: text.strip() for what, text in MARK.findall(self.said)}
+
+    @property
     def needs(self) -> frozenset[str]:
-        """What of NEEDS it says that it needs. Raises ValueError for a word that is not among them."""
-        words = [word.strip() for what, text in self.marks if what == "needs" for word in text.split(",")]
-        words = [word for word in words if word != WHOLE_PAGE]
-        if strange := set(words) - set(NEEDS):
-            raise ValueError(f"{self.page}:{self.line}: needs: {', '.join(strange)}; known: {', '.join(NEEDS)}")
-        return frozenset(words)
+        """What of NEEDS it says that it needs."""
+        words = [word.strip() for word in self.marks.get("needs", "").split(",")]
+        return frozenset(word for word in words if word and word != WHOLE_PAGE)
 
     @property
     def minutes(self) -> float | None:
         """How long it says that it takes."""
-        return next((float(text.split(",")[0]) for what, text in self.marks if what == "minutes"), None)
-
-    @property
-    def marks(self) -> list[tuple[str, str]]:
-        return [(what, text.strip()) for what, text in MARK.findall(self.said)]
-
-    def __str__(self) -> str:
-        return f"{self.page}:{self.line}: {self.typed}"
-
-
-def pages(root: Path) -> list[Path]:
-    """Where commands are documented, the README first."""
-    top, docs = (root / "README.md", root / "CONTRIBUTING.md"), sorted((root / "docs").glob("*.md"))
-    return [*top, *docs, root / "traces" / "README.md"]
+        return float(self.marks["minutes"].split(",")[0]) if "minutes" in self.marks else None
 
 
 def documented(root: Path) -> list[Command]:
-    """Every command of every page, in order."""
-    return [
-        each for page in pages(root) for each in commands(str(page.relative_to(root)), page.read_text(encoding="utf-8"))
-    ]
+    """Every command of every page, in order, the README first."""
+    top, docs = (root / "README.md", root / "CONTRIBUTING.md"), sorted((root / "docs").glob("*.md"))
+    pages = [*top, *docs, root / "traces" / "README.md"]
+    return [each for page in pages for each in commands(str(page.relative_to(root)), page.read_text(encoding="utf-8"))]
 
 
 def commands(page: str, text: str) -> list[Command]:
     """The commands of one page, what is said of them elsewhere on it included."""
     found: list[Command] = []
-    for line, kind, content in _parts(text):
-        if kind == "code":
-            found += _of_block(page, line, content, _introduction(text, line))
-        else:
-            found += _of_prose(page, line, content)
+    prose: list[tuple[int, str]] = []
+    fence, of_block, continued, after_blank = "", "", None, True
+
+    def end_of_prose() -> None:
+        paragraph = "\n".join(line for _, line in prose)
+        for span in _SPAN.finditer(paragraph):
+            typed = " ".join(span[1].split())
+            if _OF_PROSE.match(typed) and not _NAME_ALONE.fullmatch(typed):
+                line = prose[0][0] + paragraph[: span.start()].count("\n")
+                found.append(Command(page, line, typed, span[2] or ""))
+        prose.clear()
+
+    for number, line in enumerate(text.splitlines(), start=1):
+        fenced = line.lstrip().startswith("```")
+        in_block = bool(fence) or (line.startswith("    ") and after_blank and not fenced)
+        if fenced:
+            fence = "" if fence else line.strip("` \n") or "code"
+        if (fenced and fence) or (in_block and not fence and prose):  # what stands before a block is said of all of it
+            before = next((each for _, each in reversed(prose) if each.strip()), "")
+            match = _LAST_PARENTHESES.search(before) if before.rstrip().endswith(":") else None
+            of_block = match[1] if match else ""
+        if fenced or (in_block and prose):
+            end_of_prose()
+        elif not in_block:
+            prose.append((number, line))
+        if in_block and not fenced and fence not in ("python", "yaml"):
+            first, typed = continued or (number, "")
+            typed, _, comment = (typed + line.strip()).partition("  #" if "  #" in line else " # ")
+            continued = (first, typed[:-1]) if typed.endswith("\\") else None
+            if continued is None and _OF_BLOCK.match(typed):
+                found.append(Command(page, first, typed.rstrip(), comment or of_block))
+        after_blank = not line.strip() or in_block or fenced
+    end_of_prose()
     return [_with_what_the_page_says(each, found) for each in found]
 
 
-def _parts(text: str) -> list[tuple[int, str, str]]:
-    """The page cut into (line, code or prose, text); code of other languages is left out."""
-    parts: list[tuple[int, str, list[str]]] = []
-    fence, before = "", ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.lstrip().startswith("```"):
-            fence, before = ("" if fence else line.strip("` \n") or "code"), "fence"
-            continue
-        indented = line.startswith("    ") and before in ("blank", "indented", "fence")
-        kind = "code" if fence or indented else "prose"
-        now = fence or ("blank" if not line.strip() else "indented" if indented else "prose")
-        if fence not in _OTHER_LANGUAGES:
-            if now != before or now == "blank" or not parts:
-                parts.append((number, kind, []))
-            parts[-1][2].append(line.strip() if kind == "code" else line)
-        before = now
-    return [(number, kind, "\n".join(lines)) for number, kind, lines in parts if any(lines)]
-
-
-def _introduction(text: str, line: int) -> str:
-    """What stands in parentheses last in the sentence before the block at that line."""
-    before = [each for each in text.splitlines()[: line - 1] if each.strip() and not each.startswith("```")]
-    if not before or not before[-1].rstrip().endswith(":"):
-        return ""
-    found = _LAST_PARENTHESES.search(before[-1])
-    return found[1] if found else ""
-
-
-def _of_block(page: str, line: int, text: str, introduction: str) -> list[Command]:
-    found = []
-    joined = re.sub(r"\\\n", lambda _: "\\\x00", text)  # a continued line is one command
-    for offset, each in enumerate(joined.split("\n")):
-        typed, _, comment = _split(each.replace("\\\x00", ""))
-        if _OF_BLOCK.match(typed):
-            before = joined.split("\n")[:offset]
-            continued = sum(earlier.count("\x00") for earlier in before)
-            found.append(Command(page, line + offset + continued, typed, comment or introduction))
-    return found
-
-
-def _split(line: str) -> tuple[str, str, str]:
-    cut = _COMMENT.search(line)
-    return (line[: cut.start()], "#", line[cut.end() :]) if cut else (line.rstrip(), "", "")
-
-
-def _of_prose(page: str, line: int, text: str) -> list[Command]:
-    found = []
-    for span in _SPAN.finditer(text):
-        typed = " ".join(span[1].split())
-        if _OF_PROSE.match(typed) and not _NAME_ALONE.fullmatch(typed):
-            found.append(Command(page, line + text[: span.start()].count("\n"), typed, span[2] or ""))
-    return found
-
-
 def _with_what_the_page_says(command: Command, found: list[Command]) -> Command:
-    if command.marks:
-        return command
-    for other in found:
-        shorter = command.typed == other.typed or command.typed.startswith(other.typed + " ")
-        if other.marks and (shorter or WHOLE_PAGE in other.said):
-            return replace(command, said=other.said)
+    if not command.marks:
+        for other in found:
+            shorter = command.typed == other.typed or command.typed.startswith(other.typed + " ")
+            if other.marks and (shorter or WHOLE_PAGE in other.said):
+                return replace(command, said=other.said)
     return command

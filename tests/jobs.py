@@ -8,17 +8,16 @@ from functools import partial
 import numpy as np
 
 from synergy_core.cluster import Cluster, NodeType
-from synergy_core.ordering.trial.walk import WalkQueue
 from synergy_core.policies import get_policy, policy_names
-from synergy_core.scheduler import scheduler_for
+from synergy_core.scheduling.scheduler import scheduler_for
 from synergy_core.units import TICKS_PER_S, on_grid
-from synergy_runs.log import Kind
+from synergy_runs.facts import Kind
 from synergy_runs.workload import Workload
 
 RIGID = sorted(name for name in policy_names() if not getattr(get_policy(name), "reads_goodput", False))
 """Policies that run jobs of which only a run time is known."""
-WALKING = partial(scheduler_for, queues=(WalkQueue,))
-"""Makes schedulers that walk over all jobs also where a quicker queue would do."""
+WALKING = partial(scheduler_for, walks=True)
+"""Makes schedulers that walk over all jobs also where lanes would do."""
 NAMES = {Kind.START: "start", Kind.STOP: "stop", Kind.FINISH: "finish"}
 
 

@@ -29,17 +29,16 @@ class Trace:
     cluster: Cluster
     restart_s: float
 
-    def __str__(self) -> str:
+    def rows(self) -> list[tuple[float, int, float, float, str]]:
+        """Submission, GPUs, run time, estimate and tenant of each job."""
         work = self.work
         columns = (work.submit_time_s, work.gpus, work.duration_s, work.estimate_s)
         tenants = [work.virtual_clusters[code] for code in work.virtual_cluster_code]
-        rows = zip(*(column.tolist() for column in columns), tenants, strict=True)
-        shown = [
-            f"{submit_s},{gpus},{run_s},{estimate_s},{tenant}" for submit_s, gpus, run_s, estimate_s, tenant in rows
-        ]
-        return "\n".join(
-            [f"{self.cluster}, restart_s={self.restart_s:g}", "submit_s,gpus,run_s,estimate_s,tenant", *shown]
-        )
+        return list(zip(*(column.tolist() for column in columns), tenants, strict=True))
+
+    def __str__(self) -> str:
+        head = [f"{self.cluster}, restart_s={self.restart_s:g}", "submit_s,gpus,run_s,estimate_s,tenant"]
+        return "\n".join([*head, *(",".join(map(str, row)) for row in self.rows())])
 
 
 def random_trace(random: Random) -> Trace:
@@ -80,11 +79,8 @@ def simulated(trace: Trace, policy: str) -> list[tuple[float, str, int]]:
 
 def by_definition(trace: Trace, policy: str) -> list[tuple[float, str, int]]:
     """Starts, stops and ends as tests/naive.py has them."""
-    work, cluster = trace.work, trace.cluster
-    columns = (work.submit_time_s, work.gpus, work.duration_s, work.estimate_s)
-    tenants = [work.virtual_clusters[code] for code in work.virtual_cluster_code]
-    rows = zip(*(column.tolist() for column in columns), tenants, strict=True)
-    jobs = [NaiveJob(job_id, *row) for job_id, row in enumerate(rows)]
+    cluster = trace.cluster
+    jobs = [NaiveJob(job_id, *row) for job_id, row in enumerate(trace.rows())]
     together_s = {"consolidate": NEVER, "relax": cluster.patience_s}.get(cluster.placement, 0.0)
     sizes = [each.gpus_per_node for each in cluster.node_types for _ in range(each.nodes)]
     return Naive(

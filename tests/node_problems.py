@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pulp
 import pytest
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import lil_array
 
 from synergy_core.allocator.nodes import NodeGroups, NodeProblem, NodeSolution, Pieces
 from synergy_core.units import GB
@@ -59,50 +60,39 @@ def random_round(
         for at, have in enumerate((nodes.cpus[each], nodes.memory_bytes[each])):
             room[at] = np.where(here, np.maximum(room[at], have / on_node), room[at])
     utility[(cpus > room[0]) | (memory > room[1])] = -np.inf
-    held, kept = _held(rng, nodes, utility, gpus, kind, cpus, memory, pinned)
+    rows = utility, gpus, kind, cpus, memory
+    held, kept = _laid(rng, nodes, rows, pinned)
     tenant = quota = None
     if tenants:
         tenant = rng.integers(tenants, size=jobs)
         has = np.bincount(held.job, held.gpus, jobs)
         most = np.bincount(tenant, np.where(kept, has, 0), tenants).astype(np.int64)
         quota = np.maximum(most, int((nodes.nodes * nodes.gpus).sum()) // tenants)
-    return NodeProblem(
-        utility,
-        gpus,
-        kind,
-        cpus,
-        memory,
-        nodes,
-        held,
-        kept,
-        rng.uniform(0.0, 0.3, jobs) if movable else None,
-        tenant,
-        quota,
-        np.full((jobs, types), float(nodes.cpus.max())) * rng.random((jobs, 1)) if spare else None,
-        np.full((jobs, types), float(nodes.memory_bytes.max())) * rng.random((jobs, 1)) if spare else None,
-    )
+    move_cost = rng.uniform(0.0, 0.3, jobs) if movable else None
+    most_of = [
+        np.full((jobs, types), float(each.max())) * rng.random((jobs, 1)) if spare else None
+        for each in (nodes.cpus, nodes.memory_bytes)
+    ]
+    return NodeProblem(*rows, nodes, held, kept, move_cost, tenant, quota, *most_of)
 
 
-def _held(
-    rng: np.random.Generator,
-    nodes: NodeGroups,
-    utility: np.ndarray,
-    gpus: np.ndarray,
-    kind: np.ndarray,
-    cpus: np.ndarray,
-    memory: np.ndarray,
-    pinned: bool,
+def _laid(
+    rng: np.random.Generator, nodes: NodeGroups, rows: tuple[np.ndarray, ...], pinned: bool
 ) -> tuple[Pieces, np.ndarray]:
-    """Who lies where: whole nodes, and the rest on one more; pinned only where all the levels asked for fit there."""
+    """Who lies where: whole nodes, and the rest on one more; pinned only where all the levels asked for fit there.
+
+    rows: utility, GPUs, types, CPUs and memory, as of `NodeProblem`.
+    """
+    utility, gpus, kind, cpus, memory = rows
     of, size = nodes.group_of, nodes.gpus[nodes.group_of]
     free = np.stack((size, nodes.cpus[of], nodes.memory_bytes[of])).astype(float)
     pieces: list[tuple[int, int, int]] = []
     kept = np.zeros(len(utility), dtype=bool)
     for job in range(len(utility)):
-        rows = np.nonzero(utility[job] > -np.inf)[0]
-        if rng.random() < 0.5 or not len(rows):
+        wanted = np.nonzero(utility[job] > -np.inf)[0]
+        if rng.random() < 0.5 or not len(wanted):
             continue
-        row = int(rng.choice(rows))
+        row = int(rng.choice(wanted))
         for group in np.nonzero(nodes.gpu_type == kind[row])[0].tolist():
             count = int(nodes.gpus[group])
             if gpus[row] > count and count < nodes.gpus[nodes.gpu_type == kind[row]].max():
@@ -179,14 +169,21 @@ def best_placed(problem: NodeProblem) -> float:
     nodes, of = problem.nodes, problem.nodes.group_of
     held = problem.held if problem.held is not None else Pieces.none()
     kept = np.zeros(len(problem.utility), dtype=bool) if problem.pinned is None else problem.pinned
-    model = pulp.LpProblem("nodes", pulp.LpMaximize)
-    used = [[[], [], []] for _ in of]
-    owned: dict[int, list[pulp.LpAffineExpression]] = {}
-    worth, quota = [], [[] for _ in range(0 if problem.quota is None else len(problem.quota))]
+    worth: list[float] = []
+    rows: list[tuple[list[tuple[int, float]], float, float]] = []
+    used: list[list[list[tuple[int, float]]]] = [[[], [], []] for _ in of]
+    owned: dict[int, list[tuple[int, float]]] = {}
+    quota: list[list[tuple[int, float]]] = [[] for _ in range(0 if problem.quota is None else len(problem.quota))]
 
-    def take(node: int, gpus: int, job: int, row: int, variable: pulp.LpVariable) -> None:
-        for at, share in enumerate((1.0, problem.cpus[job, row], problem.memory_bytes[job, row] / GB)):
-            used[node][at].append(float(gpus * share) * variable)
+    def variable(value: float = 0.0) -> int:
+        worth.append(value)
+        return len(worth) - 1
+
+    def take(node: int, gpus: int, job: int, row: int, at: int) -> None:
+        for terms, share in zip(
+            used[node], (1.0, problem.cpus[job, row], problem.memory_bytes[job, row] / GB), strict=True
+        ):
+            terms.append((at, float(gpus * share)))
 
     for job, row in np.argwhere(problem.utility > -np.inf).tolist():
         for group in np.nonzero(nodes.gpu_type == problem.gpu_type[row])[0].tolist():
@@ -197,41 +194,34 @@ def best_placed(problem: NodeProblem) -> float:
                 continue
             if not kept[job] and count > gpus and gpus < nodes.gpus[nodes.gpu_type == problem.gpu_type[row]].max():
                 continue
-            name = f"{job}_{row}_{group}"
-            taken = _binary(model, f"x_{name}")
-            owned.setdefault(job, []).append(taken)
-            worth.append(float(problem.utility[job, row]) * taken)
+            taken = variable(float(problem.utility[job, row]))
+            owned.setdefault(job, []).append((taken, 1.0))
             if problem.tenant is not None:
-                quota[int(problem.tenant[job])].append(count * taken)
+                quota[int(problem.tenant[job])].append((taken, float(count)))
             if kept[job]:
                 for node, part in mine:
                     take(node, part, job, row, taken)
                 continue
             whole, rest = divmod(count, gpus)
-            alone = [_binary(model, f"w_{name}_{node}") for node in here] if whole else []
-            last = [_binary(model, f"y_{name}_{node}") for node in here] if rest else []
-            for part, variables, size in ((whole, alone, gpus), (1, last, rest)):
-                if variables:
-                    model += pulp.lpSum(variables) == part * taken
-                    for node, variable in zip(here, variables, strict=True):
-                        take(node, size, job, row, variable)
-    model += pulp.lpSum(worth)
-    for job, variables in owned.items():
-        model += pulp.lpSum(variables) == 1 if kept[job] else pulp.lpSum(variables) <= 1
+            for nodes_taken, size in ((whole, gpus), (int(rest > 0), rest)):
+                if nodes_taken:
+                    alone = [variable() for _ in here]
+                    rows.append(([*((each, 1.0) for each in alone), (taken, -float(nodes_taken))], 0.0, 0.0))
+                    for node, each in zip(here, alone, strict=True):
+                        take(node, size, job, row, each)
+    rows += [(terms, float(kept[job]), 1.0) for job, terms in owned.items()]
     for node, parts in enumerate(used):
-        group = of[node]
-        for terms, room in zip(
-            parts, (nodes.gpus[group], nodes.cpus[group], nodes.memory_bytes[group] / GB), strict=True
-        ):
-            model += pulp.lpSum(terms) <= float(room)
-    for terms, limit in zip(quota, [] if problem.quota is None else problem.quota.tolist(), strict=True):
-        model += pulp.lpSum(terms) <= limit
-    model.solve(pulp.HiGHS(msg=False, gapRel=0.0, threads=1))
-    assert model.sol_status == pulp.LpSolutionOptimal
-    return float(pulp.value(model.objective) or 0.0)
-
-
-def _binary(model: pulp.LpProblem, name: str) -> pulp.LpVariable:
-    if hasattr(model, "add_variable"):  # PuLP 3.3 and later; the only way in 4
-        return model.add_variable(name, 0, 1, cat=pulp.LpInteger)
-    return pulp.LpVariable(name, 0, 1, cat=pulp.LpInteger)
+        room = nodes.gpus[of[node]], nodes.cpus[of[node]], nodes.memory_bytes[of[node]] / GB
+        rows += [(terms, -np.inf, float(limit)) for terms, limit in zip(parts, room, strict=True)]
+    if problem.quota is not None:
+        rows += [(terms, -np.inf, float(limit)) for terms, limit in zip(quota, problem.quota, strict=True)]
+    if not worth:
+        return 0.0
+    matrix = lil_array((len(rows), len(worth)))
+    for at, (terms, _, _) in enumerate(rows):
+        for each, value in terms:
+            matrix[at, each] += value
+    limits = LinearConstraint(matrix.tocsr(), [each[1] for each in rows], [each[2] for each in rows])
+    found = milp(-np.array(worth), integrality=1, bounds=Bounds(0, 1), constraints=limits, options={"mip_rel_gap": 0.0})
+    assert found.status == 0
+    return -float(found.fun)

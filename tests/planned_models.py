@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from synergy_core.catalog.sheets import gpu_sheet
+from synergy_core.catalog import gpu_sheet
 from synergy_core.errors import unknown
 from synergy_core.planner import tables
 from synergy_core.planner.machine import Machine

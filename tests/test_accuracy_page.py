@@ -35,12 +35,6 @@ def test_ratios_are_paired_and_their_spread_pooled():
     assert found.half[1] == pytest.approx(found.half[0] * np.sqrt(2))
 
 
-def test_nothing_known_gives_dashes():
-    found = accuracy_tables.ratios([[], []])
-    assert accuracy_tables.with_half(found.mean, found.mean_half) == accuracy_tables.NONE
-    assert accuracy_tables.met(accuracy_tables.below(found.mean, 1.0)) == accuracy_tables.NONE
-
-
 def test_a_page_keeps_the_sections_that_are_not_rewritten():
     def section(name: str, text: str) -> str:
         begin, end = reproduce.marks(name)
@@ -93,9 +87,3 @@ def test_a_run_is_kept_and_gives_the_figures_of_the_page(tmp_path):
     assert 0 < result["worst_ftf"] < 100
     accuracy_runs.carry_out([RUN], 1, tmp_path)  # there: nothing is run
     assert len(list(tmp_path.glob("*.json"))) == 1
-
-
-@needs_data
-def test_greedy_takes_no_more_than_there_is():
-    best, stepwise = (accuracy_runs.execute(accuracy_runs.replace(RUN, greedy=greedy)) for greedy in (False, True))
-    assert stepwise["jct_s"].keys() == best["jct_s"].keys()

@@ -11,7 +11,7 @@ from node_problems import random_round
 
 from synergy_core.allocator import Problem, explain, solve
 from synergy_core.allocator.nodes import NodeGroups, NodeProblem, Pieces, allocate, explain_placed
-from synergy_core.allocator.nodes.pooled import columns_of, pinned_of, pooled, reduced_of
+from synergy_core.allocator.nodes.problem import pooled
 from synergy_core.errors import InputError
 from synergy_core.units import GB
 
@@ -160,9 +160,8 @@ def test_prices_told_are_those_that_were_compared_and_bound_the_round(seed: int)
     """
     problem = random_round(seed, 14, groups=2, tenants=2 * (seed % 2), spare=False)
     solution = allocate(problem)
-    columns = columns_of(problem)
-    pool = pooled(problem, columns, pinned_of(problem, columns))
-    reduced = reduced_of(columns, pool, solution.prices)
+    pool = pooled(problem)
+    columns, reduced = pool.columns, pool.reduced(solution.prices)
     told = [explain_placed(problem, solution, job) for job in range(len(problem.utility))]
     worth = lost = gained = 0.0
     for job, each in enumerate(told):

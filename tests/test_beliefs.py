@@ -6,15 +6,12 @@ from training_jobs import APPLICATIONS, CATALOG, three_types, training
 
 from synergy_core.errors import InputError
 from synergy_core.jobs.beliefs import Beliefs
-from synergy_core.jobs.configurations import powers_and_whole_nodes
 from synergy_core.jobs.fitted import SynergyTask
-from synergy_core.jobs.reports import MOST_OBSERVED, Fitter, Observations
-from synergy_core.jobs.spec import JobSpec
-from synergy_core.jobs.training import Shape, StepReport
+from synergy_core.jobs.reports import MAX_OBSERVED, Observations, refresh_models
+from synergy_core.jobs.spec import JobSpec, Shape, StepReport, powers_and_whole_nodes
+from synergy_core.jobs.state import GoodputState
 from synergy_core.planner.plan import Plan
-from synergy_core.state.goodput_state import GoodputState
 from synergy_sim.execution import Costs
-from synergy_sim.ground_truth.application import Application
 
 MACHINES = three_types()
 ROWS = powers_and_whole_nodes(MACHINES)
@@ -167,60 +164,30 @@ def test_growth_is_limited_by_what_was_observed_by_the_largest_batch_and_by_the_
     for seen, expected in ((0, [1, 1, 1]), (3, [6, 6, 6]), (50, [64, 64, 64])):
         object.__setattr__(state, "observed_gpus", np.full(3, seen))
         assert state.most_gpus(growth=2.0, first_gpus=1).tolist() == expected
-    object.__setattr__(state, "tasks", (SynergyTask(_most(16), Observations(), shared=False, declares=False),) * 3)
+    limited = JobSpec("x", 8, 64 * 9, 8, 1, {"t4": (9, 90)}, {"t4": 1.0}, most_gpus=16)
+    object.__setattr__(state, "tasks", (SynergyTask(limited, Observations(), shared=False, declares=False),) * 3)
     assert state.most_gpus(growth=2.0).tolist() == [16] * 3
-
-
-def _most(gpus):
-    return JobSpec("x", 8, 64 * 9, 8, 1, {"t4": (9, 90)}, {"t4": 1.0}, most_gpus=gpus)
 
 
 def test_repeated_observation_is_no_news_and_not_fitted_again():
     task = SynergyTask(spec(), Observations(), shared=False, declares=False)
     assert observed(task)
-    Fitter().refresh([task.pool])
+    refresh_models([task.pool], {})
     version = task.pool.version
     assert not observed(task)
-    Fitter().refresh([task.pool])
+    refresh_models([task.pool], {})
     assert task.pool.version == version
 
 
 def test_fit_reads_a_bounded_number_of_observations():
     pool = Observations()
-    for batch in range(1, 10 * MOST_OBSERVED):
+    for batch in range(1, 10 * MAX_OBSERVED):
         pool.add("t4", (1, 1, batch), 0.1 + 0.01 * batch, 0.0)
     ((_, table),) = pool.take_stale()
-    assert len(table) == MOST_OBSERVED
+    assert len(table) == MAX_OBSERVED
     assert table[0, 2] == 1
 
 
 def test_unknown_information_level_names_the_nearest():
     with pytest.raises(InputError, match="Did you mean 'shared'"):
         Beliefs(MACHINES.gpu_types, "share")
-
-
-def reachable(thing, seen):
-    """Every object that can be got at from this one through attributes, slots and containers."""
-    if id(thing) in seen or isinstance(thing, type | str | bytes | int | float | np.ndarray):
-        return
-    seen[id(thing)] = thing
-    parts = []
-    if isinstance(thing, dict):
-        parts += [*thing.keys(), *thing.values()]
-    elif isinstance(thing, list | tuple | set | frozenset):
-        parts += list(thing)
-    for kind in type(thing).__mro__:
-        parts += [getattr(thing, name, None) for name in getattr(kind, "__slots__", ())]
-    parts += list(getattr(thing, "__dict__", {}).values())
-    for part in parts:
-        reachable(part, seen)
-
-
-def test_nothing_of_the_truth_can_be_reached_from_a_task():
-    task = Beliefs(MACHINES.gpu_types, "all").task(spec())
-    observed(task)
-    seen: dict[int, object] = {}
-    reachable(task, seen)
-    assert len(seen) > 3
-    assert not [each for each in seen.values() if isinstance(each, Application)]
-    assert not [each for each in seen.values() if type(each).__module__.startswith("synergy_sim")]

@@ -3,13 +3,16 @@
 from random import Random
 
 import pytest
-from jobs import WALKING, cluster, workload
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jobs import WALKING, cluster, facts, workload
+from naive import Naive, NaiveJob
 from naive_traces import Trace, by_definition, differing, random_trace, simulated
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.placement.one_job import Placement
 from synergy_core.policies import get_policy
-from synergy_runs.log import Kind
+from synergy_runs.facts import Kind
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 
@@ -42,21 +45,38 @@ def test_srtf_orders_jobs_that_moved_by_what_is_left_of_them_now(placement, rest
     assert simulated(trace, "srtf") == by_definition(trace, "srtf")
 
 
-@pytest.mark.parametrize("walk", [False, True])
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 60), st.sampled_from([1, 1, 2, 3, 4, 8, 16]), st.integers(0, 9_000)),
+        min_size=1,
+        max_size=25,
+    ),
+    restart_s=st.sampled_from([0.0, 30.0]),
+    promote_knob=st.sampled_from([0.1, 0.2, 1.0, 8.0]),
+)
+def test_promotion_is_decided_as_defined(rows, restart_s, promote_knob):
+    policy = get_policy("tiresias").with_parameters(promote_knob=promote_knob)
+    done = simulate(workload(rows), cluster(2), policy, ExecutionModel(Costs(restart_s=restart_s)))
+    work = done.workload
+    columns = (work.submit_time_s, work.gpus, work.duration_s, work.estimate_s)
+    naive = [NaiveJob(i, *row) for i, row in enumerate(zip(*(each.tolist() for each in columns), strict=True))]
+    assert facts(done) == Naive(naive, [16], "tiresias", restart_s, promote_knob).run()
+
+
+@pytest.mark.parametrize("more", [{}, {"make_scheduler": WALKING}], ids=["lanes", "walk"])
 @pytest.mark.parametrize("placement", ["consolidate", "spread"])
-def test_easy_promises_gpus_that_other_tenants_will_free(placement, walk):
+def test_easy_promises_gpus_that_other_tenants_will_free(placement, more):
     work = workload([(0, 4, 100), (0, 2, 1_000), (1, 6, 50), (2, 2, 500)], tenants=["b", "a", "a", "c"])
     machines = cluster(1, placement=placement)
-    assert first_starts_s(work, machines, **({"make_scheduler": WALKING} if walk else {}))[2] == 100
+    assert first_starts_s(work, machines, **more)[2] == 100
 
 
-@pytest.mark.parametrize("walk", [False, True])
-def test_easy_promises_a_head_with_a_quota_what_another_tenant_holds(walk):
+@pytest.mark.parametrize("more", [{}, {"make_scheduler": WALKING}], ids=["lanes", "walk"])
+def test_easy_promises_a_head_with_a_quota_what_another_tenant_holds(more):
     rows, tenants = [(0, 5, 1_000), (10, 5, 100), (20, 4, 10_000)], ["t0", "t1", "t1"]
     machines = nodes(8, 4, virtual_clusters={"t0": 5, "t1": 6})
-    starts_s = first_starts_s(
-        workload(rows, tenants=tenants), machines, **({"make_scheduler": WALKING} if walk else {})
-    )
+    starts_s = first_starts_s(workload(rows, tenants=tenants), machines, **more)
     assert starts_s == [0, 1_000, 1_100]
 
 

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jobs import cluster, workload
 
-from synergy_core.allocation.carry_out import Placer
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.jobs.record import Job, gpus_in
+from synergy_core.jobs.state import Allocations
 from synergy_core.policies import get_policy
-from synergy_core.state import Allocations
-from synergy_runs.log import Kind
+from synergy_core.scheduling.allocation import Placer
+from synergy_runs.facts import Kind
 from synergy_sim.simulate import simulate
 
 MACHINES = {

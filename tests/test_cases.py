@@ -6,7 +6,7 @@ from random import Random
 import planned_models
 import pytest
 from case_checks import examine, prepared_case, simulated
-from cases import POLICIES, RULES, TRUTHS, Case, random_case, smaller, typed
+from cases import PATIENCE_S, POLICIES, TRUTHS, Case, random_case, smaller, typed
 from hydra import compose, initialize_config_dir
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -14,14 +14,13 @@ from jobs import WALKING, cluster, facts, finish_s, workload
 from omegaconf import OmegaConf
 
 from synergy_core.policies import get_policy
+from synergy_runs.command_line import prepared
+from synergy_runs.files import conf_folder
 from synergy_runs.invariants import check
-from synergy_runs.overrides import prepared
-from synergy_runs.resources import conf_folder
 from synergy_runs.settings import build
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.prepare import prepared_runs
-from synergy_sim.program import SIMULATOR
-from synergy_sim.settings import Settings
+from synergy_sim.settings import SIMULATOR, Settings
 from synergy_sim.simulate import simulate
 
 TIMES = ("submit_time", "duration_s", "gpus")
@@ -58,7 +57,7 @@ def test_random_cases_are_of_every_kind():
     assert {each.truth for each in made} == set(TRUTHS)
     assert {each.keys["policy"] for each in made} == set(POLICIES)
     assert {each.keys["cluster.placement"] for each in made} >= {"consolidate", "relax", "spread", "even", "most_free"}
-    assert {each.keys.get("cluster.patience_s") for each in made} >= set(RULES["patience_s"])
+    assert {each.keys.get("cluster.patience_s") for each in made} >= set(PATIENCE_S)
 
 
 def test_what_is_printed_of_a_case_reproduces_it(tmp_path):

@@ -2,24 +2,27 @@
 
 import numpy as np
 import pytest
-from scipy.optimize import brentq, minimize_scalar
 
-from synergy_core.goodput.compressed import (
+from synergy_core.goodput.compression import compressor_named
+from synergy_core.goodput.efficiency import (
     Distortion,
-    compressed_efficiency,
+    GradientErrors,
     compressed_gain,
-    distortion,
-    gradient_error,
+    gain,
     gradient_moments,
     mixed_error,
     naive_noise_scale,
+    statistical_efficiency,
 )
-from synergy_core.goodput.compression import compressor_named
-from synergy_core.goodput.crossover import closed_batch, closed_goodput, crossover_bytes_per_s, pays
-from synergy_core.goodput.efficiency import gain, statistical_efficiency
 
 NUMBERS = 512
 INITIAL = 32.0
+
+
+def efficiency(batch, replicas, scale, distorted):
+    """Progress per sample relative to the initial batch uncompressed; scale: φ, which may be infinite."""
+    sqr, var = (1.0, scale / INITIAL) if np.isfinite(scale) else (0.0, 1.0)
+    return compressed_gain(batch / INITIAL, sqr, var, replicas, distorted) * INITIAL / batch
 
 
 class Drawn:
@@ -73,8 +76,8 @@ CASES = [(2, 8, 20.0, 0.25), (4, 8, 100.0, 0.5), (8, 16, 5.0, 0.125), (16, 4, 40
 def test_error_and_worth_of_the_mean_gradient_are_equations_1_and_2(replicas, local, scale, part):
     w = 1.0 / part - 1.0
     drawn = Drawn(keeping(part), replicas, local, scale)
-    assert drawn.error / drawn.sqr == pytest.approx(gradient_error(drawn.total, replicas, scale, w), rel=0.01)
-    said = compressed_efficiency(drawn.total, replicas, scale, INITIAL, Distortion(w))
+    assert drawn.error / drawn.sqr == pytest.approx((1.0 + w) * scale / drawn.total + w / replicas, rel=0.01)
+    said = efficiency(drawn.total, replicas, scale, Distortion(w))
     assert said == pytest.approx(seen_efficiency(drawn, scale), rel=0.01)
 
 
@@ -82,10 +85,10 @@ def test_error_and_worth_of_the_mean_gradient_are_equations_1_and_2(replicas, lo
 @pytest.mark.parametrize(("replicas", "local", "scale"), [(4, 8, 50.0), (8, 4, 10.0)])
 def test_worth_with_the_mean_rounded_again_is_equation_3(bits, replicas, local, scale):
     drawn = Drawn(rounding(bits), replicas, local, scale, again=rounding(bits))
-    said = gradient_error(drawn.total, replicas, scale, drawn.variance)
+    said = (1.0 + drawn.variance) * scale / drawn.total + drawn.variance / replicas
     assert drawn.error / drawn.sqr == pytest.approx(said, rel=0.01)
     distorted = Distortion(drawn.variance, drawn.sum_variance)
-    said = compressed_efficiency(drawn.total, replicas, scale, INITIAL, distorted)
+    said = efficiency(drawn.total, replicas, scale, distorted)
     assert said == pytest.approx(seen_efficiency(drawn, scale), rel=0.01)
 
 
@@ -118,29 +121,22 @@ def test_moments_are_right_where_the_mean_is_rounded_again():
 
 
 def test_without_distortion_all_is_as_without_compression():
-    batch, scale = np.array([32.0, 64.0, 512.0]), np.array([[5.0], [80.0], [np.inf]])
-    plain = statistical_efficiency(batch, scale, INITIAL)
-    assert compressed_efficiency(batch, 4, scale, INITIAL, Distortion()) == pytest.approx(plain)
+    batch = np.array([32.0, 64.0, 512.0])
+    for scale in (5.0, 80.0, np.inf):
+        plain = statistical_efficiency(batch, scale, INITIAL)
+        assert efficiency(batch, 4, scale, Distortion()) == pytest.approx(plain)
     assert compressed_gain(4.0, 2.0, 3.0, 8, Distortion()) == pytest.approx(gain(4.0, 2.0, 3.0))
 
 
-def test_gain_and_efficiency_say_the_same():
+def test_gain_is_equations_2_and_3_and_what_is_lost():
     sqr, var, batch, replicas = 2.0, 3.0, 256.0, 8
     distorted = Distortion(0.7, 0.1, 0.2)
     scale = INITIAL * var / sqr
     worth = compressed_gain(batch / INITIAL, sqr, var, replicas, distorted) * INITIAL / batch
-    assert compressed_efficiency(batch, replicas, scale, INITIAL, distorted) == pytest.approx(worth)
-    # Equations (2) and (3) as they are written, and what is lost.
     written = (scale + INITIAL) / (1.7 * scale + (1.0 + 0.7 / 8) * batch) / 1.1 * 0.8
     assert worth == pytest.approx(written)
-
-
-def test_all_noise_leaves_one_over_one_plus_w():
-    assert compressed_efficiency(256.0, 4, np.inf, INITIAL, Distortion(0.5)) == pytest.approx(1.0 / 1.5)
-
-
-def test_what_is_wholly_lost_is_worth_nothing():
-    assert compressed_efficiency(256.0, 4, 10.0, INITIAL, Distortion(lost=1.0)) == 0.0
+    assert efficiency(256.0, 4, np.inf, Distortion(0.5)) == pytest.approx(1.0 / 1.5)  # all noise leaves 1/(1 + w)
+    assert efficiency(256.0, 4, 10.0, Distortion(lost=1.0)) == 0.0
 
 
 def test_mixed_error_goes_from_noise_to_signal_as_the_batch_grows():
@@ -152,64 +148,12 @@ def test_mixed_error_goes_from_noise_to_signal_as_the_batch_grows():
 @pytest.mark.parametrize("name", ["q4", "bf16", "topk-0.01", "powersgd-4", "none"])
 def test_distortion_has_the_kind_of_its_compressor_and_none_in_a_lone_replica(name):
     compressor = compressor_named(name)
-    distorted = distortion(compressor, 0.3, 0.5, 40.0, 10.0, np.array([1, 4]), weight=0.5)
+    errors = GradientErrors(0.3, 0.5, compressor.unbiased, compressor.rounds_sum)
+    distorted = errors.distortion(40.0, 10.0, np.array([1, 4]))
     variance, again, lost = (
         np.broadcast_to(each, 2) for each in (distorted.variance, distorted.sum_variance, distorted.lost)
     )
     local = 0.5 - 0.2 * 10.0 / 50.0
     assert variance == pytest.approx([0.0, local if compressor.unbiased else 0.0])
     assert again == pytest.approx([0.0, 0.5 - 0.2 * 0.5 if name == "q4" else 0.0])
-    assert lost == pytest.approx([0.0, 0.0 if compressor.unbiased else 0.5 * local])
-
-
-FORMS = [Distortion(), Distortion(0.8), Distortion(0.3, 0.2), Distortion(lost=0.25)]
-
-
-@pytest.mark.parametrize("distorted", FORMS)
-@pytest.mark.parametrize("scale", [30.0, 3_000.0])
-def test_closed_batch_and_goodput_are_those_of_a_search(distorted, scale):
-    fixed_s, sample_s, replicas = 0.2, 1e-3, 8
-
-    def slowness(log_batch):
-        batch = np.exp(log_batch)
-        worth = compressed_efficiency(batch, replicas, scale, INITIAL, distorted)
-        return float((fixed_s + sample_s * batch) / batch / worth)
-
-    found = minimize_scalar(slowness, bounds=(-2.0, 14.0), method="bounded", options={"xatol": 1e-9})
-    assert closed_batch(fixed_s, sample_s, scale, replicas, distorted) == pytest.approx(np.exp(found.x), rel=1e-4)
-    best = closed_goodput(fixed_s, sample_s, scale, replicas, INITIAL, distorted)
-    assert best == pytest.approx(1.0 / found.fun, rel=1e-9)
-
-
-@pytest.mark.parametrize("distorted", FORMS)
-@pytest.mark.parametrize("scale", [30.0, 3_000.0])
-def test_crossover_is_where_compression_stops_to_pay(distorted, scale):
-    sent, plain, other_s, plain_other_s, sample_s, replicas = 2e8, 2e9, 0.02, 0.001, 1e-3, 8
-
-    def ahead(log_rate):
-        rate = np.exp(log_rate)
-        compressed = closed_goodput(other_s + sent / rate, sample_s, scale, replicas, INITIAL, distorted)
-        return (
-            float(compressed / closed_goodput(plain_other_s + plain / rate, sample_s, scale, replicas, INITIAL)) - 1.0
-        )
-
-    said = crossover_bytes_per_s(sent, plain, other_s, plain_other_s, sample_s, scale, replicas, distorted)
-    assert np.log(said) == pytest.approx(brentq(ahead, 5.0, 40.0), abs=1e-6)
-    for factor, does in ((0.99, True), (1.01, False)):
-        rate = said * factor
-        got = pays(other_s + sent / rate, plain_other_s + plain / rate, sample_s, scale, replicas, distorted)
-        assert bool(got) is does
-
-
-def test_crossover_is_0_where_bytes_saved_are_not_worth_it_and_inf_where_nothing_is_paid():
-    never = crossover_bytes_per_s(9e8, 1e9, 0.1, 0.1, 1e-3, 100.0, 2, Distortion(0.5))
-    always = crossover_bytes_per_s(1e8, 1e9, 0.1, 0.1, 1e-3, 100.0, 2, Distortion())
-    lost = crossover_bytes_per_s(1e8, 1e9, 0.1, 0.1, 1e-3, 100.0, 2, Distortion(lost=1.0))
-    assert (never, always, lost) == (0.0, np.inf, 0.0)
-
-
-def test_a_larger_batch_takes_from_what_compression_gains():
-    plain, compressed = 1.0, 0.1
-    at_fixed = (plain + 1e-3 * INITIAL) / (compressed + 1e-3 * INITIAL)
-    best = [float(closed_goodput(each, 1e-3, 1_000.0, 8, INITIAL)) for each in (compressed, plain)]
-    assert 1.0 < best[0] / best[1] < at_fixed / 2.0
+    assert lost == pytest.approx([0.0, 0.0 if compressor.unbiased else local])

@@ -12,17 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergy_core.catalog.sheets import gpu_sheet
+from synergy_core.catalog import gpu_sheet
 from synergy_core.errors import InputError
-from synergy_core.goodput.compression import (
-    Gradients,
-    LayerSizes,
-    Spread,
-    codec_s,
-    compressor_named,
-    compressors,
-    speed_by_sheet,
-)
+from synergy_core.goodput.compression import compressor_named, compressors
+from synergy_core.goodput.compression._compressor import Gradients, LayerSizes, Spread, codec_s, speed_by_sheet
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = [(512, 256), (256,), (10, 20), (64, 32, 3, 3), (1000, 37), ()]
@@ -60,18 +53,6 @@ def test_a_scheme_is_added_by_its_file_alone(tmp_path):
     assert done.stdout.split() == ["fp8", str(len(EVERY) + 1)], done.stderr
 
 
-def test_none_comes_first_and_every_name_finds_its_compressor():
-    assert EVERY[0] == "none"
-    assert len(set(EVERY)) == len(EVERY)
-    for each in compressors():
-        assert compressor_named(each.name) == each
-
-
-@pytest.mark.parametrize("name", ["topk-0.05", "powersgd-3"])
-def test_names_with_a_number_take_any(name):
-    assert compressor_named(name).name == name
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [
@@ -90,20 +71,14 @@ def test_a_wrong_name_is_refused_with_what_to_type(name, said):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_answers_have_the_shape_of_replicas_and_layers(name):
+def test_answers_have_the_shape_of_replicas_and_layers_and_one_replica_sends_and_encodes_nothing(name):
     each, replicas = compressor_named(name), np.array([[1, 2, 4], [8, 16, 32]])
     sent, work = each.sent_bytes(LAYERS, replicas), each.codec_work(LAYERS, replicas)
     assert sent.shape == work.touched_bytes.shape == work.flops.shape == work.launches.shape == (2, 3, len(SHAPES))
     assert np.array_equal(sent[1, 2], each.sent_bytes(LAYERS, 32))
     assert each.error(LAYERS, Gradients().signal).shape == each.state_bytes(LAYERS).shape == (len(SHAPES),)
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_a_lone_replica_sends_and_encodes_nothing(name):
-    each, a100 = compressor_named(name), gpu_sheet("a100")
-    assert a100 is not None
-    assert not each.sent_bytes(LAYERS, 1).any()
-    assert not codec_s(each.codec_work(LAYERS, 1), speed_by_sheet(a100)).any()
+    assert not sent[0, 0].any()
+    assert not codec_s(each.codec_work(LAYERS, 1), speed_by_sheet(gpu_sheet("a100"))).any()
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -131,7 +106,8 @@ def test_layers_that_are_alike_count_as_often_as_they_are(name):
         assert alike == pytest.approx(single)
     assert each.state_bytes(together).sum() == each.state_bytes(apart).sum()
     spread = Gradients().signal
-    assert each.whole_error(together, spread) == pytest.approx(each.whole_error(apart, spread))
+    lost = [spread.shares(layers) @ each.error(layers, spread) for layers in (together, apart)]
+    assert lost[0] == pytest.approx(lost[1])
 
 
 @settings(deadline=None)
@@ -164,22 +140,14 @@ def test_quantised_bytes_are_those_of_buckets_dealt_to_ranks(numbers, replicas, 
 
 def test_bytes_of_the_other_schemes_on_four_replicas():
     layers = LayerSizes.of_shapes([(512, 256)])
-    sent = {
-        name: compressor_named(name).sent_bytes(layers, 4)[0] for name in ("none", "bf16", "topk-0.01", "powersgd-4")
-    }
     ring = 2 * 3 / 4
-    assert sent["none"] == ring * 4 * 512 * 256
-    assert sent["bf16"] == ring * 2 * 512 * 256
-    # 1311 values and indices to each of the three others.
-    assert sent["topk-0.01"] == 3 * 8 * 1311
-    assert sent["powersgd-4"] == ring * 4 * (512 * 4 + 256 * 4)
-
-
-def test_top_k_sends_more_than_nothing_compressed_where_replicas_are_many():
-    layers = LayerSizes.of_shapes([(512, 256)])
-    plain, top = compressor_named("none"), compressor_named("topk-0.1")
-    assert top.sent_bytes(layers, 8)[0] < plain.sent_bytes(layers, 8)[0]
-    assert top.sent_bytes(layers, 16)[0] > plain.sent_bytes(layers, 16)[0]
+    for name, sent_bytes in (
+        ("none", ring * 4 * 512 * 256),
+        ("bf16", ring * 2 * 512 * 256),
+        ("topk-0.01", 3 * 8 * 1311),  # 1311 values and indices to each of the three others
+        ("powersgd-4", ring * 4 * (512 * 4 + 256 * 4)),
+    ):
+        assert compressor_named(name).sent_bytes(layers, 4)[0] == sent_bytes
 
 
 def test_a_rank_above_the_matrix_is_cut_to_it_and_one_that_saves_too_little_is_not_used():
@@ -244,35 +212,21 @@ def test_16_bits_err_as_numbers_of_all_sizes_do():
 
 def test_codec_time_is_the_slower_of_memory_and_arithmetic_and_launches():
     layers, gpu = LayerSizes.of_shapes([(8_192, 8_192)]), gpu_sheet("a100")
-    assert gpu is not None
     work = compressor_named("powersgd-4").codec_work(layers, 8)
     seconds = codec_s(work, speed_by_sheet(gpu))[0]
     assert seconds > work.touched_bytes[0] / gpu.memory_bandwidth_bytes_per_s
     assert seconds > work.flops[0] / gpu.fp32_flops_per_s
-    faster = gpu_sheet("h100")
-    assert faster is not None
-    assert codec_s(work, speed_by_sheet(faster))[0] < seconds
+    assert codec_s(work, speed_by_sheet(gpu_sheet("h100")))[0] < seconds
 
 
 def test_energy_decides_which_layers_count():
     layers = LayerSizes.of_shapes([(64, 64), (64,), (256, 64)])
     spread = Spread(1.0, 1.0, 40.0, energy=np.array([1.0, 8.0, 0.0]))
     assert spread.shares(layers) == pytest.approx([8 / 9, 1 / 9, 0.0])
-    assert compressor_named("q4").whole_error(layers, spread) == pytest.approx(8 / 9 * 40.0 / 6.0 / 15.0**2)
+    lost = spread.shares(layers) @ compressor_named("q4").error(layers, spread)
+    assert lost == pytest.approx(8 / 9 * 40.0 / 6.0 / 15.0**2)
 
 
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: Spread(np.nan, 1.0, 1.0), "tail=nan"),
-        (lambda: Spread(1.0, [1.0, np.inf], 1.0), "decay="),
-        (lambda: Spread(0.0, 1.0, 1.0), "tail=0"),
-        (lambda: Spread(1.0, 1.0, -1.0), "bucket_range=-1"),
-        (lambda: Spread(1.0, 1.0, 1.0, energy=0.0).shares(LAYERS), "gradient of zeros"),
-        (lambda: LayerSizes(np.array([1]), np.array([1, 2]), np.array([1])), "of one length"),
-        (lambda: LayerSizes(np.array([0]), np.array([1]), np.array([1])), "below 1"),
-    ],
-)
-def test_sizes_and_spreads_that_cannot_be_are_refused(make, said):
-    with pytest.raises(InputError, match=said):
-        make()
+def test_layers_without_numbers_are_refused():
+    with pytest.raises(InputError, match="below 1"):
+        LayerSizes(np.array([0]), np.array([1]), np.array([1]))

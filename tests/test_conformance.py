@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from training_jobs import policy_named
 
-from synergy_core.conformance import conforms
-from synergy_core.policies import RULES, BrokenRuleError, get_policy, policy_names
-from synergy_core.policies._cases import NOW_S
-from synergy_core.state import Allocations
+from synergy_core.jobs.state import Allocations
+from synergy_core.policies import get_policy, policy_names
+from synergy_core.policies._check import NOW_S, RULES, BrokenRuleError
+from synergy_core.scheduling.conformance import conforms
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -62,6 +62,11 @@ def listed(state):
 
 def by_size(state):
     return np.lexsort((state.job_id, state.gpus)).tolist()
+
+
+def only(wanted):
+    """Jobs of wanted sizes alone."""
+    return lambda state: greedy(state, [row for row in by_size(state) if wanted(state.gpus[row])])
 
 
 def writes(state):
@@ -166,7 +171,7 @@ BROKEN = [
     ("starts", STARTS_NOBODY),
     ("rank", replace(get_policy("themis"), rank=lambda state: np.full(len(state), np.nan))),
     ("rank", replace(get_policy("themis"), rank=lambda state: np.array([None] * len(state)))),
-    ("ends", allocation(at_work(lambda state: greedy(state, [row for row in by_size(state) if state.gpus[row] > 1])))),
+    ("ends", allocation(at_work(only(lambda gpus: gpus > 1)))),
     ("placed", allocation(at_work(lambda state: greedy(state, by_size(state), quotas=False)))),
     ("placed", allocation(at_work(lambda state: greedy(state, by_size(state), types=False)))),
     ("repeats", allocation(at_work(changes_its_mind()))),
@@ -187,10 +192,7 @@ def test_every_rule_has_a_policy_that_breaks_it():
 SMALLEST = {
     "order": (allocation(lambda state: greedy(state, listed(state))), 2),
     "starts": (STARTS_NOBODY, 1),
-    "ends": (
-        allocation(at_work(lambda state: greedy(state, [row for row in by_size(state) if state.gpus[row] == 4]))),
-        1,
-    ),
+    "ends": (allocation(at_work(only(lambda gpus: gpus == 4))), 1),
     "placed": (allocation(at_work(lambda state: greedy(state, by_size(state), quotas=False))), 2),
     "repeats": (allocation(at_work(another_way_each_run())), 4),
 }
@@ -199,7 +201,7 @@ SMALLEST = {
 
 @pytest.mark.parametrize("rule", SMALLEST)
 def test_the_smallest_case_has_no_job_too_many(rule, monkeypatch):
-    monkeypatch.setattr("synergy_core.conformance.JOBS", (8,))
+    monkeypatch.setattr("synergy_core.scheduling.conformance.JOBS", (8,))
     policy, jobs = SMALLEST[rule]
     with pytest.raises(BrokenRuleError, match=rf"breaks the rule '{rule}'") as caught:
         conforms(policy)
@@ -208,7 +210,7 @@ def test_the_smallest_case_has_no_job_too_many(rule, monkeypatch):
 
 @pytest.mark.parametrize("round_s", [0.7, 33.3])
 def test_round_that_no_float_holds_exactly_is_carried_out(round_s, monkeypatch):
-    monkeypatch.setattr("synergy_core.conformance.JOBS", (1,))
+    monkeypatch.setattr("synergy_core.scheduling.conformance.JOBS", (1,))
     conforms(allocation(lambda state: greedy(state, by_size(state)), round_s=round_s))
 
 
@@ -248,22 +250,10 @@ def said(environment, *words):
 
 
 def test_plug_in_is_one_file_which_the_command_checks_and_the_simulator_runs(plug_in, tmp_path):
-    assert said(plug_in, "synergy_core", "check", "narrow", "fifo") == (
-        0,
-        "narrow: keeps the rules\nfifo: keeps the rules\n",
-        "",
-    )
+    kept = "narrow: keeps the rules\nfifo: keeps the rules\n"
+    assert said(plug_in, "synergy_core", "check", "narrow", "fifo") == (0, kept, "")
     status, _, errors = said(plug_in, "synergy_core", "check", "hungry")
     assert (status, errors.startswith("error: policy hungry breaks the rule 'foretold'")) == (2, True)
     keys = ("+trace=philly", "trace.window=2017-10-02/6h", "figures=false", "progress=false")
     status, shown, errors = said(plug_in, "synergy_sim", *keys, "policy=[fifo,narrow]", f"results_dir={tmp_path}/out")
     assert (status, "narrow" in shown) == (0, True), errors
-
-
-def test_module_that_nobody_has_installed_is_checked_by_its_name(plug_in):
-    bare = plug_in | {"PYTHONPATH": str(ROOT)}
-    status, _, errors = said(bare, "synergy_core", "check", "narrow", "--module", "their_policies")
-    assert (status, "--module their_policies: no such module here" in errors) == (2, True)
-    folder = plug_in["PYTHONPATH"].rpartition(os.pathsep)[2]
-    (Path(folder) / "their_policies-1.0.dist-info" / "entry_points.txt").unlink()
-    assert said(plug_in, "synergy_core", "check", "narrow", "--module", "their_policies")[0] == 0

@@ -9,9 +9,9 @@ from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Job
 from synergy_core.policies import get_policy
-from synergy_core.scheduler import scheduler_for
+from synergy_core.scheduling.scheduler import scheduler_for
+from synergy_runs.inputs import _scaled_quotas
 from synergy_runs.invariants import check
-from synergy_runs.machines import _scaled_quotas
 from synergy_sim import engine
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
@@ -138,7 +138,7 @@ def test_job_that_is_not_demoted_yet_keeps_its_place(machines):
 @pytest.mark.parametrize(("restart_s", "interval_s"), [(60.0, 0.0), (0.0, 60.0)])
 def test_jobs_that_swap_before_they_get_anything_done_end_with_a_sentence(monkeypatch, restart_s, interval_s):
     """A quantum shorter than a start, or than a checkpoint takes to come."""
-    monkeypatch.setattr(engine, "MOST_IN_VAIN", 50)
+    monkeypatch.setattr(engine, "MAX_RUNS_WITHOUT_PROGRESS", 50)
     policy = get_policy("las").with_parameters(quantum_s=30.0)
     costs = Costs(launch_s=restart_s, restart_s=restart_s, checkpoint_interval_s=interval_s)
     with pytest.raises(InputError, match=r"the last 5[0-9] runs were each broken off before anything was done: 1-GPU"):

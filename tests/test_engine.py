@@ -48,31 +48,33 @@ def test_preempted_job_pays_to_resume():
     ]
 
 
-def test_launch_and_exit_hold_gpus():
-    work = workload([(0, 1, 100), (0, 1, 100)])
-    assert finish_s(run(work, cluster(1, 1), "fifo", launch_s=10.0, exit_s=5.0)).tolist() == [115, 230]
-
-
-def test_newcomer_waits_until_the_one_it_displaces_has_left():
-    work = workload([(0, 1, 1_000), (100, 1, 50)])
-    done = run(work, cluster(1, 1), "srtf", restart_s=30.0, exit_s=5.0)
-    assert finish_s(done).tolist() == [160 + 30 + 900 + 5, 100 + 5 + 50 + 5]
-
-
-def test_job_without_a_save_falls_back_to_its_last_checkpoint():
-    work = workload([(0, 1, 1_000), (250, 1, 50)])
-    done = run(work, cluster(1, 1), "srtf", restart_s=0.0, checkpoint_interval_s=100.0)
-    assert finish_s(done).tolist() == [300 + 800, 300]
+@pytest.mark.parametrize(
+    ("rows", "policy", "costs", "ends_s"),
+    [
+        # launch and exit hold GPUs
+        ([(0, 1, 100), (0, 1, 100)], "fifo", {"launch_s": 10.0, "exit_s": 5.0}, [115, 230]),
+        # a newcomer waits until the job that it displaces has left
+        (
+            [(0, 1, 1_000), (100, 1, 50)],
+            *("srtf", {"restart_s": 30.0, "exit_s": 5.0}, [160 + 30 + 900 + 5, 100 + 5 + 50 + 5]),
+        ),
+        # without a save, a job falls back to its last checkpoint
+        (
+            [(0, 1, 1_000), (250, 1, 50)],
+            *("srtf", {"restart_s": 0.0, "checkpoint_interval_s": 100.0}, [300 + 800, 300]),
+        ),
+        # a job of zero seconds ends when it starts
+        ([(0, 1, 0), (0, 1, 0)], "fifo", {}, [0, 0]),
+    ],
+)
+def test_two_jobs_on_one_gpu_end_when_a_hand_computes(rows, policy, costs, ends_s):
+    assert finish_s(run(workload(rows), cluster(1, 1), policy, **costs)).tolist() == ends_s
 
 
 def test_costs_by_model_replace_the_default():
     work = workload([(0, 1, 100), (0, 1, 100)], models=["slow", "other"])
     execution = ExecutionModel(Costs(), costs_by_model={"slow": Costs(launch_s=40.0)})
     assert finish_s(simulate(work, cluster(1), get_policy("fifo"), execution)).tolist() == [140, 100]
-
-
-def test_job_of_zero_seconds_ends_when_it_starts():
-    assert finish_s(run(workload([(0, 1, 0), (0, 1, 0)]), cluster(1, 1), "fifo")).tolist() == [0, 0]
 
 
 def test_job_that_finds_no_single_node_spreads():
@@ -87,15 +89,14 @@ def test_another_gpu_never_hurts_a_lone_job():
     assert ends == [100, 100, 100]
 
 
-def test_job_that_can_never_run_is_named():
-    with pytest.raises(InputError, match=r"job job-0: asks for 16 GPUs; this cluster has at most 8 of a type"):
-        run(workload([(0, 16, 100)]), cluster(1), "fifo")
-
-
-def test_job_of_an_unknown_type_is_named():
+@pytest.mark.parametrize(
+    ("gpus", "kind", "facts"),
+    [(16, "", "job job-0: asks for 16 GPUs; this cluster has at most 8"), (1, "a100", "1 a100; this cluster has none")],
+)
+def test_job_that_can_never_run_is_named(gpus, kind, facts):
     machines = Cluster((NodeType("t4", "t4", 1, 8),))
-    with pytest.raises(InputError, match="asks for 1 a100; this cluster has none"):
-        run(workload([(0, 1, 100)], kinds=["a100"]), machines, "fifo")
+    with pytest.raises(InputError, match=facts):
+        run(workload([(0, gpus, 100)], kinds=[kind]), machines, "fifo")
 
 
 SCRIPT = """

@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synergy_core.errors import InputError
-from synergy_runs.asked import asked_in, label_of, policies_of, quoted, read_asked
-from synergy_runs.overrides import prepared
-from synergy_runs.terms import Terms, ahead, missing, terms_of
-from synergy_sim.program import SIMULATOR
+from synergy_runs.asked import ahead, asked_in, label_of, missing, policies_of, quoted, read_asked, terms_of
+from synergy_runs.command_line import prepared
+from synergy_sim.settings import SIMULATOR
 
 
 def only(text, **how):
@@ -127,10 +126,3 @@ def test_rows_that_a_fair_comparison_lacks(texts, plans, asked):
 def test_information_for_all_leaves_only_what_parameters_say():
     found = missing(terms("sia", "synergy", information="all"), plans=False)
     assert found["sia(like=synergy)"] == ("synergy", ["growth", "first_gpus", "batch_limit"])
-
-
-def test_who_asks_nothing_of_jobs_is_neither_ahead_nor_behind():
-    told = Terms("a", "", "all", ("GPUs", "batch"), "", True, 4.0, 4, "max")
-    asks_nothing = Terms("b", "", "", (), "", False, 0.0, 0, "")
-    assert not ahead(told, asks_nothing, plans=True)
-    assert not ahead(asks_nothing, told, plans=True)

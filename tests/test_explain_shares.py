@@ -11,17 +11,15 @@ from training_jobs import CATALOG, training
 
 from synergy_core.cluster import Cluster, NodeType, Share
 from synergy_core.policies import get_policy
+from synergy_core.scheduling.reasons import Waiting
 from synergy_core.units import GB
 from synergy_runs.invariants import check
 from synergy_runs.results import write_run
 from synergy_runs.settings import build
 from synergy_runs.stored import read_run
-from synergy_sim.answer import answer
-from synergy_sim.demand import demand
 from synergy_sim.execution import Costs, ExecutionModel
-from synergy_sim.explain import main
-from synergy_sim.facts import COLUMNS, Facts
-from synergy_sim.jobs import Jobs
+from synergy_sim.explain import Answer, Facts, demand, main
+from synergy_sim.jobs import jobs_of
 from synergy_sim.run import simulate_all
 from synergy_sim.settings import Settings
 from synergy_sim.simulate import simulate
@@ -37,20 +35,16 @@ def stored(tmp_path, work, machines, name, **parameters):
     run = simulate(work, machines, policy, execution, truth=CATALOG)
     check(run)
     write_run(run, tmp_path / name, "")
-    back = read_run(tmp_path / name)
-    return Facts(
-        policy.of_records(),
-        machines,
-        back.jobs(*COLUMNS),
-        back.events(),
-        back.decisions("time_s")["time_s"],
-        lambda model: costs,
-        event_driven=False,
-        shares=back.shares(),
-        submissions=[
-            (job.spec, job.requested) for job in Jobs(work, machines, execution, CATALOG, tunes_batch=False).each()
-        ],
-    )
+    made = jobs_of(work, machines, execution, CATALOG, tunes_batch=False)
+    submissions = [(job.spec, job.requested) for job in made]
+    return Facts(read_run(tmp_path / name), policy, machines, execution, submissions=submissions)
+
+
+def demand_of(facts, job_id, at_s=1_000.0):
+    """The demand of a job that runs."""
+    seen = facts.at(at_s)
+    (job,) = [each for each in seen.running if each.job_id == job_id]
+    return demand(seen, job)
 
 
 def three(tmp_path, name, model="alexnet", node=NODE):
@@ -61,11 +55,12 @@ def three(tmp_path, name, model="alexnet", node=NODE):
 
 
 def test_greedy_waits_for_cpus_though_gpus_are_free(tmp_path):
-    told = answer(three(tmp_path, "fifo+greedy"), 2, 1_000.0)
+    told = Answer(three(tmp_path, "fifo+greedy"), 2, 1_000.0)
     assert (told.state, told.free) == ("waiting", {0: 6})
-    assert told.why == (
+    assert [each.kind for each in told.reasons] == [Waiting.NO_SHARE]
+    assert told.reasons[0].text == (
         "Too few CPUs: it wants 9.608 CPUs and 87.28 GB for its GPU, and jobs ahead of it leave 6 GPUs, 4.784 CPUs and "
-        "325.4 GB on node 0.",
+        "325.4 GB on node 0."
     )
     assert "uses up to 9.608 CPUs and 87.28 GB per GPU (its proportional share is 3 CPUs" in told.text()
     assert "speed with that: 3.20 × that with its proportional share" in told.text()
@@ -84,7 +79,7 @@ def test_greedy_waits_for_cpus_though_gpus_are_free(tmp_path):
 )
 def test_greedy_says_which_of_both_is_missing(tmp_path, host, sentence):
     facts = three(tmp_path, "fifo+greedy", node=NodeType("v", "v100", 1, 8, *host, 500e6))
-    assert answer(facts, 2, 1_000.0).why[0].startswith(sentence)
+    assert Answer(facts, 2, 1_000.0).reasons[0].text.startswith(sentence)
 
 
 def test_cpus_and_memory_may_be_free_on_different_nodes(tmp_path):
@@ -92,21 +87,20 @@ def test_cpus_and_memory_may_be_free_on_different_nodes(tmp_path):
     types = (NodeType("v", "v100", 1, 4, 12.0, 30 * GB, 500e6), NodeType("w", "v100", 1, 4, 5.0, 400 * GB, 500e6))
     machines = Cluster(types)
     work = training([(0, 1, 9_000, "alexnet"), (400, 1, 9_000, "alexnet")], machines)
-    told = answer(stored(tmp_path, work, machines, "fifo+greedy"), 1, 1_000.0)
-    assert told.why[0].startswith("CPUs and memory not on one node: it wants 5 CPUs and 34.56 GB for its GPU")
+    told = Answer(stored(tmp_path, work, machines, "fifo+greedy"), 1, 1_000.0)
+    assert told.reasons[0].text.startswith("CPUs and memory not on one node: it wants 5 CPUs and 34.56 GB for its GPU")
 
 
 def test_tune_gives_the_last_what_is_left_and_says_that_cpus_bind_it(tmp_path):
     facts = three(tmp_path, "fifo+tune")
-    moment = facts.at(1_000.0)
-    first, last = (demand(facts, moment, moment.running[job]) for job in (0, 2))
+    first, last = demand_of(facts, 0), demand_of(facts, 2)
     assert first.bound_by == "GPUs"
     assert first.speed == pytest.approx(first.most_speed)
     assert last.has.cpus == pytest.approx(24 - 2 * 9.608, rel=1e-3)
     assert last.bound_by == "CPUs"
     assert last.speed == pytest.approx(last.has.cpus / 3, rel=1e-6)  # both wait for CPUs
     assert last.free.cpus == 0
-    text = answer(facts, 2, 1_000.0).text()
+    text = Answer(facts, 2, 1_000.0).text()
     assert "has 4.784 CPUs and 87.28 GB per GPU; uses up to 9.608 CPUs and 87.28 GB" in text
     assert "speed: 1.59 × that with its proportional share, of at most 3.20 ×" in text
     assert "bound by: CPUs. Its input is prepared more slowly than its GPUs could take it." in text
@@ -114,10 +108,9 @@ def test_tune_gives_the_last_what_is_left_and_says_that_cpus_bind_it(tmp_path):
 
 def test_a_job_whose_data_is_not_in_memory_is_bound_by_it(tmp_path):
     facts = three(tmp_path, "fifo+proportional", node=NodeType("v", "v100", 1, 8, 240.0, 80 * GB, 500e6))
-    moment = facts.at(1_000.0)
-    found = demand(facts, moment, moment.running[0])
+    found = demand_of(facts, 0)
     assert (found.bound_by, found.speed, found.has) == ("memory", 1.0, Share(30.0, 10 * GB))
-    assert "bound by: memory. Data that is not in it is read more slowly" in answer(facts, 0, 1_000.0).text()
+    assert "bound by: memory. Data that is not in it is read more slowly" in Answer(facts, 0, 1_000.0).text()
 
 
 def test_where_input_is_prepared_as_slowly_as_it_is_read_both_bind(tmp_path):
@@ -125,13 +118,12 @@ def test_where_input_is_prepared_as_slowly_as_it_is_read_both_bind(tmp_path):
     app = CATALOG.application("alexnet").pipeline
     storage = 8 * app.sample_bytes * (1 - 10 * GB / app.data_bytes) / (app.cpu_s / 3)
     facts = three(tmp_path, "fifo+proportional", node=NodeType("v", "v100", 1, 8, 24.0, 80 * GB, storage))
-    moment = facts.at(1_000.0)
-    assert demand(facts, moment, moment.running[0]).bound_by == "CPUs and memory"
+    assert demand_of(facts, 0).bound_by == "CPUs and memory"
 
 
 def test_of_a_job_that_only_has_a_run_time_nothing_is_known(tmp_path):
     facts = stored(tmp_path, workload([(0, 2, 5_000)]), Cluster((NODE,)), "fifo+tune")
-    told = answer(facts, 0, 1_000.0)
+    told = Answer(facts, 0, 1_000.0)
     assert not told.demand.known
     assert "has 3 CPUs and 62.5 GB per GPU; nothing is known of its speed" in told.text()
 
@@ -140,14 +132,13 @@ def test_a_request_is_what_a_job_without_a_model_is_measured_by(tmp_path):
     work = workload([(0, 2, 5_000), (0, 6, 5_000)])
     work = replace(work, cpus=np.array([20.0, 6.0]), memory_bytes=np.array([50 * GB, 60 * GB]))
     facts = stored(tmp_path, work, Cluster((NODE,)), "fifo+proportional")
-    told = answer(facts, 0, 1_000.0)
+    told = Answer(facts, 0, 1_000.0)
     assert told.demand.wanted == Share(10.0, 25 * GB)
     assert (told.demand.bound_by, round(told.demand.most_speed, 4)) == ("CPUs", 3.3333)
-    assert answer(facts, 1, 1_000.0).demand.bound_by == "GPUs"
+    assert Answer(facts, 1, 1_000.0).demand.bound_by == "GPUs"
 
 
 MODELS = ("alexnet", "shufflenet", "res50", "m5", "gnmt", "lstm", "deepspeech")
-REASONS = ("Quota: ", "Too few ", "Too little memory", "Enough GPUs ", "CPUs and memory not on one node")
 
 
 @pytest.mark.parametrize("name", ["fifo+greedy", "las+greedy", "fifo+tune", "las+tune", "ftf+proportional", "fifo+opt"])
@@ -165,15 +156,17 @@ def test_whoever_waits_after_a_decision_has_a_reason_and_whoever_runs_its_share(
     facts = stored(tmp_path, work, machines, name)
     waited = ran = 0
     for time_s in facts.decided_s[:: max(1, len(facts.decided_s) // 25)].tolist():
-        moment = facts.at(time_s)
-        for job in moment.waiting.values():
-            (reason,) = answer(facts, job.job_id, time_s).why
-            assert reason.startswith(REASONS), (time_s, job, reason)
+        seen = facts.at(time_s)
+        for job in seen.jobs:
+            if job.running:
+                continue
+            ((kind, _),) = Answer(facts, job.job_id, time_s).reasons
+            assert kind != Waiting.NEXT_DECISION, (time_s, job)
             if not name.endswith(("greedy", "opt")):  # those two let jobs wait for CPUs
-                assert "CPUs" not in reason
+                assert kind != Waiting.NO_SHARE
             waited += 1
-        for job in moment.running.values():
-            found = demand(facts, moment, job)
+        for job in seen.running:
+            found = demand(seen, job)
             ran += 1
             assert found.has == job.share
             if name.endswith("greedy"):

@@ -14,11 +14,18 @@ from scipy.optimize import minimize as scipy_minimize
 
 from synergy_core.errors import InputError
 from synergy_core.goodput.calibration import calibrate
-from synergy_core.goodput.fit import ObservedSteps, fit
-from synergy_core.goodput.forms import CROWDED, POLLUX, SATURATING, form_named
-from synergy_core.goodput.minimise import evaluate
-from synergy_core.goodput.observations import joined, padded
-from synergy_core.goodput.throughput import gradient_time, step_time
+from synergy_core.goodput.fit import evaluate, fit
+from synergy_core.goodput.throughput import (
+    CROWDED,
+    POLLUX,
+    SATURATING,
+    ObservedSteps,
+    form_named,
+    gradient_time,
+    joined,
+    padded,
+    step_time,
+)
 
 THETA = np.array([0.1, 0.01, 0.3, 0.03, 0.06, 0.01, 2.0])
 RICH = np.array([0.1, 0.01, 0.3, 0.05, 0.06, 0.02, 2.0, 0.2, 0.1, 0.02, 0.08, 0.1])
@@ -45,7 +52,6 @@ def measured(theta, nodes, gpus, batch, *, noise=0.0, seed=0, form=POLLUX) -> Ob
 def test_planted_constants_come_back():
     found = fit([measured(THETA, *shapes(0, 40))])
     assert found.theta[0] == pytest.approx(THETA, rel=1e-2)
-    assert found.rmse[0] < 1e-4
 
 
 def test_planted_constants_of_the_saturating_form_predict_the_same_times():
@@ -241,38 +247,7 @@ def test_calibration_follows_a_batch_size_that_is_off_the_line():
     assert best.step_time(nodes, gpus, batch) == pytest.approx(step, rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("column", "value", "says"),
-    [
-        ("step_time_s", float("nan"), "step_time_s is nan"),
-        ("step_time_s", 0.0, "step_time_s is 0"),
-        ("step_time_s", -1.0, "step_time_s is -1"),
-        ("step_time_s", float("inf"), "step_time_s is inf"),
-        ("sync_time_s", -0.1, "sync_time_s is -0.1"),
-        ("sync_time_s", 9.0, "expected 0 ≤ sync < 0.5"),
-        ("sync_time_s", 0.5, "expected 0 ≤ sync < 0.5"),
-        ("local_batch", 0, "local_batch is 0"),
-        ("nodes", 0, "on 0 nodes"),
-        ("gpus", 1, "1 GPUs on 2 nodes"),
-    ],
-)
-def test_what_cannot_be_fitted_is_named(column, value, says):
-    columns = {
-        "nodes": [1, 2],
-        "gpus": [1, 2],
-        "local_batch": [8, 8],
-        "step_time_s": [0.5, 0.5],
-        "sync_time_s": [0.0, 0.1],
-    }
-    columns[column][1] = value
-    with pytest.raises(InputError, match="profile 0, row 1") as caught:
-        fit([ObservedSteps(**columns)])
-    assert says in str(caught.value)
-
-
-def test_nothing_and_too_little_are_named():
-    with pytest.raises(InputError, match="no profile"):
-        fit([])
+def test_too_little_is_named():
     with pytest.raises(InputError, match="has 0 rows; a fit needs at least 1"):
         fit([ObservedSteps([], [], [], [], [])])
     with pytest.raises(InputError, match="has 2 rows; a fit needs at least 3"):
@@ -300,25 +275,19 @@ def rows_of(application: str, table: str, kind: str) -> tuple[np.ndarray, ...]:
 
 # Mean errors of the fits in the artifacts of Pollux (OSDI 2021) and Sia (SOSP 2023) on all rows, with the same form.
 PEERS = {
-    ("cifar10", "t4"): 0.138,
-    ("bert", "t4"): 0.075,
-    ("imagenet", "t4"): 0.111,
-    ("cifar10", "a100"): 0.045,
-    ("bert", "a100"): 0.022,
-    ("imagenet", "a100"): 0.076,
-    ("cifar10", "rtx2080ti"): 0.112,
-    ("bert", "rtx2080ti"): 0.077,
-    ("imagenet", "rtx2080ti"): 0.067,
+    "cifar10": {"t4": 0.138, "a100": 0.045, "rtx2080ti": 0.112},
+    "bert": {"t4": 0.075, "a100": 0.022, "rtx2080ti": 0.077},
+    "imagenet": {"t4": 0.111, "a100": 0.076, "rtx2080ti": 0.067},
 }
 
 
 @needs_data
-@pytest.mark.parametrize(("application", "kind"), PEERS)
+@pytest.mark.parametrize(("application", "kind"), [(name, kind) for name, kinds in PEERS.items() for kind in kinds])
 def test_measured_tables_are_fitted_at_least_as_well_as_by_the_peers(application, kind):
     nodes, gpus, batch, step, sync = rows_of(application, "placements", kind)
     theta = fit([ObservedSteps(nodes, gpus, batch, step, sync)]).theta[0]
     error = np.abs(step_time(theta, nodes, gpus, batch) / step - 1).mean()
-    assert error <= PEERS[application, kind] + 0.001
+    assert error <= PEERS[application][kind] + 0.001
 
 
 @needs_data

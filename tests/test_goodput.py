@@ -20,16 +20,8 @@ from synergy_core.goodput.efficiency import (
 from synergy_core.goodput.throughput import gradient_time, overlapped, step_time, sync_time
 
 THETA = np.array([0.1, 0.01, 0.3, 0.02, 0.05, 0.004, 2.0])
-constants = st.tuples(
-    *(st.floats(1e-8, 2.0) for _ in range(6)),
-    st.floats(1.0, 10.0),
-).map(np.array)
+constants = st.tuples(*(st.floats(1e-8, 2.0) for _ in range(6)), st.floats(1.0, 10.0)).map(np.array)
 shapes = st.tuples(st.integers(1, 16), st.integers(1, 8)).map(lambda each: (each[0], each[0] * each[1]))
-
-
-def test_one_gpu_takes_the_time_of_its_gradient():
-    assert step_time(THETA, 1, 1, 20) == pytest.approx(0.3)
-    assert sync_time(THETA, 1, 1) == pytest.approx(1e-8)
 
 
 def test_no_overlap_adds_and_full_overlap_takes_the_larger():
@@ -43,15 +35,12 @@ def iteration_time(theta, nodes, gpus, local_batch, accumulation):
     return (accumulation - 1) * gradient_time(theta, local_batch) + step_time(theta, nodes, gpus, local_batch)
 
 
-def test_within_a_node_and_across_nodes_have_their_own_constants():
+def test_one_gpu_one_node_and_several_nodes_have_their_own_constants():
+    assert step_time(THETA, 1, 1, 20) == pytest.approx(0.3)
+    assert sync_time(THETA, 1, 1) == pytest.approx(1e-8)
     assert sync_time(THETA, 1, 4) == pytest.approx(0.05 + 2 * 0.004)
     assert sync_time(THETA, 2, 4) == pytest.approx(0.3 + 2 * 0.02)
     assert sync_time(THETA, 1, 2) == pytest.approx(0.05)
-
-
-def test_constants_broadcast_against_shapes():
-    many = np.stack([THETA, 2 * THETA])[:, None, :]
-    assert step_time(many, np.array([1, 1, 2]), np.array([1, 4, 8]), 16).shape == (2, 3)
 
 
 @given(st.floats(1e-300, 1e200), st.floats(1e-300, 1e200), st.floats(1.0, 10.0))
@@ -93,17 +82,6 @@ def test_pure_noise_makes_every_sample_count_and_no_noise_makes_extra_ones_worth
     assert gain(10.0, 1.0, 0.0) == pytest.approx(1.0)
     assert square_root_factor(400, 100) == pytest.approx(2.0)
     assert adascale_factor(320, inf, 32, exponent=0.5) == pytest.approx(10**0.5)
-
-
-def test_gain_is_the_same_of_numbers_and_of_arrays():
-    scale, sqr, var = np.array([1.0, 1.7, 64.0]), np.array([0.3, 0.0, 2.0]), np.array([0.0, 1.1, 5.0])
-    assert gain(scale, sqr, var).tolist() == [gain(*each) for each in zip(*map(list, (scale, sqr, var)), strict=True)]
-
-
-def test_progress_rate_is_gain_over_iteration_time():
-    batch, phi, first = 256, 500.0, 64
-    throughput, efficiency = batch / 0.5, statistical_efficiency(batch, phi, first)
-    assert throughput * efficiency / first == pytest.approx(gain(batch / first, 1.0, phi / first) / 0.5)
 
 
 def naive(theta, sqr, var, first, largest, low, high, nodes, gpus):
@@ -153,19 +131,16 @@ def test_best_batch_is_the_rule_over_all_jobs_and_shapes(jobs, places):
             alone = best_batch_one(theta[j], *(float(each) for each in one[1:7]), int(nodes[s]), int(gpus[s]))
             assert alone.goodput == pytest.approx(rate, rel=1e-9)
             if rate == 0.0:
-                assert chosen.total_batch[j, s] == chosen.throughput[j, s] == alone.total_batch == 0
+                assert chosen.local_batch[j, s] == chosen.throughput[j, s] == alone.local_batch == 0
                 continue
-            for batch, local, count, throughput, efficiency in (
-                (alone.total_batch, alone.local_batch, alone.accumulation, alone.throughput, alone.efficiency),
-                tuple(
-                    getattr(chosen, name)[j, s]
-                    for name in ("total_batch", "local_batch", "accumulation", "throughput", "efficiency")
-                ),
+            for local, count, throughput in (
+                (alone.local_batch, alone.accumulation, alone.throughput),
+                (chosen.local_batch[j, s], chosen.accumulation[j, s], chosen.throughput[j, s]),
             ):
                 assert low[j] <= local <= high[j]
-                assert batch == gpus[s] * local * count
-                assert throughput == pytest.approx(batch / iteration_time(theta[j], nodes[s], gpus[s], local, count))
-                assert throughput * efficiency / first[j] == pytest.approx(rate, rel=1e-9)
+                batch, seconds = gpus[s] * local * count, iteration_time(theta[j], nodes[s], gpus[s], local, count)
+                assert throughput == pytest.approx(batch / seconds)
+                assert gain(batch / first[j], sqr[j], var[j]) / seconds == pytest.approx(rate, rel=1e-9)
 
 
 def test_one_gpu_beyond_the_initial_batch_needs_two_micro_batches():
@@ -177,23 +152,9 @@ def test_one_gpu_beyond_the_initial_batch_needs_two_micro_batches():
     assert (two.local_batch, two.accumulation) == (400, 1)
 
 
-def test_whole_multiples_need_no_further_micro_batch():
-    assert fixed_batch(4096, 4, 128, 4096, 1024) == (1024, 1)
+def test_a_fixed_batch_is_accumulated_where_it_must_be_and_never_exceeds_the_largest():
+    assert fixed_batch(4096, 4, 128, 4096, 1024) == (1024, 1)  # whole multiples need no further micro-batch
     assert fixed_batch(4100, 4, 128, 4100, 1024) == (512, 2)
-
-
-def test_a_fixed_batch_on_one_gpu_above_the_initial_one_is_accumulated():
     assert fixed_batch(128, 1, 128, 4096, 1024) == (128, 1)
-    assert fixed_batch(256, 1, 128, 4096, 1024) == (128, 2)
-
-
-def test_a_fixed_batch_never_exceeds_the_largest():
-    # ⌈100/3⌉ = 34 on 3 GPUs would be 102 samples.
-    assert fixed_batch(100, 3, 10, 100, 50) == (33, 1)
-
-
-def test_types_may_differ_between_shapes():
-    theta = np.stack([THETA, THETA * np.array([2, 2, 2, 2, 2, 2, 1.0])])[None]
-    both = best_batch(theta, [1.0], [10.0], [64], [1024], [[16, 16]], [[256, 128]], [1, 1], [4, 4])
-    assert both.goodput[0, 0] > both.goodput[0, 1] > 0
-    assert both.local_batch[0, 1] <= 128
+    assert fixed_batch(256, 1, 128, 4096, 1024) == (128, 2)  # one GPU above the initial batch
+    assert fixed_batch(100, 3, 10, 100, 50) == (33, 1)  # ⌈100/3⌉ = 34 on 3 GPUs would be 102 samples

@@ -6,9 +6,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from hash_seeds import printed_with
-from hypothesis import given as with_examples
-from hypothesis import settings
-from hypothesis import strategies as st
 from jobs import finish_s, workload
 from training_jobs import (
     APPLICATIONS,
@@ -25,42 +22,27 @@ from training_jobs import (
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.jobs.configurations import powers_and_whole_nodes
+from synergy_core.jobs.spec import powers_and_whole_nodes
 from synergy_core.policies import get_policy
-from synergy_runs.log import Kind
-from synergy_sim import rounds
+from synergy_runs.facts import Kind
+from synergy_sim import drivers as rounds
 from synergy_sim.execution import Costs, ExecutionModel
-from synergy_sim.ground_truth import Disturbance, Truth
 from synergy_sim.simulate import simulate
+from synergy_sim.truth import Truth
+from synergy_sim.truth.application import Disturbance
 
 LEVELS = ("own", "declared", "shared", "all")
 MACHINES = {
-    "homogeneous": t4s(),
     "three-types": three_types(),
     "sizes": Cluster((NodeType("x", "t4", 1, 8), NodeType("y", "t4", 2, 4))),
     "six-gpu-nodes": t4s(3, 6),
     "quotas": t4s(virtual_clusters={"a": 8, "b": 8}),
-    "types-quotas": three_types(virtual_clusters={"a": 10, "b": 8}),
-    "borrowing": t4s(virtual_clusters={"a": 4, "b": 8}, borrowing=True),
-    "one-gpu": t4s(1, 1),
-    "whole-nodes": t4s(placement="consolidate"),
-    "most-free": t4s(placement="most_free"),
     "no-data-sheet": Cluster((NodeType("z", "z9000", 2, 8),)),
 }
-EXECUTION = {
-    "ideal": {"costs": Costs(restart_s=0.0)},
-    "published": {"costs": Costs(250.0, 250.0), "whole_seconds": True, "free_moves": True},
-    "physical": {
-        "costs": Costs(15.0, 70.0, 7.0, 10.0),
-        **{"round_s": 119.7, "decide_fraction": 0.5, "stretch": "log", "stretch_s": 6.3},
-    },
+PHYSICAL = {
+    "costs": Costs(15.0, 70.0, 7.0, 10.0),
+    **{"round_s": 119.7, "decide_fraction": 0.5, "stretch": "log", "stretch_s": 6.3},
 }
-WHERE = [
-    pytest.param(machine, execution, marks=[] if (at - kind) % len(EXECUTION) == 0 else pytest.mark.thorough)
-    for at, machine in enumerate(MACHINES)
-    for kind, execution in enumerate(EXECUTION)
-]
-"""By default every machine under one way of execution, every way on several machines."""
 BLURRED = Truth(None, disturbance=Disturbance(0.1, 0.2, 2.0, seed=3))
 
 
@@ -69,22 +51,16 @@ def at_level(name, information):
 
 
 def jobs_for(machine, seed=3, count=14, truth=CATALOG, **more):
-    sizes = (1,) if machine.gpus == 1 else (1, 2, 4, 8)
     tenants = [("a", "b")[at % 2] for at in range(count)]
-    if machine.borrowing:
-        sizes = (1, 2, 4)
-    return random_training(seed, count, machine, sizes=sizes, truth=truth, tenants=tenants, **more)
+    return random_training(seed, count, machine, sizes=(1, 2, 4, 8), truth=truth, tenants=tenants, **more)
 
 
-@pytest.mark.parametrize(("machine", "execution"), WHERE)
 @pytest.mark.parametrize("name", READERS)
-def test_every_job_ends_once_within_capacity_and_quotas(name, machine, execution):
-    """`run` checks every log of facts; the level differs from case to case."""
-    level = LEVELS[(list(MACHINES).index(machine) + list(EXECUTION).index(execution)) % 4]
-    made = jobs_for(MACHINES[machine], truth=BLURRED)
-    done = run(made, MACHINES[machine], at_level(name, level), truth=BLURRED, **EXECUTION[execution])
-    assert np.isfinite(finish_s(done)).all()
-    assert (finish_s(done) > made.submit_time_s).all()
+def test_every_job_ends_on_gpus_without_a_data_sheet(name):
+    """Other machines, costs and levels of information: the random cases of test_cases.py."""
+    machine = MACHINES["no-data-sheet"]
+    made = jobs_for(machine, truth=BLURRED)
+    assert np.isfinite(finish_s(run(made, machine, name, truth=BLURRED, **PHYSICAL))).all()
 
 
 @pytest.mark.parametrize(
@@ -96,29 +72,6 @@ def test_same_jobs_give_the_same_log_and_names_do_not_matter(name, level):
     renamed = replace(made, job_name=[f"other-{name}" for name in made.job_name], name="other", source="elsewhere")
     logs = {run(each, three_types(), at_level(name, level)).events.digest() for each in (made, made, renamed)}
     assert len(logs) == 1
-
-
-@settings(max_examples=12, deadline=None)
-@with_examples(
-    name=st.sampled_from(READERS),
-    level=st.sampled_from(LEVELS),
-    machine=st.sampled_from(["homogeneous", "three-types", "quotas", "sizes"]),
-    jobs=st.lists(
-        st.tuples(
-            st.sampled_from([0, 0, 60, 61, 300]),
-            st.sampled_from([1, 2, 3, 4, 8]),
-            st.sampled_from([1.0, 59.0, 800.0, 20_000.0]),
-            st.sampled_from(APPLICATIONS),
-            st.sampled_from("ab"),
-        ),
-        min_size=1,
-        max_size=8,
-    ),
-)
-def test_any_few_jobs_end_also_at_equal_instants(name, level, machine, jobs):
-    machine = MACHINES[machine]
-    made = training([job[:4] for job in jobs], machine, tenants=[job[4] for job in jobs])
-    assert np.isfinite(finish_s(run(made, machine, at_level(name, level)))).all()
 
 
 SCRIPT = """
@@ -158,30 +111,12 @@ def test_job_under_restart_keeps_what_it_holds(name, machine):
     assert pinned > 20
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_same_state_gives_the_same_answer(name):
-    policy = policy_named(name)
-
-    def twice(state):
-        once, again = policy.allocate(state), policy.allocate(state)
-        np.testing.assert_array_equal(again.gpus, once.gpus)
-        np.testing.assert_array_equal(again.gpu_type, once.gpu_type)
-        return once
-
-    run(jobs_for(three_types()), three_types(), replace(policy, allocate=twice))
-
-
 @pytest.mark.parametrize("name", ["sia", "synergy", "optimus"])
 def test_no_job_outgrows_its_limit(name):
-    truth = Truth(None, most_gpus=4, fixed_gpus={"ncf": 1})
+    truth = Truth(None, most_gpus=4)
     made = random_training(6, 12, t4s(), truth=truth, sizes=(1, 2), mean_s=5_000.0)
     done = run(made, t4s(), name, truth=truth)
-    started = done.events.kind == Kind.START
-    kinds = np.array([made.models[code] for code in made.model_code])[done.events.job_id[started]]
-    gpus = done.events.gpus[started]
-    assert gpus.max() <= 4
-    assert (gpus[kinds == "ncf"] == 1).all()
-    assert (kinds == "ncf").any()
+    assert done.events.gpus[done.events.kind == Kind.START].max() <= 4
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -195,14 +130,6 @@ def test_job_runs_only_on_the_type_it_asks_for(name):
     got = types[done.events.node[started]]
     asked = np.array([made.gpu_types[code] for code in made.gpu_type_code])[done.events.job_id[started]]
     assert ((got == asked) | (asked == "")).all()
-
-
-@pytest.mark.parametrize("name", READERS)
-def test_small_job_is_not_starved_by_a_stream_of_large_ones(name):
-    rows = [(0, 1, 1_000, "bert")] + [(60 * at, 8, 500, "cifar10") for at in range(40)]
-    made = training(rows, t4s(2, 4))
-    done = run(made, t4s(2, 4), name, Costs(30.0, 30.0))
-    assert finish_s(done)[made.gpus == 1][0] < np.max(finish_s(done)) + 1
 
 
 def test_moving_at_no_cost_loses_no_time_and_no_progress():
@@ -223,8 +150,8 @@ class _Twisted(Truth):
         app = super().application(name)
         if not hasattr(app, "twisted"):
             own, app.twisted = app.step, True
-            app.step = lambda kind, shape, batch: own(kind, shape, batch)._replace(
-                step_s=own(kind, shape, batch).step_s * (9.0 if sum(shape) > 1 else 1.0)
+            app.step = lambda kind, shape, *batch: own(kind, shape, *batch)._replace(
+                step_s=own(kind, shape, *batch).step_s * (9.0 if sum(shape) > 1 else 1.0)
             )
         return app
 
@@ -269,19 +196,19 @@ def test_job_that_arrives_at_a_decision_and_restarts_for_nothing_has_a_worth(nam
 
 
 def test_parameters_that_let_nobody_run_end_with_a_sentence(monkeypatch):
-    monkeypatch.setattr(rounds, "MOST_IDLE_ROUNDS", 50)
+    monkeypatch.setattr(rounds, "MAX_IDLE_ROUNDS", 50)
     policy = get_policy("sia").with_parameters(queueing_penalty=0.0)
-    with pytest.raises(InputError, match="for 50 rounds the policy has given none of them a GPU"):
+    with pytest.raises(InputError, match="50 rounds"):
         run(training([(0, 1, 100, "bert")], t4s()), t4s(), policy)
 
 
 def test_job_without_a_known_model_is_refused_with_what_to_type():
-    with pytest.raises(InputError, match=r"Type trace\.models=mix"):
+    with pytest.raises(InputError, match=r"trace\.models=mix"):
         run(workload([(0, 1, 100)]), t4s(), "sia")
 
 
 def test_greedy_plug_in_is_caught():
-    with pytest.raises(InputError, match="gave out 32 GPUs; the cluster has 16"):
+    with pytest.raises(InputError, match=r"32 GPUs.* 16"):
         run(training([(0, 1, 100, "bert")], t4s()), t4s(), given(lambda state: [32]))
 
 
@@ -289,7 +216,7 @@ def test_launches_wait_for_the_gpus_of_jobs_that_end_by_themselves():
     """A completion that is rounded down to the clock's grid still comes before the launch on its GPUs."""
     for seed in range(3):
         made = random_training(seed, 25, t4s(), truth=BLURRED)
-        run(made, t4s(), "synergy", truth=BLURRED, **EXECUTION["physical"])
+        run(made, t4s(), "synergy", truth=BLURRED, **PHYSICAL)
 
 
 def test_gpus_given_are_gpus_held():
@@ -303,12 +230,6 @@ def test_gpus_given_are_gpus_held():
             assert gpus == given.get(job_id, 0)
             held += gpus
     assert held > 500
-
-
-def test_job_of_fixed_gpus_runs_on_exactly_so_many():
-    truth = Truth(None, fixed_gpus={"bert": 4})
-    done = run(training([(0, 4, 3_000, "bert")], t4s(), truth=truth), t4s(), "sia", truth=truth)
-    assert set(done.events.gpus[done.events.kind == Kind.START].tolist()) == {4}
 
 
 def test_rows_of_a_type_whose_nodes_differ_reach_over_the_smaller_ones():
@@ -328,6 +249,6 @@ def test_gavel_counts_half_of_the_round_it_decides_in_as_received():
 
 @pytest.mark.parametrize("name", ["synergy", "sia", "ftf"])
 def test_choice_that_a_policy_does_not_have_is_refused_before_the_first_job(name):
-    with pytest.raises(InputError, match=f"unknown parameter method of policy {name} 'greedy'"):
+    with pytest.raises(InputError, match=f"method of policy {name} 'greedy'"):
         get_policy(name).with_parameters(method="greedy")
     assert get_policy(name).with_parameters(method="steps").parameters["method"] == "steps"

@@ -14,8 +14,9 @@ from training_jobs import APPLICATIONS, CATALOG, t4s, training
 
 from synergy_core.errors import InputError
 from synergy_sim.execution import Costs
-from synergy_sim.ground_truth import Truth, packed
-from synergy_sim.ground_truth.measured import MeasuredApplication, smallest_rotation
+from synergy_sim.truth import Truth
+from synergy_sim.truth.application import packed
+from synergy_sim.truth.measured import MeasuredApplication, smallest_rotation
 
 PROFILES = Path(os.environ.get("SYNERGY_DATA") or "/nowhere") / "profiles"
 needs_profiles = pytest.mark.skipif(not PROFILES.is_dir(), reason="SYNERGY_DATA has no profiles/")
@@ -165,7 +166,7 @@ def test_requested_run_time_is_the_sum_of_its_epochs(application):
     app, batch = CATALOG.application(application), CATALOG.application(application).initial_batch * 2
     for gpus in (1, 2, 8):
         alone_s = CATALOG.requested_run_s(application, "t4", packed(gpus, 4), batch)
-        rate = CATALOG.requested_rate(app, "t4", packed(gpus, 4), batch)
+        rate = app.requested_rate("t4", packed(gpus, 4), batch)
         assert alone_s * rate == pytest.approx(app.iterations(batch)[-1], rel=0.1)
 
 
@@ -203,22 +204,16 @@ def test_impossible_value_of_a_table_is_named_with_its_line(column, got, tmp_pat
         MeasuredApplication(folder)
 
 
-def test_sound_table_of_a_user_is_read(tmp_path):
-    write_profile(tmp_path / "tiny")
+def test_sound_table_of_a_user_is_read_and_an_incomplete_folder_named(tmp_path):
+    folder = write_profile(tmp_path / "tiny")
     truth = Truth(tmp_path)
     assert "tiny" in truth.names
     assert truth.application("tiny").step("t4", (1, 1), 8) == (0.5, 0.1)
-
-
-@pytest.mark.parametrize(
-    ("missing", "said"),
-    [("validation-8.csv", "expected placements-GPU.csv and validation-BATCH.csv"), ("placements-t4.csv", "found none")],
-)
-def test_incomplete_folder_of_tables_is_named(missing, said, tmp_path):
-    folder = write_profile(tmp_path / "tiny")
-    (folder / missing).unlink()
-    with pytest.raises(InputError, match=said):
-        MeasuredApplication(folder)
+    for missing in ("validation-8.csv", "placements-t4.csv"):
+        (folder / missing).rename(tmp_path / missing)
+        with pytest.raises(InputError, match=r"tiny: expected placements-GPU\.csv and validation-BATCH\.csv"):
+            MeasuredApplication(folder)
+        (tmp_path / missing).rename(folder / missing)
 
 
 @pytest.mark.parametrize(
@@ -228,8 +223,6 @@ def test_incomplete_folder_of_tables_is_named(missing, said, tmp_path):
         ({"slowdown": {"bert": 0.0}}, "truth.slowdown.bert=0: expected a factor > 0"),
         ({"max_local_batch": {"bert": -3}}, "truth.max_local_batch.bert=-3: expected at least 1"),
         ({"fixed_gpus": {"ncf": 0}}, "truth.fixed_gpus.ncf=0: expected at least 1"),
-        ({"labels": 0}, "expected at least 1"),
-        ({"declared_error": float("nan")}, "truth.declared_error=nan: expected a number from 0"),
     ],
 )
 def test_key_out_of_range_is_refused(keys, said):

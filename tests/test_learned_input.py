@@ -10,16 +10,14 @@ from hypothesis import strategies as st
 
 from synergy_core.catalog import load_model
 from synergy_core.cluster import Cluster, NodeType, Share
-from synergy_core.goodput.pipeline import Pipeline
-from synergy_core.goodput.pipeline_fit import WAITED
+from synergy_core.goodput.pipeline import WAITED, Pipeline
 from synergy_core.jobs.beliefs import Beliefs
-from synergy_core.jobs.inputs import ALIKE, LEAST_CPUS_TRIED, MOST_SHARES, InputReports
 from synergy_core.jobs.record import Job
-from synergy_core.jobs.spec import JobSpec
-from synergy_core.jobs.training import InputShare, Shape, StepReport
+from synergy_core.jobs.reports import ALIKE, MIN_CPUS_TRIED, InputReports
+from synergy_core.jobs.spec import InputShare, JobSpec, Shape, StepReport
 from synergy_core.planner.plan import Plan
-from synergy_core.scheduler import scheduler_for
-from synergy_core.sharing.asking import Needs
+from synergy_core.scheduling.scheduler import scheduler_for
+from synergy_core.scheduling.sharing import Needs
 from synergy_core.units import GB, MB
 from synergy_runs.invariants import check
 from synergy_sim.prepare import prepared_runs
@@ -77,7 +75,7 @@ def test_the_search_ends_where_the_job_is_as_fast_as_it_can_be_with_hardly_more_
     (share, slowdown), needed = tried[-1], truth.cpu_s / GPU_SAMPLE_S
     best, _ = step_at(truth, NODE_SHARE)
     assert slowdown <= WAITED * (1 + ALIKE) * best.step_s / (SAMPLES * GPU_SAMPLE_S)
-    assert share.cpus <= (1 + 2 * ALIKE) * max(LEAST_CPUS_TRIED, needed)
+    assert share.cpus <= (1 + 2 * ALIKE) * max(MIN_CPUS_TRIED, needed)
     assert all(each == tried[-1] for each in tried[9:])
     if learned.found.cpu_s.state == "measured":
         assert learned.found.cpu_s.value == pytest.approx(truth.cpu_s, rel=1e-6)
@@ -106,17 +104,6 @@ def test_a_language_job_gives_its_cpus_away_in_two_steps_and_keeps_its_data_in_m
     assert [share.cpus for share, _ in tried[:4]] == pytest.approx([3.0, 1.5, 1.0, 1.0])
     assert tried[-1][0].memory_bytes == pytest.approx(1.3 * GB, rel=1e-3)
     assert (learned.found.cpu_s.state, learned.found.sample_bytes.state) == ("bounded", "unseen")
-
-
-def test_one_summary_per_share_and_no_more_than_so_many():
-    truth, learned = Pipeline(0.004, 1e5, 140 * GB), InputReports()
-    for _ in range(100):
-        learned.add(step_at(truth, PROPORTIONAL)[0])
-    assert len(learned._summaries) == 1
-    for cpus in np.linspace(20.0, 1.0, 3 * MOST_SHARES):
-        learned.add(step_at(truth, Share(float(cpus), 300 * GB))[0])
-    assert len(learned._summaries) == MOST_SHARES
-    assert learned.believed.cpu_s == pytest.approx(0.004)
 
 
 def spec(pipeline):

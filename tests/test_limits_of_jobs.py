@@ -8,11 +8,11 @@ from training_jobs import policy_named, random_training, run, t4s, three_types
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.mechanisms import mechanism_names
 from synergy_core.policies import OrderingPolicy, get_policy, policy_names
+from synergy_core.policies.mechanisms import mechanism_names
 from synergy_core.units import GB
-from synergy_runs.log import Kind
-from synergy_sim.ground_truth import Truth
+from synergy_runs.facts import Kind
+from synergy_sim.truth import Truth
 
 POLICIES = sorted(policy_names())
 PREEMPTIVE = [name for name in POLICIES if isinstance(get_policy(name), OrderingPolicy) and get_policy(name).preemptive]

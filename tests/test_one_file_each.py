@@ -1,7 +1,5 @@
 """A policy and a format of job logs: each is added by its file, as CONTRIBUTING.md says, which nothing else knows."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -27,8 +25,7 @@ FORMAT = '''"""Lines such as `at 5 for 60 on 2`."""
 
 from pathlib import Path
 
-from synergy_runs.traces._values import number, whole
-from synergy_runs.traces.rows import TraceRows
+from synergy_runs.traces.rows import TraceRows, number, whole
 
 NAME = "spoken"
 SUMMARY = "lines such as `at 5 for 60 on 2`: seconds, seconds, GPUs"
@@ -50,30 +47,29 @@ def read(path: Path, rows: TraceRows) -> None:
             duration_s=number(lasts, "for", "seconds"),
             gpus=whole(gpus, "on"),
             job_name=f"line-{line}",
-            columns=("at", "for", "on"),
+            columns={"submit_s": "at", "duration_s": "for", "gpus": "on"},
         )
 '''
 
 
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """The packages and what they read, to write in."""
-    for name in ("synergy_core", "synergy_runs", "synergy_sim", "conf", "traces"):
-        shutil.copytree(ROOT / name, tmp_path / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path / "copy"
+def copied(folder, *names):
+    """Packages and what they read, to write in."""
+    for name in names:
+        shutil.copytree(ROOT / name, folder / "copy" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return folder / "copy"
 
 
-def said(copy: Path, *typed: str) -> str:
-    """What a program of the copy says."""
+def said(copy, *typed, fails=False, flag="-m"):
+    """What a program of the copy says, on both streams."""
     environment = os.environ | {"PYTHONPATH": str(copy)}
-    done = subprocess.run(
-        [sys.executable, "-m", *typed], cwd=copy.parent, env=environment, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    command = [sys.executable, flag, *typed]
+    done = subprocess.run(command, cwd=copy.parent, env=environment, capture_output=True, text=True, timeout=240)
+    assert bool(done.returncode) == fails, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
-def test_policy_and_format_are_added_by_their_files_alone(copy: Path) -> None:
+def test_policy_and_format_are_added_by_their_files_alone(tmp_path):
+    copy = copied(tmp_path, "synergy_core", "synergy_runs", "synergy_sim", "conf", "traces")
     (copy / "synergy_core" / "policies" / "small_first.py").write_text(POLICY, encoding="utf-8")
     (copy / "synergy_runs" / "traces" / "spoken.py").write_text(FORMAT, encoding="utf-8")
     log = copy.parent / "log.txt"

@@ -11,9 +11,9 @@ from naive_mechanisms import NaiveCluster, NaiveProfile, NaiveRow, finish_times_
 from synergy_core.catalog import load_model
 from synergy_core.units import HOUR_S
 from synergy_runs.metrics import job_table
-from synergy_runs.model_classes import CLASSES
+from synergy_runs.workload import CLASSES
+from synergy_sim.drivers import Rounds
 from synergy_sim.prepare import prepared_runs
-from synergy_sim.rounds import Rounds
 from synergy_sim.simulate import simulate
 
 DATA = Path(os.environ.get("SYNERGY_DATA") or "/nowhere") / "resource_sensitivity"

@@ -6,9 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from synergy_core.errors import InputError
-from synergy_core.goodput.optimistic import predicted_table, searched_steps
-from synergy_core.goodput.pipeline import Pipeline
-from synergy_core.goodput.pipeline_fit import ObservedInputs, fit_pipeline
+from synergy_core.goodput.pipeline import ObservedInputs, Pipeline, fit_pipeline, searched_steps
 from synergy_core.units import GB
 
 DATA = 200 * GB
@@ -155,24 +153,6 @@ def test_a_few_steps_that_hung_change_little():
     assert found.cpu_s.upper / found.cpu_s.lower < 1.06
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"cpus": -1.0}, "step 0: cpus=-1, expected a number ≥ 0"),
-        ({"step_s": 0.0}, "step 0: step_s=0, expected more than 0"),
-        ({"gpu_step_s": [0.1, np.nan]}, "step 1: gpu_step_s=nan"),
-        ({"memory_bytes": np.inf}, "memory_bytes=inf"),
-        ({"storage_bytes_per_s": 0.0}, "storage_bytes_per_s=0"),
-        ({"samples": 0}, "samples=0"),
-    ],
-)
-def test_impossible_steps_are_refused(change, complaint):
-    usual = {"cpus": 1.0, "memory_bytes": 1e9, "storage_bytes_per_s": 1e8, "node_gpus": 1, "samples": 8}
-    steps = ObservedInputs(**{**usual, "gpu_step_s": 0.1, "step_s": 0.2, **change})
-    with pytest.raises(InputError, match=complaint):
-        fit_pipeline(steps, DATA)
-
-
 def search(truth, most, *, gpus=1, gpu_s=0.1):
     """The CPU counts tried, and the steps measured, on data in memory."""
     tried = []
@@ -208,35 +188,8 @@ def test_the_search_ends_and_never_tries_a_count_twice(cpu_s, most, gpus):
     assert len(found) <= most
 
 
-def test_a_predicted_table_is_the_formula_where_it_was_measured():
-    truth = Pipeline(8 * 0.1 / SAMPLES, 1e5, DATA)
-    _, steps = search(truth, 24)
-    limits = {"sample_bytes": 1e5, "data_bytes": DATA, "storage_bytes_per_s": STORAGE}
-    table = predicted_table(steps, gpus=1, samples=SAMPLES, **limits)
-    for cpus in steps:
-        for cached in (0.0, 0.3, 0.7, 1.0, 1.2):
-            told = float(table.sample_s(cpus, cached * DATA, storage_bytes_per_s=STORAGE))
-            formula = float(truth.sample_s(cpus, cached * DATA, storage_bytes_per_s=STORAGE))
-            assert told == pytest.approx(max(formula, 0.1 / SAMPLES))
-    # 12 is the fewest measured with which it is fastest; with half of its data on storage, it is so within 3 %.
-    cpus, memory = table.enough(0.1 / SAMPLES, storage_bytes_per_s=STORAGE)
-    assert (cpus, memory) == (12, pytest.approx(0.5 * DATA))
-
-
-def test_a_predicted_table_of_several_gpus_is_per_gpu():
-    truth = Pipeline(0.004, 1e5, DATA)
-    tried, steps = search(truth, 24, gpus=4)
-    table = predicted_table(
-        steps, gpus=4, samples=SAMPLES, sample_bytes=1e5, data_bytes=DATA, storage_bytes_per_s=STORAGE
-    )
-    told = table.sample_s(np.array(tried) / 4, 0.25 * DATA, storage_bytes_per_s=STORAGE)
-    assert told * SAMPLES == pytest.approx(list(steps.values()))
-
-
 def test_profiles_of_too_little_are_refused():
     with pytest.raises(InputError, match="from 0 CPUs on 1 GPUs"):
         searched_steps(lambda _: 1.0, 0)
     with pytest.raises(InputError, match="with 4 CPUs was measured as 0 s"):
         searched_steps(lambda _: 0.0, 4)
-    with pytest.raises(InputError, match="two CPU counts or more, got 1"):
-        predicted_table({1: 1.0}, gpus=1, samples=1, sample_bytes=1.0, data_bytes=1.0, storage_bytes_per_s=1.0)

@@ -13,13 +13,13 @@ from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.goodput.compression import compressor_named
 from synergy_core.jobs.beliefs import Beliefs
-from synergy_core.jobs.configurations import powers_and_whole_nodes
-from synergy_core.jobs.plan_exchange import PlanExchange
+from synergy_core.jobs.exchange import PlanExchange
 from synergy_core.jobs.planned import PlannedSpeeds
-from synergy_core.jobs.training import Shape, StepReport
+from synergy_core.jobs.spec import Shape, StepReport, powers_and_whole_nodes
 from synergy_core.planner.plan import Plan
 from synergy_sim.execution import Costs
-from synergy_sim.ground_truth import PlannedTruth, Truth
+from synergy_sim.truth import Truth
+from synergy_sim.truth.planned import PlannedTruth
 
 MACHINES = Cluster((NodeType("a", "a100", 2, 4),))
 ROWS = powers_and_whole_nodes(MACHINES)
@@ -118,7 +118,7 @@ def test_who_estimates_naively_sees_more_noise():
     sqr, var = app.statistics(plan.global_batch, 0)
     seen_sqr, seen_var = app.seen_statistics(plan, 0)
     assert seen_var / seen_sqr > 1.2 * var / sqr
-    assert task(world)[1].spec.plan_exchange.worth(MODEL, plan, sqr, var, BATCH) < 1.0
+    assert app.gains_under(plan)[0] < app.gains(plan.global_batch)[0]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -140,12 +140,7 @@ def test_on_a_slow_network_jobs_end_sooner_where_they_may_compress():
     assert ends["coadaptive"] < 0.9 * ends["none"]
 
 
-def test_an_unknown_mode_is_refused():
-    with pytest.raises(InputError, match="coadaptive"):
-        PlanExchange("coadaptiv", compressor_named("q4"), {})
-
-
 def test_what_is_not_offered_is_refused():
     exchange = PlanExchange("uniform", compressor_named("q4"), {})
     with pytest.raises(InputError, match="q4"):
-        exchange.worth(MODEL, Plan(data=2, compressor="q8"), 1.0, 1.0, 8)
+        exchange.errors(MODEL, Plan(data=2, compressor="q8"))

@@ -5,35 +5,28 @@ from dataclasses import replace
 import numpy as np
 import planned_models
 import pytest
+from composed import composed
 from hash_seeds import printed_with
-from hydra import compose, initialize_config_dir
 from jobs import finish_s, workload
-from omegaconf import OmegaConf
 from training_jobs import run
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.jobs.beliefs import Beliefs
-from synergy_core.jobs.configurations import powers_and_whole_nodes
 from synergy_core.jobs.planned import PlannedSpeeds
-from synergy_core.jobs.spec import JobSpec
-from synergy_core.jobs.training import Shape, StepReport
+from synergy_core.jobs.spec import JobSpec, Shape, StepReport, powers_and_whole_nodes
 from synergy_core.planner import tables
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
+from synergy_runs.facts import Kind
 from synergy_runs.invariants import check
-from synergy_runs.log import Kind
-from synergy_runs.overrides import prepared
-from synergy_runs.resources import conf_folder
-from synergy_runs.settings import build
-from synergy_sim.assignment import as_given
+from synergy_sim.assignment import as_given, with_language_models
 from synergy_sim.execution import Costs, ExecutionModel
-from synergy_sim.ground_truth import Disturbance, PlannedTruth, Truth
-from synergy_sim.language_models import with_language_models
 from synergy_sim.prepare import prepared_runs
-from synergy_sim.program import SIMULATOR
-from synergy_sim.settings import Settings
 from synergy_sim.simulate import simulate
+from synergy_sim.truth import Truth
+from synergy_sim.truth.application import Disturbance
+from synergy_sim.truth.planned import PlannedTruth
 
 MACHINES = Cluster(
     (
@@ -55,12 +48,6 @@ ROWS = powers_and_whole_nodes(MACHINES)
 @pytest.fixture(autouse=True)
 def _roofline(monkeypatch):
     planned_models.install(monkeypatch.setattr)
-
-
-def experiment(*overrides):
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        config = compose("config", overrides=prepared(["experiment=llm_heterogeneous", *overrides], SIMULATOR))
-    return build(Settings, OmegaConf.to_container(config, resolve=True))
 
 
 def some(jobs=24, seed=2, truth=BLURRED, machines=MACHINES, gap_s=400.0, sizes=(1, 2, 4, 8)):
@@ -144,11 +131,18 @@ def test_small_traces_without_large_jobs_say_so():
 
 
 def test_one_plan_in_replicas_is_never_faster_than_the_best():
-    best = PlannedSpeeds(MACHINES, plans=True).believed_s("big-llm", 256, ROWS)
-    fixed = PlannedSpeeds(MACHINES, plans=False).believed_s("big-llm", 256, ROWS)
-    assert (fixed >= best).all()
-    assert (fixed > best)[np.isfinite(best)].any()
-    assert np.isinf(best[ROWS.gpus == 1]).any()
+    counts = ROWS.gpus.tolist()
+    best, fixed = (
+        {
+            (kind, gpus): step_s
+            for kind in MACHINES.gpu_types
+            for gpus, (step_s, _) in PlannedSpeeds(MACHINES, plans=plans).fastest("big-llm", 256, kind, counts).items()
+        }
+        for plans in (True, False)
+    )
+    assert all(fixed[each] >= best[each] for each in best)
+    assert any(fixed[each] > best[each] for each in best)
+    assert any(best[kind, 1] == float("inf") for kind in MACHINES.gpu_types)
 
 
 def step(step_s):
@@ -160,7 +154,7 @@ def test_observed_steps_correct_the_planner_on_their_gpu_type_only():
     held = beliefs()
     task = held.task(spec())
     before = held.goodput([task], ROWS, "requested")[0]
-    believed_s = task.speeds.believed_on("small-llm", 256, "a100", 4)
+    believed_s = task.speeds.fastest("small-llm", 256, "a100", [4])[4][0]
     task.observe(step(1.25 * believed_s))
     after = held.goodput([task], ROWS, "requested")[0]
     on = ROWS.gpu_type == MACHINES.gpu_types.index("a100")
@@ -172,7 +166,7 @@ def test_shared_observations_reach_others_at_the_next_decision():
     held = beliefs("shared")
     one, other = held.task(spec()), held.task(spec())
     before = held.goodput([other], ROWS, "requested")
-    one.observe(step(2.0 * one.speeds.believed_on("small-llm", 256, "a100", 4)))
+    one.observe(step(2.0 * one.speeds.fastest("small-llm", 256, "a100", [4])[4][0]))
     np.testing.assert_array_equal(held.goodput([other], ROWS, "requested"), before)
     held.merge()
     assert (held.goodput([other], ROWS, "requested") < before).any()
@@ -300,7 +294,8 @@ def test_tables_have_a_row_for_every_count_whether_or_not_a_plan_fits():
 
 def test_the_experiment_on_an_eighth_of_its_cluster():
     """conf/experiment/llm_heterogeneous.yaml, drawn from Philly's statistics: all jobs end, and knowing plans pays."""
-    settings = experiment("trace.find=[]", "trace.window=1d", "trace.sample=0.3", "policy=[crius,synergy]", *EIGHTH)
+    asked = "trace.find=[]", "trace.window=1d", "trace.sample=0.3", "policy=[crius,synergy]"
+    settings = composed("experiment=llm_heterogeneous", *asked, *EIGHTH)
     mean_s = {}
     for each in prepared_runs(settings):
         done = simulate(each.workload, each.cluster, each.policy, each.execution, truth=each.truth)

@@ -35,19 +35,6 @@ def goal(name: str, shipped: list[dict[str, Any]] = SHIPPED) -> str:
     return next(line for line in planner_page.goals(FIT, shipped, []).splitlines() if name in line)
 
 
-def test_held_out_figures_stand_beside_those_in_sample():
-    (line,) = planner_page.held_out(FIT).splitlines()[2:]
-    cells = [each.strip() for each in line.strip("|").split("|")]
-    assert cells == [
-        "vtrain_multi_a100",
-        "1.0 %",
-        "–",
-        "–",
-        "5.0 % (10.0 %), n = 7",
-        "20.0 % (40.0 %), n = 7",
-    ]
-
-
 def test_goals_are_judged_by_what_was_held_out():
     assert "mape 5.0 % (≤ 6 %)" in goal("multi-node A100")
     assert "| met |" in goal("multi-node A100")
@@ -68,14 +55,13 @@ def test_what_ran_and_has_no_plan_counts_as_refused(reasons, told):
     assert told in goal("no row that fits", [*SHIPPED, {**timed("other", 0.1), "reasons": reasons}])
 
 
-def test_the_page_has_every_section_and_no_nan():
+def test_the_page_has_no_nan_where_little_is_known():
     links = [score(0.1, how="in sample", gpu="A100", link="nvswitch", group="all", band=">= 1 MiB")]
     memory = [
         score(0.02, file="megatron_ci", group=f"{planner_page.MEMORY_GENERATION}: peak"),
         {"file": "vtrain_multi_a100", "group": "must fit 40 GB", "n": 41, "false_refusals": 20},
     ]
     page = planner_page.page(FIT, SHIPPED, memory, links, "question  cold s\n", "2026-11-21", Path("fit.json"))
-    assert page.count("\n## ") == 8
     assert "| vtrain_multi_a100 | 40 GB | 41 | 20 |" in page
     assert "nan" not in page.lower().replace("nanotron", "")
     assert "None" not in page

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,62 +13,25 @@ from jobs import finish_s, workload
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy
-from synergy_core.policies.pollux.policy import pollux
-from synergy_core.state.goodput_state import GoodputState
+from synergy_core.policies.pollux import pollux
 from synergy_runs.invariants import check
 from synergy_sim.assignment import as_given
 from synergy_sim.execution import Costs, ExecutionModel
-from synergy_sim.ground_truth import Truth
 from synergy_sim.simulate import simulate
+from synergy_sim.truth import Truth
 
 
-@dataclass(frozen=True)
-class FakeState:
+class FakeState(SimpleNamespace):
     """What the policy reads of a `GoodputState`, without beliefs."""
-
-    now_s: float
-    cluster: Cluster
-    job_id: np.ndarray
-    submit_time_s: np.ndarray
-    attained_service_gpu_s: np.ndarray
-    restarts: np.ndarray
-    declared_restart_s: np.ndarray
-    held_gpus: np.ndarray
-    held_type: np.ndarray
-    held_placement: tuple
-    tasks: tuple
-    most: np.ndarray
-    known: np.ndarray
-    memory: object = None
 
     def __len__(self):
         return len(self.job_id)
-
-    @property
-    def gpu_type(self):
-        return np.full(len(self), -1)
-
-    @property
-    def planned(self):
-        return np.zeros(len(self), dtype=bool)
-
-    @property
-    def virtual_cluster(self):
-        return np.zeros(len(self), int)
 
     def quotas_left(self):
         return [np.inf]
 
     def most_gpus(self, *, growth):
         return self.most
-
-    @property
-    def min_gpus(self):
-        return np.ones(len(self), dtype=np.int64)
-
-    @property
-    def must_stay(self):
-        return np.zeros(len(self), dtype=bool)
 
     def goodput(self, rows, *, batch):
         result = rows.gpus ** (0.9 - 0.1 * (rows.nodes > 1)) * (1.0 + np.arange(len(self))[:, None])
@@ -78,7 +41,7 @@ class FakeState:
         return np.tile(np.arange(1.0, 1.0 + len(self.cluster.gpu_types)), (len(self), 1))
 
 
-def fake(machines, jobs, memory=None):
+def fake(machines, jobs):
     """jobs: (age, attained service, restarts, most GPUs, known)."""
     age, attained, restarts, most, known = (np.array(column) for column in zip(*jobs, strict=True))
     count = len(jobs)
@@ -90,13 +53,18 @@ def fake(machines, jobs, memory=None):
         attained_service_gpu_s=attained.astype(float),
         restarts=restarts,
         declared_restart_s=np.full(count, 30.0),
+        gpu_type=np.full(count, -1),
         held_gpus=np.zeros(count, int),
         held_type=np.full(count, -1),
         held_placement=((),) * count,
+        planned=np.zeros(count, dtype=bool),
+        must_stay=np.zeros(count, dtype=bool),
+        virtual_cluster=np.zeros(count, int),
+        min_gpus=np.ones(count, dtype=np.int64),
         tasks=tuple(SimpleNamespace(spec=SimpleNamespace(most_gpus=64)) for _ in jobs),
         most=most,
         known=known,
-        memory=memory,
+        memory=None,
     )
 
 
@@ -105,15 +73,15 @@ def after(state, answer):
     placed = tuple(
         tuple((int(node), (1 << int(row[node])) - 1) for node in np.flatnonzero(row)) for row in answer.node_gpus
     )
-    return replace(
-        state,
-        now_s=state.now_s + 60,
-        held_gpus=answer.gpus,
-        held_type=answer.gpu_type,
-        held_placement=placed,
-        attained_service_gpu_s=state.attained_service_gpu_s + 60.0 * answer.gpus,
-        memory=answer.memory,
-    )
+    changed = {
+        "now_s": state.now_s + 60,
+        "held_gpus": answer.gpus,
+        "held_type": answer.gpu_type,
+        "held_placement": placed,
+        "attained_service_gpu_s": state.attained_service_gpu_s + 60.0 * answer.gpus,
+        "memory": answer.memory,
+    }
+    return FakeState(**{**vars(state), **changed})
 
 
 ONE_TYPE = Cluster((NodeType("t4", "t4", 4, 4),))
@@ -197,8 +165,3 @@ def test_a_small_workload_is_simulated_to_its_end_and_reproducibly(tmp_path):
     check(once)
     assert not np.isnan(finish_s(once)).any()
     assert once.events.digest() == again.events.digest()
-
-
-def test_it_reads_beliefs_tunes_batches_and_decides_once_a_minute():
-    policy = get_policy("pollux")
-    assert (policy.view, policy.tunes_batch, policy.round_s, policy.oracle) == (GoodputState, True, 60.0, False)

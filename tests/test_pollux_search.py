@@ -10,9 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergy_core.policies.pollux.bound import settled
-from synergy_core.policies.pollux.matrices import bounds_of, breed, padded, repair, row_counts, row_sums
-from synergy_core.policies.pollux.nsga2 import Worth, ranks, search
+from synergy_core.policies.pollux import settled
+from synergy_core.policies.pollux.search import (
+    Worth,
+    bounds_of,
+    breed,
+    padded,
+    ranks,
+    repair,
+    row_counts,
+    row_sums,
+    search,
+)
 
 
 def random_of(seed):
@@ -24,20 +33,14 @@ def inside(matrices):
     return np.ascontiguousarray(padded(np.asarray(matrices), np.uint8).swapaxes(0, 1))
 
 
-SIZES = st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 4))
-MATRICES = SIZES.flatmap(
-    lambda size: st.tuples(
-        st.lists(
-            st.lists(
-                st.lists(st.integers(0, 4), min_size=size[1], max_size=size[1]), min_size=size[0], max_size=size[0]
-            ),
-            min_size=size[2],
-            max_size=size[2],
-        ),
-        st.lists(st.integers(1, 4), min_size=size[1], max_size=size[1]),
-        st.lists(st.integers(1, 9), min_size=size[0], max_size=size[0]),
-    )
-)
+@st.composite
+def drawn_matrices(draw):
+    """(count, jobs, nodes) GPUs, GPUs of nodes, and the most of each job."""
+    jobs, nodes, count = (draw(st.integers(1, most)) for most in (4, 5, 4))
+    entries = draw(st.lists(st.integers(0, 4), min_size=count * jobs * nodes, max_size=count * jobs * nodes))
+    capacity = draw(st.lists(st.integers(1, 4), min_size=nodes, max_size=nodes))
+    most_gpus = draw(st.lists(st.integers(1, 9), min_size=jobs, max_size=jobs))
+    return np.reshape(entries, (count, jobs, nodes)).tolist(), capacity, most_gpus
 
 
 def repaired_by_hand(matrix, capacity, most):
@@ -62,7 +65,7 @@ def repaired_by_hand(matrix, capacity, most):
 
 
 @settings(deadline=None)
-@given(MATRICES)
+@given(drawn_matrices())
 def test_repair_is_the_rule_read_one_entry_at_a_time_and_its_bounds_hold(given_):
     matrices, capacity, most = given_
     jobs, nodes = len(most), len(capacity)

@@ -4,23 +4,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from jobs import finish_s
+from jobs import finish_s, workload
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
 from synergy_core.jobs.beliefs import Beliefs
-from synergy_core.jobs.configurations import powers_and_whole_nodes
-from synergy_core.jobs.profiled import ProfiledSpeeds, ProfiledTask
-from synergy_core.jobs.spec import JobSpec
+from synergy_core.jobs.planned import ProfiledSpeeds, ProfiledTask
+from synergy_core.jobs.spec import JobSpec, Shape, StepReport, powers_and_whole_nodes
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow, profile_of
-from synergy_core.jobs.training import Shape, StepReport
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
+from synergy_runs.facts import Kind
 from synergy_runs.invariants import check
-from synergy_runs.log import Kind
+from synergy_sim.assignment import as_given
 from synergy_sim.execution import Costs, ExecutionModel
-from synergy_sim.ground_truth import Truth
 from synergy_sim.simulate import simulate
+from synergy_sim.truth import Truth
 
 CPUS = Cluster((NodeType("cpu", "cpu", 1, 4),))
 
@@ -95,9 +94,8 @@ def test_anything_else_is_refused_with_what_to_type(change, says):
 
 def test_the_plan_follows_the_batch_and_the_batch_the_noise():
     job = task()
-    assert job.train_on(Shape("cpu", 1, 2)) == Plan(
-        pipeline=2, micro_batch=8
-    )  # its noise is not known: the initial batch
+    # Its noise is not known: the initial batch.
+    assert job.train_on(Shape("cpu", 1, 2)) == Plan(pipeline=2, micro_batch=8)
     job.report((1.0, 0.01))
     assert job.train_on(Shape("cpu", 1, 2)) == Plan(pipeline=2, micro_batch=8)  # no noise: larger batches win nothing
     job.report((1.0, 20.0))
@@ -136,16 +134,12 @@ def test_what_was_not_measured_is_said():
 
 def jobs(*rows):
     """rows: (submit_s, gpus, iterations)."""
-    from jobs import workload
-
     made = workload([(submit_s, gpus, 1.0) for submit_s, gpus, _ in rows], models=["wide"] * len(rows))
     iterations = np.array([each[2] for each in rows], dtype=float)
     return replace(made, global_batch=np.full(len(rows), 8, dtype=np.int32), iterations=iterations)
 
 
 def test_a_job_that_names_no_batch_has_its_models():
-    from synergy_sim.assignment import as_given
-
     work = jobs((0.0, 1, 100))
     none = replace(work, global_batch=np.zeros(1, dtype=np.int32))
     truth = Truth(None, profile=PROFILE)
@@ -154,8 +148,6 @@ def test_a_job_that_names_no_batch_has_its_models():
 
 
 def run(work, policy, round_s=5.0, **more):
-    from synergy_sim.assignment import as_given
-
     truth = Truth(None, profile=PROFILE)
     execution = ExecutionModel(Costs(), round_s=round_s, **more)
     made = simulate(as_given(work, CPUS, truth), CPUS, get_policy(policy), execution, truth=truth)
@@ -180,7 +172,7 @@ def test_a_job_that_adapts_grows_its_batch_then_changes_its_plan_for_a_restart()
 @pytest.mark.parametrize("policy", ["fifo", "las", "srtf", "gavel", "sia", "sia+plans", "crius", "synergy"])
 def test_every_policy_runs_profiled_jobs(policy):
     made = run(jobs((0.0, 1, 300), (3.0, 2, 500), (4.0, 2, 200), (9.0, 1, 100), (30.0, 2, 400)), policy)
-    assert np.isfinite(list(finish_s(made).values()) if isinstance(finish_s(made), dict) else finish_s(made)).all()
+    assert np.isfinite(finish_s(made)).all()
 
 
 @pytest.mark.parametrize("policy", ["gavel", "sia", "sia+plans", "crius", "synergy"])

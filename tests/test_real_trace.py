@@ -1,12 +1,9 @@
-"""The public Philly subset, where SYNERGY_DATA has it: replayed, delivered exactly, alike as CSV and JSON.
+"""The public Philly subset, where SYNERGY_DATA has it: replayed, delivered exactly.
 
 By default four policies replay all of it, and every policy its first jobs; `--thorough`: every policy all of it.
 """
 
-import csv
-import json
 import os
-from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +12,8 @@ from jobs import RIGID, cluster, finish_s, work_ticks
 
 from synergy_core.policies import OrderingPolicy, get_policy
 from synergy_core.units import TICKS_PER_S
+from synergy_runs.facts import Kind
 from synergy_runs.invariants import check
-from synergy_runs.log import Kind
 from synergy_runs.traces import read_trace
 from synergy_runs.workload import from_rows, take, with_estimates
 from synergy_sim.execution import Costs, ExecutionModel
@@ -58,49 +55,6 @@ def test_every_policy_replays_it_and_delivers_its_gpu_seconds_exactly(name, coun
     assert len(philly) == JOBS
     work = take(philly, np.arange(count))
     assert_delivered(simulate(work, cluster(60), get_policy(name), ExecutionModel(Costs(restart_s=0.0))))
-
-
-def as_job_log(source: Path, target: Path) -> None:
-    """The CSV as the released log is written: one attempt per job, local times without a zone, one node per 8 GPUs."""
-    jobs = []
-    with source.open(newline="") as stream:
-        for number, row in enumerate(csv.DictReader(stream)):
-            start = datetime.fromisoformat(row["timestamp"])
-            gpus = int(row["num_gpus"])
-            detail = [
-                {"ip": f"m{node}", "gpus": [f"gpu{i}" for i in range(min(8, gpus - 8 * node))]}
-                for node in range(-(-gpus // 8))
-            ]
-            end = start + timedelta(seconds=float(row["duration"]))
-            attempt = {"start_time": str(start), "end_time": str(end), "detail": detail}
-            jobs.append(
-                {
-                    "status": "Pass",
-                    "vc": row["cluster"],
-                    "jobid": f"application_{number}",
-                    "attempts": [attempt],
-                    "submitted_time": str(start),
-                    "user": "u",
-                }
-            )
-    target.write_text(json.dumps(jobs, indent=1))
-
-
-@pytest.mark.parametrize("count", HOW_MANY)
-def test_same_log_as_json_gives_identical_results(count, tmp_path):
-    table, log = tmp_path / "philly.csv", tmp_path / "cluster_job_log"
-    with PHILLY.open(newline="") as whole:
-        rows = [line for line in whole if line.strip()]
-    table.write_text("".join(rows[: count + 1]), newline="")
-    as_job_log(table, log)
-    works = [from_rows(read_trace(path), name="philly") for path in (table, log)]
-    assert [len(each) for each in works] == [count, count]
-    for column in ("submit_time_s", "duration_s", "gpus"):
-        np.testing.assert_array_equal(*(getattr(each, column) for each in works))
-    tenants = [[each.virtual_clusters[code] for code in each.virtual_cluster_code] for each in works]
-    assert tenants[0] == tenants[1]
-    digests = {simulate(each, cluster(60), get_policy("srtf")).events.digest() for each in works}
-    assert len(digests) == 1
 
 
 def test_replay_matches_the_measured_waits():

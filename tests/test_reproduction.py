@@ -11,9 +11,8 @@ from composed import composed
 from jobs import finish_s
 
 from synergy_runs.asked import policies_of
-from synergy_runs.inputs import workload_of
+from synergy_runs.inputs import cluster_of, workload_of
 from synergy_runs.invariants import check
-from synergy_runs.machines import cluster_of
 from synergy_sim.prepare import execution_of, trained, truth_of
 from synergy_sim.simulate import simulate
 

@@ -18,8 +18,8 @@ from synergy_core.goodput.pipeline import Pipeline, PipelineTable
 from synergy_core.units import GB
 from synergy_sim.assignment import as_given
 from synergy_sim.execution import Costs
-from synergy_sim.ground_truth import Truth
-from synergy_sim.ground_truth.sensitivities import published_pipelines
+from synergy_sim.truth import Truth
+from synergy_sim.truth.measured import published_pipelines
 
 FOLDER = Path(os.environ.get("SYNERGY_DATA") or "/nowhere") / "resource_sensitivity"
 needs_profiles = pytest.mark.skipif(not FOLDER.is_dir(), reason="SYNERGY_DATA has no resource_sensitivity/")

@@ -93,7 +93,7 @@ def test_jobs_that_take_longer_than_a_round_to_leave_put_off_nobody_for_ever(pol
     """Two jobs on a GPU with few CPUs, for either of which less remains while it waits, for that counts the share that
     it asked for: each round one gives way to the other, which had its GPU only 150 s, two rounds and a half, later.
     """
-    monkeypatch.setattr("synergy_sim.engine.MOST_IN_VAIN", 100)
+    monkeypatch.setattr("synergy_sim.engine.MAX_RUNS_WITHOUT_PROGRESS", 100)
     machines = Cluster((NodeType("t", "t4", 1, 1, 0.4, 1000 * GB),))
     work = training([(0, 1, 300, "deepspeech2"), (0, 1, 600, "deepspeech2")], machines)
     execution = ExecutionModel(Costs(restart_s=20, exit_s=150), round_s=60.0)

@@ -7,7 +7,7 @@ from composed import composed
 
 from synergy_core.cluster import NodeType
 from synergy_core.goodput.pipeline import Pipeline
-from synergy_core.state.share_levels import _worth_trying
+from synergy_core.jobs.state import _worth_trying
 from synergy_core.units import GB, MB
 from synergy_runs.metrics import job_table
 from synergy_sim.prepare import prepared_runs

@@ -1,9 +1,6 @@
 """What ships is whole and ours: nothing in it needs a file that git ignores, and no wheel holds one."""
 
-from __future__ import annotations
-
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -27,21 +24,21 @@ CONF = ROOT / "conf"
 
 
 @pytest.fixture(scope="module")
-def tracked() -> set[str]:
+def tracked():
     """The files of HEAD's index."""
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("needs git and the repository")
     return set(_said("git", "ls-files").splitlines())
 
 
-def _said(*command: str, cwd: Path = ROOT, **environment: str) -> str:
+def _said(*command, cwd=ROOT, **environment):
     clean = {name: value for name, value in os.environ.items() if name != "SYNERGY_DATA"}
     done = subprocess.run(command, cwd=cwd, env=clean | environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
 
-def _traces() -> dict[str, dict]:
+def _traces():
     """What conf/ says of each trace, and of the trace of each experiment, by what a person types."""
     found = {}
     for path in sorted((CONF / "trace").glob("*.yaml")):
@@ -55,7 +52,7 @@ def _traces() -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("typed", sorted(set(_traces()) - {"+trace=default", "+trace=file"}))
-def test_every_trace_ships_or_is_drawn_or_the_pages_say_that_it_does_not(typed: str, tracked: set[str]) -> None:
+def test_every_trace_ships_or_is_drawn_or_the_pages_say_that_it_does_not(typed, tracked):
     values = _traces()[typed]
     ships = any(f"traces/{name}" in tracked for name in values.get("find", ()))
     if ships or values.get("generator") in laws():
@@ -67,29 +64,22 @@ def test_every_trace_ships_or_is_drawn_or_the_pages_say_that_it_does_not(typed: 
     assert not [str(each) for each in asked if "data" not in each.needs and "trace.path=" not in each.typed]
 
 
-def test_nothing_tracked_is_ignored(tracked: set[str]) -> None:
-    assert _said("git", "ls-files", "--cached", "--ignored", "--exclude-standard") == ""
-
-
-def test_demo_is_what_its_script_draws(tracked: set[str]) -> None:
+def test_demo_is_what_its_script_draws(tracked):
     lines = [",".join(map(str, row)) for row in (make_demo.COLUMNS, *make_demo.rows())]
     assert (ROOT / "traces" / "demo.csv").read_text().splitlines() == lines
     assert "traces/demo.csv" in tracked
-
-
-def test_demo_has_jobs_of_each_of_its_models_within_seconds() -> None:
-    """So that a window of five seconds, which continuous integration runs, shows each of them."""
+    # So that a window of five seconds, which continuous integration runs, shows each of its models.
     assert {model for at_s, model, *_ in make_demo.rows() if at_s <= 5} == set(make_demo.STEP_S) <= set(models())
 
 
-def test_scripts_in_bench_start_without_data(tracked: set[str], tmp_path: Path) -> None:
+def test_scripts_in_bench_start_without_data(tracked, tmp_path):
     _said("git", "clone", "--quiet", str(ROOT), str(tmp_path / "clone"))
     names = [path.stem for path in sorted((tmp_path / "clone" / "bench").glob("*.py"))]
     bench = os.pathsep.join(str(tmp_path / "clone" / each) for each in ("", "bench"))
     _said(sys.executable, "-c", f"import {', '.join(names)}", cwd=tmp_path, PYTHONPATH=bench)
 
 
-def test_wheel_has_the_demo_and_no_downloaded_log(tracked: set[str], tmp_path: Path) -> None:
+def test_wheel_has_the_demo_and_no_downloaded_log(tracked, tmp_path):
     """Installed, it simulates the demo in a folder that holds nothing else."""
     clone, installed, elsewhere = (tmp_path / each for each in ("clone", "installed", "elsewhere"))
     _said("git", "clone", "--quiet", str(ROOT), str(clone))
@@ -109,18 +99,3 @@ def test_wheel_has_the_demo_and_no_downloaded_log(tracked: set[str], tmp_path: P
     said = _said(sys.executable, "-m", "synergy_sim", *asked, cwd=elsewhere, PYTHONPATH=str(installed))
     assert f"{len(make_demo.rows())} jobs" in said
     assert [each.name for each in elsewhere.iterdir()] == ["results"]
-
-
-def test_files_that_pages_name_are_there():
-    """NAME stands for one of your own."""
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "traces" / "README.md", *(ROOT / "docs").glob("*.md")]
-    named = {
-        (page.name, path)
-        for page in pages
-        for path in re.findall(
-            r"(?:synergy_\w+|bench|tests|conf)/[\w/]+\.(?:py|yaml)", page.read_text(encoding="utf-8")
-        )
-        if "NAME" not in path
-    }
-    assert len(named) > 50
-    assert not [each for each in named if not (ROOT / each[1]).exists()]

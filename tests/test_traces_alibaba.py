@@ -14,12 +14,10 @@ import pytest
 import yaml
 from test_traces_clusters import states, written
 
-from synergy_core.catalog.sheets import gpu_type_named
-from synergy_core.errors import InputError
+from synergy_core.catalog import gpu_type_named
 from synergy_core.units import GB
 from synergy_runs.traces import read_trace
 from synergy_runs.traces.rows import TraceRows
-from synergy_runs.workload import from_rows
 from synergy_sim.__main__ import main
 
 OPENB = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time"
@@ -62,14 +60,6 @@ def test_a_pod_is_a_job_with_its_cpus_and_memory(tmp_path: Path) -> None:
     ]
 
 
-def test_pods_without_gpus_and_those_never_scheduled_are_left_out_and_counted(tmp_path: Path) -> None:
-    waiting = pod("c", phase="Pending", times="100,700,")
-    rows = openb(tmp_path, pod("a"), pod("b", gpus="0", milli="0"), waiting, pod("d", times="100,,130"))
-    assert rows.job_name == ["a"]
-    assert dict(rows.left_out) == {"no GPU (CPU-only pods)": 1, "never scheduled": 1, "no end recorded": 1}
-    assert rows.notes[0] == "1 of 4 pods (25.0 %) are replayed"
-
-
 def test_part_of_a_gpu_becomes_a_whole_one_and_is_said(tmp_path: Path) -> None:
     rows = openb(tmp_path, pod("a", milli="460"), pod("b", milli="160"), pod("c"))
     assert list(rows.gpus) == [1, 1, 1]
@@ -96,39 +86,6 @@ def test_pods_deleted_while_running_were_killed_and_those_of_the_last_instant_ar
     assert states(openb(tmp_path, pod(phase="Failed"))) == ["failed"]
 
 
-def test_no_memory_is_no_request(tmp_path: Path) -> None:
-    rows = openb(tmp_path, pod("a"), pod("b", memory="0"))
-    assert math.isnan(rows.memory_bytes[1])
-    assert from_rows(rows, name="openb").notes[-1] == "1 of 2 rows names no memory; 1 do"
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (pod(cpu="0"), "cpu_milli: got 0 CPUs, expected above 0, to 10,000"),
-        (pod(cpu="-4000"), "cpu_milli: got -4 CPUs"),
-        (pod(cpu="20000000"), "cpu_milli: got 20000 CPUs"),
-        (pod(cpu="many"), "cpu_milli: got 'many'"),
-        (pod(memory="-1"), "memory_mib: got -1.04858e\\+06 bytes"),
-        (pod(memory="16Gi"), "memory_mib: got '16Gi', expected an amount of memory"),
-        (pod(memory="99999999999"), "memory_mib: got 1.04858e\\+17 bytes"),
-        (pod(milli="0"), "gpu_milli: got '0', expected above 0, to 1000"),
-        (pod(milli="1001"), "gpu_milli: got '1001'"),
-        (pod(milli=""), "gpu_milli: got ''"),
-        (pod(gpus="2", milli="500"), "gpu_milli: got '500', expected 1000, since num_gpu is 2"),
-        (pod(gpus="-1"), "num_gpu: got -1"),
-        (pod(gpus="0.5"), "num_gpu: got '0.5'"),
-        (pod(phase="Lost"), "pod_phase: got 'Lost', expected one of Succeeded, Failed"),
-        (pod(times="100,120,130"), "deletion_time − scheduled_time: got -10"),
-        (pod(times="soon,700,130"), "creation_time: got 'soon'"),
-        (pod("first"), "name: got 'first', which line 2 has too"),
-    ],
-)
-def test_an_impossible_pod_is_named(tmp_path: Path, line: str, message: str) -> None:
-    with pytest.raises(InputError, match=f"line 3, {message}"):
-        openb(tmp_path, pod("first"), line)
-
-
 def spot(folder: Path, *lines: str) -> TraceRows:
     return read_trace(written(folder, "job_info_df.csv", SPOT, *lines))
 
@@ -142,27 +99,6 @@ def test_a_spot_table_row_is_a_job_of_all_its_workers(tmp_path: Path) -> None:
     assert math.isnan(rows.cpus[1])
     assert all(map(math.isnan, rows.memory_bytes))
     assert rows.notes[1:] == ["1 of 2 jobs are Spot, others HP: here all are equal"]
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("2,13,A10,20,1,0,0,60,HP", "worker_num: got '0', expected at least 1 worker"),
-        ("2,13,A10,20,0.5,1,0,60,HP", "gpu_request: got '0.5'"),
-        ("2,13,A10,0,1,1,0,60,HP", "cpu_request × worker_num: got 0 CPUs"),
-        ("2,13,A10,20,1,1,0,60,LP", "job_type: got 'LP', expected one of HP, Spot"),
-        ("2,13,A10,20,1,1,0,-60,HP", "duration: got -60"),
-        ("1,13,A10,20,1,1,0,60,HP", "job_name: got '1', which line 2 has too"),
-    ],
-)
-def test_an_impossible_row_of_the_spot_table_is_named(tmp_path: Path, line: str, message: str) -> None:
-    with pytest.raises(InputError, match=f"line 3, {message}"):
-        spot(tmp_path, "1,13,A10,20,1,1,0,60,HP", line)
-
-
-def test_jobs_of_the_spot_table_without_gpus_are_left_out(tmp_path: Path) -> None:
-    rows = spot(tmp_path, "1,13,A10,20,1,1,0,60,HP", "2,13,A10,20,0,1,0,60,HP")
-    assert (len(rows), dict(rows.left_out)) == (1, {"no GPU (CPU jobs)": 1})
 
 
 def test_a_packed_log_is_recognised_replayed_and_what_is_lost_is_said_above_the_table(

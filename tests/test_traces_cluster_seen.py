@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_traces_slurm import read
 
-from synergy_runs.traces._slurm_values import node_names
 from synergy_runs.traces.cluster_seen import seen, setting
+from synergy_runs.traces.slurm import node_names
 
 
 @pytest.mark.parametrize(

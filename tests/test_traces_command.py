@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from synergy_core.errors import InputError
+from synergy_runs.traces._download import find, find_philly
 from synergy_runs.traces.command import main
-from synergy_runs.traces.find import find, find_philly
 
 HEADER = "submit_time,duration_s,gpus,virtual_cluster\n"
 
@@ -22,34 +22,22 @@ def test_list_names_every_trace_and_format(capsys: pytest.CaptureFixture[str]) -
     assert "no checksum is known to us" in said
 
 
-def test_check_prints_what_a_log_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("last", "status", "said", "told"),
+    [
+        ("1800", 0, ["(plain): 2 jobs", "2024-01-01 00:00:00 to 2024-01-02", "8.5", "1: 1, 8: 1", "bad rows    0"], ""),
+        ("-5", 2, ["bad rows    1"], "line 3, duration_s: got -5"),
+    ],
+)
+def test_check_prints_what_a_log_holds_and_ends_with_status_2_where_rows_are_bad(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], last: str, status: int, said: list[str], told: str
+) -> None:
     path = tmp_path / "jobs.csv"
-    path.write_text(HEADER + "2024-01-01,3600,8,vc1\n2024-01-02,1800,1,vc2\n")
-    assert main(["check", str(path)]) == 0
-    said = capsys.readouterr().out
-    for part in ("(plain): 2 jobs", "2024-01-01 00:00:00 to 2024-01-02", "8.5", "1: 1, 8: 1", "bad rows    0"):
-        assert part in said
-
-
-def test_check_ends_with_status_2_where_rows_are_bad(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "jobs.csv"
-    path.write_text(HEADER + "2024-01-01,3600,8,vc1\n2024-01-02,-5,1,vc2\n")
-    assert main(["check", str(path)]) == 2
-    said = capsys.readouterr()
-    assert "bad rows    1" in said.out
-    assert "line 3, duration_s: got -5" in said.err
-
-
-def test_check_ends_with_status_2_where_no_row_is_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "jobs.csv"
-    path.write_text(HEADER + "2024-01-02,-5,1,vc2\n")
-    assert main(["check", str(path)]) == 2
-    assert "line 2, duration_s: got -5" in capsys.readouterr().err
-
-
-def test_an_unknown_trace_suggests_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["download", "phily"]) == 2
-    assert "Did you mean 'philly'" in capsys.readouterr().err
+    path.write_text(f"{HEADER}2024-01-01,3600,8,vc1\n2024-01-02,{last},1,vc2\n")
+    assert main(["check", str(path)]) == status
+    printed = capsys.readouterr()
+    assert [part for part in said if part not in printed.out] == []
+    assert told in printed.err
 
 
 @pytest.fixture

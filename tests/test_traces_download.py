@@ -7,19 +7,17 @@ import hashlib
 import io
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from synergy_core.commands import run
 from synergy_core.errors import InputError
-from synergy_core.exits import run
-from synergy_runs.traces import _download, _fetch
-from synergy_runs.traces import command as command
-from synergy_runs.traces._download import download
-from synergy_runs.traces._sources import SOURCES, Source, by_name
+from synergy_runs.traces import _download, command
+from synergy_runs.traces._download import SOURCES, Source, download
 
 # Bytes that do not compress, so that the archive is longer than the tests' breaks.
 JOBS = b"".join(hashlib.sha256(bytes([i])).digest() for i in range(200))
@@ -127,26 +125,26 @@ def test_what_is_there_is_not_fetched_again(server: Server, tmp_path: Path) -> N
     assert server.asked == [""]
 
 
-def test_an_interrupted_download_resumes_where_it_stopped(server: Server, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("behaviour", "part", "asked"),
+    [
+        ({}, 1_000, ["bytes=1000-"]),
+        ({"breaks_after": [500, 700]}, 0, ["", "bytes=500-", "bytes=1200-"]),
+        ({"breaks_after": [500], "ranges": False}, 0, ["", "bytes=500-"]),
+        ({"statuses": [503, 429]}, 0, ["", "", ""]),
+        ({"statuses": [416]}, 10, ["bytes=10-", ""]),
+    ],
+)
+def test_a_download_that_breaks_resumes_or_starts_anew(
+    server: Server, tmp_path: Path, behaviour: dict[str, object], part: int, asked: list[str]
+) -> None:
     from_ = source(server)
-    (tmp_path / "philly.tar.gz.part").write_bytes(server.body[:1_000])
+    if part:
+        (tmp_path / "philly.tar.gz.part").write_bytes(server.body[:part])
+    for name, value in behaviour.items():
+        setattr(server, name, value)
     assert fetched(from_, tmp_path)[0].read_bytes() == JOBS
-    assert server.asked == ["bytes=1000-"]
-
-
-def test_a_connection_that_breaks_is_taken_up_again(server: Server, tmp_path: Path) -> None:
-    from_ = source(server)
-    server.breaks_after = [500, 700]
-    fetched(from_, tmp_path)
-    assert server.asked == ["", "bytes=500-", "bytes=1200-"]
-
-
-def test_a_server_that_cannot_resume_starts_anew(server: Server, tmp_path: Path) -> None:
-    from_ = source(server)
-    server.ranges = False
-    server.breaks_after = [500]
-    assert fetched(from_, tmp_path)[0].read_bytes() == JOBS
-    assert server.asked == ["", "bytes=500-"]
+    assert server.asked == asked
 
 
 def test_a_server_that_always_breaks_off_is_given_up_and_the_part_stays(server: Server, tmp_path: Path) -> None:
@@ -157,27 +155,23 @@ def test_a_server_that_always_breaks_off_is_given_up_and_the_part_stays(server: 
         fetched(from_, tmp_path)
     assert (tmp_path / "philly.tar.gz.part").stat().st_size == 500
     assert not (tmp_path / "philly.tar.gz").exists()
-    assert len(server.asked) == _fetch.TRIES + 1
+    assert len(server.asked) == _download.TRIES + 1
 
 
-def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path) -> None:
-    from_ = source(server)
-    server.statuses = [503, 429]
-    fetched(from_, tmp_path)
-    assert len(server.asked) == 3
-
-
-def test_a_range_refused_starts_anew(server: Server, tmp_path: Path) -> None:
-    from_ = source(server)
-    (tmp_path / "philly.tar.gz.part").write_bytes(b"x" * 10)
-    server.statuses = [416]
-    fetched(from_, tmp_path)
-    assert server.asked == ["bytes=10-", ""]
-
-
-def test_a_wrong_checksum_leaves_nothing(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"with sha256 .*, expected .* with 000"):
-        fetched(source(server, sha256="0" * 64), tmp_path)
+@pytest.mark.parametrize(
+    ("body", "changes", "said"),
+    [
+        (b"", {"sha256": "0" * 64}, r"with sha256 .*, expected .* with 000"),
+        (b"version https://git-lfs", {"size_bytes": 1_000}, "the server offers 23 bytes, expected 1,000"),
+        (b"", {"size_bytes": 10**18}, "bytes free, 1,000,000,000,000,000,000 needed"),
+    ],
+)
+def test_another_file_than_the_published_one_leaves_nothing(
+    server: Server, tmp_path: Path, body: bytes, changes: dict[str, object], said: str
+) -> None:
+    server.body = body
+    with pytest.raises(InputError, match=said):
+        fetched(source(server, **changes), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -187,13 +181,6 @@ def test_a_damaged_part_is_found_out_and_removed(server: Server, tmp_path: Path)
     with pytest.raises(InputError, match="run the same command to fetch it again"):
         fetched(from_, tmp_path)
     assert fetched(from_, tmp_path)[0].read_bytes() == JOBS
-
-
-def test_a_file_of_another_size_is_refused_before_it_is_fetched(server: Server, tmp_path: Path) -> None:
-    server.body = b"version https://git-lfs.github.com/spec/v1\n"
-    with pytest.raises(InputError, match="the server offers 43 bytes, expected 1,000"):
-        fetched(source(server, size_bytes=1_000), tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_missing_file_and_a_host_out_of_reach_say_what_to_do_by_hand(server: Server, tmp_path: Path) -> None:
@@ -227,12 +214,6 @@ def test_a_full_disk_is_an_error_and_the_command_can_be_repeated(server: Server,
     fetched(from_, tmp_path)
 
 
-def test_a_disk_too_small_is_found_before_anything_is_fetched(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="bytes free, 1,000,000,000,000,000,000 needed"):
-        fetched(source(server, size_bytes=10**18), tmp_path)
-    assert not server.asked
-
-
 def test_a_disk_that_fills_while_unpacking_leaves_no_half_file(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,15 +232,18 @@ def test_a_folder_that_cannot_be_made_is_an_error(server: Server, tmp_path: Path
         fetched(source(server), tmp_path / "file" / "traces")
 
 
-def test_an_archive_without_the_job_log_is_an_error(server: Server, tmp_path: Path) -> None:
-    server.body = archive(cluster_machine_list=MACHINES)
-    with pytest.raises(InputError, match="holds no cluster_job_log"):
-        fetched(source(server), tmp_path)
-
-
-def test_an_archive_that_is_none_is_an_error(server: Server, tmp_path: Path) -> None:
-    server.body = b"<html>not found</html>"
-    with pytest.raises(InputError, match="cannot be unpacked"):
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (lambda: archive(cluster_machine_list=MACHINES), "holds no cluster_job_log"),
+        (lambda: b"<html>not found</html>", "cannot be unpacked"),
+    ],
+)
+def test_an_archive_without_the_job_log_is_an_error(
+    server: Server, tmp_path: Path, body: Callable[[], bytes], said: str
+) -> None:
+    server.body = body()
+    with pytest.raises(InputError, match=said):
         fetched(source(server), tmp_path)
 
 
@@ -282,8 +266,8 @@ def test_paths_and_links_in_an_archive_are_never_followed(server: Server, tmp_pa
 
 def test_a_redirect_is_followed_but_never_from_https_to_http(server: Server, tmp_path: Path) -> None:
     from_ = source(server)
-    handler = _fetch._StaySecure()
-    request = _fetch.urllib.request.Request("https://example.org/a")
+    handler = _download._StaySecure()
+    request = _download.urllib.request.Request("https://example.org/a")
     with pytest.raises(InputError, match="which is not https"):
         handler.redirect_request(request, None, 302, "Found", {}, "http://example.org/a")
     assert handler.redirect_request(request, None, 302, "Found", {}, "https://example.org/b") is not None
@@ -292,55 +276,30 @@ def test_a_redirect_is_followed_but_never_from_https_to_http(server: Server, tmp
 
 def test_a_source_without_a_checksum_is_not_fetched(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no checksum .* known.*github.com/S-Lab"):
-        fetched(by_name()["helios"], tmp_path)
-
-
-def test_the_sources_are_https_and_the_philly_archive_is_the_published_one() -> None:
-    assert all(each.page.startswith("https://") and each.url.startswith(("https://", "")) for each in SOURCES)
-    philly = by_name()["philly"]
-    assert philly.url.startswith("https://github.com/msr-fiddle/philly-traces/")
-    assert philly.size_bytes == 1_055_988_361
-    assert philly.sha256 == "2037ccf63a725a02be718b0e1aeee6142c90b7f62d0d849295120e9f6ba13d2c"
+        fetched(SOURCES["helios"], tmp_path)
 
 
 def test_the_command_says_what_came_and_how_to_replay_it(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "by_name", lambda: {"philly": source(server)})
+    monkeypatch.setattr(command, "SOURCES", {"philly": source(server)})
     assert command.main(["download", "philly", "--to", str(tmp_path)]) == 0
     said = capsys.readouterr()
     assert f"+trace=philly trace.path={tmp_path / 'cluster_job_log'}" in said.out
     assert said.err == ""
 
 
-def test_the_progress_reaches_the_whole(server: Server, tmp_path: Path) -> None:
-    from_ = source(server)
-    server.breaks_after = [500]
-    told: list[int] = []
-    _fetch.fetch(
-        from_.url,
-        tmp_path / "a",
-        size_bytes=from_.size_bytes,
-        sha256=from_.sha256,
-        by_hand="",
-        progress=told.append,
-        wait_s=0.0,
-    )
-    assert told == sorted(told)
-    assert told[-1] == from_.size_bytes
-
-
 def test_ctrl_c_keeps_the_part_and_says_how_to_go_on(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "by_name", lambda: {"philly": source(server)})
+    monkeypatch.setattr(command, "SOURCES", {"philly": source(server)})
     source(server)
     server.breaks_after = [500]
 
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_fetch.time, "sleep", interrupt)
+    monkeypatch.setattr(_download.time, "sleep", interrupt)
     with pytest.raises(SystemExit) as left:
         run("error", lambda: command.main(["download", "philly", "--to", str(tmp_path)]), interrupted="go on")
     assert left.value.code == 130

@@ -1,37 +1,64 @@
-"""Lists of training jobs: models and work instead of run times."""
+"""Lists of training jobs, ours and Arena's: models and work instead of run times."""
+
+from pathlib import Path
 
 import pytest
+from test_traces_clusters import written
 
-from synergy_core.errors import InputError
 from synergy_runs.traces import read_trace
-from synergy_runs.workload import from_rows
+from synergy_runs.workload import Workload, from_rows
+
+ARENA = "job_id,submission_time,num_iteration,model_name,deadline,batch_size,num_gpu,gpu_type"
 
 
-def written(folder, text):
-    path = folder / "jobs.csv"
-    path.write_text(text, encoding="utf-8")
-    return path
+def read(folder: Path, *lines: str) -> Workload:
+    return from_rows(read_trace(written(folder, "jobs.csv", *lines)), name="jobs")
 
 
-def test_what_is_not_given_is_one_gpu_and_the_models_own_batch(tmp_path):
-    rows = read_trace(written(tmp_path, "submit_s,model,iterations\n5,gpt,100\n0,mlp,20\n"))
-    assert rows.format_name == "training_csv"
-    made = from_rows(rows, name="demo")
-    assert made.submit_time_s.tolist() == [0.0, 5.0]
-    assert [made.models[code] for code in made.model_code] == ["mlp", "gpt"]
-    assert made.iterations.tolist() == [20.0, 100.0]
-    assert made.gpus.tolist() == [1, 1]
-    assert made.global_batch.tolist() == [0, 0]
+def columns(made: Workload) -> dict[str, list[object]]:
+    return {
+        "job": made.job_name,
+        "submit": made.submit_time_s.tolist(),
+        "model": [made.models[code] for code in made.model_code],
+        "iterations": made.iterations.tolist(),
+        "gpus": made.gpus.tolist(),
+        "batch": made.global_batch.tolist(),
+        "type": [made.gpu_types[code] for code in made.gpu_type_code],
+        "user": [made.users[code] for code in made.user_code],
+    }
 
 
-def test_every_column_is_read_in_any_order(tmp_path):
-    text = "job,gpu_type,global_batch,gpus,iterations,model,submit_s,user\na,CPU,32,2,7,cnn,1.5,me\n"
-    made = from_rows(read_trace(written(tmp_path, text)), name="demo")
-    assert (made.job_name, made.gpus.tolist(), made.global_batch.tolist()) == (["a"], [2], [32])
-    assert (made.gpu_types, made.users) == (("cpu",), ("me",))
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (
+            ("submit_s,model,iterations", "5,gpt,100", "0,mlp,20"),
+            {"submit": [0, 5], "model": ["mlp", "gpt"], "iterations": [20, 100], "gpus": [1, 1], "batch": [0, 0]},
+        ),
+        (
+            ("job,gpu_type,global_batch,gpus,iterations,model,submit_s,user", "a,CPU,32,2,7,cnn,1.5,me"),
+            {"job": ["a"], "submit": [1.5], "gpus": [2], "batch": [32], "type": ["cpu"], "user": ["me"]},
+        ),
+        (
+            (ARENA, "a-1,120,1500,moe__2.4B,900.5,256,8,a40", "b-2,60,30,wide_resnet__2B,100,512,2,v100"),
+            {
+                "job": ["b-2", "a-1"],
+                "submit": [60, 120],
+                "model": ["arena-wresnet-2b", "arena-moe-2.4b"],
+                "iterations": [30, 1500],
+                "batch": [512, 256],
+                "type": ["v100", "a40"],
+            },
+        ),
+    ],
+)
+def test_jobs_have_their_model_work_and_what_they_ask_for(
+    tmp_path: Path, lines: tuple[str, ...], expected: dict[str, list[object]]
+) -> None:
+    found = columns(read(tmp_path, *lines))
+    assert {name: found[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize(("row", "says"), [("0,gpt,many", "iterations"), ("x,gpt,4", "submit_s")])
-def test_a_row_that_cannot_be_is_named(tmp_path, row, says):
-    with pytest.raises(InputError, match=f"line 2, {says}"):
-        read_trace(written(tmp_path, f"submit_s,model,iterations\n{row}\n"))
+def test_arenas_unprocessed_files_have_a_run_time_instead_of_a_type(tmp_path: Path) -> None:
+    made = read(tmp_path, ARENA.replace("gpu_type", "duration"), "a,3,40,gpt2,99,256,1,1183")
+    assert (made.duration_s.tolist(), made.gpu_types, made.models) == ([1183.0], ("",), ("gpt2",))

@@ -14,8 +14,9 @@ from synergy_core.policies import get_policy
 from synergy_core.units import on_grid
 from synergy_sim.assignment import as_given, mixed
 from synergy_sim.execution import Costs
-from synergy_sim.ground_truth import Disturbance, Truth, packed
-from synergy_sim.training import SimulatedTraining
+from synergy_sim.jobs import SimulatedTraining
+from synergy_sim.truth import Truth
+from synergy_sim.truth.application import Disturbance, packed
 
 SOME = [(0, 1, 700, "cifar10"), (5, 2, 900, "ncf"), (5, 4, 8_000, "bert"), (40, 3, 7_000, "deepspeech2")]
 
@@ -49,33 +50,23 @@ def test_ticks_do_not_change_when_a_lone_job_ends(round_s):
     assert finish_s(tuned)[0] == pytest.approx(expected_s, abs=MEASURED_S)
 
 
-def test_launch_and_exit_come_on_top():
+@pytest.mark.parametrize(
+    ("stopped", "costs", "longer_s"),
+    [
+        ((), Costs(launch_s=40.0, exit_s=7.0), 40 + 7),
+        ((120,), Costs(launch_s=10.0, restart_s=25.0), 10 + 60 + 25),  # a restart is paid once per resume
+        # 120 s of training; stopped for 60; 60 of 90 s of restart in vain; stopped for 60; 90 s of restart
+        ((120, 240), Costs(launch_s=0.0, restart_s=90.0), 60 + 60 + 60 + 90),
+        ((120,), Costs(restart_s=0.0, checkpoint_interval_s=50.0), 60 + 20),  # what was done since the last is lost
+    ],
+)
+def test_launches_restarts_exits_and_lost_checkpoints_come_on_top(stopped, costs, longer_s):
+    """Stopped for a round of 60 s at these instants."""
     made, expected_s = alone()
-    done = run(made, t4s(), "fifo", Costs(launch_s=40.0, exit_s=7.0))
-    assert finish_s(done)[0] == pytest.approx(expected_s + 47, abs=MEASURED_S)
-
-
-def test_restart_is_paid_once_per_resume():
-    made, expected_s = alone()
-    stops = given(lambda state: [0 if 120 <= state.now_s < 180 else 2], tunes_batch=False)
-    done = run(made, t4s(), stops, Costs(launch_s=10.0, restart_s=25.0))
-    assert [what for _, what, _ in facts(done)] == ["start", "stop", "start", "finish"]
-    assert finish_s(done)[0] == pytest.approx(expected_s + 10 + 60 + 25, abs=MEASURED_S)
-
-
-def test_stop_during_a_restart_loses_the_time_and_no_progress():
-    made, expected_s = alone()
-    stops = given(lambda state: [0 if state.now_s in (120, 240) else 2], tunes_batch=False)
-    done = run(made, t4s(), stops, Costs(launch_s=0.0, restart_s=90.0))
-    # 120 s of training; stopped for 60; 60 of 90 s of restart in vain; stopped for 60; 90 s of restart
-    assert finish_s(done)[0] == pytest.approx(expected_s + 60 + 60 + 60 + 90, abs=MEASURED_S)
-
-
-def test_checkpoints_lose_what_was_done_since_the_last():
-    made, expected_s = alone()
-    stops = given(lambda state: [0 if state.now_s == 120 else 2], tunes_batch=False)
-    done = run(made, t4s(), stops, Costs(restart_s=0.0, checkpoint_interval_s=50.0))
-    assert finish_s(done)[0] == pytest.approx(expected_s + 60 + 20, abs=MEASURED_S)
+    policy = given(lambda state: [0 if state.now_s in stopped else 2], tunes_batch=False)
+    done = run(made, t4s(), policy, costs)
+    assert [what for _, what, _ in facts(done)] == ["start", *["stop", "start"] * len(stopped), "finish"]
+    assert finish_s(done)[0] == pytest.approx(expected_s + longer_s, abs=MEASURED_S)
 
 
 def test_slow_down_multiplies_the_run_time():
@@ -199,19 +190,12 @@ def test_more_gpus_never_slow_a_lone_job_that_tunes_its_batch():
         assert ends == sorted(ends, reverse=True)
 
 
-@pytest.mark.parametrize("policy", ["fifo", "sia", "synergy", "gavel", "optimus"])
+@pytest.mark.parametrize("policy", ["fifo", "sia", "synergy", "gavel", "optimus", "plug-in"])
 def test_more_gpus_than_the_largest_batch_can_feed_are_survived(policy):
-    machine = t4s(70, 8)
-    truth = Truth(None, most_gpus=512)
-    done = run(training([(0, 512, 300, "bert")], machine, truth=truth), machine, policy, truth=truth)
+    machine, truth = t4s(70, 8), Truth(None, most_gpus=512)
+    chosen = given(lambda state: [512]) if policy == "plug-in" else policy
+    done = run(training([(0, 512, 300, "bert")], machine, truth=truth), machine, chosen, truth=truth)
     assert np.isfinite(finish_s(done)).all()
-
-
-def test_plug_in_that_gives_more_gpus_than_can_be_fed_still_ends_the_job():
-    machine = t4s(30, 8)
-    truth = Truth(None, most_gpus=200)
-    made = training([(0, 1, 300, "bert")], machine)
-    assert finish_s(run(made, machine, given(lambda state: [200]), truth=truth))[0] > 0
 
 
 def test_jobs_that_only_have_a_run_time_share_the_cluster_with_training_jobs():

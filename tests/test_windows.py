@@ -7,17 +7,16 @@ from jobs import cluster, work_ticks, workload
 
 from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
-from synergy_runs.carrying import add_history, carried_in_words, cut, without_carried
 from synergy_runs.comparison import compare
-from synergy_runs.generators import generate, statistics
-from synergy_runs.inputs import workload_of
+from synergy_runs.facts import holdings
+from synergy_runs.generators import generate
+from synergy_runs.generators.statistics import statistics
+from synergy_runs.inputs import add_history, carried_in_words, cut, without_carried, workload_of
 from synergy_runs.invariants import check
-from synergy_runs.metrics import job_table, summarise
+from synergy_runs.metrics import growth, job_table, overloaded, summarise, waiting_gpu_s
 from synergy_runs.notes import notes
-from synergy_runs.overload import growth, overloaded, waiting_gpu_s
 from synergy_runs.results import write_run
 from synergy_runs.stored import find_runs
-from synergy_runs.timeline import holdings
 from synergy_runs.traces import read_trace
 from synergy_runs.workload import at_least, from_rows, sampled, scaled, take, with_estimates
 from synergy_sim.execution import Costs, ExecutionModel
@@ -53,16 +52,14 @@ def test_jobs_that_run_into_the_window_enter_at_its_start_with_what_is_left(rows
     assert work.duration_s.tolist() == [8 * DAY_S, DAY_S, 7_200, 3_600]
     assert work.ran_before_s.tolist() == [2 * DAY_S, DAY_S, 0, 0]
     assert work.estimate_s[1] == 2 * DAY_S
+    assert work.offered_load_fraction(8) == without_carried(work).offered_load_fraction(8)
     assert carried_in_words(work)[0].startswith("2 jobs were running at the window's start and carried in")
 
 
-def test_whole_logs_and_windows_at_their_beginning_carry_nothing(rows):
+def test_whole_logs_windows_at_their_beginning_and_times_without_a_date_carry_nothing(rows):
     for window in ("all", "1d"):
         assert not cut(windowed(rows, window)).carried.any()
     assert not carried_in_words(cut(windowed(rows, "all")))
-
-
-def test_times_without_a_date_carry_nothing(rows):
     rows.from_zero = True
     assert not windowed(rows).carried.any()
 
@@ -72,10 +69,7 @@ def test_denser_arrivals_bring_more_of_them_into_the_window(rows):
     assert cut(scaled(work, 48.0)).job_name == ["long", "over", "later", "own", "second"]
     assert cut(scaled(work, 48.0)).duration_s[1] == 3_600 - 36 * 3_600 / 48
     assert cut(scaled(work, 0.4)).job_name == ["long", "own", "second"]
-
-
-def test_narrow_jobs_are_left_out_of_the_carried_too(rows):
-    assert cut(at_least(windowed(rows), 5)).job_name == ["long", "own"]
+    assert cut(at_least(work, 5)).job_name == ["long", "own"]  # narrow jobs are left out of the carried too
 
 
 def test_a_log_that_has_starts_counts_from_them(tmp_path):
@@ -126,11 +120,6 @@ def test_carried_jobs_hold_gpus_and_are_in_no_job_metric(rows, name):
         assert held.job_id[0] == 0  # the job submitted first starts first, and all others wait for it
         assert held.gpu_ticks().sum() == work_ticks(work)
         assert jobs.first_start_s[2] >= 8 * DAY_S
-
-
-def test_offered_load_is_that_of_the_windows_own_jobs(rows):
-    work = cut(windowed(rows))
-    assert work.offered_load_fraction(8) == without_carried(work).offered_load_fraction(8)
 
 
 def test_estimates_are_marked_where_they_were_drawn(rows):
@@ -206,25 +195,22 @@ def test_waiting_work_is_what_a_plain_count_says(name):
     np.testing.assert_allclose(waiting_gpu_s(run, at_s), expected, atol=1e-3)
 
 
-def test_the_table_says_under_whom_the_queue_still_grew(tmp_path):
-    for name in ("fifo", "backfill"):
-        for load in (0.7, 1.5):
-            run = simulate(queue_of(load), cluster(1), get_policy(name))
-            write_run(run, tmp_path / str(load) / f"{name}-0", "")
-    said = {load: " ".join(notes(compare(find_runs(tmp_path / str(load))))) for load in (0.7, 1.5)}
-    assert "Overloaded under backfill, fifo" in said[1.5]
-    assert "Overloaded" not in said[0.7]
-
-
-def test_the_table_says_whose_estimates_were_exact(rows, tmp_path):
-    work = with_estimates(cut(windowed(rows)), 0.0, np.random.default_rng(0))
-    for name in ("fifo", "easy", "srtf"):
-        write_run(simulate(work, cluster(1), get_policy(name)), tmp_path / f"{name}-0", "")
-    comparison = compare(find_runs(tmp_path))
-    assert [row.label for row in comparison.rows] == ["easy*", "fifo", "srtf*"]
-    lines = notes(comparison)
-    assert any("estimates equal to the true run times (easy*)" in line for line in lines)
-    assert any("true run times (srtf*)" in line for line in lines)
+def test_the_table_says_under_whom_the_queue_still_grew_and_whose_estimates_were_exact(rows, tmp_path):
+    exact = with_estimates(cut(windowed(rows)), 0.0, np.random.default_rng(0))
+    for name, policies, work in (
+        ("calm", ("fifo", "backfill"), queue_of(0.7)),
+        ("rush", ("fifo", "backfill"), queue_of(1.5)),
+        ("exact", ("fifo", "easy", "srtf"), exact),
+    ):
+        for policy in policies:
+            write_run(simulate(work, cluster(1), get_policy(policy)), tmp_path / name / f"{policy}-0", "")
+    compared = {name: compare(find_runs(tmp_path / name)) for name in ("calm", "rush", "exact")}
+    said = {name: " ".join(notes(each)) for name, each in compared.items()}
+    assert "Overloaded under backfill, fifo" in said["rush"]
+    assert "Overloaded" not in said["calm"]
+    assert [row.label for row in compared["exact"].rows] == ["easy*", "fifo", "srtf*"]
+    assert "estimates equal to the true run times (easy*)" in said["exact"]
+    assert "true run times (srtf*)" in said["exact"]
 
 
 def test_generated_traces_have_a_history_that_changes_none_of_their_jobs():

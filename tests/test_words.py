@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import tomllib
 import types
 from pathlib import Path
 
 import pytest
 from wrong_inputs.keys import LOG
 
-from synergy_core.catalog.transfer import stand_in
-from synergy_core.columns import renamed
-from synergy_core.errors import InputError
-from synergy_core.policies import _registry
-from synergy_runs.completion import completion
-from synergy_runs.compose import composed
-from synergy_runs.overrides import prepared
-from synergy_runs.settings import keys, typed
-from synergy_runs.typed import as_hydra
+from synergy_core import policies
+from synergy_core.errors import InputError, renamed
+from synergy_runs.command_line import as_hydra, completion, composed
 from synergy_sim.__main__ import main
-from synergy_sim.program import SIMULATOR
-from synergy_sim.settings import Settings
+from synergy_sim.settings import SIMULATOR
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMES = [
@@ -48,14 +39,8 @@ def test_a_run_reads_and_writes_such_paths_and_home_is_home(tmp_path, monkeypatc
     log = tmp_path / "ho me" / "my [log], 1=ü.csv"
     log.parent.mkdir()
     log.write_text(LOG)
-    words = [
-        "+trace=file",
-        "trace.path=~/my [log], 1=ü.csv",
-        "results_dir=out ${x} (1)",
-        "policy=fifo",
-        "cluster.nodes=1",
-        "figures=false",
-    ]
+    words = ["+trace=file", "trace.path=~/my [log], 1=ü.csv", "results_dir=out ${x} (1)"]
+    words += ["policy=fifo", "cluster.nodes=1", "figures=false"]
     monkeypatch.setattr(sys, "argv", ["synergy_sim", *words])
     main()
     (summary,) = (tmp_path / "out ${x} (1)").rglob("summary.json")
@@ -83,10 +68,6 @@ def test_json_is_read_where_a_list_of_mappings_is_wanted():
     assert found == [json.loads(node)]
 
 
-def test_no_value_shows_the_names_of_python():
-    assert typed({"a": None, "b": [True, 1.5]}) == "{a: null, b: [true, 1.5]}"
-
-
 @pytest.mark.parametrize(
     ("wanted", "header", "said"),
     [
@@ -103,30 +84,6 @@ def test_a_column_is_renamed_only_where_its_unit_stays(wanted, header, said):
     advice = renamed(wanted, header)
     assert said in advice
     assert ("Rename" in advice) != ("times as large" in advice) or not advice
-
-
-def test_every_key_that_a_message_names_is_one():
-    """In all sources of what both programs share, of the simulator and of the core: `section.key=`."""
-    known = {each.name for each in keys(Settings)}
-    free = ("trace.txt", *SIMULATOR.free_keys)
-    sections = "|".join(sorted({name.partition(".")[0] for name in known if "." in name}))
-    named = set()
-    for folder in ("synergy_runs", "synergy_sim", "synergy_core"):
-        for path in (ROOT / folder).rglob("*.py"):
-            for text in re.findall(r'f?"([^"\n]*)"', path.read_text(encoding="utf-8")):
-                named |= {(each, path.name) for each in re.findall(rf"(?<![\w./])((?:{sections})\.\w[\w.]*\w)=", text)}
-    whole = {
-        (each, re.sub(r"^(cluster\.node_types)\.\d+\.(gpu_type|nodes|gpus_per_node)$", r"\1", each[0]))
-        for each in named
-    }
-    strange = {each for each, key in whole if key not in known and not key.startswith(free)}
-    assert len(named) > 20
-    assert not strange
-
-
-def test_stand_ins_are_called_as_people_call_them():
-    assert stand_in("v100", "rtx2080ti") == "V100 not measured: RTX 2080 Ti times scaled by data-sheet speed"
-    assert stand_in("h999", "t4") == "h999 not measured, and no data sheet: T4 times as they are"
 
 
 POLICY = """from synergy_core.policies import allocation_policy, ordering_policy
@@ -146,24 +103,18 @@ def run_beside(policy, text, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     plug_in = types.SimpleNamespace(name="mine", value="mine", load=lambda: __import__("mine"))
-    monkeypatch.setattr(_registry, "entry_points", lambda group: [plug_in])
-    words = [
-        "+trace=file",
-        "trace.path=log.csv",
-        "cluster.nodes=1",
-        "cluster.gpus_per_node=2",
-        f"policy={policy}",
-        "figures=false",
-    ]
+    monkeypatch.setattr(policies, "entry_points", lambda group: [plug_in])
+    words = ["+trace=file", "trace.path=log.csv", "cluster.nodes=1", "cluster.gpus_per_node=2"]
+    words += [f"policy={policy}", "figures=false"]
     monkeypatch.setattr(sys, "argv", ["synergy_sim", *words])
-    _registry._discover.cache_clear()
+    policies._discover.cache_clear()
     try:
         main()
     finally:
-        _registry._found.pop("mine", None)
-        _registry._broken.clear()
+        policies._found.pop("mine", None)
+        policies._broken.clear()
         sys.modules.pop("mine", None)
-        _registry._discover.cache_clear()
+        policies._discover.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -180,7 +131,10 @@ def run_beside(policy, text, tmp_path, monkeypatch):
             f"{ORDER}return (1 / (job.job_id - 1),)",
             ("mine.py, line 8 (`return (1 / (job.job_id - 1),)`): ZeroDivisionError: division by zero", "check mine"),
         ),
-        (f"{ORDER}return (job.job_id if job.job_id % 2 else 'a',)", ("mine.py, line 5", "rule 'comparable'")),
+        (
+            f"{ORDER.replace('()', '(preemptive=True)', 1)}return (job.job_id if job.job_id % 2 else 'a',)",
+            ("mine.py, line 5", "rule 'comparable'"),
+        ),
         (f"{SHARE}return [1]", ("mine.py, line 5", "it answered [1], expected Allocations")),
         (f"{SHARE}return 1 / 0", ("mine.py, line 8 (`return 1 / 0`): ZeroDivisionError",)),
     ],
@@ -215,13 +169,10 @@ def test_bash_completes_keys_words_and_defaults(tmp_path):
     for each in asked:
         line = f"python -m synergy_sim {each}"
         lines.append(f"COMP_LINE='{line}'; COMP_POINT={len(line)}; _synergy_sim_words; echo \"${{COMPREPLY[*]}}\"")
-    told = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=True).stdout
-    assert told.splitlines() == ["+trace=", "philly", "trace.models=", "by_class", "1.0", "srtf", "false"]
-
-
-def test_another_shell_is_refused():
     with pytest.raises(InputError, match="unknown shell 'fish'"):
         completion(SIMULATOR, "--completion=fish")
+    told = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True, check=True).stdout
+    assert told.splitlines() == ["+trace=", "philly", "trace.models=", "by_class", "1.0", "srtf", "false"]
 
 
 @pytest.mark.parametrize(
@@ -232,14 +183,9 @@ def test_another_shell_is_refused():
     ],
 )
 def test_ctrl_c_is_a_sentence_in_every_program(words, tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-X", "importtime", "-m", *words.split()],
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    streams = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, "text": True, "cwd": tmp_path}
+    command = [sys.executable, "-X", "importtime", "-m", *words.split()]
+    process = subprocess.Popen(command, **streams, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     begun = "synergy_runs.generators.command" if "generators" in words else "synergy_core.planner.search"
     said = ""
     while begun not in said:  # its import has ended: what it computes takes much longer
@@ -252,24 +198,3 @@ def test_ctrl_c_is_a_sentence_in_every_program(words, tmp_path):
     assert "error: interrupted; " in rest
     assert "Traceback" not in rest
     assert not os.listdir(tmp_path)
-
-
-def test_readme_says_how_to_open_notebooks_and_the_extra_is_there():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert extras["notebook"]
-    assert "pip install -e '.[notebook]'" in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
-def test_a_notebook_says_what_to_install_where_the_packages_are_missing(path, monkeypatch):
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    first = "".join(next(cell["source"] for cell in cells if cell["cell_type"] == "code"))
-    monkeypatch.setitem(sys.modules, "synergy_core", None)
-    with pytest.raises(SystemExit, match=re.escape("pip install -e '.[notebook]'")):
-        exec(first, {})
-
-
-def test_prepared_keeps_what_needs_no_quotes():
-    assert prepared(["+trace=philly", "trace.window=2017-10-09/7d", "results_dir=a/b"], SIMULATOR) == [
-        "+trace=philly", "trace.window=2017-10-09/7d", "results_dir=a/b",
-    ]  # fmt: skip

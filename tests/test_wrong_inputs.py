@@ -58,11 +58,6 @@ def is_refused(case: Wrong, status: object, told: str) -> None:
     assert len(begins) == 1, told
 
 
-def test_there_are_enough_and_each_is_another() -> None:
-    assert len(CASES) >= 250
-    assert len({(case.typed, *case.files.items()) for case in CASES}) == len(CASES)
-
-
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
 @pytest.mark.parametrize("case", CASES, ids=name_of)
 def test_refused(

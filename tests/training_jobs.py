@@ -8,14 +8,14 @@ import numpy as np
 from jobs import cluster, workload
 
 from synergy_core.cluster import Cluster, NodeType
+from synergy_core.jobs.state import Allocations
 from synergy_core.policies import AllocationPolicy, get_policy, policy_names
-from synergy_core.state import Allocations
 from synergy_runs.invariants import check
 from synergy_runs.workload import Workload
 from synergy_sim.assignment import mixed
 from synergy_sim.execution import Costs, ExecutionModel
-from synergy_sim.ground_truth import Truth
 from synergy_sim.simulate import simulate
+from synergy_sim.truth import Truth
 
 APPLICATIONS = ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3")
 CATALOG = Truth(None)

@@ -4,23 +4,54 @@ maximise Σ_jc u_jc x_jc, x binary; Σ_c x_jc ≤ 1 per job (= 1, and which, if 
 Σ_j Σ_{c of type t} n_c x_jc ≤ capacity_t; per tenant v Σ_{j of v} Σ_c n_c x_jc ≤ quota_v
 (Sia, SOSP 2023, section 3.4, with quotas added); for each resource d beside GPUs, and per type t,
 Σ_j Σ_{c of type t} a_djc x_jc ≤ b_dt. That these sums fit does not mean that nodes can hold it: `allocator.nodes`.
+
+All code below these lines knows one kind of constraint, a *limit*: T capacities, then V quotas, then D T of resources
+beside GPUs. What configurations take of limits is a list of *demands*, a pair of arrays each that broadcast to (J, C):
+the number of the limit, and how much is taken of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import InputError
+from synergy_core.units import Floats, Ints
 
-Status = Literal["optimal", "within_gap", "gap_open", "time_limit", "no_solver"]
+Status = Literal["optimal", "within_gap", "gap_open", "time_limit"]
+Demand = tuple[Ints, Floats]
 
 TINY = 1e-12
 ROUNDING = 1e-9
 """On utilities of about 1 (`solve` scales others): sums of thousands of float64 differ by less in another order."""
+
+
+def taken_of(demand: Demand, jobs: Ints, columns: Ints, shape: tuple[int, int]) -> Demand:
+    """(N,) limits and amounts of these jobs in these columns."""
+    limit, amount = demand
+    return np.broadcast_to(limit, shape)[jobs, columns], np.broadcast_to(amount, shape)[jobs, columns]
+
+
+def use_of(demands: Iterable[Demand], jobs: Ints, columns: Ints, shape: tuple[int, int], limits: int) -> Floats:
+    """(R,) what these jobs take of every limit in these columns."""
+    used = np.zeros(limits)
+    for demand in demands:
+        used += np.bincount(*taken_of(demand, jobs, columns, shape), limits)
+    return used
+
+
+def less_price(utility: Floats, demands: Iterable[Demand], prices: Floats) -> Floats:
+    """(J, C) utility less the price of all that is taken; prices: (R,) of every limit."""
+    (limit, amount), *others = demands
+    left: Floats = utility - prices[limit] * amount
+    for limit, amount in others:
+        price = prices[limit]
+        if price.any():
+            left -= price * amount
+    return left
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,30 +65,9 @@ class Beside:
     demand: Floats
     capacity: Floats
 
-    def use(self, gpu_type: Ints, choice: Ints) -> Floats:
-        """(D, T) that `choice` takes, (J,) configurations, −1 none."""
-        chosen = np.nonzero(choice >= 0)[0]
-        column = choice[chosen]
-        taken = self.demand[:, chosen, column]
-        return np.array([np.bincount(gpu_type[column], each, self.capacity.shape[1]) for each in taken])
-
     def per_gpu(self, gpus: Ints) -> Floats:
         """(D, T): GPUs of a type, (T,), for each unit of what it has beside them; 1 where it has none of it."""
         return np.where(self.capacity > 0, gpus / np.where(self.capacity > 0, self.capacity, 1.0), 1.0)
-
-    def check(self, jobs: int, columns: int, types: int) -> None:
-        """Raises InputError where a shape or a value is wrong."""
-        count = len(self.names)
-        for name, array, shape in (
-            ("demand", self.demand, (count, jobs, columns)),
-            ("capacity", self.capacity, (count, types)),
-        ):
-            if array.shape != shape:
-                raise InputError(f"beside.{name} has shape {array.shape}, expected {shape}.")
-            bad = ~((array >= 0) & (array < np.inf))
-            if bad.any():
-                at = tuple(np.argwhere(bad)[0].tolist())
-                raise InputError(f"beside.{name}{list(at)} is {array[at]}, expected a finite number ≥ 0.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +78,8 @@ class Problem:
     worth 0, so a utility ≤ 0 is never chosen unless forced. gpus: (C,) ≥ 1. gpu_type: (C,) indices into capacity.
     capacity: (T,) GPUs. forced: (J,) the configuration a job must keep, −1 for none; None forces nobody.
     tenant: (J,) indices into quota, (V,) GPUs summed over types; both or neither. beside: what they take beside GPUs.
-    Raises InputError where shapes, types or ranges do not match, on NaN or +inf, and where the forced jobs alone
-    exceed a capacity or a quota.
+    Raises InputError where shapes or ranges do not match, on NaN or +inf, and where the forced jobs alone exceed a
+    capacity or a quota.
     """
 
     utility: Floats
@@ -82,12 +92,9 @@ class Problem:
     beside: Beside | None = None
 
     def __post_init__(self) -> None:
-        self._check_shapes()
-        self._check_ranges()
-        if self.beside is not None:
-            self.beside.check(self.jobs, len(self.gpus), self.types)
-        if self.forced is not None:
-            self._check_forced()
+        self._check_arrays()
+        if self.forced is not None and (self.forced >= 0).any():
+            self._check_forced(self.forced)
 
     @property
     def jobs(self) -> int:
@@ -100,121 +107,122 @@ class Problem:
         return len(self.capacity)
 
     @property
-    def rows(self) -> Ints:
-        """(T + V,) GPUs on the right of every row: capacities, then quotas."""
-        return self.capacity if self.quota is None else np.concatenate((self.capacity, self.quota))
+    def tenants(self) -> int:
+        """The number of quotas, V."""
+        return 0 if self.quota is None else len(self.quota)
 
     @property
-    def priced_rows(self) -> int:
-        """How many rows have a price: T + V + D T."""
-        return len(self.rows) + (self.beside.capacity.size if self.beside is not None else 0)
+    def limits(self) -> Floats:
+        """(R,) the amount of each limited resource; each has a price."""
+        quota = np.zeros(0) if self.quota is None else self.quota
+        beside = np.zeros(0) if self.beside is None else self.beside.capacity.ravel()
+        return np.concatenate((self.capacity, quota, beside), dtype=np.float64)
+
+    @property
+    def demands(self) -> list[Demand]:
+        """What every configuration takes of limits; that of the GPU type is the first."""
+        gpus = self.gpus.astype(np.float64)
+        demands: list[Demand] = [(self.gpu_type, gpus)]
+        if self.tenant is not None:
+            demands.append((self.types + self.tenant[:, None], gpus))
+        if self.beside is not None:
+            first = self.types + self.tenants
+            demands += [(first + at * self.types + self.gpu_type, each) for at, each in enumerate(self.beside.demand)]
+        return demands
+
+    def names_of_limits(self, types: Sequence[str] = (), tenants: Sequence[str] = ()) -> list[tuple[str, str]]:
+        """Of each limit, what has it and the resource; types, tenants: how they are called."""
+        types = types or [f"type {at}" for at in range(self.types)]
+        tenants = tenants or [f"tenant {at}" for at in range(self.tenants)]
+        names = [(each, "GPUs") for each in (*types, *(f"quota of {each}" for each in tenants[: self.tenants]))]
+        return names + [(each, name) for name in (self.beside.names if self.beside else ()) for each in types]
+
+    def demands_of(self, job: int) -> list[Demand]:
+        """The demands of one job: (C,) limits and (C,) amounts each."""
+        columns = np.arange(len(self.gpus))
+        return [taken_of(each, np.full_like(columns, job), columns, self.utility.shape) for each in self.demands]
+
+    def possible(self, job: int) -> Ints:
+        """(P,) the configurations that a job would like and that an empty cluster could hold."""
+        possible, limits = self.utility[job] > 0, self.limits
+        for limit, amount in self.demands_of(job):
+            possible &= amount <= limits[limit] * (1.0 + ROUNDING)
+        return np.nonzero(possible)[0]
 
     def objective(self, choice: Ints) -> float:
         """The utility of `choice`, (J,) configurations, −1 none."""
         chosen = np.nonzero(choice >= 0)[0]
         return float(self.utility[chosen, choice[chosen]].sum())
 
-    def use(self, choice: Ints) -> Ints:
-        """(T + V,) GPUs that `choice` takes of each row."""
+    def use(self, choice: Ints) -> Floats:
+        """(R,) what `choice` takes of every limit."""
         chosen = np.nonzero(choice >= 0)[0]
-        column = choice[chosen]
-        taken = self.gpus[column]
-        used = np.bincount(self.gpu_type[column], taken, len(self.capacity))
-        if self.tenant is not None and self.quota is not None:
-            used = np.concatenate((used, np.bincount(self.tenant[chosen], taken, len(self.quota))))
-        return used.astype(np.int64)
+        return use_of(self.demands, chosen, choice[chosen], self.utility.shape, len(self.limits))
 
     def fits(self, choice: Ints) -> bool:
-        """Whether `choice` keeps every row, every forced job and every −inf."""
+        """Whether `choice` keeps every limit, every forced job and every −inf."""
         kept = self.forced is None or bool(((self.forced < 0) | (choice == self.forced)).all())
-        kept = kept and bool((self.use(choice) <= self.rows).all()) and self.objective(choice) > -np.inf
-        if self.beside is None or not kept:
-            return kept
-        limit = self.beside.capacity * (1.0 + ROUNDING)
-        return bool((self.beside.use(self.gpu_type, choice) <= limit).all())
+        within = bool((self.use(choice) <= self.limits * (1.0 + ROUNDING)).all())
+        return kept and within and self.objective(choice) > -np.inf
 
-    def _check_shapes(self) -> None:
-        array = self.utility
-        if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype != np.float64:
-            got = f"{array.dtype}{array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
-            raise InputError(f"utility is {got}, expected a float64 array of jobs × configurations.")
-        jobs, columns = self.utility.shape
-        if (self.tenant is None) != (self.quota is None):
-            missing = "tenant" if self.tenant is None else "quota"
-            raise InputError(f"quotas need both `tenant` and `quota`; {missing} is None.")
-        for name, length in (("gpus", columns), ("gpu_type", columns), ("forced", jobs), ("tenant", jobs)):
-            self._check_ints(name, getattr(self, name), length)
-        self._check_ints("capacity", self.capacity, None)
-        self._check_ints("quota", self.quota, None)
-
-    @staticmethod
-    def _check_ints(name: str, array: Ints | None, length: int | None) -> None:
-        if array is None and name in ("forced", "tenant", "quota"):
-            return
-        if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind != "i":
-            got = f"{array.dtype}{array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
-            raise InputError(f"{name} is {got}, expected a one-dimensional integer array.")
-        if length is not None and len(array) != length:
-            raise InputError(f"{name} has {len(array)} entries, expected {length} to match utility.")
-
-    def _check_ranges(self) -> None:
-        if self.utility.size:
-            largest = self.utility.max()
-            if not largest < np.inf:  # NaN too: max() hands it on
-                job, column = np.argwhere(np.isnan(self.utility) | (self.utility == np.inf))[0]
-                got = self.utility[job, column]
-                raise InputError(
-                    f"utility[{job}, {column}] is {got}, expected a finite number, or −inf for not allowed."
-                )
-            if self.gpus.min() < 1:
-                raise InputError(f"gpus has {self.gpus.min()}, expected at least 1 GPU in every configuration.")
-        self._check_index("gpu_type", self.gpu_type, 0, len(self.capacity))
-        self._check_index("forced", self.forced, -1, self.utility.shape[1])
-        if self.quota is not None:
-            self._check_index("tenant", self.tenant, 0, len(self.quota))
-        for name, array in (("capacity", self.capacity), ("quota", self.quota)):
-            if array is not None and len(array) and array.min() < 0:
-                raise InputError(f"{name} has {array.min()}, expected at least 0 GPUs.")
-
-    @staticmethod
-    def _check_index(name: str, array: Ints | None, least: int, end: int) -> None:
-        if array is not None and len(array) and not (array.min() >= least and array.max() < end):
-            raise InputError(f"{name} has {array.min()} to {array.max()}, expected {least} to {end - 1}.")
-
-    def _check_forced(self) -> None:
-        assert self.forced is not None
-        jobs = np.nonzero(self.forced >= 0)[0]
-        if not len(jobs):
-            return
-        banned = self.utility[jobs, self.forced[jobs]] == -np.inf
-        if banned.any():
-            job = int(jobs[banned][0])
+    def _check_arrays(self) -> None:
+        if self.utility.ndim != 2 or self.utility.dtype != np.float64:
             raise InputError(
-                f"job {job} is forced to keep configuration {self.forced[job]}, but its utility there is −inf; "
+                f"utility is {self.utility.dtype}{self.utility.shape}, expected float64, jobs × configurations."
+            )
+        jobs, columns = self.utility.shape
+        if not self.utility.max(initial=-np.inf) < np.inf:  # NaN too: max() hands it on
+            job, column = np.argwhere(~(self.utility < np.inf))[0]
+            raise InputError(
+                f"utility[{job}, {column}] is {self.utility[job, column]}, expected a finite number, or −inf for not "
+                "allowed."
+            )
+        if (self.tenant is None) != (self.quota is None):
+            raise InputError(f"quotas need both: {'tenant' if self.tenant is None else 'quota'} is None.")
+        for name, array, length, least, end in (
+            ("gpus", self.gpus, columns, 1, np.inf),
+            ("gpu_type", self.gpu_type, columns, 0, self.types),
+            ("capacity", self.capacity, self.types, 0, np.inf),
+            ("forced", self.forced, jobs, -1, columns),
+            ("tenant", self.tenant, jobs, 0, self.tenants),
+            ("quota", self.quota, self.tenants, 0, np.inf),
+        ):
+            if array is None:
+                continue
+            if array.shape != (length,) or array.dtype.kind != "i":
+                raise InputError(f"{name} is {array.dtype}{array.shape}, expected {length} integers.")
+            if length and not (array.min() >= least and array.max() < end):
+                expected = f"{least} to {end - 1}" if end < np.inf else f"at least {least}"
+                raise InputError(f"{name} has {array.min()} to {array.max()}, expected {expected}.")
+        if self.beside is not None:
+            count = len(self.beside.names)
+            for name, taken, shape in (
+                ("demand", self.beside.demand, (count, jobs, columns)),
+                ("capacity", self.beside.capacity, (count, self.types)),
+            ):
+                if taken.shape != shape:
+                    raise InputError(f"beside.{name} is {taken.shape}, expected {shape}.")
+                if len(wrong := np.argwhere(~((taken >= 0) & (taken < np.inf)))):
+                    at = tuple(wrong[0].tolist())
+                    raise InputError(f"beside.{name}{list(at)} is {taken[at]}, expected a finite number ≥ 0.")
+
+    def _check_forced(self, forced: Ints) -> None:
+        jobs = np.nonzero(forced >= 0)[0]
+        banned = jobs[self.utility[jobs, forced[jobs]] == -np.inf]
+        if len(banned):
+            raise InputError(
+                f"job {banned[0]} is forced to keep configuration {forced[banned[0]]}, but its utility there is −inf; "
                 "give that utility a number or set forced to −1."
             )
-        used, rows = self.use(self.forced), self.rows
-        self._check_forced_beside()
-        for row in np.nonzero(used > rows)[0].tolist():
-            kind = row < len(self.capacity)
-            held = self.gpu_type[self.forced[jobs]] == row if kind else self.tenant[jobs] == row - len(self.capacity)  # type: ignore[index]
-            where = f"GPU type {row}" if kind else f"tenant {row - len(self.capacity)}"
-            limit = "capacity" if kind else "quota"
-            first = ", ".join(map(str, jobs[held][:5].tolist())) + (", …" if held.sum() > 5 else "")
+        used, limits = self.use(forced), self.limits
+        for at in np.nonzero(used > limits * (1.0 + ROUNDING))[0].tolist():
+            where, resource = self.names_of_limits()[at]
+            taken = [taken_of(each, jobs, forced[jobs], self.utility.shape)[0] == at for each in self.demands]
+            holders = jobs[np.any(taken, axis=0)].tolist()
+            first = ", ".join(map(str, holders[:5])) + (", …" if len(holders) > 5 else "")
             raise InputError(
-                f"infeasible: the {held.sum()} forced jobs on {where} hold {used[row]} GPUs, its {limit} is "
-                f"{rows[row]}; let one of them go (forced = −1 for job {first}) or raise the {limit}."
-            )
-
-    def _check_forced_beside(self) -> None:
-        if self.beside is None:
-            return
-        assert self.forced is not None
-        used, limit = self.beside.use(self.gpu_type, self.forced), self.beside.capacity
-        for at, kind in np.argwhere(used > limit * (1.0 + ROUNDING)).tolist():
-            raise InputError(
-                f"infeasible: the forced jobs on GPU type {kind} hold {used[at, kind]:g} of {self.beside.names[at]}, "
-                f"its capacity is {limit[at, kind]:g}; let one of them go (forced = −1) or raise the capacity."
+                f"infeasible: the forced jobs hold {used[at]:g} {resource} of {where}, which has {limits[at]:g}; let "
+                f"one of them go (forced = −1 for job {first}) or raise the limit."
             )
 
 
@@ -223,11 +231,10 @@ class Solution:
     """What each job gets, and how far from the best that can be at most.
 
     choice: (J,) configurations, −1 none. objective: Σ u of it. bound: no allocation is worth more.
-    gap: (bound − objective) / |bound|, ≥ 0. prices: (T + V,) utility per GPU of every row, capacities first, then (D T)
-    per unit of what is beside GPUs, types within resources; the bound follows from them alone (weak duality), and they
-    start the next round warm.
-    status: optimal (nothing is better) · within_gap (gap ≤ the target) · gap_open (nothing more to try) · time_limit ·
-    no_solver (neither HiGHS nor CBC is installed): all with a feasible choice and a true bound.
+    gap: (bound − objective) / |bound|, ≥ 0. prices: (R,) utility per unit of every limit; the bound follows from them
+    alone (weak duality), and they start the next round warm.
+    status: optimal (nothing is better) · within_gap (gap ≤ the target) · gap_open (nothing more to try) · time_limit:
+    all with a feasible choice and a true bound.
     """
 
     choice: Ints

@@ -1,66 +1,62 @@
-"""What is known before anything is measured here: applications with fitted constants, and GPU data sheets.
+"""The shipped catalog: applications with fitted constants, GPU and node data sheets, and layer sizes.
 
-`models/<application>.yaml` is written by bench/make_catalog.py or bench/fit_sensitivity.py; `gpus/<type>.yaml` by hand,
-from vendors' pages (`synergy_core.catalog.sheets`); `layers/<application>.yaml` by bench/make_layers.py. Being in the
-folder registers any.
+`models/<application>.yaml` is written by bench/make_catalog.py or bench/fit_sensitivity.py; `gpus/<type>.yaml` and
+`nodes/<type>.yaml` by hand, from vendors' pages; `layers/<application>.yaml` by bench/make_layers.py. Adding a file to
+its folder registers it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
-from math import isfinite
+from math import exp, isfinite, log
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from synergy_core.arrays import Floats
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput.calibration import Calibrated
-from synergy_core.goodput.compression import CONVOLUTIONAL, Gradients, LayerSizes
-from synergy_core.goodput.forms import form_named
+from synergy_core.goodput.compression._compressor import CONVOLUTIONAL, Gradients, LayerSizes
 from synergy_core.goodput.pipeline import Pipeline
+from synergy_core.goodput.throughput import BETA_C, form_named
+from synergy_core.units import Floats
 
 T = TypeVar("T")
 
-_HERE = Path(__file__).parent
+CATALOG = Path(__file__).parent
 _FACTS = ("title", "initial_batch", "max_batch", "epochs", "total_work")
 
 
 @dataclass(frozen=True, slots=True)
 class NoiseCurve:
-    """The gradient noise scale over a training: straight lines of its logarithm between knots.
+    """The gradient noise scale φ over a training run; its logarithm is linear between knots.
 
-    fractions: of total work, rising in [0, 1]. log_noise_scale: natural logarithm of φ in samples, at the knots.
-    rms_log_error: against the runs that it was fitted to.
+    fractions: the knots, as fractions of total work, rising in [0, 1]. log_noise_scale: ln(φ in samples) at the knots.
     """
 
     fractions: Floats
     log_noise_scale: Floats
-    rms_log_error: float
 
     def noise_scale(self, fraction: ArrayLike) -> Floats:
-        """φ, samples, at a fraction of total work; constant outside the knots."""
-        result: Floats = np.exp(np.interp(np.asarray(fraction, dtype=np.float64), self.fractions, self.log_noise_scale))
-        return result
+        """The noise scale φ, samples, at a fraction of total work; constant outside the knots."""
+        return np.exp(np.interp(np.asarray(fraction, dtype=np.float64), self.fractions, self.log_noise_scale))
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProfile:
-    """One application on one GPU type.
+    """Fitted step-time constants of one application on one GPU type.
 
-    theta: (7,), Pollux's form, what policies believe. calibrated: the form that predicts best.
-    theta_error, calibrated_error: of step times on the rows fitted: n, mape, median, p90, max; fractions.
-    min_local, max_local: samples per GPU that were measured to fit. nodes, gpus: the largest measured.
+    theta: (7,), constants of Pollux's form, assumed by policies. calibrated: the form with the best predictions.
+    min_local, max_local: range of measured samples per GPU that fit into memory. nodes, gpus: the largest measured.
     """
 
     theta: Floats
-    theta_error: Mapping[str, float]
     calibrated: Calibrated
-    calibrated_error: Mapping[str, float]
     min_local: int
     max_local: int
     nodes: int
@@ -69,9 +65,9 @@ class GpuProfile:
 
 @dataclass(frozen=True, slots=True)
 class ModelProfile:
-    """One application. Batches in samples; total_work in iterations at the initial batch.
+    """One application. Batches are in samples; total_work is in iterations at the initial batch.
 
-    pipeline: how fast its input is prepared; None where nobody knows.
+    pipeline: how fast its training input is prepared; None if unknown.
     """
 
     name: str
@@ -86,67 +82,69 @@ class ModelProfile:
     pipeline: Pipeline | None = None
 
 
+def names_in(folder: str) -> list[str]:
+    """The names of all files in a folder of the catalog."""
+    return sorted(path.stem for path in (CATALOG / folder).glob("*.yaml"))
+
+
+def file_in(folder: str, kind: str, name: str) -> Path:
+    """The path of a catalog file. kind: what the file describes. Raises InputError for an unknown name."""
+    if name not in names_in(folder):
+        hint = f"A file synergy_core/catalog/{folder}/<name>.yaml adds one."
+        raise unknown(kind, name, names_in(folder), hint=hint)
+    return CATALOG / folder / f"{name}.yaml"
+
+
 def model_names() -> list[str]:
-    """Every application in the catalog."""
-    return sorted(path.stem for path in (_HERE / "models").glob("*.yaml"))
+    """The names of all applications in the catalog."""
+    return names_in("models")
 
 
 @cache
 def load_model(name: str) -> ModelProfile:
-    """An application. Raises InputError with the nearest match for an unknown one."""
-    if name not in model_names():
-        raise unknown("model", name, model_names(), hint="A file synergy_core/catalog/models/<name>.yaml adds one.")
-    return model_from_yaml(_HERE / "models" / f"{name}.yaml")
+    """Loads an application. Raises InputError for an unknown name, with the nearest match."""
+    return model_from_yaml(file_in("models", "model", name))
 
 
 def model_from_yaml(path: Path) -> ModelProfile:
-    """A file in the catalog's form, shipped or written by `python -m synergy_core calibrate --out`."""
+    """Reads an application's file, shipped or written by `python -m synergy_core calibrate --out`."""
     content = read_yaml(path)
     missing = [key for key in _FACTS if content.get(key) is None]
     if missing:
         raise InputError(
             f"{path}: {', '.join(missing)} missing; fill in what the application's own paper or code says."
         )
+    noise, pipeline = content.get("noise"), content.get("pipeline")
     try:
-        noise = content.get("noise")
         return ModelProfile(
             name=path.stem,
-            title=content["title"],
-            initial_batch=content["initial_batch"],
-            max_batch=content["max_batch"],
-            epochs=content["epochs"],
-            total_work=content["total_work"],
-            noise=NoiseCurve(_array(noise["fractions"]), _array(noise["log_noise_scale"]), noise["rms_log_error"])
-            if noise
-            else None,
+            **{key: content[key] for key in _FACTS},
+            noise=NoiseCurve(_array(noise["fractions"]), _array(noise["log_noise_scale"])) if noise else None,
             gpu_types={gpu_type: _gpu_profile(each) for gpu_type, each in content["gpu_types"].items()},
             sources=tuple(content["sources"]),
-            pipeline=_pipeline(content["pipeline"]) if content.get("pipeline") else None,
+            pipeline=Pipeline(*(float(pipeline[each.name]) for each in fields(Pipeline))) if pipeline else None,
         )
     except (KeyError, TypeError) as error:
         raise InputError(f"{path}: is not a model of the catalog; missing or misplaced: {error}.") from None
 
 
+def _gpu_profile(content: Mapping[str, Any]) -> GpuProfile:
+    best, ends = content["calibrated"], ("min_local", "max_local", "nodes", "gpus")
+    theta, knots, log_factors = (_array(best[key]) for key in ("theta", "knots", "log_factors"))
+    calibrated = Calibrated(form_named(best["form"]), theta, knots, log_factors, best["alone_log_factor"])
+    return GpuProfile(_array(content["pollux"]["theta"]), calibrated, *(content[key] for key in ends))
+
+
+def _array(values: Any) -> Floats:
+    return np.array(values, dtype=np.float64)
+
+
 @cache
 def layers_of(name: str) -> LayerSizes | None:
-    """The parameters of an application; None where nobody wrote them down."""
-    path = _layers_path(name)
-    return layers_from_yaml(path) if path.is_file() else None
-
-
-@cache
-def gradients_of(name: str) -> Gradients:
-    """How an application's gradients are taken to be spread: as a CNN's where its file says so, else as a GPT's."""
-    path = _layers_path(name)
-    return CONVOLUTIONAL if path.is_file() and read_yaml(path).get("convolutional") else Gradients()
-
-
-def _layers_path(name: str) -> Path:
-    return _HERE / "layers" / f"{name}.yaml"
-
-
-def layers_from_yaml(path: Path) -> LayerSizes:
-    """A file of `layers/`. Raises InputError for anything else."""
+    """The sizes of an application's layers; None if no file lists them."""
+    if name not in names_in("layers"):
+        return None
+    path = CATALOG / "layers" / f"{name}.yaml"
     rows = read_yaml(path).get("matrices")
     numbers = isinstance(rows, list) and all(isinstance(each, list) and len(each) == 3 for each in rows)
     if not numbers or not rows or any(type(value) is not int for each in rows for value in each):
@@ -154,38 +152,21 @@ def layers_from_yaml(path: Path) -> LayerSizes:
     return LayerSizes(*np.array(rows, dtype=np.int64).T)
 
 
+@cache
+def gradients_of(name: str) -> Gradients:
+    """Assumed distribution of an application's gradients: that of a CNN if its file says so, else that of a GPT."""
+    known = name in names_in("layers") and read_yaml(CATALOG / "layers" / f"{name}.yaml").get("convolutional")
+    return CONVOLUTIONAL if known else Gradients()
+
+
 def facts(name: str) -> dict[str, Any]:
-    """What is known of an application whatever it runs on, as in its file; None for each fact of an unknown one."""
-    known = read_yaml(_HERE / "models" / f"{name}.yaml") if name in model_names() else {}
+    """The facts about an application that do not depend on hardware, from its file; None for unknown facts."""
+    known = read_yaml(CATALOG / "models" / f"{name}.yaml") if name in model_names() else {}
     return {key: known.get(key) for key in (*_FACTS, "noise", "pipeline")}
 
 
-def _pipeline(content: Mapping[str, Any]) -> Pipeline:
-    return Pipeline(*(float(content[each.name]) for each in fields(Pipeline)))
-
-
-def _gpu_profile(content: Mapping[str, Any]) -> GpuProfile:
-    best = content["calibrated"]
-    return GpuProfile(
-        theta=_array(content["pollux"]["theta"]),
-        theta_error=content["pollux"]["error"],
-        calibrated=Calibrated(
-            form_named(best["form"]),
-            _array(best["theta"]),
-            _array(best["knots"]),
-            _array(best["log_factors"]),
-            best["alone_log_factor"],
-        ),
-        calibrated_error=best["error"],
-        min_local=content["min_local"],
-        max_local=content["max_local"],
-        nodes=content["nodes"],
-        gpus=content["gpus"],
-    )
-
-
 def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file of keys and values. Raises InputError for anything else."""
+    """Reads a YAML file of keys and values. Raises InputError for anything else."""
     import yaml  # type: ignore[import-untyped]
 
     try:
@@ -197,16 +178,22 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise InputError(f"{path}: is not YAML: {yaml_fault(error)}.") from None
     if not isinstance(content, dict):
-        found = "is empty" if content is None else f"holds {_called(content)}"
+        found = "is empty" if content is None else f"holds {_yaml_type(content)}"
         raise InputError(f"{path}: {found}; expected lines such as `name: value`.")
-    odd = [key for key in content if not isinstance(key, str)]
-    if odd:
-        raise InputError(f"{path}: the key {odd[0]} is {_called(odd[0])}; expected names as keys.")
+    for key in content:
+        if not isinstance(key, str):
+            raise InputError(f"{path}: the key {key} is {_yaml_type(key)}; expected names as keys.")
     return content
 
 
+def _yaml_type(value: Any) -> str:
+    """The type of a YAML value, in words."""
+    names = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return names.get(type(value), "nothing" if value is None else type(value).__name__)
+
+
 def yaml_fault(error: Exception) -> str:
-    """What is wrong with a YAML text, in a phrase: the line, and what was found there."""
+    """What is wrong with a YAML text, in a phrase that names the line and the problem found there."""
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     if mark is None or problem is None:
         if isinstance(error, UnicodeDecodeError):
@@ -218,15 +205,15 @@ def yaml_fault(error: Exception) -> str:
 
 
 def from_yaml(wanted: type[T], path: Path) -> T:
-    """A dataclass whose `name` is the file's; the file's keys are its other fields. Raises InputError as `filled`."""
+    """Reads a dataclass: its `name` is the file's name, its other fields are the file's keys. Raises as `filled`."""
     return filled(wanted, read_yaml(path), path, name=path.stem)
 
 
 def filled(wanted: type[T], values: Mapping[str, Any], path: Path, **given: Any) -> T:
-    """A dataclass from the keys of a file and what is given beside them; lists become tuples.
+    """Builds a dataclass from the keys of a file and further fields; lists become tuples.
 
-    Raises InputError for keys that are unknown or missing, for values of another kind than the field, and for numbers
-    that YAML takes for text (`80e9`).
+    Raises InputError for unknown or missing keys, for values of another type than the field's, and for numbers that
+    YAML reads as text (`80e9`).
     """
     own = {each.name: each for each in fields(wanted) if each.name not in given}  # type: ignore[arg-type]
     hints = get_type_hints(wanted)
@@ -237,25 +224,24 @@ def filled(wanted: type[T], values: Mapping[str, Any], path: Path, **given: Any)
     needed = [name for name, each in own.items() if each.default is MISSING and each.default_factory is MISSING]
     missing = [name for name in needed if name not in values]
     if missing:
-        where = wanted.__module__.replace(".", "/")
-        raise InputError(f"{path}: {', '.join(missing)} missing; {where}.py says what each is.")
+        raise InputError(f"{path}: {', '.join(missing)} missing; {inspect.getfile(wanted)} says what each is.")
     plain = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     return wanted(**plain, **given)
 
 
-_KINDS: tuple[tuple[type, Callable[[Any], bool], str], ...] = (
-    (bool, lambda value: isinstance(value, bool), "true or false"),
-    (int, lambda value: type(value) is int, "a whole number"),
-    (float, lambda value: type(value) in (int, float) and isfinite(value), "a number"),
-    (str, lambda value: isinstance(value, str), "text; numbers as text stand in quotes"),
-)
-"""By a field's type, what a value of YAML must be, and that in words."""
+_KINDS = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "text; numbers as text stand in quotes"),
+}
+"""Type of a field → accepted types of a YAML value, and the expected value in words."""
 
 
 def _check_kind(where: str, value: Any, hint: Any) -> None:
-    """Raises InputError for a value of another kind than the field's: a scalar, a list of texts, or numbers by name.
+    """Raises InputError if a value does not have the field's type: a scalar, a list of texts, or numbers by name.
 
-    Of a field that may be an array (`NDArray | int`) a file gives one value.
+    A field that may be an array (`NDArray | int`) has a single value in a file.
     """
     if hint == tuple[str, ...]:
         if not isinstance(value, list):
@@ -269,11 +255,11 @@ def _check_kind(where: str, value: Any, hint: Any) -> None:
         for name, each in value.items():
             _check_kind(f"{where}: {name}", each, get_args(hint)[1])
         return
-    leaves = get_args(hint) or (hint,)
-    holds, words = next((each[1], each[2]) for each in _KINDS if each[0] in leaves)
-    if holds(value):
+    kind = next(each for each in _KINDS if each in (get_args(hint) or (hint,)))
+    types, words = _KINDS[kind]
+    if type(value) in types and (kind is not float or isfinite(value)):
         return
-    if isinstance(value, str) and words != "true or false" and _is_number(value):
+    if isinstance(value, str) and kind is not bool and _is_number(value):
         raise InputError(f"{where}: {value} is text to YAML; a number has a point, as in 80.0e+9.")
     raise InputError(f"{where}: {'nothing' if value is None else value}; expected {words}.")
 
@@ -285,11 +271,269 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _called(value: Any) -> str:
-    """What a person calls a value of YAML."""
-    names = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
-    return names.get(type(value), "nothing" if value is None else type(value).__name__)
+# GPU data sheets. A file `gpus/<type>.yaml` registers one; `add_gpu_sheet` registers a user's file for this process.
 
 
-def _array(values: Any) -> Floats:
-    return np.array(values, dtype=np.float64)
+HOPPER = 9.0
+"""Compute capability of the H100. Since then NVSwitch reduces in the network (third-generation NVLink SHARP), cuBLAS
+allocates 32 MiB of workspace, and training software has FlashAttention."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSheet:
+    """A GPU type's data sheet.
+
+    architecture: NVIDIA's name of the generation. compute_capability: NVIDIA's number for the generation's features
+    (developer.nvidia.com/cuda-gpus). shared_lanes: whether half of the fp32 lanes also execute integer instructions.
+    tensor_flops_per_s: dense peak of matrix products that accumulate in fp32, by supported precision: fp16, bf16, tf32,
+    fp8, fp4. clock_hz: boost clock. link_bytes_per_s: all NVLinks of one GPU, one way; 0 without NVLink.
+    pcie_bytes_per_s: one way. inline_ecc: whether ECC bits occupy part of the memory (GDDR6 of data-centre cards).
+    """
+
+    name: str
+    title: str
+    aliases: tuple[str, ...]
+    architecture: str
+    compute_capability: float
+    fp32_flops_per_s: float
+    memory_bandwidth_bytes_per_s: float
+    memory_bytes: float
+    tensor_flops_per_s: Mapping[str, float] = field(hash=False)
+    multiprocessors: int
+    clock_hz: float
+    link_bytes_per_s: float
+    pcie_bytes_per_s: float
+    source: str
+    shared_lanes: bool = False
+    inline_ecc: bool = False
+
+    def __post_init__(self) -> None:
+        tensor_rates = {f"tensor_flops_per_s.{kind}": rate for kind, rate in self.tensor_flops_per_s.items()}
+        rates = {**tensor_rates, "fp32_flops_per_s": self.fp32_flops_per_s}
+        figures = {
+            **{name: (rate, 1e12, "in FLOP/s; 312 TFLOP/s are 312.0e+12") for name, rate in rates.items()},
+            "memory_bandwidth_bytes_per_s": (self.memory_bandwidth_bytes_per_s, 1e10, "in bytes/s; 2 TB/s are 2.0e+12"),
+            "memory_bytes": (self.memory_bytes, 1e9, "in bytes; 80 GB are 80.0e+9"),
+            "clock_hz": (self.clock_hz, 1e8, "in Hz; 1,410 MHz are 1410.0e+6"),
+            "pcie_bytes_per_s": (self.pcie_bytes_per_s, 1e8, "in bytes/s; 31.5 GB/s are 31.5e+9"),
+            "multiprocessors": (self.multiprocessors, 1, "how many there are"),
+            "compute_capability": (self.compute_capability, 1, "such as 8.0"),
+        }
+        for name, (value, least, unit) in figures.items():
+            if value < least:
+                raise InputError(f"data sheet {self.name}: {name}: {value:g} is below {least:g}; expected it {unit}.")
+        if self.link_bytes_per_s < 0 or 0 < self.link_bytes_per_s < 1e9:
+            raise InputError(
+                f"data sheet {self.name}: link_bytes_per_s: {self.link_bytes_per_s:g}; expected NVLink's bytes/s, one "
+                "way, all links of a GPU (300 GB/s are 300.0e+9), or 0.0 without."
+            )
+
+    @property
+    def since_hopper(self) -> bool:
+        """Whether the GPU is of the H100's generation or a later one."""
+        return self.compute_capability >= HOPPER
+
+    def matrix_flops_per_s(self, precision: str) -> float:
+        """Peak FLOP/s of matrix products. An unsupported precision runs in the next wider supported one.
+
+        The fp32 peak is half of the data sheet's if lanes are shared, because they also compute integer addresses
+        (NVIDIA's GA102 whitepaper, 2020, and Ada whitepaper, 2022: 64 of 128 lanes do either).
+        """
+        for each in _WIDER.get(precision, ()):
+            if each in self.tensor_flops_per_s:
+                return self.tensor_flops_per_s[each]
+        return self.fp32_flops_per_s * (0.5 if self.shared_lanes else 1.0)
+
+
+_WIDER = {
+    "fp4": ("fp4", "fp8", "bf16", "fp16"),
+    "fp8": ("fp8", "bf16", "fp16"),
+    "bf16": ("bf16",),
+    "fp16": ("fp16",),
+    "tf32": ("tf32",),
+}
+
+
+_added: dict[str, GpuSheet] = {}
+"""Data sheets from a user's files, registered for this process."""
+
+
+def gpu_sheets() -> Mapping[str, GpuSheet]:
+    """All GPU data sheets, by GPU type."""
+    return {**_shipped(), **_added} if _added else _shipped()
+
+
+@cache
+def _shipped() -> Mapping[str, GpuSheet]:
+    return {name: from_yaml(GpuSheet, CATALOG / "gpus" / f"{name}.yaml") for name in names_in("gpus")}
+
+
+def add_gpu_sheet(path: Path) -> GpuSheet:
+    """Reads a user's own data sheet, in the form of those in `gpus/`, and registers it under the file's name.
+
+    Raises InputError for a file that is not a data sheet, and for a name that a sheet of the catalog has.
+    """
+    name = path.stem.lower().replace(" ", "_")
+    sheet = filled(GpuSheet, read_yaml(path), path, name=name)
+    for each in (name, *sheet.aliases):
+        if any(each == own.name or each in own.aliases for own in _shipped().values()):
+            raise InputError(
+                f"{path}: the catalog has a data sheet of {each}; name the file otherwise, {name}-mine.yaml."
+            )
+    _added[name] = sheet
+    return sheet
+
+
+def gpu_sheet(name: str) -> GpuSheet | None:
+    """The data sheet of a GPU type by name or alias, ignoring case; None if there is none.
+
+    The GPUs of a partition, such as `a100@short`, have their type's data sheet.
+    """
+    plain = name.partition("@")[0].lower().replace(" ", "_")
+    return next((each for each in gpu_sheets().values() if plain == each.name or plain in each.aliases), None)
+
+
+def gpu_type_named(name: str) -> str:
+    """The catalog's name of a GPU type, such as t4 for `aws`; an unknown type keeps its name."""
+    found = gpu_sheet(name)
+    _, at, partition = name.partition("@")
+    return f"{found.name}{at}{partition}" if found else name
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSheet:
+    """Data sheet of a node type, `nodes/<type>.yaml`.
+
+    usual: whether it is the default node of its GPU type. link: `nvswitch`, `nvlink` or `pcie`; link_group: number of
+    GPUs it joins. network_bytes_per_s: all network cards of a node, one way. cpus: cores. memory_bytes: of the host.
+    """
+
+    name: str
+    title: str
+    gpu: str
+    gpus_per_node: int
+    usual: bool
+    link: str
+    link_group: int
+    network_bytes_per_s: float
+    cpus: int
+    memory_bytes: float
+    source: str
+
+
+@cache
+def node_sheets() -> Mapping[str, NodeSheet]:
+    """All node types, by name."""
+    return {name: from_yaml(NodeSheet, CATALOG / "nodes" / f"{name}.yaml") for name in names_in("nodes")}
+
+
+def node_sheet_of(gpu_type: str, gpus_per_node: int) -> NodeSheet | None:
+    """A node type with this GPU type and number of GPUs, preferably the usual one; None if the catalog has none."""
+    own = [each for each in node_sheets().values() if (each.gpu, each.gpus_per_node) == (gpu_type, gpus_per_node)]
+    return min(own, key=lambda each: not each.usual, default=None)
+
+
+# Predicts an application's step times on an unmeasured GPU type from a measured one, by their data sheets.
+#
+# Between measured types, the time per sample follows memory bandwidth (T4 → RTX 2080 Ti: bandwidth × 1.9, speed × 1.7
+# to 2.3), while the network and a step's fixed costs (kernel launches, reading data) hardly depend on the GPU. So β_c
+# is divided by the ratio of bandwidths and the other constants stay. Of several measured types, the one nearest in
+# bandwidth is used; one of the same architecture is preferred.
+
+
+_OTHER_ARCHITECTURE_PENALTY = log(1.5)
+"""A GPU type of another architecture must be nearer by this much, in log memory bandwidth, to be preferred."""
+
+
+def nearest_type(wanted: str, known: Iterable[str]) -> str:
+    """The known GPU type most similar to `wanted`; if `wanted` has no data sheet, the one of median bandwidth."""
+    names = sorted(known)
+    sheets = {each: sheet for each in names if (sheet := gpu_sheet(each)) is not None}
+    target = gpu_sheet(wanted)
+    if target is None or not sheets:
+        bandwidths = {name: sheet.memory_bandwidth_bytes_per_s for name, sheet in sheets.items()}
+        ordered = sorted(names, key=lambda each: (bandwidths.get(each, 0.0), each))
+        return ordered[(len(ordered) - 1) // 2]
+
+    def distance(name: str) -> tuple[float, str]:
+        sheet = sheets[name]
+        off = abs(log(target.memory_bandwidth_bytes_per_s / sheet.memory_bandwidth_bytes_per_s))
+        return off + (_OTHER_ARCHITECTURE_PENALTY if sheet.architecture != target.architecture else 0.0), name
+
+    return min(sheets, key=distance)
+
+
+def transferred(model: Calibrated, known: str, wanted: str) -> tuple[Calibrated, float]:
+    """Converts step-time constants from GPU type `known` to `wanted`; also returns the factor on β_c (1 if unknown)."""
+    source, target = gpu_sheet(known), gpu_sheet(wanted)
+    if source is None or target is None:
+        return model, 1.0
+    factor = source.memory_bandwidth_bytes_per_s / target.memory_bandwidth_bytes_per_s
+    theta = model.theta.copy()
+    theta[BETA_C] *= factor
+    return replace(model, theta=theta), factor
+
+
+@dataclass(frozen=True, slots=True)
+class RunTimeRatio:
+    """Ratio of a job's run times on two GPU types, if nothing else is known about the job. low, high: the range of the
+    ratio for most jobs. how, of: in words, the method and the data behind the ratio.
+    """
+
+    factor: float
+    low: float
+    high: float
+    how: str
+    of: str
+
+
+@cache
+def run_time_ratio(of: str, on: str) -> RunTimeRatio:
+    """Run time on GPU type `on` ÷ run time on type `of`, for a job about which nothing else is known.
+
+    If applications of the catalog were measured on both types: the geometric mean of their step-time ratios on one GPU
+    at the largest batch that fits on both, with the smallest and largest ratio as range. Otherwise: the ratio of memory
+    bandwidths by data sheet, with a range up to the ratio of FLOP/s, which holds for compute-bound jobs. Raises
+    InputError for a type that has neither measurements nor a data sheet.
+    """
+    of, on = of.partition("@")[0], on.partition("@")[0]  # drop the partition's name
+    if of == on:
+        return RunTimeRatio(1.0, 1.0, 1.0, "the same type", "")
+    logs = []
+    for model in map(load_model, model_names()):
+        if {of, on} <= set(model.gpu_types):
+            profiles = [model.gpu_types[each] for each in (of, on)]
+            batch = min(each.max_local for each in profiles)
+            before, after = (float(each.calibrated.step_time(1, 1, batch)) for each in profiles)
+            logs.append(log(after / before))
+    if logs:
+        basis = f"mean of {len(logs)} applications"
+        return RunTimeRatio(exp(sum(logs) / len(logs)), exp(min(logs)), exp(max(logs)), "as measured", basis)
+    sheets = []
+    for name in (of, on):
+        if (sheet := gpu_sheet(name)) is None:
+            hint = (
+                f"Converting run times from {of} to {on} needs a data sheet: cluster.gpu_sheets=[{name}.yaml]; "
+                "trace.gpu_type=null keeps them as they are."
+            )
+            raise unknown("GPU type", name, gpu_sheets(), hint=hint)
+        sheets.append(sheet)
+    source, target = (each.memory_bandwidth_bytes_per_s for each in sheets)
+    flops = [each.matrix_flops_per_s("fp16") for each in sheets]
+    low, high = sorted((source / target, flops[0] / flops[1]))
+    basis = f"{source / 1e9:,.0f} to {target / 1e9:,.0f} GB/s"
+    return RunTimeRatio(source / target, low, high, "by the data sheets' memory bandwidth", basis)
+
+
+def stand_in(wanted: str, known: str) -> str:
+    """A phrase that says that times measured on GPU type `known` are used for the type `wanted`."""
+
+    def spoken(name: str) -> str:
+        """The common name of a GPU type, such as V100 or RTX 2080 Ti; its own name if it has no data sheet."""
+        sheet = gpu_sheet(name)
+        title = name if sheet is None else re.sub(r"^(NVIDIA|Tesla|GeForce) ", "", sheet.title)
+        return re.split(r" SXM| PCIe| NVL|,", title)[0]
+
+    if gpu_sheet(wanted) is None or gpu_sheet(known) is None:
+        return f"{spoken(wanted)} not measured, and no data sheet: {spoken(known)} times as they are"
+    return f"{spoken(wanted)} not measured: {spoken(known)} times scaled by data-sheet speed"

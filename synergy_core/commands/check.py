@@ -1,8 +1,8 @@
-"""Checks that policies keep the rules that every policy must keep, on random small cases, the same in every run.
+"""Checks that policies keep the rules of all policies, on small random cases that are the same in every run.
 
 NAME: a policy of synergy_core/policies/, of the entry point synergy.policies of an installed package, or of --module.
-First its function is asked about single instants, then it is put to work on jobs that arrive and end. What is wrong is
-said with the rule and the smallest case that breaks it.
+The check first calls the policy on single snapshots, then runs it on jobs that arrive and end. An error names the
+broken rule and the smallest case that breaks it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ SUMMARY = "check that a policy, yours or ours, keeps the rules of all policies"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Adds the command's options to its parser."""
     parser.add_argument("names", nargs="+", metavar="NAME", help="the policies")
     parser.add_argument("--module", help="a module to import first, which registers them: my_package.my_policy")
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Prints a line per policy that keeps the rules. Raises BrokenRuleError at the first that does not."""
-    from synergy_core.conformance import conforms
+    """Prints a line per policy that keeps the rules. Raises BrokenRuleError at the first policy that breaks one."""
     from synergy_core.errors import InputError
-    from synergy_core.policies import get_policy
-    from synergy_core.policies._faults import load
+    from synergy_core.policies import get_policy, load
+    from synergy_core.scheduling.conformance import conforms
 
     if chosen.module is not None:
         if importlib.util.find_spec(chosen.module.partition(".")[0]) is None:

@@ -1,185 +1,154 @@
-"""Whether compressing gradients pays on given GPUs: the best batch, plan and compressor together, by network.
+"""Shows whether compressing gradients pays on given GPUs: the best batch, plan and compressor by network bandwidth.
 
     python -m synergy_core compression model=gpt-1.3b gpu=a100 gpus=16
     python -m synergy_core compression model=gpt-1.3b gpu=a100 gpus=16 batch=64 noise_tokens=1e5 --picture map.svg
 
-model, gpu, gpus, software, gpus_per_node, seq_len: as for `plan`; one type and one number of GPUs. network_gbps: what
-a node's
-network cards carry, by data sheet, all GPUs of a node together; `nvlink`: as much as they have within the node. batch:
-sequences (or images) a step at which the learning rate was tuned; by default as for `plan`. Batches are tried from
-there to max_batch (by default 16 times as large), doubling. noise_tokens: the gradient's noise scale in tokens; 10^6
-by default, as of a language model at a loss of 3; an image counts as 128. compressor: of its scheme layers choose by
-themselves, beside every compressor for all layers.
+model, gpu, gpus, software, gpus_per_node, seq_len: as for `plan`, but one GPU type and one number of GPUs.
+network_gbps: bandwidth of all of a node's network cards together, by data sheet; `nvlink`: the bandwidth within a node.
+batch: sequences (or images) per step for which the learning rate was tuned; by default as for `plan`. Batches double
+from there up to max_batch (by default 16 times as large). noise_tokens: the gradient's noise scale in tokens; 10^6 by
+default, as for a language model at a loss of 3; an image counts as 128. compressor: its scheme is also tried with each
+layer choosing its own strength; every compressor is tried for all layers.
 
-goodput: sequences per second, each counted by what one is worth at the batch given. A compressor is taken where it
-promises 5 % more than the best plan and batch without one, as tasks do (docs/compression.md); gain: by how much.
+goodput: sequences per second × statistical efficiency relative to `batch`. A compressor is chosen if it improves
+goodput by at least 5 % (gain) over the best plan and batch without one, as in tasks (docs/compression.md).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
+from itertools import cycle, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
-from synergy_core.commands._asked import default_batch, given_settings, model_asked, whole
+import numpy as np
+
+from synergy_core.commands._asking import (
+    amount,
+    default_batch,
+    parse_settings,
+    plain,
+    requested_model,
+    table,
+    whole,
+    write_whole,
+)
 from synergy_core.errors import InputError
-
-if TYPE_CHECKING:
-    from synergy_core.commands._sweep import Best, Sweep
-    from synergy_core.planner.machine import Machine
+from synergy_core.goodput.compression import compressor_named
+from synergy_core.goodput.compression._compressor import Compressor
+from synergy_core.goodput.efficiency import POINTS
+from synergy_core.jobs.exchange import MARGIN
+from synergy_core.planner.compressed import CompressedPlans, CompressedSearch, every_offer, gradients_of
+from synergy_core.planner.explain import COLOURS, WIDTH, svg
+from synergy_core.planner.machine import Machine, Software, constants_for, machine_named, running_on, software_named
+from synergy_core.planner.plan import NO_COMPRESSOR, Plan
+from synergy_core.planner.search import Model
+from synergy_core.planner.tables import IMAGE_TOKENS
+from synergy_core.planner.work import Architecture, Family
 
 SUMMARY = "whether compressing gradients pays, by network, with the best batch and plan"
-GBPS = "1,10,25,100,400,nvlink"
 GBPS_BYTES = 1e9 / 8.0
 DOUBLINGS = 4
-NOISE_TOKENS = 1e6
-NEEDED = {"model": "gpt-1.3b", "gpu": "a100", "gpus": "16"}
-KNOWN = (
-    *NEEDED,
-    "software",
-    "gpus_per_node",
-    "network_gbps",
-    "batch",
-    "max_batch",
-    "noise_tokens",
-    "compressor",
-    "seq_len",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class CompressionQuestion:
-    """What was asked. network_gbps: inf for as much as within a node. batch, max_batch: None where nothing is said."""
-
-    model: str
-    gpu: str
-    gpus: int
-    software: str
-    gpus_per_node: int | None
-    network_gbps: tuple[float, ...]
-    batch: int | None
-    max_batch: int | None
-    noise_tokens: float
-    compressor: str
-    seq_len: int | None
+DEFAULTS = {
+    "software": "megatron-core",
+    "compressor": "powersgd-4",
+    "network_gbps": (1.0, 10.0, 25.0, 100.0, 400.0, float("inf")),
+    "noise_tokens": 1e6,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Adds the command's options to its parser."""
     parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="model=, gpu=, gpus=, and what is above")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the best choice of every network as JSON")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw it by network and noise scale")
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Prints choices and crossovers; writes the JSON and the picture. 1 if the model fits under no plan."""
-    from synergy_core.commands._compression_map import compression_map
-    from synergy_core.commands._output import write_whole
-    from synergy_core.commands._sweep import sweep
-    from synergy_core.goodput.compression import compressor_named
-    from synergy_core.planner.machine import machine_named
-    from synergy_core.planner.software import running_on, software_named
-    from synergy_core.planner.tables import IMAGE_TOKENS
-
-    asked = question(chosen.settings)
+    """Prints choices and crossovers; writes the JSON and the picture. Returns 1 if no plan fits into memory."""
+    query = _read_settings(chosen.settings)
     if chosen.picture is not None and chosen.picture.suffix != ".svg":
         raise InputError(f"--picture {chosen.picture}: the picture is SVG; give a name that ends in .svg.")
-    model = model_asked(asked.model, asked.seq_len)
-    family, architecture = model.family, model.architecture
-    machine = machine_named(asked.gpu, asked.gpus_per_node)
-    rates = _rates(asked, machine)
-    batch = asked.batch or default_batch(architecture)
-    most = asked.max_batch or batch << DOUBLINGS
-    if most < batch:
-        raise InputError(f"max_batch={most}: expected at least the batch of {batch}.")
+    model = requested_model(query.model, query.seq_len)
+    machine = machine_named(query.gpu, query.gpus_per_node)
+    # Bandwidth within a node, all GPUs together, Gb/s; 0 for GPUs without NVLink.
+    within = machine.link_bytes_per_s * machine.gpus_per_node / GBPS_BYTES if machine.link != "pcie" else 0.0
+    rates = sorted({within if np.isinf(each) else each for each in query.network_gbps} - {0.0})
+    if not rates:
+        raise InputError(f"network_gbps=nvlink: {machine.gpu.title} has none in these nodes; give Gb/s.")
+    batch = query.batch or default_batch(model.architecture)
+    max_batch = query.max_batch or batch << DOUBLINGS
+    if max_batch < batch:
+        raise InputError(f"max_batch={max_batch}: expected at least the batch of {batch}.")
     found = sweep(
-        family,
-        architecture,
+        model.family,
+        model.architecture,
         machine,
-        running_on(software_named(asked.software), machine.gpu),
-        gpus=asked.gpus,
-        batches=[batch << each for each in range((most // batch).bit_length())],
+        running_on(software_named(query.software), machine.gpu),
+        gpus=query.gpus,
+        batches=[batch << each for each in range((max_batch // batch).bit_length())],
         node_bytes_per_s=[each * GBPS_BYTES for each in rates],
-        noise_scale=asked.noise_tokens / (architecture.limits().seq_len or IMAGE_TOKENS),
-        layerwise=compressor_named(asked.compressor),
+        noise_scale=query.noise_tokens / (model.architecture.limits().seq_len or IMAGE_TOKENS),
+        layerwise=compressor_named(query.compressor),
     )
     if found is None:
-        print(f"no plan of {asked.model} with a batch from {batch} to {most} fits on {asked.gpus} GPUs; type")
-        print(f"  python -m synergy_core plan model={asked.model} gpu={asked.gpu} gpus={asked.gpus}    # says why")
+        print(f"no plan of {query.model} with a batch from {batch} to {max_batch} fits on {query.gpus} GPUs; type")
+        print(f"  python -m synergy_core plan model={query.model} gpu={query.gpu} gpus={query.gpus}    # says why")
         return 1
-    best = [found.best(each * GBPS_BYTES) for each in rates]
-    _print(asked, found, machine, rates, best)
+    best = {rate: found.best(rate * GBPS_BYTES) for rate in rates}
+    _print(query, found, machine, best)
     for note in model.notes:
         print(f"\n{note}")
     if chosen.json:
-        content = [_row(rate, each) for rate, each in zip(rates, best, strict=True)]
+        content = [
+            {
+                "network_gbps": rate,
+                "compressor": each.plan.compressor,
+                "global_batch": each.plan.global_batch,
+                "plan": each.plan.as_dict(),
+                "goodput": each.goodput,
+                "gain": each.gain,
+            }
+            for rate, each in best.items()
+        ]
         write_whole(chosen.json, json.dumps(content, indent=1) + "\n")
     if chosen.picture:
-        write_whole(chosen.picture, compression_map(f"{asked.model} on {asked.gpus} {machine.gpu.title}", found))
+        write_whole(chosen.picture, compression_map(f"{query.model} on {query.gpus} {machine.gpu.title}", found))
     return 0
 
 
-def question(settings: Sequence[str]) -> CompressionQuestion:
-    """Reads `key=value` arguments. Raises InputError for what is unknown, missing or no number."""
-    given = given_settings(settings, KNOWN, NEEDED)
+def _read_settings(settings: Sequence[str]) -> SimpleNamespace:
+    """Reads the settings by key; network_gbps is inf for the bandwidth within a node. Raises InputError for unknown or
+    missing keys and for text that is not a number."""
 
-    def number(key: str) -> int | None:
-        return whole(key, given[key]) if key in given else None
+    def rates(key: str, text: str) -> tuple[float, ...]:
+        what = "Gb/s, or nvlink, a number above 0"
+        return tuple(float("inf") if each == "nvlink" else amount(key, each, what) for each in text.split(","))
 
-    gbps = given.get("network_gbps", GBPS).split(",")
-    return CompressionQuestion(
-        model=given["model"],
-        gpu=given["gpu"],
-        gpus=whole("gpus", given["gpus"]),
-        software=given.get("software", "megatron-core"),
-        gpus_per_node=number("gpus_per_node"),
-        network_gbps=tuple(
-            float("inf") if each == "nvlink" else _positive("network_gbps", each, "Gb/s, or nvlink") for each in gbps
-        ),
-        batch=number("batch"),
-        max_batch=number("max_batch"),
-        noise_tokens=_positive("noise_tokens", given.get("noise_tokens", f"{NOISE_TOKENS:g}"), "tokens, such as 1e6"),
-        compressor=given.get("compressor", "powersgd-4"),
-        seq_len=number("seq_len"),
-    )
+    readers: dict[str, Callable[[str, str], Any]] = {
+        **dict.fromkeys(("model", "gpu", "software", "compressor"), plain),
+        **dict.fromkeys(("gpus", "gpus_per_node", "batch", "max_batch", "seq_len"), whole),
+        "network_gbps": rates,
+        "noise_tokens": lambda key, text: amount(key, text, "tokens, such as 1e6, a number above 0"),
+    }
+    needed = {"model": "gpt-1.3b", "gpu": "a100", "gpus": "16"}
+    return parse_settings(settings, readers, needed, **DEFAULTS)
 
 
-def _positive(key: str, text: str, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.0 < value < float("inf"):
-        raise InputError(f"{key}={text}: expected {what}, a number above 0.")
-    return value
-
-
-def _rates(asked: CompressionQuestion, machine: Machine) -> list[float]:
-    """Gb/s of a whole node, rising; `nvlink` is left out where the GPUs have none."""
-    within = machine.link_bytes_per_s * machine.gpus_per_node / GBPS_BYTES if machine.link != "pcie" else 0.0
-    rates = {within if each == float("inf") else each for each in asked.network_gbps} - {0.0}
-    if not rates:
-        raise InputError(f"network_gbps=nvlink: {machine.gpu.title} has none in these nodes; give Gb/s.")
-    return sorted(rates)
-
-
-def _print(
-    asked: CompressionQuestion, found: Sweep, machine: Machine, rates: Sequence[float], best: Sequence[Best]
-) -> None:
-    from synergy_core.commands._output import table
-    from synergy_core.goodput.offers import POINTS
-    from synergy_core.planner.plan import NO_COMPRESSOR
-
-    per_node = min(machine.gpus_per_node, asked.gpus)
-    stated = "" if asked.batch else " (default; batch=… sets it)"
-    noise = " (default; noise_tokens=… sets it)" if asked.noise_tokens == NOISE_TOKENS else ""
-    print(f"{asked.model} on {asked.gpus} {machine.gpu.title}, {per_node} per node, {found.software.name}")
+def _print(query: SimpleNamespace, found: Sweep, machine: Machine, best: Mapping[float, Best]) -> None:
+    stated = "" if query.batch else " (default; batch=… sets it)"
+    noise = " (default; noise_tokens=… sets it)" if query.noise_tokens == DEFAULTS["noise_tokens"] else ""
+    per_node = min(machine.gpus_per_node, query.gpus)
+    print(f"{query.model} on {query.gpus} {machine.gpu.title}, {per_node} per node, {query.software}")
     print(f"  batches from {found.batches[0]}{stated} to {found.batches[-1]}")
-    print(f"  noise scale {asked.noise_tokens:g} tokens{noise}")
-    if asked.gpus <= machine.gpus_per_node:
+    print(f"  noise scale {query.noise_tokens:g} tokens{noise}")
+    if query.gpus <= machine.gpus_per_node:
         print("  all GPUs are in one node: what joins nodes plays no role")
     rows = [
         [
@@ -191,39 +160,197 @@ def _print(
             f"{each.goodput:.4g}/s",
             f"{each.gain:+.1%}" if each.gain else "",
         ]
-        for rate, each in zip(rates, best, strict=True)
+        for rate, each in best.items()
     ]
-    print()
-    print(table(("Gb/s", "compressor", "batch", "plan", "step", "goodput", "gain"), rows, left=4))
-    shown = [
-        [name, _below(found.crossover(name)), *(_gain(found.gain(name, rate * GBPS_BYTES)) for rate in rates)]
-        for name in found.names
-        if name != NO_COMPRESSOR
-    ]
+    print("\n" + table(("Gb/s", "compressor", "batch", "plan", "step", "goodput", "gain"), rows, left=4))
+    rows = []
+    for name in found.names[1:]:
+        below = found.crossover(name)
+        pays = {0.0: "never pays", float("inf"): "all of these"}.get(below, f"{below / GBPS_BYTES:.3g}")
+        gains = (found.gain(name, rate * GBPS_BYTES) for rate in best)
+        rows.append([name, pays, *("" if gain == NOT_TRAINED else f"{gain:+.0%}" for gain in gains)])
     print("\nEach with its own best batch and plan, against the best without a compressor:\n")
-    print(table(("compressor", "pays below Gb/s", *(f"{each:g}" for each in rates)), shown, left=1))
+    print(table(("compressor", "pays below Gb/s", *(f"{each:g}" for each in best)), rows))
     if any(name.startswith("layerwise") for name in found.names):
         print(f"\nlayerwise-…-{POINTS[0]:g}: each layer its own, all within that part of the gradient's squared norm.")
 
 
-def _below(rate: float) -> str:
-    """A crossover, bytes/s, in words."""
-    if rate == 0.0:
-        return "never pays"
-    return "all of these" if rate == float("inf") else f"{rate / GBPS_BYTES:.3g}"
+# Finds the best compressor, batch and plan of a model for each bandwidth of the network between nodes.
 
 
-def _gain(gain: float) -> str:
-    return "" if gain == -1.0 else f"{gain:+.0%}"
+PER_DECADE = 4
+"""Number of network rates tried per factor of 10 between requested rates, to locate crossovers."""
+NOT_TRAINED = -1.0
+"""Stands for the gain of a compressor for which no plan was found."""
 
 
-def _row(rate: float, best: Best) -> dict[str, Any]:
-    """One object of the JSON."""
-    return {
-        "network_gbps": rate,
-        "compressor": best.plan.compressor,
-        "global_batch": best.plan.global_batch,
-        "plan": best.plan.as_dict(),
-        "goodput": best.goodput,
-        "gain": best.gain,
-    }
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best choice at one network rate. goodput: samples per second × statistical efficiency relative to the initial
+    batch. gain: improvement over the best choice without a compressor, a fraction; 0 if no compressor is best.
+    """
+
+    plan: Plan
+    step_s: float
+    goodput: float
+    gain: float
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """The fastest plan for every compressor, by network bandwidth and batch, for one model and number of GPUs.
+
+    batches: rising; the first is the initial batch. noise_scale: in samples. found: plans of each batch by the network
+    bandwidth of a node, bytes/s, rising.
+    """
+
+    batches: tuple[int, ...]
+    noise_scale: float
+    found: dict[float, list[CompressedPlans]]
+
+    @property
+    def names(self) -> list[str]:
+        """Compressors for which a plan was found, `none` first."""
+        every = [each.compressor for found in self.found.values() for plans in found for each in plans.plans]
+        return list(dict.fromkeys((NO_COMPRESSOR, *every)))
+
+    def best(self, rate: float, noise_scale: float | None = None) -> Best:
+        """The best choice at a rate in `found`. noise_scale: samples; None for that of the sweep."""
+        found = self._by_name(rate, noise_scale or self.noise_scale)
+        plain = found[NO_COMPRESSOR]
+        first = max(found.values(), key=lambda each: each.goodput)
+        if first.goodput < MARGIN * plain.goodput:
+            return plain
+        return replace(first, gain=first.goodput / plain.goodput - 1.0)
+
+    def gain(self, name: str, rate: float) -> float:
+        """Goodput with the compressor ÷ without, each at its own best batch and plan, − 1; or `NOT_TRAINED`."""
+        found = self._by_name(rate, self.noise_scale)
+        return found[name].goodput / found[NO_COMPRESSOR].goodput - 1.0 if name in found else NOT_TRAINED
+
+    def crossover(self, name: str) -> float:
+        """The rate, bytes/s, below which the compressor pays: 0 if it never does, inf if it does at all rates tried.
+
+        Interpolates linearly in log(rate) between the two rates where the gain last changes sign.
+        """
+        gains, rates = np.array([self.gain(name, rate) for rate in self.found]), np.log(list(self.found))
+        paying = np.flatnonzero(gains > 0.0)
+        if not paying.size:
+            return 0.0
+        last = int(paying[-1])
+        if last == len(rates) - 1:
+            return float("inf")
+        share = gains[last] / (gains[last] - gains[last + 1])
+        return float(np.exp(rates[last] + share * (rates[last + 1] - rates[last])))
+
+    def _by_name(self, rate: float, noise_scale: float) -> dict[str, Best]:
+        """The best batch and plan of each compressor."""
+        best: dict[str, Best] = {}
+        for plans in self.found[rate]:
+            goodput = plans.goodput(noise_scale, self.batches[0]).tolist()
+            for plan, step_s, each in zip(plans.plans, plans.step_s.tolist(), goodput, strict=True):
+                if plan.compressor not in best or each > best[plan.compressor].goodput:
+                    best[plan.compressor] = Best(plan, step_s, each, 0.0)
+        return best
+
+
+def sweep(
+    family: Family,
+    architecture: Architecture,
+    machine: Machine,
+    software: Software,
+    *,
+    gpus: int,
+    batches: Sequence[int],
+    node_bytes_per_s: Sequence[float],
+    noise_scale: float,
+    layerwise: Compressor,
+) -> Sweep | None:
+    """Tries every compressor at every batch, at the given rates and `PER_DECADE` in between; None if no plan fits.
+
+    layerwise: a compressor; each layer may also choose its own compressor of the same scheme.
+    """
+    requested = sorted(set(node_bytes_per_s))
+    rates = requested[:1]
+    for low, high in pairwise(requested):
+        steps = int(np.ceil(PER_DECADE * np.log10(high / low)))
+        rates += [*np.geomspace(low, high, steps + 1)[1:-1].tolist(), high]
+    model = Model(family, architecture, software)
+    search = CompressedSearch(model, gradients_of(model), every_offer(layerwise))
+    found = {}
+    for rate in rates:
+        joined = replace(machine, network_bytes_per_s=rate / machine.gpus_per_node)
+        constants = constants_for(joined, software)
+        tried = (search.plans(joined, constants, gpus, batch) for batch in batches)
+        found[rate] = [each for each in tried if each is not None]
+    return Sweep(tuple(batches), noise_scale, found) if any(found.values()) else None
+
+
+# Draws the best compressor as an SVG map over network bandwidth between nodes and gradient noise scale.
+
+
+LEFT, TOP, ROW = 110, 70, 24
+NOISES = 16
+"""Number of noise scales drawn, from a hundredth of the requested one to a hundred times as much."""
+GREY = "#e4e4e4"
+MIN_TICK_WIDTH, MIN_LABEL_WIDTH = 50.0, 22
+"""Pixels needed for the number at a tick mark, and for the number in a cell."""
+
+
+def compression_map(title: str, found: Sweep) -> str:
+    """One SVG document with a cell for each rate tried and each noise scale: its colour shows the kind of compressor,
+    and a darker shade a larger gain.
+    """
+
+    def kind(best: Best) -> str:
+        """The compressor's name with N in place of its number."""
+        return re.sub(r"[\d.]+$", "N", best.plan.compressor)
+
+    noises = (found.noise_scale * np.geomspace(0.01, 100.0, NOISES)).tolist()
+    cells = [[found.best(rate, noise) for rate in found.found] for noise in noises]
+    kinds = sorted({kind(each) for row in cells for each in row} - {NO_COMPRESSOR})
+    colours = {NO_COMPRESSOR: GREY, **dict(zip(kinds, cycle(COLOURS), strict=False))}
+    width = (WIDTH - LEFT - 30) / len(found.found)
+    bottom = TOP + ROW * NOISES
+    body = [
+        _text(LEFT, 26, title, size=18),
+        _text(LEFT, 50, "best compressor, each cell with its own best batch and plan; number: % gained over none"),
+    ]
+    for at, (row, noise) in enumerate(zip(cells, noises, strict=True)):
+        y = bottom - ROW * (at + 1)
+        if at % 3 == 0 or at == NOISES - 1:
+            body.append(_text(LEFT - 8, y + ROW / 2 + 4, _short(noise), anchor="end"))
+        for column, each in enumerate(row):
+            x = LEFT + column * width
+            opacity = min(1.0, 0.35 + each.gain) if each.gain else 1.0
+            tip = escape(f"{each.plan.describe()}: batch {each.plan.global_batch}, {each.gain:+.1%}")
+            body.append(
+                f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.2f}" height="{ROW}" fill="{colours[kind(each)]}" '
+                f'fill-opacity="{opacity:.2f}" stroke="white"><title>{tip}</title></rect>'
+            )
+            if each.gain and width >= MIN_LABEL_WIDTH:
+                label = f"{100 * each.gain:.0f}"
+                body.append(_text(x + width / 2, y + ROW / 2 + 4, label, anchor="middle", size=10))
+    for column, rate in enumerate(found.found):
+        if column % max(1, round(MIN_TICK_WIDTH / width)) == 0:
+            body.append(_text(LEFT + (column + 0.5) * width, bottom + 18, _short(rate / GBPS_BYTES), anchor="middle"))
+    body.append(_text(LEFT + (WIDTH - LEFT) / 2, bottom + 40, "network of a node, Gb/s", anchor="middle"))
+    body.append(
+        f'<text transform="translate(28,{TOP + ROW * NOISES / 2:.0f}) rotate(-90)" text-anchor="middle">'
+        "gradient noise scale, samples</text>"
+    )
+    x = float(LEFT)
+    for name, colour in colours.items():
+        body.append(f'<rect x="{x:.0f}" y="{bottom + 54}" width="14" height="14" fill="{colour}"/>')
+        body.append(_text(x + 20, bottom + 66, name))
+        x += 50 + 8 * len(name)
+    return svg(bottom + 84, body)
+
+
+def _short(value: float) -> str:
+    """A number of few characters: `4.9`, `31`, `12k`."""
+    return f"{value / 1000:.2g}k" if value >= 1000 else f"{value:.3g}" if value >= 100 else f"{value:.2g}"
+
+
+def _text(x: float, y: float, words: str, *, anchor: str = "start", size: int = 12) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}">{escape(words)}</text>'

@@ -1,51 +1,77 @@
-"""The best parallel plans of a model on given GPUs: their time and memory, where the time goes, why the others lose.
+"""Finds the best parallel plans of a model on given GPUs: time, memory, time by part, and why other plans are slower.
 
     python -m synergy_core plan model=gpt-175b gpu=a100-80gb gpus=1024 top=5
     python -m synergy_core plan model=mine.yaml gpu=a100,h100 gpus=8..1024 batch=1536 --picture plans.svg
     python -m synergy_core plan model=llama-3-8b gpu=h100 gpus=64 tokens=15T price=2.50 --emit megatron args.txt
 
-model: of the catalog, a YAML file of the same form, or a config.json of Hugging Face's (nothing is fetched). gpu: GPU
-or node types of the catalog, or a data sheet of your own, a YAML file in the form of synergy_core/catalog/gpus/ (then
-gpus_per_node, network, and link where it is nvlink). gpus: counts, or ranges `8..1024`. batch: sequences
-(or images) a step; by default what GPT-3's rule of thumb gives, 2^19 tokens for 10^8 parameters, growing with their
-fourth root, to the next power of two; 1,024 images. seq_len: tokens of a sequence, of another length than the model's.
-tokens: of a whole training, such as 15T: days, tokens/s and GPU-hours of it; price: of an hour of a GPU, one for all or
-one for each gpu: its cost. software: a training stack of the catalog. constants: what `calibrate --out` wrote, instead
-of the shipped ones. top: plans shown per count. gpus_per_node, network (bytes/s per GPU), link (nvswitch, nvlink,
-pcie): of another node than usual.
+model: a catalog name, a YAML file of the same form, or a Hugging Face config.json (nothing is downloaded). gpu: GPU or
+node types of the catalog, or your own data sheet, a YAML file in the form of synergy_core/catalog/gpus/ (which needs
+gpus_per_node, network, and link if it is nvlink). gpus: counts, or ranges `8..1024`. batch: sequences (or images) per
+step; by default by GPT-3's rule of thumb, 2^19 tokens × (parameters ÷ 10^8)^¼, rounded up to a power of two; 1,024
+images. seq_len: tokens per sequence, by default the model's. tokens: length of a whole training, such as 15T, to print
+its days, tokens/s and GPU-hours. price: price of a GPU-hour, one for all or one per gpu, to print its cost. software: a
+training stack of the catalog. constants: a file written by `calibrate --out`, used instead of the shipped constants.
+top: plans shown per count. gpus_per_node, network (bytes/s per GPU), link (nvswitch, nvlink, pcie): describe a node
+that differs from the usual one.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (0 none,
-1 selective, 2 full), sequence (0, 1); plan=FILE fixes all of them and the batch to those of a file that --emit wrote,
-or of a launch script. With many counts, those are shown that fewer GPUs are not as fast as.
-
+1 selective, 2 full), sequence (0, 1); plan=FILE takes all of them and the batch from a file written by --emit or from
+a launch script. With many counts, a count is left out if fewer GPUs are as fast.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
-from synergy_core.commands._asked import AskedModel, default_batch, model_asked
-from synergy_core.commands._question import LARGEST, Question, question
+from synergy_core.catalog import add_gpu_sheet
+from synergy_core.commands._asking import (
+    RequestedModel,
+    amount,
+    default_batch,
+    parse_settings,
+    plain,
+    requested_model,
+    whole,
+    write_whole,
+)
+from synergy_core.commands._asking import table as aligned
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import emitter_for, emitter_names
-
-if TYPE_CHECKING:
-    from synergy_core.planner.constants import Constants, OwnConstants
-    from synergy_core.planner.machine import Machine
-    from synergy_core.planner.plan_table import PlanTable
-    from synergy_core.planner.software import Software
+from synergy_core.planner.emitters import PlannedLaunch, emitted, emitter_for, emitter_named, emitter_names
+from synergy_core.planner.enumerate import FIXABLE
+from synergy_core.planner.explain import PARTS, model_flops, picture, seconds, why
+from synergy_core.planner.machine import (
+    ExpectedError,
+    Machine,
+    OwnConstants,
+    Software,
+    constants_for,
+    constants_like,
+    expected_error,
+    machine_named,
+    own_constants,
+    running_on,
+    software_named,
+)
+from synergy_core.planner.memory import usable_bytes
+from synergy_core.planner.plan import Plan
+from synergy_core.planner.search import PlanTable, search
+from synergy_core.units import DAY_S, HOUR_S, Floats
 
 SUMMARY = "the best parallel plans of a model on given GPUs, and why the others lose"
-MANY = 4
-"""From so many counts on, one line each."""
+MIN_COUNTS_FOR_SUMMARY = 4
+"""With this many numbers of GPUs or more, only the best plan for each number is shown."""
+MAX_GPUS = 65_536
+"""Largest number of GPUs that `plan` tries, and largest length of a range of counts."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Adds the command's options to its parser."""
     parser.add_argument("settings", nargs="+", metavar="KEY=VALUE", help="model=, gpu=, gpus=, and what is above")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every plan shown, with its parts, as JSON")
     parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the stages and time against GPUs")
@@ -61,132 +87,190 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Prints the plans; writes what was asked for. 1 if no count has a plan."""
-    from synergy_core.commands._emitting import emit, plan_from
-    from synergy_core.commands._machines import constants_asked, constants_of, machine_asked, used
-    from synergy_core.commands._output import write_whole
-    from synergy_core.planner.explain import model_flops
-    from synergy_core.planner.picture import picture
-    from synergy_core.planner.search import search_all
-    from synergy_core.planner.software import running_on, software_named
-
-    asked = question(chosen.settings)
+    """Prints the plans and writes the requested files. Returns 1 if no count of GPUs has a plan."""
+    query = _read_settings(chosen.settings)
     if chosen.picture is not None and chosen.picture.suffix != ".svg":
         raise InputError(f"--picture {chosen.picture}: the picture is SVG; give a name that ends in .svg.")
-    if chosen.emit and (len(asked.gpu), len(asked.gpus)) != (1, 1):
+    if chosen.emit and (len(query.gpu), len(query.gpus)) != (1, 1):
         raise InputError("--emit writes one plan; give one gpu= and one number of gpus=.")
-    model = model_asked(asked.model, asked.seq_len)
+    model = requested_model(query.model, query.seq_len)
     seq_len = model.architecture.limits().seq_len
-    if asked.tokens is not None and not seq_len:
-        raise InputError(f"tokens=: {asked.model} reads no tokens; leave it out.")
-    software = software_named(asked.software)
+    if query.tokens is not None and not seq_len:
+        raise InputError(f"tokens=: {query.model} reads no tokens; leave it out.")
+    software = software_named(query.software)
     for form, _ in chosen.emit:
         emitter_for(form, software.name)
-    if asked.plan is not None:
-        asked = plan_from(asked)
-    batch = asked.batch or default_batch(model.architecture)
-    machines = [machine_asked(each, asked) for each in asked.gpu]
-    stacks = [running_on(software, each.gpu) for each in machines]
-    own = constants_asked(asked, machines)
-    tables = search_all(
-        model.family,
-        model.architecture,
-        [(each, stack, constants_of(each, stack, own)) for each, stack in zip(machines, stacks, strict=True)],
-        counts=asked.gpus,
-        global_batch=batch,
-        keep=asked.top - 1,
-        fixed=asked.fixed,
-    )
-    flops = model_flops(model.family, model.architecture, software) * batch
-    stated = "" if asked.batch else " (default; batch=… sets it)"
-    print(f"{asked.model}, batch {batch}{stated}, {software.name}")
+    if query.plan is not None:
+        plan = _read_plan(query.plan, query)
+        query.batch, query.fixed = plan.global_batch, {name: int(getattr(plan, name)) for name in FIXABLE}
+    batch = query.batch or default_batch(model.architecture)
+    machines = [_machine(each, query) for each in query.gpu]
+    own = _own_constants(query, machines)
+
+    def find(machine: Machine, counts: Sequence[int], keep: int = 0) -> PlanTable:
+        stack = running_on(software, machine.gpu)
+        constants = (own.of(machine.gpu) if own else None) or constants_for(machine, stack)
+        wanted: dict[str, Any] = {"counts": counts, "global_batch": batch, "keep": keep, "fixed": query.fixed}
+        return search(model.family, model.architecture, machine, stack, constants, **wanted)
+
+    print(f"{query.model}, batch {batch}{'' if query.batch else ' (default; batch=… sets it)'}, {software.name}")
     for note in model.notes:
         print(f"  {note}")
-    for at, (table, stack) in enumerate(zip(tables, stacks, strict=True)):
-        _print(table, stack, flops)
+    flops = model_flops(model.family, model.architecture, software) * batch
+    answers = []
+    for machine, price in zip(machines, query.price, strict=True):
+        stack = running_on(software, machine.gpu)
+        table = find(machine, query.gpus, query.top - 1)
+        peak = machine.gpu.matrix_flops_per_s(stack.precision) * table.gpus
+        is_own = own is not None and own.of(machine.gpu) is not None
+        error = own.errors[constants_like(machine.gpu)] if own and is_own else expected_error(machine, stack)
+        answer = PlanAnswer(table, stack, flops / (table.step_time_s * peak), batch * seq_len, price, error)
+        answers.append(answer)
+        _print_plans(answer)
         if own is not None:
-            print(used(own, table.machine))
+            shipped = f"constants as shipped: {own.path} has none of {machine.gpu.name}"
+            print(f"  constants of {own.path}" if is_own else f"  {shipped}")
         if not len(table):
-            print(_nowhere(table, model, stack, constants_of(table.machine, stack, own), batch, asked.fixed))
-        elif asked.tokens is not None:
-            _print_training(asked, table, stack, own, batch * seq_len, at)
+            print(_smallest_fitting(table, find))
+        elif query.tokens is not None:
+            _print_training(answer, query.tokens)
     if chosen.json:
-        write_whole(
-            chosen.json, json.dumps(_content(asked, batch, seq_len, tables, stacks, flops, own), indent=1) + "\n"
-        )
+        gpu_types = [_as_json(each, query.tokens) for each in answers]
+        content = {"model": query.model, "batch": batch, "software": query.software, "gpu_types": gpu_types}
+        write_whole(chosen.json, json.dumps(content, indent=1) + "\n")
     if chosen.picture:
-        write_whole(chosen.picture, picture(asked.model, tables))
-    if chosen.emit and len(tables[0]):
-        emit(chosen.emit, model, tables[0], stacks[0])
-    return 0 if any(len(table) for table in tables) else 1
+        write_whole(chosen.picture, picture(query.model, [each.table for each in answers]))
+    if chosen.emit and len(answers[0].table):
+        _emit(chosen.emit, model, answers[0])
+    return 0 if any(len(each.table) for each in answers) else 1
 
 
-def _mfu(table: PlanTable, row: int, software: Software, flops: float) -> float:
-    """Model FLOPs ÷ what the GPUs could do at peak."""
-    peak = table.machine.gpu.matrix_flops_per_s(software.precision) * int(table.gpus[row])
-    return flops / (float(table.step_time_s[row]) * peak)
+def _read_settings(settings: Sequence[str]) -> SimpleNamespace:
+    """Reads the settings by key. fixed: fixed degrees of parallelism; price: one per GPU type. Raises InputError for
+    unknown or missing keys and for text that is not a number."""
+
+    price = "the price of an hour of a GPU, such as 2.50"
+    readers: dict[str, Callable[[str, str], Any]] = {
+        **dict.fromkeys(("model", "software", "link"), plain),
+        **dict.fromkeys(("constants", "plan"), lambda _, text: Path(text)),
+        **dict.fromkeys(("batch", "top", "gpus_per_node", "seq_len"), whole),
+        **dict.fromkeys(FIXABLE, lambda key, text: whole(key, text, least=0)),
+        "gpu": lambda _, text: tuple(text.split(",")),
+        "gpus": _counts,
+        "network": lambda key, text: amount(key, text, "bytes/s per GPU, such as 25e9"),
+        "tokens": lambda key, text: amount(key, text, "tokens, such as 300B or 15T", large=True),
+        "price": lambda key, text: tuple(amount(key, each, price) for each in text.split(",")),
+    }
+    needed = {"model": "gpt-175b", "gpu": "a100-80gb", "gpus": "1024"}
+    query = parse_settings(settings, readers, needed, software="megatron-core", top=5, price=(None,))
+    query.fixed = {key: getattr(query, key) for key in FIXABLE if getattr(query, key) is not None}
+    prices, types = len(query.price), len(query.gpu)
+    if query.price[0] is not None and query.tokens is None:
+        raise InputError("price= needs the length of the training; give tokens= too, such as tokens=15T.")
+    if prices not in (1, types):
+        given = ",".join(f"{each:g}" for each in query.price)
+        raise InputError(f"price={given}: {prices} prices for {types} GPU types; give one for all, or one for each.")
+    query.price = query.price * (types // prices)
+    return query
 
 
-def _print(table: PlanTable, software: Software, flops: float) -> None:
-    from synergy_core.commands._output import table as aligned
-    from synergy_core.planner.explain import PARTS, seconds, why
+def _counts(key: str, text: str) -> tuple[int, ...]:
+    """Reads numbers of GPUs: counts and ranges such as `8..1024`, separated by commas."""
+    counts: list[int] = []
+    for part in text.split(","):
+        low, dots, high = part.partition("..")
+        first = whole(key, low)
+        last = whole(key, high) if dots else first
+        if last < first:
+            raise InputError(f"{key}={part}: the range is empty; expected the smaller count first.")
+        if last - first > MAX_GPUS:
+            raise InputError(f"{key}={part}: {last - first + 1:,} counts; expected at most {MAX_GPUS:,}.")
+        counts += range(first, last + 1)
+    return tuple(dict.fromkeys(counts))
 
-    counts = sorted(set(table.gpus.tolist()))
-    many = len(counts) + len(table.infeasible) >= MANY
+
+@dataclass(frozen=True, slots=True)
+class PlanAnswer:
+    """The plans on one GPU type. mfu: (rows,), model FLOPs ÷ FLOPs of the GPUs at peak. step_tokens: tokens per step.
+    price: per GPU-hour. error: expected error of step times; None if the file of constants does not state it.
+    """
+
+    table: PlanTable
+    software: Software
+    mfu: Floats
+    step_tokens: int
+    price: float | None
+    error: ExpectedError | None
+
+    def trainings(self, table: PlanTable, tokens: float) -> list[dict[str, Any]]:
+        """Days, GPU-hours and cost of a whole training under each row's plan. cost: None without a price."""
+        result = []
+        for gpus, step_s in zip(table.gpus.tolist(), table.step_time_s.tolist(), strict=True):
+            seconds = tokens / self.step_tokens * step_s
+            hours = gpus * seconds / HOUR_S
+            cost = None if self.price is None else hours * self.price
+            rate, days = self.step_tokens / step_s, seconds / DAY_S
+            result.append({"gpus": gpus, "tokens_per_s": rate, "days": days, "gpu_hours": hours, "cost": cost})
+        return result
+
+
+def _as_json(answer: PlanAnswer, tokens: float | None) -> dict[str, Any]:
+    """The entry of one GPU type in the file of `--json`."""
+    table, plans = answer.table, []
+    for row, rank in enumerate(table.rank.tolist()):
+        plan = {
+            "gpus": int(table.gpus[row]),
+            "nodes": int(table.nodes[row]),
+            "rank": rank,
+            "plan": table.plans.plan(row).as_dict(),
+            "step_time_s": float(table.step_time_s[row]),
+            "memory_bytes": float(table.memory_bytes[row]),
+            "mfu": float(answer.mfu[row]),
+            "parts": {name: float(getattr(table.parts, name)[row]) for name in PARTS},
+        }
+        plans.append(plan | ({"why": why(table, row, row - rank)} if rank else {}))
+    result: dict[str, Any] = {
+        "gpu": table.machine.gpu.name,
+        "precision": answer.software.precision,
+        "plans": plans,
+        "infeasible": [asdict(each) for each in table.infeasible],
+    }
+    if tokens is not None:
+        result["tokens"] = tokens
+        result["expected_error"] = asdict(answer.error) if answer.error else None
+        result["trainings"] = answer.trainings(table.best(), tokens)
+    return result
+
+
+def _print_plans(answer: PlanAnswer) -> None:
+    """Prints the machine, a table of plans, why some are slower, and which numbers of GPUs have no plan."""
+    table, machine = answer.table, answer.table.machine
+    print(
+        f"\n{machine.gpu.title}, {usable_bytes(machine) / 2**30:.1f} GiB usable of {machine.memory_bytes / 1e9:.0f}, "
+        f"{machine.gpus_per_node} per node\n  {machine.link_bytes_per_s / 1e9:.0f} GB/s within nodes, "
+        f"{machine.network_bytes_per_s / 1e9:.1f} GB/s between, {answer.software.precision}"
+    )
+    counts = set(table.gpus.tolist())
+    many = len(counts) + len(table.infeasible) >= MIN_COUNTS_FOR_SUMMARY
     shown = table.efficient() if many else table
+    mfu = dict(zip(zip(table.gpus.tolist(), table.rank.tolist(), strict=True), answer.mfu.tolist(), strict=True))
     used = [name for name in PARTS if (getattr(shown.parts, name) > 0.005 * shown.step_time_s).any()]
-    rows = []
-    for row in range(len(shown)):
-        rows.append(
-            [
-                str(int(shown.gpus[row])),
-                shown.plans.plan(row).describe(),
-                seconds(float(shown.step_time_s[row])),
-                f"{shown.memory_bytes[row] / 2**30:.1f} GiB",
-                f"{_mfu(shown, row, software, flops):.1%}",
-                *(f"{getattr(shown.parts, name)[row] / shown.step_time_s[row]:.0%}" for name in used),
-            ]
-        )
-    print(f"\n{_title(table.machine)}, {software.precision}")
+    rows, slower = [], []
+    for row, (gpus, rank) in enumerate(zip(shown.gpus.tolist(), shown.rank.tolist(), strict=True)):
+        plan, step_s = shown.plans.plan(row).describe(), float(shown.step_time_s[row])
+        shares = [f"{getattr(shown.parts, name)[row] / step_s:.0%}" for name in used]
+        memory = f"{shown.memory_bytes[row] / 2**30:.1f} GiB"
+        rows.append([str(gpus), plan, seconds(step_s), memory, f"{mfu[gpus, rank]:.1%}", *shares])
+        if rank:
+            more = step_s / float(shown.step_time_s[row - rank]) - 1.0
+            slower.append(f"  {gpus}: {plan} is {more:.1%} slower: {why(shown, row, row - rank)}")
     if rows:
         print(aligned(("gpus", "plan", "step", "memory", "MFU", *(PARTS[each] for each in used)), rows, left=2))
-    if not many:
-        for row in range(len(shown)):
-            if shown.rank[row] > 0:
-                best = row - int(shown.rank[row])
-                slower = float(shown.step_time_s[row] / shown.step_time_s[best] - 1.0)
-                plan = shown.plans.plan(row).describe()
-                print(f"  {int(shown.gpus[row])}: {plan} is {slower:.1%} slower: {why(shown, row, best)}")
-    elif len(shown) < len(counts):
+    for line in slower:
+        print(line)
+    if len(shown) < len(counts):
         print(f"  {len(counts) - len(shown)} counts are left out: fewer GPUs are as fast.")
-    _print_infeasible(table)
-
-
-def _title(machine: Machine) -> str:
-    from synergy_core.planner.memory import usable_bytes
-
-    return (
-        f"{machine.gpu.title}, {usable_bytes(machine) / 2**30:.1f} GiB usable of {machine.memory_bytes / 1e9:.0f}, "
-        f"{machine.gpus_per_node} per node\n  "
-        f"{machine.link_bytes_per_s / 1e9:.0f} GB/s within nodes, {machine.network_bytes_per_s / 1e9:.1f} GB/s between"
-    )
-
-
-def _print_training(
-    asked: Question, table: PlanTable, software: Software, own: OwnConstants | None, step_tokens: int, at: int
-) -> None:
-    """Days and cost of the best plan of every count that is shown."""
-    from synergy_core.commands._training import error_of, told, trainings
-
-    assert asked.tokens is not None
-    shown = table.efficient() if len(table.best()) >= MANY else table.best()
-    price = asked.price[at] if asked.price else None
-    found = trainings(shown, asked.tokens, step_tokens, price)
-    print(told(found, asked.tokens, step_tokens, error_of(table.machine, software, own)))
-
-
-def _print_infeasible(table: PlanTable) -> None:
-    """The first reason of each factor, and how many counts share it."""
+    # For each limiting factor: the number of GPUs that lacks the least memory, and how many other numbers fail on it.
     for factor in dict.fromkeys(each.factor for each in table.infeasible):
         alike = [each for each in table.infeasible if each.factor == factor]
         least = min(alike, key=lambda each: each.missing_bytes)
@@ -194,86 +278,117 @@ def _print_infeasible(table: PlanTable) -> None:
         print(f"  no plan on {least.gpus} GPUs, {factor}: {least.message}{others}.")
 
 
-def _nowhere(
-    table: PlanTable,
-    model: AskedModel,
-    software: Software,
-    constants: Constants,
-    batch: int,
-    fixed: Mapping[str, int],
-) -> str:
-    """On how many GPUs the model would fit: whole nodes in powers of two."""
-    from synergy_core.planner.search import search
+def _smallest_fitting(table: PlanTable, find: Callable[[Machine, Sequence[int]], PlanTable]) -> str:
+    """A sentence with the smallest number of GPUs that the model fits on, in powers of two of whole nodes."""
+    tried, node = max(each.gpus for each in table.infeasible), table.machine.gpus_per_node
+    counts = [node << doublings for doublings in range(MAX_GPUS.bit_length())]
+    if larger := [each for each in counts if tried < each <= MAX_GPUS]:
+        found = find(table.machine, larger)
+        if len(found):
+            plan = found.plans.plan(0).describe()
+            return f"  Of powers of two, {int(found.gpus[0])} GPUs are the first that it fits on: {plan}."
+    return f"  No power of two of whole nodes up to {MAX_GPUS} GPUs has a plan; change the settings named above."
 
-    machine, tried = table.machine, max(each.gpus for each in table.infeasible)
-    counts = []
-    count = machine.gpus_per_node
-    while count <= LARGEST:
-        counts += [count] if count > tried else []
-        count *= 2
-    if counts:
-        larger = search(
-            *(model.family, model.architecture, machine, software, constants),
-            counts=counts,
-            global_batch=batch,
-            fixed=fixed,
+
+def _print_training(answer: PlanAnswer, tokens: float) -> None:
+    """Prints days, GPU-hours and cost of a whole training as a table, and a line with the basis of their error."""
+    best, error = answer.table.best(), answer.error
+    columns = {"days": "days", "GPU-hours": "gpu_hours", **({} if answer.price is None else {"cost": "cost"})}
+
+    def with_error(value: float) -> str:
+        return f"{short(value)} ± {short(value * error.fraction)}" if error and error.fraction else short(value)
+
+    rows = [
+        [str(each["gpus"]), short(each["tokens_per_s"]), *(with_error(each[name]) for name in columns.values())]
+        for each in answer.trainings(answer.table.efficient() if len(best) >= MIN_COUNTS_FOR_SUMMARY else best, tokens)
+    ]
+    print(
+        f"\n  {short(tokens)} tokens, {short(answer.step_tokens)} a step; without failures, evaluation and checkpoints"
+    )
+    print(aligned(("gpus", "tokens/s", *columns), rows))
+    unknown = "the file of constants does not state the error"
+    print(f"  ± {error.fraction:.1%}: mean error, {error.basis}" if error else f"  {unknown}")
+
+
+def short(value: float) -> str:
+    """Formats a number with three digits: `1.41M`, `15T`."""
+    sizes = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k"))
+    size, letter = next((each for each in sizes if value >= 0.9995 * each[0]), (1.0, ""))
+    digits = value / size
+    return f"{digits:.3g}{letter}" if digits < 999.5 else f"{digits:.0f}{letter}"
+
+
+# Writes a plan as a launch script or configuration of a training stack, and reads a plan from such a file.
+
+
+def _emit(wanted: Sequence[Sequence[str]], model: RequestedModel, answer: PlanAnswer) -> None:
+    """Writes the best plan in every requested form. wanted: (form, file) pairs. Raises InputError, before any file is
+    written, if a form cannot express the plan."""
+    plan, per_node = answer.table.plans.plan(0), answer.table.machine.gpus_per_node
+    launch = PlannedLaunch(plan, model.name, model.architecture, answer.software, per_node)
+    texts = [emitted(form, launch) for form, _ in wanted]
+    for (form, path), text in zip(wanted, texts, strict=True):
+        if path == "-":
+            print()
+            sys.stdout.write(text)
+            continue
+        write_whole(Path(path), text)
+        own = emitter_named(form)
+        print(f"\nwrote {path}, {own.SUMMARY}: {plan.describe()}\n  {own.beside(launch)}")
+
+
+def _read_plan(path: Path, query: SimpleNamespace) -> Plan:
+    """Reads the plan in a file. Raises InputError if the settings also fix a degree or the batch, and for a file in an
+    unknown format."""
+    if beside := [*query.fixed, *(["batch"] if query.batch else [])]:
+        raise InputError(f"plan={path} says {beside[0]} already; leave {beside[0]}= out.")
+    if len(query.gpus) != 1:
+        raise InputError(f"plan={path} is a plan for one number of GPUs; give one, such as gpus={query.gpus[0]}.")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"plan={path}: cannot be read ({getattr(error, 'strerror', None) or 'not text'}).") from None
+    form = next((each for each in map(emitter_named, emitter_names()) if each.recognises(text)), None)
+    if form is None:
+        raise InputError(f"plan={path}: is none of the forms that --emit writes: {', '.join(emitter_names())}.")
+    if query.software not in form.SOFTWARE:
+        readers = ", ".join(form.SOFTWARE)
+        raise InputError(
+            f"plan={path} is read by {readers}, not by {query.software}; type software={form.SOFTWARE[0]}."
         )
-        if len(larger):
-            plan = larger.plans.plan(0).describe()
-            return f"  Of powers of two, {int(larger.gpus[0])} GPUs are the first that it fits on: {plan}."
-    return f"  No power of two of whole nodes up to {LARGEST} GPUs has a plan; change what is said above."
+    try:
+        return form.read(text, query.gpus[0])
+    except InputError as error:
+        raise InputError(f"plan={path}: {error}") from None
 
 
-def _content(
-    asked: Question,
-    batch: int,
-    seq_len: int,
-    tables: Sequence[PlanTable],
-    stacks: Sequence[Software],
-    flops: float,
-    own: OwnConstants | None,
-) -> dict[str, Any]:
-    from synergy_core.commands._training import error_of, trainings
-    from synergy_core.planner.explain import PARTS, why
+# The machines that `plan` searches plans for, and a user's own constants that predict their step times.
 
-    def of_row(table: PlanTable, software: Software, row: int) -> dict[str, Any]:
-        rank = int(table.rank[row])
-        return {
-            "gpus": int(table.gpus[row]),
-            "nodes": int(table.nodes[row]),
-            "rank": rank,
-            "plan": table.plans.plan(row).as_dict(),
-            "step_time_s": float(table.step_time_s[row]),
-            "memory_bytes": float(table.memory_bytes[row]),
-            "mfu": _mfu(table, row, software, flops),
-            "parts": {name: float(getattr(table.parts, name)[row]) for name in PARTS},
-            **({"why": why(table, row, row - rank)} if rank else {}),
-        }
 
-    def training_of(table: PlanTable, software: Software, at: int) -> dict[str, Any]:
-        if asked.tokens is None:
-            return {}
-        error = error_of(table.machine, software, own)
-        price = asked.price[at] if asked.price else None
-        found = trainings(table.best(), asked.tokens, batch * seq_len, price)
-        return {
-            "tokens": asked.tokens,
-            "expected_error": None if error is None else asdict(error),
-            "trainings": [asdict(each) for each in found],
-        }
+def _machine(name: str, query: SimpleNamespace) -> Machine:
+    """The machine that a user names: by a GPU type, a node type, or a file with a data sheet."""
+    if not name.endswith((".yaml", ".yml")):
+        return machine_named(name, query.gpus_per_node, query.network, link=query.link)
+    sheet = add_gpu_sheet(Path(name))
+    if query.gpus_per_node is None or query.network is None:
+        raise InputError(
+            f"gpu={name}: the catalog has no nodes of {sheet.title}; give gpus_per_node=, such as 8, and network=, "
+            "bytes/s per GPU, such as 25e9."
+        )
+    link = query.link or ("nvswitch" if sheet.link_bytes_per_s else "pcie")
+    return machine_named(sheet.name, query.gpus_per_node, query.network, link=link)
 
-    return {
-        "model": asked.model,
-        "batch": batch,
-        "software": asked.software,
-        "gpu_types": [
-            {
-                "gpu": table.machine.gpu.name,
-                "precision": stack.precision,
-                "plans": [of_row(table, stack, row) for row in range(len(table))],
-                "infeasible": [asdict(each) for each in table.infeasible],
-                **training_of(table, stack, at),
-            }
-            for at, (table, stack) in enumerate(zip(tables, stacks, strict=True))
-        ],
-    }
+
+def _own_constants(query: SimpleNamespace, machines: Sequence[Machine]) -> OwnConstants | None:
+    """The user's constants. Raises InputError if they are for other software or for none of the GPU types."""
+    if query.constants is None:
+        return None
+    own = own_constants(query.constants)
+    if own.software not in (None, query.software):
+        raise InputError(
+            f"constants={query.constants}: of {own.software}, not {query.software}; type software={own.software}."
+        )
+    if all(own.of(each.gpu) is None for each in machines):
+        known = ", ".join(own.gpu_types)
+        raise InputError(f"constants={query.constants}: of {known}, not of {', '.join(query.gpu)}; type gpu={known}.")
+    return own

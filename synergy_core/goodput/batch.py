@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from math import ceil, log
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from synergy_core.arrays import Floats, Ints
-from synergy_core.goodput.compressed import GradientErrors
-from synergy_core.goodput.efficiency import gain
-from synergy_core.goodput.throughput import TINY, gradient_time, overlapped, sync_time
+from synergy_core.goodput.efficiency import GradientErrors
+from synergy_core.goodput.throughput import ALPHA_C, BETA_C, GAMMA, TINY, sync_time
+from synergy_core.units import Bools, Floats, Ints
 
 CANDIDATES = 50
 FORGIVEN = 1e-8
@@ -33,34 +33,87 @@ _CHUNK = 16_384
 
 @dataclass(frozen=True, slots=True)
 class BatchChoice:
-    """The best batch of each job on each shape; arrays (jobs, shapes), all 0 where none is feasible.
+    """The best batch of each job on each shape; arrays (jobs, shapes), or numbers; all 0 where none is feasible.
 
-    goodput: initial-batch-equivalent iterations per second. total_batch = gpus × local_batch × accumulation, samples.
-    local_batch: samples per GPU and micro-batch. accumulation: micro-batches per step.
-    throughput: samples per second. efficiency: statistical, in (0, 1].
+    goodput: initial-batch iterations per second. local_batch: samples per GPU and micro-batch. accumulation:
+    micro-batches per step. throughput: samples per second.
     """
 
     goodput: Floats
-    total_batch: Ints
     local_batch: Ints
     accumulation: Ints
     throughput: Floats
-    efficiency: Floats
 
 
-@dataclass(frozen=True, slots=True)
-class OneBatch:
+class OneBatch(NamedTuple):
     """`BatchChoice` for one job on one shape."""
 
-    goodput: float
-    total_batch: int
-    local_batch: int
-    accumulation: int
-    throughput: float
-    efficiency: float
+    goodput: float = 0.0
+    local_batch: int = 0
+    accumulation: int = 0
+    throughput: float = 0.0
 
 
-_NONE = OneBatch(0.0, 0, 0, 0, 0.0, 0.0)
+class _Asked(NamedTuple):
+    """Jobs on shapes: numbers, or arrays that broadcast. alpha, beta, gamma: of the step time; sync_s: T_sync."""
+
+    alpha: Floats | float
+    beta: Floats | float
+    gamma: Floats | float
+    sync_s: Floats | float
+    grad_sqr: Floats | float
+    grad_var: Floats | float
+    initial_batch: Floats | float
+    gpus: Floats | float
+
+
+def _goodput(asked: _Asked, local: Floats, micro: Floats, errors: GradientErrors | None) -> tuple[Floats, Floats]:
+    """Goodput of these local batches and micro-batches, and the seconds of an iteration.
+
+    T_opt/T_grad = (1 + (T_sync/T_grad)^γ)^(1/γ). T_grad ≥ 1e-8 and γ ≤ 10: no overflow below T_sync = 1e22 s. The gain
+    is multiplied out, and the work is done in place: thousands of candidates are asked for at once.
+    """
+    compute = local * asked.beta
+    compute += asked.alpha
+    seconds = asked.sync_s / compute
+    np.power(seconds, asked.gamma, out=seconds)
+    seconds += 1.0
+    np.power(seconds, 1.0 / asked.gamma, out=seconds)
+    seconds += micro
+    seconds -= 1.0
+    seconds *= compute
+    scale = micro * local
+    scale /= asked.initial_batch / asked.gpus
+    rate = scale * asked.grad_sqr
+    rate += asked.grad_var
+    rate *= seconds
+    np.divide(scale, rate, out=rate)
+    rate *= asked.grad_var + asked.grad_sqr
+    if errors is not None:
+        rate *= errors.worth(scale, asked.grad_sqr, asked.grad_var, asked.initial_batch, asked.gpus)
+    return rate, seconds
+
+
+def _candidates(
+    asked: _Asked, least: Floats | float, log_span: Floats | float, low: Floats | float, high: Floats | float
+) -> tuple[Floats, Floats, Bools]:
+    """Local batch, micro-batches and feasibility of each total batch; least: B/M of the smallest."""
+    per_gpu = log_span * _FRACTIONS
+    np.exp(per_gpu, out=per_gpu)
+    per_gpu *= least
+    micro = per_gpu / high
+    micro -= FORGIVEN
+    np.ceil(micro, out=micro)
+    np.maximum(micro, 1.0, out=micro)
+    alone = np.equal(asked.gpus, 1.0)
+    if alone.any():
+        np.maximum(micro, 1.0 + (alone & (per_gpu > asked.initial_batch)), out=micro)
+    per_gpu /= micro
+    per_gpu -= FORGIVEN
+    np.ceil(per_gpu, out=per_gpu)
+    feasible = per_gpu >= low
+    feasible &= per_gpu <= high
+    return per_gpu, micro, feasible
 
 
 def best_batch(
@@ -79,101 +132,49 @@ def best_batch(
 ) -> BatchChoice:
     """The rule above for J jobs × S shapes.
 
-    theta: (J, 7), or (J, S, 7) where shapes differ in GPU type. grad_sqr, grad_var, initial_batch, max_batch: (J,).
-    min_local, max_local: (J,) or (J, S), b_min and b_max. nodes, gpus: (S,). Batches in samples. sync_s: (J, S),
-    T_sync in place of the formula's. errors: fields (J,), of compressed gradients, which make a sample worth less.
+    theta: (J, 7). grad_sqr, grad_var, initial_batch, max_batch: (J,), or a number for all jobs; so, too, min_local and
+    max_local, b_min and b_max. nodes, gpus: (S,). Batches in samples. sync_s: (J, S), T_sync in place of the formula's.
+    errors: fields (J,), of compressed gradients, which make a sample worth less.
     """
-    theta = np.asarray(theta, dtype=np.float64)
+    theta = np.asarray(theta, dtype=np.float64)[:, None, :]
     nodes, gpus = np.atleast_1d(nodes), np.atleast_1d(gpus).astype(np.float64)
-    jobs, shapes = theta.shape[0], gpus.shape[0]
-    if theta.ndim == 2:
-        theta = theta[:, None, :]
-    sync = np.broadcast_to(sync_time(theta, nodes, gpus) if sync_s is None else sync_s, (jobs, shapes))
-    # One row per job: statistics and limits, with axes for shapes and candidates where they are missing.
-    sqr, var, first = _column(grad_sqr), _column(grad_var), _column(initial_batch)
-    least = np.maximum(first, _column(min_local) * gpus)
+    shape = jobs, shapes = theta.shape[0], gpus.shape[0]
+    first, low = _column(initial_batch), _column(min_local)
+    least = np.maximum(first, low * gpus)
     span = np.log(np.maximum(_column(max_batch), 1e-300) / least)
-    span = np.broadcast_to(span, (jobs, shapes))
-    # Where even the smallest batch exceeds the largest, the only candidate is the (infeasible) smallest.
-    possible = (span >= 0.0).astype(np.float64)
+    alpha, beta, gamma = (theta[..., at] for at in (ALPHA_C, BETA_C, GAMMA))
+    sync = sync_time(theta, nodes, gpus) if sync_s is None else sync_s
     columns = [
-        np.maximum(span, 0.0), least / gpus, _column(min_local), _column(max_local), theta[..., 0], theta[..., 1],
-        theta[..., 6], sync, sqr, var, first, gpus, possible, first / gpus,
-    ]  # fmt: skip
-    if errors is not None:
-        columns += [_column(getattr(errors, each.name)) for each in fields(errors)]
-    columns = [np.broadcast_to(each, (jobs, shapes)) for each in columns]
-    singles = np.flatnonzero(gpus == 1.0)
+        *(alpha, beta, gamma, sync, _column(grad_sqr), _column(grad_var), first, gpus),
+        *(least / gpus, np.maximum(span, 0.0), low, _column(max_local), span),
+        *([] if errors is None else [_column(getattr(errors, each.name)) for each in fields(errors)]),
+    ]
+    columns = [np.broadcast_to(each, shape) for each in columns]
     step = max(1, _CHUNK // (shapes * CANDIDATES))
-    parts = [_choose([each[at : at + step] for each in columns], singles) for at in range(0, jobs, step)]
-    rate, local, micro_batches, throughput, efficiency = (
-        parts[0] if len(parts) == 1 else [np.concatenate(each) for each in zip(*parts, strict=True)]
-    )
-    local_batch, micro = local.astype(np.int64), micro_batches.astype(np.int64)
-    total = gpus.astype(np.int64) * local_batch * micro
-    return BatchChoice(rate, total, local_batch, micro, throughput, efficiency)
+    parts = [_chosen([each[at : at + step, :, None] for each in columns]) for at in range(0, jobs, step)]
+    goodput, local, micro, throughput = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return BatchChoice(goodput, local.astype(np.int64), micro.astype(np.int64), throughput)
 
 
 def _column(values: ArrayLike) -> Floats:
-    """(J,) → (J, 1); (J, S) as it is."""
-    array = np.asarray(values, dtype=np.float64)
-    return array[:, None] if array.ndim < 2 else array
+    """(J,) or a number for all → (J, 1)."""
+    return np.atleast_1d(np.asarray(values, dtype=np.float64))[:, None]
 
 
-def _choose(columns: list[Floats], singles: Ints) -> tuple[Floats, Floats, Floats, Floats, Floats]:
-    """Goodput, local batch, micro-batches, throughput and efficiency of the best candidate; arrays (jobs, shapes)."""
-    span, least, low, high, alpha, beta, gamma, sync, sqr, var, first, gpus, possible, first_local, *distorting = (
-        each[..., None] for each in columns
-    )
-    per_gpu = span * _FRACTIONS
-    np.exp(per_gpu, out=per_gpu)
-    per_gpu *= least
-    micro = per_gpu / high
-    micro -= FORGIVEN
-    np.ceil(micro, out=micro)
-    np.maximum(micro, 1.0, out=micro)
-    if singles.size:
-        micro[:, singles] = np.maximum(micro[:, singles], np.where(per_gpu[:, singles] > first[:, singles], 2.0, 1.0))
-    local = per_gpu
-    local /= micro
-    local -= FORGIVEN
-    np.ceil(local, out=local)
-    compute = local * beta
-    compute += alpha
-    # T_opt/T_grad = (1 + (T_sync/T_grad)^γ)^(1/γ). T_grad ≥ 1e-8 and γ ≤ 10: no overflow below T_sync = 1e22 s.
-    seconds = sync / compute
-    np.power(seconds, gamma, out=seconds)
-    seconds += 1.0
-    np.power(seconds, 1.0 / gamma, out=seconds)
-    seconds += micro
-    seconds -= 1.0
-    seconds *= compute
-    scale = micro * local
-    scale /= first_local
-    rate = scale * sqr
-    rate += var
-    rate *= seconds
-    np.divide(scale, rate, out=rate)
-    worth = GradientErrors(*distorting).worth(scale, sqr, var, first, gpus) if distorting else None
-    if worth is not None:
-        rate *= worth
-    feasible = local >= low
-    feasible &= local <= high
-    feasible &= possible > 0.0
+def _chosen(columns: list[Floats]) -> tuple[Floats, Floats, Floats, Floats]:
+    """Goodput, local batch, micro-batches and throughput of the best candidates; columns (jobs, shapes, 1)."""
+    asked, (least, span, low, high, possible) = _Asked(*columns[:8]), columns[8:13]
+    local, micro, feasible = _candidates(asked, least, span, low, high)
+    # Where even the smallest batch exceeds the largest, the only candidate is the (infeasible) smallest.
+    feasible &= possible >= 0.0
+    rate, seconds = _goodput(asked, local, micro, GradientErrors(*columns[13:]) if columns[13:] else None)
     rate *= feasible
-    best = rate.argmax(axis=-1)
-    at = (np.arange(best.shape[0])[:, None], np.arange(best.shape[1]), best)
-    found = feasible[at]
-    local_best, micro_best, seconds_best, scale_best = (
-        np.where(found, each[at], 0.0) for each in (local, micro, seconds, scale)
-    )
-    noise = (var + sqr)[..., 0]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        throughput = np.where(found, local_best * micro_best * gpus[..., 0] / seconds_best, 0.0)
-        efficiency = np.where(found, noise / (var[..., 0] + sqr[..., 0] * scale_best), 0.0)
-    if worth is not None:
-        efficiency *= worth[at]
-    return rate[at] * noise, local_best, micro_best, throughput, efficiency
+    best = rate.argmax(axis=-1)[..., None]
+    found = np.take_along_axis(feasible, best, axis=-1)
+    rate, local, micro, seconds = (np.take_along_axis(each, best, axis=-1) for each in (rate, local, micro, seconds))
+    throughput = np.where(found, local * micro * asked.gpus / np.where(found, seconds, 1.0), 0.0)
+    local, micro = np.where(found, local, 0.0), np.where(found, micro, 0.0)
+    return rate[..., 0], local[..., 0], micro[..., 0], throughput[..., 0]
 
 
 def best_batch_one(
@@ -191,57 +192,29 @@ def best_batch_one(
     errors: GradientErrors | None = None,
 ) -> OneBatch:
     """`best_batch` for one job on one shape; theta (7,). For a simulated job, which asks at every epoch."""
-    alpha, beta, alpha_n, beta_n, alpha_r, beta_r, gamma = theta.tolist()
     least = max(initial_batch, min_local * gpus)
     if least > max_batch:
-        return _NONE
-    per_gpu = np.exp(_FRACTIONS * log(max_batch / least))
-    per_gpu *= least / gpus
-    micro = np.ceil(per_gpu / max_local - FORGIVEN)
-    np.maximum(micro, 1.0, out=micro)
-    if gpus == 1:
-        np.maximum(micro, (per_gpu > initial_batch) + 1.0, out=micro)
-    local = np.ceil(per_gpu / micro - FORGIVEN)
-    if sync_s is not None:
-        sync = sync_s
-    elif nodes > 1:
-        sync = alpha_n + beta_n * max(gpus - 2, TINY)
-    else:
-        sync = alpha_r + beta_r * max(gpus - 2, TINY) if gpus > 1 else TINY + TINY * TINY
-    compute = local * beta
-    compute += alpha
-    seconds = sync / compute
-    seconds **= gamma
-    seconds += 1.0
-    seconds **= 1.0 / gamma
-    seconds += micro
-    seconds -= 1.0
-    seconds *= compute
-    scale = micro * local
-    scale *= gpus / initial_batch
-    rate = scale / ((scale * grad_sqr + grad_var) * seconds)
-    worth = None if errors is None else errors.worth(scale, grad_sqr, grad_var, initial_batch, gpus)
-    if worth is not None:
-        rate *= worth
-    rate *= local <= max_local
-    rate *= local >= min_local
+        return OneBatch()
+    alpha, beta, alpha_n, beta_n, alpha_r, beta_r, gamma = theta.tolist()
+    if sync_s is None:  # `sync_time`, in a tenth of its time
+        constant, slope = (alpha_n, beta_n) if nodes > 1 else (alpha_r, beta_r) if gpus > 1 else (TINY, TINY)
+        sync_s = constant + slope * max(gpus - 2, TINY)
+    asked = _Asked(alpha, beta, gamma, sync_s, grad_sqr, grad_var, initial_batch, gpus)
+    local, micro, feasible = _candidates(asked, least / gpus, log(max_batch / least), min_local, max_local)
+    rate, seconds = _goodput(asked, local, micro, errors)
+    rate *= feasible
     best = int(rate.argmax())
     if not rate[best] > 0.0:
-        return _NONE
-    b, m = int(local[best]), int(micro[best])
-    total = gpus * b * m
-    noise = grad_var + grad_sqr
-    efficiency = noise / (grad_var + grad_sqr * float(scale[best]))
-    if worth is not None:
-        efficiency *= float(worth[best])
-    return OneBatch(float(rate[best]) * noise, total, b, m, total / float(seconds[best]), efficiency)
+        return OneBatch()
+    b, a = int(local[best]), int(micro[best])
+    return OneBatch(float(rate[best]), b, a, gpus * b * a / float(seconds[best]))
 
 
 def goodput_at(
-    theta: ArrayLike,
-    grad_sqr: ArrayLike,
-    grad_var: ArrayLike,
-    initial_batch: ArrayLike,
+    theta: Floats,
+    grad_sqr: float,
+    grad_var: float,
+    initial_batch: float,
     local_batch: ArrayLike,
     accumulation: ArrayLike,
     gpus: ArrayLike,
@@ -249,15 +222,13 @@ def goodput_at(
     sync_s: ArrayLike,
     errors: GradientErrors,
 ) -> tuple[Floats, Floats]:
-    """Goodput and samples per second at batches that are given; the arguments broadcast, theta (…, 7)."""
-    theta, micro = np.asarray(theta, dtype=np.float64), np.asarray(accumulation, dtype=np.float64)
-    compute = gradient_time(theta, local_batch)
-    seconds = (micro - 1.0) * compute + overlapped(compute, sync_s, theta[..., 6])
-    samples: Floats = np.asarray(gpus, dtype=np.float64) * np.asarray(local_batch) * micro
-    scale: Floats = samples / np.asarray(initial_batch)
-    sqr, var = np.asarray(grad_sqr, dtype=np.float64), np.asarray(grad_var, dtype=np.float64)
-    worth = gain(scale, sqr, var) * errors.worth(scale, sqr, var, initial_batch, gpus)
-    return worth / seconds, samples / seconds
+    """Goodput and samples per second at batches that are given; theta (7,), the other arguments broadcast."""
+    local, micro, many, sync = np.broadcast_arrays(
+        *(np.asarray(each, dtype=np.float64) for each in (local_batch, accumulation, gpus, sync_s))
+    )
+    asked = _Asked(theta[ALPHA_C], theta[BETA_C], theta[GAMMA], sync, grad_sqr, grad_var, initial_batch, many)
+    goodput, seconds = _goodput(asked, np.atleast_1d(local), np.atleast_1d(micro), errors)
+    return goodput.reshape(sync.shape), (many * local * micro / seconds).reshape(sync.shape)
 
 
 def fixed_batch(

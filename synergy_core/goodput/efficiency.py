@@ -7,19 +7,37 @@ grad_sqr = |E g|² and grad_var = the variance of g, both of a gradient over the
     gain(B) = (grad_var + grad_sqr) / (grad_var·B₀/B + grad_sqr)
     efficiency(B) = gain(B)·B₀/B = (φ + B₀) / (φ + B)
 
-An iteration at batch B is worth gain(B) iterations at B₀. All functions broadcast; batches in samples, B ≥ B₀;
-grad_sqr and grad_var are ≥ 0 and not both 0. `batch.best_batch`, which asks for thousands of candidates at once, has
-the gain multiplied out.
+An iteration at batch B is worth gain(B) iterations at B₀. All functions broadcast; batches and φ in samples, B ≥ B₀;
+grad_sqr and grad_var are ≥ 0 and not both 0.
+
+With compressed gradients: N replicas, local batch b = B/N, G the true gradient, ĝ the exchanged one. An unbiased
+compressor adds the relative variance w at each replica, and w₂ where it compresses the mean again:
+
+    E|ĝ − G|²/|G|² = (1 + w) φ/B + w/N                                            (1)
+    efficiency = (φ + B₀) / ((1 + w) φ + (1 + w/N) B)                             (2)
+                 … / (1 + w₂)                                                     (3)
+
+A biased compressor with error feedback loses the part eps² of a gradient's squared norm; its efficiency is that
+without compression × (1 − λ eps²). This is a model, not a theorem; λ = 1 is what GraVAC (2023) assumes of a
+projection. The error of a local gradient lies between those of signal and noise, by how much of it is noise:
+(eps²_signal + eps²_noise φ/b)/(1 + φ/b). Noise is assumed to be independent among replicas, and progress to be that of
+SGD at its best learning rate (Pollux assumes the same).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import overload
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from synergy_core.arrays import Floats
+from synergy_core.goodput.compression import compressor_named
+from synergy_core.goodput.compression._compressor import CodecSpeed, Compressor, Gradients, LayerSizes, codec_s
+from synergy_core.goodput.layerwise import frontier, least_bytes
+from synergy_core.units import Floats, Ints
 
 
 def noise_scale(grad_sqr: ArrayLike, grad_var: ArrayLike, initial_batch: ArrayLike) -> Floats:
@@ -46,8 +64,7 @@ def statistical_efficiency(total_batch: ArrayLike, noise_scale: ArrayLike, initi
     """Progress per sample relative to the initial batch, (φ + B₀)/(φ + B); in (0, 1], 1 where φ is inf."""
     surplus = np.subtract(total_batch, initial_batch, dtype=np.float64)
     # (φ + B₀)/(φ + B) = 1 − (B − B₀)/(φ + B), which stays defined at φ = ∞.
-    result: Floats = 1.0 - surplus / np.add(noise_scale, total_batch, dtype=np.float64)
-    return result
+    return 1.0 - surplus / np.add(noise_scale, total_batch, dtype=np.float64)
 
 
 def adascale_factor(
@@ -60,14 +77,321 @@ def adascale_factor(
     """
     scale = np.divide(total_batch, initial_batch)
     worth = scale * statistical_efficiency(total_batch, noise_scale, initial_batch)
-    result: Floats = np.power(worth, exponent)
-    return result
+    return np.power(worth, exponent)
 
 
 def square_root_factor(total_batch: ArrayLike, initial_batch: ArrayLike) -> Floats:
-    """What to multiply the learning rate by, whatever the noise: √(B/B₀).
+    """Factor for the learning rate, independent of the noise: √(B/B₀).
 
     It keeps the variance of a step's weight change (Krizhevsky 2014, section 5; for Adam: Malladi et al. 2022).
     """
-    result: Floats = np.sqrt(np.divide(total_batch, initial_batch))
+    return np.sqrt(np.divide(total_batch, initial_batch))
+
+
+@dataclass(frozen=True, eq=False)
+class Distortion:
+    """How compression distorts gradients; arrays that broadcast with batches and replicas. All 0: not at all.
+
+    variance: w of each replica's gradient. sum_variance: w₂ of their mean. lost: λ eps², of what is biased, in [0, 1].
+    """
+
+    variance: ArrayLike = 0.0
+    sum_variance: ArrayLike = 0.0
+    lost: ArrayLike = 0.0
+
+    @property
+    def divisor(self) -> Floats:
+        """Divisor of efficiency for any batch: (1 + w₂)/(1 − lost); inf where everything is lost."""
+        with np.errstate(divide="ignore"):
+            result: Floats = np.divide(np.add(1.0, self.sum_variance), np.subtract(1.0, self.lost))
+        return result
+
+
+GIVEN_WEIGHT = 0.8
+"""λ of eps² as running jobs measure it, of what a compressor was given: gradients with what was held back of earlier
+ones, which they lose but for a while. Upper 0.9 quantile over jobs, compressors and seeds (`python
+bench/compression_training.py`). Of gradients alone, of which the formulas of errors speak, λ is 1."""
+MAX_HELD_BACK_STEPS = 100.0
+"""Steps: where nearly nothing is sent, error feedback would hold back without end."""
+UNDISTORTED = Distortion()
+"""Of gradients that nothing compresses."""
+
+
+@dataclass(frozen=True, eq=False)
+class GradientErrors:
+    """Errors of a model's signal and noise under compression, for any batch; arrays that broadcast.
+
+    signal, noise: `Compressor.error` of either, over all layers. unbiased, rounds_sum: as of the compressor.
+    """
+
+    signal: ArrayLike
+    noise: ArrayLike
+    unbiased: ArrayLike
+    rounds_sum: ArrayLike = False
+
+    @classmethod
+    def none(cls, count: int) -> GradientErrors:
+        """Errors of 0, (count,)."""
+        return cls(np.zeros(count), np.zeros(count), np.ones(count, dtype=bool), np.zeros(count, dtype=bool))
+
+    def distortion(self, noise_scale: ArrayLike, local_batch: ArrayLike, replicas: ArrayLike) -> Distortion:
+        """Distortion of the gradients of several replicas; a single replica has none. λ is 1."""
+        several = np.asarray(replicas) > 1
+        local = np.where(several, mixed_error(self.signal, self.noise, noise_scale, local_batch), 0.0)
+        total = mixed_error(self.signal, self.noise, noise_scale, np.multiply(local_batch, replicas))
+        return Distortion(
+            variance=np.where(self.unbiased, local, 0.0),
+            sum_variance=np.where(np.logical_and(self.rounds_sum, several), total, 0.0),
+            lost=np.where(self.unbiased, 0.0, local),
+        )
+
+    def worth(
+        self, scale: ArrayLike, grad_sqr: ArrayLike, grad_var: ArrayLike, initial_batch: ArrayLike, replicas: ArrayLike
+    ) -> Floats:
+        """Gain with compression ÷ gain without, at `scale` = B/B₀."""
+        scale, sqr, var = (np.asarray(each, dtype=np.float64) for each in (scale, grad_sqr, grad_var))
+        local = scale * np.asarray(initial_batch) / np.asarray(replicas)
+        distorted = self.distortion(noise_scale(sqr, var, initial_batch), local, replicas)
+        return compressed_gain(scale, sqr, var, replicas, distorted) / gain(scale, sqr, var)
+
+    def naive_statistics(
+        self, grad_sqr: float, grad_var: float, initial_batch: float, local_batch: float, replicas: float
+    ) -> tuple[float, float]:
+        """The gradient's statistics as they seem to whoever takes compressed gradients for uncompressed ones.
+
+        Norms of gradients that an unbiased compressor made show φ'; of a biased one nothing shows.
+        """
+        if not self.unbiased or grad_sqr == 0.0:
+            return grad_sqr, grad_var
+        phi = noise_scale(grad_sqr, grad_var, initial_batch)
+        variance = self.distortion(phi, local_batch, replicas).variance
+        return grad_sqr, float(naive_noise_scale(phi, local_batch, variance)) * grad_sqr / initial_batch
+
+    def held_back_steps(
+        self, grad_sqr: float, grad_var: float, initial_batch: float, local_batch: float, replicas: float
+    ) -> float:
+        """Steps whose progress is lost with a compressor's state, as error feedback holds it back; 0 if unbiased.
+
+        Of what it is given it keeps the part eps²; what it held back comes to it again. So it holds the gradients of
+        eps²/(1 − eps²) steps, at most `MAX_HELD_BACK_STEPS`.
+        """
+        phi = noise_scale(grad_sqr, grad_var, initial_batch)
+        lost = float(np.asarray(self.distortion(phi, local_batch, replicas).lost))
+        return min(lost / max(1.0 - lost, 1e-9), MAX_HELD_BACK_STEPS)
+
+
+def naive_noise_scale(noise_scale: ArrayLike, local_batch: ArrayLike, variance: ArrayLike) -> Floats:
+    """φ' = (1 + w) φ + w b, which norms of compressed gradients show to who takes them for uncompressed ones.
+
+    (φ' + B₀)/(φ' + B) has the denominator of (2), but too large a numerator: compression seems to cost nothing.
+    """
+    result: Floats = np.add(1.0, variance) * np.asarray(noise_scale) + np.multiply(variance, local_batch)
     return result
+
+
+def mixed_error(signal_error: ArrayLike, noise_error: ArrayLike, noise_scale: ArrayLike, samples: ArrayLike) -> Floats:
+    """Error of the mean gradient of this many samples, relative to its squared norm |G|² (1 + φ/samples)."""
+    # Signal's part of the squared norm is 1/(1 + φ/b) = b/(b + φ), which stays defined at φ = ∞.
+    signal = np.divide(samples, np.add(samples, noise_scale, dtype=np.float64))
+    result: Floats = np.asarray(noise_error) + np.subtract(signal_error, noise_error) * signal
+    return result
+
+
+def compressed_gain(
+    scale: ArrayLike, grad_sqr: ArrayLike, grad_var: ArrayLike, replicas: ArrayLike, distorted: Distortion
+) -> Floats:
+    """Iterations at the initial batch, uncompressed, that one at `scale` = B/B₀ times it is worth; may be below 1.
+
+    The plain gain with variance × (1 + w) and squared norm × (1 + w/N) in its denominator. grad_sqr, grad_var: as in
+    `efficiency.py`, of uncompressed gradients.
+    """
+    w = np.asarray(distorted.variance, dtype=np.float64)
+    sqr, var = np.asarray(grad_sqr, dtype=np.float64), np.asarray(grad_var, dtype=np.float64)
+    per_scale = (1.0 + w) * var / np.asarray(scale) + (1.0 + w / np.asarray(replicas)) * sqr
+    result: Floats = (var + sqr) / per_scale / distorted.divisor
+    return result
+
+
+def gradient_moments(
+    small_sqr: ArrayLike,
+    big_sqr: ArrayLike,
+    small_batch: ArrayLike,
+    big_batch: ArrayLike,
+    replicas: ArrayLike,
+    distorted: Distortion,
+) -> tuple[Floats, Floats]:
+    """|G|² and tr Σ of one sample, from norms measured in steps; φ = tr Σ/|G|².
+
+    small_sqr: E|g_i|² of gradients over b = small_batch samples before compression, a replica's or one of its
+    micro-batches'; big_sqr: E|ĝ|² over B = big_batch, of what came out of the exchange of N replicas. For b < B and
+    unbiased compressors both are right on average, so |G|² of few steps may be negative:
+
+        |G|² = (E|ĝ|²/(1 + w₂) − (1 + w) E|g_i|² b/B) / (1 + w/N − (1 + w) b/B),      tr Σ = b (E|g_i|² − |G|²)
+
+    With one micro-batch a replica b = B/N; without compression it is the estimate of McCandlish et al. 2018.
+
+    Norms after compression and no distortion given make Pollux's estimate on compressed gradients, which is naive
+    (`naive_noise_scale`). Of biased compressors no mean says |G|²: compare a replica's micro-batches before it.
+    """
+    small, w = np.asarray(small_sqr, dtype=np.float64), np.asarray(distorted.variance, dtype=np.float64)
+    part = (1.0 + w) * np.divide(small_batch, big_batch)
+    big = np.divide(big_sqr, np.add(1.0, distorted.sum_variance))
+    sqr: Floats = (big - part * small) / (1.0 + w / np.asarray(replicas) - part)
+    trace: Floats = np.asarray(small_batch) * (small - sqr)
+    return sqr, trace
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangeTerms:
+    """How a compressor changes the time of an exchange; numbers or arrays that broadcast. The defaults change nothing.
+
+    The latency L of T_sync moves no bytes; the rest is proportional to them (docs/compression.md):
+
+        T_sync(c) = collectives · L + (T_sync − L) · sent(c)/sent(none) + codec(c)
+
+    A T_sync below L counts as latency altogether, so T_sync(c) is never negative and can be inverted (`plain_sync`).
+    collectives: started one after another. latency_s: L. sent: bytes ÷ bytes without compression, above 0. codec_s: to
+    encode and decode.
+    """
+
+    collectives: ArrayLike = 1.0
+    latency_s: ArrayLike = 0.0
+    sent: ArrayLike = 1.0
+    codec_s: ArrayLike = 0.0
+
+
+def compressed_sync(sync_s: ArrayLike, terms: ExchangeTerms) -> Floats:
+    """T_sync(c), seconds; sync_s: T_sync, not below 0."""
+    latency = np.minimum(sync_s, terms.latency_s)
+    moved = np.subtract(sync_s, latency) * np.asarray(terms.sent)
+    result: Floats = np.multiply(terms.collectives, latency) + moved + np.asarray(terms.codec_s)
+    return result
+
+
+def plain_sync(sync_s: ArrayLike, terms: ExchangeTerms) -> Floats:
+    """T_sync, seconds, where T_sync(c) is `sync_s`; 0 where that is less than the codec alone takes."""
+    exchanged = np.maximum(np.subtract(sync_s, terms.codec_s), 0.0)
+    started = np.minimum(exchanged, np.multiply(terms.collectives, terms.latency_s))
+    result: Floats = started / np.asarray(terms.collectives) + (exchanged - started) / np.asarray(terms.sent)
+    return result
+
+
+PAIR = 2
+"""Replicas for which layers choose: bytes of a scheme's compressors are in the same proportion at any number, but for
+topk's, which grow alike."""
+POINTS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5)
+"""Squared errors, relative to the gradient's squared norm, at which layer-wise choices are offered."""
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """Compressors of one scheme for the layers of a model, told apart by `name` in a `Plan`.
+
+    parts: the compressors; choice: (L,), which of them each layer has.
+    """
+
+    name: str
+    layers: LayerSizes
+    gradients: Gradients
+    parts: tuple[Compressor, ...]
+    choice: Ints
+
+    @property
+    def compresses(self) -> bool:
+        return any(np.any(each.compresses(self.layers) & (self.choice == at)) for at, each in enumerate(self.parts))
+
+    @property
+    def collectives(self) -> int:
+        """One after another: schemes do all layers together."""
+        return max(int(self.parts[at].collectives) for at in np.unique(self.choice).tolist())
+
+    @cached_property
+    def errors(self) -> GradientErrors:
+        """Errors of the whole gradient: the squared errors of the layers add up."""
+        used = [self.parts[at] for at in np.unique(self.choice) if self.parts[at].compresses(self.layers).any()]
+        signal, noise = (
+            float(each.shares(self.layers) @ self._chosen([part.error(self.layers, each) for part in self.parts]))
+            for each in (self.gradients.signal, self.gradients.noise)
+        )
+        return GradientErrors(signal, noise, all(each.unbiased for each in used), any(each.rounds_sum for each in used))
+
+    def sent_bytes(self, replicas: ArrayLike) -> Floats:
+        """That leave each rank in a step; of the shape of `replicas`."""
+        result: Floats = self.layers_sent_bytes(replicas).sum(axis=-1)
+        return result
+
+    def layers_sent_bytes(self, replicas: ArrayLike) -> Floats:
+        """The same of each row of layers, (…, L)."""
+        return self._chosen([each.sent_bytes(self.layers, replicas) for each in self.parts])
+
+    def codec_s(self, replicas: ArrayLike, speed_of: Callable[[Compressor], CodecSpeed]) -> Floats:
+        """To encode and decode in a step; of the shape of `replicas`."""
+        result: Floats = self.layers_codec_s(replicas, speed_of).sum(axis=-1)
+        return result
+
+    def layers_codec_s(self, replicas: ArrayLike, speed_of: Callable[[Compressor], CodecSpeed]) -> Floats:
+        """The same of each row of layers, (…, L)."""
+        return self._chosen([codec_s(each.codec_work(self.layers, replicas), speed_of(each)) for each in self.parts])
+
+    @property
+    def state_bytes(self) -> float:
+        """What is kept on each GPU from step to step."""
+        return float(self._chosen([each.state_bytes(self.layers) for each in self.parts]).sum())
+
+    def _chosen(self, values: Sequence[Floats]) -> Floats:
+        """Selects, from arrays (…, L) of every part, the part that each layer uses."""
+        every = np.stack(values)
+        choice = np.broadcast_to(self.choice, every.shape[1:])[None]
+        result: Floats = np.take_along_axis(every, choice, axis=0)[0]
+        return result
+
+
+def uniform(compressor: Compressor, layers: LayerSizes, gradients: Gradients) -> Offer:
+    """That compressor for every layer."""
+    return Offer(compressor.name, layers, gradients, (compressor,), np.zeros(layers.rows.shape, dtype=np.int64))
+
+
+def within_error_of(compressor: Compressor, layers: LayerSizes, gradients: Gradients) -> Offer:
+    """L-GreCo: the fewest bytes with no more squared error than that compressor for all makes.
+
+    Layers choose among its likes (`Compressor.alike`) and none. Errors are those of a local gradient of which half is
+    noise; how much of it is changes as a job trains, and the choice with it, which is not followed.
+    """
+    parts = with_none(compressor.alike())
+    sizes, errors = sizes_and_errors(parts, layers, gradients)
+    own = [each.name for each in parts].index(compressor.name)
+    found = least_bytes(sizes, errors, float(errors[:, own].sum()))
+    return Offer(within_error_name(compressor), layers, gradients, parts, found.choice)
+
+
+def within_error_name(compressor: Compressor) -> str:
+    """Name of the layer-wise choice whose error is at most this compressor's."""
+    return f"layerwise-{compressor.name}"
+
+
+def along_frontier(compressors: Sequence[Compressor], layers: LayerSizes, gradients: Gradients) -> tuple[Offer, ...]:
+    """Points of the curve of bytes against errors, at most one for each of `POINTS`; named by scheme and error."""
+    parts = with_none(compressors)
+    curve = frontier(*sizes_and_errors(parts, layers, gradients))
+    points = {curve.within(each): each for each in reversed(POINTS)}
+    return tuple(
+        Offer(layerwise_name(compressors, points[at]), layers, gradients, parts, curve.choices(at))
+        for at in sorted(points)
+    )
+
+
+def layerwise_name(compressors: Sequence[Compressor], error: float) -> str:
+    """Name of an offer on the curve of a scheme's compressors."""
+    return f"layerwise-{compressors[0].name.rstrip('-.0123456789')}-{error:g}"
+
+
+def with_none(compressors: Sequence[Compressor]) -> tuple[Compressor, ...]:
+    """The compressors that layers choose among: `none` first."""
+    return compressor_named("none"), *(each for each in compressors if each.name != "none")
+
+
+def sizes_and_errors(parts: Sequence[Compressor], layers: LayerSizes, gradients: Gradients) -> tuple[Floats, Floats]:
+    """Bytes, and parts of the squared norm of the whole gradient, (layers, parts)."""
+    halves = (gradients.signal, gradients.noise)
+    errors = [sum(0.5 * each.shares(layers) * part.error(layers, each) for each in halves) for part in parts]
+    return np.stack([part.sent_bytes(layers, PAIR) for part in parts], axis=1), np.stack(errors, axis=1)

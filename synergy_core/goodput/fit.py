@@ -13,7 +13,14 @@ nothing observed can tell at values that promise perfect scaling:
     never N = 1 and M > 1           α_r = β_r = 1e-8
     never M > 2                     β_n = β_r = 1e-8
 
-Three starts, differing in γ, run side by side; the best wins.
+Three starts, differing in γ, run side by side; the best wins. The objective is a sum of two RMSEs and of squares. An
+RMSE is a cone where the fit is perfect, and quasi-Newton methods crawl there. For σ = √(Σ w·r²) with Jacobian J of r, a
+step uses the cone's own curvature,
+
+    ∇σ = Jᵀw r/σ,    ∇²σ ≈ (JᵀwJ − σ²·∇σ∇σᵀ)/σ,
+
+damped with the plain Gauss-Newton matrix JᵀwJ/σ (its full step goes to the cone's tip) after Marquardt (1963);
+constants at a bound that the gradient pushes outwards are left out of the step.
 """
 
 from __future__ import annotations
@@ -24,11 +31,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from synergy_core.arrays import Bools, Floats, Ints
-from synergy_core.goodput.forms import (
+from synergy_core.goodput.throughput import (
     ALPHA_C,
     ALPHA_N,
     ALPHA_R,
+    BETA_C,
     BETA_N,
     BETA_R,
     CARD,
@@ -41,14 +48,194 @@ from synergy_core.goodput.forms import (
     RHO_N,
     RHO_R,
     SLOWEST,
+    TINY,
     Form,
+    ObservedSteps,
+    PaddedSteps,
+    evenly,
+    padded,
+    slowest_of,
 )
-from synergy_core.goodput.minimise import minimise, residuals
-from synergy_core.goodput.observations import ObservedSteps, PaddedSteps, padded
-from synergy_core.goodput.throughput import TINY
-from synergy_core.goodput.uncertainty import log_step_time_sd, parameter_sd
+from synergy_core.units import Bools, Floats, Ints
 
-__all__ = ["Fits", "ObservedSteps", "fit"]
+GAMMA_PRIOR = 1e-3
+RATIO_PRIOR = 1e-2
+MAX_STEPS = 60
+CONVERGED_FRACTION = 1e-5
+"""A fit has converged when a step lowers, or promises to lower, its objective by less than this fraction."""
+_PERFECT = 1e-7
+"""RMSE below which a fit counts as perfect: rounds off the tip of the cone."""
+
+
+def residuals(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats]:
+    """log(predicted/observed) of T_grad and T_opt, (F, K) each."""
+    *_, first, second = _logs(theta, rows, form)
+    return first, second
+
+
+def _logs(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, ...]:
+    """α_c + β_c·b, T_grad on one GPU and on all, z = log(T_sync/T_grad), log(1 + e^γz), both residuals; (F, K) each."""
+    line = theta[:, :1] + theta[:, 1:2] * rows.batch
+    if form.floor:
+        alone = np.cbrt(line**3 + theta[:, FLOOR, None] ** 3)
+        compute = alone * np.exp(rows.log_factor) * (1.0 + theta[:, SLOWEST, None] * slowest_of(rows.gpus))
+    else:
+        alone = line
+        compute = line * np.exp(rows.log_factor)
+    sync = (theta[:, None, form.sync] @ rows.design)[:, 0] + rows.alone
+    log_compute = np.log(compute)
+    z = np.log(sync) - log_compute
+    gamma = theta[:, GAMMA, None]
+    bend = gamma * z
+    overlap = np.maximum(bend, 0.0) + np.log1p(np.exp(-np.abs(bend)))
+    second = log_compute + overlap / gamma - rows.log_step
+    return line, alone, compute, z, overlap, log_compute - rows.log_compute, second
+
+
+def slopes(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats, Floats]:
+    """Both residuals (F, K), and their derivatives by the constants (F, 2, P, K)."""
+    line, alone, compute, z, overlap, first, second = _logs(theta, rows, form)
+    count, length = z.shape
+    gamma = theta[:, GAMMA, None]
+    share = np.exp(gamma * z - overlap)
+    # dlog T_opt/dT_sync = share/T_sync, and T_sync = T_grad·e^z.
+    by_sync = share * np.exp(-z) / compute
+    result = np.zeros((count, 2, theta.shape[1], length))
+    one = result[:, 0]
+    if form.floor:
+        cube = alone**3
+        np.divide(line**2, cube, out=one[:, ALPHA_C])
+        np.divide(theta[:, FLOOR, None] ** 2, cube, out=one[:, FLOOR])
+        lag = slowest_of(rows.gpus)
+        np.divide(lag, 1.0 + theta[:, SLOWEST, None] * lag, out=one[:, SLOWEST])
+        for each in (FLOOR, SLOWEST):
+            np.multiply(one[:, each], 1.0 - share, out=result[:, 1, each])
+    else:
+        np.divide(1.0, alone, out=one[:, ALPHA_C])
+    np.multiply(one[:, ALPHA_C], rows.batch, out=one[:, BETA_C])
+    np.multiply(one[:, :2], (1.0 - share)[:, None], out=result[:, 1, :2])
+    result[:, 1, form.sync] = rows.design * by_sync[:, None]
+    result[:, 1, GAMMA] = (share * z - overlap / gamma) / gamma
+    return first, second, result
+
+
+def evaluate(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats, Floats, Floats]:
+    """Objective (F,), gradient (F, P), the cone's Hessian and the plain Gauss-Newton one (F, P, P)."""
+    first, second, by = slopes(theta, rows, form)
+    both = np.stack([first, second], axis=1)
+    weight = rows.weight[:, None]
+    weighted = both * weight
+    sigma = np.sqrt((weighted * both).sum(axis=2))
+    smooth = np.sqrt(sigma * sigma + _PERFECT * _PERFECT)[..., None]
+    towards = (by @ weighted[..., None])[..., 0] / smooth
+    plain = ((by * weight[:, None]) @ by.swapaxes(2, 3)) / smooth[..., None]
+    gradient, gauss_newton = towards.sum(axis=1), plain.sum(axis=1)
+    # Σ (Jᵀr)(Jᵀr)ᵀ/σ over both RMSEs.
+    turned = gauss_newton - towards.swapaxes(1, 2) @ (towards / smooth)
+    grown, constants = list(form.ratios), list(form.ratios.values())
+    inverse = 1.0 / theta[:, constants]
+    ratio = theta[:, grown] * inverse
+    beyond_one = theta[:, GAMMA] - 1.0
+    each = np.arange(ratio.shape[1])
+    pull = np.zeros((len(theta), len(each), theta.shape[1]))
+    pull[:, each, grown] = inverse
+    pull[:, each, constants] = -inverse * ratio
+    prior = 2.0 * RATIO_PRIOR * (pull.swapaxes(1, 2) @ pull)
+    prior[:, GAMMA, GAMMA] += 2.0 * GAMMA_PRIOR
+    gradient += 2.0 * RATIO_PRIOR * (ratio[:, None] @ pull)[:, 0]
+    gradient[:, GAMMA] += 2.0 * GAMMA_PRIOR * beyond_one
+    objective = sigma.sum(axis=1) + GAMMA_PRIOR * beyond_one**2 + RATIO_PRIOR * (ratio**2).sum(axis=1)
+    return objective, gradient, turned + prior, gauss_newton + prior
+
+
+def minimise(theta: Floats, pinned: Bools, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats]:
+    """Damped steps until no fit improves: constants (F, P), and the objective (F,)."""
+    count = len(theta)
+    lower, upper = form.lower, form.upper
+    result, lowest = theta.copy(), np.empty(count)
+    going = np.arange(count)
+    damping = np.ones(count)
+    state: tuple[Floats, ...] = (theta, *evaluate(theta, rows, form))
+    diagonal = np.arange(theta.shape[1])
+    for step in range(1, MAX_STEPS + 1):
+        theta, objective, gradient, cone, plain = state
+        free = ~(pinned | ((theta <= lower) & (gradient > 0)) | ((theta >= upper) & (gradient < 0)))
+        matrix = (cone + damping[:, None, None] * plain) * (free[:, :, None] & free[:, None, :])
+        scale = plain[:, diagonal, diagonal]
+        # A little of the diagonal too, for constants that the rows cannot tell apart.
+        extra = 1e-3 * np.minimum(damping, damping * damping)[:, None] + 1e-12
+        matrix[:, diagonal, diagonal] += np.where(free, extra * scale + 1e-30, 1.0)
+        downhill = np.where(free, -gradient, 0.0)
+        change = np.linalg.solve(matrix, downhill[..., None])[..., 0]
+        trial = np.where(free, np.clip(theta + change, lower, upper), theta)
+        answer = (trial, *evaluate(trial, rows, form))
+        better = answer[1] < objective
+        promised = (downhill * change).sum(axis=1)
+        least = CONVERGED_FRACTION * objective
+        done = (better & (objective - answer[1] <= least)) | (promised <= least)
+        done |= damping > 1e4
+        done |= step == MAX_STEPS
+        if better.all():
+            state = answer
+        else:
+            pairs = zip(answer, state, strict=True)
+            state = tuple(np.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old) for new, old in pairs)
+        # Factors chosen by steps and misses against SciPy over 800 profiles of 1 to 60 rows.
+        damping = np.where(better, np.maximum(damping * 0.3, 1e-4), damping * 8.0)
+        if done.any():
+            at = going[done]
+            result[at], lowest[at] = state[0][done], state[1][done]
+            left = np.flatnonzero(~done)
+            if not left.size:
+                break
+            going, damping, pinned, rows = going[left], damping[left], pinned[left], rows.take(left)
+            state = tuple(each[left] for each in state)
+    return result, lowest
+
+
+USUAL_MISFIT, USUAL_ROWS = 0.1, 3.0
+"""Misfit of log times to expect before seeing any (the median over 18 measured tables), and the rows it counts for."""
+UNSEEN_SYNC_FRACTION = 0.5
+"""An all-reduce of a kind never observed may cost up to this much of T_grad (one standard deviation)."""
+UNKNOWN_SLOPE_FRACTION = 0.3
+"""A slope over GPUs is known a priori to this much of its constant."""
+USUAL_LAG = 0.3
+"""How much longer the slowest of many GPUs takes, a priori."""
+_GAMMA_SD = 2.0
+
+
+def _information(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floats]:
+    """The inverse covariance of the constants (F, P, P), and the variance of log T_grad and log T_opt (F, 2)."""
+    first, second, by = slopes(theta, rows, form)
+    count = (rows.weight > 0).sum(axis=1, keepdims=True)
+    squares = np.stack([(rows.weight * each**2).sum(axis=1) for each in (first, second)], axis=1)
+    spread = (squares * count + USUAL_MISFIT**2 * USUAL_ROWS) / (count + USUAL_ROWS)
+    placements = _distinct(rows.nodes * 1e6 + rows.gpus, rows.weight > 0)[:, None]
+    each_row = (rows.weight * placements)[:, None] / spread[..., None]
+    information = ((by * each_row[:, :, None]) @ by.swapaxes(2, 3)).sum(axis=1)
+    diagonal = np.arange(theta.shape[1])
+    information[:, diagonal, diagonal] += _prior_sd(theta, rows, form) ** -2.0
+    return information, spread
+
+
+def _prior_sd(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
+    """Standard deviations (F, P) around the fitted constants before any row is seen."""
+    compute = np.exp((rows.weight * rows.log_compute).sum(axis=1))
+    batch = (rows.weight * rows.batch).sum(axis=1)
+    result = np.empty_like(theta)
+    result[:, ALPHA_C] = compute
+    result[:, BETA_C] = compute / batch
+    result[:, GAMMA] = _GAMMA_SD
+    for constant, seen in ((ALPHA_N, rows.across.any(axis=1)), (ALPHA_R, rows.within.any(axis=1))):
+        unseen = UNSEEN_SYNC_FRACTION * compute
+        result[:, constant] = np.maximum(2.0 * theta[:, constant], np.where(seen, 0.1 * unseen, unseen))
+    for slope, constant in form.ratios.items():
+        around = UNKNOWN_SLOPE_FRACTION * np.minimum(result[:, constant], theta[:, constant] + 0.1 * compute)
+        result[:, slope] = np.maximum(around, theta[:, slope])
+    if form.floor:
+        result[:, FLOOR] = compute
+        result[:, SLOWEST] = USUAL_LAG
+    return result
 
 
 UNSEEN_NODES_FACTOR = 1.1
@@ -60,7 +247,7 @@ _START_GAMMAS = (1.0, 1.7, 4.0)
 _ROBUST_ROUNDS = 8
 _CAUCHY = 2.385
 """Cauchy weights 1/(1 + (e/(2.385·s))²) keep 95 % of least squares' efficiency on clean data (Holland, Welsch 1977)."""
-_LEAST_SCALE = 0.01
+_MIN_SCALE = 0.01
 """Logarithms closer than this to the model are never suspected."""
 
 
@@ -68,31 +255,39 @@ _LEAST_SCALE = 0.01
 class Fits:
     """One fit per profile.
 
-    theta: (F, P), in the order of `form.parameters`. rmse: (F,) of log T_opt, so 0.1 is about 10 %.
-    objective: (F,) the minimum found. steps: (F,) taken by the best start.
+    theta: (F, P), in the order of `form.parameters`. objective: (F,), the minimum found.
     """
 
     form: Form
     theta: Floats
-    rmse: Floats
     objective: Floats
-    steps: Ints
     rows: PaddedSteps
 
     def log_step_time_sd(
         self, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike, crowd: ArrayLike | None = None
     ) -> Floats:
-        """How sure the fit is: standard deviation of log(measured/predicted) step time at shapes (S,); (F, S).
+        """Standard deviation of log(measured/predicted) step time at shapes (S,); (F, S).
 
         Delta method: var = s² + gᵀCg, g = ∂log T_opt/∂θ, C the inverse of the rows' information (deflated to one row
         per distinct (N, M), as rows of one shape err together) plus a wide prior: a slope unknown up to 0.3 of its
         constant, a constant never observed up to half of T_grad. s: the misfit, with 0.1 expected before any row.
         """
-        return log_step_time_sd(self.theta, self.rows, self.form, nodes, gpus, local_batch, crowd)
+        most = evenly(nodes, gpus) if crowd is None else crowd
+        columns = [np.asarray(each, dtype=float) for each in (nodes, gpus, local_batch, most)]
+        shape = (len(self.theta), np.broadcast(*columns, np.empty(1)).size)
+        n, m, b, c = (np.broadcast_to(each, shape) for each in columns)
+        zero, alone = np.zeros(shape), np.where(m > 1, 0.0, TINY + TINY * TINY)
+        rows = PaddedSteps(n, m, c, b, self.form.design(n, m, c).swapaxes(0, 1), alone, zero, zero, zero, zero)
+        by_shape = slopes(self.theta, rows, self.form)[2][:, 1]
+        information, spread = _information(self.theta, self.rows, self.form)
+        covered = np.linalg.solve(information, by_shape)
+        result: Floats = np.sqrt(spread[:, 1:] + (by_shape * covered).sum(axis=1))
+        return result
 
     def parameter_sd(self) -> Floats:
         """Standard deviation of each constant, (F, P), by the same information."""
-        return parameter_sd(self.theta, self.rows, self.form)
+        information, _ = _information(self.theta, self.rows, self.form)
+        return np.sqrt(np.diagonal(np.linalg.inv(information), axis1=1, axis2=2))
 
 
 def fit(observations: Sequence[ObservedSteps], *, form: Form = POLLUX, robust: bool = False, least: int = 1) -> Fits:
@@ -100,64 +295,56 @@ def fit(observations: Sequence[ObservedSteps], *, form: Form = POLLUX, robust: b
 
     robust: rows that the others contradict lose their say (Cauchy weights, reweighted); for measurements by hand. The
     published policies' beliefs are fitted without. least: rows a profile must have.
-    Raises InputError for too few rows, and for times that are not positive numbers with sync < step.
+    Raises InputError for too few rows.
     """
-    rows = padded(observations, form, least=least)
-    return fit_rows(rows, form, robust=robust)
+    return fit_rows(padded(observations, form, least=least), form, robust=robust)
 
 
 def fit_rows(rows: PaddedSteps, form: Form, *, robust: bool = False) -> Fits:
     """`fit` on rows already padded."""
-    theta, objective, steps = _best(rows, form)
+    theta, objective = _best(rows, form)
     if robust:
         for _ in range(_ROBUST_ROUNDS):
             rows = rows.weighted(_trust(theta, rows, form))
-            theta, objective, steps = _best(rows, form, theta)
-    rmse = np.sqrt((rows.weight * residuals(theta, rows, form)[1] ** 2).sum(axis=1))
+            theta, objective = _best(rows, form, theta)
     unseen = ~rows.across.any(axis=1)
     pairs = [(ALPHA_N, ALPHA_R), (BETA_N, BETA_R)] + ([(RHO_N, RHO_R)] if form.floor else [])
     for across, within in pairs:
         theta[unseen, across] = np.maximum(theta[unseen, across], UNSEEN_NODES_FACTOR * theta[unseen, within])
     if form.crowd:
-        theta[:, NODES] = np.maximum(theta[:, NODES], _unseen_growth(theta, rows, form))
-    return Fits(form, theta, rmse, objective, steps, rows)
+        weight = rows.weight * rows.across
+        sync = (theta[:, None, form.sync] @ rows.design)[:, 0]
+        typical = (weight * sync).sum(axis=1) / (weight.sum(axis=1) + 1e-300)
+        beyond_two = (rows.across & (rows.nodes > 2)).any(axis=1)
+        least = np.where(beyond_two, 0.0, UNSEEN_NODES_GROWTH * typical - theta[:, BETA_N])
+        theta[:, NODES] = np.maximum(theta[:, NODES], least)
+    return Fits(form, theta, objective, rows)
 
 
-def _unseen_growth(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
-    """What log₂(N/2) multiplies at least, (F,), where nodes never were more than two; else 0."""
-    weight = rows.weight * rows.across
-    sync = (theta[:, None, form.sync_at] @ rows.design)[:, 0]
-    typical = (weight * sync).sum(axis=1) / (weight.sum(axis=1) + 1e-300)
-    result: Floats = np.where(
-        (rows.across & (rows.nodes > 2)).any(axis=1), 0.0, UNSEEN_NODES_GROWTH * typical - theta[:, BETA_N]
-    )
-    return result
-
-
-def _best(rows: PaddedSteps, form: Form, start: Floats | None = None) -> tuple[Floats, Floats, Ints]:
+def _best(rows: PaddedSteps, form: Form, start: Floats | None = None) -> tuple[Floats, Floats]:
     """The best of several starts, `start` among them."""
     pinned, held = _pins(rows, form)
     starts = [_start(rows, form, gamma) for gamma in _START_GAMMAS] + ([] if start is None else [start])
     times, count = len(starts), len(rows.batch)
     many = rows.take(np.tile(np.arange(count), times))
-    begin = np.where(np.tile(pinned, (times, 1)), np.tile(held, (times, 1)), np.concatenate(starts))
-    theta, objective, steps = minimise(begin, np.tile(pinned, (times, 1)), many, form)
+    pinned, held = np.tile(pinned, (times, 1)), np.tile(held, (times, 1))
+    theta, objective = minimise(np.where(pinned, held, np.concatenate(starts)), pinned, many, form)
     best = objective.reshape(times, count).argmin(axis=0) * count + np.arange(count)
-    return theta[best], objective[best], steps[best]
+    return theta[best], objective[best]
 
 
 def _trust(theta: Floats, rows: PaddedSteps, form: Form) -> Floats:
-    """How much each row counts, (F, K): less the further it is from where the others put it."""
+    """Weight of each row, (F, K): lower the further it is from the prediction of the others."""
     first, second = residuals(theta, rows, form)
     off = np.sqrt(first**2 + second**2)
     real = rows.weight > 0
     typical = np.nanmedian(np.where(real, off, np.nan), axis=1, keepdims=True)
-    scale = _CAUCHY * np.maximum(1.4826 * typical, _LEAST_SCALE)
+    scale = _CAUCHY * np.maximum(1.4826 * typical, _MIN_SCALE)
     return real / (1.0 + (off / scale) ** 2)
 
 
 def _pins(rows: PaddedSteps, form: Form) -> tuple[Bools, Floats]:
-    """Which constants (F, P) nothing observed can tell, and what they are held at."""
+    """Constants (F, P) that the observations do not determine, and the values at which they are held."""
     real = rows.weight > 0
     across, within = rows.across, rows.within
     shape = (len(rows.batch), len(form.parameters))
@@ -188,7 +375,7 @@ def _pins(rows: PaddedSteps, form: Form) -> tuple[Bools, Floats]:
 
 
 def _distinct(values: Floats, where: Bools) -> Ints:
-    """How many different values each profile has where marked, (F,)."""
+    """Number of different values that each profile has where marked, (F,)."""
     ordered = np.sort(np.where(where, values, np.inf), axis=1)
     fresh = (ordered[:, 1:] > ordered[:, :-1]) & np.isfinite(ordered[:, 1:])
     result: Ints = np.isfinite(ordered[:, 0]) + fresh.sum(axis=1)
@@ -222,5 +409,4 @@ def _start(rows: PaddedSteps, form: Form, gamma: float) -> Floats:
         theta[:, [RHO_N, RHO_R, PAIR]] = 0.1 * theta[:, [ALPHA_N, ALPHA_R, ALPHA_N]]
     if form.crowd:
         theta[:, [CARD, CROWD, NODES]] = 0.1 * theta[:, [ALPHA_N]]
-    result: Floats = np.clip(theta, form.lower, form.upper)
-    return result
+    return np.clip(theta, form.lower, form.upper)

@@ -11,7 +11,7 @@ A multiple-choice knapsack. Two ways, which share the lower convex hull of every
   is smaller by n buckets. A bucket is 1/10,000 of what the budget leaves beyond these layers' least errors.
   `LayerChoice.bound` says how much better any choice could be.
 
-L-GreCo (Markov et al., MLSys 2024) adds up norms, which do not add: `norms=True` does the same.
+L-GreCo itself (Markov et al., MLSys 2024) adds up norms, which do not add.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from synergy_core.arrays import Bools, Floats, Ints
-from synergy_core.errors import InputError
+from synergy_core.units import Bools, Floats, Ints
 
 BUCKETS = 10_000
 _NEAR = 1e-12
@@ -37,9 +35,9 @@ FIRST = 16
 class LayerChoice:
     """One choice per layer.
 
-    choice: (L,), indices. sent_bytes, error: their sums, of squared errors or of norms. met: whether the error is
-    within the budget (but for rounding, 1e-12 of it); if not, no choice is, and this is the nearest. bound: no choice
-    within the budget sends less, bytes.
+    choice: (L,), indices. sent_bytes, error: sums of bytes and of squared errors. met: whether the error is within the
+    budget (but for rounding, 1e-12 of it); if not, no choice is, and this is the nearest. bound: no choice within the
+    budget sends fewer bytes.
     """
 
     choice: Ints
@@ -64,7 +62,7 @@ class Frontier:
     sent_bytes: Floats
 
     def choices(self, point: int) -> Ints:
-        """Of every layer at a point, (L,)."""
+        """The choice of each layer at a point of the curve, (L,)."""
         result = self.start.copy()
         # A layer's steps are in their order, and of several assignments to one place the last one counts.
         result[self.layer[:point]] = self.choice[:point]
@@ -75,26 +73,9 @@ class Frontier:
         within = int(np.searchsorted(self.errors, budget * (1.0 + _NEAR), side="right"))
         return max(within - 1, 0)
 
-    def along(self, values: Floats) -> Floats:
-        """Sums of a quantity (L, C) of every choice, at every point: (K + 1,)."""
-        at = self.start.copy()
-        changes = np.empty(self.layer.size)
-        for step, (layer, choice) in enumerate(zip(self.layer.tolist(), self.choice.tolist(), strict=True)):
-            changes[step] = values[layer, choice] - values[layer, at[layer]]
-            at[layer] = choice
-        first = values[np.arange(self.start.size), self.start].sum()
-        result: Floats = np.concatenate([[first], first + np.cumsum(changes)])
-        return result
-
-
-def frontier(sent_bytes: ArrayLike, squared_errors: ArrayLike, *, norms: bool = False) -> Frontier:
-    """The whole curve for L layers × C choices; raises InputError as `least_bytes` does."""
-    sizes, errors = _checked(sent_bytes, squared_errors, norms)
-    return _frontier(sizes, errors)
-
 
 def least_of_slowest(curves: Sequence[Frontier], counts: Sequence[int], budgets: Sequence[float]) -> list[list[int]]:
-    """Of stages that send at once, each its own layers: for every budget a point of each stage's curve.
+    """For stages that send at the same time: for each error budget, a point on each stage's curve.
 
     The most that any stage sends is as little as it can be along the curves with all errors within the budget, and
     below that each stage errs as little as it can. counts: of stages alike. budgets: of errors of all stages together;
@@ -112,27 +93,20 @@ def least_of_slowest(curves: Sequence[Frontier], counts: Sequence[int], budgets:
     return [points[:, row.argmax() if row.any() else -1].tolist() for row in within]
 
 
-def least_bytes(
-    sent_bytes: ArrayLike, squared_errors: ArrayLike, budget: float, *, norms: bool = False, buckets: int = BUCKETS
-) -> LayerChoice:
-    """The choice of fewest bytes whose errors add up to at most `budget`.
+def least_bytes(sizes: Floats, errors: Floats, budget: float, *, buckets: int = BUCKETS) -> LayerChoice:
+    """The choice of fewest bytes whose squared errors add up to at most `budget`.
 
-    sent_bytes, squared_errors: (L, C); inf where a layer lacks a choice. A layer of zeros has errors of 0 and costs
-    nothing. norms: roots of the squared errors are added up, as published, and `budget` is one of norms. Raises
-    InputError for NaN, what is below 0, and a layer without any finite choice, with its index.
+    sizes, errors: (L, C); inf in both where a layer lacks a choice. A layer of zeros has errors of 0 and costs nothing.
     """
-    sizes, errors = _checked(sent_bytes, squared_errors, norms)
-    if not budget >= 0.0:
-        raise InputError(f"budget of errors: got {budget}; expected a number from 0 on.")
-    curve = _frontier(sizes, errors)
+    curve = frontier(sizes, errors)
     # Sums of the same errors in another order differ in their last digits.
     allowed = budget * (1.0 + _NEAR)
     point = curve.within(budget)
     chosen = curve.choices(point)
-    if curve.errors[0] > allowed:
-        return _answer(sizes, errors, chosen, met=False, bound=float(curve.sent_bytes[0]))
-    if point == curve.layer.size:
-        return _answer(sizes, errors, chosen, met=True, bound=float(curve.sent_bytes[-1]))
+    met = bool(curve.errors[0] <= allowed)
+    if not met or point == curve.layer.size:
+        bound = float(curve.sent_bytes[point])
+        return LayerChoice(chosen, _total(sizes, chosen), _total(errors, chosen), met, bound)
     saved = curve.sent_bytes[point] - curve.sent_bytes[point + 1]
     slope = saved / (curve.errors[point + 1] - curve.errors[point])
     # Lagrange: no choice within the budget sends less than the line through both points does at it.
@@ -151,34 +125,14 @@ def least_bytes(
         better = _programme(sizes, errors, open_choices, allowed, buckets)
         if better is not None and _total(sizes, better) < _total(sizes, chosen):
             chosen = better
-    return _answer(sizes, errors, chosen, met=True, bound=bound)
+    return LayerChoice(chosen, _total(sizes, chosen), _total(errors, chosen), met, bound)
 
 
-def _checked(sent_bytes: ArrayLike, squared_errors: ArrayLike, norms: bool) -> tuple[Floats, Floats]:
-    """Both as float64 (L, C), inf in both where either is; errors as norms if so asked."""
-    sizes, errors = np.array(sent_bytes, dtype=np.float64), np.array(squared_errors, dtype=np.float64)
-    if sizes.ndim != 2 or sizes.shape != errors.shape or 0 in sizes.shape:
-        raise InputError(
-            f"layers × choices: got bytes {sizes.shape} and errors {errors.shape}; expected one shape (L, C)."
-        )
-    for what, values in (("bytes", sizes), ("squared error", errors)):
-        wrong = np.argwhere(~(values >= 0.0))
-        if wrong.size:
-            layer, choice = (int(each) for each in wrong[0])
-            raise InputError(
-                f"layer {layer}, choice {choice}: {what} {values[layer, choice]}; expected a number from 0 on. "
-                "Leave out steps whose gradients have NaN."
-            )
-    missing = ~(np.isfinite(sizes) & np.isfinite(errors))
-    without = np.flatnonzero(missing.all(axis=1))
-    if without.size:
-        raise InputError(f"layer {without[0]}: no choice has finite bytes and error; offer `none`, whose error is 0.")
-    sizes[missing] = errors[missing] = np.inf
-    return sizes, np.sqrt(errors) if norms else errors
+def frontier(sizes: Floats, errors: Floats) -> Frontier:
+    """The whole curve for L layers × C choices, as of `least_bytes`.
 
-
-def _frontier(sizes: Floats, errors: Floats) -> Frontier:
-    """Every layer's lower hull, from its least error (of those, fewest bytes) on, merged by slope."""
+    Every layer's lower hull, from its least error (of those, fewest bytes) on, merged by slope.
+    """
     layers = np.arange(sizes.shape[0])
     least = errors == errors.min(axis=1, keepdims=True)
     at = np.where(least, sizes, np.inf).argmin(axis=1)
@@ -190,7 +144,7 @@ def _frontier(sizes: Floats, errors: Floats) -> Frontier:
             added = errors - errors[layers, at][:, None]
             slopes = np.where((saved > 0.0) & np.isfinite(sizes), saved / added, -1.0)
         steepest = slopes.max(axis=1)
-        # Of equal slopes the nearest, so that points lie as close as they can.
+        # Among equal slopes, take the nearest point: points then lie as close together as possible.
         following = np.where(slopes == steepest[:, None], added, np.inf).argmin(axis=1)
         going = np.flatnonzero(steepest > 0.0)
         if not going.size:
@@ -214,9 +168,9 @@ def _filled(sizes: Floats, errors: Floats, chosen: Ints, allowed: float) -> Ints
     """A choice with what is left of the budget used: one layer after another, each time what saves most bytes."""
     result, layers = chosen.copy(), np.arange(chosen.size)
     while True:
-        left = allowed - _total(errors, result)
         with np.errstate(invalid="ignore"):
             added = errors - errors[layers, result][:, None]
+        left = allowed - _total(errors, result)
         saved = np.where(added <= left, sizes[layers, result][:, None] - sizes, 0.0)
         layer, choice = np.unravel_index(saved.argmax(), saved.shape)
         if not saved[layer, choice] > 0.0:
@@ -228,7 +182,7 @@ def _reduced(sizes: Floats, errors: Floats, slope: float) -> Floats:
     """Bytes, (L, C), by which each choice lifts Lagrange's bound; inf where another one has no more of anything."""
     cost = sizes + np.where(np.isfinite(errors), slope * errors, np.inf)
     reduced: Floats = cost - cost.min(axis=1, keepdims=True)
-    # Of choices that are alike the first stays.
+    # Among identical choices, the first stays.
     for other in range(sizes.shape[1]):
         no_worse = (sizes[:, [other]] <= sizes) & (errors[:, [other]] <= errors)
         strictly = (sizes[:, [other]] < sizes) | (errors[:, [other]] < errors)
@@ -255,14 +209,11 @@ def _programme(sizes: Floats, errors: Floats, open_choices: Bools, allowed: floa
     scratch = np.empty(buckets + 1)
     tried: list[tuple[Ints, list[tuple[int, int, float]]]] = []
     for alike in _together(sizes, errors, open_choices):
+        taken, more_bytes = beyond[alike[0]] * alike.size, extra[alike[0]] * alike.size
         # (choice, buckets, bytes) of all of them
         ways = [
-            (
-                int(choice),
-                int(np.ceil(beyond[alike[0], choice] * alike.size)),
-                float(extra[alike[0], choice] * alike.size),
-            )
-            for choice in np.flatnonzero(beyond[alike[0]] * alike.size <= buckets)
+            (int(choice), int(np.ceil(taken[choice])), float(more_bytes[choice]))
+            for choice in np.flatnonzero(taken <= buckets)
         ]
         # The choice of least error adds nothing: what was before stays as it is.
         before, row = rows[-1], rows[-1].copy()
@@ -294,20 +245,15 @@ def _together(sizes: Floats, errors: Floats, open_choices: Bools) -> list[Ints]:
     order = np.argsort(kind.ravel(), kind="stable")
     groups: list[Ints] = []
     for alike in np.split(several[order], np.flatnonzero(np.diff(kind.ravel()[order])) + 1):
-        part = 1 if open_choices[alike[0]].sum() == 2 else 0
-        at = 0
+        doubles = open_choices[alike[0]].sum() == 2
+        part, at = 1, 0
         while at < alike.size:
-            groups.append(alike[at : at + max(part, 1)])
-            at += max(part, 1)
-            part *= 2
+            groups.append(alike[at : at + part])
+            at += part
+            part *= 2 if doubles else 1
     return groups
 
 
 def _total(values: Floats, chosen: Ints) -> float:
     """The sum over layers of what each layer's choice has."""
     return float(values[np.arange(chosen.size), chosen].sum())
-
-
-def _answer(sizes: Floats, errors: Floats, chosen: Ints, *, met: bool, bound: float) -> LayerChoice:
-    """The answer, its sums taken anew."""
-    return LayerChoice(chosen, _total(sizes, chosen), _total(errors, chosen), met, bound)

@@ -1,4 +1,4 @@
-"""How long a step takes on so many nodes and GPUs: Pollux's model (OSDI 2021, section 3.2), in seven constants.
+"""Step time on a number of nodes and GPUs: Pollux's model (OSDI 2021, section 3.2), in seven constants.
 
 `theta` is an array (..., 7) in the order of `PARAMETERS`:
 
@@ -17,10 +17,19 @@ All functions broadcast `theta`'s leading axes against the other arguments, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
 import numpy as np
 from numpy.typing import ArrayLike
 
-from synergy_core.arrays import Floats
+from synergy_core.errors import InputError, unknown
+from synergy_core.units import Bools, Floats, Ints, rows_at
+
+ALPHA_C, BETA_C, ALPHA_N, BETA_N, ALPHA_R, BETA_R, GAMMA, FLOOR, RHO_N, RHO_R, PAIR, SLOWEST = range(12)
+CARD, CROWD, NODES = range(12, 15)
+"""Where each constant stands in `theta`."""
 
 PARAMETERS = ("alpha_c", "beta_c", "alpha_n", "beta_n", "alpha_r", "beta_r", "gamma")
 TINY = 1e-8
@@ -30,14 +39,13 @@ GAMMA_MIN, GAMMA_MAX = 1.0, 10.0
 
 def evenly(nodes: ArrayLike, gpus: ArrayLike) -> Floats:
     """GPUs on the most crowded node where they are spread as evenly as can be: GPUs ÷ nodes, rounded up."""
-    result: Floats = np.ceil(np.asarray(gpus, dtype=np.float64) / np.maximum(nodes, 1))
-    return result
+    return np.ceil(np.asarray(gpus, dtype=np.float64) / np.maximum(nodes, 1))
 
 
 def gradient_time(theta: ArrayLike, local_batch: ArrayLike) -> Floats:
     """T_grad: the forward and backward pass of one micro-batch of `local_batch` samples on one GPU."""
     theta = np.asarray(theta, dtype=np.float64)
-    result: Floats = theta[..., 0] + theta[..., 1] * np.asarray(local_batch, dtype=np.float64)
+    result: Floats = theta[..., ALPHA_C] + theta[..., BETA_C] * np.asarray(local_batch, dtype=np.float64)
     return result
 
 
@@ -46,10 +54,9 @@ def sync_time(theta: ArrayLike, nodes: ArrayLike, gpus: ArrayLike) -> Floats:
     theta = np.asarray(theta, dtype=np.float64)
     nodes, gpus = np.asarray(nodes), np.asarray(gpus)
     beyond_two = np.maximum(np.asarray(gpus, dtype=np.float64) - 2.0, TINY)
-    across = theta[..., 2] + theta[..., 3] * beyond_two
-    within = theta[..., 4] + theta[..., 5] * beyond_two
-    result: Floats = np.where(nodes > 1, across, np.where(gpus > 1, within, TINY + TINY * TINY))
-    return result
+    across = theta[..., ALPHA_N] + theta[..., BETA_N] * beyond_two
+    within = theta[..., ALPHA_R] + theta[..., BETA_R] * beyond_two
+    return np.where(nodes > 1, across, np.where(gpus > 1, within, TINY + TINY * TINY))
 
 
 def overlapped(gradient_time_s: ArrayLike, sync_time_s: ArrayLike, gamma: ArrayLike) -> Floats:
@@ -74,4 +81,240 @@ def exchange_time(step_time_s: ArrayLike, gradient_time_s: ArrayLike, gamma: Arr
 def step_time(theta: ArrayLike, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike) -> Floats:
     """T_opt: the step that synchronises, the last micro-batch and the all-reduce that overlaps it."""
     theta = np.asarray(theta, dtype=np.float64)
-    return overlapped(gradient_time(theta, local_batch), sync_time(theta, nodes, gpus), theta[..., 6])
+    return overlapped(gradient_time(theta, local_batch), sync_time(theta, nodes, gpus), theta[..., GAMMA])
+
+
+# The shapes a throughput model may take: Pollux's, one that saturates as all-reduces do, and one of crowded nodes.
+#
+# All share the seven constants of `throughput.PARAMETERS` and  T_opt = (T_grad^γ + T_sync^γ)^(1/γ).  `SATURATING` was
+# found on held-out placements, node counts and batch sizes (bench/fit.py prints the evidence). It changes four things:
+#
+# - What grows with the GPUs of an all-reduce is a bandwidth term that saturates, as a ring's (M − 1)/M does, and a
+#   latency and straggler term in the logarithm (trees are log M deep, and the slowest of M lags by about log M):
+#       T_sync = α + ρ·(1 − 2/M) + β·log₂(M/2)         instead of α + β·(M − 2), in either class; at M = 2 it is α.
+# - Two nodes exchange over one pair of links, more nodes over several: + π·log₂(M/N) across nodes if N = 2.
+# - Small batches do not shrink below what launching kernels costs: T_grad = ((α_c + β_c·b)³ + φ³)^(1/3).
+# - All wait for the slowest: T_grad·(1 + σ·(M − 1)/(M + 1)), as the expected largest of M uniform draws grows, where
+#   samples differ in length or size (speech, multi-scale images).
+#
+# A term in M − 2 besides, for the latency of long rings, was tried: held-out clusters got worse (7 % → 10 %).
+#
+# `CROWDED` is for machines where what counts is the *crowd* C, the job's GPUs on the node that has most of them: they
+# share its network cards. It differs across nodes only:
+#       T_sync = α + β·log₂(M/2) + ρ·(1 − 1/C) + κ·(C − 1) + λ·log₂C + π·log₂C (if N = 2) + ν·log₂(N/2)
+# κ is a card of fixed bandwidth through which every GPU of the node sends by itself; with ρ and λ the three add up to
+# whatever grows with C less and less. `calibration.saved_by_crowd` says which of the two a table calls for.
+
+
+FLOOR_SHARPNESS = 3.0
+
+
+def slowest_of(gpus: ArrayLike) -> Floats:
+    """Lag of the slowest of M GPUs behind one alone, as a part of the largest possible lag: (M − 1)/(M + 1)."""
+    several = np.asarray(gpus, dtype=np.float64)
+    return (several - 1.0) / (several + 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """One shape of model.
+
+    parameters: names, in the order of theta's last axis. sync: which of them multiply the rows of `design`.
+    floor: whether `FLOOR` is among them, crowd: whether `CROWD`. ratios: slopes, each with the constant to which the
+    fit holds it small.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    sync: list[int]
+    floor: bool
+    ratios: dict[int, int]
+    crowd: bool = False
+
+    @cached_property
+    def lower(self) -> Floats:
+        bound = np.full(len(self.parameters), TINY)
+        bound[GAMMA] = GAMMA_MIN
+        return bound
+
+    @cached_property
+    def upper(self) -> Floats:
+        bound = np.full(len(self.parameters), np.inf)
+        bound[GAMMA] = GAMMA_MAX
+        return bound
+
+    def design(self, nodes: Floats, gpus: Floats, crowd: Floats) -> Floats:
+        """What each parameter of `sync` is multiplied by: (len(sync), …) for arguments of shape (…)."""
+        across = nodes > 1
+        within = (nodes <= 1) & (gpus > 1)
+        if not self.floor:
+            growth = np.maximum(gpus - 2.0, TINY)
+            return np.stack([across, across * growth, within, within * growth]).astype(np.float64)
+        several = np.maximum(gpus, 2.0)
+        depth, ring = np.log2(several / 2.0), 1.0 - 2.0 / several
+        columns = {
+            ALPHA_N: across,
+            BETA_N: across * depth,
+            ALPHA_R: within,
+            BETA_R: within * depth,
+            RHO_N: across * ring,
+            RHO_R: within * ring,
+            PAIR: (nodes == 2) * np.log2(np.maximum(gpus / nodes, 1.0)),
+        }
+        if self.crowd:
+            columns[RHO_N] = across * (1.0 - 1.0 / crowd)
+            columns[CARD] = across * (crowd - 1.0)
+            columns[CROWD] = across * np.log2(crowd)
+            columns[PAIR] = (nodes == 2) * np.log2(crowd)
+            columns[NODES] = across * np.log2(np.maximum(nodes, 2.0) / 2.0)
+        return np.stack([columns[each] for each in self.sync]).astype(np.float64)
+
+    def gradient_time(self, theta: Floats, local_batch: ArrayLike, gpus: ArrayLike) -> Floats:
+        """T_grad in seconds, of the slowest of `gpus`; theta (P,), the other arguments broadcast."""
+        grad_s: Floats = theta[ALPHA_C] + theta[BETA_C] * np.asarray(local_batch, dtype=np.float64)
+        if self.floor:
+            grad_s = np.cbrt(grad_s**FLOOR_SHARPNESS + theta[FLOOR] ** FLOOR_SHARPNESS)
+            grad_s = grad_s * (1.0 + theta[SLOWEST] * slowest_of(gpus))
+        return grad_s
+
+    def sync_time(self, theta: Floats, nodes: ArrayLike, gpus: ArrayLike, crowd: ArrayLike | None = None) -> Floats:
+        """T_sync in seconds; theta (P,)."""
+        most = evenly(nodes, gpus) if crowd is None else crowd
+        n, m, c = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (nodes, gpus, most)))
+        design = self.design(n, m, c)
+        alone = np.where(m > 1, 0.0, TINY + TINY * TINY)
+        return np.tensordot(theta[self.sync], design, axes=1) + alone
+
+    def step_time(
+        self, theta: Floats, nodes: ArrayLike, gpus: ArrayLike, local_batch: ArrayLike, crowd: ArrayLike | None = None
+    ) -> Floats:
+        """T_opt in seconds; theta (P,). crowd: None for GPUs that are spread evenly."""
+        return overlapped(
+            self.gradient_time(theta, local_batch, gpus), self.sync_time(theta, nodes, gpus, crowd), theta[GAMMA]
+        )
+
+
+POLLUX = Form(
+    "pollux", PARAMETERS, [ALPHA_N, BETA_N, ALPHA_R, BETA_R], floor=False, ratios={BETA_N: ALPHA_N, BETA_R: ALPHA_R}
+)
+SATURATING = Form(
+    "saturating",
+    (*PARAMETERS, "floor", "rho_n", "rho_r", "pair", "slowest"),
+    [*POLLUX.sync, RHO_N, RHO_R, PAIR],
+    floor=True,
+    ratios={**POLLUX.ratios, RHO_N: ALPHA_N, RHO_R: ALPHA_R, PAIR: ALPHA_N},
+)
+CROWDED = Form(
+    "crowded",
+    (*SATURATING.parameters, "card", "crowd", "nodes"),
+    [*SATURATING.sync, CARD, CROWD, NODES],
+    floor=True,
+    ratios={**SATURATING.ratios, CARD: ALPHA_N, CROWD: ALPHA_N, NODES: ALPHA_N},
+    crowd=True,
+)
+FORMS = {each.name: each for each in (POLLUX, SATURATING, CROWDED)}
+
+
+def form_named(name: str) -> Form:
+    """The form of that name. Raises InputError with the nearest match otherwise."""
+    if name not in FORMS:
+        raise unknown("form", name, FORMS)
+    return FORMS[name]
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedSteps:
+    """What one job (or all jobs of one application on one GPU type) measured; arrays (rows,), one row per shape.
+
+    local_batch: samples per GPU and micro-batch. step_time_s: the whole step; sync_time_s: its part in all-reduce.
+    crowd: GPUs on the node that has most of them; None: spread evenly (`evenly`).
+    """
+
+    nodes: ArrayLike
+    gpus: ArrayLike
+    local_batch: ArrayLike
+    step_time_s: ArrayLike
+    sync_time_s: ArrayLike
+    crowd: ArrayLike | None = None
+
+    def __post_init__(self) -> None:
+        if self.crowd is None:
+            object.__setattr__(self, "crowd", evenly(self.nodes, self.gpus))
+
+    def __len__(self) -> int:
+        return len(np.atleast_1d(self.step_time_s))
+
+
+def joined(profiles: Sequence[ObservedSteps]) -> ObservedSteps:
+    """One profile with the rows of all; a row that two of them share counts once.
+
+    Of rows alike in all but the crowd the largest stands: a file that only counts nodes takes GPUs to be spread evenly,
+    one that names the placement knows better.
+    """
+    *measured, crowd = (
+        np.concatenate([np.asarray(getattr(each, name), dtype=np.float64) for each in profiles])
+        for name in ObservedSteps.__slots__
+    )
+    _, first, same = np.unique(np.stack(measured), axis=1, return_index=True, return_inverse=True)
+    most = np.zeros(len(first))
+    np.maximum.at(most, same.reshape(-1), crowd)
+    order = np.argsort(first)
+    nodes, gpus, batch, step, sync = (column[first[order]] for column in measured)
+    return ObservedSteps(nodes, gpus, batch, step, sync, most[order])
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedSteps:
+    """F profiles padded to K rows each: arrays (F, K), `design` (F, synchronisation constants, K).
+
+    weight: 0 in the padding, sums to 1 per profile. log_factor: what T_grad is multiplied by beyond its formula, log.
+    """
+
+    nodes: Floats
+    gpus: Floats
+    crowd: Floats
+    batch: Floats
+    design: Floats
+    alone: Floats
+    log_compute: Floats
+    log_step: Floats
+    log_factor: Floats
+    weight: Floats
+
+    @property
+    def across(self) -> Bools:
+        return (self.nodes > 1) & (self.weight > 0)
+
+    @property
+    def within(self) -> Bools:
+        """Rows on several GPUs of one node."""
+        return (self.nodes <= 1) & (self.gpus > 1) & (self.weight > 0)
+
+    def take(self, profiles: Ints) -> PaddedSteps:
+        return rows_at(self, profiles)
+
+    def weighted(self, weight: Floats) -> PaddedSteps:
+        """The rows with other weights (F, K), scaled to sum to 1 per profile."""
+        return replace(self, weight=weight / weight.sum(axis=1, keepdims=True))
+
+
+def padded(observations: Sequence[ObservedSteps], form: Form, *, least: int = 1) -> PaddedSteps:
+    """The profiles, at least one, as `PaddedSteps`. Raises InputError for one of fewer than `least` rows."""
+    lengths = [len(each) for each in observations]
+    if min(lengths) < least:
+        at = int(np.argmin(lengths))
+        raise InputError(f"profile {at} has {lengths[at]} rows; a fit needs at least {least}.")
+    longest = max(lengths)
+    filled = np.ones((6, len(observations), longest))
+    filled[4] = 0.5
+    weight = np.zeros(filled.shape[1:])
+    for at, (each, length) in enumerate(zip(observations, lengths, strict=True)):
+        for column, name in enumerate(ObservedSteps.__slots__):
+            filled[column, at, :length] = getattr(each, name)
+        weight[at, :length] = 1.0 / length
+    nodes, gpus, batch, step, sync, crowd = filled
+    alone = np.where(gpus > 1, 0.0, TINY + TINY * TINY)
+    design = form.design(nodes, gpus, crowd).swapaxes(0, 1)
+    return PaddedSteps(
+        nodes, gpus, crowd, batch, design, alone, np.log(step - sync), np.log(step), np.zeros_like(step), weight
+    )

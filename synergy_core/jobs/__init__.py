@@ -1,3 +1,3 @@
-"""A job's forms: what was submitted (`spec`), the scheduler's record of it (`record`), what is believed of it (a task:
-`fitted`, `planned`, `profiled`), and what was decided (`decision`).
+"""A job's forms: what was submitted (`spec`), the scheduler's record (`record`), the scheduler's beliefs (a task:
+`fitted`, `planned`), and what policies see (`state`).
 """

@@ -8,33 +8,28 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from synergy_core.arrays import Floats
 from synergy_core.errors import unknown
-from synergy_core.jobs.configurations import Configurations
-from synergy_core.jobs.exchanging import ExchangingTask
 from synergy_core.jobs.fitted import Belief, SynergyTask
-from synergy_core.jobs.inputs import InputReports
-from synergy_core.jobs.planned import ExchangingPlannedTask, PlannedSpeeds, PlannedTask
-from synergy_core.jobs.profiled import ProfiledSpeeds, ProfiledTask
-from synergy_core.jobs.reports import Fitter, Observations
-from synergy_core.jobs.spec import JobSpec
+from synergy_core.jobs.planned import PlannedSpeeds, PlannedTask, ProfiledSpeeds, ProfiledTask
+from synergy_core.jobs.reports import InputReports, Observations, Theta, refresh_models
+from synergy_core.jobs.spec import Configurations, JobSpec
+from synergy_core.units import Floats
 
 Information = Literal["own", "declared", "shared", "all"]
-"""What a policy may know beside what each job has reported itself: its declared work, other jobs' reports, or both."""
+"""What a policy may know besides each job's own reports: the job's declared work, other jobs' reports, or both."""
 InputKnowledge = Literal["known", "learned"]
-"""How fast input is prepared: by profiles made before, or only by what jobs report, those that `Information` allows."""
+"""Source of input speeds: offline profiles, or only the reports of jobs that `Information` allows."""
 BatchLimit = Literal["max", "requested"]
 
-MOST_REMEMBERED = 50_000
+MAX_REMEMBERED = 50_000
 
 
 class Beliefs:
-    """Makes the task of each job, keeps models up to date, and answers what jobs would get from configurations.
+    """Makes each job's task, keeps models up to date, and says how fast jobs would train on configurations.
 
-    shared: whether what one job reports is known of all jobs of its application. declares: whether declared work is.
-    learns_input: whether profiles of input are unknown, and fitted to what jobs report.
-    speeds: step times of jobs with plans, from the planner; profiled: of jobs whose model was profiled, as measured;
-    None: there are no such jobs.
+    shared: whether a job's reports count for all jobs of its application. declares: whether declared work is known.
+    learns_input: whether input speeds are fitted to reports instead of profiled. speeds: planner's step times of jobs
+    with plans; profiled: measured step times of profiled models; None if there are no such jobs.
     """
 
     def __init__(
@@ -54,57 +49,52 @@ class Beliefs:
         self._speeds = speeds
         self._profiled = profiled
         self._types = tuple(gpu_types)
-        self._fitter = Fitter()
+        self._fits: dict[bytes, Theta] = {}
         self._pools: dict[str, Observations] = {}
         self._rows: dict[bytes, dict[Belief, Floats]] = {}
 
     def task(self, spec: JobSpec) -> SynergyTask:
-        """The beliefs about a job that was just submitted. They hold its declared work and the profile of its input
-        only where those may be known.
-        """
+        """The beliefs about a new job, with its declared work and its input profile only if they may be known."""
         if not self.declares:
             spec = replace(spec, declared_work=float("inf"))
         if self._learns_input:
             spec = replace(spec, pipeline=None)
-        pool = self._pools.get(spec.application) if self.shared else None
+        pool = self._pools.get(spec.application)
         if pool is None:
             pool = Observations(InputReports() if self._learns_input else None)
-        if self.shared:
-            self._pools[spec.application] = pool
+            if self.shared:
+                self._pools[spec.application] = pool
+        knows = {"shared": self.shared, "declares": self.declares}
         if self._profiled is not None and spec.architecture in self._profiled.profile:
-            return ProfiledTask(spec, pool, self._profiled, shared=self.shared, declares=self.declares)
+            return ProfiledTask(spec, pool, speeds=self._profiled, **knows)
         if spec.architecture and self._speeds is not None:
-            planned = PlannedTask if spec.plan_exchange is None else ExchangingPlannedTask
-            return planned(spec, pool, self._speeds, shared=self.shared, declares=self.declares)
-        kind = SynergyTask if spec.exchange is None else ExchangingTask
-        return kind(spec, pool, shared=self.shared, declares=self.declares)
+            return PlannedTask(spec, pool, speeds=self._speeds, **knows)
+        return SynergyTask(spec, pool, **knows)
 
     def refresh(self, tasks: Sequence[SynergyTask]) -> None:
-        """Brings the models of these jobs up to date, in one call for all."""
-        self._fitter.refresh(task.pool for task in tasks)
+        """Updates the models of all these jobs in one call."""
+        refresh_models((task.pool for task in tasks), self._fits)
 
     def merge(self) -> None:
-        """What jobs have reported since the last decision becomes known to others."""
+        """Makes known to other jobs what jobs have reported since the last decision."""
         for pool in self._pools.values():
             pool.merge()
-        self._fitter.refresh(self._pools.values())
+        refresh_models(self._pools.values(), self._fits)
 
     def goodput(self, tasks: Sequence[SynergyTask], rows: Configurations, batch: BatchLimit) -> Floats:
         """(jobs, configurations): the first half of `paces`."""
-        goodput: Floats = self.paces(tasks, rows, batch)[0]
-        return goodput
+        return np.asarray(self.paces(tasks, rows, batch)[0])
 
     def paces(self, tasks: Sequence[SynergyTask], rows: Configurations, batch: BatchLimit) -> Floats:
-        """(2, jobs, configurations): initial-batch iterations per second at the best batch, 0 where none is feasible;
-        and samples per second meanwhile, 0 where nobody knows.
+        """(2, jobs, configurations): initial-batch iterations per second at the best batch, 0 where no batch fits; and
+        samples per second at that batch, 0 where unknown.
 
-        batch: whether the batch may grow to the job's maximum or only to what its user requested. A GPU type without
-        a model takes the curve of the first type that has one, times the ratio of their one-GPU rates
-        (Sia, SOSP 2023, section 3.2). NaN throughout for a job of which nothing is known. A job with plans is known
-        from the start.
+        batch: whether the batch may grow to the job's maximum or only to what its user requested. A GPU type without a
+        model takes the curve of the first type with one, times the ratio of their one-GPU rates (Sia, SOSP 2023,
+        section 3.2). A job without observations has NaN throughout; a job with plans is known from the start.
         """
         known = self._rows.setdefault(rows.key() + batch.encode(), {})
-        if len(known) > MOST_REMEMBERED:
+        if len(known) > MAX_REMEMBERED:
             known.clear()
         result = np.empty((2, len(tasks), len(rows)))
         for task_class in dict.fromkeys(type(task) for task in tasks):

@@ -1,58 +1,57 @@
-"""What the exchange of a job's gradients may be, and how long and how good it then is: by name, GPU type and GPUs."""
+"""Which gradient exchanges a job may use, how long they take and their errors, by name, GPU type and GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from synergy_core.arrays import Floats, Ints
-from synergy_core.catalog.sheets import gpu_sheet
+from synergy_core.catalog import gpu_sheet
 from synergy_core.errors import InputError, unknown
-from synergy_core.goodput.compressed import GradientErrors, naive_noise_scale, steps_held_back
-from synergy_core.goodput.compression import (
-    CodecSpeed,
-    Compressor,
-    Gradients,
-    LayerSizes,
-    compressor_named,
-    compressors,
-    speed_by_sheet,
+from synergy_core.goodput.compression import compressor_named, compressors
+from synergy_core.goodput.compression._compressor import CodecSpeed, Compressor, Gradients, LayerSizes, speed_by_sheet
+from synergy_core.goodput.efficiency import (
+    ExchangeTerms,
+    GradientErrors,
+    Offer,
+    along_frontier,
+    uniform,
+    within_error_name,
+    within_error_of,
 )
-from synergy_core.goodput.efficiency import noise_scale
-from synergy_core.goodput.exchange import ExchangeTerms
-from synergy_core.goodput.offers import Offer, along_frontier, uniform, within_error_of
-from synergy_core.planner.communication import all_reduce_s, links_for
-from synergy_core.planner.machine import machine_named
-from synergy_core.planner.plan import NO_COMPRESSOR
+from synergy_core.planner import tables
+from synergy_core.planner.communication import all_reduce_s
+from synergy_core.planner.compressed import CompressedPlans, Offering, every_offer, only_offer, within_error_offer
+from synergy_core.planner.machine import links_for, machine_named
+from synergy_core.planner.plan import NO_COMPRESSOR, Plan
+from synergy_core.units import Floats, Ints, columns_of
 
 Compression = Literal["none", "uniform", "lgreco", "naive", "coadaptive"]
-"""How jobs come by a compressor; see `exchange_of`."""
+"""How a job's compressor is chosen; see `exchange_of`."""
 
 MARGIN = 1.05
-"""How much more goodput a compressor must promise than none. Models of step times err by about as much on placements
-that they have not seen (docs/accuracy.md): what promises less may as well lose."""
+"""Minimum predicted goodput of a compressor, as a factor over no compression. Step-time models err by about as much on
+unseen placements (docs/accuracy.md), so a smaller predicted gain may be a loss."""
 LATENCY_S = 1e-4
-"""Of an all-reduce of nothing on GPUs of whose nodes the catalog has no sheet: as of two nodes on InfiniBand."""
+"""Time of an empty all-reduce if the catalog has no data sheet of the nodes: that of two nodes on InfiniBand."""
 NOTHING_TO_DO = CodecSpeed(float("inf"), float("inf"), 0.0)
-"""Of `none`, which encodes nothing."""
+"""Codec speed of `none`, which encodes nothing."""
 Codecs = Mapping[str, Mapping[str, CodecSpeed]]
 """Measured speeds by GPU type and scheme (`Compressor.scheme`)."""
 
 
 @dataclass(frozen=True, eq=False)
 class GradientExchange:
-    """Of one job, or of all of one model.
+    """How a job, or every job of one model, exchanges its gradients.
 
-    offers: what it may use, `none` among them where it may leave its gradients alone; of one offer alone, several
-    replicas always use it. keeps_batch: whether it trains at its requested batch. naive: whether its noise scale is
-    estimated as if nothing were compressed, and nobody believes that compression costs progress. network_bytes_per_s:
-    what all-reduces between nodes reach; None: what data sheets say. codecs: GPU types that are not among them encode
-    as their data sheets say.
+    offers: allowed compressors, with `none` if it may leave gradients uncompressed; several replicas always use a
+    single offer. keeps_batch: whether the job trains at its requested batch. naive: whether the noise scale is
+    estimated and the batch chosen as if compression cost no progress. network_bytes_per_s: measured rate of all-reduces
+    between nodes; None: data sheets. codecs: measured speeds; other GPU types encode as their data sheets say.
     """
 
     offers: tuple[Offer, ...]
@@ -77,7 +76,7 @@ class GradientExchange:
         return self.offers[0].name if len(self.offers) == 1 else None
 
     def offer(self, name: str) -> Offer:
-        """The offer of that name. Raises InputError for one that is not offered."""
+        """The offer of that name. Raises InputError if there is none."""
         if name == NO_COMPRESSOR:
             return self._plain
         if name not in self._by_name:
@@ -85,61 +84,48 @@ class GradientExchange:
         return self._by_name[name]
 
     def terms(self, name: str, gpu_type: str, nodes: int, gpus: int) -> ExchangeTerms:
-        """What a compressor makes of T_sync there; nothing in a lone replica."""
+        """How a compressor changes T_sync on that placement; with one replica it changes nothing."""
         asked = name, gpu_type, nodes, gpus
-        found = self._terms.get(asked)
-        if found is None:
-            found = self._terms[asked] = self._make_terms(*asked)
-        return found
-
-    def _make_terms(self, name: str, gpu_type: str, nodes: int, gpus: int) -> ExchangeTerms:
         if name == NO_COMPRESSOR or gpus == 1:
             return ExchangeTerms()
-        offer = self.offer(name)
-        return ExchangeTerms(
-            offer.collectives,
-            all_reduce_latency_s(gpu_type, nodes, gpus, self.network_bytes_per_s),
-            float(offer.sent_bytes(gpus) / self._plain.sent_bytes(gpus)),
-            self.codec_s(name, gpu_type, gpus),
-        )
+        if asked not in self._terms:
+            offer = self.offer(name)
+            self._terms[asked] = ExchangeTerms(
+                offer.collectives,
+                all_reduce_latency_s(gpu_type, nodes, gpus, self.network_bytes_per_s),
+                float(offer.sent_bytes(gpus) / self._plain.sent_bytes(gpus)),
+                self.codec_s(name, gpu_type, gpus),
+            )
+        return self._terms[asked]
 
     def codec_s(self, name: str, gpu_type: str, replicas: int) -> float:
-        """To encode and decode in a step. Raises InputError for a GPU type that was not measured and has no sheet."""
-        return float(self.offer(name).codec_s(replicas, self._speed_of(gpu_type)))
-
-    def _speed_of(self, gpu_type: str) -> Callable[[Compressor], CodecSpeed]:
+        """Seconds of codec per step. Raises InputError for a GPU type that was not measured and has no data sheet."""
         measured, sheet = self.codecs.get(gpu_type), gpu_sheet(gpu_type)
-        if measured is not None:
-            return lambda each: NOTHING_TO_DO if each.name == NO_COMPRESSOR else measured[each.scheme]
-        if sheet is None:
+        if measured is None and sheet is None:
             raise InputError(
                 f"compression on GPUs of type {gpu_type}: nobody knows how long encoding takes there; add "
                 f"synergy_core/catalog/gpus/{gpu_type}.yaml, or type compression=none."
             )
-        by_sheet = speed_by_sheet(sheet)
-        return lambda each: by_sheet
 
-    def many_terms(self, gpu_type: str, nodes: Ints, gpus: Ints) -> ExchangeTerms:
-        """`terms` of all offers, arrays (offers, shapes)."""
-        shapes = list(zip(nodes.tolist(), gpus.tolist(), strict=True))
-        made = [[self.terms(each.name, gpu_type, *shape) for shape in shapes] for each in self.offers]
-        return ExchangeTerms(*(_table(made, name) for name in ("collectives", "latency_s", "sent", "codec_s")))
+        def speed_of(compressor: Compressor) -> CodecSpeed:
+            if measured is not None:
+                return NOTHING_TO_DO if compressor.name == NO_COMPRESSOR else measured[compressor.scheme]
+            assert sheet is not None
+            return speed_by_sheet(sheet)
+
+        return float(self.offer(name).codec_s(replicas, speed_of))
 
     @cached_property
     def believed_errors(self) -> GradientErrors:
-        """Of all offers, arrays (offers,), as the task takes them to be."""
+        """The gradient errors that the task assumes, as arrays (offers,)."""
         if self.naive:
-            nothing = np.zeros(len(self.offers))
-            return GradientErrors(nothing, nothing, nothing == 0.0, nothing > 0.0)
-        each = [offer.errors for offer in self.offers]
-        return GradientErrors(
-            *(np.array([getattr(one, name) for one in each]) for name in ("signal", "noise", "unbiased", "rounds_sum"))
-        )
+            return GradientErrors.none(len(self.offers))
+        return columns_of([offer.errors for offer in self.offers])
 
     def best(self, goodput: Floats, known: ArrayLike = True) -> Ints:
-        """Which offer to take, (…,), of their goodputs (offers, …): the best, but none unless that gains `MARGIN`.
+        """The offer to use, (…,), from goodputs (offers, …): the best if it gains `MARGIN` over `none`, else `none`.
 
-        known: whether such an exchange was seen. Before it was, nobody knows what there is to save: none.
+        known: whether uncompressed exchanges were observed; before that the answer is `none`, as savings are unknown.
         """
         names = [each.name for each in self.offers]
         first: Ints = goodput.argmax(axis=0)
@@ -147,40 +133,16 @@ class GradientExchange:
             return first
         plain = names.index(NO_COMPRESSOR)
         pays = (goodput.max(axis=0) >= MARGIN * goodput[plain]) & np.asarray(known)
-        result: Ints = np.where(pays, first, plain)
-        return result
+        return np.where(pays, first, plain)
 
-    def seen_statistics(
-        self, name: str, grad_sqr: float, grad_var: float, initial_batch: float, local_batch: float, replicas: float
-    ) -> tuple[float, float]:
-        """What a job reports of its gradient: the truth, as by the corrected estimator; but see `naive`.
+    def seen_statistics(self, name: str, grad_sqr: float, grad_var: float, *batches: float) -> tuple[float, float]:
+        """Gradient statistics that a job reports: true values, as by the corrected estimator, unless `naive`.
 
-        Norms of gradients that an unbiased compressor made show φ'; of a biased one nothing shows.
+        batches: the initial batch, a replica's batch, and the number of replicas.
         """
-        errors = self.offer(name).errors
-        if not self.naive or not errors.unbiased or grad_sqr == 0.0:
+        if not self.naive:
             return grad_sqr, grad_var
-        phi = noise_scale(grad_sqr, grad_var, initial_batch)
-        distorted = errors.distortion(phi, local_batch, replicas)
-        return grad_sqr, float(naive_noise_scale(phi, local_batch, distorted.variance)) * grad_sqr / initial_batch
-
-    def holds_back(self, name: str) -> bool:
-        """Whether error feedback keeps what that compressor does not send, for the next gradient."""
-        return not self.offer(name).errors.unbiased
-
-    def held_back_steps(
-        self, name: str, grad_sqr: float, grad_var: float, initial_batch: float, local_batch: float, replicas: float
-    ) -> float:
-        """Steps whose progress is lost with the compressor's state: what error feedback holds back.
-
-        See `steps_held_back`.
-        """
-        phi = float(noise_scale(grad_sqr, grad_var, initial_batch))
-        return steps_held_back(self.offer(name).errors, phi, local_batch, replicas)
-
-
-def _table(rows: Sequence[Sequence[ExchangeTerms]], name: str) -> Floats:
-    return np.array([[getattr(each, name) for each in row] for row in rows], dtype=np.float64)
+        return self.offer(name).errors.naive_statistics(grad_sqr, grad_var, *batches)
 
 
 def exchange_of(
@@ -194,33 +156,27 @@ def exchange_of(
 ) -> GradientExchange | None:
     """The exchange of a model's gradients.
 
-    none: None, nobody looks at it. uniform: that compressor whenever there are several replicas, at the requested
-    batch. lgreco: layer by layer within the error of that compressor, at the requested batch. naive: the same, with the
-    batch chosen as if compression cost no progress. coadaptive: none, any uniform one, or a point of the layer-wise
-    curve of that compressor's scheme, whichever has most goodput at its own best batch. Raises InputError for unknown
-    modes and compressors.
+    none: returns None. uniform: that compressor whenever there are several replicas, at the requested batch. lgreco:
+    layer by layer within the error of that compressor, at the requested batch. naive: like lgreco, with the batch
+    chosen as if compression cost no progress. coadaptive: no compression, any uniform compressor, or a point of the
+    layer-wise curve of that compressor's scheme, whichever has the highest goodput at its own best batch. Raises
+    InputError for an unknown compressor.
     """
-    if mode not in get_args(Compression):
-        raise unknown("compression", mode, get_args(Compression))
     if mode == "none":
         return None
-    measured = codecs or {}
     wanted, layers, spread = compressor_named(compressor), layers.apart(), gradients or Gradients()
     if mode == "coadaptive":
         known = compressors()
         mixed = [each for each in known if type(each) is type(wanted)]
         offers = tuple(uniform(each, layers, spread) for each in known) + along_frontier(mixed, layers, spread)
-        return GradientExchange(offers, network_bytes_per_s=network_bytes_per_s, codecs=measured)
-    if mode == "uniform":
-        only = uniform(wanted, layers, spread)
-    else:
-        only = within_error_of(wanted, layers, spread)
+        return GradientExchange(offers, network_bytes_per_s=network_bytes_per_s, codecs=codecs or {})
+    only = (uniform if mode == "uniform" else within_error_of)(wanted, layers, spread)
     naive = mode == "naive"
-    return GradientExchange((only,), not naive, naive, network_bytes_per_s, measured)
+    return GradientExchange((only,), not naive, naive, network_bytes_per_s, codecs or {})
 
 
 def before_layers(mode: Compression) -> GradientExchange | None:
-    """The exchange of a model whose layers nobody has told yet: nothing is compressed, whatever the mode."""
+    """The exchange of a model whose layers are unknown: nothing is compressed in any mode."""
     if mode == "none":
         return None
     plain = uniform(compressor_named(NO_COMPRESSOR), LayerSizes.of_shapes([(1,)]), Gradients())
@@ -229,9 +185,9 @@ def before_layers(mode: Compression) -> GradientExchange | None:
 
 @cache
 def all_reduce_latency_s(gpu_type: str, nodes: int, gpus: int, network_bytes_per_s: float | None = None) -> float:
-    """L: seconds of an all-reduce of nothing, by the links of the GPU type's usual nodes; `LATENCY_S` without a sheet.
+    """L: seconds of an empty all-reduce over the links of the GPU type's usual nodes; `LATENCY_S` without a data sheet.
 
-    network_bytes_per_s: of a whole node, in place of the sheet's.
+    network_bytes_per_s: of a whole node, in place of the data sheet's.
     """
     try:
         usual = machine_named(gpu_type)
@@ -240,3 +196,71 @@ def all_reduce_latency_s(gpu_type: str, nodes: int, gpus: int, network_bytes_per
     except InputError:
         return LATENCY_S
     return float(all_reduce_s(0.0, gpus, gpus / nodes, links))
+
+
+@dataclass(frozen=True, eq=False)
+class PlanExchange:
+    """How the compressor of jobs with plans is chosen: `jobs.exchange.exchange_of` explains each mode.
+
+    share_bytes_per_s: by GPU type, a GPU's part of the network between nodes; empty: as on the usual nodes.
+    """
+
+    mode: Compression
+    compressor: Compressor
+    share_bytes_per_s: Mapping[str, float]
+
+    @property
+    def keeps_batch(self) -> bool:
+        return self.mode in ("uniform", "lgreco")
+
+    @property
+    def naive(self) -> bool:
+        return self.mode == "naive"
+
+    @property
+    def only(self) -> str:
+        """The compressor of jobs that have no choice; `none` if they choose."""
+        if self.mode in ("none", "coadaptive"):
+            return NO_COMPRESSOR
+        return self.compressor.name if self.mode == "uniform" else within_error_name(self.compressor)
+
+    @cached_property
+    def _offering(self) -> Offering:
+        if self.mode == "none":
+            return only_offer(compressor_named(NO_COMPRESSOR))
+        if self.mode == "coadaptive":
+            return every_offer(self.compressor)
+        return only_offer(self.compressor) if self.mode == "uniform" else within_error_offer(self.compressor)
+
+    def plans(
+        self, architecture: str, nodes: tables.Nodes, gpus: int, batch: int, *, data_parallel_only: bool = False
+    ) -> CompressedPlans | None:
+        """The fastest plan for every offered compressor; None if no plan fits."""
+        return tables.compressed_plans(
+            architecture,
+            nodes,
+            gpus,
+            batch,
+            self._offering,
+            share_bytes_per_s=self.share_bytes_per_s.get(nodes[0]),
+            data_parallel_only=data_parallel_only,
+        )
+
+    def best(self, found: CompressedPlans, noise_scale: float, initial_batch: float) -> tuple[int, float]:
+        """The plan to train under, and its goodput in samples per second, as the task estimates it.
+
+        coadaptive: the best plan, uncompressed unless compression gains `MARGIN`. Else the one compressor, if replicas
+        exchange.
+        """
+        if self.naive:
+            found = replace(found, errors=GradientErrors.none(len(found)))
+        goodput = found.goodput(noise_scale, initial_batch)
+        at = len(found) - 1
+        if self.mode == "coadaptive":
+            at = int(goodput.argmax())
+            at = at if goodput[at] >= MARGIN * goodput[0] else 0
+        return at, float(goodput[at])
+
+    def errors(self, architecture: str, plan: Plan) -> tuple[GradientErrors, float]:
+        """The gradient errors of the plan's compressor, and the number of gradients that are compressed separately."""
+        return tables.compressed_search(architecture, self._offering).errors(plan)

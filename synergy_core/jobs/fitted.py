@@ -1,94 +1,105 @@
-"""SynergyTask: what a scheduler believes of one job, and how the job trains on what it is given."""
+"""SynergyTask: what a scheduler believes about one job, and how the job trains on its GPUs.
+
+Models are of uncompressed steps throughout. A task whose spec has an `exchange` chooses a compressor together with its
+batch; the model and observed compressed exchanges predict the effect.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from math import isnan
-from typing import NamedTuple, Self
+from typing import ClassVar, Self
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from synergy_core.arrays import Floats, Ints
-from synergy_core.goodput.batch import best_batch, best_batch_one
+from synergy_core.goodput.batch import BatchChoice, best_batch, best_batch_one, goodput_at
+from synergy_core.goodput.efficiency import (
+    GIVEN_WEIGHT,
+    ExchangeTerms,
+    GradientErrors,
+    compressed_sync,
+    mixed_error,
+    noise_scale,
+    plain_sync,
+)
 from synergy_core.goodput.pipeline import InputPipeline
-from synergy_core.goodput.throughput import gradient_time
-from synergy_core.jobs.configurations import Configurations
-from synergy_core.jobs.reports import Observations, Point, Theta
-from synergy_core.jobs.spec import JobSpec
-from synergy_core.jobs.training import Shape, StepReport, data_parallel
-from synergy_core.planner.plan import Plan
+from synergy_core.goodput.throughput import GAMMA, exchange_time, gradient_time, overlapped, sync_time
+from synergy_core.jobs.exchange import MARGIN, GradientExchange
+from synergy_core.jobs.reports import ExchangeReport, Observations, RatioOf, Theta
+from synergy_core.jobs.spec import Configurations, JobSpec, Shape, StepReport, data_parallel
+from synergy_core.planner.plan import NO_COMPRESSOR, Plan
+from synergy_core.units import Bools, Floats, Ints, columns_of, rows_at
 
 MOST_SYNC = 0.95
-"""No step is taken to be more synchronisation than this."""
-
-
-class PaceAsked(NamedTuple):
-    """A task, by which model it is to be answered, of which GPU type that is, and up to which batch."""
-
-    task: SynergyTask
-    theta: Theta
-    source: str
-    most: int
-
-
+"""Largest fraction of a step that can be attributed to synchronisation."""
 Belief = tuple[int, int, int, tuple[float, float], int, int]
-"""What a job's goodputs follow from: pool of observations, its version, GPU types, statistics, limits of the batch."""
+"""What determines a job's goodputs: pool of observations, its version, GPU types, statistics, batch limits."""
+PaceAsked = tuple["SynergyTask", Theta, str, int]
+"""A task, with the model and GPU type to use and the largest batch allowed."""
 
 
+@dataclass(slots=True, eq=False)
 class SynergyTask:
-    """One job's beliefs, in throughput models that are fitted to what it reports; it trains data-parallel.
+    """Beliefs about one data-parallel job, in throughput models that are fitted to its reports.
 
-    spec: what was submitted. pool: its own observations, or its application's. statistics: (squared norm, variance)
-    of the gradient as last reported. done_work: iterations at the initial batch it has reported. shared: whether the
-    pool is other jobs' too. declares: whether its declared work may be believed. scheduled: whether its plan is chosen
-    when its scheduler decides, because another plan may take a restart; else it chooses as it trains. gpu_slowdown:
-    by how much its GPUs' part of a step last was longer than its requested rate says; None before it told.
+    spec: what was submitted. pool: the job's own observations, or its application's. statistics: (squared norm,
+    variance) of the gradient as last reported. done_work: reported iterations at the initial batch. shared: whether
+    other jobs use the pool too. declares: whether declared work is known. scheduled: whether the scheduler chooses the
+    plan when it decides, because another plan may take a restart; else the job chooses as it trains. gpu_slowdown: the
+    GPUs' part of the last step relative to what the requested rate says; None before the first report.
     """
 
-    __slots__ = ("declares", "done_work", "gpu_slowdown", "pool", "shared", "spec", "statistics")
+    spec: JobSpec
+    pool: Observations
+    _: KW_ONLY
+    shared: bool
+    declares: bool
+    statistics: tuple[float, float] | None = field(default=None, init=False)
+    done_work: float = field(default=0.0, init=False)
+    gpu_slowdown: float | None = field(default=None, init=False)
 
-    scheduled = False
+    scheduled: ClassVar[bool] = False
 
-    def __init__(self, spec: JobSpec, pool: Observations, *, shared: bool, declares: bool) -> None:
-        self.spec = spec
-        self.pool = pool
-        self.shared = shared
-        self.declares = declares
-        self.statistics: tuple[float, float] | None = None
-        self.done_work = 0.0
-        self.gpu_slowdown: float | None = None
+    @property
+    def exchange(self) -> GradientExchange | None:
+        """How the job may exchange its gradients; None if it never compresses them."""
+        return self.spec.exchange
+
+    def may_exchange(self, exchange: GradientExchange) -> None:
+        """Sets the exchange once the model's layers are known; jobs that share observations must get the same one."""
+        self.spec = replace(self.spec, exchange=exchange)
+        self._forget_choices()
+
+    def _forget_choices(self) -> None:
+        """Drops cached choices after beliefs have changed."""
+        self.pool.version += 1
+        self.pool.choices.clear()
 
     # What the running job reports
 
     def observe(self, step: StepReport) -> StepReport | None:
-        """A mean step of the running job. What a model is to be fitted to, as a step without accumulation and with its
-        synchronisation told apart; None where that is known already.
-        """
+        """A mean step of the running job; returns what a model is fitted to, without accumulation, None if known."""
         gpu_type, nodes, gpus = step.shape
         point = (nodes, gpus, step.plan.micro_batch)
         if self.pool.knows(gpu_type, point):
             return None
         step_s, sync_s = self._without_accumulation(step)
-        self._add(gpu_type, point, step_s, sync_s)
+        self.pool.add(gpu_type, point, step_s, sync_s, later=self.shared)
         return StepReport(step.shape, Plan(data=gpus, micro_batch=step.plan.micro_batch), step_s, sync_s)
 
     def recall(self, shape: Shape, micro_batch: int, step_s: float, sync_s: float) -> None:
-        """What `observe` answered in an earlier life of the scheduler."""
-        point = (shape.nodes, shape.gpus, micro_batch)
-        if not self.pool.knows(shape.gpu_type, point):
-            self._add(shape.gpu_type, point, step_s, sync_s)
-
-    def _add(self, gpu_type: str, point: Point, step_s: float, sync_s: float) -> None:
-        if self.shared:
-            self.pool.add_later(gpu_type, point, step_s, sync_s)
-        else:
-            self.pool.add(gpu_type, point, step_s, sync_s)
+        """Restores an observation that `observe` returned before the scheduler restarted."""
+        self.pool.add(shape.gpu_type, (shape.nodes, shape.gpus, micro_batch), step_s, sync_s, later=self.shared)
+        if self.exchange is not None and shape.gpus > 1:
+            self._plain_exchanges(shape)
 
     def _without_accumulation(self, step: StepReport) -> tuple[float, float]:
-        """Seconds of one micro-batch with synchronisation, and of that synchronisation.
+        """Seconds of one micro-batch with synchronisation, and of that synchronisation, both without compression.
 
-        A step is accumulation − 1 micro-batches without it and one with it. Where it was not seen apart from the
-        backward pass that it overlaps, it is what a step takes beyond computing, if a model says how long that is.
+        A step is accumulation − 1 micro-batches without synchronisation and one with it. If it was not measured apart
+        from the backward pass that it overlaps, it is the step's time beyond computing, if a model predicts that time.
         """
         count, sync_s = step.plan.accumulation, step.sync_s
         if isnan(sync_s):
@@ -96,10 +107,55 @@ class SynergyTask:
             if step.shape.gpus > 1 and theta is not None:
                 compute_s = float(gradient_time(theta, step.plan.micro_batch))
                 sync_s = min(max(step.step_s - count * compute_s, 0.0), MOST_SYNC * step.step_s)
-        return (step.step_s + (count - 1) * sync_s) / count, sync_s
+        step_s = (step.step_s + (count - 1) * sync_s) / count
+        if self.exchange is None or step.shape.gpus == 1:
+            return step_s, sync_s
+        if step.plan.compressor != NO_COMPRESSOR:
+            return self._as_if_plain(step, step_s, sync_s)
+        seen = self._plain_exchanges(step.shape)
+        if not isnan(step.sync_s):
+            seen.append((step_s, sync_s))
+        return step_s, sync_s
+
+    def _as_if_plain(self, step: StepReport, step_s: float, sync_s: float) -> tuple[float, float]:
+        """The seconds of a compressed step if it were uncompressed, with the model's overlap, else without overlap.
+
+        Scaling few bytes up to all bytes scales errors too. So the result is limited to the longest uncompressed
+        exchange seen and, if exchanging was not measured apart from computing, to the model's prediction.
+        """
+        compute_s, (gpu_type, nodes, gpus) = step_s - sync_s, step.shape
+        theta = self.models.get(gpu_type)
+        gamma = 1.0 if theta is None else theta[GAMMA]
+        plain_s = plain_sync(exchange_time(step_s, compute_s, gamma), self._terms(step.plan.compressor, step.shape))
+        plain_s = np.minimum(plain_s, self._most_seen_s(gpu_type, nodes > 1, gamma))
+        if theta is not None and isnan(step.sync_s):
+            plain_s = np.minimum(plain_s, sync_time(theta, nodes, gpus))
+        whole_s = float(overlapped(compute_s, plain_s, gamma))
+        return whole_s, whole_s - compute_s
+
+    def _plain_exchanges(self, shape: Shape) -> list[tuple[float, float]]:
+        """The list of observed uncompressed exchanges on that GPU type, within a node or across; created if missing."""
+        return self.pool.plain_exchanges.setdefault((shape.gpu_type, shape.nodes > 1), [])
+
+    def observe_exchange(self, seen: ExchangeReport) -> None:
+        """Corrects the beliefs about a compressor by a compressed exchange of the running job."""
+        name, (gpu_type, nodes, gpus), exchange = seen.plan.compressor, seen.shape, self.exchange
+        if exchange is None or gpus == 1 or name == NO_COMPRESSOR:
+            return
+        known, where = self.pool.exchanges, (gpu_type, nodes > 1)
+        offer, codec_s = exchange.offer(name), exchange.codec_s(name, gpu_type, gpus)
+        changed = known.add(RatioOf("sent", name, *where), seen.sent_bytes, float(offer.sent_bytes(gpus)))
+        changed |= known.add(RatioOf("codec", name, *where), seen.codec_s, codec_s)
+        if (statistics := self.believed_statistics) is not None:
+            phi = noise_scale(*statistics, self.spec.initial_batch)
+            lost = mixed_error(offer.errors.signal, offer.errors.noise, phi, seen.plan.global_batch / gpus)
+            weight = 1.0 if offer.errors.unbiased else GIVEN_WEIGHT
+            changed |= known.add(RatioOf("error", name), weight * seen.lost, float(lost))
+        if changed:
+            self._forget_choices()
 
     def observe_input(self, step: StepReport) -> None:
-        """A mean step of the running job that says what its input was prepared with; of no use where that is known."""
+        """Learns input speeds from a mean step of the running job; ignores it if they are known."""
         gpu_step_s, rate = step.step_s - step.waited_s, self.spec.requested_rate.get(step.shape.gpu_type)
         if self.pool.inputs is None or step.given is None or not rate or gpu_step_s <= 0:
             return
@@ -108,7 +164,7 @@ class SynergyTask:
         self.gpu_slowdown = gpu_step_s * step.shape.gpus / step.plan.global_batch / by_request
 
     def report(self, statistics: tuple[float, float]) -> bool:
-        """The gradient's statistics of the running job; whether they have changed."""
+        """Records the running job's gradient statistics; returns whether they have changed."""
         if statistics == self.statistics:
             return False
         self.statistics = statistics
@@ -118,59 +174,123 @@ class SynergyTask:
 
     @property
     def believed_statistics(self) -> tuple[float, float] | None:
-        """Its own latest, else the first that its pool has seen."""
+        """The job's own latest gradient statistics, else the first in its pool."""
         return self.statistics or self.pool.first_statistics
 
     @property
     def models(self) -> Mapping[str, Theta]:
-        """The throughput model of each GPU type that was observed."""
         return self.pool.models
 
     @property
     def pipeline(self) -> InputPipeline | None:
-        """How fast its input is prepared, as it is known or believed; None while nobody can say."""
+        """How fast the job's input is prepared, as known or believed; None while unknown."""
         return self.spec.pipeline if self.pool.inputs is None else self.pool.inputs.believed
 
-    # How it trains
+    # Beliefs about gradient exchanges: formulas, corrected by observations
+
+    def _terms(self, name: str, shape: Shape) -> ExchangeTerms:
+        """How a compressor changes T_sync on that shape."""
+        assert self.exchange is not None
+        found, known = self.exchange.terms(name, *shape), self.pool.exchanges
+        if not known:
+            return found
+        sent, codec = (known.ratio(RatioOf(each, name, shape.gpu_type, shape.nodes > 1)) for each in ("sent", "codec"))
+        return replace(found, sent=np.multiply(found.sent, sent), codec_s=np.multiply(found.codec_s, codec))
+
+    def sync_s(self, theta: Theta, gpu_type: str, nodes: ArrayLike, gpus: ArrayLike, terms: ExchangeTerms) -> Floats:
+        """T_sync with a compressor: the model's T_sync less what compression saves of observed exchanges.
+
+        A model's T_sync may include other losses of several GPUs, such as waiting for the slowest.
+        """
+        plain_s = sync_time(theta, nodes, gpus)
+        within, across = (self._most_seen_s(gpu_type, each, theta[GAMMA]) for each in (False, True))
+        seen_s = np.minimum(plain_s, np.where(np.asarray(nodes) > 1, across, within))
+        return plain_s + (compressed_sync(seen_s, terms) - seen_s)
+
+    def _most_seen_s(self, gpu_type: str, across: bool, gamma: float) -> float:
+        """The longest T_sync of observed uncompressed exchanges, within a node or across; inf if there are none."""
+        seen = self.pool.plain_exchanges.get((gpu_type, across))
+        if not seen:
+            return float("inf")
+        step_s, sync_s = np.array(seen).T
+        return float(exchange_time(step_s, step_s - sync_s, gamma).max())
+
+    def _has_seen(self, gpu_type: str, nodes: ArrayLike) -> Bools:
+        """(…,) whether uncompressed exchanges were observed, within a node where `nodes` is 1, else across nodes."""
+        within, across = ((gpu_type, each) in self.pool.plain_exchanges for each in (False, True))
+        return np.where(np.asarray(nodes) > 1, across, within)
+
+    @property
+    def _errors(self) -> GradientErrors:
+        """The gradient errors of every offer, (offers,), each at most 1."""
+        exchange = self.exchange
+        assert exchange is not None
+        believed, known = exchange.believed_errors, self.pool.exchanges
+        if not known:
+            return believed
+        ratio = np.array([known.ratio(RatioOf("error", each.name)) for each in exchange.offers])
+        most = np.where(believed.unbiased, np.inf, 1.0)
+        signal, noise = (np.minimum(np.multiply(each, ratio), most) for each in (believed.signal, believed.noise))
+        return replace(believed, signal=signal, noise=noise)
+
+    # How the job trains
+
+    @property
+    def keeps_batch(self) -> bool:
+        return self.spec.fixed_batch or (self.exchange is not None and self.exchange.keeps_batch)
 
     def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
-        """The plan of most goodput there, batch included, by what is believed; the initial batch while nothing is.
+        """The plan and batch with the highest believed goodput on these GPUs; the initial batch while unknown.
 
-        held: under which it trains there now, for tasks whose plans take a restart to change. requested: at the
-        requested batch. Raises InputError where no plan fits, which is known of jobs with parallel plans only.
-        Pollux (OSDI 2021), section 4.1; `synergy_core.goodput.batch` has the rule.
+        held: the present plan. Its compressor stays unless another promises `MARGIN` more: steps after a change are
+        slower, and some schemes lose what was held back. Tasks whose plans take a restart to change weigh its cost.
+        requested: use the requested batch. Raises InputError if no plan fits, which only jobs with parallel plans can
+        know. Pollux (OSDI 2021), section 4.1; `synergy_core.goodput.batch` has the rule.
         """
-        if requested or self.spec.fixed_batch:
-            return as_requested(self.spec, shape)
-        statistics = self.believed_statistics
-        spec, choices = self.spec, self.pool.choices
-        asked = (*shape, statistics, spec.initial_batch, spec.max_batch)
+        spec, choices, statistics = self.spec, self.pool.choices, self.believed_statistics
+        # A single replica exchanges nothing.
+        exchange = self.exchange if shape.gpus > 1 else None
+        keeps = requested or self.keeps_batch
+        if exchange is None and keeps:
+            return as_requested(spec, shape)
+        name = held.compressor if exchange is not None and held is not None and not keeps else None
+        asked = (keeps, name, *shape, statistics, spec.initial_batch, spec.max_batch, keeps and spec.requested_batch)
         plan: Plan | None = choices.get(asked)
         if plan is None:
-            plan = choices[asked] = self._best(shape, statistics)
+            choices[asked] = plan = self._best(exchange, shape, name, keeps=keeps)
         return plan
 
-    def _best(self, shape: Shape, statistics: tuple[float, float] | None) -> Plan:
+    def _best(self, exchange: GradientExchange | None, shape: Shape, held: str | None, *, keeps: bool) -> Plan:
+        """The plan with the best compressor, at the best batch or the requested one. held: the compressor to keep."""
         spec, (gpu_type, nodes, gpus) = self.spec, shape
         smallest, largest = spec.local_batches[gpu_type]
-        theta = self.pool.models.get(gpu_type)
+        theta, statistics, compressor = self.models.get(gpu_type), self.believed_statistics, NO_COMPRESSOR
         if theta is None or statistics is None:
-            return _replicas(spec, shape, max(spec.initial_batch, smallest * gpus))
-        choice = best_batch_one(
-            theta,
-            *statistics,
-            initial_batch=spec.initial_batch,
-            max_batch=spec.max_batch,
-            min_local=smallest,
-            max_local=largest,
-            nodes=nodes,
-            gpus=gpus,
-        )
-        if not choice.local_batch:  # more GPUs than its largest batch can feed
-            return _replicas(spec, shape, spec.max_batch)
-        return Plan(data=gpus, micro_batch=choice.local_batch, accumulation=choice.accumulation)
+            if exchange is not None:
+                compressor = exchange.only or NO_COMPRESSOR
+            batch = spec.requested_batch if keeps else max(spec.initial_batch, smallest * gpus)
+            return replace(as_requested(spec, shape, batch), compressor=compressor)
+        local_batch = accumulation = 0
+        if exchange is not None:
+            one = np.array([nodes]), np.array([gpus])
+            found = self._choices(exchange, theta, gpu_type, spec.max_batch, *one, keeps=keeps)
+            goodput, names = found.goodput[:, 0], [each.name for each in exchange.offers]
+            known = self._has_seen(gpu_type, nodes)
+            at = int(exchange.best(goodput, known))
+            if held in names and known and goodput[at] < MARGIN * goodput[names.index(held)]:
+                at = names.index(held)
+            compressor = names[at]
+            if keeps:
+                return replace(as_requested(spec, shape), compressor=compressor)
+            local_batch, accumulation = int(found.local_batch[at, 0]), int(found.accumulation[at, 0])
+        if not local_batch:
+            limits = spec.initial_batch, spec.max_batch, smallest, largest
+            _, local_batch, accumulation, _ = best_batch_one(theta, *statistics, *limits, nodes, gpus)
+        if not local_batch:  # more GPUs than its largest batch can feed
+            return replace(as_requested(spec, shape, spec.max_batch), compressor=compressor)
+        return Plan(data=gpus, micro_batch=local_batch, accumulation=accumulation, compressor=compressor)
 
-    # What policies ask
+    # What policies read
 
     @classmethod
     def goodputs(
@@ -183,9 +303,9 @@ class SynergyTask:
         requested: bool,
     ) -> Floats:
         """(2, jobs, configurations): initial-batch iterations per second of tasks of this kind, see `Beliefs.goodput`,
-        and samples per second meanwhile, 0 where nobody knows.
+        and samples per second at that batch, 0 where unknown.
 
-        known: rows by what they follow from; what is missing is added, evaluated once for all jobs that believe alike.
+        known: rows by their `Belief`; missing rows are added, computed once for all jobs with equal beliefs.
         """
         result = np.full((2, len(tasks), len(rows)), np.nan)
         result[1] = 0.0
@@ -200,13 +320,17 @@ class SynergyTask:
                 source = gpu_type if gpu_type in models else next((each for each in gpu_types if each in models), None)
                 if source is None or statistics is None:
                     continue
-                most = task._largest_batch(requested=requested)
+                most = spec.max_batch
+                if task.exchange is not None and task.keeps_batch:
+                    most = spec.requested_batch
+                elif requested:
+                    most = min(most, max(spec.requested_batch, spec.initial_batch))
                 ratio = 1.0 if source == gpu_type else spec.single_gpu_rate[gpu_type] / spec.single_gpu_rate[source]
                 code = gpu_types.index(source) * len(gpu_types) + index
                 key = (task.pool.serial, task.pool.version, code, statistics, most, spec.initial_batch)
                 keys.append((at, key, ratio))
                 if key not in known and key not in missing:
-                    missing[key] = PaceAsked(task, models[source], source, most)
+                    missing[key] = task, models[source], source, most
             if missing:
                 shapes = rows.nodes[columns], rows.gpus[columns]
                 known.update(zip(missing, cls._paces(list(missing.values()), *shapes), strict=True))
@@ -216,45 +340,70 @@ class SynergyTask:
                 result[:, np.array(ats)[:, None], columns] = of_jobs
         return result
 
-    def _largest_batch(self, *, requested: bool) -> int:
-        """Up to which it may be trained; requested: as its user said, but for the initial one."""
-        spec = self.spec
-        return min(spec.max_batch, max(spec.requested_batch, spec.initial_batch)) if requested else spec.max_batch
-
     @classmethod
     def _paces(cls, asked: Sequence[PaceAsked], nodes: Ints, gpus: Ints) -> Floats:
         """(asked, 2, shapes): goodput, and samples per second."""
-        limits = [each.task.spec.local_batches[each.source] for each in asked]
-        statistics = [each.task.believed_statistics or (1.0, 0.0) for each in asked]
-        best = best_batch(
-            np.array([each.theta for each in asked]),
-            [sqr for sqr, _ in statistics],
-            [var for _, var in statistics],
-            [each.task.spec.initial_batch for each in asked],
-            [each.most for each in asked],
-            [low for low, _ in limits],
-            [high for _, high in limits],
-            nodes,
-            gpus,
+        result = np.empty((len(asked), 2, len(gpus)))
+        plain, columns, shapes = [], [], np.arange(len(gpus))
+        for at, (task, theta, source, most) in enumerate(asked):
+            if (exchange := task.exchange) is None:
+                plain.append(at)
+                statistics, limits = task.believed_statistics or (1.0, 0.0), task.spec.local_batches[source]
+                columns.append((theta, *statistics, task.spec.initial_batch, most, *limits))
+                continue
+            found = task._choices(exchange, theta, source, most, nodes, gpus, keeps=task.keeps_batch)
+            chosen = exchange.best(found.goodput, task._has_seen(source, nodes))
+            result[at] = found.goodput[chosen, shapes], found.throughput[chosen, shapes]
+        if plain:
+            thetas, sqrs, variances, initial, largest, low, high = map(np.array, zip(*columns, strict=True))
+            best = best_batch(thetas, sqrs, variances, initial, largest, low, high, nodes, gpus)
+            result[plain] = np.stack((best.goodput, best.throughput), axis=1)
+        return result
+
+    def _choices(
+        self,
+        exchange: GradientExchange,
+        theta: Theta,
+        gpu_type: str,
+        most: int,
+        nodes: Ints,
+        gpus: Ints,
+        *,
+        keeps: bool,
+    ) -> BatchChoice:
+        """(offers, shapes): the best batch up to `most` under each offer; with keeps_batch the requested one, of
+        goodput 0 if it is too small for the GPUs.
+        """
+        spec, statistics = self.spec, self.believed_statistics or (1.0, 0.0)
+        smallest, largest = spec.local_batches[gpu_type]
+        shapes = [Shape(gpu_type, *one) for one in zip(nodes.tolist(), gpus.tolist(), strict=True)]
+        terms = [columns_of([self._terms(each.name, shape) for shape in shapes]) for each in exchange.offers]
+        sync_s, errors = self.sync_s(theta, gpu_type, nodes, gpus, columns_of(terms)), self._errors
+        if not keeps:
+            limits = spec.initial_batch, most, smallest, largest
+            every = np.broadcast_to(theta, (len(exchange.offers), len(theta)))
+            return best_batch(every, *statistics, *limits, nodes, gpus, sync_s=sync_s, errors=errors)
+        plans = [as_requested(spec, shape) for shape in shapes]
+        local, micro = (np.array([getattr(each, name) for each in plans]) for name in ("micro_batch", "accumulation"))
+        by_offer = rows_at(errors, (slice(None), None))
+        goodput, pace = goodput_at(
+            theta, *statistics, spec.initial_batch, local, micro, gpus, sync_s=sync_s, errors=by_offer
         )
-        return np.stack((best.goodput, best.throughput), axis=1)
+        fits = (local >= smallest) & (local <= largest)
+        return BatchChoice(np.where(fits, goodput, 0.0), local, micro, np.where(fits, pace, 0.0))
 
     def requested_rate(self, gpu_type: str) -> float:
-        """Iterations per second with the requested GPUs and batch, by a profile made offline; 0 without one."""
+        """Iterations per second with the requested GPUs and batch, from an offline profile; 0 without a profile."""
         return self.spec.requested_rate.get(gpu_type, 0.0)
 
     def declared_remaining(self) -> float:
-        """Iterations at the initial batch still to do; NaN where nothing is declared, or more than that was done."""
+        """Remaining iterations at the initial batch; NaN if none were declared or more were done."""
         left = self.spec.declared_work - self.done_work
         return left if self.declares and 0 < left < np.inf else float("nan")
 
 
-def as_requested(spec: JobSpec, shape: Shape) -> Plan:
-    """The plan of a data-parallel job at the batch that its user asked for."""
-    return _replicas(spec, shape, spec.requested_batch)
-
-
-def _replicas(spec: JobSpec, shape: Shape, batch: int) -> Plan:
+def as_requested(spec: JobSpec, shape: Shape, batch: int | None = None) -> Plan:
+    """The plan of a data-parallel job at the requested batch, or at another."""
     largest = spec.local_batches[shape.gpu_type][1]
     limits = {"initial_batch": spec.initial_batch, "max_batch": spec.max_batch, "max_local": largest}
-    return data_parallel(batch, shape.gpus, **limits)
+    return data_parallel(spec.requested_batch if batch is None else batch, shape.gpus, **limits)

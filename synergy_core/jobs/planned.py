@@ -1,121 +1,128 @@
-"""Jobs with parallel plans: how fast the planner says they train, corrected by what was observed, and their batch."""
+"""Jobs with parallel plans: known step times, corrected by observations, and the choice of batch and plan."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol, Self
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 
-from synergy_core.arrays import Floats
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.goodput.efficiency import gain, noise_scale
-from synergy_core.jobs.configurations import Configurations
+from synergy_core.jobs.exchange import PlanExchange
 from synergy_core.jobs.fitted import Belief, SynergyTask
-from synergy_core.jobs.plan_exchange import PlanExchange
-from synergy_core.jobs.reports import Observations
-from synergy_core.jobs.spec import JobSpec
-from synergy_core.jobs.training import Shape, StepReport
+from synergy_core.jobs.spec import Configurations, Shape, StepReport
+from synergy_core.jobs.testbed_profiles import Profile, ProfiledModel, ProfiledRow, degrees_of
 from synergy_core.planner import tables
 from synergy_core.planner.compressed import CompressedPlans
-from synergy_core.planner.plan import Plan, Plans
+from synergy_core.planner.plan import Plan
+from synergy_core.units import Floats
 
-_Of = tuple[str, int, str, bool]
-"""What a table is for: architecture, global batch, GPU type, whether plans differ in their number of replicas only."""
+HORIZON_S = 300.0
+"""Seconds in which a better plan must make up for its restart if the job's remaining work is not declared."""
 
 
-class Speeds(Protocol):
-    """What a scheduler reads of jobs with plans: seconds of a step, inf where no plan fits."""
+class Way(NamedTuple):
+    """How a job trains best at one batch. goodput: initial-batch iterations per second, before any correction."""
 
-    gpu_types: tuple[str, ...]
-
-    def believed_s(self, architecture: str, batch: int, rows: Configurations) -> Floats:
-        """(rows,): seconds of a step as the policy believes, on packed nodes; inf where no plan fits."""
-
-    def believed_on(self, architecture: str, batch: int, gpu_type: str, gpus: int) -> float:
-        """Seconds of a step as the policy believes, on so many GPUs of one type, packed; inf where no plan fits."""
+    goodput: float
+    step_s: float
+    plan: Plan
 
 
 class PlannedSpeeds:
-    """Step times on one cluster's GPU types, from the planner's tables, remembered.
+    """Step times on one cluster's GPU types, packed on its largest nodes, from the planner's tables, remembered.
 
-    plans: whether the policy may read the tables in full; else it knows one plan per job, the smallest that fits, in
-    more or fewer replicas.
+    plans: whether the policy may read the full tables; else it knows one plan per job, the smallest that fits, in more
+    or fewer replicas.
     """
 
     def __init__(self, cluster: Cluster, *, plans: bool) -> None:
         self.gpu_types = cluster.gpu_types
         self._plans = plans
         self._per_node = cluster.largest_nodes
-        self._known: dict[_Of, dict[int, tuple[float, Plans, int]]] = {}
-        self._rows: dict[tuple[str, int, bytes], Floats] = {}
+        self._known: dict[tuple[str, int, str, bool], dict[int, tuple[float, Plan]]] = {}
 
-    def believed_s(self, architecture: str, batch: int, rows: Configurations) -> Floats:
-        """(rows,): seconds of a step as the policy believes, on packed nodes; inf where no plan fits."""
-        key = (architecture, batch, rows.key())
-        if key not in self._rows:
-            result = np.full(len(rows), np.inf)
-            for index, gpu_type in enumerate(self.gpu_types):
-                at = np.flatnonzero(rows.gpu_type == index)
-                known = self._table((architecture, batch, gpu_type, not self._plans), rows.gpus[at].tolist())
-                result[at] = [known[count][0] for count in rows.gpus[at].tolist()]
-            self._rows[key] = result
-        return self._rows[key]
+    def fastest(
+        self, architecture: str, batch: int, gpu_type: str, counts: Sequence[int], *, every_plan: bool = False
+    ) -> dict[int, tuple[float, Plan]]:
+        """Step seconds (inf if no plan fits) and plan by number of GPUs, for at least the numbers in `counts`.
 
-    def believed_on(self, architecture: str, batch: int, gpu_type: str, gpus: int) -> float:
-        """Seconds of a step as the policy believes, on so many GPUs of one type, packed; inf where no plan fits."""
-        return self._table((architecture, batch, gpu_type, not self._plans), [gpus])[gpus][0]
-
-    def best_on(self, architecture: str, batch: int, gpu_type: str, gpus: int) -> tuple[float, Plan]:
-        """Seconds of a step under the best plan, and that plan: jobs run with it whatever the policy knows."""
-        step_s, plans, at = self._table((architecture, batch, gpu_type, False), [gpus])[gpus]
-        return step_s, plans.plan(at)
-
-    def exchanged_on(
-        self, exchange: PlanExchange, architecture: str, batch: int, gpu_type: str, gpus: int, *, best: bool = False
-    ) -> CompressedPlans | None:
-        """Plans by compressor on so many GPUs, packed, as far as the policy may read them; best: all of them, as jobs
-        run with. None where nothing fits.
+        every_plan: includes plans that the policy may not read, since jobs run with the best plan of all.
         """
-        nodes = gpu_type, self._per_node[gpu_type]
-        replicas_only = not (self._plans or best)
-        return exchange.plans(architecture, nodes, gpus, batch, data_parallel_only=replicas_only)
-
-    def _table(self, of: _Of, counts: list[int]) -> dict[int, tuple[float, Plans, int]]:
-        """Seconds of a step by number of GPUs, these among them, and its plan: plans, and which of them."""
-        known = self._known.setdefault(of, {})
-        missing = tuple(sorted({count for count in counts if count not in known}))
-        if missing:
-            architecture, batch, gpu_type, replicas_only = of
+        replicas_only = not (self._plans or every_plan)
+        known = self._known.setdefault((architecture, batch, gpu_type, replicas_only), {})
+        if missing := tuple(sorted(set(counts) - known.keys())):
             nodes = ((gpu_type, self._per_node[gpu_type]),)
             table = tables.planned_tables(architecture, nodes, missing, batch, data_parallel_only=replicas_only)
-            for at, (count, step_s) in enumerate(zip(table.gpus.tolist(), table.step_time_s.tolist(), strict=True)):
-                known[count] = step_s, table.plans, at
+            steps = zip(table.step_time_s.tolist(), table.plans, strict=True)
+            known.update(zip(table.gpus.tolist(), steps, strict=True))
         return known
 
+    def compressed(
+        self, exchange: PlanExchange, architecture: str, batch: int, gpu_type: str, gpus: int, *, every_plan: bool
+    ) -> CompressedPlans | None:
+        """The fastest plan by compressor; None if nothing fits. every_plan: as in `fastest`."""
+        nodes = gpu_type, self._per_node[gpu_type]
+        replicas_only = not (self._plans or every_plan)
+        return exchange.plans(architecture, nodes, gpus, batch, data_parallel_only=replicas_only)
 
-class TaskWithPlans(SynergyTask):
-    """What is believed of a job with parallel plans: step times that were known before it ran × the mean ratio of
-    observed ones to them. speeds: what the policy may read of those.
+
+@dataclass
+class ProfiledSpeeds:
+    """Measured step times on one cluster's GPU types. plans: whether the policy may read every plan; else only
+    data-parallel plans.
     """
 
-    __slots__ = ()
+    profile: Profile
+    gpu_types: tuple[str, ...]
+    plans: bool
 
-    speeds: Speeds
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class TaskWithPlans(SynergyTask, ABC):
+    """Beliefs about a job with parallel plans: step times known before it ran × the mean ratio of observed to known
+    times. speeds: the known times that the policy may read.
+    """
+
+    speeds: Any
+
+    @abstractmethod
+    def _ways(
+        self, gpu_type: str, shapes: Sequence[tuple[int, int]], *, requested: bool, every_plan: bool = False
+    ) -> list[list[Way]]:
+        """For each (nodes, GPUs), the best way to train at each allowed batch for which a plan fits.
+
+        requested: only the requested batch. every_plan: includes plans that the policy may not read.
+        """
+
+    def _fewest_nodes(self, gpu_type: str, gpus: int) -> int:
+        """The fewest nodes with known step times on this many GPUs; 1 if step times do not depend on the nodes."""
+        return 1
+
+    @property
+    def exchange(self) -> None:
+        """None: only fitted tasks have an exchange of their own; a job with plans has a `plan_exchange`."""
+        return None
 
     def batches(self, *, requested: bool = False) -> list[int]:
-        """Global batches it may train at: doublings of the requested one; that alone until its noise is known."""
-        spec = self.spec
-        if requested or spec.fixed_batch or self.believed_statistics is None:
-            return [spec.requested_batch]
-        doublings = int(np.log2(max(1.0, spec.max_batch / spec.requested_batch)))
-        return [spec.requested_batch << each for each in range(doublings + 1)]
+        """Allowed global batches; only the requested batch until the job's noise is known."""
+        if requested or self.keeps_batch or self.believed_statistics is None:
+            return [self.spec.requested_batch]
+        return self._larger_batches()
+
+    def _larger_batches(self) -> list[int]:
+        """Doublings of the requested batch."""
+        first, doublings = self.spec.requested_batch, self.spec.max_batch // self.spec.requested_batch
+        return [first << each for each in range(max(1, doublings).bit_length())]
 
     def gain(self, batch: int) -> float:
-        """Iterations at the initial batch that one at that batch is worth."""
-        sqr, var = self.believed_statistics or (1.0, 0.0)
-        return gain(batch / self.spec.initial_batch, sqr, var)
+        """Progress of one iteration at that batch, in iterations at the initial batch."""
+        return gain(batch / self.spec.initial_batch, *(self.believed_statistics or (1.0, 0.0)))
 
     @classmethod
     def goodputs(
@@ -138,110 +145,164 @@ class TaskWithPlans(SynergyTask):
 
     def goodput(self, rows: Configurations, *, requested: bool) -> Floats:
         """(rows,): initial-batch iterations per second at the best batch; 0 where no plan fits."""
-        name = self.spec.architecture
-        ratio = np.array([self.pool.ratio(gpu_type) for gpu_type in self.speeds.gpu_types])[rows.gpu_type]
-        rates = [
-            self.gain(batch) / self.speeds.believed_s(name, batch, rows) for batch in self.batches(requested=requested)
-        ]
-        return np.asarray(np.max(rates, axis=0) / ratio)
-
-    def requested_rate(self, gpu_type: str) -> float:
-        """Iterations per second with the requested GPUs and batch; 0 where no plan fits."""
-        spec = self.spec
-        step_s = self.speeds.believed_on(spec.architecture, spec.requested_batch, gpu_type, spec.requested_gpus)
-        return 1.0 / (step_s * self.pool.ratio(gpu_type))
-
-
-class PlannedTask(TaskWithPlans):
-    """A job whose step times the planner predicts. speeds: what the policy may read of the planner."""
-
-    __slots__ = ("speeds",)
-
-    speeds: PlannedSpeeds
-
-    def __init__(self, spec: JobSpec, pool: Observations, speeds: PlannedSpeeds, *, shared: bool, declares: bool):
-        super().__init__(spec, pool, shared=shared, declares=declares)
-        self.speeds = speeds
-
-    def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
-        name, (gpu_type, _, gpus) = self.spec.architecture, shape
-        plans = {batch: self.speeds.best_on(name, batch, gpu_type, gpus) for batch in self.batches(requested=requested)}
-        best = max(plans, key=lambda batch: self.gain(batch) / plans[batch][0])
-        step_s, plan = plans[best]
-        if step_s == np.inf:
-            raise InputError(f"{name} was given {gpus} GPUs of type {gpu_type}, on which no plan fits.")
-        return plan
-
-    def observe(self, step: StepReport) -> None:
-        """A mean step of the running job, as a ratio to what was believed."""
-        (gpu_type, nodes, gpus), batch = step.shape, step.plan.global_batch
-        believed_s = self.speeds.believed_on(self.spec.architecture, batch, gpu_type, gpus)
-        if believed_s < np.inf:
-            self.pool.add_ratio(gpu_type, (nodes, gpus, batch), step.step_s / believed_s, later=self.shared)
-
-
-class ExchangingPlannedTask(PlannedTask):
-    """A job whose compressor is chosen together with its batch and its plan. Its spec has a `plan_exchange`."""
-
-    __slots__ = ()
-
-    @property
-    def exchange(self) -> PlanExchange:
-        """What its gradients' exchange may be."""
-        assert self.spec.plan_exchange is not None
-        return self.spec.plan_exchange
-
-    def batches(self, *, requested: bool = False) -> list[int]:
-        return super().batches(requested=requested or self.exchange.keeps_batch)
-
-    def goodput(self, rows: Configurations, *, requested: bool) -> Floats:
         result = np.zeros(len(rows))
         for index, gpu_type in enumerate(self.speeds.gpu_types):
             at = np.flatnonzero(rows.gpu_type == index)
-            by_count = {count: self._goodput(gpu_type, count, requested) for count in set(rows.gpus[at].tolist())}
-            result[at] = [by_count[count] for count in rows.gpus[at].tolist()]
-        return result / self.spec.initial_batch
-
-    def _goodput(self, gpu_type: str, gpus: int, requested: bool) -> float:
-        """Samples per second, each worth one at the initial batch; 0 where no plan fits."""
-        found = self._choices(gpu_type, gpus, requested=requested)
-        return max((goodput for goodput, _, _ in found), default=0.0) / self.pool.ratio(gpu_type)
-
-    def _choices(
-        self, gpu_type: str, gpus: int, *, requested: bool, best: bool = False
-    ) -> list[tuple[float, float, Plan]]:
-        """Of every batch that it may train at: goodput, seconds of a step, and the plan with its compressor."""
-        spec, made = self.spec, []
-        for batch in self.batches(requested=requested):
-            found = self.speeds.exchanged_on(self.exchange, spec.architecture, batch, gpu_type, gpus, best=best)
-            if found is not None:
-                at, goodput = self.exchange.best(found, self._noise_scale, spec.initial_batch)
-                made.append((goodput, float(found.step_s[at]), found.plans[at]))
-        return made
-
-    @property
-    def _noise_scale(self) -> float:
-        sqr, var = self.believed_statistics or (1.0, 0.0)
-        return float(noise_scale(sqr, var, self.spec.initial_batch))
+            shapes = list(zip(rows.nodes[at].tolist(), rows.gpus[at].tolist(), strict=True))
+            ways = self._ways(gpu_type, shapes, requested=requested)
+            best = [max((way.goodput for way in each), default=0.0) for each in ways]
+            result[at] = np.array(best) / self.pool.ratio(gpu_type)
+        return result
 
     def requested_rate(self, gpu_type: str) -> float:
-        found = self._choices(gpu_type, self.spec.requested_gpus, requested=True)
-        return 1.0 / (found[0][1] * self.pool.ratio(gpu_type)) if found else 0.0
+        """Iterations per second with the requested GPUs and batch; 0 where no plan fits."""
+        gpus = self.spec.requested_gpus
+        (ways,) = self._ways(gpu_type, [(self._fewest_nodes(gpu_type, gpus), gpus)], requested=True)
+        return 1.0 / (ways[0].step_s * self.pool.ratio(gpu_type)) if ways else 0.0
+
+
+class PlannedTask(TaskWithPlans):
+    """A job whose step times the planner predicts; if its spec has a `plan_exchange`, its compressor is chosen together
+    with its batch and its plan.
+    """
+
+    __slots__ = ()
+
+    speeds: PlannedSpeeds
+
+    @property
+    def keeps_batch(self) -> bool:
+        exchange = self.spec.plan_exchange
+        return self.spec.fixed_batch or (exchange is not None and exchange.keeps_batch)
+
+    def _ways(
+        self, gpu_type: str, shapes: Sequence[tuple[int, int]], *, requested: bool, every_plan: bool = False
+    ) -> list[list[Way]]:
+        name, first, exchange = self.spec.architecture, self.spec.initial_batch, self.spec.plan_exchange
+        made: list[list[Way]] = [[] for _ in shapes]
+        phi = float(noise_scale(*(self.believed_statistics or (1.0, 0.0)), first))
+        for batch in self.batches(requested=requested):
+            if exchange is None:
+                counts = [gpus for _, gpus in shapes]
+                fastest = self.speeds.fastest(name, batch, gpu_type, counts, every_plan=every_plan)
+                gain = self.gain(batch)
+                for ways, (_, gpus) in zip(made, shapes, strict=True):
+                    step_s, plan = fastest[gpus]
+                    if step_s < inf:
+                        ways.append(Way(gain / step_s, step_s, plan))
+                continue
+            for ways, (_, gpus) in zip(made, shapes, strict=True):
+                found = self.speeds.compressed(exchange, name, batch, gpu_type, gpus, every_plan=every_plan)
+                if found is not None:
+                    at, samples_per_s = exchange.best(found, phi, first)
+                    ways.append(Way(samples_per_s / first, float(found.step_s[at]), found.plans[at]))
+        return made
 
     def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
-        found = self._choices(shape.gpu_type, shape.gpus, requested=requested, best=True)
-        if not found:
+        gpu_type, nodes, gpus = shape
+        (ways,) = self._ways(gpu_type, [(nodes, gpus)], requested=requested, every_plan=True)
+        if not ways:
             raise InputError(
-                f"{self.spec.architecture} was given {shape.gpus} GPUs of type {shape.gpu_type}, on which no plan fits."
+                f"{self.spec.architecture} was given {gpus} GPUs of type {gpu_type}, on which no plan fits."
             )
-        return max(found, key=lambda each: each[0])[2]
+        return max(ways, key=lambda way: way.goodput).plan
 
     def observe(self, step: StepReport) -> None:
-        (gpu_type, nodes, gpus), plan = step.shape, step.plan
+        """Records a mean step of the running job as a ratio to its believed time."""
+        (gpu_type, nodes, gpus), plan, exchange = step.shape, step.plan, self.spec.plan_exchange
         name, batch = self.spec.architecture, plan.global_batch
-        found = self.speeds.exchanged_on(self.exchange, name, batch, gpu_type, gpus)
-        if found is None:
-            return
-        at = next((at for at, each in enumerate(found.plans) if each.compressor == plan.compressor), 0)
-        ratio = step.step_s / float(found.step_s[at])
-        self.pool.add_ratio(gpu_type, (nodes, gpus, batch), ratio, later=self.shared)
+        if exchange is None:
+            believed_s, _ = self.speeds.fastest(name, batch, gpu_type, [gpus])[gpus]
+        else:
+            found = self.speeds.compressed(exchange, name, batch, gpu_type, gpus, every_plan=False)
+            if found is None:
+                return
+            at = next((at for at, each in enumerate(found.plans) if each.compressor == plan.compressor), 0)
+            believed_s = float(found.step_s[at])
+        if believed_s < inf:
+            self.pool.add_ratio(gpu_type, (nodes, gpus, batch), step.step_s / believed_s, later=self.shared)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ProfiledTask(TaskWithPlans):
+    """Beliefs about a profiled job: measured step times × the mean ratio of observed to measured.
+
+    explores: whether the job may restart for a plan that never trained there; it may always start with such a plan.
+    """
+
+    speeds: ProfiledSpeeds
+    explores: bool = field(default=True, init=False)
+
+    scheduled: ClassVar[bool] = True
+
+    @property
+    def model(self) -> ProfiledModel:
+        """The present profile of the job's model: profiles may grow while jobs train."""
+        return self.speeds.profile[self.spec.architecture]
+
+    def _larger_batches(self) -> list[int]:
+        """Measured global batches from the initial batch to the largest."""
+        return [batch for batch in self.model.batches if self.spec.initial_batch <= batch <= self.spec.max_batch]
+
+    def _fewest_nodes(self, gpu_type: str, gpus: int) -> int:
+        return self.model.nodes_like(gpu_type, 1, gpus)
+
+    def _ways(
+        self, gpu_type: str, shapes: Sequence[tuple[int, int]], *, requested: bool, every_plan: bool = False
+    ) -> list[list[Way]]:
+        model, replicas_only = self.model, not (self.speeds.plans or every_plan)
+        gains = [(batch, self.gain(batch)) for batch in self.batches(requested=requested)]
+        return [
+            [
+                Way(gain / row.step_s, row.step_s, row.plan)
+                for batch, gain in gains
+                if (row := model.best(gpu_type, nodes, gpus, batch, replicas_only=replicas_only)) is not None
+            ]
+            for nodes, gpus in shapes
+        ]
+
+    def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
+        """The plan and batch of highest goodput on these GPUs.
+
+        held: the present plan; its degrees stay unless the gain from others, over the remaining work or `HORIZON_S`,
+        exceeds a restart. requested: use the requested batch. Raises InputError if nothing was measured there.
+        """
+        model, (gpu_type, _, gpus) = self.model, shape
+        nodes = model.nodes_like(*shape)
+        batches = self.batches(requested=requested)
+        best = self._fastest([model.best(gpu_type, nodes, gpus, batch) for batch in batches])
+        if best is None:
+            raise InputError(
+                f"{model.name} was given {gpus} × {gpu_type} on {nodes} node(s), which were not profiled with batches "
+                f"{batches}. Type python -m synergy_exec profile on this testbed."
+            )
+        if held is None or degrees_of(held) == degrees_of(best.plan):
+            return best.plan
+        degrees = degrees_of(held)
+        stay = self._fastest([model.with_degrees(gpu_type, nodes, batch, degrees) for batch in batches])
+        if stay is None:
+            return best.plan
+        if best.predicted and not self.explores:
+            best = self._fastest([model.tried.best(gpu_type, nodes, gpus, batch) for batch in batches])
+            if best is None:
+                return stay.plan
+        rate, other = self._rate(stay), self._rate(best)
+        left = self.declared_remaining()
+        horizon_s = HORIZON_S if np.isnan(left) else min(HORIZON_S, left / rate)
+        return best.plan if horizon_s * (1.0 - rate / other) > self.spec.restart_s else stay.plan
+
+    def observe(self, step: StepReport) -> None:
+        """Records a mean step of the running job as a ratio to its plan's measured time."""
+        (gpu_type, nodes, gpus), plan = step.shape, step.plan
+        row = self.model.with_degrees(gpu_type, nodes, plan.global_batch, degrees_of(plan))
+        if row is not None and not row.predicted:
+            point = (nodes, gpus, plan.global_batch)
+            self.pool.add_ratio(gpu_type, point, step.step_s / row.step_s, later=self.shared)
+
+    def _fastest(self, rows: list[ProfiledRow | None]) -> ProfiledRow | None:
+        """The row of highest goodput, with the smallest batch in a tie."""
+        return max((row for row in rows if row is not None), key=self._rate, default=None)
+
+    def _rate(self, row: ProfiledRow) -> float:
+        """Iterations at the initial batch per second."""
+        return self.gain(row.plan.global_batch) / (row.step_s * self.pool.ratio(row.gpu_type))

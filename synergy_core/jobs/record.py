@@ -1,8 +1,9 @@
-"""The scheduler's record of a job: what drivers and schedulers know of it. What policies see: `synergy_core.state`."""
+"""The scheduler's record of a job. What policies see of it: `synergy_core.jobs.state`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from synergy_core.cluster import Share
@@ -11,123 +12,83 @@ if TYPE_CHECKING:
     from synergy_core.planner.plan import Plan
 
 NEVER = float("inf")
+NONE = float("nan")
 Placed = tuple[tuple[int, int], ...]
 """(node, mask of its GPUs) pairs."""
 
 
 def gpus_in(placed: Placed) -> int:
-    """How many GPUs that is."""
+    """The number of GPUs in these masks."""
     if len(placed) == 1:
         return placed[0][1].bit_count()
     return sum([mask.bit_count() for _, mask in placed])
 
 
 def by_request(requested: Share, share: Share) -> float:
-    """How fast a job is with a share, 1 with what it requested: assumed to be in proportion to CPUs up to those."""
+    """Assumed speed with a share, relative to the requested share: proportional to CPUs up to the requested CPUs."""
     return min(1.0, share.cpus / requested.cpus)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Job:
     """The scheduler's record of one job; what policies may read of it is `JobView`.
 
-    Drivers subclass it to add what only they know. `placement` is where it runs, empty while it waits; `held_gpus`
-    counts it; share: the CPUs and memory that each of those GPUs brings it, None where its scheduler gives none;
-    `waits_since_s` is when it was submitted or last stopped; `first_step_s` is when training (re)starts, as far as the
-    driver knows. spec: what was submitted, and task: what is believed of it; None for a job that only has a run time.
-    plan: under which it trains where it runs, if its scheduler chooses that (`SynergyTask.scheduled`), else None.
-    past_service_gpu_s: what it had attained when it last began anew. requested: CPUs and memory per GPU that its user
-    asked for, None where nobody said. keeps_until_s: a mechanism takes its GPUs from it no sooner; a driver says so
-    where they come so late that else it might never begin. priority: what its user asked for; the higher, the sooner,
-    under policies that read it.
+    Drivers subclass it to add what only they know. placement: where the job runs, empty while it waits; held_gpus: its
+    number of GPUs; share: CPUs and memory per held GPU, None if the scheduler shares none out. waits_since_s: when the
+    job was submitted or last stopped. first_step_s: when training (re)starts, as far as the driver knows. spec: what
+    was submitted, task: the beliefs about it; None for a job that only has a run time. plan: the present plan if the
+    scheduler chooses it (`SynergyTask.scheduled`), else None. past_service_gpu_s: service attained before the job last
+    began anew. requested: CPUs and memory per GPU that the user requested, or None. keeps_until_s: mechanisms take no
+    GPUs from the job before this instant; drivers set it if GPUs arrive so late that the job might never begin.
+    priority: requested by the user; higher runs sooner under policies that read it.
     """
 
-    __slots__ = (
-        "attained_service_gpu_s",
-        "estimate_s",
-        "first_start_s",
-        "first_step_s",
-        "gpu_type",
-        "gpus",
-        "held_gpus",
-        "job_id",
-        "keeps_until_s",
-        "moved",
-        "past_service_gpu_s",
-        "placement",
-        "plan",
-        "predicted_duration_s",
-        "priority",
-        "queue_entered_s",
-        "requested",
-        "restarts",
-        "running",
-        "settled_s",
-        "share",
-        "spec",
-        "submit_time_s",
-        "task",
-        "ticket",
-        "user",
-        "virtual_cluster",
-        "waited_s",
-        "waits_since_s",
-    )
+    job_id: int
+    submit_time_s: float
+    gpus: int
+    _: KW_ONLY
+    virtual_cluster: str = ""
+    user: str = ""
+    gpu_type: str = ""
+    estimate_s: float = NEVER
+    requested: Share | None = None
+    priority: int = 0
+    predicted_duration_s: float = field(default=NONE, init=False)
+    attained_service_gpu_s: float = field(default=0.0, init=False)
+    past_service_gpu_s: float = field(default=0.0, init=False)
+    waited_s: float = field(default=0.0, init=False)
+    settled_s: float = field(init=False)
+    waits_since_s: float = field(init=False)
+    queue_entered_s: float = field(init=False)
+    first_start_s: float = field(default=NEVER, init=False)
+    first_step_s: float = field(default=NEVER, init=False)
+    keeps_until_s: float = field(default=-NEVER, init=False)
+    restarts: int = field(default=0, init=False)
+    running: bool = field(default=False, init=False)
+    moved: bool = field(default=False, init=False)
+    held_gpus: int = field(default=0, init=False)
+    placement: Placed = field(default=(), init=False)
+    spec: JobSpec | None = field(default=None, init=False)
+    task: SynergyTask | None = field(default=None, init=False)
+    plan: Plan | None = field(default=None, init=False)
+    share: Share | None = field(default=None, init=False)
+    ticket: object = field(default=None, init=False)
 
-    def __init__(
-        self,
-        job_id: int,
-        submit_time_s: float,
-        gpus: int,
-        *,
-        virtual_cluster: str = "",
-        user: str = "",
-        gpu_type: str = "",
-        estimate_s: float = NEVER,
-        requested: Share | None = None,
-        priority: int = 0,
-    ) -> None:
-        self.job_id = job_id
-        self.submit_time_s = submit_time_s
-        self.gpus = gpus
-        self.virtual_cluster = virtual_cluster
-        self.user = user
-        self.gpu_type = gpu_type
-        self.estimate_s = estimate_s
-        self.priority = priority
-        self.predicted_duration_s = float("nan")
-        self.attained_service_gpu_s = 0.0
-        self.past_service_gpu_s = 0.0
-        self.waited_s = 0.0
-        self.settled_s = submit_time_s
-        self.waits_since_s = submit_time_s
-        self.first_start_s = NEVER
-        self.queue_entered_s = submit_time_s
-        self.restarts = 0
-        self.running = False
-        self.first_step_s = NEVER
-        self.held_gpus = 0
-        self.moved = False
-        self.keeps_until_s = -NEVER
-        self.placement: Placed = ()
-        self.spec: JobSpec | None = None
-        self.task: SynergyTask | None = None
-        self.plan: Plan | None = None
-        self.share: Share | None = None
-        self.requested = requested
-        self.ticket: object = None
+    def __post_init__(self) -> None:
+        self.settled_s = self.waits_since_s = self.queue_entered_s = self.submit_time_s
 
     @property
     def recent_service_gpu_s(self) -> float:
-        """What it has attained since it last began anew."""
+        """GPU-seconds attained since the job last began anew."""
         return self.attained_service_gpu_s - self.past_service_gpu_s
 
     @property
     def must_stay(self) -> bool:
-        """Whether it runs and may not be stopped, moved or resized."""
+        """Whether the job runs and may not be stopped, moved or resized."""
         return self.running and self.spec is not None and not self.spec.preemptible
 
     def settle(self, now_s: float) -> None:
-        """Brings service and waiting up to `now_s`; nothing is attained before a start that was delayed."""
+        """Updates service and waiting to `now_s`; a delayed start attains nothing before it begins."""
         if now_s <= self.settled_s:
             return
         if self.running:
@@ -137,12 +98,12 @@ class Job:
         self.settled_s = now_s
 
     def begin_anew(self) -> None:
-        """What it has held and waited counts no more where only recent service does."""
+        """Resets recent service and waiting, for policies that count only recent service."""
         self.past_service_gpu_s = self.attained_service_gpu_s
         self.waited_s = 0.0
 
     def started(self, now_s: float, placement: Placed, *, moved: bool = False) -> None:
-        """It holds `placement` from now on. moved: it goes on there as if nothing had happened, at no cost."""
+        """Gives the job `placement`. moved: it continues there at no cost."""
         self.settle(now_s)
         self.settled_s = now_s
         if self.first_start_s == NEVER:
@@ -155,7 +116,7 @@ class Job:
         self.held_gpus = gpus_in(placement)
 
     def stopped(self, now_s: float) -> None:
-        """It holds nothing from now on."""
+        """Takes the job's GPUs away."""
         self.settle(now_s)
         self.waits_since_s = now_s
         self.running = False
@@ -164,3 +125,22 @@ class Job:
 
     def __repr__(self) -> str:
         return f"Job({self.job_id}, submit={self.submit_time_s:g} s, {self.gpus} GPUs, running={self.running})"
+
+
+AnyJob = TypeVar("AnyJob", bound=Job)
+"""The type of a driver's job records."""
+
+
+class Decision(NamedTuple, Generic[AnyJob]):
+    """A scheduler's answer. Stops come before starts; together they never need GPUs that are still held.
+
+    A stop names the GPUs that the job held, a start those that it gets; a job in both moves to other GPUs. objective,
+    bound: the allocator's, NaN without an optimisation. retuned: running jobs whose scheduler has chosen another batch
+    (`Job.plan`).
+    """
+
+    stops: list[tuple[AnyJob, Placed]]
+    starts: list[tuple[AnyJob, Placed]]
+    objective: float = NONE
+    bound: float = NONE
+    retuned: tuple[AnyJob, ...] = ()

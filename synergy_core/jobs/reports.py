@@ -1,164 +1,309 @@
-"""What running jobs report, and the throughput models fitted to it; of one job, or of all jobs of one application."""
+"""Reports of running jobs and the throughput models fitted to them, for one job or all jobs of an application."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from math import exp, isclose, isfinite, log
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.jobs.inputs import InputReports
-from synergy_core.jobs.seen_exchanges import SeenExchanges
+from synergy_core.goodput.pipeline import WAITED, FittedPipeline, ObservedInputs, Pipeline, fit_pipeline
+from synergy_core.jobs.spec import Shape, StepReport
 from synergy_core.planner.plan import Plan
+
+MAX_SHARES = 60
+"""Maximum number of summaries, the latest ones; forgotten shares are tried again."""
+MIN_CPUS_TRIED = 1.0
+"""Smallest number of CPUs per GPU that is tried, as in optimistic profiling."""
+UNREAD_BYTES = 1e12
+"""Assumed sample size if no read from storage was observed and all data fit into a GPU's part of the memory: so large
+that the data stay there.
+"""
+ALL_DATA = 0.999
+"""From this fraction of the data in memory, no data are assumed to be read from storage."""
+ALIKE = 0.05
+"""Smaller relative changes do not change a belief. Else noise would change the share with every report and lower it,
+since the minimum of many noisy bounds is too low.
+"""
+
+
+class _Share(NamedTuple):
+    """Key of steps that count as alike; see `ObservedInputs`."""
+
+    cpus: float
+    memory_bytes: float
+    storage_bytes_per_s: float
+    node_gpus: int
+    samples: float
+
+
+class _Summary(NamedTuple):
+    """Summary of the steps at one share: the number of reports, and the mean logarithms of their seconds."""
+
+    reports: int
+    log_gpu_step_s: float
+    log_step_s: float
+
+
+@dataclass(slots=True, eq=False)
+class InputReports:
+    """Input speeds reported by one job or all jobs of an application. found: the last fit.
+
+    Before the first report nothing is believed, and a job gets its proportional share. While no step has waited for
+    CPUs, half of the CPUs that sufficed are believed to suffice, down to `MIN_CPUS_TRIED`. The next share tests this; a
+    step that waits ends the search, because it shows the CPU time of a sample (optimistic profiling, in the job's own
+    time). Memory is not searched: a share with which no step waited is enough, and while nothing was read from storage,
+    the memory of one GPU is believed to be enough and necessary.
+
+    A report at a new share triggers a fit, and so does every doubling of the reports at a known share.
+    """
+
+    found: FittedPipeline | None = None
+    _summaries: dict[_Share, _Summary] = field(default_factory=dict)
+    _data_bytes: float = float("nan")
+    _proportional_bytes: float = float("nan")
+    _believed: Pipeline | None = None
+    _stale: bool = False
+
+    def add(self, step: StepReport) -> None:
+        """Adds a mean step of a running job that includes the share its input was prepared with."""
+        assert step.given is not None
+        (cpus, memory_bytes), storage_bytes_per_s, node_gpus, data_bytes, self._proportional_bytes = step.given
+        self._data_bytes = data_bytes
+        if memory_bytes * node_gpus >= ALL_DATA * data_bytes:
+            memory_bytes = data_bytes
+        key = _Share(cpus, memory_bytes, storage_bytes_per_s, node_gpus, step.plan.global_batch / step.shape.gpus)
+        reports, log_gpu, log_step = self._summaries.pop(key, _Summary(0, 0.0, 0.0))
+        reports += 1
+        log_gpu += (log(step.step_s - step.waited_s) - log_gpu) / reports
+        log_step += (log(step.step_s) - log_step) / reports
+        if len(self._summaries) == MAX_SHARES:
+            del self._summaries[next(iter(self._summaries))]
+        self._summaries[key] = _Summary(reports, log_gpu, log_step)
+        self._stale |= reports & (reports - 1) == 0
+
+    @property
+    def believed(self) -> Pipeline | None:
+        """The formula with the believed constants; None before the first report."""
+        if self._stale:
+            self._stale = False
+            self._fit()
+        return self._believed
+
+    def _fit(self) -> None:
+        shares = np.array(list(self._summaries), dtype=np.float64).T
+        gpu_step_s, step_s = np.exp([each[1:] for each in self._summaries.values()]).T
+        steps = ObservedInputs(**dict(zip(_Share._fields, shares, strict=True)), gpu_step_s=gpu_step_s, step_s=step_s)
+        self.found = fit_pipeline(steps, self._data_bytes)
+        read = self.found.sample_bytes
+        sample_bytes = read.value
+        if read.state == "unseen":  # the size that storage can read in time
+            sample_bytes, misses = UNREAD_BYTES, 1.0 - self._proportional_bytes / self._data_bytes
+            if misses > 1.0 - ALL_DATA:
+                known = self._summaries.items()
+                fed = [at.storage_bytes_per_s * exp(each.log_gpu_step_s) / at.samples for at, each in known]
+                sample_bytes = min(UNREAD_BYTES, min(fed) / misses)
+        before, now = self._believed, Pipeline(self._cpu_s(self.found), sample_bytes, self._data_bytes)
+        if before is None or not (
+            isclose(now.cpu_s, before.cpu_s, rel_tol=ALIKE)
+            and isclose(now.sample_bytes, before.sample_bytes, rel_tol=ALIKE)
+        ):
+            self._believed = now
+
+    def _cpu_s(self, found: FittedPipeline) -> float:
+        """CPU-seconds of a sample: at most the time that sufficed, and half of it while no step has waited."""
+        cpu_s = found.cpu_s.value
+        enough = [
+            (share.cpus * exp(each.log_step_s) / share.samples, share.cpus)
+            for share, each in self._summaries.items()
+            if each.log_step_s <= each.log_gpu_step_s + log(WAITED)
+        ]
+        if not enough:
+            return cpu_s
+        least, cpus = min(enough)
+        if found.cpu_s.state == "measured" or least > WAITED * cpu_s:  # else waiting steps give a tighter bound
+            return min(cpu_s, least)
+        return cpu_s * max(0.5, min(1.0, MIN_CPUS_TRIED / cpus))
+
+
+Quantity = Literal["sent", "codec", "error"]
+RECENT = 20
+"""Approximate number of reports in a mean: a new report has at least a weight of a twentieth."""
+STEP = 1.1
+"""Factor by which a mean must move to change a belief: reports vary a little each time, but plans should not."""
+MAX_RATIO = 1e4
+"""Largest believable error factor of a formula: larger ones are wrong measurements."""
+
+
+class ExchangeReport(NamedTuple):
+    """The gradient exchange in a step of a running job.
+
+    plan: the job's plan, with the offer's name. sent_bytes: sent by each rank. codec_s: seconds of encoding and
+    decoding. lost: squared norm of the compression error ÷ that of the compressor's input, which is a replica's
+    gradient plus what was held back of earlier gradients; NaN if it was not measured.
+    """
+
+    shape: Shape
+    plan: Plan
+    sent_bytes: float
+    codec_s: float
+    lost: float = float("nan")
+
+
+class RatioOf(NamedTuple):
+    """Key of a learned ratio. Errors are the same everywhere, so their ratios have no GPU type."""
+
+    quantity: Quantity
+    compressor: str
+    gpu_type: str = ""
+    across: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class SeenExchanges:
+    """Mean of measured ÷ predicted by placement; 1 without observations."""
+
+    _means: dict[RatioOf, tuple[float, int]] = field(default_factory=dict)
+    _believed: dict[RatioOf, float] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self._believed)
+
+    def add(self, place: RatioOf, measured: float, predicted: float) -> bool:
+        """Adds a measurement; returns whether `ratio` changes. Ignores NaN, infinite and negative values."""
+        if not (isfinite(measured) and measured >= 0 and isfinite(predicted) and predicted > 0):
+            return False
+        ratio = min(max(measured / predicted, 1 / MAX_RATIO), MAX_RATIO)
+        mean, count = self._means.get(place, (0.0, 0))
+        count = min(count + 1, RECENT)
+        mean += (ratio - mean) / count
+        self._means[place] = mean, count
+        believed = self._believed.get(place)
+        if believed is not None and 1 / STEP < mean / believed < STEP:
+            return False
+        self._believed[place] = mean
+        return True
+
+    def ratio(self, place: RatioOf) -> float:
+        """Correction factor of the prediction."""
+        return self._believed.get(place, 1.0)
+
 
 Theta = NDArray[np.float64]
 Table = NDArray[np.float64]
 """Rows of nodes, GPUs, samples per GPU, step and synchronisation seconds."""
 Point = tuple[int, int, int]
-"""Where something was observed: nodes, GPUs, and samples per GPU; of jobs with parallel plans, the global batch."""
+"""Point of an observation: nodes, GPUs, and samples per GPU (for jobs with parallel plans, the global batch)."""
 
-MOST_OBSERVED = 60
-"""A fit reads at most so many observations, evenly taken from all: its seven constants change little with more."""
+MAX_OBSERVED = 60
+"""Maximum number of observations in a fit, taken evenly from all: more would hardly change its seven constants."""
 
 
+_serials = itertools.count(1)
+
+
+@dataclass(slots=True, eq=False)
 class Observations:
-    """Step times by GPU type and point, the gradient statistics first seen, and the models they make.
+    """Step times by GPU type and point, the first gradient statistics, and the models fitted to them.
 
-    most_gpus: the largest number of GPUs anything was observed on. overhead: wall time of iterations ÷ what measured
-    step times add up to. plain_exchanges: by GPU type and whether across nodes, of exchanges that nothing compressed,
-    where some may be, the step and synchronisation seconds, as far as the two were told apart. exchanges: what
-    compressed ones showed. version: grows with every new model. Of jobs with plans,
-    ratios of observed to planned step times stand instead of models. inputs: how fast their input is prepared, None
-    where that is not learned.
+    inputs: reported input speeds, None if they are not learned. plain_exchanges: step and synchronisation seconds of
+    uncompressed exchanges, by GPU type and whether across nodes, if measured separately. exchanges: learned ratios of
+    compressed exchanges. most_gpus: the largest number of GPUs observed. overhead: wall time of iterations ÷ sum of
+    measured step times. version: grows with every new model. Jobs with plans have ratios of observed to planned step
+    times instead of models.
     """
 
-    __slots__ = (
-        "_pending",
-        "_pending_ratios",
-        "_ratios",
-        "_stale",
-        "_steps",
-        "choices",
-        "exchanges",
-        "first_statistics",
-        "inputs",
-        "models",
-        "most_gpus",
-        "overhead",
-        "plain_exchanges",
-        "serial",
-        "version",
-    )
-
-    _made = 0
-
-    def __init__(self, inputs: InputReports | None = None) -> None:
-        self.inputs = inputs
-        self._steps: dict[str, dict[Point, tuple[float, float]]] = {}
-        self._stale: dict[str, None] = {}
-        self._pending: list[tuple[str, Point, tuple[float, float]]] = []
-        self._ratios: dict[str, dict[Point, float]] = {}
-        self._pending_ratios: list[tuple[str, Point, float]] = []
-        self.first_statistics: tuple[float, float] | None = None
-        self.models: dict[str, Theta] = {}
-        self.plain_exchanges: dict[tuple[str, bool], list[tuple[float, float]]] = {}
-        self.exchanges = SeenExchanges()
-        self.choices: dict[tuple[object, ...], Plan] = {}
-        self.most_gpus = 0
-        self.overhead = 1.0
-        self.version = 0
-        Observations._made += 1
-        self.serial = Observations._made
+    inputs: InputReports | None = None
+    first_statistics: tuple[float, float] | None = None
+    models: dict[str, Theta] = field(default_factory=dict)
+    plain_exchanges: dict[tuple[str, bool], list[tuple[float, float]]] = field(default_factory=dict)
+    exchanges: SeenExchanges = field(default_factory=SeenExchanges)
+    choices: dict[tuple[object, ...], Plan] = field(default_factory=dict)
+    most_gpus: int = 0
+    overhead: float = 1.0
+    version: int = 0
+    serial: int = field(default_factory=_serials.__next__)
+    _steps: dict[str, dict[Point, tuple[float, float]]] = field(default_factory=dict)
+    _stale: dict[str, None] = field(default_factory=dict)
+    _ratios: dict[str, dict[Point, float]] = field(default_factory=dict)
+    _pending: list[Callable[[], None]] = field(default_factory=list)
 
     @property
     def stale(self) -> bool:
-        """Whether something was observed that no model has seen."""
+        """Whether there are observations that no model was fitted to."""
         return bool(self._stale)
 
     def knows(self, gpu_type: str, point: Point) -> bool:
-        """Whether that was observed."""
         steps = self._steps.get(gpu_type)
         return steps is not None and point in steps
 
-    def add(self, gpu_type: str, point: Point, step_s: float, sync_s: float) -> None:
-        """Adds a mean step time, which counts at once."""
+    def add(self, gpu_type: str, point: Point, step_s: float, sync_s: float, *, later: bool = False) -> None:
+        """Adds a mean step time; only the first of each point counts. later: it counts from the next decision on, when
+        other jobs learn of it.
+        """
+        if self.knows(gpu_type, point):
+            return
+        if later:
+            self._pending.append(partial(self.add, gpu_type, point, step_s, sync_s))
+            return
         self._steps.setdefault(gpu_type, {})[point] = (step_s, sync_s)
         self._stale[gpu_type] = None
         self.most_gpus = max(self.most_gpus, point[1])
 
-    def add_later(self, gpu_type: str, point: Point, step_s: float, sync_s: float) -> None:
-        """Adds a mean step time, which counts from the next decision on: others learn of it only then."""
-        self._pending.append((gpu_type, point, (step_s, sync_s)))
-
-    def merge(self) -> None:
-        """What was added for later counts from now on."""
-        for gpu_type, point, (step_s, sync_s) in self._pending:
-            if not self.knows(gpu_type, point):
-                self.add(gpu_type, point, step_s, sync_s)
-        self._pending.clear()
-        for gpu_type, point, ratio in self._pending_ratios:
-            self.add_ratio(gpu_type, point, ratio)
-        self._pending_ratios.clear()
-
     def add_ratio(self, gpu_type: str, point: Point, ratio: float, *, later: bool = False) -> None:
-        """Adds an observed step time ÷ the planned one; the first of a point stands. point: with the global batch.
-
-        later: it counts from the next decision on.
-        """
+        """Adds an observed step time ÷ the planned one, like `add`. point: includes the global batch."""
         of_type = self._ratios.setdefault(gpu_type, {})
         if point in of_type:
             return
         if later:
-            self._pending_ratios.append((gpu_type, point, ratio))
+            self._pending.append(partial(self.add_ratio, gpu_type, point, ratio))
             return
         of_type[point] = ratio
         self.most_gpus = max(self.most_gpus, point[1])
         self.version += 1
 
+    def merge(self) -> None:
+        """Makes observations that were added for later count."""
+        for add in self._pending:
+            add()
+        self._pending.clear()
+
     def ratio(self, gpu_type: str) -> float:
-        """What to multiply planned step times on that type by: the geometric mean of observed ratios; 1 without any."""
+        """Correction factor of planned step times on that type: the geometric mean of observed ratios; 1 if none."""
         of_type = self._ratios.get(gpu_type)
         return float(np.exp(np.mean(np.log(list(of_type.values()))))) if of_type else 1.0
 
     def take_stale(self) -> list[tuple[str, Table]]:
-        """The types whose models are out of date, with what to fit; they count as fitted from now on."""
-        tables = [(gpu_type, _table(self._steps[gpu_type])) for gpu_type in self._stale]
+        """GPU types with outdated models and the observations to fit; afterwards they count as fitted."""
+        tables = []
+        for gpu_type in self._stale:
+            steps = self._steps[gpu_type]
+            points = sorted(steps)
+            if len(points) > MAX_OBSERVED:
+                points = [points[i * len(points) // MAX_OBSERVED] for i in range(MAX_OBSERVED)]
+            tables.append((gpu_type, np.array([(*point, *steps[point]) for point in points], dtype=np.float64)))
         self._stale.clear()
         return tables
 
 
-def _table(steps: dict[Point, tuple[float, float]]) -> Table:
-    points = sorted(steps)
-    if len(points) > MOST_OBSERVED:
-        points = [points[i * len(points) // MOST_OBSERVED] for i in range(MOST_OBSERVED)]
-    return np.array([(*point, *steps[point]) for point in points], dtype=np.float64)
+def refresh_models(pools: Iterable[Observations], known: dict[bytes, Theta]) -> None:
+    """Fits all outdated models in one call. known: fits by their observations, because similar jobs observe the same;
+    new fits are added.
+    """
+    wanted = [(pool, *each) for pool in pools if pool.stale for each in pool.take_stale()]
+    missing = {key: table for *_, table in wanted if (key := table.tobytes()) not in known}
+    if missing:
+        from synergy_core.goodput.fit import fit
+        from synergy_core.goodput.throughput import ObservedSteps
 
-
-class Fitter:
-    """Fits whatever is out of date in one call, and remembers: jobs that begin alike observe alike."""
-
-    __slots__ = ("_known",)
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, Theta] = {}
-
-    def refresh(self, pools: Iterable[Observations]) -> None:
-        """Fits every model of these pools that has observations it has not seen."""
-        wanted: list[tuple[Observations, str, bytes]] = []
-        missing: dict[bytes, Table] = {}
-        for pool in pools:
-            if pool.stale:
-                for gpu_type, table in pool.take_stale():
-                    key = table.tobytes()
-                    wanted.append((pool, gpu_type, key))
-                    if key not in self._known:
-                        missing[key] = table
-        if missing:
-            from synergy_core.goodput.fit import ObservedSteps, fit
-
-            fits = fit([ObservedSteps(*table.T) for table in missing.values()])
-            self._known.update(zip(missing, fits.theta, strict=True))
-        for pool, gpu_type, key in wanted:
-            pool.models[gpu_type] = self._known[key]
-            pool.version += 1
-            pool.choices.clear()
+        fits = fit([ObservedSteps(*table.T) for table in missing.values()])
+        known.update(zip(missing, fits.theta, strict=True))
+    for pool, gpu_type, table in wanted:
+        pool.models[gpu_type] = known[table.tobytes()]
+        pool.version += 1
+        pool.choices.clear()

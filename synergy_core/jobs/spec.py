@@ -1,35 +1,43 @@
-"""What a user submits: a training job, without a word on how it should be run."""
+"""What a user submits: a training job, without instructions on how to run it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import accumulate
+from typing import NamedTuple
 
+import numpy as np
+
+from synergy_core.cluster import Cluster, NodeType, Share
+from synergy_core.goodput.batch import fixed_batch
 from synergy_core.goodput.pipeline import InputPipeline
-from synergy_core.jobs.exchange import GradientExchange
-from synergy_core.jobs.plan_exchange import PlanExchange
+from synergy_core.jobs.exchange import GradientExchange, PlanExchange
+from synergy_core.planner.plan import Plan
+from synergy_core.units import Ints
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A training job whose speed depends on what it is given.
+    """A training job whose speed depends on its resources.
 
-    application: the label under which observations may be shared. initial_batch: the global batch at which its
-    learning rate was tuned; max_batch: the largest it may use; requested_batch, requested_gpus: what its user asked
-    for, which policies without adaptation use; samples. local_batches: the (smallest, largest) number of samples that
-    fit on a GPU, by GPU type. single_gpu_rate: samples/s of a short run on one GPU at the largest batch that fits, by
-    GPU type (Sia, SOSP 2023, section 3.2: under 20 GPU-seconds a type). requested_rate: iterations/s as requested, by
-    GPU type, for policies that take profiles made offline. declared_work: iterations at the initial batch until it is
-    done (epochs × samples ÷ initial batch). restart_s: from a stop to the next step, as measured on this cluster;
-    declared_restart_s: as its user says; resize_s: the standstill where it only changes its GPUs' number, on one GPU
-    type and without a stop (elastic jobs; else as a restart). preemptible: whether it may be stopped or resized.
-    fixed_batch: it always trains at the requested batch. min_gpus, most_gpus: within which it may be resized.
-    architecture: the planner's name of the model whose parallel plans say how fast it trains; empty: models fitted to
-    observations do. The requested batch is then the initial one. pipeline: how fast its input is prepared, as profiled
-    offline; None where nobody knows, and input is taken to be always there. Where input is learned, no policy reads it.
-    exchange: what the exchange of its replicas' gradients may be; None where nobody is to compress them.
-    plan_exchange: the same of a job with parallel plans.
+    application: the label under which observations may be shared. initial_batch: the global batch at which the learning
+    rate was tuned; max_batch: the largest allowed batch; requested_batch, requested_gpus: the user's request, which
+    policies without adaptation use; batches are in samples. local_batches: the (smallest, largest) number of samples
+    that fit on a GPU, by GPU type. single_gpu_rate: samples/s of a short run on one GPU at the largest batch that fits,
+    by GPU type (Sia, SOSP 2023, section 3.2: under 20 GPU-seconds a type). requested_rate: iterations/s as requested,
+    by GPU type, for policies that read offline profiles. declared_work: total iterations at the initial batch (epochs ×
+    samples ÷ initial batch). restart_s: from a stop to the next step, as measured on this cluster; declared_restart_s:
+    the user's estimate; resize_s: the pause when only the number of GPUs changes, on one GPU type and without a stop
+    (elastic jobs; else as a restart). preemptible: whether the job may be stopped or resized. fixed_batch: the job
+    always trains at the requested batch. min_gpus, most_gpus: limits of resizing. architecture: the planner's name of
+    the model whose parallel plans predict the speed; empty: models fitted to observations predict it. With an
+    architecture the requested batch is the initial one. pipeline: input speed as profiled offline; None if unknown, and
+    then training never waits for input. Where input speeds are learned, no policy reads it. exchange: allowed gradient
+    exchanges between replicas; None if they are never compressed. plan_exchange: the same for a job with parallel
+    plans.
     """
 
     application: str
@@ -55,10 +63,108 @@ class JobSpec:
 
     @cached_property
     def smallest_local_batch(self) -> int:
-        """Samples per GPU, on whichever type takes the fewest."""
+        """The smallest number of samples per GPU over all GPU types."""
         return min(smallest for smallest, _ in self.local_batches.values())
 
     @cached_property
     def most_fed_gpus(self) -> int:
-        """The most GPUs that it may have and that its largest batch can feed."""
+        """The most GPUs that the job may have and that its largest batch can feed."""
         return min(self.most_gpus, self.max_batch // self.smallest_local_batch)
+
+
+class Shape(NamedTuple):
+    """A GPU type, a number of GPUs and a number of nodes: a row of `Configurations`, by name."""
+
+    gpu_type: str
+    nodes: int
+    gpus: int
+
+
+class InputShare(NamedTuple):
+    """The resources that prepared a job's input, and the size of its data.
+
+    share: CPUs and memory of each GPU. storage_bytes_per_s: storage bandwidth of each GPU. node_gpus: the job's fewest
+    GPUs on any node. data_bytes: the data set. proportional_bytes: a GPU's part of the node's memory.
+    """
+
+    share: Share
+    storage_bytes_per_s: float
+    node_gpus: int
+    data_bytes: float
+    proportional_bytes: float
+
+
+class StepReport(NamedTuple):
+    """A mean step of a running job.
+
+    plan: the job's plan; a reporter that knows the time of a step without accumulation reports that time, with the plan
+    without accumulation. step_s: seconds of the whole step. sync_s: its seconds of exchanging gradients without
+    computing; NaN if unknown. waited_s: its seconds of waiting for input. given: what prepared the input; None if CPUs
+    are not shared out, or unknown.
+    """
+
+    shape: Shape
+    plan: Plan
+    step_s: float
+    sync_s: float = float("nan")
+    waited_s: float = 0.0
+    given: InputShare | None = None
+
+
+def data_parallel(batch: int, gpus: int, *, initial_batch: int, max_batch: int, max_local: int) -> Plan:
+    """Data parallelism on all GPUs at that global batch, or the nearest that fits: see `fixed_batch`."""
+    micro_batch, accumulation = fixed_batch(batch, gpus, initial_batch, max_batch, max_local)
+    return Plan(data=gpus, micro_batch=micro_batch, accumulation=accumulation)
+
+
+@dataclass(frozen=True, slots=True)
+class Configurations:
+    """Resource shapes, one per row: the GPU type (an index into the cluster's `gpu_types`), GPUs and nodes. Everything
+    else about running a job on a shape (batch, accumulation, plan) is chosen within the row.
+    """
+
+    gpu_type: Ints
+    gpus: Ints
+    nodes: Ints
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    def __post_init__(self) -> None:
+        for column in (self.gpu_type, self.gpus, self.nodes):
+            column.flags.writeable = False
+
+    def key(self) -> bytes:
+        """A hashable value that is equal for equal rows."""
+        return self.gpu_type.tobytes() + self.gpus.tobytes() + self.nodes.tobytes()
+
+
+def configurations_of(rows: list[tuple[int, int, int]]) -> Configurations:
+    """The columns of (GPU type, GPUs, nodes) rows."""
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    return Configurations(*(np.ascontiguousarray(column) for column in table.T))
+
+
+def powers_and_whole_nodes(cluster: Cluster, most_gpus: int = 64, more: Iterable[int] = ()) -> Configurations:
+    """Per GPU type: powers of two within a node, then whole nodes, up to `most_gpus` (Sia, SOSP 2023, section 3.3).
+
+    These sizes divide one another, so that what fits by count always fits on nodes. Types come in the cluster's order.
+    Ours: if a type's nodes differ in size, the largest come first, then smaller ones. more: numbers of GPUs that jobs
+    need exactly; each gets a row on the fewest nodes if it has none.
+    """
+    return _powers_and_whole_nodes(cluster.node_types, most_gpus, frozenset(more))
+
+
+@lru_cache(maxsize=64)
+def _powers_and_whole_nodes(of_nodes: tuple[NodeType, ...], most_gpus: int, more: frozenset[int]) -> Configurations:
+    rows = []
+    for index, gpu_type in enumerate(dict.fromkeys(each.gpu_type for each in of_nodes)):
+        node_types = [each for each in of_nodes if each.gpu_type == gpu_type]
+        sizes = sorted((each.gpus_per_node for each in node_types for _ in range(each.nodes)), reverse=True)
+        rows += [(index, 1 << i, 1) for i in range((sizes[0] - 1).bit_length())]
+        up_to = list(accumulate(sizes))
+        whole = enumerate(up_to, start=1)
+        rows += [(index, gpus, nodes) for nodes, gpus in whole if gpus <= max(most_gpus, sizes[0])]
+        missing = sorted(more - {gpus for kind, gpus, _ in rows if kind == index})
+        rows += [(index, gpus, bisect_left(up_to, gpus) + 1) for gpus in missing if 0 < gpus <= up_to[-1]]
+    return configurations_of(rows)

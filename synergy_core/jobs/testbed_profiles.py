@@ -1,7 +1,7 @@
-"""Profiles: what `python -m synergy_exec profile` measured of models on one testbed, plan by plan.
+"""Profiles: measurements of models on one testbed by `python -m synergy_exec profile`, plan by plan.
 
-A profile is what the planner's tables are for models nobody measured: the rows of a job's ConfigurationTable. The
-executor chooses by it, and the simulator takes it for the truth about that testbed.
+A profile replaces the planner's tables for measured models: the rows of a job's ConfigurationTable. The executor
+chooses plans by it, and the simulator treats it as the truth about that testbed.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import inf, isfinite
+from math import inf, isfinite, log2
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from synergy_core.errors import InputError, unknown
 from synergy_core.goodput.pipeline import Pipeline
+from synergy_core.jobs.spec import Shape
 from synergy_core.planner.plan import Plan
+from synergy_core.units import Floats
 
 FORMAT = 2
 
@@ -41,9 +45,9 @@ def degrees_of(plan: Plan) -> Degrees:
 class ProfiledRow:
     """One measured configuration.
 
-    step_s: mean of what copies side by side took. spread: their range ÷ that. memory_bytes: the most that one rank
-    held. predicted: it was not measured; its time follows from others (`planner/seen_plans.py`). sync_s: of step_s, of
-    replicas that were seen while they trained (`SeenPlan`).
+    step_s: mean over copies that ran side by side. spread: their range ÷ mean. memory_bytes: the most that one rank
+    held. predicted: step_s was not measured but predicted from other rows (`PlanTimes`). sync_s: part of step_s, for
+    replicas that were observed in training (`SeenPlan`).
     """
 
     gpu_type: str
@@ -57,8 +61,8 @@ class ProfiledRow:
 
 
 class NoiseFrom(NamedTuple):
-    """From that much work of a job on, in iterations at the initial batch: gradient variance ÷ squared norm at that
-    batch. 0 means that it is not known yet, and that steps count as one iteration each.
+    """Noise after this much work, in iterations at the initial batch: gradient variance ÷ squared norm at that batch.
+    0 means that noise is not known yet, and that each step counts as one iteration.
     """
 
     work: float
@@ -67,8 +71,8 @@ class NoiseFrom(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCosts:
-    """Seconds beside training. launch_s: from a decision to the first step of a new job. restart_s: of one that loads
-    a checkpoint. exit_s: from the order to stop, or the last step, until its GPUs are free, the checkpoint saved.
+    """Overheads in seconds. launch_s: from a decision to the first step of a new job. restart_s: the same with a
+    checkpoint to load. exit_s: from the stop signal, or the last step, until the GPUs are free, the checkpoint saved.
     """
 
     launch_s: float
@@ -77,8 +81,8 @@ class ProfiledCosts:
 
 
 class StepAtCpus(NamedTuple):
-    """A step of one GPU with so many CPUs: how long it took, how much of that was waiting for input, and how much CPU
-    it used, which does not depend on what else the machine was doing.
+    """A step of one GPU with that many CPUs: its time, the part spent waiting for input, and its CPU time, which does
+    not depend on the machine's other load.
     """
 
     cpus: float
@@ -89,10 +93,10 @@ class StepAtCpus(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProfiledInput:
-    """How a model's input is prepared, as one GPU showed at the initial batch with all data in memory.
+    """How a model's input is prepared, measured on one GPU at the initial batch with all data in memory.
 
-    cpu_s: CPU-seconds of a sample. gpu_s: of a step that does not wait. sample_bytes, data_bytes: of one sample on
-    storage, and of all. steps: what was measured.
+    cpu_s: CPU-seconds per sample. gpu_s: seconds of a step that does not wait. sample_bytes, data_bytes: size on
+    storage of one sample and of all data. steps: the measurements.
     """
 
     gpu_type: str
@@ -105,11 +109,10 @@ class ProfiledInput:
 
     @property
     def pipeline(self) -> Pipeline:
-        """The formula with these constants."""
         return Pipeline(self.cpu_s, self.sample_bytes, self.data_bytes)
 
     def step_s(self, cpus: float) -> float:
-        """Seconds of a step with so many CPUs, all data in memory, by the formula."""
+        """Seconds of a step with that many CPUs and all data in memory, by the formula."""
         prepared = self.pipeline.sample_s(cpus, self.data_bytes, storage_bytes_per_s=inf)
         return max(self.gpu_s, self.batch * float(prepared))
 
@@ -118,10 +121,10 @@ class ProfiledInput:
 class ProfiledModel:
     """One model on one testbed.
 
-    initial_batch: at which its learning rate was tuned. noise: as training goes on, by work, which begins at 0. input:
-    of a job whose samples are loaded (`LoadedJob`), None of any other. application: of its jobs (`JobSpec`), which have
-    name, class and arguments in common; "": of all that have its name. tried_batch: up to which its plans were tried;
-    beyond max_batch none trained.
+    initial_batch: where the learning rate was tuned. noise: by work, from 0 on. input: for jobs that load samples
+    (`LoadedJob`), else None. application: of the model's jobs (`JobSpec`), which have name, class and arguments in
+    common; "": all jobs of that name. tried_batch: the largest batch at which plans were tried; beyond max_batch no
+    plan could train.
     """
 
     name: str
@@ -137,40 +140,32 @@ class ProfiledModel:
 
     @cached_property
     def tried(self) -> ProfiledModel:
-        """Of its degrees those that trained there, at whatever batch."""
-
-        def there(row: ProfiledRow) -> tuple[str, int, Degrees]:
-            return row.gpu_type, row.nodes, degrees_of(row.plan)
-
-        trained = {there(row) for row in self.rows if not row.predicted}
-        return dataclasses.replace(self, rows=tuple(row for row in self.rows if there(row) in trained))
+        """The profile limited to degrees that have trained on the job's GPUs, at any batch."""
+        there = [(row.gpu_type, row.nodes, degrees_of(row.plan)) for row in self.rows]
+        trained = {each for row, each in zip(self.rows, there, strict=True) if not row.predicted}
+        kept = tuple(row for row, each in zip(self.rows, there, strict=True) if each in trained)
+        return dataclasses.replace(self, rows=kept)
 
     @cached_property
-    def _best(self) -> dict[tuple[str, int, int, int, bool], ProfiledRow]:
-        """The fastest row by GPU type, nodes, GPUs, global batch and whether it must be data-parallel."""
-        best: dict[tuple[str, int, int, int, bool], ProfiledRow] = {}
+    def _fastest(self) -> dict[tuple[str, int, int, object], ProfiledRow]:
+        """The fastest row by GPU type, nodes, global batch and a property of the plan: its number of GPUs, its number
+        of single-GPU replicas, or its degrees.
+        """
+        best: dict[tuple[str, int, int, object], ProfiledRow] = {}
         for row in self.rows:
             plan = row.plan
-            for replicas_only in (False, True):
-                key = (row.gpu_type, row.nodes, plan.gpus, plan.global_batch, replicas_only)
-                fits = not replicas_only or plan.tensor == plan.pipeline == 1
-                if fits and (key not in best or row.step_s < best[key].step_s):
+            have: list[object] = [plan.gpus, degrees_of(plan)]
+            if plan.tensor == plan.pipeline == 1:
+                have.append(("replicas", plan.gpus))
+            for each in have:
+                key = (row.gpu_type, row.nodes, plan.global_batch, each)
+                if key not in best or row.step_s < best[key].step_s:
                     best[key] = row
         return best
 
     @cached_property
-    def _by_degrees(self) -> dict[tuple[str, int, int, Degrees], ProfiledRow]:
-        """The fastest row by GPU type, nodes, global batch and degrees."""
-        best: dict[tuple[str, int, int, Degrees], ProfiledRow] = {}
-        for row in self.rows:
-            key = (row.gpu_type, row.nodes, row.plan.global_batch, degrees_of(row.plan))
-            if key not in best or row.step_s < best[key].step_s:
-                best[key] = row
-        return best
-
-    @cached_property
     def _nodes(self) -> dict[tuple[str, int], set[int]]:
-        """On how many nodes so many GPUs of a type were measured."""
+        """The numbers of nodes on which a number of GPUs of a type was measured."""
         known: dict[tuple[str, int], set[int]] = {}
         for row in self.rows:
             known.setdefault((row.gpu_type, row.plan.gpus), set()).add(row.nodes)
@@ -178,37 +173,36 @@ class ProfiledModel:
 
     @cached_property
     def batches(self) -> tuple[int, ...]:
-        """The global batches that were measured, ascending."""
         return tuple(sorted({row.plan.global_batch for row in self.rows}))
 
     def best(
         self, gpu_type: str, nodes: int, gpus: int, batch: int, *, replicas_only: bool = False
     ) -> ProfiledRow | None:
-        """The fastest plan there at that global batch; None where none was measured."""
-        return self._best.get((gpu_type, nodes, gpus, batch, replicas_only))
+        """The fastest plan on that shape at that global batch; None if none was measured."""
+        return self._fastest.get((gpu_type, nodes, batch, ("replicas", gpus) if replicas_only else gpus))
 
     def with_degrees(self, gpu_type: str, nodes: int, batch: int, degrees: Degrees) -> ProfiledRow | None:
-        """The fastest way to train that global batch without a restart; None where none was measured."""
-        return self._by_degrees.get((gpu_type, nodes, batch, degrees))
+        """The fastest way to train that global batch without a restart; None if none was measured."""
+        return self._fastest.get((gpu_type, nodes, batch, degrees))
 
     def knows(self, gpu_type: str, nodes: int, gpus: int, batch: int) -> bool:
-        """Whether it has a plan for so many GPUs at that batch, be it on another number of nodes."""
+        """Whether the profile has a plan for that many GPUs at that batch, on the nearest number of nodes."""
         return self.best(gpu_type, self.nodes_like(gpu_type, nodes, gpus), gpus, batch) is not None
 
     def nodes_like(self, gpu_type: str, nodes: int, gpus: int) -> int:
-        """The number of nodes nearest to that on which so many GPUs were measured; the same, where none was."""
+        """The nearest number of nodes on which that many GPUs were measured; `nodes` itself if there is none."""
         known = self._nodes.get((gpu_type, gpus), set())
         return min(known, key=lambda each: (abs(each - nodes), each), default=nodes)
 
-    def step_s(self, gpu_type: str, nodes: int, gpus: int, batch: int, *, replicas_only: bool = False) -> float:
-        """Seconds of a step under the best plan; inf where none was measured."""
-        row = self.best(gpu_type, nodes, gpus, batch, replicas_only=replicas_only)
+    def step_s(self, gpu_type: str, nodes: int, gpus: int, batch: int) -> float:
+        """Seconds of a step under the best plan; inf if none was measured."""
+        row = self.best(gpu_type, nodes, gpus, batch)
         return inf if row is None else row.step_s
 
 
 @dataclass(frozen=True)
 class Profile(Mapping[str, ProfiledModel]):
-    """Models by name. machine, date: what was measured, and when; only to be shown."""
+    """Models by name. machine, date: what was measured, and when; for display only."""
 
     models: Mapping[str, ProfiledModel] = field(default_factory=dict)
     machine: str = ""
@@ -229,15 +223,18 @@ class Profile(Mapping[str, ProfiledModel]):
         return name in self.models
 
     def of(self, name: str, application: str) -> ProfiledModel | None:
-        """The model of that name, if it was measured of such jobs, else one of another name that was; else None."""
+        """The model of that name if measured with such jobs, else a model of another name that was; else None."""
         model = self.models.get(name)
         if model is not None and model.application in ("", application):
             return model
         return next((each for each in self.models.values() if application and each.application == application), None)
 
     def to_json(self) -> str:
-        """What `profile_of` reads again."""
-        models = [_values(model) for model in self.models.values()]
+        """JSON that `profile_of` reads."""
+        models = [
+            {name: value for name, value in dataclasses.asdict(model).items() if (name, value) != ("input", None)}
+            for model in self.models.values()
+        ]
         document = {"format": FORMAT, "machine": self.machine, "date": self.date, "models": models}
         return json.dumps(document, indent=1) + "\n"
 
@@ -266,16 +263,6 @@ def profile_of(text: str, source: str) -> Profile:
     return Profile({model.name: model for model in models}, machine, date)
 
 
-def _values(model: ProfiledModel) -> dict[str, Any]:
-    values = {
-        **{each.name: getattr(model, each.name) for each in dataclasses.fields(model)},
-        "costs": dataclasses.asdict(model.costs),
-        "rows": [dataclasses.asdict(row) for row in model.rows],
-    }
-    given = values.pop("input")
-    return values if given is None else {**values, "input": dataclasses.asdict(given)}
-
-
 def _model(values: dict[str, Any]) -> ProfiledModel:
     rows = tuple(ProfiledRow(**{**row, "plan": Plan(**row["plan"])}) for row in values["rows"])
     noise = tuple(NoiseFrom(float(work), float(ratio)) for work, ratio in values["noise"])
@@ -287,7 +274,7 @@ def _model(values: dict[str, Any]) -> ProfiledModel:
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong with a document, in a phrase."""
+    """A phrase that says what is wrong with a document."""
     if isinstance(error, json.JSONDecodeError):
         return f"no JSON: line {error.lineno}"
     if isinstance(error, KeyError):
@@ -296,3 +283,146 @@ def _fault(error: Exception) -> str:
     if odd is not None:
         return f"nothing is called {odd[1]}"
     return "a value of another type than expected" if isinstance(error, TypeError) else str(error)
+
+
+COMPUTING = 3
+"""Number of the formula's constants that describe computing; the others describe exchanges."""
+FIXED, HELD = 0, 2
+"""Indices of two of these: a cost per micro-batch, and a cost of a GPU's part of the model, whatever the batch."""
+LEANING = 0.03
+"""Weight, relative to measurements, that pulls these two constants to 0."""
+
+
+class SeenPlan(NamedTuple):
+    """A measured plan, its number of nodes and the seconds of a step. sync_s: its seconds in which replicas exchanged
+    gradients without computing; 0 if that was not measured.
+    """
+
+    plan: Plan
+    nodes: int
+    step_s: float
+    sync_s: float = 0.0
+
+
+class PlanTimes:
+    """Step times of untried plans, from at least one measured plan of the same model on the same GPUs.
+
+    The planner's formula (docs/planner.md) for a model with only step times known:
+
+        step = rounds · (fixed + sample · m/t) / p  +  exchanges
+        rounds = a + (p − 1)/v
+
+    a micro-batches of m samples, tensor degree t, p stages of which each GPU has v, d replicas. Exchanges are what
+    replicas send once a step (a ring of d), what ZeRO gathers for each further micro-batch, and what tensor parallelism
+    and stages send with every micro-batch: a cost per message and a cost per sample. Each is a column of a linear
+    model, fitted by least squares of relative errors with constants ≥ 0. What was never tried has the constant 0: a
+    plan is assumed as fast as possible until it was seen to be slower. Degrees that were seen at one batch keep their
+    ratio to the formula at others.
+    """
+
+    def __init__(self, seen: Sequence[SeenPlan]) -> None:
+        from scipy.optimize import nnls
+
+        step_s = np.array([each.step_s for each in seen])
+        table = np.array([_columns(each.plan, each.nodes) for each in seen])
+        apart = np.array([each.sync_s for each in seen])
+        exchanges = np.where(np.arange(table.shape[1]) < COMPUTING, 0.0, table)[apart > 0]
+        # A known exchange time counts as another measurement.
+        relative = table / step_s[:, None]
+        # Times that a single batch size cannot separate are attributed to the cost per sample.
+        leaning = LEANING * np.diag(relative.mean(axis=0))[[FIXED, HELD]]
+        rows = np.concatenate([relative, exchanges / step_s[apart > 0, None], leaning])
+        fractions = np.concatenate([np.ones(len(seen)), (apart / step_s)[apart > 0], np.zeros(len(leaning))])
+        self._constants: Floats = nnls(rows, fractions)[0]
+        formula_s = table @ self._constants
+        self._wrong: dict[tuple[int, Degrees], float] = {
+            (each.nodes, degrees_of(each.plan)): took_s / formula
+            for each, took_s, formula in zip(seen, step_s.tolist(), formula_s.tolist(), strict=True)
+        }
+
+    def step_s(self, plan: Plan, nodes: int) -> float:
+        """Seconds of a step, as short as the measurements allow."""
+        formula_s = float(_columns(plan, nodes) @ self._constants)
+        return formula_s * self._wrong.get((nodes, degrees_of(plan)), 1.0)
+
+
+def _columns(plan: Plan, nodes: int) -> Floats:
+    """The plan's coefficients of the constants: computing, exchanges within a node, extra costs across nodes."""
+    d, t, p, v = plan.data, plan.tensor, plan.pipeline, plan.interleave
+    m, a = plan.micro_batch, plan.accumulation
+    rounds = a + (p - 1) / v
+    held = 1.0 / (t * p)
+    ring = (d - 1) / d * held
+    sharded = plan.zero > 0
+    sends = (a * v + p - 1) * (p > 1)
+    exchanges = np.array(
+        [
+            (not sharded) * (d > 1),
+            (not sharded) * ring,
+            sharded * ring,
+            sharded * (a - 1) * ring,
+            rounds * log2(t) / p,
+            rounds * m * (t - 1) / t / p,
+            sends,
+            sends * m,
+        ]
+    )
+    computing = np.array([rounds / p, rounds * m / (t * p), held / (d if sharded else 1)])
+    return np.concatenate([computing, exchanges, exchanges * (nodes > 1)])
+
+
+def grows(model: ProfiledModel) -> bool:
+    """Whether some of the model's rows are predicted, so that measurements may still replace them."""
+    return any(row.predicted for row in model.rows)
+
+
+def is_new(model: ProfiledModel, shape: Shape, plan: Plan) -> bool:
+    """Whether that plan was not measured yet on that shape."""
+    return not any(_is(row, shape.gpu_type, shape.nodes, plan) for row in model.rows if not row.predicted)
+
+
+def with_seen(model: ProfiledModel, seen: ProfiledRow, *, fits: bool = True) -> ProfiledModel:
+    """The model with a new measurement, and predictions that include it. fits: whether the plan fits in memory; if not,
+    its time still improves predictions, and it and plans of its degrees that need as much memory are removed.
+    """
+    rows = [row for row in model.rows if not _is(row, seen.gpu_type, seen.nodes, seen.plan)]
+    known = dataclasses.replace(model, rows=_predicted([*rows, seen]))
+    if fits:
+        return known
+    shape = Shape(seen.gpu_type, seen.nodes, seen.plan.gpus)
+    smaller = without(known, shape, seen.plan, least_micro_batch=seen.plan.micro_batch)
+    return dataclasses.replace(smaller, rows=tuple(row for row in smaller.rows if row != seen))
+
+
+def without(model: ProfiledModel, shape: Shape, plan: Plan, *, least_micro_batch: int = 1) -> ProfiledModel:
+    """The model without predictions for these degrees with this or a larger micro-batch, which do not run."""
+    alike = (shape.gpu_type, degrees_of(plan))
+    rows = [
+        row
+        for row in model.rows
+        if not row.predicted
+        or (row.gpu_type, degrees_of(row.plan)) != alike
+        or row.plan.micro_batch < least_micro_batch
+    ]
+    return dataclasses.replace(model, rows=tuple(rows))
+
+
+def _is(row: ProfiledRow, gpu_type: str, nodes: int, plan: Plan) -> bool:
+    return (row.gpu_type, row.nodes, row.plan) == (gpu_type, nodes, plan)
+
+
+def _predicted(rows: Sequence[ProfiledRow]) -> tuple[ProfiledRow, ...]:
+    """The rows, with unmeasured ones predicted from measurements on GPUs of their type or, without any, on all types as
+    if they were alike. At least one row must be measured.
+    """
+    seen = {row: SeenPlan(row.plan, row.nodes, row.step_s, row.sync_s) for row in rows if not row.predicted}
+    times = {
+        gpu_type: PlanTimes([known for row, known in seen.items() if row.gpu_type == gpu_type])
+        for gpu_type in {row.gpu_type for row in seen}
+    }
+    for gpu_type in {row.gpu_type for row in rows if row.predicted} - times.keys():
+        times[gpu_type] = PlanTimes(list(seen.values()))
+    return tuple(
+        dataclasses.replace(row, step_s=times[row.gpu_type].step_s(row.plan, row.nodes)) if row.predicted else row
+        for row in rows
+    )

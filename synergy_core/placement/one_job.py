@@ -1,31 +1,25 @@
-"""GPU counts to concrete GPUs: on one node where possible, the fullest that fits; else on as few as there can be.
+"""From GPU counts to concrete GPUs: on the fullest single node that fits, else on as few nodes as possible.
 
-The free nodes of each GPU type are kept as one bit mask per number of free GPUs, so that best fit is a look at a few
-integers and its lowest set bit: O(GPUs per node), whatever the number of nodes.
+The nodes of each GPU type are kept as one bit mask per number of free GPUs, so that best fit only reads a few integers
+and a lowest set bit: O(GPUs per node), whatever the number of nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from heapq import heappop, heappush
 
 from synergy_core.cluster import Cluster, PlacementRule
-from synergy_core.jobs.record import Placed
+from synergy_core.jobs.record import NEVER, Job, Placed
+from synergy_core.units import on_grid
 
 
 class TypePool:
     """The nodes of one GPU type."""
 
-    __slots__ = (
-        "bit_of",
-        "by_free",
-        "capacity",
-        "even",
-        "free_count",
-        "free_mask",
-        "gpus",
-        "most_free",
-        "of_size",
-    )
+    __slots__ = ("bit_of", "by_free", "capacity", "even", "free_count", "free_mask", "gpus", "most_free", "of_size")
 
     def __init__(self, capacity: dict[int, int], rule: PlacementRule = "spread") -> None:
         """capacity: GPUs of each node, by node number; the numbers need not be contiguous."""
@@ -41,18 +35,16 @@ class TypePool:
         self.gpus = sum(capacity.values())
 
     def copy(self) -> TypePool:
-        """An independent copy, for trying things out."""
-        other = TypePool.__new__(TypePool)
-        other.capacity, other.gpus = self.capacity, self.gpus
-        other.most_free, other.even = self.most_free, self.even
-        other.free_count, other.free_mask = dict(self.free_count), dict(self.free_mask)
-        other.by_free, other.of_size, other.bit_of = list(self.by_free), self.of_size, self.bit_of
+        """An independent copy."""
+        other = copy(self)
+        other.free_count, other.free_mask = self.free_count.copy(), self.free_mask.copy()
+        other.by_free = self.by_free.copy()
         return other
 
     def find(self, gpus: int, scattered: bool) -> list[tuple[int, int]] | None:
-        """(node, GPU count) pairs for `gpus`, or None. Claims nothing.
+        """(node, GPU count) pairs for `gpus` GPUs, or None. Claims nothing.
 
-        scattered: whether they may lie on more nodes than need be, where they cannot lie together.
+        scattered: whether they may lie on more nodes than necessary if they cannot lie together.
         """
         if gpus > self.gpus:
             return None
@@ -63,15 +55,26 @@ class TypePool:
             nodes = by_free[free]
             if nodes:
                 return [((nodes & -nodes).bit_length() - 1, gpus)]
+        whole = whole_nodes(by_free, self.of_size, gpus) if gpus >= len(by_free) or scattered else None
         if not scattered:
-            return whole_nodes(by_free, self.of_size, gpus) if gpus >= len(by_free) else None
+            return whole
+        chosen = self._from_most_free(gpus)
         if self.even:
-            return dealt_alike(self._from_most_free(gpus), self.free_count, gpus)
-        whole, spread = whole_nodes(by_free, self.of_size, gpus), self._spread(gpus)
-        return spread if whole is None or len(whole) > len(spread) else whole
+            return dealt_alike(chosen, self.free_count, gpus)
+        if whole is not None and len(whole) <= len(chosen):
+            return whole
+        *full, (last, rest) = chosen
+        best = _fullest(by_free, rest, sum([self.bit_of[node] for node, _ in full]))
+        assert best is not None, f"node {last} has {rest} free GPUs"
+        return [*full, (best, rest)]
+
+    def place(self, gpus: int, scattered: bool) -> Placed | None:
+        """Claims the GPUs that `find` chooses and returns them; None if there is no room."""
+        pairs = self.find(gpus, scattered)
+        return None if pairs is None else self.claim_counts(pairs)
 
     def _from_most_free(self, gpus: int) -> list[tuple[int, int]]:
-        """The free GPUs of the node that has most, the lowest number among equals; then of the next, until enough."""
+        """Takes nodes by falling number of free GPUs (in a tie the lowest node number) until there are enough."""
         chosen: list[tuple[int, int]] = []
         for free in range(len(self.by_free) - 1, 0, -1):
             nodes = self.by_free[free]
@@ -82,29 +85,10 @@ class TypePool:
                 gpus -= min(free, gpus)
         return chosen
 
-    def _spread(self, gpus: int) -> list[tuple[int, int]]:
-        """The nodes with most free GPUs; the last piece by best fit. The total is known to fit."""
-        chosen: list[tuple[int, int]] = []
-        by_free = self.by_free
-        for free in range(len(by_free) - 1, 0, -1):
-            nodes = by_free[free]
-            while nodes:
-                if gpus <= free:
-                    for fit in range(gpus, free):
-                        if by_free[fit]:
-                            nodes = by_free[fit]
-                            break
-                    return [*chosen, ((nodes & -nodes).bit_length() - 1, gpus)]
-                bit = nodes & -nodes
-                nodes ^= bit
-                chosen.append((bit.bit_length() - 1, free))
-                gpus -= free
-        raise AssertionError(f"{gpus} GPUs more than are free")
-
-    # The three below are written out rather than built on one another: they run for every node of every start and stop.
+    # These three methods are written out for speed: they run for every node of every start and stop.
 
     def claim_counts(self, pairs: list[tuple[int, int]]) -> Placed:
-        """Takes that many GPUs of each node, the lowest numbers first; returns which."""
+        """Claims that many GPUs of each node, the lowest numbers first, and returns them."""
         by_free, free_count, free_mask, bit_of = self.by_free, self.free_count, self.free_mask, self.bit_of
         placed = []
         for node, count in pairs:
@@ -119,7 +103,7 @@ class TypePool:
         return tuple(placed)
 
     def release(self, placement: Placed) -> None:
-        """Gives these GPUs back."""
+        """Frees these GPUs."""
         by_free, free_count, free_mask, bit_of = self.by_free, self.free_count, self.free_mask, self.bit_of
         for node, mask in placement:
             have, count, bit = free_count[node], mask.bit_count(), bit_of[node]
@@ -130,7 +114,7 @@ class TypePool:
             self.gpus += count
 
     def claim(self, placement: Placed) -> bool:
-        """Takes exactly these GPUs; False, and nothing taken, if one of them is not free."""
+        """Claims exactly these GPUs; returns False and claims nothing if one of them is not free."""
         by_free, free_count, free_mask, bit_of = self.by_free, self.free_count, self.free_mask, self.bit_of
         for node, mask in placement:
             if free_mask[node] & mask != mask:
@@ -148,7 +132,7 @@ class TypePool:
 def whole_nodes(by_free: list[int], of_size: list[int], gpus: int) -> list[tuple[int, int]] | None:
     """Idle nodes, the largest first, until the rest fits on one further node, the fullest; None if there is none.
 
-    by_free, of_size: masks of the nodes with so many free GPUs, and of those that have so many at all.
+    by_free, of_size: masks of the nodes by number of free GPUs and by total number of GPUs.
     """
     chosen: list[tuple[int, int]] = []
     taken = 0
@@ -165,7 +149,7 @@ def whole_nodes(by_free: list[int], of_size: list[int], gpus: int) -> list[tuple
 
 
 def _fullest(by_free: list[int], gpus: int, taken: int) -> int | None:
-    """Of the nodes that have so many free GPUs and are not in the mask `taken`, the one with the fewest."""
+    """The best-fitting node: fewest free GPUs among nodes with enough that are not in the mask `taken`."""
     for free in range(gpus, len(by_free)):
         nodes = by_free[free] & ~taken
         if nodes:
@@ -176,9 +160,9 @@ def _fullest(by_free: list[int], gpus: int, taken: int) -> int | None:
 def dealt_alike(
     pairs: list[tuple[int, int]], free: Mapping[int, int] | Sequence[int], gpus: int
 ) -> list[tuple[int, int]]:
-    """These nodes, each with as near to the same number of the GPUs as its free ones allow, the fullest node first.
+    """Deals GPUs to these nodes as evenly as their free GPUs allow, the fullest node first.
 
-    Fewest to begin with: what a node cannot take, those with more free GPUs do, so none has more than it must.
+    The fullest node comes first, so that nodes with more free GPUs take what it cannot.
     """
     dealt = []
     for left, (node, _) in zip(range(len(pairs), 0, -1), sorted(pairs, key=lambda each: free[each[0]]), strict=True):
@@ -198,31 +182,27 @@ def lowest(mask: int, count: int) -> int:
     return taken
 
 
-def _per_node(placed: Placed) -> list[tuple[int, int]]:
+def per_node(placed: Placed) -> list[tuple[int, int]]:
+    """(node, number of GPUs) pairs, by node."""
     return sorted([(node, mask.bit_count()) for node, mask in placed])
 
 
 class Placement:
-    """Which GPUs of the cluster are free, and where a job should go. A job never mixes GPU types."""
+    """The free GPUs of a cluster, and the place for each job. A job never mixes GPU types."""
 
-    __slots__ = ("_only", "_pool_of_node", "pools")
+    __slots__ = ("_type_of_node", "pools")
 
     def __init__(self, cluster: Cluster) -> None:
+        self._type_of_node = cluster.type_of_node
         capacity: dict[str, dict[int, int]] = {gpu_type: {} for gpu_type in cluster.gpu_types}
-        for each, first in zip(cluster.node_types, cluster.first_nodes(), strict=True):
-            for node in range(first, first + each.nodes):
-                capacity[each.gpu_type][node] = each.gpus_per_node
-        self._set({kind: TypePool(nodes, cluster.placement) for kind, nodes in capacity.items()})
-
-    def _set(self, pools: dict[str, TypePool]) -> None:
-        self.pools = pools
-        self._pool_of_node = {node: pool for pool in pools.values() for node in pool.capacity}
-        self._only = next(iter(pools.values())) if len(pools) == 1 else None
+        for node, node_type in enumerate(cluster.node_type_of):
+            capacity[node_type.gpu_type][node] = node_type.gpus_per_node
+        self.pools = {gpu_type: TypePool(nodes, cluster.placement) for gpu_type, nodes in capacity.items()}
 
     def copy(self) -> Placement:
-        """An independent copy, for trying things out."""
-        other = Placement.__new__(Placement)
-        other._set({gpu_type: pool.copy() for gpu_type, pool in self.pools.items()})
+        """An independent copy."""
+        other = copy(self)
+        other.pools = {gpu_type: pool.copy() for gpu_type, pool in self.pools.items()}
         return other
 
     @property
@@ -230,56 +210,94 @@ class Placement:
         """Free GPUs of all types."""
         return sum(pool.gpus for pool in self.pools.values())
 
-    def _find(self, gpus: int, gpu_type: str, scattered: bool) -> tuple[TypePool, list[tuple[int, int]]] | None:
-        for pool in [self.pools[gpu_type]] if gpu_type else self.pools.values():
-            pairs = pool.find(gpus, scattered)
-            if pairs is not None:
-                return pool, pairs
-        return None
+    def _pools_for(self, gpu_type: str) -> Iterable[TypePool]:
+        return [self.pools[gpu_type]] if gpu_type else self.pools.values()
 
     def fits(self, gpus: int, gpu_type: str = "", *, scattered: bool = True) -> bool:
         """Whether `place` would succeed."""
-        return self._find(gpus, gpu_type, scattered) is not None
+        return any(pool.find(gpus, scattered) is not None for pool in self._pools_for(gpu_type))
 
     def place(self, gpus: int, gpu_type: str = "", *, scattered: bool = True) -> Placed | None:
-        """Claims `gpus` GPUs of one type and says which, or None if there is no room of the kind asked for.
+        """Claims `gpus` GPUs of one type and returns them, or None if there is no room of that type.
 
-        scattered: whether they may lie apart where they cannot lie together.
+        scattered: whether they may lie apart if they cannot lie together.
         """
-        only = self._only
-        if only is not None:
-            pairs = only.find(gpus, scattered)
-            return None if pairs is None else only.claim_counts(pairs)
-        found = self._find(gpus, gpu_type, scattered)
-        return None if found is None else found[0].claim_counts(found[1])
+        for pool in self._pools_for(gpu_type):
+            placed = pool.place(gpus, scattered)
+            if placed is not None:
+                return placed
+        return None
 
     def take(self, node_gpus: list[tuple[int, int]]) -> Placed:
-        """Claims that many GPUs of each node, which must be free; nodes of one GPU type."""
-        return self._pool_of_node[node_gpus[0][0]].claim_counts(node_gpus)
+        """Claims that many GPUs of each node, which must be free; all nodes have one GPU type."""
+        return self._pool_of(node_gpus).claim_counts(node_gpus)
 
     def put_back(self, started: dict[int, Placed], before: Mapping[int, Placed]) -> set[int]:
-        """Leaves jobs where they were if all that would change is which GPUs of their nodes they hold; says which.
+        """Leaves jobs where they were if only the GPUs within their nodes would change; returns the ids of these jobs.
 
-        started: by job id, the GPUs claimed for jobs that start or move, entered anew for all where one stays.
-        before: those that a job had.
+        started: by job id, the GPUs claimed for jobs that start or move; updated if a job stays. before: a job's former
+        GPUs.
         """
-        stay = {each for each in started if each in before and _per_node(started[each]) == _per_node(before[each])}
+        stay = {each for each in started if each in before and per_node(started[each]) == per_node(before[each])}
         if any(started[each] != before[each] for each in stay):
             for placed in started.values():
                 self.release(placed)
             for each in stay:
                 self.claim(before[each])
             for each, placed in started.items():
-                started[each] = before[each] if each in stay else self.take(_per_node(placed))
+                started[each] = before[each] if each in stay else self.take(per_node(placed))
         return stay
 
     def claim(self, placement: Placed) -> bool:
-        """Claims exactly these GPUs; False, and nothing claimed, if one of them is taken."""
+        """Claims exactly these GPUs; returns False and claims nothing if one of them is taken."""
         return self._pool_of(placement).claim(placement)
 
     def release(self, placement: Placed) -> None:
         """Gives a job's GPUs back."""
         self._pool_of(placement).release(placement)
 
-    def _pool_of(self, placement: Placed) -> TypePool:
-        return self._only or self._pool_of_node[placement[0][0]]
+    def _pool_of(self, on_nodes: Sequence[tuple[int, int]]) -> TypePool:
+        return self.pools[self._type_of_node[on_nodes[0][0]]]
+
+
+class Patience:
+    """Waiting jobs by the instant from which their GPUs no longer have to lie together (`Cluster.placement`)."""
+
+    __slots__ = ("_queue", "_serial", "after_s")
+
+    def __init__(self, cluster: Cluster) -> None:
+        after_s = cluster.scatter_after_s
+        self.after_s = on_grid(after_s) if after_s < NEVER else after_s
+        self._queue: list[tuple[float, int, Job, tuple[int, float]]] = []
+        self._serial = itertools.count()
+
+    def ends_s(self, job: Job) -> float:
+        """The instant from which the job's GPUs may lie apart; inf for a running job, which is not waiting."""
+        if job.gpus == 1 or not self.after_s:
+            return 0.0
+        return NEVER if job.running else job.waits_since_s + self.after_s
+
+    def begin(self, job: Job) -> None:
+        """Enters a job that begins to wait."""
+        instant_s = self.ends_s(job)
+        if 0 < instant_s < NEVER:
+            heappush(self._queue, (instant_s, next(self._serial), job, _starts(job)))
+
+    def next_s(self) -> float:
+        """The instant at which the next waiting job's patience ends; inf for never."""
+        queue = self._queue
+        while queue and _starts(queue[0][2]) != queue[0][3]:
+            heappop(queue)
+        return queue[0][0] if queue else NEVER
+
+    def over(self, now_s: float) -> list[Job]:
+        """Jobs whose patience has ended by now; each job is returned once."""
+        jobs = []
+        while self.next_s() <= now_s:
+            jobs.append(heappop(self._queue)[2])
+        return jobs
+
+
+def _starts(job: Job) -> tuple[int, float]:
+    """A value that differs after every start of the job, even one that ends at the instant of its submission."""
+    return job.restarts, job.first_start_s

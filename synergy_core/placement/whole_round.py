@@ -1,9 +1,9 @@
-"""All jobs of a round onto concrete GPUs at once: who keeps count and type stays where it is, the rest by falling size.
+"""Places all jobs of a round at once: jobs that keep count and type stay, the rest follow by falling size.
 
-Sizes that are powers of two up to a node, or whole nodes, always fit if their total does: placed by falling size, what
-is free of a node is a multiple of the size at hand, however the jobs lie (provided nodes hold a power of two of GPUs
-and nobody is pinned). A job that finds no room displaces smaller ones, which are placed after it. Other sizes follow
-the same rule as best-fit decreasing, and are spread over nodes only where that fails.
+Sizes that are powers of two up to a node, or whole nodes, always fit if their total does: by falling size, the free
+GPUs of a node are always a multiple of the next size (if nodes hold a power of two of GPUs and no job is pinned). A job
+that finds no room displaces smaller ones, which are placed after it. Other sizes follow the same rule as best-fit
+decreasing, and are spread over nodes only if that fails.
 """
 
 from __future__ import annotations
@@ -15,11 +15,220 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.arrays import Ints
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
-from synergy_core.jobs.record import Placed
-from synergy_core.placement.nodes import Floor, Ground
+from synergy_core.jobs.record import Placed, gpus_in
+from synergy_core.placement.one_job import dealt_alike, lowest
+from synergy_core.units import Ints
+
+
+class Floor:
+    """The nodes and their jobs before the round; all attempts share it and never change it."""
+
+    def __init__(self, cluster: Cluster, current: Sequence[Placed]) -> None:
+        self.types = cluster.gpu_types
+        of_type = {name: at for at, name in enumerate(self.types)}
+        counts = [each.nodes for each in cluster.node_types]
+        self.kind = np.repeat([of_type[each.gpu_type] for each in cluster.node_types], counts)
+        self.capacity = np.repeat([each.gpus_per_node for each in cluster.node_types], counts)
+        self.kinds: list[int] = self.kind.tolist()
+        self.capacities: list[int] = self.capacity.tolist()
+        self.total = [cluster.gpus_of(name) for name in self.types]
+        self.largest = [max(e.gpus_per_node for e in cluster.node_types if e.gpu_type == name) for name in self.types]
+        self.even = cluster.placement == "even"
+        self.current = current
+        self.held = [gpus_in(placed) for placed in current]
+        self.full = [(1 << gpus) - 1 for gpus in self.capacities]
+        self.askew = {
+            job
+            for job, placed in enumerate(current)
+            if len(placed) > 1 and not all(mask == self.full[node] for node, mask in placed if node < len(self.full))
+        }
+        # A job's GPUs, or those of its smallest piece if it lies askew: it makes room only for larger jobs than this.
+        self.level = self.held.copy()
+        for job in self.askew:
+            self.level[job] = min(mask.bit_count() for _, mask in current[job])
+        self._check()
+
+    def _check(self) -> None:
+        """Raises InputError for GPUs outside the cluster, GPUs that two jobs hold, and jobs on several GPU types."""
+        free = self.full.copy()
+        nodes = len(free)
+        for job, placed in enumerate(self.current):
+            for node, mask in placed:
+                if not 0 <= node < nodes or free[node] & mask != mask or not mask:
+                    what = "does not exist" if not 0 <= node < nodes else "lacks those GPUs, or another job has them"
+                    raise InputError(f"job {job} is said to hold GPUs {mask:#b} of node {node}, which {what}.")
+                free[node] ^= mask
+            if len(placed) > 1 and len({self.kinds[node] for node, _ in placed}) > 1:
+                raise InputError(f"job {job} is said to lie on several GPU types, expected one.")
+        self.idle = free
+
+
+class Ground:
+    """Free GPUs while a round is being placed: nodes in a stack per number of free GPUs, so a best fit costs O(1).
+
+    An entry of a stack is valid only while its node still has that many free GPUs. Among equally good nodes the one
+    changed last is taken; `one_job.TypePool` takes the lowest number instead.
+    """
+
+    def __init__(self, floor: Floor, pinned: list[bool]) -> None:
+        self.floor = floor
+        self.pinned = pinned
+        self.placed: list[Placed] = list(floor.current)
+        self.left: set[int] = set()
+        self.mask = floor.idle.copy()
+        self.free = [mask.bit_count() for mask in self.mask]
+        self.stacks: list[list[list[int]]] = [[[] for _ in range(most + 1)] for most in floor.largest]
+        for node in np.nonzero(np.array(self.free))[0][::-1].tolist():
+            self.stacks[floor.kinds[node]][self.free[node]].append(node)
+        self.by_node: dict[int, list[int]] | None = None
+        self.total = np.zeros(0, dtype=np.int64)
+        self.below: dict[int, NDArray[np.int64]] = {}
+
+    def leave(self, job: int) -> None:
+        """Takes a job off its GPUs."""
+        for node, mask in self.floor.current[job]:
+            self._set(node, self.mask[node] | mask)
+        self.placed[job] = ()
+        self.left.add(job)
+
+    def place(self, size: int, kind: int, job: int) -> tuple[list[tuple[int, int]] | None, list[int]]:
+        """GPUs for a job without spreading it, or None; and the smaller jobs that were displaced."""
+        current, displaced = self.floor.current[job], []
+        returns = job in self.left and self.floor.held[job] == size and self.floor.kinds[current[0][0]] == kind
+        if returns and job not in self.floor.askew and all(self.mask[node] & mask == mask for node, mask in current):
+            for node, mask in current:
+                self._set(node, self.mask[node] ^ mask)
+            return list(current), []
+        pieces: list[tuple[int, int]] = []
+        rest = size
+        while rest:
+            piece = rest if rest < self.floor.largest[kind] else self.floor.largest[kind]
+            node = self._best_fit(piece, kind)
+            if node < 0:
+                node, more = self._make_room(piece, kind, size)
+                displaced += more
+            if node < 0 and size > self.floor.largest[kind]:
+                node, piece = self._smaller_idle(rest, kind)
+            if node < 0:
+                for each, mask in pieces:
+                    self._set(each, self.mask[each] | mask)
+                return None, displaced
+            pieces.append((node, self._take(node, piece)))
+            rest -= piece
+        return pieces, displaced
+
+    def spread(self, size: int, kind: int) -> list[tuple[int, int]]:
+        """GPUs on the nodes with most free GPUs, the last piece by best fit or all pieces even; the total suffices."""
+        chosen: dict[int, int] = {}
+        missing = size
+        for free in range(self.floor.largest[kind], 0, -1):
+            stack = self.stacks[kind][free]
+            while stack and missing > 0:
+                node = stack.pop()
+                if self.free[node] == free and node not in chosen:  # a node may be in the stack twice
+                    chosen[node] = free
+                    missing -= free
+        assert missing <= 0, f"{missing} GPUs more than are free"
+        if self.floor.even:
+            dealt = dealt_alike(list(chosen.items()), self.free, size)
+            return [(node, self._take(node, count)) for node, count in dealt]
+        last, free = chosen.popitem()
+        pieces = [(node, self._take(node, count)) for node, count in chosen.items()]
+        rest = missing + free
+        best = self._best_fit(rest, kind) if rest < free else last
+        if best != last:
+            self.stacks[kind][free].append(last)
+        node = best if best >= 0 else last
+        return [*pieces, (node, self._take(node, rest))]
+
+    def _best_fit(self, size: int, kind: int) -> int:
+        """The node with the fewest free GPUs that has `size`, −1 if none has."""
+        stacks, free_of = self.stacks[kind], self.free
+        for free in range(size, len(stacks)):
+            stack = stacks[free]
+            while stack:
+                node = stack[-1]
+                if free_of[node] == free:
+                    return node
+                stack.pop()
+        return -1
+
+    def _smaller_idle(self, most: int, kind: int) -> tuple[int, int]:
+        """A whole idle node, the largest of those with at most `most` GPUs; (−1, 0) if there is none."""
+        stacks = self.stacks[kind]
+        for free in range(min(most, len(stacks) - 1), 0, -1):
+            for node in reversed(stacks[free]):
+                if self.free[node] == free == self.floor.capacities[node]:
+                    return node, free
+        return -1, 0
+
+    def _take(self, node: int, count: int) -> int:
+        """Takes the `count` lowest free GPUs of a node."""
+        mask = self.mask[node]
+        taken = mask if count == self.free[node] else lowest(mask, count)
+        self._set(node, mask ^ taken)
+        return taken
+
+    def _set(self, node: int, mask: int) -> None:
+        free = mask.bit_count()
+        self.mask[node], self.free[node] = mask, free
+        if free:
+            self.stacks[self.floor.kinds[node]][free].append(node)
+        if len(self.total):
+            self.total[node] = free
+
+    def _make_room(self, piece: int, kind: int, size: int) -> tuple[int, list[int]]:
+        """The node where `piece` fits after displacing the fewest GPUs of jobs smaller than `size`, and these jobs."""
+        if self.by_node is None:
+            self._index()
+        assert self.by_node is not None
+        if size not in self.below:
+            self.below[size] = self._movable_below(size)
+        below = self.below[size]
+        room = self.total + below
+        room[self.floor.kind != kind] = -1
+        likely = np.where(room >= piece, self.total, -1)
+        node = int(likely.argmax())
+        if likely[node] < 0:
+            return -1, []
+        going = []
+        here = [job for job in self.by_node[node] if job not in self.left and self.floor.level[job] < size]
+        while self.free[node] < piece:
+            need = piece - self.free[node]
+            parts = {job: dict(self.floor.current[job])[node].bit_count() for job in here}
+            # Displace the smallest job that suffices, else the largest one.
+            enough = [job for job in here if parts[job] >= need]
+            job = (
+                min(enough, key=lambda each: (parts[each], each)) if enough else max(here, key=lambda e: (parts[e], -e))
+            )
+            here.remove(job)
+            going.append(job)
+            for limit, counts in self.below.items():
+                if self.floor.level[job] < limit:
+                    for each, mask in self.floor.current[job]:
+                        counts[each] -= mask.bit_count()
+            self.leave(job)
+        return node, going
+
+    def _index(self) -> None:
+        """Jobs by node, built when a job is first displaced."""
+        self.by_node = {}
+        for job, placed in enumerate(self.floor.current):
+            if job not in self.left and not self.pinned[job]:
+                for node, _ in placed:
+                    self.by_node.setdefault(node, []).append(job)
+        self.total = np.array(self.free)
+
+    def _movable_below(self, size: int) -> NDArray[np.int64]:
+        """(nodes,) GPUs of jobs that are still in place and may be displaced by a job of `size`."""
+        counts = np.zeros(len(self.free), dtype=np.int64)
+        for job, placed in enumerate(self.floor.current):
+            if placed and job not in self.left and not self.pinned[job] and self.floor.level[job] < size:
+                for node, mask in placed:
+                    counts[node] += mask.bit_count()
+        return counts
 
 
 class Packing(NamedTuple):
@@ -27,7 +236,7 @@ class Packing(NamedTuple):
 
     placed: each job's GPUs, () for none. migrated: jobs that moved although their count and type did not change.
 
-    spread: jobs that this round put on more nodes than their size needs, because nothing else was left.
+    spread: jobs that this round put on more nodes than necessary, because nothing else was left.
     """
 
     placed: list[Placed]
@@ -42,12 +251,12 @@ def packing(
     current: Sequence[Placed],
     pinned: NDArray[np.bool_] | None = None,
 ) -> Packing:
-    """The GPUs of every job, the same for the same input.
+    """The GPUs of every job; deterministic.
 
-    gpus: (J,), 0 for none. gpu_type: (J,) indices into `cluster.gpu_types`, −1 for any (its present one, else the first
-    with room). current: where each job is now, () for nowhere. pinned: (J,) jobs that must not move.
-    Raises InputError where a type's jobs exceed its GPUs, where a pinned job changes its count or type, and where the
-    present placements overlap or name GPUs that do not exist.
+    gpus: (J,), 0 for none. gpu_type: (J,) indices into `cluster.gpu_types`, −1 for any (the job's present type, else
+    the first with room). current: each job's present GPUs, () for none. pinned: (J,) jobs that must not move. Raises
+    InputError if a type's jobs exceed its GPUs, if a pinned job changes its count or type, and if present placements
+    overlap or name GPUs that do not exist.
     """
     count = len(gpus)
     if not len(gpu_type) == len(current) == count or (pinned is not None and len(pinned) != count):
@@ -56,25 +265,21 @@ def packing(
     floor = Floor(cluster, current)
     fixed = pinned.tolist() if pinned is not None else [False] * count
     kind = _types(cluster, floor, gpus.tolist(), gpu_type.tolist(), fixed)
-    # Who has its count and a type it may have; to move it is a migration.
+    # Jobs that keep their GPU count and an allowed type; moving one of them is a migration.
     suits = [
         held > 0 and held == size and asked in (-1, floor.kinds[placed[0][0]])
         for held, size, asked, placed in zip(floor.held, gpus.tolist(), gpu_type.tolist(), current, strict=True)
     ]
     first = _attempt(floor, gpus, kind, fixed, suits, askew_stay=True)
-    if first.spread and floor.askew and any(_divides(int(gpus[job]), floor.largest[kind[job]]) for job in first.spread):
-        return min(
-            first, _attempt(floor, gpus, kind, fixed, suits, askew_stay=False), key=lambda each: len(each.spread)
-        )
+    sizes = [sorted((int(gpus[job]), floor.largest[kind[job]])) for job in first.spread]
+    if floor.askew and any(larger % smaller == 0 for smaller, larger in sizes):
+        again = _attempt(floor, gpus, kind, fixed, suits, askew_stay=False)
+        return min(first, again, key=lambda each: len(each.spread))
     return first
 
 
-def _divides(size: int, node_gpus: int) -> bool:
-    return node_gpus % size == 0 if size <= node_gpus else size % node_gpus == 0
-
-
 def _types(cluster: Cluster, floor: Floor, gpus: list[int], wanted: list[int], pinned: list[bool]) -> list[int]:
-    """The GPU type of every job; who named none keeps its own while there is room, else takes the first with room."""
+    """The GPU type of every job; without a request, its present type if there is room, else the first with room."""
     left = floor.total.copy()
     kind = wanted.copy()
     open_jobs = []
@@ -116,7 +321,7 @@ def _types(cluster: Cluster, floor: Floor, gpus: list[int], wanted: list[int], p
 def _any_type(
     floor: Floor, gpus: list[int], jobs: list[int], left: list[int], *, keepers_first: bool
 ) -> dict[int, int] | None:
-    """A type for each of `jobs`: its present one, else the first with room; the large ones first, None if one fails."""
+    """A type for each of `jobs`, large jobs first: the present type, else the first with room. None if one fails."""
     left = left.copy()
     chosen: dict[int, int] = {}
 
@@ -138,7 +343,7 @@ def _any_type(
 def _attempt(
     floor: Floor, gpus: Ints, kind: list[int], pinned: list[bool], suits: list[bool], *, askew_stay: bool
 ) -> Packing:
-    """One packing; with askew_stay False, jobs that lie on parts of several nodes are placed anew unless pinned."""
+    """One attempt at a packing; with askew_stay False, jobs on parts of several nodes are placed anew unless pinned."""
     ground = Ground(floor, pinned)
     sizes: list[int] = gpus.tolist()
     leaving = set() if askew_stay else {job for job in floor.askew if not pinned[job]}

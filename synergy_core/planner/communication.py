@@ -1,101 +1,100 @@
 """Seconds of collectives, from the links of a machine.
 
-A ring of n passes n − 1 pieces on (all-gather, reduce-scatter) or 2 (n − 1) (all-reduce), each bytes/n (Patarasuk and
-Yuan, 2009). A message takes the faster of two protocols of NCCL (`Link`): time = fixed + hops · hop + wire +
-2 √(ramp · wire), which is sending in chunks of the best size, and low + wire ÷ share for small ones. A switch that
-adds up takes (n + 1)/n of the bytes from each GPU, one part after another: n hops. Across nodes one ring goes through
-all GPUs: (n − 1)/n of the bytes leave each node over all of its GPUs' network, at once with what moves inside; the time
-is the slower one's and the start of the other.
+In a ring of n GPUs each passes on n − 1 pieces of bytes/n in an all-gather or reduce-scatter, 2 (n − 1) in an
+all-reduce (Patarasuk and Yuan, 2009). A message takes the faster of NCCL's two protocols (`Link`): fixed + hops · hop +
+wire + 2 √(ramp · wire), with chunks of the best size, or low + wire ÷ share, which suits small messages. A switch that
+sums takes (n + 1)/n of the bytes from each GPU, one part after another: n hops. Across nodes one ring passes through
+all GPUs: (n − 1)/n of the bytes leave each node over the network of all its GPUs while others move inside the node. The
+total is the time of the slower of the two stages plus the start of the other.
 
-Sizes in bytes; ranks: GPUs of a group; per_node: how many of them share a node. sharing: groups at once on one node ÷
-(GPUs of the node ÷ per_node): 1 where every GPU of the node is in one of the groups, each with its own share of the
-network. All may be arrays that broadcast; a group of one takes no time.
+Sizes are in bytes. ranks: GPUs of a group. per_node: GPUs of the group on one node. sharing: groups active on one node
+÷ (GPUs of the node ÷ per_node); 1 where each GPU of the node is in one group and each group has its share of the
+network. All arguments may be arrays that broadcast; a group of one GPU takes no time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 from numpy.typing import ArrayLike
 
-from synergy_core.arrays import Floats
-from synergy_core.planner.links import Link, Links, links_for
-
-__all__ = ["Links", "all_gather_s", "all_reduce_s", "all_to_all_s", "links_for", "reduce_scatter_s", "send_s"]
-
-
-def all_reduce_s(
-    nbytes: ArrayLike, ranks: ArrayLike, per_node: ArrayLike, links: Links, *, sharing: ArrayLike = 1.0
-) -> Floats:
-    """Every rank ends with the sum of all ranks' nbytes."""
-    return _ring(2.0, nbytes, ranks, per_node, links, sharing)
-
-
-def reduce_scatter_s(
-    nbytes: ArrayLike, ranks: ArrayLike, per_node: ArrayLike, links: Links, *, sharing: ArrayLike = 1.0
-) -> Floats:
-    """Every rank ends with its part of the sum of all ranks' nbytes."""
-    return _ring(1.0, nbytes, ranks, per_node, links, sharing)
-
-
-def all_gather_s(
-    nbytes: ArrayLike, ranks: ArrayLike, per_node: ArrayLike, links: Links, *, sharing: ArrayLike = 1.0
-) -> Floats:
-    """Every rank ends with nbytes, of which each had its part."""
-    return _ring(1.0, nbytes, ranks, per_node, links, sharing)
+from synergy_core.goodput.efficiency import ExchangeTerms, compressed_sync
+from synergy_core.planner.machine import Constants, Link, Links, Machine, Software, links_for
+from synergy_core.planner.plan import Plans
+from synergy_core.planner.work import Amount, Work
+from synergy_core.units import Floats, Ints
 
 
 def all_to_all_s(
     nbytes: ArrayLike, ranks: ArrayLike, per_node: ArrayLike, links: Links, *, sharing: ArrayLike = 1.0
 ) -> Floats:
-    """Every rank sends equal parts of its nbytes to all ranks; its own part stays."""
+    """Seconds in which every rank sends an equal part of its nbytes to every other rank."""
     size, n, g, nodes = _shape(nbytes, ranks, per_node)
-    share = size / n
-    inside = _inside(g, g - 1.0, share * (g - 1.0), links, exchange=True)
-    rate = links.network_bytes_per_s * links.network.exchange / np.asarray(sharing, dtype=np.float64)
-    between = np.where(nodes > 1, _protocols(links.network, rate, nodes - 1.0, share * (n - g)), 0.0)
-    return _finish(inside, _inside(g, g - 1.0, np.zeros_like(size), links), between, _start(links, nodes), n, g, links)
-
-
-def send_s(nbytes: ArrayLike, within_node: ArrayLike, links: Links) -> Floats:
-    """One GPU sends nbytes to another, in its node or not."""
-    size = np.asarray(nbytes, dtype=np.float64)
-    near = _inside(np.asarray(2.0), np.asarray(1.0), size, links)
-    far = _protocols(links.network, np.asarray(links.network_bytes_per_s), np.asarray(1.0), size)
-    return np.asarray(
-        np.where(within_node, near + links.dispatch_rank_s, far) + links.dispatch_s + links.dispatch_rank_s
+    share, nothing = size / n, np.zeros_like(size)
+    network, rate = links.network, np.asarray(links.network_bytes_per_s)
+    shared = rate * network.exchange / np.asarray(sharing, dtype=np.float64)
+    return _both(
+        inside=_inside(g, g - 1.0, share * (g - 1.0), links, exchange=True),
+        inside_start=_inside(g, g - 1.0, nothing, links),
+        between=_protocols(network, shared, nodes - 1.0, share * (n - g)),
+        between_start=_protocols(network, rate, nodes - 1.0, nothing),
+        group=(n, g, nodes),
+        links=links,
     )
 
 
+def send_s(nbytes: ArrayLike, within_node: ArrayLike, links: Links) -> Floats:
+    """Seconds in which one GPU sends nbytes to another GPU, of the same node or not."""
+    size = np.asarray(nbytes, dtype=np.float64)
+    near = _inside(np.asarray(2.0), np.asarray(1.0), size, links) + links.dispatch_rank_s
+    far = _protocols(links.network, np.asarray(links.network_bytes_per_s), np.asarray(1.0), size)
+    return np.asarray(np.where(within_node, near, far) + links.dispatch_s + links.dispatch_rank_s)
+
+
 def _ring(
-    passes: float, nbytes: ArrayLike, ranks: ArrayLike, per_node: ArrayLike, links: Links, sharing: ArrayLike
+    passes: float, nbytes: ArrayLike, ranks: ArrayLike, per_node: ArrayLike, links: Links, *, sharing: ArrayLike = 1.0
 ) -> Floats:
-    """Seconds of a ring that goes round `passes` times; 2 is an all-reduce, which a switch or a tree can do as well."""
+    """Seconds of a ring that goes round `passes` times. Two are an all-reduce, for which a switch or tree may serve."""
     size, n, g, nodes = _shape(nbytes, ranks, per_node)
-    hops, wire = passes * (g - 1.0), passes * (g - 1.0) / g * size
-    inside, start = _inside(g, hops, wire, links), _inside(g, hops, np.zeros_like(size), links)
-    if links.inside.switch_efficiency > 0.0 and passes == 2.0:
-        inside = np.minimum(inside, _in_switch(g, size, links))
+    hops, nothing = passes * (g - 1.0), np.zeros_like(size)
+    link, inside = links.inside, _inside(g, hops, hops / g * size, links)
+    if link.switch_efficiency > 0.0 and passes == 2.0:
+        # Each GPU sends its bytes to the switch once, and its part of the sum once more.
+        wire = (g + 1.0) / g * size / (links.inside_bytes_per_s * link.switch_efficiency)
+        in_switch = link.fixed_s + g * link.hop_s + wire + 2.0 * np.sqrt(link.ramp_s * wire)
+        inside = np.minimum(inside, np.where(g > 1.0, in_switch, 0.0))
+    # Steps round the ring of nodes, or up and down a binary tree of nodes.
+    steps = passes * np.minimum(nodes - 1.0, 2.0 * np.ceil(np.log2(nodes)))
     rate = links.network_bytes_per_s * g / np.asarray(sharing, dtype=np.float64)
-    steps = passes * _node_steps(nodes)
-    between = np.where(nodes > 1, _protocols(links.network, rate, steps, passes * (n - 1.0) / n * size), 0.0)
-    return _finish(inside, start, between, _start(links, nodes, steps), n, g, links)
+    return _both(
+        inside=inside,
+        inside_start=_inside(g, hops, nothing, links),
+        between=_protocols(links.network, rate, steps, passes * (n - 1.0) / n * size),
+        between_start=_protocols(links.network, np.asarray(links.network_bytes_per_s), steps, nothing),
+        group=(n, g, nodes),
+        links=links,
+    )
+
+
+all_reduce_s = partial(_ring, 2.0)
+"""Every rank ends with the sum of all ranks' nbytes."""
+all_gather_s = reduce_scatter_s = partial(_ring, 1.0)
+"""In an all-gather every rank ends with all nbytes; a reduce-scatter is the reverse and takes as long."""
 
 
 def _shape(nbytes: ArrayLike, ranks: ArrayLike, per_node: ArrayLike) -> tuple[Floats, Floats, Floats, Floats]:
-    """Bytes, ranks, ranks on a node (at least 1, at most all; the mean where nodes differ) and nodes of each group."""
+    """Bytes, ranks, ranks per node (the mean where nodes differ) and nodes of each group."""
     size, n, g = np.broadcast_arrays(*(np.asarray(each, dtype=np.float64) for each in (nbytes, ranks, per_node)))
     n = np.maximum(n, 1.0)
     nodes = np.ceil(n / np.clip(g, 1.0, n))
     return size, n, n / nodes, nodes
 
 
-def _node_steps(nodes: Floats) -> Floats:
-    """Hops in a row over a group's nodes: round the ring, or up a tree whose nodes pass on to two each."""
-    return np.minimum(nodes - 1.0, 2.0 * np.ceil(np.log2(nodes)))
-
-
 def _protocols(link: Link, rate: Floats, hops: Floats, wire_bytes: Floats) -> Floats:
-    """Seconds of `hops` steps in which wire_bytes leave a GPU, rate by the data sheet: by the faster protocol."""
+    """Seconds under the faster protocol of `hops` steps in which wire_bytes leave a GPU. rate: of the data sheet."""
     wire = wire_bytes / (rate * link.efficiency)
     bulk = link.fixed_s + hops * link.hop_s + wire + 2.0 * np.sqrt(link.ramp_s * wire)
     low = link.low_fixed_s + hops * link.low_hop_s + wire / link.low_share
@@ -103,37 +102,140 @@ def _protocols(link: Link, rate: Floats, hops: Floats, wire_bytes: Floats) -> Fl
 
 
 def _inside(g: Floats, hops: Floats, wire_bytes: Floats, links: Links, *, exchange: bool = False) -> Floats:
-    """Seconds within nodes, g GPUs each: over their link as far as it reaches, else through the host; 0 for one GPU."""
+    """Seconds within nodes of g GPUs: over the GPU link for groups up to `link_group`, else through the host."""
     share: Floats | float = 1.0
     if links.rings:
         share = np.asarray(links.rings)[np.minimum(np.ceil(g).astype(np.int64), len(links.rings) - 1)]
-    near, host = links.inside, links.host
-    joined = _protocols(
-        near, links.inside_bytes_per_s * share * np.asarray(near.exchange if exchange else 1.0), hops, wire_bytes
-    )
-    staged = _protocols(
-        host, np.asarray(links.host_bytes_per_s * (host.exchange if exchange else 1.0)), hops, wire_bytes
+    joined, staged = (
+        _protocols(link, np.asarray(rate * (link.exchange if exchange else 1.0)), hops, wire_bytes)
+        for link, rate in ((links.inside, links.inside_bytes_per_s * share), (links.host, links.host_bytes_per_s))
     )
     return np.where(g > 1.0, np.where(g <= links.link_group, joined, staged), 0.0)
 
 
-def _in_switch(g: Floats, size: Floats, links: Links) -> Floats:
-    """Seconds of an all-reduce in the switch: each GPU's bytes go there once, and its part of the sum once more."""
-    link = links.inside
-    wire = (g + 1.0) / g * size / (links.inside_bytes_per_s * link.switch_efficiency)
-    return np.where(g > 1.0, link.fixed_s + g * link.hop_s + wire + 2.0 * np.sqrt(link.ramp_s * wire), 0.0)
-
-
-def _start(links: Links, nodes: Floats, steps: Floats | None = None) -> Floats:
-    """Seconds until an empty message has passed between all of the group's nodes; 0 on one node."""
-    hops = nodes - 1.0 if steps is None else steps
-    rate = np.asarray(links.network_bytes_per_s)
-    return np.where(nodes > 1.0, _protocols(links.network, rate, hops, np.zeros_like(nodes)), 0.0)
-
-
-def _finish(
-    inside: Floats, start: Floats, between: Floats, between_start: Floats, n: Floats, g: Floats, links: Links
+def _both(
+    *,
+    inside: Floats,
+    inside_start: Floats,
+    between: Floats,
+    between_start: Floats,
+    group: tuple[Floats, Floats, Floats],
+    links: Links,
 ) -> Floats:
-    """Seconds of the slower of the two stages and the start of the other; then the software's own time."""
-    total = np.maximum(inside, between) + np.minimum(start, between_start)
+    """Seconds of the slower stage, plus the start (an empty message) of the other, plus the software's own time.
+
+    group: ranks, ranks on a node, nodes.
+    """
+    n, g, nodes = group
+    between, between_start = (np.where(nodes > 1.0, each, 0.0) for each in (between, between_start))
+    total = np.maximum(inside, between) + np.minimum(inside_start, between_start)
     return np.where(n > 1.0, total + links.dispatch_s + g * links.dispatch_rank_s, 0.0)
+
+
+class PlannedRuns:
+    """Plans on a machine, with its links, fitted constants, and how many ranks of each group share a node.
+
+    Ranks are laid out with tensor parallelism innermost, then context, data, and pipeline outermost.
+    """
+
+    def __init__(self, plans: Plans, machine: Machine, software: Software, constants: Constants) -> None:
+        self.plans, self.machine, self.software, self.constants = plans, machine, software, constants
+        self.links = links_for(machine)
+        per_node = machine.gpus_per_node
+
+        def within(degree: Ints, stride: Ints) -> Ints:
+            return np.minimum(degree, np.maximum(per_node // stride, 1))
+
+        self.gpus_on_node = np.minimum(per_node, plans.gpus)
+        self.tensor_within = within(plans.tensor, np.ones_like(plans.tensor))
+        self.context_within = within(plans.context, plans.tensor)
+        self.data_ranks = plans.data * plans.context
+        self.data_within = within(self.data_ranks, plans.tensor)
+        self.expert_within = within(plans.expert, plans.tensor)
+        self.copies = np.maximum(self.data_ranks // plans.expert, 1)
+        self.copies_within = within(self.copies, plans.tensor * plans.expert)
+        replica = plans.tensor * plans.context * plans.data
+        self.pipeline_within = (replica * plans.pipeline <= per_node) & (per_node % replica == 0)
+
+
+def held(work: Work, plans: Plans) -> tuple[Floats, Floats]:
+    """Dense and expert parameters of the largest stage on one GPU before ZeRO shards them, (plans,) each."""
+    dense: Floats = np.zeros(len(plans))
+    expert: Floats = np.zeros(len(plans))
+    count = np.asarray(work.layer_count, float)
+    most = np.minimum(np.ceil(count / plans.pipeline), count)
+    for each in work.layers:
+        share = most * each.count / count
+        dense = dense + share * each.block.parameters
+        expert = expert + share * each.block.expert_parameters
+    first, last = np.asarray(work.before.parameters, float), np.asarray(work.after.parameters, float)
+    edge = np.where(plans.pipeline == 1, first + last, np.maximum(first, last))
+    return dense + edge, expert
+
+
+ReplicaTerms = tuple[ExchangeTerms, ExchangeTerms]
+"""A compressor's effect on the exchange of dense and of expert gradients on the slowest stage: numbers, or arrays
+(plans,). `latency_s` is ignored, since the links determine it."""
+Collective = Callable[..., Floats]
+
+
+def replica_exchange_s(
+    work: Work, runs: PlannedRuns, forward_s: Floats, backward_s: Floats, terms: ReplicaTerms | None = None
+) -> Floats:
+    """Exposed seconds of reducing gradients and gathering weights over data- and context-parallel ranks.
+
+    Up to ZeRO-2 both happen once a step and overlap with the last micro-batch's backward pass as far as the software
+    allows. Under ZeRO-3, in every micro-batch, each layer's weights are gathered for the forward and again for the
+    backward pass and its gradients scattered, overlapping with the computation of the previous layer. Encoding and
+    decoding (`terms`) never overlap: they keep the GPU busy.
+
+    forward_s, backward_s: (plans,), seconds of a micro-batch on the slowest stage that communication may overlap with.
+    """
+    plans, software, c, links = runs.plans, runs.software, runs.constants, runs.links
+    # Groups that share a node choose their network cards independently, so that some choose the same card.
+    groups_on_node = np.maximum(runs.gpus_on_node // np.maximum(runs.data_within, 1), 1)
+    sharing = 1.0 + c.card_collisions * np.where(runs.data_within > 1, groups_on_node - 1.0, 0.0)
+
+    def of_all(collective: Collective, nbytes: Amount) -> Floats:
+        return collective(nbytes, runs.data_ranks, runs.data_within, links, sharing=sharing) / c.network_efficiency
+
+    def of_experts(collective: Collective, nbytes: Amount) -> Floats:
+        """Seconds of a collective among the ranks that hold the same experts; 0 without experts."""
+        found = collective(nbytes, runs.copies, runs.copies_within, links) / c.network_efficiency
+        return np.where(np.asarray(nbytes) > 0, found, 0.0)
+
+    def gradients_s(group: Callable[[Collective, Amount], Floats], collective: Collective, nbytes: Amount) -> Floats:
+        """Seconds to exchange gradients of nbytes before compression."""
+        seconds = group(collective, nbytes)
+        if terms is None:
+            return seconds
+        latency_s = group(collective, 0.0 * np.asarray(nbytes))
+        return compressed_sync(seconds, replace(terms[group is of_experts], latency_s=latency_s, codec_s=0.0))
+
+    def exposed(seconds: Floats, hidden_s: Floats) -> Floats:
+        """Seconds that do not overlap with hidden_s of computation: the share data_exposed never overlaps."""
+        return c.data_exposed * seconds + (1.0 - c.data_exposed) * np.maximum(seconds - hidden_s, 0.0)
+
+    dense, expert = held(work, plans)
+    gradients = dense * software.gradient_bytes
+    whole = gradients_s(of_all, all_reduce_s, gradients)
+    split = gradients_s(of_all, all_gather_s, gradients) + of_all(all_gather_s, dense * software.weight_bytes)
+    own = gradients_s(of_experts, all_reduce_s, expert * software.gradient_bytes)
+    once = exposed(np.where(plans.zero >= 1, split, whole) + own, backward_s)
+    count = np.asarray(work.layer_count, float)
+    layers = np.maximum(np.ceil(count / plans.pipeline), 1.0)
+    unit, own_unit = (
+        sum(run.count * np.asarray(getattr(run.block, name), float) for run in work.layers) / count
+        for name in ("parameters", "expert_parameters")
+    )
+    gathered = of_all(all_gather_s, unit * software.weight_bytes)
+    gathered = gathered + of_experts(all_gather_s, own_unit * software.weight_bytes)
+    scattered = gradients_s(of_all, reduce_scatter_s, unit * software.gradient_bytes)
+    scattered = scattered + gradients_s(of_experts, reduce_scatter_s, own_unit * software.gradient_bytes)
+    every = exposed(gathered, forward_s / layers) + exposed(gathered + scattered, backward_s / layers)
+    every = layers * every + 2.0 * gathered
+    times = np.where(plans.zero == 3, plans.accumulation, 1)
+    seconds = np.where(plans.zero == 3, times * every, once)
+    if terms is not None:
+        seconds = seconds + np.add(terms[0].codec_s, terms[1].codec_s) * times
+    return np.where(runs.data_ranks > 1, seconds, 0.0)

@@ -1,40 +1,234 @@
-"""The fastest plan of a model for every compressor of the gradients that its replicas exchange."""
+"""The fastest plan of a model for every compressor of the gradients that its replicas exchange.
+
+Each pipeline stage has its own layers and its own compressor for each layer. The stage that sends most determines how
+long the exchange takes; the errors of all stages add up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 
 import numpy as np
 
-from synergy_core.arrays import Bools, Floats, Ints
 from synergy_core.errors import unknown
-from synergy_core.goodput.compressed import GradientErrors
-from synergy_core.goodput.compression import CONVOLUTIONAL, Gradients
-from synergy_core.goodput.exchange import ExchangeTerms
-from synergy_core.planner.constants import Constants
-from synergy_core.planner.enumerate import undominated, with_options
-from synergy_core.planner.machine import Machine
-from synergy_core.planner.memory import memory, usable_bytes
+from synergy_core.goodput.compression import compressor_named, compressors
+from synergy_core.goodput.compression._compressor import (
+    CONVOLUTIONAL,
+    NUMBER_BYTES,
+    Compressor,
+    Gpu,
+    Gradients,
+    LayerSizes,
+    speed_by_sheet,
+)
+from synergy_core.goodput.efficiency import (
+    POINTS,
+    ExchangeTerms,
+    GradientErrors,
+    Offer,
+    layerwise_name,
+    sizes_and_errors,
+    uniform,
+    with_none,
+    within_error_name,
+)
+from synergy_core.goodput.layerwise import frontier, least_of_slowest
+from synergy_core.planner.communication import ReplicaTerms
+from synergy_core.planner.machine import Constants, Machine
+from synergy_core.planner.memory import usable_bytes
 from synergy_core.planner.plan import NO_COMPRESSOR, Plan, Plans, plans_of
-from synergy_core.planner.replicas import ReplicaTerms
-from synergy_core.planner.search import Model, sized_plans
-from synergy_core.planner.shards import Offering, ShardOffer, stages_of
+from synergy_core.planner.search import Model, fitting, sized_plans
 from synergy_core.planner.step_time import computation
-from synergy_core.planner.work import Work
+from synergy_core.planner.work import Amount, Block, Work
+from synergy_core.units import Bools, Floats, Ints, columns_of
 
-NOTHING = ExchangeTerms()
-TERMS = ("collectives", "sent", "codec_s")
+_UNCOMPRESSED = compressor_named(NO_COMPRESSOR)
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """The gradient matrices of one GPU, for a group of identical pipeline stages.
+
+    expert: (L,), which rows only ranks with the same experts exchange. stages: number of identical stages.
+    """
+
+    layers: LayerSizes
+    expert: Bools
+    stages: int
+
+    @property
+    def numbers(self) -> float:
+        """Numbers in the gradients of one stage."""
+        return float((self.layers.numbers * self.layers.count).sum())
+
+
+def stages_of(work: Work, pipeline: int, at: int) -> tuple[Stage, ...]:
+    """The stages of plan `at` of `work`, equal ones grouped. Layers are spread evenly, the first stages get more."""
+    blocks = {id(each): each for each in (work.before, *(run.block for run in work.layers), work.after)}
+    layers = [id(run.block) for run in work.layers for _ in range(round(_at(run.count, at)))]
+    parts = [each.tolist() for each in np.array_split(np.array(layers), pipeline)]
+    parts[0].insert(0, id(work.before))
+    parts[-1].append(id(work.after))
+    result = []
+    for held, stages in Counter(tuple(Counter(each).items()) for each in parts).items():
+        tensors = [row for block, times in held for row in _tensors(blocks[block], times, at)]
+        rows, columns, count, expert = (np.array(each) for each in zip(*tensors, strict=True))
+        result.append(Stage(LayerSizes(rows, columns, count), expert, stages))
+    return tuple(result)
+
+
+def _tensors(block: Block, times: int, at: int) -> Iterator[tuple[int, int, int, bool]]:
+    """Rows, columns, count and is-expert of each parameter matrix; what is left over counts as one vector."""
+    held = {False: 0.0, True: 0.0}
+    for each in block.gemms:
+        stored = _at(each.count if each.stored is None else each.stored, at)
+        numbers = _at(each.n, at) * _at(each.k, at)
+        if stored * numbers >= 1.0:
+            yield round(_at(each.n, at)), round(_at(each.k, at)), round(stored * times), each.expert
+        held[each.expert] += stored * numbers
+    for rows, columns in block.tables:
+        if _at(rows, at) >= 1.0:
+            yield round(_at(rows, at)), round(_at(columns, at)), times, False
+        held[False] += _at(rows, at) * _at(columns, at)
+    for parameters, expert in ((block.parameters, False), (block.expert_parameters, True)):
+        if (left := round(_at(parameters, at) - held[expert])) >= 1:
+            yield left, 1, times, expert
+
+
+def _at(amount: Amount, at: int) -> float:
+    values = np.asarray(amount, dtype=np.float64)
+    return float(values if values.ndim == 0 else values[at])
+
+
+@dataclass(frozen=True, eq=False)
+class ShardOffer:
+    """One compressor, or one choice per layer, for every stage of a plan. offers: one per stage, in their order."""
+
+    name: str
+    stages: tuple[Stage, ...]
+    offers: tuple[Offer, ...]
+    _known: dict[tuple[float, ...], ExchangeTerms] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def compresses(self) -> bool:
+        return any(each.compresses for each in self.offers)
+
+    @cached_property
+    def errors(self) -> GradientErrors:
+        weights = np.array([each.stages * each.numbers for each in self.stages])
+        each = columns_of([offer.errors for offer in self.offers])
+        signal, noise = (float(weights @ one / weights.sum()) for one in (each.signal, each.noise))
+        return GradientErrors(signal, noise, bool(np.all(each.unbiased)), bool(np.any(each.rounds_sum)))
+
+    @cached_property
+    def state_bytes(self) -> float:
+        """Bytes of compressor state on the GPU that keeps most of it."""
+        return max(each.state_bytes for each in self.offers)
+
+    def terms(self, replicas: int, gradient_bytes: float, gpu: Gpu, *, expert: bool) -> ExchangeTerms:
+        """How this offer changes the exchange of dense gradients, or of expert gradients, among the replicas. Cached.
+
+        gradient_bytes: per uncompressed number. A layer that the compressor would enlarge is sent uncompressed.
+        """
+        key = replicas, expert, gradient_bytes, gpu.memory_bandwidth_bytes_per_s, gpu.fp32_flops_per_s
+        if key in self._known:
+            return self._known[key]
+        speed = speed_by_sheet(gpu)
+        sent, plain, codec = [], [], []
+        for stage, offer in zip(self.stages, self.offers, strict=True):
+            own = stage.expert == expert
+            uncompressed = _UNCOMPRESSED.sent_bytes(stage.layers, replicas) * (gradient_bytes / NUMBER_BYTES)
+            sent.append(float(np.minimum(offer.layers_sent_bytes(replicas), uncompressed)[own].sum()))
+            plain.append(float(uncompressed[own].sum()))
+            codec.append(float(offer.layers_codec_s(replicas, lambda _: speed)[own].sum()))
+        terms = ExchangeTerms()
+        if max(plain) > 0.0:
+            collectives = max(each.collectives for each in self.offers)
+            terms = ExchangeTerms(collectives, 0.0, max(sent) / max(plain), max(codec))
+        self._known[key] = terms
+        return terms
+
+
+Offering = Callable[[tuple[Stage, ...], Gradients], tuple[ShardOffer, ...]]
+"""Lists the offers for the stages of a plan, `none` first."""
+
+
+@cache
+def every_offer(layerwise: Compressor) -> Offering:
+    """Offers every compressor for all layers, and layer-wise choices among the compressors of `layerwise`'s scheme."""
+    known = compressors()
+    of_scheme = [each for each in known if type(each) is type(layerwise)]
+    budgets = {layerwise_name(of_scheme, error): error for error in POINTS}
+
+    def offers(stages: tuple[Stage, ...], gradients: Gradients) -> tuple[ShardOffer, ...]:
+        uniform_offers = (_uniform(each, stages, gradients) for each in known)
+        return *uniform_offers, *_along_curves(of_scheme, stages, gradients, budgets)
+
+    return offers
+
+
+@cache
+def only_offer(compressor: Compressor) -> Offering:
+    """Offers no compression, and this compressor for all layers."""
+    both = dict.fromkeys((_UNCOMPRESSED, compressor))
+    return lambda stages, gradients: tuple(_uniform(each, stages, gradients) for each in both)
+
+
+@cache
+def within_error_offer(compressor: Compressor) -> Offering:
+    """Offers no compression, and L-GreCo's choice by layer with no more total error than this compressor makes."""
+
+    def offers(stages: tuple[Stage, ...], gradients: Gradients) -> tuple[ShardOffer, ...]:
+        errors = _uniform(compressor, stages, gradients).errors
+        budget = 0.5 * (float(np.asarray(errors.signal)) + float(np.asarray(errors.noise)))
+        named = {within_error_name(compressor): budget}
+        return _uniform(_UNCOMPRESSED, stages, gradients), *_along_curves(compressor.alike(), stages, gradients, named)
+
+    return offers
+
+
+def _uniform(compressor: Compressor, stages: tuple[Stage, ...], gradients: Gradients) -> ShardOffer:
+    each = tuple(uniform(compressor, stage.layers, gradients) for stage in stages)
+    return ShardOffer(compressor.name, stages, each)
+
+
+def _along_curves(
+    compressors: Sequence[Compressor], stages: tuple[Stage, ...], gradients: Gradients, budgets: Mapping[str, float]
+) -> tuple[ShardOffer, ...]:
+    """One layer-wise offer for each error budget. budgets: by the offer's name."""
+    parts = with_none(compressors)
+    total = sum(each.stages * each.numbers for each in stages)
+    curves = []
+    for stage in stages:
+        sizes, errors = sizes_and_errors(parts, stage.layers, gradients)
+        curves.append(frontier(sizes, errors * (stage.numbers / total)))
+    chosen = least_of_slowest(curves, [each.stages for each in stages], list(budgets.values()))
+    return tuple(
+        ShardOffer(
+            name,
+            stages,
+            tuple(
+                Offer(name, stage.layers, gradients, parts, curve.choices(at))
+                for stage, curve, at in zip(stages, curves, points, strict=True)
+            ),
+        )
+        for name, points in zip(budgets, chosen, strict=True)
+    )
+
+
 _Split = tuple[int, int, int]
-"""Tensor, pipeline and expert parallelism: what a GPU's gradients follow from."""
+"""Degrees of tensor, pipeline and expert parallelism, which determine the gradients of each GPU."""
 
 
 @dataclass(frozen=True, eq=False)
 class CompressedPlans:
-    """On one number of GPUs, at one global batch: for each compressor its fastest plan, `none` first, (offers,).
+    """The fastest plan for each compressor, `none` first, on one number of GPUs and global batch; arrays (offers,).
 
-    plans: each names its compressor. step_s: seconds. replicas: gradients that are compressed apart from each other in
-    a step: the ranks that exchange, under ZeRO-3 times the micro-batches. errors: what compression makes of them.
+    replicas: number of gradients that are compressed separately in a step: ranks that exchange, under ZeRO-3 times the
+    micro-batches. errors: errors that compression adds to these gradients.
     """
 
     plans: tuple[Plan, ...]
@@ -46,18 +240,17 @@ class CompressedPlans:
         return len(self.plans)
 
     def goodput(self, noise_scale: float, initial_batch: float) -> Floats:
-        """(offers,): samples per second, each counted by what one at the initial batch is worth; φ in samples."""
+        """(offers,): samples per second × progress per sample relative to the initial batch. noise_scale: samples."""
         batch = np.array([each.global_batch for each in self.plans], dtype=np.float64)
         scale, variance = batch / initial_batch, noise_scale / initial_batch
         worth = self.errors.worth(scale, 1.0, variance, initial_batch, self.replicas)
         gain = (variance + 1.0) / (variance / scale + 1.0)
-        result: Floats = initial_batch * gain * worth / self.step_s
-        return result
+        return initial_batch * gain * worth / self.step_s
 
 
 @dataclass(frozen=True, eq=False)
 class CompressedSearch:
-    """Of one model with its software. gradients: how they are spread. offering: what each plan is offered."""
+    """Searches plans of one model and software. gradients: their statistics. offering: compressors that may be used."""
 
     model: Model
     gradients: Gradients
@@ -74,14 +267,15 @@ class CompressedSearch:
     ) -> CompressedPlans | None:
         """The fastest plan for every compressor; None where nothing fits. fixed: degrees that must be as given.
 
-        What fits without a compressor need not with one, which may keep what it did not send. Error feedback needs
-        whole gradients on every rank: such compressors go with ZeRO's stage 0 alone. Compressors under which no plan
-        has replicas are left out.
+        A compressor's state takes memory, too. Error feedback needs whole gradients on every rank, so that biased
+        compressors are only used at ZeRO stage 0. Compressors under which no plan has replicas are left out.
         """
-        found = self._fitting(machine, gpus, global_batch, fixed or {})
-        if found is None:
+        held = fixed or {}
+        sized = sized_plans(self.model, machine, np.array([gpus]), global_batch, held)
+        plans, needed = fitting(self.model, machine, sized.plans.take(sized.fits), held, sharding_apart=True)
+        if not len(plans):
             return None
-        plans, free_bytes = found
+        free_bytes = usable_bytes(machine) - needed
         timed = computation(self.model.work(plans), plans, machine, self.model.software, constants)
         ranks = plans.data * plans.context
         splits = list(zip(plans.tensor.tolist(), plans.pipeline.tolist(), plans.expert.tolist(), strict=True))
@@ -89,7 +283,12 @@ class CompressedSearch:
         best: list[tuple[ShardOffer, int, float]] = []
         for name in dict.fromkeys(name for each in offers.values() for name in each):
             own = [offers[split].get(name) for split in splits]
-            allowed = np.array([_allowed(each, *of) for each, *of in zip(own, plans.zero, free_bytes, strict=True)])
+            allowed = np.array(
+                [
+                    each is not None and (zero == 0 or each.errors.unbiased is True) and each.state_bytes <= free
+                    for each, zero, free in zip(own, plans.zero, free_bytes, strict=True)
+                ]
+            )
             if name != NO_COMPRESSOR:
                 allowed &= (ranks > 1) & np.array([each is not None and each.compresses for each in own])
             if not allowed.any():
@@ -100,28 +299,19 @@ class CompressedSearch:
             offer = own[at]
             assert offer is not None
             best.append((offer, at, float(step_s[at])))
-        return _chosen(plans, best)
-
-    def _fitting(
-        self, machine: Machine, gpus: int, global_batch: int, fixed: Mapping[str, int]
-    ) -> tuple[Plans, Floats] | None:
-        """Plans with options that fit uncompressed, and bytes of a GPU that are left."""
-        sized, _ = sized_plans(self.model, machine, np.array([gpus]), global_batch, fixed=fixed)
-        variants, of = with_options(sized.plans.take(sized.fits), fixed)
-        if not len(variants):
-            return None
-        needed = memory(self.model.work(variants), variants, self.model.software)
-        fits = np.broadcast_to(needed.fits(machine), len(variants))
-        kept = np.zeros(len(variants), dtype=np.bool_)
-        # Of those that shard nothing the best ones are kept even where sharding saves recomputation.
-        for group in (fits, fits & (variants.zero == 0)):
-            at = np.flatnonzero(group)
-            kept[at[undominated(variants.zero[at], variants.recompute[at], of[at])]] = True
-        left = usable_bytes(machine) - np.asarray(needed.needed, dtype=np.float64)
-        return variants.take(kept), np.broadcast_to(left, len(variants))[kept]
+        rows = np.array([at for _, at, _ in best])
+        zero, accumulation = plans.zero[rows], plans.accumulation[rows]
+        errors = columns_of([offer.errors for offer, _, _ in best])
+        return CompressedPlans(
+            tuple(replace(plans.plan(at), compressor=offer.name) for offer, at, _ in best),
+            np.array([step_s for _, _, step_s in best]),
+            np.where(zero == 3, ranks[rows] * accumulation, ranks[rows]).astype(np.float64),
+            # Shards of gradients are summed after decoding and are not compressed again.
+            replace(errors, rounds_sum=np.asarray(errors.rounds_sum) & (zero == 0)),
+        )
 
     def errors(self, plan: Plan) -> tuple[GradientErrors, float]:
-        """What the plan's compressor makes of gradients, and how many are compressed apart from each other.
+        """Errors of the plan's compressor, and the number of gradients that are compressed separately.
 
         Raises InputError for a compressor that is not offered.
         """
@@ -139,48 +329,20 @@ class CompressedSearch:
             self._offers[split] = {each.name: each for each in self.offering(stages, self.gradients)}
         return self._offers[split]
 
-    def _terms(
-        self,
-        plans: Plans,
-        own: list[ShardOffer | None],
-        machine: Machine,
-    ) -> ReplicaTerms:
-        """Of every plan under its offer; nothing where there is none."""
-        ranks = np.maximum(plans.data * plans.context, 2)
-        made = []
-        for replicas, expert in ((ranks, False), (np.maximum(ranks // plans.expert, 2), True)):
+    def _terms(self, plans: Plans, own: list[ShardOffer | None], machine: Machine) -> ReplicaTerms:
+        """How each plan's offer changes its exchange; plans without an offer are unchanged."""
+        ranks, gradient_bytes = np.maximum(plans.data * plans.context, 2), self.model.software.gradient_bytes
+
+        def of_all(replicas: Ints, *, expert: bool) -> ExchangeTerms:
             each = [
-                NOTHING
-                if offer is None
-                else offer.terms(count, self.model.software.gradient_bytes, machine.gpu, expert=expert)
+                offer.terms(count, gradient_bytes, machine.gpu, expert=expert) if offer else ExchangeTerms()
                 for offer, count in zip(own, replicas.tolist(), strict=True)
             ]
-            columns = {name: np.array([getattr(one, name) for one in each]) for name in TERMS}
-            made.append(ExchangeTerms(**columns))
-        return ReplicaTerms(*made)
+            return columns_of(each)
+
+        return of_all(ranks, expert=False), of_all(np.maximum(ranks // plans.expert, 2), expert=True)
 
 
 def gradients_of(model: Model) -> Gradients:
-    """How its gradients are taken to be spread: what reads no tokens is convolutional."""
+    """Assumed statistics of a model's gradients; models that read no tokens count as convolutional."""
     return Gradients() if model.limits.seq_len else CONVOLUTIONAL
-
-
-def _allowed(offer: ShardOffer | None, zero: int, free_bytes: float) -> bool:
-    return offer is not None and (zero == 0 or offer.errors.unbiased is True) and offer.state_bytes <= free_bytes
-
-
-def _chosen(plans: Plans, best: list[tuple[ShardOffer, int, float]]) -> CompressedPlans:
-    rows = np.array([at for _, at, _ in best])
-    zero: Ints = plans.zero[rows]
-    ranks = (plans.data * plans.context)[rows]
-    each = [offer.errors for offer, _, _ in best]
-    columns: dict[str, Floats | Bools] = {
-        name: np.array([getattr(one, name) for one in each]) for name in ("signal", "noise", "unbiased", "rounds_sum")
-    }
-    columns["rounds_sum"] = columns["rounds_sum"].astype(bool) & (zero == 0)  # shards are summed as they were decoded
-    return CompressedPlans(
-        tuple(replace(plans.plan(at), compressor=offer.name) for offer, at, _ in best),
-        np.array([step_s for _, _, step_s in best]),
-        np.where(zero == 3, ranks * plans.accumulation[rows], ranks).astype(np.float64),
-        GradientErrors(**columns),
-    )

@@ -1,34 +1,32 @@
 """All plans a model could run with on given GPU counts: degrees that multiply to the count and divide what they split.
 
-Rules: tensor divides the heads, and the key-value heads or is a multiple of them; tensor, inside a node, divides the
-node; stages are at most the layers and may be uneven; data divides the global batch and the micro-batch what is left;
-interleaving needs even stages and micro-batches that are a multiple of the stages (Megatron's schedule); sequence
-parallelism needs a sequence that tensor × context divides; experts spread over a divisor of data × context; ZeRO 2 and
-3 go without pipeline stages, since every micro-batch would gather again.
+Rules: tensor divides the heads, and divides the key-value heads or is a multiple of them. There are at most as many
+stages as layers, and stages may be uneven. data divides the global batch; the micro-batch divides each replica's part.
+Interleaving needs even stages and a number of micro-batches that is a multiple of the stages (Megatron's schedule).
+Sequence parallelism needs a sequence that tensor × context divides. expert divides data × context. ZeRO 2 and 3 exclude
+pipeline stages, since every micro-batch would gather the weights again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from synergy_core.arrays import Ints
 from synergy_core.errors import InputError, unknown
-from synergy_core.planner.architecture import Limits, divisors
 from synergy_core.planner.plan import RISING, Plans, Recompute
+from synergy_core.planner.work import Limits, divisors
+from synergy_core.units import Bools, Ints
 
-MOST_STAGES_PER_GPU = 8
+MAX_STAGES_PER_GPU = 8
 """Largest interleave tried."""
 FIXABLE = (
     *("tensor", "pipeline", "context", "data", "expert", "interleave", "micro_batch"),
     *("zero", "recompute", "sequence"),
 )
 FROM_ZERO = ("zero", "recompute", "sequence")
-"""Those that may be 0; the others are degrees."""
+"""Settings that may be 0; the others are degrees."""
 
 
 def candidates(
@@ -42,13 +40,14 @@ def candidates(
 ) -> Plans:
     """Every plan without ZeRO and without recomputation, for all counts; (plans,), in an order that repeats.
 
-    fixed: degrees that are given. Raises InputError for one that the model cannot have.
+    fixed: degrees that must be as given. Raises InputError for a degree that the model cannot have.
     """
     held = _checked(limits, fixed or {}, global_batch)
 
-    def choices(name: str, values: Sequence[int]) -> NDArray[np.int64]:
+    def choices(name: str, values: Sequence[int]) -> Ints:
         return np.array([held[name]] if name in held else values, dtype=np.int64)
 
+    names = ("tensor", "pipeline", "context", "data")
     grid = np.meshgrid(
         choices("tensor", limits.tensors(max_tensor)),
         choices("pipeline", range(1, limits.layers + 1)),
@@ -56,38 +55,40 @@ def candidates(
         choices("data", divisors(global_batch)),
         indexing="ij",
     )
-    tensor, pipeline, context, data = (each.ravel() for each in grid)
-    wanted = np.isin(tensor * pipeline * context * data, np.asarray(counts))
-    rows = {
-        "tensor": tensor[wanted],
-        "pipeline": pipeline[wanted],
-        "context": context[wanted],
-        "data": data[wanted],
-    }
-    rows = _crossed(rows, "micro_batch", choices("micro_batch", micro_batches))
-    rows = _where(rows, (global_batch // rows["data"]) % rows["micro_batch"] == 0)
-    rows["accumulation"] = global_batch // (rows["data"] * rows["micro_batch"])
-    rows = _crossed(rows, "interleave", choices("interleave", range(1, MOST_STAGES_PER_GPU + 1)))
-    rows = _where(rows, (rows["interleave"] == 1) | _interleaves(limits, rows))
-    rows = _crossed(rows, "expert", choices("expert", divisors(limits.experts)))
-    rows = _where(rows, (rows["data"] * rows["context"]) % rows["expert"] == 0)
-    rows = _crossed(rows, "sequence", choices("sequence", [0, 1]))
-    pieces = rows["tensor"] * rows["context"]
-    splits = (rows["tensor"] > 1) & (limits.seq_len % pieces == 0) & (limits.seq_len > 0)
-    rows = _where(rows, ~rows["sequence"].astype(bool) | splits)
-    zero = np.full(len(rows["tensor"]), held.get("zero", 0))
-    rows = _where(rows, _may_shard(rows["data"] * rows["context"], rows["pipeline"], zero))
-    nothing = np.zeros(len(rows["tensor"]), dtype=np.int64)
-    return Plans(
-        **{name: column for name, column in rows.items() if name != "sequence"},
-        sequence=rows["sequence"].astype(bool),
-        zero=nothing,
-        recompute=nothing,
-    )
+    columns = dict(zip(names, (each.ravel() for each in grid), strict=True))
+
+    def cross(name: str, values: Sequence[int]) -> None:
+        """Combines every row with every value."""
+        chosen = choices(name, values)
+        count = len(columns["tensor"])
+        columns.update({key: np.repeat(column, len(chosen)) for key, column in columns.items()})
+        columns[name] = np.tile(chosen, count)
+
+    def keep(wanted: Bools) -> None:
+        columns.update({key: column[wanted] for key, column in columns.items()})
+
+    keep(np.isin(np.prod([columns[name] for name in names], axis=0), np.asarray(counts)))
+    cross("micro_batch", micro_batches)
+    keep((global_batch // columns["data"]) % columns["micro_batch"] == 0)
+    columns["accumulation"] = global_batch // (columns["data"] * columns["micro_batch"])
+    cross("interleave", range(1, MAX_STAGES_PER_GPU + 1))
+    stages, per_gpu = columns["pipeline"], columns["interleave"]
+    even = (stages > 1) & (limits.layers % (stages * per_gpu) == 0) & (columns["accumulation"] % stages == 0)
+    keep((per_gpu == 1) | even)
+    cross("expert", divisors(limits.experts))
+    keep((columns["data"] * columns["context"]) % columns["expert"] == 0)
+    cross("sequence", [0, 1])
+    pieces = columns["tensor"] * columns["context"]
+    keep((columns["sequence"] == 0) | ((columns["tensor"] > 1) & (limits.seq_len % pieces == 0) & (limits.seq_len > 0)))
+    zero = np.full(len(columns["tensor"]), held.get("zero", 0))
+    keep(_may_shard(columns["data"] * columns["context"], columns["pipeline"], zero))
+    sequence = columns.pop("sequence").astype(bool)
+    nothing = np.zeros(len(sequence), dtype=np.int64)
+    return Plans(**columns, zero=nothing, recompute=nothing, sequence=sequence)
 
 
 def with_options(plans: Plans, fixed: Mapping[str, int] | None = None) -> tuple[Plans, Ints]:
-    """Each plan with every ZeRO stage and kind of recomputation that it can have; the second array: whose each is."""
+    """Each plan with every possible ZeRO stage and kind of recomputation, and the index of the plan of each variant."""
     held = fixed or {}
     zeros = np.array([held["zero"]] if "zero" in held else [0, 1, 2, 3])
     kinds = np.array([held["recompute"]] if "recompute" in held else RISING)
@@ -109,82 +110,71 @@ def leanest(plans: Plans, fixed: Mapping[str, int] | None = None) -> Plans:
     )
 
 
-def undominated(zero: Ints, recompute: Ints, of: Ints) -> NDArray[np.bool_]:
-    """Among variants that fit: those that recompute no more than another of their plan `of` that shards no more.
+def undominated(zero: Ints, recompute: Ints, of: Ints) -> Bools:
+    """Whether no variant of the same plan `of` recomputes less and shards no more.
 
-    ZeRO's stages by themselves rule nothing out: with few micro-batches, gathering weights layer by layer hides behind
-    the forward pass, which gathering them after the step does not.
+    Less sharding alone does not make a variant better: with few micro-batches, gathering weights layer by layer
+    overlaps with the forward pass, whereas gathering them after the step does not.
     """
     least = np.full((of.max(initial=-1) + 1, 4), len(Recompute), dtype=np.int64)
-    # Stages 0 and 1 hold the same weights and gradients, and send as much.
+    # ZeRO stages 0 and 1 hold the same weights and gradients and send equally many bytes.
     np.minimum.at(least, (of, np.maximum(zero, 1)), recompute)
-    result: NDArray[np.bool_] = recompute <= np.minimum.accumulate(least, axis=1)[of, zero.clip(1)]
+    result: Bools = recompute <= np.minimum.accumulate(least, axis=1)[of, zero.clip(1)]
     return result
 
 
 def _checked(limits: Limits, fixed: Mapping[str, int], global_batch: int) -> Mapping[str, int]:
-    """The fixed degrees, if the model can have each."""
+    """Returns the fixed degrees. Raises InputError for a degree that the model cannot have."""
     for name, value in fixed.items():
         if name not in FIXABLE:
             raise unknown("degree", name, FIXABLE)
         if value < (0 if name in FROM_ZERO else 1):
             raise InputError(f"{name}={value}: expected a positive whole number.")
-    tensor, groups = fixed.get("tensor", 1), limits.groups
-    if limits.heads % tensor:
-        raise InputError(
-            f"tensor={tensor} does not divide the model's {limits.heads} heads; "
-            f"choose one of {', '.join(map(str, limits.tensors(limits.heads)))}."
-        )
-    if groups % tensor and tensor % groups:
-        raise InputError(
-            f"tensor={tensor} and the model's {groups} key-value heads do not divide each other; "
-            f"choose one of {', '.join(map(str, limits.tensors(limits.heads)))}."
-        )
-    if fixed.get("pipeline", 1) > limits.layers:
-        raise InputError(f"pipeline={fixed['pipeline']}: the model has {limits.layers} layers; choose at most that.")
-    if limits.experts % fixed.get("expert", 1):
-        raise InputError(
-            f"expert={fixed['expert']} does not divide the model's {limits.experts} experts; "
-            f"choose one of {', '.join(map(str, divisors(limits.experts)))}."
-        )
-    if limits.seq_len % fixed.get("context", 1):
-        raise InputError(
-            f"context={fixed['context']} does not divide the sequence of {limits.seq_len} tokens; choose a divisor."
-        )
-    replica = fixed.get("data", 1) * fixed.get("micro_batch", 1)
-    if global_batch % replica:
-        raise InputError(
+    of = {**dict.fromkeys(FIXABLE, 1), **dict.fromkeys(FROM_ZERO, 0), **fixed}
+    tensor, replica = of["tensor"], of["data"] * of["micro_batch"]
+    tensors, experts = (", ".join(map(str, each)) for each in (limits.tensors(limits.heads), divisors(limits.experts)))
+    kinds = ", ".join(each.label for each in Recompute)
+    refusals = (
+        (
+            limits.heads % tensor,
+            f"tensor={tensor} does not divide the model's {limits.heads} heads; choose one of {tensors}.",
+        ),
+        (
+            limits.groups % tensor and tensor % limits.groups,
+            f"tensor={tensor} and the model's {limits.groups} key-value heads do not divide each other; "
+            f"choose one of {tensors}.",
+        ),
+        (
+            of["pipeline"] > limits.layers,
+            f"pipeline={of['pipeline']}: the model has {limits.layers} layers; choose at most that.",
+        ),
+        (
+            limits.experts % of["expert"],
+            f"expert={of['expert']} does not divide the model's {limits.experts} experts; choose one of {experts}.",
+        ),
+        (
+            limits.seq_len % of["context"],
+            f"context={of['context']} does not divide the sequence of {limits.seq_len} tokens; choose a divisor.",
+        ),
+        (
+            global_batch % replica,
             f"data × micro_batch = {replica} does not divide the batch of {global_batch}; "
-            f"choose batch={-(-global_batch // replica) * replica} or a divisor of it."
-        )
-    if not 0 <= fixed.get("zero", 0) <= 3:
-        raise InputError(f"zero={fixed['zero']}: expected 0, 1, 2 or 3.")
-    if fixed.get("sequence", 0) > 1:
-        raise InputError(f"sequence={fixed['sequence']}: expected 0 or 1.")
-    if fixed.get("recompute", 0) >= len(Recompute):
-        named = ", ".join(each.label for each in Recompute)
-        raise InputError(f"recompute={fixed['recompute']}: expected 0 to {len(Recompute) - 1} ({named}).")
+            f"choose batch={-(-global_batch // replica) * replica} or a divisor of it.",
+        ),
+        (of["zero"] > 3, f"zero={of['zero']}: expected 0, 1, 2 or 3."),
+        (of["sequence"] > 1, f"sequence={of['sequence']}: expected 0 or 1."),
+        (
+            of["recompute"] >= len(Recompute),
+            f"recompute={of['recompute']}: expected 0 to {len(Recompute) - 1} ({kinds}).",
+        ),
+    )
+    for refused, message in refusals:
+        if refused:
+            raise InputError(message)
     return fixed
 
 
-def _may_shard(replicas: NDArray[Any], stages: NDArray[Any], zero: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether ZeRO's stage makes sense: replicas to shard over, 2 and 3 without pipeline stages."""
-    result: NDArray[np.bool_] = (zero == 0) | ((replicas > 1) & ((zero == 1) | (stages == 1)))
+def _may_shard(replicas: Ints, stages: Ints, zero: Ints) -> Bools:
+    """Whether the ZeRO stage is possible: 1 to 3 need replicas to shard over, 2 and 3 exclude pipeline stages."""
+    result: Bools = (zero == 0) | ((replicas > 1) & ((zero == 1) | (stages == 1)))
     return result
-
-
-def _interleaves(limits: Limits, rows: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_]:
-    stages, chunks = rows["pipeline"], rows["pipeline"] * rows["interleave"]
-    result: NDArray[np.bool_] = (stages > 1) & (limits.layers % chunks == 0) & (rows["accumulation"] % stages == 0)
-    return result
-
-
-def _crossed(rows: Mapping[str, NDArray[Any]], name: str, values: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Every row with every value."""
-    count = len(next(iter(rows.values())))
-    crossed = {key: np.repeat(column, len(values)) for key, column in rows.items()}
-    return {**crossed, name: np.tile(values, count)}
-
-
-def _where(rows: Mapping[str, NDArray[Any]], wanted: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
-    return {key: column[wanted] for key, column in rows.items()}

@@ -1,20 +1,33 @@
-"""Where a plan runs: GPUs of one type, in nodes, with the links between them."""
+"""Machines that plans run on, training software, and the constants fitted to both."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from synergy_core.catalog.sheets import GpuSheet, NodeSheet, gpu_sheet, gpu_sheets, node_sheets
+from synergy_core.catalog import (
+    CATALOG,
+    GpuSheet,
+    file_in,
+    from_yaml,
+    gpu_sheet,
+    gpu_sheets,
+    names_in,
+    node_sheets,
+    read_yaml,
+)
 from synergy_core.errors import InputError, unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Nodes that are alike. Rates in bytes/s, one way, per GPU, from data sheets.
+    """Identical nodes. Rates are in bytes/s, one way, per GPU, from data sheets.
 
-    link: `nvswitch` (every pair at full rate), `nvlink` (pairs or a mesh), or `pcie`. link_bytes_per_s: between GPUs of
-    a node. link_group: how many GPUs are joined by that link; beyond them it is PCIe. network_bytes_per_s: each GPU's
-    share of the node's network cards. memory_bytes: of a GPU.
+    link: `nvswitch` (every pair at full rate), `nvlink` (pairs or a mesh), or `pcie`. link_group: number of GPUs that
+    the link joins; larger groups use PCIe. network_bytes_per_s: each GPU's share of the node's network cards.
     """
 
     gpu: GpuSheet
@@ -29,12 +42,11 @@ class Machine:
 def machine_named(
     name: str, gpus_per_node: int | None = None, network_bytes_per_s: float | None = None, *, link: str | None = None
 ) -> Machine:
-    """The nodes of a type (`dgx-2`), or those that are usual for a GPU type (`a100-80gb`, an alias too).
+    """The nodes of a node type (`dgx-2`), or the usual nodes of a GPU type (`a100-80gb`, or an alias).
 
-    gpus_per_node: another number than usual; a node type of that GPU with that number is preferred to the usual one.
-    network_bytes_per_s: another share of the network per GPU. link: another link. Raises InputError for a name that is
-    neither, with the nearest match; for a number below 1; for a link that the GPU lacks; for a GPU type whose node
-    nobody described, unless both its number and its network are given.
+    gpus_per_node, network_bytes_per_s (per GPU), link: replace the usual ones. A node type with exactly gpus_per_node
+    is preferred to the usual one. Raises InputError for an unknown name, with the nearest match; for a number below 1;
+    for a link that the GPU lacks; for a GPU type without a node type, unless number and network are given.
     """
     if gpus_per_node is not None and gpus_per_node < 1:
         raise InputError(f"{gpus_per_node} GPUs per node; expected at least 1.")
@@ -45,7 +57,9 @@ def machine_named(
         known = {*nodes, *gpu_sheets()}
         hint = f"A file synergy_core/catalog/gpus/{wanted}.yaml adds it; `plan` takes gpu={wanted}.yaml, too."
         raise unknown("GPU or node type", wanted, known, hint=hint)
-    node = nodes.get(name) or _node_of(gpu, gpus_per_node)
+    own = [each for each in nodes.values() if each.gpu == gpu.name]
+    usual = min(own, key=lambda each: (each.gpus_per_node != gpus_per_node, not each.usual), default=None)
+    node = nodes.get(name) or usual
     if node is None and (gpus_per_node is None or network_bytes_per_s is None):
         raise InputError(
             f"no node type of GPU '{gpu.name}' is known; give gpus_per_node and network_bytes_per_s, or add "
@@ -61,19 +75,386 @@ def machine_named(
     group = 1 if kind == "pcie" else count
     if node is not None and link is None and node.link_group < node.gpus_per_node:
         group = min(node.link_group, count)
-    share = node.network_bytes_per_s / node.gpus_per_node if node else 0.0
-    return Machine(
-        gpu=gpu,
-        gpus_per_node=count,
-        link=kind,
-        link_bytes_per_s=rates[kind],
-        link_group=group,
-        network_bytes_per_s=share if network_bytes_per_s is None else network_bytes_per_s,
-        memory_bytes=gpu.memory_bytes,
+    share = network_bytes_per_s
+    if share is None:
+        share = node.network_bytes_per_s / node.gpus_per_node if node else 0.0
+    return Machine(gpu, count, kind, rates[kind], group, share, gpu.memory_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Software:
+    """A training stack, with its settings.
+
+    precision: of matrix products: bf16, fp16, fp8, tf32 or fp32. flash: whether attention scores never reach memory.
+    dropout: whether masks are kept. weight_bytes, gradient_bytes, optimizer_bytes: per parameter; an fp32 master copy
+    and two moments are 12. prefetch: gathered units alive at once under ZeRO-3.
+    logit_bytes: most bytes alive at once per logit: 6 with a softmax in place (Megatron: 16-bit logits, fp32 softmax),
+    8 where the softmax is a second fp32 array (nanotron), 14 through PyTorch's own cross entropy (16-bit logits, fp32
+    log-softmax and the gradients of both). eager: whether plain autograd decides what is kept: inputs gathered along
+    the sequence, queries and keys before and after rotation, the activated half of a gated MLP; otherwise hand-written
+    backward passes keep only what they need. weighs_logits: whether stages are cut by compute, including the logits,
+    instead of by layers. gathers_from_master: whether ZeRO-3 keeps no weights beside the optimizer's fp32 copy
+    (PyTorch's FSDP). workspace_bytes: allocator memory of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's choice
+    from Hopper on; 8 MiB before), and twice as much for Transformer Engine.
+    sends_once: whether a token is sent to each other node once, however many of its experts are there (DeepEP).
+    like: software whose constants are used on GPU types without measurements, best first; empty: any software.
+    words: a regular expression that matches this software's name in measurement files.
+    """
+
+    name: str
+    precision: str = "bf16"
+    flash: bool = True
+    dropout: bool = False
+    weight_bytes: float = 2.0
+    gradient_bytes: float = 4.0
+    optimizer_bytes: float = 12.0
+    prefetch: int = 2
+    logit_bytes: float = 6.0
+    eager: bool = False
+    weighs_logits: bool = False
+    gathers_from_master: bool = False
+    workspace_bytes: float = 96.0 * 2**20
+    sends_once: bool = False
+    like: tuple[str, ...] = ()
+    words: str = ""
+    title: str = ""
+    source: str = ""
+
+    @property
+    def fitted_as(self) -> str:
+        """Name of the software's file of constants; FP8 has its own, since its products run other kernels."""
+        return f"{self.name}-fp8" if self.precision == "fp8" and not self.name.endswith("-fp8") else self.name
+
+
+@cache
+def software_names() -> tuple[str, ...]:
+    """Every training stack of the catalog."""
+    return tuple(names_in("software"))
+
+
+@cache
+def software_named(name: str) -> Software:
+    """A training stack of the catalog. Raises InputError with the nearest match for an unknown name, also in `like`."""
+    found = from_yaml(Software, file_in("software", "training software", name))
+    for each in found.like:
+        if each not in software_names():
+            raise unknown(f"training software that {name} is like,", each, software_names())
+    return found
+
+
+def running_on(software: Software, gpu: GpuSheet) -> Software:
+    """The stack as it runs on the GPU: bf16 and fp8 become fp16 where the tensor cores only support fp16."""
+    only_fp16 = "fp16" in gpu.tensor_flops_per_s and "bf16" not in gpu.tensor_flops_per_s
+    return replace(software, precision="fp16") if only_fp16 and software.precision in ("bf16", "fp8") else software
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """Constants fitted per GPU type and software (`catalog/constants/`, by bench/fit_planner.py); only _s has a unit.
+
+    gemm_efficiency: fraction of the peak that very large products reach. gemm_depth: elements of the summed dimension
+    that each tile loses in filling and draining. wave_loss: fraction of an unfilled last wave of tiles that is lost.
+    memory_efficiency: fraction of the memory bandwidth. attention_efficiency: fraction of the peak that long fused
+    attention reaches; attention_fill: queries at which it reaches half of that; attention_backward: backward ÷ forward
+    time. score_passes: traffic of unfused attention ÷ size of its tensors. backward_traffic, backward_kernels: backward
+    ÷ forward, of memory-bound operators. kernel_s: between kernels on the GPU; host_s: to launch a kernel; host_jitter:
+    growth of host_s with each doubling of the tensor-parallel group, which waits for its slowest member; launch_norm:
+    exponent of the norm that joins GPU and host time.
+    tensor_efficiency, network_efficiency: rate of tensor- and data-parallel collectives in training ÷ alone.
+    card_collisions: fraction of its rate that a data-parallel group loses to each other group on its node.
+    data_overlap: fraction of the backward pass that data-parallel collectives may overlap with; data_exposed: fraction
+    of them that never overlaps. optimizer_bytes_factor: traffic ÷ size of the states. step_s: fixed cost of a step.
+    """
+
+    gemm_efficiency: float = 0.85
+    gemm_depth: float = 64.0
+    wave_loss: float = 0.7
+    memory_efficiency: float = 0.85
+    attention_efficiency: float = 0.4
+    attention_fill: float = 256.0
+    attention_backward: float = 3.0
+    score_passes: float = 1.5
+    backward_traffic: float = 1.7
+    backward_kernels: float = 2.0
+    kernel_s: float = 3e-6
+    host_s: float = 2e-5
+    host_jitter: float = 0.05
+    launch_norm: float = 4.0
+    tensor_efficiency: float = 0.9
+    network_efficiency: float = 0.85
+    card_collisions: float = 0.1
+    data_overlap: float = 0.7
+    data_exposed: float = 0.1
+    optimizer_bytes_factor: float = 1.2
+    step_s: float = 0.005
+
+
+PHYSICAL = (
+    *("gemm_efficiency", "gemm_depth", "wave_loss", "memory_efficiency", "kernel_s"),
+    *("attention_efficiency", "attention_fill", "attention_backward"),
+)
+"""Constants of how a GPU runs kernels; the other constants are of how the software launches and overlaps them."""
+
+
+def constants_for(machine: Machine, software: Software) -> Constants:
+    """Constants fitted to the software on the GPU type, or derived from others where nobody measured that pair.
+
+    If the GPU type was measured under similar software, its physical constants come from there and the others from the
+    software's other GPU types. Otherwise they come from the most similar GPU type, scaled by `transferred`.
+    """
+    fitted_as, like = software.fitted_as, software.like
+    known = measured(fitted_as)
+    gpu_type = constants_like(machine.gpu)
+    if gpu_type in known:
+        return known[gpu_type]
+    if fitted_as != software.name:
+        like = software_named(fitted_as).like if fitted_as in software_names() else ()
+    likes = [measured(name) for name in like or measured_software()]
+    here = next((each[gpu_type] for each in likes if gpu_type in each), None)
+    elsewhere = known or next(each for each in (*likes, *map(measured, measured_software())) if each)
+    sheets, own_work = gpu_sheets(), work_per_clock(machine.gpu)
+    source = min(elsewhere, key=lambda name: (abs(work_per_clock(sheets[name]) / own_work - 1.0), name))
+    if here is not None:
+        own = asdict(elsewhere[source])
+        return replace(here, **{name: value for name, value in own.items() if name not in PHYSICAL})
+    if software.precision == "fp32":  # fp32 products do not use tensor cores.
+        return elsewhere[source]
+    return transferred(elsewhere[source], sheets[source], machine.gpu)
+
+
+def transferred(constants: Constants, source: GpuSheet, target: GpuSheet) -> Constants:
+    """Constants of an unmeasured GPU type, derived from those of a measured one.
+
+    Tensor cores that do more per clock and multiprocessor are harder to feed and limited by power sooner: efficiencies
+    fall with (FLOPs per clock)^−x where FLOPs per clock are higher, x from two measured generations (transfer.yaml).
+    """
+    more = max(work_per_clock(target) / work_per_clock(source), 1.0)
+    powers = read_yaml(CATALOG / "constants" / "transfer.yaml")["powers"].items()
+    return replace(constants, **{name: getattr(constants, name) * more ** -float(power) for name, power in powers})
+
+
+def work_per_clock(gpu: GpuSheet) -> float:
+    """16-bit FLOPs per clock and multiprocessor at the peak."""
+    peak = gpu.tensor_flops_per_s.get("bf16", gpu.tensor_flops_per_s.get("fp16", gpu.fp32_flops_per_s))
+    return peak / (gpu.multiprocessors * gpu.clock_hz)
+
+
+@cache
+def measured(software: str) -> dict[str, Constants]:
+    """Fitted constants by GPU type; empty for software that was not measured."""
+    return {gpu_type: constants_of(each["constants"]) for gpu_type, each in content_of(software).items()}
+
+
+@cache
+def content_of(software: str) -> Mapping[str, Mapping[str, Any]]:
+    """`constants`, and `errors` by file, by GPU type; empty for software that was not measured."""
+    path = CATALOG / "constants" / f"{software}.yaml"
+    return read_yaml(path)["gpu_types"] if path.exists() else {}
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedError:
+    """fraction: mean absolute error of step times. basis: the measurements behind it, in words."""
+
+    fraction: float
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class OwnConstants:
+    """A user's constants, as `python -m synergy_core calibrate --out` writes them. None: not stated in the file."""
+
+    path: Path
+    software: str | None
+    gpu_types: Mapping[str, Constants]
+    errors: Mapping[str, ExpectedError | None]
+
+    def of(self, gpu: GpuSheet) -> Constants | None:
+        """The constants of a GPU type; None where the file lacks it."""
+        return self.gpu_types.get(constants_like(gpu))
+
+
+def own_constants(path: Path) -> OwnConstants:
+    """Reads a file in the form of `catalog/constants/`. Raises InputError for anything else."""
+    content = read_yaml(path)
+    found = content.get("gpu_types")
+    if not isinstance(found, dict) or not found:
+        raise InputError(
+            f"{path}: has no gpu_types; expected what `python -m synergy_core calibrate FILE.csv --out {path.name}` "
+            "writes of training times of plans."
+        )
+    gpu_types: dict[str, Constants] = {}
+    errors: dict[str, ExpectedError | None] = {}
+    for gpu_type, each in found.items():
+        if not isinstance(each, dict) or not isinstance(each.get("constants"), dict):
+            raise InputError(
+                f"{path}: gpu_types: {gpu_type} has no constants; python -m synergy_core calibrate writes them."
+            )
+        rows, off = each.get("rows"), each.get("mean_error")
+        try:
+            gpu_types[gpu_type] = constants_of(each["constants"])
+            if (rows, off) != (None, None) and not (type(rows) is int and isinstance(off, int | float) and off >= 0):
+                raise InputError(
+                    f"rows: {rows}, mean_error: {off}; expected a whole number and a number from 0, as "
+                    "python -m synergy_core calibrate writes them, or neither."
+                )
+        except InputError as error:
+            raise InputError(f"{path}, {gpu_type}: {error}") from None
+        errors[gpu_type] = None if off is None else ExpectedError(off, f"the {rows} rows that {path} was fitted to")
+    return OwnConstants(path, content.get("software"), gpu_types, errors)
+
+
+@cache
+def measured_software() -> tuple[str, ...]:
+    """Names of the software that has fitted constants."""
+    return tuple(name for name in names_in("constants") if name != "transfer")
+
+
+def constants_of(values: dict[str, Any]) -> Constants:
+    """Constants from a mapping. Raises InputError for missing or unknown names and for values that are no numbers."""
+    names = {each.name for each in fields(Constants)}
+    if odd := sorted(set(values) ^ names):
+        raise InputError(f"constants: missing or unknown {', '.join(odd)}; expected {', '.join(sorted(names))}.")
+    for name, value in values.items():
+        if type(value) not in (int, float) or not 0.0 <= value < float("inf"):
+            raise InputError(f"{name}: {value}; expected a number of at least 0.")
+    return Constants(**{name: float(value) for name, value in values.items()})
+
+
+def constants_like(gpu: GpuSheet) -> str:
+    """Name of the chip under which a GPU's constants are stored; all its memory sizes share them."""
+    return gpu.name.split("-")[0]
+
+
+ETHERNET_NODE_BYTES_PER_S = 50e9 / 8.0
+"""Nodes with at most this network rate are assumed to use TCP over Ethernet."""
+
+CUBE_MESH_RINGS = (6, 6, 1, 2, 4, 2, 2, 4, 6)
+"""Index n: number of rings among the first n GPUs of a DGX-1V, each as fast as one of a GPU's six links.
+
+Hybrid cube mesh, 25 GB/s a link (NVIDIA DGX-1 with Tesla V100 system architecture, WP-08437-002, 2017): edge-disjoint
+cycles through all n GPUs, run both ways round. For five GPUs there is none, so that their ring passes GPU 0 twice.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Constants of one kind of link under NCCL. Times in s; the others are fractions of the data sheet's rate.
+
+    efficiency: reached by very large messages. NCCL has two protocols: the first needs fixed_s, hop_s for each step of
+    the ring, and 2 √(ramp_s · wire time) to fill the pipeline of chunks; the second needs low_fixed_s and low_hop_s,
+    but reaches only low_share of the rate. exchange: all-to-all's share of that rate.
+    switch_efficiency: reached where the switch sums; 0 where it cannot sum.
+    """
+
+    efficiency: float
+    fixed_s: float
+    hop_s: float
+    ramp_s: float
+    low_fixed_s: float
+    low_hop_s: float
+    low_share: float
+    exchange: float
+    switch_efficiency: float = 0.0
+
+
+RDMA = Link(
+    efficiency=0.92,
+    fixed_s=8.4e-6,
+    hop_s=14.0e-6,
+    ramp_s=14.0e-6,
+    low_fixed_s=6.6e-6,
+    low_hop_s=2.7e-6,
+    low_share=0.25,
+    exchange=1.0,
+)
+"""Network cards that access GPU memory directly. These constants are assumed, not fitted.
+
+Latencies and low_share are NCCL's own (NVIDIA/nccl, src/graph/tuning.cc: network, ring, LL and Simple); a chunk takes
+one step to fill. Headers and flow control of 4 KiB packets leave 92 % of the rate.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The links of a machine. Rates in bytes/s, one way, per GPU, from data sheets.
+
+    inside: between GPUs of a node, in groups of up to link_group; host: in larger groups; network: between nodes.
+    rings: the share of inside_bytes_per_s that a ring of n GPUs can use, at index n, the last for all larger rings;
+    empty: all of it. dispatch_s, dispatch_rank_s: software overhead per collective, and per rank on a node.
+    """
+
+    inside: Link
+    inside_bytes_per_s: float
+    link_group: int
+    rings: tuple[float, ...]
+    host: Link
+    host_bytes_per_s: float
+    network: Link
+    network_bytes_per_s: float
+    dispatch_s: float = 0.0
+    dispatch_rank_s: float = 0.0
+
+
+def links_for(machine: Machine) -> Links:
+    """The links of a machine under NCCL: fitted constants (catalog/links/), and rates from its data sheet.
+
+    Nodes use Ethernet up to 50 Gb/s a node; above, InfiniBand, staged through the host where GPUs are on PCIe, with
+    direct memory access elsewhere.
+    """
+    inside = link_named(machine.link)
+    if not machine.gpu.since_hopper or machine.link != "nvswitch":
+        inside = replace(inside, switch_efficiency=0.0)
+    on_pcie = machine.link == "pcie"
+    network = link_named("infiniband") if on_pcie else RDMA
+    if machine.network_bytes_per_s * machine.gpus_per_node <= ETHERNET_NODE_BYTES_PER_S:
+        network = link_named("ethernet")
+    return Links(
+        inside=inside,
+        inside_bytes_per_s=machine.link_bytes_per_s,
+        link_group=machine.gpus_per_node if on_pcie else machine.link_group,
+        rings=rings(machine.link, machine.link_group),
+        host=link_named("pcie"),
+        host_bytes_per_s=machine.link_bytes_per_s if on_pcie else machine.gpu.pcie_bytes_per_s,
+        network=network,
+        network_bytes_per_s=machine.network_bytes_per_s,
     )
 
 
-def _node_of(gpu: GpuSheet, gpus_per_node: int | None) -> NodeSheet | None:
-    """The usual node type of that GPU, unless another has just that many GPUs."""
-    own = sorted((each for each in node_sheets().values() if each.gpu == gpu.name), key=lambda each: not each.usual)
-    return next((each for each in own if each.gpus_per_node == gpus_per_node), own[0] if own else None)
+def rings(link: str, group: int) -> tuple[float, ...]:
+    """The share of a GPU's links that a ring of n GPUs can use, at index n; empty for switches and PCIe: all of it.
+
+    NVLink between 8 GPUs is a cube mesh; in other groups it joins all pairs equally.
+    """
+    if link != "nvlink":
+        return ()
+    if group == 8:
+        return tuple(each / CUBE_MESH_RINGS[-1] for each in CUBE_MESH_RINGS)
+    return (1.0, 1.0, *((n - 1) / (group - 1) for n in range(2, group + 1)))
+
+
+@cache
+def link_named(kind: str) -> Link:
+    """The fitted constants of a kind: nvswitch, nvlink, pcie, infiniband or ethernet. Raises InputError for others."""
+    return Link(**read_yaml(CATALOG / "links" / f"{kind}.yaml")["constants"])
+
+
+UNFITTED = 0.131, 193
+"""Mean absolute error, and number of rows, of Arena's best plans on two GPU types without fitted constants
+(docs/accuracy_planner.md, best_plan_iteration_time, all)."""
+
+
+def expected_error(machine: Machine, software: Software) -> ExpectedError:
+    """Error of the shipped constants on held-out models, or, without a fit, on unmeasured GPU types and software."""
+    gpu_type = constants_like(machine.gpu)
+    errors = content_of(software.fitted_as).get(gpu_type, {}).get("errors", {})
+    for scored, basis in (
+        ("family out", f"{{}} rows of {software.fitted_as} on {gpu_type}, each model held out"),
+        ("in sample", f"the {{}} rows of {software.fitted_as} on {gpu_type} that it was fitted to"),
+    ):
+        found = [each[scored] for each in errors.values() if scored in each]
+        if count := sum(each["n"] for each in found):
+            return ExpectedError(sum(each["n"] * each["mape"] for each in found) / count, basis.format(count))
+    fraction, rows = UNFITTED
+    basis = f"{rows} rows of GPU types that no constant was fitted to; {gpu_type} was not measured"
+    return ExpectedError(fraction, basis)

@@ -1,4 +1,4 @@
-"""Parallel plans: one as a value, many as columns."""
+"""Parallel plans: `Plan` is one, `Plans` are many as columns."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import InputError
+from synergy_core.units import Floats, Ints, rows_at
 
 NO_COMPRESSOR = "none"
 
 
 class Recompute(IntEnum):
-    """What is computed again in the backward pass; its number is what plans, columns and `recompute=` hold.
+    """Activations that the backward pass recomputes. The number stands in plans, columns and `recompute=`.
 
     SELECTIVE: the attention core. FULL: every layer, from its input. OPERATORS: all but fused attention and every
     second matrix product (torchtitan's selective activation checkpointing by operator).
@@ -29,22 +29,22 @@ class Recompute(IntEnum):
 
     @property
     def label(self) -> str:
-        """The name as it is printed, and as measurement files write it."""
+        """The name in printed tables and in measurement files."""
         return self.name.lower()
 
     @property
     def again(self) -> str:
-        """What is computed again, in a sentence."""
+        """What is recomputed, in words."""
         return ("nothing", "attention", "every layer", "every second product")[self]
 
     @property
     def passes(self) -> float:
-        """A layer's products in a step, in units of a forward pass: 1 forward, 2 backward, 1 more if recomputed."""
+        """A layer's work in a step, in forward passes: 1 forward, 2 backward, 1 more if recomputed."""
         return 4.0 if self is Recompute.FULL else 3.0
 
 
 RISING = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
-"""Kinds by rising need of time and falling of memory: what a search tries, and what is meant where none is stated."""
+"""The kinds that a search tries, from least time and most memory to most time and least memory."""
 
 _PASSES = np.array([each.passes for each in Recompute])
 
@@ -53,11 +53,11 @@ _PASSES = np.array([each.passes for each in Recompute])
 class Plan:
     """How one job is split over GPUs.
 
-    tensor, pipeline, context, data: degrees; their product is the number of GPUs. expert: over how many of the
-    data × context ranks a layer's experts are spread. interleave: stages per GPU. micro_batch: sequences (or images).
-    accumulation: micro-batches per step on each replica. zero: ZeRO's stage; 3 is FSDP. recompute: a
-    `Recompute`'s number. sequence: whether what tensor parallelism would repeat is split along the sequence.
-    compressor: of the gradients that replicas exchange, by its name; of columns (`Plans`) it is no part.
+    tensor, pipeline, context, data: degrees; their product is the number of GPUs. expert: number of data × context
+    ranks over which a layer's experts are spread. interleave: stages per GPU. micro_batch: sequences (or images).
+    accumulation: micro-batches per step on each replica. zero: ZeRO's stage; 3 is FSDP. recompute: number of a
+    `Recompute`. sequence: whether sequence parallelism is used. compressor: name of the gradient compressor, which
+    `Plans` lack.
     """
 
     tensor: int = 1
@@ -75,7 +75,6 @@ class Plan:
 
     @property
     def gpus(self) -> int:
-        """GPUs it needs."""
         return self.tensor * self.pipeline * self.context * self.data
 
     @property
@@ -84,18 +83,12 @@ class Plan:
         return self.micro_batch * self.accumulation * self.data
 
     def describe(self) -> str:
-        """`tp8 pp4×2 dp2 · 1×16 · zero1 · selective`; what is 1 or none is left out."""
-        names = (
-            ("tp", self.tensor),
-            ("pp", self.pipeline),
-            ("cp", self.context),
-            ("dp", self.data),
-            ("ep", self.expert),
-        )
-        degrees = [f"{name}{value}" for name, value in names if value > 1] or ["1 GPU"]
+        """`tp8 pp4×2 dp2 · 1×16 · zero1 · selective`; degrees of 1 and unused options are left out."""
+        degrees = {"tp": self.tensor, "pp": self.pipeline, "cp": self.context, "dp": self.data, "ep": self.expert}
+        words = [f"{name}{value}" for name, value in degrees.items() if value > 1] or ["1 GPU"]
         if self.interleave > 1:
-            degrees = [f"{each}×{self.interleave}" if each.startswith("pp") else each for each in degrees]
-        parts = [" ".join(degrees), f"{self.micro_batch}×{self.accumulation}"]
+            words = [f"{each}×{self.interleave}" if each.startswith("pp") else each for each in words]
+        parts = [" ".join(words), f"{self.micro_batch}×{self.accumulation}"]
         parts += [f"zero{self.zero}"] if self.zero else []
         parts += ["sp"] if self.sequence else []
         parts += [Recompute(self.recompute).label] if self.recompute else []
@@ -103,7 +96,7 @@ class Plan:
         return " · ".join(parts)
 
     def as_dict(self) -> dict[str, int | bool | str]:
-        """Its fields as plain values; the compressor only where there is one."""
+        """The plan's fields as plain values; `compressor` only if it is not none."""
         return {name: value for name, value in asdict(self).items() if (name, value) != ("compressor", NO_COMPRESSOR)}
 
 
@@ -130,21 +123,18 @@ class Plans:
         return (self.plan(at) for at in range(len(self)))
 
     def plan(self, at: int) -> Plan:
-        """The plan at that index."""
         return Plan(**{each.name: getattr(self, each.name)[at].item() for each in fields(self)})
 
     def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Plans:
-        """Some of the plans, by index or by mask."""
-        return Plans(*(getattr(self, each.name)[rows] for each in fields(self)))
+        return rows_at(self, rows)
 
     @property
     def gpus(self) -> Ints:
-        """(plans,): GPUs each needs."""
         return self.tensor * self.pipeline * self.context * self.data
 
     @property
     def passes(self) -> Floats:
-        """(plans,): passes through a layer's products in a step; see `Recompute`."""
+        """(plans,): `Recompute.passes` of each plan."""
         return _PASSES[self.recompute]
 
     @property

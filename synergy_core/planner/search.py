@@ -1,44 +1,96 @@
-"""The fastest plan of a model for every GPU count and type: enumerate, drop what cannot fit, then time the rest.
+"""The fastest plan of a model for every GPU count and type.
 
-Order of pruning: what does not divide is never made (`enumerate`); of each plan the variant that needs least memory is
-sized, and if that does not fit the plan is gone; of the variants that fit, those that recompute more than another one
-needs to are gone; only then are step times computed. Tensor parallelism beyond a node, and beyond 8, is tried for
-counts on which nothing fits without.
+`enumerate` makes only degrees that divide. A plan is dropped if its variant with the least memory does not fit. Among
+variants that fit, those that recompute needlessly are dropped. Step times are computed for the rest. Tensor parallelism
+beyond a node, and beyond 8, is only tried for counts on which nothing else fits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import prod
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import InputError
-from synergy_core.planner.architecture import Architecture, Family, Limits
-from synergy_core.planner.constants import Constants
 from synergy_core.planner.enumerate import FROM_ZERO, candidates, leanest, undominated, with_options
-from synergy_core.planner.machine import Machine
+from synergy_core.planner.machine import Constants, Machine, Software
 from synergy_core.planner.memory import memory, usable_bytes
-from synergy_core.planner.plan import Plan, Plans
-from synergy_core.planner.plan_table import Infeasible, PlanTable, taken
-from synergy_core.planner.reshard import holdings, moved_bytes
-from synergy_core.planner.software import Software
+from synergy_core.planner.plan import Plans
 from synergy_core.planner.step_time import StepTime, step_time
-from synergy_core.planner.work import Work
+from synergy_core.planner.work import Architecture, Family, Limits, Work
+from synergy_core.units import Bools, Floats, Ints, rows_at
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible:
+    """A GPU count without a plan. factor: batch, memory, or (fixed) degrees. missing_bytes: per GPU, at the least."""
+
+    gpus: int
+    factor: str
+    message: str
+    missing_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTable:
+    """Plans as columns (rows,), sorted by GPU count and rank; rank 0 is the fastest.
+
+    memory_bytes: `Memory.needed` of the fullest GPU. parts: of step_time_s. timed: number of plans timed.
+    """
+
+    machine: Machine
+    gpus: Ints
+    nodes: Ints
+    rank: Ints
+    step_time_s: Floats
+    memory_bytes: Floats
+    plans: Plans
+    parts: StepTime
+    infeasible: tuple[Infeasible, ...]
+    timed: int
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    def take(self, rows: Ints | Bools) -> PlanTable:
+        names = ("gpus", "nodes", "rank", "step_time_s", "memory_bytes")
+        columns = {name: getattr(self, name)[rows] for name in names}
+        return replace(self, plans=self.plans.take(rows), parts=rows_at(self.parts, rows), **columns)
+
+    def best(self) -> PlanTable:
+        """One row per count that has a plan."""
+        return self.take(self.rank == 0)
+
+    def efficient(self) -> PlanTable:
+        """The best rows that are faster than every row with fewer GPUs."""
+        best = self.best()
+        fastest_before = np.minimum.accumulate(np.append(np.inf, best.step_time_s))[:-1]
+        return best.take(best.step_time_s < fastest_before)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model with its training software."""
+
+    family: Family
+    architecture: Architecture
+    software: Software
+
+    @property
+    def limits(self) -> Limits:
+        return self.architecture.limits()
+
+    def work(self, plans: Plans) -> Work:
+        return self.family.work(self.architecture, plans, self.software)
+
 
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-MOST_NODES_PER_TENSOR_GROUP = 4
-LEAST_TENSOR = 8
-"""Tensor parallelism tried on any node: within nodes of two GPUs alone, large models fit only at absurd prices."""
-TIE = 0.01
-"""Plans whose times differ by less than this part count as equally fast: finer than any prediction."""
-MOST_TIED = 8
-"""Equally fast plans of a count whose way from the current plan is worked out, the fastest ones."""
+MAX_NODES_PER_TENSOR_GROUP = 4
+MIN_TENSOR_TRIED = 8
+"""Tensor parallelism up to this degree is tried even on smaller nodes; else large models would need far more GPUs."""
 
 
 def search(
@@ -50,123 +102,42 @@ def search(
     *,
     counts: Sequence[int],
     global_batch: int,
-    micro_batches: Sequence[int] = MICRO_BATCHES,
-    max_tensor: int | None = None,
     keep: int = 0,
-    current: Plan | None = None,
     fixed: Mapping[str, int] | None = None,
 ) -> PlanTable:
-    """The best plan for each count of GPUs of a machine, the next `keep`, and why counts without a plan have none.
+    """The best plan for each GPU count, the next best `keep`, and the reasons why counts have no plan. Cached.
 
-    global_batch, micro_batches: sequences (or images). max_tensor: by default a node or 8, more if nothing else fits.
-    current: what runs now; among plans within 1 % the one is taken that least has to be moved for. fixed: degrees that
-    must be as given. Raises InputError for counts, batches or fixed degrees that make no sense. Tables are remembered.
+    global_batch: sequences (or images). fixed: degrees that must be as given. Raises InputError for impossible counts,
+    batches or fixed degrees.
     """
-    (table,) = search_all(
-        family,
-        architecture,
-        [(machine, software, constants)],
-        counts=counts,
-        global_batch=global_batch,
-        micro_batches=micro_batches,
-        max_tensor=max_tensor,
-        keep=keep,
-        current=current,
-        fixed=fixed,
-    )
-    return table
-
-
-def search_all(
-    family: Family,
-    architecture: Architecture,
-    machines: Sequence[tuple[Machine, Software, Constants]],
-    *,
-    counts: Sequence[int],
-    global_batch: int,
-    micro_batches: Sequence[int] = MICRO_BATCHES,
-    max_tensor: int | None = None,
-    keep: int = 0,
-    current: Plan | None = None,
-    fixed: Mapping[str, int] | None = None,
-) -> tuple[PlanTable, ...]:
-    """`search` for several GPU types, a table each in the order given."""
     wanted = tuple(counts)
     if not wanted or min(wanted) < 1:
         raise InputError("GPU counts must be positive whole numbers, at least one of them.")
     if global_batch < 1:
         raise InputError(f"batch={global_batch}: expected a positive whole number.")
-    common = (wanted, int(global_batch), tuple(micro_batches), max_tensor, keep, current, _pairs(fixed))
-    return tuple(
-        _remembered(_Keyed(family, id(family)), architecture, _of_machine(machine), software, constants, *common)
-        for machine, software, constants in machines
-    )
-
-
-def forget() -> None:
-    """Drops every table remembered."""
-    _remembered.cache_clear()
-
-
-class _Keyed:
-    """Wraps what a table is remembered by where it has no hash of its own; holding it keeps its parts' ids taken."""
-
-    __slots__ = ("it", "key")
-
-    def __init__(self, it: Any, key: Any) -> None:
-        self.it = it
-        self.key = key
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Keyed) and other.key == self.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-
-def _of_machine(machine: Machine) -> _Keyed:
-    """A machine by its figures and its GPU's sheet, of which the catalog has one each."""
-    figures = [getattr(machine, each.name) for each in fields(Machine) if each.name != "gpu"]
-    return _Keyed(machine, (id(machine.gpu), *figures))
-
-
-def _pairs(fixed: Mapping[str, int] | None) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted((fixed or {}).items()))
-
-
-@dataclass(frozen=True, slots=True)
-class Sized:
-    """Candidate plans without options; bytes of the leanest variant of each, and whether that fits."""
-
-    plans: Plans
-    least_bytes: Floats
-    fits: NDArray[np.bool_]
+    model = Model(family, architecture, software)
+    return _remembered(model, machine, constants, wanted, int(global_batch), keep, tuple(sorted((fixed or {}).items())))
 
 
 @lru_cache(maxsize=512)
 def _remembered(
-    family: _Keyed,
-    architecture: Architecture,
-    of_machine: _Keyed,
-    software: Software,
+    model: Model,
+    machine: Machine,
     constants: Constants,
     counts: tuple[int, ...],
     global_batch: int,
-    micro_batches: tuple[int, ...],
-    max_tensor: int | None,
     keep: int,
-    current: Plan | None,
     fixed: tuple[tuple[str, int], ...],
 ) -> PlanTable:
-    """One table."""
-    machine: Machine = of_machine.it
-    model = Model(family.it, architecture, software, architecture.limits())
-    held = dict(fixed)
     wanted = np.unique(np.asarray(counts))
-    sized, beyond = sized_plans(model, machine, wanted, global_batch, micro_batches, max_tensor, held)
-    plans, bytes_, parts = timed(model, machine, constants, sized.plans.take(sized.fits), held)
-    order, rank = _ranked(plans, parts.total_s, keep, model, current)
+    sized = sized_plans(model, machine, wanted, global_batch, dict(fixed))
+    plans, bytes_, parts = timed(model, machine, constants, sized.plans.take(sized.fits), dict(fixed))
+    order = np.lexsort((parts.total_s, plans.gpus))
+    gpus = plans.gpus[order]
+    rank = np.arange(len(order)) - np.searchsorted(gpus, gpus)
+    order, rank = order[rank <= keep], rank[rank <= keep]
     chosen = plans.take(order)
+    feasible = np.isin(wanted, sized.plans.gpus[sized.fits])
     return PlanTable(
         machine=machine,
         gpus=chosen.gpus,
@@ -175,181 +146,116 @@ def _remembered(
         step_time_s=parts.total_s[order],
         memory_bytes=bytes_[order],
         plans=chosen,
-        parts=taken(parts, order),
-        infeasible=_reasons(model.limits, machine, wanted, sized, global_batch, beyond, held),
+        parts=rows_at(parts, order),
+        infeasible=tuple(
+            _reason(model.limits, machine, each, sized, global_batch, dict(fixed))
+            for each in wanted[~feasible].tolist()
+        ),
         timed=len(plans),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model with its software: what the steps of a search have in common."""
-
-    family: Family
-    architecture: Architecture
-    software: Software
-    limits: Limits
-
-    def work(self, plans: Plans) -> Work:
-        """Its operators under each plan."""
-        return self.family.work(self.architecture, plans, self.software)
 
 
 def timed(
     model: Model, machine: Machine, constants: Constants, plans: Plans, fixed: Mapping[str, int] | None = None
 ) -> tuple[Plans, Floats, StepTime]:
-    """Each plan with every ZeRO stage and recomputation that fits and that no other rules out; bytes and seconds."""
+    """The plans of `fitting`, their bytes per GPU, and their step times."""
+    chosen, needed = fitting(model, machine, plans, fixed)
+    return chosen, needed, step_time(model.work(chosen), chosen, machine, model.software, constants)
+
+
+def fitting(
+    model: Model,
+    machine: Machine,
+    plans: Plans,
+    fixed: Mapping[str, int] | None = None,
+    *,
+    sharding_apart: bool = False,
+) -> tuple[Plans, Floats]:
+    """Each plan with every ZeRO stage and recomputation that fits and is `undominated`, and bytes on the fullest GPU.
+
+    sharding_apart: keep also the best variants at ZeRO stage 0.
+    """
     variants, of = with_options(plans, fixed)
     needed = memory(model.work(variants), variants, model.software)
-    kept = np.flatnonzero(np.broadcast_to(needed.fits(machine), len(variants)))
-    kept = kept[undominated(variants.zero[kept], variants.recompute[kept], of[kept])]
-    chosen = variants.take(kept)
-    seconds = step_time(model.work(chosen), chosen, machine, model.software, constants)
-    return chosen, np.asarray(needed.needed, dtype=np.float64)[kept], seconds
+    fits = np.broadcast_to(needed.fits(machine), len(variants))
+    kept = np.zeros(len(variants), dtype=np.bool_)
+    for group in (fits, fits & (variants.zero == 0)) if sharding_apart else (fits,):
+        at = np.flatnonzero(group)
+        kept[at[undominated(variants.zero[at], variants.recompute[at], of[at])]] = True
+    return variants.take(kept), np.broadcast_to(needed.needed, len(variants))[kept]
 
 
-def sized_plans(
-    model: Model,
-    machine: Machine,
-    counts: Ints,
-    global_batch: int,
-    micro_batches: Sequence[int] = MICRO_BATCHES,
-    max_tensor: int | None = None,
-    fixed: Mapping[str, int] | None = None,
-) -> tuple[Sized, int]:
-    """Candidates for the counts, and the most tensor parallelism tried: within nodes, then for counts that are left
-    across them."""
-    held = fixed or {}
-    usual = max(machine.gpus_per_node, LEAST_TENSOR)
-    within = min(max_tensor or usual, usual)
-    beyond = max_tensor or max(machine.gpus_per_node * MOST_NODES_PER_TENSOR_GROUP, within)
-    sized = _sized(model, machine, counts, global_batch, micro_batches, within, held)
-    left = counts[~np.isin(counts, sized.plans.gpus[sized.fits])]
-    if left.size and beyond > within:
-        sized = _joined(sized, _sized(model, machine, left, global_batch, micro_batches, beyond, held))
-    return sized, beyond
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """Candidate plans, bytes per GPU of the leanest variant of each, and whether that variant fits.
+
+    max_tensor: the largest tensor-parallel degree tried.
+    """
+
+    plans: Plans
+    least_bytes: Floats
+    fits: Bools
+    max_tensor: int
 
 
-def _sized(
-    model: Model,
-    machine: Machine,
-    counts: Ints,
-    global_batch: int,
-    micro_batches: Sequence[int],
-    max_tensor: int,
-    fixed: Mapping[str, int],
-) -> Sized:
-    """Candidates for the counts, each with the memory of its leanest variant."""
-    plans = candidates(
-        model.limits,
-        counts.tolist(),
-        global_batch,
-        micro_batches=micro_batches,
-        max_tensor=max(max_tensor, fixed.get("tensor", 1)),
-        fixed=fixed,
-    )
-    plans = plans.take(laid_out(plans, machine))
-    lean = leanest(plans, fixed)
-    needed = memory(model.work(lean), lean, model.software)
-    return Sized(plans, np.asarray(needed.needed), np.asarray(needed.fits(machine)))
+def sized_plans(model: Model, machine: Machine, counts: Ints, global_batch: int, fixed: Mapping[str, int]) -> Sized:
+    """Candidates for the GPU counts. Tensor parallelism across nodes is only tried where nothing else fits."""
 
-
-def laid_out(plans: Plans, machine: Machine) -> NDArray[np.bool_]:
-    """Plans whose tensor-parallel groups fill nodes evenly; on one node anything does."""
-    node = machine.gpus_per_node
-    result: NDArray[np.bool_] = (node % plans.tensor == 0) | (plans.tensor % node == 0) | (plans.gpus <= node)
-    return result
-
-
-def _joined(first: Sized, second: Sized) -> Sized:
-    columns = {
-        each.name: np.append(getattr(first.plans, each.name), getattr(second.plans, each.name))
-        for each in fields(Plans)
-    }
-    return Sized(Plans(**columns), np.append(first.least_bytes, second.least_bytes), np.append(first.fits, second.fits))
-
-
-def _ranked(
-    plans: Plans, seconds: Floats, keep: int, model: Model, current: Plan | None
-) -> tuple[NDArray[np.int64], Ints]:
-    """Rows of the best 1 + keep plans of every count, and their ranks."""
-    order = np.lexsort((seconds, plans.gpus))
-    if current is not None:
-        order = _nearest_first(order, plans, seconds, model, current)
-    sorted_gpus = plans.gpus[order]
-    starts = np.searchsorted(sorted_gpus, sorted_gpus)
-    rank = np.arange(len(order)) - starts
-    return order[rank <= keep], rank[rank <= keep]
-
-
-def _nearest_first(
-    order: NDArray[np.int64], plans: Plans, seconds: Floats, model: Model, current: Plan
-) -> NDArray[np.int64]:
-    """The order with the plan that is cheapest to reach in front of those of its count that are as fast."""
-    held = holdings(model.family, model.architecture, model.software)
-    result = order.copy()
-    gpus = plans.gpus[order]
-    for start in np.flatnonzero(np.append(True, gpus[1:] != gpus[:-1])[: len(gpus)]):
-        stop = np.searchsorted(gpus, gpus[start], side="right")
-        group = order[start:stop]
-        tied = group[seconds[group] <= seconds[group[0]] * (1.0 + TIE)][:MOST_TIED]
-        moved = [moved_bytes(held, current, plans.plan(each)).sum() for each in tied.tolist()]
-        front = int(np.argmin(moved))
-        result[start : start + front + 1] = np.append(group[front], group[:front])
-    return result
-
-
-def _reasons(
-    limits: Limits,
-    machine: Machine,
-    counts: Ints,
-    sized: Sized,
-    global_batch: int,
-    max_tensor: int,
-    fixed: Mapping[str, int],
-) -> tuple[Infeasible, ...]:
-    """Why each count without a plan has none."""
-    gpus = sized.plans.gpus
-    leanest_first = np.lexsort((sized.least_bytes, gpus))
-    found, first = np.unique(gpus[leanest_first], return_index=True)
-    lean_row = dict(zip(found.tolist(), leanest_first[first].tolist(), strict=True))
-    feasible = np.isin(counts, gpus[sized.fits])
-    tensors = limits.tensors(max_tensor)
-    return tuple(
-        _too_large(sized, lean_row[each], machine)
-        if each in lean_row
-        else _held_apart(each, fixed) or _indivisible(limits, each, global_batch, tensors)
-        for each in counts[~feasible].tolist()
-    )
-
-
-def _too_large(sized: Sized, row: int, machine: Machine) -> Infeasible:
-    plan, needed = leanest(sized.plans.take(np.array([row]))).plan(0), float(sized.least_bytes[row])
-    usable = usable_bytes(machine)
-    message = (
-        f"the leanest plan ({plan.describe()}) needs {needed / 2**30:.1f} GiB on the fullest GPU, "
-        f"where {usable / 2**30:.1f} GiB are usable"
-    )
-    return Infeasible(plan.gpus, "memory", message, missing_bytes=needed - usable)
-
-
-def _held_apart(gpus: int, fixed: Mapping[str, int]) -> Infeasible | None:
-    """Degrees that were fixed and rule a count out: their product must divide it, and what is left be splittable."""
-    named = " · ".join(f"{name}={value}" for name, value in fixed.items() if name not in FROM_ZERO)
-    if not named:
-        return None
-    product = prod(fixed.get(name, 1) for name in ("tensor", "pipeline", "context", "data"))
-    if gpus % product:
-        message = (
-            f"{named} needs a multiple of {product} GPUs; use gpus={-(-gpus // product) * product} or free a degree"
+    def sized(counts: Ints, max_tensor: int) -> Sized:
+        plans = candidates(
+            model.limits,
+            counts.tolist(),
+            global_batch,
+            micro_batches=MICRO_BATCHES,
+            max_tensor=max(max_tensor, fixed.get("tensor", 1)),
+            fixed=fixed,
         )
-    else:
+        plans = plans.take(laid_out(plans, machine))
+        lean = leanest(plans, fixed)
+        needed = memory(model.work(lean), lean, model.software)
+        return Sized(plans, needed.needed, needed.fits(machine), beyond)
+
+    within = max(machine.gpus_per_node, MIN_TENSOR_TRIED)
+    beyond = max(machine.gpus_per_node * MAX_NODES_PER_TENSOR_GROUP, within)
+    first = sized(counts, within)
+    left = counts[~np.isin(counts, first.plans.gpus[first.fits])]
+    if not left.size or beyond <= within:
+        return first
+    second = sized(left, beyond)
+    plans = Plans(*(np.append(getattr(first.plans, f.name), getattr(second.plans, f.name)) for f in fields(Plans)))
+    least_bytes = np.append(first.least_bytes, second.least_bytes)
+    return Sized(plans, least_bytes, np.append(first.fits, second.fits), beyond)
+
+
+def laid_out(plans: Plans, machine: Machine) -> Bools:
+    """Whether tensor-parallel groups fill nodes evenly; plans on a single node always count as even."""
+    node = machine.gpus_per_node
+    result: Bools = (node % plans.tensor == 0) | (plans.tensor % node == 0) | (plans.gpus <= node)
+    return result
+
+
+def _reason(
+    limits: Limits, machine: Machine, gpus: int, sized: Sized, global_batch: int, fixed: Mapping[str, int]
+) -> Infeasible:
+    """Why a GPU count has no plan: too little memory, fixed degrees, or an indivisible batch."""
+    rows = np.flatnonzero(sized.plans.gpus == gpus)
+    if rows.size:
+        row = rows[[sized.least_bytes[rows].argmin()]]
+        plan = leanest(sized.plans.take(row)).plan(0)
+        needed, usable = float(sized.least_bytes[row[0]]), usable_bytes(machine)
+        message = (
+            f"the leanest plan ({plan.describe()}) needs {needed / 2**30:.1f} GiB on the fullest GPU, "
+            f"where {usable / 2**30:.1f} GiB are usable"
+        )
+        return Infeasible(gpus, "memory", message, missing_bytes=needed - usable)
+    if named := " · ".join(f"{name}={value}" for name, value in fixed.items() if name not in FROM_ZERO):
+        product = prod(fixed.get(name, 1) for name in ("tensor", "pipeline", "context", "data"))
         message = f"no plan has {named}; free one of them, or use another batch or GPU count"
-    return Infeasible(gpus, "degrees", message)
-
-
-def _indivisible(limits: Limits, gpus: int, global_batch: int, tensors: Sequence[int]) -> Infeasible:
-    """A count that is no product of degrees: too many replicas for the batch, or replicas that do not divide it."""
+        if gpus % product:
+            multiple = -(-gpus // product) * product
+            message = f"{named} needs a multiple of {product} GPUs; use gpus={multiple} or free a degree"
+        return Infeasible(gpus, "degrees", message)
+    tensors = limits.tensors(sized.max_tensor)
     shares = {gpus // tensor for tensor in tensors if gpus % tensor == 0}
     replicas = min(share // p for share in shares for p in range(1, limits.layers + 1) if share % p == 0)
     if replicas > global_batch:

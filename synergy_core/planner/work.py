@@ -1,17 +1,21 @@
-"""What one GPU does for one micro-batch: the operators a model family breaks a plan down to.
+"""The operators that one GPU runs for one micro-batch, and their seconds on the GPU.
 
-Every figure is an array (plans,) or a number that holds for all of them. A family (`planner.families`) makes a `Work`;
-step time and memory are computed from it and know nothing of families.
+All figures are arrays (plans,), or numbers that hold for all plans. A family (`planner.families`) makes a `Work`; step
+time and memory follow from it and do not depend on the family.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.planner.plan import Recompute
+from synergy_core.errors import InputError
+from synergy_core.planner.machine import Constants, Machine, Software
+from synergy_core.planner.plan import Plans, Recompute
+from synergy_core.units import Floats
 
 Amount = NDArray[Any] | float
 """An array (plans,), or one number for all plans."""
@@ -19,9 +23,9 @@ Amount = NDArray[Any] | float
 
 @dataclass(frozen=True, slots=True)
 class Gemm:
-    """count products (m × k) · (k × n) in the forward pass; two more each in the backward pass.
+    """count products (m × k) · (k × n) in the forward pass; each has two more in the backward pass.
 
-    stored: how many of their right operands are parameters of the block; None: all. expert: they are of its
+    stored: number of right operands that are parameters of the block; None: all. expert: whether these belong to its
     `expert_parameters`.
     """
 
@@ -34,13 +38,12 @@ class Gemm:
 
     @property
     def flops(self) -> Amount:
-        """FLOPs of the forward pass."""
         return 2.0 * self.m * self.n * self.k * self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """count heads, each with queries × keys scores of width `width`. causal: half of the scores are never needed.
+    """count heads, each with queries × keys scores. causal: half of the scores are not needed.
 
     width: of queries and keys; value_width: of values.
     """
@@ -55,21 +58,20 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One layer, or what stands before or after them.
+    """One layer, or the embedding before or the logits after the layers; per forward pass on one GPU.
 
-    gemms, attention: as above. replicated_bytes: memory traffic of operators that tensor parallelism repeats, unless
-    split along the sequence (then already divided); split_bytes: of those that it splits; both of the forward pass.
-    kernels: launches beside the GEMMs, forward.
-    tensor_bytes: of one all-reduce over the tensor-parallel group; tensor_count: how many a forward pass has (the
-    backward pass has as many). context_bytes: keys and values that pass round the context-parallel ring, forward.
-    expert_bytes: what each GPU sends in one all-to-all; expert_count: all-to-alls a forward pass.
-    expert_copies: of each token in them.
-    parameters: held by this GPU before ZeRO shards them, beside expert_parameters, which only
-    data × context ÷ expert replicas share. tables: (rows, columns) of those that are read by index; what neither they
-    nor the GEMMs hold is vectors. boundary_bytes: the output that the next block takes, this GPU's part.
-    saved_bytes: kept for the backward pass without recomputation; selective_bytes: with selective; operator_bytes: by
-    operator (None: as with selective); input_bytes: with full. live_bytes: the most that is alive at once within the
-    block, forward or backward.
+    replicated_bytes: memory traffic of operators that tensor parallelism repeats, already divided under sequence
+    parallelism; split_bytes: of operators that it splits. kernels: launches besides the GEMMs.
+    tensor_bytes: of one all-reduce over the tensor-parallel group; tensor_count: number of these all-reduces, also in
+    the backward pass. context_bytes: keys and values sent round the context-parallel ring.
+    expert_bytes: sent by each GPU in one all-to-all; expert_count: number of all-to-alls; expert_copies: copies of each
+    token in one of them.
+    parameters: before ZeRO shards them, without expert_parameters, which only data × context ÷ expert replicas share.
+    tables: (rows, columns) of parameters that are read by index; parameters in neither tables nor GEMMs are vectors.
+    boundary_bytes: this GPU's part of the output that the next block takes.
+    saved_bytes: kept for the backward pass without recomputation; selective_bytes: with selective (None: as many);
+    operator_bytes: by operator (None: as with selective); input_bytes: with full (None: all that is saved).
+    live_bytes: the most that is alive at once within the block, forward or backward.
     """
 
     name: str
@@ -89,36 +91,34 @@ class Block:
     tables: tuple[tuple[Amount, Amount], ...] = ()
     boundary_bytes: Amount = 0.0
     saved_bytes: Amount = 0.0
-    selective_bytes: Amount = 0.0
+    selective_bytes: Amount | None = None
     operator_bytes: Amount | None = None
-    input_bytes: Amount = 0.0
+    input_bytes: Amount | None = None
     live_bytes: Amount = 0.0
 
     @property
     def forward_flops(self) -> Amount:
-        """FLOPs of products and attention in the forward pass; of causal attention the half that is needed."""
-        total: Amount = 0.0
-        for gemm in self.gemms:
-            total = total + gemm.flops
+        """FLOPs of products and attention in the forward pass; causal attention counts half."""
+        total: Amount = sum((gemm.flops for gemm in self.gemms), 0.0)
         for each in self.attention:
             scores = each.count * each.queries * each.keys * (0.5 if each.causal else 1.0)
             total = total + 2.0 * scores * (each.width + each.value_width)
         return total
 
     def kept_bytes(self, recompute: Recompute) -> Amount:
-        """What is kept for the backward pass under a kind of recomputation."""
-        by_operator = self.selective_bytes if self.operator_bytes is None else self.operator_bytes
+        """Bytes kept for the backward pass under a kind of recomputation."""
+        selective = self.saved_bytes if self.selective_bytes is None else self.selective_bytes
         return {
             Recompute.NONE: self.saved_bytes,
-            Recompute.SELECTIVE: self.selective_bytes,
-            Recompute.FULL: self.input_bytes,
-            Recompute.OPERATORS: by_operator,
+            Recompute.SELECTIVE: selective,
+            Recompute.FULL: self.saved_bytes if self.input_bytes is None else self.input_bytes,
+            Recompute.OPERATORS: selective if self.operator_bytes is None else self.operator_bytes,
         }[recompute]
 
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """`count` blocks alike, one after another."""
+    """`count` identical blocks, one after another."""
 
     block: Block
     count: Amount
@@ -129,18 +129,193 @@ class Work:
     """A whole model on one micro-batch, as one GPU of each stage sees it.
 
     before: on the first stage (embedding). layers: runs of blocks in their order; stages are cut anywhere between
-    blocks. after: on the last stage (final norm, logits, loss). total_parameters: of the model, counted once.
+    blocks. after: on the last stage (final norm, logits, loss).
     """
 
     before: Block
     layers: tuple[Layers, ...]
     after: Block
-    total_parameters: Amount
 
     @property
     def layer_count(self) -> Amount:
-        """Blocks of all runs."""
-        total: Amount = 0.0
-        for each in self.layers:
-            total = total + each.count
-        return total
+        return sum((each.count for each in self.layers), 0.0)
+
+
+MIN_TOKENS_PER_CONTEXT_RANK = 4096
+"""Context parallelism does not cut sequences shorter: a ring step would have too little work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Into how many parts a model splits.
+
+    Pipeline stages are cut between layers. A tensor-parallel degree divides heads (or channels), and divides groups
+    (key-value heads) or is a multiple of them. seq_len: tokens per sample; 0: no sequence. experts: per layer; 1: none.
+    """
+
+    layers: int
+    heads: int
+    groups: int = 1
+    seq_len: int = 0
+    experts: int = 1
+
+    def tensors(self, most: int) -> list[int]:
+        """Tensor-parallel degrees up to `most`."""
+        every = (each for each in divisors(self.heads) if each <= most)
+        return [each for each in every if self.groups % each == 0 or each % self.groups == 0]
+
+    def contexts(self) -> list[int]:
+        """Context-parallel degrees: powers of two that leave long enough pieces, each of two equal halves."""
+        result = [1]
+        while self.seq_len % (4 * result[-1]) == 0 and self.seq_len // (2 * result[-1]) >= MIN_TOKENS_PER_CONTEXT_RANK:
+            result.append(2 * result[-1])
+        return result
+
+
+class Architecture(Protocol):
+    """A model's sizes: a frozen dataclass, whose numbers may also be arrays (plans,), one model per plan."""
+
+    def __hash__(self) -> int:
+        """Results are cached by architecture."""
+
+    def parameters(self) -> Amount:
+        """Parameters of the whole model, each counted once."""
+
+    def limits(self) -> Limits:
+        """Into how many parts one model can be split; not defined for arrays."""
+
+    def check(self) -> None:
+        """Raises InputError for sizes that contradict each other, such as hidden=4096 with 41 heads."""
+
+
+class Family(Protocol):
+    """A file of `families/`. Architecture: its class of sizes, read from `catalog/architectures/*.yaml`."""
+
+    Architecture: Any
+
+    def work(self, architecture: Any, plans: Plans, software: Software) -> Work:
+        """Operators of one micro-batch on one GPU."""
+
+
+def at_least(least: int, **sizes: Any) -> None:
+    """Raises InputError for the first size that is below `least`."""
+    for name, value in sizes.items():
+        if value < least:
+            raise InputError(f"{name}: {value}; expected a whole number of at least {least}.")
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of the number, rising."""
+    small = [each for each in range(1, int(number**0.5) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
+
+
+TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 128, 0.85), (64, 64, 0.7))
+"""Rows, columns, and the inner loop's rate relative to the largest tile, which reuses operands most."""
+SPLITS = (1, 4)
+"""Number of parts into which the summed dimension may be cut where there are too few tiles."""
+LANES = 8.0
+"""Rate of tensor cores ÷ lanes (V100 architecture whitepaper, 2017). Products on lanes never wait for operands; and
+filling a tile costs them less in proportion."""
+ALIGNMENT = 8
+MISALIGNED = 0.5
+"""Operands whose rows are no multiple of ALIGNMENT elements reach only this fraction of the rate, as 16-byte loads are
+impossible (NVIDIA, Matrix Multiplication Background, section 3.1: alignment)."""
+
+_TILINGS = tuple(np.array([(*tile, split) for tile in TILES for split in SPLITS]).T)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTime:
+    """Seconds (plans,) of one block and micro-batch on the GPU, and number of kernels launched."""
+
+    forward_s: Floats
+    backward_s: Floats
+    attention_s: Floats
+    forward_kernels: Floats
+    backward_kernels: Floats
+
+
+def gemm_s(
+    m: Amount,
+    n: Amount,
+    k: Amount,
+    count: Amount,
+    machine: Machine,
+    software: Software,
+    c: Constants,
+    *,
+    core: bool = False,
+) -> Floats:
+    """Seconds of count products (m × k) · (k × n), without their launch. core: of attention, in 16 bits under FP8.
+
+    A product runs in waves of tiles over the multiprocessors, so that its efficiency depends on its shape (NVIDIA,
+    Matrix Multiplication Background: tile and wave quantization).
+    """
+    precision = "bf16" if core and software.precision == "fp8" else software.precision
+    peak = machine.gpu.matrix_flops_per_s(precision)
+    element = 4.0 if precision in ("fp32", "tf32") else 2.0
+    lanes = precision == "fp32"
+    m, n, k, count = (np.asarray(each, float) for each in (m, n, k, count))
+    sms = machine.gpu.multiprocessors
+    # Every tiling in one array (tilings, plans); the library is assumed to choose the best.
+    options = (..., *(None,) * np.broadcast(m, n, k, count).ndim)
+    rows, columns, rate, split = (each[options] for each in _TILINGS)
+    tiles = np.ceil(m / rows) * np.ceil(n / columns) * (count * split / sms)
+    # The next kernel fills a part of the last wave.
+    waves = np.maximum(tiles + c.wave_loss * (np.ceil(tiles) - tiles), 1.0)
+    depth = k / split + c.gemm_depth / (LANES if lanes else 1.0)
+    busy = waves * depth * (rows * columns * 2.0 * sms / (peak * (1.0 if lanes else rate)))
+    aligned = (n % ALIGNMENT == 0) & (k % ALIGNMENT == 0) | lanes
+    best = busy.min(axis=0) / np.where(aligned, 1.0, MISALIGNED)
+    moved = element * count * (m * k + k * n + m * n) / (machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency)
+    result: Floats = np.maximum(best / c.gemm_efficiency, moved)
+    return result
+
+
+def block_time(block: Block, machine: Machine, software: Software, c: Constants) -> BlockTime:
+    """Seconds of a block's forward and backward pass on the GPU, without communication."""
+    memory = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
+    forward = backward = attention = np.zeros(())
+    launches, kernels = np.asarray(float(len(block.gemms))), np.asarray(block.kernels, float)
+    for gemm in block.gemms:
+        m, n, k, count = gemm.m, gemm.n, gemm.k, gemm.count
+        forward = forward + gemm_s(m, n, k, count, machine, software, c)
+        backward = backward + gemm_s(m, k, n, count, machine, software, c)
+        backward = backward + gemm_s(k, n, m, count, machine, software, c)
+    for each in block.attention:
+        forth, back = attention_s(each, machine, software, c)
+        attention, forward, backward = attention + forth, forward + forth, backward + back
+        kernels = kernels + (1.0 if software.flash else 4.0)
+    traffic = (np.asarray(block.replicated_bytes, float) + block.split_bytes) / memory
+    return BlockTime(
+        forward_s=forward + traffic,
+        backward_s=backward + c.backward_traffic * traffic,
+        attention_s=attention,
+        forward_kernels=launches + kernels,
+        backward_kernels=2.0 * launches + c.backward_kernels * kernels,
+    )
+
+
+def attention_s(a: Attention, machine: Machine, software: Software, c: Constants) -> tuple[Floats, Floats]:
+    """Forward and backward seconds of the attention core.
+
+    Flash attention skips the causal half; its backward pass computes 5 products for the forward's 2, less efficiently
+    (Dao, arXiv 2307.08691). Other attention computes all scores and writes them to memory for softmax and dropout.
+    Under FP8 attention stays in 16 bits.
+    """
+    scores = np.asarray(a.count, float) * a.queries * a.keys
+    if software.flash:
+        part = 0.5 if a.causal else 1.0
+        flops = 2.0 * scores * (np.asarray(a.width, float) + a.value_width) * part
+        fill = a.queries / (a.queries + c.attention_fill)
+        precision = "bf16" if software.precision == "fp8" else software.precision
+        peak = machine.gpu.matrix_flops_per_s(precision)
+        forward = flops / (peak * c.attention_efficiency * fill)
+        return forward, c.attention_backward * forward
+    memory = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
+    product = gemm_s(a.queries, a.keys, a.width, a.count, machine, software, c, core=True)
+    product = product + gemm_s(a.queries, a.value_width, a.keys, a.count, machine, software, c, core=True)
+    passes = 4.0 + (5.0 if software.dropout else 0.0)
+    softmax = c.score_passes * passes * scores / memory
+    return product + softmax, 2.0 * product + 1.5 * softmax

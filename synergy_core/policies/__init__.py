@@ -1,30 +1,537 @@
-"""Scheduling policies, one file each. Being in this folder registers a policy; so does the entry point
-`synergy.policies` of an installed package, or importing a module that uses the decorators."""
+"""Scheduling policies, one file each: two decorators make a function a policy, and a table holds what was found.
 
-from synergy_core.policies._check import RULES, BrokenRuleError, check
-from synergy_core.policies._registry import (
-    AllocationPolicy,
-    Key,
-    OrderingPolicy,
-    allocation_policy,
-    ordering_policy,
-    policy_names,
+Being in this folder registers a policy; so does the entry point `synergy.policies` of an installed package, or an
+import of a module that uses the decorators. The rules that every policy must keep: `synergy_core.policies._check`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import linecache
+import traceback
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Literal, Self
+
+from synergy_core import module_names
+from synergy_core.errors import InputError, unknown
+from synergy_core.jobs.beliefs import Information, InputKnowledge
+from synergy_core.jobs.record import Job
+from synergy_core.jobs.state import (
+    JOB_VIEWS,
+    Allocations,
+    ClusterState,
+    EstimatedClusterState,
+    EstimatedJobView,
+    GoodputState,
+    OracleClusterState,
+    OracleGoodputState,
+    OracleJobView,
+    PredictedJobView,
+    PriorityJobView,
+    shown_by,
+    through,
 )
-from synergy_core.policies._sharing import Policy, SharingPolicy, get_policy, is_mechanism, parts_of
+from synergy_core.policies._parameters import Parametrised, described, unwrapped
+from synergy_core.policies.mechanisms import Mechanism, get_mechanism, mechanism_names
+from synergy_core.units import Floats
 
-__all__ = [
-    "RULES",
-    "AllocationPolicy",
-    "BrokenRuleError",
-    "Key",
-    "OrderingPolicy",
-    "Policy",
-    "SharingPolicy",
-    "allocation_policy",
-    "check",
-    "get_policy",
-    "is_mechanism",
-    "ordering_policy",
-    "parts_of",
-    "policy_names",
-]
+SAFE = ("abs", "bool", "float", "int", "len", "max", "min", "round")
+SAFE_MODULES = ("_bisect", "synergy_core.units", "synergy_core.errors")
+"""Built-in functions, and modules whose functions neither keep an argument nor read an attribute by its name."""
+
+
+def reads_only(function: Callable[..., Any], view: type, callers: tuple[object, ...] = ()) -> bool:
+    """Whether the function's code uses only names that the view shows, numbers and harmless functions.
+
+    Such a function returns the same for the scheduler's record as for a view of the record, and is faster.
+    """
+    function = unwrapped(function)
+    code = getattr(function, "__code__", None)
+    if code is None or code.co_freevars or any(inspect.iscode(each) for each in code.co_consts):
+        return False
+    for name in set(code.co_names) - shown_by(view) - set(SAFE):
+        value = function.__globals__.get(name)
+        if inspect.isfunction(value) and value.__module__ == function.__module__:
+            harmless = value in callers or reads_only(value, view, (*callers, function))
+        else:
+            harmless = isinstance(value, int | float) or getattr(value, "__module__", "") in SAFE_MODULES
+        if not harmless:
+            return False
+    return True
+
+
+BATCH = 32
+STEP_S, SAMPLE_S, SYNC_S = 0.05, 0.002, 0.02
+"""Seconds of a step of the sample job: a fixed part, a part per sample, and synchronisation of several GPUs."""
+
+
+class Known(Job):
+    """Job record for trying policies. It holds true run times, as a simulator's record does."""
+
+    __slots__ = ("duration_s",)
+
+    def __init__(self, *what: Any, duration_s: float, **more: Any) -> None:
+        super().__init__(*what, **more)
+        self.duration_s = duration_s
+
+    @property
+    def remaining_s(self) -> float:
+        """Remaining run time on the requested GPUs."""
+        return self.duration_s - self.attained_service_gpu_s / self.gpus
+
+    def true_iteration_s(self, gpus: int, gpu_type: str) -> float:
+        """Seconds of an iteration at the requested batch."""
+        return STEP_S + SAMPLE_S * BATCH / gpus + SYNC_S * (gpus > 1)
+
+    def remaining_iterations(self) -> float:
+        """Remaining iterations at the requested batch."""
+        return self.remaining_s / self.true_iteration_s(self.gpus, self.gpu_type)
+
+
+def samples() -> Iterator[Job]:
+    """Job records for trying policies: one job waits, one runs and one was stopped."""
+    for has_started, has_stopped in ((False, False), (True, False), (True, True)):
+        job = Known(1, 60.0, 2, virtual_cluster="vc", user="user", estimate_s=7_200.0, duration_s=3_600.0)
+        job.predicted_duration_s = 3_000.0
+        if has_started:
+            job.started(120.0, ((0, 3),))
+        if has_stopped:
+            job.stopped(240.0)
+        yield job
+
+
+def load(what: str, loader: Callable[[], object]) -> None:
+    """Calls `loader` to import a file; raises an InputError that names `what` if the import fails."""
+    try:
+        loader()
+    except InputError as error:
+        raise InputError(f"{what}: {error}") from None
+    except Exception as error:
+        raise InputError(f"{what} cannot be loaded: {in_words(error)}.") from error
+
+
+def in_words(error: BaseException, *files: str) -> str:
+    """`mine.py, line 7: ZeroDivisionError: division by zero`.
+
+    files: where to look for the line; if empty, it is the line that raised the error, import machinery aside.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}: {error.msg}"
+    importing = (__file__, importlib.__file__)
+    where = ""
+    for file, line in places_of(error):
+        if file in files if files else file not in importing and not file.startswith("<frozen"):
+            code = linecache.getline(file, line).strip()
+            where = f"{file}, line {line}{f' (`{code}`)' if code else ''}: "
+    return f"{where}{type(error).__name__}: {error}".rstrip(".")
+
+
+def places_of(error: BaseException | None) -> list[tuple[str, int]]:
+    """File and line of every call that the error passed through; calls of the error's cause come last."""
+    places: list[tuple[str, int]] = []
+    while error is not None:
+        places += [(each.filename, each.lineno or 0) for each in traceback.extract_tb(error.__traceback__)]
+        error = error.__cause__
+    return places
+
+
+def place_of(function: Callable[..., Any]) -> tuple[str, int]:
+    """The file and the first line of a function."""
+    code = unwrapped(function).__code__
+    return code.co_filename, code.co_firstlineno
+
+
+PLANS = "+plans"
+"""Ending of a policy's name that lets it read the planner's tables in full."""
+Backfill = Literal["none", "greedy", "easy"]
+Key = tuple[Any, ...]
+KeyFunction = Callable[..., Key]
+ChangeFunction = Callable[..., float | None]
+AnewFunction = Callable[..., bool]
+WordsFunction = Callable[..., str]
+RankFunction = Callable[..., Floats]
+LineFunction = Callable[[EstimatedClusterState], Floats]
+
+STATES = (ClusterState, EstimatedClusterState, OracleClusterState, GoodputState, OracleGoodputState)
+
+_found: dict[str, PlainPolicy] = {}
+_broken: dict[str, InputError] = {}
+"""Errors of the policy files and plug-ins that could not be loaded, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Policy(Parametrised):
+    """What all policies have in common.
+
+    view: the class that the policy reads; it determines whether the policy is an oracle and whether it reads
+    predictions, estimates, priorities or goodput. information: what the policy may know of training jobs besides each
+    job's own reports. learns_input: input speeds are fitted to reports; else they come from offline profiles.
+    """
+
+    view: type
+    information: Information = "own"
+    learns_input: bool = False
+
+    in_rounds: ClassVar[bool] = True
+    functions_of: ClassVar[tuple[str, ...]] = ()
+    """Fields that hold the policy's functions."""
+
+    @property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        found = {name: getattr(self, name) for name in self.functions_of}
+        return {name: function for name, function in found.items() if function is not None}
+
+    @property
+    def oracle(self) -> bool:
+        """Whether the policy reads what no scheduler can know."""
+        return issubclass(self.view, OracleJobView | OracleClusterState | OracleGoodputState)
+
+    @property
+    def predicted(self) -> bool:
+        """Whether the policy reads predicted run times."""
+        return issubclass(self.view, PredictedJobView)
+
+    @property
+    def reads_estimates(self) -> bool:
+        return issubclass(self.view, EstimatedJobView | EstimatedClusterState)
+
+    @property
+    def reads_priority(self) -> bool:
+        return issubclass(self.view, PriorityJobView)
+
+    @property
+    def reads_goodput(self) -> bool:
+        """Whether the policy reads how fast jobs would train."""
+        return issubclass(self.view, GoodputState)
+
+    @property
+    def knows(self) -> str:
+        """What the policy may know of training jobs besides each job's own reports; "" if it reads nothing of them."""
+        return self.information if self.reads_goodput else ""
+
+    def of_records(self) -> Self:
+        """The policy with functions that take the scheduler's records."""
+        return self
+
+    def informed(self, information: Information) -> Self:
+        return replace(self, information=information)
+
+    def with_input(self, knowledge: InputKnowledge) -> Self:
+        return replace(self, learns_input=knowledge == "learned")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderingPolicy(_Policy):
+    """Runs jobs in the order of a key, the smallest first, each on what its user requested.
+
+    key(job) -> tuple; the job id breaks ties. preemptive: whether a job may be stopped for one with a smaller key.
+    backfill: what happens behind a job that does not fit: "none" (all wait), "greedy" (any that fits runs),
+    "easy" (any that fits and, by its estimate, does not delay the first that waits).
+    falls_while_running: the key's first entry is a time that falls as fast as the clock while the job runs.
+    next_change(job, now_s): the instant at which the key next changes by itself, or None; for keys that jump.
+    begins_anew(job): whether the job counts as newly arrived after that instant (`JobView.waited_s`). words(job): the
+    key in words, as a part of a sentence on the job; None if the policy has no such text.
+    """
+
+    key: KeyFunction
+    preemptive: bool = False
+    backfill: Backfill = "greedy"
+    falls_while_running: bool = False
+    next_change: ChangeFunction | None = None
+    begins_anew: AnewFunction | None = None
+    words: WordsFunction | None = None
+
+    in_rounds: ClassVar[bool] = False
+    round_s: ClassVar[float] = 0.0
+    tunes_batch: ClassVar[bool] = False
+    functions_of: ClassVar[tuple[str, ...]] = ("key", "next_change", "begins_anew", "words")
+    takers: ClassVar[tuple[str, ...]] = functions_of
+
+    @property
+    def reads_estimates(self) -> bool:
+        """Whether the policy's key or its backfill reads run times that users declared."""
+        return issubclass(self.view, EstimatedJobView) or self.backfill == "easy"
+
+    def with_input(self, knowledge: InputKnowledge) -> OrderingPolicy:
+        """The policy unchanged: ordering policies do not read input speeds."""
+        return self
+
+    def of_views(self) -> OrderingPolicy:
+        """The policy with functions that take the scheduler's records and read them through the policy's view."""
+        seen: dict[str, Any] = {name: through(self.view, each) for name, each in self.functions.items()}
+        return replace(self, **seen)
+
+    def of_records(self) -> OrderingPolicy:
+        """Like `of_views`, but without the view where it makes no difference, which is faster."""
+        if self.view in JOB_VIEWS and all(reads_only(each, self.view) for each in self.functions.values()):
+            return self
+        return self.of_views()
+
+    def with_parameters(self, **parameters: Any) -> OrderingPolicy:
+        """The policy with some parameters set; `backfill` is one of them if the policy does not preempt."""
+        backfill = parameters.pop("backfill", self.backfill)
+        if backfill not in typing.get_args(Backfill):
+            raise unknown(f"backfill for policy {self.name}", str(backfill), typing.get_args(Backfill))
+        if self.preemptive and backfill != "greedy":
+            raise InputError(f"policy {self.name} preempts; its backfill is always greedy, got {backfill}.")
+        return replace(Parametrised.with_parameters(self, **parameters), backfill=backfill)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationPolicy(_Policy):
+    """Maps the state of all active jobs to each job's GPUs, every round. round_s: default length of a round.
+
+    tunes_batch: whether jobs choose their own batch; else they keep the requested one. plans: whether the policy reads
+    the planner's full tables; else it knows one parallel plan per job, in more or fewer replicas. Jobs always run with
+    the best plan.
+    rank(state): (jobs,), the number by which jobs are served, the largest first, or None; rank_name: its name.
+    keeps_gpus: every job gets the number of GPUs that it requested, or none.
+    line(state): (jobs,), from an `EstimatedClusterState`, the numbers that order jobs, the largest first, for
+    mechanisms that share out CPUs and memory; None if the policy does not work with mechanisms.
+    """
+
+    allocate: Callable[..., Allocations]
+    round_s: float
+    tunes_batch: bool = False
+    plans: bool = False
+    rank: RankFunction | None = None
+    rank_name: str = ""
+    line: LineFunction | None = None
+    keeps_gpus: bool = False
+
+    preemptive: ClassVar[bool] = True
+    next_change: ClassVar[None] = None
+    functions_of: ClassVar[tuple[str, ...]] = ("allocate", "rank", "line")
+    takers: ClassVar[tuple[str, ...]] = ("allocate",)
+
+
+SHARING_ROUND_S = 300.0
+"""Length of a round as published (OSDI 2022, section 5)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingPolicy(_Policy):
+    """Once per round, `mechanism` gives GPUs, CPUs and memory to jobs in the order of `order`.
+
+    Jobs behind one that does not fit may run; a running job gives way to jobs before it in the order.
+    """
+
+    order: OrderingPolicy | AllocationPolicy
+    mechanism: Mechanism
+
+    preemptive: ClassVar[bool] = True
+    next_change: ClassVar[None] = None
+    round_s: ClassVar[float] = SHARING_ROUND_S
+    tunes_batch: ClassVar[bool] = False
+
+    @property
+    def oracle(self) -> bool:
+        """Whether the order reads what no scheduler can know, or the mechanism gives more than nodes have."""
+        return self.order.oracle or self.mechanism.pooled
+
+    @property
+    def reads_estimates(self) -> bool:
+        return self.order.reads_estimates
+
+    @property
+    def reads_goodput(self) -> bool:
+        """Always false: mechanisms read how fast input is prepared, not how fast jobs train."""
+        return False
+
+    @property
+    def knows(self) -> str:
+        """Where speeds by CPUs and memory come from: offline profiles, or whose reports; "" if the mechanism reads
+        none.
+        """
+        if self.mechanism.name == "proportional":
+            return ""
+        return self.information if self.learns_input else "profiles"
+
+    def of_records(self) -> SharingPolicy:
+        return replace(self, order=self.order.of_records())
+
+    def with_input(self, knowledge: InputKnowledge) -> SharingPolicy:
+        """The policy with input speeds from that source, if its mechanism reads them."""
+        return replace(self, learns_input=knowledge == "learned" and self.mechanism.name != "proportional")
+
+    def with_parameters(self, **parameters: Any) -> SharingPolicy:
+        """The policy with some parameters of its mechanism or its order set."""
+        mine = {name: value for name, value in parameters.items() if name in self.mechanism.parameters}
+        others = {name: value for name, value in parameters.items() if name not in mine}
+        order, mechanism = self.order.with_parameters(**others), self.mechanism.with_parameters(**mine)
+        return replace(self, order=order, mechanism=mechanism, parameters={**order.parameters, **mechanism.parameters})
+
+
+PlainPolicy = OrderingPolicy | AllocationPolicy
+Policy = PlainPolicy | SharingPolicy
+
+
+def ordering_policy(
+    *,
+    preemptive: bool = False,
+    backfill: Backfill = "greedy",
+    falls_while_running: bool = False,
+    next_change: ChangeFunction | None = None,
+    begins_anew: AnewFunction | None = None,
+    words: WordsFunction | None = None,
+) -> Callable[[KeyFunction], KeyFunction]:
+    """Registers a key function `key(job, *, parameters…)` under its own name; see `OrderingPolicy`.
+
+    The annotation of its first parameter is what the function sees: `JobView`, `EstimatedJobView`, `PredictedJobView`,
+    `PriorityJobView`, `OracleJobView` or a class that combines several. The function is tried on a few jobs and raises
+    InputError if it reads anything else; reads that these jobs do not trigger raise it when a policy runs.
+    """
+
+    options = locals()  # all are fields of the policy
+
+    def register(key: KeyFunction) -> KeyFunction:
+        policy = OrderingPolicy(**described(key), **options, key=key, view=_view_of(key, JOB_VIEWS))
+        beside: dict[str, Any] = {
+            name: functools.partial(each, **policy.parameters)
+            for name, each in policy.functions.items()
+            if name != "key"
+        }
+        policy = replace(policy, **beside)
+        for name, function in policy.of_views().functions.items():
+            for job in samples():
+                try:
+                    function(job, job.submit_time_s) if name == "next_change" else function(job)
+                except InputError as error:
+                    raise InputError(f"policy {policy.name}: {error}") from None
+                except Exception:  # only reads are checked here; other errors appear when the policy runs
+                    break
+        _add(policy)
+        return key
+
+    return register
+
+
+def allocation_policy(
+    *,
+    round_s: float,
+    tunes_batch: bool = False,
+    information: Information = "own",
+    plans: bool = False,
+    rank: RankFunction | None = None,
+    rank_name: str = "",
+    line: LineFunction | None = None,
+    keeps_gpus: bool = False,
+) -> Callable[[Callable[..., Allocations]], Callable[..., Allocations]]:
+    """Registers a function `allocate(state, *, parameters…) -> Allocations` under its own name; see `AllocationPolicy`.
+
+    The annotation of its first parameter is what the function sees: `ClusterState`, `EstimatedClusterState` for what
+    users declared, `GoodputState` for estimated goodputs, `OracleClusterState` or `OracleGoodputState` for true values,
+    or a class that combines several. Reading anything else raises InputError when the policy decides.
+    """
+
+    options = locals()  # all are fields of the policy
+
+    def register(allocate: Callable[..., Allocations]) -> Callable[..., Allocations]:
+        _add(AllocationPolicy(**described(allocate), **options, allocate=allocate, view=_view_of(allocate, STATES)))
+        return allocate
+
+    return register
+
+
+def _add(policy: PlainPolicy) -> None:
+    if policy.name in _found:
+        raise InputError(f"two policies are called {policy.name}; rename one.")
+    _found[policy.name] = policy
+
+
+def _view_of(function: Callable[..., Any], views: tuple[type, ...]) -> Any:
+    """The view that the function reads: one of `views`, or a class that combines several and adds nothing."""
+    first = next(iter(inspect.signature(function).parameters), "")
+    view = typing.get_type_hints(function).get(first)
+    shown = set().union(*(shown_by(each) for each in views))
+    if not (isinstance(view, type) and issubclass(view, views) and shown_by(view) <= shown):
+        names = " or ".join(each.__name__ for each in views)
+        raise InputError(
+            f"policy {function.__name__}: annotate its first parameter with {names}, or a class of several; got {view}."
+        )
+    return view
+
+
+def policy_names() -> dict[str, str]:
+    """Name and one-line summary of every policy that can be found, sorted by name."""
+    _discover()
+    return {name: _found[name].summary for name in sorted(_found)}
+
+
+@functools.cache
+def _discover() -> None:
+    """Loads every policy of this folder and every entry point, once; a broken one raises only when requested."""
+    files: list[tuple[str, str, Callable[[], object]]] = [
+        (name, f"the policy file {name}.py", functools.partial(importlib.import_module, f"{__name__}.{name}"))
+        for name in module_names(__name__)
+    ]
+    points = entry_points(group="synergy.policies")
+    files += [(each.name, f"policy plug-in {each.name} ({each.value})", each.load) for each in points]
+    for name, what, loader in files:
+        before = dict(_found)
+        try:
+            load(what, loader)
+        except InputError as error:
+            _broken[name] = error  # and remove what it registered
+            _found.clear()
+            _found.update(before)
+
+
+def get_policy(name: str) -> Policy:
+    """The policy of that name; `sia+plans`: sia with the planner's full tables; `fifo+tune`: the order fifo with the
+    mechanism tune.
+
+    Raises InputError with the nearest match.
+    """
+    first, plus, second = name.partition("+")
+    if not plus or name.endswith(PLANS):
+        return _plain_policy(name)
+    order, mechanism = _plain_policy(first), get_mechanism(second)
+    if isinstance(order, AllocationPolicy) and order.line is None:
+        raise InputError(
+            f"policy {name}: {first} allocates GPUs itself and puts no jobs in line, so that {second} has no order to "
+            f"follow. Type fifo+{second}, las+{second}, srtf+{second} or ftf+{second}."
+        )
+    # An order's own summary describes a queue that mechanisms do not have.
+    overtaken = "whoever does not fit is overtaken, and running jobs give way"
+    return SharingPolicy(
+        name=name,
+        summary=f"In the order of {order.name}; {overtaken}. {mechanism.summary}",
+        view=order.view,
+        parameters={**order.parameters, **mechanism.parameters},
+        order=order,
+        mechanism=mechanism,
+    )
+
+
+def _plain_policy(name: str) -> PlainPolicy:
+    _discover()
+    base = name.removesuffix(PLANS)
+    if base in _broken:
+        raise _broken[base]
+    if base not in _found:
+        hints = ("A file in synergy_core/policies/ adds one", *(str(error).rstrip(".") for error in _broken.values()))
+        raise unknown("policy", name, _found, hint="; ".join(hints) + ".")
+    policy = _found[base]
+    if name == base:
+        return policy
+    if not isinstance(policy, AllocationPolicy) or not policy.reads_goodput:
+        raise InputError(f"policy {name}: {base} does not ask how fast jobs would train, so plans tell it nothing.")
+    if policy.plans:
+        raise InputError(f"policy {name}: {base} reads the planner's tables anyway. Type {base}.")
+    return replace(policy, name=name, plans=True)
+
+
+def parts_of(name: str) -> list[str]:
+    """The names under which a policy's parameters may stand: its own, its order's and its mechanism's."""
+    return [*(each for each in name.split("+") if f"+{each}" != PLANS), *([name] if "+" in name else [])]
+
+
+def is_mechanism(name: str) -> bool:
+    """Whether a mechanism has that name."""
+    return name in mechanism_names()

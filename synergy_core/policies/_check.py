@@ -1,9 +1,7 @@
-"""What a policy must keep to, ours or a plug-in's, as far as its function alone can tell; put to work: `conformance`.
+"""Tries a policy's functions on random cases, the same in every run; `scheduling.conformance` runs whole policies.
 
-Cases are random and the same in every run. The error names the rule that was broken and the smallest case that breaks
-it, made of the first that did by leaving out job after job. A plug-in is not tried when it is loaded, which happens in
-every process: an order takes 20 ms, but a policy that solves or searches takes seconds. The command that tries it:
-python -m synergy_core check NAME.
+The error names the rule that was broken and the smallest case that breaks it. Loading a plug-in does not try it: every
+process loads plug-ins, and trying a policy that solves or searches takes seconds.
 """
 
 from __future__ import annotations
@@ -11,78 +9,278 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, Self, TypeVar
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
-from synergy_core.policies._cases import NOW_S, Known, PolicyCase, random_cases, records, state_of
-from synergy_core.policies._faults import in_words, place_of
-from synergy_core.policies._registry import AllocationPolicy, Key, OrderingPolicy, PlainPolicy
-from synergy_core.state import Allocations, ClusterState
-from synergy_core.state.goodput_state import GoodputState
+from synergy_core.jobs.beliefs import Beliefs
+from synergy_core.jobs.fitted import SynergyTask
+from synergy_core.jobs.record import Placed
+from synergy_core.jobs.spec import JobSpec, Shape, StepReport
+from synergy_core.jobs.state import Allocations, ClusterState, GoodputState
+from synergy_core.planner.plan import Plan
+from synergy_core.policies import (
+    BATCH,
+    SAMPLE_S,
+    STEP_S,
+    SYNC_S,
+    AllocationPolicy,
+    Key,
+    Known,
+    OrderingPolicy,
+    PlainPolicy,
+    in_words,
+    place_of,
+)
 from synergy_core.units import TICK_S
 
+NOW_S = 100_000.0
+SIZES = (1, 1, 2, 2, 3, 5, 8, 12)
+"""Numbers of jobs of the cases on one machine, rising so that the first case that breaks a rule is small."""
+TENANTS = ("a", "b")
+MACHINES = (
+    Cluster((NodeType("v100", "v100", 2, 8),)),
+    Cluster((NodeType("a100", "a100", 1, 8), NodeType("t4", "t4", 2, 4))),
+    Cluster((NodeType("v100", "v100", 2, 8),), {"a": 8, "b": 8}),
+    Cluster((NodeType("v100", "v100", 2, 8),), {"a": 4, "b": 8}, borrowing=True),
+)
+
+
+class JobCase(NamedTuple):
+    """A job of a case. runs_s: the whole run time; ran_s: time run so far; observed: what models may know."""
+
+    submit_s: float
+    gpus: int
+    runs_s: float
+    gpu_type: str
+    tenant: str
+    ran_s: float = 0.0
+    running: bool = False
+    observed: bool = False
+
+    def __str__(self) -> str:
+        since = f"{'runs' if self.running else 'waits'}, ran {self.ran_s:g} of {self.runs_s:g} s"
+        asks = f" {self.gpu_type}" if self.gpu_type else ""
+        return f"{self.gpus}{asks} GPUs for tenant {self.tenant}, submitted at {self.submit_s:g} s, {since}"
+
+
+class PolicyCase(NamedTuple):
+    """Jobs on machines, at second `now_s`. Jobs are numbered in their order here."""
+
+    machines: Cluster
+    jobs: tuple[JobCase, ...]
+    now_s: float = NOW_S
+
+    def __str__(self) -> str:
+        jobs = "; ".join(f"job {number}: {each}" for number, each in enumerate(self.jobs))
+        return f"{self.machines.describe()}, second {self.now_s:g}, {jobs}"
+
+    def without(self, at: int) -> PolicyCase:
+        """The case without one job."""
+        return self._replace(jobs=self.jobs[:at] + self.jobs[at + 1 :])
+
+    def record(self, number: int) -> Known:
+        """The job as a scheduler records it when it arrives."""
+        job = self.jobs[number]
+        return Known(
+            number, job.submit_s, job.gpus, virtual_cluster=job.tenant, gpu_type=job.gpu_type,
+            estimate_s=1.5 * job.runs_s, duration_s=job.runs_s,
+        )  # fmt: skip
+
+
+def random_cases() -> list[PolicyCase]:
+    """Cases on every machine, in order of their number of jobs; the same in every call."""
+    cases: list[PolicyCase] = []
+    for number, jobs in enumerate(SIZES):
+        for machines in MACHINES:
+            random = np.random.default_rng((len(cases), number))
+            cases.append(PolicyCase(machines, tuple(_random_job(random, machines) for _ in range(jobs))))
+    return cases
+
+
+def _random_job(random: np.random.Generator, machines: Cluster) -> JobCase:
+    ran_s = float(random.choice([0, 0, *random.integers(1, 20_000, 4)]))
+    runs_s = ran_s + float(random.integers(1, 50_000))
+    gpu_types = ("", *machines.gpu_types) if len(machines.gpu_types) > 1 else ("",)
+    return JobCase(
+        submit_s=float(random.integers(0, 70_000)),
+        gpus=int(random.choice([1, 1, 2, 3, 4, 8])),
+        runs_s=runs_s,
+        ran_s=ran_s,
+        running=bool(ran_s) and bool(random.random() < 0.5),
+        gpu_type=str(random.choice(gpu_types)),
+        tenant=str(random.choice(TENANTS)),
+        observed=bool(ran_s),
+    )
+
+
+def records(case: PolicyCase, *, then_s: float = 0.0, placed: bool = False) -> list[Known]:
+    """The jobs as a scheduler records them `then_s` seconds after the case.
+
+    placed: jobs run only as far as machines and quotas have room; else GPUs are unlimited.
+    """
+    free = [[1 << gpu for gpu in range(each.gpus_per_node)] for each in case.machines.node_type_of]
+    quotas = dict(case.machines.virtual_clusters) or dict.fromkeys(TENANTS, case.machines.gpus)
+    result = []
+    for number, drawn in enumerate(case.jobs):
+        job = case.record(number)
+        job.predicted_duration_s = 1.1 * drawn.runs_s
+        where: Placed = ((0, (1 << drawn.gpus) - 1),)
+        if placed and drawn.running:
+            where = _take(case.machines, free, drawn) if drawn.gpus <= quotas[drawn.tenant] else ()
+            quotas[drawn.tenant] -= drawn.gpus if where else 0
+        runs = drawn.running and bool(where)
+        if drawn.ran_s:
+            job.started(NOW_S - drawn.ran_s if runs else drawn.submit_s, where or ((0, (1 << drawn.gpus) - 1),))
+            job.first_step_s = drawn.submit_s
+            if not runs:
+                job.stopped(drawn.submit_s + drawn.ran_s)
+        job.settle(NOW_S + then_s)
+        result.append(job)
+    return result
+
+
+def _take(machines: Cluster, free: list[list[int]], drawn: JobCase) -> Placed:
+    """Takes GPUs of one type out of `free`, node by node, and returns them; () where too few are free."""
+    for gpu_type in (drawn.gpu_type,) if drawn.gpu_type else machines.gpu_types:
+        nodes = [node for node, each in enumerate(machines.type_of_node) if each == gpu_type]
+        taken = [(node, gpu) for node in nodes for gpu in free[node]][: drawn.gpus]
+        if len(taken) == drawn.gpus:
+            for node, gpu in taken:
+                free[node].remove(gpu)
+            by_node = {node: sum(gpu for other, gpu in taken if other == node) for node, _ in taken}
+            return tuple(by_node.items())
+    return ()
+
+
+def state_of(
+    case: PolicyCase, policy: AllocationPolicy, order: Sequence[int] | None = None, *, limited: bool = False
+) -> ClusterState:
+    """What the policy sees of the case. order: the order of the jobs in it; they keep their numbers.
+
+    limited: every second job may not be stopped once it runs, and every third trains only on the GPUs it requests.
+    """
+    machines, gpu_types = case.machines, case.machines.gpu_types
+    jobs = records(case, placed=True)
+    jobs = [jobs[at] for at in order or range(len(jobs))]
+    all_drawn = [case.jobs[job.job_id] for job in jobs]
+    must_stay = [limited and job.running and job.job_id % 2 == 0 for job in jobs]
+    columns: dict[str, Any] = {
+        "gpu_type": [gpu_types.index(job.gpu_type) if job.gpu_type else -1 for job in jobs],
+        "held_type": [gpu_types.index(machines.type_of(job.placement)) if job.running else -1 for job in jobs],
+        "virtual_cluster": [TENANTS.index(job.virtual_cluster) for job in jobs],
+        "held_nodes": [len(job.placement) for job in jobs],
+        "must_stay": must_stay,
+        "pinned": must_stay,
+        "observed_gpus": [each.gpus if each.observed else 0 for each in all_drawn],
+        "received_s": [[each.ran_s, *(0.0 for _ in gpu_types[1:])] for each in all_drawn],
+        **{name: [30.0 for _ in jobs] for name in ("restart_s", "declared_restart_s", "resize_s")},
+        "overhead": [1.0 for _ in jobs],
+    }
+    for name in ("job_id", "submit_time_s", "gpus", "held_gpus", "attained_service_gpu_s", "first_start_s", "restarts",
+                 "estimate_s", "duration_s", "remaining_s"):  # fmt: skip
+        columns[name] = [getattr(job, name) for job in jobs]
+    beliefs = Beliefs(gpu_types, policy.information)
+    tasks: tuple[SynergyTask, ...] = ()
+    if policy.reads_goodput:
+        specs = [spec_of(job, machines, fixed=limited and job.job_id % 3 == 0) for job in jobs]
+        asked = zip(jobs, all_drawn, specs, strict=True)
+        tasks = tuple(_task(job, drawn, spec, machines, beliefs) for job, drawn, spec in asked)
+        beliefs.merge()
+        beliefs.refresh(tasks)
+        columns["done_work"] = [task.done_work for task in tasks]
+        columns["remaining_work"] = [task.declared_remaining() for task in tasks]
+    shown: dict[str, Any] = {name: np.array(column) for name, column in columns.items()}
+    shown |= {
+        "now_s": NOW_S,
+        "round_s": policy.round_s,
+        "cluster": machines,
+        "virtual_clusters": TENANTS,
+        "held_placement": tuple(job.placement for job in jobs),
+        "memory": None,
+        "truths": tuple(jobs),
+        "given_s": shown["received_s"].sum(axis=0),
+        "beliefs": beliefs,
+        "tasks": tasks,
+    }
+    state: ClusterState = policy.view(**{each.name: shown[each.name] for each in fields(policy.view)})
+    return state
+
+
+def spec_of(job: Known, machines: Cluster, *, fixed: bool = False) -> JobSpec:
+    """A training job with the record's requests, faster on earlier GPU types. fixed: it runs on that number only."""
+    speeds = {gpu_type: 1.0 / (1 + at) for at, gpu_type in enumerate(machines.gpu_types)}
+    return JobSpec(
+        application=f"app{job.gpus}",
+        initial_batch=BATCH,
+        max_batch=512,
+        requested_batch=BATCH,
+        requested_gpus=job.gpus,
+        local_batches=dict.fromkeys(speeds, (1, 64)),
+        single_gpu_rate={gpu_type: 400.0 * speed for gpu_type, speed in speeds.items()},
+        requested_rate={
+            gpu_type: speed / job.true_iteration_s(job.gpus, gpu_type) for gpu_type, speed in speeds.items()
+        },
+        declared_work=job.duration_s / job.true_iteration_s(job.gpus, ""),
+        fixed_batch=fixed,
+        min_gpus=job.gpus if fixed else 1,
+        most_gpus=job.gpus if fixed else 16,
+    )
+
+
+def _task(job: Known, drawn: JobCase, spec: JobSpec, machines: Cluster, beliefs: Beliefs) -> SynergyTask:
+    task = beliefs.task(spec)
+    if drawn.observed:
+        gpu_type = machines.type_of(job.placement) if job.running else drawn.gpu_type or machines.gpu_types[0]
+        for gpus in {1, drawn.gpus}:
+            plan = Plan(data=gpus, micro_batch=BATCH)
+            step_s, sync_s = STEP_S + SAMPLE_S * BATCH, SYNC_S * (gpus > 1)
+            task.observe(StepReport(Shape(gpu_type, 1, gpus), plan, step_s, sync_s))
+        task.report((1.0, 4.0))
+        task.done_work = drawn.ran_s / job.true_iteration_s(job.gpus, gpu_type)
+    return task
+
+
 LATER_S = (1.0, 500.0, 40_000.0)
-"""After how long a key is asked for again, where nobody says when it changes."""
+"""Seconds after which a key is computed again if the policy does not say when it changes."""
 ROUNDING_S = 1e-6
 
 RULES = {
     "answers": "it answers every case, and with the right kind of value",
     "comparable": "keys are tuples that can be put in order: comparable with each other, no NaN in them",
     "pure": "the same question has the same answer, whatever was asked in between",
-    "reads": "it changes nothing of what it is shown",
+    "reads": "it does not modify what it is shown",
     "foretold": "a key that changes by itself says when (next_change) or falls with the clock (falls_while_running)",
     "capacity": "no more GPUs are given out than there are, of any type, on any node",
     "quotas": "no tenant is given more than its quota, unless tenants may borrow",
     "types": "a job that asks for a GPU type is given that type",
-    "whole": "a job of which nothing is known but its request is given that, or nothing",
+    "whole": "a job known only by its request is given exactly that, or nothing",
     "stays": "a running job that may not be stopped keeps what it holds",
     "sizes": "no job is given fewer or more GPUs than it can train on",
     "order": "the order in which jobs are listed decides nothing; equals are told apart by job_id",
-    "starts": "where nobody runs and somebody fits, somebody is given GPUs",
+    "starts": "if no job runs and some job fits, some job is given GPUs",
     "rank": "rank(state) is a finite number for every job",
     "ends": "put to work, every job ends: nobody starves under a finite load",
     "placed": "put to work, no GPU is held twice, nor by a job of another type, nor beyond a quota",
     "repeats": "put to work, the same jobs have the same schedule",
 }
-"""The rules, by name; the last three are checked by `synergy_core.conformance`."""
+"""The rules, by name; the last three are checked by `synergy_core.scheduling.conformance`."""
 
 
 class BrokenRuleError(InputError):
     """A policy breaks a rule. rule: its name in `RULES`."""
 
     def __init__(self, policy: str, rule: str, what: str, case: object) -> None:
-        what = what.removesuffix(".")  # of the message of another error
+        what = what.removesuffix(".")  # the message of another error may end in a full stop
         super().__init__(f"policy {policy} breaks the rule '{rule}' ({RULES[rule]}): {what}. Smallest case: {case}.")
         self.rule = rule
 
 
 class Broken(Exception):  # noqa: N818
     """A rule was broken within a case. Arguments: the rule's name, and what happened."""
-
-
-class Tried(Protocol):
-    """Something to try a policy on: some jobs, and whatever else it takes."""
-
-    @property
-    def jobs(self) -> Sequence[object]:
-        """The jobs, of which some can be left out."""
-
-    def without(self, at: int) -> Self:
-        """The case less one job."""
-
-
-class Named(Protocol):
-    """A policy of any kind."""
-
-    @property
-    def name(self) -> str:
-        """As it was typed."""
-
-
-AnyCase = TypeVar("AnyCase", bound=Tried)
-AnyPolicy = TypeVar("AnyPolicy", bound="Named")
 
 
 def check(policy: PlainPolicy) -> None:
@@ -94,10 +292,10 @@ def check(policy: PlainPolicy) -> None:
             try_on(case, _allocation, policy)
 
 
-def try_on(case: AnyCase, held: Callable[[AnyPolicy, AnyCase], None], policy: AnyPolicy) -> None:
-    """Raises BrokenRuleError with the smallest such case where `held(policy, case)` raises Broken.
+def try_on(case: Any, held: Callable[[Any, Any], None], policy: Any) -> None:
+    """Raises BrokenRuleError if `held(policy, case)` raises Broken, with the smallest case that breaks that rule.
 
-    Smallest: less every job without which the same rule is broken still.
+    Jobs are left out (`case.without`) as long as the same rule is still broken without them.
     """
     found = _broken(held, policy, case)
     if found is None:
@@ -114,7 +312,7 @@ def try_on(case: AnyCase, held: Callable[[AnyPolicy, AnyCase], None], policy: An
     raise BrokenRuleError(policy.name, rule, what, case)
 
 
-def _broken(held: Callable[[AnyPolicy, AnyCase], None], policy: AnyPolicy, case: AnyCase) -> tuple[str, str] | None:
+def _broken(held: Callable[[Any, Any], None], policy: Any, case: Any) -> tuple[str, str] | None:
     try:
         held(policy, case)
     except Broken as broken:
@@ -125,34 +323,41 @@ def _broken(held: Callable[[AnyPolicy, AnyCase], None], policy: AnyPolicy, case:
 
 @contextmanager
 def attributed(what: str, rule: str = "answers", of: Callable[..., Any] | None = None) -> Iterator[None]:
-    """Whatever is raised within breaks that rule of the policy's. what: was done, the subject of `raised`. of: the
-    function that was asked, whose line is named.
-    """
+    """Reports any exception raised within as a break of the rule. what: the action; of: the function to blame."""
     try:
         yield
     except Exception as error:
+        if isinstance(error, ValueError) and "read-only" in str(error):
+            raise Broken("reads", f"{what} writes to the state: {error}") from error
         raise Broken(rule, f"{what} raised {in_words(error, place_of(of)[0] if of else '')}") from error
 
 
-# Orders
-
-
 def _ordering(policy: OrderingPolicy, case: PolicyCase) -> None:
-    of_records, jobs = policy.of_records(), records(case)
+    viewed, jobs = policy.of_views(), records(case)
     before = [_fields(job) for job in jobs]
-    keys = [_key(of_records, job) for job in jobs]
+    keys = [_key(viewed, job) for job in jobs]
     for job in jobs:
-        _asides(of_records, job)
+        for name, function, wanted in (("words", viewed.words, str), ("begins_anew", viewed.begins_anew, bool)):
+            if function is not None:
+                with attributed(f"{name} of job {job.job_id}"):
+                    said: Any = function(job)
+                if not isinstance(said, wanted):
+                    raise Broken("answers", f"{name} of job {job.job_id} is {said!r}, expected a {wanted.__name__}")
+        _due_s(viewed, job)
     if [_fields(job) for job in jobs] != before:
         raise Broken("reads", "the job is another after it was asked about")
-    again = [_key(of_records, job) for job in reversed(records(case))][::-1]
+    again = [_key(viewed, job) for job in reversed(records(case))][::-1]
     for at, (key, other) in enumerate(zip(keys, again, strict=True)):
         if _differ(key, other):
             raise Broken("pure", f"the key of job {at} was {key}, then {other}")
     with attributed(f"putting keys {keys} in order", "comparable"):
         sorted(zip(keys, range(len(keys)), strict=True))
     for at in range(len(jobs)):
-        _foretold(of_records, case, at, keys[at])
+        _foretold(viewed, case, at, keys[at])
+
+
+def _fields(job: Known) -> dict[str, Any]:
+    return {name: getattr(job, name) for type_ in type(job).__mro__ for name in getattr(type_, "__slots__", ())}
 
 
 def _key(policy: OrderingPolicy, job: Known) -> Key:
@@ -172,19 +377,8 @@ def _differ(key: Key, other: Key) -> bool:
         return key != other
 
 
-def _asides(policy: OrderingPolicy, job: Known) -> None:
-    """Checks that what the policy has beside its key answers with the right type."""
-    for name, function, wanted in (("words", policy.words, str), ("begins_anew", policy.begins_anew, bool)):
-        if function is not None:
-            with attributed(f"{name} of job {job.job_id}"):
-                said: Any = function(job)
-            if not isinstance(said, wanted):
-                raise Broken("answers", f"{name} of job {job.job_id} is {said!r}, expected a {wanted.__name__}")
-    _due_s(policy, job)
-
-
 def _due_s(policy: OrderingPolicy, job: Known) -> float | None:
-    """The instant (s) at which the key changes next, as the policy says it; None: it says none."""
+    """The instant (s) at which the policy says that the key changes next; None if it says none."""
     if policy.next_change is None:
         return None
     with attributed(f"next_change of job {job.job_id}"):
@@ -195,16 +389,15 @@ def _due_s(policy: OrderingPolicy, job: Known) -> float | None:
 
 
 def _foretold(policy: OrderingPolicy, case: PolicyCase, at: int, key: Key) -> None:
-    """Checks that a key stays until its next change is due, or falls with the clock where the policy says it does.
+    """Checks that a key stays the same until its next change is due, or falls with the clock if the policy says so.
 
-    Only of jobs that wait or may be stopped: other keys order nothing.
+    Only jobs that wait or may be stopped are checked: the keys of other jobs order nothing.
     """
     job = records(case)[at]
     if job.running and not policy.preemptive:
         return
     due_s = _due_s(policy, job)
-    later_s = LATER_S if due_s is None else ((due_s - NOW_S) / 2,)
-    for then_s in later_s:
+    for then_s in LATER_S if due_s is None else ((due_s - NOW_S) / 2,):
         if then_s <= 0 or then_s == math.inf or (job.running and then_s >= job.remaining_s):
             continue
         then = _key(policy, records(case, then_s=then_s)[at])
@@ -214,13 +407,6 @@ def _foretold(policy: OrderingPolicy, case: PolicyCase, at: int, key: Key) -> No
             then = (key[0], *then[1:])
         if _differ(then, key):
             raise Broken("foretold", f"the key of job {at} was {key}, and {then} after {then_s:g} s without an event")
-
-
-def _fields(job: Known) -> dict[str, Any]:
-    return {name: getattr(job, name) for type_ in type(job).__mro__ for name in getattr(type_, "__slots__", ())}
-
-
-# Allocations
 
 
 def _allocation(policy: AllocationPolicy, case: PolicyCase) -> None:
@@ -234,27 +420,27 @@ def _allocation(policy: AllocationPolicy, case: PolicyCase) -> None:
         raise Broken("whole", f"{_given(state, answer)} of {state.gpus.tolist()} requested")
     if not answer.gpus.any() and not state.held_gpus.any():
         raise Broken("starts", "nobody was given a GPU")
-    _ranked(policy, state)
+    if policy.rank is not None:
+        with attributed("rank"):
+            rank: Any = np.asarray(policy.rank(state))
+        if rank.shape != (len(state),) or rank.dtype.kind not in "biuf" or not np.isfinite(rank).all():
+            raise Broken("rank", f"it is {rank.tolist()}")
     _limits_kept(policy, case)
-    if len(state) > 1:  # what it keeps of another state would show in the answers below
+    if len(state) > 1:  # anything that the policy remembers of another state would change the answers below
         _answer(policy, state_of(case.without(0), policy))
-    _alike(state, answer, state, _answer(policy, state), "pure", "asked again")
-    fresh = state_of(case, policy)
-    _alike(state, answer, fresh, _answer(policy, fresh), "pure", "asked on a state that is the same")
-    if not policy.reads_goodput:  # equally good optima are told apart by the order of jobs
+    others = [("pure", "asked again", state), ("pure", "asked on a state that is the same", state_of(case, policy))]
+    if not policy.reads_goodput:  # the order of jobs may choose among equally good optima
         turned = state_of(case, policy, range(len(state))[::-1])
-        _alike(state, answer, turned, _answer(policy, turned), "order", "with the jobs listed the other way round")
+        others.append(("order", "with the jobs listed the other way round", turned))
+    for rule, when, other in others:
+        also = _answer(policy, other)
+        if _by_job(state, answer) != _by_job(other, also):
+            raise Broken(rule, f"it gave {_given(state, answer)}, and {when} {_given(other, also)}")
 
 
 def _answer(policy: AllocationPolicy, state: ClusterState) -> Allocations:
-    try:
+    with attributed("it", of=policy.allocate):
         answer: Any = policy.allocate(state)
-    except ValueError as error:
-        if "read-only" in str(error):
-            raise Broken("reads", f"it writes to the state: {error}") from error
-        raise Broken("answers", f"it raised {in_words(error, place_of(policy.allocate)[0])}") from error
-    except Exception as error:
-        raise Broken("answers", f"it raised {in_words(error, place_of(policy.allocate)[0])}") from error
     if not isinstance(answer, Allocations):
         raise Broken("answers", f"it answered {answer!r}, expected Allocations")
     for name in ("gpus", "gpu_type"):
@@ -280,7 +466,7 @@ def _within(case: PolicyCase, state: ClusterState, answer: Allocations) -> None:
     if answer.gpus.sum() > machines.gpus:
         raise Broken("capacity", f"it gave {given}; there are {machines.gpus}")
     if answer.node_gpus is not None:
-        most = [each.gpus_per_node for each in machines.node_types for _ in range(each.nodes)]
+        most = [each.gpus_per_node for each in machines.node_type_of]
         if (answer.node_gpus.sum(axis=0) > most).any() or (answer.node_gpus.sum(axis=1) != answer.gpus).any():
             raise Broken("capacity", f"on nodes, by job, it gave {answer.node_gpus.tolist()}; nodes have {most}")
     if (got & (state.gpu_type >= 0) & (kind != state.gpu_type)).any():
@@ -314,23 +500,6 @@ def _limits_kept(policy: AllocationPolicy, case: PolicyCase) -> None:
                 raise Broken(
                     "sizes", f"job {state.job_id[at]} trains on {limits} GPUs; it gave {_given(state, answer)}"
                 )
-
-
-def _ranked(policy: AllocationPolicy, state: ClusterState) -> None:
-    if policy.rank is None:
-        return
-    with attributed("rank"):
-        rank: Any = np.asarray(policy.rank(state))
-    if rank.shape != (len(state),) or rank.dtype.kind not in "biuf" or not np.isfinite(rank).all():
-        raise Broken("rank", f"it is {rank.tolist()}")
-
-
-def _alike(
-    state: ClusterState, answer: Allocations, other_state: ClusterState, other: Allocations, rule: str, when: str
-) -> None:
-    """Checks that both answers give every job the same."""
-    if _by_job(state, answer) != _by_job(other_state, other):
-        raise Broken(rule, f"it gave {_given(state, answer)}, and {when} {_given(other_state, other)}")
 
 
 def _by_job(state: ClusterState, answer: Allocations) -> dict[int, Sequence[Any]]:

@@ -1,55 +1,83 @@
-"""What may be given as a parameter of a policy: a value like its default, or one of those that its annotation lists."""
+"""Base of policies and mechanisms: named functions with keyword parameters."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
 
 from synergy_core.errors import InputError, unknown
 
 
-def checked(
-    policy: str, function: Callable[..., Any], known: Mapping[str, Any], given: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The parameters given, in the form of their present values.
-
-    policy: its name, for errors; function: that it is made of; known: its parameters as they are. Raises InputError for
-    unknown names, for values of another kind, and for what a `Literal` does not list.
-    """
-    result = {}
-    for name, value in given.items():
-        if name not in known:
-            raise unknown(f"parameter of policy {policy}", name, known)
-        default, choices = known[name], _choices(function, name)
-        if choices and value not in choices:
-            raise unknown(f"parameter {name} of policy {policy}", str(value), choices)
-        if isinstance(default, tuple):
-            items = value if isinstance(value, list | tuple) else [value]
-            result[name] = tuple(_like(policy, name, item, default[0] if default else 0.0) for item in items)
-        else:
-            result[name] = _like(policy, name, value, default)
-    return result
-
-
-def _choices(function: Callable[..., Any], name: str) -> tuple[str, ...]:
-    """What a parameter may be, where it is annotated with a `Literal`; () for any other."""
+def unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function without the parameters that were set on it."""
     while isinstance(function, functools.partial):
         function = function.func
-    wanted = typing.get_type_hints(function).get(name)
-    return typing.get_args(wanted) if typing.get_origin(wanted) is Literal else ()
+    return function
 
 
-def _like(policy: str, name: str, value: Any, default: Any) -> Any:
-    wanted = type(default)
-    if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if math.isfinite(value) and (value >= 0 or not name.endswith("_s")):
-            return float(value)
-    elif (wanted in (int, bool, str) and type(value) is wanted) or wanted not in (float, int, bool, str):
-        return value
-    raise InputError(
-        f"parameter {name} of policy {policy}: got {value!r}, expected a value such as {default!r}"
-        f"{' (seconds, ≥ 0)' if name.endswith('_s') else ''}."
-    )
+def described(function: Callable[..., Any]) -> dict[str, Any]:
+    """A function's name, the first line of its docstring, and the defaults of its keyword parameters."""
+    given = inspect.signature(function).parameters.values()
+    return {
+        "name": function.__name__,
+        "summary": (inspect.getdoc(function) or "").partition("\n")[0],
+        "parameters": {each.name: each.default for each in given if each.kind is each.KEYWORD_ONLY},
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parametrised:
+    """Functions under one name. parameters: the present values of their keyword parameters."""
+
+    name: str
+    summary: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    noun: ClassVar[str] = "policy"
+    takers: ClassVar[tuple[str, ...]] = ()
+    """Fields whose functions take the parameters; the first function's signature declares them."""
+
+    def with_parameters(self, **parameters: Any) -> Self:
+        """A copy with some parameters set, each converted to the type of its present value.
+
+        Raises InputError for an unknown name, a value of another type, and a value that the function's `Literal`
+        annotation does not list.
+        """
+        if not parameters:
+            return self
+        hints = typing.get_type_hints(unwrapped(getattr(self, self.takers[0])))
+        given = {name: self._checked(name, value, hints.get(name)) for name, value in parameters.items()}
+        functions = {name: getattr(self, name) for name in self.takers}
+        changed: dict[str, Any] = {
+            name: functools.partial(function, **given) for name, function in functions.items() if function is not None
+        }
+        return replace(self, **changed, parameters={**self.parameters, **given})
+
+    def _checked(self, name: str, value: Any, hint: Any) -> Any:
+        if name not in self.parameters:
+            raise unknown(f"parameter of {self.noun} {self.name}", name, self.parameters)
+        default = self.parameters[name]
+        choices = typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+        if choices and value not in choices:
+            raise unknown(f"parameter {name} of {self.noun} {self.name}", str(value), choices)
+        if isinstance(default, tuple):
+            items = value if isinstance(value, list | tuple) else [value]
+            return tuple(self._like(name, item, default[0] if default else 0.0) for item in items)
+        return self._like(name, value, default)
+
+    def _like(self, name: str, value: Any, default: Any) -> Any:
+        wanted = type(default)
+        if wanted is float and isinstance(value, int | float) and not isinstance(value, bool):
+            if math.isfinite(value) and (value >= 0 or not name.endswith("_s")):
+                return float(value)
+        elif (wanted in (int, bool, str) and type(value) is wanted) or wanted not in (float, int, bool, str):
+            return value
+        raise InputError(
+            f"parameter {name} of {self.noun} {self.name}: got {value!r}, expected a value such as {default!r}"
+            f"{' (seconds, ≥ 0)' if name.endswith('_s') else ''}."
+        )

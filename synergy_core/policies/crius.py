@@ -1,9 +1,8 @@
 """Crius (arXiv 2403.16125; as Arena, EuroSys 2026): resources and parallel plans chosen together, job by job.
 
-Jobs have the priority of their submission. What they would gain is known from the planner, so a job is moved to another
-GPU type, or to half or twice its GPUs, where the sum of all jobs' throughputs grows. What a restart costs is not asked.
-Throughput is goodput here, so that it stands beside policies that choose batches; each job's is relative to what it has
-as requested, else jobs with short steps would count for more.
+Earlier jobs have priority. A job is moved to another GPU type, or to half or twice its GPUs, if the sum of all jobs'
+throughputs grows; restart costs are ignored. Throughput is goodput here, relative to the goodput on the requested GPUs:
+else jobs with short steps would count for more.
 """
 
 from __future__ import annotations
@@ -13,25 +12,24 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.arrays import Floats, Ints
 from synergy_core.jobs.beliefs import BatchLimit
-from synergy_core.jobs.configurations import Configurations
+from synergy_core.jobs.spec import Configurations
 from synergy_core.policies import allocation_policy
-from synergy_core.state import Allocations
-from synergy_core.state.goodput_state import GoodputState
+from synergy_core.state import Allocations, GoodputState
+from synergy_core.units import Floats, Ints
 
 ALL = np.iinfo(np.int64).max
 
 
 class JobsSeen(NamedTuple):
-    """Jobs that arrived before, and those that run though an earlier one waited when they started; by job id."""
+    """Ids of jobs that arrived in earlier rounds, and of running jobs that started while an earlier one waited."""
 
     arrived: frozenset[int]
     opportunistic: frozenset[int]
 
 
 class CriusTable(NamedTuple):
-    """What can be done with each job. gain: (jobs, rows), relative throughput, 0 where it cannot run.
+    """The possible rows of each job. gain: (jobs, rows), relative throughput, 0 where the job cannot run.
 
     kind, gpus: (rows,). half, double: (rows,), the row of half or twice the GPUs of that type, −1 for none.
     same: (rows, GPU types): the row of as many GPUs of another type, −1 for none. may_change: (jobs,).
@@ -52,7 +50,7 @@ class CriusTable(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A job goes from its present row to another; by how much throughput grows."""
+    """A job's change from its present row to another, and the growth in throughput."""
 
     job: int
     row: int
@@ -68,29 +66,30 @@ def crius(
     least_growth: float = 1e-6,
     batch_limit: BatchLimit = "max",
 ) -> Allocations:
-    """Room for each arrival by halving or moving others where that pays; what is left to whom it speeds up most.
+    """Makes room for each arrival by halving or moving others where that pays; idle GPUs go where they speed up most.
 
-    most_gpus: to which jobs may grow beyond what they request. depth: how many others make room for one arrival.
-    least_growth: of relative throughput, for which a running job is restarted (the published one: any).
+    most_gpus: limit to which jobs may grow beyond their request. depth: how many jobs make room for one arrival.
+    least_growth: minimum growth of relative throughput that justifies a restart (published: any growth).
     """
     memory: JobsSeen = state.memory or JobsSeen(frozenset(), frozenset())
     rows = state.rows(max(most_gpus, int(state.gpus.max())))
     table, wanted = _table(state, rows, most_gpus, batch_limit)
-    row = _held(state, rows)
-    left = np.array([state.cluster.gpus_of(gpu_type) for gpu_type in state.cluster.gpu_types], dtype=np.int64)
-    np.subtract.at(left, table.kind[row[row >= 0]], table.gpus[row[row >= 0]])
-    room = _Room(state, table, row, left)
+    row = state.held_best(rows)
+    room = _Room(state, table, row)
     opportunistic = set(memory.opportunistic)
     blocked = False
     for job in np.lexsort((state.job_id, state.submit_time_s)).tolist():
         if row[job] >= 0:
             continue
         job_id = int(state.job_id[job])
-        choice = room.best_start(job, int(wanted[job]))
+        gpus = int(wanted[job])
+        free = (table.gpus == gpus) & (gpus <= room.left[table.kind]) & (gpus <= room.quota[room.tenant[job]])
+        gain = np.where(free, table.gain[job], 0.0)
+        choice = int(gain.argmax()) if gain.any() else -1  # the fastest row that the free GPUs allow
         if choice < 0 and job_id in memory.arrived:
-            choice = _suspending(room, job, int(wanted[job]), opportunistic)
+            choice = _suspending(room, job, gpus, opportunistic)
         elif choice < 0:
-            choice = _downgrading(room, job, int(wanted[job]), depth)
+            choice = _downgrading(room, job, gpus, depth)
         if choice < 0:
             blocked = True
             continue
@@ -112,12 +111,12 @@ def crius(
 def _table(
     state: GoodputState, rows: Configurations, most_gpus: int, batch_limit: BatchLimit
 ) -> tuple[CriusTable, Ints]:
-    """What can be done with jobs, and (jobs,) the GPUs each is to start on: as requested, or nearest to it.
+    """The jobs' table, and (jobs,) the GPUs on which each should start: as requested, or the nearest number.
 
-    As many as fit its tenant's quota and some GPU type; more where it needs more.
+    The number fits the tenant's quota and some GPU type; it is larger if the job needs more.
     """
     goodput, _ = state.guessed(rows, batch=batch_limit)
-    capacity = np.array([state.cluster.gpus_of(gpu_type) for gpu_type in state.cluster.gpu_types], dtype=np.int64)
+    capacity = state.capacity
     quota = np.array(state.quotas_left())[state.virtual_cluster]
     fits = (rows.gpus <= capacity[rows.gpu_type]) & (rows.gpus <= quota[:, None]) & state.suits(rows.gpu_type)
     usable = (goodput > 0) & fits & state.allowed(rows, growth=2.0, first_gpus=int(state.gpus.max()))
@@ -130,8 +129,8 @@ def _table(
     usable &= rows.gpus <= limit[:, None]
     reference = np.where(usable & (rows.gpus == wanted[:, None]), goodput, 0.0).max(axis=1)
     gain = np.where(usable, goodput, 0.0) / np.maximum(reference, np.finfo(float).tiny)[:, None]
-    index = {pair: at for at, pair in enumerate(zip(rows.gpu_type.tolist(), rows.gpus.tolist(), strict=True))}
     pairs = list(zip(rows.gpu_type.tolist(), rows.gpus.tolist(), strict=True))
+    index = {pair: at for at, pair in enumerate(pairs)}
     half = [index.get((kind, gpus // 2), -1) if gpus % 2 == 0 else -1 for kind, gpus in pairs]
     double = [index.get((kind, gpus * 2), -1) for kind, gpus in pairs]
     same = [[index.get((other, gpus), -1) for other in range(len(capacity))] for _, gpus in pairs]
@@ -139,43 +138,31 @@ def _table(
     return CriusTable(gain, rows.gpu_type, rows.gpus, halves, doubles, others, ~state.pinned), wanted
 
 
-def _held(state: GoodputState, rows: Configurations) -> Ints:
-    """(jobs,): the row each runs on, −1 while it waits."""
-    held = state.held_row(rows)
-    return np.where(held >= 0, held, state.held_size(rows))
-
-
 class _Room:
-    """Who runs on which row, and what is left of each GPU type and of each tenant's quota. `row` changes in place."""
+    """The row on which each job runs, and what is left of each GPU type and tenant's quota. `row` changes in place."""
 
-    def __init__(self, state: GoodputState, table: CriusTable, row: Ints, left: Ints) -> None:
+    def __init__(self, state: GoodputState, table: CriusTable, row: Ints) -> None:
         self.table = table
         self.row = row
-        self.left = left
+        self.left = state.capacity
         self.submit_s = state.submit_time_s
         self.job_id = state.job_id
         self.tenant = state.virtual_cluster
         self.quota = np.array(state.quotas_left())
         running = np.flatnonzero(row >= 0)
+        np.subtract.at(self.left, table.kind[row[running]], table.gpus[row[running]])
         np.subtract.at(self.quota, self.tenant[running], table.gpus[row[running]])
 
     def put(self, job: int, row: int) -> None:
-        """The job has that row from now on; −1: none."""
+        """Gives the job that row from now on; −1 for none."""
         for old, sign in ((int(self.row[job]), 1), (row, -1)):
             if old >= 0:
                 self.left[self.table.kind[old]] += sign * self.table.gpus[old]
                 self.quota[self.tenant[job]] += sign * self.table.gpus[old]
         self.row[job] = row
 
-    def best_start(self, job: int, gpus: int) -> int:
-        """The fastest row of so many GPUs that are free, −1 for none."""
-        gain = np.where(self.table.gpus == gpus, self.table.gain[job], 0.0)
-        gain = np.where(gpus <= self.left[self.table.kind], gain, 0.0)
-        best = int(gain.argmax())
-        return best if gain[best] > 0 and gpus <= self.quota[self.tenant[job]] else -1
-
     def best_upgrade(self, most_gpus: int) -> Change | None:
-        """The running job's change, to another type or to twice the GPUs, that fits what is free and gains most."""
+        """The change of a running job, to another type or twice the GPUs, that fits the free GPUs and gains most."""
         table = self.table
         jobs = np.flatnonzero((self.row >= 0) & table.may_change)
         if not len(jobs):
@@ -197,7 +184,7 @@ class _Room:
 
 
 def _suspending(room: _Room, job: int, gpus: int, opportunistic: set[int]) -> int:
-    """A row for a job that was blocked, made free by stopping later ones that overtook it; −1 for none."""
+    """A row for a blocked job, freed by stopping later jobs that overtook it; −1 for none."""
     table = room.table
     overtook = np.array([int(each) in opportunistic for each in room.job_id], dtype=bool)
     later = np.flatnonzero(overtook & (room.row >= 0) & table.may_change & (room.submit_s > room.submit_s[job]))
@@ -220,10 +207,10 @@ def _suspending(room: _Room, job: int, gpus: int, opportunistic: set[int]) -> in
 
 
 def _downgrading(room: _Room, job: int, gpus: int, depth: int) -> int:
-    """A row for an arrival, after up to `depth` others were halved or moved to make room; −1 where nothing pays.
+    """A row for an arrival after halving or moving up to `depth` other jobs to make room; −1 if nothing pays.
 
-    Breadth first over plans: at each level, per GPU type, the one job that loses least by being halved, and the one
-    that gains most by another type. Plans on the way may exceed what is free; the last may not.
+    Breadth first over plans. Each level tries, per GPU type, the job that loses least when halved and the job that
+    gains most from another type. Intermediate plans may exceed the free GPUs; the final one may not.
     """
     table = room.table
     if gpus > room.quota[room.tenant[job]]:
@@ -235,7 +222,7 @@ def _downgrading(room: _Room, job: int, gpus: int, depth: int) -> int:
     targets = np.column_stack((table.half[start[jobs]], table.same[start[jobs]]))
     growth = table.of(jobs[:, None], targets) - table.gain[jobs, start[jobs]][:, None]
     kind = table.kind[start[jobs]]
-    growth[np.isneginf(growth) | (targets == start[jobs][:, None])] = -np.inf
+    growth[targets == start[jobs][:, None]] = -np.inf
     own = np.flatnonzero((table.gpus == gpus) & (table.gain[job] > 0))
     frontier: list[tuple[Change, ...]] = [()]
     best: tuple[float, int, tuple[Change, ...]] = (0.0, -1, ())
@@ -278,17 +265,11 @@ def _moves(jobs: Ints, kind: Ints, targets: Ints, growth: Floats, kinds: int, de
     result = []
     for each in range(kinds):
         on = np.flatnonzero(kind == each)
-        for columns in (slice(0, 1), slice(1, None)):
-            part = growth[on, columns]
-            target = part.argmax(axis=1) if part.size else np.zeros(0, dtype=np.int64)
-            value = part[np.arange(len(on)), target] if part.size else np.zeros(0)
-            order = np.argsort(-value, kind="stable")[:depth]
-            offset = 0 if columns.start == 0 else 1
+        for first, part in ((0, growth[on, :1]), (1, growth[on, 1:])):
+            target = part.argmax(axis=1)
+            value = part[np.arange(len(on)), target]
+            best = [at for at in np.argsort(-value, kind="stable")[:depth].tolist() if np.isfinite(value[at])]
             result.append(
-                [
-                    Change(int(jobs[on[at]]), int(targets[on[at], offset + target[at]]), float(value[at]))
-                    for at in order.tolist()
-                    if np.isfinite(value[at])
-                ]
+                [Change(int(jobs[on[at]]), int(targets[on[at], first + target[at]]), float(value[at])) for at in best]
             )
     return result

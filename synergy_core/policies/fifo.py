@@ -5,11 +5,12 @@ from synergy_core.state import JobView
 from synergy_core.units import format_instant
 
 
-def _words(job: JobView) -> str:
+def submitted(job: JobView) -> str:
+    """The key of orders by arrival, in words."""
     return f"submitted at {format_instant(job.submit_time_s)}"
 
 
-@ordering_policy(words=_words, backfill="none")
+@ordering_policy(words=submitted, backfill="none")
 def fifo(job: JobView) -> tuple[float]:
     """In order of arrival; nobody overtakes."""
     return (job.submit_time_s,)

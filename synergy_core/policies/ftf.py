@@ -3,15 +3,14 @@
 import numpy as np
 
 from synergy_core.allocator import Method
-from synergy_core.arrays import Floats
 from synergy_core.policies import allocation_policy
+from synergy_core.policies._choice import choose_rows
 from synergy_core.policies.themis import unfairness
-from synergy_core.state import Allocations
-from synergy_core.state.choice import choose_rows
-from synergy_core.state.goodput_state import GoodputState
+from synergy_core.state import Allocations, GoodputState
+from synergy_core.units import Floats
 
-LEAST_S = 60.0
-"""Undeclared work is taken to last at least so many seconds at the job's best goodput."""
+MIN_WORK_S = 60.0
+"""Undeclared work is assumed to last at least this long at the job's best goodput."""
 
 
 @allocation_policy(round_s=60.0, tunes_batch=True, information="declared", line=unfairness)
@@ -25,16 +24,16 @@ def ftf(
     first_gpus: int = 4,
     method: Method = "auto",
 ) -> Allocations:
-    """Progress weighted by how much later than in an equal share of the cluster a job would end, to a power.
+    """Weighs each job's progress by how much later it would end than with an equal share of the cluster, to a power.
 
     ρ = (age + remaining work ÷ best goodput) ÷ (all its work ÷ goodput on an equal share); utility ρ^fairness ×
-    (goodput ÷ best goodput)^utility_power, restarts charged over `horizon_s` (a sum of utilities times ρ^k comes
-    the nearer to minimising the largest ρ, the larger k is).
+    (goodput ÷ best goodput)^utility_power, restarts charged over `horizon_s` (the larger k, the closer a sum of
+    utilities times ρ^k comes to minimising the largest ρ).
     """
     rows = state.rows()
     goodput, unknown, valid = state.runnable(rows, growth=growth, first_gpus=first_gpus)
     best = _best(goodput)
-    work = np.where(unknown, LEAST_S * best, state.work_left(goodput, _best, least_s=LEAST_S))
+    work = np.where(unknown, MIN_WORK_S * best, state.work_left(goodput, _best, least_s=MIN_WORK_S))
     fair_gpus = max(1.0, state.cluster.gpus / len(state))
     share = np.where(valid & (rows.gpus <= fair_gpus), goodput, 0.0).max(axis=1)
     share = np.where(share > 0, share, best)

@@ -2,39 +2,48 @@
 
 import numpy as np
 
-from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import unknown
 from synergy_core.policies import allocation_policy
-from synergy_core.state import Allocations
-from synergy_core.state.goodput_state import GoodputState
+from synergy_core.state import Allocations, GoodputState, Room
+from synergy_core.units import Floats, Ints
 
 OBJECTIVES = ("max_sum_throughput", "max_min_fairness")
 NO_SUCH_RATE = 0.1
-"""What the artifact takes for the speed on a type that has too few GPUs."""
+"""Speed that the artifact assumes on a type with too few GPUs."""
 
 
 @allocation_policy(round_s=360.0, keeps_gpus=True)
 def gavel(state: GoodputState, *, objective: str = "max_sum_throughput") -> Allocations:
-    """Fractions of time per GPU type by a linear programme over known speeds; jobs that are behind theirs run first."""
+    """Time fractions per GPU type by a linear programme over known speeds; jobs behind their fractions run first."""
     if objective not in OBJECTIVES:
         raise unknown("parameter objective of policy gavel", objective, OBJECTIVES)
-    capacity = np.array([state.cluster.gpus_of(gpu_type) for gpu_type in state.cluster.gpu_types], dtype=np.int64)
+    capacity = state.capacity
     rate = state.requested_rate()
     room = (state.gpus[:, None] <= capacity) & state.suits(np.arange(len(capacity)))
     fits = room & ((rate > 0) | ~state.planned[:, None])
-    # No more than half a job's own: else the programme gives a slow job all of its time where it cannot run.
+    # At most half of the job's lowest speed: else the programme gives a slow job all its time where it cannot run.
     slowest = np.where(room & (rate > 0), rate, np.inf).min(axis=1, keepdims=True)
     speed = np.where(room, rate, np.where(slowest > NO_SUCH_RATE, NO_SUCH_RATE, slowest / 2))
     share = np.round(fractions(speed, state.gpus, capacity, objective), 5)
-    received_s = state.received_s + state.round_s / 2  # as if all had begun with half a round
+    received_s = state.received_s + state.round_s / 2  # each job is credited with half a round
     given_s = state.given_s + state.round_s / 2 * len(state)
     with np.errstate(divide="ignore"):
         priority = share / (received_s / given_s)
-    return _greedy(state, np.where(fits, priority, 0.0), share, capacity)
+    priority = np.where(fits, priority, 0.0)
+    # By priority, then share, while GPUs and quotas last; jobs that must stay are served first.
+    served = Room(state)
+    for cell in np.lexsort((np.arange(priority.size), -share.reshape(-1), -priority.reshape(-1))).tolist():
+        job, kind = divmod(cell, priority.shape[1])
+        if priority[job, kind] <= 0:
+            break
+        need = int(state.gpus[job])
+        if not served.gpus[job] and served.fits(job, kind, need):
+            served.give(job, kind, need)
+    return served.answer()
 
 
 def fractions(speed: Floats, gpus: Ints, capacity: Ints, objective: str) -> Floats:
-    """(jobs, types): the share of time each job should spend on each type; Gavel, section 4.1.
+    """(jobs, types): the share of its time that each job should spend on each type; Gavel, section 4.1.
 
     maximise Σ_jk T_jk x_jk, or min_j Σ_k T_jk x_jk ÷ (its speed in an equal share of the cluster); Σ_k x_jk ≤ 1 per
     job, Σ_j gpus_j x_jk ≤ capacity_k per type. speed: (jobs, types), any unit.
@@ -44,7 +53,7 @@ def fractions(speed: Floats, gpus: Ints, capacity: Ints, objective: str) -> Floa
 
     jobs, kinds = speed.shape
     if kinds == 1 and objective == "max_sum_throughput" and speed.min() > 0 and gpus.sum() <= capacity[0]:
-        return np.ones((jobs, 1))  # everybody fits: the only optimum
+        return np.ones((jobs, 1))  # all jobs fit: the only optimum
     cell = np.arange(jobs * kinds)
     job, kind = cell // kinds, cell % kinds
     rows = [job, jobs + kind]
@@ -72,13 +81,13 @@ def fractions(speed: Floats, gpus: Ints, capacity: Ints, objective: str) -> Floa
         answer = linprog(goal, A_ub=matrix, b_ub=limits, bounds=(0, None), method=method, options={"time_limit": 5.0})
         if answer.status == 0:
             break
-    else:  # neither ended in time: everybody an equal share
+    else:  # neither solver ended in time: every job gets an equal share
         return np.tile(capacity / capacity.sum(), (jobs, 1))
     return _alike(np.clip(answer.x[: jobs * kinds].reshape(jobs, kinds), 0.0, 1.0), speed, gpus)
 
 
 def _alike(share: Floats, speed: Floats, gpus: Ints) -> Floats:
-    """Jobs that are alike get the same: the mean of optimal shares over jobs that could be exchanged is optimal too.
+    """Gives identical jobs equal shares: the mean of optimal shares over interchangeable jobs is optimal too.
 
     A vertex of the optimal face would serve some of them fully and others not at all; the artifact's interior-point
     solver ends inside the face, where they are equal.
@@ -88,25 +97,3 @@ def _alike(share: Floats, speed: Floats, gpus: Ints) -> Floats:
     total = np.zeros((group.max() + 1, share.shape[1]))
     np.add.at(total, group, share)
     return (total / np.bincount(group)[:, None])[group]
-
-
-def _greedy(state: GoodputState, priority: Floats, share: Floats, capacity: Ints) -> Allocations:
-    """(job, type) pairs by priority, then share, as long as GPUs and quotas last; before all, jobs that must stay."""
-    left = capacity.copy()
-    quota = state.quotas_left()
-    gpus = np.zeros(len(state), dtype=np.int64)
-    gpu_type = np.full(len(state), -1, dtype=np.int64)
-    kinds = priority.shape[1]
-    stays = np.flatnonzero(state.must_stay)
-    priority[stays, state.held_type[stays]] = np.inf
-    order = np.lexsort((np.arange(priority.size), -share.reshape(-1), -priority.reshape(-1)))
-    for cell in order.tolist():
-        job, kind = divmod(cell, kinds)
-        if priority[job, kind] <= 0:
-            break
-        need, tenant = int(state.gpus[job]), int(state.virtual_cluster[job])
-        if gpus[job] == 0 and need <= left[kind] and need <= quota[tenant]:
-            left[kind] -= need
-            quota[tenant] -= need
-            gpus[job], gpu_type[job] = need, kind
-    return Allocations(gpus, gpu_type)

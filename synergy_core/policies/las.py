@@ -1,8 +1,8 @@
 """Least attained service (foreground-background; Kleinrock, Queueing Systems II, 1976, section 4.6), in GPU-seconds.
 
 The two dimensions, GPUs × time, are Tiresias's (NSDI 2019, section 3.2). A job's service is counted in whole quanta of
-its running time: a job with less preempts at once, but of two that have held the same, one runs for a quantum before
-the other does. Ours: the quantum of an hour; docs/policies.md has what others are worth.
+its running time: a job with less service preempts at once, but two jobs with equal service take turns of one quantum.
+The quantum of an hour is ours; docs/policies.md compares others.
 """
 
 from synergy_core.errors import InputError
@@ -14,7 +14,7 @@ QUANTUM_S = 3_600.0
 
 
 def _quanta(job: JobView, quantum_s: float) -> float:
-    """Whole quanta for which the job has held its GPUs."""
+    """The number of whole quanta for which the job has held its GPUs."""
     if quantum_s <= 0:
         raise InputError(f"parameter quantum_s of policy las: got {quantum_s:g}, expected seconds > 0, such as 3600.")
     return job.attained_service_gpu_s / job.gpus // quantum_s

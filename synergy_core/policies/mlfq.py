@@ -1,4 +1,4 @@
-"""Multi-level feedback with two levels of attained service (the idea of Tiresias, NSDI 2019, at its plainest)."""
+"""Multi-level feedback with two levels of attained service (the simplest form of the idea of Tiresias, NSDI 2019)."""
 
 from synergy_core.policies import ordering_policy
 from synergy_core.state import JobView

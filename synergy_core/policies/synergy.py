@@ -1,26 +1,26 @@
-"""Synergy: ours. The allocation of greatest progress, weighted by how soon a job can be out of the way.
+"""Synergy, our policy: the allocation of greatest weighted progress, where jobs that can finish soon weigh more.
 
-docs/accuracy.md shows what each part is worth: the policy without it, on the same workloads.
+docs/accuracy.md shows results without each part, on the same workloads.
 """
 
 import numpy as np
 
 from synergy_core.allocator import Method
-from synergy_core.arrays import Floats
 from synergy_core.jobs.beliefs import BatchLimit
-from synergy_core.jobs.configurations import Configurations
+from synergy_core.jobs.spec import Configurations
 from synergy_core.policies import allocation_policy
-from synergy_core.state import Allocations
-from synergy_core.state.choice import choose_rows, choose_shares
-from synergy_core.state.goodput_state import GoodputState, Mask
+from synergy_core.policies._choice import choose_rows, choose_shares
+from synergy_core.state import Allocations, GoodputState
+from synergy_core.units import Bools, Floats
 
 UNKNOWN_REMAINING_S = 1_500.0
-"""What a job of which nothing is known is taken to last on one GPU of the slowest type."""
+"""Assumed run time of a job we know nothing about, on one GPU of the slowest type."""
 YOUNG_S = 300.0
-"""Undeclared, a job is taken to need as much work again as it has done, at least so long at its median goodput."""
+"""A job that declared no work is assumed to need as much again as it has done, and at least this long at its median
+goodput."""
 
-LEAST_MOVE = 1e-3
-"""Of a job's utility, what a move counts as at least: where moves are free, nobody moves for nothing."""
+MIN_MOVE_COST = 1e-3
+"""Minimum cost of a move, as a fraction of the job's utility. It stops pointless moves where restarts cost nothing."""
 
 
 @allocation_policy(round_s=60.0, tunes_batch=True, information="all", plans=True)
@@ -46,12 +46,12 @@ def synergy(
     """Most weighted progress at proven optimality: restarts charged over a horizon, nearly finished jobs first.
 
     Utility of row c for job j: w_j · (r_jc · g_jc / g_j)^utility_power, g goodput, g_j what counts as 1 (`_size`);
-    r what restarts leave (`GoodputState.kept`; a job that waits is charged too, else jobs alike would take turns at no
-    charge); w from `rank_weights`, with the offset at least rank_offset_fraction of the active jobs, times
-    lateness^aging_power.
+    r the fraction of time left by restarts (`GoodputState.kept`; waiting jobs are charged too, else identical jobs
+    would take turns free of charge); w from `rank_weights`, with the offset at least rank_offset_fraction of the active
+    jobs, times lateness^aging_power.
     growth, first_gpus, batch_limit: what a job may be given (`GoodputState.allowed`, `GoodputState.goodput`). method:
-    the allocator's. shares: whether CPUs and memory are shared out beside GPUs, where nodes name theirs; else everybody
-    has the proportional share.
+    the allocator's. shares: whether to share out CPUs and memory if the nodes have them listed; else every job has its
+    proportional share.
     """
     rows = state.rows()
     goodput, unknown, valid = state.runnable(rows, growth=growth, first_gpus=first_gpus, batch=batch_limit)
@@ -61,11 +61,15 @@ def synergy(
     time_s = _remaining_s(state, rows, goodput, unknown)
     kept = state.kept(rows, time_s, horizon_s=horizon_s, restart_charge=restart_charge, start_charge=start_charge)
     size_s, reference = _size(state, rows, goodput, time_s)
-    # Work that is only guessed grows as it is done: by powers of two, so that jobs alike do not take turns every round.
+    # Guessed work grows as it is done: round it to powers of two, so that identical jobs do not take turns every round.
     undeclared = np.isnan(state.remaining_work)
     size_s = np.where(undeclared, np.exp2(np.ceil(np.log2(np.maximum(size_s, 1.0)))), size_s)
     offset = max(rank_offset, rank_offset_fraction * len(state))
-    weight = rank_weights(size_s, rank_power, offset) * _lateness(state, aging_after, patience_s) ** aging_power
+    # Lateness is relative to the mean age under overload. Without it the longest jobs, which weigh least, would pay for
+    # all other jobs' gains.
+    age_s = state.now_s - state.submit_time_s
+    lateness = np.maximum(1.0, age_s / (aging_after * max(float(age_s.mean()), patience_s)))
+    weight = rank_weights(size_s, rank_power, offset) * lateness**aging_power
     with np.errstate(divide="ignore", invalid="ignore"):
         utility = weight[:, None] * (kept * goodput / reference[:, None]) ** utility_power
     utility = np.where(valid, utility, -np.inf)
@@ -79,13 +83,13 @@ def synergy(
         rows,
         levels,
         utility[:, :, None] * slower,
-        move_cost=worth * np.maximum(lost, LEAST_MOVE),
+        move_cost=worth * np.maximum(lost, MIN_MOVE_COST),
         memory=state.memory,
     )
 
 
-def _remaining_s(state: GoodputState, rows: Configurations, goodput: Floats, unknown: Mask) -> Floats:
-    """(jobs, rows): how long each job would still take there; inf where it cannot run."""
+def _remaining_s(state: GoodputState, rows: Configurations, goodput: Floats, unknown: Bools) -> Floats:
+    """(jobs, rows): remaining time of each job on each row; inf where it cannot run."""
     work = state.work_left(goodput, _median, least_s=YOUNG_S)
     if unknown.any():
         single = np.where((rows.gpus == rows.gpus.min()) & (goodput[unknown] > 0), goodput[unknown], np.inf)
@@ -104,9 +108,9 @@ def _median(goodput: Floats) -> Floats:
 
 
 def _size(state: GoodputState, rows: Configurations, goodput: Floats, time_s: Floats) -> tuple[Floats, Floats]:
-    """(jobs,) twice: how long each job would take at best, and the goodput that counts as 1.
+    """(jobs,) each: the shortest time that each job could take, and the goodput that counts as 1.
 
-    Where observations are shared, the best row is known; while a job still explores, only its single-GPU rows are.
+    If observations are shared, the best row is known; while a job explores alone, only its single-GPU rows are.
     """
     if state.beliefs.shared:
         return time_s.min(axis=1), np.maximum(goodput.max(axis=1), 1e-12)
@@ -119,21 +123,11 @@ def _size(state: GoodputState, rows: Configurations, goodput: Floats, time_s: Fl
     return size_s, np.maximum(reference, 1e-12)
 
 
-def _lateness(state: GoodputState, aging_after: float, patience_s: float) -> Floats:
-    """(jobs,) ≥ 1: age in multiples of what counts as old, which is relative to the mean age under overload.
-
-    Without it the longest jobs, which weigh least, would pay for everybody else's gain.
-    """
-    age_s = state.now_s - state.submit_time_s
-    lateness: Floats = np.maximum(1.0, age_s / (aging_after * max(float(age_s.mean()), patience_s)))
-    return lateness
-
-
 def rank_weights(size_s: Floats, power: float, offset: float) -> Floats:
-    """(jobs,): w_i = ((i + offset)^k − (i + offset − 1)^k)^(1/k), i = 1 for the longest, the youngest among equals.
+    """(jobs,): w_i = ((i + offset)^k − (i + offset − 1)^k)^(1/k), i = 1 for the longest job (the youngest in a tie).
 
-    k = 1 weighs all alike. The marginal cost of remaining work under heSRPT (Berg et al., 2020), where speed grows as
-    GPUs^(1 − 1/k).
+    It is the marginal cost of remaining work under heSRPT (Berg et al., 2020), where speed grows as GPUs^(1 − 1/k). k =
+    1 gives all jobs equal weights.
     """
     rank = np.empty(len(size_s))
     rank[np.lexsort((-np.arange(len(size_s)), -size_s))] = np.arange(1, len(size_s) + 1)

@@ -1,14 +1,14 @@
 """Finish-time-fairness order (Themis, NSDI 2020, section 3; with a lease per round and the users' estimates).
 
-ρ = (time since submission + remaining time) / (run time × contention): how much later than in an equal exclusive share
-of the cluster a job would end if it ran alone from now on. The jobs that are worst off go first.
+ρ = (time since submission + remaining time) / (run time × contention): how much later a job ends, if it runs alone from
+now on, than with an exclusive equal share of the cluster. The jobs with the largest ρ go first.
 """
 
 import numpy as np
 
-from synergy_core.arrays import Floats
 from synergy_core.policies import allocation_policy
 from synergy_core.state import Allocations, EstimatedClusterState
+from synergy_core.units import Floats
 
 
 def unfairness(state: EstimatedClusterState) -> Floats:

@@ -1,11 +1,10 @@
 """Discretised two-dimensional least attained service (Tiresias, NSDI 2019, section 3.2).
 
-Published: queues by GPU-seconds held, the number and the limits of the queues left to the operator; a job that has
-waited PROMOTEKNOB times as long as it has run goes back to the first queue, and both counts begin again at zero. The
-authors' simulator (github.com/SymbioticLab/Tiresias, simulator/jobs.py) has three queues, with limits of 3,250 and
-7,200 GPU-seconds, and promotes nobody unless told to. Within a queue the paper takes jobs by when they first started;
-its simulator puts jobs that were moved to a queue at its end, and jobs that wait behind those that run. Ours: within a
-queue, by when a job entered it, so that no job is overtaken there for ever.
+Published: queues by GPU-seconds held; a job that has waited PROMOTEKNOB times as long as it has run goes back to the
+first queue, and both counts begin again at zero. The authors' simulator (github.com/SymbioticLab/Tiresias,
+simulator/jobs.py) has three queues, with limits of 3,250 and 7,200 GPU-seconds, and promotes nobody by default. The
+paper orders a queue by first start; its simulator puts jobs that were moved to a queue at its end, and waiting jobs
+behind running ones. Ours orders a queue by when each job entered it, so that no job is overtaken for ever.
 """
 
 from bisect import bisect_right
@@ -20,7 +19,7 @@ QUEUE_LIMITS_GPU_S = (3_250.0, 7_200.0)
 def _next_change(
     job: JobView, now_s: float, *, queue_limits_gpu_s: tuple[float, ...], promote_knob: float
 ) -> float | None:
-    """When it is demoted, if it runs on; or promoted, if it waits on."""
+    """The instant at which the job is demoted if it runs on, or promoted if it waits on."""
     queue = bisect_right(queue_limits_gpu_s, job.recent_service_gpu_s)
     if job.running:
         if queue == len(queue_limits_gpu_s):

@@ -11,8 +11,8 @@ import sys
 from synergy_core.errors import InputError
 from synergy_exec.agent.agent import Agent
 from synergy_exec.agent.cgroups import Cgroups, family_of, own_folder
-from synergy_exec.agent.slots import divide, own_cores
-from synergy_exec.worker.parent import adopt_orphans, die_with
+from synergy_exec.agent.cores import divide, own_cores
+from synergy_exec.worker.processes import adopt_orphans, die_with
 
 TOKEN = "SYNERGY_TOKEN"
 """The environment variable that holds the controller's token; other processes can read arguments."""

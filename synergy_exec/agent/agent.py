@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -14,12 +15,9 @@ import aiohttp
 from synergy_core.errors import InputError
 from synergy_core.units import GB
 from synergy_exec.agent.cgroups import Cgroups
-from synergy_exec.agent.cores import Cores
+from synergy_exec.agent.cores import Cores, Slot
 from synergy_exec.agent.run import NodeRun
-from synergy_exec.agent.slots import Slot
-from synergy_exec.agent.stores import listen
 from synergy_exec.agent.zygote import Zygote
-from synergy_exec.hearing import Ear, farewell
 from synergy_exec.messages import (
     KILLED,
     Ended,
@@ -36,8 +34,27 @@ from synergy_exec.messages import (
     Shutdown,
     Stop,
 )
-from synergy_exec.tls import AUTHORITY, trusting
-from synergy_exec.wire import decode, encode
+from synergy_exec.wire import AUTHORITY, Ear, decode, encode, farewell, trusting
+
+# Where a run's ranks meet: the port on which the agent of rank 0 listens for their store.
+
+
+def listen(host: str, ports: str) -> socket.socket | None:
+    """A socket that listens at this address of the machine; None while none of the ports is free.
+
+    ports: such as 29500-29599, both included; "": any. Raises OSError for an address that is not this machine's.
+    """
+    first, _, last = ports.partition("-")
+    for port in range(int(first), int(last) + 1) if ports else [0]:
+        try:
+            return socket.create_server(
+                (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=128
+            )
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+    return None
+
 
 _SAVING_S = 15.0
 """How long runs have to save when the agent leaves."""

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from synergy_exec.worker import offspring
+from synergy_exec.worker import processes
 
 _OWN = "synergy-own"
 
@@ -155,6 +155,6 @@ def family_of(parent: int | None) -> set[int]:
     level = [os.getpid() if parent is None else parent]
     found = set(level)
     while level:
-        level = [each for pid in level for each in offspring.children(pid)]
+        level = [each for pid in level for each in processes.children(pid)]
         found.update(level)
     return found

@@ -16,7 +16,7 @@ from pathlib import Path
 from synergy_core.errors import InputError
 from synergy_core.units import MB
 from synergy_exec.messages import Launch
-from synergy_runs.atomic import atomic_file
+from synergy_runs.files import atomic_file
 
 _MOST_PASSES = 8
 _NAME = re.compile(r"log-(\d+)(\.old)?\.txt")

@@ -4,25 +4,99 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from synergy_core.errors import InputError
 from synergy_exec.agent import logs
-from synergy_exec.agent.activity import Activity
-from synergy_exec.agent.causes import died_there, outcome
 from synergy_exec.agent.cgroups import RunCgroup
-from synergy_exec.agent.cores import CoreGrant
-from synergy_exec.agent.slots import Slot
-from synergy_exec.agent.zygote import Zygote
-from synergy_exec.messages import PAUSED, Ended, Failure, Granted, Launch, MeansToLeave, Message, Rebuild, Retune, Stop
+from synergy_exec.agent.cores import CoreGrant, Slot
+from synergy_exec.agent.zygote import Activity, Zygote
+from synergy_exec.messages import (
+    LOST_PEERS,
+    PAUSED,
+    Ended,
+    Failure,
+    Granted,
+    Launch,
+    MeansToLeave,
+    Message,
+    Outcome,
+    Rebuild,
+    Retune,
+    Stop,
+)
 from synergy_exec.training.cache import Cache
 from synergy_exec.wire import decode, encode
-from synergy_exec.worker import groups
-from synergy_exec.worker.exits import PEER_LOST
+from synergy_exec.worker import processes
 from synergy_exec.worker.pulse import Beat, Pulse
-from synergy_exec.worker.start import Descriptors, Start
+from synergy_exec.worker.start import PEER_LOST, Descriptors, Start
+
+# Why a run ended, from all that was seen of its workers on this node.
+
+
+_NOBODY_SENDS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
+"""What broken code gets, and code on a broken device."""
+
+
+def outcome(
+    codes: Mapping[int, int],
+    meant: Mapping[int, int | None],
+    failures: Mapping[int, Failure],
+    killed: Collection[int],
+    verdict: str,
+) -> tuple[Outcome, str]:
+    """The outcome, and for failed and lost one sentence.
+
+    codes: by rank, exit codes, or minus a signal's number, in the order in which the ranks left. meant: by rank, the
+    code it said that it would leave with, if it did. failures: what ranks said of their own errors. killed: ranks that
+    the agent killed itself, which says nothing of them. verdict: why it did; "" when another rank had failed.
+    What a rank did by itself comes before what it suffered from others.
+    """
+    own = {rank: code for rank, code in codes.items() if rank not in killed and code not in (0, PAUSED)}
+    failed = {rank: failure for rank, failure in failures.items() if not failure.from_peers}
+    erred = [rank for rank, code in own.items() if code > 0 and code != PEER_LOST]
+    # Said before it was killed: it counts as its own too.
+    erred += [rank for rank in failed if rank not in erred and rank in killed]
+    for rank in sorted(erred, key=lambda rank: not _out_of_memory(failed.get(rank))):
+        failure = failed.get(rank)
+        if failure is not None and (failure.unsaved or failure.broken_device):
+            return "lost", failure.reason
+        return "failed", failure.reason if failure else f"rank {rank} left with exit code {own[rank]}"
+    # Of code 0 and PAUSED too, which a job's own code may leave with at any time.
+    for rank, code in codes.items():
+        if code in (0, PAUSED) and rank not in killed and meant.get(rank) != code:
+            return "failed", f"the job's code ended rank {rank} with exit code {code} in the middle of its work"
+    for rank, code in own.items():
+        if code < 0:
+            return "lost", f"rank {rank} was killed by {_name(-code)}"
+    if verdict:
+        return "lost", verdict
+    for rank in own:
+        said = failures.get(rank)
+        return "lost", f"{said.reason}: {LOST_PEERS}" if said else f"rank {rank} {LOST_PEERS}"
+    if set(codes.values()) <= {0}:
+        return "done", ""
+    return "paused", ""
+
+
+def died_there(codes: Mapping[int, int], failures: Mapping[int, Failure], killed: Collection[int]) -> int | None:
+    """The first rank that the place where it was may have ended; arguments as of `outcome`."""
+    broken = [rank for rank, failure in failures.items() if failure.broken_device]
+    signalled = [rank for rank, code in codes.items() if -code in _NOBODY_SENDS and rank not in killed]
+    return next(iter([*broken, *signalled]), None)
+
+
+def _out_of_memory(failure: Failure | None) -> bool:
+    return failure is not None and failure.out_of_memory
+
+
+def _name(number: int) -> str:
+    hint = " (out of memory?)" if number == signal.SIGKILL else ""
+    return f"{signal.Signals(number).name}{hint}"
+
 
 _WATCH_S = 1.0
 _SETTLING_S = 0.5
@@ -164,7 +238,7 @@ class NodeRun:
     def _move(self, rank: int) -> None:
         worker = self._workers[rank]
         if worker.pid is not None and worker.code is None:
-            groups.pin(worker.pid, self._grants[rank].cores)
+            processes.pin(worker.pid, self._grants[rank].cores)
             worker.tell(self._granted(rank))
 
     def kill(self, reason: str) -> None:

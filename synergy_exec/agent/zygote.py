@@ -12,14 +12,49 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_exec.agent.activity import Activity
-from synergy_exec.worker import offspring
-from synergy_exec.worker.parent import die_with
+from synergy_exec.worker import processes
+from synergy_exec.worker.processes import die_with
 from synergy_exec.worker.start import Descriptors, Start
 from synergy_exec.worker.zygote import LONGEST_PACKET, PING_S
+
+# Whether a process does anything, by the kernel's account of it.
+
+
+LEAST_CPU = 0.02
+"""Of the time that passes: what a process uses that only waits is less."""
+LEAST_BYTES_PER_S = 100_000.0
+
+
+class Activity:
+    """Looks at a process again and again."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._cpu_s, self._bytes = _used(pid)
+
+    def since(self, passed_s: float) -> bool:
+        """Whether it has computed, read or written something worth the name in the time since it was last asked."""
+        cpu_s, moved = _used(self._pid)
+        active = cpu_s - self._cpu_s > LEAST_CPU * passed_s or moved - self._bytes > LEAST_BYTES_PER_S * passed_s
+        self._cpu_s, self._bytes = cpu_s, moved
+        return active
+
+
+def _used(pid: int) -> tuple[float, float]:
+    """CPU-seconds, of children that it has waited for too, and bytes read and written; zeros of one that is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        rows = (line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        moved = {name: int(value) for name, value in rows}
+    except (OSError, ValueError):
+        return 0.0, 0.0
+    ticks = sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK"), float(moved["rchar"] + moved["wchar"])
+
 
 _LARGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
 """Torch asks the kernel for pages of 2 MB for tensors of at least that size. Every rank is a new process, and gradients
@@ -144,7 +179,7 @@ class Zygote:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
         # Wardens know by now that it is gone.
-        await asyncio.to_thread(offspring.end_all, _SWEEPING_S, grace_s=_SWEEPING_S / 2)
+        await asyncio.to_thread(processes.end_all, _SWEEPING_S, grace_s=_SWEEPING_S / 2)
 
     def _hear(self) -> None:
         try:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from synergy_core import module_names
 from synergy_core.errors import unknown
-from synergy_core.modules import module_names
 from synergy_runs.settings import cast
 
 

@@ -15,7 +15,7 @@ import synergy_exec
 from synergy_core.errors import InputError
 from synergy_exec.agent.__main__ import TOKEN
 from synergy_exec.backends import Meeting
-from synergy_exec.tls import AUTHORITY
+from synergy_exec.wire import AUTHORITY
 
 LEAVING_S = 25.0
 """An agent saves its runs first, and takes at most 20 s for that."""

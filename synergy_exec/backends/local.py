@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from synergy_core.errors import InputError
-from synergy_exec.agent.slots import divide, own_cores
+from synergy_exec.agent.cores import divide, own_cores
 from synergy_exec.backends import Meeting, _agents
-from synergy_exec.worker.gpus import see_only
+from synergy_exec.worker.start import see_only
 
 _ASK_FOR_GPUS = (
     "import torch; print(*(torch.cuda.get_device_name(each) for each in range(torch.cuda.device_count())), sep='\\n')"

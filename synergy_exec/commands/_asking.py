@@ -1,21 +1,25 @@
-"""`submit`, `list`, `cancel`, `explain` and `reload`: what a person asks a controller that runs."""
+"""`submit`, `list`, `cancel`, `retry`, `explain`, `alerts` and `reload`: what a person asks a controller that runs."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
-from synergy_core.parser import Parser
-from synergy_exec.client import Client, client_for
+from synergy_core.commands import Parser
+from synergy_exec.client import Client, client_for, running
+from synergy_exec.controller.reconcile import retry_in
+from synergy_exec.folders import lock, work_of
 from synergy_exec.job_file import read_job_file
 from synergy_exec.plain import plain, plain_lines
-from synergy_exec.settings import Settings
+from synergy_exec.settings import AlertLimits, Settings
 
-Command = Callable[[argparse.Namespace, Client], None]
+ALERTED = 1
+"""Exit code of `alerts` if there is an alert; 2 if no controller answers."""
 
 
 def submit(given: argparse.Namespace, client: Client) -> None:
@@ -74,6 +78,31 @@ def cancel(given: argparse.Namespace, client: Client) -> None:
     print(f"job {job['job']} ({plain(job['name'])}) is {job['state']}")
 
 
+def retry(given: argparse.Namespace) -> None:
+    """Has a job that failed, was cancelled or lost its workers too often wait again, from its last checkpoint.
+
+    Asks the controller that runs; if none does, writes it into the journal.
+    """
+    if given.url is not None or running(given.dir):
+        path = f"/jobs/{quote(given.job, safe='')}/retry"
+        job = client_for(given.dir, given.url).ask("POST", path, {"from_start": given.from_start})
+        print(f"job {job['job']} ({plain(job['name'])}) is {job['state']}")
+        return
+    work = work_of(given.dir, given.job)
+    with lock(work):
+        row = retry_in(work, given.job, from_start=given.from_start)
+    print(f"job {row.job} ({row.name}) waits; to go on: python -m synergy_exec resume {work}")
+
+
+def alerts(given: argparse.Namespace, client: Client) -> int:
+    """Prints what somebody should look at and ends with exit code 1; prints nothing and ends with 0 if all is well."""
+    limits = {each.name: getattr(given, each.name) for each in dataclasses.fields(AlertLimits)}
+    sentences = client.ask("GET", f"/alerts?{urlencode(limits)}")
+    for sentence in sentences:
+        print(plain(sentence))
+    return ALERTED if sentences else 0
+
+
 def explain(given: argparse.Namespace, client: Client) -> None:
     """Why a job has what it has, by the last decision."""
     found = client.ask("GET", f"/jobs/{quote(given.job, safe='')}/explain")
@@ -89,28 +118,40 @@ def reload(given: argparse.Namespace, client: Client) -> None:
         print(plain(sentence))
 
 
-COMMANDS: dict[str, Command] = {
+COMMANDS: dict[str, Callable[..., int | None]] = {
     "submit": submit,
     "list": list_jobs,
     "cancel": cancel,
+    "retry": retry,
     "explain": explain,
+    "alerts": alerts,
     "reload": reload,
 }
 
 
-def main(name: str, arguments: Sequence[str]) -> None:
-    """Runs one of them. Raises InputError."""
+def main(name: str, arguments: Sequence[str]) -> int:
+    """Runs one of them; returns the exit code. Raises InputError."""
     command = COMMANDS[name]
     parser = Parser(prog=f"python -m synergy_exec {name}", description=command.__doc__)
     if name == "submit":
         parser.add_argument("file", type=Path, metavar="JOB.yaml", help="the job; docs/executor.md says what is in it")
-    elif name in ("cancel", "explain"):
+    elif name in ("cancel", "explain", "retry"):
         parser.add_argument("job", help="its name, or its number")
+    if name == "retry":
+        put_aside = "from step 0; what it had trained is put aside in its folder"
+        parser.add_argument("--from-start", action="store_true", help=put_aside)
     if name in ("list", "explain"):
         parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--dir", type=Path, default=Settings().results_dir, help="the results folder of the controller")
+    if name == "alerts":
+        for each in dataclasses.fields(AlertLimits):
+            parser.add_argument(f"--{each.name}", type=float, default=each.default, help=each.metadata["meaning"])
+    where = "results_dir, or RUN.work" if name == "retry" else "the results folder of the controller"
+    parser.add_argument("--dir", type=Path, default=Settings().results_dir, help=where)
     parser.add_argument("--url", default=None, help="the controller's address, such as http://127.0.0.1:8080")
     given = parser.parse_args(arguments)
     if name == "submit":
         given.job_file = read_job_file(given.file)  # what is wrong with it is said before anybody is asked
-    command(given, client_for(given.dir, given.url))
+    if name == "retry":
+        retry(given)
+        return 0
+    return command(given, client_for(given.dir, given.url)) or 0

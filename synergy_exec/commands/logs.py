@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from synergy_core.commands import Parser
 from synergy_core.errors import InputError
-from synergy_core.parser import Parser
 from synergy_exec.agent.logs import logs
+from synergy_exec.folders import once
 from synergy_exec.recorded import open_journal
 from synergy_exec.settings import Settings
-from synergy_exec.works import once
 
 _LOOK_S = 0.5
 _ENDED = ("done", "failed", "cancelled")

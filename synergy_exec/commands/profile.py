@@ -8,19 +8,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from synergy_core.commands import Parser
 from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.testbed_profiles import ProfiledInput, ProfiledModel
-from synergy_core.parser import Parser
 from synergy_core.units import MB
 from synergy_exec.backends import get_backend
 from synergy_exec.job_file import JobFile, job_of, read_job_file
 from synergy_exec.profiling.machine import machine
 from synergy_exec.profiling.measure import Effort
-from synergy_exec.profiling.profile import add_to_profile
-from synergy_exec.profiling.progress import progress
-from synergy_exec.program import EXECUTOR
-from synergy_exec.settings import Settings
-from synergy_runs.compose import composed
+from synergy_exec.profiling.profile import add_to_profile, progress
+from synergy_exec.settings import EXECUTOR, Settings
+from synergy_runs.command_line import composed
 from synergy_runs.settings import build
 
 TRAINS = True

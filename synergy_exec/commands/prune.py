@@ -8,17 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import quote
 
+from synergy_core.commands import Parser
 from synergy_core.errors import InputError
-from synergy_core.parser import Parser
 from synergy_exec.client import client_for
 from synergy_exec.controller.jobs import ENDED
-from synergy_exec.folders import lock
+from synergy_exec.folders import lock, works
+from synergy_exec.job_folder import Removal, Retention, removals, remove
 from synergy_exec.plain import plain
 from synergy_exec.recorded import open_journal
 from synergy_exec.rereading import CHANGED
-from synergy_exec.retention import Removal, Retention, removals, remove
 from synergy_exec.settings import Settings
-from synergy_exec.works import works
 
 
 def main(arguments: Sequence[str]) -> None:

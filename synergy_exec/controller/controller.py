@@ -13,35 +13,155 @@ import socket
 import sys
 import time
 from collections.abc import Coroutine, Sequence
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
+from synergy_core.cluster import Cluster, NodeType
 from synergy_core.errors import InputError
+from synergy_core.jobs.record import gpus_in
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.policies import Policy, SharingPolicy
+from synergy_core.scheduling.reasons import Stopped
 from synergy_core.units import MB, on_grid
 from synergy_exec.backends import Backend, Meeting
-from synergy_exec.controller import processes, whole_cluster
+from synergy_exec.controller import owner as processes
 from synergy_exec.controller.api import PUBLIC, routes
-from synergy_exec.controller.execution import Execution
+from synergy_exec.controller.execution import EXCHANGES, FINISH, START, STOP, Execution, check_asks, recall, with_quotas
+from synergy_exec.controller.jobs import ExecutedJob, Seen
 from synergy_exec.controller.journal import Journal
-from synergy_exec.controller.quotas import check_asks, with_quotas
-from synergy_exec.controller.resume import resume
+from synergy_exec.controller.reconcile import compare
 from synergy_exec.job_file import MOST_BYTES, JobFile
+from synergy_exec.job_folder import tidy
 from synergy_exec.messages import Hello, Message
-from synergy_exec.nodes.agents import Agents
-from synergy_exec.nodes.links import AgentLink
+from synergy_exec.nodes.agents import AgentLink, Agents
 from synergy_exec.nodes.listening import Listener, listening
 from synergy_exec.plain import plain_lines
 from synergy_exec.profiling.finder import finder
 from synergy_exec.rereading import CHANGED, CHANGING, differences, given
-from synergy_exec.retention import tidy
 from synergy_exec.settings import Settings
-from synergy_exec.tls import tls_of
 from synergy_exec.users import User, read_users
-from synergy_runs.atomic import atomic_file
+from synergy_exec.wire import tls_of
+from synergy_runs.facts import Kind
+from synergy_runs.files import atomic_file
+
+# Going on where an earlier controller ended.
+
+
+def resume(execution: Execution, now_s: float) -> None:
+    """Takes over what the journal holds: runs that had not ended are lost, jobs that had not ended wait.
+
+    Where it and the jobs' folders do not agree, that is said.
+    """
+    journal, decider = execution.journal, execution.decider
+    reports = journal.reports()
+    if (known := journal.meta().get(EXCHANGES)) is not None:
+        execution.exchanges.restore(known)
+    for row in journal.jobs():
+        job = execution.made(row.job, row.name, row.job_file, row.submit_s, row.row, row.uuid)
+        job.state, job.reason, job.losses = row.state, row.reason, row.losses  # type: ignore[assignment]
+        if row.job in reports:
+            seen = reports[row.job]
+            statistics = seen.pop("statistics")
+            seen.pop("saved_step", None)  # journals had it once
+            job.seen = Seen(**seen, statistics=None if statistics is None else (statistics[0], statistics[1]))
+        job.seen.best_step = max(job.seen.best_step, row.best_step)
+        execution.next_job = max(execution.next_job, row.job + 1)
+    for run in journal.runs():
+        execution.next_run = max(execution.next_run, run.run + 1)
+        if not run.outcome:
+            journal.ended(run.run, "lost", "the controller was restarted")
+            if run.launched:
+                job = execution.jobs[run.job]
+                kind, reason = (FINISH, None) if job.ended else (STOP, Stopped.EVICTED)
+                journal.fact(now_s, kind, run.job, gpus_in(run.placement), reason=reason)
+        execution.jobs[run.job].run = run.run
+    journal.commit()
+    for each in compare(execution, now_s):
+        print(each, file=sys.stderr)
+    _restore_service(execution)
+    for job in execution.jobs.values():
+        if not job.ended:
+            _check_asks(execution, job)
+        if not job.ended:
+            job.settled_s = now_s
+            decider.arrive(job)
+    recall(execution.jobs, journal.observations())
+
+
+def _check_asks(execution: Execution, job: ExecutedJob) -> None:
+    """Ends a job for which there is no place any more, as where quotas are others now; it can be tried again."""
+    try:
+        check_asks(job.name, job.file, execution.decider.cluster, execution.decider.policy)
+    except InputError as error:
+        job.state, job.reason = "failed", str(error)
+        execution.journal.job_is(job.job_id, job.state, job.reason, job.losses, job.seen.best_step)
+        execution.journal.commit()
+        print(error, file=sys.stderr)
+
+
+def _restore_service(execution: Execution) -> None:
+    """First start, restarts and service of every job, from the facts."""
+    since: dict[int, float] = {}
+    for fact in execution.journal.facts():
+        job = execution.jobs[fact.job]
+        job.moved_s = fact.time_s
+        if fact.kind == START:
+            since[fact.job] = fact.time_s
+            if job.first_start_s == float("inf"):
+                job.first_start_s = fact.time_s
+            else:
+                job.restarts += 1
+        elif fact.kind in (STOP, FINISH):
+            job.attained_service_gpu_s += fact.gpus * (fact.time_s - since.pop(fact.job))
+            job.stopped_for = Stopped(fact.reason) if fact.reason else None
+
+
+# The cluster that all facts of a run are on, when its controllers found different ones.
+
+
+CLUSTER = "cluster"
+"""Under which name the journal's `meta` has it."""
+
+
+def enter(journal: Journal, found: Cluster) -> None:
+    """A controller begins on this cluster. Raises InputError where a node's GPUs are of another type than before."""
+    before = whole_cluster(journal)
+    if before is not None and any(fact.kind == Kind.START for fact in journal.facts()):
+        found = _united(before, found)
+    journal.set_meta(CLUSTER, [dataclasses.asdict(each) for each in found.node_types])
+
+
+def whole_cluster(journal: Journal) -> Cluster | None:
+    """What the run's facts are on: each node as large as it ever was; None before a controller has begun."""
+    kept = journal.meta().get(CLUSTER)
+    return None if kept is None else Cluster(tuple(NodeType(**each) for each in kept))
+
+
+def _united(one: Cluster, other: Cluster) -> Cluster:
+    nodes: list[NodeType] = []
+    for number, (here, there) in enumerate(zip_longest(one.node_type_of, other.node_type_of)):
+        if here is not None and there is not None and here.gpu_type != there.gpu_type:
+            raise InputError(
+                f"node {number} has {there.gpu_type} now, and had {here.gpu_type} when this run began. Give it nodes "
+                "as it had, of other sizes or numbers if need be; or begin another run with results_dir=DIR."
+            )
+        nodes.append(max((each for each in (here, there) if each is not None), key=_size))
+    # Neighbours that are alike make a type, so that every node keeps its number.
+    alike = [list(group) for _, group in groupby(nodes, key=lambda each: (each.gpu_type, *_size(each)))]
+    return Cluster(
+        tuple(
+            dataclasses.replace(group[0], name=f"{group[0].gpu_type}-{number}", nodes=len(group))
+            for number, group in enumerate(alike)
+        )
+    )
+
+
+def _size(node: NodeType) -> tuple[float, ...]:
+    return node.gpus_per_node, node.cpus, node.memory_bytes
+
 
 TIDY_S = 600.0
 LATE_S = 0.25
@@ -159,7 +279,7 @@ class Controller(Listener):
         cluster = with_quotas(cluster, self.settings.cluster)
         for row, arrival in enumerate(self.arrivals):
             check_asks(f"{arrival.name} (row {row})", arrival.file, cluster, self.policy)
-        whole_cluster.enter(journal, cluster)
+        enter(journal, cluster)
         execution = Execution(journal, self.policy, cluster, self.settings, self.folder, self.profile)
         execution.next_job = len(self.arrivals)
         self._origin_s, self._began_s = journal.last_s(), time.monotonic()

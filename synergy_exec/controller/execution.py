@@ -6,31 +6,164 @@ What is sent stands in `outbox` after each call, and is sent only then: by that 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from synergy_core.cluster import Cluster, Share
-from synergy_core.errors import InputError
+from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.record import gpus_in
+from synergy_core.jobs.spec import Shape
 from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.policies import Policy
+from synergy_core.policies import Policy, get_policy, policy_names
+from synergy_core.scheduling.reasons import Stopped
+from synergy_core.units import HOUR_S
 from synergy_exec import job_folder
-from synergy_exec.controller.blame import Blame
-from synergy_exec.controller.decider import Decider, Orders
-from synergy_exec.controller.exchanges import ModelExchanges
-from synergy_exec.controller.jobs import ExecutedJob
-from synergy_exec.controller.journal import JobRow, Journal
+from synergy_exec.controller.decider import Decider, Orders, learn_memory, lost_too_often, remedy
+from synergy_exec.controller.jobs import ExecutedJob, ModelExchanges
+from synergy_exec.controller.journal import JobRow, Journal, Observation
 from synergy_exec.controller.learning import Learning
-from synergy_exec.controller.quotas import check_asks
-from synergy_exec.controller.recall import recall
-from synergy_exec.controller.remedies import learn_memory, lost_too_often, remedy
-from synergy_exec.frozen import freeze, kept_code
 from synergy_exec.job_file import JobFile
+from synergy_exec.job_folder import freeze, kept_code
 from synergy_exec.messages import Failure, Launch, Message, Noted, PlanMessage, Report, Saved, Started
 from synergy_exec.nodes.runs import Dropped, Happened, Launched, Left, Run, Runs, Stepped
-from synergy_exec.settings import Settings
-from synergy_runs.log import Kind
+from synergy_exec.settings import QuotaSettings, Settings
+from synergy_runs.facts import Kind
+
+
+def with_quotas(cluster: Cluster, quotas: QuotaSettings) -> Cluster:
+    """The cluster, shared out. Raises InputError where quotas add up to more than there is."""
+    return dataclasses.replace(
+        cluster, virtual_clusters=dict(quotas.virtual_clusters or {}), borrowing=quotas.borrowing
+    )
+
+
+class QuotaShare(NamedTuple):
+    """Slots of a virtual cluster, and how many its jobs hold."""
+
+    slots: int
+    used: int
+
+
+def shares(decider: Decider) -> dict[str, QuotaShare]:
+    """Of each virtual cluster, by name."""
+    used = Counter[str]()
+    for job in decider.active.values():
+        used[job.virtual_cluster] += job.held_gpus
+    return {name: QuotaShare(quota, used[name]) for name, quota in decider.cluster.virtual_clusters.items()}
+
+
+def check_asks(name: str, job: JobFile, cluster: Cluster, policy: Policy) -> None:
+    """Raises InputError for a job that asks for what it can never have there."""
+    if job.slots > cluster.gpus:
+        raise InputError(f"job {name}: slots={job.slots}; the cluster has {cluster.gpus}. Ask for fewer.")
+    if quotas := cluster.virtual_clusters:
+        if not job.virtual_cluster:
+            raise InputError(f"job {name}: virtual_cluster is missing; expected one of {', '.join(sorted(quotas))}.")
+        if job.virtual_cluster not in quotas:
+            raise unknown(f"virtual cluster of job {name}", job.virtual_cluster, quotas)
+        quota = quotas[job.virtual_cluster]
+        if job.slots > quota and not cluster.borrowing:
+            raise InputError(
+                f"job {name}: slots={job.slots}; virtual cluster {job.virtual_cluster} has {quota}. Ask for fewer."
+            )
+    if job.priority and not policy.reads_priority:
+        reading = ", ".join(each for each in policy_names() if get_policy(each).reads_priority)
+        raise InputError(
+            f"job {name}: priority={job.priority}; policy {policy.name} does not look at priorities. Leave it out, or "
+            f"have the controller started with a policy that does: {reading}."
+        )
+
+
+# Which job it is that takes the agent of its node down with it.
+#
+# When an agent is lost every run on its node is, and any of their jobs may have done it: filled the memory, killed
+# what
+# it should not. A job on whose node that happens again and again is launched alone there, for as long as it took until
+# then, twice over. If nothing happens meanwhile it is as good as any other. If the agent is lost again the others go
+# first; if that is so with one of them, too, the node loses its agents whatever trains there, and nobody is to blame.
+# The
+# job with which an agent is lost when it is alone for the second time has done it.
+
+
+ALONE_TIMES = 2
+"""As many when the job was alone say that it was the job."""
+LEAST_S, MOST_S = 60.0, 600.0
+"""For how long a job is alone."""
+
+
+class Blame:
+    """Of all jobs of one execution. most: losses of its node's agent within an hour, from which on a job is alone."""
+
+    def __init__(self, runs: Runs, most: int) -> None:
+        self._runs, self.most = runs, most
+        self._launched_s: dict[int, float] = {}
+        self._lived_s: dict[int, list[tuple[float, float]]] = {}
+
+    def launched(self, run: Run, now_s: float) -> None:
+        """Its workers were told to start."""
+        self._launched_s[run.number] = now_s
+
+    def with_agent(self, run: Run, now_s: float) -> str:
+        """An agent was lost with this run; why its job ends, "" where it goes on."""
+        lived_s = now_s - self._launched_s.pop(run.number, now_s)
+        recent = [each for each in self._lived_s.get(run.job, []) if each[0] > now_s - HOUR_S]
+        self._lived_s[run.job] = [*recent, (now_s, lived_s)]
+        times = len(self._lived_s[run.job])
+        if run.job in self._runs.alone:
+            return self._lost_alone(run.job, times)
+        if times >= self.most:
+            self._runs.alone[run.job] = 0
+        return ""
+
+    def _lost_alone(self, job: int, times: int) -> str:
+        self._runs.alone[job] += 1
+        if self._runs.alone[job] >= ALONE_TIMES:
+            self._forget(job)
+            return f"the agent of its node was lost {times} times within an hour while it trained there, at last alone"
+        if sum(each > 0 for each in self._runs.alone.values()) > 1:
+            for each in list(self._runs.alone):
+                self._forget(each)
+        return ""
+
+    def _forget(self, job: int) -> None:
+        self._lived_s.pop(job, None)
+        self._runs.released(job)
+
+    def over(self, job: int) -> None:
+        """The job has ended: whatever comes is not its doing."""
+        if job in self._runs.alone:
+            self._forget(job)
+
+    def left(self, run: Run) -> None:
+        """The run has ended otherwise."""
+        self._launched_s.pop(run.number, None)
+
+    def trains(self, run: Run, now_s: float) -> None:
+        """It reports; one that has been alone for long enough has done nothing."""
+        if run.job not in self._runs.alone or run.number not in self._launched_s:
+            return
+        longest_s = max(lived_s for _, lived_s in self._lived_s[run.job])
+        if now_s - self._launched_s[run.number] > min(max(LEAST_S, 2.0 * longest_s), MOST_S):
+            self._forget(run.job)
+
+
+# What is known of jobs that have arrived at a scheduler which knows nothing of them.
+
+
+def recall(jobs: Mapping[int, ExecutedJob], observations: Iterable[tuple[int, Observation]]) -> None:
+    """Progress and noise, as jobs last reported them, and what was observed of their speed, by their numbers."""
+    for job in jobs.values():
+        if not job.ended and job.task is not None:
+            job.task.done_work, job.task.statistics = job.seen.work, job.seen.statistics
+    for number, observation in observations:
+        task = jobs[number].task if number in jobs else None
+        if task is not None and not task.scheduled:  # else they are from before the model was profiled
+            gpu_type, nodes, gpus, micro_batch, step_s, sync_s = observation
+            task.recall(Shape(gpu_type, nodes, gpus), micro_batch, step_s, sync_s)
+
 
 SUBMIT, START, STOP, FINISH = (int(kind) for kind in Kind)
 STARTED_PARTS = ("launch_s", "build_s", "load_s", "first_step_s")
@@ -318,10 +451,14 @@ class Execution:
             elif outcome == "lost" and (too_many := self._lost(job, what, now_s)):
                 self._end(job, "failed", f"{too_many}; at last: {reason}", now_s)
         self.blame.left(run)
-        self.journal.fact(now_s, FINISH if job.ended else STOP, job.job_id, gpus_in(run.placed))
+        evicted = not job.ended and job.running and job.run == run.number
+        if evicted:
+            job.stopped_for = Stopped.EVICTED
+        kind, reason_code = (FINISH, None) if job.ended else (STOP, job.stopped_for)
+        self.journal.fact(now_s, kind, job.job_id, gpus_in(run.placed), reason=reason_code)
         self.freed |= job.ended
         if not job.ended:
-            if job.running and job.run == run.number:
+            if evicted:
                 job.state = "waiting"
                 self.decider.evicted(job, now_s)
             self._waits_unless_it_goes_on(job)

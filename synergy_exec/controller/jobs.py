@@ -3,20 +3,142 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
+import numpy as np
+
+from synergy_core.catalog import gpu_sheet
+from synergy_core.goodput.compression._compressor import CodecSpeed, LayerSizes
 from synergy_core.goodput.efficiency import gain
-from synergy_core.jobs.exchanging import ExchangingTask
+from synergy_core.jobs.exchange import Compression, GradientExchange, before_layers, exchange_of
 from synergy_core.jobs.record import Job
 from synergy_core.jobs.spec import JobSpec
 from synergy_core.jobs.testbed_profiles import Profile
-from synergy_exec.controller.curve import Curve
-from synergy_exec.controller.exchanges import ModelExchange
+from synergy_core.planner.plan import NO_COMPRESSOR
+from synergy_core.scheduling.reasons import Stopped
 from synergy_exec.job_file import JobFile
 from synergy_exec.job_folder import Filed
 from synergy_exec.messages import PlanMessage
+
+# A job's losses, in few enough points to be drawn small, whatever the number of reports.
+
+
+MOST_POINTS = 64
+
+
+class Curve:
+    """Losses at even distances, the first to the last; the distance doubles when there would be too many."""
+
+    __slots__ = ("_every", "_seen", "points")
+
+    def __init__(self) -> None:
+        self.points: list[float] = []
+        self._every, self._seen = 1, 0
+
+    def add(self, loss: float) -> None:
+        """One more; what is no number is passed over."""
+        if not math.isfinite(loss):
+            return
+        if self._seen % self._every == 0:
+            self.points.append(loss)
+        self._seen += 1
+        if len(self.points) > MOST_POINTS:
+            self.points = self.points[::2]
+            self._every *= 2
+
+
+# What the exchange of each model's gradients may be: known once a worker has said what the model's layers are.
+
+
+Layers = Sequence[tuple[str, int, int]]
+"""Name, rows and columns of each parameter, as in `messages.Started`."""
+_ODD = str.maketrans({",": "?", "=": "?", "[": "[[]", "*": "[*]", "?": "[?]"})
+"""What has a meaning in `PlanMessage.compressor`, as a pattern that fits it."""
+
+
+@dataclass(frozen=True)
+class ModelExchange:
+    """Of the jobs of one model. names: of the layers that its offers are about, in their order."""
+
+    names: tuple[str, ...]
+    exchange: GradientExchange
+
+    def as_told(self, compressor: str) -> str:
+        """An offer's name as `PlanMessage.compressor` has it for workers: by layer, where layers differ."""
+        offer = self.exchange.offer(compressor)
+        chosen = [offer.parts[at].name for at in np.broadcast_to(offer.choice, len(self.names)).tolist()]
+        if compressor == NO_COMPRESSOR or not chosen:
+            return compressor
+        rest = Counter(chosen).most_common(1)[0][0]
+        others = (f"{layer.translate(_ODD)}={each}" for layer, each in zip(self.names, chosen, strict=True))
+        return ",".join([rest, *(other for other, each in zip(others, chosen, strict=True) if each != rest)])
+
+
+class ModelExchanges:
+    """Of all models, by application (`JobSpec.application`).
+
+    mode, compressor: how jobs come by theirs (`exchange_of`). gpu_types: of the cluster. Speeds of encoding are
+    measured by the first run on each type; until they are known of all types that have no data sheet, and of a model
+    until its layers are, nothing is compressed.
+    """
+
+    def __init__(self, mode: Compression, compressor: str, gpu_types: Sequence[str]) -> None:
+        self._mode, self._compressor, self._gpu_types = mode, compressor, tuple(gpu_types)
+        self._layers: dict[str, Layers] = {}
+        self._codecs: dict[str, Mapping[str, CodecSpeed]] = {}
+        self._made: dict[str, ModelExchange] = {}
+        self._nothing = before_layers(mode)
+
+    def lacks_layers(self, application: str) -> bool:
+        """Whether a worker of that model is to say what its layers are."""
+        return self._mode != "none" and application not in self._layers
+
+    def lacks_codecs(self, gpu_type: str) -> bool:
+        """Whether a worker there is to measure how fast gradients are encoded."""
+        return self._mode != "none" and gpu_type not in self._codecs
+
+    def learn_layers(self, application: str, layers: Layers) -> None:
+        """What a model's parameters are."""
+        self._layers[application] = [(name, rows, columns) for name, rows, columns in layers]
+
+    def learn_codecs(self, gpu_type: str, speeds: Mapping[str, Sequence[float]]) -> None:
+        """How fast encoding is there; speeds: fields of `CodecSpeed` by scheme."""
+        self._codecs[gpu_type] = {scheme: CodecSpeed(*map(float, each)) for scheme, each in speeds.items()}
+        self._made.clear()
+
+    def of(self, application: str) -> ModelExchange | None:
+        """Of that model; None where nobody compresses. Of no layers while they are not known."""
+        if self._nothing is None:
+            return None
+        layers = self._layers.get(application)
+        if not layers or any(each not in self._codecs and gpu_sheet(each) is None for each in self._gpu_types):
+            return ModelExchange((), self._nothing)
+        made = self._made.get(application)
+        if made is None:
+            sizes = LayerSizes.of_shapes([(rows, columns) for _, rows, columns in layers])
+            exchange = exchange_of(sizes, self._mode, self._compressor, codecs=self._codecs)
+            assert exchange is not None
+            made = self._made[application] = ModelExchange(tuple(name for name, _, _ in layers), exchange)
+        return made
+
+    def known(self) -> dict[str, Any]:
+        """What the journal keeps, and `restore` takes."""
+        codecs = {
+            kind: {scheme: [each.touched_bytes_per_s, each.flops_per_s, each.launch_s] for scheme, each in of.items()}
+            for kind, of in self._codecs.items()
+        }
+        return {"layers": dict(self._layers), "codecs": codecs}
+
+    def restore(self, known: Mapping[str, Any]) -> None:
+        """What was known when an earlier controller ended."""
+        for application, layers in known["layers"].items():
+            self.learn_layers(application, layers)
+        for gpu_type, speeds in known["codecs"].items():
+            self.learn_codecs(gpu_type, speeds)
+
 
 State = Literal["waiting", "starting", "running", "stopping", "done", "failed", "cancelled"]
 STATES: tuple[State, ...] = get_args(State)
@@ -59,6 +181,7 @@ class ExecutedJob(Job):
     file: what was submitted. reason: why it failed. run: the number of its present or last run, −1 before the first.
     losses: runs lost in a row without a step of progress; lost_s: when runs were lost, within the last hour. trials:
     how often it was restarted for a plan that nobody had tried. uuid: by which its folder and checkpoints are known.
+    stopped_for: why it was last stopped before its end, None if it never was.
     row: of the workload, None if it came over the API. queued: whether the scheduler has been told that it waits.
     exchange: what the exchange of its gradients may be; None where nobody is to compress them. curve: its losses as
     this controller heard of them. moved_s: when it was last submitted, launched, heard of a step of, or ended.
@@ -78,6 +201,7 @@ class ExecutedJob(Job):
         "run",
         "seen",
         "state",
+        "stopped_for",
         "trials",
         "uuid",
     )
@@ -115,6 +239,7 @@ class ExecutedJob(Job):
         self.row = row
         self.state: State = "waiting"
         self.reason = ""
+        self.stopped_for: Stopped | None = None
         self.run = -1
         self.trials = 0
         self.losses = 0
@@ -130,7 +255,7 @@ class ExecutedJob(Job):
         assert self.spec is not None
         self.exchange = exchange
         self.spec = replace(self.spec, exchange=exchange.exchange)
-        if isinstance(self.task, ExchangingTask):
+        if self.task is not None and self.task.exchange is not None:
             self.task.may_exchange(exchange.exchange)
 
     def as_told(self, plan: PlanMessage) -> PlanMessage:

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from synergy_core.errors import InputError
 from synergy_core.jobs.record import Placed
-from synergy_exec.controller import checksums, owner
+from synergy_exec.controller import journal_file as checksums
+from synergy_exec.controller import owner
 from synergy_exec.controller.journal_file import opened
 from synergy_exec.job_file import JobFile
-from synergy_runs.log import DecisionLog, EventLog, Kind
+from synergy_runs.facts import DecisionLog, EventLog, Kind
 
 _OBSERVED = "job, gpu_type, nodes, gpus, micro_batch, step_s, sync_s"
 
@@ -68,13 +69,14 @@ class RunRow(NamedTuple):
 
 
 class Fact(NamedTuple):
-    """A row of the event log, its parts together."""
+    """A row of the event log, its parts together. reason: of a stop, a `Stopped`, else 0."""
 
     time_s: float
     kind: int
     job: int
     gpus: int
     placement: Placed
+    reason: int = 0
 
 
 class Observation(NamedTuple):
@@ -218,10 +220,12 @@ class Journal:
     def ended(self, run: int, outcome: str, reason: str) -> None:
         self._write("UPDATE runs SET outcome=?, reason=? WHERE run=?", (outcome, reason, run))
 
-    def fact(self, time_s: float, kind: int, job: int, gpus: int, placement: Placed = ()) -> None:
+    def fact(
+        self, time_s: float, kind: int, job: int, gpus: int, placement: Placed = (), reason: int | None = None
+    ) -> None:
         self._write(
-            "INSERT INTO facts (time_s, kind, job, gpus, placement) VALUES (?,?,?,?,?)",
-            (time_s, kind, job, gpus, json.dumps(placement)),
+            "INSERT INTO facts (time_s, kind, job, gpus, placement, reason) VALUES (?,?,?,?,?,?)",
+            (time_s, kind, job, gpus, json.dumps(placement), reason or 0),
         )
 
     def decision(
@@ -277,8 +281,8 @@ class Journal:
         ]
 
     def facts(self) -> list[Fact]:
-        rows = self._all("SELECT time_s, kind, job, gpus, placement FROM facts ORDER BY serial")
-        return [Fact._make((*row[:4], _placed(row[4]))) for row in rows]
+        rows = self._all("SELECT time_s, kind, job, gpus, placement, reason FROM facts ORDER BY serial")
+        return [Fact._make((*row[:4], _placed(row[4]), row[5])) for row in rows]
 
     def timings(self) -> list[Timing]:
         rows = self._all("SELECT run, time_s, kind, parts FROM timings ORDER BY serial")
@@ -309,7 +313,7 @@ class Journal:
             if fact.kind == Kind.START:
                 log.start(fact.time_s, numbers[fact.job], fact.gpus, fact.placement)
             else:
-                log.append(fact.time_s, fact.kind, numbers[fact.job], fact.gpus)
+                log.append(fact.time_s, fact.kind, numbers[fact.job], fact.gpus, fact.reason)
         return log
 
     def decisions(self) -> DecisionLog:

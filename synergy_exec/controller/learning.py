@@ -14,7 +14,7 @@ from math import inf
 
 from synergy_core.cluster import Cluster
 from synergy_core.jobs.fitted import MOST_SYNC
-from synergy_core.jobs.growing_profiles import grows, is_new, with_seen, without
+from synergy_core.jobs.spec import Shape
 from synergy_core.jobs.testbed_profiles import (
     NoiseFrom,
     Profile,
@@ -22,16 +22,18 @@ from synergy_core.jobs.testbed_profiles import (
     ProfiledModel,
     ProfiledRow,
     degrees_of,
+    grows,
+    is_new,
+    with_seen,
+    without,
 )
-from synergy_core.jobs.training import Shape
 from synergy_core.planner.plan import Plan
 from synergy_core.units import GB
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Failure, PlanMessage, Report
 from synergy_exec.profiling.finder import CandidatePlans
-from synergy_exec.profiling.machine import keep_profile, profile_in
-from synergy_exec.profiling.parts import parts_of
-from synergy_exec.profiling.parts import sizes as measured_sizes
+from synergy_exec.profiling.machine import keep_profile, parts_of, profile_in
+from synergy_exec.profiling.machine import sizes as measured_sizes
 from synergy_exec.settings import AUTO, Settings
 
 NOISE_FROM_WORK, NOISE_STRETCH = 10.0, 1.5

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import socket
 import sys
 import threading
@@ -23,8 +24,40 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from synergy_core.errors import InputError
-from synergy_exec.controller import processes
-from synergy_runs.atomic import atomic_file
+from synergy_runs.files import atomic_file
+
+# Processes of this machine told apart from later ones of the same number, by when they began.
+
+
+_BEGAN = 19
+"""Index of a process's start time in /proc/PID/stat after the name in brackets: field 22, counted from the third."""
+
+
+def began(pid: int) -> int:
+    """When the process began, in the kernel's ticks; 0 if there is none, a zombie counting as none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return 0 if fields[0] == "Z" else int(fields[_BEGAN])
+
+
+def lives(pid: int, since: int) -> bool:
+    """Whether the very process that began then is still there."""
+    return since > 0 and began(pid) == since
+
+
+def wait_or_kill(processes: list[tuple[int, int]], *, patience_s: float) -> list[int]:
+    """Waits until the (pid, began) have left, then kills those that have not; returns their pids."""
+    until_s = time.monotonic() + patience_s
+    while time.monotonic() < until_s and any(lives(*each) for each in processes):
+        time.sleep(0.1)
+    left = [(pid, since) for pid, since in processes if lives(pid, since) and pid != os.getpid()]
+    for pid, _ in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return [pid for pid, _ in left]
+
 
 BEAT_S = 2.0
 TRUSTED_S = 10.0
@@ -61,8 +94,7 @@ class Owner:
 
 def me() -> Owner:
     """This process as an owner."""
-    began = processes.began(os.getpid())
-    return Owner(socket.gethostname(), os.getpid(), began, machine(), secrets.token_hex(8))
+    return Owner(socket.gethostname(), os.getpid(), began(os.getpid()), machine(), secrets.token_hex(8))
 
 
 def machine() -> str:
@@ -188,8 +220,8 @@ def newest(work: Path) -> tuple[int, Owner | None]:
 
 def _lives(work: Path, number: int, holder: Owner | None, wait: Callable[[float], None]) -> bool:
     if holder is not None and holder.here:
-        mine = (holder.pid, holder.began) == (os.getpid(), processes.began(os.getpid()))
-        return work.resolve() in _owned if mine else processes.lives(holder.pid, holder.began)
+        mine = (holder.pid, holder.began) == (os.getpid(), began(os.getpid()))
+        return work.resolve() in _owned if mine else lives(holder.pid, holder.began)
     print(
         f"{work}: {holder or 'a process that is not known'} worked here last; whether it still does shows in "
         f"{WATCH_S:.0f} s",

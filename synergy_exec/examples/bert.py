@@ -8,8 +8,7 @@ import torch
 from torch.nn import functional
 from transformers import BertConfig, BertForSequenceClassification
 
-from synergy_exec.training.job import TrainingJob
-from synergy_exec.training.schedules import warmed_up
+from synergy_exec.training.job import TrainingJob, warmed_up
 
 
 class Bert(TrainingJob):

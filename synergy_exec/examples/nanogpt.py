@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from synergy_exec.training.job import TrainingJob
-from synergy_exec.training.schedules import cosine
+from synergy_exec.training.job import TrainingJob, cosine
 
 
 class Block(nn.Module):

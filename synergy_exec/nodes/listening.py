@@ -17,14 +17,12 @@ from aiohttp.typedefs import Handler, Middleware
 
 from synergy_core.errors import InputError
 from synergy_exec.backends import Meeting
-from synergy_exec.hearing import Ear, farewell
 from synergy_exec.messages import Hello, Message
-from synergy_exec.nodes.links import AgentLink
+from synergy_exec.nodes.agents import AgentLink
 from synergy_exec.plain import MOST_SHOWN, plain
-from synergy_exec.tls import Tls
 from synergy_exec.users import OWNER, User
-from synergy_exec.wire import decode
-from synergy_runs.atomic import atomic_file
+from synergy_exec.wire import Ear, Tls, decode, farewell
+from synergy_runs.files import atomic_file
 
 MOST_MESSAGE_BYTES = 1_000_000
 AGENTS = "/agents"

@@ -20,11 +20,11 @@ import sys
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_exec.profiling.grid import plans
+from synergy_exec.profiling.finder import plans
 from synergy_exec.training.admitted import Admission
 from synergy_exec.training.job import LoadedJob
 from synergy_exec.training.loading import load_job
-from synergy_exec.worker.parent import die_with
+from synergy_exec.worker.processes import die_with
 
 
 def main() -> None:

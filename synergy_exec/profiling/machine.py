@@ -1,4 +1,4 @@
-"""What a profile was measured on, and where it lies."""
+"""What a profile is measured on: the machine in words, its nodes of one type, and where the profile lies."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import os
 import platform
 import socket
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from synergy_core.cluster import Cluster
+from synergy_core.jobs.record import Placed
 from synergy_core.jobs.testbed_profiles import Profile, ProfiledModel
-from synergy_runs.profiles import read_profile, write_profile
+from synergy_exec.profiling.finder import sizes_of
+from synergy_runs.inputs import read_profile, write_profile
 
 
 def machine(backend: str, options: Mapping[str, Any], *, bfloat16: bool) -> str:
@@ -38,3 +42,64 @@ def keep_profile(models: Mapping[str, ProfiledModel], where: str, path: Path) ->
     """Writes what was measured there, dated now."""
     now = datetime.datetime.now().strftime("%Y-%m-%d %H:%M")
     write_profile(Profile(models, where, now), path)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """per_node: slots of each of its nodes."""
+
+    gpu_type: str
+    first_node: int
+    nodes: int
+    per_node: int
+
+    @property
+    def sizes(self) -> list[int]:
+        """Numbers of slots that anything is measured on."""
+        return sizes_of(self.nodes * self.per_node)
+
+    def places(self, size: int) -> list[Placed]:
+        """Disjoint placements of that size: within nodes as many as there is room for, or one over several."""
+        first, per_node = self.first_node, self.per_node
+        if size <= per_node:
+            mask = (1 << size) - 1
+            return [
+                ((first + node, mask << (place * size)),)
+                for node in range(self.nodes)
+                for place in range(per_node // size)
+            ]
+        whole, rest = divmod(size, per_node)
+        parts = [(first + node, (1 << per_node) - 1) for node in range(whole)]
+        return [tuple(parts + ([(first + whole, (1 << rest) - 1)] if rest else []))]
+
+    @property
+    def whole(self) -> Placed:
+        """All of its slots."""
+        (placed,) = self.places(self.nodes * self.per_node)
+        return placed
+
+    def ranks(self, size: int) -> list[list[int]]:
+        """The ranks at each of `places(size)`, in a run on the whole part."""
+        first, slots = self.first_node, range(self.per_node)
+        return [
+            [(node - first) * self.per_node + slot for node, mask in placed for slot in slots if mask >> slot & 1]
+            for placed in self.places(size)
+        ]
+
+    def nodes_of(self, size: int) -> int:
+        """On how many nodes so many slots are."""
+        return -(-size // self.per_node)
+
+
+def parts_of(cluster: Cluster) -> list[Part]:
+    """Of each node type one."""
+    firsts = cluster.first_nodes()
+    return [
+        Part(each.gpu_type, first, each.nodes, each.gpus_per_node)
+        for each, first in zip(cluster.node_types, firsts, strict=True)
+    ]
+
+
+def sizes(cluster: Cluster) -> list[int]:
+    """Numbers of slots that anything is measured on, on any part."""
+    return sorted({size for part in parts_of(cluster) for size in part.sizes})

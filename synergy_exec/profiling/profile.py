@@ -4,26 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import Profile, ProfiledModel
+from synergy_core.units import GB
 from synergy_exec.backends import Backend
 from synergy_exec.job_file import JobFile
 from synergy_exec.messages import Launch
 from synergy_exec.nodes.runs import Run
 from synergy_exec.profiling.finder import CandidatePlans, Finder, finder
-from synergy_exec.profiling.machine import keep_profile, known_profile
+from synergy_exec.profiling.machine import keep_profile, known_profile, sizes
 from synergy_exec.profiling.measure import Effort, Say, measured
-from synergy_exec.profiling.parts import sizes
-from synergy_exec.profiling.short import within
 from synergy_exec.profiling.testbed import TestbedError, testbed
 from synergy_exec.settings import Settings
+
+# Plans that need more of a slot's memory than their job may have.
+
+
+def within(model: ProfiledModel, memory_gb: float) -> tuple[ProfiledModel, list[str]]:
+    """The model with those of its plans that fit into so many GB of each slot, and a sentence for each other plan.
+
+    0: whatever there is. Raises InputError where none fits.
+    """
+    if not memory_gb:
+        return model, []
+    limit = memory_gb * GB
+    rows = tuple(row for row in model.rows if row.memory_bytes <= limit)
+    least: dict[str, float] = {}
+    for row in model.rows:
+        if row.memory_bytes > limit:
+            name = f"{row.plan.describe()} at batch {row.plan.global_batch}"
+            least[name] = min(row.memory_bytes, least.get(name, row.memory_bytes))
+    said = [f"{name} needs {needs / GB:.3g} GB of a slot's {memory_gb:g}" for name, needs in least.items()]
+    if not rows:
+        raise InputError(f"{model.name}: no plan fits into memory_gb={memory_gb:g}: {'; '.join(said)}.")
+    return dataclasses.replace(model, rows=rows, max_batch=max(row.plan.global_batch for row in rows)), said
+
 
 ENDLESS = 1e15
 QUICK = Effort(seconds=0.1, every_batch=False, noise_s=0.0)
@@ -175,3 +199,18 @@ async def _candidates(find: Finder, file: JobFile, cluster: Cluster, until_s: fl
             return await find.candidates(file, sizes(cluster))
     except TimeoutError:
         raise InputError(f"{file.name} could not be profiled: time was up before its model was built.") from None
+
+
+@contextmanager
+def progress(*, quiet: bool = False) -> Iterator[Say]:
+    """What to say each step to. quiet: nothing is wanted."""
+    if quiet:
+        yield lambda words: None
+    elif not sys.stderr.isatty():
+        yield lambda words: print(words, file=sys.stderr, flush=True)
+    else:
+        from rich.console import Console
+        from rich.markup import escape
+
+        with Console(stderr=True).status("measuring") as status:
+            yield lambda words: status.update(escape(words))

@@ -28,12 +28,11 @@ from synergy_exec.messages import (
     Report,
     Started,
 )
-from synergy_exec.nodes.agents import Agents
-from synergy_exec.nodes.links import AgentLink
+from synergy_exec.nodes.agents import AgentLink, Agents
 from synergy_exec.nodes.listening import Listener, listening
 from synergy_exec.nodes.runs import Dropped, Left, Run, Runs
 from synergy_exec.settings import Settings
-from synergy_exec.tls import tls_of
+from synergy_exec.wire import tls_of
 
 
 class TestbedError(InputError):

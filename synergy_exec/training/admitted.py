@@ -19,8 +19,8 @@ from synergy_exec.training.bare import Bare, Generators, bare
 from synergy_exec.training.compression.choices import SchemeByLayer
 from synergy_exec.training.compression.scheme import SharedScheme
 from synergy_exec.training.job import Batch, TrainingJob, Tree
-from synergy_exec.training.stages import Ends, ends
-from synergy_exec.training.tensor_parallel import obstacle
+from synergy_exec.training.parallel import obstacle
+from synergy_exec.training.pipeline import Ends, ends
 
 
 class PlanKind(NamedTuple):

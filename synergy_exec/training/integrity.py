@@ -1,4 +1,4 @@
-"""A checkpoint's `progress.json`: what it holds and how its files must look, so that damage is seen before loading."""
+"""How far a job has come, and `progress.json`, which says it of a checkpoint and how its files must look."""
 
 from __future__ import annotations
 
@@ -6,11 +6,32 @@ import dataclasses
 import json
 import os
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from synergy_exec.training.progress import Progress
+FEWEST_NOISE_STEPS = 10
+"""Before that many measured steps the gradient statistics count as unknown."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a job has come.
+
+    step: steps done, the argument of the next `batch`. samples: trained on. work: iterations at the initial batch.
+
+    grad_sqr, grad_var: sums of the smoothed gradient statistics, and noise_weight their common weight (0: none yet).
+    batch: step, size and digest of a batch that was trained on, by which a later run knows its data again; [] for none.
+    """
+
+    step: int = 0
+    samples: int = 0
+    work: float = 0.0
+    grad_sqr: float = 0.0
+    grad_var: float = 0.0
+    noise_weight: float = 0.0
+    batch: list[int] = field(default_factory=list)
+
 
 NAME = "progress.json"
 FORMAT = 1

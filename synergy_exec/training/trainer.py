@@ -2,35 +2,296 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
+import json
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
+from synergy_core import __version__
 from synergy_core.errors import InputError
-from synergy_core.goodput.compressed import UNDISTORTED, Distortion, GradientErrors
+from synergy_core.goodput.efficiency import UNDISTORTED, Distortion, GradientErrors
 from synergy_exec.messages import PlanMessage
-from synergy_exec.training import checkpoint, trees
-from synergy_exec.training.admitted import plan_refusal
-from synergy_exec.training.asked import admit
-from synergy_exec.training.buffers import StepBuffers
+from synergy_exec.training import checkpoint, loading, trees
+from synergy_exec.training.admitted import Admission, plan_refusal
 from synergy_exec.training.compression.exchange import Exchange, Exchanged
-from synergy_exec.training.data_parallel import check_exchanged, exchanging, replicate
-from synergy_exec.training.evaluation import evaluated
-from synergy_exec.training.fence import Desk
 from synergy_exec.training.initial import Initial
+from synergy_exec.training.integrity import Progress
 from synergy_exec.training.job import Batch, TrainingJob, Tree
+from synergy_exec.training.noise import GradientSquares, MicroBatchSquares, squared_norm
+from synergy_exec.training.parallel import check_exchanged, exchanging, replicate
 from synergy_exec.training.pipeline import OwnedStages
-from synergy_exec.training.progress import Progress
-from synergy_exec.training.squares import GradientSquares, MicroBatchSquares, squared_norm
+from synergy_exec.training.ranks import Ranks
+from synergy_exec.training.shelf import Desk
 from synergy_exec.training.supply import Supply
+from synergy_runs.files import atomic_file
+
+# Asks a job's model once what it allows: rank 0 for all ranks, its first run for those that follow.
+#
+# Finding out whether a model can be cut or split takes several runs of it without numbers, longer than all the rest of
+# a
+# restart. What was found stands in a file in the job's folder, and counts for the same sources, the same form of the
+# model and the same torch.
+
+
+def admit(job: TrainingJob, plan: PlanMessage, kept: Path | None) -> Admission:
+    """What is known of the job's model once the plan is admitted. Raises InputError where it is not.
+
+    kept: where answers stand from run to run; None: nowhere. All ranks call it together.
+    """
+    admission = Admission(job)
+
+    def ask() -> dict[str, Any]:
+        key = "" if kept is None else _key(job, admission)
+        known = _read(kept, key) if kept is not None and key else {}
+        admission.answers |= known
+        _require(admission, plan)
+        if kept is not None and key and admission.answers != known:
+            with contextlib.suppress(InputError), atomic_file(kept) as partial:  # it only spares time
+                partial.write_text(json.dumps({"of": key, "answers": admission.answers}) + "\n", encoding="utf-8")
+        return admission.answers
+
+    if admission.asks(plan):
+        admission.answers |= Ranks().first(ask)
+    else:
+        _require(admission, plan)
+    return admission
+
+
+def _require(admission: Admission, plan: PlanMessage) -> None:
+    if reason := admission.refusal(plan):
+        raise InputError(reason)
+
+
+def _key(job: TrainingJob, admission: Admission) -> str:
+    found = [
+        *(torch.__version__, __version__, admission.bare.digest),
+        *(job.blocks, sorted(job.tensor_plan.items()), sorted(loading.digests(job).items())),
+    ]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest() if admission.bare.digest else ""
+
+
+def _read(path: Path, key: str) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        answers: dict[str, Any] = found["answers"] if found["of"] == key else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return answers
+
+
+# What a model counts as it trains, beside its weights: the running statistics of BatchNorm, and the like.
+#
+# A micro-batch is normalised by its own mean and variance, as everywhere, so training follows from the size of a
+# micro-batch, not from how many of them a rank or a replica has. The same is made to hold for what is counted: every
+# micro-batch of a step begins with the statistics that the step began with, and the step leaves their mean over all
+# micro-batches of all replicas. So under every plan with micro-batches of one size evaluations, checkpoints and what
+# comes after are the same, and momentum is by the step.
+
+
+Place = tuple[nn.Module, str]
+"""A buffer: the module that has it, and its name there."""
+
+
+class StepBuffers:
+    """The buffers of a rank's parts that change as they train; which they are the first step of a run shows.
+
+    group: of the replicas, None for one. All ranks of it call `begin` and `end` together.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module], group: ProcessGroup | None, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self._parts = [_PartBuffers(each) for each in parts]
+        self._known = False
+
+    def begin(self) -> None:
+        """Before the passes of a step."""
+        for part in self._parts:
+            part.begin()
+
+    def end(self, micro_batches: int) -> None:
+        """After them, of which each part had so many; what a pipeline sent ahead to learn shapes does not count."""
+        if not self._known:
+            self._find()
+        for part in self._parts:
+            part.leave([self._mean(change, micro_batches) for change in part.changes(micro_batches)])
+
+    def _mean(self, change: Tensor, micro_batches: int) -> Tensor:
+        if self._group is not None:
+            distributed.all_reduce(change, group=self._group)
+            micro_batches *= self._group.size()
+        return change / micro_batches
+
+    def _find(self) -> None:
+        """Forgets the buffers that no replica changed."""
+        self._known = True
+        for part in self._parts:
+            flags = torch.tensor(part.changed(), dtype=torch.int32, device=self._device)
+            if self._group is not None and len(flags):
+                distributed.all_reduce(flags, distributed.ReduceOp.MAX, group=self._group)
+            part.keep(flags.tolist())
+
+
+class _PartBuffers:
+    """One part's. Buffers of whole numbers (how many batches were counted) go on as one micro-batch has them."""
+
+    def __init__(self, part: nn.Module) -> None:
+        places = {id(getattr(owner, name)): (owner, name) for owner, name in _buffers(part)}
+        self._places: list[Place] = list(places.values())
+        self._before: list[Tensor] = []
+        self._after: deque[list[Tensor]] = deque()
+        self._within = False
+        if self._places:
+            part.register_forward_pre_hook(self._before_pass)
+            part.register_forward_hook(self._after_pass)
+
+    def begin(self) -> None:
+        self._before = [getattr(owner, name).detach().clone() for owner, name in self._places]
+        self._after.clear()
+        self._within = bool(self._places)
+
+    def changed(self) -> list[bool]:
+        """For each buffer, whether any pass changed it."""
+        return [
+            any(not torch.equal(before, each[at]) for each in self._after) for at, before in enumerate(self._before)
+        ]
+
+    def keep(self, flags: Sequence[int]) -> None:
+        """Only those buffers from now on."""
+        wanted = [at for at, flag in enumerate(flags) if flag]
+        self._places = [self._places[at] for at in wanted]
+        self._before = [self._before[at] for at in wanted]
+        self._after = deque([each[at] for at in wanted] for each in self._after)
+
+    def changes(self, micro_batches: int) -> list[Tensor]:
+        """Of each buffer of real numbers, the sum of what the last passes added to it."""
+        self._within = False
+        passes = list(self._after)[-micro_batches:]
+        sums = []
+        for at, before in enumerate(self._before):
+            if before.is_floating_point():
+                # What stays as it is, an infinity too, adds nothing.
+                added = [torch.where(each[at] == before, 0.0, each[at] - before) for each in passes]
+                sums.append(torch.stack(added).sum(0))
+        return sums
+
+    def leave(self, means: list[Tensor]) -> None:
+        """Sets the buffers to what they were before the step and these means more."""
+        left = iter(means)
+        for at, place in enumerate(self._places):
+            before = self._before[at]
+            after = before + next(left) if before.is_floating_point() else self._after[-1][at]
+            _set(place, after)
+        self._before, self._within = [], False
+        self._after.clear()
+
+    def _before_pass(self, *_: Any) -> None:
+        if self._within:
+            for place, before in zip(self._places, self._before, strict=True):
+                _set(place, before)
+
+    def _after_pass(self, *_: Any) -> None:
+        if self._within:
+            self._after.append([getattr(owner, name).detach().clone() for owner, name in self._places])
+
+
+def _set(place: Place, value: Tensor) -> None:
+    owner, name = place
+    # By `data`: a backward pass still to come kept the buffer and would refuse it changed, though it does not read it.
+    getattr(owner, name).data.copy_(value)
+
+
+def _buffers(part: nn.Module) -> list[Place]:
+    """All that hold numbers which a checkpoint keeps."""
+    return [
+        (module, name)
+        for module in part.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if isinstance(buffer, Tensor) and name not in module._non_persistent_buffers_set
+    ]
+
+
+# A job's metrics on its evaluation batches, the same under every plan.
+
+
+def evaluated(
+    job: TrainingJob,
+    parts: Sequence[nn.Module],
+    pipeline: OwnedStages | None,
+    plan: PlanMessage,
+    replica: int,
+    device: torch.device,
+    beat: Callable[[], None],
+) -> dict[str, float]:
+    """Means over all samples of all batches, by metric; all ranks call it together and get the same.
+
+    Batches are cut by rows among the replicas, and into pieces no larger than the plan's micro-batch, which is known
+    to fit. beat: called before each batch. Raises InputError where there are no batches, or they are none.
+    """
+    sums: dict[str, tuple[float, int]] = {}
+    batches = 0
+    with _evaluating(parts), torch.no_grad():
+        for batch in job.evaluation():
+            beat()
+            batches += 1
+            for samples, inputs, targets in _pieces(job, batch, plan, replica):
+                inputs, targets = trees.moved((inputs, targets), device)
+                output = trees.called(parts[0], inputs) if pipeline is None else pipeline.forward(inputs)
+                if output is not None and samples:
+                    for name, value in job.metrics(output, targets).items():
+                        total, of = sums.get(name, (0.0, 0))
+                        sums[name] = total + float(value) * samples, of + samples
+    found = Ranks().together(lambda: sums)
+    if not batches:
+        raise InputError(
+            f"{type(job).__name__}: evaluate_every is {job.evaluate_every}, and evaluation() gives no batches; give "
+            "some, or leave evaluate_every at 0."
+        )
+    names = dict.fromkeys(name for each in found for name in each)
+    # Ranks that split the layers of a replica each say what all of them say together, as often for every replica.
+    every = {name: [each[name] for each in found if name in each] for name in names}
+    return {name: math.fsum(total for total, _ in each) / sum(of for _, of in each) for name, each in every.items()}
+
+
+def _pieces(job: TrainingJob, batch: Any, plan: PlanMessage, replica: int) -> Iterator[tuple[int, Any, Any]]:
+    """(samples, inputs, targets), as many on every replica; where there are none, one that does not count."""
+    inputs, targets = trees.pair(f"{type(job).__name__}.evaluation()", batch)
+    (whole,) = trees.lengths((inputs, targets))
+    first, end = (whole * each // plan.data for each in (replica, replica + 1))
+    count = math.ceil(math.ceil(whole / plan.data) / plan.micro_batch)
+    for piece in range(count):
+        start, stop = (first + (end - first) * each // count for each in (piece, piece + 1))
+        rows = (start, stop) if stop > start else (0, 1)
+        yield stop - start, trees.rows(inputs, *rows), trees.rows(targets, *rows)
+
+
+@contextmanager
+def _evaluating(parts: Sequence[nn.Module]) -> Iterator[None]:
+    """Every module in evaluation within it, and as it was after."""
+    modes = [(module, module.training) for part in parts for module in part.modules()]
+    try:
+        for part in parts:
+            part.eval()
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+            if isinstance(module, FSDPModule):
+                # No backward pass comes to share its weights out again.
+                module.reshard()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import statistics
 import time
+import zlib
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+from torch.utils import _pytree as pytree
+
 from synergy_core.errors import InputError
-from synergy_core.goodput.compressed import GradientErrors
-from synergy_core.goodput.efficiency import gain
+from synergy_core.goodput.efficiency import GradientErrors, gain
 from synergy_exec.messages import (
     PAUSED,
     Granted,
@@ -26,25 +31,308 @@ from synergy_exec.messages import (
     Started,
     Stop,
 )
-from synergy_exec.training import learning_rate, noise
-from synergy_exec.training.clock import StepClock
-from synergy_exec.training.fence import Desk
-from synergy_exec.training.job import TrainingJob
-from synergy_exec.training.progress import Progress
+from synergy_exec.training import noise, shelf
+from synergy_exec.training.compression.exchange import Exchanges
+from synergy_exec.training.integrity import Progress
+from synergy_exec.training.job import LoadedJob, TrainingJob
+from synergy_exec.training.shelf import Desk
 from synergy_exec.training.stream import StreamedJob
 from synergy_exec.training.trainer import StepResult, Trainer
-from synergy_exec.worker import cores, memory
+from synergy_exec.wire import cut_to_lines
+from synergy_exec.worker import processes, resources
 from synergy_exec.worker.agreement import LOOK_S, HeardOrders, Wishes, agree
-from synergy_exec.worker.connection import AgentConnection
-from synergy_exec.worker.exchanges import Exchanges
-from synergy_exec.worker.meter import Meter
-from synergy_exec.worker.observers import Observers
-from synergy_exec.worker.pace import Pace
 from synergy_exec.worker.pulse import Pulse
-from synergy_exec.worker.purity import Purity
 from synergy_exec.worker.saves import Saves
-from synergy_exec.worker.start import Start
-from synergy_exec.worker.steps import StepsFile
+from synergy_exec.worker.start import AgentConnection, Start
+
+WARM_UP_STEPS = 3
+"""Steps left out after a start or a change of batch: compilation, memory allocation, DDP's rebuilt buckets."""
+
+WINDOW_STEPS = 50
+"""How many steps of a batch a median is over, at most: it follows a machine that slows down, and bears stragglers."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMedians:
+    """Medians over `steps` steps, for a `Report`: seconds of a step, of its synchronisation, and of its waiting for
+    data; 0 if unknown.
+    """
+
+    step_s: float = 0.0
+    sync_s: float = 0.0
+    steps: int = 0
+    waited_s: float = 0.0
+
+
+class StepClock:
+    """Collects times of the slowest rank, one step at a time; the batch is the one of the latest step."""
+
+    def __init__(self) -> None:
+        self._batch: tuple[int, int] | None = None
+        self._to_skip = 0
+        self._steps: dict[tuple[int, int], deque[tuple[float, float, float]]] = {}
+
+    def add(
+        self, micro_batch: int, accumulation: int, step_s: float, sync_s: float = 0.0, waited_s: float = 0.0
+    ) -> None:
+        """A step of this batch took that long on the slowest rank, and that much of it went into synchronisation, and
+        into waiting for data.
+        """
+        batch = (micro_batch, accumulation)
+        if batch != self._batch:
+            self._batch, self._to_skip = batch, WARM_UP_STEPS
+        if self._to_skip:
+            self._to_skip -= 1
+            return
+        self._steps.setdefault(batch, deque(maxlen=WINDOW_STEPS)).append((step_s, sync_s, waited_s))
+
+    def take(self) -> StepMedians:
+        """Medians over the last steps of the present batch, those of before it was left included.
+
+        Nothing is forgotten by it: reports close to each other are over mostly the same steps.
+        """
+        steps = self._steps.get(self._batch) if self._batch else None
+        if not steps:
+            return StepMedians()
+        step_s, sync_s, waited_s = zip(*steps, strict=True)
+        medians = statistics.median(step_s), statistics.median(sync_s)
+        return StepMedians(*medians, len(steps), statistics.median(waited_s))
+
+
+# How much CPU a rank's steps take, loaders included: by the kernel's account, whatever else the machine does.
+
+
+class Meter:
+    """CPU-seconds of a step, since the last `restart`."""
+
+    def __init__(self) -> None:
+        self._since: tuple[int, float] | None = None
+
+    def restart(self) -> None:
+        """What was before says nothing of what comes: another batch, or other loaders."""
+        self._since = None
+
+    def step_s(self, step: int, *, steady: bool) -> float:
+        """Of the mean step, 0 before it is known. step: those done; steady: whether to begin, where it has not."""
+        now = step, _used_s()
+        if self._since is None:
+            self._since = now if steady else None
+            return 0.0
+        steps = step - self._since[0]
+        return (now[1] - self._since[1]) / steps if steps else 0.0
+
+
+def _used_s() -> float:
+    """By this process since it began, and by the loaders that live."""
+    loaders = [each.pid for each in multiprocessing.active_children() if each.pid is not None]
+    return time.process_time() + processes.cpu_s(loaders)
+
+
+# What a job itself has to do with its training: evaluations, and being told of steps and checkpoints.
+
+
+_COLUMNS = "step,metric,value,run"
+EVALUATIONS = "evaluations.csv"
+
+
+class Observers:
+    """Of one rank. `Launch.observed` False: nothing is evaluated and nobody told, as where steps are only measured."""
+
+    def __init__(self, job: TrainingJob, trainer: Trainer, start: Start, pulse: Pulse) -> None:
+        self._job, self._trainer, self._launch, self._pulse = job, trainer, start.launch, pulse
+        self._active, self._first = start.launch.observed, start.rank == 0
+        self._folder = Path(start.launch.folder)
+        if self._active and self._first:
+            cut_to_lines(self._folder / EVALUATIONS)
+
+    def step(self, step: int, loss: float) -> None:
+        """So many steps are done."""
+        if self._active and self._first:
+            self._beat()
+            self._job.on_step(step, loss)
+
+    def saved(self, step: int) -> None:
+        """The checkpoint of so many steps is complete."""
+        if self._active and self._first:
+            self._beat()
+            self._job.on_checkpoint(step, self._folder / "checkpoints" / shelf.name(step))
+
+    def due(self, step: int, *, last: bool) -> bool:
+        """Whether there is to be an evaluation after so many steps, the same on all ranks; after the last there is."""
+        every = self._job.evaluate_every
+        return self._active and every > 0 and (step % every == 0 or last)
+
+    def evaluate(self, step: int) -> None:
+        """Evaluates on all ranks together; rank 0 appends a line for every metric to evaluations.csv."""
+        self._beat()
+        found = self._trainer.evaluate(step, self._beat)
+        if self._first:
+            path = self._folder / EVALUATIONS
+            head = "" if path.exists() else f"{_COLUMNS}\n"
+            lines = [f"{step},{_plain(name)},{value:.9g},{self._launch.run}\n" for name, value in found.items()]
+            with path.open("a", encoding="utf-8") as file:
+                file.write(head + "".join(lines))
+
+    def _beat(self) -> None:
+        """What the job does takes as long as it takes; the loop's next beat is a step's again."""
+        self._pulse.beat(self._launch.start_s, patient=True)
+
+
+def _plain(name: str) -> str:
+    """A metric's name as it may stand in a line of a table."""
+    return "".join("_" if each in ',"\n\r' else each for each in name)
+
+
+# Keeps a rank to its part of a CPU core: its steps say how fast its slot is, and not how idle others are.
+#
+# Where slots share a core the kernel gives all of it to whoever wants it alone: a job would train up to so many times
+# as
+# fast as it was measured, until another comes. A cgroup could forbid that, but few users may make one.
+
+
+LEEWAY_S = 0.25
+"""Of a core's time: what a rank did not get of its part, since another took more, it may still make up for."""
+
+
+class Pace:
+    """A rank's. part: of a core, between 0 and 1. used_s: the CPU time that it has used. clock: any, in seconds."""
+
+    def __init__(
+        self,
+        part: float,
+        used_s: Callable[[], float] = time.process_time,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._part, self._used_s, self._clock, self._sleep = part, used_s, clock, sleep
+        self._since: tuple[float, float] | None = None
+        self._ahead_s = 0.0
+
+    def begin(self) -> None:
+        """What was since the last rest is not counted: building, saving, evaluating are as fast as they can be."""
+        self._since = self._used_s(), self._clock()
+
+    def rest(self) -> None:
+        """Sleeps until the CPU time since `begin` is no more than its part of the time since then."""
+        if self._since is None:
+            return
+        used_s, now_s = self._used_s(), self._clock()
+        ahead_s = self._ahead_s + (used_s - self._since[0]) / self._part - (now_s - self._since[1])
+        if ahead_s > 0:
+            self._sleep(ahead_s)
+            # A sleep takes a little longer than it was to, and that is the rank's, too.
+            ahead_s -= self._clock() - now_s
+        self._ahead_s = max(ahead_s, -LEEWAY_S)
+        self._since = None
+
+
+# Looks, now and then, whether a job's batches are a pure function of the step: else none of its runs goes on with the
+# data that the one before it would have had.
+
+
+COST = 0.01
+"""Of the time that steps take, at most, for making batches a second time."""
+FIRST_STEPS = 2
+"""Of a run, whose batches are looked at whatever that costs."""
+
+
+class Purity:
+    """Of one rank of a job."""
+
+    def __init__(self, job: TrainingJob) -> None:
+        self._job = job
+        self._found = ""
+        self._spent_s = self._trained_s = 0.0
+        self._looks = 0
+
+    def look(self, progress: Progress, size: int, step_s: float) -> str:
+        """What is odd about the batch of the step that comes next, said once; "" for nothing, or nothing looked at.
+
+        The digest of one batch is in `progress`, and so in the checkpoint: a later run looks whether it gets the same.
+        step_s: how long the last step took.
+        """
+        self._trained_s += step_s
+        if self._found or (self._looks >= FIRST_STEPS and self._spent_s > COST * self._trained_s):
+            return ""
+        began_s = time.monotonic()
+        # What is drawn here is not drawn from training; a job that draws so is found out, for it draws on meanwhile.
+        generator = torch.get_rng_state()
+        try:
+            self._found = self._looked(progress, self._size(size))
+        finally:
+            torch.set_rng_state(generator)
+        self._looks += 1
+        self._spent_s += time.monotonic() - began_s
+        return self._found
+
+    def _looked(self, progress: Progress, size: int) -> str:
+        found = "" if self._looks else self._recorded(progress)
+        digest = self._digest(progress.step, size)
+        found = found or self._repeated(progress.step, size, digest)
+        if not found and not self._looks:
+            progress.batch = [progress.step, size, digest]
+        return found
+
+    def _recorded(self, progress: Progress) -> str:
+        if not progress.batch:
+            return ""
+        step, size, digest = progress.batch
+        if self._digest(step, size) == digest:
+            return ""
+        return (
+            f"batch({step}, {size}) is not what it was in an earlier run. Data must follow from step and size alone: "
+            "what was saved goes on with other samples than it would have had"
+        )
+
+    def _repeated(self, step: int, size: int, digest: int) -> str:
+        if self._digest(step, size) == digest:
+            return ""
+        return (
+            f"batch({step}, {size}) gives other samples when it is asked again. Data must follow from step "
+            "and size alone, as by torch.Generator().manual_seed(step): else nothing goes on after a pause as it would "
+            "have, and replicas train on parts of different batches"
+        )
+
+    def _size(self, size: int) -> int:
+        """Of a job that prepares samples one by one, one says enough."""
+        return 1 if isinstance(self._job, LoadedJob) else size
+
+    def _digest(self, step: int, size: int) -> int:
+        digest = 0
+        for each in pytree.tree_leaves(self._job.batch(step, size)):
+            if isinstance(each, torch.Tensor):
+                digest = zlib.crc32(each.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes(), digest)
+        return digest
+
+
+# `steps.csv`: a line for every step, of all runs of a job.
+
+
+_STEPS_COLUMNS = "step,batch,rate,loss,seconds,run"
+
+
+class StepsFile:
+    """Appends; a step that is trained twice stands twice, and the later run counts."""
+
+    def __init__(self, path: Path, run: int) -> None:
+        cut_to_lines(path)
+        # By the line: a killed worker leaves no step out that a checkpoint counts.
+        self._file = path.open("a", buffering=1, encoding="utf-8")
+        self._run = run
+        if self._file.tell() == 0:
+            self._file.write(f"{_STEPS_COLUMNS}\n")
+
+    def add(self, step: int, batch: int, rate: float, loss: float, seconds: float) -> None:
+        """Appends a line. step: from 1. batch: samples. rate: factor on the learning rate. seconds: on this rank.
+
+        The rate is written to its last bit, so that training again can be told from training otherwise.
+        """
+        self._file.write(f"{step},{batch},{rate!r},{loss:.9g},{seconds:.6g},{self._run}\n")
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
 
 _STEPS_OF_SILENCE = 10
 """A hang is no step for `hang_s`, or for as many steps as this, whichever is longer."""
@@ -185,7 +473,7 @@ class Loop:
                         self._report(loss, measured_s)
                         report_due = ended + self._launch.report_s
                 if not started:
-                    memory.forget()
+                    resources.forget()
                 started = True
                 self._look_at_data()
                 self._evaluate()
@@ -221,8 +509,8 @@ class Loop:
 
     def _take(self, granted: Granted) -> None:
         """Other cores from now on; steps on those of before say nothing of them."""
-        cores.move(granted.cores, granted.cpus)
-        cores.load(self._trainer.supply, granted.cpus)
+        resources.move(granted.cores, granted.cpus)
+        resources.load(self._trainer.supply, granted.cpus)
         self._cpus, self._clock = granted.cpus, StepClock()
         self._meter.restart()
         # With fewer cores the next step may take far longer than those before it.
@@ -245,7 +533,7 @@ class Loop:
         if to.compressor != plan.compressor:
             self._clock, self._exchanges = StepClock(), Exchanges()
         self._trainer.retune(to.micro_batch, to.accumulation, to.compressor)
-        memory.forget()
+        resources.forget()
         if to.compressor != plan.compressor:
             self._tell_exchange()
         self._meter.restart()
@@ -254,7 +542,7 @@ class Loop:
         progress, plan, initial = self._progress, self._trainer.plan, self._launch.initial_batch
         self.doing = f"step {progress.step + 1}"
         known = noise.statistics(progress)
-        rate = learning_rate.rate(self._job, plan.global_batch, initial, known, progress.work, self._launch.work)
+        rate = noise.learning_rate_scale(self._job, plan.global_batch, initial, known, progress.work, self._launch.work)
         result = self._trainer.step(progress.step, rate=rate)
         noise.observe_step(progress, result.squares, initial)
         self._exchanges.add(result.exchanged)
@@ -378,7 +666,7 @@ class Loop:
                 told_s=time.monotonic(),
                 copy=self._copy,
                 measured_s=measured_s,
-                **memory.report(self._began_with.bare_bytes),
+                **resources.report(self._began_with.bare_bytes),
                 **self._exchanges.take(),
             )
         )

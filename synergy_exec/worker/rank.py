@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import faulthandler
 import os
 import random
+import re
 import signal
 import sys
 import time
@@ -20,29 +22,88 @@ import torch
 from torch import distributed
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from synergy_core.errors import InputError
 from synergy_exec.messages import PAUSED, Failure, Noted, Rebuild, Retune, Stop
-from synergy_exec.training import origin, shelf
+from synergy_exec.training import loading, shelf
 from synergy_exec.training.cache import Cache
-from synergy_exec.training.compression.codecs import measured_codecs
-from synergy_exec.training.data_parallel import UnusedParametersError
-from synergy_exec.training.fence import Desk, FencedError
+from synergy_exec.training.compression.choices import measured_codecs
+from synergy_exec.training.compression.exchange import layers_of
 from synergy_exec.training.job import LoadedJob, TrainingJob
 from synergy_exec.training.loading import load_job
+from synergy_exec.training.parallel import UnusedParametersError
 from synergy_exec.training.ranks import Ranks
+from synergy_exec.training.shelf import Desk, FencedError
 from synergy_exec.training.supply import Supply
 from synergy_exec.training.trainer import Trainer
-from synergy_exec.worker import cores, memory
+from synergy_exec.worker import resources
 from synergy_exec.worker.agreement import LOOK_S, HeardOrders
-from synergy_exec.worker.connection import AgentConnection
-from synergy_exec.worker.exchanges import layers_of
-from synergy_exec.worker.exits import FAILED, PEER_LOST
-from synergy_exec.worker.failure import broken_device, disk_full, from_peers, out_of_memory, sentence
-from synergy_exec.worker.gpus import see_only
 from synergy_exec.worker.loop import Beginning, Loop
 from synergy_exec.worker.network import talk_over
 from synergy_exec.worker.pulse import Pulse
 from synergy_exec.worker.saves import UnsavedError
-from synergy_exec.worker.start import Descriptors, Start
+from synergy_exec.worker.start import FAILED, PEER_LOST, AgentConnection, Descriptors, Start, see_only
+
+# What an error in a worker means: the job's own, or the echo of another rank's.
+
+
+_OUT_OF_MEMORY = re.compile(r"can't allocate memory|cannot allocate memory|not enough memory|out of memory", re.I)
+_BROKEN_DEVICE = re.compile(r"uncorrectable (ECC|NVLink) error|hardware stack error", re.I)
+"""cudaErrorECCUncorrectable, cudaErrorNvlinkUncorrectable, cudaErrorHardwareStackError (CUDA Runtime API)."""
+_PEER = re.compile(
+    r"gloo.*(closed by peer|reset by peer|timed? ?out|connect|read error|write error|broken pipe)"
+    r"|(closed|reset) by peer|NCCL.*(remote|unhandled system|aborted|timeout)|Socket Timeout",
+    re.I | re.S,
+)
+_LONGEST = 600
+_OURS = (Path(torch.__file__).parent, Path(__file__).parent, Path(__file__).parents[1] / "training")
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, of the GPU or of the machine."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError | OSError) and bool(_OUT_OF_MEMORY.search(str(error)))
+
+
+def disk_full(error: BaseException) -> bool:
+    """Whether there was no room for what was to be written: nobody's fault who trains."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def broken_device(error: BaseException) -> bool:
+    """Whether the device says that it is broken itself, as CUDA and HIP name such errors."""
+    return isinstance(error, RuntimeError) and bool(_BROKEN_DEVICE.search(str(error)))
+
+
+def from_peers(error: BaseException) -> bool:
+    """Whether it may only say that another rank is gone or silent.
+
+    What was raised in the job's own code, or in a library that it calls, is its own, whatever it says: a connection to
+    somewhere else may be reset too.
+    """
+    if not _raised_here(error):
+        return False
+    if isinstance(error, distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError | OSError) and bool(_PEER.search(str(error)))
+
+
+def _raised_here(error: BaseException) -> bool:
+    """Whether the innermost line of Python that it passed is torch's or Synergy's: what talks to other ranks is."""
+    innermost = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        innermost = frame.f_code.co_filename
+    return not innermost or any(Path(innermost).is_relative_to(each) for each in _OURS)
+
+
+def sentence(rank: int, doing: str, error: BaseException) -> str:
+    """Which rank failed at what, and how; one line of bounded length."""
+    kind = "" if isinstance(error, InputError) else f"{type(error).__name__}: "
+    text = " ".join(str(error).split()) or "no message"
+    if len(text) > _LONGEST:
+        text = f"{text[:_LONGEST]}…"
+    return f"rank {rank}, {doing}: {kind}{text}"
+
 
 LONGEST_WAIT = timedelta(minutes=30)
 """Of one rank for another, before it gives up by itself."""
@@ -109,7 +170,7 @@ class Rank:
         launch = self._start.launch
         process = Process(self._take_slot(), self._store(descriptors.store), Cache(descriptors.cache), HeardOrders())
         if launch.spare_memory:
-            memory.give_back()
+            resources.give_back()
         order = self._next_order(process.orders) if launch.waits else Rebuild(run=launch.run, plan=launch.plan)
         code, anew = PAUSED, launch.waits
         while order is not None:
@@ -139,12 +200,12 @@ class Rank:
         begun = Ranks().first(lambda: _takes_over(desk, folder)) and not anew
         self._now("building")
         launched_s, began = time.time() - start.launched_s, time.monotonic()
-        bare_bytes = memory.held_bytes()
+        bare_bytes = resources.held_bytes()
         job = load_job(launch.job_class, launch.arguments, Path(launch.code) if launch.code else None)
         self._warn_of_changes(job, start)
         _make_data(job, folder / "data")
         supply = Supply(job, cache=process.cache)
-        cores.load(supply, start.cpus)
+        resources.load(supply, start.cpus)
         trainer = Trainer(
             job,
             launch.plan,
@@ -190,7 +251,7 @@ class Rank:
 
     def _warn_of_changes(self, job: TrainingJob, start: Start) -> None:
         if start.rank == 0 and not start.launch.code:
-            for line in origin.changes(job, Path(start.launch.folder) / "code.json"):
+            for line in loading.changes(job, Path(start.launch.folder) / "code.json"):
                 print(line, flush=True)
                 self._agent.say(Noted(run=self._start.launch.run, text=line))
 
@@ -208,7 +269,7 @@ class Rank:
 
     def _take_slot(self) -> torch.device:
         start = self._start
-        cores.move(start.cores, start.cpus)
+        resources.move(start.cores, start.cpus)
         for seed in (random.seed, np.random.seed):
             seed(start.launch.seed)
         if start.gpu is None:
@@ -261,7 +322,7 @@ class Rank:
 
     def _part(self, start: Start, process: Process) -> None:
         """Frees the model's memory, and leaves the process group as soon as no other rank needs it."""
-        memory.release()
+        resources.release()
         if not distributed.is_initialized():
             return
         self._now("parting from the other ranks")

@@ -10,8 +10,8 @@ from typing import Any
 from synergy_core.errors import InputError
 from synergy_exec.messages import Launch, Saved
 from synergy_exec.training import checkpoint
-from synergy_exec.training.fence import Desk
-from synergy_exec.training.progress import Progress
+from synergy_exec.training.integrity import Progress
+from synergy_exec.training.shelf import Desk
 from synergy_exec.training.trainer import Trainer
 from synergy_exec.worker.pulse import Pulse
 

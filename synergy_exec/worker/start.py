@@ -1,12 +1,14 @@
-"""What a worker is started with: a request from its agent, and file descriptors in a fixed order."""
+"""What a worker is started with: a request, descriptors in a fixed order, and the GPUs that it may see."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from synergy_exec.messages import Launch
+from synergy_exec.messages import Granted, Launch, Message, Rebuild, Retune, Stop
 from synergy_exec.wire import decode, encode
 
 
@@ -56,3 +58,51 @@ class Descriptors:
     def all(self) -> list[int]:
         """The descriptors that are not None, in order."""
         return [each for each in (self.agent, self.pulse, self.log, self.cache, self.store) if each is not None]
+
+
+# Exit codes of a worker, beside 0 (done) and PAUSED (saved and left as asked).
+
+
+FAILED = 1
+"""The job's own error."""
+PEER_LOST = 76
+"""Another rank is gone or silent (EX_PROTOCOL); why, that one or its agent knows."""
+
+
+class AgentConnection:
+    """Lines both ways. Every step asks what has come; nothing waits and no thread listens."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+        self._unread = b""
+
+    def say(self, message: Message) -> None:
+        """Sends a message to the agent."""
+        self._socket.sendall(encode(message).encode() + b"\n")
+
+    def heard(self) -> list[Stop | Retune | Rebuild | Granted]:
+        """What the agent has said since the last call."""
+        while True:
+            try:
+                received = self._socket.recv(4096, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                break
+            if not received:
+                # The agent is gone; the kernel ends this process next.
+                break
+            self._unread += received
+        *lines, self._unread = self._unread.split(b"\n")
+        return [each for line in lines if isinstance(each := decode(line), Stop | Retune | Rebuild | Granted)]
+
+
+_VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+"""ROCm heeds both, and looks at its own first (HIP's documentation, "GPU isolation techniques"); CUDA heeds its own."""
+
+
+def see_only(gpus: Sequence[int], environment: Mapping[str, str]) -> dict[str, str]:
+    """What is to be in the environment of a process that sees only these of the GPUs that are seen in `environment`: a
+    library that takes the first it finds takes one of them.
+    """
+    name = next((each for each in _VARIABLES if environment.get(each)), _VARIABLES[-1])
+    visible = environment.get(name, "").split(",")
+    return {name: ",".join(str(each) if visible == [""] else visible[each] for each in gpus)}

@@ -21,15 +21,101 @@ import os
 import selectors
 import signal
 import socket
+import struct
 import sys
 import traceback
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from synergy_exec.worker import offspring, warden
-from synergy_exec.worker.parent import adopt_orphans, die_with
+from synergy_exec.worker import processes
+from synergy_exec.worker.processes import adopt_orphans, die_with
 from synergy_exec.worker.start import Descriptors, Start
+
+# A worker's parent, which stays until nothing is left of what the worker has started.
+#
+# A fork of the zygote that touches next to no memory. It adopts what the worker's processes leave behind, so their
+# sessions, groups and early ends do not matter. When the worker has ended the rest is killed and reaped; only then
+# does
+# the warden leave, and only then is the worker's slot free. When the zygote is gone it ends the worker by itself. A
+# warden that is killed takes the worker along, and what else there was comes to the zygote.
+#
+# It reports two numbers to the zygote, packed by `FORM`: at once the worker's process number, or minus the errno where
+# it
+# could not be forked; at the end its exit code, or minus the signal's number.
+
+
+FORM = struct.Struct("i")
+END, SHOW = signal.SIGUSR2, signal.SIGUSR1
+"""What a warden is told by: to end its worker; to have it write where it stands. SIGTERM is not among them: Slurm sends
+it to every process of a step at once, and workers are to save then."""
+_HEARD = {signal.SIGCHLD, END, SHOW}
+
+
+def guard(
+    zygote: int, report: int, cgroup: str, descriptors: Iterable[int], become_worker: Callable[[int], NoReturn]
+) -> NoReturn:
+    """Turns this fork of the zygote into a warden, and a fork of it into the worker.
+
+    report: the pipe to the zygote. cgroup: of this worker alone, "" for none. descriptors: the worker's.
+    become_worker: called in the worker, with the warden's process number.
+    """
+    # Taken one by one by sigwait: none interrupts anything, none is missed.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    os.setpgid(0, 0)
+    die_with(zygote, END)
+    adopt_orphans()
+    warden = os.getpid()
+    try:
+        worker = os.fork()
+    except OSError as error:
+        os.write(report, FORM.pack(-(error.errno or 1)))
+        os._exit(1)
+    if worker == 0:
+        os.close(report)
+        _enter(cgroup)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+        become_worker(warden)
+    os.write(report, FORM.pack(worker))
+    for each in descriptors:
+        os.close(each)
+    code = _outlive(worker)
+    _kill_all_in(cgroup)
+    processes.end_all()
+    with suppress(BrokenPipeError):  # the zygote is gone
+        os.write(report, FORM.pack(code))
+    os._exit(0)
+
+
+def _outlive(worker: int) -> int:
+    """The worker's exit code, once it has ended; reaps its orphans meanwhile."""
+    while True:
+        number = signal.sigwait(_HEARD)
+        if number == END:
+            os.kill(worker, signal.SIGKILL)
+        elif number == SHOW:
+            os.kill(worker, SHOW)
+        ended = dict(processes.reaped())
+        if worker in ended:
+            return ended[worker]
+
+
+def _enter(cgroup: str) -> None:
+    if cgroup:
+        try:
+            Path(cgroup, "cgroup.procs").write_text("0")
+        except OSError as error:
+            print(f"{cgroup} cannot be entered: {error.strerror}", flush=True)
+
+
+def _kill_all_in(cgroup: str) -> None:
+    """At one stroke, which nothing can fork out of; kernels before 5.14 cannot."""
+    if cgroup:
+        with suppress(OSError):
+            Path(cgroup, "cgroup.kill").write_text("1")
+
 
 LONGEST_PACKET = 1 << 17
 PING_S = 1.5
@@ -66,7 +152,7 @@ def main() -> None:
     gc.freeze()
     Forker(socket.socket(fileno=descriptor)).serve()
     # By their wardens: should this process be killed meanwhile, they go on.
-    offspring.end_all(_ENDING_S, grace_s=_ENDING_S)
+    processes.end_all(_ENDING_S, grace_s=_ENDING_S)
     # Taking torch down in order takes seconds.
     os._exit(0)
 
@@ -111,7 +197,7 @@ class Forker:
                 waits += 1
         if waits:
             print(f"zygote: nothing from the agent for {waits * self._ping_s:g} s; ends its workers", file=sys.stderr)
-        self._tell([ward.worker for ward in self._wards.values()], warden.END)
+        self._tell([ward.worker for ward in self._wards.values()], END)
 
     def _hear(self) -> bool:
         text, descriptors = _receive(self._agent)
@@ -123,9 +209,9 @@ class Forker:
         elif "ping" in packet:
             self._say(pong=packet["ping"])
         elif "end" in packet:
-            self._tell(packet["end"], warden.END)
+            self._tell(packet["end"], END)
         else:
-            self._tell(packet["show"], warden.SHOW)
+            self._tell(packet["show"], SHOW)
         return True
 
     def _fork(self, request: int, start: str, cgroup: str, descriptors: list[int]) -> None:
@@ -160,14 +246,14 @@ class Forker:
             for ward in self._wards.values():
                 os.close(ward.report)
             become_worker = partial(_become_worker, start, Descriptors(*descriptors))
-            warden.guard(zygote, report, cgroup, descriptors, become_worker)
+            guard(zygote, report, cgroup, descriptors, become_worker)
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(1)
 
     def _reap(self) -> None:
-        for pid, _ in offspring.reaped():
+        for pid, _ in processes.reaped():
             ward = self._wards.pop(pid, None)
             if ward is None:
                 continue
@@ -178,8 +264,8 @@ class Forker:
             else:
                 self._say(left=ward.worker, code=code)
         # Of a warden that was killed; the end of each wakes this up again.
-        strays = [pid for pid in offspring.children(os.getpid()) if pid not in self._wards]
-        offspring.kill(strays)
+        strays = [pid for pid in processes.children(os.getpid()) if pid not in self._wards]
+        processes.kill(strays)
         if not strays:
             for worker in self._unguarded:
                 self._say(left=worker, code=-signal.SIGKILL)
@@ -190,7 +276,7 @@ class Forker:
         for pid, ward in self._wards.items():
             if ward.worker in workers:
                 os.kill(pid, number)
-                if number == warden.END:
+                if number == END:
                     # Its worker may have stopped it.
                     os.kill(pid, signal.SIGCONT)
 
@@ -222,8 +308,8 @@ def _become_worker(start: str, descriptors: Descriptors, parent: int) -> NoRetur
 
 def _reported(report: int) -> int | None:
     """The next number that a warden reports; None where it is gone."""
-    packed = os.read(report, warden.FORM.size)
-    return warden.FORM.unpack(packed)[0] if packed else None
+    packed = os.read(report, FORM.size)
+    return FORM.unpack(packed)[0] if packed else None
 
 
 def _receive(agent: socket.socket) -> tuple[bytes, list[int]]:

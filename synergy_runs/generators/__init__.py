@@ -1,32 +1,213 @@
-"""Job logs drawn from statistics of real ones. One JSON file per source in `traces/`; being there registers it."""
+"""Job logs drawn from statistics of real logs. Every JSON file of statistics in `traces/` registers its generators."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
-from synergy_core.units import DAY_S, HOUR_S
+from synergy_core.units import DAY_S, HOUR_S, Floats
 from synergy_runs.generators.arrivals import hourly_jobs, submit_times
-from synergy_runs.generators.jobs import draw_batches, draw_durations, draw_end_states, draw_users
 from synergy_runs.generators.statistics import Statistics, blocks, statistics
-from synergy_runs.traces.rows import TraceRows
-from synergy_runs.traces.times import epoch_s, iso
+from synergy_runs.traces.rows import TraceRows, epoch_s, iso
+
+# Drawing tenants, sizes, batches, users, durations and end states of jobs, in columns and in order of submission.
+
+
+Longs = NDArray[np.int64]
+
+GOLDEN_FRACTION = (np.sqrt(5.0) - 1.0) / 2.0
+BINS = 2_000
+HEAVIEST_JOBS = 10_000
+OFFSETS_TRIED = 16
+FIT_ERROR = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Jobs in order of submission. `virtual_cluster` and `size` are codes into the tuples of `Statistics`."""
+
+    virtual_cluster: Longs
+    size: Longs
+    batch: Longs
+    opens_batch: NDArray[np.bool_]
+
+
+def draw_batches(
+    known: Statistics, jobs: int, cells_random: np.random.Generator, batches_random: np.random.Generator
+) -> Batches:
+    """Draws `jobs` jobs in shuffled batches; the jobs of a batch have the same tenant and size.
+
+    Every cell (tenant, size) gets its share of the jobs, rounded by one systematic draw, so no cell is off by more than
+    a job. A cell's jobs are cut into batches, P(batch ≥ n) = n^−exponent; the batches of all cells are then shuffled.
+    """
+    edges = np.concatenate(([0.0], np.cumsum(known.mix.ravel())))
+    edges[-1] = 1.0
+    upto = np.floor(edges * jobs + cells_random.random()).astype(np.int64)
+    in_cell = upto[1:] - upto[:-1]
+    cell = np.repeat(np.arange(known.mix.size), in_cell)
+    tail = np.asarray(known.batch_tail_exponent)[cell % len(known.sizes)]
+
+    opens = np.empty(jobs, dtype=np.bool_)
+    opens[:1] = True
+    opens[1:] = cell[1:] != cell[:-1]
+    for exponent in np.unique(tail):
+        rows = np.flatnonzero(tail == exponent)
+        length = np.minimum((1.0 - batches_random.random(len(rows))) ** (-1.0 / exponent), known.longest_batch_jobs)
+        starts = np.cumsum(length.astype(np.int64))
+        opens[rows[starts[starts < len(rows)]]] = True
+
+    batch = np.cumsum(opens) - 1
+    place = batches_random.permutation(int(batch[-1]) + 1 if jobs else 0)[batch]
+    order = np.argsort(place, kind="stable")
+    place, cell = place[order], cell[order]
+    return Batches(cell // len(known.sizes), cell % len(known.sizes), place, np.diff(place, prepend=-1) != 0)
+
+
+def draw_users(known: Statistics, batches: Batches, random: np.random.Generator) -> tuple[Longs, tuple[str, ...]]:
+    """(user of every job, user names). Each batch has one user, drawn among its tenant's users by Zipf's law.
+
+    A tenant's number of users, at least one, is proportional to its jobs; `vc-u1` is the busiest user of tenant `vc`.
+    """
+    share = known.mix.sum(axis=1)
+    users_in = np.maximum(1, np.rint(known.users * share)).astype(np.int64)
+    before = np.concatenate(([0], np.cumsum(users_in)))
+    opening = np.flatnonzero(batches.opens_batch)
+    tenant, draw = batches.virtual_cluster[opening], random.random(len(opening))
+    user = np.empty(len(opening), dtype=np.int64)
+    for code, count in enumerate(users_in.tolist()):
+        weight = np.cumsum(np.arange(1, count + 1) ** -float(known.user_zipf_exponent))
+        mine = tenant == code
+        user[mine] = before[code] + np.searchsorted(weight[:-1] / weight[-1], draw[mine], side="right")
+    names = tuple(
+        f"{name}-u{rank}"
+        for name, count in zip(known.virtual_clusters, users_in.tolist(), strict=True)
+        for rank in range(1, count + 1)
+    )
+    return user[batches.batch], names
+
+
+def draw_durations(known: Statistics, batches: Batches, user: Longs, users: int, random: np.random.Generator) -> Longs:
+    """Draws the jobs' durations in whole seconds, ≥ 1; shape (jobs,).
+
+    A job's score is the known score of its tenant plus normal terms for its user, its batch and the job itself: a
+    Gaussian copula (our modelling choice, so that a job's user says something about its duration). Scores only order
+    the jobs of a size. The i-th of n jobs draws its duration uniformly from the i-th of n equal parts of that size's
+    distribution, so the known quantiles hold for any scores, and in short windows too.
+    """
+    user_part = random.standard_normal(users)
+    batch_part = random.standard_normal(int(batches.batch[-1]) + 1 if len(user) else 0)
+    jobs_per_user = np.bincount(user, minlength=users)
+    tenant_of = np.zeros(users, dtype=np.int64)
+    tenant_of[user] = batches.virtual_cluster
+    tenants = len(known.virtual_clusters)
+    sums = np.bincount(tenant_of, weights=user_part * jobs_per_user, minlength=tenants)
+    user_part -= (sums / np.maximum(1, np.bincount(tenant_of, weights=jobs_per_user, minlength=tenants)))[tenant_of]
+
+    tenant_share = known.mix.sum(axis=1)
+    left = 1.0 - float(tenant_share @ known.duration_score**2)
+    own = 1.0 - known.user_fraction - known.batch_fraction
+    score = np.sqrt(known.user_fraction) * user_part[user] + np.sqrt(known.batch_fraction) * batch_part[batches.batch]
+    score += np.sqrt(own) * random.standard_normal(len(user))
+    score = known.duration_score[batches.virtual_cluster] + np.sqrt(left) * score
+
+    order = np.lexsort((score, batches.size))
+    counts = np.bincount(batches.size, minlength=len(known.sizes))
+    seconds, start = np.empty(len(user)), 0
+    jitter = random.random(len(user))
+    for size, count in enumerate(counts.tolist()):
+        rank = (np.arange(count) + jitter[start : start + count]) / max(1, count)
+        seconds[order[start : start + count]] = known.law(size, rank)
+        start += count
+    return np.maximum(1, np.rint(seconds)).astype(np.int64)
+
+
+def draw_end_states(known: Statistics, gpu_s: Longs, random: np.random.Generator) -> Longs:
+    """Draws each job's end state, a code into `rows.END_STATES`, with the known shares of jobs and of GPU-time.
+
+    P(state | job) ∝ exp(α + θ·ln GPU-seconds), with α and θ per state such that both shares hold for these jobs. Jobs
+    in order of GPU-seconds get the numbers of a low-discrepancy sequence as draws, so that the shares hold even among
+    neighbours. Of a few random starts of the sequence, we take the one that fits the heaviest jobs best.
+    """
+    order = np.argsort(gpu_s, kind="stable")
+    at = np.linspace(0, len(gpu_s), min(BINS, len(gpu_s)) + 1).astype(np.int64)
+    log = np.log(gpu_s[order].astype(np.float64))
+    log = (log - log.mean()) / max(float(log.std()), 1e-9)
+    in_bin = np.diff(at)
+    feature = np.add.reduceat(log, at[:-1]) / in_bin
+    gpu_time = np.add.reduceat(gpu_s[order].astype(np.float64), at[:-1])
+    chance = _chances(known, feature, in_bin / in_bin.sum(), gpu_time / gpu_time.sum())
+    cumulative = np.cumsum(chance, axis=0)[:-1].repeat(in_bin, axis=1)
+    offset = _best_offset(known, cumulative[:, -HEAVIEST_JOBS:], gpu_s[order[-HEAVIEST_JOBS:]], len(gpu_s), random)
+    states = np.empty(len(gpu_s), dtype=np.int64)
+    states[order] = _pick_states(cumulative, offset + GOLDEN_FRACTION * np.arange(len(gpu_s)))
+    return states
+
+
+def _pick_states(cumulative: Floats, draw: Floats) -> Longs:
+    """The state that each draw's fractional part selects. cumulative: probabilities, shape (states − 1, jobs)."""
+    return np.asarray((draw % 1.0 >= cumulative).sum(axis=0))
+
+
+def _best_offset(known: Statistics, cumulative: Floats, gpu_s: Longs, jobs: int, random: np.random.Generator) -> float:
+    """Start of the sequence of draws: of a few random starts, the one that fits the heaviest jobs' expected states.
+
+    A few thousand of a million jobs can hold most of the GPU-time; with one start, the shares would depend on chance.
+    """
+    states = len(known.end_state_job_fraction)
+    steps = np.diff(np.vstack((np.zeros(cumulative.shape[1]), cumulative, np.ones(cumulative.shape[1]))), axis=0)
+    wanted = steps @ gpu_s
+    place = GOLDEN_FRACTION * np.arange(jobs - len(gpu_s), jobs)
+    starts = random.random(OFFSETS_TRIED).tolist()
+
+    def miss(start: float) -> float:
+        got = np.bincount(_pick_states(cumulative, start + place), weights=gpu_s, minlength=states)
+        return float(np.abs(got - wanted).max())
+
+    best: float = min(starts, key=miss)
+    return best
+
+
+def _chances(known: Statistics, feature: Floats, jobs: Floats, gpu_time: Floats) -> Floats:
+    """P(state | bin), shape (states, bins), that has the known shares. jobs, gpu_time: each bin's fraction of both."""
+    from scipy.optimize import least_squares
+
+    wanted = np.concatenate((known.end_state_job_fraction[1:], known.end_state_gpu_time_fraction[1:]))
+    states = len(known.end_state_job_fraction)
+
+    def chances(values: Floats) -> Floats:
+        level, slope = values.reshape(2, states - 1)
+        exponent = np.vstack((np.zeros_like(feature), level[:, None] + slope[:, None] * feature))
+        weight = np.exp(exponent - exponent.max(axis=0))
+        return np.asarray(weight / weight.sum(axis=0))
+
+    def errors(values: Floats) -> Floats:
+        chance = chances(values)[1:]
+        return np.asarray(np.concatenate((chance @ jobs, chance @ gpu_time)) - wanted)
+
+    share = known.end_state_job_fraction
+    start = np.concatenate((np.log(share[1:] / share[0]), np.zeros(states - 1)))
+    found = least_squares(errors, start)
+    if np.abs(errors(found.x)).max() > FIT_ERROR and len(jobs) == BINS:
+        raise InputError(f"generator {known.name}: no end states have the shares of jobs and of GPU-time it asks for.")
+    return chances(found.x)
+
 
 __all__ = ["Statistics", "generate", "generate_whole", "names", "statistics"]
 
-# One stream of random numbers each; new ones go to the end, so that the others stay as they are.
+# Random streams, numbered in this order. New ones go to the end, so that the others draw the same numbers.
 STREAMS = ("levels", "counts", "cells", "batches", "times", "users", "durations", "end_states")
 
-MOST_JOBS = 10_000_000
-MOST_DAYS = 3_660
-"""Of a generated log: ten years, what still fits into memory."""
+MAX_JOBS = 10_000_000
+MAX_DAYS = 3_660
+"""Longest generated log, ten years: a longer one may not fit into memory."""
 
 
 def names() -> tuple[str, ...]:
-    """Every generator there is, sorted."""
+    """Names of all generators, sorted."""
     return tuple(sorted(blocks()))
 
 
@@ -38,11 +219,11 @@ def generate(
     seed: np.random.SeedSequence | int = 0,
     first_day: str | None = None,
 ) -> TraceRows:
-    """A job log of `window_s` seconds from midnight of `first_day` (the statistics' own by default), or of exactly
-    `jobs` jobs.
+    """Draws a job log of `window_s` seconds, or of exactly `jobs` jobs; give one of the two.
 
-    With `jobs` the window is as long as that many take at the known rate; give one of the two. The same seed
-    gives the same log anywhere. `rows.quotas` are its tenants' GPUs. Raises InputError for an unknown name.
+    The log starts at midnight of `first_day`, by default the day in the statistics. With `jobs`, the window is as long
+    as that many jobs take at the known rate. The same seed gives the same log on every machine. `rows.quotas` has the
+    tenants' GPUs. Raises InputError for an unknown name.
     """
     known = statistics(name)
     asked = [each for each in (window_s, jobs) if each is not None]
@@ -50,11 +231,16 @@ def generate(
         days = "" if window_s is None else f"{window_s / DAY_S:g} days"
         got = days if jobs is None else f"{jobs} jobs" if window_s is None else f"{days} and {jobs} jobs"
         raise InputError(f"generator {name}: got {got or 'neither days nor jobs'}; expected either, above 0.")
-    if (window_s or 0.0) > MOST_DAYS * DAY_S or (jobs or 0) > MOST_JOBS:
+    if (window_s or 0.0) > MAX_DAYS * DAY_S or (jobs or 0) > MAX_JOBS:
         got = f"{jobs:,} jobs" if window_s is None else f"{window_s / DAY_S:,.0f} days"
-        raise InputError(f"generator {name}: got {got}; expected at most {MOST_JOBS:,} jobs, {MOST_DAYS:,} days.")
+        raise InputError(f"generator {name}: got {got}; expected at most {MAX_JOBS:,} jobs, {MAX_DAYS:,} days.")
     arrivals = known.arrivals if first_day is None else replace(known.arrivals, first_day=first_day)
-    random = dict(zip(STREAMS, _streams(seed), strict=True))
+    # Child seeds are derived by number: `SeedSequence.spawn` would change the caller's `seed`.
+    root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+    keys = {name: (*root.spawn_key, number) for number, name in enumerate(STREAMS)}
+    random = {
+        name: np.random.default_rng(np.random.SeedSequence(root.entropy, spawn_key=key)) for name, key in keys.items()
+    }
     length_s = window_s if window_s is not None else (jobs or 0) / arrivals.mean_per_hour * HOUR_S
     expected = hourly_jobs(arrivals, length_s, random["levels"])
     total = jobs if jobs is not None else max(1, int(random["counts"].poisson(expected.sum())))
@@ -68,14 +254,13 @@ def generate(
     end_state = draw_end_states(known, duration_s * gpus, random["end_states"])
 
     rows = TraceRows(path=Path("generated"), format_name=f"generator {name}")
-    rows.extend(
+    rows.add(
+        np.zeros(total),
         submit_s=epoch_s(arrivals.first_day) + np.minimum(submit_s, np.ceil(length_s) - 1),
         duration_s=duration_s,
         gpus=gpus,
-        virtual_cluster=batches.virtual_cluster,
-        virtual_clusters=known.virtual_clusters,
-        user=user,
-        users=users,
+        virtual_cluster=rows.virtual_clusters.codes(known.virtual_clusters)[batches.virtual_cluster],
+        user=rows.users.codes(users)[user],
         end_state=end_state,
         job_name=[f"{name}-{number}" for number in range(1, total + 1)],
     )
@@ -88,13 +273,13 @@ def generate(
 def generate_whole(
     name: str, window: tuple[float, float], seed: np.random.SeedSequence | int = 0
 ) -> tuple[TraceRows, str]:
-    """A log of all the days that the real one has, and the first of them.
+    """Draws a log of all days of the real log; returns it and its first day.
 
-    Every dated window of the same seed is a cut of it, so that two windows share the jobs of the days that both have,
-    and windows that share no day share no job.
+    All dated windows with the same seed are cut from this log. So two windows have the same jobs on the days they
+    share, and windows without a common day have no common job.
 
-    window: (start, end) in seconds since 1970, an infinite end for all that follows; only checked. Raises InputError
-    where a part of it lies outside the real log, or where the statistics do not say which days that has.
+    window: (start, end) in seconds since 1970, with an infinite end if the window is open; it is only checked. Raises
+    InputError if part of it lies outside the real log, or if the statistics do not give the dates of the real log.
     """
     known = statistics(name)
     if known.arrivals.log_dates is None:
@@ -117,10 +302,3 @@ def generate_whole(
         "drawn at random and are not those weeks of the real log"
     )
     return rows, first_day
-
-
-def _streams(seed: np.random.SeedSequence | int) -> list[np.random.Generator]:
-    """A generator per stream. Children are named by number, not spawned, so that `seed` itself stays as it is."""
-    root = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
-    keys = [(*root.spawn_key, number) for number in range(len(STREAMS))]
-    return [np.random.default_rng(np.random.SeedSequence(root.entropy, spawn_key=key)) for key in keys]

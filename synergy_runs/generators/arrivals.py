@@ -1,86 +1,90 @@
-"""When jobs come: hourly counts that are too uneven for a Poisson process, and batches within the hours."""
+"""Arrival times: hourly counts that vary more than a Poisson process, and batches of jobs within the hours."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.arrays import Floats
-from synergy_core.units import HOUR_S
-from synergy_runs.generators.statistics import Arrivals
-from synergy_runs.traces.times import epoch_s
+from synergy_core.units import DAY_S, HOUR_S, Floats
+from synergy_runs.generators.statistics import Arrivals, Statistics
+from synergy_runs.traces.rows import END_STATES, TraceRows, epoch_s
 
 HOURS_PER_DAY = 24
 DAYS_PER_WEEK = 7
 EPOCH_WEEKDAY = 3  # 1970-01-01 was a Thursday; Monday is 0
 
 QUADRATURE_POINTS = 1_000
-WIDEST_SPREAD = 4.0
+MAX_SPREAD = 4.0
 BISECTIONS = 24
 CAP_ROUNDS = 5
-SHAPED_FROM_HOURS = 4 * DAYS_PER_WEEK * HOURS_PER_DAY
+MIN_SHAPED_HOURS = 4 * DAYS_PER_WEEK * HOURS_PER_DAY
 SHAPING_ROUNDS = 5
 
 Longs = NDArray[np.int64]
 
 
 def hourly_jobs(arrivals: Arrivals, window_s: float, random: np.random.Generator) -> Floats:
-    """Expected jobs of every hour of a window that starts at midnight of the first day; the last may be partial.
+    """Expected jobs in each hour of a window that starts at midnight of the first day; the last hour may be partial.
 
-    Expected jobs are shape × level, at most `most_per_hour`: the known hour-of-day and weekday shape, and a
-    lognormal level that makes the counts, Poisson given level, as uneven as known. Levels are a Gaussian series
-    with a part that changes within hours and one that changes within days, taken by rank: hour i of n in rank draws its
-    level uniformly from the i-th n-th of the distribution. From four weeks on, hours are scaled so that every hour of
-    the day and every weekday has its known share, and the level's spread is solved for the window itself. So
-    months have the known mean, shape and unevenness, not only decades; a week or two keep their own shape.
+    Expected jobs are shape × level, at most `most_per_hour`. The shape is the known pattern of hours of the day and
+    weekdays. The level is lognormal, with a spread such that the counts, Poisson given the level, have the known
+    dispersion. A Gaussian series with a part that changes within hours and one that changes within days ranks the
+    hours: the i-th of n hours draws its level uniformly from the i-th of n equal parts of the distribution. From four
+    weeks on, hours are scaled so that each hour of the day and each weekday has its known share, and the spread is
+    fitted to the window. So a few months have the known mean, shape and dispersion; shorter windows need not.
     """
+    from scipy.special import ndtri
+
     hours = max(1, int(np.ceil(window_s / HOUR_S)))
     hour_of_week = (first_hour(arrivals) + np.arange(hours)) % (HOURS_PER_DAY * DAYS_PER_WEEK)
-    shape = weekly_shape(arrivals)[hour_of_week]
-    normal = _stratified_normal(_persistent(arrivals, hours, random), random)
-    most = arrivals.most_per_hour / arrivals.mean_per_hour
+    # Relative rates, with mean 1, of the 168 hours of a week from Monday midnight.
+    weekly = np.outer(arrivals.weekday_fraction * DAYS_PER_WEEK, arrivals.hour_of_day_fraction * HOURS_PER_DAY).ravel()
+    shape = weekly[hour_of_week]
+    mean, most = float(shape.mean()), arrivals.most_per_hour / arrivals.mean_per_hour
 
-    def rate(spread: float) -> Floats:
-        return _shaped(shape * np.exp(spread * normal), shape, hour_of_week, most)
+    slow = _autoregressive(np.exp(-1.0 / (HOURS_PER_DAY * arrivals.slow_days)), hours, random)
+    fast = _autoregressive(arrivals.hour_to_hour_correlation, hours, random)
+    level = np.sqrt(arrivals.slow_fraction) * slow + np.sqrt(1 - arrivals.slow_fraction) * fast
+    normal = np.empty(hours)
+    normal[np.argsort(level, kind="stable")] = ndtri((np.arange(hours) + random.random(hours)) / hours)
 
-    if hours < SHAPED_FROM_HOURS:
-        expected = _capped(shape * np.exp(level_spread(arrivals) * normal), float(shape.mean()), most)
+    def shaped(spread: float) -> Floats:
+        """Rates scaled until each hour of the day and each weekday has its share of `shape`, with none above `most`."""
+        rate = _capped(shape * np.exp(spread * normal), mean, most)
+        for _ in range(SHAPING_ROUNDS):
+            for group in (hour_of_week % HOURS_PER_DAY, hour_of_week // HOURS_PER_DAY):
+                rate *= (np.bincount(group, shape) / np.bincount(group, rate))[group]
+            rate = np.minimum(rate, most)
+        return _capped(rate, mean, most)
+
+    def long_run(spread: float) -> Floats:
+        sample = ndtri((np.arange(QUADRATURE_POINTS) + 0.5) / QUADRATURE_POINTS)
+        return _capped(np.outer(weekly, np.exp(spread * sample)), 1.0, most)
+
+    if hours < MIN_SHAPED_HOURS:
+        expected = _capped(shape * np.exp(_spread_for(arrivals, long_run) * normal), mean, most)
     else:
-        expected = rate(_spread_for(arrivals, rate))
+        expected = shaped(_spread_for(arrivals, shaped))
     expected[-1] *= window_s / HOUR_S - (hours - 1)
     return np.asarray(arrivals.mean_per_hour * expected)
 
 
 def first_hour(arrivals: Arrivals) -> int:
     """Hours from Monday midnight to the start of the window."""
-    days = int(epoch_s(arrivals.first_day) // (HOURS_PER_DAY * HOUR_S))
+    days = int(epoch_s(arrivals.first_day) // DAY_S)
     return (days + EPOCH_WEEKDAY) % DAYS_PER_WEEK * HOURS_PER_DAY
 
 
-def weekly_shape(arrivals: Arrivals) -> Floats:
-    """Relative rate of the 168 hours of a week from Monday midnight; mean 1."""
-    shape = np.outer(arrivals.weekday_fraction * DAYS_PER_WEEK, arrivals.hour_of_day_fraction * HOURS_PER_DAY)
-    return np.asarray(shape.ravel())
-
-
-def level_spread(arrivals: Arrivals) -> float:
-    """σ of the logarithm of the hourly level, in the long run; 0 if the weekly shape alone is uneven enough."""
-    from scipy.special import ndtri
-
-    shape = weekly_shape(arrivals)
-    normal = ndtri((np.arange(QUADRATURE_POINTS) + 0.5) / QUADRATURE_POINTS)
-    most = arrivals.most_per_hour / arrivals.mean_per_hour
-    return _spread_for(arrivals, lambda spread: _capped(np.outer(shape, np.exp(spread * normal)), 1.0, most))
-
-
 def _spread_for(arrivals: Arrivals, rate: Callable[[float], Floats]) -> float:
-    """The σ for which relative rates r = rate(σ) of mean 1 give counts of the known index of dispersion.
+    """The σ at which relative rates rate(σ), of mean 1, give the known index of dispersion D; 0 if rate(0) gives more.
 
-    D = 1 + μ·Var[r]: a count that is Poisson with mean μ·r has variance μ + μ²·Var[r]. By bisection.
+    Found by bisection: a count that is Poisson with mean μ·r has variance μ + μ²·Var[r], so D = 1 + μ·Var[r].
     """
-    low, high = 0.0, WIDEST_SPREAD
+    low, high = 0.0, MAX_SPREAD
     for _ in range(BISECTIONS):
         spread = (low + high) / 2
         enough = 1 + arrivals.mean_per_hour * float(rate(spread).var()) >= arrivals.index_of_dispersion
@@ -88,29 +92,18 @@ def _spread_for(arrivals: Arrivals, rate: Callable[[float], Floats]) -> float:
     return low
 
 
-def _shaped(rate: Floats, shape: Floats, hour_of_week: Longs, most: float) -> Floats:
-    """`rate` scaled by hour of the day and by weekday until both have the shares of `shape`, none above `most`."""
-    rate = _capped(rate, float(shape.mean()), most)
-    groups = (hour_of_week % HOURS_PER_DAY, hour_of_week // HOURS_PER_DAY)
-    for _ in range(SHAPING_ROUNDS):
-        for group in groups:
-            rate *= (np.bincount(group, shape) / np.bincount(group, rate))[group]
-        rate = np.minimum(rate, most)
-    return _capped(rate, float(shape.mean()), most)
-
-
 def _capped(rate: Floats, mean: float, most: float) -> Floats:
-    """`rate` scaled to the given mean with no value above `most`; any shape."""
+    """Scales `rate` to the given mean, with no value above `most`; any shape."""
     for _ in range(CAP_ROUNDS):
         rate = np.minimum(rate * (mean / rate.mean()), most)
     return rate
 
 
 def submit_times(counts: Longs, opens_batch: NDArray[np.bool_], ratio: float, random: np.random.Generator) -> Longs:
-    """Whole seconds from the window's start, increasing: `counts[h]` jobs in hour h.
+    """Submission times in whole seconds from the window's start, increasing, with `counts[h]` jobs in hour h.
 
-    Gaps are exponential, `ratio` times as long within a batch, and stretched to fill the hour; so counts by the hour
-    stay as they are and jobs of one batch come together. counts: shape (hours,); opens_batch: shape (jobs,).
+    Gaps are exponential, `ratio` times as long within a batch as before one, and scaled to fill the hour, so that
+    hourly counts are kept and the jobs of a batch come together. counts: shape (hours,); opens_batch: shape (jobs,).
     """
     jobs = int(counts.sum())
     hour = np.repeat(np.arange(len(counts)), counts)
@@ -125,29 +118,128 @@ def submit_times(counts: Longs, opens_batch: NDArray[np.bool_], ratio: float, ra
     return np.asarray(hour * int(HOUR_S) + np.minimum(within * HOUR_S, HOUR_S - 1).astype(np.int64))
 
 
-def _persistent(arrivals: Arrivals, hours: int, random: np.random.Generator) -> Floats:
-    """Standard normal by the hour: a slow and a fast autoregressive series, their variances adding up to 1."""
-    slow = _autoregressive(np.exp(-1.0 / (HOURS_PER_DAY * arrivals.slow_days)), hours, random)
-    fast = _autoregressive(arrivals.hour_to_hour_correlation, hours, random)
-    return np.asarray(np.sqrt(arrivals.slow_fraction) * slow + np.sqrt(1 - arrivals.slow_fraction) * fast)
-
-
 def _autoregressive(keep: float, hours: int, random: np.random.Generator) -> Floats:
-    """Standard normal series with correlation `keep` between neighbours."""
+    """A standard normal series whose neighbouring values have correlation `keep`."""
     news = random.standard_normal(hours)
     news[1:] *= np.sqrt(1 - keep**2)
-    series, value = np.empty(hours), 0.0
-    for hour, fresh in enumerate(news.tolist()):
-        value = keep * value + fresh
-        series[hour] = value
-    return series
+    return np.array(list(accumulate(news.tolist(), lambda value, fresh: keep * value + fresh)))
 
 
-def _stratified_normal(series: Floats, random: np.random.Generator) -> Floats:
-    """Replaces the values of a series by a stratified standard normal sample, in the same order of rank."""
-    from scipy.special import ndtri
+# Comparison of a generated log with the statistics it was drawn from, one figure at a time.
 
-    sample = ndtri((np.arange(len(series)) + random.random(len(series))) / len(series))
-    values = np.empty(len(series))
-    values[np.argsort(series, kind="stable")] = sample
-    return values
+
+WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+
+# Accepted errors: relative to the known value, or the difference of two fractions.
+QUANTILE_TOLERANCE = 0.10
+MEAN_TOLERANCE = 0.05
+DISPERSION_TOLERANCE = 0.20
+SIZE_GPU_TIME_TOLERANCE = 0.03
+HOUR_OF_DAY_TOLERANCE = 0.01
+WEEKDAY_TOLERANCE = 0.03
+JOB_SHARE_TOLERANCE = 0.005
+END_STATE_GPU_TIME_TOLERANCE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of a generated log beside its known value; without a source, `known` is NaN and `source` is "-".
+
+    tolerance: bound of `error`, which is relative to the known value or a difference of fractions in [0, 1]; NaN if the
+    generator does not aim at the figure. source: label of the known value's source, see `Statistics.sources`.
+    """
+
+    name: str
+    source: str
+    known: float
+    generated: float
+    tolerance: float = np.nan
+    relative: bool = False
+
+    @property
+    def error(self) -> float:
+        """Generated − known value, divided by the known value if `relative`."""
+        return (self.generated - self.known) / (self.known if self.relative else 1.0)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the error is within the tolerance."""
+        return abs(self.error) <= self.tolerance
+
+
+def marginals(known: Statistics, rows: TraceRows, window_s: float) -> Iterator[Figure]:
+    """Compares `rows`, a log of `window_s` seconds from the first day, in every figure that the generator aims at."""
+    yield from _arrival_figures(known, rows.submit_s, window_s)
+    gpus, duration_s, tenant, state = rows.gpus, rows.duration_s, rows.virtual_cluster, rows.end_state
+    yield from _duration_figures(known, gpus, duration_s)
+    gpu_s, origin = gpus * duration_s, known.origin
+
+    def gpu_time(jobs: NDArray[np.bool_]) -> float:
+        return float(gpu_s[jobs].sum() / gpu_s.sum())
+
+    for size, fraction in zip(known.sizes, known.mix.sum(axis=0).tolist(), strict=True):
+        share = float((gpus == size).mean())
+        yield Figure(f"jobs with {size} GPUs", origin["sizes"], fraction, share, JOB_SHARE_TOLERANCE)
+    for text, fraction in known.checked.get("gpu_time_fraction", {}).items():
+        share = gpu_time(gpus == int(text))
+        yield Figure(f"GPU-time of {text} GPUs", origin["checked"], fraction, share, SIZE_GPU_TIME_TOLERANCE)
+    for code, name in enumerate(known.virtual_clusters):
+        fraction, share = float(known.mix[code].sum()), float((tenant == code).mean())
+        yield Figure(f"jobs of {name}", origin["virtual_clusters"], fraction, share, JOB_SHARE_TOLERANCE)
+    shares = zip(END_STATES, known.end_state_job_fraction, known.end_state_gpu_time_fraction, strict=True)
+    for code, (name, of_jobs, of_gpu_time) in enumerate(shares):
+        mine, source = state == code, origin["end_states"]
+        yield Figure(f"jobs {name}", source, float(of_jobs), float(mine.mean()), JOB_SHARE_TOLERANCE)
+        yield Figure(f"GPU-time {name}", source, float(of_gpu_time), gpu_time(mine), END_STATE_GPU_TIME_TOLERANCE)
+
+
+def _arrival_figures(known: Statistics, submit_s: NDArray[np.float64], window_s: float) -> Iterator[Figure]:
+    """Rate and dispersion over the window's whole hours; hours of the day and weekdays over its whole weeks."""
+    arrivals, source = known.arrivals, known.origin["arrivals"]
+    since_s = submit_s - epoch_s(arrivals.first_day)
+    hours = int(window_s // HOUR_S)
+    hourly = np.bincount((since_s // HOUR_S).astype(np.int64), minlength=hours)[:hours]
+    yield Figure("jobs per hour", source, arrivals.mean_per_hour, hourly.mean(), MEAN_TOLERANCE, relative=True)
+    dispersion = float(hourly.var() / hourly.mean())
+    name = "dispersion of hourly counts"
+    yield Figure(name, source, arrivals.index_of_dispersion, dispersion, DISPERSION_TOLERANCE, relative=True)
+    weeks = hours // (DAYS_PER_WEEK * HOURS_PER_DAY)
+    if not weeks:
+        return
+    of_week = hourly[: weeks * DAYS_PER_WEEK * HOURS_PER_DAY].reshape(weeks, DAYS_PER_WEEK, HOURS_PER_DAY)
+    by_hour, by_day = of_week.sum(axis=(0, 1)) / of_week.sum(), of_week.sum(axis=(0, 2)) / of_week.sum()
+    by_weekday = np.roll(by_day, first_hour(arrivals) // HOURS_PER_DAY)
+    for hour, fraction in enumerate(arrivals.hour_of_day_fraction.tolist()):
+        yield Figure(f"jobs at {hour:02d} h", source, fraction, float(by_hour[hour]), HOUR_OF_DAY_TOLERANCE)
+    for day, fraction in enumerate(arrivals.weekday_fraction.tolist()):
+        yield Figure(f"jobs on {WEEKDAYS[day]}", source, fraction, float(by_weekday[day]), WEEKDAY_TOLERANCE)
+
+
+def _duration_figures(known: Statistics, gpus: NDArray[np.int32], duration_s: NDArray[np.float64]) -> Iterator[Figure]:
+    """Mean and median durations and sizes, and duration quantiles by size class (`all`, `8`, `2-4`, `>8`)."""
+    figures = {
+        "mean_s": ("mean duration, s", duration_s.mean(), MEAN_TOLERANCE),
+        "median_s": ("median duration, s", np.median(duration_s), QUANTILE_TOLERANCE),
+        "mean_gpus": ("mean GPUs", gpus.mean(), MEAN_TOLERANCE),
+        "gpu_s_per_job": ("mean GPU-seconds", (gpus * duration_s).mean(), MEAN_TOLERANCE),
+    }
+    source = known.origin.get("checked", "")
+    for key, (name, generated, tolerance) in figures.items():
+        if key in known.checked:
+            yield Figure(name, source, known.checked[key], float(generated), tolerance, relative=True)
+    for sizes, table in known.checked.get("quantiles_s", {}).items():
+        each_s = duration_s[has_size(gpus, sizes)]
+        for probability, quantile_s in table.items():
+            value = float(np.quantile(each_s, float(probability))) if len(each_s) else np.nan
+            name = f"p{100 * float(probability):g} of {sizes}{' GPUs' * (sizes != 'all')}, s"
+            yield Figure(name, source, quantile_s, value, QUANTILE_TOLERANCE, relative=True)
+
+
+def has_size(gpus: NDArray[np.int32], sizes: str) -> NDArray[np.bool_]:
+    """Mask of the numbers of GPUs in a size class such as `all`, `8`, `2-4` or `>8`."""
+    if sizes == "all":
+        return gpus >= 1
+    if sizes.startswith(">"):
+        return gpus > int(sizes[1:])
+    least, _, most = sizes.partition("-")
+    return (gpus >= int(least)) & (gpus <= int(most or least))

@@ -1,8 +1,9 @@
-"""What a generator knows: statistics from `traces/*.json`, checked and completed where a rule fills a gap."""
+"""Statistics for generators, read from `traces/*.json`, checked, and completed by rules where figures are missing."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,73 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.arrays import Floats
 from synergy_core.errors import InputError, unknown
-from synergy_runs.generators.durations import Law, LognormalBySize, QuantilesBySize, lognormal_by_size
-from synergy_runs.resources import statistics_folder
+from synergy_core.units import Floats
+from synergy_runs.files import statistics_folder
 from synergy_runs.traces.rows import END_STATES
+
+# Durations by size: one quantile function per size, from known quantiles or fitted to means.
+
+
+SHORTEST_S = 1.0
+QUADRATURE_POINTS = 20_000
+DURATIONS_FIT_ERROR = 1e-3
+
+
+Law = Callable[[int, Floats], Floats]
+"""(index of a size, rank in (0, 1)) → seconds below which a fraction `rank` of its jobs lies; same shape as `rank`."""
+
+
+def quantiles_by_size(tables: Sequence[Mapping[str, float]]) -> Law:
+    """Law that interpolates the known quantiles of each size linearly in the logarithm of the seconds."""
+    points = [(np.array([float(p) for p in each]), np.log([float(s) for s in each.values()])) for each in tables]
+
+    def quantile_s(size: int, rank: Floats) -> Floats:
+        return np.asarray(np.exp(np.interp(rank, *points[size])))
+
+    return quantile_s
+
+
+def lognormal_by_size(
+    gpus: Floats, fraction: Floats, median_s: float, mean_s: float, gpu_s_per_job: float, *, longest_s: float
+) -> Law:
+    """Fits a law with the given median, mean and GPU-seconds per job over all sizes.
+
+    ln seconds are normal, with a mean that grows linearly with ln GPUs, and truncated at `longest_s`. gpus, fraction:
+    sizes and their fractions of the jobs, shape (sizes,). Raises InputError if no such law exists.
+    """
+    from scipy.optimize import least_squares
+    from scipy.special import ndtr, ndtri
+
+    ranks = (np.arange(QUADRATURE_POINTS) + 0.5) / QUADRATURE_POINTS
+    weight = np.repeat(fraction / QUADRATURE_POINTS, QUADRATURE_POINTS)
+
+    def law(values: Floats) -> Law:
+        ln_median_s, growth, spread = float(values[0]), float(values[1]), float(np.exp(values[2]))
+
+        def quantile_s(size: int, rank: Floats) -> Floats:
+            centre = ln_median_s + growth * np.log(gpus[size])
+            kept = ndtr((np.log(longest_s) - centre) / spread)
+            return np.asarray(np.maximum(SHORTEST_S, np.exp(centre + spread * ndtri(rank * kept))))
+
+        return quantile_s
+
+    def errors(values: Floats) -> Floats:
+        each_s = np.concatenate([law(values)(size, ranks) for size in range(len(gpus))])
+        order = np.argsort(each_s)
+        median = each_s[order[np.searchsorted(np.cumsum(weight[order]), 0.5)]]
+        got = np.array([median, weight @ each_s, (weight * np.repeat(gpus, QUADRATURE_POINTS)) @ each_s])
+        return np.asarray(np.log(got / np.array([median_s, mean_s, gpu_s_per_job])))
+
+    start = np.array([np.log(median_s), 0.2, 0.5 * np.log(2 * np.log(mean_s / median_s))])
+    found = least_squares(errors, start, diff_step=1e-3)
+    if np.abs(errors(found.x)).max() > DURATIONS_FIT_ERROR:
+        raise InputError(
+            f"no lognormal law cut at {longest_s:g} s has median {median_s:g} s, mean {mean_s:g} s and "
+            f"{gpu_s_per_job:g} GPU-s per job; give quantiles_s instead."
+        )
+    return law(found.x)
+
 
 MARK = '"synergy_trace_statistics"'
 MARK_WITHIN_CHARACTERS = 200
@@ -24,14 +87,14 @@ FIT_ERROR = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """When jobs come. `*_fraction` arrays sum to 1, hours from midnight, days from Monday.
+    """Statistics of arrivals. `*_fraction` arrays sum to 1; hours start at midnight and weekdays on Monday.
 
-    first_day: where a log without dates of its own starts, a Monday. log_dates: the first day of the real log and the
-    day after its last; None where the statistics do not say.
-    most_per_hour: jobs of the busiest hour.
-    slow_fraction: share of the variance of an hour's level that changes over `slow_days` rather than hours.
-    hour_to_hour_correlation: of what is left, between neighbouring hours.
-    gap_within_batch: mean gap between jobs of one batch over the mean gap before a new batch.
+    first_day: first day of a generated log without dates, a Monday. log_dates: the first day of the real log and the
+    day after its last; None if unknown.
+    most_per_hour: jobs in the busiest hour.
+    slow_fraction: share of the variance of hourly levels that changes over `slow_days` rather than hours.
+    hour_to_hour_correlation: correlation of the other, fast part between neighbouring hours.
+    gap_within_batch: mean gap between jobs of one batch ÷ mean gap before a new batch.
     """
 
     first_day: str
@@ -49,11 +112,11 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """One cluster's job log in numbers. `mix[v, s]`: fraction of all jobs in tenant v with `sizes[s]` GPUs.
+    """Statistics of one cluster's job log. `mix[v, s]`: fraction of all jobs in tenant v with `sizes[s]` GPUs.
 
-    checked: further figures that the log is held to. elsewhere: figures of the same cluster that it is not, because
-    they are of other jobs or need a scheduler. origin: block by block, the label of where its figures are from;
-    sources: what labels stand for.
+    checked: further figures that a generated log must match. elsewhere: figures it need not match, because they
+    describe other jobs of the cluster or depend on a scheduler. origin: label of the source of each JSON block's
+    figures; sources: the source for each label.
     """
 
     name: str
@@ -82,13 +145,13 @@ class Statistics:
 
     @property
     def quotas(self) -> dict[str, int]:
-        """GPUs of each tenant."""
+        """GPUs of each tenant, by its name."""
         nodes = zip(self.virtual_clusters, self.virtual_cluster_nodes, strict=True)
         return {name: each * self.gpus_per_node for name, each in nodes}
 
 
 def blocks() -> dict[str, dict[str, Any]]:
-    """The JSON of every generator, by name. A file that does not start with the mark (a download) is passed over."""
+    """The JSON of every generator, by name. Files that do not start with `MARK`, such as downloads, are skipped."""
     found: dict[str, dict[str, Any]] = {}
     for path in sorted(statistics_folder().glob("*.json")):
         with path.open(encoding="utf-8") as stream:
@@ -99,8 +162,8 @@ def blocks() -> dict[str, dict[str, Any]]:
         for name, own in content["generators"].items():
             if name in found:
                 raise InputError(f"{path}: a generator named {name} stands in another file too; rename one.")
-            sources = content.get("sources", {})
-            found[name] = _merged(content.get("shared", {}), own) | {"path": path, "sources": sources}
+            shared = {key: {**value, **own.get(key, {})} for key, value in content.get("shared", {}).items()}
+            found[name] = own | shared | {"path": path, "sources": content.get("sources", {})}
     return found
 
 
@@ -116,30 +179,45 @@ def statistics(name: str) -> Statistics:
         raise InputError(f"{block['path']}: generator {name} lacks {error}; see traces/README.md.") from error
 
 
-def _merged(shared: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """`own` over `shared`, one level down."""
-    inner = {key: {**value, **own.get(key, {})} for key, value in shared.items()}
-    return own | inner
-
-
 def _statistics(name: str, block: dict[str, Any]) -> Statistics:
     cluster, users, batches = block["cluster"], block["users"], block["batches"]
     sizes, size_fraction = _sizes(block["sizes"])
     names, nodes, scores, mix = _tenants(block["virtual_clusters"], sizes, size_fraction, cluster, block["path"])
     states = [block["end_states"][state] for state in END_STATES]
+    origin = {key: part["from"] for key, part in block.items() if isinstance(part, dict) and key != "sources"}
+    for key, label in origin.items():
+        if label not in block["sources"]:
+            raise unknown(f"source of {key} of generator {name} in {block['path']}", label, block["sources"])
+    origin["quotas"] = block["virtual_clusters"].get("quotas_from", origin["virtual_clusters"])
+    arrivals = block["arrivals"]
+    figures = (
+        *("first_day", "mean_per_hour", "index_of_dispersion", "most_per_hour"),
+        *("slow_fraction", "slow_days", "hour_to_hour_correlation", "gap_within_batch"),
+    )
+    durations = block["durations"]
+    if "quantiles_s" in durations:
+        law = quantiles_by_size([_entry_up_to(durations["quantiles_s"], int(size)) for size in sizes])
+    else:
+        wanted = [durations[key] for key in ("median_s", "mean_s", "gpu_s_per_job")]
+        law = lognormal_by_size(sizes.astype(np.float64), mix.sum(axis=0), *wanted, longest_s=durations["longest_s"])
     return Statistics(
         name=name,
         title=block["title"],
         nodes=cluster["nodes"],
         gpus_per_node=cluster["gpus_per_node"],
-        arrivals=_arrivals(block["arrivals"]),
+        arrivals=Arrivals(
+            **{key: arrivals[key] for key in figures},
+            hour_of_day_fraction=_normalised(arrivals["hour_of_day_percent"]),
+            weekday_fraction=_normalised(arrivals["weekday_percent"]),
+            log_dates=tuple(arrivals["log_dates"]) if "log_dates" in arrivals else None,
+        ),
         sizes=tuple(sizes.tolist()),
         virtual_clusters=names,
         virtual_cluster_nodes=nodes,
         duration_score=scores,
         mix=mix,
-        law=_law(block["durations"], sizes, mix.sum(axis=0)),
-        batch_tail_exponent=tuple(_at_most(batches["tail_exponent"], int(size)) for size in sizes),
+        law=law,
+        batch_tail_exponent=tuple(_entry_up_to(batches["tail_exponent"], int(size)) for size in sizes),
         longest_batch_jobs=batches["longest_jobs"],
         users=users["count"],
         user_zipf_exponent=users["zipf_exponent"],
@@ -149,21 +227,9 @@ def _statistics(name: str, block: dict[str, Any]) -> Statistics:
         end_state_gpu_time_fraction=_normalised([state["gpu_time"] for state in states]),
         checked=block.get("checked", {}),
         elsewhere=block.get("elsewhere", {}),
-        origin=_origin(name, block),
+        origin=origin,
         sources=block["sources"],
     )
-
-
-def _origin(name: str, block: dict[str, Any]) -> dict[str, str]:
-    """The label of every block that holds figures. Raises InputError for one that the file does not explain."""
-    found: dict[str, str] = {}
-    for key, part in block.items():
-        if isinstance(part, dict) and key != "sources":
-            found[key] = part["from"]
-            if found[key] not in block["sources"]:
-                raise unknown(f"source of {key} of generator {name} in {block['path']}", found[key], block["sources"])
-    found["quotas"] = block["virtual_clusters"].get("quotas_from", found["virtual_clusters"])
-    return found
 
 
 def _normalised(values: Any) -> Floats:
@@ -171,24 +237,13 @@ def _normalised(values: Any) -> Floats:
     return np.asarray(array / array.sum())
 
 
-def _at_most(table: dict[str, Any], size: int) -> Any:
-    """The entry of the largest size that is not above `size`."""
+def _entry_up_to(table: dict[str, Any], size: int) -> Any:
+    """The table's entry for the largest known size that is at most `size`."""
     return table[str(max(known for known in map(int, table) if known <= size))]
 
 
-def _arrivals(block: dict[str, Any]) -> Arrivals:
-    plain = ("first_day", "mean_per_hour", "index_of_dispersion", "most_per_hour")
-    more = ("slow_fraction", "slow_days", "hour_to_hour_correlation", "gap_within_batch")
-    return Arrivals(
-        **{key: block[key] for key in (*plain, *more)},
-        hour_of_day_fraction=_normalised(block["hour_of_day_percent"]),
-        weekday_fraction=_normalised(block["weekday_percent"]),
-        log_dates=tuple(block["log_dates"]) if "log_dates" in block else None,
-    )
-
-
 def _sizes(block: dict[str, Any]) -> tuple[NDArray[np.int64], Floats]:
-    """(GPUs, fraction of jobs): as listed, or powers of two whose fractions fall as a power law that gives the mean."""
+    """(GPUs, fraction of jobs) by size: as listed, or powers of two with power-law fractions of the known mean."""
     if "fractions" in block:
         return np.array([int(size) for size in block["fractions"]]), _normalised(list(block["fractions"].values()))
     sizes = 2 ** np.arange(int(block["largest_gpus"]).bit_length())
@@ -207,7 +262,7 @@ def _sizes(block: dict[str, Any]) -> tuple[NDArray[np.int64], Floats]:
 def _tenants(
     block: dict[str, Any], sizes: NDArray[np.int64], size_fraction: Floats, cluster: dict[str, Any], path: Path
 ) -> tuple[tuple[str, ...], tuple[int, ...], Floats, Floats]:
-    """(names, nodes, duration scores, mix) as listed, or from a number of tenants by Zipf's law."""
+    """(names, nodes, duration scores, mix) of tenants: as listed, or by Zipf's law from the number of tenants."""
     if "each" in block:
         each = block["each"]
         mix = np.array([[t["fraction"] * t["sizes"].get(str(size), 0.0) for size in sizes] for t in each])
@@ -223,7 +278,7 @@ def _tenants(
 
 
 def _apportioned(weight: Floats, seats: int) -> NDArray[np.int64]:
-    """`seats` whole units shared out by `weight`, largest remainders first."""
+    """Divides `seats` whole units in proportion to `weight` by largest remainders."""
     exact = weight * seats
     whole = np.floor(exact).astype(np.int64)
     whole[np.argsort(whole - exact, kind="stable")[: seats - int(whole.sum())]] += 1
@@ -231,7 +286,7 @@ def _apportioned(weight: Floats, seats: int) -> NDArray[np.int64]:
 
 
 def _fitted(possible: NDArray[np.bool_], rows: Floats, columns: Floats, path: Path) -> Floats:
-    """The table nearest to independent with these margins, zero where not `possible`; by iterative proportions."""
+    """Table with margins `rows` and `columns`, 0 where not `possible`, near independence; by iterative scaling."""
     table = possible * np.outer(rows, columns)
     for _ in range(FIT_ROUNDS):
         table *= columns / table.sum(axis=0)
@@ -242,17 +297,3 @@ def _fitted(possible: NDArray[np.bool_], rows: Floats, columns: Floats, path: Pa
     if np.abs(table.sum(axis=0) - columns).max() > 1e-6:
         raise InputError(f"{path}: too few tenants are large enough for the largest jobs; lower largest_gpus.")
     return np.asarray(table)
-
-
-def _law(block: dict[str, Any], sizes: NDArray[np.int64], size_fraction: Floats) -> Law:
-    if "quantiles_s" in block:
-        tables = [_at_most(block["quantiles_s"], int(size)) for size in sizes]
-        return QuantilesBySize(
-            tuple(np.array([float(p) for p in table]) for table in tables),
-            tuple(np.array([float(s) for s in table.values()]) for table in tables),
-        )
-    targets = (block["median_s"], block["mean_s"], block["gpu_s_per_job"])
-    law: LognormalBySize = lognormal_by_size(
-        sizes.astype(np.float64), size_fraction, *targets, longest_s=block["longest_s"]
-    )
-    return law

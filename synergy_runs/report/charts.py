@@ -2,205 +2,196 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from synergy_core.arrays import Floats
+from synergy_core.units import HOUR_S, Floats
 from synergy_runs.comparison import ComparedPolicy
-from synergy_runs.log import Events
-from synergy_runs.metrics import SIZE_CLASSES, size_class
-from synergy_runs.report.excerpt import unit_words
-from synergy_runs.stored import StoredRun
-from synergy_runs.timeline import (
+from synergy_runs.facts import (
+    Events,
     binned_extremes,
     binned_mean,
-    given,
     gpus_in_use,
     holdings,
+    share_intervals,
     shares_in_use,
     waiting_jobs,
 )
+from synergy_runs.metrics import SIZE_CLASSES, mean, percentile, size_class
+from synergy_runs.report.excerpt import unit_words
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Chart = dict[str, Any]
 """`at`: the values of x; `panels`: what is drawn over them, one below the other, each with `lines`: by number of the
 policy, None where it has none."""
-
-_SHORTEST_S = 1.0
+Breakdown = dict[str, Any]
+"""`heading`; `classes` with their `jobs`; `values`: by measure and policy, one for each class."""
+SIZE_NAMES = tuple(each.replace("-", "–") for each in SIZE_CLASSES)
 POINTS = 400
 """Of a curve of shares; their steps are a fraction of a line's width."""
 BINS = 600
 """Of a chart over time."""
-SWEPT = {"mean_waiting_s": "mean wait", "mean_jct_s": "mean JCT"}
-"""What is drawn over a setting that was varied: keys of the summary, with their names."""
+GROUPINGS = {
+    "size": "size",
+    "virtual_cluster": "tenant",
+    "user": "user",
+    "gpu_type": "GPU type asked for",
+    "model": "model",
+    "end_state": "end state",
+}
+"""Columns of jobs.parquet (`size` is made of `gpus`), with their headings."""
+MEASURES = {
+    "mean_jct": ("mean JCT", "duration"),
+    "p99_jct": ("p99 JCT", "duration"),
+    "mean_wait": ("mean wait", "duration"),
+    "p99_wait": ("p99 wait", "duration"),
+    "p50_slowdown": ("median slowdown (JCT ÷ run time)", "number"),
+    "p99_slowdown": ("p99 slowdown (JCT ÷ run time)", "number"),
+    "hours": ("{unit}-hours held", "number"),
+}
+MAX_CLASSES = 400
+"""Of one grouping; of users it may have thousands."""
 
 
 def rounded(values: Floats) -> list[float | None]:
     """Four digits each; None for what is not finite."""
-    known = np.isfinite(values)
-    size = np.where(known & (values != 0), np.abs(np.where(known, values, 1.0)), 1.0)
-    scale = 10.0 ** (3 - np.floor(np.log10(size)))
-    short = np.rint(np.where(known, values, 0.0) * scale) / scale
-    return [round(each, 10) if sure else None for each, sure in zip(short.tolist(), known.tolist(), strict=True)]
+    return [float(f"{each:.4g}") if math.isfinite(each) else None for each in values.tolist()]
 
 
-def _pooled(row: ComparedPolicy, column: str) -> Floats:
-    """A column of jobs.parquet over all seeds, known values of measured jobs only, sorted."""
-    values: Floats = np.concatenate([run.measured(column) for run in row.runs])
-    return np.sort(values[np.isfinite(values)])
-
-
-def _shares(rows: Sequence[ComparedPolicy], column: str, *, least: float, high: float) -> tuple[Floats, list[Any]]:
-    """(values of the column, per policy the share of jobs in % at or below each)."""
-    found = [np.maximum(_pooled(row, column), least) for row in rows]
-    lows = [np.quantile(each, 0.001) for each in found if len(each)]
-    highs = [each[-1] for each in found if len(each)]
-    low, high = min([*lows, high / 10]), max([*highs, high])
+def _shares(
+    chart: Chart, rows: Sequence[ComparedPolicy], column: str, label: str, *, least: float, high: float
+) -> Chart:
+    """The chart with the share of measured jobs of all seeds, in %, at or below each value of a column, per policy."""
+    found = []
+    for row in rows:
+        values = np.concatenate([run.measured(column) for run in row.runs])
+        found.append(np.maximum(np.sort(values[np.isfinite(values)]), least))
+    known = [each for each in found if len(each)]
+    low = min([*(np.quantile(each, 0.001) for each in known), high / 10])
+    high = max([*(each[-1] for each in known), high])
     at = np.geomspace(max(low * 0.9, least / 10), high * 1.05, POINTS)
     lines = [
         {"y": rounded(np.searchsorted(each, at, side="right") / len(each) * 100)} if len(each) else None
         for each in found
     ]
-    return at, lines
+    return {
+        **chart,
+        "at": rounded(at),
+        "panels": [{"label": label, "kind": "percent", "top": 100, "lines": lines}],
+    }
 
 
 def completion(rows: Sequence[ComparedPolicy]) -> Chart:
     """Share of jobs done within a time of their submission."""
-    at, lines = _shares(rows, "jct_s", least=_SHORTEST_S, high=10 * _SHORTEST_S)
-    return {
+    chart = {
         "id": "completion",
         "title": "Job completion times",
         "text": f"Share of jobs done within a time of their submission, at {POINTS} times; exact at each.",
         "x": {"label": "job completion time (finish − submission)", "kind": "duration", "log": True},
-        "at": rounded(at),
-        "panels": [{"label": "jobs completed, %", "kind": "percent", "top": 100, "lines": lines}],
     }
+    return _shares(chart, rows, "jct_s", "jobs completed, %", least=1.0, high=10.0)
 
 
 def fairness(rows: Sequence[ComparedPolicy]) -> Chart:
     """Share of jobs by ρ."""
-    at, lines = _shares(rows, "finish_time_fairness", least=1e-3, high=10.0)
-    return {
+    chart = {
         "id": "fairness",
         "title": "Finish-time fairness",
         "text": "Share of jobs whose ρ is at most so much. Right of the line, a job would have been done sooner on an "
         "equal share of its own.",
         "x": {"label": "finish-time fairness ρ (less is better)", "kind": "number", "log": True, "rule": 1.0},
-        "at": rounded(at),
-        "panels": [{"label": "jobs, %", "kind": "percent", "top": 100, "lines": lines}],
     }
+    return _shares(chart, rows, "finish_time_fairness", "jobs, %", least=1e-3, high=10.0)
 
 
-def over_time(rows: Sequence[ComparedPolicy], events: Sequence[Events], span_s: float) -> list[Chart]:
-    """Slots used and jobs waiting; where anybody shares them out, CPUs and memory too. Of each policy's first seed."""
+def over_time(rows: Sequence[ComparedPolicy], events: Sequence[Events]) -> list[Chart]:
+    """GPUs used and jobs waiting; where a policy shares them out, CPUs and memory too. Of each policy's first seed.
+
+    The axis ends soon after the last submission: a few long jobs would leave most of it empty.
+    """
+    run = rows[0].runs[0]
+    last_s = max((float(each.time_s[-1]) for each in events if len(each.time_s)), default=1.0)
+    arrivals_s = float(np.max(run.jobs("submit_time_s")["submit_time_s"], initial=0.0))
+    span_s = max(min(last_s, 1.25 * arrivals_s) if arrivals_s > 0 else last_s, 1.0)
     edges_s = np.linspace(0.0, span_s, BINS + 1)
-    summary = rows[0].runs[0].summary
-    _, units = unit_words(summary)
-    seed = f" Seed {rows[0].runs[0].seed} alone." if len(rows[0].runs) > 1 else ""
+
+    def band(time_s: Floats, value: Any, scale: float = 1.0) -> dict[str, Any]:
+        low, high = binned_extremes(time_s, value, edges_s)
+        means = binned_mean(time_s, value, edges_s)
+        return {"y": rounded(means * scale), "low": rounded(low * scale), "high": rounded(high * scale)}
+
+    seed = f" Seed {run.seed} alone." if len(rows[0].runs) > 1 else ""
     text = (
         f"Lines: means of {BINS} equal bins of time; pale bands: the least and the most in each.{seed} "
         "The axis ends where arrivals have long ended; the Gantt chart goes on."
     )
-    used = [gpus_in_use(each) for each in events]
-    found: list[Chart] = [
-        {
-            "id": "use",
-            "title": f"{units} used and jobs waiting",
-            "text": text,
-            "x": {"label": "date (UTC)", "kind": "date", "log": False},
-            "at": rounded((edges_s[:-1] + edges_s[1:]) / 2),
-            "panels": [
-                {
-                    "label": f"{units} used",
-                    "kind": "count",
-                    "top": summary["gpus"],
-                    "rule": summary["gpus"],
-                    "lines": [_band(time_s, value, edges_s) for time_s, value in used],
-                },
-                {"label": "jobs waiting", "kind": "count", "lines": [_band(*waiting_jobs(e), edges_s) for e in events]},
-            ],
-        }
-    ]
-    if any(row.runs[0].shares() is not None for row in rows):
-        found.append(_shared(rows, events, used, edges_s, text))
-    return found
-
-
-def _band(time_s: Floats, value: Any, edges_s: Floats, scale: float = 1.0) -> dict[str, Any]:
-    low, high = binned_extremes(time_s, value, edges_s)
-    mean = binned_mean(time_s, value, edges_s)
-    return {"y": rounded(mean * scale), "low": rounded(low * scale), "high": rounded(high * scale)}
-
-
-def _shared(
-    rows: Sequence[ComparedPolicy], events: Sequence[Events], used: Sequence[Any], edges_s: Floats, text: str
-) -> Chart:
-    summary = rows[0].runs[0].summary
-    gpus = [_band(time_s, value, edges_s, scale=100 / summary["gpus"]) for time_s, value in used]
-    others = [_cpus_and_memory(row.runs[0], each, edges_s) for row, each in zip(rows, events, strict=True)]
-    panels = [("GPUs used, %", gpus), ("CPUs used, %", [each[0] for each in others])]
-    panels.append(("memory used, %", [each[1] for each in others]))
-    without = [row.label for row, each in zip(rows, others, strict=True) if each[0] is None]
+    _, units = unit_words(run.summary)
+    gpus, used = run.summary["gpus"], [gpus_in_use(each) for each in events]
+    in_use = [band(*each) for each in used]
+    use: Chart = {
+        "id": "use",
+        "title": f"{units} used and jobs waiting",
+        "text": text,
+        "x": {"label": "date (UTC)", "kind": "date", "log": False},
+        "at": rounded((edges_s[:-1] + edges_s[1:]) / 2),
+        "panels": [
+            {"label": f"{units} used", "kind": "count", "top": gpus, "rule": gpus, "lines": in_use},
+            {"label": "jobs waiting", "kind": "count", "lines": [band(*waiting_jobs(each)) for each in events]},
+        ],
+    }
+    panels: dict[str, list[Any]] = {"GPUs": [band(*each, 100 / gpus) for each in used], "CPUs": [], "memory": []}
+    without = []
+    for row, each in zip(rows, events, strict=True):
+        first, shares = row.runs[0], row.runs[0].shares()
+        cpus, memory = None, None
+        if shares is None:
+            without.append(row.label)
+        else:
+            time_s, cpus_used, bytes_used = shares_in_use(share_intervals(shares, holdings(each)))
+            cpus = band(time_s, cpus_used, 100 / first.summary["cpus"])
+            memory = band(time_s, bytes_used, 100 / first.summary["memory_bytes"])
+        panels["CPUs"].append(cpus)
+        panels["memory"].append(memory)
+    if len(without) == len(rows):
+        return [use]
     if without:
         text += f" GPUs only of {', '.join(without)}: no CPUs and memory are shared out."
-    return {
+    shared = {
         "id": "shared",
         "title": "GPUs, CPUs and memory used",
         "text": f"What jobs have of what there is. {text}",
-        "x": {"label": "date (UTC)", "kind": "date", "log": False},
-        "at": rounded((edges_s[:-1] + edges_s[1:]) / 2),
-        "panels": [{"label": label, "kind": "percent", "top": 100, "lines": lines} for label, lines in panels],
+        "panels": [
+            {"label": f"{name} used, %", "kind": "percent", "top": 100, "lines": lines}
+            for name, lines in panels.items()
+        ],
     }
-
-
-def _cpus_and_memory(run: StoredRun, events: Events, edges_s: Floats) -> tuple[Any, Any]:
-    shares = run.shares()
-    if shares is None:
-        return None, None
-    time_s, cpus, memory_bytes = shares_in_use(given(shares, holdings(events)))
-    return (
-        _band(time_s, cpus, edges_s, scale=100 / run.summary["cpus"]),
-        _band(time_s, memory_bytes, edges_s, scale=100 / run.summary["memory_bytes"]),
-    )
+    return [use, {**use, **shared}]
 
 
 def waiting(rows: Sequence[ComparedPolicy]) -> Chart:
-    """Time without GPUs by size of the job: mean and 99th percentile per policy and class."""
-    _, units = unit_words(rows[0].runs[0].summary)
+    """Time without GPUs by size of the job: mean and 99th percentile per policy and class, over all seeds."""
     lines = []
     for row in rows:
         waiting_s = np.concatenate([run.measured("waiting_s") for run in row.runs])
         size = size_class(np.concatenate([run.jobs("gpus")["gpus"] for run in row.runs]))
         groups = [waiting_s[(size == each) & np.isfinite(waiting_s)] for each in range(len(SIZE_CLASSES))]
-        lines.append(
-            {
-                "jobs": [len(group) for group in groups],
-                "y": rounded(_of_each(groups, np.mean)),
-                "high": rounded(_of_each(groups, lambda group: np.percentile(group, 99))),
-            }
-        )
+        means, p99 = [mean(group) for group in groups], [percentile(group, 99) for group in groups]
+        jobs = [len(group) for group in groups]
+        lines.append({"jobs": jobs, "y": rounded(np.array(means)), "high": rounded(np.array(p99))})
+    _, units = unit_words(rows[0].runs[0].summary)
     return {
         "id": "waiting",
         "title": "Waiting by job size",
         "text": "All time in which a job held nothing, from submission to finish. Marks: means; the tops of the lines: "
         "99th percentiles. Below a minute the axis is linear.",
-        "x": {
-            "label": f"{units} of the job",
-            "kind": "class",
-            "classes": [each.replace("-", "–") for each in SIZE_CLASSES],
-        },
+        "x": {"label": f"{units} of the job", "kind": "class", "classes": list(SIZE_NAMES)},
         "panels": [{"label": "wait", "kind": "duration", "lines": lines}],
     }
-
-
-def size_names() -> list[str]:
-    """`1`, `2–4`, …."""
-    return [each.replace("-", "–") for each in SIZE_CLASSES]
-
-
-def _of_each(groups: Sequence[Floats], what: Callable[[Floats], Any]) -> Floats:
-    return np.array([what(group) if len(group) else np.nan for group in groups], dtype=np.float64)
 
 
 def sweep(rows: Sequence[ComparedPolicy], policies: Sequence[str]) -> Chart | None:
@@ -208,19 +199,16 @@ def sweep(rows: Sequence[ComparedPolicy], policies: Sequence[str]) -> Chart | No
     if len(rows[0].setting) != 1:
         return None
     try:
-        varied = [float(row.setting[0][1]) for row in rows]
+        found = {(row.policy, float(row.setting[0][1])): row for row in rows}
     except ValueError:
         return None
-    at = sorted(set(varied))
-    found = {(row.policy, value): row for row, value in zip(rows, varied, strict=True)}
+    at = sorted({value for _, value in found})
+    key = rows[0].setting[0][0]
     panels = []
-    for key, label in SWEPT.items():
-        means = [
-            [found[name, value].mean(key) if (name, value) in found else np.nan for value in at] for name in policies
-        ]
+    for figure, label in (("mean_waiting_s", "mean wait"), ("mean_jct_s", "mean JCT")):
+        means = [[found[name, x].mean(figure) if (name, x) in found else np.nan for x in at] for name in policies]
         lines = [{"y": rounded(np.array(each))} for each in means]
         panels.append({"label": label, "kind": "duration", "lines": lines, "marks": True})
-    key = rows[0].setting[0][0]
     return {
         "id": "sweep",
         "title": f"Mean wait and mean JCT over {key}",
@@ -229,3 +217,52 @@ def sweep(rows: Sequence[ComparedPolicy], policies: Sequence[str]) -> Chart | No
         "at": at,
         "panels": panels,
     }
+
+
+def breakdowns(rows: Sequence[ComparedPolicy]) -> list[Breakdown]:
+    """Per grouping that tells jobs apart: its classes, their jobs, and per measure and policy a value per class.
+
+    Over the jobs of all seeds together, without jobs carried into the window; classes in order of the GPU-hours that
+    their jobs ask for.
+    """
+    import pandas as pd
+
+    frames = [_frame(row) for row in rows]
+    every = pd.concat(frames)
+    found = []
+    for key, heading in GROUPINGS.items():
+        work = every.groupby(key)["work_gpu_s"].sum()
+        if len(work) < 2:
+            continue
+        classes = work.sort_values(ascending=False, kind="stable").index[:MAX_CLASSES].tolist()
+        if key == "size":
+            classes.sort(key=SIZE_NAMES.index)
+        values: dict[str, list[Any]] = {name: [] for name in MEASURES}
+        for frame in frames:
+            jobs = frame.groupby(key)
+            measures = {"hours": jobs["service_gpu_s"].sum().reindex(classes, fill_value=0.0) / HOUR_S}
+            for name, column in (("jct", "jct_s"), ("wait", "waiting_s")):
+                measures |= {f"mean_{name}": jobs[column].mean(), f"p99_{name}": jobs[column].quantile(0.99)}
+            measures |= {f"p{q}_slowdown": jobs["slowdown"].quantile(q / 100) for q in (50, 99)}
+            for name, each in measures.items():
+                values[name].append(rounded(each.reindex(classes).to_numpy(dtype=np.float64)))
+        sizes = frames[0].groupby(key).size().reindex(classes, fill_value=0).tolist()
+        about = {"heading": heading, "classes": classes, "total": len(work), "seeds": len(rows[0].runs)}
+        found.append({**about, "jobs": sizes, "values": values})
+    return found
+
+
+def _frame(row: ComparedPolicy) -> pd.DataFrame:
+    """The columns that are needed, over all seeds, without jobs carried into the window."""
+    import pandas as pd
+
+    plain = ("virtual_cluster", "user", "gpu_type", "model", "end_state", "gpus", "duration_s", "work_gpu_s")
+    frames = []
+    for run in row.runs:
+        measured = {name: run.measured(name) for name in ("jct_s", "waiting_s")}
+        frames.append(pd.DataFrame({**run.jobs(*plain, "service_gpu_s", "carried"), **measured}))
+    frame = pd.concat(frames)
+    frame = frame[~frame["carried"].to_numpy(dtype=bool)]
+    frame["slowdown"] = (frame["jct_s"] / frame["duration_s"]).where(frame["duration_s"] > 0)
+    frame["size"] = np.array(SIZE_NAMES, dtype=object)[size_class(frame["gpus"].to_numpy())]
+    return frame

@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from synergy_core.arrays import Floats
-from synergy_core.units import DAY_S, HOUR_S
-from synergy_runs.log import Events, Kind
+from synergy_core.units import DAY_S, HOUR_S, Floats
+from synergy_runs.facts import Events, Kind, binned_mean, gpus_in_use, holdings, waiting_jobs
 from synergy_runs.metrics import Summary
-from synergy_runs.timeline import binned_mean, gpus_in_use, holdings, waiting_jobs
 
 _LENGTHS_S = (60.0, 600.0, HOUR_S, 3 * HOUR_S, 6 * HOUR_S, 12 * HOUR_S, DAY_S, 2 * DAY_S, 4 * DAY_S, 7 * DAY_S)
 _STRETCHES = 400
@@ -20,7 +18,7 @@ _STRETCHES = 400
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One job's GPUs on one node for one while: a row per start and node, in order of start."""
+    """One job's GPUs on one node for one while: a row per start and node, in order of start. reason: of its stop."""
 
     job_id: NDArray[np.int32]
     gpus: NDArray[np.int32]
@@ -28,9 +26,15 @@ class Held:
     gpu_mask: NDArray[np.uint64]
     start_s: Floats
     end_s: Floats
+    reason: NDArray[np.uint8]
 
     def __len__(self) -> int:
         return len(self.job_id)
+
+    @property
+    def placed(self) -> bool:
+        """Whether it is known where jobs ran: of a log's own starts it may not be."""
+        return not len(self) or bool(self.node.min() >= 0)
 
     def take(self, keep: NDArray[Any]) -> Held:
         """The rows that `keep` selects."""
@@ -49,13 +53,8 @@ def held_by_node(events: Events) -> Held:
         gpu_mask=events.gpu_mask[rows],
         start_s=held.start_s[of],
         end_s=held.end_s[of],
+        reason=np.append(events.reason, np.uint8(0))[held.end_row[of]],
     )
-
-
-def slots_held(held: Held) -> NDArray[np.int64]:
-    """How many of its node's slots each row holds."""
-    bits = np.unpackbits(held.gpu_mask.view(np.uint8).reshape(-1, 8), axis=1)
-    return np.asarray(bits.sum(axis=1, dtype=np.int64))
 
 
 def overlapping(held: Held, start_s: float, end_s: float) -> Held:

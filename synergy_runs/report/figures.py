@@ -1,22 +1,104 @@
-"""The figures of a comparison. Objects only, no pyplot: nothing global, and less to import."""
+"""How policies look in every figure of every report, and the figures for print, made without pyplot's global state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from synergy_core.arrays import Floats
-from synergy_core.units import DAY_S, HOUR_S
-from synergy_runs.comparison import ComparedPolicy, Setting
-from synergy_runs.log import Events
-from synergy_runs.metrics import SIZE_CLASSES, size_class
-from synergy_runs.report.charts import SWEPT
-from synergy_runs.report.excerpt import unit_words
-from synergy_runs.report.palette import Look
+from synergy_core.units import DAY_S, HOUR_S, Floats
+from synergy_runs.comparison import ComparedPolicy
+from synergy_runs.facts import AS_LOGGED
+from synergy_runs.metrics import size_class
+from synergy_runs.report.charts import SIZE_NAMES, Chart
+from synergy_runs.report.excerpt import Held, gpus_of_nodes, overlapping, unit_words
 from synergy_runs.stored import StoredRun
-from synergy_runs.timeline import binned_mean, given, gpus_in_use, holdings, shares_in_use, waiting_jobs
+
+LIGHT_PAGE, DARK_PAGE = "#ffffff", "#15181d"
+"""The two backgrounds that colours are chosen for."""
+
+
+@dataclass(frozen=True)
+class Tone:
+    """One colour, as it is on a light page and on a dark one, and the marker that goes with it.
+
+    marker: Bokeh's name of it; printed: matplotlib's.
+    """
+
+    light: str
+    dark: str
+    marker: str
+    printed: str | tuple[int, int, int]
+
+
+TONES = (
+    Tone("#782d3b", "#cf2456", "circle", "o"),
+    Tone("#ba2d15", "#fea897", "square", "s"),
+    Tone("#b08d1b", "#b18f21", "triangle", "^"),
+    Tone("#292a00", "#e8ef65", "diamond", "D"),
+    Tone("#098e8b", "#7afdf8", "inverted_triangle", "v"),
+    Tone("#113575", "#5f98fc", "plus", "P"),
+    Tone("#55557b", "#6e51fe", "star", "*"),
+    Tone("#8b49fe", "#c4b5f9", "hex", "h"),
+    Tone("#a926b9", "#aa3ab7", "x", "X"),
+    Tone("#fc35aa", "#f262ae", "asterisk", (6, 2, 0)),
+)
+"""Found by simulated annealing: the least distance of two of them in OKLab, seen by anybody, as large as it gets at a
+contrast of 3:1 with the page. tests/results/test_palette.py computes both, for colour-blind eyes as well."""
+
+LOGGED = Tone("#000000", "#b4f0b4", "square_pin", (4, 1, 45))
+"""What the log itself shows, which is no policy: black on a white page, a pale green on a dark one."""
+
+# Chosen so that no two policies of the shipped comparisons share a tone.
+_SALT = "567213"
+
+SIZE_TONES = (
+    Tone("#b08d1b", "#ffe27a", "", ""),
+    Tone("#c04a1c", "#f29a6b", "", ""),
+    Tone("#4a3fae", "#8f8cf0", "", ""),
+    Tone("#1b1b33", "#b5407a", "", ""),
+)
+"""Of jobs on a Gantt chart, by `metrics.SIZE_CLASSES`: larger is darker, so that they differ in grey."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """A policy's colour, which depends only on its name, and its marker, unique in the comparison."""
+
+    tone: Tone
+    mark: Tone
+    hollow: bool
+
+
+def tone_of(policy: str) -> int:
+    """The index in `TONES` of a policy by its name, whatever stands beside it; known to nobody before or not."""
+    digest = hashlib.sha256((_SALT + policy).encode("utf-8")).digest()
+    return int.from_bytes(digest[:4], "big") % len(TONES)
+
+
+def looks(policies: Iterable[str]) -> dict[str, Look]:
+    """A look per policy, in their order. Policies of the same tone have other markers, or the same one hollow."""
+    free = [(number, hollow) for hollow in (False, True) for number in range(len(TONES))]
+    marks: dict[str, tuple[int, bool]] = {}
+    every = dict.fromkeys(policies)
+    names = [name for name in every if name != AS_LOGGED]
+    for policy in names:
+        if (own := (tone_of(policy), False)) in free:
+            free.remove(own)
+            marks[policy] = own
+    for policy in names:
+        if policy not in marks:
+            own = tone_of(policy), True
+            marks[policy] = min(free, key=lambda each: (each != own, each[1], each[0]), default=own)
+            free = [each for each in free if each != marks[policy]]
+    found = {policy: Look(TONES[tone_of(policy)], TONES[mark], hollow) for policy, (mark, hollow) in marks.items()}
+    found[AS_LOGGED] = Look(LOGGED, LOGGED, hollow=False)
+    return {policy: found[policy] for policy in every}
+
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,34 +113,20 @@ _TICKS_BETWEEN_S = {
     4 * DAY_S: "4 d", 14 * DAY_S: "14 d",
 }  # fmt: skip
 """Used too where fewer than three of the others lie on an axis."""
-_SHORTEST_S = 1.0
-_BINS = 240
-_QUANTILES = 400
+_TICK_STEPS = [1, 2, 2.5, 5, 10]
+MINUTE_S = 60.0
 _FAR_APART = 20
 """Times as large, from which an axis is logarithmic: the smaller line would lie on the axis."""
 _TICKED_SETTINGS = 10
 """Values of a swept setting that all have a tick."""
-
 _MARKS = 9
 """On a line, so that it can be told without colour."""
+MAX_ROWS = 96
+"""GPUs on a Gantt strip."""
+_Lines = list[tuple[int, ComparedPolicy, dict[str, Floats]]]
 
 
-def _look(row: ComparedPolicy, found: Mapping[str, Look], points: int, at: int = 0) -> dict[str, Any]:
-    """How a line of so many points is drawn; at: which of the lines it is, so that marks of two seldom meet."""
-    look = found[row.policy]
-    step = max(1, points // _MARKS)
-    return {
-        "color": look.light,
-        "label": row.label,
-        "linestyle": (0, (4, 1.5)) if row.oracle else "-",
-        "marker": look.mark.printed,
-        "markersize": 5.0,
-        "markerfacecolor": "white" if look.hollow else look.light,
-        "markevery": (at * max(1, step // 3) % step, step),
-    }
-
-
-def blank(height_in: float = 4.2) -> Figure:
+def blank(height_in: float) -> Figure:
     """An empty figure of the report's width."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -68,266 +136,202 @@ def blank(height_in: float = 4.2) -> Figure:
     return figure
 
 
-def tidy(axes: Axes) -> None:
-    """No frame but the two axes, a light grid behind."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#e3e3e3", linewidth=0.6)
-    axes.set_axisbelow(True)
-
-
 def legend(figure: Figure, axes: Axes) -> None:
-    """The policies, above the axes: nothing hides behind them, and a phone shows them without scrolling."""
+    """The legend, above the axes: it hides nothing, and a phone shows it without scrolling."""
     handles, labels = axes.get_legend_handles_labels()
     columns = min(len(labels), 6)
     figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=9)
 
 
-def _duration_ticks(axis: Any, low_s: float, high_s: float) -> None:
-    from matplotlib.ticker import FixedLocator, NullLocator
+def time_unit(span_s: float) -> tuple[float, str]:
+    """(seconds, name) of the unit in which a span of time reads best on an axis."""
+    units = ((DAY_S, "days"), (HOUR_S, "hours"), (60.0, "minutes"))
+    return next(((scale_s, unit) for scale_s, unit in units if span_s >= 3 * scale_s), (1.0, "seconds"))
+
+
+def print_chart(chart: Chart, policies: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure:
+    """A chart of the report for print. policies: whose lines the chart has, in order."""
+    from matplotlib.ticker import MaxNLocator
+
+    x, panels, at = chart["x"], chart["panels"], np.array(chart.get("at", ()))
+    figure = blank((4.2, 5.6, 6.6)[len(panels) - 1])
+    several = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, panel in zip(several, panels, strict=True):
+        lines = [
+            (number, row, {name: np.array(values, dtype=np.float64) for name, values in line.items()})
+            for number, (row, line) in enumerate(zip(policies, panel["lines"], strict=True))
+            if line
+        ]
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(color="#e3e3e3", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.set_ylabel(panel["label"])
+        if x["kind"] == "class":
+            _marks_by_class(axes, lines, len(policies), x["classes"], found)
+        else:
+            _lines(axes, lines, at, panel, found, over_time=x["kind"] == "date")
+        if "rule" in x:
+            axes.axvline(x["rule"], color="#1a1a1a", linewidth=0.9)
+    last = several[-1]  # all have its axis of x
+    last.set_xlabel(x["label"])
+    if x.get("log"):
+        last.set_xscale("log")
+    if len(at) and "marks" not in panels[0]:
+        last.set_xlim(at[0], at[-1])
+    if x["kind"] == "number":
+        last.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    if "marks" in panels[0] and len(at) <= _TICKED_SETTINGS:
+        last.set_xticks(at)
+    if x["kind"] == "duration":
+        _duration_ticks(last.xaxis, at[0], at[-1])
+    if x["kind"] == "date":
+        scale_s, unit = time_unit(at[-1])
+        ticks = MaxNLocator(nbins=9, steps=_TICK_STEPS).tick_values(0, at[-1] / scale_s)
+        last.set_xticks([tick * scale_s for tick in ticks if 0 <= tick * scale_s <= at[-1]])
+        last.set_xlabel(f"time since the window's start, {unit}")
+        last.xaxis.set_major_formatter(lambda value, _: f"{value / scale_s:,g}")
+    legend(figure, several[0])
+    return figure
+
+
+def _look(row: ComparedPolicy, found: Mapping[str, Look]) -> dict[str, Any]:
+    look = found[row.policy]
+    return {
+        "color": look.tone.light,
+        "label": row.label,
+        "marker": look.mark.printed,
+        "markerfacecolor": "white" if look.hollow else look.tone.light,
+    }
+
+
+def _lines(axes: Axes, lines: _Lines, at: Floats, panel: Any, found: Mapping[str, Look], *, over_time: bool) -> None:
+    style = {"linewidth": 1.2, "drawstyle": "steps-mid"} if over_time else {"linewidth": 1.7}
+    step = 1 if "marks" in panel else max(1, len(at) // _MARKS)
+    for number, row, line in lines:
+        dashes = (0, (4, 1.5)) if row.oracle else "-"
+        first = number * max(1, step // 3) % step  # so that markers of two lines rarely overlap
+        look: dict[str, Any] = {**_look(row, found), **style, "markersize": 5.0, "markevery": (first, step)}
+        axes.plot(at, line["y"], linestyle=dashes, **look)
+    if "rule" in panel:
+        axes.axhline(panel["rule"], color="#1a1a1a", linewidth=0.9, linestyle=":")
+    values = [line["y"] for _, _, line in lines]
+    if "top" in panel:
+        axes.set_ylim(0, panel["top"] * 1.04)
+    elif panel["kind"] == "duration":
+        _duration_scale(axes, np.concatenate(values))
+    else:  # a queue: one policy's must not flatten the others to a line
+        means, longest = [each.mean() for each in values], max(each.max(initial=0) for each in values)
+        if max(means) > _FAR_APART * min(means) and longest > 100:
+            axes.set_yscale("symlog", linthresh=10.0, linscale=0.5)
+            axes.minorticks_off()
+        axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
+    if panel["kind"] == "count":
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}" if value == int(value) else "")
+
+
+def _marks_by_class(
+    axes: Axes, lines: _Lines, policies: int, classes: Sequence[str], found: Mapping[str, Look]
+) -> None:
+    """Means as marks, 99th percentiles as ticks above them."""
+    width, highest_s = 0.8 / policies, MINUTE_S
+    for number, row, line in lines:
+        at = np.arange(len(classes)) - 0.4 + (number + 0.5) * width
+        means, p99, look = np.nan_to_num(line["y"]), np.nan_to_num(line["high"]), _look(row, found)
+        bar: dict[str, Any] = {"color": look["color"], "linewidth": 1.3}
+        axes.vlines(at, means, p99, linestyle="dashed" if row.oracle else "solid", **bar)
+        axes.hlines(p99, at - width * 0.3, at + width * 0.3, **bar)
+        axes.plot(at, means, linestyle="", markersize=6, clip_on=False, zorder=3, **look)
+        highest_s = max(highest_s, *means, *p99)
+    _bent_scale(axes, highest_s)
+    axes.set_xticks(range(len(classes)), classes)
+    axes.grid(visible=False, axis="x")
+    axes.set_xlim(-0.5, len(classes) - 0.5)
+    for border in range(1, len(classes)):
+        axes.axvline(border - 0.5, color="#e3e3e3", linewidth=0.6, zorder=0)
+
+
+def _duration_ticks(axis: Any, low_s: float, high_s: float, first: Sequence[float] = ()) -> None:
+    from matplotlib.ticker import NullLocator
 
     named = _TICKS_S
     if sum(low_s <= tick <= high_s for tick in named) < 3:
         named = named | _TICKS_BETWEEN_S
-    ticks = [tick for tick in named if low_s <= tick <= high_s * 1.001]
-    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_ticks([*first, *(tick for tick in sorted(named) if low_s <= tick <= high_s * 1.001)])
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda value, _: next((t for at, t in named.items() if abs(at - value) < 1e-9), "0"))
 
 
-def _pooled(row: ComparedPolicy, column: str) -> Floats:
-    """A column of jobs.parquet over all seeds, known values of measured jobs only."""
-    values: Floats = np.concatenate([run.measured(column) for run in row.runs])
-    return values[np.isfinite(values)]
+def _bent_scale(axes: Axes, high_s: float) -> None:
+    """An axis of seconds from 0 on: linear below a minute, logarithmic above."""
+    axes.set_yscale("symlog", linthresh=MINUTE_S, linscale=0.5)
+    axes.set_ylim(0, high_s * 1.5)
+    _duration_ticks(axes.yaxis, MINUTE_S, high_s * 1.5, [0.0])
 
 
-def jct_cdf(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure:
-    """Share of jobs done within a time of their submission."""
-    figure = blank()
+def _duration_scale(axes: Axes, values_s: Floats) -> None:
+    """An axis of seconds, logarithmic where values differ widely."""
+    from matplotlib.ticker import MaxNLocator
+
+    known_s = values_s[np.isfinite(values_s)].tolist()
+    low_s, high_s = min(known_s, default=0.0), max([*known_s, 1.0])
+    if high_s <= max(_FAR_APART * low_s, 600.0):
+        scale_s, unit = time_unit(high_s)
+        axes.set_ylim(0, high_s * 1.05)
+        ticks = MaxNLocator(nbins=5, steps=_TICK_STEPS).tick_values(0, high_s / scale_s)
+        axes.set_yticks([each * scale_s for each in ticks if each * scale_s <= high_s * 1.05])
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value / scale_s:,g} {unit}" if value else "0")
+    elif low_s <= MINUTE_S:
+        _bent_scale(axes, high_s)
+    else:
+        axes.set_yscale("log")
+        axes.set_ylim(low_s / 1.5, high_s * 1.5)
+        _duration_ticks(axes.yaxis, low_s / 1.5, high_s * 1.5)
+
+
+def shown_nodes(gpus_per_node: Sequence[int]) -> int:
+    """How many nodes, from the first, have at most `MAX_ROWS` GPUs together; at least one."""
+    return max(1, int(np.searchsorted(np.cumsum(gpus_per_node), MAX_ROWS, side="right")))
+
+
+def strip(run: StoredRun, held: Held, stretch_s: tuple[float, float]) -> Figure:
+    """The first nodes of a run through a stretch of time, one row per GPU."""
+    from matplotlib.collections import PolyCollection
+
+    gpus_per_node, total = gpus_of_nodes(run.summary), len(gpus_of_nodes(run.summary))
+    nodes = shown_nodes(gpus_per_node)
+    base = np.concatenate(([0], np.cumsum(gpus_per_node)))
+    shown = overlapping(held, *stretch_s)
+    shown = shown.take(shown.node < nodes)
+    figure = blank(1.3 + 0.9 + 0.035 * float(base[nodes]))
     axes = figure.add_subplot()
-    share = np.linspace(0, 1, _QUANTILES)
-    low_s, high_s = np.inf, 10 * _SHORTEST_S
-    for at, row in enumerate(rows):
-        jct_s = np.maximum(_pooled(row, "jct_s"), _SHORTEST_S)
-        if len(jct_s):
-            axes.plot(np.quantile(jct_s, share), share * 100, linewidth=1.7, **_look(row, found, _QUANTILES, at))
-            low_s, high_s = min(low_s, float(np.quantile(jct_s, 0.001))), max(high_s, float(jct_s.max()))
-    low_s = min(low_s, high_s / 10)
-    axes.set_xscale("log")
-    axes.set_xlim(low_s * 0.9, high_s * 1.1)
-    axes.set_ylim(0, 101)
-    _duration_ticks(axes.xaxis, low_s * 0.9, high_s * 1.1)
-    axes.set_xlabel("job completion time (finish − submission)")
-    axes.set_ylabel("jobs completed, %")
-    tidy(axes)
+    scale_s, unit = time_unit(stretch_s[1] - stretch_s[0])
+    slot, slots = unit_words(run.summary)
+    for size, (tone, label) in enumerate(zip(SIZE_TONES, SIZE_NAMES, strict=True)):
+        of_size = shown.take(size_class(shown.gpus) == size)
+        look: dict[str, Any] = {"facecolor": tone.light, "edgecolor": "white", "linewidth": 0.35}
+        row, first, last = _gpu_runs(of_size)
+        left, right = (np.clip(each, *stretch_s)[row] / scale_s for each in (of_size.start_s, of_size.end_s))
+        top, bottom = base[of_size.node[row]] + first, base[of_size.node[row]] + last
+        corners = np.stack([left, top, right, top, right, bottom, left, bottom], axis=-1).reshape(-1, 4, 2)
+        axes.add_collection(PolyCollection(list(corners), **look), autolim=False)
+        axes.fill_between([], [], **look, label=f"{label} {slots if size else slot}")
+    axes.set_xlim(stretch_s[0] / scale_s, stretch_s[1] / scale_s)
+    axes.set_ylim(float(base[nodes]), 0)
+    axes.set_facecolor("#fafbfc")
+    axes.hlines(base[1:nodes], *axes.get_xlim(), color="#555555", linewidth=0.5)
+    axes.set_yticks((base[:nodes] + base[1 : nodes + 1]) / 2, [f"node {node}" for node in range(nodes)], fontsize=8)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(f"time since the window's start, {unit}")
+    part = f"all {total} nodes" if nodes == total else f"nodes 0–{nodes - 1} of {total}"
+    axes.set_title(f"{run.label}: {part}, one row per {slot}", loc="left", fontsize=9)
     legend(figure, axes)
     return figure
 
 
-def fairness_cdf(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure:
-    """Share of jobs by ρ; right of the line a job would rather have had its own share of the cluster."""
-    figure = blank()
-    axes = figure.add_subplot()
-    share = np.linspace(0, 1, _QUANTILES)
-    low, high = 0.1, 10.0
-    for at, row in enumerate(rows):
-        rho = np.maximum(_pooled(row, "finish_time_fairness"), 1e-3)
-        if len(rho):
-            axes.plot(np.quantile(rho, share), share * 100, linewidth=1.7, **_look(row, found, _QUANTILES, at))
-            low, high = min(low, float(np.quantile(rho, 0.005))), max(high, float(np.quantile(rho, 0.995)))
-    axes.axvline(1.0, color="#1a1a1a", linewidth=0.9)
-    axes.set_xscale("log")
-    axes.set_xlim(low * 0.9, high * 1.1)
-    axes.set_ylim(0, 101)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    axes.set_xlabel("finish-time fairness ρ (1: as if alone on an equal share; less is better)")
-    axes.set_ylabel("jobs, %")
-    tidy(axes)
-    legend(figure, axes)
-    return figure
-
-
-def gpus_and_queue(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure:
-    """GPUs used and jobs waiting over time, means of equal bins, of each policy's first seed."""
-    figure = blank(5.6)
-    upper, lower = figure.subplots(2, 1, sharex=True)
-    events = [row.runs[0].events() for row in rows]
-    edges_s = np.linspace(0.0, shown_span_s(rows, events), _BINS + 1)
-    scale_s, unit = time_unit(edges_s[-1])
-    middles = (edges_s[:-1] + edges_s[1:]) / 2 / scale_s
-    for at, (row, each) in enumerate(zip(rows, events, strict=True)):
-        look = {**_look(row, found, _BINS, at), "linewidth": 1.2, "drawstyle": "steps-mid"}
-        for axes, series in ((upper, gpus_in_use(each)), (lower, waiting_jobs(each))):
-            axes.plot(middles, binned_mean(*series, edges_s), **look)
-    gpus = rows[0].runs[0].summary["gpus"]
-    upper.axhline(gpus, color="#1a1a1a", linewidth=0.9, linestyle=":")
-    upper.set_ylim(0, gpus * 1.05)
-    upper.set_ylabel(f"{unit_words(rows[0].runs[0].summary)[1]} used (of {gpus:,})")
-    lower.set_ylabel("jobs waiting")
-    _queue_scale(lower, [binned_mean(*waiting_jobs(each), edges_s) for each in events])
-    lower.set_xlabel(f"time since the window's start, {unit}")
-    lower.set_xlim(0, edges_s[-1] / scale_s)
-    for axes in (upper, lower):
-        tidy(axes)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}" if value == int(value) else "")
-    legend(figure, upper)
-    return figure
-
-
-def gpus_cpus_and_memory(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure:
-    """GPUs, CPUs and memory that jobs have over time, of all there are, of each policy's first seed.
-
-    Means of equal bins. Policies that share no CPUs and memory out have GPUs only.
-    """
-    figure = blank(6.6)
-    panels = figure.subplots(3, 1, sharex=True, sharey=True)
-    events = [row.runs[0].events() for row in rows]
-    edges_s = np.linspace(0.0, shown_span_s(rows, events), _BINS + 1)
-    scale_s, unit = time_unit(edges_s[-1])
-    middles = (edges_s[:-1] + edges_s[1:]) / 2 / scale_s
-    for at, (row, each) in enumerate(zip(rows, events, strict=True)):
-        look = {**_look(row, found, _BINS, at), "linewidth": 1.2, "drawstyle": "steps-mid"}
-        for axes, (used, most) in zip(panels, _in_use(row.runs[0], each), strict=False):
-            axes.plot(middles, binned_mean(*used, edges_s) / most * 100, **look)
-    for axes, what in zip(panels, ("GPUs", "CPUs", "memory"), strict=True):
-        axes.set_ylabel(f"{what} used, %")
-        tidy(axes)
-    panels[0].set_ylim(0, 105)
-    panels[-1].set_xlabel(f"time since the window's start, {unit}")
-    panels[-1].set_xlim(0, edges_s[-1] / scale_s)
-    legend(figure, panels[0])
-    return figure
-
-
-def _in_use(run: StoredRun, events: Events) -> list[tuple[tuple[Floats, Any], float]]:
-    """Step functions of GPUs, CPUs and bytes of memory that jobs have, each with what there is; GPUs only of a run that
-    shares nothing else out.
-    """
-    shares, summary = run.shares(), run.summary
-    gpus = (gpus_in_use(events), float(summary["gpus"]))
-    if shares is None:
-        return [gpus]
-    time_s, cpus, memory_bytes = shares_in_use(given(shares, holdings(events)))
-    return [gpus, ((time_s, cpus), summary["cpus"]), ((time_s, memory_bytes), summary["memory_bytes"])]
-
-
-def _queue_scale(axes: Axes, queues: Sequence[Floats]) -> None:
-    """Makes the axis logarithmic above 10 jobs where one policy's queue would flatten another's to nothing."""
-    means, longest = [each.mean() for each in queues], max(each.max(initial=0) for each in queues)
-    if max(means) > _FAR_APART * min(means) and longest > 100:
-        axes.set_yscale("symlog", linthresh=10.0, linscale=0.5)
-        axes.minorticks_off()
-    axes.set_ylim(0, max(1.0, axes.get_ylim()[1]))
-
-
-def shown_span_s(rows: Sequence[ComparedPolicy], events: Sequence[Any]) -> float:
-    """Seconds on the axis of time: to the last finish, but not far beyond the last submission.
-
-    A few long jobs would leave most of it empty.
-    """
-    last_s = max((float(each.time_s[-1]) for each in events if len(each.time_s)), default=1.0)
-    arrivals_s = float(np.max(rows[0].runs[0].jobs("submit_time_s")["submit_time_s"], initial=0.0))
-    return max(min(last_s, 1.25 * arrivals_s) if arrivals_s > 0 else last_s, 1.0)
-
-
-def time_unit(span_s: float) -> tuple[float, str]:
-    """(seconds, name) of the unit in which a span of time reads best on an axis."""
-    for scale_s, unit in ((DAY_S, "days"), (HOUR_S, "hours"), (60.0, "minutes")):
-        if span_s >= 3 * scale_s:
-            return scale_s, unit
-    return 1.0, "seconds"
-
-
-def waiting_by_size(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure:
-    """Mean time without GPUs (mark), 99th percentile (tick) by job size."""
-    figure = blank()
-    axes = figure.add_subplot()
-    width, highest_s = 0.8 / len(rows), 60.0
-    for number, row in enumerate(rows):
-        waiting_s, size = _waits(row)
-        groups = [waiting_s[size == each] for each in range(len(SIZE_CLASSES))]
-        means = [group.mean() if len(group) else 0.0 for group in groups]
-        p99 = [np.percentile(group, 99) if len(group) else 0.0 for group in groups]
-        at = np.arange(len(groups)) - 0.4 + (number + 0.5) * width
-        look = found[row.policy]
-        axes.vlines(at, means, p99, color=look.light, linewidth=1.3, linestyle="dashed" if row.oracle else "solid")
-        axes.hlines(p99, at - width * 0.3, at + width * 0.3, color=look.light, linewidth=1.3)
-        face = "white" if look.hollow else look.light
-        axes.plot(at, means, linestyle="", marker=look.mark.printed, color=look.light, markerfacecolor=face,
-                  markersize=6, clip_on=False, zorder=3, label=row.label)  # fmt: skip
-        highest_s = max(highest_s, *means, *p99)
-    axes.set_yscale("symlog", linthresh=60.0, linscale=0.5)
-    axes.set_ylim(0, highest_s * 1.5)
-    _duration_ticks(axes.yaxis, 60.0, highest_s * 1.5)
-    axes.set_yticks([0.0, *axes.get_yticks()])
-    axes.set_xticks(range(len(SIZE_CLASSES)), [each.replace("-", "–") for each in SIZE_CLASSES])
-    axes.set_xlabel(f"{unit_words(rows[0].runs[0].summary)[1]} of the job")
-    axes.set_ylabel("wait (time without GPUs)")
-    tidy(axes)
-    axes.grid(visible=False, axis="x")
-    axes.set_xlim(-0.5, len(SIZE_CLASSES) - 0.5)
-    for border in range(1, len(SIZE_CLASSES)):
-        axes.axvline(border - 0.5, color="#e3e3e3", linewidth=0.6, zorder=0)
-    legend(figure, axes)
-    return figure
-
-
-def sweep(rows: Sequence[ComparedPolicy], found: Mapping[str, Look]) -> Figure | None:
-    """Mean wait and mean JCT over the one number that was varied, a line per policy; logarithmic if they lie far apart.
-
-    None where what varies is not one number.
-    """
-    try:
-        number_of: dict[Setting, float] = {
-            row.setting: float(row.setting[0][1]) for row in rows if len(row.setting) == 1
-        }
-    except ValueError:
-        return None
-    if len(number_of) < 2:
-        return None
-    figure = blank(6.0)
-    panels = figure.subplots(len(SWEPT), 1, sharex=True)
-    for axes, (key, label) in zip(panels, SWEPT.items(), strict=True):
-        for policy in dict.fromkeys(row.policy for row in rows):
-            line = sorted((row for row in rows if row.policy == policy), key=lambda row: number_of[row.setting])
-            varied = [number_of[row.setting] for row in line]
-            axes.plot(varied, [row.mean(key) for row in line], linewidth=1.7, **_look(line[0], found, 1))
-        _duration_scale(axes, [row.mean(key) for row in rows])
-        axes.set_ylabel(label)
-        tidy(axes)
-    if len(set(number_of.values())) <= _TICKED_SETTINGS:
-        panels[-1].set_xticks(sorted(set(number_of.values())))
-        panels[-1].xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-    panels[-1].set_xlabel(rows[0].setting[0][0])
-    legend(figure, panels[0])
-    return figure
-
-
-def _duration_scale(axes: Axes, known_s: Sequence[float]) -> None:
-    """Scales an axis of seconds: logarithmic where values differ widely, linear below a minute if some lie there."""
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    known = [each for each in known_s if np.isfinite(each)]
-    low_s, high_s = min(known, default=0.0), max([*known, _SHORTEST_S])
-    if high_s > max(_FAR_APART * low_s, 600.0):
-        if low_s > 60.0:
-            axes.set_yscale("log")
-            axes.set_ylim(low_s / 1.5, high_s * 1.5)
-        else:
-            axes.set_yscale("symlog", linthresh=60.0, linscale=0.5)
-            axes.set_ylim(0, high_s * 1.5)
-        _duration_ticks(axes.yaxis, low_s / 1.5 if low_s > 60.0 else 60.0, high_s * 1.5)
-        if low_s <= 60.0:
-            axes.set_yticks([0.0, *axes.get_yticks()])
-        return
-    scale_s, unit = time_unit(high_s)
-    axes.set_ylim(0, high_s * 1.05)
-    step_s = MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]).tick_values(0, high_s / scale_s)
-    axes.set_yticks([each * scale_s for each in step_s if each * scale_s <= high_s * 1.05])
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale_s:,g} {unit}" if value else "0"))
-
-
-def _waits(row: ComparedPolicy) -> tuple[Floats, Any]:
-    waiting_s = np.concatenate([run.measured("waiting_s") for run in row.runs])
-    size = size_class(np.concatenate([run.jobs("gpus")["gpus"] for run in row.runs]))
-    known = np.isfinite(waiting_s)
-    return waiting_s[known], size[known]
+def _gpu_runs(held: Held) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """(row, first GPU, GPU after the last) of each unbroken run of set bits in the masks of `held`."""
+    bits = np.unpackbits(held.gpu_mask.astype("<u8").view(np.uint8).reshape(-1, 8), axis=1, bitorder="little")
+    edges = np.diff(np.pad(bits.astype(np.int8), ((0, 0), (1, 1))), axis=1)
+    row, first = np.nonzero(edges == 1)
+    _, last = np.nonzero(edges == -1)
+    return row, first, last

@@ -1,28 +1,121 @@
-"""report.html: one file that needs nothing else, on a desk or a phone, in the light or the dark."""
+"""report.html: one self-contained file for desktop and phone, in light and dark mode."""
 
 from __future__ import annotations
 
+import base64
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from html import escape
 from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
-from synergy_core.units import format_duration
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.errors import InputError
+from synergy_core.scheduling.reasons import Stopped
+from synergy_core.units import Floats, format_duration
 from synergy_runs.comparison import ComparedPolicy, Comparison
-from synergy_runs.knowledge import known
-from synergy_runs.notes import notes
+from synergy_runs.facts import gpus_in
+from synergy_runs.notes import known, notes
 from synergy_runs.numbers import ratio_text, three_digits
-from synergy_runs.report.assets import bokeh_js, scripts
-from synergy_runs.report.breakdown import MEASURES, Breakdown
-from synergy_runs.report.charts import Chart
-from synergy_runs.report.palette import SIZE_TONES, Look
-from synergy_runs.table_columns import SHARED, Figure, cells, figures_of
-from synergy_runs.tables import assumptions, caption, grouped, terms_cells
-from synergy_runs.verdict import setting_text, verdict
+from synergy_runs.report.charts import MEASURES, Breakdown, Chart
+from synergy_runs.report.excerpt import Held
+from synergy_runs.report.figures import SIZE_TONES, Look
+from synergy_runs.tables import (
+    SHARED,
+    assumptions,
+    caption,
+    cells,
+    figures_of,
+    grouped,
+    setting_text,
+    terms_cells,
+    verdict,
+)
 
+UNKNOWN = -1.0
+"""What a column of times has where there is none."""
+MAX_CELLS = 800_000
+"""Jobs × policies in the list of jobs: about 2 bytes each in the report."""
 _CLASSES_ON_PAPER = 25
 """Of users and tenants there may be thousands."""
+_LOW_BITS = np.uint64(0xFFFF_FFFF)
+_NAMED = ("user", "virtual_cluster", "gpu_type", "model", "end_state")
+_SCRIPTS = ("unpack", "words", "policies", "tables", "charts", "breakdown", "jobs", "gantt", "main")
+_BOKEH = ("bokeh.min.js", "bokeh-api.min.js")
+_GANTT = (
+    '<section class="script"><h2>What ran where</h2><figcaption>Every node and all of time, a page of nodes at once; '
+    "coloured and hatched by the size of the job. Drag or use the arrow keys to move, + and − to zoom, "
+    'Page Up and Page Down for other nodes.</figcaption><div id="gantt"></div></section>'
+)
+
+
+def packed(data: bytes | str) -> str:
+    """Bytes or text, deflated without a header, in base64."""
+    plain = data if isinstance(data, bytes) else data.encode("utf-8")
+    return base64.b64encode(zlib.compress(plain, 6, wbits=-zlib.MAX_WBITS)).decode("ascii")
+
+
+def packed_columns(columns: Mapping[str, NDArray[Any]], about: Mapping[str, Any]) -> str:
+    """Columns of whole numbers ≥ −1, equally long, and what else is to be known of them: `page/unpack.js` reads it.
+
+    One line of JSON, then every column in as few bytes a number as its largest needs, all lowest bytes first: bytes of
+    like rank lie together, which deflates to about half. −1, where there is no number, is written as 0, others one up.
+    """
+    heads, parts = [], []
+    for name, values in columns.items():
+        up = (np.asarray(values) + 1).astype("<u8")
+        width = max(1, (int(up.max(initial=0)).bit_length() + 7) // 8)
+        heads.append([name, len(up), width])
+        parts.append(up.view(np.uint8).reshape(-1, 8).T[:width].tobytes())
+    line = json.dumps({"about": about, "columns": heads}, separators=(",", ":"), ensure_ascii=False) + "\n"
+    return packed(line.encode("utf-8") + b"".join(parts))
+
+
+def fitting(make: Callable[[int], dict[str, str]], most: int, limit: int) -> dict[str, str]:
+    """The sections that `make(most)` gives, or of fewer if these have more than `limit` letters."""
+    sections = make(most)
+    while (letters := sum(map(len, sections.values()))) > limit and most > 1:
+        most = max(1, int(0.9 * most * limit / letters))
+        sections = make(most)
+    return sections
+
+
+def steps_of(values_s: Floats, unit_s: float) -> NDArray[np.int64]:
+    """Times as whole multiples of a unit; `UNKNOWN` for NaN."""
+    return np.where(np.isfinite(values_s), np.rint(np.nan_to_num(values_s) / unit_s), UNKNOWN).astype(np.int64)
+
+
+def unit_for(span_s: float) -> float:
+    """The unit that times of a run are written in: a millionth of it or less, but from 1 ms to 1 s."""
+    return next((unit_s for unit_s in (1.0, 0.1, 0.01) if unit_s * 1e6 <= span_s), 1e-3)
+
+
+def scripts() -> str:
+    """All of `page/*.js` as one function."""
+    folder = files("synergy_runs.report").joinpath("page")
+    parts = [folder.joinpath(f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
+    return '(async () => {\n"use strict";\n' + "\n".join(parts) + "\n})();"
+
+
+@cache
+def bokeh_js() -> str:
+    """Bokeh's script, packed. Read from where it is installed: importing it costs a second and brings nothing else."""
+    spec = find_spec("bokeh")
+    folder = Path((spec and spec.origin) or "").parent / "server" / "static" / "js"
+    try:
+        return packed(";\n".join((folder / name).read_text(encoding="utf-8") for name in _BOKEH))
+    except OSError as error:
+        raise InputError(
+            "report.html needs the package bokeh, which is not installed: pip install bokeh, or figures=false for none."
+        ) from error
 
 
 def page(
@@ -30,43 +123,45 @@ def page(
     command: str,
     *,
     looks: Mapping[str, Look],
-    charts: Sequence[Chart] = (),
-    groups: Sequence[Breakdown] = (),
+    report: Mapping[str, Any],
     sections: Mapping[str, str],
 ) -> str:
     """The whole report.
 
-    looks: of each policy. groups: `breakdowns`, for readers without JavaScript and for paper. sections: by id, what the
-    page's script unpacks (`packed.py`): `report`, which says what is shown, and what is only unpacked when it is looked
-    at.
+    looks: of each policy. report: what is shown, of which paper and readers without JavaScript get `breakdowns` as
+    tables. sections: by id, what the page's script unpacks, some of it only when it is looked at.
     """
-    rows = comparison.rows
+    rows, first = comparison.rows, comparison.rows[0].runs[0]
     policies = {row.policy for row in rows if not row.logged}
-    title = f"{rows[0].runs[0].summary['trace']}: {len(policies)} scheduling policies compared"
-    if len(policies) == 1:
-        title = f"{rows[0].runs[0].summary['trace']} under {rows[0].label}"
-    numbers = {policy: number for number, policy in enumerate(looks)}
+    title = f"{first.summary['trace']} under {rows[0].label}"
+    if len(policies) != 1:
+        title = f"{first.summary['trace']}: {len(policies)} scheduling policies compared"
+    lines = "".join(_paragraphs(known(rows), "soft"))
+    knowledge = f"<details><summary>what each policy knew</summary>{lines}</details>" if lines else ""
     body = [
         f'<div class="top"><h1>{escape(title)}</h1>',
         '<button id="theme" class="theme" type="button" hidden></button></div>',
-        f'<p class="soft">{escape(caption(comparison))}</p>',
+        *_paragraphs([caption(comparison)], "soft"),
         *(f"<p>{escape(each)}</p>" for each in assumptions(comparison)),
-        *(f'<p class="lead">{escape(each)}</p>' for each in verdict(comparison).split("\n")),
-        *(f'<p class="soft">{escape(each)}</p>' for each in _remarks(comparison)),
+        *_paragraphs(verdict(comparison).split("\n"), "lead"),
+        *_paragraphs(_remarks(comparison), "soft"),
         '<p id="needs" hidden>Charts and lists need a browser of 2023 or later; the tables are complete without.</p>',
         "<noscript><style>figure, .script { display: none }</style><p>Charts and the list of jobs need JavaScript. "
         "Without it, figures are the PNG files beside this one, and jobs in POLICY-SEED/jobs.parquet.</p></noscript>",
         "<h2>Comparison</h2>",
-        _comparison(comparison, numbers),
-        *(f'<p class="soft">{escape(each)}</p>' for each in notes(comparison)),
+        _comparison(comparison, list(looks)),
+        *_paragraphs(notes(comparison), "soft"),
         '<div id="policies" role="group" aria-label="policies shown" hidden></div>',
-        *(_chart(chart) for chart in charts),
-        *_lists(sections, _still(groups, [row.label for row in rows]), _folded_knowledge(comparison)),
+        *(_chart(chart) for chart in report["charts"]),
+        '<section><h2>By size, tenant, user, type, model and end state</h2><div id="breakdown" class="script"></div>'
+        f"{_still(report['breakdowns'], [row.label for row in rows])}{knowledge}</section>",
+        *([_GANTT] if any(name.startswith("gantt-") for name in sections) else []),
+        f'<section class="script"><h2>Jobs</h2><div id="job-list"></div>{knowledge}</section>',
         "<footer>",
         "<h2>How this came about</h2>",
         _provenance(comparison, command),
         f"<details><summary>config.yaml of {escape(rows[0].label)}</summary>"
-        f"<pre>{escape(rows[0].runs[0].config_yaml())}</pre></details>",
+        f"<pre>{escape(first.config_yaml())}</pre></details>",
         "</footer>",
         *(f'<script type="text/plain" id="{id_}">{text}</script>' for id_, text in sections.items()),
         f'<script type="text/plain" id="bokeh">{bokeh_js()}</script>',
@@ -92,9 +187,13 @@ def _style(looks: Mapping[str, Look]) -> str:
     )
 
 
+def _paragraphs(texts: Sequence[str], kind: str) -> list[str]:
+    return [f'<p class="{kind}">{escape(each)}</p>' for each in texts]
+
+
 def _chart(chart: Chart) -> str:
     """A place for a chart, its buttons and its values, which the page's script fills."""
-    panels = ("", " two", " three")[min(len(chart["panels"]), 3) - 1]
+    panels = ("", " two", " three")[len(chart["panels"]) - 1]
     mouse = "" if "classes" in chart["x"] else " Drag to zoom, or use the buttons."
     return (
         f'<figure id="{chart["id"]}"><h2>{escape(chart["title"])}</h2>'
@@ -105,42 +204,20 @@ def _chart(chart: Chart) -> str:
     )
 
 
-def _folded_knowledge(comparison: Comparison) -> str:
-    """What each policy knew, for below every table."""
-    lines = "".join(f'<p class="soft">{escape(each)}</p>' for each in known(comparison.rows))
-    return f"<details><summary>what each policy knew</summary>{lines}</details>" if lines else ""
-
-
 def _still(groups: Sequence[Breakdown], labels: Sequence[str]) -> str:
     """Mean JCT and mean wait by size, tenant, …, a table each: what paper shows, and a browser without JavaScript."""
     tables = []
     for group in groups:
         classes = group["classes"][:_CLASSES_ON_PAPER]
+        shown = f" (the {len(classes)} largest of {group['total']:,})" if len(classes) < group["total"] else ""
         for measure in ("mean_jct", "mean_wait"):
-            heads = [escape(group["heading"]), "jobs", *map(escape, labels[: len(group["values"][measure])])]
-            columns = [[_td(f"{jobs:,}") for jobs in group["jobs"]]]
-            columns += [
-                [_td("–" if value is None else format_duration(value)) for value in values]
-                for values in group["values"][measure]
-            ]
-            shown = f" (the {len(classes)} largest of {group['total']:,})" if len(classes) < group["total"] else ""
+            values = group["values"][measure]
+            columns = [[f"{jobs:,}" for jobs in group["jobs"]]]
+            columns += [["–" if each is None else format_duration(each) for each in column] for column in values]
+            heads = [escape(each) for each in (group["heading"], "jobs", *labels[: len(values)])]
             tables.append(f"<h3>{MEASURES[measure][0]} by {escape(group['heading'])}{shown}</h3>")
-            tables.append(_table(heads, [classes, *(column[: len(classes)] for column in columns)]))
+            tables.append(_table(heads, [classes, *(_tds(column[: len(classes)]) for column in columns)]))
     return f'<div class="still">{"".join(tables)}</div>'
-
-
-def _lists(sections: Mapping[str, str], still: str, knowledge: str) -> Iterable[str]:
-    yield (
-        '<section><h2>By size, tenant, user, type, model and end state</h2><div id="breakdown" class="script"></div>'
-        f"{still}{knowledge}</section>"
-    )
-    if any(name.startswith("gantt-") for name in sections):
-        yield (
-            '<section class="script"><h2>What ran where</h2><figcaption>Every node and all of time, a page of nodes at '
-            "once; coloured and hatched by the size of the job. Drag or use the arrow keys to move, + and − to zoom, "
-            'Page Up and Page Down for other nodes.</figcaption><div id="gantt"></div></section>'
-        )
-    yield f'<section class="script"><h2>Jobs</h2><div id="job-list"></div>{knowledge}</section>'
 
 
 def _remarks(comparison: Comparison) -> list[str]:
@@ -161,42 +238,37 @@ def _remarks(comparison: Comparison) -> list[str]:
     return remarks
 
 
-def _comparison(comparison: Comparison, numbers: Mapping[str, int]) -> str:
+def _comparison(comparison: Comparison, policies: Sequence[str]) -> str:
     shown = [
         (title, row) for each in comparison.settings for title, some in grouped(comparison.of(each)) for row in some
     ]
     rows = [row for _, row in shown]
     heads = ["policy", *(escape(key) for key, _ in rows[0].setting)]
-    columns: list[list[str]] = [[_td(value) for value in column] for column in zip(*_values(rows), strict=True)]
+    columns = [_tds(column) for column in zip(*([value for _, value in row.setting] for row in rows), strict=True)]
     if len(rows) > 1 and any(row.terms for row in rows):
         heads += ['<span class="word">may change</span>', '<span class="word">knows</span>']
-        columns += [[_td(text, "word") for text in column] for column in zip(*map(terms_cells, rows), strict=True)]
-    before = len(heads)
-    for figure in _figures(rows):
+        columns += [_tds(column, "word") for column in zip(*map(terms_cells, rows), strict=True)]
+    figures = figures_of(rows)  # and CPUs and memory behind GPUs, if a policy shares them out
+    after = next((at for at, each in enumerate(figures, 1) if each.key == "gpu_utilisation_fraction"), len(figures))
+    figures[after:after] = [each for each in SHARED if any(math.isfinite(row.mean(each.key)) for row in rows)]
+    for figure in figures:
         unit, texts, best = cells(figure, rows)
         heads.append(f"{escape(figure.heading)}<small>{escape(unit) or '&nbsp;'}</small>")
         columns.append([_td(text, "best" if mark else "") for text, mark in zip(texts, best, strict=True)])
-    if len(rows) > 1:
-        heads.insert(before + 1, f"mean JCT<small>vs {escape(comparison.rows[0].label)}</small>")
-        columns.insert(before, [_td(ratio_text(row.ratio)) for row in rows])
+        if figure is figures[0] and len(rows) > 1:
+            heads.append(f"mean JCT<small>vs {escape(comparison.rows[0].label)}</small>")
+            columns.append(_tds(ratio_text(row.ratio) for row in rows))
     titles = [title if at == 0 or title != shown[at - 1][0] else "" for at, (title, _) in enumerate(shown)]
-    return _table(heads, [[row.label for row in rows], *columns], [numbers[row.policy] for row in rows], titles)
-
-
-def _figures(rows: Sequence[ComparedPolicy]) -> list[Figure]:
-    """The columns of the table; CPUs and memory beside GPUs where anybody shares them out."""
-    shared = [each for each in SHARED if any(math.isfinite(row.mean(each.key)) for row in rows)]
-    shown = figures_of(rows)
-    after = next((at for at, each in enumerate(shown, 1) if each.key == "gpu_utilisation_fraction"), len(shown))
-    return [*shown[:after], *shared, *shown[after:]]
-
-
-def _values(rows: Iterable[ComparedPolicy]) -> list[list[str]]:
-    return [[value for _, value in row.setting] for row in rows]
+    numbers = [policies.index(row.policy) for row in rows]
+    return _table(heads, [[row.label for row in rows], *columns], numbers, titles)
 
 
 def _td(text: str, kind: str = "") -> str:
     return f'<td class="{kind}">{escape(text)}</td>' if kind else f"<td>{escape(text)}</td>"
+
+
+def _tds(texts: Iterable[str], kind: str = "") -> list[str]:
+    return [_td(text, kind) for text in texts]
 
 
 def _table(
@@ -210,25 +282,20 @@ def _table(
     numbers: of the policies that the rows are of, whose swatch the page's script puts before their names. titles: by
     row, what stands above it as the title of a group, "" for nothing.
     """
+    body = []
+    for at, (first, *rest) in enumerate(zip(*columns, strict=True)):
+        if titles and titles[at]:
+            body.append(f'<tr class="title"><th colspan="{len(heads)}">{escape(titles[at])}</th></tr>')
+        mark = f' data-number="{numbers[at]}"' if numbers else ""
+        body.append(f'<tr><th scope="row"{mark}>{escape(first)}</th>{"".join(rest)}</tr>')
     head = "".join(f'<th scope="col">{each}</th>' for each in heads)
-    lines = list(zip(*columns, strict=True))
-    marks = [f' data-number="{number}"' for number in numbers] if numbers is not None else [""] * len(lines)
-    above = [
-        f'<tr class="title"><th colspan="{len(heads)}">{escape(title)}</th></tr>' if title else ""
-        for title in titles or [""] * len(lines)
-    ]
-    body = "\n".join(
-        f'{title}<tr><th scope="row"{mark}>{escape(first)}</th>{"".join(rest)}</tr>'
-        for title, mark, (first, *rest) in zip(above, marks, lines, strict=True)
-    )
-    kind = ' class="sorts"' if any(heads) else ""
-    shown_head = f"<thead><tr>{head}</tr></thead>" if any(heads) else ""
-    return f'<div class="wide" tabindex="0"><table{kind}>{shown_head}<tbody>\n{body}\n</tbody></table></div>'
+    start = f'<table class="sorts"><thead><tr>{head}</tr></thead>' if any(heads) else "<table>"
+    rows = "\n".join(body)
+    return f'<div class="wide" tabindex="0">{start}<tbody>\n{rows}\n</tbody></table></div>'
 
 
 def _provenance(comparison: Comparison, command: str) -> str:
-    runs = [run for row in comparison.rows for run in row.runs]
-    first = runs[0].summary
+    runs, first = comparison.runs, comparison.rows[0].runs[0].summary
     commits = [run.record.commit for run in runs if run.record is not None and run.record.commit]
     facts = {
         "command": command or "–",
@@ -239,18 +306,102 @@ def _provenance(comparison: Comparison, command: str) -> str:
         "window starts": f"{first['trace_start']} UTC",
         "seeds": ", ".join(map(str, comparison.seeds)),
     }
-    table = _table(["", ""], [list(facts), [_td(value, "long") for value in facts.values()]])
+    table = _table(["", ""], [list(facts), _tds(facts.values(), "long")])
     heads = ["policy", "seed", "event log sha256", "decisions", "decision p99", "CPU s", "peak memory"]
-    columns = [
-        [_td(str(run.seed)) for run in runs],
-        [_td(f"{run.summary['event_log_sha256'][:16]}…") for run in runs],
-        [_td(f"{run.summary['decisions']:,}") for run in runs],
-        [_td(_microseconds(run.summary["decision_p99_s"])) for run in runs],
-        [_td(three_digits(run.summary["simulation_cpu_s"])) for run in runs],
-        [_td(f"{run.summary['peak_memory_bytes'] / 1e6:,.0f} MB") for run in runs],
-    ]
-    return table + "<p></p>" + _table(heads, [[run.label for run in runs], *columns])
+    lines = []
+    for run in runs:
+        figures, p99_s = run.summary, run.summary["decision_p99_s"]
+        texts = (
+            str(run.seed),
+            f"{figures['event_log_sha256'][:16]}…",
+            f"{figures['decisions']:,}",
+            "–" if p99_s is None else f"{p99_s * 1e6:,.0f} µs",
+            three_digits(figures["simulation_cpu_s"]),
+            f"{figures['peak_memory_bytes'] / 1e6:,.0f} MB",
+        )
+        lines.append([run.label, *_tds(texts)])
+    return table + "<p></p>" + _table(heads, list(zip(*lines, strict=True)))
 
 
-def _microseconds(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{seconds * 1e6:,.0f} µs"
+def packed_holdings(held: Held, most: int) -> str:
+    """At most `most` stretches in which a job held GPUs of a node, in order of their starts.
+
+    Where there are more, the shortest are left out; the section says how many, how short, and what share of the time.
+    """
+    length_s = held.end_s - held.start_s
+    slot_s = length_s * gpus_in(held.gpu_mask)
+    about: dict[str, Any] = {"total": len(held), "left_out_up_to_s": None, "left_out_share": 0.0}
+    if len(held) > most:
+        longest = np.argsort(-length_s, kind="stable")
+        about["left_out_up_to_s"] = float(length_s[longest[most]])
+        kept = np.sort(longest[:most])
+        held = held.take(kept)
+        about["left_out_share"] = 1.0 - float(slot_s[kept].sum()) / float(slot_s.sum()) if slot_s.any() else 0.0
+    unit_s = unit_for(float(held.end_s.max(initial=1.0)))
+    about |= {"unit_s": unit_s, "shown": len(held), "reasons": ["", *(each.text for each in Stopped)]}
+    start, end = steps_of(held.start_s, unit_s), steps_of(held.end_s, unit_s)
+    return packed_columns(
+        {
+            "started_after_last": np.diff(start, prepend=0),
+            "length": end - start,
+            "node": held.node,
+            "low_mask": (held.gpu_mask & _LOW_BITS).astype(np.int64),
+            "high_mask": (held.gpu_mask >> np.uint64(32)).astype(np.int64),
+            "job": held.job_id,
+            "gpus": held.gpus,
+            "reason": held.reason,
+        },
+        about,
+    )
+
+
+def job_list(rows: Sequence[ComparedPolicy], *, most_cells: int = MAX_CELLS) -> dict[str, str]:
+    """Sections of the page by id: names, and columns over the jobs that are listed.
+
+    All jobs if they are few enough; else those that waited longest under any of the policies, which the section says.
+    Of each policy's first seed; a policy that did not have these same jobs has no columns.
+    """
+    runs = [row.runs[0] for row in rows]
+    names = runs[0].jobs("job_name")["job_name"]
+    same = [run for run in runs if len(run.jobs("job_id")["job_id"]) == len(names)]
+    fared = {number: run.jobs("jct_s", "waiting_s", "preemptions") for number, run in enumerate(runs) if run in same}
+    most = max(1, most_cells // max(1, len(fared)))
+    keep = np.arange(len(names))
+    if len(names) > most:
+        longest_s = np.nanmax([np.nan_to_num(each["waiting_s"]) for each in fared.values()], axis=0)
+        keep = np.sort(np.argsort(-longest_s, kind="stable")[:most])
+    plain = runs[0].jobs("gpus", "submit_time_s", "duration_s", "estimate_s", "estimate_drawn", "carried", *_NAMED)
+    latest_s = max(float(np.nanmax(each["jct_s"], initial=1.0)) for each in fared.values())
+    unit_s = unit_for(max(latest_s, float(plain["submit_time_s"].max(initial=1.0))))
+    about: dict[str, Any] = {"unit_s": unit_s, "policies": list(fared), "names": {}}
+    about |= {"jobs": int((~plain["carried"]).sum()), "left_out": len(names) - len(keep)}
+    columns: dict[str, NDArray[Any]] = {
+        "id": keep,
+        "gpus": plain["gpus"][keep],
+        "carried": plain["carried"][keep].astype(np.int64),
+        "duration": steps_of(plain["duration_s"][keep], unit_s),
+    }
+    limit_s = np.where(plain["estimate_drawn"], np.nan, plain["estimate_s"])[keep]
+    if np.isfinite(limit_s).any():
+        columns["limit"] = steps_of(limit_s, unit_s)
+    submitted = np.maximum(steps_of(plain["submit_time_s"][keep], unit_s), 0)
+    columns["submitted_after_last"] = np.diff(submitted, prepend=0)
+    for name in _NAMED:
+        classes, code = np.unique(plain[name][keep].astype(str), return_inverse=True)
+        if len(classes) > 1:
+            about["names"][name] = classes.tolist()
+            columns[name] = code
+    for number, each in fared.items():
+        waiting, jct = (steps_of(each[name][keep], unit_s) for name in ("waiting_s", "jct_s"))
+        # How much longer than its run time a job held GPUs: even numbers; how much shorter: odd ones. 0 for most jobs.
+        over = jct - waiting - columns["duration"]
+        folded = np.where(over >= 0, 2 * over, -2 * over - 1)
+        columns |= {
+            f"waiting{number}": waiting,
+            f"over{number}": np.where((jct < 0) | (waiting < 0), -1, folded),
+            f"preemptions{number}": each["preemptions"][keep],
+        }
+    return {
+        "job-names": packed("\n".join(" ".join(str(name).splitlines()) for name in names[keep].tolist())),
+        "jobs": packed_columns(columns, about),
+    }

@@ -1,124 +1,83 @@
-"""Several runs of one job, because it failed, was preempted or requeued: submissions of their own, or one long run.
+"""Replay of jobs that ran several times (after a failure, preemption or requeue): as several jobs, or as one long job.
 
-`trace.attempts=apart` (the default): every attempt that ran to an end is a job, called `105#1`, `105#2`, with its own
-run time, GPUs and end. The first is submitted with its job, each further one when it entered the queue again: at its
-Submit (Slurm) or, where the log has none (Philly), when the log started it, which is the end of the attempt before plus
-the gap that the log shows. Never before the attempt before it ended in the log. So work comes when it came, nothing is
-held between attempts, and failures are told from ends.
+With `trace.attempts=apart` (the default), every attempt that ran to an end is replayed as a job, called `105#1`,
+`105#2`, with its own run time, GPUs and end state. The first attempt is submitted when the log's job was. A later
+attempt is submitted at its Submit time (Slurm) or, in logs without one (Philly), at its start in the log, which is the
+end of the previous attempt plus the logged gap; never before the previous attempt ended in the log. So work arrives
+when it did in the log, no GPUs are held between attempts, and failures are distinguished from completions.
 
-What that does not do: instants are the log's, so a policy that starts the first attempt late does not delay the second,
-and a gap taken from start times contains the waiting of the day (7 s in the Philly release's own example of a job).
+Two limits: submission times come from the log, so a policy that starts the first attempt late does not delay the
+second; and gaps computed from start times include the logged queueing delay (7 s in the Philly release's own example).
 
-`trace.attempts=merged`: one job, submitted with the first attempt, that runs for the sum of them, on the GPUs and with
-the end of the last: for comparison with work that keeps one run time per job, as the CSV of the Pollux and Sia
-artifacts does. The release's own notebook counts from the first start to the last end instead, gaps included; nothing
-here does.
+With `trace.attempts=merged`, a job is submitted with its first attempt, runs for the sum of its attempts, and has the
+GPUs and end state of its last attempt. Use it to compare with work that has one run time per job, such as the CSV of
+the Pollux and Sia artifacts. (The release's own notebook counts from the first start to the last end, gaps included.)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from synergy_runs.traces.rows import UNKNOWN, TraceRows
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 HOW = ("apart", "merged")
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One run of a job. `why_not` says why it is not replayed, "" if it is; `number` counts from 1 those that are.
+def add(attempts: pd.DataFrame, rows: TraceRows, columns: Mapping[str, str]) -> None:
+    """Adds the attempts to replay according to `rows.attempts`, and counts the other attempts as left out.
 
-    unfinished: the log ends before it does. start_known: the log says when it started; else `start_s` is a stand-in.
+    attempts: one row per attempt, sorted by job, then from first to last attempt. It has columns of `TraceRows` and
+    `job`, the job's number; `why_not`, the reason to leave the attempt out, or ""; and `unfinished`, whether the log
+    ends before the attempt does. Attempts whose `start_s` is NaN (unknown) are taken to start at `submit_s`.
+    columns: as in `TraceRows.add`.
     """
-
-    line: int
-    name: str
-    submit_s: float
-    start_s: float
-    run_s: float
-    gpus: int
-    why_not: str = ""
-    unfinished: bool = False
-    start_known: bool = True
-    asked: str = ""
-    given: str = ""
-    user: str = ""
-    virtual_cluster: str = ""
-    end_state: str = "completed"
-    estimate_s: float = UNKNOWN
-    number: int = 1
-    partition: str = ""
-    log_nodes: int = 0
-    cpus: float = UNKNOWN
-    memory_bytes: float = UNKNOWN
-
-
-def replayed(attempts: list[Attempt], rows: TraceRows) -> list[Attempt]:
-    """What of one job's attempts, first to last, is replayed under `rows.attempts`; the rest is counted as left out."""
-    if not attempts:
-        return []
-    if rows.attempts == "merged":
-        return _merged(attempts, rows)
-    result: list[Attempt] = []
-    free_s = -float("inf")
-    for attempt in attempts:
-        if attempt.why_not:
-            rows.leave_out(attempt.why_not)
-            continue
-        submit_s = max(attempt.submit_s, free_s)
-        if result:
-            rows.retry_gap_s.append(submit_s - free_s)
-        result.append(replace(attempt, submit_s=submit_s, number=len(result) + 1))
-        free_s = attempt.start_s + attempt.run_s
-    if len(result) > 1:
-        result = [replace(each, name=f"{each.name}#{each.number}") for each in result]
-    return result
-
-
-def _merged(attempts: list[Attempt], rows: TraceRows) -> list[Attempt]:
-    ran = [each for each in attempts if not each.why_not]
-    last = attempts[-1]
-    if last.unfinished or not ran:
-        rows.leave_out(last.why_not)
-        return []
-    rows.joined_attempts += len(ran) - 1
-    run_s = sum(each.run_s for each in ran)
-    first = attempts[0]
-    return [replace(ran[-1], line=first.line, submit_s=first.submit_s, start_s=ran[0].start_s, run_s=run_s)]
-
-
-def add(attempt: Attempt, rows: TraceRows, columns: tuple[str, str, str]) -> None:
-    """Adds one row; `columns` as in `TraceRows.add`."""
-    rows.add(
-        attempt.line,
-        submit_s=attempt.submit_s,
-        duration_s=attempt.run_s,
-        gpus=attempt.gpus,
-        cpus=attempt.cpus,
-        memory_bytes=attempt.memory_bytes,
-        job_name=attempt.name,
-        virtual_cluster=attempt.virtual_cluster,
-        user=attempt.user,
-        partition=attempt.partition,
-        log_nodes=attempt.log_nodes,
-        end_state=attempt.end_state,
-        estimate_s=attempt.estimate_s,
-        gpu_type=attempt.asked,
-        given_gpu_type=attempt.given,
-        attempt=attempt.number,
-        start_s=max(attempt.submit_s, attempt.start_s) if attempt.start_known else UNKNOWN,
-        columns=columns,
-    )
-
-
-def note(rows: TraceRows) -> None:
-    """Says what became of jobs with several attempts, if there are any."""
-    retries = sum(number > 1 for number in rows.attempt)
+    if not len(attempts):
+        return
+    attempts = attempts.assign(from_s=attempts.start_s.fillna(attempts.submit_s))
+    done = _merged(attempts, rows) if rows.attempts == "merged" else _apart(attempts, rows)
+    done = done.sort_values("line", kind="stable")
+    done["start_s"] = np.where(done.start_s.isna(), UNKNOWN, np.maximum(done.submit_s, done.from_s))
+    done = done.drop(columns=["job", "why_not", "unfinished", "from_s"])
+    values: dict[str, Any] = {str(name): done[name].to_numpy() for name in done}
+    rows.add(**values, columns=columns)
+    retries, jobs = int((rows.attempt > 1).sum()), int((rows.attempt == 2).sum())
     if retries:
-        jobs = sum(number == 2 for number in rows.attempt)
         rows.notes.append(
             f"{retries:,} further attempts of {jobs:,} jobs are submissions of their own (JOB#2, …), at the log's "
             "times; trace.attempts=merged makes one long run of each job"
         )
     if rows.joined_attempts:
         rows.notes.append(f"{rows.joined_attempts:,} further attempts of requeued jobs, added to their first")
+
+
+def _apart(attempts: pd.DataFrame, rows: TraceRows) -> pd.DataFrame:
+    rows.left_out.update(attempts.why_not[attempts.why_not != ""])
+    done = attempts[attempts.why_not == ""].copy()
+    of_job = done.assign(end_s=done.from_s + done.duration_s).groupby("job")
+    end_before_s = of_job.end_s.shift()
+    done["submit_s"] = np.fmax(done.submit_s, end_before_s)
+    rows.retry_gap_s = (done.submit_s - end_before_s).dropna().to_numpy()
+    done["attempt"] = of_job.cumcount() + 1
+    several = of_job.job.transform("size") > 1
+    done["job_name"] = done.job_name.where(~several, done.job_name + "#" + done.attempt.astype(str))
+    return done
+
+
+def _merged(attempts: pd.DataFrame, rows: TraceRows) -> pd.DataFrame:
+    first, last = (attempts.drop_duplicates("job", keep=which).set_index("job") for which in ("first", "last"))
+    ran = attempts[attempts.why_not == ""]
+    dropped = last.unfinished | ~last.index.isin(ran.job)
+    rows.left_out.update(last.why_not[dropped])
+    ran = ran[~ran.job.map(dropped)]
+    of_job = ran.groupby("job")
+    rows.joined_attempts += len(ran) - of_job.ngroups
+    merged = ran.drop_duplicates("job", keep="last")
+    from_first = {name: merged.job.map(first[name]) for name in ("line", "submit_s")}
+    of_runs = {"from_s": of_job.from_s.first(), "duration_s": of_job.duration_s.sum()}
+    return merged.assign(**from_first, **{name: merged.job.map(values) for name, values in of_runs.items()})

@@ -1,56 +1,49 @@
-"""The simulation traces of Arena (EuroSys 2026): large models, each with the GPUs, GPU type and batch it asks for.
+"""Reader of Arena's simulation traces (EuroSys 2026): large models with their requested GPUs, GPU type and batch.
 
-Columns: job_id, submission_time (s, from some origin), num_iteration (steps at batch_size), model_name (`moe__2.4B`),
+Columns: job_id, submission_time (s, from any origin), num_iteration (steps at batch_size), model_name (`moe__2.4B`),
 deadline (s on the same clock, ignored), batch_size (global), num_gpu, and gpu_type, or in unprocessed files duration
-(s). Only arrivals come from production; the rest was drawn by the authors. How long a job runs follows from its model.
+(s). Only arrivals come from production; the authors drew the rest. A job's run time follows from its model.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-from synergy_core.catalog.sheets import gpu_type_named
-from synergy_runs.traces._table import header_of, read_table
-from synergy_runs.traces._values import number, whole
-from synergy_runs.traces.rows import TraceRows
+from synergy_core.catalog import gpu_type_named
+from synergy_runs.traces._reading import Number, Text, header_of, read_jobs
+from synergy_runs.traces.rows import TraceRows, number, seconds, whole
 
 NAME = "arena"
 SUMMARY = "simulation traces of Arena: submission_time, num_iteration, model_name, batch_size, num_gpu, gpu_type"
-COLUMNS = ("job_id", "submission_time", "num_iteration", "model_name", "batch_size", "num_gpu")
 FAMILIES = {"bert": "arena-bert", "moe": "arena-moe", "wide_resnet": "arena-wresnet"}
-"""What the catalog calls their models: `wide_resnet__2B` is arena-wresnet-2b."""
+"""Model families in the trace and their catalog names: `wide_resnet__2B` is arena-wresnet-2b."""
 
 
 def recognises(path: Path, head: str) -> bool:
-    """By three columns that nobody else has together."""
+    """Recognises Arena's traces by three columns that no other format combines."""
     return {"submission_time", "num_iteration", "model_name"} <= header_of(head)
 
 
-def model_named(name: str) -> str:
-    """The catalog's name of a model of these files; one that is in no family of theirs keeps its own."""
-    family, _, size = name.partition("__")
-    return f"{FAMILIES[family]}-{size.lower()}" if family in FAMILIES and size else name
-
-
 def read(path: Path, rows: TraceRows) -> None:
-    """Adds every row; times stay relative to the file's own origin."""
-
-    def add(
-        line: int, name: str, time: str, iterations: str, model: str, batch: str, gpus: str, gpu_type: str, ran_s: str
-    ) -> None:
-        rows.add(
-            line,
-            submit_s=number(time, "submission_time", "seconds"),
-            duration_s=number(ran_s, "duration", "seconds") if ran_s.strip() else 0.0,
-            gpus=whole(gpus, "num_gpu"),
-            job_name=name.strip() or f"line-{line}",
-            gpu_type=gpu_type_named(gpu_type.strip()) if gpu_type.strip() else "",
-            model=model_named(model.strip()),
-            global_batch=whole(batch, "batch_size"),
-            iterations=number(iterations, "num_iteration", "steps"),
-            columns=("submission_time", "duration", "num_gpu"),
-            id_column="job_id" if name.strip() else "",
-        )
-
+    """Adds every row; times count from the file's own origin."""
     rows.from_zero = True
-    read_table(path, rows, add, required=COLUMNS, optional=("gpu_type", "duration"))
+    read_jobs(path, rows, COLUMNS)
+
+
+def model_named(text: str, column: str) -> str:
+    """Catalog name of a model in an Arena trace; models of other families keep their names."""
+    family, _, size = text.strip().partition("__")
+    return f"{FAMILIES[family]}-{size.lower()}" if family in FAMILIES and size else text.strip()
+
+
+COLUMNS = {
+    "job_name": Text("job_id"),
+    "submit_s": Number("submission_time", seconds),
+    "duration_s": Number("duration", seconds, missing=0.0),
+    "iterations": Number("num_iteration", partial(number, expected="steps")),
+    "model": Text("model_name", model_named),
+    "global_batch": Number("batch_size", whole),
+    "gpus": Number("num_gpu", whole),
+    "gpu_type": Text("gpu_type", lambda text, column: gpu_type_named(text.strip()), missing=""),
+}

@@ -1,11 +1,13 @@
-"""The cluster as a log's own jobs show it: what they held at once, on how many nodes, of which GPU types."""
+"""Estimates a log's cluster from its jobs: how many GPUs were in use at once, on how many nodes, of which types."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from synergy_runs.traces.rows import TraceRows
 
@@ -14,8 +16,8 @@ USUAL_GPUS_PER_NODE = 8
 
 @dataclass(frozen=True, slots=True)
 class SeenNodes:
-    """gpu_type: "" where no job says. most_gpus: in use at once. named: whether the nodes are those that the log names,
-    else as few as hold what was in use. partition: whose jobs ran on them, "" where partitions are not told apart.
+    """Nodes of one GPU type, "" if unknown. most_gpus: most GPUs in use at once. named: whether `nodes` counts names in
+    the log; else it is the fewest nodes that hold `most_gpus`. partition: "" if all partitions are counted together.
     """
 
     gpu_type: str
@@ -28,8 +30,8 @@ class SeenNodes:
 
 @dataclass(frozen=True, slots=True)
 class SeenCluster:
-    """nodes: by GPU type, the most used first. by_partition: by partition and GPU type. Both are empty where the log
-    does not say when jobs started. in_several_partitions: nodes that the log names in more than one partition.
+    """nodes: one entry per GPU type, most used first. by_partition: one entry per partition and GPU type. Both are
+    empty without start times in the log. in_several_partitions: names of nodes that belong to several partitions.
     """
 
     nodes: tuple[SeenNodes, ...] = ()
@@ -40,60 +42,59 @@ class SeenCluster:
 NOTHING_SEEN = SeenCluster()
 
 
-def seen(rows: TraceRows) -> SeenCluster:
-    """What the jobs of a log show of its cluster. A job counts for the type that it got, else that it asked for.
+def types_ran_on(
+    given_code: NDArray[np.int32], given: Sequence[str], asked_code: NDArray[np.int32], asked: Sequence[str]
+) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+    """(codes, names): GPU type each job ran on in the log, or requested if that is unknown; codes index names."""
+    names = tuple(dict.fromkeys((*given, *asked)))
+    code_of_asked = np.array([names.index(each) for each in asked], dtype=np.int32)
+    is_given = np.array([bool(each) for each in given])[given_code]
+    return np.where(is_given, given_code, code_of_asked[asked_code]), names
 
-    GPUs of a node: the most of one job on one node, or what all nodes named must have had to hold what was in use; a
-    power of two.
+
+def seen(rows: TraceRows) -> SeenCluster:
+    """Estimates the cluster of a log from its jobs. A job counts for the type it ran on, else the type it requested.
+
+    GPUs per node are the most that one job had on a node, or more if the named nodes could not hold all GPUs in use
+    otherwise, rounded up to a power of two.
     """
-    start_s = np.asarray(rows.start_s, dtype=np.float64)
-    ran = np.isfinite(start_s)
+    start_s, gpus, queues = rows.start_s, rows.gpus, rows.partitions.values()
+    ran, end_s = np.isfinite(start_s), start_s + rows.duration_s
     if not ran.any():
         return NOTHING_SEEN
-    given, asked = rows.given_gpu_types.values(), rows.gpu_types.values()
-    kinds, queues = tuple(dict.fromkeys((*given, *asked))), rows.partitions.values()
-    got, wanted = (np.asarray(column) for column in (rows.given_gpu_type, rows.gpu_type))
-    kind_of_given, kind_of_asked = (np.array([kinds.index(name) for name in names]) for names in (given, asked))
-    kind = np.where(np.array([bool(name) for name in given])[got], kind_of_given[got], kind_of_asked[wanted])
-    queue = np.asarray(rows.partition)
-    end_s, gpus = start_s + np.asarray(rows.duration_s), np.asarray(rows.gpus)
-    on_nodes = np.asarray(rows.log_nodes)
 
-    def nodes_of(name: str, partition: str, of: np.ndarray, names: int) -> SeenNodes:
-        most = most_at_once(start_s[of], end_s[of], gpus[of])
-        told = of & (on_nodes > 0)
-        on_one = int(np.ceil(gpus[told] / on_nodes[told]).max(initial=0))
-        if names:
-            on_one = max(on_one, -(-most // names))
-        size = 1 << (on_one - 1).bit_length() if on_one else USUAL_GPUS_PER_NODE
-        return SeenNodes(name, most, names or -(-most // size), size, bool(names), partition)
+    def nodes_of(gpu_type: str, partition: str, jobs: np.ndarray, named: int) -> SeenNodes:
+        most = most_at_once(start_s[jobs], end_s[jobs], gpus[jobs])
+        has_nodes = jobs & (rows.log_nodes > 0)
+        gpus_on_node = int(np.ceil(gpus[has_nodes] / rows.log_nodes[has_nodes]).max(initial=0))
+        if named:
+            gpus_on_node = max(gpus_on_node, -(-most // named))
+        size = 1 << (gpus_on_node - 1).bit_length() if gpus_on_node else USUAL_GPUS_PER_NODE
+        return SeenNodes(gpu_type, most, named or -(-most // size), size, bool(named), partition)
 
+    kind, names = types_ran_on(
+        rows.given_gpu_type, rows.given_gpu_types.values(), rows.gpu_type, rows.gpu_types.values()
+    )
     by_type, by_partition = [], []
     for code in np.unique(kind[ran]).tolist():
-        name, of = kinds[code], ran & (kind == code)
-        if "+" in name:  # a job on several types at once
+        name, jobs = names[code], ran & (kind == code)
+        if "+" in name:  # jobs on several GPU types at once are skipped
             continue
         nodes = {partition: rows.node_names.get((partition, name), set()) for partition in queues}
-        by_type.append(nodes_of(name, "", of, len(set[str]().union(*nodes.values()))))
-        for its in np.unique(queue[of]).tolist():
-            by_partition.append(nodes_of(name, queues[its], of & (queue == its), len(nodes[queues[its]])))
-    where: dict[str, set[str]] = {}
-    for (partition, _), names in rows.node_names.items():
-        for each in names:
-            where.setdefault(each, set()).add(partition)
-    return SeenCluster(
-        tuple(sorted(by_type, key=_most_used_first)),
-        tuple(sorted(by_partition, key=_most_used_first)),
-        tuple(sorted(node for node, partitions in where.items() if len(partitions) > 1)),
-    )
-
-
-def _most_used_first(nodes: SeenNodes) -> tuple[int, str, str]:
-    return -nodes.most_gpus, nodes.partition, nodes.gpu_type
+        by_type.append(nodes_of(name, "", jobs, len(set[str]().union(*nodes.values()))))
+        for queue in np.unique(rows.partition[jobs]).tolist():
+            own = jobs & (rows.partition == queue)
+            by_partition.append(nodes_of(name, queues[queue], own, len(nodes[queues[queue]])))
+    places = {(node, partition) for (partition, _), nodes in rows.node_names.items() for node in nodes}
+    partitions = Counter(node for node, _ in places)
+    for each in (by_type, by_partition):
+        each.sort(key=lambda nodes: (-nodes.most_gpus, nodes.partition, nodes.gpu_type))
+    shared = sorted(node for node, count in partitions.items() if count > 1)
+    return SeenCluster(tuple(by_type), tuple(by_partition), tuple(shared))
 
 
 def most_at_once(start_s: np.ndarray, end_s: np.ndarray, gpus: np.ndarray) -> int:
-    """GPUs held at once; what ends at an instant frees its GPUs before others start."""
+    """Most GPUs in use at once. Jobs that end at an instant free their GPUs before others start."""
     times = np.concatenate((end_s, start_s))
     change = np.concatenate((-gpus, gpus))
     order = np.argsort(times, kind="stable")
@@ -101,7 +102,7 @@ def most_at_once(start_s: np.ndarray, end_s: np.ndarray, gpus: np.ndarray) -> in
 
 
 def lines(rows: TraceRows) -> Iterator[str]:
-    """What was seen, and what to type for another cluster than that."""
+    """Describes the estimated cluster and the settings that simulate such a cluster."""
     cluster = seen(rows)
     if not cluster.nodes:
         return
@@ -114,12 +115,12 @@ def lines(rows: TraceRows) -> Iterator[str]:
 
 
 def typed_nodes(nodes: Sequence[SeenNodes]) -> list[SeenNodes]:
-    """The nodes whose GPU type is known, if any is: jobs without one run on any type and need no nodes of their own."""
+    """Entries with a known GPU type, else the first entry: jobs without a type run anywhere and need no own nodes."""
     return [each for each in nodes if each.gpu_type] or list(nodes[:1])
 
 
 def setting(nodes: Sequence[SeenNodes]) -> str:
-    """The cluster as an override."""
+    """The cluster as settings to type on the command line."""
     typed = typed_nodes(nodes)
     if not typed[0].gpu_type:
         return f"cluster.nodes={typed[0].nodes} cluster.gpus_per_node={typed[0].gpus_per_node}"
@@ -127,6 +128,6 @@ def setting(nodes: Sequence[SeenNodes]) -> str:
 
 
 def node_types_setting(types: Iterable[tuple[str, int, int]]) -> str:
-    """`'cluster.node_types=[{gpu_type: a100, nodes: 3, gpus_per_node: 8}]'` of (GPU type, nodes, GPUs of each)."""
+    """`'cluster.node_types=[{gpu_type: a100, nodes: 3, gpus_per_node: 8}]'` for (GPU type, nodes, GPUs per node)."""
     texts = [f"{{gpu_type: {kind}, nodes: {nodes}, gpus_per_node: {size}}}" for kind, nodes, size in types]
     return f"'cluster.node_types=[{', '.join(texts)}]'"

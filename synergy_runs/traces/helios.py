@@ -1,109 +1,90 @@
-"""Helios (SenseTime, SC '21): `cluster_log.csv` of Venus, Earth, Saturn or Uranus, and HeliosArtifact's Philly CSV.
+"""Reader of Helios logs (SenseTime, SC '21): `cluster_log.csv` of four clusters, and HeliosArtifact's Philly CSV.
 
-`duration` = end − start, in seconds. About half the rows are CPU jobs (gpu_num 0): left out and counted, as are jobs
-that never started and SUSPENDED ones, which the publishers ignore too. Times are local wall-clock. `cpu_num` is of the
-whole job, like `gpu_num`; the log names no memory.
+The clusters are Venus, Earth, Saturn and Uranus. `duration` is end − start, in seconds. About half the rows are CPU
+jobs (gpu_num 0): they are left out and counted, as are jobs that never started and SUSPENDED jobs, which the publishers
+ignore too. Times are local. `cpu_num` is for the whole job, like `gpu_num`; the log has no memory column.
 
-`cluster_gpu_number.csv` beside the log gives the GPUs of each virtual cluster on each day, and they change. Quotas of
-several days need not fit one cluster, so one day stands for all: between the first and the last submission, the first
-day on which the cluster was largest. Virtual clusters without GPUs that day get no quota; the notes name those with
-jobs.
+`cluster_gpu_number.csv` beside the log gives the GPUs of each virtual cluster for each day. Quotas of different days
+may not fit one cluster, so all quotas are those of one day: the day between the first and the last submission on which
+the cluster was largest (the first such day). Virtual clusters without GPUs on that day get no quota; the notes list
+those with jobs.
 """
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from synergy_core.errors import InputError
-from synergy_runs.traces._table import header_of, read_table
-from synergy_runs.traces._text import open_text
-from synergy_runs.traces._values import BadValueError, date_s, end_state, is_missing, number, whole
-from synergy_runs.traces.demands import demanded_cpus
-from synergy_runs.traces.rows import TraceRows
-from synergy_runs.traces.times import iso
+from synergy_runs.traces._reading import Number, Text, header_of, open_text, read_tables
+from synergy_runs.traces.rows import (
+    UNKNOWN,
+    BadValueError,
+    TraceRows,
+    cpus,
+    date_s,
+    end_state,
+    iso,
+    seconds,
+    shown,
+    whole,
+)
 
 NAME = "helios"
 SUMMARY = "Helios: cluster_log.csv, with cluster_gpu_number.csv beside it for quotas (S-Lab-System-Group/HeliosData)"
 
-COLUMNS = ("user", "vc", "gpu_num", "state", "submit_time", "start_time", "end_time", "duration")
-OPTIONAL = ("job_id", "jobname", "cpu_num")
+COLUMNS = {
+    "user": Text("user"),
+    "virtual_cluster": Text("vc"),
+    "gpus": Number("gpu_num", whole),
+    "end_state": Text("state", end_state),
+    "submit_s": Number("submit_time", date_s),
+    "start_s": Number("start_time", date_s),
+    "end_s": Number("end_time", date_s, missing=UNKNOWN, is_required=True),
+    "duration_s": Number("duration", seconds, missing=UNKNOWN, is_required=True),
+    "cpus": Number("cpu_num", cpus, missing=UNKNOWN),
+}
 QUOTAS = "cluster_gpu_number.csv"
-_TOLERANCE_S = 1.0
-_UNFINISHED = ("RUNNING", "PENDING")
+TOLERANCE_S = 1.0
+UNFINISHED = ("RUNNING", "PENDING")
 
 
 def recognises(path: Path, head: str) -> bool:
-    """By its header."""
-    return header_of(head) >= set(COLUMNS)
+    """Recognises the format by the column names in the header."""
+    return {"vc", "gpu_num", "state", "submit_time", "duration"} <= header_of(head)
 
 
 def read(path: Path, rows: TraceRows) -> None:
-    """Adds every GPU job that ran, and the quotas of the file beside the log."""
-    odd = 0
-
-    def add(
-        line: int,
-        user: str,
-        vc: str,
-        gpu_num: str,
-        state: str,
-        submit: str,
-        start: str,
-        end: str,
-        duration: str,
-        job_id: str,
-        jobname: str,
-        cpu_num: str,
-    ) -> None:
-        nonlocal odd
-        gpus = whole(gpu_num, "gpu_num")
-        if gpus == 0:
-            return rows.leave_out("no GPU (CPU jobs)")
-        status = state.strip().upper()
-        if status == "SUSPENDED":
-            return rows.leave_out("suspended (the publishers ignore them)")
-        if status in _UNFINISHED:
-            return rows.leave_out("still running or waiting when the log was written")
-        if is_missing(start):
-            return rows.leave_out("never started")
-        submit_s = date_s(submit, "submit_time")
-        start_s = date_s(start, "start_time")
-        if is_missing(duration) and is_missing(end):
-            return rows.leave_out("no end recorded")
-        duration_s = (
-            date_s(end, "end_time") - start_s if is_missing(duration) else number(duration, "duration", "seconds")
-        )
-        if not is_missing(end) and abs(date_s(end, "end_time") - start_s - duration_s) > _TOLERANCE_S:
-            odd += 1
-        rows.add(
-            line,
-            submit_s=submit_s,
-            duration_s=duration_s,
-            gpus=gpus,
-            job_name=job_id.strip() or jobname.strip() or f"line-{line}",
-            virtual_cluster=vc.strip(),
-            user=user.strip(),
-            end_state=end_state(state, "state"),
-            cpus=demanded_cpus(cpu_num, "cpu_num"),
-            columns=("submit_time", "duration", "gpu_num"),
-            demand_columns=("cpu_num", "memory"),
-            id_column="job_id" if job_id.strip() else "",
-            start_s=start_s,
-        )
-        return None
-
-    read_table(path, rows, add, required=COLUMNS, optional=OPTIONAL)
-    if odd:
-        rows.notes.append(f"{odd} rows whose duration is not end − start (duration is used)")
+    """Adds every job that ran on GPUs, and the quotas in the file beside the log."""
+    with open_text(path) as stream:
+        has_ids = "job_id" in header_of(stream.readline())
+    # Job names in HeliosArtifact's Philly CSV need not be unique.
+    name = {"job_name": Text("job_id")} if has_ids else {"shared_name": Text("jobname", missing="")}
+    inconsistent = 0
+    for table in read_tables(path, rows, COLUMNS | name):
+        table.leave_out(table["gpus"] == 0, "no GPU (CPU jobs)")
+        state = table.text("state", lambda text: text.strip().upper())
+        table.leave_out(state == "SUSPENDED", "suspended (the publishers ignore them)")
+        table.leave_out(np.isin(state, UNFINISHED), "still running or waiting when the log was written")
+        table.leave_out(table.missing("start_time"), "never started")
+        logged_s, run_s = table["duration_s"], table["end_s"] - table["start_s"]
+        duration_s = np.where(np.isnan(logged_s), run_s, logged_s)
+        table.leave_out(np.isnan(duration_s), "no end recorded")
+        inconsistent += int((table.left & (np.abs(run_s - duration_s) > TOLERANCE_S)).sum())
+        shared: dict[str, Any] = {} if has_ids else {"job_name": table["shared_name"]}
+        table.add(duration_s=duration_s, **shared)
+    if inconsistent:
+        rows.notes.append(f"{inconsistent} rows whose duration is not end − start (duration is used)")
     beside = path.parent / QUOTAS
     if beside.is_file() and beside != path and len(rows):
         _set_quotas(beside, rows)
 
 
 def _set_quotas(path: Path, rows: TraceRows) -> None:
-    first, last = iso(min(rows.submit_s))[:10], iso(max(rows.submit_s))[:10]
+    first, last = iso(rows.submit_s.min())[:10], iso(rows.submit_s.max())[:10]
     by_day = daily_quotas(path)
     days = [day for day in by_day if first <= day <= last]
     if not days:
@@ -112,7 +93,7 @@ def _set_quotas(path: Path, rows: TraceRows) -> None:
     day = max(days, key=lambda each: sum(by_day[each].values()))
     rows.quotas = by_day[day]
     names = rows.virtual_clusters.values()
-    without = Counter(names[code] for code in rows.virtual_cluster if names[code] not in rows.quotas)
+    without = Counter(names[code] for code in rows.virtual_cluster.tolist() if names[code] not in rows.quotas)
     rows.notes.append(f"quotas are those of {day}, when the cluster was largest ({sum(rows.quotas.values())} GPUs)")
     if without:
         what = ", ".join(f"{name} ({jobs} jobs)" for name, jobs in sorted(without.items()))
@@ -120,32 +101,29 @@ def _set_quotas(path: Path, rows: TraceRows) -> None:
 
 
 def daily_quotas(path: Path) -> dict[str, dict[str, int]]:
-    """GPUs of each virtual cluster that has any, by day (2020-04-01), in order of days.
+    """Day (`2020-04-01`) → virtual cluster → its GPUs, if it has any; days are in order.
 
-    Raises InputError naming the line for a value that is no count, a date that is none, or a row of another width.
+    Raises InputError listing the rows with impossible values.
     """
-    by_day: dict[str, dict[str, int]] = {}
     with open_text(path) as stream:
-        reader = csv.reader(stream)
-        header = [name.strip() for name in next(reader, [])]
-        if header[:1] != ["date"]:
-            raise InputError(f"{path}: line 1: got {','.join(header)[:60]!r}, expected date and a column for each vc.")
-        for fields in reader:
-            if not any(field.strip() for field in fields):
-                continue
-            try:
-                by_day[iso(date_s(fields[0], "date"))[:10]] = _day(header, fields)
-            except BadValueError as bad:
-                raise InputError(f"{path}: line {reader.line_num}, {bad}.") from None
+        header = [name.strip() for name in stream.readline().split(",")]
+    if header[0] != "date":
+        raise InputError(f"{path}: line 1: got {','.join(header)[:60]!r}, expected date and a column for each vc.")
+    columns: dict[str, Text] = {"date": Number("date", date_s)}
+    columns |= {name: Number(name, _quota) for name in header[1:] if name != "total"}
+    rows, by_day = TraceRows(path=path, format_name=QUOTAS), {}
+    for table in read_tables(path, rows, columns):
+        values = {name: table[name] for name in columns}
+        for at in np.flatnonzero(table.left).tolist():
+            gpus = {name: int(each[at]) for name, each in values.items() if name != "date"}
+            by_day[iso(values["date"][at])[:10]] = {name: count for name, count in gpus.items() if count > 0}
+    if rows.bad_count:
+        raise rows.bad_rows_error()
     return dict(sorted(by_day.items()))
 
 
-def _day(header: list[str], fields: list[str]) -> dict[str, int]:
-    if len(fields) != len(header):
-        raise BadValueError("whole row", f"{len(fields)} fields", f"{len(header)} fields")
-    columns = zip(header[1:], fields[1:], strict=True)
-    counts = {name: whole(value.strip(), name) for name, value in columns if name != "total"}
-    for name, gpus in counts.items():
-        if gpus < 0:
-            raise BadValueError(name, str(gpus), "a whole number of GPUs")
-    return {name: gpus for name, gpus in counts.items() if gpus > 0}
+def _quota(text: str, column: str) -> int:
+    gpus = whole(text.strip(), column)
+    if gpus < 0:
+        raise BadValueError(column, shown(text), "a whole number of GPUs, at least 0")
+    return gpus

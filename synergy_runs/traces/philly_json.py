@@ -1,60 +1,77 @@
-"""The Philly job log as released: `cluster_job_log`, a JSON list (msr-fiddle/philly-traces, ATC '19).
+"""Reader of the Philly job log as released: `cluster_job_log`, a JSON list (msr-fiddle/philly-traces, ATC '19).
 
-Each job: status (Pass, Killed, Failed), vc, jobid, submitted_time, user, attempts [ start_time, end_time,
-detail [ ip, gpus ] ]. Every attempt that has both times is a run of its own (`trace.attempts`, see `_attempts`): the
-first is submitted when the job was, each retry when the log started it. The status is how the last attempt ended;
-earlier ones count as failed, for why they ended (an error, a lost machine, preemption) the log does not say.
+Fields of a job: status (Pass, Killed, Failed), vc, jobid, submitted_time, user, attempts [ start_time, end_time, detail
+[ ip, gpus ] ]. Every attempt with both times is one run (`trace.attempts`, see `_attempts`): the first is submitted
+when the job was, each retry when the log started it. The status is the end state of the last attempt. Earlier attempts
+count as failed, because the log does not say why they ended (an error, a lost machine, preemption).
 
-What the release documents is not bad but left out and counted: jobs without attempts or without recorded times, and
-attempts still running at the snapshot (the last has a start and no end). So are attempts that list no GPU, which the
-release's own notebook skips. Times are wall-clock stamps without a zone and are subtracted as written, unless they end
-in PST or PDT.
+Some jobs that the release documents are left out and counted, not rejected: jobs without attempts or recorded times,
+and attempts still running at the snapshot (the last attempt has a start and no end). Attempts without GPUs are left out
+too, as in the release's own notebook. Times have no zone and are subtracted as written, unless they end in PST or PDT.
 
-Beside the log lies `cluster_machine_list`, a CSV: machineId, number of GPUs, single GPU mem.
+A CSV beside the log, `cluster_machine_list`, has the columns machineId, number of GPUs, single GPU mem.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
+from synergy_core.errors import InputError
 from synergy_runs.traces import _attempts
-from synergy_runs.traces._attempts import Attempt
-from synergy_runs.traces._json_stream import objects
-from synergy_runs.traces._table import read_table
-from synergy_runs.traces._text import open_text
-from synergy_runs.traces._values import BadValueError, date_s, end_state, shown, whole
-from synergy_runs.traces.rows import TraceRows
-from synergy_runs.traces.times import elapsed_s
+from synergy_runs.traces._reading import Number, Text, open_text, read_tables
+from synergy_runs.traces.rows import BadValueError, TraceRows, date_s, end_state, shown, whole
 
 NAME = "philly_json"
 SUMMARY = "Philly as released: cluster_job_log, a JSON list of jobs with their attempts"
 
 MACHINE_LIST = "cluster_machine_list"
-_STAMP = "a date such as 2017-10-09 07:01:55, or null"
-_COLUMNS = ("submitted_time", "attempts (run time)", "attempts (gpus)")
 
 Json = Mapping[str, object]
 
 
 def recognises(path: Path, head: str) -> bool:
-    """A JSON list; no other format here is one."""
+    """Recognises a JSON list, which no other format is, or the file name `cluster_job_log`."""
     return head.lstrip().startswith("[") or path.name == "cluster_job_log"
 
 
+class Run(NamedTuple):
+    """One attempt of a job, with the columns that `_attempts.add` reads."""
+
+    job: int
+    line: int
+    job_name: str
+    submit_s: float = 0.0
+    start_s: float = 0.0
+    duration_s: float = 0.0
+    gpus: int = 0
+    why_not: str = ""
+    unfinished: bool = False
+    virtual_cluster: str = ""
+    user: str = ""
+    end_state: str = "failed"
+
+
 def read(path: Path, rows: TraceRows) -> None:
-    """Adds every attempt that ran; notes the machines beside the log and what is odd in it."""
-    odd: Counter[str] = Counter()
+    """Adds every attempt that ran; notes the machines in the file beside the log and inconsistencies in the log."""
+    import pandas as pd
+
+    oddities: Counter[str] = Counter()
+    runs: list[Run] = []
     with open_text(path) as stream:
-        for line, job in objects(path, stream):
-            try:
-                _add(line, job, rows, odd)
-            except BadValueError as bad:
-                rows.reject(line, bad.column, bad.got, bad.expected)
-    rows.notes.extend(f"{count} {what}" for what, count in odd.items())
-    _attempts.note(rows)
+        text = stream.read()
+    for number, (line, job) in enumerate(objects(path, text)):
+        try:
+            runs += _runs(number, line, job, rows, oddities)
+        except BadValueError as bad:
+            rows.reject(line, *bad.facts)
+    rows.notes += [f"{count} {what}" for what, count in oddities.items()]
+    called = {"submit_s": "submitted_time", "duration_s": "attempts (run time)", "gpus": "attempts (gpus)"}
+    _attempts.add(pd.DataFrame(runs, columns=Run._fields), rows, called)
     beside = path.parent / MACHINE_LIST
     if beside.is_file():
         groups = sorted(machine_list(beside).items(), reverse=True)
@@ -62,100 +79,135 @@ def read(path: Path, rows: TraceRows) -> None:
         rows.notes.append(f"machines of {MACHINE_LIST}: {what}")
 
 
-def machine_list(path: Path) -> dict[tuple[int, str], int]:
-    """Nodes for each (GPUs per node, memory of one GPU as written, such as "24GB").
+# Reading a JSON list one element at a time, with the line on which each element starts.
 
-    Raises InputError for a file that is not such a list, naming its bad lines.
+
+SPACE = re.compile(r"[ \t\r\n]*")
+NEAR_THE_END = 32
+"""A JSON error within this many characters of the file's end means that the file was cut off."""
+
+
+def objects(path: Path, text: str) -> Iterator[tuple[int, object]]:
+    """Yields (line, value) of each element of the JSON list in `text`, the whole content of the file `path`.
+
+    Raises InputError, naming the line, if the file is cut off or not a JSON list.
     """
+    decode = json.JSONDecoder().raw_decode
+
+    def after_space(at: int) -> int:
+        return SPACE.match(text, at).end()  # type: ignore[union-attr]
+
+    def unexpected(at: int, expected: str) -> InputError:
+        line, got = text.count("\n", 0, at) + 1, text[at : at + 40].split("\n")[0]
+        return InputError(f"{path}: line {line}: got {got!r}, expected {expected}.")
+
+    def cut_off(line: int) -> InputError:
+        return InputError(
+            f"{path}: the file ends inside the list; the last object starts on line {line}. It is cut off: "
+            "fetch it again (python -m synergy_sim.traces download philly resumes)."
+        )
+
+    at, line, counted = after_space(0), 1, 0
+    if text[at : at + 1] != "[":
+        raise unexpected(at, "a JSON list, which starts with '['")
+    if text.startswith("]", after_space(at + 1)):
+        at = after_space(at + 1)
+    while text[at] != "]":
+        at = after_space(at + 1)
+        line, counted = line + text.count("\n", counted, at), at
+        try:
+            value, end = decode(text, at)
+        except json.JSONDecodeError as error:
+            if len(text) - error.pos <= NEAR_THE_END or error.msg.startswith("Unterminated string"):
+                raise cut_off(line) from None
+            where = text.count("\n", 0, error.pos) + 1
+            raise InputError(
+                f"{path}: line {where}: {error.msg} in the object that starts on line {line}; expected JSON."
+            ) from None
+        except RecursionError:
+            raise InputError(
+                f"{path}: line {line}: nested too deeply for a job log; expected a list of jobs."
+            ) from None
+        yield line, value
+        at = after_space(end)
+        if at == len(text):
+            raise cut_off(line)
+        if text[at] not in ",]":
+            raise unexpected(at, "',' or ']' after an object")
+    if (end := after_space(at + 1)) < len(text):
+        raise unexpected(end, "nothing after the end of the list")
+
+
+def machine_list(path: Path) -> dict[tuple[int, str], int]:
+    """Number of nodes for each (GPUs per node, memory of one GPU as written, such as "24GB").
+
+    Raises InputError if the file is not a machine list, naming its bad lines.
+    """
+    columns = {"id": Text("machineId"), "gpus": Number("number of GPUs", whole), "memory": Text("single GPU mem")}
     groups: Counter[tuple[int, str]] = Counter()
     checked = TraceRows(path=path, format_name=MACHINE_LIST)
-
-    def add(line: int, machine: str, gpus: str, memory: str) -> None:
-        groups[whole(gpus.strip(), "number of GPUs"), memory.strip()] += 1
-
-    read_table(path, checked, add, required=("machineId", "number of GPUs", "single GPU mem"))
+    for table in read_tables(path, checked, columns):
+        gpus, memory = table["gpus"], table["memory"]
+        groups.update(zip(gpus[table.left].astype(int).tolist(), memory[table.left].tolist(), strict=True))
     if checked.bad_count:
         raise checked.bad_rows_error()
     return dict(groups)
 
 
-def _add(line: int, job: object, rows: TraceRows, odd: Counter[str]) -> None:
+def _runs(number: int, line: int, job: object, rows: TraceRows, oddities: Counter[str]) -> list[Run]:
+    """The attempts of one job, or a single `Run` with the reason why none is replayed. Raises BadValueError."""
     if not isinstance(job, dict):
         raise BadValueError("whole job", shown(job), "an object with jobid, submitted_time and attempts")
     name = _text(job, "jobid")
     if name is None:
         raise BadValueError("jobid", shown(job.get("jobid")), "the job's name")
     if "submitted_time" not in job:
-        raise BadValueError("submitted_time", "nothing", _STAMP)
-    submitted = _text(job, "submitted_time")
-    attempts = _objects(job, "attempts")
+        raise BadValueError("submitted_time", "nothing", "a date such as 2017-10-09 07:01:55, or null")
+    submitted, attempts = _text(job, "submitted_time"), _objects(job, "attempts")
     if not attempts:
-        return rows.leave_out("never ran: no attempts")
+        return [Run(number, line, name, why_not="never ran: no attempts")]
     if submitted is None:
-        return rows.leave_out("no submission time recorded")
+        return [Run(number, line, name, why_not="no submission time recorded")]
     state = "completed" if (status := _text(job, "status")) is None else end_state(status, "status")
     submit_s = date_s(submitted, "submitted_time")
-    done = _runs(attempts, name, line, submit_s, odd)
-    if not done:
-        return rows.leave_out("never ran: no attempt has both times")
-    if not done[0].unfinished and done[0].start_s < submit_s:
-        odd["jobs that started before they were submitted"] += 1
-    if rows.repeats(line, name, "jobid"):
-        return None
-    states = ["failed"] * (len(done) - 1) + [state]
-    tenant, user = _text(job, "vc") or "", _text(job, "user") or ""
-    done = [
-        replace(each, end_state=ended, virtual_cluster=tenant, user=user)
-        for each, ended in zip(done, states, strict=True)
-    ]
-    for each in _attempts.replayed(done, rows):
-        _attempts.add(each, rows, _COLUMNS)
-    return None
-
-
-def _runs(attempts: list[Json], name: str, line: int, submit_s: float, odd: Counter[str]) -> list[Attempt]:
-    """The attempts with both times, and the last one without an end, in the log's order."""
-    result: list[Attempt] = []
-    for number, attempt in enumerate(attempts):
+    runs: list[Run] = []
+    for at, attempt in enumerate(attempts):
         start, end = _text(attempt, "start_time"), _text(attempt, "end_time")
         if start is not None and end is not None:
-            start_s, run_s = _attempt_s(number, start, end)
-            gpus = _gpus(attempt)
+            start_column, end_column = f"attempts[{at}].start_time", f"attempts[{at}].end_time"
+            start_s = date_s(start, start_column)
+            duration_s = round(date_s(end, end_column) - start_s, 6)  # times are no finer than microseconds
+            if duration_s < 0:
+                got = f"{end}, {-duration_s:g} s before its start {start}"
+                raise BadValueError(end_column, got, "a time not before the start")
+            gpus = sum(_gpu_count(machine) for machine in _objects(attempt, "detail"))
             why_not = "" if gpus else "held no GPU: the attempt lists none"
-            result.append(Attempt(line, name, start_s if result else submit_s, start_s, run_s, gpus, why_not))
-        elif start is not None and number == len(attempts) - 1:
+            runs.append(Run(number, line, name, start_s if runs else submit_s, start_s, duration_s, gpus, why_not))
+        elif start is not None and at == len(attempts) - 1:
             why_not = "still running at the snapshot: the last attempt has no end"
-            result.append(Attempt(line, name, submit_s, submit_s, 0.0, 0, why_not, unfinished=True))
+            runs.append(Run(number, line, name, submit_s, submit_s, why_not=why_not, unfinished=True))
         elif start is not None or end is not None:
-            odd["attempts with only one of their two times: not counted in the run time"] += 1
-    return result
+            oddities["attempts with only one of their two times: not counted in the run time"] += 1
+    if not runs:
+        return [Run(number, line, name, why_not="never ran: no attempt has both times")]
+    if not runs[0].unfinished and runs[0].start_s < submit_s:
+        oddities["jobs that started before they were submitted"] += 1
+    if rows.repeats(line, name, "jobid"):
+        return []
+    runs[-1] = runs[-1]._replace(end_state=state)
+    tenant, user = _text(job, "vc") or "", _text(job, "user") or ""
+    return [each._replace(virtual_cluster=tenant, user=user) for each in runs]
 
 
-def _attempt_s(number: int, start: str, end: str) -> tuple[float, float]:
-    """(start since 1970, run time), seconds."""
-    start_column, end_column = f"attempts[{number}].start_time", f"attempts[{number}].end_time"
-    start_s = date_s(start, start_column)
-    date_s(end, end_column)
-    seconds = elapsed_s(start, end)
-    if seconds < 0:
-        raise BadValueError(
-            end_column, f"{end}, {-seconds:g} s before its start {start}", "a time not before the start"
-        )
-    return start_s, seconds
-
-
-def _gpus(attempt: Json) -> int:
-    gpus = 0
-    for machine in _objects(attempt, "detail"):
-        listed = machine.get("gpus")
-        if listed is not None and not isinstance(listed, list):
-            raise BadValueError("detail.gpus", shown(listed), "a list of GPUs")
-        gpus += len(listed or ())
-    return gpus
+def _gpu_count(machine: Json) -> int:
+    listed = machine.get("gpus")
+    if listed is not None and not isinstance(listed, list):
+        raise BadValueError("detail.gpus", shown(listed), "a list of GPUs")
+    return len(listed or ())
 
 
 def _text(record: Json, key: str) -> str | None:
-    """The text under `key`; None for null, an absent key, "" and "None". A number becomes its text: ids are text."""
+    """The text under `key`; None for null, an absent key, "" and "None". Integers become text, because ids are text."""
     value = record.get(key)
     if isinstance(value, str):
         value = value.strip()

@@ -1,10 +1,10 @@
-"""Our own CSV, for logs that come in none of the other formats.
+"""Reader of our own CSV format, for logs in none of the other formats.
 
-Required columns: submit_time (seconds, or a date), duration_s, gpus. Optional: job, virtual_cluster, user,
-end_state (completed, killed, failed), estimate_s (the run time the user declared), gpu_type (asked for; empty is any),
-model, cpus and memory_bytes (asked for, of the whole job). Order is free, and so are capitals in the names. Columns
-are separated by commas, or by semicolons as some spreadsheets write them; a first line `sep=;` may say so. A `job` is
-an id: two rows may not have the same.
+Required columns: submit_time (seconds, or a date), duration_s, gpus. Optional: job, virtual_cluster, user, end_state
+(completed, killed, failed), estimate_s (run time declared by the user), gpu_type (requested; empty means any), model,
+cpus and memory_bytes (requested for the whole job). Columns may come in any order, with names in upper or lower case.
+Columns are separated by commas, or by semicolons as in some spreadsheets; a first line `sep=;` may declare it. Values
+of `job` are ids and must be unique.
 """
 
 from __future__ import annotations
@@ -12,86 +12,44 @@ from __future__ import annotations
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from synergy_core.columns import renamed
-from synergy_runs.traces._table import header_of, read_table
-from synergy_runs.traces._text import open_text
-from synergy_runs.traces._values import end_state, instant_s, is_missing, number, whole
-from synergy_runs.traces.demands import demanded_bytes, demanded_cpus
-from synergy_runs.traces.rows import UNKNOWN, TraceRows
+from synergy_core.errors import renamed
+from synergy_runs.traces._reading import Number, Text, header_of, open_text, read_tables
+from synergy_runs.traces.rows import UNKNOWN, TraceRows, cpus, end_state, instant_s, memory_bytes, seconds, whole
 
 NAME = "plain"
 SUMMARY = (
     "a CSV of your own: submit_time, duration_s, gpus "
     "[job, virtual_cluster, user, end_state, estimate_s, gpu_type, cpus, memory_bytes]"
 )
-
-REQUIRED = ("submit_time", "duration_s", "gpus")
-OPTIONAL = (
-    "job",
-    "virtual_cluster",
-    "user",
-    "end_state",
-    "estimate_s",
-    "gpu_type",
-    "model",
-    "cpus",
-    "memory_bytes",
-)
+COLUMNS = {
+    "job_name": Text("job", missing=""),
+    "submit_s": Number("submit_time", instant_s),
+    "duration_s": Number("duration_s", seconds),
+    "gpus": Number("gpus", whole),
+    "virtual_cluster": Text("virtual_cluster", missing=""),
+    "user": Text("user", missing=""),
+    "end_state": Text("end_state", end_state, missing="completed"),
+    "estimate_s": Number("estimate_s", seconds, missing=UNKNOWN),
+    "gpu_type": Text("gpu_type", lambda text, column: text.strip().lower(), missing=""),
+    "model": Text("model", missing=""),
+    "cpus": Number("cpus", cpus, missing=UNKNOWN),
+    "memory_bytes": Number("memory_bytes", memory_bytes, missing=UNKNOWN),
+}
 
 
 def recognises(path: Path, head: str) -> bool:
-    """By two of its three required columns, so that a misspelt third is named rather than the format unknown; but for
-    the time as `osdi22_csv` calls it.
+    """Recognises two of the three required columns, so that the reader can report a misspelt third one. A file with the
+    time column of `osdi22_csv` is excluded.
     """
     header = {name.lower() for name in header_of(head)}
-    return len(header & set(REQUIRED)) >= 2 and "arrival_s" not in header
+    return len(header & {"submit_time", "duration_s", "gpus"}) >= 2 and "arrival_s" not in header
 
 
 def read(path: Path, rows: TraceRows) -> None:
-    """Adds every row; columns that are not read are noted with the nearest known name."""
-
-    def add(
-        line: int,
-        submit_time: str,
-        duration: str,
-        gpus: str,
-        job: str,
-        tenant: str,
-        user: str,
-        state: str,
-        estimate: str,
-        gpu_type: str,
-        model: str,
-        cpus: str,
-        memory: str,
-    ) -> None:
-        rows.add(
-            line,
-            submit_s=instant_s(submit_time, "submit_time"),
-            duration_s=number(duration, "duration_s", "seconds"),
-            gpus=whole(gpus, "gpus"),
-            job_name=job.strip() or f"line-{line}",
-            virtual_cluster=tenant.strip(),
-            user=user.strip(),
-            end_state="completed" if is_missing(state) else end_state(state, "end_state"),
-            estimate_s=UNKNOWN if is_missing(estimate) else number(estimate, "estimate_s", "seconds"),
-            gpu_type=gpu_type.strip().lower(),
-            model=model.strip(),
-            cpus=demanded_cpus(cpus, "cpus"),
-            memory_bytes=demanded_bytes(memory, "memory_bytes"),
-            columns=("submit_time", "duration_s", "gpus"),
-            demand_columns=("cpus", "memory_bytes"),
-            id_column="job" if job.strip() else "",
-        )
-
-    _note_unread_columns(path, rows)
-    read_table(path, rows, add, required=REQUIRED, optional=OPTIONAL, any_case=True)
-
-
-def _note_unread_columns(path: Path, rows: TraceRows) -> None:
+    """Adds every row; the notes name each column that is not read and the known column with the nearest name."""
     with open_text(path) as stream:
         written = header_of(stream.readline() + stream.readline())
-    known = (*REQUIRED, *OPTIONAL)
+    known = [each.name for each in COLUMNS.values()]
     header = {name.lower() if name.lower() in known else name for name in written}
     for name in sorted(header - set(known)):
         near = [each for each in known if each not in header and renamed(each, [name])]
@@ -103,3 +61,5 @@ def _note_unread_columns(path: Path, rows: TraceRows) -> None:
         else:
             guess = f". {advice}"
         rows.notes.append(f"column {name!r} is not read{guess}")
+    for table in read_tables(path, rows, COLUMNS, any_case=True):
+        table.add()

@@ -1,38 +1,179 @@
-"""What a reader makes of a file: rows checked as they come, in columns, with what was left out and why."""
+"""The jobs of a log in columns, checked as they are added; and parsers of the log's numbers, dates and end states."""
 
 from __future__ import annotations
 
 import math
-from array import array
+import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from synergy_core.errors import InputError
-from synergy_runs.traces._values import shown
+from synergy_core.units import Floats
+
+EPOCH = datetime(1970, 1, 1)
+DAYLIGHT_SAVING = timedelta(hours=1)
+
+
+def epoch_s(text: str) -> float:
+    """Seconds since 1970 of `2017-10-09 07:01:55`, optionally with `T`, fractions, an offset, or the suffix PST or PDT.
+
+    A time with an offset is converted to UTC; one without is read as UTC. `PDT` is converted to Pacific standard time,
+    so that differences across the change of clocks are right. Raises ValueError for other texts.
+    """
+    text = text.strip()
+    zone = text[-3:] if text.endswith(("PST", "PDT")) else ""
+    stamp = datetime.fromisoformat(text.removesuffix(zone).rstrip())
+    try:
+        if stamp.tzinfo is not None:
+            stamp = stamp.astimezone(UTC).replace(tzinfo=None)
+        elif zone == "PDT":
+            stamp -= DAYLIGHT_SAVING
+    except OverflowError:
+        raise ValueError(f"{text!r} is out of range") from None
+    return (stamp - EPOCH).total_seconds()
+
+
+def iso(seconds: float) -> str:
+    """Formats seconds since 1970 as `2017-10-09 07:01:55`."""
+    return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+# Converters take the text of a value and the name of its column; they raise BadValueError for unusable text.
+
+
+MISSING = frozenset({"", "none", "null", "nan", "na", "n/a", "unknown"})
+SHOWN_CHARACTERS = 60
+DECIMAL_COMMA = re.compile(r"-?\d+,\d+", re.ASCII)
 
 END_STATES = ("completed", "killed", "failed")
-SHOWN_BAD_ROWS = 10
-LONGEST_S = 2.0**33
-"""Times are exact up to here (`synergy_core.units`), 272 years; beyond is a unit mistaken or a file damaged."""
+END_STATE_OF = {
+    **dict.fromkeys(("COMPLETED", "PASS", "PASSED"), "completed"),
+    **dict.fromkeys(("CANCELLED", "CANCELED", "KILLED", "PREEMPTED"), "killed"),
+    **dict.fromkeys(("FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE"), "failed"),
+}
+
+
+class BadValueError(ValueError):
+    """A value in a log that cannot be used. The code that reads the file adds the line."""
+
+    def __init__(self, column: str, got: str, expected: str) -> None:
+        super().__init__(f"{column}: got {got}, expected {expected}")
+        self.facts = (column, got, expected)
+
+
+def shown(value: object) -> str:
+    """The value as error messages show it, cut to a readable length."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
+
+
+def is_missing(text: str) -> bool:
+    """Whether the text is one that logs write for "no value", such as `none` or `n/a`."""
+    return text.strip().lower() in MISSING
+
+
+def stripped(text: str, column: str) -> str:
+    """The text without the spaces around it."""
+    return text.strip()
+
+
+def date_s(text: str, column: str) -> float:
+    """Parses a date into seconds since 1970."""
+    try:
+        return epoch_s(text)
+    except ValueError:
+        raise BadValueError(column, shown(text), "a date such as 2017-10-09 07:01:55") from None
+
+
+def instant_s(text: str, column: str) -> float:
+    """Parses a date, or a number of seconds, into seconds since 1970."""
+    expected = "seconds or a date such as 2017-10-09 07:01:55"
+    try:
+        value = number(text, column, expected)
+    except BadValueError as error:
+        try:
+            return epoch_s(text)
+        except ValueError:
+            raise error from None
+    if not math.isfinite(value):
+        raise BadValueError(column, shown(text), expected)
+    return value
+
+
+def number(text: str, column: str, expected: str = "a number") -> float:
+    """Parses a decimal number in the digits 0 to 9; underscores, which Python allows (`1_000`), are refused."""
+    if not text.isascii() and any(each.isdecimal() and not each.isascii() for each in text):
+        raise BadValueError(column, shown(text), f"{expected} in the digits 0 to 9; these are digits of another script")
+    try:
+        if "_" in text:
+            raise ValueError
+        return float(text)
+    except ValueError:
+        comma = ", with a decimal point in place of the comma" if DECIMAL_COMMA.fullmatch(text.strip()) else ""
+        raise BadValueError(column, shown(text), expected + comma) from None
+
+
+seconds = partial(number, expected="seconds")
+cpus = partial(number, expected="a number of CPUs")
+
+
+def whole(text: str, column: str) -> int:
+    """Parses a whole number; `8.0` is accepted."""
+    value = number(text, column, "a whole number")
+    if not value.is_integer():
+        raise BadValueError(column, shown(text), "a whole number")
+    return int(value)
+
+
+def memory_bytes(text: str, column: str, unit: float = 1.0) -> float:
+    """Parses memory into bytes; NaN for 0, which logs write if none was requested. unit: bytes per unit of the log."""
+    amount = number(text, column, "an amount of memory")
+    return amount * unit if amount else UNKNOWN
+
+
+def end_state(text: str, column: str) -> str:
+    """Translates a log's end state, in upper or lower case, to `completed`, `killed` or `failed`.
+
+    Time-outs and node failures count as failed, as in the Helios analysis (SC '21); preempted jobs as killed.
+    """
+    found = END_STATE_OF.get(text.strip().upper())
+    if found is None:
+        raise BadValueError(column, shown(text), f"one of {', '.join(END_STATE_OF)}")
+    return found
+
+
+def one_of(text: str, column: str, meanings: Mapping[str, str]) -> str:
+    """Looks up the text in `meanings`; raises BadValueError if it is not there."""
+    if text.strip() not in meanings:
+        raise BadValueError(column, shown(text), f"one of {', '.join(meanings)}")
+    return meanings[text.strip()]
+
+
+# The jobs of a file. A row with a number outside its column's limits is rejected as impossible: a unit is wrong, or the
+# file is damaged.
+
+
+MAX_SHOWN_BAD_ROWS = 10
+MAX_TIME_S = 2.0**33
+"""Times are exact up to this limit (`synergy_core.units`): 272 years."""
 MILLISECONDS = (1e11, 1e13)
-"""A time in this range is in milliseconds since 1970: of the years 1973 to 2286."""
-MOST_GPUS = 2**31 - 1
-MOST_CPUS = 10_000
-"""Of one job, unless it has so many GPUs that each brings a whole node (two sockets of 128 cores, two threads each)."""
-MOST_CPUS_PER_GPU = 512
-MOST_MEMORY_BYTES_PER_GPU = 2**45
-"""32 TiB, more host memory than any node has; beyond is a unit mistaken."""
+"""A time in this range is taken for milliseconds since 1970 (years 1973 to 2286) and refused."""
+MAX_INT = 2**31 - 1
 UNKNOWN = math.nan
 
+Mask = NDArray[np.bool_]
 
-@dataclass(frozen=True, slots=True)
-class BadRow:
-    """One value that cannot be used. `line` is 1-based; in JSON it is the line on which the job's object starts."""
+
+class BadRow(NamedTuple):
+    """A row with an unusable value. `line` counts from 1; in JSON it is the line on which the job's object starts."""
 
     line: int
     column: str
@@ -44,72 +185,109 @@ class BadRow:
 
 
 class Names:
-    """Text values as small integers, in order of first appearance."""
+    """Codes texts as small integers, in order of first appearance."""
 
     __slots__ = ("_codes",)
 
-    def __init__(self) -> None:
+    def __init__(self, texts: Iterable[str] = ()) -> None:
         self._codes: dict[str, int] = {}
+        self.codes(texts)
 
-    def code(self, text: str) -> int:
-        """The integer that stands for `text`."""
-        codes = self._codes
-        found = codes.get(text)
-        if found is None:
-            found = codes[text] = len(codes)
-        return found
+    def codes(self, texts: Iterable[str]) -> NDArray[np.int64]:
+        """The code of each text; new texts get new codes."""
+        known = self._codes
+        return np.array([known.setdefault(text, len(known)) for text in texts], dtype=np.int64)
 
     def values(self) -> tuple[str, ...]:
-        """Every text seen; index i is code i."""
+        """All texts so far; index i is code i."""
         return tuple(self._codes)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Range of a column: `low` to the larger of `high` and `per_gpu` × the job's GPUs. above: excludes `low` itself."""
+
+    what: str
+    low: float
+    high: float
+    unit: str = ""
+    above: bool = False
+    per_gpu: float = 0.0
+
+    def wrong(self, values: Floats, gpus: Floats) -> Mask:
+        """Mask of the values outside the limits; NaN counts as inside."""
+        too_low = values <= self.low if self.above else values < self.low
+        return np.asarray(too_low | (values > np.maximum(self.high, self.per_gpu * gpus)))
+
+    def __str__(self) -> str:
+        start, for_each = "above" if self.above else "from", f"{self.per_gpu:.3g} for each GPU"
+        end = f"{self.high:.10g}" + f", or {for_each}" * (self.per_gpu > 0) if self.high else for_each
+        return f"{self.what} {start} {self.low:.10g} to {end}{self.unit}"
+
+
+DURATION = Limits("a duration", 0, MAX_TIME_S, " s")
+# 512 CPUs per GPU allow a whole node for each GPU: two sockets of 128 cores with two threads each.
+CPUS = Limits("CPUs", 0, 10_000, above=True, per_gpu=512)
+# No node has as much as 32 TiB of host memory per GPU.
+MEMORY = Limits("bytes", 0, 0, above=True, per_gpu=2**45)
+
+
+def _column(
+    missing: Any = None, kind: type = np.float64, *, names: str = "", limits: Limits | None = None, label: str = ""
+) -> Any:
+    """Declares a column of `TraceRows`. missing: default value; None: every reader must give one. names: the field with
+    the texts that the column's codes stand for. label: the column's name in errors if the file has no name for it.
+    """
+    described = {"missing": missing, "names": names, "limits": limits, "label": label}
+    return field(default_factory=lambda: np.empty(0, dtype=kind), metadata=described)
 
 
 @dataclass(slots=True)
 class TraceRows:
     """Jobs of one file, column by column, in file order.
 
-    submit_s: seconds since 1970 (for logs without a zone: of the clock they were written by).
+    submit_s: seconds since 1970 (on the log's local clock if its times have no zone).
     duration_s: seconds the job held its GPUs, summed over its attempts.
-    start_s: when it first held them in the log itself, NaN where the log does not say.
-    estimate_s: the run time its user declared, NaN where the log has none.
-    global_batch: samples per iteration that its user asked for, 0 where the log has none. iterations: how many of them
-    it is done after, NaN where the log does not say.
-    cpus, memory_bytes: CPU cores (as the log counts them) and host memory that the whole job asks for, all its nodes
-    together; NaN where its row is silent.
-    gpu_type: the type a job asked for, which binds it; "" is any. given_gpu_type: what it got: a fact, binds nothing.
-    partition: the queue or partition it was submitted to, where that is not the virtual cluster itself or stands beside
-    it. log_nodes: on how many nodes it ran in the log, 0 where that does not say; node_names: by partition and GPU
-    type, the nodes that jobs ran on in the log, where it names them.
-    attempt: 1 for a job's first run, 2 for the run after it failed or was requeued, and so on, where they stay apart.
+    start_s: when the job first held its GPUs in the log, NaN if unknown.
+    estimate_s: the run time that the user declared, NaN if none.
+    global_batch: samples per iteration that the user requested, 0 if unknown. iterations: number after which the job is
+    done, NaN if unknown.
+    cpus, memory_bytes: CPU cores (as the log counts them) and host memory requested by the whole job, on all its nodes
+    together; NaN if unknown.
+    gpu_type: type that the job requested and is bound to; "" means any. given_gpu_type: type it ran on in the log.
+    partition: partition the job was submitted to, if the log has partitions. log_nodes: number of nodes the job ran on
+    in the log, 0 if unknown. node_names: (partition, GPU type) → names of the nodes that jobs ran on, if the log has
+    them.
+    attempt: 1 for a job's first run, 2 for the run after a failure or requeue, and so on; 1 if attempts are merged.
     attempts, retry_gap_s, joined_attempts: see `_attempts`; a gap is from an attempt's end to the next submission.
-    from_zero: times count from the start of a window that the log does not date.
-    quotas: GPUs of each virtual cluster, where the log or a file beside it says so.
-    left_out: jobs that the format documents as never having run or as using no GPU, by reason; they are not bad.
+    from_zero: whether times count from the start of an undated window, not from 1970.
+    quotas: GPUs of each virtual cluster, if the log or a file beside it gives them.
+    left_out: reason → number of jobs that, as the format documents, never ran or used no GPU; they are not bad.
     """
 
     path: Path
     format_name: str
     bad_rows: str = "stop"
     attempts: str = "apart"
-    submit_s: array[float] = field(default_factory=lambda: array("d"))
-    duration_s: array[float] = field(default_factory=lambda: array("d"))
-    gpus: array[int] = field(default_factory=lambda: array("i"))
-    cpus: array[float] = field(default_factory=lambda: array("d"))
-    memory_bytes: array[float] = field(default_factory=lambda: array("d"))
-    estimate_s: array[float] = field(default_factory=lambda: array("d"))
-    virtual_cluster: array[int] = field(default_factory=lambda: array("i"))
-    user: array[int] = field(default_factory=lambda: array("i"))
-    partition: array[int] = field(default_factory=lambda: array("i"))
-    log_nodes: array[int] = field(default_factory=lambda: array("i"))
-    gpu_type: array[int] = field(default_factory=lambda: array("i"))
-    given_gpu_type: array[int] = field(default_factory=lambda: array("i"))
-    attempt: array[int] = field(default_factory=lambda: array("i"))
-    model: array[int] = field(default_factory=lambda: array("i"))
-    global_batch: array[int] = field(default_factory=lambda: array("i"))
-    iterations: array[float] = field(default_factory=lambda: array("d"))
-    start_s: array[float] = field(default_factory=lambda: array("d"))
-    end_state: array[int] = field(default_factory=lambda: array("b"))
-    line: array[int] = field(default_factory=lambda: array("i"))
+    submit_s: Floats = _column(limits=Limits("a time", -MAX_TIME_S, MAX_TIME_S, " s since 1970"), label="submit time")
+    duration_s: Floats = _column(limits=DURATION, label="duration")
+    gpus: NDArray[np.int32] = _column(kind=np.int32, limits=Limits("a number of GPUs", 1, MAX_INT), label="GPUs")
+    cpus: Floats = _column(UNKNOWN, limits=CPUS, label="CPUs")
+    memory_bytes: Floats = _column(UNKNOWN, limits=MEMORY, label="memory")
+    estimate_s: Floats = _column(UNKNOWN, limits=DURATION, label="user's estimate")
+    virtual_cluster: NDArray[np.int32] = _column("", np.int32, names="virtual_clusters")
+    user: NDArray[np.int32] = _column("", np.int32, names="users")
+    partition: NDArray[np.int32] = _column("", np.int32, names="partitions")
+    log_nodes: NDArray[np.int32] = _column(0, np.int32)
+    gpu_type: NDArray[np.int32] = _column("", np.int32, names="gpu_types")
+    given_gpu_type: NDArray[np.int32] = _column("", np.int32, names="given_gpu_types")
+    attempt: NDArray[np.int32] = _column(1, np.int32)
+    model: NDArray[np.int32] = _column("", np.int32, names="models")
+    global_batch: NDArray[np.int32] = _column(0, np.int32, limits=Limits("samples", 0, MAX_INT), label="batch size")
+    iterations: Floats = _column(UNKNOWN, limits=Limits("a number", 0, MAX_TIME_S, above=True), label="iterations")
+    start_s: Floats = _column(UNKNOWN)
+    end_state: NDArray[np.int8] = _column("completed", np.int8, names="end_states")
+    line: NDArray[np.int32] = _column(kind=np.int32)
     job_name: list[str] = field(default_factory=list)
     virtual_clusters: Names = field(default_factory=Names)
     users: Names = field(default_factory=Names)
@@ -117,6 +295,7 @@ class TraceRows:
     gpu_types: Names = field(default_factory=Names)
     given_gpu_types: Names = field(default_factory=Names)
     models: Names = field(default_factory=Names)
+    end_states: Names = field(default_factory=lambda: Names(END_STATES))
     quotas: dict[str, int] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
@@ -124,145 +303,96 @@ class TraceRows:
     bad: list[BadRow] = field(default_factory=list)
     bad_count: int = 0
     line_of_id: dict[str, int] = field(default_factory=dict)
-    retry_gap_s: array[float] = field(default_factory=lambda: array("d"))
+    retry_gap_s: Floats = field(default_factory=lambda: np.empty(0))
     joined_attempts: int = 0
     node_names: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
     def add(
         self,
-        line: int,
+        line: ArrayLike,
         *,
-        submit_s: float,
-        duration_s: float,
-        gpus: int,
-        job_name: str,
-        cpus: float = UNKNOWN,
-        memory_bytes: float = UNKNOWN,
-        virtual_cluster: str = "",
-        user: str = "",
-        partition: str = "",
-        log_nodes: int = 0,
-        end_state: str = "completed",
-        estimate_s: float = UNKNOWN,
-        gpu_type: str = "",
-        given_gpu_type: str = "",
-        attempt: int = 1,
-        model: str = "",
-        global_batch: int = 0,
-        iterations: float = UNKNOWN,
-        start_s: float = UNKNOWN,
-        columns: tuple[str, str, str] = ("submit time", "duration", "GPUs"),
-        demand_columns: tuple[str, str] = ("CPUs", "memory"),
+        job_name: str | Sequence[str] | NDArray[np.object_],
+        columns: Mapping[str, str] | None = None,
         id_column: str = "",
-    ) -> None:
-        """Adds one job, or records why it is impossible.
+        **values: ArrayLike,
+    ) -> Mask:
+        """Adds one job or many, except impossible ones, which are recorded as bad. Returns a mask of the jobs added.
 
-        columns, demand_columns: the file's own names of the three numbers, and of CPUs and memory.
-        id_column: the file's name of the column in which `job_name` is an id that no other job may have; "" where the
-        name is none, or several jobs may share it.
+        job_name: "" for an unnamed job, which is called `line-7`. values: by column, one value per line, or one for all
+        lines. Names (of tenants, users, …) are texts, or codes from `Names.codes`. columns: column names in the file,
+        for errors. id_column: the file's column of job names if these must be unique, else "".
         """
-        if not abs(submit_s) <= LONGEST_S:
-            expected = f"a time within {LONGEST_S:.0f} s of 1970"
-            if MILLISECONDS[0] <= submit_s < MILLISECONDS[1]:
-                expected = "seconds since 1970; these look like milliseconds since 1970, so divide them by 1,000"
-            self.reject(line, columns[0], f"{submit_s:.15g}", expected)
-        elif not 0 <= duration_s <= LONGEST_S:
-            self.reject(line, columns[1], f"{duration_s:g}", f"a duration from 0 to {LONGEST_S:.0f} s")
-        elif gpus < 1:
-            self.reject(line, columns[2], f"{gpus}", "at least 1 GPU")
-        elif gpus > MOST_GPUS:
-            self.reject(line, columns[2], f"{gpus}", f"at most {MOST_GPUS} GPUs")
-        elif not (math.isnan(cpus) or 0 < cpus <= max(MOST_CPUS, MOST_CPUS_PER_GPU * gpus)):
-            most = f"{MOST_CPUS:,}, or {MOST_CPUS_PER_GPU} for each of its {gpus} GPUs"
-            self.reject(line, demand_columns[0], f"{cpus:g} CPUs", f"above 0, to {most}")
-        elif not (math.isnan(memory_bytes) or 0 < memory_bytes <= MOST_MEMORY_BYTES_PER_GPU * gpus):
-            expected = f"above 0, to {MOST_MEMORY_BYTES_PER_GPU:.3g} bytes a GPU"
-            self.reject(line, demand_columns[1], f"{memory_bytes:g} bytes", expected)
-        elif not 0 <= global_batch <= MOST_GPUS:
-            self.reject(line, "batch size", f"{global_batch}", f"0 to {MOST_GPUS} samples")
-        elif not (math.isnan(iterations) or 0 < iterations <= LONGEST_S):
-            self.reject(line, "iterations", f"{iterations:g}", f"a number above 0, to {LONGEST_S:.0f}")
-        elif not (math.isnan(estimate_s) or 0 <= estimate_s <= LONGEST_S):
-            self.reject(line, "user's estimate", f"{estimate_s:g}", f"a duration from 0 to {LONGEST_S:.0f} s")
-        elif not (id_column and self.repeats(line, job_name, id_column)):
-            self.submit_s.append(submit_s)
-            self.duration_s.append(duration_s)
-            self.gpus.append(gpus)
-            self.cpus.append(cpus)
-            self.memory_bytes.append(memory_bytes)
-            self.estimate_s.append(estimate_s)
-            self.virtual_cluster.append(self.virtual_clusters.code(virtual_cluster))
-            self.user.append(self.users.code(user))
-            self.partition.append(self.partitions.code(partition))
-            self.log_nodes.append(log_nodes)
-            self.gpu_type.append(self.gpu_types.code(gpu_type))
-            self.given_gpu_type.append(self.given_gpu_types.code(given_gpu_type))
-            self.attempt.append(attempt)
-            self.model.append(self.models.code(model))
-            self.global_batch.append(global_batch)
-            self.iterations.append(iterations)
-            self.start_s.append(start_s)
-            self.end_state.append(END_STATES.index(end_state))
-            self.line.append(line)
-            self.job_name.append(job_name)
+        if unknown := values.keys() - COLUMNS.keys():
+            raise TypeError(f"TraceRows has no columns {', '.join(unknown)}")
+        lines = np.atleast_1d(line)
+        defaults = {name: each["missing"] for name, each in COLUMNS.items() if each["missing"] is not None}
+        job: dict[str, Any] = defaults | values | {"line": lines}
+        numbers = {
+            name: np.broadcast_to(np.asarray(job[name], dtype=np.float64), len(lines))
+            for name, each in COLUMNS.items()
+            if not each["names"]
+        }
+        added = self._possible(lines, numbers, columns or {})
+        names = np.broadcast_to(np.array(job_name, dtype=object), len(lines))
+        if id_column:
+            for at in np.flatnonzero(added & (names != "")).tolist():
+                added[at] = not self.repeats(int(lines[at]), names[at], id_column)
+        if not added.any():
+            return added
+        for name, each in COLUMNS.items():
+            if name in numbers:
+                new = numbers[name][added]
+            else:
+                new, known = job[name], getattr(self, each["names"])
+                if isinstance(new, str):
+                    new = np.repeat(known.codes([new]), added.sum())
+                elif (new := np.asarray(new)[added]).dtype.kind != "i":
+                    new = known.codes(new.tolist())
+            column = getattr(self, name)
+            setattr(self, name, np.append(column, new.astype(column.dtype)))
+        named = zip(names[added].tolist(), lines[added].tolist(), strict=True)
+        self.job_name.extend(name or f"line-{line}" for name, line in named)
+        return added
 
-    def extend(
-        self,
-        *,
-        submit_s: ArrayLike,
-        duration_s: ArrayLike,
-        gpus: ArrayLike,
-        job_name: list[str],
-        virtual_cluster: ArrayLike,
-        virtual_clusters: Sequence[str],
-        user: ArrayLike,
-        users: Sequence[str],
-        end_state: ArrayLike,
-    ) -> None:
-        """Adds many jobs that no file holds (line 0) and that are known to be possible; all columns of one length.
+    def _possible(self, line: NDArray[Any], numbers: dict[str, Floats], file_names: Mapping[str, str]) -> Mask:
+        """Mask of the jobs within all limits; other jobs are recorded as bad. file_names: column names in the file."""
+        possible: Mask = np.ones(len(line), dtype=np.bool_)
 
-        virtual_cluster, user: codes into `virtual_clusters`, `users`; end_state: codes into `END_STATES`.
-        """
-        count = len(job_name)
-        tenants = np.array([self.virtual_clusters.code(name) for name in virtual_clusters])
-        people = np.array([self.users.code(name) for name in users])
-        columns: tuple[tuple[array[int] | array[float], ArrayLike], ...] = (
-            (self.submit_s, submit_s),
-            (self.duration_s, duration_s),
-            (self.gpus, gpus),
-            (self.cpus, np.full(count, UNKNOWN)),
-            (self.memory_bytes, np.full(count, UNKNOWN)),
-            (self.estimate_s, np.full(count, UNKNOWN)),
-            (self.virtual_cluster, tenants[np.asarray(virtual_cluster)]),
-            (self.user, people[np.asarray(user)]),
-            (self.partition, np.full(count, self.partitions.code(""))),
-            (self.log_nodes, np.zeros(count)),
-            (self.gpu_type, np.full(count, self.gpu_types.code(""))),
-            (self.given_gpu_type, np.full(count, self.given_gpu_types.code(""))),
-            (self.attempt, np.ones(count)),
-            (self.model, np.full(count, self.models.code(""))),
-            (self.global_batch, np.zeros(count)),
-            (self.iterations, np.full(count, UNKNOWN)),
-            (self.start_s, np.full(count, UNKNOWN)),
-            (self.end_state, end_state),
-            (self.line, np.zeros(count)),
-        )
-        for column, values in columns:
-            column.frombytes(np.asarray(values).astype(column.typecode).tobytes())
-        self.job_name.extend(job_name)
+        def check(name: str, wrong: Mask, expected: str) -> None:
+            values, column = numbers[name], file_names.get(name, COLUMNS[name]["label"])
+            self.reject_all(line, possible & wrong, lambda at: (column, f"{values[at]:.15g}", expected))
+            np.logical_and(possible, ~wrong, out=possible)
+
+        submit_s = numbers["submit_s"]
+        milliseconds = "seconds since 1970; these look like milliseconds since 1970, so divide them by 1,000"
+        check("submit_s", (submit_s >= MILLISECONDS[0]) & (submit_s < MILLISECONDS[1]), milliseconds)
+        for name, each in COLUMNS.items():
+            if limits := each["limits"]:
+                lacks = np.isnan(numbers[name]) & (each["missing"] is not UNKNOWN)
+                check(name, limits.wrong(numbers[name], numbers["gpus"]) | lacks, str(limits))
+        return possible
 
     def reject(self, line: int, column: str, got: str, expected: str) -> None:
-        """Records one impossible value; only the first ten are kept, all are counted."""
-        self.bad_count += 1
-        if len(self.bad) < SHOWN_BAD_ROWS:
-            self.bad.append(BadRow(line, column, got, expected))
+        """Records one row as bad."""
+        self.reject_all(np.array([line]), np.array([True]), lambda at: (column, got, expected))
+
+    def reject_all(self, line: NDArray[Any], which: Mask, explain: Callable[[int], tuple[str, str, str]]) -> None:
+        """Counts the rows in `which` as bad and keeps the file's first ten for the error message.
+
+        explain: takes a row's index and returns its column, the value there and the expected value.
+        """
+        places = np.flatnonzero(which)
+        if len(places):
+            self.bad_count += len(places)
+            self.bad += [BadRow(int(line[at]), *explain(at)) for at in places[:MAX_SHOWN_BAD_ROWS].tolist()]
+            self.bad = sorted(self.bad, key=lambda each: each.line)[:MAX_SHOWN_BAD_ROWS]
 
     def repeats(
         self, line: int, identity: str, column: str, *, name: str = "", expected: str = "an id of its own for every job"
     ) -> bool:
-        """Whether an earlier row had this identity; if so, this one is recorded as impossible, with both lines.
+        """Whether an earlier row had the same identity; if so, the row at `line` is recorded as bad, with both lines.
 
-        name: what errors call it, unless its identity.
+        name: what errors show, by default the identity.
         """
         first_line = self.line_of_id.get(identity)
         if first_line is None:
@@ -271,12 +401,8 @@ class TraceRows:
         self.reject(line, column, f"{shown(name or identity)}, which line {first_line} has too", expected)
         return True
 
-    def leave_out(self, reason: str) -> None:
-        """Counts a job that the format documents as not to be replayed (never ran, no GPU)."""
-        self.left_out[reason] += 1
-
     def close(self) -> None:
-        """Raises InputError if there are bad rows and they were not to be skipped, or if no job is left."""
+        """Raises InputError if there are bad rows that `bad_rows` does not skip, or if no job is left."""
         if self.bad_count and (self.bad_rows != "skip" or not len(self)):
             raise self.bad_rows_error()
         if not len(self):
@@ -284,11 +410,10 @@ class TraceRows:
             raise InputError(f"{self.path}: no job to replay ({why}).")
 
     def bad_rows_error(self) -> InputError:
-        """The error that lists the first ten impossible rows and says how to go on without them."""
+        """Error that lists the first ten bad rows and says how to continue without them."""
         rows = "\n".join(f"  {row}" for row in self.bad)
         more = f"\n  … and {self.bad_count - len(self.bad)} more" if self.bad_count > len(self.bad) else ""
-        skip = "Fix these rows, or leave them out with trace.bad_rows=skip."
-        what = skip if len(self) else "No other job is left to replay."
+        what = "Fix these rows, or leave them out with trace.bad_rows=skip." if len(self) else "Fix these rows."
         return InputError(
             f"{self.path} ({self.format_name}): {self.bad_count} impossible row{'s' * (self.bad_count > 1)}:\n"
             f"{rows}{more}\n{what}"
@@ -296,3 +421,6 @@ class TraceRows:
 
     def __len__(self) -> int:
         return len(self.submit_s)
+
+
+COLUMNS = {each.name: each.metadata for each in fields(TraceRows) if "missing" in each.metadata}

@@ -1,223 +1,462 @@
-"""Slurm's accounting, as `sacct --parsable2` prints it, so that operators can replay their own cluster.
+"""Reader of Slurm's accounting, as `sacct --parsable2` prints it, so that operators can replay their own cluster.
 
-    SLURM_TIME_FORMAT=%s sacct --allusers --allocations --duplicates --parsable2 --noconvert \\
-        --starttime 2024-01-01 --endtime 2024-02-01 --format \\
-        JobID,JobName,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES > jobs.txt
+traces/README.md shows the command. Columns are separated by `|`, `;`, `^` or tabs (`--delimiter`), and the file may be
+gzipped. SLURM_TIME_FORMAT=%s prints seconds since 1970; without it times are local, and an hour off across a change of
+clocks.
 
-SLURM_TIME_FORMAT=%s prints seconds since 1970; without it dates are local, and an hour off across a change of clocks.
+Required columns: JobID (or JobIDRaw), State, Submit, one of AllocTRES and ReqTRES, and one of ElapsedRaw, Elapsed and
+End (with Start). The virtual cluster is the Account, or the Partition if there is no Account column. Timelimit is the
+user's estimate. NodeList names the nodes that jobs ran on, from which `cluster_seen` counts the cluster's nodes.
 
-Columns are separated by bars, or by `;`, `^` or tabs (`--delimiter`); gzip may have packed the file.
+GPUs are counted in AllocTRES, else in ReqTRES. Only a requested GPU type binds a job: a job with `gres/gpu=4` in
+ReqTRES runs on any type, and the type in AllocTRES is only recorded. Types requested in another way (a partition, a
+constraint) are not recognised. A job on part of a GPU (a MIG slice, shard, mps) is rejected with the part's name: we
+allocate whole GPUs.
 
-JobID (or JobIDRaw), State and Submit are required, as are one of AllocTRES and ReqTRES, and one of ElapsedRaw, Elapsed
-and Start with End; the rest is read where present. The virtual cluster is the Account, or the Partition if the output
-has no Account column; User and Partition are kept beside it. Timelimit is the user's estimate. NodeList tells on which
-nodes jobs ran, and so how many there are (`cluster_seen`).
+CPUs: `cpu` of ReqTRES, else of AllocTRES, else ReqCPUS, NCPUS, AllocCPUS. Memory: `mem` of ReqTRES, else of AllocTRES,
+both for the whole job, else ReqMem: per node (`4Gn`), per CPU (`4Gc`), or since Slurm 21.08 for the whole job (`4G`).
+Suffixes are powers of 1,024; no suffix means M; 0 means all memory of a node and counts as unknown. Requests come
+before allocations: a job that requested one CPU and received a whole node (--exclusive) needs one CPU.
 
-GPUs are those given (AllocTRES), else those asked for (ReqTRES). A type binds a job only if it asked for it:
-`gres/gpu=4` in ReqTRES runs anywhere, whatever type AllocTRES says it got, which is kept as a fact. Types that were
-asked for otherwise (a partition, a constraint) are not seen. A job on part of a GPU (a MIG slice, shard, mps) is
-refused by name: GPUs are whole here.
+Components of a heterogeneous job (105+0, 105+1) start together and become one job. Their GPUs, CPUs and memory are
+added up and held until the last component with GPUs has ended; components without GPUs are ignored. Jobs whose
+components request different GPU types are rejected: our jobs run on one type. A requeued job has several rows with the
+same JobID (--duplicates) and different Submit times: its attempts (`_attempts`). Slurm reuses ids, so rows with another
+user or name are another job. Rows with the same id, user, Submit and Start are one record printed twice, and are
+rejected.
 
-CPUs and memory: see `_slurm_demands`. Where TRES name none, print ReqCPUS, ReqMem and NNodes too.
-
-Components of a heterogeneous job (105+0, 105+1) start together: they are one job, their GPUs, CPUs and memory added up,
-held until the last with GPUs has ended; what components without GPUs ask for lies on nodes without, and is left out.
-Where they ask for different types the job is refused: a job here runs on one.
-
-A requeued job has several rows under one JobID (--duplicates), each with a Submit of its own: they are its attempts
-(`trace.attempts`, see `_attempts`). Rows of another user or name under the same id are another job: ids wrap around.
-The same id, user, Submit and Start twice is one record printed twice, and refused with both lines.
-
-Left out and counted: steps (123.batch), jobs without GPUs, jobs that never started, and those still waiting or running.
+Left out and counted: steps (123.batch), jobs without GPUs, jobs that never started, jobs still waiting or running.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from math import inf
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
+from synergy_core.units import Floats
 from synergy_runs.traces import _attempts
-from synergy_runs.traces import _slurm_values as slurm
-from synergy_runs.traces._slurm_demands import COLUMNS, demands, tres
-from synergy_runs.traces._slurm_jobs import Record, attempts_of
-from synergy_runs.traces._table import header_of, read_table
-from synergy_runs.traces._text import open_text
-from synergy_runs.traces._values import BadValueError, is_missing, number, shown
-from synergy_runs.traces.rows import UNKNOWN, TraceRows
+from synergy_runs.traces._reading import LogTable, Text, header_of, open_text, read_tables
+from synergy_runs.traces.rows import (
+    END_STATES,
+    UNKNOWN,
+    BadValueError,
+    Mask,
+    TraceRows,
+    end_state,
+    instant_s,
+    is_missing,
+    number,
+    shown,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 NAME = "slurm"
-_FORMAT = "JobID,JobName,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES"
-SUMMARY = f"Slurm: sacct --allocations --duplicates --parsable2 --format {_FORMAT}"
+FORMAT = "JobID,JobName,User,Account,Partition,State,Submit,Start,End,ElapsedRaw,TimelimitRaw,AllocTRES,ReqTRES"
+SUMMARY = f"Slurm: sacct --allocations --duplicates --parsable2 --format {FORMAT}"
 
-REQUIRED = ("State", "Submit")
+TRES = ("ReqTRES", "AllocTRES")
+CPUS = ("ReqCPUS", "NCPUS", "AllocCPUS")
+NODES = ("NNodes", "ReqNodes", "AllocNodes")
 OPTIONAL = (
-    "JobID",
-    "JobIDRaw",
-    "JobName",
-    "User",
-    "Account",
-    "Partition",
-    "Start",
-    "End",
-    "Elapsed",
-    "ElapsedRaw",
-    "Timelimit",
-    "TimelimitRaw",
-    "NodeList",
-    *COLUMNS,
+    *("JobID", "JobIDRaw", "JobName", "User", "Account", "Partition", "Start", "End", "NodeList"),
+    *("Elapsed", "ElapsedRaw", "Timelimit", "TimelimitRaw", *TRES, *CPUS, *NODES, "ReqMem"),
 )
-_ANY_OF = (("JobID", "JobIDRaw"), ("AllocTRES", "ReqTRES"), ("ElapsedRaw", "Elapsed", "End"))
-"""At least one column of each group."""
-_ONCE = "each attempt once; overlapping outputs were joined? Print the whole span by one sacct"
+COLUMNS = {name: Text(name) for name in ("State", "Submit")} | {name: Text(name, missing="") for name in OPTIONAL}
+ANY_OF = (("JobID", "JobIDRaw"), ("AllocTRES", "ReqTRES"), ("ElapsedRaw", "Elapsed", "End"))
+"""The header must have at least one column of each group."""
 
-JobKey = tuple[str, str, str]
-"""The job's number, its user and its name."""
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+RUNNING = ("RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT", "SUSPENDED")
+OTHER_END_STATES = {"REVOKED": "killed", "LAUNCH_FAILED": "failed", "RECONFIG_FAIL": "failed"}
+NO_LIMIT = frozenset({"unlimited", "partition_limit", "infinite", "invalid"})
+TOGETHER_S = 1.0
+"""Components of a job count as ended together if their ends differ by at most this."""
 
 
 def recognises(path: Path, head: str) -> bool:
-    """By a header with JobID or JobIDRaw and one of sacct's times, separated by what `--delimiter` may say."""
+    """Recognises a header with JobID or JobIDRaw, and Submit or State, separated by any `--delimiter` we read."""
     header = header_of(head, _delimiter(head))
     return bool(header & {"JobID", "JobIDRaw"}) and bool(header & {"Submit", "State"})
 
 
 def _delimiter(head: str) -> str:
-    """What separates the columns of a header. No comma: TRES are lists with commas."""
-    first = head.split("\n", 1)[0]
-    return max("|;\t^", key=first.count)
+    """The column separator of a header. It is never a comma, because TRES values contain commas."""
+    return max("|;\t^", key=head.split("\n", 1)[0].count)
 
 
 def read(path: Path, rows: TraceRows) -> None:
-    """Adds every attempt of a GPU job that ran to an end, or every such job with its attempts joined."""
+    """Adds every GPU job that ran to an end, as one job per attempt or with its attempts merged."""
+    import pandas as pd
+
     with open_text(path) as stream:
         first = stream.readline()
     delimiter = _delimiter(first)
     header = header_of(first, delimiter)
-    for names in _ANY_OF:
+    for names in ANY_OF:
         if not header & set(names):
             raise InputError(
                 f"{path}: line 1: no column {' or '.join(names)}; got {', '.join(sorted(header))[:200]}. "
-                f"Print it with: sacct --parsable2 --format {_FORMAT}"
+                f"Print it with: sacct --parsable2 --format {FORMAT}"
             )
-    jobs: dict[JobKey, list[Record]] = {}
-    broken: set[JobKey] = set()
-    tenant_column = "Account" if "Account" in header else "Partition"
     notes: Counter[str] = Counter()
+    tables = read_tables(path, rows, COLUMNS, delimiter=delimiter, quotes=False)
+    parts = [_records(table, header, notes) for table in tables]
+    records = _whole_jobs(pd.concat(parts, ignore_index=True), rows) if parts else pd.DataFrame()
+    if len(records):
+        file_columns = {"submit_s": "Submit", "duration_s": "ElapsedRaw", "gpus": "AllocTRES"}
+        _attempts.add(_gangs(records, notes), rows, file_columns)
 
-    def add(line: int, *texts: str) -> None:
-        values = dict(zip((*REQUIRED, *OPTIONAL), texts, strict=True))
-        values["tenant"] = values[tenant_column]
-        job_id = (values["JobID"] or values["JobIDRaw"]).strip()
-        if not job_id:
-            raise BadValueError("JobID", "''", "the job's number")
-        if "." in job_id:
-            return rows.leave_out("job steps (.batch, .extern, .0)")
-        base, component = slurm.components(job_id)
-        # Components of one heterogeneous job may have names of their own.
-        key = base, values["User"], values["JobName"] if component is None else "+"
-        try:
-            record = _record(line, base, component, values, "Start" in header)
-        except BadValueError as bad:
-            if isinstance(bad, slurm.PartOfGpuError):
-                notes["on part of a GPU (MIG, shard or mps) are refused: GPUs are whole here"] += 1
-            if component is not None:
-                broken.add(key)
-            raise
-        if record.ran and record.gpus and len(record.given) < 2:
-            names = rows.node_names.setdefault((record.partition, "".join(record.given)), set())
-            names.update(slurm.node_names(values["NodeList"]))
-        identity = "|".join((job_id, values["User"], values["Submit"], values["Start"]))
-        if not rows.repeats(line, identity, "JobID", name=job_id, expected=_ONCE):
-            jobs.setdefault(key, []).append(record)
-        return None
-
-    read_table(path, rows, add, required=REQUIRED, optional=OPTIONAL, delimiter=delimiter, quotes=False)
-    for key in broken & jobs.keys():
-        rows.left_out["components of a heterogeneous job with an impossible one"] += len(jobs.pop(key))
-    done = [each for records in jobs.values() for each in _attempts.replayed(attempts_of(records, rows, notes), rows)]
-    for attempt in sorted(done, key=lambda each: each.line):
-        _attempts.add(attempt, rows, ("Submit", "ElapsedRaw", "AllocTRES"))
-    _attempts.note(rows)
-    _note(header, notes, rows)
-
-
-def _record(line: int, name: str, component: int | None, values: dict[str, str], has_start: bool) -> Record:
-    """One row of `sacct`. Raises BadValueError, for its GPUs only if it ran: what is not replayed need not be whole."""
-    submit_s = slurm.time_s(values["Submit"], "Submit")
-    if submit_s is None:
-        raise BadValueError("Submit", repr(values["Submit"]), "a date such as 2024-01-31T09:30:00")
-    state = slurm.state(values["State"])
-    start_s = slurm.time_s(values["Start"], "Start")
-    run_s = _run_s(values, start_s, slurm.time_s(values["End"], "End"))
-    estimate_s = slurm.limit_s(values["Timelimit"], values["TimelimitRaw"])
-    waits, runs = state in slurm.WAITING, state in slurm.RUNNING
-    end_state = "killed" if waits or runs else slurm.ended_as(state)
-    # Without a Start column, a job that was cancelled while it waited shows as one that ran for no time.
-    ran = not runs and run_s is not None and (start_s is not None if has_start else run_s > 0)
-    asked, given = slurm.NO_GPUS, slurm.NO_GPUS
-    if ran:
-        given, asked = slurm.gpus(values["AllocTRES"], "AllocTRES"), slurm.gpus(values["ReqTRES"], "ReqTRES")
-    gpus = asked.count if is_missing(values["AllocTRES"]) else given.count
-    cpus, memory_bytes = demands(values) if gpus else (UNKNOWN, UNKNOWN)
-    return Record(
-        line=line,
-        name=name,
-        component=component,
-        submit_s=submit_s,
-        start_s=start_s if start_s is not None else inf if has_start else submit_s,  # what has not started comes last
-        start_known=start_s is not None,
-        run_s=run_s if ran and run_s is not None else 0.0,
-        ran=ran,
-        waits=waits,
-        runs=runs,
-        gpus=gpus,
-        cpus=cpus,
-        memory_bytes=memory_bytes,
-        asked=asked.gpu_types,
-        given=given.gpu_types,
-        user=values["User"].strip(),
-        virtual_cluster=values["tenant"].strip(),
-        partition=values["Partition"].strip(),
-        nodes=_nodes(values) if ran else 0,
-        end_state=end_state,
-        estimate_s=estimate_s,
-    )
-
-
-def _nodes(values: dict[str, str]) -> int:
-    """On how many nodes it ran; 0 where no column says."""
-    counts = (tres(values["AllocTRES"], "node"), values["AllocNodes"].strip(), values["NNodes"].strip())
-    return next((int(each) for each in counts if each.isascii() and each.isdigit() and len(each) < 7), 0)
-
-
-def _run_s(values: dict[str, str], start_s: float | None, end_s: float | None) -> float | None:
-    """Seconds between start and end by the first column that has them; None where none does."""
-    if not is_missing(values["ElapsedRaw"]):
-        column, seconds = "ElapsedRaw", number(values["ElapsedRaw"], "ElapsedRaw", "seconds")
-    elif not is_missing(values["Elapsed"]):
-        column, seconds = "Elapsed", slurm.elapsed_s(values["Elapsed"], "Elapsed")
-    elif start_s is not None and end_s is not None:
-        column, seconds = "End", end_s - start_s
-    else:
-        return None
-    if not seconds >= 0:
-        raise BadValueError(column, shown(values[column]), "a time not before the start")
-    return seconds
-
-
-def _note(header: frozenset[str], notes: Counter[str], rows: TraceRows) -> None:
-    rows.notes.extend(f"{count:,} jobs {what}" for what, count in notes.items())
+    rows.notes.extend(f"{count:,} jobs {what}" for what, count in notes.items() if count)
     if "ReqTRES" not in header:
         rows.notes.append("no ReqTRES column: the type a job asked for is unknown, and all run on any; print it too")
     if "JobID" not in header:
         rows.notes.append("no JobID column: parts of heterogeneous jobs count as jobs of their own; print it too")
     asked, given = rows.gpu_types.values(), rows.given_gpu_types.values()
-    other: Counter[str] = Counter()
-    for asked_code, given_code in zip(rows.gpu_type, rows.given_gpu_type, strict=True):
-        wanted, got = asked[asked_code], given[given_code]
-        if got and got != wanted:
-            other[f"asked for {wanted or 'no GPU type'} and got {got}"] += 1
-    for what, count in sorted(other.items()):
-        ending = ": here they may run on any" if "no GPU type" in what else ""
-        rows.notes.append(f"{count:,} jobs {what}{ending}")
+    type_notes = {}
+    for codes, count in Counter(zip(rows.gpu_type.tolist(), rows.given_gpu_type.tolist(), strict=True)).items():
+        wanted, got = asked[codes[0]], given[codes[1]]
+        if wanted and got and got != wanted:
+            type_notes[f"asked for {wanted} and got {got}"] = count
+        elif got and not wanted:
+            type_notes[f"asked for no GPU type and got {got}: here they may run on any"] = count
+    rows.notes.extend(f"{count:,} jobs {what}" for what, count in sorted(type_notes.items()))
+
+
+# Rows of `sacct`. An unreadable value is rejected only in rows that are replayed.
+
+
+ONCE = "each attempt once. If outputs of overlapping spans were joined, print the whole span with one sacct"
+WHOLE_GPUS = "whole GPUs: this is part of a GPU, and each GPU here is held by one job"
+
+
+def _records(table: LogTable, header: frozenset[str], notes: Counter[str]) -> pd.DataFrame:
+    """The readable rows, and impossible components of heterogeneous jobs, which are marked `is_impossible`."""
+    import pandas as pd
+
+    job_id = np.where(table.text("JobID") != "", table.text("JobID"), table.text("JobIDRaw"))
+    table.reject(job_id == "", "JobID", "the job's number")
+    table.leave_out(np.array(["." in each for each in job_id]), "job steps (.batch, .extern, .0)")
+    is_row = table.left.copy()
+
+    submit_s = table.convert("Submit", instant_s)
+    start_s, end_s = (_first_of(table, (name,), instant_s) for name in ("Start", "End"))
+    run_s = _first_of(table, ("ElapsedRaw", "Elapsed"), elapsed_s)
+    run_s = np.where(np.isnan(run_s), end_s - start_s, run_s)
+    table.reject(run_s < 0, "End", "a time not before the start")
+    estimate_s = _first_of(table, ("TimelimitRaw", "Timelimit"), limit_s)
+
+    state = table.text("State", _state)
+    waits, runs = np.isin(state, WAITING), np.isin(state, RUNNING)
+    ended = table.convert("State", _end_state, ~waits & ~runs, "killed")
+    # Without a Start column, a job cancelled while waiting looks like a job with run time 0.
+    ran = ~runs & (~np.isnan(run_s) & ~np.isnan(start_s) if "Start" in header else run_s > 0)
+
+    def gpus(column: str) -> tuple[Floats, NDArray[np.object_]]:
+        part = table.convert(column, _part_of_gpu, ran, "")
+        refused = table.left & (part != "")
+        notes["on part of a GPU (MIG, shard or mps) are refused: GPUs are whole here"] += int(refused.sum())
+        table.reject(refused, column, WHOLE_GPUS, got=part)
+        count = table.convert(column, lambda text, column: gpus_of(text, column)[0], ran, 0.0)
+        return count, table.convert(column, lambda text, column: "+".join(gpus_of(text, column)[1]), ran, "")
+
+    (given, given_types), (asked, asked_types) = gpus("AllocTRES"), gpus("ReqTRES")
+    held = np.where(table.missing("AllocTRES"), asked, given)
+    cpus, memory_bytes = _demands(table, held > 0)
+    log_nodes = _first_of(table, ("AllocTRES", "AllocNodes", "NNodes"), _node_count, ran)
+    base, component = zip(*(components(each) for each in job_id), strict=True)
+    is_component = np.array(component) >= 0
+    records = pd.DataFrame(
+        {
+            "line": table.line,
+            "job_name": base,
+            "owner": table.texts["User"],
+            # Components of a heterogeneous job may have different names.
+            "owned_name": np.where(is_component, "+", table.texts["JobName"]),
+            "component": component,
+            "is_impossible": ~table.left,
+            "submit_s": submit_s,
+            "start_s": start_s,
+            "run_s": np.where(ran, run_s, 0.0),
+            "ran": ran,
+            "waits": waits,
+            "runs": runs,
+            "gpus": held,
+            "cpus": cpus,
+            "memory_bytes": memory_bytes,
+            "gpu_type": asked_types,
+            "given_gpu_type": given_types,
+            "user": table.text("User"),
+            "virtual_cluster": table.text("Account" if "Account" in header else "Partition"),
+            "partition": table.text("Partition"),
+            "log_nodes": np.nan_to_num(log_nodes),
+            "end_state": [END_STATES.index(each) for each in ended],
+            "estimate_s": estimate_s,
+            "node_list": table.texts["NodeList"],
+        }
+    )
+    on_nodes = records[table.left & ran & (held > 0) & ~records.given_gpu_type.str.contains("+", regex=False)]
+    for key in dict.fromkeys(zip(on_nodes.partition, on_nodes.given_gpu_type, on_nodes.node_list, strict=True)):
+        table.rows.node_names.setdefault(key[:2], set()).update(node_names(key[2]))
+    identities = zip(job_id, *(table.texts[column] for column in ("User", "Submit", "Start")), strict=True)
+    for at, (line, identity) in enumerate(zip(table.line.tolist(), identities, strict=True)):
+        if table.left[at] and table.rows.repeats(line, "|".join(identity), "JobID", name=identity[0], expected=ONCE):
+            table.left[at] = False
+    return records[table.left | (records.is_impossible & is_row & is_component)]
+
+
+def _first_of(
+    table: LogTable, columns: Sequence[str], convert: Callable[[str, str], float], where: Mask | bool = True
+) -> Floats:
+    """For each row, the value in the first of `columns` that has one; NaN if none has."""
+    found = np.full(len(table.line), UNKNOWN)
+    for column in columns:
+        values = table.convert(column, convert, where & np.isnan(found) & ~table.missing(column))
+        found = np.where(np.isnan(found), values, found)
+    return found
+
+
+def components(job_id: str) -> tuple[str, int]:
+    """Splits `105+1`, component 1 of heterogeneous job 105, into (job, component); component -1 for all other jobs."""
+    base, plus, number = job_id.partition("+")
+    return (base, int(number)) if plus and number.isascii() and number.isdigit() else (job_id, -1)
+
+
+DURATION = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d{1,2}):(\d{1,2}(?:\.\d+)?)", re.ASCII)
+
+
+def elapsed_s(text: str, column: str) -> float:
+    """Seconds of `MM:SS`, `HH:MM:SS` or `D-HH:MM:SS`, optionally with fractions of a second, or of ElapsedRaw."""
+    if column == "ElapsedRaw":
+        seconds = number(text, column, "seconds")
+        if not seconds >= 0:
+            raise BadValueError(column, shown(text), "a time not before the start")
+        return seconds
+    found = DURATION.fullmatch(text.strip())
+    if found is None:
+        raise BadValueError(column, shown(text), "a duration such as 1-02:03:04, 02:03:04 or 03:04")
+    days, hours, minutes, rest = found.groups()
+    return int(days or 0) * 86_400 + int(hours or 0) * 3_600 + int(minutes) * 60 + float(rest)
+
+
+def limit_s(text: str, column: str) -> float:
+    """Parses a time limit into seconds, NaN if there is no limit; TimelimitRaw is in minutes."""
+    if text.strip().lower() in NO_LIMIT:
+        return UNKNOWN
+    return number(text, column, "minutes") * 60 if column == "TimelimitRaw" else elapsed_s(text, column)
+
+
+def _state(text: str) -> str:
+    """First word of a state: CANCELLED for `CANCELLED by 1000`, and for `CANCELLED+`, which sacct has cut short."""
+    words = text.split()
+    return words[0].rstrip("+").upper() if words else ""
+
+
+def _end_state(text: str, column: str) -> str:
+    word = _state(text)
+    return OTHER_END_STATES.get(word) or end_state(word, column)
+
+
+def node_names(text: str) -> list[str]:
+    """Names of the nodes in `gpu[01-03,07],login1`; none for `None assigned` and for text that cannot be read."""
+    names = []
+    for item in re.findall(r"[^,\[\]\s]+(?:\[[^\]]*\][^,\[\]\s]*)?", "" if "assigned" in text else text):
+        stem, bracket, rest = item.partition("[")
+        if not bracket:
+            names.append(item)
+            continue
+        numbers, _, end = rest.partition("]")
+        for part in numbers.split(","):
+            low, _, high = part.partition("-")
+            high = high or low
+            if low.isdigit() and high.isdigit() and len(high) < 7:
+                names += [f"{stem}{number:0{len(low)}d}{end}" for number in range(int(low), int(high) + 1)]
+    return names
+
+
+# Slurm's trackable resources (TRES), such as `billing=8,cpu=8,gres/gpu:a100=4,gres/gpu=4,mem=64G,node=1`.
+
+
+GPU = "gres/gpu"
+SLICE = re.compile(r"\dg[._-]?\d+gb|mig")
+SHARED = ("gres/shard", "gres/mps")
+MEMORY = re.compile(r"(\d{1,15}(?:\.\d*)?)([KMGTP]?)", re.ASCII | re.IGNORECASE)
+BYTES = {"K": 2**10, "M": 2**20, "": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
+
+
+def _tres_items(text: str) -> list[tuple[str, str]]:
+    return [(name, count) for name, _, count in (item.strip().partition("=") for item in text.split(","))]
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10
+
+
+def gpus_of(text: str, column: str) -> tuple[int, tuple[str, ...]]:
+    """(number of GPUs, GPU types in lower case) of a TRES value. The untyped count is the total of all types."""
+    total: int | None = None
+    typed: Counter[str] = Counter()
+    for name, count in _tres_items(text):
+        if name != GPU and not name.startswith(f"{GPU}:"):
+            continue
+        if not _is_count(count):
+            raise BadValueError(column, shown(f"{name}={count}"), "a count of GPUs such as gres/gpu=4")
+        if name == GPU:
+            total = int(count)
+        else:
+            typed[name[len(GPU) + 1 :].lower()] += int(count)
+    types = tuple(gpu_type for gpu_type, gpus in typed.items() if gpus)
+    return typed.total() if total is None else total, types
+
+
+def _part_of_gpu(text: str, column: str) -> str:
+    """The TRES item that requests part of a GPU, or "": a MIG slice, with a type such as a100_1g.5gb, 1g.10gb or
+    a100-mig; or a shard or mps, unless whole GPUs are listed too.
+    """
+    items = [(name, count) for name, count in _tres_items(text) if count != "0"]
+    slices = [each for each in items if each[0].startswith(f"{GPU}:") and SLICE.search(each[0].lower())]
+    if not slices and not any(name == GPU or name.startswith(f"{GPU}:") for name, _ in items):
+        slices = [each for each in items if each[0].startswith(SHARED)]
+    return "=".join(slices[0]) if slices else ""
+
+
+def _demands(table: LogTable, where: Mask) -> tuple[Floats, Floats]:
+    """(CPUs, bytes of memory) that each job requests as a whole; NaN if no column has them."""
+    cpus = _first_of(table, (*TRES, *CPUS), partial(_resource_count, name="cpu"), where)
+    memory_bytes = _first_of(table, TRES, _memory_bytes, where)
+    silent, text = where & np.isnan(memory_bytes), table.text("ReqMem")
+    of_node, of_cpu = (np.array([each.endswith(suffix) for each in text]) for suffix in "nc")
+    nodes = _first_of(table, (*TRES, *NODES), partial(_resource_count, name="node"), silent & of_node)
+    each_bytes = _first_of(table, ("ReqMem",), _memory_bytes, silent)
+    memory_bytes = np.where(silent, each_bytes * np.where(of_node, nodes, np.where(of_cpu, cpus, 1.0)), memory_bytes)
+    return cpus, np.where(memory_bytes == 0, UNKNOWN, memory_bytes)
+
+
+def _memory_bytes(text: str, column: str) -> float:
+    """Parses memory such as `64G`, `62.50G` or `4096M` into bytes; ReqMem may end in `n` or `c`."""
+    of_tres = column in TRES
+    amount = dict(_tres_items(text)).get("mem", "") if of_tres else re.sub("[nc]$", "", text.strip())
+    if is_missing(amount):
+        return UNKNOWN
+    found = MEMORY.fullmatch(amount)
+    if found is None:
+        got = shown(f"mem={amount}" if of_tres else text.strip())
+        raise BadValueError(column, got, "an amount of memory such as 64G, or 4Gn or 4Gc in ReqMem")
+    return float(found[1]) * BYTES[found[2].upper()]
+
+
+def _resource_count(text: str, column: str, name: str) -> float:
+    """The count of `name` in a TRES column, or the number in any other column; NaN if there is none."""
+    of_tres = column in TRES
+    count = dict(_tres_items(text)).get(name, "") if of_tres else text.strip()
+    if is_missing(count):
+        return UNKNOWN
+    if not (_is_count(count) and int(count)):
+        got = shown(f"{name}={count}" if of_tres else count)
+        raise BadValueError(column, got, f"a count of {name}s, at least 1")
+    return float(count)
+
+
+def _node_count(text: str, column: str) -> float:
+    """The number of nodes a job ran on; NaN if the log has no readable count. Only for display."""
+    try:
+        return _resource_count(text, column, "node")
+    except BadValueError:
+        return UNKNOWN
+
+
+# Grouping rows into jobs and attempts. An attempt has one row, or one per component of a heterogeneous job.
+
+
+def _whole_jobs(records: pd.DataFrame, rows: TraceRows) -> pd.DataFrame:
+    """Numbers jobs in a column `job`, and drops the rows of jobs with an impossible component or several GPU types."""
+    job = records.groupby(["job_name", "owner", "owned_name"], sort=False).ngroup()
+    records = records.assign(job=job)
+    in_impossible_job = job.isin(job[records.is_impossible])
+    if lost := int((in_impossible_job & ~records.is_impossible).sum()):
+        rows.left_out["components of a heterogeneous job with an impossible one"] += lost
+    records = records[~in_impossible_job]
+    types = records.assign(gpu_type=records.gpu_type.str.split("+")).explode("gpu_type")
+    types = types[types.gpu_type != ""].drop_duplicates(["job", "gpu_type"])
+    several = types[types.duplicated("job", keep=False)]
+    first_line = records.drop_duplicates("job").set_index("job").line
+    for job_number, each in several.sort_values("gpu_type").groupby("job", sort=False):
+        got = " and ".join(f"{gpu_type} (line {line})" for gpu_type, line in zip(each.gpu_type, each.line, strict=True))
+        expected = "one GPU type, since all of a job runs on one here"
+        rows.reject(first_line[job_number], "ReqTRES", f"{got} in job {each.job_name.iloc[0]}", expected)
+    return records[~records.job.isin(several.job)]
+
+
+def _gangs(records: pd.DataFrame, notes: Counter[str]) -> pd.DataFrame:
+    """Builds the table of attempts for `_attempts.add`: the k-th rows of a job's components are its k-th attempt.
+
+    The components' GPUs, CPUs, memory and nodes are added up and held until the last component has ended. Components
+    without GPUs are ignored if another component of the attempt has GPUs.
+    """
+    import pandas as pd
+
+    records = records.assign(from_s=records.start_s.fillna(records.submit_s))
+    records = records.sort_values(["job", "submit_s", "start_s", "line"], kind="stable")  # without start: last
+    of_component = records.groupby(["job", "component"], sort=False)
+    records = records.assign(attempt=of_component.cumcount(), place=of_component.ngroup())
+    records = records.sort_values(["job", "attempt", "place"], kind="stable")
+    gang = records.groupby(["job", "attempt"], sort=False).ngroup().to_numpy()
+    has_gpus = (records.gpus > 0).to_numpy()
+    all_rows = np.ones(len(gang), dtype=np.bool_)
+    rows_with_gpus = has_gpus | (np.bincount(gang, weights=has_gpus) == 0)[gang]
+
+    def over(function: np.ufunc, values: pd.Series, chosen: Mask) -> Any:
+        """Reduces the chosen rows of each gang to one value, which is NaN if a row has NaN."""
+        return function.reduceat(values.to_numpy()[chosen], _run_starts(gang[chosen]))
+
+    def types(column: pd.Series) -> list[str]:
+        """The GPU types of each gang, joined as `a100+v100`."""
+        return ["+".join(sorted({*each.split("+")} - {""})) for each in over(np.add, column + "+", rows_with_gpus)]
+
+    all_ran, gpus = over(np.logical_and, records.ran, all_rows), over(np.add, records.gpus, rows_with_gpus)
+    ends_s = records.from_s + records.run_s
+    start_s, end_s = over(np.minimum, records.from_s, rows_with_gpus), over(np.maximum, ends_s, rows_with_gpus)
+    apart = all_ran & (end_s - over(np.minimum, ends_s, rows_with_gpus) > TOGETHER_S)
+    heterogeneous = records.groupby("job").component.nunique() > 1
+    notes["are heterogeneous: one gang each, the GPUs of their components added up"] += int(heterogeneous.sum())
+    notes["are heterogeneous with components that ended apart: all GPUs are held until the last has ended"] += int(
+        apart.sum()
+    )
+    reasons = {
+        "still running when the log was written": over(np.logical_or, records.runs, all_rows),
+        "": all_ran & (gpus > 0),
+        "no GPU in AllocTRES or ReqTRES": all_ran,
+        "still waiting when the log was written": over(np.logical_or, records.waits, all_rows),
+    }
+    first = records[rows_with_gpus].iloc[_run_starts(gang[rows_with_gpus])]
+    known = ("job", "job_name", "user", "virtual_cluster", "partition", "estimate_s")
+    return pd.DataFrame(
+        {
+            **{name: first[name].to_numpy() for name in known},
+            **{name: over(np.add, records[name], rows_with_gpus) for name in ("cpus", "memory_bytes", "log_nodes")},
+            "line": records.line.to_numpy()[_run_starts(gang)],
+            "submit_s": over(np.minimum, records.submit_s, all_rows),
+            "start_s": over(np.minimum, records.start_s, rows_with_gpus),
+            "duration_s": end_s - start_s,
+            "gpus": gpus,
+            "gpu_type": types(records.gpu_type),
+            "given_gpu_type": types(records.given_gpu_type),
+            "end_state": over(np.maximum, records.end_state, all_rows),
+            "why_not": np.select(list(reasons.values()), list(reasons), "never started"),
+            "unfinished": over(np.logical_or, records.runs | (records.waits & ~records.ran), all_rows),
+        }
+    )
+
+
+def _run_starts(group: NDArray[np.integer[Any]]) -> NDArray[np.intp]:
+    """Indices at which runs of equal numbers start."""
+    return np.flatnonzero(np.diff(group, prepend=-1))

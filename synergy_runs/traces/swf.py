@@ -1,37 +1,50 @@
-"""The Standard Workload Format of the Parallel Workloads Archive (Feitelson, version 2.2): 18 numbers a line.
+"""Reader of the Standard Workload Format of the Parallel Workloads Archive (Feitelson, version 2.2): 18 numbers a line.
 
-Processors become GPUs: the allocated ones (field 5), else the requested (field 8). -1 means unknown. Status (field 11)
-1 is completed, 0 failed, 5 killed, -1 taken as completed; 2, 3 and 4 are parts of a job that has a line of its own and
-are left out. Requested time (field 9) is the user's estimate. The virtual cluster is the queue (field 15), else the
-group (field 13). Submission times count from `; UnixStartTime:` in the header, from 0 if it is absent.
+Each processor becomes a GPU: those allocated (field 5), else those requested (field 8). -1 means unknown. Status (field
+11) 1 is completed, 0 failed, 5 killed, and -1 counts as completed. Lines with status 2, 3 or 4 are parts of a job that
+has its own line, and are left out. Requested time (field 9) is the user's estimate. The virtual cluster is the queue
+(field 15), else the group (field 13). Submission times count from the header's `; UnixStartTime:`, by default from 0.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from synergy_runs.traces._text import open_text
-from synergy_runs.traces._values import BadValueError, number, shown, whole
-from synergy_runs.traces.rows import UNKNOWN, TraceRows
+import numpy as np
+
+from synergy_runs.traces._reading import LogTable, Number, Text, open_text, tables_of
+from synergy_runs.traces.rows import UNKNOWN, BadValueError, TraceRows, number, one_of, seconds, shown, whole
 
 NAME = "swf"
 SUMMARY = "Standard Workload Format (Parallel Workloads Archive): 18 fields, a processor is taken as a GPU"
 
 FIELDS = 18
-_JOB, _SUBMIT, _WAIT, _RUN, _ALLOCATED = 0, 1, 2, 3, 4
-_REQUESTED, _REQUESTED_TIME, _STATUS, _USER, _GROUP, _QUEUE = 7, 8, 10, 11, 12, 14
-_END_STATES = {"1": "completed", "0": "failed", "5": "killed", "-1": "completed"}
-_PARTS = ("2", "3", "4")
-_START = re.compile(r";\s*UnixStartTime\s*:\s*(\S+)", re.IGNORECASE)
-_UNKNOWN = "-1"
+PARTS = ("2", "3", "4")
+END_STATES = {"1": "completed", "0": "failed", "5": "killed", "-1": "completed"} | dict.fromkeys(PARTS, "")
+COLUMNS = {
+    "job_name": Text("job number (field 1)"),
+    "end_state": Text("status (field 11)", partial(one_of, meanings=END_STATES)),
+    "duration_s": Number("run time (field 4)", seconds),
+    "allocated": Number("allocated processors (field 5)", whole),
+    "requested": Number("requested processors (field 8)", whole),
+    "estimate_s": Number("requested time (field 9)", seconds),
+    "submit_s": Number("submit time (field 2)", seconds),
+    "wait_s": Number("wait time (field 3)", seconds),
+    "user": Text("user (field 12)"),
+    "group": Text("group (field 13)"),
+    "queue": Text("queue (field 15)"),
+}
+START_TIME = re.compile(r";\s*UnixStartTime\s*:\s*(\S+)", re.IGNORECASE)
 
 
 def recognises(path: Path, head: str) -> bool:
-    """By its name, or a first line of data that is 18 numbers."""
+    """Recognises the format by the file name's suffix, or by 18 numbers on the first line of data."""
     if path.suffix.lower() == ".swf":
         return True
-    # The head may end within a line: only whole lines tell.
+    # `head` may end within a line, so only its whole lines are examined.
     lines = [line.split() for line in head.splitlines(keepends=True) if line.endswith(("\n", "\r"))]
     data = [fields for fields in lines if fields and not fields[0].startswith(";")]
     return bool(data) and len(data[0]) == FIELDS and all(re.fullmatch(r"-?[\d.]+", field) for field in data[0])
@@ -39,57 +52,50 @@ def recognises(path: Path, head: str) -> bool:
 
 def read(path: Path, rows: TraceRows) -> None:
     """Adds every job that ran on a known number of processors."""
-    start_s = 0.0
-    dated = False
-    with open_text(path) as stream:
-        for line, text in enumerate(stream, start=1):
-            try:
-                if text.lstrip().startswith(";"):
-                    found = _START.match(text.lstrip())
-                    if found:
-                        start_s, dated = number(found.group(1), "UnixStartTime", "seconds since 1970"), True
-                elif text.strip():
-                    _add(line, text.split(), start_s, rows)
-            except BadValueError as bad:
-                rows.reject(line, bad.column, bad.got, bad.expected)
+    start_s: list[float] = []
+    column_of_field = {re.findall(r"\d+", each.name)[-1]: each.name for each in COLUMNS.values()}
+    header = [column_of_field.get(str(field), str(field)) for field in range(1, FIELDS + 1)]
+    for table in tables_of(_fields(path, rows, start_s), header, COLUMNS, rows):
+        _add_jobs(table, start_s[-1] if start_s else 0.0)
     rows.notes.append("each processor of the log is taken as one GPU")
-    if not dated:
+    if not start_s:
         rows.notes.append("no UnixStartTime in the header: dates count from 1970-01-01")
 
 
-def _add(line: int, fields: list[str], start_s: float, rows: TraceRows) -> None:
-    if len(fields) != FIELDS:
-        raise BadValueError("whole row", f"{len(fields)} fields ending in {shown(fields[-1])}", f"{FIELDS} fields")
-    status = fields[_STATUS]
-    if status in _PARTS:
-        return rows.leave_out("parts of jobs (status 2, 3 or 4)")
-    if status not in _END_STATES:
-        raise BadValueError("status (field 11)", shown(status), "-1, 0, 1, 2, 3, 4 or 5")
-    duration_s = number(fields[_RUN], "run time (field 4)", "seconds")
-    if duration_s == -1:
-        return rows.leave_out("never ran, or with unknown run time (field 4 is -1)")
-    allocated = whole(fields[_ALLOCATED], "allocated processors (field 5)")
-    requested = whole(fields[_REQUESTED], "requested processors (field 8)")
-    if duration_s == 0 and allocated <= 0:
-        return rows.leave_out("never ran (run time 0 on no processor)")
-    if allocated == -1 and requested == -1:
-        return rows.leave_out("unknown size (fields 5 and 8 are -1)")
-    estimate_s = number(fields[_REQUESTED_TIME], "requested time (field 9)", "seconds")
-    queue, group = fields[_QUEUE], fields[_GROUP]
-    submit_s = start_s + number(fields[_SUBMIT], "submit time (field 2)", "seconds")
-    wait_s = number(fields[_WAIT], "wait time (field 3)", "seconds")
-    rows.add(
-        line,
+def _fields(path: Path, rows: TraceRows, start_s: list[float]) -> Iterator[tuple[int, list[str]]]:
+    """Yields (line, fields) of each job; appends the log's start time, if the header has it, to `start_s`."""
+    with open_text(path) as stream:
+        for line, text in enumerate(stream, start=1):
+            fields = text.split()
+            if text.lstrip().startswith(";"):
+                if found := START_TIME.match(text.lstrip()):
+                    try:
+                        start_s.append(number(found.group(1), "UnixStartTime", "seconds since 1970"))
+                    except BadValueError as bad:
+                        rows.reject(line, *bad.facts)
+            elif len(fields) == FIELDS:
+                yield line, fields
+            elif fields:
+                got = f"{len(fields)} fields ending in {shown(fields[-1])}"
+                rows.reject(line, "whole row", got, f"{FIELDS} fields")
+
+
+def _add_jobs(table: LogTable, start_s: float) -> None:
+    table.leave_out(np.isin(table.texts["status (field 11)"], PARTS), "parts of jobs (status 2, 3 or 4)")
+    end_state, duration_s = table["end_state"], table["duration_s"]
+    table.leave_out(duration_s == -1, "never ran, or with unknown run time (field 4 is -1)")
+    allocated, requested = table["allocated"], table["requested"]
+    table.leave_out((duration_s == 0) & (allocated <= 0), "never ran (run time 0 on no processor)")
+    table.leave_out((allocated == -1) & (requested == -1), "unknown size (fields 5 and 8 are -1)")
+    estimate_s, submit_s, wait_s = table["estimate_s"], start_s + table["submit_s"], table["wait_s"]
+    user, group, queue = table["user"], table["group"], table["queue"]
+    table.add(
         submit_s=submit_s,
-        start_s=UNKNOWN if wait_s < 0 else submit_s + wait_s,
-        duration_s=duration_s,
-        gpus=requested if allocated == -1 else allocated,
-        job_name=fields[_JOB],
-        virtual_cluster=f"queue-{queue}" if queue != _UNKNOWN else f"group-{group}" if group != _UNKNOWN else "",
-        user="" if fields[_USER] == _UNKNOWN else fields[_USER],
-        end_state=_END_STATES[status],
-        estimate_s=UNKNOWN if estimate_s == -1 else estimate_s,
-        columns=("submit time (field 2)", "run time (field 4)", "processors (fields 5 and 8)"),
-        id_column="job number (field 1)",
+        start_s=np.where(wait_s < 0, UNKNOWN, submit_s + wait_s),
+        gpus=np.where(allocated == -1, requested, allocated),
+        virtual_cluster=np.where(queue != "-1", "queue-" + queue, np.where(group != "-1", "group-" + group, "")),
+        user=np.where(user == "-1", "", user),
+        end_state=end_state,
+        estimate_s=np.where(estimate_s == -1, UNKNOWN, estimate_s),
+        columns={"gpus": "processors (fields 5 and 8)"},
     )
-    return None

@@ -1,58 +1,38 @@
-"""Our own list of training jobs: which model each is, and how much work, rather than how long it ran.
+"""Reader of our own CSV of training jobs, which gives each job's model and amount of work but no run time.
 
-Required columns: submit_s (from the start), model, iterations (at the global batch). Optional: job, gpus (asked for),
-global_batch (asked for; else its model's initial one), gpu_type, user, virtual_cluster. Order is free.
+Required columns: submit_s (from the start), model, iterations (at the global batch). Optional: job, gpus (requested),
+global_batch (requested; by default the model's initial one), gpu_type, user, virtual_cluster, in any order.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-from synergy_runs.traces._table import header_of, read_table
-from synergy_runs.traces._values import number, whole
-from synergy_runs.traces.rows import TraceRows
+from synergy_runs.traces._reading import Number, Text, header_of, read_jobs
+from synergy_runs.traces.rows import TraceRows, number, seconds, whole
 
 NAME = "training_csv"
 SUMMARY = "training jobs: submit_s, model, iterations [job, gpus, global_batch, gpu_type, user, virtual_cluster]"
-REQUIRED = ("submit_s", "model", "iterations")
-OPTIONAL = ("job", "gpus", "global_batch", "gpu_type", "user", "virtual_cluster")
+COLUMNS = {
+    "job_name": Text("job", missing=""),
+    "submit_s": Number("submit_s", seconds),
+    "gpus": Number("gpus", whole, missing=1.0),
+    "virtual_cluster": Text("virtual_cluster", missing=""),
+    "user": Text("user", missing=""),
+    "gpu_type": Text("gpu_type", lambda text, column: text.strip().lower(), missing=""),
+    "model": Text("model"),
+    "global_batch": Number("global_batch", whole, missing=0.0),
+    "iterations": Number("iterations", partial(number, expected="iterations at the global batch")),
+}
 
 
 def recognises(path: Path, head: str) -> bool:
-    """By its required columns, which nobody else has together."""
-    return set(REQUIRED) <= header_of(head)
+    """Recognises the format by its required columns, which no other format combines."""
+    return {"submit_s", "model", "iterations"} <= header_of(head)
 
 
 def read(path: Path, rows: TraceRows) -> None:
-    """Adds every row; times stay relative to the file's own origin."""
-
-    def add(
-        line: int,
-        submit_s: str,
-        model: str,
-        iterations: str,
-        job: str,
-        gpus: str,
-        batch: str,
-        gpu_type: str,
-        user: str,
-        tenant: str,
-    ) -> None:
-        rows.add(
-            line,
-            submit_s=number(submit_s, "submit_s", "seconds"),
-            duration_s=0.0,
-            gpus=whole(gpus, "gpus") if gpus.strip() else 1,
-            job_name=job.strip() or f"line-{line}",
-            virtual_cluster=tenant.strip(),
-            user=user.strip(),
-            gpu_type=gpu_type.strip().lower(),
-            model=model.strip(),
-            global_batch=whole(batch, "global_batch") if batch.strip() else 0,
-            iterations=number(iterations, "iterations", "iterations at the global batch"),
-            columns=("submit_s", "iterations", "gpus"),
-            id_column="job" if job.strip() else "",
-        )
-
+    """Adds every row; times count from the file's own origin."""
     rows.from_zero = True
-    read_table(path, rows, add, required=REQUIRED, optional=OPTIONAL)
+    read_jobs(path, rows, COLUMNS, duration_s=0.0)

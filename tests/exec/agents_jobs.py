@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -42,13 +43,64 @@ class Plain(TrainingJob):
         return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
-class Telling(Plain):
-    """Says where its model is made."""
-
+class Saying(Plain):
     def build_model(self) -> nn.Module:
         model = super().build_model()
         print(f"made on {next(model.parameters()).device}", flush=True)
         return model
+
+
+class Noting(Plain):
+    """It writes down what it is told. note: into which file. evaluating_s: of an evaluation."""
+
+    evaluate_every = 4
+
+    def __init__(self, note: str, pause_s: float = 0.0, evaluating_s: float = 0.0, way: str = "") -> None:
+        super().__init__(pause_s)
+        self.note, self.evaluating_s, self.way = Path(note), evaluating_s, way
+
+    def learning_rate_schedule(self, work: float, total: float) -> float:
+        return 1.0 - work / total
+
+    def evaluation(self) -> list[tuple[Tensor, Tensor]]:
+        time.sleep(self.evaluating_s)
+        generator = torch.Generator().manual_seed(99)
+        return [(torch.randn(6, 4, generator=generator), torch.randn(6, 2, generator=generator))]
+
+    def metrics(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.loss(output, target), "a, b": output.mean()}
+
+    def on_step(self, step: int, loss: float) -> None:
+        if self.way == "raise" and step == 3:
+            raise ValueError("nobody listens")
+        self._note("step", step, loss)
+
+    def on_checkpoint(self, step: int, folder: Path) -> None:
+        self._note("checkpoint", step, float((folder / "progress.json").is_file()))
+
+    def _note(self, what: str, step: int, value: float) -> None:
+        with self.note.open("a") as file:
+            file.write(json.dumps([what, step, value]) + "\n")
+
+
+class Pieces:
+    """A loader of so many pieces an epoch, in an order that it draws. make: the samples of one, by its number."""
+
+    def __init__(self, count: int, make: Callable[[int], tuple[Tensor, Tensor]]) -> None:
+        self.given, self._count, self._make = 0, count, make
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(self._count).tolist()
+        while self.given < self._count:
+            self.given += 1
+            yield self._make(order[self.given - 1])
+        self.given = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.given = state_dict["given"]
 
 
 def _rank() -> int:
@@ -69,7 +121,7 @@ class Wide(Plain):
         self._step = step
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        factor = {"": 1.0, "zero": 0.0, "nan": float("nan")}[self.way] if self._step >= 5 else 1.0
+        factor = {"": 1.0, "nan": float("nan")}[self.way] if self._step >= 5 else 1.0
         return factor * super().loss(output, target)
 
 
@@ -94,7 +146,6 @@ class Breaking(Plain):
         self._hangs = True
 
     def _stall(self) -> None:
-        """Data that take their time."""
         time.sleep(float(self.note))
 
     def _end(self) -> None:
@@ -107,7 +158,6 @@ class Breaking(Plain):
         raise RuntimeError("the data is gone")
 
     def _obey(self) -> None:
-        """Waits until the note says what to do."""
         while not (Path(self.note).exists() and Path(self.note).read_text().endswith("\n")):
             time.sleep(0.05)
         if Path(self.note).read_text() == "fail\n":
@@ -127,36 +177,13 @@ class Breaking(Plain):
     def _kill(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _child(self) -> None:
-        child = os.fork()
-        if child == 0:
-            time.sleep(1000)
-        Path(self.note).write_text(str(child))
-        raise RuntimeError("a child is left")
-
-
-class Deadly(Plain):
-    """Dies at its third step, as on broken memory, where it may use that core."""
-
-    def __init__(self, core: int) -> None:
-        super().__init__()
-        self.core = core
-
-    def before(self, step: int) -> None:
-        if step == 3 and self.core in os.sched_getaffinity(0):
-            os.kill(os.getpid(), signal.SIGSEGV)
-
 
 class Impure(Plain):
-    """Its batches are drawn from the generator that everybody draws from."""
-
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
         return torch.randn(size, 4), torch.randn(size, 2)
 
 
 class Seeded(Plain):
-    """Its batches differ from process to process."""
-
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
         inputs, targets = super().batch(step, size)
         return inputs + 1e-6 * os.getpid(), targets
@@ -193,8 +220,6 @@ class Greedy(Plain):
 
 
 class Unbuilt(Plain):
-    """Its model cannot be built."""
-
     def build_model(self) -> nn.Module:
         raise KeyError("width")
 

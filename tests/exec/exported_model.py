@@ -5,41 +5,26 @@ from __future__ import annotations
 import json
 import sys
 
+import models
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 WIDTH, BATCH = 8, 16
 
 
-class Layer(nn.Module):
+class Layer(models.Layer):
     """scale: a buffer that is drawn, so that one which was not loaded shows."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        super().__init__(WIDTH)
         self.register_buffer("scale", 0.5 + torch.rand(WIDTH))
 
     def forward(self, hidden: Tensor) -> Tensor:
         return hidden + self.scale * self.down(torch.tanh(self.up(hidden)))
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, WIDTH), nn.Linear(WIDTH, 2)
-        self.layers = nn.ModuleList(Layer() for _ in range(2))
-
-    def embed(self, x: Tensor) -> Tensor:
-        return self.first(x)
-
-    def head(self, hidden: Tensor) -> Tensor:
-        return self.last(hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden = self.embed(x)
-        for layer in self.layers:
-            hidden = layer(hidden)
-        return self.head(hidden)
+def net() -> models.Net:
+    return models.Net(4, WIDTH, 2, 2, lambda at: Layer())
 
 
 def batch(step: int, size: int) -> tuple[Tensor, Tensor]:
@@ -53,8 +38,8 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
 
 def main(file: str, step: int) -> None:
     torch.manual_seed(12345)
-    model = Net()
-    before = loss(model(batch(step, BATCH)[0]), batch(step, BATCH)[1]).item()
+    model, (inputs, targets) = net(), batch(step, BATCH)
+    before = loss(model(inputs), targets).item()
     if file.endswith(".safetensors"):
         from safetensors.torch import load_file
 
@@ -62,7 +47,6 @@ def main(file: str, step: int) -> None:
     else:
         state = torch.load(file, weights_only=True)
     model.load_state_dict(state, strict=True)
-    inputs, targets = batch(step, BATCH)
     found = {"loss": loss(model(inputs), targets).item(), "before": before}
     print(json.dumps({**found, "synergy": [name for name in sys.modules if name.startswith("synergy")]}))
 

@@ -7,7 +7,6 @@ writes rank 0's answers as a pickle. It never runs an operator of torch itself, 
 from __future__ import annotations
 
 import fcntl
-import importlib
 import os
 import pickle
 import subprocess
@@ -22,57 +21,49 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-Case = tuple[str, str, tuple[Any, ...]]
-"""Name, `module:function` on the path of the tests, arguments."""
-HERE = Path(__file__).parent
+Case = tuple[Any, ...]
+"""A function that can be imported, and its arguments."""
+TIMEOUT_S = 900
 
 
-def run(groups: Mapping[int, Sequence[Case]], *, timeout_s: float) -> dict[str, Any]:
-    """What each case's function returns on rank 0 of a group of so many ranks, by the cases' names."""
+def run(*groups: Mapping[int, Sequence[Case]], folder: Path | None = None) -> dict[Case, Any]:
+    """What each case's function returns on rank 0 of a group of so many ranks. folder: in which they run."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    ended = subprocess.run(
-        [sys.executable, __file__],
-        input=pickle.dumps(dict(groups)),
-        capture_output=True,
-        timeout=timeout_s,
-        env=environment,
-    )
+    given = {"input": pickle.dumps(groups), "env": environment, "cwd": folder, "timeout": TIMEOUT_S}
+    ended = subprocess.run([sys.executable, __file__], capture_output=True, **given)
     if ended.returncode:
         raise AssertionError(ended.stderr.decode()[-6000:])
-    answers: dict[str, Any] = pickle.loads(ended.stdout)
-    return answers
+    return pickle.loads(ended.stdout)
 
 
-def run_once(
-    folders: pytest.TempPathFactory, name: str, groups: Mapping[int, Sequence[Case]], *, timeout_s: float
-) -> dict[str, Any]:
-    """The same, run by the first of the processes in which the tests run, and read by the others."""
+def run_once(folders: pytest.TempPathFactory, name: str, *groups: Mapping[int, Sequence[Case]]) -> dict[Case, Any]:
+    """The same in a folder of that name, by the first of the processes in which the tests run; the others read it."""
     folder = folders.getbasetemp()
     if together := os.environ.get("PYTEST_XDIST_TESTRUNUID"):
         folder = folder.parent / together
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}-{'-'.join(map(str, groups))}"
-    with path.with_suffix(".lock").open("w") as lock:
+    answers = folder / f"{name}.answers"
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    with answers.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            path.write_bytes(pickle.dumps(run(groups, timeout_s=timeout_s)))
-    answers: dict[str, Any] = pickle.loads(path.read_bytes())
-    return answers
+        if not answers.exists():
+            answers.write_bytes(pickle.dumps(run(*groups, folder=folder / name)))
+    return pickle.loads(answers.read_bytes())
 
 
 def _main() -> None:
-    groups = pickle.load(sys.stdin.buffer)
-    for _, function, _ in (case for cases in groups.values() for case in cases):
-        importlib.import_module(function.partition(":")[0])
-    answers: dict[str, Any] = {}
-    for world, cases in groups.items():
+    answers: dict[Case, Any] = {}
+    for world, cases in (each for groups in pickle.load(sys.stdin.buffer) for each in groups.items()):
         with tempfile.TemporaryDirectory() as folder:
-            ranks = [_fork(rank, world, cases, Path(folder)) for rank in range(world)]
-            codes = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]
+            codes = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in forked(world, cases, Path(folder))]
             if any(codes):
                 sys.exit(f"ranks of {world} left with {codes}")
             answers |= pickle.loads((Path(folder) / "answers").read_bytes())
     sys.stdout.buffer.write(pickle.dumps(answers))
+
+
+def forked(world: int, cases: Sequence[Case], folder: Path) -> list[int]:
+    """The processes of a group that meets in the folder, and leaves rank 0's answers there."""
+    return [_fork(rank, world, cases, folder) for rank in range(world)]
 
 
 def _fork(rank: int, world: int, cases: Sequence[Case], folder: Path) -> int:
@@ -90,7 +81,7 @@ def _fork(rank: int, world: int, cases: Sequence[Case], folder: Path) -> int:
         os._exit(code)
 
 
-def _rank(rank: int, world: int, cases: Sequence[Case], folder: Path) -> dict[str, Any]:
+def _rank(rank: int, world: int, cases: Sequence[Case], folder: Path) -> dict[Case, Any]:
     from torch import distributed
 
     if world > 1:
@@ -98,12 +89,12 @@ def _rank(rank: int, world: int, cases: Sequence[Case], folder: Path) -> dict[st
         timeout = timedelta(seconds=30)
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
     answers = {}
-    for name, function, arguments in cases:
-        module, _, attribute = function.partition(":")
+    for case in cases:
+        function, *arguments = case
         try:
-            answers[name] = getattr(importlib.import_module(module), attribute)(*arguments)
+            answers[case] = function(*arguments)
         except BaseException as error:
-            error.add_note(f"in the case {name}")
+            error.add_note(f"in the case {case}")
             raise
     if world > 1:
         distributed.barrier()

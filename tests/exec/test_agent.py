@@ -1,196 +1,154 @@
-"""One agent, its zygote and real workers: runs that go well, and jobs that break by themselves."""
+"""One agent, its zygote and real workers: runs that go well, shares of a node, what jobs are told and may say."""
 
-from __future__ import annotations
-
-import csv
+import json
 import os
-import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from agents_controller import Controller, gone, workers
+import torch
+from exec.agents_jobs import Plain
+from exec.pretended import refuses
+from exec.real import JOBS, Controller, gone, log_of, steps_of
 
-from synergy_exec.messages import Failure, Launch, PlanMessage, Rebuild, Report, Retune, Saved, Started, Stop
+from synergy_core.cluster import Share
+from synergy_exec.examples.pictures import Pictures
+from synergy_exec.messages import Failure, Granted, Noted, PlanMessage, Rebuild, Report, Reshare, Retune, Started
+from synergy_exec.recorded import evaluations
+from synergy_exec.training.initial import read_into
+from synergy_exec.training.trainer import Trainer
+from synergy_exec.worker import processes
+
+SLOW = {"pause_s": 0.02}
+MLP = {"job_class": "synergy_exec.examples.mlp:Mlp", "work": 1e6}
 
 
 @pytest.fixture(scope="module")
-def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controller]:
+def controller(tmp_path_factory):
     with Controller(tmp_path_factory.mktemp("agent")) as controller:
         controller.start_agent()
         yield controller
 
 
-def steps(launch: Launch) -> list[dict[str, str]]:
-    with (Path(launch.folder) / "steps.csv").open() as file:
-        return list(csv.DictReader(file))
+def column(launch, name, kind=float):
+    return [kind(row[name]) for row in steps_of(launch)]
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_run_reaches_its_work_and_says_so(controller: Controller, world: int) -> None:
+def test_run_reaches_its_work_and_says_so(controller, world):
     launch = controller.launch("Plain", world=world)
-    ended = controller.ended(launch)
-    assert (ended.outcome, ended.reason) == ("done", ""), controller.told()
+    assert controller.ends(launch, "done").reason == ""
     (started,) = controller.of(launch, Started)
     assert started.step == 1
     assert min(started.launch_s, started.build_s, started.load_s, started.first_step_s) > 0
     last = controller.of(launch, Report)[-1]
     assert (last.step, last.samples, last.work) == (20, 80 * world, 20.0)
     assert controller.saved(launch).step == 20
-    assert [int(row["step"]) for row in steps(launch)] == list(range(1, 21))
+    assert column(launch, "step", int) == list(range(1, 21))
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_stopped_run_goes_on_elsewhere_and_counts_every_sample_once(controller: Controller, world: int) -> None:
-    first = controller.launch("Plain", {"pause_s": 0.02}, world=world, work=60.0)
+def test_stopped_run_goes_on_elsewhere_and_counts_every_sample_once(controller, world):
+    first = controller.launch("Plain", SLOW, world=world, work=60.0)
     controller.reached(first, 5)
-    controller.say(Stop(run=first.run))
-    assert controller.ended(first).outcome == "paused", controller.told()
+    controller.stop(first)
     held = controller.saved(first)
     assert 5 <= held.step < 60
     # On the other number of ranks, at the same batch.
-    other = 3 - world
-    batch = 4 * world
+    other, batch = 3 - world, 4 * world
     plan = PlanMessage(data=other, micro_batch=batch // other)
-    second = controller.launch("Plain", world=other, plan=plan, initial_batch=batch, work=60.0, folder=first.folder)
-    assert controller.ended(second).outcome == "done", controller.told()
+    second = controller.done("Plain", world=other, plan=plan, initial_batch=batch, work=60.0, folder=first.folder)
     last = controller.of(second, Report)[-1]
     assert (last.step, last.samples, last.work) == (60, 60 * batch, 60.0)
-    rows = steps(second)
-    assert [int(row["step"]) for row in rows] == list(range(1, 61))
-    assert [int(row["run"]) for row in rows] == [first.run] * held.step + [second.run] * (60 - held.step)
+    assert column(second, "step", int) == list(range(1, 61))
+    assert column(second, "run", int) == [first.run] * held.step + [second.run] * (60 - held.step)
 
 
-def test_retune_changes_the_batch_of_all_ranks_at_one_step(controller: Controller) -> None:
-    launch = controller.launch("Plain", {"pause_s": 0.02}, world=2, work=1e6)
+def test_retune_changes_the_batch_of_all_ranks_at_one_step(controller):
+    launch = controller.launch("Plain", SLOW, world=2, work=1e6)
     controller.reached(launch, 3)
-    controller.say(Retune(run=launch.run, micro_batch=8, accumulation=2))
-    controller.say(Retune(run=launch.run, micro_batch=6, accumulation=3))
-    controller.wait(Report, lambda each: each.run == launch.run and each.micro_batch == 6)
-    controller.say(Stop(run=launch.run))
-    assert controller.ended(launch).outcome == "paused", controller.told()
-    batches = [int(row["batch"]) for row in steps(launch)]
-    assert batches[0] == 8
-    assert batches[-1] == 36
+    for micro_batch, accumulation in ((8, 2), (6, 3)):
+        controller.say(Retune(run=launch.run, micro_batch=micro_batch, accumulation=accumulation))
+    controller.of_run(launch, Report, lambda each: each.micro_batch == 6)
+    controller.stop(launch)
+    batches = column(launch, "batch", int)
+    assert (batches[0], batches[-1]) == (8, 36)
     assert batches == sorted(batches)
     assert controller.saved(launch).samples == sum(batches)
 
 
-def test_copies_are_measured_one_plan_after_another_in_the_same_processes(controller: Controller) -> None:
+def test_copies_are_measured_one_plan_after_another_in_the_same_processes(controller):
     """Three single ranks, then two of them together and one that is in no copy, then all three; each waits after its
     steps, and a plan of other degrees begins with the first weights.
     """
-    mlp = {"job_class": "synergy_exec.examples.mlp:Mlp", "work": 1e6}
     alone = PlanMessage(micro_batch=4, accumulation=2)
-    first = controller.launch("", {"width": 64}, world=3, plan=alone, initial_batch=8, waits=True, **mlp)
+    first = controller.launch("", {"width": 64}, world=3, plan=alone, initial_batch=8, waits=True, **MLP)
     controller.say(Rebuild(run=first.run, plan=alone, copies=[[0], [1], [2]], steps=3))
 
-    def measured(copy: int, plan: PlanMessage) -> Report:
-        return controller.wait(
-            Report,
-            lambda each: (
-                each.run == first.run
-                and each.copy == copy
-                and each.measured_s > 0
-                and (each.micro_batch, each.accumulation) == (plan.micro_batch, plan.accumulation)
-            ),
-        )
+    def measured(copy, plan):
+        def such(each):
+            sizes = (each.micro_batch, each.accumulation)
+            return each.copy == copy and each.measured_s > 0 and sizes == (plan.micro_batch, plan.accumulation)
 
-    assert controller.agent is not None
-    assert [measured(copy, alone).step for copy in range(3)] == [3, 3, 3]
-    pids = workers(controller.agent.pid)
-    larger = PlanMessage(micro_batch=8, accumulation=2)
+        return controller.of_run(first, Report, such).step
+
+    assert [measured(copy, alone) for copy in range(3)] == [3, 3, 3]
+    pids = controller.workers()
     controller.say(Retune(run=first.run, micro_batch=8, accumulation=2, steps=2))
-    assert [measured(copy, larger).step for copy in range(3)] == [5, 5, 5]
+    assert [measured(copy, PlanMessage(micro_batch=8, accumulation=2)) for copy in range(3)] == [5, 5, 5]
     split = PlanMessage(tensor=2, micro_batch=2, accumulation=4)
     controller.say(Rebuild(run=first.run, plan=split, copies=[[0, 2]], steps=2))
-    assert measured(0, split).step == 2
+    assert measured(0, split) == 2
     replicas = PlanMessage(data=3, micro_batch=4)
     controller.say(Rebuild(run=first.run, plan=replicas, copies=[[2, 0, 1]], steps=4, seconds=0.05))
-    assert measured(0, replicas).step >= 4
-    assert workers(controller.agent.pid) == pids
+    assert measured(0, replicas) >= 4
+    assert controller.workers() == pids
     reports = controller.of(first, Report)
     drawn = [each.loss for each in reports if each.step == 1 and each.micro_batch * each.accumulation == 8]
     assert drawn == pytest.approx([drawn[0]] * 4)
-    controller.say(Stop(run=first.run))
-    assert controller.ended(first).outcome == "paused", controller.told()
+    controller.stop(first)
 
 
-def test_compressed_run_reports_its_bytes_is_retuned_and_goes_on_elsewhere(controller: Controller) -> None:
-    mlp = {"job_class": "synergy_exec.examples.mlp:Mlp", "work": 1e6}
+def test_compressed_run_reports_its_bytes_is_retuned_and_goes_on_elsewhere(controller):
     plan = PlanMessage(data=2, micro_batch=8, compressor="powersgd-4")
-    first = controller.launch("", {"width": 64}, world=2, plan=plan, initial_batch=16, **mlp)
-    seen = controller.wait(Report, lambda each: each.run == first.run and each.layers)
+    first = controller.launch("", {"width": 64}, world=2, plan=plan, initial_batch=16, **MLP)
+    seen = controller.of_run(first, Report, lambda each: each.layers)
     assert seen.codec_s > 0
     squared, left_out = seen.layers["layers.0.up.weight"]
     assert 0 < left_out < squared
     controller.say(Retune(run=first.run, micro_batch=4, accumulation=2, compressor="q4"))
-    retuned = controller.wait(Report, lambda each: each.run == first.run and each.accumulation == 2)
-    assert retuned.sent_bytes > 0
-    assert retuned.sent_bytes != seen.sent_bytes
+    retuned = controller.of_run(first, Report, lambda each: each.accumulation == 2)
+    assert 0 < retuned.sent_bytes != seen.sent_bytes
     controller.say(Retune(run=first.run, micro_batch=8, accumulation=1, compressor="powersgd-4"))
-    again = controller.wait(
-        Report, lambda each: each.run == first.run and each.step > retuned.step and each.accumulation == 1
-    )
+    again = controller.of_run(first, Report, lambda each: each.step > retuned.step and each.accumulation == 1)
     assert again.sent_bytes == seen.sent_bytes
     controller.reached(first, again.step + 30)
     assert controller.of(first, Report)[-1].grad_var > 0
-    controller.say(Stop(run=first.run))
-    assert controller.ended(first).outcome == "paused", controller.told()
+    controller.stop(first)
     held = controller.saved(first)
     plan = PlanMessage(data=3, micro_batch=16, compressor="powersgd-4")
-    mlp["work"] = held.work + 20
-    second = controller.launch("", {"width": 64}, world=3, plan=plan, initial_batch=16, folder=first.folder, **mlp)
-    assert controller.ended(second).outcome == "done", controller.told()
-    losses = [float(row["loss"]) for row in steps(second)]
+    elsewhere = {"world": 3, "plan": plan, "initial_batch": 16, "folder": first.folder}
+    second = controller.done("", {"width": 64}, **elsewhere, **MLP | {"work": held.work + 20})
+    losses = column(second, "loss")
     assert sum(losses[held.step : held.step + 5]) < 1.5 * sum(losses[held.step - 5 : held.step])
 
 
-def test_large_batch_counts_by_the_gain_it_was_measured_to_have(controller: Controller) -> None:
+def test_large_batch_counts_by_the_gain_it_was_measured_to_have(controller):
     plan = PlanMessage(micro_batch=4, accumulation=4)
-    launch = controller.launch("Plain", plan=plan, initial_batch=4, work=60.0)
-    assert controller.ended(launch).outcome == "done", controller.told()
+    launch = controller.done("Plain", plan=plan, initial_batch=4, work=60.0)
     last = controller.of(launch, Report)[-1]
     assert last.grad_var > 0
     assert last.work >= 60
     # The first ten steps count once each, while nothing is known; no step counts more than 16 / 4.
     assert 10 + 50 / 4 <= last.step < 60
-    assert 1 < float(steps(launch)[-1]["rate"]) <= 4
+    assert 1 < column(launch, "rate")[-1] <= 4
 
 
-def test_checkpoints_are_made_as_time_passes(controller: Controller) -> None:
-    launch = controller.launch("Plain", {"pause_s": 0.02}, world=2, work=1e6, checkpoint_interval_s=0.3)
-    first = controller.wait(Saved, lambda each: each.run == launch.run)
-    controller.wait(Saved, lambda each: each.run == launch.run and each.step > first.step)
-    controller.say(Stop(run=launch.run))
-    assert controller.ended(launch).outcome == "paused", controller.told()
-    assert controller.saved(launch).step == int(steps(launch)[-1]["step"])
+def test_stop_before_the_first_step_pauses(controller):
+    controller.stop(controller.launch("Plain", SLOW, work=1e6))
 
 
-def test_sigterm_to_one_rank_pauses_them_all(controller: Controller) -> None:
-    assert controller.agent is not None
-    launch = controller.launch("Plain", {"pause_s": 0.02}, world=2, work=1e6)
-    controller.started(launch)
-    pids = workers(controller.agent.pid)
-    assert len(pids) == 2
-    os.kill(pids[-1], signal.SIGTERM)
-    assert controller.ended(launch).outcome == "paused", controller.told()
-    assert gone(pids)
-
-
-def test_stop_before_the_first_step_pauses(controller: Controller) -> None:
-    launch = controller.launch("Plain", {"pause_s": 0.02}, work=1e6)
-    controller.say(Stop(run=launch.run))
-    assert controller.ended(launch).outcome == "paused", controller.told()
-
-
-def test_two_runs_at_once_do_not_disturb_each_other(controller: Controller) -> None:
-    breaks = controller.launch("Breaking", {"way": "raise"}, slots=[0])
-    goes_on = controller.launch("Plain", {"pause_s": 0.02}, slots=[1], work=50.0)
-    assert controller.ended(breaks).outcome == "failed"
-    assert controller.ended(goes_on).outcome == "done"
+# Jobs that break by themselves
 
 
 @pytest.mark.parametrize(
@@ -203,46 +161,224 @@ def test_two_runs_at_once_do_not_disturb_each_other(controller: Controller) -> N
         ("Plain", {"pause": 1}, "rank 0, building: "),
     ],
 )
-def test_broken_job_is_failed_with_rank_and_error(
-    controller: Controller, name: str, arguments: dict[str, Any], reason: str
-) -> None:
+def test_broken_job_is_failed_with_rank_and_error(controller, name, arguments, reason):
     launch = controller.launch(name, arguments)
-    ended = controller.ended(launch)
-    assert ended.outcome == "failed", controller.told()
+    ended = controller.ends(launch, "failed")
     assert reason in ended.reason
     (failure,) = controller.of(launch, Failure)
     assert (failure.rank, failure.reason, failure.out_of_memory) == (0, ended.reason, False)
-    assert "Traceback" in (Path(launch.folder) / f"log-{launch.run}.txt").read_text()
+    assert "Traceback" in log_of(launch)
 
 
-def test_a_full_disk_loses_the_run_and_fails_no_job(controller: Controller) -> None:
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [({"plan": PlanMessage(tensor=2, micro_batch=4), "world": 2}, "tensor"), ({"slots": [9]}, "no slot 9 of 4")],
+)
+def test_what_cannot_be_launched_is_refused(controller, more, reason):
+    assert reason in controller.ends(controller.launch("Plain", **more), "failed").reason
+
+
+def test_a_full_disk_loses_the_run_and_fails_no_job(controller):
     """Found by an hour of chaos: steps.csv, and then the error about it, found no room; the job had failed."""
     launch = controller.launch("Breaking", {"way": "disk_full"})
-    ended = controller.ended(launch)
-    assert (ended.outcome, "No space left on device" in ended.reason) == ("lost", True), controller.told()
+    assert "No space left on device" in controller.ends(launch, "lost").reason
 
 
 @pytest.mark.parametrize("way", ["raise", "out_of_memory"])
-def test_first_error_is_told_and_not_that_of_its_peer(controller: Controller, way: str) -> None:
+def test_first_error_is_told_and_not_that_of_its_peer(controller, way):
     launch = controller.launch("Breaking", {"way": way, "rank": 1}, world=2)
-    began = time.monotonic()
-    ended = controller.ended(launch)
-    assert ended.outcome == "failed", controller.told()
-    assert "rank 1, step 6: RuntimeError" in ended.reason
+    assert "rank 1, step 6: RuntimeError" in controller.ended(launch, timeout_s=40).reason
     (failure,) = controller.of(launch, Failure)
     assert failure.out_of_memory == (way == "out_of_memory")
-    assert time.monotonic() - began < 40
 
 
-def test_refused_plan_says_what_to_change(controller: Controller) -> None:
-    launch = controller.launch("Plain", world=2, plan=PlanMessage(tensor=2, micro_batch=4))
-    ended = controller.ended(launch)
-    assert ended.outcome == "failed"
-    assert "tensor" in ended.reason
+# What jobs are told, and what they may say beside their four methods
 
 
-def test_slot_that_is_not_there_is_refused(controller: Controller) -> None:
-    launch = controller.launch("Plain", slots=[9])
-    ended = controller.ended(launch)
-    assert ended.outcome == "failed"
-    assert "no slot 9 of 4" in ended.reason
+def noting(controller, note, arguments=None, **more):
+    return controller.launch("Noting", {"note": str(note), **(arguments or {})}, **more)
+
+
+def test_job_is_evaluated_and_told_of_each_step_once_across_a_change_of_plan(controller, tmp_path):
+    note, given = tmp_path / "told", {"work": 60.0, "initial_batch": 8}
+    first = noting(controller, note, SLOW, plan=PlanMessage(micro_batch=8), **given)
+    controller.reached(first, 5)
+    controller.stop(first)
+    held = controller.saved(first).step
+    plan = PlanMessage(data=2, micro_batch=2, accumulation=2)
+    second = noting(controller, note, SLOW, world=2, plan=plan, folder=first.folder, **given)
+    controller.ends(second, "done")
+    lines = [json.loads(line) for line in note.read_text().splitlines()]
+    assert [step for what, step, _ in lines if what == "step"] == list(range(1, 61))
+    assert [line for line in lines if line[0] != "step"] == [["checkpoint", held, 1.0], ["checkpoint", 60, 1.0]]
+    losses = {step: loss for what, step, loss in lines if what == "step"}
+    assert column(second, "loss") == pytest.approx([losses[n] for n in range(1, 61)], rel=1e-6)
+    found = evaluations(Path(first.folder) / "evaluations.csv")
+    assert [each.step for each in found if each.metric == "loss"] == list(range(4, 61, 4))
+    assert {each.metric for each in found} == {"loss", "a_ b"}
+    assert {each.run for each in found} == {first.run, second.run}
+    # The schedule multiplies what follows from the batch, which is as it was: 1 less what is done of the work.
+    assert column(second, "rate") == pytest.approx([1 - n / 60 for n in range(60)])
+
+
+def test_evaluation_is_no_part_of_a_steps_time_nor_a_hang(controller, tmp_path):
+    """Of 3 s each, where a step that long would be taken to hang."""
+    launch = noting(controller, tmp_path / "told", {"evaluating_s": 3.0}, world=2, work=8.0, hang_s=2.0)
+    controller.ends(launch, "done")
+    assert max(column(launch, "seconds")) < 3.0
+    assert controller.of(launch, Report)[-1].step == 8
+
+
+def test_what_is_only_measured_evaluates_nothing_and_tells_nobody(controller, tmp_path):
+    launch = noting(controller, tmp_path / "told", observed=False)
+    controller.ends(launch, "done")
+    assert not (tmp_path / "told").exists()
+    assert not (Path(launch.folder) / "evaluations.csv").exists()
+
+
+def test_error_in_a_callback_is_the_jobs_own_and_named(controller, tmp_path):
+    launch = noting(controller, tmp_path / "told", {"way": "raise"}, world=2)
+    reason = controller.ends(launch, "failed").reason
+    assert reason == "rank 0, on_step of step 3: ValueError: nobody listens"
+
+
+def test_training_begins_with_given_weights_and_goes_on_from_its_own(controller, tmp_path):
+    weights = tmp_path / "weights.pt"
+    torch.save({"weight": torch.zeros(2, 4), "bias": torch.full((2,), 3.0)}, weights)
+    first = controller.done("Plain", weights=str(weights), work=6.0)
+    _, targets = Plain().batch(0, 4)
+    assert column(first, "loss")[0] == pytest.approx(float(((3.0 - targets) ** 2).mean()), rel=1e-6)
+    weights.unlink()  # it was needed once
+    controller.done("Plain", folder=first.folder, weights=str(weights), work=8.0)
+    third = controller.launch("Plain", weights=str(weights))
+    assert str(weights) in controller.ends(third, "failed").reason
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ({"weight": torch.zeros(2, 5), "bias": torch.zeros(2)}, r"weight is \(2, 5\) in it and \(2, 4\) in the job"),
+        ({"weight": torch.zeros(2, 4)}, r"bias is missing in it and \(2,\) in the job"),
+        ([1, 2], "holds a list; expected a state_dict"),
+        (None, "cannot be read"),
+    ],
+)
+def test_weights_of_another_model_are_refused(tmp_path, text, says):
+    path = tmp_path / "weights.pt"
+    path.write_bytes(b"no weights") if text is None else torch.save(text, path)
+    refuses(says, read_into, torch.nn.Linear(4, 2), path)
+
+
+def test_frozen_code_trains_whatever_becomes_of_the_file(controller, tmp_path):
+    original, copy = tmp_path / "mine.py", tmp_path / "job" / "code" / "mine.py"
+    copy.parent.mkdir(parents=True)
+    copy.write_text(JOBS.read_text() + "\n\nclass Mine(Plain):\n    print('from', __file__)\n")
+    original.write_text("raise RuntimeError('edited since')\n")
+    launch = controller.done("", job_class=f"{original}:Mine", code=str(copy))
+    # Its data may lie beside the file that was submitted.
+    assert f"from {original}" in log_of(launch)
+
+
+def test_change_of_a_class_in_a_package_is_warned_about(controller, tmp_path):
+    """Here a file without a copy, which is looked at in the same way."""
+    mine = tmp_path / "mine.py"
+    mine.write_text(JOBS.read_text())
+    first = controller.done("", job_class=f"{mine}:Plain")
+    mine.write_text(JOBS.read_text() + "\n# edited\n")
+    second = controller.done("", job_class=f"{mine}:Plain", folder=first.folder, work=22.0)
+    assert "has changed" not in log_of(first)
+    (note,) = controller.of(second, Noted)
+    assert "synergy_job_mine has changed" in note.text
+    assert note.text in log_of(second)
+
+
+# Shares of a node: cores and loader processes of their own, which change as jobs train
+
+CORES = sorted(os.sched_getaffinity(0))
+several_cores = pytest.mark.skipif(len(CORES) < 2, reason="one core cannot be shared out")
+
+
+def pictures(controller, *, cpus=None, memory_bytes=0.0, arguments=None, **more):
+    share = None if cpus is None else Share(cpus, memory_bytes)
+    given = {"job_class": "synergy_exec.examples.pictures:Pictures", "share": share, "work": 1e6, **more}
+    return controller.launch("", {"pictures": 64, **(arguments or {})}, **given)
+
+
+def granted(controller, launch, *, asked, cpus):
+    return controller.of_run(launch, Granted, lambda each: (each.asked, each.cpus) == (asked, cpus)).cores
+
+
+def trains_on(controller, launch, cpus):
+    """Waits for steps on so many CPUs; the run's only worker."""
+    controller.of_run(launch, Report, lambda each: each.cpus == cpus and each.steps)
+    (pid,) = controller.workers()
+    return pid
+
+
+def runs_on(leader):
+    threads = [int(thread) for pid in processes.members(leader) for thread in os.listdir(f"/proc/{pid}/task")]
+    return {tuple(os.sched_getaffinity(each)) for each in threads}
+
+
+@several_cores
+def test_share_is_cores_and_loaders_and_changes_while_it_trains(controller):
+    run = pictures(controller, cpus=1.0)
+    cores = granted(controller, run, asked=1.0, cpus=1.0)
+    assert len(cores) == 1
+    pid = trains_on(controller, run, 1.0)
+    assert len(processes.members(pid)) == 2
+    assert runs_on(pid) == {tuple(cores)}
+    controller.say(Reshare(run=run.run, share=Share(2.0, 0.0)))
+    more = granted(controller, run, asked=2.0, cpus=2.0)
+    assert more == CORES[:2]
+    assert trains_on(controller, run, 2.0) == pid
+    assert len(processes.members(pid)) == 3
+    assert runs_on(pid) == {tuple(more)}
+    loaders = processes.members(pid)
+    controller.stop(run)
+    assert gone(loaders)
+
+
+@several_cores
+def test_losses_are_the_same_whatever_the_job_was_given(controller):
+    size, work = 8, 30
+    plan = PlanMessage(micro_batch=size)
+    trainer = Trainer(Pictures(pictures=64), plan, measure_squares=False)
+    alone = [trainer.step(number).loss for number in range(work)]
+    given = {"initial_batch": size, "work": float(work), "noise": False}
+    half = PlanMessage(data=2, micro_batch=size // 2)
+    runs = {
+        "no share": pictures(controller, plan=plan, **given),
+        "one core": pictures(controller, cpus=1.0, memory_bytes=2e4, plan=plan, **given),
+        "two ranks": pictures(controller, cpus=0.5, memory_bytes=1e6, world=2, plan=half, **given),
+    }
+    slow = pictures(controller, cpus=1.0, plan=plan, arguments={"accelerator_s": 0.005}, **given)
+    controller.reached(slow, 10)
+    controller.say(Reshare(run=slow.run, share=Share(2.0, 1e6)))
+    for name, run in {**runs, "changed": slow}.items():
+        controller.ends(run, "done")
+        assert column(run, "loss") == pytest.approx(alone, rel=1e-5), name
+
+
+@several_cores
+def test_training_waits_for_slow_input_and_not_for_fast(controller):
+    waited = {}
+    for slow in ("cpu_s", "accelerator_s"):
+        run = pictures(controller, cpus=1.0, arguments={slow: 0.02})
+        report = controller.of_run(run, Report, lambda each: each.steps >= 5)
+        assert report.step_s > 0.08
+        waited[slow] = report.waited_s / report.step_s
+        controller.stop(run)
+    assert waited["cpu_s"] > 0.6
+    assert waited["accelerator_s"] < 0.2
+
+
+@several_cores
+def test_share_that_comes_at_once_reaches_workers_that_are_still_being_made(controller):
+    run = pictures(controller, cpus=1.0)
+    controller.say(Reshare(run=run.run, share=Share(0.5, 0.0)))
+    cores = granted(controller, run, asked=0.5, cpus=0.5)
+    pid = trains_on(controller, run, 0.5)
+    time.sleep(0.1)
+    assert runs_on(pid) == {tuple(cores)}
+    controller.stop(run)

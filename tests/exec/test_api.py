@@ -1,157 +1,117 @@
-"""The controller on its port: submitted, listed, explained and cancelled by HTTP, with the token and without."""
-
-from __future__ import annotations
+"""The controller on its port: submitted, listed, explained and cancelled by HTTP; alerts, metrics and the page."""
 
 import asyncio
-import dataclasses
+import base64
+import hashlib
 import math
+import os
 import re
+import shutil
 import stat
-from collections.abc import Awaitable, Callable
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
-from exec.controllers_backend import TaskBackend
-from exec.controllers_jobs import file_of
+from exec.pretended import execution_of, file_of, staged
+from exec.served import TaskBackend, arriving, ask, controller_of, job, refused, served, through, until
+from prometheus_client.parser import text_string_to_metric_families
 
 from synergy_core.errors import InputError
-from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.policies import get_policy
-from synergy_exec.client import Client, client_for
-from synergy_exec.controller.controller import Arrival, Controller
+from synergy_core.scheduling.reasons import Stopped
+from synergy_exec import __main__ as program
+from synergy_exec.client import client_for
+from synergy_exec.controller import api
+from synergy_exec.controller.controller import Arrival, resume
+from synergy_exec.controller.jobs import MOST_POINTS, Curve
 from synergy_exec.controller.journal import Journal
-from synergy_exec.settings import Settings
-
-FAST = Settings(round_s=0.1, nodes_s=20.0, leave_s=5.0)
-
-
-def controller_of(folder: Path, *slots: int, policy: str = "synergy", arrivals: tuple[Arrival, ...] = (), **more: Any):
-    backend, settings = TaskBackend(*slots), dataclasses.replace(FAST, **more)
-    return Controller(get_policy(policy), arrivals, backend, settings, folder, Profile()), backend
+from synergy_exec.folders import lock
+from synergy_exec.nodes.agents import Agents
+from synergy_exec.settings import AlertLimits
 
 
-def served(folder: Path, work: Callable[[Controller, Client], Awaitable[None]], *slots: int, **more: Any) -> None:
-    """Does the work while a controller serves."""
-
-    async def through() -> None:
-        controller, _ = controller_of(folder, *slots, serve=True, **more)
-        running = asyncio.ensure_future(controller.run())
-        try:
-            while controller.execution is None:
-                await asyncio.sleep(0.02)
-                assert not running.done(), running
-            await work(controller, client_for(folder, None))
-        finally:
-            controller._interrupt()
-            await running
-
-    asyncio.run(asyncio.wait_for(through(), 60))
-
-
-def ask(client: Client, *what: Any) -> Awaitable[Any]:
-    return asyncio.to_thread(client.ask, *what)
-
-
-async def until(true: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if true():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it never came true")
-
-
-def job(**more: object) -> dict[str, object]:
-    return {**file_of(work=10_000.0).values(), **more}
-
-
-def test_submitted_listed_explained_cancelled(tmp_path: Path) -> None:
-    async def work(controller: Controller, client: Client) -> None:
-        made = await ask(client, "POST", "/jobs", job(name="mine"))
-        assert made == {"job": 0, "name": "mine"}
+def test_submitted_listed_explained_cancelled_and_again(tmp_path):
+    async def work(controller, client):
+        assert await ask(client, "POST", "/jobs", job(name="mine")) == {"job": 0, "name": "mine"}
         assert [row.name for row in Journal(tmp_path / "journal.sqlite").jobs()] == ["mine"]
         await until(lambda: controller.execution.jobs[0].state == "running")
         (listed,) = await ask(client, "GET", "/jobs")
         degrees = [int(each) for each in re.findall(r"[tpd]p(\d+)", listed["plan"])]  # which won was measured just now
         assert (listed["state"], listed["slots"]) == ("running", math.prod(degrees))
-        found = await ask(client, "GET", "/jobs/mine/explain")
-        assert "job mine" in found["text"]
+        assert listed["folder"] == str(tmp_path / "jobs" / "0")
+        assert "job mine" in (await ask(client, "GET", "/jobs/mine/explain"))["text"]
         state = await ask(client, "GET", "/state")
         assert (state["policy"], state["slots"], len(state["jobs"])) == ("synergy", 3, 1)
+        await refused("has not ended", client, "POST", "/jobs/mine/retry", {})
         assert (await ask(client, "DELETE", "/jobs/0"))["state"] == "cancelled"
-        with pytest.raises(InputError, match="has ended: cancelled"):
-            await ask(client, "DELETE", "/jobs/mine")
-        with pytest.raises(InputError, match=r"unknown job 'mime'. Did you mean 'mine'"):
-            await ask(client, "DELETE", "/jobs/mime")
+        await refused("cancelled", client, "DELETE", "/jobs/mine")
+        await refused(r"'mime'. Did you mean 'mine'", client, "DELETE", "/jobs/mime")
+        await until(lambda: controller.execution.runs.of_job(0) is None)
+        assert (await ask(client, "POST", "/jobs/0/retry", {"from_start": True}))["state"] == "waiting"
+        await until(lambda: controller.execution.jobs[0].state == "running")
+        await ask(client, "DELETE", "/jobs/0")
         await until(lambda: controller.execution.idle)
 
-    served(tmp_path, work, 2, 1)
+    served(tmp_path, work, 2, 1, policy="synergy")
 
 
-def test_what_cannot_be_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    async def work(controller: Controller, client: Client) -> None:
-        for wrong, says in (
-            (job(slots=9), "slots=9; the cluster has 1"),
-            (job(wrok=3), "Did you mean 'work'"),
-            (job(work=-1), "above 0"),
-            ([], "expected a mapping"),
-        ):
-            with pytest.raises(InputError, match=says):
-                await ask(client, "POST", "/jobs", wrong)
-        with pytest.raises(InputError, match="too large"):
-            await ask(client, "POST", "/jobs", job(name="x" * 200_000))
-        with pytest.raises(InputError, match="/nowhere"):
-            await ask(client, "GET", "/nowhere")
-        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {client.token}"}) as session:
-            answer = await session.post(f"{client.url}/jobs", data=b"{not json")
-            assert answer.status == 400
-            assert "not JSON" in (await answer.json())["error"]
-        assert not controller.execution.jobs
+@pytest.mark.parametrize(("policy", "kinds"), [("fifo", ["NO_FREE_GPUS"]), ("las", ["OUTRANKED"])])
+def test_list_and_state_say_why_a_job_waits_and_why_it_was_stopped(tmp_path, policy, kinds):
+    async def work(controller, client):
+        for name in "ab":
+            await ask(client, "POST", "/jobs", job(name=name))
+        jobs = controller.execution.jobs
+        await until(lambda: sorted(each.state for each in jobs.values()) == ["running", "waiting"])
+        (waits,) = [each.job_id for each in jobs.values() if each.state == "waiting"]
+        jobs[1 - waits].stopped_for = Stopped.EVICTED
+        for rows in (await ask(client, "GET", "/jobs"), (await ask(client, "GET", "/state?most=2"))["jobs"]):
+            rows = {row["job"]: row for row in rows}
+            assert [each["kind"] for each in rows[waits]["why"]] == kinds
+            assert "it needs 1" in rows[waits]["why"][0]["text"]
+            assert rows[waits]["stopped"] is None
+            assert rows[1 - waits]["why"] == []
+            assert rows[1 - waits]["stopped"] == {"kind": "EVICTED", "text": Stopped.EVICTED.text}
+        told = await ask(client, "GET", f"/jobs/{waits}/explain")
+        assert (told["why"], told["text"]) == (rows[waits]["why"], rows[waits]["why"][0]["text"])
+        assert Stopped.EVICTED.text in (await ask(client, "GET", f"/jobs/{1 - waits}/explain"))["text"]
+        for name in "ab":
+            await ask(client, "DELETE", f"/jobs/{name}")
+        await until(lambda: controller.execution.idle)
 
-    served(tmp_path, work, 1)
-
-
-def test_nobody_without_the_token(tmp_path: Path) -> None:
-    async def work(controller: Controller, client: Client) -> None:
-        assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
-        stranger = Client(client.url, "guess")
-        for what in (("GET", "/jobs"), ("POST", "/jobs", job()), ("DELETE", "/jobs/0"), ("GET", "/state")):
-            with pytest.raises(InputError, match="token is missing or wrong"):
-                await ask(stranger, *what)
-        async with aiohttp.ClientSession() as session:
-            answer = await session.get(f"{client.url}/agents")
-            assert answer.status == 401
-            with pytest.raises(aiohttp.WSServerHandshakeError, match="401"):
-                await session.ws_connect(f"{client.url}/agents", headers={"Authorization": "Bearer ü"})
-
-    served(tmp_path, work, 1)
+    served(tmp_path, work, 1, policy=policy)
 
 
-def test_slots_are_given_away_when_a_job_ends_not_at_the_next_round(tmp_path: Path) -> None:
+def test_nobody_else_reads_token_journal_or_jobs(tmp_path):
+    work_folder, found = tmp_path / "demo" / "synergy-0.work", {}
+
+    async def work(controller, client):
+        await ask(client, "POST", "/jobs", job())
+        await until(lambda: controller.execution.jobs[0].state == "running")
+        for path in [work_folder, *work_folder.rglob("*")]:
+            found[str(path.relative_to(work_folder))] = oct(stat.S_IMODE(path.stat().st_mode))
+
+    before = os.umask(0o022)
+    try:
+        with lock(work_folder):
+            served(work_folder, work, 1)
+    finally:
+        os.umask(before)
+    private = {"token", "journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm", "controller.json", "lock"}
+    assert {name: found[name] for name in private} == dict.fromkeys(private, "0o600")
+    assert (found["."], found["jobs/0"]) == ("0o700", "0o700")
+
+
+def test_slots_are_given_away_when_a_job_ends_not_at_the_next_round(tmp_path):
     """Failed before: the second job would have begun an hour after the first."""
-    arrivals = tuple(Arrival(0.0, f"j{number}", file_of(work=5.0)) for number in range(3))
-
-    async def through() -> Controller:
-        controller, _ = controller_of(tmp_path, 1, policy="fifo", arrivals=arrivals, round_s=3_600.0)
-        await controller.run()
-        return controller
-
-    controller = asyncio.run(asyncio.wait_for(through(), 60))
-    assert controller.execution is not None
+    controller = controller_of(tmp_path, 1, arrivals=arriving(5.0, 5.0, 5.0), round_s=3_600.0)
+    through(controller.run)
     assert [job.state for job in controller.execution.jobs.values()] == ["done"] * 3
 
 
-def test_trace_arrives_by_the_clock_and_the_run_ends_by_itself(tmp_path: Path) -> None:
-    arrivals = tuple(Arrival(0.3 * number, f"j{number}", file_of(work=5.0)) for number in range(3))
-
-    async def through() -> Controller:
-        controller, _ = controller_of(tmp_path, 1, 1, policy="fifo", arrivals=arrivals)
-        await controller.run()
-        return controller
-
-    controller = asyncio.run(asyncio.wait_for(through(), 60))
-    assert controller.execution is not None
+def test_trace_arrives_by_the_clock_and_the_run_ends_by_itself(tmp_path):
+    controller = controller_of(tmp_path, 1, 1, arrivals=arriving(5.0, 5.0, 5.0, apart_s=0.3))
+    through(controller.run)
     assert [each.state for each in controller.execution.jobs.values()] == ["done"] * 3
     for number, each in controller.execution.jobs.items():
         assert 0.3 * number <= each.submit_time_s < 0.3 * number + 2.0
@@ -161,18 +121,21 @@ def test_trace_arrives_by_the_clock_and_the_run_ends_by_itself(tmp_path: Path) -
     assert not (tmp_path / "controller.json").exists()
 
 
-def test_lost_agent_is_started_again_and_its_job_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async def through() -> Controller:
-        arrivals = (Arrival(0.0, "j", file_of(work=30.0)),)
-        controller, backend = controller_of(tmp_path, 1, policy="fifo", arrivals=arrivals)
+def losing_its_agent(controller):
+    """Runs to the end; the agent is lost when the first job runs."""
+
+    async def work():
         running = asyncio.ensure_future(controller.run())
         await until(lambda: controller.execution is not None and controller.execution.jobs[0].state == "running")
-        backend.agents[0].cancel()
+        controller.agents.backend.agents[0].cancel()
         await running
-        return controller
 
-    controller = asyncio.run(asyncio.wait_for(through(), 60))
-    assert controller.execution is not None
+    through(work)
+
+
+def test_lost_agent_is_started_again_and_its_job_ends(tmp_path, capsys):
+    controller = controller_of(tmp_path, 1, arrivals=arriving(30.0))
+    losing_its_agent(controller)
     only = controller.execution.jobs[0]
     assert (only.state, only.restarts) == ("done", 1)
     assert [run.outcome for run in Journal(tmp_path / "journal.sqlite").runs()] == ["lost", "done"]
@@ -180,45 +143,31 @@ def test_lost_agent_is_started_again_and_its_job_ends(tmp_path: Path, capsys: py
     assert "its task ended\nstarting another" in said
 
 
-@pytest.mark.parametrize("limit_gb", [4.0, None])
-def test_limit_of_memory_that_a_node_cannot_keep_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit_gb: float | None
-) -> None:
-    async def nothing(controller: Controller, client: Client) -> None:
-        pass
-
-    served(tmp_path, nothing, 1, memory_gb_per_slot=limit_gb)
-    said = "node 0: memory_gb_per_slot=4 is not kept there: this agent only pretends\n"
-    assert capsys.readouterr().err.count(said) == (limit_gb is not None)
-
-
-def test_agent_that_never_comes_back_ends_the_run_with_the_reason(tmp_path: Path) -> None:
+def test_agent_that_never_comes_back_ends_the_run_with_the_reason(tmp_path):
     """It leaves before it has said hello, so that no connection tells; nothing waits for ever."""
 
     class Once(TaskBackend):
-        async def start(self, node: int, meeting: Any) -> None:
+        async def start(self, node, meeting):
             again = node in self.agents
             await super().start(node, meeting)
             if again:
                 self.agents[node].cancel()
 
-    async def through() -> None:
-        arrivals = (Arrival(0.0, "j", file_of(work=1e6)),)
-        backend = Once(1)
-        controller = Controller(get_policy("fifo"), arrivals, backend, FAST, tmp_path, Profile())
-        running = asyncio.ensure_future(controller.run())
-        await until(lambda: controller.execution is not None and controller.execution.jobs[0].state == "running")
-        backend.agents[0].cancel()
-        await running
-
-    with pytest.raises(
-        InputError, match=r"was lost 4 times within an hour; at last: its task ended\nWhat was done is kept"
-    ):
-        asyncio.run(asyncio.wait_for(through(), 60))
+    with pytest.raises(InputError, match=r"lost 4 times within an hour; at last: its task ended"):
+        losing_its_agent(controller_of(tmp_path, backend=Once(1), arrivals=arriving(1e6)))
 
 
-def test_agent_that_talks_nonsense_is_cut_off(tmp_path: Path) -> None:
-    async def work(controller: Controller, client: Client) -> None:
+def test_limit_of_memory_that_a_node_cannot_keep_is_said(tmp_path, capsys):
+    async def nothing(controller, client):
+        pass
+
+    served(tmp_path, nothing, 1, memory_gb_per_slot=4.0)
+    said = "node 0: memory_gb_per_slot=4 is not kept there: this agent only pretends\n"
+    assert capsys.readouterr().err.count(said) == 1
+
+
+def test_agent_that_talks_nonsense_is_cut_off(tmp_path):
+    async def work(controller, client):
         headers = {"Authorization": f"Bearer {client.token}"}
         hello = '{"kind":"hello","node":%d,"host":"h","pid":1,"slots":1,"gpu_type":"cpu"}'
         async with aiohttp.ClientSession(headers=headers) as session:
@@ -226,7 +175,251 @@ def test_agent_that_talks_nonsense_is_cut_off(tmp_path: Path) -> None:
                 channel = await session.ws_connect(f"{client.url}/agents")
                 await channel.send_str(said)
                 answer = await channel.receive(timeout=5)
-                assert answer.type == aiohttp.WSMsgType.CLOSE
-                assert answer.data == 1008
+                assert (answer.type, answer.data) == (aiohttp.WSMsgType.CLOSE, 1008)
 
     served(tmp_path, work, 1)
+
+
+# Alerts: silent while all is well, else a line for each thing that somebody should look at, and exit code 1
+
+
+def alerts(execution, now_s, **limits):
+    class Nodes:
+        nodes = 0
+
+    limits = {"silent_s": 60.0, "failed_s": 600.0, "free_fraction": 0.0, **limits}
+    return api.alerts(execution, Agents(Nodes(), 3), now_s, AlertLimits(**limits))
+
+
+def test_a_job_without_a_step_and_a_job_that_failed_are_told_of_for_a_while(tmp_path):
+    stage = staged(tmp_path, "fifo", (2,))
+    execution = stage.execution
+    stage.agents[0].failing.add(1)
+    for slots in (1, 1, 2):
+        stage.submit(1e9, slots=slots)
+    stage.seconds(100)
+    failed = "job 1 (j1) failed {} ago: rank 0: ValueError: no"
+    assert alerts(execution, stage.now_s) == [failed.format("98 s")]
+    stage.agents[0].deaf = True
+    stage.advance(61.0)
+    stuck, failed = "job 0 (j0) has trained no step for {}; slots that it holds: 1", failed.format("2.6 min")
+    assert alerts(execution, stage.now_s) == [stuck.format("61 s"), failed]
+    assert alerts(execution, stage.now_s + 600) == [stuck.format("11.0 min")]
+    execution.journal.commit()
+    again = execution_of(tmp_path, cluster=2)
+    resume(again, stage.now_s)
+    assert alerts(again, stage.now_s) == [failed]
+
+
+def test_a_disk_that_is_nearly_full_is_told_of(tmp_path, monkeypatch):
+    execution = execution_of(tmp_path)
+    usage = type(shutil.disk_usage(tmp_path))(int(100e9), int(96e9), int(4e9))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    assert alerts(execution, 0.0, free_fraction=0.05) == [f"{tmp_path}: 4.0 GB of 100.0 GB are free"]
+    assert alerts(execution, 0.0, free_fraction=0.03) == []
+
+
+def test_the_command_is_silent_until_something_is_wrong(tmp_path, monkeypatch, capsys):
+    def typed(*more):
+        monkeypatch.setattr(sys, "argv", ["synergy_exec", "alerts", f"--dir={tmp_path}", *more])
+        try:
+            program.main()
+        except SystemExit as end:
+            return int(end.code or 0)
+        return 0
+
+    def ends(*more):
+        return asyncio.to_thread(typed, "--free_fraction=0", *more)
+
+    async def work(controller, client):
+        await ask(client, "POST", "/jobs", job())
+        await until(lambda: controller.execution.jobs[0].state == "running")
+        capsys.readouterr()
+        assert await ends() == 0
+        assert capsys.readouterr().out == ""
+        await until(lambda: controller.now_s() > controller.execution.jobs[0].moved_s)
+        assert await ends("--silent_s=0") == 1
+        assert capsys.readouterr().out.startswith("job 0 (mlp) has trained no step for ")
+        controller.agents.backend.agents[0].cancel()
+        await until(lambda: controller.agents.losses > 0 and bool(controller.agents.links))
+        assert await ends() == 1
+        assert capsys.readouterr().out == "node 0: agents lost within an hour: 1\n"
+        for wrong in ("--silent_s=-1", "--silent_s=nan"):
+            assert await ends(wrong) == 2
+
+    served(tmp_path, work, 1)
+    assert typed() == 2
+    assert "no controller runs below" in capsys.readouterr().err
+
+
+# A monitor
+
+
+ODD = 'a "quoted" \\ name\nsynergy_slots 1e9'
+
+
+async def got(client, path, token=""):
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with aiohttp.ClientSession(headers=headers) as session, session.get(client.url + path) as answer:
+        return answer.status, answer.headers["Content-Type"], await answer.text()
+
+
+def samples(text):
+    families = text_string_to_metric_families(text)
+    return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
+
+
+def test_it_is_not_well_while_agents_are_awaited(tmp_path):
+    class Late(TaskBackend):
+        def __init__(self, *slots):
+            super().__init__(*slots)
+            self.asked = asyncio.Event()
+
+        async def start(self, node, meeting):
+            await self.asked.wait()
+            await super().start(node, meeting)
+
+    async def work():
+        backend = Late(1)
+        controller = controller_of(tmp_path, backend=backend, serve=True)
+        running = asyncio.ensure_future(controller.run())
+        await until(lambda: (tmp_path / "controller.json").exists())
+        client = client_for(tmp_path, None)
+        status, _, text = await got(client, "/healthz")
+        assert (status, text) == (503, '{"ok": false, "agents": 0, "agents_expected": 1}')
+        early = samples((await got(client, "/metrics", client.token))[2])
+        assert (early["synergy_agents",], early["synergy_agents_expected",]) == (0, 1)
+        assert ("synergy_slots",) not in early
+        assert (await got(client, "/jobs", client.token))[0] == 503
+        await refused("waits for its agents", client, "GET", "/state")
+        backend.asked.set()
+        await until(lambda: controller.execution is not None)
+        assert (await got(client, "/healthz"))[0] == 200
+        backend.asked.clear()
+        backend.agents[0].cancel()
+        await until(lambda: not controller.agents.links)
+        assert (await got(client, "/healthz"))[0] == 503
+        backend.asked.set()
+        await until(lambda: bool(controller.agents.links))
+        assert (await got(client, "/healthz"))[0] == 200
+        assert samples((await got(client, "/metrics", client.token))[2])["synergy_agent_losses_total",] == 1
+        controller._interrupt()
+        await running
+
+    through(work)
+
+
+def test_figures_are_read_by_prometheus(tmp_path):
+    wide = (Arrival(0.0, "j", file_of(work=1e9, slots=2)),) * 3
+    arrivals = (Arrival(0.0, ODD, file_of(work=1e9, max_batch=32)), *wide)
+
+    async def work(controller, client):
+        execution = controller.execution
+        await until(lambda: len(execution.jobs) == 4 and execution.jobs[0].seen.step > 0)
+        status, kind, text = await got(client, "/metrics", client.token)
+        assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
+        found = samples(text)
+        states = {key[1]: value for key, value in found.items() if key[0] == "synergy_jobs"}
+        assert sum(states.values()) == 4
+        assert states["waiting"] == 3
+        assert (found["synergy_slots",], found["synergy_slots_used",]) == (2, 1)
+        assert found["synergy_decision_seconds_count",] >= 1
+        assert 0 < found["synergy_decision_seconds_sum",] < 60
+        assert found["process_resident_memory_bytes",] > 1e6
+        name = ODD.replace("\n", r"\n")
+        of_jobs = {key[0]: key[1:] for key in found if key[0].startswith("synergy_job_")}
+        assert of_jobs == {f"synergy_job_{each}": ("0", name) for each in ("slots", "step", "loss", "goodput")}
+        assert found["synergy_job_step", "0", name] > 0
+        assert found["synergy_job_goodput", "0", name] == pytest.approx(execution.jobs[0].goodput(32))
+
+    served(tmp_path, work, 2, arrivals=arrivals)
+
+
+# The page shows jobs as text, knows the token only from its reader, and talks to nobody else
+
+
+PAGE = Path(api.__file__).with_name("page.html").read_text(encoding="utf-8")
+MARKUP = '<img src=x onerror="document.title=1">'
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def shown_by_browser(address, folder):
+    """The page's elements after its first answers. They are not the file's own: its script has made them."""
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'browser'}"]
+    patient = [*command, "--virtual-time-budget=4000", "--dump-dom", address]
+    return subprocess.run(patient, capture_output=True, text=True, timeout=50, check=True).stdout.split("</script>")[0]
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here")
+def test_a_browser_shows_jobs_as_text_and_nothing_to_strangers(tmp_path):
+    arrivals = (Arrival(0.0, MARKUP, file_of(work=1e9)), Arrival(0.0, "hidden-job", file_of(work=1e9)))
+
+    async def work(controller, client):
+        execution = controller.execution
+        await until(lambda: len(execution.jobs) == 2 and len(execution.jobs[0].curve.points) > 3)
+        execution.jobs[1].seen.note = MARKUP
+        execution.decider.aside.slots[0, 0] = MARKUP
+        found = await asyncio.to_thread(shown_by_browser, f"{client.url}/#{client.token}", tmp_path)
+        table = found[found.index("<tbody>") :]
+        assert "<li>node 0, slot 0 is set aside: &lt;img src=x onerror" in found
+        assert "&lt;img src=x onerror" in table
+        assert "<img" not in table
+        assert "<polyline points=" in table
+        assert "asks for 1 of 1 slots, 0 of them free" in table
+        assert "fifo · 1 of 1 slots · 1 waiting, 1 running · " in found
+        assert client.token not in found
+        assert "<title>Synergy</title>" in found
+        found = await asyncio.to_thread(shown_by_browser, f"{client.url}/#guess", tmp_path)
+        assert "the token is missing or wrong" in found
+        assert "hidden-job" not in found
+
+    served(tmp_path, work, 1, arrivals=arrivals)
+
+
+def test_only_its_own_script_runs_and_it_asks_only_its_controller(tmp_path):
+    async def work(_, client):
+        async with aiohttp.ClientSession() as session, session.get(client.url + "/") as answer:
+            assert (answer.status, answer.content_type) == (200, "text/html")
+            rules = dict(each.split(" ", 1) for each in answer.headers["Content-Security-Policy"].split("; "))
+            text = await answer.text()
+        for element, rule in (("script", "script-src"), ("style", "style-src")):
+            (content,) = re.findall(rf"<{element}>(.*?)</{element}>", text, re.DOTALL)
+            digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+            assert rules[rule] == f"'sha256-{digest}'"
+        assert (rules["default-src"], rules["connect-src"], rules["frame-ancestors"]) == ("'none'", "'self'", "'none'")
+        assert client.token not in text
+
+    served(tmp_path, work, 1)
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(| style=| on[a-z]+=", PAGE)
+    assert set(re.findall(r"https?://[^\"]*", PAGE)) == {"http://www.w3.org/2000/svg"}
+
+
+def test_state_of_so_many_jobs_has_those_with_slots_first(tmp_path):
+    async def work(controller, client):
+        for name in ("runs", "waits", "ended", "ended last"):
+            await ask(client, "POST", "/jobs", job(name=name))
+        for name in ("ended", "ended%20last"):
+            await ask(client, "DELETE", f"/jobs/{name}")
+        await until(lambda: controller.execution.jobs[0].state == "running")
+        for query, names in (
+            ("?most=100", ["runs", "waits", "ended last", "ended"]),
+            ("?most=1", ["runs"]),
+            ("", ["runs", "waits", "ended", "ended last"]),
+        ):
+            state = await ask(client, "GET", f"/state{query}")
+            assert [each["name"] for each in state["jobs"]] == names
+        counts = {name: number for name, number in state["counts"].items() if number}
+        assert counts == {"running": 1, "waiting": 1, "cancelled": 2}
+
+    served(tmp_path, work, 1)
+
+
+def test_a_curve_keeps_few_points_from_first_to_last():
+    curve = Curve()
+    for loss in [float("nan"), *map(float, range(10_000)), float("inf")]:
+        curve.add(loss)
+    distances = {b - a for a, b in zip(curve.points, curve.points[1:], strict=False)}
+    assert MOST_POINTS // 2 <= len(curve.points) <= MOST_POINTS
+    assert curve.points[0] == 0
+    (distance,) = distances
+    assert curve.points[-1] > 10_000 - 1 - distance

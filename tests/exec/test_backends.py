@@ -1,28 +1,554 @@
-"""What every backend is, whoever adds it."""
+"""Agents as steps of an allocation of Slurm or as actors of Ray: what is given, how they come, go and are lost."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import typing
+import asyncio
+import contextlib
+import getpass
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
+from exec.pretended import launch_of, refuses
+from exec.real import AGENT_S, JOBS, TOKEN, Controller, asked, descendants, wait_until
 
 from synergy_core.errors import InputError
-from synergy_exec.backends import Backend, backend_names, get_backend
+from synergy_exec.backends import backend_names, get_backend, slurm
+from synergy_exec.backends._agents import AgentPlace, require_reachable
+from synergy_exec.backends.ray import bundles_of
+from synergy_exec.messages import Ended, PlanMessage, Report, Shutdown
+from synergy_exec.worker.network import addresses
+
+SCONTROL = """#!/bin/sh
+case "$1 $2 $3" in
+    "show hostnames n[1-2]") printf 'n1\\nn2\\n' ;;
+    "show hostnames "*) echo "$3" ;;
+    "show job --details") cat "{folder}/job" ;;
+    *) echo "what is $*" >&2; exit 1 ;;
+esac
+"""
+# As srun does: its own options first, a signal passed on, the task's exit code its own.
+SRUN = """#!/bin/sh
+printf '%s\\n' "$@" > "{folder}/srun-$$"
+env > "{folder}/environment-$$"
+while [ "${{1#--}}" != "$1" ]; do shift; done
+"$@" &
+task=$!
+trap 'kill -TERM $task' TERM
+wait $task
+code=$?
+while kill -0 $task 2>/dev/null; do wait $task; code=$?; done
+exit $code
+"""
+CPU_JOB = "JobId=7 JobName=x\n   JOB_GRES=(null)\n     Nodes=n[1-2] CPU_IDs=0-1 Mem=100 GRES=\n"
+GPU_JOB = """JobId=7 JobName=x
+   JOB_GRES=gpu:a100:6
+     Nodes=n1 CPU_IDs=0-1 Mem=100 GRES=gpu:a100:4(IDX:0,2,4,6)
+     Nodes=n2 CPU_IDs=0-1 Mem=100 GRES=gpu:a100:2(IDX:0-1)
+"""
+
+
+@pytest.fixture
+def allocation(tmp_path, monkeypatch):
+    """Of nodes n1 and n2 with 2 CPUs each; `job` in the folder is what scontrol says of it."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    for name, text in {"scontrol": SCONTROL, "srun": SRUN}.items():
+        (folder / name).write_text(text.format(folder=folder))
+        (folder / name).chmod(0o755)
+    (folder / "job").write_text(CPU_JOB)
+    for name in [each for each in os.environ if each.startswith("SLURM")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "2(x2)")
+    return folder
+
+
+@pytest.mark.usefixtures("allocation")
+def test_cpus_of_every_node_are_slots(monkeypatch):
+    assert get_backend("slurm", {}).places == [AgentPlace("n1", 2, "cpu"), AgentPlace("n2", 2, "cpu")]
+    assert get_backend("slurm", {"slots": 1}).places == [AgentPlace("n1", 1, "cpu"), AgentPlace("n2", 1, "cpu")]
+    monkeypatch.setenv("SLURM_JOB_CPUS_PER_NODE", "16,8")
+    assert [place.slots for place in get_backend("slurm", {}).places] == [16, 8]
+
+
+def test_gpus_of_every_node_are_slots(allocation):
+    (allocation / "job").write_text(GPU_JOB)
+    assert get_backend("slurm", {}).places == [AgentPlace("n1", 4, "a100"), AgentPlace("n2", 2, "a100")]
+    assert get_backend("slurm", {"gpu_type": "a100-80gb"}).places[1] == AgentPlace("n2", 2, "a100-80gb")
+    refuses(r"slots=4, but n2 has 2 GPUs in this allocation", get_backend, "slurm", {"slots": 4})
+    assert "--gpus-per-node=4" in slurm._srun(AgentPlace("n1", 4, "a100"))
+
+
+@pytest.mark.parametrize(
+    ("resources", "expected"),
+    [
+        ("gpu:3(IDX:0-2)", {"n1": ("gpu", 3)}),
+        ("gpu:v100:2(IDX:0-1),shard:4", {"n1": ("v100", 2)}),
+        ("gpu:v100:1(IDX:0),gpu:v100:1(IDX:1)", {"n1": ("v100", 2)}),
+        ("", {}),
+        ("shard:2(IDX:0)", {}),
+    ],
+)
+@pytest.mark.usefixtures("allocation")
+def test_numbers_of_gpus_are_read_from_what_scontrol_says(resources, expected):
+    assert slurm.gpus_of(f"JobId=7\n     Nodes=n1 CPU_IDs=0 Mem=0 GRES={resources}\n   Power=\n") == expected
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (GPU_JOB.replace("GRES=gpu:a100:2(IDX:0-1)", "GRES="), r"n2 has no GPU in this allocation, other nodes have"),
+        (GPU_JOB.replace("a100:2(IDX:0-1)", "a100:1(IDX:0),gpu:v100:1(IDX:1)"), r"n2: GPUs of several types"),
+        ("JobId=7\n", r"job 7 has GPUs, but `scontrol show job --details 7` does not say how many on which node"),
+    ],
+)
+def test_gpus_that_cannot_be_slots_are_refused(allocation, monkeypatch, job, message):
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    (allocation / "job").write_text(job)
+    refuses(message, get_backend, "slurm", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("SLURM_JOB_ID", None, r"no Slurm allocation .* Type `salloc --nodes=2"),
+        ("SLURM_JOB_NUM_NODES", "3", r"SLURM_JOB_NUM_NODES=3, but n\[1-2\] are 2 nodes"),
+        ("SLURM_JOB_CPUS_PER_NODE", "2", r"SLURM_JOB_CPUS_PER_NODE='2' does not say what 2 nodes have"),
+        ("SLURM_JOB_CPUS_PER_NODE", "2(x2", r"does not say what 2 nodes have"),
+        ("PATH", "", r"no scontrol on the PATH"),
+    ],
+)
+@pytest.mark.usefixtures("allocation")
+def test_an_odd_environment_is_an_error_that_says_what_to_do(monkeypatch, name, value, message):
+    monkeypatch.delenv(name) if value is None else monkeypatch.setenv(name, value)
+    refuses(message, get_backend, "slurm", {})
+
+
+@pytest.mark.usefixtures("allocation")
+def test_a_controller_on_loopback_is_refused(tmp_path):
+    with Controller(tmp_path) as controller:
+        starting = get_backend("slurm", {}).start(0, controller.meeting)
+        refuses(r"which n1 cannot reach\. Start it with host=ADDRESS", asyncio.run, starting)
+
+
+def test_agents_in_steps_dial_in_are_noticed_when_lost_start_again_and_leave(allocation, tmp_path, monkeypatch):
+    # Both nodes are this machine.
+    monkeypatch.setattr(slurm, "_here", lambda: {"n1", "n2"})
+    for name in ("SLURM_NTASKS", "SLURM_GPUS", "SRUN_CPUS_PER_TASK", "SLURM_MEM_PER_CPU"):
+        monkeypatch.setenv(name, "4")
+    backend = get_backend("slurm", {"slots": 1})
+    with Controller(tmp_path) as controller:
+        try:
+            for node in range(2):
+                asyncio.run(backend.start(node, controller.meeting))
+            controller.until(lambda: len(controller.hellos) == 2, AGENT_S)
+            assert [controller.hellos[node].slots for node in range(2)] == [1, 1]
+            assert backend.lost() == {}
+            os.kill(controller.hellos[1].pid, signal.SIGKILL)
+            ((node, why),) = wait_until(backend.lost, 10.0).items()
+            assert (node, "n2: agent left with exit code 137" in why) == (1, True)
+            controller.until(lambda: 1 not in controller.hellos, 10.0)
+            asyncio.run(backend.start(1, controller.meeting))
+            controller.until(lambda: 1 in controller.hellos, AGENT_S)
+            agents = [hello.pid for hello in controller.hellos.values()]
+            for node in range(2):
+                controller.say(Shutdown(), node)
+        finally:
+            asyncio.run(backend.stop())
+        assert not any(Path(f"/proc/{pid}").exists() for pid in agents)
+    commands = sorted(path.read_text().splitlines() for path in allocation.glob("srun-*"))
+    assert len(commands) == 3
+    step = "--nodes=1 --ntasks=1 --nodelist=n1 --export=ALL --overlap --kill-on-bad-exit=0 --mem=0 --cpu-bind=none"
+    agent = f"-m synergy_exec.agent --url={controller.meeting.url} --node=0 --slots=1 --gpu-type=cpu"
+    assert commands[0] == [*step.split(), sys.executable, *agent.split()]
+    for environment in (path.read_text() for path in allocation.glob("environment-*")):
+        assert f"SYNERGY_TOKEN={TOKEN}\n" in environment
+        assert "SLURM_JOB_ID=7\n" in environment
+        assert not any(f"{name}=" in environment for name in ("TASKS", "SLURM_GPUS", "CPUS_PER_TASK", "MEM_PER_CPU"))
+
+
+def test_a_step_that_cannot_start_says_why(allocation, tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "_here", lambda: {"n1", "n2"})
+    (allocation / "srun").write_text("#!/bin/sh\necho 'srun: error: Unable to create step' >&2\nexit 1\n")
+    backend = get_backend("slurm", {})
+    with Controller(tmp_path) as controller:
+        asyncio.run(backend.start(0, controller.meeting))
+        wait_until(backend.lost, 10.0)
+    assert backend.lost()[0].endswith("agent-0.txt ends in:\nsrun: error: Unable to create step")
+    asyncio.run(backend.stop())
+
+
+def test_the_script_for_sbatch():
+    text = slurm.script(
+        ["python", "-m", "synergy_exec", "+trace=demo", "results_dir=my results"],
+        nodes=2,
+        cpus_per_node=16,
+        gpus_per_node=4,
+        time="12:00:00",
+        options={"partition": "gpu", "exclusive": ""},
+    )
+    head, _, body = text.partition("\n\n")
+    asked = "nodes=2 ntasks-per-node=1 cpus-per-task=16 signal=B:TERM@120 gpus-per-node=4 time=12:00:00 partition=gpu"
+    assert head.splitlines() == ["#!/bin/bash", *(f"#SBATCH --{each}" for each in [*asked.split(), "exclusive"])]
+    assert body.splitlines()[0] == (
+        "python -m synergy_exec +trace=demo 'results_dir=my results' backend.name=slurm \"host=$(hostname -f)\" &"
+    )
+
+
+@pytest.mark.parametrize("options", [{"wrap": "rm -r x"}, {"x\n": ""}, {"partition": "a\necho"}])
+def test_options_that_would_be_more_than_one_are_refused(options):
+    refuses("no option of sbatch", slurm.script, ["python"], nodes=1, cpus_per_node=1, options=options)
+
+
+def test_the_script_passes_sigterm_on_and_leaves_with_the_controllers_exit_code(tmp_path):
+    saving = "import signal, sys, time\nsignal.signal(15, lambda *_: (time.sleep(0.3), print('saved'), sys.exit(3)))\n"
+    saving += "print(*sys.argv[1:], flush=True)\ntime.sleep(60)"
+    text = slurm.script([sys.executable, "-c", saving], nodes=1, cpus_per_node=1)
+    # `hostname` need not be installed here.
+    hostname = tmp_path / "hostname"
+    hostname.write_text(f"#!/bin/sh\necho {socket.gethostname()}\n")
+    hostname.chmod(0o755)
+    (tmp_path / "script").write_text(text)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    given = {"stdout": subprocess.PIPE, "text": True, "env": os.environ | {"PATH": path}}
+    with subprocess.Popen(["bash", tmp_path / "script"], **given) as shell:
+        assert shell.stdout.readline() == f"backend.name=slurm host={socket.gethostname()}\n"
+        shell.terminate()
+        assert shell.stdout.read() == "saved\n"
+    assert shell.returncode == 3
 
 
 @pytest.mark.parametrize("name", backend_names())
-def test_backend_says_its_options_and_is_what_the_controller_asks_for(name: str) -> None:
-    make = importlib.import_module(f"synergy_exec.backends.{name}").backend
-    options = inspect.signature(make).parameters.values()
-    assert all(each.default is not each.empty for each in options), "backend.options={} is the default"
-    assert all(f"{each.name}:" in inspect.getdoc(make) for each in options)
-    made = typing.get_type_hints(make)["return"]
-    if made is not Backend:
-        wanted = {each for each in vars(Backend) if not each.startswith("_")} - {"nodes"}
-        assert wanted <= set(dir(made))
-        assert inspect.iscoroutinefunction(made.start)
-        assert inspect.iscoroutinefunction(made.stop)
-    with pytest.raises(InputError, match=f"unknown option of backend {name} 'none_such'"):
-        get_backend(name, {"none_such": 1})
+def test_every_backend_refuses_options_that_it_does_not_have(name):
+    refuses(f"unknown option of backend {name} 'none_such'", get_backend, name, {"none_such": 1})
+
+
+def test_names_and_options_of_backends_are_suggested():
+    for name, options, says in (("locale", {}, "'local'"), ("local", {"slot": 2}, "'slots'")):
+        refuses(f"Did you mean {says}", get_backend, name, options)
+    refuses("numbers from 1", get_backend, "local", {"nodes": 0})
+
+
+NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
+READY_S = 60.0
+CONFIGURATION = """ClusterName=tests
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={folder}/munge.socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SlurmdParameters=config_overrides
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=1 RealMemory=1000
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1 RealMemory=1000
+PartitionName=all Nodes=n[1-2] Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def lacking() -> list[str]:
+    paths = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+    return [each for each in NEEDED if shutil.which(each, path=paths) is None]
+
+
+@pytest.fixture(scope="module")
+def slurm_cluster() -> Iterator[dict[str, str]]:
+    """The environment in which Slurm's commands speak to it: nodes n1 and n2 of one CPU each, both this machine."""
+    with contextlib.ExitStack() as ends:
+        # Not pytest's own: names of sockets have at most 107 characters, and munge wants a folder that all may enter.
+        folder = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="slurm-")))
+        folder.chmod(0o755)
+        path = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
+        environment = os.environ | {"PATH": path, "SLURM_CONF": str(folder / "slurm.conf")}
+        text = CONFIGURATION.format(folder=folder, user=getpass.getuser(), host=socket.gethostname(), ports=_ports(3))
+        (folder / "slurm.conf").write_text(text)
+        for each in ("state", "spool-n1", "spool-n2"):
+            (folder / each).mkdir()
+        (folder / "key").write_bytes(os.urandom(128))
+        (folder / "key").chmod(0o400)
+        munge = ["munged", "--foreground", f"--key-file={folder}/key", f"--socket={folder}/munge.socket"]
+        munge += [f"--{name}-file={folder}/munge.{name}" for name in ("pid", "log", "seed")]
+        for command in (munge, ["slurmctld", "-D"], ["slurmd", "-D", "-N", "n1"], ["slurmd", "-D", "-N", "n2"]):
+            ends.enter_context(_daemon(command, environment, folder))
+            if command is munge:
+                wait_until((folder / "munge.socket").exists, READY_S, lambda: (folder / "munged.txt").read_text())
+
+        def said():
+            return "\n".join(each.read_text()[-1000:] for each in folder.glob("*.log"))
+
+        wait_until(lambda: slurms(environment, "sinfo", "--noheader", "--format=%T %D") == "idle 2", READY_S, said)
+        yield environment
+
+
+def slurms(environment: dict[str, str], *command: str) -> str:
+    """What a command of Slurm's says; "" where its controller does not answer."""
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=READY_S)
+    return answer.stdout.strip()
+
+
+@contextlib.contextmanager
+def _daemon(command: list[str], environment: dict[str, str], folder: Path) -> Iterator[None]:
+    with (folder / f"{command[0]}.txt").open("ab") as output:
+        daemon = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
+    try:
+        yield
+    finally:
+        daemon.terminate()
+        try:
+            daemon.wait(10)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+
+
+def _ports(number: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        taken = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [each.getsockname()[1] for each in taken]
+
+
+ADDRESS = next((str(each) for _, each in addresses() if not (each.is_loopback or each.is_link_local)), "")
+LONG_S = 150.0
+"""Two agents import torch on a machine that does other things too."""
+
+
+class Service:
+    """The script that docs/backends.md shows, submitted as often as need be."""
+
+    def __init__(self, folder, environment):
+        self.folder = folder
+        command = [sys.executable, "-m", "synergy_exec", "serve=true", "profile=null", "policy=fifo", "figures=false"]
+        command += [f"results_dir={folder}/results", "checkpoint_interval_s=1000"]
+        (folder / "script").write_text(slurm.script(command, nodes=2, cpus_per_node=1))
+        # The script asks for this machine's name, which may mean 127.0.0.1 here.
+        (folder / "hostname").write_text(f"#!/bin/sh\necho {ADDRESS}\n")
+        (folder / "hostname").chmod(0o755)
+        self.environment = environment | {"PATH": f"{folder}:{environment['PATH']}"}
+
+    def submit(self):
+        output = f"--output={self.folder}/said.txt"
+        command = ["sbatch", "--parsable", "--open-mode=append", output, str(self.folder / "script")]
+        return subprocess.check_output(command, env=self.environment, text=True, timeout=30).strip()
+
+    def ask(self, method, path, body=None):
+        return asked(self.folder / "results", method, path, body)
+
+    def until(self, such):
+        return wait_until(such, LONG_S, self.told)
+
+    def told(self):
+        logs = [self.folder / "said.txt", *(self.folder / "results").rglob("*.txt")]
+        return "\n".join(f"{log}:\n{log.read_text()[-2000:]}" for log in logs if log.exists())
+
+
+@pytest.mark.skipif(bool(lacking()), reason=f"Slurm is not installed here: no {', '.join(lacking())}")
+@pytest.mark.skipif(not ADDRESS, reason="this machine has no address but loopback, which nodes cannot share")
+def test_a_service_saves_when_its_time_is_up_goes_on_and_does_without_a_node(tmp_path, slurm_cluster):
+    service = Service(tmp_path, slurm_cluster)
+    first = service.submit()
+    body = {"class": f"{JOBS}:Plain", "arguments": {"pause_s": 0.01}, "name": "over-two-nodes"}
+    body |= {"initial_batch": 4, "work": 1e6, "slots": 2}
+    service.until(lambda: service.ask("GET", "/state"))
+    assert service.ask("POST", "/jobs", body) is not None
+
+    def job():
+        return (service.ask("GET", "/jobs") or [{}])[0]
+
+    assert service.until(lambda: job().get("step", 0) > 20)
+    # As Slurm does two minutes before the time is up.
+    slurms(service.environment, "scancel", "--signal=TERM", "--batch", first)
+    service.until(lambda: not slurms(service.environment, "squeue", "--noheader"))
+    (saved,) = (tmp_path / "results").rglob("progress.json")
+    assert json.loads(saved.read_text())["progress"]["step"] > 20
+    assert "Killed" not in service.told()
+    second = service.submit()
+    service.until(lambda: job().get("step", 0) > json.loads(saved.read_text())["progress"]["step"])
+    service.ask("DELETE", "/jobs/over-two-nodes")
+    # A job step of the other node cannot be had any more.
+    slurms(service.environment, "scontrol", "update", f"JobId={second}", "NumNodes=1")
+    for name in ("one", "other"):
+        assert service.ask("POST", "/jobs", {**body, "name": name, "slots": 1, "work": 20}) is not None
+    service.until(lambda: [each["state"] for each in service.ask("GET", "/jobs")] == ["cancelled", "done", "done"])
+    assert service.ask("GET", "/state")["aside"] == [[1, 0, "its node has no agent"]]
+    slurms(service.environment, "scancel", "--signal=TERM", "--batch", second)
+    service.until(lambda: not slurms(service.environment, "squeue", "--noheader"))
+    assert json.loads((tmp_path / "results" / "served" / "latest" / "fifo-0" / "summary.json").read_text())["jobs"] == 3
+
+
+DETECTION_S = 10.0
+SMALL = {"object_store_memory": 80 * 2**20}
+HEAD = {
+    "num_cpus": 0,
+    "include_dashboard": False,
+    # By default Ray takes some 15 s to call a node dead; a busy one still gets as long as that.
+    "_system_config": {"health_check_period_ms": 1000, "health_check_failure_threshold": 3},
+    **SMALL,
+}
+
+
+def there(*resources):
+    return [{"Alive": True, "Resources": each} for each in resources]
+
+
+A100 = {"GPU": 4, "CPU": 2, "accelerator_type:A100": 1}
+V100 = {"GPU": 2, "CPU": 16, "accelerator_type:V100": 1}
+DEAD = {"Alive": False, "Resources": {"CPU": 64}}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asked", "bundles"),
+    [
+        # All GPUs of all nodes, the most first, and of their type; CPUs are slots where no node has GPUs.
+        (
+            there({"CPU": 8}, V100, A100),
+            (None, None),
+            [A100 | {"accelerator_type:A100": 0.001}, V100 | {"CPU": 2, "accelerator_type:V100": 0.001}],
+        ),
+        (there({"CPU": 2}, {}, {"CPU": 8}), (None, None), [{"CPU": 8}, {"CPU": 2}]),
+        # Dead nodes and small ones are passed over.
+        ([*there({"CPU": 2}, {"CPU": 4}), DEAD], (1, 3), [{"CPU": 3}]),
+    ],
+)
+def test_slots_are_gpus_or_else_cpus_of_nodes_that_live(nodes, asked, bundles):
+    assert bundles_of(nodes, *asked) == bundles
+
+
+def test_what_cannot_be_had_is_an_error_that_says_what_there_is():
+    with pytest.raises(InputError, match=r"1 nodes have 3 CPUs or more, 2 are asked for; .* have 2, 4\."):
+        bundles_of(there({"CPU": 2}, {"CPU": 4}), 2, 3)
+    for options in ({"nodes": 0}, {"slots": -1}):
+        refuses("write numbers from 1", get_backend, "ray", options)
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "[::1]", "0.0.0.0"])
+def test_a_controller_on_loopback_is_refused_by_nodes_elsewhere(name):
+    with pytest.raises(InputError, match=r"which b cannot reach\. Start it with host=ADDRESS"):
+        require_reachable(f"http://{name}:80", ["a", "b"], {"a"})
+    require_reachable(f"http://{name}:80", ["a"], {"a"})
+    require_reachable("http://10.0.0.1:80", ["a", "b"], {"a"})
+
+
+def test_a_missing_ray_says_what_to_type(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    refuses(r"pip install 'synergy-cluster\[ray\]'", get_backend, "ray", {})
+
+
+@pytest.fixture
+def ray_cluster():
+    """A head without CPUs and two nodes of one, all on this machine; none of their processes outlives it."""
+    ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'synergy-cluster[ray]'")
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args=HEAD)
+    try:
+        for _ in range(2):
+            made.add_node(num_cpus=1, **SMALL)
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+def test_agents_on_ray_nodes_train_together_are_noticed_when_lost_and_come_back(ray_cluster, tmp_path):
+    backend = get_backend("ray", {"address": ray_cluster.address, "patience_s": 30.0})
+    with Controller(tmp_path) as controller:
+        try:
+            assert backend.nodes == 2
+            assert [(place.slots, place.gpu_type) for place in backend.places] == [(1, "cpu")] * 2
+            with pytest.raises(InputError, match=r"Ray did not give 1 nodes .* within 0\.5 s"):
+                get_backend("ray", {"address": ray_cluster.address, "nodes": 1, "patience_s": 0.5})
+            for node in range(2):
+                asyncio.run(backend.start(node, controller.meeting))
+            controller.until(lambda: len(controller.hellos) == 2, AGENT_S)
+            assert backend.lost() == {}
+            two_ranks_train_to_the_end(controller, tmp_path)
+            a_lost_node_is_named_and_leaves_no_process(ray_cluster, backend, controller, tmp_path)
+            its_agent_starts_again_on_a_new_node(ray_cluster, backend, controller)
+            agents = [hello.pid for hello in controller.hellos.values()]
+        finally:
+            asyncio.run(backend.stop())
+    assert not any(Path(f"/proc/{pid}").exists() for pid in agents)
+    assert not sys.modules["ray"].is_initialized()
+
+
+def two_ranks_train_to_the_end(controller, folder):
+    launch(controller, 1, folder, work=5.0)
+    for node in range(2):
+        ended = controller.until(lambda node=node: of(controller, node, Ended), 120.0)
+        assert [(each.run, each.outcome) for each in ended] == [(1, "done")]
+    assert of(controller, 0, Report)[-1].step == 5
+
+
+def a_lost_node_is_named_and_leaves_no_process(cluster, backend, controller, folder):
+    launch(controller, 2, folder, work=1e6)
+    controller.until(lambda: any(each.run == 2 for each in of(controller, 0, Report)), 60.0)
+    mine = descendants(controller.hellos[1].pid)
+    assert len(mine) == 4, "the agent, its zygote, a warden and a worker"
+    cluster.remove_node(node_of(cluster, backend, 1), allow_graceful=False)
+    assert list(wait_until(backend.lost, DETECTION_S)) == [1]
+    assert "the Ray actor on" in backend.lost()[1]
+    controller.until(lambda: 1 not in controller.hellos, DETECTION_S)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in mine), DETECTION_S)
+    # The other rank's agent sees the loss by itself, and lives.
+    ended = controller.until(lambda: [each for each in of(controller, 0, Ended) if each.run == 2], 30.0)
+    assert ended[0].outcome == "lost"
+
+
+def its_agent_starts_again_on_a_new_node(cluster, backend, controller):
+    with ThreadPoolExecutor() as pool:
+        starting = pool.submit(asyncio.run, backend.start(1, controller.meeting))
+        cluster.add_node(num_cpus=1, **SMALL)
+        starting.result(AGENT_S)
+    controller.until(lambda: 1 in controller.hellos, AGENT_S)
+    assert backend.lost() == {}
+
+
+def launch(controller, run, folder, *, work):
+    """A data-parallel run with one rank on each node."""
+    meeting = controller.reserved(run)
+    for node in range(2):
+        message = launch_of(
+            run=run, job=run, job_class="synergy_exec.examples.mlp:Mlp", plan=PlanMessage(data=2, micro_batch=4),
+            initial_batch=8, work=work, first_rank=node, world=2, store_host=meeting.host, store_port=meeting.port,
+            folder=str(folder / f"job-{run}"), noise=False, report_s=0.1,
+        )  # fmt: skip
+        controller.say(message, node)
+
+
+def of(controller, node, kind):
+    return [message for sender, message in controller.heard if sender == node and isinstance(message, kind)]
+
+
+def node_of(cluster, backend, node):
+    """The test cluster's node on which bundle `node` is."""
+    from ray.util.placement_group import placement_group_table
+
+    wanted = placement_group_table(backend._group)["bundles_to_node_id"][node]
+    return next(each for each in cluster.worker_nodes if each.node_id == wanted)

@@ -1,109 +1,108 @@
-"""What is in a checkpoint, and what loading it changes."""
+"""What is in a checkpoint, what loading it changes, damage, refusals, which of them a folder keeps, and whose it is."""
 
-from __future__ import annotations
-
+import errno
+import io
+import multiprocessing
+import resource
+import shutil
+import tempfile
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from checkpoint_families import split
-from lone_checkpoints import load, save, trained, weights
+from exec.pretended import refuses
+from exec.saved import before_each_change, cut, flipped, names, saved, split, trained, untrained, weights
 from torch import nn
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 from torch.optim import SGD, AdamW
 
 from synergy_core.errors import InputError
-from synergy_exec.training import checkpoint, staging
-from synergy_exec.training.progress import Progress
+from synergy_exec.training import checkpoint, integrity, shelf
+from synergy_exec.training.integrity import Progress
+from synergy_exec.training.shelf import Desk, FencedError
+from synergy_exec.worker.loop import StepsFile
 
 
-def test_saved_later_is_what_was_there_at_the_call(tmp_path: Path) -> None:
+def save_later(folder, job, step):
+    return checkpoint.save_later(folder, [job.part], [job.optimizer], Progress(step=step))
+
+
+def test_saved_later_is_what_was_there_at_the_call(tmp_path):
     job = trained(1)
     expected, progress = weights(job), Progress(step=1)
     saving = checkpoint.save_later(tmp_path, [job.part], [job.optimizer], progress)
     job.step(1)
     progress.step = 2
     saving.wait()
-    found = split("single", "adamw", seed=1)
-    assert load(tmp_path, found) == Progress(step=1)
+    found = untrained()
+    assert found.load(tmp_path) == Progress(step=1)
     assert torch.equal(weights(found), expected)
 
 
-def test_copies_that_a_gpu_still_makes_are_waited_for_by_who_writes_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_that_a_gpu_still_makes_are_waited_for_by_who_writes_them(tmp_path, monkeypatch):
     """There is none here: what torch.cuda says is made up, and so is when they are made."""
-    made = threading.Event()
-    stager = StateDictStager()
+    job, made, stager = trained(1), threading.Event(), StateDictStager()
 
     class Event:
-        def record(self) -> None:
+        def record(self):
             made.clear()
 
-        def synchronize(self) -> None:
+        def synchronize(self):
             assert made.wait(60)
 
-    job = trained(1)
-    expected = weights(job)
     with monkeypatch.context() as patched:
         patched.setattr(torch.cuda, "is_initialized", lambda: True)
         patched.setattr(torch.cuda, "Event", Event)
-        patched.setattr(staging, "_pinned", lambda: stager)
+        patched.setattr(checkpoint, "_pinned", lambda: stager)
         for step in (1, 2):
-            saving = checkpoint.save_later(tmp_path, [job.part], [job.optimizer], Progress(step=step))
+            saving = save_later(tmp_path, job, step)
             assert not saving.done()
             assert len(list(tmp_path.iterdir())) == step - 1
             made.set()
             saving.wait()
-    found = split("single", "adamw", seed=1)
-    assert load(tmp_path, found) == Progress(step=2)
-    assert torch.equal(weights(found), expected)
+    found = untrained()
+    assert found.load(tmp_path) == Progress(step=2)
+    assert torch.equal(weights(found), weights(job))
 
 
-def test_before_the_first_step_the_optimizer_stays_untouched(tmp_path: Path) -> None:
+def test_before_the_first_step_the_optimizer_stays_untouched(tmp_path):
     """torch's own way would count a step of Adam that never was."""
     job = trained(0)
-    save(tmp_path, job, 0)
+    job.save(tmp_path, Progress())
     assert not job.optimizer.state
-    found = split("single", "adamw", seed=1)
-    assert load(tmp_path, found) == Progress()
-    assert [found.step(number) for number in range(3)] == [trained(0).step(0), *[job.step(n) for n in range(3)][1:]]
+    found = untrained()
+    assert found.load(tmp_path) == Progress()
+    assert [found.step(number) for number in range(3)] == [job.step(number) for number in range(3)]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_learning_rates_stay_as_built(tmp_path: Path, optimizer: str) -> None:
+def test_learning_rates_stay_as_built(tmp_path, optimizer):
     job = trained(1, optimizer)
     job.optimizer.param_groups[0]["lr"] *= 3
-    save(tmp_path, job, 1)
+    job.save(tmp_path, Progress(step=1))
     found = split("single", optimizer, seed=1)
     built = found.optimizer.param_groups[0]["lr"]
-    load(tmp_path, found)
+    found.load(tmp_path)
     assert found.optimizer.param_groups[0]["lr"] == built
 
 
-def test_stateless_optimizer_is_no_special_case(tmp_path: Path) -> None:
-    def job() -> tuple[nn.Module, SGD]:
-        part = nn.Linear(3, 2)
-        return part, SGD(part.parameters(), lr=0.1)
-
-    part, optimizer = job()
-    checkpoint.save(tmp_path, [part], [optimizer], Progress(step=1))
-    other, its_optimizer = job()
-    assert checkpoint.load(tmp_path, [other], [its_optimizer]) == Progress(step=1)
-    assert torch.equal(part.weight, other.weight)
+def test_stateless_optimizer_is_no_special_case(tmp_path):
+    parts = [nn.Linear(3, 2) for _ in range(2)]
+    optimizers = [SGD(part.parameters(), lr=0.1) for part in parts]
+    checkpoint.save(tmp_path, parts[:1], optimizers[:1], Progress(step=1))
+    assert checkpoint.load(tmp_path, parts[1:], optimizers[1:]) == Progress(step=1)
+    assert torch.equal(parts[0].weight, parts[1].weight)
 
 
-def test_random_numbers_go_on_in_replica_0_and_start_anew_in_others(tmp_path: Path) -> None:
+def test_random_numbers_go_on_in_replica_0_and_start_anew_in_others(tmp_path):
     job = trained(1)
-    save(tmp_path, job, 1)
+    job.save(tmp_path, Progress(step=1))
     expected = torch.rand(4)
 
-    def after_load(replica: int) -> torch.Tensor:
+    def after_load(replica):
         torch.manual_seed(99)
-        checkpoint.load(tmp_path, [job.part], [job.optimizer], replica=replica)
+        job.load(tmp_path, replica=replica)
         return torch.rand(4)
 
     assert torch.equal(after_load(0), expected)
@@ -112,22 +111,15 @@ def test_random_numbers_go_on_in_replica_0_and_start_anew_in_others(tmp_path: Pa
     assert torch.equal(after_load(1), after_load(1))
 
 
-class Wider(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(3, 5)
-
-
 @pytest.mark.parametrize(
     ("build", "optimizer", "named"),
     [
-        (Wider, AdamW, "model.bias is \\(2,\\) in it and \\(5,\\) in the job"),
+        (lambda: nn.Linear(3, 5), AdamW, "model.bias is \\(2,\\) in it and \\(5,\\) in the job"),
         (lambda: nn.Linear(3, 2, bias=False), AdamW, "model.bias is \\(2,\\) in it and missing in the job"),
         (lambda: nn.Linear(3, 2), SGD, "optimizer.state.bias.exp_avg is \\(2,\\) in it and missing"),
     ],
 )
-def test_another_model_or_optimizer_is_refused_untouched(
-    tmp_path: Path, build: Callable[[], nn.Module], optimizer: Any, named: str
-) -> None:
+def test_another_model_or_optimizer_is_refused_untouched(tmp_path, build, optimizer, named):
     part = nn.Linear(3, 2)
     its = AdamW(part.parameters())
     part(torch.ones(1, 3)).sum().backward()
@@ -135,6 +127,318 @@ def test_another_model_or_optimizer_is_refused_untouched(
     checkpoint.save(tmp_path, [part], [its], Progress(step=1))
     other = build()
     before = other.weight.detach().clone()
-    with pytest.raises(InputError, match=named):
-        checkpoint.load(tmp_path, [other], [optimizer(other.parameters(), lr=0.1)])
+    refuses(named, checkpoint.load, tmp_path, [other], [optimizer(other.parameters(), lr=0.1)])
     assert torch.equal(other.weight, before)
+
+
+# Damaged ones are named and passed over; nothing live changes
+
+
+def emptied(path):
+    path.write_bytes(b"")
+
+
+def swapped(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("harm", [cut, emptied, flipped, Path.unlink, swapped])
+@pytest.mark.parametrize("file", ["progress.json", ".metadata", "__0_0.distcp"])
+def test_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path, caplog, file, harm):
+    trained(2, folder=tmp_path)
+    assert names(tmp_path / "step-00000002") == [".metadata", "__0_0.distcp", "progress.json"]
+    harm(tmp_path / "step-00000002" / file)
+    job = untrained()
+    assert job.load(tmp_path) == Progress(step=1)
+    assert torch.equal(weights(job), weights(trained(1)))
+    assert "step-00000002 is damaged" in caplog.text
+    assert file in caplog.text
+
+
+def test_any_flipped_bit_of_progress_is_seen(tmp_path):
+    progress = Progress(step=7, samples=56, work=6.5, grad_sqr=0.1, grad_var=0.3, noise_weight=5.0)
+    integrity.write(tmp_path, integrity.Manifest(progress, {"a": integrity.Digest(3, 4)}, "2.13.0"))
+    path = tmp_path / integrity.NAME
+    good = path.read_bytes()
+    assert integrity.read(tmp_path).progress == progress
+    for place in range(len(good)):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        with pytest.raises(integrity.DamagedError):
+            integrity.read(tmp_path)
+
+
+def test_other_format_is_passed_over(tmp_path, monkeypatch):
+    job = trained(1, folder=tmp_path)
+    monkeypatch.setattr(integrity, "FORMAT", 2)
+    refuses(r"step-00000001 \(progress.json is of format 1, .* reads 2\)", job.load, tmp_path)
+
+
+def test_nothing_live_changes_if_all_are_damaged(tmp_path):
+    trained(2, folder=tmp_path)
+    for path in tmp_path.glob("step-*"):
+        flipped(path / "__0_0.distcp")
+    job = untrained()
+    before = weights(job)
+    refuses(r"step-00000002 \(.*step-00000001 \(.*delete the folder", job.load, tmp_path)
+    assert torch.equal(weights(job), before)
+
+
+# Which of them a folder keeps, whenever the process that writes them dies
+
+
+def test_none_is_no_error(tmp_path):
+    assert untrained().load(tmp_path / "absent") is None
+    (tmp_path / ".partial-step-00000001-aa").mkdir()
+    assert untrained().load(tmp_path) is None
+
+
+def test_the_newest_two_are_kept_and_stale_partial_ones_swept(tmp_path):
+    stale = tmp_path / ".partial-step-00000009-00000000"
+    stale.mkdir()
+    (stale / "__0_0.distcp").write_text("half")
+    trained(4, folder=tmp_path)
+    assert names(tmp_path) == ["step-00000003", "step-00000004"]
+    trained(5).save(tmp_path, Progress(step=5), keep=1)
+    assert names(tmp_path) == ["step-00000005"]
+
+
+@pytest.mark.parametrize(("steps", "next_step", "kept"), [((2, 3), 4, (2, 4)), ((2, 4), 3, (2, 3))])
+def test_damaged_ones_do_not_count_as_kept_and_steps_done_again_replace_them(tmp_path, steps, next_step, kept):
+    for step in steps:
+        saved(tmp_path, step)
+    cut(tmp_path / f"step-{steps[-1]:08d}" / "__0_0.distcp")
+    saved(tmp_path, next_step)
+    assert names(tmp_path) == [f"step-{step:08d}" for step in kept]
+
+
+class DiedError(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("new_step", [3, 2])
+def test_death_between_any_two_changes_leaves_whole_checkpoints(tmp_path, monkeypatch, new_step):
+    """new_step 3: a further one. 2: one that is there already, which is replaced."""
+    wanted = {step: weights(trained(step)) for step in (1, 2, 3)}
+    seen, died = [], True
+    while died:
+        moment = len(seen)
+        folder = tmp_path / str(moment)
+        for step in (1, 2):
+            saved(folder, step)
+        job = trained(new_step)
+
+        def die(number, moment=moment):
+            if number >= moment:
+                raise DiedError
+
+        with monkeypatch.context() as patched:
+            made = before_each_change(patched, die)
+            try:
+                job.save(folder, Progress(step=new_step))
+                died = False
+            except DiedError:
+                pass
+        found = untrained()
+        step = found.load(folder).step
+        assert step in {2, new_step}, made
+        assert torch.equal(weights(found), wanted[step]), made
+        assert len(list(folder.glob("step-*"))) >= 2, made
+        seen.append(step)
+        saved(folder, 3)
+        assert names(folder) == ["step-00000002", "step-00000003"], made
+    assert len(seen) > 6
+    assert (seen[0], seen[-1]) == (2, new_step)
+
+
+# Those that cannot be written: a full disk, small files, too little room
+
+
+def test_refused_write_names_folder_and_bytes(tmp_path):
+    """No file may grow beyond 4 KB, as if the disk were full."""
+    job, limits = trained(1), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        refuses(rf"step-00000001 in {tmp_path}: .*File too large.* MB", job.save, tmp_path, Progress(step=1))
+        assert names(tmp_path) == []
+        saving = save_later(tmp_path, job, 1)
+        refuses("File too large", saving.wait)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert saving.done()
+    assert job.load(tmp_path) is None
+
+
+def test_too_little_room_is_seen_before_writing(tmp_path, monkeypatch):
+    job = trained(2, folder=tmp_path)
+    usage = type(shutil.disk_usage(tmp_path))(10**9, 10**9 - 5_000, 5_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    refuses("too little room", job.save, tmp_path, Progress(step=3))
+    assert names(tmp_path) == ["step-00000001", "step-00000002"]
+
+
+def test_an_error_nobody_waited_for_comes_with_the_next_call(tmp_path):
+    job = trained(1)
+    (tmp_path / "file").write_text("")
+    save_later(tmp_path / "file", job, 1)
+    refuses("cannot write checkpoint", job.save, tmp_path, Progress(step=1))
+
+
+class FillsUp(io.FileIO):
+    room = 0
+
+    def write(self, data):
+        if self.tell() + len(data) > self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(data)
+
+
+def test_wherever_the_disk_is_full_it_is_the_disk_that_is_named(tmp_path, monkeypatch):
+    """What torch says on a disk that filled up is no fault of the job; an hour of chaos brought it about, once."""
+    job = trained(1)
+    monkeypatch.setattr(checkpoint._Files, "create_stream", lambda self, path, mode: FillsUp(str(path), mode))
+    for FillsUp.room in range(0, 3_000, 53):
+        refuses("cannot write checkpoint", job.save, tmp_path, Progress(step=1))
+    said = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+    assert isinstance(checkpoint._explained(said, tmp_path, 3, 1_000), InputError)
+
+
+# A newer run takes a job's folder over: an older one changes nothing more, wherever it had stopped
+
+
+def contents(folder):
+    return {str(each.relative_to(folder)): each.read_bytes() for each in folder.glob("step-*/*")}
+
+
+@pytest.mark.parametrize("step", [3, 2])
+def test_run_that_is_overtaken_before_any_change_changes_nothing_more(tmp_path, monkeypatch, step):
+    """The older run saves step 3, or 2, which it replaces. The newer one goes on from what it finds, and saves 4."""
+    found = []
+    for moment in range(100):
+        folder = tmp_path / str(moment)
+        old, new = Desk(folder, 1).taken(), Desk(folder, 2)
+        for each in (1, 2):
+            saved(folder, each, old)
+        there = []
+
+        def take_over(number, moment=moment, folder=folder, new=new, there=there):
+            if number == moment:
+                monkeypatch.undo()
+                new.taken()
+                job = untrained()
+                found.append(job.load(folder).step)
+                assert torch.equal(weights(job), weights(trained(found[-1])))
+                saved(folder, 4, new, seed=7)
+                there.append(contents(folder))
+
+        job = trained(step)
+        made = before_each_change(monkeypatch, take_over)
+        try:
+            job.save(folder, Progress(step=step), desk=old)
+            fenced = False
+        except FencedError:
+            fenced = True
+        finally:
+            monkeypatch.undo()
+        if not there:
+            break
+        # Where all that was left was to flush, it ends well.
+        assert fenced or moment > 6, made
+        assert contents(folder) == there[0], made
+        assert not (folder / ".run-00000001").exists()
+    assert len(made) > 6
+    assert (found[0], found[-1]) == (2, step)
+
+
+def test_run_that_begins_late_is_refused_and_disturbs_nobody(tmp_path):
+    new = Desk(tmp_path, 5).taken()
+    with pytest.raises(FencedError, match="run 4 is over"):
+        Desk(tmp_path, 4).taken()
+    new.require()
+    new.leave()
+    with pytest.raises(FencedError):
+        Desk(tmp_path, 4).taken()
+    saved(tmp_path, 1, Desk(tmp_path, 6).taken())
+    with pytest.raises(FencedError):
+        new.require()
+    assert [each.name for each in shelf.newest_first(tmp_path)] == ["step-00000001"]
+
+
+def take(folder, run, barrier, outcomes):
+    desk = Desk(folder, run)
+    barrier.wait(60)
+    try:
+        desk.taken()
+        outcomes.put((run, True))
+    except FencedError:
+        outcomes.put((run, False))
+
+
+def test_of_runs_that_begin_at_once_the_newest_has_the_folder(tmp_path):
+    context = multiprocessing.get_context("fork")
+    for repeat in range(20):
+        folder, barrier, outcomes = tmp_path / str(repeat), context.Barrier(4), context.Queue()
+        processes = [context.Process(target=take, args=(folder, run, barrier, outcomes)) for run in range(4)]
+        for each in processes:
+            each.start()
+        taken = dict(outcomes.get(timeout=60) for _ in processes)
+        for each in processes:
+            each.join()
+        assert taken[3]
+        assert names(folder) == [".run-00000003"]
+
+
+def steps_file(path, run, folder):
+    Desk(folder, run).taken().take_file(path)
+    return StepsFile(path, run)
+
+
+def lines(path):
+    return [(int(line.split(",")[0]), int(line.split(",")[5])) for line in path.read_text().splitlines()[1:]]
+
+
+def add(file, *steps):
+    for step in steps:
+        file.add(step, 8, 1.0, 0.5, 0.1)
+
+
+def test_steps_file_of_a_run_that_ended_by_itself_is_gone_on_with(tmp_path):
+    path, desk = tmp_path / "steps.csv", Desk(tmp_path, 1).taken()
+    file = StepsFile(path, 1)
+    add(file, 1)
+    file.close()
+    desk.leave()
+    before = path.stat().st_ino
+    add(steps_file(path, 2, tmp_path), 2)
+    assert path.stat().st_ino == before
+    assert lines(path) == [(1, 1), (2, 2)]
+
+
+def test_steps_are_taken_over_where_checkpoints_are_on_another_disk(tmp_path):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as disk:
+        (tmp_path / "checkpoints").symlink_to(disk)
+        path, folder = tmp_path / "steps.csv", tmp_path / "checkpoints"
+        old = steps_file(path, 1, folder)
+        add(old, 1)
+        add(steps_file(path, 2, folder), 2)
+        add(old, 2)
+    assert lines(path) == [(1, 1), (2, 2)]
+    assert names(tmp_path) == ["checkpoints", "steps.csv"]
+
+
+def test_run_that_is_overtaken_while_it_takes_the_steps_over_leaves_them(tmp_path, monkeypatch):
+    """Three runs: the second stops between its copy of the first's steps and the rename."""
+    path = tmp_path / "steps.csv"
+    add(steps_file(path, 1, tmp_path), 1)
+    second = Desk(tmp_path, 2).taken()
+    original = Path.rename
+
+    def overtaken(self, target):
+        monkeypatch.undo()
+        add(steps_file(path, 3, tmp_path), 2)
+        return original(self, target)
+
+    monkeypatch.setattr(Path, "rename", overtaken)
+    with pytest.raises(FencedError):
+        second.take_file(path)
+    assert lines(path) == [(1, 1), (2, 3)]

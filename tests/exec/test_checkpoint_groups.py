@@ -1,106 +1,270 @@
 """Checkpoints of process groups: any family reads what any family wrote, and what may happen to a group."""
 
-from __future__ import annotations
-
-import fcntl
-import json
 import os
-import subprocess
-import sys
+import pickle
+import random
+import resource
+import signal
+import tempfile
+import time
 from pathlib import Path
-from typing import Any
 
+import groups
 import pytest
-from checkpoint_families import FAMILIES, OPTIMIZERS, python_with_tests, world
-from checkpoint_groups import KILLS, optimizers_between, read_by_default
+import torch.distributed as dist
+from exec.saved import FAMILIES, OPTIMIZERS, split, world
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_distributed
 
-HERE = Path(__file__).parent
+from synergy_exec.training import checkpoint
+from synergy_exec.training.checkpoint import State
+from synergy_exec.training.integrity import Progress
 
-
-@pytest.fixture(scope="module")
-def groups(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What checkpoint_groups.py found; run once, however many processes the tests run in."""
-    folder = tmp_path_factory.getbasetemp()
-    if run := os.environ.get("PYTEST_XDIST_TESTRUNUID"):
-        folder = folder.parent / run
-    folder = folder / "checkpoint-groups"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "results.json").exists():
-            script = [sys.executable, str(HERE / "checkpoint_groups.py"), str(folder)]
-            script += ["--thorough"] * request.config.getoption("--thorough")
-            done = subprocess.run(script, env=python_with_tests(), capture_output=True, text=True, timeout=400)
-            assert done.returncode == 0, done.stdout + done.stderr
-    results: dict[str, Any] = json.loads((folder / "results.json").read_text())
-    return results
+BEFORE, AFTER = 5, 5
+KILLS = 4
 
 
-def largest_difference(one: list[float], other: list[float]) -> float:
-    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+def progress_after(steps):
+    return Progress(step=steps, samples=8 * steps, work=1.25 * steps, grad_sqr=0.5, grad_var=2.0, noise_weight=3.0)
 
 
-# Any family reads what any family wrote
+def steps(job, first, count=AFTER):
+    return [job.step(first + number) for number in range(count)]
 
 
-def test_saving_disturbs_no_family(groups: dict[str, Any]) -> None:
-    for optimizer in OPTIMIZERS:
-        alone = groups["written"][f"single {optimizer}"]
-        for family in FAMILIES:
-            assert largest_difference(groups["written"][f"{family} {optimizer}"], alone) < 1e-5, family
+def everybodys(outcome):
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, outcome)
+    return found
+
+
+def raised(action):
+    try:
+        return action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+# What ranks do
+
+
+def write(family, optimizer, folder):
+    job = split(family, optimizer)
+    losses = steps(job, 0, BEFORE)
+    job.save(folder / f"{family}-{optimizer}", progress_after(BEFORE))
+    return losses + steps(job, BEFORE)  # saving must not disturb the run that saves
+
+
+def read(writer, reader, optimizer, folder):
+    job = split(reader, optimizer, seed=1)
+    assert job.load(folder / f"{writer}-{optimizer}") == progress_after(BEFORE)
+    return steps(job, BEFORE)
+
+
+def without_optimizer(family, optimizer, folder):
+    """Losses after loading the model alone. The optimizer's key is not asked for: asking would alias live state."""
+    job = split(family, optimizer, seed=1)
+    state = State([job.part], [job.optimizer], with_optimizer=False)
+    load_distributed(state.tree, storage_reader=FileSystemReader(folder / f"single-{optimizer}" / "step-00000005"))
+    state.apply()
+    return steps(job, BEFORE)
+
+
+def later(folder):
+    """save_later under dp2tp2 while training goes on, twice without a wait between, then read back."""
+    job = split("dp2tp2")
+    losses = steps(job, 0, BEFORE)
+    first = checkpoint.save_later(folder, [job.part], [job.optimizer], progress_after(BEFORE))
+    losses += steps(job, BEFORE)
+    second = checkpoint.save_later(folder, [job.part], [job.optimizer], progress_after(BEFORE + AFTER))
+    first_done = first.done()
+    second.wait()
+    names = sorted(each.name for each in folder.iterdir())
+    (folder / "step-00000010" / "progress.json").unlink(missing_ok=True)
+    dist.barrier()
+    again = split("dp2tp2", seed=1)
+    step = again.load(folder).step
+    return first_done, names, step, losses[BEFORE:], steps(again, BEFORE)
+
+
+def refused(folder):
+    """Rank 1 alone may write files of 4 KB at most: what every rank says, and what is left; then it may again."""
+    job = split("fsdp2")
+    job.step(0)
+    job.save(folder, progress_after(1))
+    job.step(1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    error = raised(lambda: job.save(folder, progress_after(2)))
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    errors = everybodys(error)
+    left = sorted(each.name for each in folder.iterdir())
+    dist.barrier()
+    job.save(folder, progress_after(2))
+    return errors, left, sorted(each.name for each in folder.iterdir())
+
+
+def damaged(folder):
+    """Two checkpoints, the newer with a flipped bit in rank 1's file: both ranks take the older; then none is left."""
+    job = split("fsdp2", "sgd")
+    for step in (1, 2):
+        job.step(step - 1)
+        job.save(folder, progress_after(step))
+    outcomes = []
+    for step in (2, 1):
+        if dist.get_rank() == 0:
+            path = folder / f"step-{step:08d}" / "__1_0.distcp"
+            contents = bytearray(path.read_bytes())
+            contents[len(contents) // 2] ^= 1
+            path.write_bytes(contents)
+        dist.barrier()
+        outcomes.append(everybodys(raised(lambda: job.load(folder).step)))
+    return outcomes
+
+
+def save_for_ever(folder):
+    """Every step a checkpoint, in turns at once and later, from the newest there is; ends by being killed."""
+    job = split("ddp2")
+    progress = job.load(folder) or Progress()
+    while True:
+        job.step(progress.step)
+        progress = progress_after(progress.step + 1)
+        method = checkpoint.save_later if progress.step % 2 else checkpoint.save
+        method(folder, [job.part], [job.optimizer], progress)
+
+
+def read_alone(folder):
+    """What a lone reader loads, how often it had to pass one over, and how far that is from undisturbed training."""
+    warned = []
+    checkpoint._log.warning = lambda *args: warned.append(str(args))
+    job, reference = split("single", seed=1), split("single")
+    progress = job.load(folder)
+    for number in range(progress.step):
+        reference.step(number)
+    return progress.step, warned, abs(job.step(progress.step) - reference.step(progress.step))
+
+
+def newest(folder):
+    return max((int(each.name[5:]) for each in folder.glob("step-*")), default=0) if folder.is_dir() else 0
+
+
+def killed(folder):
+    """kill -9 of a whole group that saves all the time, at random moments; after each what a reader finds."""
+    moments = random.Random(0)
+    found, partials = [], 0
+    for _ in range(KILLS):
+        before = newest(folder)
+        with tempfile.TemporaryDirectory() as meeting:
+            pids = groups.forked(2, [(save_for_ever, folder)], Path(meeting))
+            until_s = time.monotonic() + 60
+            while time.monotonic() < until_s and newest(folder) <= before + 1:
+                time.sleep(0.01)
+            time.sleep(moments.uniform(0, 0.15))
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            for pid in pids:
+                os.waitpid(pid, 0)
+            visible = newest(folder)
+            partials += len(list(folder.glob(".partial-*")))
+            (pid,) = groups.forked(1, [(read_alone, folder)], Path(meeting))
+            os.waitpid(pid, 0)
+            found.append((visible, *pickle.loads((Path(meeting) / "answers").read_bytes())[read_alone, folder]))
+    return found, partials
+
+
+# What is shown
+
+
+def optimizers_between(writer, reader):
+    """With four ranks on either side one optimizer is enough: what the other adds shows between smaller worlds."""
+    return ("adamw",) if max(world(writer), world(reader)) > 2 else tuple(OPTIMIZERS)
 
 
 PAIRS = [
-    pytest.param(writer, reader, marks=[] if read_by_default(writer, reader) else pytest.mark.thorough)
-    for writer in FAMILIES
-    for reader in FAMILIES
+    (writer, reader) for writer in FAMILIES for reader in FAMILIES if writer == reader or "single" in (writer, reader)
 ]
+"""Every family reads its own and the lone process's, which reads all: so each way to write and each to read."""
+SAVED = Path("saved")
+KILLED, LATER, REFUSED, DAMAGED = ((case, Path(case.__name__)) for case in (killed, later, refused, damaged))
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What every case found; run once, however many processes the tests run in."""
+    writing, reading = {1: [], 2: [], 4: []}, {1: [KILLED], 2: [REFUSED, DAMAGED], 4: [LATER]}
+    for family in FAMILIES:
+        for optimizer in OPTIMIZERS:
+            writing[world(family)].append((write, family, optimizer, SAVED))
+            if world(family) < 4:
+                reading[world(family)].append((without_optimizer, family, optimizer, SAVED))
+    for writer, reader in PAIRS:
+        optimizers = optimizers_between(writer, reader)
+        reading[world(reader)] += [(read, writer, reader, optimizer, SAVED) for optimizer in optimizers]
+    return groups.run_once(tmp_path_factory, "checkpoints", writing, reading)
+
+
+def single(found, optimizer):
+    """Losses of the lone process."""
+    return found[write, "single", optimizer, SAVED]
+
+
+def largest_difference(one, other):
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def test_saving_disturbs_no_family(found):
+    for optimizer in OPTIMIZERS:
+        for family in FAMILIES:
+            losses = found[write, family, optimizer, SAVED]
+            assert largest_difference(losses, single(found, optimizer)) < 1e-5, family
 
 
 @pytest.mark.parametrize(("writer", "reader"), PAIRS)
-def test_training_goes_on_as_if_uninterrupted(groups: dict[str, Any], writer: str, reader: str) -> None:
+def test_training_goes_on_as_if_uninterrupted(found, writer, reader):
     for optimizer in optimizers_between(writer, reader):
-        alone = groups["written"][f"single {optimizer}"][5:]
-        assert largest_difference(groups["read"][f"{writer} {reader} {optimizer}"], alone) < 1e-5, optimizer
+        losses = found[read, writer, reader, optimizer, SAVED]
+        assert largest_difference(losses, single(found, optimizer)[BEFORE:]) < 1e-5, optimizer
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("reader", [each for each in FAMILIES if world(each) < 4])
-def test_without_the_optimizer_the_comparison_fails(groups: dict[str, Any], reader: str, optimizer: str) -> None:
-    alone = groups["written"][f"single {optimizer}"][5:]
-    assert largest_difference(groups["read"][f"control {reader} {optimizer}"], alone) > 1e-3
+def test_without_the_optimizer_the_comparison_fails(found, reader, optimizer):
+    losses = found[without_optimizer, reader, optimizer, SAVED]
+    assert largest_difference(losses, single(found, optimizer)[BEFORE:]) > 1e-3
 
 
-# Groups to which something happens
+def test_saved_later_under_dp2tp2_is_the_state_at_the_call(found):
+    first_done, names, step, losses, resumed = found[LATER]
+    assert first_done, "a second save_later must wait for the first"
+    assert names == ["step-00000005", "step-00000010"]
+    assert step == 5
+    assert largest_difference(resumed, losses) < 1e-5
 
 
-def test_saved_later_under_dp2tp2_is_the_state_at_the_call(groups: dict[str, Any]) -> None:
-    later = groups["later"]
-    assert later["first_done"], "a second save_later must wait for the first"
-    assert later["names"] == ["step-00000005", "step-00000010"]
-    assert later["step"] == 5
-    assert largest_difference(later["resumed"], later["losses"][5:]) < 1e-5
+def test_all_ranks_say_that_one_could_not_write(found):
+    errors, left, afterwards = found[REFUSED]
+    for each in errors:
+        assert each.startswith("InputError")
+        assert "File too large" in each
+        assert "step-00000002" in each
+    assert left == ["step-00000001"]
+    assert afterwards == ["step-00000001", "step-00000002"]
 
 
-def test_all_ranks_say_that_one_could_not_write(groups: dict[str, Any]) -> None:
-    refused = groups["refused"]
-    assert [kind for kind, _ in refused["errors"]] == ["InputError", "InputError"]
-    assert all("File too large" in text and "step-00000002" in text for _, text in refused["errors"])
-    assert refused["left"] == ["step-00000001"]
-    assert refused["afterwards"] == ["step-00000001", "step-00000002"]
-
-
-def test_all_ranks_pass_over_the_same_damaged_checkpoint(groups: dict[str, Any]) -> None:
-    older, none = groups["damaged"]["outcomes"]
+def test_all_ranks_pass_over_the_same_damaged_checkpoint(found):
+    older, (none, its_peer) = found[DAMAGED]
     assert older == [1, 1]
-    assert none[0] == none[1]
-    assert "InputError: no checkpoint in" in none[0]
-    assert "step-00000001 (the contents of __1_0.distcp have changed" in none[0]
+    assert none == its_peer
+    assert none.startswith("InputError: no checkpoint in")
+    assert "step-00000001 (the contents of __1_0.distcp have changed" in none
 
 
-def test_kill_9_at_any_moment_leaves_whole_checkpoints(groups: dict[str, Any]) -> None:
-    killed = groups["killed"]
-    assert killed["errors"] == []
-    assert len(killed["steps"]) == KILLS
-    assert killed["steps"] == sorted(set(killed["steps"])), "each life gets further"
-    assert killed["partials"] > 0, "none was killed while it wrote: the test shows nothing"
+def test_kill_9_at_any_moment_leaves_whole_checkpoints(found):
+    kills, partials = found[KILLED]
+    for visible, step, warned, difference in kills:
+        assert (step, warned, difference < 1e-5) == (visible, [], True)
+    loaded = [step for _, step, _, _ in kills]
+    assert loaded == sorted(set(loaded)), "each life gets further"
+    assert len(loaded) == KILLS
+    assert partials > 0, "none was killed while it wrote: the test shows nothing"

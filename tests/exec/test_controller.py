@@ -1,154 +1,72 @@
-"""Decisions carried out over pretended agents: slots, order, losses, failures, cancellations, resumption."""
+"""Decisions carried out over pretended agents: slots, order, losses, failures, remedies, cancellations, resumption."""
 
-from __future__ import annotations
-
-import asyncio
-from pathlib import Path
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
-from exec.controllers_agents import FakeAgent, Stage
-from exec.controllers_jobs import cluster_of, file_of
+from exec.pretended import FakeAgent, execution_of, refuses, report, staged
+from exec.saved import checkpoint_of
+from hypothesis import given
+from hypothesis import strategies as st
 
-from synergy_core.errors import InputError
-from synergy_core.jobs.testbed_profiles import Profile
-from synergy_core.policies import get_policy
-from synergy_exec.backends import get_backend
-from synergy_exec.controller.controller import Controller
-from synergy_exec.controller.execution import Execution
+from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
+from synergy_core.planner.plan import Plan
+from synergy_core.scheduling.reasons import Stopped, Waiting
+from synergy_exec.controller.controller import resume
+from synergy_exec.controller.decider import FILLED, fitting, learn_memory, most_micro_batch
+from synergy_exec.controller.jobs import Seen
 from synergy_exec.controller.journal import Journal
-from synergy_exec.controller.resume import resume
-from synergy_exec.messages import LOST_PEERS, Ended
-from synergy_exec.nodes.runs import _together
+from synergy_exec.controller.reconcile import retry, retry_in
+from synergy_exec.messages import LOST_PEERS, Ended, Failure, PlanMessage
 from synergy_exec.settings import Settings
-from synergy_runs.log import Kind
+from synergy_runs.facts import Kind
 
-POLICIES = ("fifo", "srtf", "las", "tiresias", "synergy", "sia", "gavel", "pollux")
-
-
-def staged(
-    folder: Path, policy: str = "las", slots: tuple[int, ...] = (2, 2), checkpoints: dict[int, float] | None = None
-) -> Stage:
-    journal, settings = Journal(folder / "journal.sqlite"), Settings(retries=2)
-    execution = Execution(journal, get_policy(policy), cluster_of(*slots), settings, folder, Profile())
-    saved = {} if checkpoints is None else checkpoints
-    return Stage(execution, [FakeAgent(node, each, saved) for node, each in enumerate(slots)])
+POLICIES = ("fifo", "las", "tiresias", "synergy", "sia", "gavel", "pollux")
 
 
-def facts_hold(stage: Stage) -> None:
-    """No slot held twice, starts and stops in turn, at most one end a job."""
-    held: dict[int, set[tuple[int, int]]] = {}
-    last: dict[int, int] = {}
-    time_s = 0.0
-    for fact in stage.execution.journal.facts():
-        assert fact.time_s >= time_s
-        time_s = fact.time_s
-        before = last.get(fact.job)
-        if fact.kind == Kind.SUBMIT:
-            assert before is None
-        elif fact.kind == Kind.START:
-            assert before in (Kind.SUBMIT, Kind.STOP)
-            own = {(node, bit) for node, mask in fact.placement for bit in range(64) if mask >> bit & 1}
-            assert len(own) == fact.gpus
-            assert not any(own & others for others in held.values())
-            held[fact.job] = own
-        else:
-            assert before == Kind.START
-            assert len(held.pop(fact.job)) == fact.gpus
-        last[fact.job] = fact.kind
-    assert not held or not stage.execution.idle
-
-
-def states(stage: Stage) -> dict[int, str]:
-    return {number: job.state for number, job in stage.execution.jobs.items()}
-
-
-@pytest.mark.parametrize("policy", [each for each in POLICIES if each != "srtf"])
-def test_all_jobs_end_once(tmp_path: Path, policy: str) -> None:
-    stage = staged(tmp_path, policy)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_all_jobs_end_once(tmp_path, policy):
+    stage = staged(tmp_path, policy, (2, 2))
     for number in range(8):
-        stage.execution.submit(f"j{number}", file_of(work=20.0 + 10 * number, slots=1 + number % 3), stage.now_s)
+        stage.submit(20.0 + 10 * number, slots=1 + number % 3)
         stage.advance(2.0)
     stage.finish()
-    assert set(states(stage).values()) == {"done"}
-    facts_hold(stage)
-    finishes = [fact.job for fact in stage.execution.journal.facts() if fact.kind == Kind.FINISH]
-    assert sorted(finishes) == list(range(8))
+    assert set(stage.states().values()) == {"done"}
+    stage.facts_hold()
+    assert stage.finished() == list(range(8))
 
 
-def test_next_run_waits_until_the_last_process_has_left(tmp_path: Path) -> None:
-    stage = staged(tmp_path, "las", (1,))
-    stage.execution.submit("long", file_of(work=1e9), 0.0)
-    stage.advance(0.0)
-    stage.advance(4_000.0)  # past the quantum after which a newcomer goes first
-    stage.execution.submit("short", file_of(work=10.0), stage.now_s)
-    agent = stage.agents[0]
-    stage.execution.decide(stage.now_s)
-    stage.deliver()
-    assert states(stage) == {0: "stopping", 1: "starting"}
-    assert agent.launched == [0]  # told to save and leave, which takes it until the next second
-    stage.advance(1.0, decide=False)
-    assert agent.launched == [0, 1]
-    facts_hold(stage)
+def past_the_quantum(folder):
+    """A long job that runs, and must make room for the next."""
+    stage = staged(folder, "las")
+    stage.submit(1e9)
+    stage.seconds(1, 0.0)
+    stage.seconds(1, 4_000.0)
+    return stage
 
 
-@pytest.mark.parametrize("twice", [False, True])
-def test_interrupted_when_all_jobs_have_ended_it_is_over_when_the_last_process_has_left(
-    tmp_path: Path, twice: bool
-) -> None:
-    """Else that process counts as lost, and a run in which everything is done as broken off."""
-
-    async def through() -> None:
-        settings = Settings(serve=True)
-        controller = Controller(get_policy("las"), [], get_backend("local", {}), settings, tmp_path, Profile())
-        controller._over = asyncio.get_running_loop().create_future()
-        stage = staged(tmp_path, "las", (1,))
-        controller.execution = stage.execution
-        number = stage.execution.submit("long", file_of(work=1e9), 0.0)
-        stage.advance(0.0)
-        stage.execution.cancel(number, stage.now_s)
-        controller._interrupt()
-        assert not controller._over.done()
-        if twice:
-            controller._interrupt()
-            assert controller._over.done()
-            return
-        stage.advance(1.0)
-        controller._flush()
-        assert controller._over.done()
-        assert stage.execution.idle
-
-    asyncio.run(through())
-
-
-def test_launch_that_waits_is_superseded(tmp_path: Path) -> None:
-    stage = staged(tmp_path, "las", (1,))
-    stage.execution.submit("long", file_of(work=1e9), 0.0)
-    stage.advance(0.0)
-    stage.advance(4_000.0)
-    waits = stage.execution.submit("waits", file_of(work=10.0), stage.now_s)
-    stage.execution.decide(stage.now_s)
-    stage.deliver()
+def test_launch_that_waits_is_superseded(tmp_path):
+    stage = past_the_quantum(tmp_path)
+    (waits,) = stage.submit(10.0)
+    stage.decide()
     stage.execution.cancel(waits, stage.now_s)
-    stage.advance(1.0)
-    stage.advance(1.0)
-    assert states(stage) == {0: "running", 1: "cancelled"}
+    stage.seconds(2)
+    assert stage.states() == {0: "running", 1: "cancelled"}
     assert stage.agents[0].launched == [0, 0]
-    facts_hold(stage)
+    stage.facts_hold()
 
 
-def test_lost_agent_loses_its_runs_alone_and_gets_no_job_until_it_is_back(tmp_path: Path) -> None:
+def test_lost_agent_loses_its_runs_alone_and_gets_no_job_until_it_is_back(tmp_path):
     stage = staged(tmp_path, "fifo", (2, 1))
-    stage.execution.submit("both", file_of(work=60.0, slots=3), 0.0)
-    stage.advance(0.0)
-    stage.advance(1.0)
-    assert states(stage) == {0: "running"}
+    stage.submit(60.0, slots=3)
+    stage.advance(0.0, 1.0)
+    assert stage.states() == {0: "running"}
     gone = stage.agents.pop(1)
     stage.execution.agent_left(1, stage.now_s)
     stage.deliver()
     assert not stage.agents[0].runs  # its part was killed
-    stage.advance(1.0)
-    stage.advance(1.0)
-    assert states(stage) == {0: "starting"}
+    stage.seconds(2)
+    assert stage.states() == {0: "starting"}
     assert stage.agents[0].launched == [0]
     gone.runs.clear()
     stage.agents[1] = gone
@@ -156,115 +74,255 @@ def test_lost_agent_loses_its_runs_alone_and_gets_no_job_until_it_is_back(tmp_pa
     stage.deliver()
     assert stage.agents[0].launched == [0, 0]
     stage.finish()
-    assert states(stage) == {0: "done"}
-    facts_hold(stage)
+    assert stage.states() == {0: "done"}
+    stage.facts_hold()
 
 
-def test_failure_by_itself_is_not_tried_again_and_the_others_run_on(tmp_path: Path) -> None:
-    stage = staged(tmp_path, "fifo", (1, 1))
-    for agent in stage.agents.values():
-        agent.failing.add(0)
-    for number in range(3):
-        stage.execution.submit(f"j{number}", file_of(work=20.0), 0.0)
+def test_reasons_of_stops_are_journaled_and_known_to_the_next_controller(tmp_path):
+    stage = staged(tmp_path, "las", (1, 1))
+    stage.submit(1e6, 1e6)
     stage.advance(0.0)
+    stage.seconds(9, 600.0)
+    stage.submit(1e6)  # it has attained nothing yet
+    stage.seconds(3)
+    (outranked,) = [job for job in stage.execution.jobs.values() if job.stopped_for is not None]
+    assert (outranked.stopped_for, outranked.state) == (Stopped.OUTRANKED, "waiting")
+    assert [each.kind for each in stage.execution.decider.why_waiting([outranked], stage.now_s)[outranked.job_id]] == [
+        Waiting.OUTRANKED
+    ]
+    (lost,) = [job for job in stage.execution.jobs.values() if job.placement and job.placement[0][0] == 1]
+    stage.agents.pop(1)
+    stage.execution.agent_left(1, stage.now_s)
+    stage.deliver()
+    assert lost.stopped_for == Stopped.EVICTED
+    again = resumed(stage, tmp_path, "las", (1, 1))
+    stops = [(fact.job, fact.reason) for fact in again.execution.journal.facts() if fact.kind == Kind.STOP]
+    assert stops[:2] == [(outranked.job_id, Stopped.OUTRANKED), (lost.job_id, Stopped.EVICTED)]
+    assert again.execution.jobs[outranked.job_id].stopped_for == Stopped.OUTRANKED
+    # Runs that a controller leaves behind are lost.
+    assert {reason for _, reason in stops[2:]} == {Stopped.EVICTED}
+
+
+@pytest.mark.parametrize("policy", ["fifo", "las", "synergy"])
+def test_cancelled_wherever_it_is(tmp_path, policy):
+    stage = staged(tmp_path, policy)
+    running, waiting = stage.submit(1e6, 1e6)
+    stage.advance(0.0, 1.0)
+    if waiting.state != "waiting":
+        running, waiting = waiting, running
+    (last,) = stage.submit(20.0)
+    for each in (waiting, running):
+        stage.execution.cancel(each, stage.now_s)
+    stage.deliver()
+    refuses("cancelled", stage.execution.cancel, running, stage.now_s)
     stage.finish()
-    assert states(stage) == {0: "failed", 1: "done", 2: "done"}
-    assert "ValueError" in stage.execution.jobs[0].reason
-    assert sum(agent.launched.count(0) for agent in stage.agents.values()) == 1
-    facts_hold(stage)
+    assert (running.state, waiting.state, last.state) == ("cancelled", "cancelled", "done")
+    assert stage.agents[0].launched.count(waiting.job_id) == 0
+    stage.facts_hold()
 
 
-def test_lost_without_progress_ends_after_the_retries(tmp_path: Path) -> None:
-    stage = staged(tmp_path, "fifo", (1,))
-    job = stage.execution.submit("j", file_of(work=100.0), 0.0)
+# Losses
+
+
+def lost(stage, job, *, saved=False):
+    """The job's worker is killed. saved: it has a checkpoint of all that it had done."""
+    run = stage.agents[0].runs.pop(job.run)
+    if saved:
+        stage.agents[0].checkpoints[job.job_id] = run.done
+    stage.execution.heard(0, Ended(run=job.run, outcome="lost", reason="rank 0 was killed"), stage.now_s)
+
+
+def test_lost_without_progress_ends_after_the_retries(tmp_path):
+    stage = staged(tmp_path)
+    (job,) = stage.submit(100.0)
     for losses in range(3):
-        stage.execution.decide(stage.now_s)
-        stage.deliver()
+        stage.decide()
         assert job.state == "starting", losses
-        stage.agents[0].runs.clear()
-        stage.execution.heard(0, Ended(run=job.run, outcome="lost", reason="rank 0 was killed"), stage.now_s)
+        lost(stage, job)
         stage.now_s += 1.0
     assert job.state == "failed"
     assert "3 times" in job.reason
     assert "rank 0 was killed" in job.reason
     assert stage.execution.idle
-    facts_hold(stage)
+    stage.facts_hold()
 
 
-def test_progress_forgives_losses(tmp_path: Path) -> None:
-    stage = staged(tmp_path, "fifo", (1,))
-    job = stage.execution.submit("j", file_of(work=200.0), 0.0)
-    for _ in range(6):
-        stage.execution.decide(stage.now_s)
-        stage.deliver()
-        stage.advance(1.0, decide=False)
-        stage.agents[0].checkpoints[0] = stage.agents[0].runs[job.run].done
-        stage.agents[0].runs.clear()
-        stage.execution.heard(0, Ended(run=job.run, outcome="lost", reason="rank 0 was killed"), stage.now_s)
+@pytest.mark.parametrize(("apart_s", "forgiven"), [(1.0, False), (900.0, True)])
+def test_progress_forgives_losses_but_not_all_within_an_hour(tmp_path, apart_s, forgiven):
+    stage = staged(tmp_path)
+    (job,) = stage.submit(1e9)
+    most = stage.execution.settings.losses_per_hour
+    for _ in range(3 * most if forgiven else most + 1):
         assert job.state == "waiting"
-    stage.finish()
-    assert job.state == "done"
-    facts_hold(stage)
+        stage.decide()
+        stage.advance(apart_s, decide=False)
+        lost(stage, job, saved=True)
+    assert job.state == ("waiting" if forgiven else "failed")
+    assert forgiven or f"lost {most + 1} times within an hour" in job.reason
 
 
-def test_the_peers_of_a_killed_worker_do_not_hide_why(tmp_path: Path) -> None:
-    stage = staged(tmp_path, "fifo", (1, 1))
-    job = stage.execution.submit("j", file_of(work=100.0, slots=2), 0.0)
+def test_after_a_loss_steps_and_work_are_those_of_the_checkpoint(tmp_path):
+    stage = staged(tmp_path)
+    (job,) = stage.submit(1e6)
+    stage.advance(0.0, 5.0)
+    assert job.seen.step > 0
+    lost(stage, job)
+    assert (job.seen.step, job.seen.samples, job.seen.work) == (0, 0, 0.0)
+
+
+def test_the_peers_of_a_killed_worker_do_not_hide_why(tmp_path):
+    stage = staged(tmp_path, "fifo", (1, 1), settings=Settings(retries=0))
+    (job,) = stage.submit(100.0, slots=2)
     stage.advance(0.0)
     number = job.run
-    for agent in stage.agents.values():
-        agent.runs.clear()
-    echo, why = f"rank 1 {LOST_PEERS}", "rank 0 was killed by signal 9"
-    stage.execution.heard(1, Ended(run=number, outcome="lost", reason=echo), stage.now_s)
-    stage.execution.heard(0, Ended(run=number, outcome="lost", reason=why), stage.now_s)
-    assert _together([("lost", echo), ("lost", why)]) == ("lost", why)
-    assert _together([("lost", echo), ("failed", "no such file")])[0] == "failed"
-    assert job.state == "waiting"
-    stage.finish()
-    assert job.state == "done"
+    for node, why in ((1, f"rank 1 {LOST_PEERS}"), (0, "rank 0 was killed by signal 9")):
+        stage.agents[node].runs.clear()
+        stage.execution.heard(node, Ended(run=number, outcome="lost", reason=why), stage.now_s)
+    assert job.state == "failed"
+    assert "rank 0 was killed by signal 9" in job.reason
 
 
-@pytest.mark.parametrize("policy", ["fifo", "las", "synergy"])
-def test_cancelled_wherever_it_is(tmp_path: Path, policy: str) -> None:
-    stage = staged(tmp_path, policy, (1,))
-    running = stage.execution.submit("running", file_of(work=1e6), 0.0)
-    waiting = stage.execution.submit("waiting", file_of(work=1e6), 0.0)
-    stage.advance(0.0)
-    stage.advance(1.0)
-    if waiting.state != "waiting":
-        running, waiting = waiting, running
-    last = stage.execution.submit("last", file_of(work=20.0), stage.now_s)
-    stage.execution.cancel(waiting, stage.now_s)
-    stage.execution.cancel(running, stage.now_s)
+def lose(stage, node):
+    """The agent of a node is lost, and another comes."""
+    slots, saved = stage.agents[node].slots, stage.agents[node].checkpoints
+    stage.execution.agent_left(node, stage.now_s)
+    stage.agents[node] = FakeAgent(node, slots, saved)
+    stage.execution.agent_came(node, stage.now_s)
     stage.deliver()
-    with pytest.raises(InputError, match="has ended: cancelled"):
-        stage.execution.cancel(running, stage.now_s)
-    stage.finish()
-    assert (running.state, waiting.state, last.state) == ("cancelled", "cancelled", "done")
-    assert stage.agents[0].launched.count(waiting.job_id) == 0
-    facts_hold(stage)
 
 
-def test_job_that_never_fits_is_refused_at_once(tmp_path: Path) -> None:
-    stage = staged(tmp_path, "fifo", (2,))
-    with pytest.raises(InputError, match="slots=3; the cluster has 2"):
-        stage.execution.submit("wide", file_of(slots=3), 0.0)
-    assert not stage.execution.journal.jobs()
-
-
-def test_retuned_where_the_beliefs_say_so(tmp_path: Path) -> None:
-    stage = staged(tmp_path, "synergy", (2,))
-    job = stage.execution.submit("j", file_of(work=400.0, max_batch=256), 0.0)
+def test_the_job_that_takes_agents_with_it_is_found_and_the_others_train(tmp_path):
+    """Job 1 does, whenever it has trained for two seconds; three others train beside it, one on another node."""
+    stage = staged(tmp_path, "fifo", (3, 1))
+    guilty, trained, losses = stage.submit(*[400.0] * 4)[1], 0, 0
     stage.advance(0.0)
-    first = stage.execution.decider.plans[0].global_batch
+    while not guilty.ended:
+        stage.advance(1.0)
+        runs = stage.agents[0].runs.values()
+        trained = trained + 1 if guilty.job_id in {run.launch.job for run in runs} else 0
+        if trained >= 2:
+            lose(stage, 0)
+            trained, losses = 0, losses + 1
+    assert guilty.state == "failed"
+    assert "was lost 5 times within an hour" in guilty.reason
+    assert losses == 5
     stage.finish()
-    plans = [run.plan for run in stage.execution.journal.runs()]
-    assert first == 32
-    assert job.state == "done"
-    assert any(plan["micro_batch"] * plan["accumulation"] * plan["data"] > 32 for plan in plans)
+    assert stage.states() == {0: "done", 1: "failed", 2: "done", 3: "done"}
+    assert not stage.execution.runs.alone
+    stage.facts_hold()
 
 
-def resumed(stage: Stage, folder: Path, policy: str, slots: tuple[int, ...]) -> Stage:
+def test_a_suspect_that_ends_keeps_nobody_off(tmp_path):
+    stage = staged(tmp_path, "fifo", (2,))
+    stage.submit(500.0, 500.0)
+    for _ in range(stage.execution.settings.agents_per_hour):
+        stage.seconds(2)
+        lose(stage, 0)
+    assert sorted(stage.execution.runs.alone) == [0, 1]
+    stage.execution.cancel(stage.execution.jobs[0], stage.now_s)
+    assert sorted(stage.execution.runs.alone) == [1]
+    stage.finish()
+    assert not stage.execution.runs.alone
+
+
+def test_nobody_is_blamed_for_a_node_that_loses_its_agent_now_and_then(tmp_path):
+    stage = staged(tmp_path, "fifo", (2,))
+    stage.submit(900.0, 900.0)
+    stage.advance(0.0)
+    for _ in range(6):
+        stage.seconds(20, 10.0)
+        lose(stage, 0)
+    stage.finish()
+    assert stage.states() == {0: "done", 1: "done"}
+
+
+# Remedies
+
+
+def failed(stage, job, **what):
+    """The job's run fails with its first step."""
+    stage.agents[0].runs.pop(job.run)
+    said = Failure(run=job.run, rank=0, reason="it failed", **what)
+    for message in (said, Ended(run=job.run, outcome="failed", reason=said.reason)):
+        stage.execution.heard(0, message, stage.now_s)
+
+
+def test_memory_that_runs_out_halves_the_micro_batch_and_the_job_goes_on(tmp_path):
+    stage = staged(tmp_path)
+    (job,) = stage.submit(20.0, max_batch=32)
+    seen = []
+    for _ in range(3):
+        stage.decide()
+        plan = stage.launch().plan
+        seen.append((plan.micro_batch, plan.accumulation))
+        failed(stage, job, out_of_memory=True)
+        assert job.state == "waiting"
+        stage.now_s += 1.0
+    assert seen == [(32, 1), (16, 2), (8, 4)]
+    assert stage.execution.notes[-1] == "job j0: memory ran out at micro-batch 8: from now on at most 4"
+    assert job.losses == 0
+    # A controller that takes over knows it too.
+    after = execution_of(tmp_path)
+    resume(after, stage.now_s)
+    assert after.jobs[0].seen.spared_micro_batch == 4
+    after.journal.close()
+    stage.finish()
+    assert stage.states() == {0: "done"}
+    stage.facts_hold()
+
+
+def test_memory_that_runs_out_with_a_single_sample_ends_the_job(tmp_path):
+    stage = staged(tmp_path)
+    (job,) = stage.submit(20.0, initial_batch=2, max_batch=2)
+    for _ in range(2):
+        stage.decide()
+        failed(stage, job, out_of_memory=True)
+        stage.now_s += 1.0
+    assert (job.state, job.reason) == ("failed", "it failed")
+
+
+def test_parameters_without_a_part_are_told_to_the_next_run_once(tmp_path):
+    stage = staged(tmp_path)
+    (job,) = stage.submit(20.0)
+    stage.decide()
+    failed(stage, job, unused=True)
+    assert job.state == "waiting"
+    stage.decide()
+    assert stage.launch().unused
+    failed(stage, job, unused=True)
+    assert job.state == "failed"
+
+
+@given(st.integers(1, 600), st.integers(1, 8), st.integers(0, 700))
+def test_a_batch_is_cut_into_what_fits_and_stays_the_same(micro_batch, accumulation, most):
+    cut = fitting(PlanMessage(micro_batch=micro_batch, accumulation=accumulation), most)
+    assert cut.micro_batch * cut.accumulation == micro_batch * accumulation
+    divisors = [each for each in range(1, min(most or micro_batch, micro_batch) + 1) if micro_batch % each == 0]
+    assert cut.micro_batch == max(divisors)
+
+
+@given(st.floats(0.0, 0.8), st.integers(1, 64), st.floats(0.001, 0.02))
+def test_batches_grow_as_far_as_memory_reaches(standing, first, each):
+    """Of memory 1 a step takes `standing` and `each` a sample; a tenth is left."""
+
+    def used(micro_batch):
+        return standing + each * micro_batch
+
+    if used(first) > FILLED:
+        return
+    seen, launch = Seen(), SimpleNamespace(plan=PlanMessage(micro_batch=first))
+    parts = {"memory_bytes": used(first), "standing_bytes": standing, "memory_limit_bytes": 1.0}
+    said = report(0, launch, 1.0)
+    learn_memory(seen, replace(said, **{name: int(part * 1e12) for name, part in parts.items()}))
+    most = most_micro_batch(seen)
+    assert used(most) <= FILLED + 1e-9
+    assert used(most + 1) > FILLED - 1e-6
+
+
+# A controller that vanishes
+
+
+def resumed(stage, folder, policy, slots):
     """A new controller on the same journal after the old one vanished; agents have saved and left."""
     for agent in stage.agents.values():
         for number in list(agent.runs):
@@ -278,9 +336,9 @@ def resumed(stage: Stage, folder: Path, policy: str, slots: tuple[int, ...]) -> 
 
 @pytest.mark.parametrize("policy", ["fifo", "las", "synergy"])
 @pytest.mark.parametrize("point", ["submitted", "decided", "reserved", "running", "stopping", "done"])
-def test_controller_that_vanishes_loses_nothing_acknowledged(tmp_path: Path, point: str, policy: str) -> None:
+def test_controller_that_vanishes_loses_nothing_acknowledged(tmp_path, point, policy):
     stage = staged(tmp_path, policy, (1, 1))
-    jobs = [stage.execution.submit(f"j{number}", file_of(work=40.0), 0.0) for number in range(3)]
+    jobs = stage.submit(40.0, 40.0, 40.0)
     if point in ("decided", "reserved"):
         stage.execution.decide(0.0)
         if point == "reserved":
@@ -288,8 +346,7 @@ def test_controller_that_vanishes_loses_nothing_acknowledged(tmp_path: Path, poi
             for answer in stage.agents[node].hear(message, 0.0):
                 stage.execution.heard(node, answer, 0.0)  # in the journal: launched; the message never leaves
     elif point != "submitted":
-        stage.advance(0.0)
-        stage.advance(1.0)
+        stage.advance(0.0, 1.0)
     if point == "stopping":
         stage.execution.cancel(next(job for job in jobs if job.state == "running"), stage.now_s)
     if point == "done":  # the worker is done and has saved; its message never arrives
@@ -301,23 +358,21 @@ def test_controller_that_vanishes_loses_nothing_acknowledged(tmp_path: Path, poi
     assert len(again.execution.jobs) == 3
     again.finish()
     wanted = ["done", "done", "done"] if point != "stopping" else ["cancelled", "done", "done"]
-    assert sorted(states(again).values()) == wanted
-    facts_hold(again)
-    finishes = [fact.job for fact in again.execution.journal.facts() if fact.kind == Kind.FINISH]
-    assert sorted(finishes) == [0, 1, 2]
+    assert sorted(again.states().values()) == wanted
+    again.facts_hold()
+    assert again.finished() == [0, 1, 2]
 
 
-def test_resumed_controller_believes_what_was_observed(tmp_path: Path) -> None:
+def test_resumed_controller_believes_what_was_observed(tmp_path):
     stage = staged(tmp_path, "synergy", (2,))
-    stage.execution.submit("j", file_of(work=1e5), 0.0)
+    (before,) = stage.submit(1e5)
     stage.advance(0.0)
-    for _ in range(5):
-        stage.advance(1.0)
-    before = stage.execution.jobs[0]
-    assert before.task is not None
+    stage.seconds(5)
+    journal = stage.execution.journal
+    journal.reported(0, {**journal.reports()[0], "saved_step": 3})  # a key that older journals have
+    journal.commit()
     again = resumed(stage, tmp_path, "synergy", (2,))
     after = again.execution.jobs[0]
-    assert after.task is not None
     assert 0 < after.task.done_work <= before.task.done_work  # to the last decision
     assert after.task.believed_statistics == (1.0, 4.0)
     again.advance(0.0)
@@ -326,16 +381,121 @@ def test_resumed_controller_believes_what_was_observed(tmp_path: Path) -> None:
     assert after.restarts == 1
 
 
-def test_reports_in_a_journal_that_counts_saved_steps_are_read(tmp_path: Path) -> None:
-    """As journals did once."""
-    stage = staged(tmp_path, "fifo", (2,))
-    stage.execution.submit("j", file_of(work=1e5), 0.0)
+# Jobs that had ended wait again
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_failed_job_waits_again_and_ends_once(tmp_path, policy):
+    stage = staged(tmp_path, policy, (2, 2))
+    stage.submit(20.0, 20.0, 20.0)
+    for agent in stage.agents.values():
+        agent.failing.add(1)
+    stage.finish()
+    assert stage.states() == {0: "done", 1: "failed", 2: "done"}
+    for agent in stage.agents.values():
+        agent.failing.clear()
+    retry(stage.execution, stage.execution.jobs[1], stage.now_s, from_start=False)
+    assert [row.state for row in Journal(tmp_path / "journal.sqlite").jobs()] == ["done", "waiting", "done"]
+    stage.finish()
+    assert stage.states() == dict.fromkeys(range(3), "done")
+    stage.facts_hold()
+    assert stage.finished() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("policy", POLICIES[:-1])
+@pytest.mark.parametrize("runs", [True, False])
+def test_cancelled_job_waits_again_whether_or_not_it_ran(tmp_path, policy, runs):
+    """Cancelled while it waits, it is in the queue of an ordering policy still when it comes back."""
+    stage = staged(tmp_path, policy)
+    execution = stage.execution
+    jobs = stage.submit(20.0, 20.0)
     stage.advance(0.0)
-    for _ in range(3):
+    (chosen,) = [each for each in jobs if each.running == runs]
+    execution.cancel(chosen, stage.now_s)
+    if runs:
+        refuses("leaving still", retry, execution, chosen, stage.now_s, from_start=False)
+        stage.deliver()
+    retry(execution, chosen, stage.now_s, from_start=chosen.seen.best_step > 0)
+    stage.finish()
+    assert stage.states() == {0: "done", 1: "done"}
+    stage.facts_hold()
+    assert stage.finished() == [0, 1]
+
+
+def test_what_cannot_be_retried(tmp_path):
+    stage = staged(tmp_path)
+    done, going = stage.submit(5.0, 1e6)
+    while stage.states()[0] != "done":
         stage.advance(1.0)
-    journal = stage.execution.journal
-    (said,) = journal.reports().values()
-    assert said["step"] > 0
-    journal.reported(0, {**said, "saved_step": 3})
-    journal.commit()
-    assert resumed(stage, tmp_path, "fifo", (2,)).execution.jobs[0].seen.step == said["step"]
+    stage.advance(1.0)
+    for job, says in ((done, "is done"), (going, "has not ended")):
+        refuses(f"job {job.name} {says}", retry, stage.execution, job, stage.now_s, from_start=True)
+
+
+def cancelled(folder):
+    """A job that had come to some step without a checkpoint."""
+    stage = staged(folder)
+    (job,) = stage.submit(1e6)
+    stage.seconds(3)
+    stage.execution.cancel(job, stage.now_s)
+    stage.deliver()
+    assert job.seen.best_step > 0
+    return stage, job
+
+
+def test_without_a_checkpoint_only_from_the_start(tmp_path):
+    stage, job = cancelled(tmp_path)
+    execution = stage.execution
+    refuses(f"step {job.seen.best_step}.*--from-start", retry, execution, job, stage.now_s, from_start=False)
+    checkpoint_of(execution.folder_of(job), 2, job.uuid)
+    (execution.folder_of(job) / "steps.csv").write_text("step,batch,rate,loss,seconds,run\n")
+    retry(execution, job, stage.now_s, from_start=True)
+    aside = execution.folder_of(job) / "given-up-1"
+    assert sorted(each.name for each in aside.iterdir()) == ["checkpoints", "steps.csv"]
+    assert (job.seen.step, job.seen.best_step, job.seen.saved[0]) == (0, 0, 0)
+    assert execution.journal.reports() == {}
+
+
+def test_retry_without_a_controller_is_in_the_journal(tmp_path):
+    stage, _ = cancelled(tmp_path)
+    stage.execution.journal.set_meta("written", True)
+    stage.execution.journal.close()
+    refuses(r"'i0'\. Did you mean 'j0'", retry_in, tmp_path, "i0", from_start=True)
+    refuses("no checkpoint of it", retry_in, tmp_path, "0", from_start=False)
+    assert retry_in(tmp_path, "j0", from_start=True).state == "cancelled"
+    journal = Journal(tmp_path / "journal.sqlite")
+    assert [(row.state, row.best_step) for row in journal.jobs()] == [("waiting", 0)]
+    assert journal.meta()["written"] is False
+    assert [fact.kind for fact in journal.facts()] == [Kind.SUBMIT, Kind.START, Kind.STOP]
+
+
+# Measured plans
+
+
+def row(step_s, micro_batch, **degrees):
+    return ProfiledRow("cpu", 1, Plan(micro_batch=micro_batch, **degrees), step_s)
+
+
+ROWS = (row(0.2, 32), row(0.3, 64), row(0.15, 16, data=2), row(0.2, 32, data=2), row(0.1, 32, pipeline=2))
+MODEL = ProfiledModel("mlp", 32, 128, 1e6, (NoiseFrom(0.0, 20.0),), ProfiledCosts(1.0, 2.0, 0.5), ROWS)
+
+
+def test_another_plan_on_the_same_slots_is_a_stop_and_a_start(tmp_path):
+    stage = staged(tmp_path, "synergy", (2,), profile=Profile({"mlp": MODEL}))
+    (job,) = stage.submit(4_000.0, slots=2)
+    stage.advance(0.0, 1.0)
+    assert job.state == "running"
+    placed, before = job.placement, job.run
+    plan = stage.execution.decider.plans[0]
+    assert (plan.pipeline, plan.data, plan.global_batch) == (2, 1, 32)
+    stage.execution.profile.models["mlp"] = replace(MODEL, rows=(*ROWS, row(0.01, 32, data=2)))
+    stage.advance(1.0)
+    assert job.placement == placed
+    assert job.run == before + 1
+    assert job.stopped_for == Stopped.REPLANNED
+    assert [*stage.agents[0].runs] == [before]  # it saves and leaves before it starts again
+    stage.advance(1.0)
+    assert [*stage.agents[0].runs] == [before + 1]
+    assert stage.launch().plan.data == 2
+    stage.finish()
+    assert [run.outcome for run in stage.execution.journal.runs()] == ["paused", "done"]

@@ -1,163 +1,158 @@
-"""The executor from the command line: whole runs, broken off and killed ones, job files, and what people ask."""
+"""The executor from the command line: keys, job files, whole runs, broken off and killed ones, and what people ask."""
 
-from __future__ import annotations
-
+import configparser
+import contextlib
+import dataclasses
 import json
 import os
+import re
+import shlex
 import signal
+import sqlite3
+import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from exec.controllers_backend import TaskBackend, settings_values
+import yaml
+from documented import documented
+from exec.pretended import refuses, staged
+from exec.real import HERE, answer, asked, serving, typed, wait_until
+from exec.served import executed, settings_values, trace_of
 
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.commands import INTERRUPTED
 from synergy_core.errors import InputError
 from synergy_exec import __main__ as program
+from synergy_exec.backends import Meeting, _agents
 from synergy_exec.client import client_for
 from synergy_exec.commands import _asking as commands
-from synergy_exec.controller import processes
-from synergy_exec.controller.journal import Journal, RunRow
+from synergy_exec.controller import owner as processes
+from synergy_exec.controller.controller import enter, whole_cluster
+from synergy_exec.controller.journal import Journal
 from synergy_exec.job_file import job_of, read_job_file
-from synergy_exec.losses import write_losses, write_metrics
-from synergy_exec.run import execute_all
-from synergy_exec.settings import Settings
+from synergy_exec.messages import PlanMessage
+from synergy_exec.recorded import recorded_jobs
+from synergy_exec.rereading import CHANGEABLE, changed
+from synergy_exec.run import SOME_FAILED, write_losses, write_metrics
+from synergy_exec.settings import EXECUTOR, Settings
+from synergy_exec.training import loading
+from synergy_exec.training.loading import load_job
+from synergy_exec.training.trainer import Trainer
 from synergy_exec.workload import arrivals_of
-from synergy_runs.log import Kind
-from synergy_runs.settings import build
+from synergy_runs.command_line import prepared
+from synergy_runs.facts import Kind
+from synergy_runs.settings import build, defaults, meanings
 from synergy_runs.stored import read_run
 
-GOOD = {"class": "a.b:C", "initial_batch": 32, "work": 10}
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = str(HERE / "served.py")
+
+# Keys
 
 
-def trace_of(folder: Path, jobs: int, iterations: int, *, apart_s: float = 0.1) -> Path:
-    """Every second job asks for two slots."""
-    path = folder / "small.csv"
-    rows = [f"{apart_s * number},mlp,{iterations},j{number},{1 + number % 2}" for number in range(jobs)]
-    path.write_text("\n".join(["submit_s,model,iterations,job,gpus", *rows]) + "\n")
-    return path
+KEYS = [name for name, _ in meanings(Settings) if not name.startswith("trace.")]
 
 
-def executed(trace: Path, results: Path, policies: list[str], backend: Any, **more: Any) -> list[Path]:
-    values = settings_values(trace, results, policies, **more)
-    places = execute_all(build(Settings, values), values, results / "small", lambda: backend)
-    return [each.results for each in places]
+def test_the_simulators_picture_of_the_executor_says_the_same():
+    """It can import nothing of it."""
+    pictured = yaml.safe_load((ROOT / "conf" / "testbed" / "executor.yaml").read_text(encoding="utf-8"))
+    assert pictured["round_s"] == Settings().round_s
 
 
-def test_two_policies_end_and_are_filed_as_the_simulators(tmp_path: Path) -> None:
-    folders = executed(trace_of(tmp_path, 4, 6), tmp_path / "r", ["fifo", "synergy"], TaskBackend(2))
-    assert [folder.name for folder in folders] == ["fifo-0", "synergy-0"]
-    for folder in folders:
-        summary = json.loads((folder / "summary.json").read_text())
-        assert (summary["jobs"], summary["jobs_failed"], summary["jobs_unfinished"]) == (4, 0, 0)
-        assert summary["mean_jct_s"] > 0
-        found = read_run(folder)
-        assert found.jobs("restarts")["restarts"].tolist() == [0, 0, 0, 0] or folder.name != "fifo-0"
-        assert (folder / "losses.parquet").is_file()
-        assert (folder.with_name(folder.name + ".work") / "jobs" / "0" / "job.json").is_file()
+SECONDS = [name for name in KEYS if name.endswith("_s") and not name.endswith("_per_s")]
 
 
-def test_failed_job_is_counted_and_the_others_end(tmp_path: Path) -> None:
-    class Failing(TaskBackend):
-        async def start(self, node: int, meeting: Any) -> None:
-            from exec import controllers_agents
-
-            made = controllers_agents.FakeAgent.__init__
-
-            def failing(agent: Any, *given: Any, **named: Any) -> None:
-                made(agent, *given, **named)
-                agent.failing.add(1)
-
-            monkey.setattr(controllers_agents.FakeAgent, "__init__", failing)
-            await super().start(node, meeting)
-
-    with pytest.MonkeyPatch.context() as monkey:
-        (folder,) = executed(trace_of(tmp_path, 3, 5), tmp_path / "r", ["fifo"], Failing(2))
-    summary = json.loads((folder / "summary.json").read_text())
-    assert (summary["jobs"], summary["jobs_failed"], summary["jobs_unfinished"]) == (3, 1, 0)
-    assert summary["jobs_by_end_state"]["failed"] == 1
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, value) for name in SECONDS for value in (0, -1.0, float("inf"), float("nan"))),
+        *(("retries", -1), ("seed", -1), ("port", -1), ("port", 65_536), ("storage_mb_per_s", 0.0)),
+    ],
+)
+def test_what_is_out_of_bounds_is_said(name, value):
+    refuses(rf"^{name}={value}: expected ", build, Settings, {**defaults(Settings), name: value})
 
 
-def test_killed_controller_goes_on_where_it_was(tmp_path: Path) -> None:
-    """SIGKILL at several moments, the same command each time; every job ends once, and nobody is left behind."""
-    trace, results = trace_of(tmp_path, 6, 25, apart_s=0.3), tmp_path / "r"
-    work = results / "small" / "las-0.work"
-    script = Path(__file__).with_name("controllers_backend.py")
-    command = [sys.executable, str(script), "run", str(trace), str(results), "las"]
-    agents: set[tuple[int, int]] = set()
-    for after_s in (0.3, 0.9, 1.6):
-        process = subprocess.Popen(command)
-        try:
-            _wait_for(lambda: (work / "controller.json").is_file() and _pid(work) == process.pid)  # noqa: B023
-            time.sleep(after_s + 0.7)
-            _wait_for(lambda: after_s < 1.6 or _agents(work))  # noqa: B023  # a busy machine takes its time
-        finally:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-        agents |= _agents(work)
-    assert subprocess.run(command, timeout=240).returncode == 0
-    summary = json.loads((results / "small" / "latest" / "las-0" / "summary.json").read_text())
-    assert (summary["jobs"], summary["jobs_failed"], summary["jobs_unfinished"]) == (6, 0, 0)
-    facts = Journal(work / "journal.sqlite").facts()
-    assert sorted(fact.job for fact in facts if fact.kind == Kind.FINISH) == list(range(6))
-    assert sorted(fact.job for fact in facts if fact.kind == Kind.SUBMIT) == list(range(6))
-    assert agents
-    assert not [each for each in agents if processes.lives(*each)]
+def test_typed_keys_take_the_place_of_those_before_but_what_the_run_is_stays():
+    assert set(CHANGEABLE) < {each.name for each in dataclasses.fields(Settings)}
+    before = {"host": "127.0.0.1", "seed": 3, "backend": {"name": "local", "options": {"slots": 2, "nodes": 1}}}
+    given = ["host=10.0.0.2", "backend.options.slots=4", "memory_gb_per_slot=null"]
+    now = {"host": "10.0.0.2", "backend": {"name": "local", "options": {"slots": 4, "nodes": 1}}}
+    assert changed(before, given) == {**before, **now, "memory_gb_per_slot": None}
+    for given, says in ((["seed=4", "host=a"], "^seed: "), (["host=[a"], "such as host=10.0.0.1")):
+        refuses(says, changed, {"seed": 3}, given)
 
 
-def test_interrupted_run_saves_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    trace, results = trace_of(tmp_path, 2, 60), tmp_path / "r"
-    work = results / "small" / "fifo-0.work"
-    script = Path(__file__).with_name("controllers_backend.py")
-    process = subprocess.Popen(
-        [sys.executable, str(script), "run", str(trace), str(results), "fifo"], stderr=subprocess.PIPE
-    )
-    _wait_for(lambda: (work / "controller.json").is_file() and any(each.launched for each in _runs(work)))
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
-    assert process.returncode != 0
-    journal = Journal(work / "journal.sqlite")
-    assert [each.outcome for each in journal.runs()]
-    assert {each.outcome for each in journal.runs()} <= {"paused", "dropped"}
-    assert journal.meta()["over"] is False
-    journal.close()
-    with pytest.raises(InputError, match=r"under way with other settings \(restart_s\)"):
-        executed(trace, results, ["fifo"], TaskBackend(1, 1), restart_s=9.0)
-    elsewhere = {"host": "localhost", "ports": "29500-29501", "retries": 9, "hang_s": 99.0}
-    executed(trace, results, ["fifo"], TaskBackend(2), **elsewhere)
-    summary = json.loads((results / "small" / "latest" / "fifo-0" / "summary.json").read_text())
-    assert (summary["jobs"], summary["jobs_unfinished"]) == (2, 0)
+def test_the_systemd_unit_types_what_the_program_takes_and_stops_it_the_way_that_saves():
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str
+    parser.read(ROOT / "docs" / "synergy.service", encoding="utf-8")
+    found = parser["Service"]
+    name, *arguments = found["ExecStart"].partition(" -m ")[2].split()
+    assert name == "synergy_exec"
+    given = {key: yaml.safe_load(text) for key, text in (each.split("=", 1) for each in arguments)}
+    settings = build(Settings, {**defaults(Settings), **given})
+    assert (settings.serve, settings.live) == (True, False)
+    assert settings.port, "a free port would be another one after each start"
+    assert (found["KillSignal"], found["KillMode"], found["Restart"]) == ("SIGINT", "mixed", "on-failure")
+    assert int(found["TimeoutStopSec"]) > 2 * Settings().leave_s
+    assert found["SuccessExitStatus"] == str(INTERRUPTED)
 
 
-def _runs(work: Path) -> list[RunRow]:
-    journal = Journal(work / "journal.sqlite")
-    runs = journal.runs()
-    journal.close()
-    return runs
+RUNS = [each.typed.removesuffix(" &") for each in documented(ROOT)]
+RUNS = [each for each in RUNS if each.startswith("python -m synergy_exec") and "=" in each.split()[3]]
 
 
-def _agents(work: Path) -> set[tuple[int, int]]:
-    journal = Journal(work / "journal.sqlite")
-    agents = {(pid, began) for _, _, pid, began in journal.agents()}
-    journal.close()
-    return agents
+@pytest.mark.parametrize("command", RUNS)
+def test_documented_commands_are_accepted(command):
+    assert len(RUNS) >= 6
+    assert prepared(shlex.split(command.replace("$(hostname -f)", "login.cluster"))[3:], EXECUTOR)
 
 
-def _pid(work: Path) -> int:
-    try:
-        return int(json.loads((work / "controller.json").read_text())["pid"])
-    except (OSError, ValueError):
-        return 0
+def test_the_job_of_the_readme_learns(tmp_path):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```(python|yaml)\n# (mine.py|job.yaml)\n(.*?)```", readme, re.DOTALL)
+    assert len(blocks) == 2
+    for _, name, text in blocks:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    file = read_job_file(tmp_path / "job.yaml")
+    trainer = Trainer(load_job(file.job_class, file.arguments), PlanMessage(micro_batch=file.initial_batch))
+    losses = [trainer.step(number).loss for number in range(60)]
+    assert losses[-1] < 0.5 * losses[0]
 
 
-def _wait_for(true: Any) -> None:
-    until_s = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < until_s
-        time.sleep(0.02)
+def test_command_line_says_what_to_type(tmp_path, monkeypatch):
+    assert "submit JOB.yaml" in typed("--help").stdout
+    for words, says in (
+        ([f"results_dir={tmp_path}"], "+trace=demo"),
+        (["serve=true", "backend.name=lokal", f"results_dir={tmp_path}"], "unknown backend 'lokal'"),
+        (["list", "--dir", tmp_path], "no controller runs below"),
+        (["serve=true", "rouds_s=3"], "Did you mean 'round_s'"),
+    ):
+        wrong = typed(*words)
+        assert (wrong.returncode, says in wrong.stderr) == (2, True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "aiohttp" else name)
+    monkeypatch.setattr(sys, "argv", ["synergy_exec", "+trace=demo"])
+    refuses(r"type: pip install -e '\.\[exec\]'", program._main)
+
+
+def test_nobody_there_to_ask(tmp_path):
+    refuses("no controller runs below", client_for, tmp_path, None)
+    stale = {"url": "http://127.0.0.1:9", "host": os.uname().nodename, "pid": os.getpid(), "began": 1}
+    (tmp_path / "controller.json").write_text(json.dumps(stale))
+    refuses("no controller runs below", client_for, tmp_path, None)
+    (tmp_path / "token").write_text("t\n")
+    (tmp_path / "controller.json").write_text(json.dumps({**stale, "began": processes.began(os.getpid())}))
+    with pytest.raises(InputError, match="no controller answers"):
+        client_for(tmp_path, None).ask("GET", "/jobs")
+    with pytest.raises(InputError, match="the job file cannot be read"):
+        commands.main("submit", [str(tmp_path / "none.yaml"), "--dir", str(tmp_path)])
+
+
+# Job files, and the code that a job is submitted with, which is the code that it trains with
 
 
 @pytest.mark.parametrize(
@@ -167,106 +162,284 @@ def _wait_for(true: Any) -> None:
         ({"class": "nonsense"}, "package.module:Class"),
         ({"initial_batch": 0}, "initial_batch=0"),
         ({"initial_batch": 2.5}, "a whole number"),
-        ({"initial_batch": True}, "a whole number"),
         ({"max_batch": 16}, "max_batch=16 is below initial_batch=32"),
         ({"batch": 16}, "expected 32 to 32"),
         ({"work": 0}, "above 0"),
-        ({"work": float("nan")}, "above 0"),
         ({"slots": 0}, "at least 1"),
         ({"slots": 33}, "max_batch=32"),
         ({"arguments": [1]}, "a mapping"),
         ({"name": " "}, "name is empty"),
     ],
 )
-def test_job_file_with_a_mistake(changed: dict[str, object], says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        job_of({**GOOD, **changed}, "job.yaml")
+def test_job_file_with_a_mistake(changed, says):
+    """What else cannot be is in test_requests.py."""
+    refuses(says, job_of, {"class": "a.b:C", "initial_batch": 32, "work": 10, **changed}, "job.yaml")
 
 
-def test_job_file_is_read_and_written_alike(tmp_path: Path) -> None:
+def test_job_file_is_read_and_written_alike(tmp_path):
     (tmp_path / "mine.py").write_text("")
-    (tmp_path / "job.yaml").write_text("class: mine.py:Net\ninitial_batch: 8\nwork: 3\narguments: {width: 4}\n")
+    text = "class: mine.py:Net\ninitial_batch: 8\nwork: 3\narguments: {width: 4}\n"
+    (tmp_path / "job.yaml").write_text(text)
     job = read_job_file(tmp_path / "job.yaml")
     assert job.job_class == f"{tmp_path / 'mine.py'}:Net"
     assert (job.name, job.max_batch, job.slots, job.arguments) == ("Net", 8, 1, {"width": 4})
-    assert job_of(job.values(), "again") == job or job_of({**job.values()}, "again").work == job.work
-    for text, says in (("class: [", "not YAML"), ("class: none.py:Net\ninitial_batch: 8\nwork: 3", "is no file")):
-        (tmp_path / "bad.yaml").write_text(text)
-        with pytest.raises(InputError, match=says):
-            read_job_file(tmp_path / "bad.yaml")
-    with pytest.raises(InputError, match="cannot be read"):
-        read_job_file(tmp_path / "none.yaml")
+    assert job_of(job.values(), "again") == job
+    for wrong, says in (
+        ("class: [", "not YAML"),
+        ("class: none.py:Net\ninitial_batch: 8\nwork: 3", "is no file"),
+        (f"{text}weights: w.pt", r"weights: .*/w.pt is no file"),
+        (None, "cannot be read"),
+    ):
+        path = tmp_path / "bad.yaml"
+        path.unlink(missing_ok=True) if wrong is None else path.write_text(wrong)
+        refuses(says, read_job_file, path)
+    (tmp_path / "w.pt").touch()
+    (tmp_path / "job.yaml").write_text("class: mine.py:Net\ninitial_batch: 8\nwork: 3\nweights: w.pt")
+    assert read_job_file(tmp_path / "job.yaml").weights == str(tmp_path / "w.pt")
+
+
+MINE = """
+from synergy_exec.examples.mlp import Mlp
+
+class Mine(Mlp):
+    number = 1
+    place = __file__
+"""
+
+
+def test_a_jobs_file_is_kept_as_it_was_submitted_and_a_package_has_no_copy(tmp_path):
+    mine, folder = tmp_path / "mine.py", tmp_path / "work" / "jobs" / "0"
+    mine.write_text(MINE)
+    stage = staged(tmp_path / "work", "las", (2,))
+    stage.submit(50.0, job_class=f"{mine}:Mine", weights="/w.pt")
+    stage.submit(50.0)
+    mine.write_text(MINE.replace("1", "2"))
+    stage.advance(0.0)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    launch, package = (run.launch for run in stage.agents[0].runs.values())
+    assert (package.code, launch.weights) == ("", "/w.pt")
+    assert launch.code == str((folder / "code" / "mine.py").resolve())
+    assert launch.job_class == f"{mine}:Mine"
+    mine.unlink()
+    job = load_job(launch.job_class, {}, Path(launch.code))
+    assert (type(job).number, type(job).place) == (1, str(mine))
+    stage.finish()
+    assert str(recorded_jobs(tmp_path / "work")[0].code) == str(folder / "code" / "mine.py")
+
+
+def test_a_file_that_the_controller_cannot_read_is_refused_and_no_job_made(tmp_path):
+    stage = staged(tmp_path)
+    with pytest.raises(InputError, match=r"/nowhere/mine.py cannot be read by the controller on .* \(No such"):
+        stage.submit(1.0, job_class="/nowhere/mine.py:Mine")
+    assert not stage.execution.jobs
+    assert not stage.execution.journal.jobs()
+
+
+def test_sources_beside_a_class_of_a_package_count(tmp_path, monkeypatch):
+    package = tmp_path / "frozen_test_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "model.py").write_text("WIDTH = 1\n")
+    (package / "job.py").write_text(f"from frozen_test_package import model\n{MINE}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    job, record = load_job("frozen_test_package.job:Mine", {}), tmp_path / "code.json"
+    assert loading.changes(job, record) == loading.changes(job, record) == []
+    assert set(loading.digests(job)) == {"frozen_test_package.job", "frozen_test_package.model"}
+    (package / "model.py").write_text("WIDTH = 2\n")
+    (warning,) = loading.changes(job, record)
+    assert warning.startswith("frozen_test_package.model has changed")
+
+
+# Whole runs
 
 
 @pytest.mark.parametrize(
     ("line", "says"), [("0,resnet,5,j,1", "unknown model 'resnet'"), ("0,mlp,5,j,900", "slots=900")]
 )
-def test_trace_that_cannot_be_trained(tmp_path: Path, line: str, says: str) -> None:
+def test_trace_that_cannot_be_trained(tmp_path, line, says):
     (tmp_path / "t.csv").write_text(f"submit_s,model,iterations,job,gpus\n{line}\n")
-    values = settings_values(tmp_path / "t.csv", tmp_path, ["fifo"])
-    with pytest.raises(InputError, match=says):
-        arrivals_of(build(Settings, values))
+    refuses(says, arrivals_of, build(Settings, settings_values(tmp_path / "t.csv", tmp_path, ["fifo"])))
 
 
-def test_nobody_there_to_ask(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no controller runs below"):
-        client_for(tmp_path, None)
-    stale = {"url": "http://127.0.0.1:9", "host": os.uname().nodename, "pid": os.getpid(), "began": 1}
-    (tmp_path / "controller.json").write_text(json.dumps(stale))
-    with pytest.raises(InputError, match="no controller runs below"):
-        client_for(tmp_path, None)
-    (tmp_path / "token").write_text("t\n")
-    (tmp_path / "controller.json").write_text(json.dumps({**stale, "began": processes.began(os.getpid())}))
-    with pytest.raises(InputError, match="no controller answers"):
-        client_for(tmp_path, None).ask("GET", "/jobs")
-    with pytest.raises(InputError, match="the job file cannot be read"):
-        commands.main("submit", [str(tmp_path / "none.yaml"), "--dir", str(tmp_path)])
+def summary_of(folder):
+    found = json.loads((folder / "summary.json").read_text())
+    return found["jobs"], found["jobs_failed"], found["jobs_unfinished"]
 
 
-def test_command_line_says_what_to_type(tmp_path: Path) -> None:
-    def typed(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "synergy_exec", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-    assert "submit JOB.yaml" in typed("--help").stdout
-    wrong = typed(f"results_dir={tmp_path}")
-    assert (wrong.returncode, "+trace=demo" in wrong.stderr) == (2, True)
-    wrong = typed("serve=true", "backend.name=lokal", f"results_dir={tmp_path}")
-    assert (wrong.returncode, "unknown backend 'lokal'" in wrong.stderr) == (2, True)
-    wrong = typed("list", "--dir", str(tmp_path))
-    assert (wrong.returncode, "no controller runs below" in wrong.stderr) == (2, True)
-    wrong = typed("serve=true", "rouds_s=3")
-    assert (wrong.returncode, "Did you mean 'round_s'" in wrong.stderr) == (2, True)
+def read(work, what):
+    with contextlib.closing(Journal(work / "journal.sqlite")) as journal:
+        return what(journal)
 
 
-def test_losses_count_the_later_run_of_a_step(tmp_path: Path) -> None:
-    folder = tmp_path / "jobs" / "3"
+def broken_off_by(number, folder, iterations):
+    """Results and work folder of a run of two jobs, sent this signal once the first was launched. Agents pretend."""
+    trace, results = trace_of(folder, 2, iterations), folder / "r"
+    work = results / "small" / "fifo-0.work"
+    process = subprocess.Popen([sys.executable, SCRIPT, "run", str(trace), str(results), "fifo"])
+    try:
+        wait_until((work / "controller.json").is_file, 240)
+        wait_until(lambda: any(each.launched for each in read(work, Journal.runs)), 240)
+    finally:
+        process.send_signal(number)
+        assert process.wait(30) != 0
+    return trace, results, work
+
+
+def test_two_policies_end_and_are_filed_as_the_simulators(tmp_path):
+    folders = executed(trace_of(tmp_path, 4, 6), tmp_path / "r", ["fifo", "synergy"])
+    assert [folder.name for folder in folders] == ["fifo-0", "synergy-0"]
+    for folder in folders:
+        assert summary_of(folder) == (4, 0, 0)
+        assert read_run(folder).jobs("restarts")["restarts"].tolist() == [0, 0, 0, 0] or folder.name != "fifo-0"
+        assert (folder / "losses.parquet").is_file()
+        assert (folder.with_name(folder.name + ".work") / "jobs" / "0" / "job.json").is_file()
+
+
+def test_interrupted_run_saves_and_the_same_command_goes_on(tmp_path):
+    trace, results, work = broken_off_by(signal.SIGINT, tmp_path, 60)
+    assert {each.outcome for each in read(work, Journal.runs)} in ({"paused"}, {"paused", "dropped"})
+    assert read(work, Journal.meta)["over"] is False
+    refuses(r"under way with other settings \(restart_s\)", executed, trace, results, ["fifo"], restart_s=9.0)
+    executed(trace, results, ["fifo"], host="localhost", ports="29500-29501", retries=9, hang_s=99.0)
+    assert summary_of(results / "small" / "latest" / "fifo-0") == (2, 0, 0)
+
+
+def test_losses_and_evaluations_count_the_later_run_of_a_step(tmp_path):
+    folder, losses, metrics = tmp_path / "jobs" / "3", tmp_path / "losses.parquet", tmp_path / "metrics.parquet"
     folder.mkdir(parents=True)
-    (folder / "steps.csv").write_text(
-        "step,batch,rate,loss,seconds,run\n0,8,1,2.5,.1,0\n1,8,1,2.4,.1,0\n1,8,1,2.3,.1,1\n2,8"
-    )
-    write_losses(tmp_path / "jobs", tmp_path / "losses.parquet")
-    table = pq.read_table(tmp_path / "losses.parquet").to_pydict()
-    assert table["loss"] == [2.5, 2.3]
-    assert table["job_id"] == [3, 3]
-
-
-def test_evaluations_are_filed_where_there_are_any(tmp_path: Path) -> None:
-    folder = tmp_path / "jobs" / "3"
-    folder.mkdir(parents=True)
-    write_metrics(tmp_path / "jobs", tmp_path / "metrics.parquet")
-    assert not (tmp_path / "metrics.parquet").exists()
-    (folder / "evaluations.csv").write_text(
-        "step,metric,value,run\n4,loss,2.5,0\n4,loss,2.25,1\n4,loss,9.0,0\n4,f1,0.5,1\n8,lo"
-    )
-    write_metrics(tmp_path / "jobs", tmp_path / "metrics.parquet")
-    table = pq.read_table(tmp_path / "metrics.parquet").to_pydict()
+    rows = "0,8,1,2.5,.1,0\n1,8,1,2.4,.1,0\n1,8,1,2.3,.1,1\n2,8"
+    (folder / "steps.csv").write_text("step,batch,rate,loss,seconds,run\n" + rows)
+    write_losses(tmp_path / "jobs", losses)
+    table = pq.read_table(losses).to_pydict()
+    assert (table["loss"], table["job_id"]) == ([2.5, 2.3], [3, 3])
+    write_metrics(tmp_path / "jobs", metrics)
+    assert not metrics.exists()
+    rows = "4,loss,2.5,0\n4,loss,2.25,1\n4,loss,9.0,0\n4,f1,0.5,1\n8,lo"
+    (folder / "evaluations.csv").write_text("step,metric,value,run\n" + rows)
+    write_metrics(tmp_path / "jobs", metrics)
     expected = {"job_id": [3, 3], "step": [4, 4], "metric": ["loss", "f1"], "value": [2.25, 0.5], "run": [1, 1]}
-    assert table == expected
+    assert pq.read_table(metrics).to_pydict() == expected
 
 
-def test_without_the_extra_a_sentence_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "aiohttp" else name)
-    monkeypatch.setattr(sys, "argv", ["synergy_exec", "+trace=demo"])
-    with pytest.raises(InputError, match=r"^aiohttp is not installed here; type: pip install -e '\.\[exec\]'"):
-        program._main()
+def nodes_of(*slots, gpu_type="cpu"):
+    return Cluster(tuple(NodeType(f"{gpu_type}-{at}", gpu_type, 1, each) for at, each in enumerate(slots)))
+
+
+def test_facts_are_on_nodes_as_large_as_each_ever_was(tmp_path):
+    journal = Journal(tmp_path / "journal.sqlite")
+
+    def sizes(*slots):
+        enter(journal, nodes_of(*slots))
+        return [each.gpus_per_node for each in whole_cluster(journal).node_type_of]
+
+    assert sizes(4) == [4]
+    assert sizes(2, 2) == [2, 2]  # nothing was on the node of four yet
+    journal.fact(0.0, int(Kind.START), 0, 2, ((0, 0b11),))
+    assert sizes(1) == [2, 2]
+    assert sizes(3, 1, 1) == [3, 2, 1]
+    assert sizes(3) == [3, 2, 1]
+    with pytest.raises(InputError, match="node 1 has h100 now, and had cpu"):
+        enter(journal, Cluster((*nodes_of(3).node_types, NodeType("h", "h100", 1, 8))))
+
+
+def test_agents_started_in_another_folder_write_into_that_of_the_run(tmp_path, monkeypatch):
+    """As Ray's do: their folder is not the one in which the command was typed."""
+    monkeypatch.chdir(tmp_path)
+    meeting = Meeting(url="", token_file=Path("results/token"), folder=Path("results"))
+    assert _agents.log_of(1, meeting) == tmp_path / "results" / "agent-1.txt"
+
+
+# With real workers: a failed job and a broken-off run go on where they were, weights come out, the rest goes
+
+JOB = """
+class: {here}/agents_jobs.py:Breaking
+arguments: {{way: obey, at: 12, pause_s: 0.02, note: {note}}}
+name: fickle
+initial_batch: 8
+work: 20
+"""
+
+
+def state(results):
+    """The only job as it is listed; nothing where no controller answers yet."""
+    return (asked(results, "GET", "/jobs") or [{"state": "", "restarts": 0}])[0]
+
+
+def steps(work):
+    """(step, run) of each step trained."""
+    lines = (work / "jobs" / "0" / "steps.csv").read_text().splitlines()[1:]
+    return [(int(line.split(",")[0]), int(line.split(",")[5])) for line in lines]
+
+
+def test_a_failed_job_is_retried_its_run_resumed_its_weights_exported_and_the_rest_pruned(tmp_path):
+    results, said, note = tmp_path / "r", tmp_path / "said.txt", tmp_path / "note"
+    work = results / "served" / "fifo-0.work"
+    checkpoints = work / "jobs" / "0" / "checkpoints"
+
+    def until(true):
+        wait_until(true, 240, said.read_text)
+
+    (tmp_path / "job.yaml").write_text(JOB.format(here=HERE, note=note))
+    serve = ("serve=true", "policy=[fifo]", f"results_dir={results}", "backend.options.slots=1", "figures=false")
+    serve += ("live=false", "round_s=0.2", "checkpoint_interval_s=0.05", "keep_checkpoints=3", "hang_s=200")
+    with serving(said, *serve, code=SOME_FAILED):
+        until(lambda: asked(results, "GET", "/state"))
+        answer("submit", tmp_path / "job.yaml", "--dir", results)
+        until(lambda: list(checkpoints.glob("step-*")))
+        note.write_text("fail\n")
+        until(lambda: state(results)["state"] == "failed")
+        assert answer("retry", "fickle", "--dir", results) == "job 0 (fickle) is waiting\n"
+        until(lambda: (listed := state(results))["state"] == "failed" and listed["restarts"] == 1)
+    assert {run for step, run in steps(work) if step == 1} == {0}, "it began again from step 0"
+    note.write_text("go on\n")
+    assert f"python -m synergy_exec resume {work}" in answer("retry", "fickle", "--dir", results)
+    with serving(said, "resume", "--dir", results):
+        until(lambda: state(results)["state"] == "done")
+    trained = steps(work)
+    assert {step for step, _ in trained} == set(range(1, 21))
+    assert next(step for step, run in trained if run == 2) > 1
+    assert summary_of(results / "served" / "latest" / "fifo-0") == (1, 0, 0)
+    assert not (results / "served" / "fifo-0.2.work").exists()
+    refused = typed("resume", work)
+    assert (refused.returncode, "has ended" in refused.stderr) == (2, True)
+
+    out = tmp_path / "fickle.safetensors"
+    assert " 2 tensors, 10 numbers, of job fickle at step 20" in answer("export", "fickle", "--dir", work, "--out", out)
+    assert len(list(checkpoints.glob("step-*"))) <= 3
+    assert "step-00000020" not in answer("prune", results, "--last-checkpoint")
+    answer("prune", results, "--last-checkpoint", "--yes")
+    assert [each.name for each in checkpoints.glob("step-*")] == ["step-00000020"]
+
+
+@pytest.fixture
+def broken_off(tmp_path):
+    return broken_off_by(signal.SIGKILL, tmp_path, 8)[2]
+
+
+def test_a_broken_off_run_is_resumed_without_retyping_the_command(broken_off):
+    """Its trace, its policy and its keys are those that it was started with; only the agents are real ones now."""
+    results = broken_off.parents[1]
+    ended = typed("resume", "--dir", results, "host=localhost", "retries=9")
+    assert ended.returncode == 0, ended.stderr
+    settings = read(broken_off, Journal.meta)["settings"]
+    assert [settings[each] for each in ("host", "retries", "hang_s")] == ["localhost", 9, 60.0]
+    assert summary_of(results / "small" / "latest" / "fifo-0") == (2, 0, 0)
+    assert [each.name for each in results.glob("*/*.work")] == ["fifo-0.work"]
+    assert typed("resume", "--dir", results).returncode == 2
+
+
+def test_a_run_with_a_damaged_journal_is_salvaged_and_ends(broken_off):
+    other = sqlite3.connect(broken_off / "journal.sqlite")
+    other.execute("UPDATE jobs SET state='done' WHERE job=0")
+    other.commit()
+    other.close()
+    refused = typed("resume", broken_off)
+    assert refused.returncode == 2
+    assert f"python -m synergy_exec resume --salvage {broken_off}" in refused.stderr
+    ended = typed("resume", "--salvage", broken_off)
+    assert ended.returncode == SOME_FAILED, ended.stderr
+    assert "job 0 (j0): the journal had lost it" in ended.stderr
+    assert summary_of(broken_off.with_name("latest") / "fifo-0")[:2] == (2, 1)
+    assert "job 0 (j0) waits" in answer("retry", "j0", "--from-start", "--dir", broken_off)
+    assert typed("resume", broken_off).returncode == 0
+    assert summary_of(broken_off.with_name("latest") / "fifo-0")[:2] == (2, 0)

@@ -1,62 +1,95 @@
 """Weights out: from a checkpoint of any plan to a file that plain torch loads, in a Python that never saw Synergy."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import groups
 import pytest
-from exporting_cases import PLANS, STEPS
-from lone_checkpoints import flipped
+import torch
+from exec.pretended import refuses
+from exec.saved import flipped
+from exported_model import BATCH, batch, loss, net
 
 from synergy_core.errors import InputError
 from synergy_exec import job_folder
 from synergy_exec.commands import export
 from synergy_exec.job_file import JobFile
+from synergy_exec.messages import PlanMessage
+from synergy_exec.training.integrity import Progress
+from synergy_exec.training.job import TrainingJob
+from synergy_exec.training.trainer import Trainer
 
-HERE = Path(__file__).parent
-FILE = JobFile(job_class="exporting_cases:NetJob", name="net", initial_batch=16, max_batch=16, work=9.0)
+STEPS = 3
+PLANS = {
+    "alone": PlanMessage(micro_batch=BATCH),
+    "ddp": PlanMessage(data=2, micro_batch=BATCH // 2),
+    "fsdp2": PlanMessage(data=2, zero=3, micro_batch=BATCH // 2),
+    "tp": PlanMessage(tensor=2, micro_batch=BATCH),
+    "pp": PlanMessage(pipeline=2, micro_batch=BATCH // 4, accumulation=4),
+}
+
+
+class NetJob(TrainingJob):
+    blocks = "layers"
+    tensor_plan = {"layers.*.up": "column", "layers.*.down": "row"}  # noqa: RUF012
+
+    def build_model(self):
+        return net()
+
+    def batch(self, step, size):
+        return batch(step, size)
+
+    def loss(self, output, target):
+        return loss(output, target)
+
+    def build_optimizer(self, parameters):
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def train(plan, folder):
+    """Checkpoints after STEPS and one more; the losses that the weights of both have on the batch of step STEPS + 1."""
+    trainer = Trainer(NetJob(), PLANS[plan], seed=4)
+    for number in range(STEPS):
+        trainer.step(number)
+    trainer.save(folder, Progress(step=STEPS), job="abc")
+    # A step's loss is that of the weights before it.
+    found = trainer.step(STEPS).loss
+    trainer.save(folder, Progress(step=STEPS + 1), job="abc")
+    return [found, trainer.step(STEPS + 1).loss]
+
+
+FILE = JobFile(job_class="test_export:NetJob", name="net", initial_batch=16, max_batch=16, work=9.0)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+def trained(tmp_path_factory):
     """A work folder with a job for every plan, and the losses that their weights have."""
     work = tmp_path_factory.mktemp("r") / "fifo-0.work"
-    cases: dict[int, list[groups.Case]] = {1: [], 2: []}
+    cases = {1: [], 2: []}
     for number, (name, plan) in enumerate(PLANS.items()):
         folder = work / "jobs" / str(number)
         job_folder.describe(folder, job_folder.Filed(number, "abc", name, 0.0, None, FILE))
-        cases[plan.world].append((name, "exporting_cases:train", (name, str(folder / "checkpoints"))))
-    return work, groups.run(cases, timeout_s=240)
+        cases[plan.world].append((train, name, folder / "checkpoints"))
+    return work, {case[1]: losses for case, losses in groups.run(cases).items()}
 
 
-def loaded(file: Path, step: int) -> dict[str, Any]:
+def loaded(file, step):
     """What a fresh interpreter finds, which has no path to our code."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    ended = subprocess.run(
-        [sys.executable, "exported_model.py", str(file), str(step)],
-        cwd=HERE,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    command = [sys.executable, Path(__file__).with_name("exported_model.py"), file, str(step)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
-    found: dict[str, Any] = json.loads(ended.stdout)
+    found = json.loads(ended.stdout)
     assert found["synergy"] == []
     return found
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_exported_weights_have_the_loss_that_training_went_on_with(
-    trained: tuple[Path, dict[str, Any]], tmp_path: Path, plan: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exported_weights_have_the_loss_that_training_went_on_with(trained, tmp_path, plan, capsys):
     work, losses = trained
     out = tmp_path / "net.safetensors"
     export.main([plan, "--dir", str(work.parent), "--out", str(out)])
@@ -66,7 +99,7 @@ def test_exported_weights_have_the_loss_that_training_went_on_with(
     assert abs(found["before"] - found["loss"]) > 1e-3
 
 
-def test_an_earlier_step_as_torch_saves_it(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_an_earlier_step_as_torch_saves_it(trained, tmp_path):
     work, losses = trained
     out = tmp_path / "net.pt"
     export.main(["fsdp2", "--dir", str(work), "--out", str(out), "--step", str(STEPS)])
@@ -75,25 +108,21 @@ def test_an_earlier_step_as_torch_saves_it(trained: tuple[Path, dict[str, Any]],
         export.main(["fsdp2", "--dir", str(work), "--out", str(tmp_path / "none.pt"), "--step", "2"])
 
 
-def test_a_file_that_is_there_is_replaced_only_by_force(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_file_that_is_there_is_replaced_only_by_force(trained, tmp_path):
     work, _ = trained
     out = tmp_path / "net.safetensors"
     out.write_text("mine")
-    with pytest.raises(InputError, match="it is there already; add --force"):
-        export.main(["ddp", "--dir", str(work), "--out", str(out)])
+    refuses("it is there already; add --force", export.main, ["ddp", "--dir", str(work), "--out", str(out)])
     assert out.read_text() == "mine"
     export.main([str(work / "jobs" / "1"), "--out", str(out), "--force"])  # by its folder
     assert out.stat().st_size > 3_000
     assert [each.name for each in tmp_path.iterdir()] == ["net.safetensors"]
     with pytest.raises(InputError, match=r"ends in \.safetensors or \.pt"):
         export.main(["ddp", "--dir", str(work), "--out", str(tmp_path / "net.bin")])
-    with pytest.raises(InputError, match="unknown job 'dpd'"):
-        export.main(["dpd", "--dir", str(work), "--out", str(tmp_path / "net.pt")])
+    refuses("unknown job 'dpd'", export.main, ["dpd", "--dir", str(work), "--out", str(tmp_path / "net.pt")])
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_named_where_none_is_whole(
-    trained: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_checkpoint_is_passed_over_and_named_where_none_is_whole(trained, tmp_path, capsys):
     work = tmp_path / "fifo-0.work"
     shutil.copytree(trained[0], work)
     checkpoints = work / "jobs" / "0" / "checkpoints"

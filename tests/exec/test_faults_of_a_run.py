@@ -1,10 +1,7 @@
 """Whole runs with real workers, in which something is killed, hangs, fails or runs full: what the user is left with."""
 
-from __future__ import annotations
-
 import contextlib
 import json
-import math
 import os
 import shutil
 import signal
@@ -12,22 +9,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from exec.waiting import wait_until
-from family import descendants
+from exec.pretended import refuses
+from exec.real import JOBS, asked, descendants, wait_until
 
-from synergy_core.errors import InputError
 from synergy_exec.client import Client, client_for
-from synergy_exec.controller import processes
+from synergy_exec.controller import owner as processes
 from synergy_exec.recorded import open_journal, recorded_jobs
 
-JOBS = Path(__file__).with_name("agents_jobs.py")
 DETECTION_S = 10.0
 QUICK = ("round_s=0.3", "hang_s=1.5", "leave_s=15", "checkpoint_interval_s=1")
+SLOW = {"pause_s": 0.02}
 
 
 class Served:
@@ -37,54 +31,59 @@ class Served:
     long as it runs.
     """
 
-    def __init__(self, results: Path, *given: str) -> None:
+    def __init__(self, results, *given):
         self.results, self.given = results, given
         self.work = results / "served" / "las-0.work"
-        self.seen: set[tuple[int, int]] = set()
-        self._process: subprocess.Popen[bytes] | None = None
+        self.seen = set()
+        self._process = None
         self._over = threading.Event()
         threading.Thread(target=self._look, daemon=True).start()
 
-    def start(self) -> None:
+    def start(self):
         given = ("serve=true", "policy=[las]", f"results_dir={self.results}", "live=false", "figures=false")
         command = [sys.executable, "-m", "synergy_exec", *given, *QUICK, *self.given, "backend.options.slots=2"]
-        self._process = subprocess.Popen(command, stderr=(self.results / "said.txt").open("ab"))
-        wait_until(lambda: self._answers(), 60.0)
+        said = self.results / "said.txt"
+        self._process = subprocess.Popen(command, stderr=said.open("ab"))
+        wait_until(lambda: asked(self.results, "GET", "/state"), 60.0, said.read_text)
 
-    def _answers(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, (self.results / "said.txt").read_text()
-        with contextlib.suppress(InputError):
-            return self.client().ask("GET", "/state")["slots"] > 0
-        return False
-
-    def client(self) -> Client:
+    def client(self):
         return client_for(self.results, None)
 
-    def submit(self, name: str, kind: str, arguments: dict[str, Any] | None = None, **more: Any) -> None:
-        values = {"initial_batch": 8, "work": 100, "slots": 1, **more}
-        self.client().ask(
-            "POST", "/jobs", {"class": f"{JOBS}:{kind}", "arguments": arguments or {}, **values, "name": name}
-        )
+    def submit(self, name, kind, arguments=None, **more):
+        values = {"initial_batch": 8, "work": 100, "slots": 1, "arguments": arguments or {}, **more, "name": name}
+        self.client().ask("POST", "/jobs", {"class": f"{JOBS}:{kind}", **values})
 
-    def jobs(self) -> dict[str, dict[str, Any]]:
+    def jobs(self):
         return {each["name"]: each for each in self.client().ask("GET", "/jobs")}
 
-    def agent(self) -> int:
+    def ended(self, patience_s=120.0):
+        """All jobs, once each has ended."""
+        wait_until(lambda: all(each["state"] in ("done", "failed") for each in self.jobs().values()), patience_s)
+        return self.jobs()
+
+    def trained(self):
+        """By job, (step, batch) of every step that counts."""
+        return {job.file.name: [(step.number, step.batch) for step in job.steps] for job in recorded_jobs(self.work)}
+
+    def runs(self):
+        with contextlib.closing(open_journal(self.work)) as journal:
+            return journal.runs()
+
+    def agent(self):
         """Its process, when it has one; after it come its parent of workers and those, in `descendants`."""
-        wait_until(lambda: len(self._agents()) == 1, DETECTION_S)
-        return self._agents()[0]
 
-    def _agents(self) -> list[int]:
-        mine = (pid for pid, began in set(self.seen) if processes.lives(pid, began))
-        return [pid for pid in mine if "synergy_exec.agent" in command_line(pid)]
+        def there():
+            mine = [pid for pid, began in set(self.seen) if processes.lives(pid, began)]
+            found = [pid for pid in mine if "synergy_exec.agent" in command_line(pid)]
+            return found if len(found) == 1 else []
 
-    def kill(self) -> None:
-        assert self._process is not None
+        return wait_until(there, DETECTION_S)[0]
+
+    def kill(self):
         self._process.kill()
         self._process.wait()
 
-    def leave(self) -> None:
+    def leave(self):
         """As Ctrl-C does it; then nobody is left."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
@@ -92,7 +91,7 @@ class Served:
         self._over.set()
         wait_until(lambda: not [each for each in self.seen if processes.lives(*each)], 10.0)
 
-    def _look(self) -> None:
+    def _look(self):
         while not self._over.wait(0.05):
             if self._process is not None:
                 for pid in descendants(self._process.pid):
@@ -100,14 +99,14 @@ class Served:
                         self.seen.add((pid, processes.began(pid)))
 
 
-def command_line(pid: int) -> str:
+def command_line(pid):
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     return ""
 
 
 @pytest.fixture
-def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
+def served(request, tmp_path):
     made = Served(tmp_path, *getattr(request, "param", ()))
     made.start()
     try:
@@ -116,158 +115,78 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
         made.leave()
 
 
-def trained(work: Path) -> dict[str, list[tuple[int, int]]]:
-    """By job, (step, batch) of every step that counts."""
-    return {job.file.name: [(step.number, step.batch) for step in job.steps] for job in recorded_jobs(work)}
-
-
-def test_jobs_that_fail_say_why_and_the_others_run_on(served: Served) -> None:
-    served.submit("good", "Plain", {"pause_s": 0.02}, work=150)
-    served.submit("wide", "Plain", {"pause_s": 0.02}, work=100, slots=2)
-    served.submit("raises", "Breaking", {"way": "raise"})
-    served.submit("unbuilt", "Unbuilt")
-    served.submit("too-large", "Breaking", {"way": "out_of_memory"})
-    served.submit("killed", "Breaking", {"way": "kill"})
-    served.submit("hangs", "Breaking", {"way": "hang"})
-    served.submit("no-class", "Nothing")
+def test_jobs_that_fail_say_why_and_the_others_run_on(served):
+    """Memory that runs out and replicas of which one goes without a layer are remedied; they end no job."""
+    served.submit("good", "Plain", SLOW, work=150)
+    served.submit("wide", "Plain", SLOW, slots=2)
     served.submit("odd", "Plain", initial_batch=3, max_batch=4, work=20, slots=2)
-    with pytest.raises(InputError, match="batch of 3 does not divide among slots=2, and max_batch=3"):
-        served.submit("undivided", "Plain", initial_batch=3, work=20, slots=2)
-    with pytest.raises(InputError, match="slots=8; the cluster has 2"):
-        served.submit("too-wide", "Plain", slots=8)
-    with pytest.raises(InputError, match="Did you mean 'work'"):
-        served.submit("mistyped", "Plain", wrok=3)
-    with pytest.raises(InputError, match="token"):
-        Client(served.client().url, "a guess").ask("GET", "/jobs")
-    wait_until(lambda: all(each["state"] in ("done", "failed") for each in served.jobs().values()), 120.0)
-    jobs = served.jobs()
-    assert len(jobs) == 9
-    said = {
-        "raises": "the data is gone",
-        "unbuilt": "width",
-        "too-large": "memory",
-        "killed": "SIGKILL",
-        "hangs": "no step for",
-        "no-class": "Nothing",
-    }
+    served.submit("greedy", "Greedy", work=40, initial_batch=16)
+    served.submit("sparing", "Sparing", work=40, slots=2)
+    said = {"raise": "the data is gone", "out_of_memory": "memory", "kill": "SIGKILL", "hang": "no step for"}
+    for way in said:
+        served.submit(way, "Breaking", {"way": way})
+    said |= {"Unbuilt": "width", "Nothing": "Nothing"}
+    for kind in ("Unbuilt", "Nothing"):
+        served.submit(kind, kind)
+    says = "batch of 3 does not divide among slots=2, and max_batch=3"
+    refuses(says, served.submit, "undivided", "Plain", initial_batch=3, work=20, slots=2)
+    refuses("token", Client(served.client().url, "a guess").ask, "GET", "/jobs")
+    jobs, steps = served.ended(), served.trained()
+    assert len(jobs) == 11
     for name, words in said.items():
         assert jobs[name]["state"] == "failed", jobs[name]
         assert words in jobs[name]["reason"], jobs[name]
-    assert {jobs[name]["state"] for name in ("good", "wide", "odd")} == {"done"}
-    steps = trained(served.work)
+    assert {jobs[name]["state"] for name in jobs.keys() - said} == {"done"}
     assert steps["good"] == [(number, 8) for number in range(1, 151)]
     assert steps["odd"][0] == (1, 4)
     assert steps["wide"] == [(number, 8) for number in range(1, 101)]
-
-
-def test_what_can_be_remedied_does_not_end_a_job(served: Served) -> None:
-    """Memory that runs out; replicas of which one goes without a layer."""
-    served.submit("greedy", "Greedy", work=40, initial_batch=16)
-    served.submit("sparing", "Sparing", work=40, slots=2)
-    wait_until(lambda: all(each["state"] in ("done", "failed") for each in served.jobs().values()), 120.0)
-    jobs = served.jobs()
-    assert {name: each["state"] for name, each in jobs.items()} == {"greedy": "done", "sparing": "done"}, jobs
     assert jobs["greedy"]["note"] == "memory ran out at micro-batch 8: from now on at most 4"
     assert jobs["sparing"]["note"].startswith("some of its parameters have no part")
-    assert trained(served.work)["greedy"] == [(number, 16) for number in range(1, 41)]
-    assert trained(served.work)["sparing"] == [(number, 8) for number in range(1, 41)]
+    assert steps["greedy"] == [(number, 16) for number in range(1, 41)]
+    assert steps["sparing"] == [(number, 8) for number in range(1, 41)]
 
 
-def test_whatever_is_killed_every_sample_is_trained_once(served: Served) -> None:
-    """A worker, the agent, the controller: each is noticed in time, and both jobs go on from a checkpoint."""
-    served.submit("long", "Plain", {"pause_s": 0.05}, work=400)
-    served.submit("other", "Plain", {"pause_s": 0.05}, work=400)
-    kill_in_turn(served, jobs=2)
-    assert {each["state"] for each in served.jobs().values()} == {"done"}
-    assert trained(served.work) == {name: [(number, 8) for number in range(1, 401)] for name in ("long", "other")}
+@pytest.mark.parametrize(
+    ("served", "names", "kind", "slots"),
+    [
+        ((), ("long", "other"), "Plain", 1),
+        # On two replicas, which lose with a worker what they held back since the checkpoint, and with it the steps.
+        (("compression=uniform", "compressor=powersgd-2"), ("wide",), "Wide", 2),
+    ],
+    indirect=["served"],
+    ids=["two jobs", "compressed"],
+)
+def test_whatever_is_killed_every_sample_is_trained_once(served, names, kind, slots):
+    """A worker, the agent, the controller: each is noticed in time, and all jobs go on from a checkpoint."""
+    for name in names:
+        served.submit(name, kind, {"pause_s": 0.05}, work=300, slots=slots)
 
+    def running():
+        """Runs that were launched and have not ended."""
+        return {run.run for run in served.runs() if run.launched and not run.outcome}
 
-@pytest.mark.parametrize("served", [("compression=uniform", "compressor=powersgd-2")], indirect=True)
-def test_whatever_is_killed_a_compressed_job_trains_every_sample_once(served: Served) -> None:
-    """On two replicas, which lose with a worker what they held back since the checkpoint, and with it the steps."""
-    served.submit("wide", "Wide", {"pause_s": 0.05}, work=200, slots=2)
-    kill_in_turn(served, jobs=1)
-    assert served.jobs()["wide"]["state"] == "done"
-    assert trained(served.work) == {"wide": [(number, 8) for number in range(1, 201)]}
-    compressed = [run.plan["compressor"] for run in runs_of(served)]
-    assert set(compressed) == {"powersgd-2"}
-    said = logs(served)
-    # The first run's layers were not known when it was launched.
-    assert said[0].count("compressor powersgd-2: 1 of 6 layers; as they are: 0.weight, 0.bias,") == 1
-    (job,) = recorded_jobs(served.work)
-    assert all("compressor powersgd-2" in said[run] for run in {step.run for step in job.steps})
+    def saved():
+        return len({path.parents[1] for path in served.work.glob("jobs/*/checkpoints/step-*")})
 
-
-@pytest.mark.parametrize("served", [("compression=uniform", "compressor=powersgd-500")], indirect=True)
-def test_gradients_that_cannot_be_compressed_are_said_and_trained_on(served: Served) -> None:
-    """A rank above the matrix's, where no layer would shrink; then layers too small."""
-    served.submit("wide", "Wide", work=60, slots=2)
-    served.submit("small", "Plain", work=60, slots=2)
-    wait_until(lambda: all(each["state"] in ("done", "failed") for each in served.jobs().values()), 120.0)
-    assert {each["state"] for each in served.jobs().values()} == {"done"}
-    second = "compressor powersgd-500: 0 of"
-    assert all(second in each for each in logs(served).values())
-
-
-@pytest.mark.parametrize("served", [("compression=uniform", "compressor=topk-0.01")], indirect=True)
-def test_gradients_that_are_nothing_or_no_numbers_are_said_and_trained_on(served: Served) -> None:
-    for way in ("zero", "nan"):
-        served.submit(way, "Wide", {"way": way, "pause_s": 0.03}, work=60, slots=2, max_batch=16)
-    wait_until(lambda: all(each["state"] in ("done", "failed") for each in served.jobs().values()), 120.0)
-    jobs = served.jobs()
-    assert {each["state"] for each in jobs.values()} == {"done"}, jobs
-    losses = {job.name: [step.loss for step in job.steps] for job in recorded_jobs(served.work)}
-    assert set(losses["zero"][5:]) == {0.0}
-    assert all(math.isnan(each) for each in losses["nan"][5:])
-    said = [each for _, each in sorted(logs(served).items())]
-    assert ["the gradient's norm is nan" in each for each in said] == [False, True]
-    assert all("compressor topk-0.01: 1 of 6 layers" in each for each in said)
-
-
-def logs(served: Served) -> dict[int, str]:
-    """What each run wrote, by its number."""
-    paths = served.work.glob("jobs/*/log-*.txt")
-    return {int(path.stem.partition("-")[2]): path.read_text() for path in paths}
-
-
-def kill_in_turn(served: Served, *, jobs: int) -> None:
-    """A worker, the agent, the controller, each when all jobs run and have a checkpoint; returns when they are done."""
     for victim in ("worker", "agent", "controller"):
-        wait_until(lambda: checkpoints(served) == len(running_of(served)) == jobs, 30.0)
-        running = running_of(served)
-        began_s = time.monotonic()
+        wait_until(lambda: saved() == len(running()) == len(names), 30.0)
+        before, began_s = running(), time.monotonic()
         if victim == "controller":
-            before = served.agent()
+            agent = served.agent()
             served.kill()
             served.start()
-            assert served.agent() != before
+            assert served.agent() != agent
         else:
             os.kill(descendants(served.agent())[-1 if victim == "worker" else 0], signal.SIGKILL)
-            wait_until(lambda: running & {run.run for run in runs_of(served) if run.outcome == "lost"}, DETECTION_S)  # noqa: B023
+            wait_until(lambda: before & {run.run for run in served.runs() if run.outcome == "lost"}, DETECTION_S)  # noqa: B023
         assert time.monotonic() - began_s < 4 * DETECTION_S
-    wait_until(lambda: all(each["state"] in ("done", "failed") for each in served.jobs().values()), 90.0)
-    assert sum(run.outcome == "lost" for run in runs_of(served)) >= 3
+    assert {each["state"] for each in served.ended().values()} == {"done"}
+    assert sum(run.outcome == "lost" for run in served.runs()) >= 3
+    assert served.trained() == {name: [(number, 8) for number in range(1, 301)] for name in names}
+    assert {run.plan["compressor"] for run in served.runs()} == {"powersgd-2" if kind == "Wide" else "none"}
 
 
-def running_of(served: Served) -> set[int]:
-    """Runs that were launched and have not ended."""
-    return {run.run for run in runs_of(served) if run.launched and not run.outcome}
-
-
-def runs_of(served: Served) -> list[Any]:
-    journal = open_journal(served.work)
-    try:
-        return journal.runs()
-    finally:
-        journal.close()
-
-
-def checkpoints(served: Served) -> int:
-    """Jobs that have one."""
-    return len({path.parents[1] for path in served.work.glob("jobs/*/checkpoints/step-*")})
-
-
-def test_full_disk_fails_the_job_that_does_not_fit_alone(tmp_path: Path) -> None:
+def test_full_disk_fails_the_job_that_does_not_fit_alone(tmp_path):
     """On a file system that holds the checkpoints of small jobs and not that of a large one."""
     namespace = ["unshare", "--map-root-user", "--mount"]
     if shutil.which("unshare") is None or subprocess.run([*namespace, "true"], capture_output=True).returncode:
@@ -286,9 +205,20 @@ def test_full_disk_fails_the_job_that_does_not_fit_alone(tmp_path: Path) -> None
     (summary,) = (json.loads(path.read_text()) for path in kept.glob("*/latest/*/summary.json"))
     assert (summary["jobs"], summary["jobs_failed"], summary["jobs_unfinished"]) == (3, 1, 0)
     (work,) = kept.glob("*/*.work")
-    journal = open_journal(work)
-    reasons = {job.name: (job.state, job.reason) for job in journal.jobs()}
-    journal.close()
-    assert reasons["large"][0] == "failed"
-    assert "too little room" in reasons["large"][1]
-    assert {reasons[name][0] for name in ("small-0", "small-1")} == {"done"}
+    with contextlib.closing(open_journal(work)) as journal:
+        states = {job.name: job.state for job in journal.jobs()}
+        assert "too little room" in next(job.reason for job in journal.jobs() if job.name == "large")
+    assert states == {"small-0": "done", "large": "failed", "small-1": "done"}
+
+
+CHAOS = Path(__file__).parents[2] / "bench" / "chaos.py"
+
+
+@pytest.mark.thorough
+def test_nothing_is_lost_doubled_or_left_behind_by_random_faults(tmp_path):
+    """Five minutes of faults over twenty jobs, fifteen at most for them to end, and all losses computed again."""
+    command = [sys.executable, CHAOS, "7", "5", "--jobs", "20", "--keep", tmp_path]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=2_400)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-3000:]
+    faults = [line for line in ended.stderr.splitlines() if " s  " in line]
+    assert len(faults) >= 10, ended.stderr

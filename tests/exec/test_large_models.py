@@ -1,22 +1,288 @@
 """A rank begins with its part of a model, and with the numbers that a single process would draw."""
 
-from __future__ import annotations
-
+import ctypes
+import gc
+import logging
+import random
 from pathlib import Path
-from typing import Any
 
 import groups
-import large_cases as cases
+import models
+import numpy as np
 import pytest
 import torch
-from agents_controller import Controller
-from large_cases import BARE, JOBS, PLANS, WHOLE
-from torch import Tensor
+from exec.pretended import refuses
+from exec.real import Controller, log_of
+from torch import distributed, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
-from synergy_core.errors import InputError
-from synergy_exec.messages import PlanMessage, Stop
+from synergy_exec.examples.gpt import Gpt
+from synergy_exec.messages import PlanMessage
 from synergy_exec.training.bare import bare, constants
+from synergy_exec.training.integrity import Progress
+from synergy_exec.training.job import TrainingJob
 from synergy_exec.training.trainer import Trainer
+from synergy_exec.worker import resources
+
+SEED, STEPS = 7, 2
+M_MMAP_THRESHOLD = -3
+"""Of malloc.h."""
+PLANS = {
+    "one": PlanMessage(micro_batch=2, accumulation=2),
+    "ddp": PlanMessage(data=2, micro_batch=2),
+    "fsdp": PlanMessage(data=2, zero=3, micro_batch=2),
+    "zero2": PlanMessage(data=2, zero=2, micro_batch=2),
+    "tp": PlanMessage(tensor=2, micro_batch=2, accumulation=2),
+    "pp": PlanMessage(pipeline=2, micro_batch=2, accumulation=2),
+    "v2": PlanMessage(pipeline=2, interleave=2, micro_batch=2, accumulation=2),
+}
+WIDTH = 6
+
+
+class Layer(nn.Module):
+    """Statistics, a frozen weight, a single number, and constants that a checkpoint does not have. drawn: whether some
+    numbers are drawn that are then given to the layer.
+    """
+
+    def __init__(self, drawn):
+        super().__init__()
+        self.norm, self.up, self.down = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 10), nn.Linear(10, WIDTH)
+        self.down.bias.requires_grad_(False)
+        self.scale = nn.Parameter(torch.rand(1) if drawn else torch.ones(1))
+        self.register_buffer("turns", torch.cos(torch.arange(WIDTH) / 3), persistent=False)
+        self.register_buffer("noise", 0.1 * (torch.randn(WIDTH) if drawn else torch.ones(WIDTH)), persistent=drawn)
+
+    def forward(self, x):
+        """As TorchVision and others have them: no numbers are read."""
+        mixed = self.down(torch.tanh(self.up(self.norm(x)))) * self.scale
+        return x + mixed * self.turns + self.noise
+
+
+class Model(models.Net):
+    """Blocks, an empty one among what is around them, and weights drawn again after they were."""
+
+    def __init__(self, drawn):
+        super().__init__(4, WIDTH, 3, 4, lambda at: Layer(drawn))
+        self.rest = nn.Identity()
+        self.apply(self.again)
+
+    def again(self, module):
+        if isinstance(module, nn.Linear):
+            nn.init.trunc_normal_(module.weight, std=0.3)
+
+    def head(self, hidden):
+        return super().head(self.rest(hidden))
+
+
+class Mixed(TrainingJob):
+    """All of it can be made without numbers."""
+
+    blocks = "layers"
+    tensor_plan = {"layers.*.up": "column", "layers.*.down": "row"}  # noqa: RUF012
+    learning_rate_rule = "none"
+    drawn = True
+
+    def build_model(self):
+        model = Model(self.drawn)
+        self.change(model)
+        return model
+
+    def change(self, model):
+        """What is odd of it."""
+
+    def batch(self, step, size):
+        numbers = torch.randn(size, 4, generator=torch.Generator().manual_seed(step))
+        return numbers, torch.arange(size) % 3
+
+    def loss(self, output, target):
+        return functional.cross_entropy(output, target)
+
+    def build_optimizer(self, parameters):
+        return torch.optim.SGD((each for each in parameters if each.requires_grad), lr=0.1)
+
+
+class Tied(Mixed):
+    """Two blocks have one weight, and so have what is before the blocks and what is after them."""
+
+    blocks = ""
+
+    def change(self, model):
+        model.layers[3].up.weight = model.layers[0].up.weight
+        before, model.rest = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        model.rest.weight = before.weight
+        model.first = nn.Sequential(model.first, before)
+
+
+class Turned(Mixed):
+    """Its constants are all that no checkpoint has, as in most models of transformers."""
+
+    drawn = False
+
+    def change(self, model):
+        # A note, as transformers makes it.
+        model.first._is_initialized = not model.first.weight.is_meta
+
+
+class Halves(Mixed):
+    def change(self, model):
+        model.to(torch.bfloat16)
+
+    def batch(self, step, size):
+        inputs, targets = super().batch(step, size)
+        return inputs.to(torch.bfloat16), targets
+
+
+class Drawn(Mixed):
+    """By others' generators: weights small enough that a step does not leap, which magnifies rounding."""
+
+    def change(self, model):
+        with torch.no_grad():
+            model.first.weight.mul_(random.random())
+            model.last.weight.copy_(torch.from_numpy(0.3 * np.random.rand(3, WIDTH)))
+
+
+class Reading(Mixed):
+    """It computes with what it has drawn."""
+
+    def change(self, model):
+        model.layers[0].again = float(model.first.weight.sum())
+
+
+class Keeping(Mixed):
+    """A tensor that is no buffer, out of torch's sight."""
+
+    def change(self, model):
+        shift = torch.randn(WIDTH)
+        model.rest.register_forward_hook(lambda _, __, output: output + shift)
+
+
+class Own(Mixed):
+    """It says where its tensor is, and draws it there."""
+
+    def change(self, model):
+        model.rest.shift = torch.randn(WIDTH, device="cpu")
+        model.rest.register_forward_hook(lambda module, _, output: output + module.shift)
+
+
+class Other(Mixed):
+    """It looks where it is made."""
+
+    def change(self, model):
+        if not model.first.weight.is_meta:
+            model.rest = nn.Linear(WIDTH, WIDTH)
+
+
+class Overlapping(Mixed):
+    """Two weights in one memory."""
+
+    def change(self, model):
+        model.layers[2].up.weight.data = model.layers[1].up.weight.data
+
+
+BARE = {each.__name__: each for each in (Mixed, Tied, Turned, Halves, Drawn)}
+WHOLE = {each.__name__: each for each in (Reading, Keeping, Own, Other, Overlapping)}
+JOBS = BARE | WHOLE
+
+
+def seeded():
+    random.seed(SEED)
+    np.random.seed(SEED)
+
+
+def draws():
+    return [random.random(), float(np.random.rand()), float(torch.rand(()))]
+
+
+def numbers(parts):
+    """All tensors of these parts that have a name, whole."""
+    found = {}
+    for part in parts:
+        for name, each in [*part.named_parameters(remove_duplicate=False), *part.named_buffers(remove_duplicate=False)]:
+            found[name] = (each.full_tensor() if isinstance(each, DTensor) else each).detach().clone()
+    return found
+
+
+def begin(job, plan, folder=""):
+    """What training begins with, on all ranks together, the losses of some steps, and what rank 0 was told.
+
+    folder: the checkpoint to begin from.
+    """
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("synergy_exec.training.initial").addHandler(handler)
+    seeded()
+    trainer = Trainer(JOBS[job](), PLANS[plan], seed=SEED, begun=bool(folder))
+    progress = trainer.load(Path(folder)) if folder else Progress()
+    logging.getLogger("synergy_exec.training.initial").removeHandler(handler)
+    assert progress is not None
+    together = {}
+    every = [numbers(trainer.parts)]
+    if distributed.is_initialized():
+        every *= distributed.get_world_size()
+        distributed.all_gather_object(every, every[0])
+    for each in every:
+        together |= each
+    return together, [trainer.step(progress.step + number).loss for number in range(STEPS)], said
+
+
+def save_two_steps(job, folder):
+    seeded()
+    trainer = Trainer(JOBS[job](), PLANS["one"], seed=SEED)
+    for number in range(2):
+        trainer.step(number)
+    trainer.save(Path(folder), Progress(step=2, samples=8, work=2.0))
+
+
+# What is held
+
+
+def large(hidden=512):
+    return Gpt(hidden=hidden, depth=4, heads=8, tokens=8, vocabulary=128)
+
+
+def held_bytes(values):
+    local = (each.to_local() if isinstance(each, DTensor) else each for each in tree_leaves(values))
+    storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in local}
+    return sum(storages.values())
+
+
+def peak_of(plan, folder):
+    """Bytes by rank: the peak of held_bytes above what it was at first, and what the rank owns.
+
+    folder: of checkpoints, from which it begins, "" for none; it owns gradients and the optimizer's state then too.
+    """
+    # Each block of memory by itself: which holes the C library leaves depends on all that was before.
+    assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
+    most = 0
+    # The small one brings in the code that the other needs.
+    for hidden in (32, 512):
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        distributed.barrier()
+        before = resources.held_bytes()
+        resources.forget()
+        trainer = Trainer(large(hidden), PLANS[plan], begun=bool(folder))
+        if folder:
+            assert trainer.load(Path(folder) / str(hidden)) is not None
+        most = resources.report(before)["memory_bytes"]
+    parameters = [list(part.parameters()) for part in trainer.parts]
+    owned = held_bytes(parameters)
+    if folder:
+        owned += held_bytes(parameters) + held_bytes([list(each.state.values()) for each in trainer.optimizers])
+    every = [None] * 2
+    distributed.all_gather_object(every, (most, owned))
+    return every
+
+
+def save_large(folder):
+    for hidden in (32, 512):
+        trainer = Trainer(large(hidden), PLANS["one"])
+        trainer.step(0)
+        trainer.save(Path(folder) / str(hidden), Progress(step=1, samples=4, work=1.0))
+
 
 TOLERANCE = 2e-5
 SAVED = ("Mixed", "Turned", "Tied", "Reading")
@@ -28,38 +294,36 @@ NEEDED_BYTES = {"fsdp": MODEL_BYTES / 4}
 """What FSDP2 has whole at a time, in every step too: one of four blocks."""
 
 
-def plans_of(job: str) -> list[str]:
-    """Those that can be had, all of them for the first."""
+def plans_of(job):
     if not JOBS[job].blocks:
         return ["fsdp", "zero2"]
     return list(PLANS)[1:] if job == "Mixed" else ["fsdp", "tp", "pp"]
 
 
+def begins(job, plan, again=False):
+    return begin, job, plan, job if again else ""
+
+
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What each job begins with under its plans, and from a checkpoint."""
-    folder = tmp_path_factory.mktemp("begun")
-    one = [(f"{job} one", "large_cases:begun", (job, "one")) for job in JOBS]
-    two = [(f"{job} {plan}", "large_cases:begun", (job, plan)) for job in JOBS for plan in plans_of(job)]
+def begun(tmp_path_factory):
+    one = [begins(job, "one") for job in JOBS]
+    two = [begins(job, plan) for job in JOBS for plan in plans_of(job)]
     for job in SAVED:
-        place = str(folder / job)
-        one += [(f"{job} saved", "large_cases:save", (job, place))]
-        one += [(f"{job} one again", "large_cases:begun", (job, "one", place))]
-        two += [(f"{job} {plan} again", "large_cases:begun", (job, plan, place)) for plan in plans_of(job)]
-    return groups.run_once(tmp_path_factory, "large-begun", {1: one, 2: two}, timeout_s=300)
+        one += [(save_two_steps, job, job), begins(job, "one", True)]
+        two += [begins(job, plan, True) for plan in plans_of(job)]
+    return groups.run_once(tmp_path_factory, "large-begun", {1: one, 2: two})
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """To the bit."""
+def same(found, expected):
     assert found.keys() == expected.keys()
     assert [name for name, each in expected.items() if not torch.equal(found[name], each)] == []
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_every_plan_begins_with_what_one_process_draws(begun: dict[str, Any], job: str) -> None:
-    alone, losses, _ = begun[f"{job} one"]
+def test_every_plan_begins_with_what_one_process_draws(begun, job):
+    alone, losses, _ = begun[begins(job, "one")]
     for plan in plans_of(job):
-        found, its_losses, said = begun[f"{job} {plan}"]
+        found, its_losses, said = begun[begins(job, plan)]
         same(found, alone)
         # What lies in one memory in a single process does not in several, from the first step on.
         compared = 1 if job == "Overlapping" else len(losses)
@@ -68,11 +332,11 @@ def test_every_plan_begins_with_what_one_process_draws(begun: dict[str, Any], jo
 
 
 @pytest.mark.parametrize("job", SAVED)
-def test_every_plan_goes_on_from_a_checkpoint_with_all_that_one_process_has(begun: dict[str, Any], job: str) -> None:
+def test_every_plan_goes_on_from_a_checkpoint_with_all_that_one_process_has(begun, job):
     """Constants too that are in no checkpoint."""
-    alone, losses, _ = begun[f"{job} one again"]
+    alone, losses, _ = begun[begins(job, "one", True)]
     for plan in plans_of(job):
-        found, its_losses, _ = begun[f"{job} {plan} again"]
+        found, its_losses, _ = begun[begins(job, plan, True)]
         same(found, alone)
         assert its_losses == pytest.approx(losses, abs=TOLERANCE), plan
 
@@ -87,37 +351,33 @@ REASONS = {
 
 
 @pytest.mark.parametrize("job", WHOLE)
-def test_a_model_that_cannot_be_made_without_numbers_is_made_whole_and_that_is_said(
-    begun: dict[str, Any], job: str
-) -> None:
-    _, _, (said,) = begun[f"{job} fsdp"]
+def test_a_model_that_cannot_be_made_without_numbers_is_made_whole_and_that_is_said(begun, job):
+    _, _, (said,) = begun[begins(job, "fsdp")]
     assert said.startswith("every rank makes the whole model before it keeps its part of it, since ")
     assert REASONS[job] in said
 
 
+def drawing_nothing(make):
+    """What it makes, of which no generator is to notice."""
+    found = []
+    for each in (lambda: None, make):
+        seeded()
+        torch.manual_seed(1)
+        made = each()
+        found.append(draws())
+    assert found[0] == found[1]
+    return made
+
+
 @pytest.mark.parametrize("job", BARE)
-def test_making_a_model_without_numbers_draws_none(job: str) -> None:
-    cases.seeded()
-    torch.manual_seed(1)
-    before = cases.draws()
-    cases.seeded()
-    torch.manual_seed(1)
-    made = bare(BARE[job]())
-    assert cases.draws() == before
-    assert made.model is not None
+def test_making_a_model_without_numbers_draws_none(job):
+    made = drawing_nothing(lambda: bare(BARE[job]()))
     assert all(each.is_meta for each in made.model.parameters())
     assert not made.reason
 
 
-def test_constants_are_made_without_parameters_where_they_draw_nothing() -> None:
-    cases.seeded()
-    torch.manual_seed(1)
-    before = cases.draws()
-    cases.seeded()
-    torch.manual_seed(1)
-    found = constants(JOBS["Turned"]())
-    assert cases.draws() == before
-    assert found is not None
+def test_constants_are_made_without_parameters_where_they_draw_nothing():
+    found = drawing_nothing(lambda: constants(JOBS["Turned"]()))
     model = JOBS["Turned"]().build_model()
     same(found, dict(model.named_buffers(remove_duplicate=False)))
     assert not any(each.is_meta for each in model.parameters())
@@ -125,53 +385,38 @@ def test_constants_are_made_without_parameters_where_they_draw_nothing() -> None
     assert constants(JOBS["Reading"]()) is None
 
 
-def test_a_checkpoint_that_has_gone_is_an_error_where_numbers_were_to_come_from_it(tmp_path: Path) -> None:
+def test_a_checkpoint_that_has_gone_is_an_error_where_numbers_were_to_come_from_it(tmp_path):
     trainer = Trainer(JOBS["Mixed"](), PLANS["one"], begun=True)
-    with pytest.raises(InputError, match="has no checkpoint, and there was one"):
-        trainer.load(tmp_path)
+    refuses("has no checkpoint, and there was one", trainer.load, tmp_path)
 
 
-def test_workers_draw_numbers_once_and_none_where_a_checkpoint_has_them(tmp_path: Path) -> None:
+def test_workers_draw_numbers_once_and_none_where_a_checkpoint_has_them(tmp_path):
     with Controller(tmp_path) as controller:
         controller.start_agent(slots=2)
         plan = PlanMessage(data=2, zero=3, micro_batch=4)
-        first = controller.launch("Telling", {"pause_s": 0.02}, world=2, plan=plan, work=1e6)
+        first = controller.launch("Saying", {"pause_s": 0.02}, world=2, plan=plan, work=1e6)
         controller.reached(first, 3)
-        controller.say(Stop(run=first.run))
-        assert controller.ended(first).outcome == "paused", controller.told()
+        controller.stop(first)
         work = controller.saved(first).work + 2
-        second = controller.launch("Telling", world=2, plan=plan, work=work, folder=first.folder)
-        assert controller.ended(second).outcome == "done", controller.told()
-        made = [
-            sorted(
-                line for line in (Path(each.folder) / f"log-{each.run}.txt").read_text().splitlines() if "made" in line
-            )
-            for each in (first, second)
-        ]
+        second = controller.done("Saying", world=2, plan=plan, work=work, folder=first.folder)
+        made = [sorted(line for line in log_of(each).splitlines() if "made" in line) for each in (first, second)]
         assert made == [["made on cpu", "made on meta", "made on meta"], ["made on meta", "made on meta"]]
 
 
 @pytest.fixture(scope="module")
-def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of each kind of plan, at a first start and from a checkpoint."""
-    folder = str(tmp_path_factory.mktemp("peaks"))
-    cases = [
-        (f"{plan}{again}", "large_cases:peak", (PLANS[plan], folder if again else ""))
-        for plan in ("ddp", "fsdp", "tp", "pp")
-        for again in ("", " again")
-    ]
-    saved = ("saved", "large_cases:save_large", (folder,))
-    return groups.run_once(tmp_path_factory, "large-peaks", {1: [saved], 2: cases}, timeout_s=240)
+def peaks(tmp_path_factory):
+    cases = [(peak_of, plan, folder) for plan in ("ddp", "fsdp", "tp", "pp") for folder in ("", "large")]
+    return groups.run_once(tmp_path_factory, "large-peaks", {1: [(save_large, "large")], 2: cases})
 
 
 @pytest.mark.parametrize("plan", ["ddp", "fsdp", "tp", "pp"])
-def test_a_rank_holds_little_more_than_it_owns_as_it_begins(peaks: dict[str, Any], plan: str) -> None:
+def test_a_rank_holds_little_more_than_it_owns_as_it_begins(peaks, plan):
     """But for rank 0 of a first start, which draws the whole model, once."""
     needed = NEEDED_BYTES.get(plan, 0.0)
-    (first, _), (most, owned) = peaks[plan]
+    (first, _), (most, owned) = peaks[peak_of, plan, ""]
     assert owned == pytest.approx(MODEL_BYTES * (1 if plan == "ddp" else 1 / 2), rel=0.1)
     assert most <= WORST * owned + needed
     assert first <= WORST * MODEL_BYTES + needed
-    for most, owned in peaks[f"{plan} again"]:
+    for most, owned in peaks[peak_of, plan, "large"]:
         assert owned == pytest.approx(4 * MODEL_BYTES * (1 if plan == "ddp" else 1 / 2), rel=0.1)
         assert most <= WORST * owned + needed

@@ -1,93 +1,101 @@
-"""Models that nobody profiled: their plans are tried, and measured, while their jobs train. Agents only pretend."""
+"""What jobs report changes decisions: plans that are tried, compressors by layer, CPUs and memory. Agents pretend."""
 
-from __future__ import annotations
-
-import asyncio
 import contextlib
-import dataclasses
-from collections.abc import AsyncIterator
-from pathlib import Path
+from dataclasses import replace
 
+import numpy as np
 import pytest
-from exec.controllers_agents import FakeAgent, Stage
-from exec.controllers_backend import TaskBackend
-from exec.controllers_jobs import cluster_of, file_of
-from exec.test_api import FAST, until
+from exec import pretended
+from exec.pretended import FakeAgent, file_of, launch_of, refuses, report, staged
+from exec.served import served, until
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from synergy_core.cluster import Cluster, NodeType, Share
 from synergy_core.errors import InputError
-from synergy_core.jobs.growing_profiles import with_seen, without
-from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledCosts, ProfiledModel, ProfiledRow
-from synergy_core.jobs.training import Shape
+from synergy_core.goodput.compression import compressor_named
+from synergy_core.goodput.compression._compressor import LayerSizes
+from synergy_core.goodput.pipeline import Pipeline
+from synergy_core.jobs.exchange import exchange_of
+from synergy_core.jobs.spec import Shape
+from synergy_core.jobs.testbed_profiles import (
+    NoiseFrom,
+    Profile,
+    ProfiledCosts,
+    ProfiledInput,
+    ProfiledModel,
+    ProfiledRow,
+    StepAtCpus,
+    profile_of,
+    with_seen,
+    without,
+)
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import get_policy
 from synergy_exec.controller import controller as controller_module
-from synergy_exec.controller.controller import Controller
-from synergy_exec.controller.execution import Execution
-from synergy_exec.controller.journal import Journal
-from synergy_exec.controller.resume import resume
-from synergy_exec.job_file import JobFile
-from synergy_exec.messages import Message, PlanMessage, Report, Retune
-from synergy_exec.profiling.finder import CandidatePlans
-from synergy_exec.profiling.grid import plans
+from synergy_exec.controller.controller import resume
+from synergy_exec.controller.jobs import ModelExchange, ModelExchanges, spec_of
+from synergy_exec.messages import Hello, PlanMessage, Started
+from synergy_exec.nodes.agents import cluster_of
+from synergy_exec.nodes.runs import Run
+from synergy_exec.profiling.finder import CandidatePlans, plans
+from synergy_exec.run import _check, _compressions
 from synergy_exec.settings import Settings
-from synergy_runs.log import Kind
-from synergy_runs.profiles import read_profile
+from synergy_exec.training.compression.choices import SchemeByLayer
+from synergy_exec.training.compression.scheme import GradientLayer
+from synergy_runs.inputs import check_compression, read_profile
+from synergy_runs.settings import build
 
 HERE = "these cores"
 EXCHANGE_S = 0.3
 MODEL = {"max_batch": 64, "slots": 2}
 
 
-def step_s(plan: PlanMessage) -> float:
+def step_s(plan):
     """Replicas exchange for longer than they compute; two stages are the fastest, tensor parallelism hopeless."""
-    alone = 0.004 * plan.global_batch / plan.world
-    return (
-        alone + (EXCHANGE_S if plan.data > 1 else 0.0) + (0.02 if plan.pipeline > 1 else 0.0) + (plan.tensor > 1) * 0.5
-    )
+    alone_s = 0.004 * plan.global_batch / plan.world
+    return alone_s + EXCHANGE_S * (plan.data > 1) + 0.02 * (plan.pipeline > 1) + 0.5 * (plan.tensor > 1)
 
 
-class Agent(FakeAgent):
+class TimedAgent(FakeAgent):
     """Its steps take what `step_s` says. broken: kinds of plans that fail when they begin."""
 
     broken: frozenset[str] = frozenset()
 
-    def hear(self, message: Message, now_s: float) -> list[Message]:
-        if isinstance(message, Retune):
-            run = self.runs[message.run]
-            cut = {"micro_batch": message.micro_batch, "accumulation": message.accumulation}
-            run.launch = dataclasses.replace(run.launch, plan=dataclasses.replace(run.launch.plan, **cut))
-        return super().hear(message, now_s)
-
-    def pass_time(self, now_s: float) -> list[Message]:
+    def pass_time(self, now_s):
         for number, run in list(self.runs.items()):
             if run.launch.plan.degrees in self.broken:
                 return [self.end(number, "failed", "rank 0: RuntimeError: it cannot be cut so")]
-        plans = {number: run.launch.plan for number, run in self.runs.items()}
-        return [
-            _as_long(each, plans[each.run]) if isinstance(each, Report) else each for each in super().pass_time(now_s)
-        ]
+        return super().pass_time(now_s)
+
+    def measured(self, said, launch):
+        sync_s = EXCHANGE_S if launch.plan.data > 1 else 0.0
+        return replace(said, step_s=step_s(launch.plan), sync_s=sync_s)
 
 
-def _as_long(said: Report, plan: PlanMessage) -> Report:
-    return dataclasses.replace(said, step_s=step_s(plan), sync_s=EXCHANGE_S if plan.data > 1 else 0.0)
-
-
-def candidates(file: JobFile, sizes: list[int]) -> CandidatePlans:
-    def refusal(plan: PlanMessage) -> str | None:
+def candidates(file, sizes):
+    def refusal(plan):
         return "no" if plan.zero or plan.interleave > 1 else None
 
     return CandidatePlans(1e3, {size: plans(size, [32, 64], refusal) for size in sizes})
 
 
-def staged(folder: Path, *, policy: str = "synergy", fraction: float = 1.0, profile: Profile | None = None) -> Stage:
+def trying(folder, *, policy="synergy", fraction=1.0, profile=None):
     settings = Settings(results_dir=folder, explore_fraction=fraction, restart_s=2.0)
     known = Profile({}, HERE) if profile is None else profile
-    journal = Journal(folder / "journal.sqlite")
-    execution = Execution(journal, get_policy(policy), cluster_of(2), settings, folder, known)
-    return Stage(execution, [Agent(0, 2, {})])
+    return pretended.staged(folder, policy, (2,), settings=settings, profile=known, agent=TimedAgent)
 
 
-def answered(stage: Stage) -> None:
+def begun(folder, work, **more):
+    """A stage whose only job has begun, and what plans there are is known."""
+    stage = trying(folder, **more)
+    (job,) = stage.submit(work, **MODEL)
+    stage.advance(1.0)
+    answered(stage)
+    return stage, job
+
+
+def answered(stage):
     """As the controller does, once the process that builds models has told of all that are wanted."""
     learning = stage.execution.learning
     while learning.wanted:
@@ -95,21 +103,17 @@ def answered(stage: Stage) -> None:
         learning.found(file, candidates(file, learning.sizes(file)))
 
 
-def degrees(stage: Stage, job: int) -> list[str]:
-    """Of its runs, in their order."""
+def degrees(stage, job):
     return [PlanMessage(**each.plan).degrees for each in stage.execution.journal.runs() if each.job == job]
 
 
-def test_submitted_job_tries_each_kind_of_plan_once_and_stays_with_the_fastest(tmp_path: Path) -> None:
-    stage = staged(tmp_path)
-    job = stage.execution.submit("first", file_of(work=4_000.0, **MODEL), 0.0)
-    stage.advance(1.0)
-    for _ in range(5):
-        stage.advance(1.0)
+def test_submitted_job_tries_each_kind_of_plan_once_and_stays_with_the_fastest(tmp_path):
+    stage = trying(tmp_path)
+    (job,) = stage.submit(4_000.0, **MODEL)
+    stage.seconds(6)
     assert set(degrees(stage, 0)) <= {"1", "dp2"}  # nobody knows yet what else there is
     answered(stage)
-    for _ in range(200):
-        stage.advance(1.0)
+    stage.seconds(200)
     assert job.state == "running"
     assert stage.execution.decider.plans[0].degrees == "pp2"
     tried = degrees(stage, 0)
@@ -119,14 +123,13 @@ def test_submitted_job_tries_each_kind_of_plan_once_and_stays_with_the_fastest(t
     stage.finish()
     assert job.state == "done"
     model = read_profile(tmp_path / "profile.json").of("mlp", job.file.application)
-    assert model is not None
     measured = {(row.plan.gpus, row.plan.pipeline): row for row in model.rows if not row.predicted}
     assert measured[2, 2].step_s == pytest.approx(step_s(PlanMessage.of(measured[2, 2].plan)))
     # Every step once: each run begins where the one before it had saved.
     outcomes = [each.outcome for each in stage.execution.journal.runs()]
     assert outcomes == ["paused"] * (len(outcomes) - 1) + ["done"]
 
-    after = staged(tmp_path / "next", profile=read_profile(tmp_path / "profile.json"))
+    after = trying(tmp_path / "next", profile=read_profile(tmp_path / "profile.json"))
     after.execution.submit("second", file_of(work=500.0, **MODEL), 0.0)
     assert after.execution.learning.wanted == []
     after.advance(0.0)
@@ -138,62 +141,47 @@ def test_submitted_job_tries_each_kind_of_plan_once_and_stays_with_the_fastest(t
     after.finish()
     models = read_profile(tmp_path / "next" / "profile.json")
     learned = models.of("mlp", other.file.application)
-    assert learned is not None
     assert learned.name in set(models) - {"mlp"}
     alike = after.execution.submit("fourth", other.file, after.now_s)
-    assert alike.spec is not None
     assert (alike.spec.architecture, after.execution.learning.wanted) == (learned.name, [])
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.001])
-def test_no_more_is_tried_than_the_settings_allow(tmp_path: Path, fraction: float) -> None:
+def test_no_more_is_tried_than_the_settings_allow(tmp_path, fraction):
     """Restarts, there and back, would be more than a thousandth of so short a job's time."""
-    stage = staged(tmp_path, fraction=fraction)
-    stage.execution.submit("one", file_of(work=800.0, **MODEL), 0.0)
-    stage.advance(1.0)
-    answered(stage)
+    stage, job = begun(tmp_path, 800.0, fraction=fraction)
     stage.finish()
     assert set(degrees(stage, 0)) <= {"1", "dp2"}
-    assert stage.execution.jobs[0].trials == 0
+    assert job.trials == 0
 
 
-def test_plan_that_fails_when_it_is_tried_is_not_the_jobs_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Agent, "broken", frozenset({"pp2"}))
-    stage = staged(tmp_path)
-    job = stage.execution.submit("one", file_of(work=3_000.0, **MODEL), 0.0)
-    stage.advance(1.0)
-    answered(stage)
+def test_plan_that_fails_when_it_is_tried_is_not_the_jobs_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(TimedAgent, "broken", frozenset({"pp2"}))
+    stage, job = begun(tmp_path, 3_000.0)
     stage.finish()
     assert job.state == "done"
     assert degrees(stage, 0).count("pp2") == 1
     (note,) = stage.execution.notes
     assert "pp2" in note
-    assert "does not train, and is not tried again: rank 0: RuntimeError: it cannot be cut so" in note
+    assert "rank 0: RuntimeError: it cannot be cut so" in note
     model = read_profile(tmp_path / "profile.json")["mlp"]
     assert not [row for row in model.rows if row.plan.pipeline == 2]
-    assert [fact.kind for fact in stage.execution.journal.facts()].count(int(Kind.FINISH)) == 1
+    assert stage.finished() == [0]
 
 
-def test_what_fails_under_a_plan_that_had_trained_is_the_jobs_own_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = staged(tmp_path)
-    job = stage.execution.submit("one", file_of(work=4_000.0, **MODEL), 0.0)
-    stage.advance(1.0)
-    answered(stage)
-    for _ in range(200):
-        stage.advance(1.0)
+def test_what_fails_under_a_plan_that_had_trained_is_the_jobs_own_fault(tmp_path, monkeypatch):
+    stage, job = begun(tmp_path, 4_000.0)
+    stage.seconds(200)
     assert stage.execution.decider.plans[0].degrees == "pp2"
-    monkeypatch.setattr(Agent, "broken", frozenset({"pp2"}))
+    monkeypatch.setattr(TimedAgent, "broken", frozenset({"pp2"}))
     stage.advance(1.0)
     assert (job.state, job.reason) == ("failed", "rank 0: RuntimeError: it cannot be cut so")
 
 
-def test_under_an_order_the_next_job_starts_with_what_the_last_one_showed(tmp_path: Path) -> None:
+def test_under_an_order_the_next_job_starts_with_what_the_last_one_showed(tmp_path):
     """Its plan does not change while it runs; each job begins with what promises most."""
-    stage = staged(tmp_path, policy="fifo")
-    for job in range(4):
-        stage.execution.submit(f"j{job}", file_of(work=300.0, **MODEL), 0.0)
+    stage = trying(tmp_path, policy="fifo")
+    stage.submit(*[300.0] * 4, **MODEL)
     stage.advance(1.0)
     answered(stage)
     stage.finish()
@@ -201,59 +189,46 @@ def test_under_an_order_the_next_job_starts_with_what_the_last_one_showed(tmp_pa
     assert degrees(stage, 3) == ["pp2"]
 
 
-def test_what_was_learnt_is_known_after_a_restart_of_the_controller(tmp_path: Path) -> None:
-    stage = staged(tmp_path)
-    stage.execution.submit("one", file_of(work=4_000.0, **MODEL), 0.0)
-    stage.advance(1.0)
-    answered(stage)
-    for _ in range(200):
-        stage.advance(1.0)
-    after = staged(tmp_path, profile=read_profile(tmp_path / "profile.json"))
+def test_what_was_learnt_is_known_after_a_restart_of_the_controller(tmp_path):
+    stage, _ = begun(tmp_path, 4_000.0)
+    stage.seconds(200)
+    after = trying(tmp_path, profile=read_profile(tmp_path / "profile.json"))
     resume(after.execution, 300.0)
     after.now_s = 300.0
     after.advance(0.0)
     assert after.execution.decider.plans[0].degrees == "pp2"
 
 
-def test_controller_has_another_process_find_out_what_plans_there_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_controller_has_another_process_find_out_what_plans_there_are(tmp_path, monkeypatch):
     """A model that cannot be built is no end of it: what is wrong its own run says."""
-    asked: list[str] = []
+    asked = []
 
     class Found:
-        async def candidates(self, file: JobFile, sizes: list[int]) -> CandidatePlans:
+        async def candidates(self, file, sizes):
             asked.append(file.name)
             if file.name == "broken":
                 raise InputError("its model cannot be built")
             return candidates(file, sizes)
 
     @contextlib.asynccontextmanager
-    async def finder() -> AsyncIterator[Found]:
+    async def finder():
         yield Found()
 
     monkeypatch.setattr(controller_module, "finder", finder)
-    settings = dataclasses.replace(FAST, serve=True, results_dir=tmp_path)
-    given = (get_policy("synergy"), [], TaskBackend(2), settings, tmp_path, Profile({}, HERE))
 
-    async def through() -> None:
-        controller = Controller(*given)
-        running = asyncio.ensure_future(controller.run())
-        await until(lambda: controller.execution is not None)
+    async def work(controller, _):
         for name in ("broken", "sound", "sound"):
             controller.execution.submit(name, file_of(name=name, work=1e6, **MODEL), controller.now_s())
         controller.changed()
         await until(lambda: "sound" in controller.execution.profile)
         assert "broken" not in controller.execution.profile
-        controller._interrupt()
-        await running
 
-    asyncio.run(asyncio.wait_for(through(), 60))
+    served(tmp_path, work, 2, policy="synergy", results_dir=tmp_path, profile=Profile({}, HERE))
     assert sorted(asked) == ["broken", "sound"]
     assert read_profile(tmp_path / "profile.json").machine == HERE
 
 
-def test_a_growing_profile_predicts_from_all_that_was_seen_and_forgets_nothing() -> None:
+def test_a_growing_profile_predicts_from_all_that_was_seen_and_forgets_nothing():
     rows = [
         ProfiledRow("cpu", 1, Plan(micro_batch=each // 2, accumulation=2), 1.0, predicted=True) for each in (32, 64)
     ]
@@ -274,3 +249,395 @@ def test_a_growing_profile_predicts_from_all_that_was_seen_and_forgets_nothing()
     short = with_seen(once, ProfiledRow("cpu", 1, rows[1].plan, 0.6, memory_bytes=9e9), fits=False)
     assert rows[1].plan not in {row.plan for row in short.rows}
     assert without(twice, Shape("cpu", 1, 1), rows[1].plan, least_micro_batch=33) == twice
+
+
+LAYERS = [("token.weight", 256, 128), ("up.weight", 512, 128), ("up.bias", 512, 1), ("down.weight", 128, 512)]
+SPEEDS = {each: [1e10, 1e12, 1e-6] for each in ("half", "powersgd", "quantised", "topk")}
+COMPUTE_S, SYNC_S = 0.2, 0.08
+"""Of 32 samples, and of an uncompressed exchange."""
+
+
+class ComputingAgent(FakeAgent):
+    """An agent whose jobs exchange gradients for long, in proportion to the bytes that their compressor sends.
+
+    codec_s: of any compressor, as long as the test likes.
+    """
+
+    codec_s = 2e-3
+    error = 0.1
+
+    def pass_time(self, now_s):
+        launches = {number: run.launch for number, run in self.runs.items()}
+        said = super().pass_time(now_s)
+        return [self._shown(each, launches[each.run]) if isinstance(each, Started) else each for each in said]
+
+    def _shown(self, said, launch):
+        layers = LAYERS if launch.say_layers else []
+        return replace(said, layers=layers, codecs=SPEEDS if launch.time_codecs else {})
+
+    def measured(self, said, launch):
+        plan = launch.plan
+        choices, several = SchemeByLayer.named(plan.compressor), plan.data > 1
+        known = [GradientLayer(*each) for each in LAYERS]
+        sent = sum(choices.of(layer, plan.data).sent_bytes(layer, plan.data) for layer in known)
+        plain = sum(2 * (plan.data - 1) / plan.data * 4 * layer.numbers for layer in known)
+        compresses = several and not choices.nothing
+        sync_s = (SYNC_S * sent / plain + compresses * self.codec_s) if several else 0.0
+        return replace(
+            said,
+            step_s=COMPUTE_S * plan.micro_batch / 32 * plan.accumulation + sync_s,
+            sync_s=sync_s,
+            sent_bytes=sent if several else 0.0,
+            codec_s=self.codec_s if compresses else 0.0,
+            compressor=plan.compressor,
+            layers={"up.weight": [1.0, self.error]} if compresses else {},
+        )
+
+
+def compressing(folder, compression="coadaptive", policy="synergy", **more):
+    chosen = build(Settings, {"compression": compression, **more})
+    return pretended.staged(folder, policy, (2,), settings=chosen, agent=ComputingAgent)
+
+
+def advance(stage, rounds):
+    """The offers that the job trained under meanwhile."""
+    found = set()
+    for _ in range(rounds):
+        stage.advance(2.0)
+        found |= {plan.compressor for plan in stage.execution.decider.plans.values()}
+    return found
+
+
+# From offers to what workers read
+
+
+@pytest.mark.parametrize("mode", ["coadaptive", "uniform", "lgreco"])
+@pytest.mark.parametrize("compressor", ["powersgd-4", "q4", "topk-0.01"])
+def test_workers_give_each_layer_what_the_offer_gives_it(mode, compressor):
+    sizes = LayerSizes.of_shapes([(rows, columns) for _, rows, columns in LAYERS])
+    exchange = exchange_of(sizes, mode, compressor)
+    model = ModelExchange(tuple(name for name, _, _ in LAYERS), exchange)
+    layers = [GradientLayer(*each) for each in LAYERS]
+    for offer in exchange.offers:
+        choices = SchemeByLayer.named(model.as_told(offer.name))
+        sent = sum(choices.of(layer, 2).sent_bytes(layer, 2) for layer in layers)
+        assert sent == pytest.approx(float(offer.sent_bytes(2)), rel=0.02)
+    assert model.as_told("none") == "none"
+
+
+@settings(deadline=None)
+@given(names=st.lists(st.text("ab,=[]*?!.-", min_size=1, max_size=6), min_size=2, max_size=4, unique=True))
+def test_names_that_mean_something_in_patterns_are_still_names(names):
+    sizes = LayerSizes.of_shapes([(256, 256)] * len(names))
+    exchange = exchange_of(sizes, "lgreco", "q4")
+    (offer,) = exchange.offers
+    chosen = ("q2", "q8")
+    choice = np.array([0] + [1] * (len(names) - 1))
+    mixed = replace(offer, parts=tuple(map(compressor_named, chosen)), choice=choice)
+    model = ModelExchange(tuple(names), replace(exchange, offers=(mixed,), _terms={}))
+    choices = SchemeByLayer.named(model.as_told(offer.name))
+    plain = not any(each in ",=" for name in names for each in name)
+    for at, name in enumerate(names):
+        found = choices.of(GradientLayer(name, 256, 256), 2).name
+        assert found in chosen
+        assert not plain or found == chosen[min(at, 1)]
+
+
+# What a job goes through
+
+
+def test_a_job_compresses_when_its_layers_are_known_and_gives_it_up_when_encoding_takes_too_long(tmp_path):
+    stage = compressing(tmp_path)
+    (job,) = stage.submit(1e6, max_batch=64)
+    assert advance(stage, 1) == {"none"}  # of the layers nobody has told yet
+    agent = stage.agents[0]
+    used = advance(stage, 25)
+    offer = stage.execution.decider.plans[0].compressor
+    assert job.held_gpus == 2
+    assert offer in used - {"none"}
+    assert job.task.pool.plain_exchanges  # before, nobody knew what there is to save
+    assert stage.launch().plan.compressor == job.as_told(stage.execution.decider.plans[0]).compressor
+    agent.codec_s = 0.2
+    advance(stage, 60)
+    assert stage.execution.decider.plans[0].compressor == "none"
+    assert stage.launch().plan.compressor == "none"
+    assert job.restarts <= 1  # from one slot to two; every change of compressor within a run
+    stage.facts_hold()
+    kept = _compressions(stage.execution.journal, {0: 0})
+    assert kept.compressors[0] == "none"
+    assert {offer} <= set(kept.compressors)
+
+
+def test_what_was_left_out_counts_as_it_was_measured(tmp_path):
+    """Of a scheme with error feedback nearly all is lost here; others lose little by formula, and are chosen."""
+    stage = compressing(tmp_path)
+    agent = stage.agents[0]
+    agent.error = 0.999
+    (job,) = stage.submit(1e6, max_batch=64)
+    advance(stage, 60)
+    name = stage.execution.decider.plans[0].compressor
+    errors = dict(zip([each.name for each in job.task.exchange.offers], job.task._errors.signal, strict=True))
+    tried = {name for name, error in errors.items() if error > 0.9}
+    assert tried - {name}
+    assert all(error <= 1.0 for name, error in errors.items() if name.startswith(("topk", "powersgd", "layerwise-p")))
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("uniform", "q4"), ("lgreco", "layerwise-q4"), ("naive", "layerwise-q4")]
+)
+def test_modes_with_one_offer_take_it_as_soon_as_layers_are_known(tmp_path, mode, expected):
+    stage = compressing(tmp_path, mode, compressor="q4")
+    stage.submit(1e6, slots=2, max_batch=64)
+    used = advance(stage, 20)
+    assert used == {"none", expected}  # none on one slot, and until then
+    if mode != "naive":
+        assert stage.launch().plan.global_batch == 32
+
+
+def test_a_policy_without_beliefs_has_the_one_offer_too(tmp_path):
+    stage = compressing(tmp_path, "uniform", "las", compressor="bf16")
+    stage.submit(1e6, slots=2)
+    advance(stage, 3)
+    assert stage.launch().plan == PlanMessage(data=2, micro_batch=16, compressor="bf16")
+
+
+def test_a_resumed_controller_knows_layers_and_goes_on_compressing(tmp_path):
+    stage = compressing(tmp_path)
+    stage.submit(1e6, max_batch=64)
+    advance(stage, 25)
+    offer = stage.execution.decider.plans[0].compressor
+    known = stage.execution.exchanges.known()
+    agent = stage.agents[0]
+    for number in list(agent.runs):
+        agent.end(number, "paused")
+    stage.execution.journal.commit()
+    stage.execution.journal._connection.close()
+    again = compressing(tmp_path)
+    again.agents[0].checkpoints.update(agent.checkpoints)
+    again.now_s = stage.now_s
+    resume(again.execution, again.now_s)
+    assert again.execution.exchanges.known() == known
+    assert known["layers"]
+    again.advance(2.0)
+    launch = again.launch()
+    assert (launch.say_layers, launch.time_codecs) == (False, False)
+    assert "none" not in (offer, launch.plan.compressor)
+    again.facts_hold()
+
+
+def test_reports_of_a_compressor_that_a_job_has_no_more_teach_nothing(tmp_path):
+    stage = compressing(tmp_path)
+    (job,) = stage.submit(1e6, max_batch=64)
+    advance(stage, 25)
+    said = replace(report(job.run, stage.launch(), 50.0), compressor="powersgd-3", codec_s=9.0, micro_batch=7)
+    before = job.task.pool.version
+    assert stage.execution.decider.report(job, said) is None
+    assert job.task.pool.version == before
+
+
+def test_without_compression_workers_are_asked_nothing(tmp_path):
+    stage = compressing(tmp_path, "none")
+    (job,) = stage.submit(1e6)
+    assert advance(stage, 10) == {"none"}
+    assert (stage.launch().say_layers, stage.launch().time_codecs) == (False, False)
+    assert job.exchange is None
+    assert "exchanges" not in stage.execution.journal.meta()
+    assert _compressions(stage.execution.journal, {0: 0}) is None
+
+
+def test_a_model_without_layers_is_left_alone():
+    exchanges = ModelExchanges("coadaptive", "q4", ("cpu",))
+    exchanges.learn_codecs("cpu", SPEEDS)
+    exchanges.learn_layers("empty", [])
+    found = exchanges.of("empty")
+    assert [each.name for each in found.exchange.offers] == ["none"]
+
+
+# What cannot be asked for
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"compression": "uniform", "profile": "p.json"}, "profile=p.json .* Type profile=null"),
+        ({"compressor": "q5"}, "q5"),
+        ({"compressor": "powersgd-0"}, "rank 0"),
+    ],
+)
+def test_what_cannot_be_is_said(given, says):
+    refuses(says, lambda: _check(build(Settings, {"serve": True, **given})))
+
+
+def test_orders_cannot_choose_with_the_batch():
+    with pytest.raises(InputError, match=r"compression=coadaptive: .* las; type policy=synergy"):
+        check_compression("coadaptive", [get_policy("las")])
+
+
+GB = 1e9
+
+
+def node(cpus):
+    return Cluster((NodeType("cpu-0", "cpu", 1, 2, cpus, 8 * GB, 1e6),))
+
+
+def model(name, *, cpu_s):
+    file = file_of(name=name)
+    steps = (StepAtCpus(1.0, 0.2, 0.04, 0.2),)
+    given = ProfiledInput("cpu", 16, cpu_s, 0.16, 1e5, 1e9, steps)
+    noise, costs = (NoiseFrom(0.0, 0.0),), ProfiledCosts(1.0, 1.0, 1.0)
+    return ProfiledModel(name, file.initial_batch, file.max_batch, 1.0, noise, costs, (), given)
+
+
+HUNGRY = model("hungry", cpu_s=0.032)
+
+
+def profiled(folder, policy, *models):
+    return staged(folder, policy, (2,), cluster=node(4.0), profile=Profile({each.name: each for each in models}))
+
+
+def shares(stage):
+    launches = [run.launch for run in stage.agents[0].runs.values()]
+    return {each.job: each.share and each.share.cpus for each in launches}
+
+
+def test_shares_are_launched_with_and_change_without_a_restart(tmp_path):
+    """Alone the hungry job gets 3.2 CPUs; beside another that wants 1.2 it has what that leaves."""
+    stage = profiled(tmp_path, "fifo+tune", HUNGRY, model("modest", cpu_s=0.012))
+    (hungry,) = stage.submit(200.0, name="hungry")
+    stage.advance(1.0)
+    assert shares(stage) == {0: pytest.approx(3.2)}
+    (modest,) = stage.submit(40.0, name="modest")
+    stage.seconds(2)
+    assert shares(stage) == {0: pytest.approx(2.8), 1: pytest.approx(1.2)}
+    stage.finish()
+    assert (hungry.restarts, modest.restarts) == (0, 0)
+    told = [each for each in stage.execution.journal.timings() if each.kind == "share"]
+    assert [each.run for each in told] == [0, 1, 0, 0]
+    assert [each.parts["cpus"] for each in told] == pytest.approx([3.2, 1.2, 2.8, 3.2])
+    assert all(each.parts["memory_bytes"] > 0 for each in told)
+
+
+def test_policies_that_share_nothing_out_launch_as_ever(tmp_path):
+    stage = profiled(tmp_path, "fifo", HUNGRY)
+    stage.submit(40.0, name="other")
+    stage.advance(1.0)
+    assert shares(stage) == {0: None}
+    assert not [each for each in stage.execution.journal.timings() if each.kind == "share"]
+
+
+def test_cluster_of_agents_names_cpus_only_where_they_are_shared_out():
+    given = {"host": "h", "pid": 1, "slots": 2, "gpu_type": "cpu"}
+    large, small = (Hello(node=node, cpus=cpus, memory_bytes=10**9, **given) for node, cpus in enumerate((8, 4)))
+    plain, _ = cluster_of([large, small])
+    assert [(each.nodes, each.cpus) for each in plain.node_types] == [(2, 0.0)]
+    named, order = cluster_of([large, small], storage_bytes_per_s=1e6)
+    assert [(each.nodes, each.cpus, each.memory_bytes) for each in named.node_types] == [(1, 8.0, 1e9), (1, 4.0, 1e9)]
+    assert order == [0, 1]
+    refuses(r"node 2 \(h\)", cluster_of, [large, Hello(node=2, **given)], storage_bytes_per_s=1e6)
+
+
+def test_share_of_a_run_that_waits_for_its_slots_is_the_newest(tmp_path):
+    stage = profiled(tmp_path, "fifo+tune", HUNGRY)
+    runs = stage.execution.runs
+    run = Run(0, 0, ((0, 1),), PlanMessage(), Share(1.0, GB))
+    stage.execution.jobs[0] = stage.execution.made(0, "hungry", file_of(name="hungry"), 0.0, None)
+    runs.connected.clear()
+    runs.start(run)
+    runs.reshare(0, Share(3.0, GB))
+    assert runs.outbox == []
+    runs.agent_came(0)
+    stage.deliver()
+    assert shares(stage) == {0: 3.0}
+
+
+def test_profiled_input_says_what_a_job_can_use_and_how_long_steps_wait():
+    """The rate is that of as many GPUs as it asks for, at the batch it asks for."""
+    profile = Profile({"hungry": HUNGRY})
+    spec = spec_of(file_of(name="hungry", slots=2, batch=32), ("cpu",), 1.0, profile)
+    assert spec.pipeline == Pipeline(0.032, 1e5, 1e9)
+    assert spec.requested_rate["cpu"] == pytest.approx(2 / (32 * 0.010))
+    assert spec_of(file_of(name="other"), ("cpu",), 1.0, profile).pipeline is None
+    assert [HUNGRY.input.step_s(cpus) for cpus in (1.0, 2.0, 100.0)] == pytest.approx([16 * 0.032, 16 * 0.016, 0.16])
+
+
+def test_profiles_keep_inputs_and_those_without_are_read_as_ever():
+    profile = Profile({"hungry": HUNGRY}, "here", "now")
+    assert profile_of(profile.to_json(), "p") == profile
+    older = profile.to_json()
+    begins = older.index(',\n   "input"')
+    older = older[:begins] + older[older.index("\n  }\n ]\n}", begins) :]
+    assert profile_of(older, "p")["hungry"].input is None
+
+
+# Learned from what executed jobs report: no profile is needed
+
+GPU_SAMPLE_S = 0.010
+CPU_S = {"hungry": 0.060, "modest": 0.002}
+"""CPU-seconds of a sample: at 10 ms of its GPU, 6 CPUs and 0.2."""
+
+
+class LoadingAgent(FakeAgent):
+    """Its jobs load 1 GB of samples; how long that takes follows from the CPUs that they have."""
+
+    def measured(self, said, launch):
+        if launch.share is None:
+            return said
+        samples, cpus = said.micro_batch * said.accumulation, launch.share.cpus
+        gpu_s = samples * GPU_SAMPLE_S
+        step_s = max(gpu_s, samples * list(CPU_S.values())[launch.job] / cpus)
+        return replace(said, step_s=step_s, waited_s=step_s - gpu_s, cpus=cpus, data_bytes=GB)
+
+
+def loading(folder):
+    policy = get_policy("fifo+tune").with_input("learned")
+    return staged(folder, policy, (2,), cluster=node(8.0), agent=LoadingAgent)
+
+
+def test_shares_follow_what_jobs_report_and_no_profile_is_needed(tmp_path):
+    """Both begin with the proportional 4 CPUs; in the end the modest one has 1, and the hungry one the 6 it needs."""
+    stage = loading(tmp_path)
+    jobs = [stage.submit(400.0, name=name)[0] for name in CPU_S]
+    seen = []
+    for _ in range(8):
+        stage.advance(1.0)
+        seen.append(list(shares(stage).values()))
+        assert sum(seen[-1]) <= 8.0 + 1e-6
+    assert seen[0] == [4.0, 4.0]
+    assert seen[-1] == [pytest.approx(6.0, rel=0.01), pytest.approx(1.0, rel=0.06)]
+    assert [job.restarts for job in jobs] == [0, 0]
+    for job, state in zip(jobs, ("measured", "bounded"), strict=True):
+        assert job.task.pool.inputs.found.cpu_s.state == state
+        # Unprofiled, its rate as requested says nothing: its pace is what its own steps show.
+        spec = job.task.spec
+        requested_s = spec.requested_gpus / (spec.requested_rate["cpu"] * spec.requested_batch)
+        assert job.task.gpu_slowdown == pytest.approx(GPU_SAMPLE_S / requested_s)
+
+
+def recorded(cpus, step_s, waited_s):
+    """Of a job of 32 samples on one GPU, as a worker says it."""
+    said = report(0, launch_of(plan=PlanMessage(micro_batch=32)), 10.0)
+    return replace(said, step_s=step_s, waited_s=waited_s, cpus=cpus, data_bytes=GB)
+
+
+def test_a_fit_to_recorded_reports_and_what_is_no_report_of_input(tmp_path):
+    """320 ms of the GPU; 60 CPU-ms a sample, 3 % of noise. What GPUs take is learned apart from waiting."""
+    stage = loading(tmp_path)
+    (job,) = stage.submit(400.0, name="hungry")
+    decider = stage.execution.decider
+    decider.decide(0.0)
+    inputs = job.task.pool.inputs
+    for nothing in ({"steps": 1}, {"waited_s": 1.0}, {"step_s": 0.0}):
+        decider.report(job, replace(recorded(4.0, 0.48, 0.16), **nothing))
+        assert inputs.believed is None
+    assert decider.report(job, recorded(4.0, 0.494, 0.17)).step_s == pytest.approx(0.324)
+    before = inputs.believed
+    for nothing in ({"cpus": 0.0}, {"data_bytes": 0.0}):
+        decider.report(job, replace(recorded(1.0, 9.0, 8.0), **nothing))
+        assert inputs.believed is before is not None
+    for cpus, step_s, waited_s in ((2.0, 0.95, 0.64), (3.0, 0.65, 0.33), (8.0, 0.33, 0.0), (1.0, 1.9, 1.57)):
+        decider.report(job, recorded(cpus, step_s, waited_s))
+    assert inputs.believed is not None
+    found = inputs.found.cpu_s
+    assert found.value == pytest.approx(0.060, rel=0.03)
+    assert found.steps == 4
+    assert found.lower < 0.060 < found.upper

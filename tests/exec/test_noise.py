@@ -1,38 +1,47 @@
-from __future__ import annotations
+"""The gradient noise scale as it is measured, and what it does to the learning rate."""
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from exec.pretended import refuses
+from torch import nn
 
-from synergy_core.goodput.efficiency import noise_scale, statistical_efficiency
-from synergy_exec.training.noise import TIME_CONSTANT_STEPS, estimate, observe, statistics
-from synergy_exec.training.progress import FEWEST_NOISE_STEPS, Progress
+from synergy_core.goodput.efficiency import gain, noise_scale, statistical_efficiency
+from synergy_exec.examples.mlp import Mlp
+from synergy_exec.training.integrity import FEWEST_NOISE_STEPS, Progress
+from synergy_exec.training.job import cosine, warmed_up
+from synergy_exec.training.noise import (
+    TIME_CONSTANT_STEPS,
+    estimate,
+    learning_rate_factor,
+    learning_rate_scale,
+    observe,
+    statistics,
+)
 
 SAMPLES, BATCH = 768, 32
 
 
-def model() -> nn.Module:
+def model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 2))
 
 
-def data(count: int, seed: int) -> tuple[Tensor, Tensor]:
+def data(count, seed):
     generator = torch.Generator().manual_seed(seed)
     inputs = torch.randn(count, 6, generator=generator)
     targets = inputs[:, :2] * 0.5 + 0.3 * torch.randn(count, 2, generator=generator)
     return inputs, targets
 
 
-def gradient(net: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+def gradient(net, inputs, targets):
     loss = nn.functional.mse_loss(net(inputs), targets)
     return torch.cat([each.flatten() for each in torch.autograd.grad(loss, list(net.parameters()))]).double()
 
 
-def squares(net: nn.Module, inputs: Tensor, targets: Tensor, parts: int) -> tuple[float, float, float, float]:
+def squares(net, inputs, targets, parts):
     """What a step measures whose batch is cut into equal parts."""
     each = [gradient(net, x, y) for x, y in zip(inputs.chunk(parts), targets.chunk(parts), strict=True)]
     big = torch.stack(each).mean(0)
@@ -40,7 +49,7 @@ def squares(net: nn.Module, inputs: Tensor, targets: Tensor, parts: int) -> tupl
     return small, len(inputs) / parts, float(big @ big), len(inputs)
 
 
-def population(net: nn.Module, seed: int, count: int = SAMPLES) -> tuple[float, float]:
+def population(net, seed, count=SAMPLES):
     """(|G|², tr Σ) from single-sample gradients, unbiased."""
     inputs, targets = data(count, seed)
     rows = torch.stack([gradient(net, x[None], y[None]) for x, y in zip(inputs, targets, strict=True)])
@@ -49,13 +58,13 @@ def population(net: nn.Module, seed: int, count: int = SAMPLES) -> tuple[float, 
     return float(mean @ mean) - trace / count, trace
 
 
-def batches(seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+def batches(seed):
     inputs, targets = data(SAMPLES, seed)
     return zip(inputs.split(BATCH), targets.split(BATCH), strict=True)
 
 
 @pytest.mark.parametrize("parts", [2, 4, 8, 32])
-def test_mean_estimates_are_within_their_error_of_single_sample_gradients(parts: int) -> None:
+def test_mean_estimates_are_within_their_error_of_single_sample_gradients(parts):
     net = model()
     sqr, trace = population(net, seed=1)
     found = np.array([estimate(*squares(net, x, y, parts)) for x, y in batches(seed=1)])
@@ -65,36 +74,7 @@ def test_mean_estimates_are_within_their_error_of_single_sample_gradients(parts:
     assert 3 * error[1] < trace / 3
 
 
-def test_the_finest_cut_is_the_sample_variance() -> None:
-    """With parts of one sample, the second estimate is the unbiased variance of the batch's own gradients."""
-    net = model()
-    inputs, targets = data(BATCH, seed=2)
-    rows = torch.stack([gradient(net, x[None], y[None]) for x, y in zip(inputs, targets, strict=True)])
-    sqr, trace = estimate(*squares(net, inputs, targets, BATCH))
-    assert trace == pytest.approx(float(rows.var(0).sum()), rel=1e-6)
-    assert sqr + trace / BATCH == pytest.approx(float(rows.mean(0) @ rows.mean(0)), rel=1e-6)
-
-
-def test_moving_parameters_agree_with_fresh_samples() -> None:
-    """Averages over 150 steps of SGD, against single-sample gradients that no step saw, at every tenth of them."""
-    net, progress, reference = model(), Progress(), []
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    decay = math.exp(-1 / TIME_CONSTANT_STEPS)
-    for step in range(150):
-        inputs, targets = data(BATCH, seed=1000 + step)
-        observe(progress, *squares(net, inputs, targets, 4), initial_batch=BATCH)
-        if step % 10 == 5:
-            reference.append((decay ** (150 - step), *population(net, seed=5000 + step, count=256)))
-        nn.functional.mse_loss(net(inputs), targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    weights, sqrs, traces = np.array(reference).T
-    sqr, var = statistics(progress)
-    assert var * BATCH == pytest.approx(np.average(traces, weights=weights), rel=0.1)
-    assert sqr == pytest.approx(np.average(sqrs, weights=weights), rel=0.25)
-
-
-def steps_of_noise(phi: float, batch: int, parts: int, steps: int, seed: int, dimensions: int = 20) -> np.ndarray:
+def steps_of_noise(phi, batch, parts, steps, seed, dimensions=20):
     """Squares of made-up gradients with |G|² = 1 and tr Σ = phi, one row a step."""
     generator = np.random.default_rng(seed)
     spread = math.sqrt(phi / dimensions / (batch / parts))
@@ -106,7 +86,7 @@ def steps_of_noise(phi: float, batch: int, parts: int, steps: int, seed: int, di
 
 
 @pytest.mark.parametrize("phi", [3.0, 32.0, 320.0, 3200.0])
-def test_smoothed_efficiency_is_within_a_few_per_cent(phi: float) -> None:
+def test_smoothed_efficiency_is_within_a_few_per_cent(phi):
     """What the time constant is for: two parts a step, the least there can be, and 20 effective dimensions."""
     errors = []
     for seed in range(40):
@@ -118,7 +98,7 @@ def test_smoothed_efficiency_is_within_a_few_per_cent(phi: float) -> None:
     assert math.sqrt(np.mean(np.square(errors))) < 0.1
 
 
-def test_a_change_is_seen_within_two_time_constants() -> None:
+def test_a_change_is_seen_within_two_time_constants():
     progress = Progress()
     for phi in (32.0, 320.0):
         for row in steps_of_noise(phi, 32, 4, 2 * TIME_CONSTANT_STEPS, seed=1):
@@ -127,7 +107,7 @@ def test_a_change_is_seen_within_two_time_constants() -> None:
     assert float(noise_scale(sqr, var, 32)) > 0.7 * 320
 
 
-def test_statistics_do_not_depend_on_how_the_batch_was_cut_or_how_large_it_was() -> None:
+def test_statistics_do_not_depend_on_how_the_batch_was_cut_or_how_large_it_was():
     found = []
     for batch, parts in ((32, 2), (32, 8), (128, 4), (256, 16)):
         progress = Progress()
@@ -139,7 +119,7 @@ def test_statistics_do_not_depend_on_how_the_batch_was_cut_or_how_large_it_was()
         assert var == pytest.approx(64.0 / 32, rel=0.1)
 
 
-def test_unknown_before_a_few_steps_then_the_plain_mean() -> None:
+def test_unknown_before_a_few_steps_then_the_plain_mean():
     progress = Progress()
     for _ in range(FEWEST_NOISE_STEPS - 1):
         observe(progress, 3.0, 16, 2.0, 32, initial_batch=32)
@@ -148,7 +128,7 @@ def test_unknown_before_a_few_steps_then_the_plain_mean() -> None:
     assert statistics(progress) == pytest.approx((1.0, 1.0))
 
 
-def test_negative_and_infinite_estimates_do_no_harm() -> None:
+def test_negative_and_infinite_estimates_do_no_harm():
     progress = Progress()
     for _ in range(FEWEST_NOISE_STEPS):
         observe(progress, 3.0, 16, 1.0, 32, initial_batch=32)
@@ -161,24 +141,70 @@ def test_negative_and_infinite_estimates_do_no_harm() -> None:
     assert statistics(nothing) is None
 
 
-def test_differences_of_successive_gradients_take_movement_for_noise() -> None:
-    """Why one replica with one micro-batch cuts it in two: here the other way is a fifth or more too high."""
-    net, cut, differenced = model(), [], []
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
-    previous = None
-    for step in range(30):
-        inputs, targets = data(512, seed=100 + step)
-        cut.append(estimate(*squares(net, inputs, targets, 2))[1])
-        now = gradient(net, inputs, targets)
-        if previous is not None:
-            differenced.append(512 * float((now - previous) @ (now - previous)) / 2)
-        previous = now
-        nn.functional.mse_loss(net(inputs), targets).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert np.mean(differenced) > 1.2 * np.mean(cut)
-
-
-def test_equal_batches_are_refused() -> None:
+def test_equal_batches_are_refused():
     with pytest.raises(ValueError, match="the first must be fewer"):
         estimate(1.0, 32, 1.0, 32)
+
+
+# Learning rates
+
+STATISTICS = (0.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "batch", "statistics", "expected"),
+    [
+        *((rule, 32, STATISTICS, 1.0) for rule in ("adascale", "square_root", "none")),
+        ("adascale", 128, STATISTICS, gain(4.0, *STATISTICS)),
+        ("adascale", 128, STATISTICS, 4 * 2.5 / (2.0 + 4 * 0.5)),
+        # Noise alone: as many iterations as batches. No noise, or none known: one.
+        ("adascale", 128, (0.0, 1.0), 4.0),
+        ("adascale", 128, (1.0, 0.0), 1.0),
+        ("adascale", 128, None, 1.0),
+        ("square_root", 96, None, math.sqrt(3)),
+        ("none", 96, STATISTICS, 1.0),
+    ],
+)
+def test_factor_of_the_learning_rate(rule, batch, statistics, expected):
+    assert learning_rate_factor(rule, batch, 32, statistics) == pytest.approx(expected)
+
+
+def test_unknown_rule_and_too_small_batch_are_refused():
+    refuses("Did you mean 'adascale'", learning_rate_factor, "adascal", 64, 32, None)
+    with pytest.raises(ValueError, match="16 is below the initial batch 32"):
+        learning_rate_factor("none", 16, 32, None)
+
+
+class Scheduled(Mlp):
+    learning_rate_rule = "square_root"
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def learning_rate_schedule(self, work, total):
+        return self.factor * work / total
+
+
+def test_schedule_multiplies_what_follows_from_the_batch_and_gives_a_rate():
+    assert learning_rate_scale(Scheduled(0.5), 64, 16, None, 30.0, 60.0) == pytest.approx(2.0 * 0.25)
+    assert learning_rate_scale(Mlp(), 64, 16, (1.0, 4.0), 30.0, 60.0) == learning_rate_factor(
+        "adascale", 64, 16, (1.0, 4.0)
+    )
+    for odd in (float("nan"), float("inf"), -1.0):
+        refuses(
+            r"Scheduled.learning_rate_schedule\(30, 60\)", learning_rate_scale, Scheduled(odd), 16, 16, None, 30.0, 60.0
+        )
+
+
+def test_cosine_is_torchs_after_its_warm_up():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    torchs = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=90, eta_min=0.1)
+    for work in range(10, 100):
+        assert cosine(work, 100, warm_up=10, least=0.1) == pytest.approx(torchs.get_last_lr()[0], abs=1e-6)
+        optimizer.step()
+        torchs.step()
+    assert cosine(1e6, 100, warm_up=10, least=0.1) == pytest.approx(0.1)
+    assert [cosine(work, 100, warm_up=4) for work in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert [warmed_up(work, 4) for work in (0, 3, 4, 1e6)] == [0.25, 1.0, 1.0, 1.0]
+    assert warmed_up(0, 0) == 1.0

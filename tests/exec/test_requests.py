@@ -1,22 +1,17 @@
 """What an attacker or a typo sends to a controller: refused in a sentence, and nobody is hurt."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import gzip
 import json
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from exec.controllers_jobs import file_of
-from exec.test_api import served
+from exec.pretended import file_of, refuses
+from exec.served import served
 
-from synergy_core.errors import InputError
 from synergy_exec.client import Client
 from synergy_exec.commands._asking import list_jobs
-from synergy_exec.controller.controller import Controller
 from synergy_exec.job_file import MOST_BYTES, MOST_NAME, MOST_SAMPLES, MOST_WORK, read_job_file
 
 GOOD = file_of(work=10.0).values()
@@ -35,7 +30,7 @@ class Sent(NamedTuple):
     more: tuple[bytes, ...] = ()
     token: bytes | None = None
 
-    def raw(self, token: str) -> bytes:
+    def raw(self, token):
         body = self.body if isinstance(self.body, bytes) else json.dumps(self.body).encode()
         given = b"Bearer " + token.encode() if self.token is None else self.token
         lines = [f"{self.method} {self.path} HTTP/1.1".encode(), b"Host: x", b"Connection: close"]
@@ -45,23 +40,23 @@ class Sent(NamedTuple):
         return b"\r\n".join([*lines, *self.more]) + b"\r\n\r\n" + body
 
 
-def post(body: object, status: int = 400, *more: bytes) -> Sent:
+def post(body, status=400, *more):
     return Sent(status, "POST", "/jobs", body, more)
 
 
-def job(**more: object) -> Sent:
+def job(**more):
     return post({**GOOD, **more})
 
 
-def nested(levels: int) -> bytes:
+def nested(levels):
     return b'{"a":' * levels + b"1" + b"}" * levels
 
 
-def chunked(body: bytes) -> bytes:
+def chunked(body):
     return b"%x\r\n" % len(body) + body + b"\r\n0\r\n\r\n"
 
 
-def with_raw(key: str, value: bytes) -> bytes:
+def with_raw(key, value):
     """The good job with this text where the key's value stands."""
     return json.dumps({**GOOD, key: "@"}).encode().replace(b'"@"', value)
 
@@ -70,13 +65,10 @@ BODIES = {
     "nothing": post(b""),
     "not JSON": post(b"{not json"),
     "not UTF-8": post(b'{"name": "\xff\xfe"}'),
-    "zeros": post(b"\0" * 100),
     "a list": post([]),
-    "a number": post(7),
     "null": post(None),
     "a text": post("x" * 1_000),
     "deep JSON": post(nested(15_000)),
-    "deep lists": post(b"[" * 90_000),
     "deep arguments": post(with_raw("arguments", nested(200))),
     "a charset that is none": post(b"{}", 400, b"Content-Type: application/json; charset=bogus"),
     "gzip that is none": post(b"nonsense", 400, b"Content-Encoding: gzip"),
@@ -92,36 +84,21 @@ VALUES = {
     "a key with escape codes": post({**GOOD, ESCAPES: 3}),
     "work is a text": job(work="10"),
     "work is true": job(work=True),
-    "work is null": job(work=None),
     "work is NaN": post(with_raw("work", b"NaN")),
     "work is endless": post(with_raw("work", b"1e999")),
-    "work is Infinity": post(with_raw("work", b"-Infinity")),
-    "work of 400 digits": post(with_raw("work", b"9" * 400)),
     "work of 5000 digits": post(with_raw("work", b"9" * 5_000)),
     "work of 1e300": job(work=1e300),
-    "work is 0": job(work=0),
     "a batch of 1e30": post(with_raw("max_batch", b"1" + b"0" * 30)),
-    "a batch of 1e300": post(with_raw("max_batch", b"1" + b"0" * 300)),
-    "a first batch of 1e19": job(initial_batch=10**19, max_batch=10**19),
-    "a negative batch": job(batch=-1),
     "a batch in parts": job(initial_batch=1.5),
     "more slots than there are": job(slots=9),
-    "slots of 1e300": post(with_raw("slots", b"1" + b"0" * 300)),
-    "slots below 0": job(slots=-(10**30)),
     "arguments are a list": job(arguments=[1]),
-    "arguments are a text": job(arguments="x"),
     "an argument is NaN": post(with_raw("arguments", b'{"width": NaN}')),
-    "an argument is endless": post(with_raw("arguments", b'{"width": [1, -1e999]}')),
     "a user with escape codes": job(user=ESCAPES),
-    "a user that is a list": job(user=["root"]),
     "a virtual cluster of 10 kB": job(virtual_cluster="v" * 10_000),
     "a priority that nobody looks at": job(priority=5),
-    "a priority of 1e300": post(with_raw("priority", b"1" + b"0" * 300)),
     "a priority in parts": job(priority=1.5),
     "weights with escape codes": job(weights=ESCAPES),
-    "weights of 10 kB": job(weights="w" * 10_000),
     "a class that is none": post({**GOOD, "class": "rm -rf /"}),
-    "a class that is a list": post({**GOOD, "class": ["a:B"]}),
     "a class with a null byte": post({**GOOD, "class": "/a\0b.py:C"}),
     "a class with escape codes": post({**GOOD, "class": f"/{ESCAPES}.py:C"}),
     "a name of deep lists": post(with_raw("name", b"[" * 900 + b"]" * 900)),
@@ -131,23 +108,18 @@ NAMES = {
     f"the name {label}": job(name=name)
     for label, name in {
         "is empty": "",
-        "is a space": " ",
         "has a new line": "a\nb",
-        "has a carriage return": "a\rjob 7 done",
         "has escape codes": ESCAPES,
         "has a null byte": "a\0b",
         "has a surrogate": "a\ud800b",
         "turns around": "a\u202eb",
         "cannot be seen": "a\u200bb",
         "has 10 kB": "x" * 10_000,
-        "is a number": 7,
-        "is null": None,
         "is a mapping": {"a": 1},
     }.items()
 }
 PATHS = {
     "an unknown job": Sent(404, "DELETE", "/jobs/mime"),
-    "an unknown number": Sent(404, "GET", "/jobs/77/explain"),
     "a number of 5000 digits": Sent(404, "DELETE", "/jobs/" + "9" * 5_000),
     "a negative number": Sent(404, "DELETE", "/jobs/-1"),
     "another alphabet's number": Sent(404, "DELETE", "/jobs/%D9%A7"),
@@ -157,7 +129,6 @@ PATHS = {
     "a path to the token": Sent(404, "GET", "/../token"),
     "a new line in the path": Sent(404, "DELETE", "/jobs/a%0d%0aSet-Cookie:%20x"),
     "an unknown path": Sent(404, "GET", "/nowhere"),
-    "a path of 100 kB": Sent(400, "GET", "/" + "a" * 100_000),
     "a method that is not offered": Sent(405, "PUT", "/jobs"),
     "a method for all jobs": Sent(405, "DELETE", "/jobs"),
     "a method nobody knows": Sent(400, "BREW", "/jobs"),
@@ -166,7 +137,6 @@ PATHS = {
 }
 TOKENS = {
     "no token": Sent(401, token=b""),
-    "an empty token": Sent(401, token=b"Bearer "),
     "a wrong token": Sent(401, token=b"Bearer guess"),
     "a token that is no text": Sent(401, token=b"Bearer \xff\xfe\x80"),
     "another scheme": Sent(401, token=b"Basic YTpi"),
@@ -175,11 +145,9 @@ TOKENS = {
     "no token, to an unknown path": Sent(401, "GET", "/nowhere", token=b""),
     "no token, over the limit": Sent(401, "POST", "/jobs", b"x" * (MOST_BYTES + 1), token=b""),
     "a number of jobs that is none": Sent(400, "GET", "/state?most=-1"),
-    "a number of 5000 digits of jobs": Sent(400, "GET", "/state?most=" + "9" * 5_000),
     "an unknown job, again": Sent(404, "POST", "/jobs/mime/retry", {}),
     "again, with no JSON": Sent(400, "POST", "/jobs/mime/retry", b"{"),
     "again, with deep JSON": Sent(400, "POST", "/jobs/mime/retry", nested(15_000)),
-    "again, with a list": Sent(400, "POST", "/jobs/mime/retry", []),
     "again, with another key": Sent(400, "POST", "/jobs/mime/retry", {"from": 3}),
     "an unknown job, pruned": Sent(404, "POST", "/jobs/mime/prune", {}),
     "an unknown job's weights": Sent(404, "GET", "/jobs/mime/weights"),
@@ -192,14 +160,12 @@ ALL = {**BODIES, **VALUES, **NAMES, **PATHS, **TOKENS}
 
 
 class Answered(NamedTuple):
-    """What came back. text: of the body."""
-
     status: int
     headers: str
     text: str
 
 
-async def answer(client: Client, sent: Sent) -> Answered:
+async def answer(client, sent):
     host, _, port = client.url.removeprefix("http://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(sent.raw(client.token).replace(b"TOKEN", client.token.encode()))
@@ -214,14 +180,13 @@ async def answer(client: Client, sent: Sent) -> Answered:
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answered]:
+def answers(tmp_path_factory):
     """One controller is sent all of it, and decides on a good job at the end."""
-    found: dict[str, Answered] = {}
+    found = {}
 
-    async def work(controller: Controller, client: Client) -> None:
+    async def work(controller, client):
         for label, sent in ALL.items():
             found[label] = await answer(client, sent)
-            assert controller.execution is not None
             for taken in list(controller.execution.decider.active.values()):
                 found[label + ", and was taken"] = Answered(201, "", taken.name)
                 controller.execution.cancel(taken, controller.now_s())
@@ -235,7 +200,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Answered]:
 
 
 @pytest.mark.parametrize("label", ALL)
-def test_what_cannot_be_is_refused_in_a_sentence(answers: dict[str, Answered], label: str) -> None:
+def test_what_cannot_be_is_refused_in_a_sentence(answers, label):
     got = answers[label]
     assert got.status == ALL[label].status, got
     assert f"{label}, and was taken" not in answers
@@ -244,19 +209,18 @@ def test_what_cannot_be_is_refused_in_a_sentence(answers: dict[str, Answered], l
         assert 10 < len(sentence) < 500
         assert sentence.isprintable()
     else:
-        # aiohttp's own answer to what is no HTTP request, or one whose headers are too long.
         assert got.status in (400, 417)
         assert len(got.text) < 1_000
 
 
-def test_a_good_job_is_taken_after_all_that(answers: dict[str, Answered]) -> None:
+def test_a_good_job_is_taken_after_all_that(answers):
     assert answers["a good job"].status == 201
     *_, largest, listed = json.loads(answers["the list"].text)
     assert (largest["name"], listed["name"]) == (LARGEST["name"], GOOD["name"])
     assert largest["slots"] + listed["slots"] == 2
 
 
-def test_what_users_write_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_users_write_moves_no_cursor(monkeypatch, capsys):
     """A failed job's reason is what its code raised, and a trace's names are what its log says."""
     texts = {"name": f"n{ESCAPES}", "note": "", "reason": f"rank 0: ValueError: {ESCAPES}\nline 2\rjob 7 done"}
     numbers = dict.fromkeys(("job", "slots", "slots_asked", "step", "work", "restarts"), 0)
@@ -271,21 +235,25 @@ def test_what_users_write_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, capsy
     assert "node 0, slot 1 is set aside: workers died on it" in said
 
 
+BILLION = "{a: &a [x,x,x,x,x,x,x,x,x,x]"
+"""Of lists: each of the next has ten of those before."""
+for before, name in ("ab", "bc", "cd", "de", "ef"):
+    BILLION += f", {name}: &{name} [{','.join([f'*{before}'] * 10)}]"
+BILLION += "}"
+
+
 @pytest.mark.parametrize(
     ("written", "says"),
     [
         ("&a [*a]", "at most 20 levels"),
-        ("{a: &a [x,x,x,x,x,x,x,x,x,x], b: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a], c: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b],"
-         " d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c], e: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d], f: [*e,*e,*e,*e,*e,*e]}",
-         "no endless ones"),
+        (BILLION, "no endless ones"),
         ("{day: 2024-01-01}", "is a date; expected texts"),
         ("{width: " + "9" * 5_000 + "}", "not YAML"),
         ("[" * 5_000, "not YAML"),
     ],
     ids=["a list in itself", "lists of lists of lists", "a date", "5000 digits", "deep"],
 )  # fmt: skip
-def test_a_job_file_that_cannot_be_sent_is_refused_before(tmp_path: Path, written: str, says: str) -> None:
+def test_a_job_file_that_cannot_be_sent_is_refused_before(tmp_path, written, says):
     path = tmp_path / "job.yaml"
     path.write_text(f"class: a:B\ninitial_batch: 1\nwork: 1\narguments: {{x: {written}}}\n")
-    with pytest.raises(InputError, match=says):
-        read_job_file(path)
+    refuses(says, read_job_file, path)

@@ -1,50 +1,252 @@
 """What a job may say beside its four methods trains alike under every plan, across changes of plan."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import groups
+import models
 import pytest
 import torch
-import users_cases as cases
-from users_cases import BATCH, CHAINS, MICRO, SEED, STEPS, TOTAL, Seen
+from exec.agents_jobs import Pieces
+from exec.pretended import refuses
+from torch import distributed, nn
+from torch.nn import functional
 
 from synergy_core.errors import InputError
 from synergy_exec.messages import PlanMessage
+from synergy_exec.training import noise
 from synergy_exec.training.admitted import refusal
-from synergy_exec.training.job import TrainingJob
+from synergy_exec.training.integrity import Progress
+from synergy_exec.training.job import TrainingJob, cosine
+from synergy_exec.training.stream import StreamedJob
 from synergy_exec.training.trainer import Trainer
+
+SEED, BATCH, MICRO = 5, 8, 2
+STEPS, TOTAL = 3, 18.0
+"""Of a run; of a whole job, for its schedule."""
+WORDS, WIDTH, CLASSES = 6, 8, 3
+
+PLANS = {
+    "one": PlanMessage(micro_batch=MICRO, accumulation=4),
+    "ddp": PlanMessage(data=2, micro_batch=MICRO, accumulation=2),
+    "fsdp": PlanMessage(data=2, zero=3, micro_batch=MICRO, accumulation=2),
+    "zero2": PlanMessage(data=2, zero=2, micro_batch=MICRO, accumulation=2),
+    "tp": PlanMessage(tensor=2, micro_batch=MICRO, accumulation=4),
+    "pp": PlanMessage(pipeline=2, micro_batch=MICRO, accumulation=4),
+    "v2": PlanMessage(pipeline=2, interleave=2, micro_batch=MICRO, accumulation=4),
+}
+"""All with the same micro-batches."""
+
+
+def numbers(seed, *shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Small(TrainingJob):
+    """SGD, so that a wrong scale of a gradient shows; clipped, scheduled, evaluated on sizes nothing divides."""
+
+    learning_rate_rule = "none"
+    max_grad_norm = 0.3
+    evaluate_every = 1
+
+    def build_optimizer(self, parameters):
+        return torch.optim.SGD(parameters, lr=0.5, momentum=0.9)
+
+    def learning_rate_schedule(self, work, total):
+        return cosine(work, total, warm_up=4.0, least=0.1)
+
+    def evaluation(self):
+        return [self.batch(1000 + size, size) for size in (1, 7, 16)]
+
+    def loss(self, output, target):
+        return functional.cross_entropy(output, target)
+
+    def metrics(self, output, target):
+        return {"loss": self.loss(output, target), "twice": 2 * float(self.loss(output, target))}
+
+
+class MaskedModel(nn.Module):
+    """Means over words that are there; a dict of two outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(32, WIDTH)
+        self.layers = nn.ModuleList(models.Layer(WIDTH) for _ in range(2))
+        self.scores = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, ids, mask, *, extra, flag):
+        assert flag
+        hidden = self.words(ids)
+        for layer in self.layers:
+            hidden = layer(hidden)
+        pooled = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+        return {"scores": self.scores(pooled + extra["shift"]), "sizes": (pooled.square().mean(1),)}
+
+
+class Masked(Small):
+    """Batches of a dict with a mask, a nested dict and a flag, and of a tuple with a dict."""
+
+    blocks = "layers"
+    tensor_plan = {"layers.*.up": "column", "layers.*.down": "row"}  # noqa: RUF012
+
+    def build_model(self):
+        return MaskedModel()
+
+    def batch(self, step, size):
+        generator = torch.Generator().manual_seed(step)
+        ids = torch.randint(32, (size, WORDS), generator=generator)
+        mask = torch.arange(WORDS) < torch.randint(1, WORDS + 1, (size, 1), generator=generator)
+        extra = {"shift": torch.randn(size, WIDTH, generator=generator)}
+        labels = torch.randint(CLASSES, (size,), generator=generator)
+        inputs = {"ids": ids, "mask": mask.float(), "extra": extra, "flag": True}
+        return inputs, (labels, {"small": extra["shift"][:, 0]})
+
+    def loss(self, output, target):
+        labels, more = target
+        (sizes,) = output["sizes"]
+        return functional.cross_entropy(output["scores"], labels) + ((sizes - more["small"]) ** 2).mean()
+
+
+class Unclipped(Masked):
+    max_grad_norm = None
+
+
+class Unscheduled(Masked):
+    def learning_rate_schedule(self, work, total):
+        return 1.0
+
+
+class NormedLayer(nn.Module):
+    def __init__(self, momentum):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH, momentum=momentum)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + torch.tanh(self.linear(self.norm(x)))
+
+
+class NormedModel(models.Net):
+    """BatchNorm before, in and after the blocks, one of which averages over all it has seen; an infinite constant."""
+
+    def __init__(self):
+        super().__init__(4, WIDTH, CLASSES, 4, lambda at: NormedLayer(None if at == 1 else 0.2))
+        self.first_norm, self.last_norm = nn.BatchNorm1d(WIDTH), nn.BatchNorm1d(WIDTH)
+        self.register_buffer("constant", torch.tensor([float("-inf"), 1.0]))
+
+    def embed(self, x):
+        return self.first_norm(super().embed(x))
+
+    def head(self, hidden):
+        return super().head(self.last_norm(hidden))
+
+
+class Normed(Small):
+    blocks = "layers"
+    max_grad_norm = None
+
+    def build_model(self):
+        return NormedModel()
+
+    def batch(self, step, size):
+        return numbers(step, size, 4) * (1 + step % 3), numbers(step + 10_000, size, CLASSES).argmax(1)
+
+
+class Dropping(Normed):
+    max_grad_norm = 0.3  # without norms it would run away, and carry rounding with it
+
+    def build_model(self):
+        model = NormedModel()
+        for at, layer in enumerate(model.layers):
+            layer.norm = nn.Dropout(0.1 * (at + 1))
+        model.first_norm, model.last_norm = nn.Dropout(0.2), nn.Dropout(0.3)
+        return model
+
+
+class Streamed(StreamedJob, Small):
+    blocks = "layers"
+    max_grad_norm = None
+
+    def build_model(self):
+        return models.Net(4, WIDTH, CLASSES, 4, lambda at: models.Layer(WIDTH))
+
+    def loader(self):
+        return Pieces(10, self.piece)
+
+    def piece(self, number):
+        return numbers(100 + number, 3, 4), torch.arange(3) % CLASSES
+
+    def evaluation(self):
+        return [(numbers(7, 5, 4), torch.arange(5) % CLASSES)]
+
+
+class OddlyStreamed(Streamed):
+    """Its loader gives other samples on rank 1."""
+
+    def piece(self, number):
+        return super().piece(number + distributed.get_rank())
+
+
+CHAINS = {
+    Masked: ("ddp", "fsdp", "tp", "zero2", "one"),
+    Normed: ("ddp", "pp", "fsdp", "v2", "one"),
+    Dropping: ("ddp", "fsdp", "zero2", "one"),
+    Streamed: ("ddp", "pp", "fsdp", "one"),
+}
+"""Plans that a job goes through, a run each; a single process comes last."""
+
+
+def run(job, plan, folder, steps=STEPS):
+    """Goes on from the folder's checkpoint, if there is one, and saves at the end."""
+    made, path = job(), Path(folder)
+    trainer = Trainer(made, PLANS[plan], seed=SEED)
+    progress = trainer.load(path) or Progress()
+    found = []
+    for _ in range(steps):
+        rate = noise.learning_rate_scale(made, BATCH, BATCH, None, float(progress.step), TOTAL)
+        result = trainer.step(progress.step, rate=rate)
+        progress.step += 1
+        found.append((result.loss, result.grad_norm, trainer.evaluate(progress.step)))
+    trainer.save(path, progress)
+    return found
+
+
+def refused(job, plan):
+    try:
+        Trainer(job(), PLANS[plan], seed=SEED).step(0)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def resized(plan):
+    trainer = Trainer(Streamed(), PLANS[plan], seed=SEED)
+    losses = []
+    for step, accumulation in enumerate((1, 1, 2, 3, 1)):
+        trainer.retune(MICRO, accumulation * 2 // trainer.plan.data)
+        losses.append(trainer.step(step, rate=0.1).loss)
+    return losses
+
 
 TOLERANCE = 1e-5
 
 
+PIECES = [(run, Dropping, "pp", *where) for where in (("paused", 2), ("paused", 4), ("whole", 6))]
+
+
+def links(job):
+    return [(run, job, plan, job.__name__) for plan in CHAINS[job]]
+
+
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def answers(tmp_path_factory):
     """Every job of CHAINS through its plans, run by run from checkpoint to checkpoint."""
-    folder = tmp_path_factory.mktemp("chains")
-    two, one = [], []
-    for job, plans in CHAINS.items():
-        for at, plan in enumerate(plans):
-            case = (f"{job} {at}", "users_cases:run", (job, plan, str(folder / job)))
-            (one if plan == "one" else two).append(case)
-    two.append(("odd", "users_cases:refused", ("OddlyStreamed", "ddp")))
-    two += [(f"resized {plan}", "users_cases:resized", (plan,)) for plan in ("ddp", "fsdp", "pp")]
-    pieces = (("first", "paused", STEPS), ("second", "paused", STEPS), ("whole", "whole", 2 * STEPS))
-    two += [
-        (f"dropping {name}", "users_cases:run", ("Dropping", "pp", str(folder / where), steps))
-        for name, where, steps in pieces
-    ]
-    return groups.run({2: two, 1: one}, timeout_s=300)
+    chained = [case for job in CHAINS for case in links(job)]
+    two = [case for case in chained if case[2] != "one"]
+    two += [(refused, OddlyStreamed, "ddp"), *((resized, plan) for plan in ("ddp", "fsdp", "pp")), *PIECES]
+    return groups.run_once(tmp_path_factory, "users-jobs", {2: two, 1: [case for case in chained if case[2] == "one"]})
 
 
-def chain(answers: dict[str, Any], job: str) -> list[Seen]:
-    return [seen for at in range(len(CHAINS[job])) for seen in answers[f"{job} {at}"]]
-
-
-def difference(one: list[Seen], other: list[Seen]) -> float:
-    """The largest of losses, norms of gradients, and metrics."""
+def difference(one, other):
     assert len(one) == len(other)
     found = []
     for (loss, norm, metrics), (its_loss, its_norm, its_metrics) in zip(one, other, strict=True):
@@ -55,23 +257,21 @@ def difference(one: list[Seen], other: list[Seen]) -> float:
 
 
 @pytest.mark.parametrize("job", CHAINS)
-def test_a_job_through_all_its_plans_is_one_run_without_a_break(
-    answers: dict[str, Any], job: str, tmp_path: Path
-) -> None:
+def test_a_job_through_all_its_plans_is_one_run_without_a_break(answers, job, tmp_path):
     """Nested batches, clipping, schedule and evaluation; BatchNorm; dropout; a stream of samples."""
-    through = chain(answers, job)
-    alone = cases.run(job, "one", str(tmp_path), STEPS * len(CHAINS[job]))
+    through = [seen for case in links(job) for seen in answers[case]]
+    alone = run(job, "one", tmp_path, STEPS * len(CHAINS[job]))
     assert difference(through, alone) <= TOLERANCE
 
 
-def test_dropout_under_a_pipeline_goes_on_as_if_it_had_not_been_paused(answers: dict[str, Any]) -> None:
+def test_dropout_under_a_pipeline_goes_on_as_if_it_had_not_been_paused(answers):
     """Though the first step of every run sends something through the stages to learn shapes."""
-    paused = [*answers["dropping first"], *answers["dropping second"]]
-    assert difference(paused, answers["dropping whole"]) <= TOLERANCE
+    first, second, whole = (answers[case] for case in PIECES)
+    assert difference([*first, *second], whole) <= TOLERANCE
 
 
-def test_nested_batches_are_trained_clipped_and_scheduled_as_plain_torch_does(tmp_path: Path) -> None:
-    job = cases.Masked()
+def test_nested_batches_are_trained_clipped_and_scheduled_as_plain_torch_does(tmp_path):
+    job = Masked()
     torch.manual_seed(SEED)
     model = job.build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
@@ -86,28 +286,26 @@ def test_nested_batches_are_trained_clipped_and_scheduled_as_plain_torch_does(tm
         optimizer.step()
         schedule.step()
         expected.append((loss.item(), norm.item()))
-    found = [(loss, norm) for loss, norm, _ in cases.run("Masked", "one", str(tmp_path / "masked"), 6)]
-    for control in ("Unclipped", "Unscheduled"):
-        other = [(loss, norm) for loss, norm, _ in cases.run(control, "one", str(tmp_path / control), 6)]
+    found = [(loss, norm) for loss, norm, _ in run(Masked, "one", tmp_path / "masked", 6)]
+    for control in (Unclipped, Unscheduled):
+        other = [(loss, norm) for loss, norm, _ in run(control, "one", tmp_path / control.__name__, 6)]
         assert torch.tensor(other).sub(torch.tensor(expected)).abs().max() > 100 * TOLERANCE
     assert torch.tensor(found).sub(torch.tensor(expected)).abs().max() <= TOLERANCE
 
 
-def test_nested_outputs_are_of_single_precision_in_bfloat16_too() -> None:
-    losses = [
-        Trainer(cases.Masked(), cases.PLANS["one"], seed=SEED, bfloat16=each).step(0).loss for each in (False, True)
-    ]
+def test_nested_outputs_are_of_single_precision_in_bfloat16_too():
+    losses = [Trainer(Masked(), PLANS["one"], seed=SEED, bfloat16=each).step(0).loss for each in (False, True)]
     assert losses[1] == pytest.approx(losses[0], abs=2e-2)
     assert losses[1] != losses[0]
-    trainer = Trainer(cases.Masked(), cases.PLANS["one"], bfloat16=True)
-    output = trainer.parts[0](**cases.Masked().batch(0, 2)[0])
+    trainer = Trainer(Masked(), PLANS["one"], bfloat16=True)
+    output = trainer.parts[0](**Masked().batch(0, 2)[0])
     assert (output["scores"].dtype, output["sizes"][0].dtype) == (torch.float32, torch.float32)
 
 
-def test_running_statistics_move_by_the_mean_over_the_micro_batches_of_a_step(tmp_path: Path) -> None:
+def test_running_statistics_move_by_the_mean_over_the_micro_batches_of_a_step(tmp_path):
     """As plain torch has them where each micro-batch begins with what the step began with."""
-    job = cases.Normed()
-    trainer = Trainer(job, cases.PLANS["one"], seed=SEED)
+    job = Normed()
+    trainer = Trainer(job, PLANS["one"], seed=SEED)
     (part,) = trainer.parts
     before = part.first_norm.running_mean.clone()
     first = part.first.weight.detach().clone(), part.first.bias.detach().clone()
@@ -122,9 +320,9 @@ def test_running_statistics_move_by_the_mean_over_the_micro_batches_of_a_step(tm
     assert int(part.first_norm.num_batches_tracked) == 1
 
 
-def test_evaluation_is_the_mean_over_all_samples_whatever_the_batches() -> None:
-    job = cases.Normed()
-    trainer = Trainer(job, cases.PLANS["one"], seed=SEED)
+def test_evaluation_is_the_mean_over_all_samples_whatever_the_batches():
+    job = Normed()
+    trainer = Trainer(job, PLANS["one"], seed=SEED)
     trainer.step(0)
     found = trainer.evaluate(1)
     (model,) = trainer.parts
@@ -135,70 +333,53 @@ def test_evaluation_is_the_mean_over_all_samples_whatever_the_batches() -> None:
     assert found["twice"] == pytest.approx(2 * sum(sums) / 24, abs=1e-6)
 
 
-def test_a_batch_of_another_size_takes_the_next_samples_under_every_plan(answers: dict[str, Any]) -> None:
-    alone = cases.resized("one")
+def test_a_batch_of_another_size_takes_the_next_samples_under_every_plan(answers):
+    alone = resized("one")
     for plan in ("ddp", "fsdp", "pp"):
-        assert answers[f"resized {plan}"] == pytest.approx(alone, abs=TOLERANCE), plan
+        assert answers[resized, plan] == pytest.approx(alone, abs=TOLERANCE), plan
 
 
-def test_loaders_that_differ_between_ranks_are_found_out(answers: dict[str, Any]) -> None:
-    assert "OddlyStreamed.loader() gives other samples on rank 1 than on rank 0, at step 1" in answers["odd"]
+def test_loaders_that_differ_between_ranks_are_found_out(answers):
+    assert (
+        "OddlyStreamed.loader() gives other samples on rank 1 than on rank 0, at step 1"
+        in answers[refused, OddlyStreamed, "ddp"]
+    )
 
 
-def test_what_a_pipeline_cannot_send_is_refused_before_the_start() -> None:
-    reason = refusal(cases.Masked(), PlanMessage(pipeline=2, accumulation=2))
+def test_what_a_pipeline_cannot_send_is_refused_before_the_start():
+    reason = refusal(Masked(), PlanMessage(pipeline=2, accumulation=2))
     assert reason == (
         "a pipeline takes one tensor of inputs and one of targets, and Masked.batch gives a dict; give tensors, or "
         "take pipeline 1 instead of 2"
     )
-    assert refusal(cases.Masked(), PlanMessage(tensor=2)) is None
-    assert refusal(cases.Normed(), PlanMessage(pipeline=2, accumulation=2)) is None
+    assert refusal(Masked(), PlanMessage(tensor=2)) is None
+    assert refusal(Normed(), PlanMessage(pipeline=2, accumulation=2)) is None
 
 
-class Shorter(cases.Masked):
+def masked_short(job, step, size):
     """One of its tensors forgets a sample."""
-
-    def batch(self, step: int, size: int) -> tuple[Any, Any]:
-        inputs, targets = super().batch(step, size)
-        return {**inputs, "mask": inputs["mask"][1:]}, targets
+    inputs, targets = Masked.batch(job, step, size)
+    return {**inputs, "mask": inputs["mask"][1:]}, targets
 
 
-class Unready(cases.Normed):
-    """It is to be evaluated, on nothing."""
-
-    def evaluation(self) -> list[Any]:
-        return []
-
-
-class Lopsided(cases.Normed):
-    """Its evaluation has fewer targets than inputs."""
-
-    def evaluation(self) -> list[Any]:
-        inputs, targets = self.batch(0, 4)
-        return [(inputs, targets[1:])]
+def lopsided(job):
+    inputs, targets = job.batch(0, 4)
+    return [(inputs, targets[1:])]
 
 
 @pytest.mark.parametrize(
-    ("job", "says"),
+    ("kind", "odd", "says"),
     [
-        (Unready(), "Unready: evaluate_every is 1, and evaluation() gives no batches; give some"),
-        (Lopsided(), r"Lopsided.evaluation\(\) gave tensors of 3 or 4 rows; give inputs and targets as many"),
+        (Normed, {"evaluation": lambda job: []}, r"evaluate_every is 1, and evaluation\(\) gives no batches"),
+        (Normed, {"evaluation": lopsided}, r"Odd.evaluation\(\) gave tensors of 3 or 4 rows"),
+        (Masked, {"batch": masked_short}, r"Odd.batch\(0, 2\) gave 1 or 2 inputs and 2 targets; give 2 of each"),
     ],
 )
-def test_what_cannot_be_evaluated_is_said(job: TrainingJob, says: str) -> None:
-    with pytest.raises(InputError, match=says.replace("()", r"\(\)") if "\\" not in says else says):
-        Trainer(job, PlanMessage(micro_batch=2)).evaluate(1)
+def test_tensors_of_another_length_and_evaluations_of_nothing_are_errors(kind, odd, says):
+    trainer = Trainer(type("Odd", (kind,), odd)(), PlanMessage(micro_batch=2))
 
+    def step_and_evaluate():
+        trainer.step(0)
+        trainer.evaluate(1)
 
-def test_a_tensor_of_another_length_is_an_error() -> None:
-    with pytest.raises(InputError, match=r"Shorter.batch\(0, 4\) gave 3 or 4 inputs and 4 targets; give 4 of each"):
-        Trainer(Shorter(), PlanMessage(micro_batch=4)).step(0)
-
-
-def test_replicas_draw_different_numbers_and_ranks_that_split_one_the_same() -> None:
-    """By the loss of the first step: that of both micro-batches in one process."""
-    job, plan = cases.Dropping(), PlanMessage(micro_batch=4, accumulation=2)
-    whole = Trainer(job, plan, seed=SEED).step(0).loss
-    assert whole != Trainer(job, PlanMessage(micro_batch=8), seed=SEED).step(0).loss
-    assert whole == Trainer(job, plan, seed=SEED).step(0).loss
-    assert whole != Trainer(job, plan, seed=SEED).step(1).loss
+    refuses(says, step_and_evaluate)

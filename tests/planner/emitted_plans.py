@@ -5,20 +5,14 @@ from dataclasses import replace
 from synergy_core.errors import InputError
 from synergy_core.planner.emitters import PlannedLaunch, emitted
 from synergy_core.planner.families import architecture_named, mixture, transformer
+from synergy_core.planner.machine import software_named
 from synergy_core.planner.plan import Plan, Recompute
-from synergy_core.planner.software import software_named
 
 DENSE = transformer.Architecture(
     layers=12, hidden=1024, heads=16, kv_heads=8, ffn=4096, vocab=32000, seq_len=4096, gated=True, tied=False
 )
 SPARSE = mixture.Architecture(
-    *(12, 1024, 16, 4096, 32000, 4096),
-    gated=True,
-    experts=8,
-    topk=2,
-    expert_ffn=512,
-    shared_experts=1,
-    dense_layers=2,
+    *(12, 1024, 16, 4096, 32000, 4096), gated=True, experts=8, topk=2, expert_ffn=512, shared_experts=1, dense_layers=2
 )
 LATENT = architecture_named("deepseek-v3")[1]
 READERS = {

@@ -1,11 +1,10 @@
-"""Machines, software and constants that do not change when the catalog's constants are fitted anew."""
+"""Machines, software and constants that do not change when the catalog's constants are fitted anew; a command run."""
 
 from dataclasses import replace
 
-from synergy_core.planner.constants import Constants
+from synergy_core.__main__ import main
 from synergy_core.planner.families import transformer
-from synergy_core.planner.machine import machine_named
-from synergy_core.planner.software import Software
+from synergy_core.planner.machine import Constants, Software, machine_named
 
 SOFTWARE = Software("test")
 CONSTANTS = Constants()
@@ -14,6 +13,12 @@ CONSTANTS = Constants()
 def machine(name="a100", memory_bytes=80e9):
     """The usual node of a GPU type with another memory."""
     return replace(machine_named(name), memory_bytes=memory_bytes)
+
+
+def asked(capsys, typed, *more):
+    """Of a command as typed, with more words behind it: its status, what it printed, and what it complained of."""
+    status = main([*typed.split(), *more])
+    return status, *capsys.readouterr()
 
 
 def gpt(**changes):

@@ -2,14 +2,12 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from synergy_core.__main__ import main
-from synergy_core.commands._asked import model_asked
+from synergy_core.commands._asking import DEFAULT_TOKENS, model_from_config, model_types, requested_model
 from synergy_core.errors import InputError
 from synergy_core.planner.families import architecture_named
-from synergy_core.planner.huggingface import LONGEST, model_from_config, model_types
 
 LLAMA = {
     "model_type": "llama",
@@ -21,18 +19,8 @@ LLAMA = {
     "vocab_size": 128256,
     "max_position_embeddings": 8192,
 }
-MINE = {
-    "family": "transformer",
-    "title": "Mine",
-    "layers": "4",
-    "hidden": "512",
-    "heads": "8",
-    "ffn": "2048",
-    "vocab": "1000",
-    "seq_len": "512",
-    "published_parameters": "1.0e+7",
-    "source": "me",
-}
+SIZES = {"layers": "4", "hidden": "512", "heads": "8", "ffn": "2048", "vocab": "1000", "seq_len": "512"}
+MINE = {"family": "transformer", "title": "Mine", **SIZES, "published_parameters": "1.0e+7", "source": "me"}
 PARTS = {"family": "mixture", "experts": "8", "topk": "2", "expert_ffn": "512"}
 
 
@@ -54,28 +42,28 @@ def test_a_config_json_is_the_model_of_the_catalog(tmp_path):
     """Meta-Llama-3-8B's own config.json, as far as it is read."""
     _, ours = architecture_named("llama-3-8b")
     assert model_from_config(config(tmp_path)).architecture == ours
-    assert model_asked(str(tmp_path)).architecture == ours
+    assert requested_model(str(tmp_path)).architecture == ours
 
 
-CONFIGS = (
-    ("LlamaConfig", {"num_key_value_heads": 8}),
-    ("MistralConfig", {}),
-    ("MixtralConfig", {}),
-    ("Qwen2Config", {"num_key_value_heads": 4}),
-    ("Qwen3Config", {"num_key_value_heads": 8}),
-    ("Qwen3MoeConfig", {}),
-    ("DeepseekV3Config", {}),
-    ("GptOssConfig", {}),
-    ("GPT2Config", {}),
-    ("GPTNeoXConfig", {}),
-)
+CONFIGS = {
+    "LlamaConfig": {"num_key_value_heads": 8},
+    "MistralConfig": {},
+    "MixtralConfig": {},
+    "Qwen2Config": {"num_key_value_heads": 4},
+    "Qwen3Config": {"num_key_value_heads": 8},
+    "Qwen3MoeConfig": {},
+    "DeepseekV3Config": {},
+    "GptOssConfig": {},
+    "GPT2Config": {},  # its MLP is four times as wide where nobody says how wide
+    "GPTNeoXConfig": {},
+}
 
 
-@pytest.mark.parametrize(("name", "changes"), CONFIGS, ids=[name for name, _ in CONFIGS])
-def test_parameters_are_those_of_transformers_own_model(tmp_path, name, changes):
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_are_those_of_transformers_own_model(tmp_path, name):
     """Counted on the meta device, biases and norms included, which the planner leaves out or rounds."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    theirs = getattr(transformers, name)(**changes)
+    theirs = getattr(transformers, name)(**CONFIGS[name])
     theirs.save_pretrained(tmp_path)
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(theirs)
@@ -84,19 +72,18 @@ def test_parameters_are_those_of_transformers_own_model(tmp_path, name, changes)
     assert float(ours.parameters()) == pytest.approx(count, rel=0.004)
 
 
-def test_every_model_type_is_tried(tmp_path):
-    """The table above has each; and gpt2, whose MLP is four times as wide where nobody says how wide."""
-    tried = {name.removesuffix("Config").lower() for name, _ in CONFIGS}
+def test_every_model_type_is_tried():
+    tried = {name.removesuffix("Config").lower() for name in CONFIGS}
     assert tried == {each.replace("_", "") for each in model_types()}
 
 
 def test_sequences_are_as_long_as_models_are_trained_on_unless_said(tmp_path):
     path = config(tmp_path, max_position_embeddings=131072)
     found = model_from_config(path)
-    assert found.architecture.seq_len == LONGEST
+    assert found.architecture.seq_len == DEFAULT_TOKENS
     assert found.notes == ("sequences of 8,192 tokens, of up to 131,072 that it reads; seq_len=… sets it",)
     assert model_from_config(path, seq_len=32768).architecture.seq_len == 32768
-    assert model_asked("gpt-1.3b", 4096).architecture.seq_len == 4096
+    assert requested_model("gpt-1.3b", 4096).architecture.seq_len == 4096
     (note,) = model_from_config(config(tmp_path, model_type="mistral", sliding_window=1024), seq_len=2048).notes
     assert note.startswith("attention stays within 1,024 tokens")
 
@@ -110,13 +97,7 @@ def test_sequences_are_as_long_as_models_are_trained_on_unless_said(tmp_path):
         ({"num_hidden_layers": None}, "num_hidden_layers is missing"),
         ({"num_hidden_layers": "forty"}, "layers: forty; expected a whole number"),
         ({"num_attention_heads": 41}, "heads: 41 do not divide hidden: 4096"),
-        ({"num_key_value_heads": 5}, "kv_heads: 5 do not divide heads: 32"),
-        (
-            {"model_type": "qwen2", "use_sliding_window": True},
-            "use_sliding_window: True is not modelled, only false is",
-        ),
-        ({"hidden_size": 0}, "hidden: 0; expected a whole number of at least 1"),
-        ({"vocab_size": True}, "vocab: True; expected a whole number"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window: True is not modelled"),
     ],
 )
 def test_a_config_json_that_is_no_model(tmp_path, changes, says):
@@ -129,23 +110,17 @@ def test_a_config_json_that_is_no_model(tmp_path, changes, says):
     [
         ({"layers": "forty"}, "layers: forty; expected a whole number"),
         ({"layers": "-4"}, "layers: -4; expected a whole number of at least 1"),
-        ({"layers": "4.5"}, "layers: 4.5; expected a whole number"),
-        ({"layers": "true"}, "layers: True; expected a whole number"),
         ({"layers": ""}, "layers: nothing; expected a whole number"),
-        ({"hidden": "[1, 2]"}, "hidden: [1, 2]; expected a whole number"),
         ({"hidden": "1e4"}, "hidden: 1e4 is text to YAML"),
         ({"hidden": None}, "hidden missing"),
         ({"heads": "41"}, "heads: 41 do not divide hidden: 512; give head_width, or heads such as 32"),
-        ({"heads": "0"}, "heads: 0; expected a whole number of at least 1"),
         ({"kv_heads": "3"}, "kv_heads: 3 do not divide heads: 8; such as 2"),
         ({"gated": "perhaps"}, "gated: perhaps; expected true or false"),
-        ({"family": "7"}, "unknown model family '7'"),
         ({"family": "transformers"}, "Did you mean 'transformer'"),
         ({"family": None}, "family missing"),
         ({"published_parameters": "many"}, "published_parameters: many; expected a number above 0"),
         ({"layer": "4"}, "Did you mean 'layers'"),
         ({**PARTS, "topk": "9"}, "topk: 9 of experts: 8"),
-        ({**PARTS, "expert_ffn": "0"}, "expert_ffn: 0; expected a whole number of at least 1"),
         ({**PARTS, "dense_layers": "5"}, "dense_layers: 5 of layers: 4"),
         ({**PARTS, "windowed": "1.5", "window": "8"}, "windowed: 1.5 with window: 8"),
         ({**PARTS, "key_value_rank": "64"}, "query_rank: 0; expected a whole number of at least 1"),
@@ -158,36 +133,8 @@ def test_a_malformed_architecture_is_one_sentence(tmp_path, capsys, changes, say
     assert len(told.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (b"", "is empty; expected lines such as"),
-        (b"- a\n", "holds a list; expected lines such as"),
-        (b"a: [\n", "is not YAML: line 2"),
-        (b"\xff\xfe\x00", "is no UTF-8 text"),
-        (b"1: 2\n", "the key 1 is a number"),
-    ],
-)
-def test_a_file_that_is_no_architecture(tmp_path, capsys, content, says):
-    path = tmp_path / "mine.yaml"
-    path.write_bytes(content)
-    assert main(["plan", f"model={path}", "gpu=a100", "gpus=2"]) == 2
-    told = capsys.readouterr().err
-    assert says in told
-    assert len(told.splitlines()) == 1
-
-
 def test_nothing_is_fetched():
     with pytest.raises(InputError, match=r"nothing is fetched. .* give its config.json"):
-        model_asked("meta-llama/Meta-Llama-3-8B")
+        requested_model("meta-llama/Meta-Llama-3-8B")
     with pytest.raises(InputError, match="resnet-50 reads no sequences"):
-        model_asked("resnet-50", 2048)
-
-
-def test_every_architecture_of_the_catalog_is_sound():
-    from synergy_core.planner.families import architecture_names
-
-    for name in architecture_names():
-        _, architecture = architecture_named(name)
-        architecture.check()
-        assert np.isfinite(float(architecture.parameters()))
+        requested_model("resnet-50", 2048)

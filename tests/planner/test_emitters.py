@@ -167,11 +167,7 @@ def test_a_launch_script_of_ones_own_is_read():
         ("torchtitan", "[parallelism\n", "is not TOML"),
         ("torchtitan", '[activation_checkpoint]\nmode = "selective"', "the planner knows none, full"),
         ("torchtitan", '[parallelism]\ntensor_parallel_degree = "2"', "tensor_parallel_degree = 2: expected a whole"),
-        (
-            "torchtitan",
-            "[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 4",
-            "HSDP",
-        ),
+        ("torchtitan", "[parallelism]\ndata_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 4", "HSDP"),
         ("trainjob", "kind: TrainJob\n", "has no spec.trainer"),
         (
             "trainjob",

@@ -114,8 +114,10 @@ for each in json.load(sys.stdin):
 """
 
 
-def asked(program, text):
-    done = subprocess.run([sys.executable, "-c", program], input=text, capture_output=True, text=True, check=False)
+def asked(program, rows, *words):
+    """What a program prints when it is given rows as JSON."""
+    command = [sys.executable, "-c", program, *words]
+    done = subprocess.run(command, input=json.dumps(rows), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.splitlines()
 
@@ -123,7 +125,7 @@ def asked(program, text):
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed")
 def test_megatron_cores_own_configurations_accept_it():
     rows = [vars(parsed(text)) for _, _, text in examples("megatron")]
-    assert len(asked(MEGATRON_CORE, json.dumps(rows))) == len(rows)
+    assert len(asked(MEGATRON_CORE, rows)) == len(rows)
 
 
 TORCHTITAN = """
@@ -162,23 +164,10 @@ def test_torchtitans_own_parser_accepts_it(tmp_path):
         asked_for.append((chosen.plan.gpus, yaml.safe_load(text)["spec"]["trainer"]["args"]))
     found = [*found, *jobs]
     folder = str(importlib.metadata.distribution("torchtitan").locate_file("torchtitan"))
-    done = subprocess.run(
-        [sys.executable, "-c", TORCHTITAN, folder],
-        input=json.dumps(asked_for),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    told = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("told ")]
+    told = [line.split()[1:] for line in asked(TORCHTITAN, asked_for, folder) if line.startswith("told ")]
     modes = {Recompute.NONE: "none", Recompute.FULL: "full", Recompute.OPERATORS: "selective"}
     assert told == [
-        [
-            str(plan.gpus),
-            str(plan.global_batch),
-            modes[Recompute(plan.recompute)],
-            str(plan.pipeline * plan.interleave),
-        ]
+        [str(plan.gpus), str(plan.global_batch), modes[Recompute(plan.recompute)], str(plan.pipeline * plan.interleave)]
         for plan in (chosen.plan for _, chosen, _ in found)
     ]
 
@@ -195,6 +184,6 @@ def test_kubeflows_own_model_of_a_trainjob_accepts_it():
     )
     found = examples("trainjob")
     patches = [yaml.safe_load(text) for _, _, text in found]
-    words = asked(program, json.dumps(patches))
+    words = asked(program, patches)
     lengths = [len(each["spec"]["trainer"]["args"]) for each in patches]
     assert words == [f"{chosen.plan.gpus} {n}" for (_, chosen, _), n in zip(found, lengths, strict=True)]

@@ -69,9 +69,9 @@ def test_an_added_form_is_written_and_read(copy):
 
 
 SCHEDULERS = """
-from synergy_core.measurements._stack import software_name
-from synergy_core.planner.links import links_for
-from synergy_core.planner.machine import machine_named
+from synergy_core.commands.measurements._rows import software_name
+from synergy_core.planner.machine import links_for, machine_named
+from synergy_core.planner.plan import Plan
 from synergy_core.planner.tables import language_models, model_named, model_names, planned_tables
 
 assert model_named("tower-1b").parameters == 64 * 4096**2
@@ -79,9 +79,8 @@ assert "tower-1b" in model_names() and "tower-1b" not in language_models()
 found = planned_tables("tower-1b", (("r100", 8), ("t4", 4)), (8, 16), 64)
 assert (found.step_time_s < float("inf")).all()
 assert links_for(machine_named("r100")).inside.switch_efficiency > 0
-told = dict(model="", notes="", gpu="r100", tensor=1, pipeline=1, zero=0)
-assert software_name(source="a run of Lathe, with torchtitan's FSDP", **told) == "lathe"
-assert software_name(source="", **told) == "megatron-core"
+assert software_name("a run of Lathe, with torchtitan's FSDP", "r100", Plan()) == "lathe"
+assert software_name("", "r100", Plan()) == "megatron-core"
 """
 
 
@@ -93,24 +92,14 @@ def test_added_files_are_known_to_schedulers_and_to_readers_of_measurements(copy
 @pytest.mark.parametrize(
     ("path", "old", "new", "says"),
     [
-        (
-            "catalog/gpus/r100.yaml",
-            "clock_hz: 2000.0e+6\n",
-            "",
-            "clock_hz missing; synergy_core/catalog/sheets.py",
-        ),
+        ("catalog/gpus/r100.yaml", "clock_hz: 2000.0e+6\n", "", "synergy_core/catalog/__init__.py says what each is"),
         ("catalog/gpus/r100.yaml", "288.0e+9", "288e9", "memory_bytes: 288e9 is text to YAML"),
         ("catalog/nodes/dgx-r100.yaml", "gpu: r100", "gpu: r200", "A file synergy_core/catalog/gpus/r200.yaml adds it"),
         ("catalog/software/lathe.yaml", "[torchtitan,", "[torchtitam,", "Did you mean 'torchtitan'?"),
         ("catalog/software/lathe.yaml", "words:", "word:", "Did you mean 'words'?"),
         ("catalog/architectures/tower-1b.yaml", "depth: 64\n", "", "depth missing"),
-        (
-            "planner/families/tower.py",
-            "def limits",
-            "def limit",
-            "lacks limits(); synergy_core/planner/arch",
-        ),
-        ("planner/families/tower.py", "def work", "def works", "lacks work(); synergy_core/planner/arch"),
+        ("planner/families/tower.py", "def limits", "def limit", "lacks limits(); synergy_core/planner/work.py"),
+        ("planner/families/tower.py", "def work", "def works", "lacks work(); synergy_core/planner/work.py"),
     ],
 )
 def test_what_an_added_file_lacks_is_said(copy, path, old, new, says):

@@ -9,19 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from synergy_core.catalog.sheets import gpu_sheet
-from synergy_core.goodput.compression import Gradients, compressor_named
+from synergy_core.catalog import gpu_sheet
+from synergy_core.goodput.compression import compressor_named
+from synergy_core.goodput.compression._compressor import Gradients
+from synergy_core.goodput.efficiency import along_frontier
 from synergy_core.goodput.layerwise import frontier, least_of_slowest
-from synergy_core.goodput.offers import along_frontier
-from synergy_core.planner.compressed import CompressedSearch, gradients_of
-from synergy_core.planner.constants import constants_for
+from synergy_core.planner.communication import held
+from synergy_core.planner.compressed import CompressedSearch, every_offer, gradients_of, stages_of
 from synergy_core.planner.families import architecture_named
-from synergy_core.planner.machine import machine_named
+from synergy_core.planner.machine import constants_for, machine_named, software_named
 from synergy_core.planner.plan import Plan, plans_of
-from synergy_core.planner.replicas import held
 from synergy_core.planner.search import Model, search
-from synergy_core.planner.shards import every_offer, stages_of
-from synergy_core.planner.software import software_named
 from synergy_core.planner.step_time import step_time
 
 SOFTWARE = software_named("megatron-core")
@@ -30,7 +28,7 @@ LAYERWISE = compressor_named("powersgd-4")
 
 def model(name):
     family, architecture = architecture_named(name)
-    return Model(family, architecture, SOFTWARE, architecture.limits())
+    return Model(family, architecture, SOFTWARE)
 
 
 @pytest.mark.parametrize("name", ["gpt-1.3b", "mixtral-8x7b", "arena-moe-2.4b", "resnet-50"])
@@ -67,7 +65,7 @@ def test_stages_hold_the_parameters_of_the_model(name, tensor, pipeline):
 def test_the_stage_that_sends_most_sends_as_little_as_it_can(case, budget):
     """One layer a stage: every combination of points of the stages' curves is tried."""
     layers, counts = case
-    curves = [frontier([[size for size, _ in each]], [[error for _, error in each]]) for each in layers]
+    curves = [frontier(*(np.array([column], dtype=float) for column in zip(*each, strict=True))) for each in layers]
     (chosen,) = least_of_slowest(curves, counts, [budget])
     found = [
         (max(curve.sent_bytes[at] for curve, at in zip(curves, points, strict=True)), error)

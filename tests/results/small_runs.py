@@ -8,10 +8,11 @@ from dataclasses import replace
 from itertools import count
 
 import numpy as np
+from jobs import workload as jobs_of
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.units import on_grid
-from synergy_runs.log import DecisionLog, EventLog, Kind, Run
+from synergy_runs.facts import DecisionLog, EventLog, Kind, Run
 from synergy_runs.workload import Workload
 
 Key = Callable[[int], float]
@@ -32,47 +33,19 @@ def workload(
     name: str = "hand",
 ) -> Workload:
     jobs = len(submit_s)
-    zeros = np.zeros(jobs, dtype=np.int32)
-    return Workload(
+    made = jobs_of(list(zip(submit_s, gpus, duration_s, strict=True)))
+    return replace(
+        made,
         name=name,
         source="by hand",
         sha256="0" * 64,
         origin_s=1_507_532_515.0,
-        job_name=[f"job-{i}" for i in range(jobs)],
-        submit_time_s=on_grid(np.asarray(submit_s, dtype=np.float64)),
-        duration_s=on_grid(np.asarray(duration_s, dtype=np.float64)),
         estimate_s=on_grid(np.asarray(duration_s, dtype=np.float64) * 1.5),
-        gpus=np.asarray(gpus, dtype=np.int32),
-        cpus=np.full(jobs, np.nan),
-        memory_bytes=np.full(jobs, np.nan),
-        virtual_cluster_code=zeros if tenants is None else np.asarray(tenants, dtype=np.int32),
+        virtual_cluster_code=np.zeros(jobs, np.int32) if tenants is None else np.asarray(tenants, dtype=np.int32),
         virtual_clusters=tenant_names,
-        user_code=zeros,
         users=("someone",),
-        partition_code=zeros,
-        partitions=("",),
-        gpu_type_code=zeros,
-        gpu_types=("",),
-        given_gpu_type_code=zeros,
-        given_gpu_types=("",),
-        model_code=zeros,
-        global_batch=zeros,
-        work_scale=np.full(len(zeros), np.nan),
-        iterations=np.full(len(zeros), np.nan),
-        models=("",),
-        estimate_drawn=np.zeros(jobs, dtype=bool),
-        carried=np.zeros(jobs, dtype=bool),
-        measured=np.ones(jobs, dtype=bool),
-        ran_before_s=np.zeros(jobs),
-        log_wait_s=np.zeros(jobs),
-        converted_by=np.ones(jobs),
-        end_state_code=zeros if end_state is None else np.asarray(end_state, dtype=np.int32),
+        end_state_code=made.user_code if end_state is None else np.asarray(end_state, dtype=np.int32),
         line=np.arange(1, jobs + 1, dtype=np.int32),
-        quotas={},
-        left_out={},
-        bad_rows=0,
-        bad_examples=(),
-        notes=(),
     )
 
 
@@ -89,35 +62,6 @@ def drawn_workload(jobs: int, *, seed: int = 0, gap_s: float = 120.0) -> Workloa
     return replace(drawn, sha256=f"{seed:064d}")
 
 
-class _Nodes:
-    """Which GPUs are free; takes the lowest numbers first."""
-
-    def __init__(self, of: Cluster) -> None:
-        self.mask = [(1 << each.gpus_per_node) - 1 for each in of.node_types for _ in range(each.nodes)]
-        self.free = of.gpus
-
-    def take(self, gpus: int) -> list[tuple[int, int]]:
-        got = []
-        for node, mask in enumerate(self.mask):
-            part = 0
-            while mask and gpus:
-                part |= mask & -mask
-                mask &= mask - 1
-                gpus -= 1
-                self.free -= 1
-            if part:
-                got.append((node, part))
-                self.mask[node] = mask
-            if not gpus:
-                return got
-        raise AssertionError("not enough GPUs")
-
-    def give(self, parts: list[tuple[int, int]]) -> None:
-        for node, part in parts:
-            self.mask[node] |= part
-            self.free += part.bit_count()
-
-
 def simulate(
     jobs: Workload,
     on: Cluster,
@@ -131,8 +75,9 @@ def simulate(
     predicted_s: np.ndarray | None = None,
 ) -> Run:
     """The smallest `key` runs first and blocks the rest; one that held its GPUs for `quantum_s` goes behind others."""
-    log, decisions, nodes, serial = EventLog(), DecisionLog(), _Nodes(on), count()
-    left_s, place = jobs.duration_s.tolist(), {}
+    log, decisions, serial = EventLog(), DecisionLog(), count()
+    free = [(node, gpu) for node, each in enumerate(on.node_type_of) for gpu in range(each.gpus_per_node)]
+    left_s, held = jobs.duration_s.tolist(), {}
     key = key or (lambda job: job)
     turns = [0] * len(jobs)
     agenda = [(float(at), 1, next(serial), job) for job, at in enumerate(jobs.submit_time_s)]
@@ -146,7 +91,7 @@ def simulate(
             if arriving:
                 log.append(now_s, Kind.SUBMIT, job, gpus)
             else:
-                nodes.give(place.pop(job))
+                free = sorted(free + held.pop(job))
                 done = left_s[job] <= 0
                 log.append(now_s, Kind.FINISH if done else Kind.STOP, job, gpus)
                 if done:
@@ -155,16 +100,19 @@ def simulate(
                 left_s[job] += restart_s
                 turns[job] += 1
             heapq.heappush(queue, (turns[job], key(job), job))
-        while queue and jobs.gpus[queue[0][2]] <= nodes.free:
+        while queue and jobs.gpus[queue[0][2]] <= len(free):
             job = heapq.heappop(queue)[2]
-            place[job] = nodes.take(int(jobs.gpus[job]))
-            log.start(now_s, job, int(jobs.gpus[job]), place[job])
+            gpus = int(jobs.gpus[job])
+            held[job], free = free[:gpus], free[gpus:]
+            masks: dict[int, int] = {}
+            for node, gpu in held[job]:
+                masks[node] = masks.get(node, 0) | 1 << gpu
+            log.start(now_s, job, gpus, list(masks.items()))
             run_s = min(left_s[job], quantum_s)
             left_s[job] -= run_s
             heapq.heappush(agenda, (now_s + run_s, 0, next(serial), job))
             started += 1
-        used = on.gpus - nodes.free
-        decisions.append(now_s, 1e-5, started, stopped, len(place), len(queue), used)
+        decisions.append(now_s, 1e-5, started, stopped, len(held), len(queue), on.gpus - len(free))
     return Run(
         policy=policy,
         oracle=oracle,

@@ -7,13 +7,12 @@ import pytest
 from small_runs import cluster, simulate, workload
 from test_columns import compared
 
-from synergy_runs.as_logged import AS_LOGGED, as_logged
+from synergy_runs.facts import AS_LOGGED, as_logged
 from synergy_runs.metrics import job_table, summarise
 from synergy_runs.notes import notes
 from synergy_runs.report.write import write_comparison
 from synergy_runs.stored import find_runs
-from synergy_runs.table_columns import FIGURES, cells
-from synergy_runs.verdict import verdict
+from synergy_runs.tables import FIGURES, cells, verdict
 
 
 def logged_jobs(waits_s):

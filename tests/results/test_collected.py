@@ -8,14 +8,12 @@ from filed_runs import filed, tree
 from small_runs import cluster, drawn_workload, policies
 from test_results import CONFIG
 
-from synergy_runs import run_record
+from synergy_runs import stored as run_record
 from synergy_runs.comparison import compare
-from synergy_runs.exports import escaped, latex, markdown
 from synergy_runs.notes import notes
+from synergy_runs.results import escaped, latex, markdown, write_run
 from synergy_runs.results import main as results_main
-from synergy_runs.results import write_run
-from synergy_runs.run_record import commit
-from synergy_runs.stored import find_runs
+from synergy_runs.stored import commit, find_runs
 
 
 @pytest.fixture(autouse=True)
@@ -51,20 +49,15 @@ def test_of_repetitions_the_newest_counts(tmp_path, monkeypatch, capsys):
 
 
 def test_many_settings_that_vary_make_a_table_each(tmp_path, capsys):
-    for number in range(2):
-        folder = filed(tmp_path / str(number), only=["fifo", "small"])
-        for config in folder.glob("*/config.yaml"):
-            more = {f"key{key}": f"{number if key else at}" for at, key in enumerate([0, 1, 2, 3])}
-            varying = {"one": number, "two": (0, 1)[number], "three": 5 - number, "four": (2, 2)[number], **more}
-            config.write_text(config.read_text() + yaml.safe_dump(varying))
-    assert len(compare(find_runs(tmp_path)).settings[0]) == 1  # what varies alike is told once
     for number in range(4):
-        folder = filed(tmp_path / f"more{number}", only=["fifo", "small"])
+        folder = filed(tmp_path / str(number), only=["fifo", "small"])
+        # Two bits vary on their own, and four keys of one value each with them.
+        varying = {f"bit{bit}": number >> bit & 1 for bit in range(2)} | {f"is{at}": number == at for at in range(4)}
         for config in folder.glob("*/config.yaml"):
-            config.write_text(
-                config.read_text()
-                + "".join(f"bit{bit}: {number >> bit & 1}\nodd{bit}: {number == bit}\n" for bit in range(2))
-            )
+            config.write_text(config.read_text() + yaml.safe_dump(varying | {"copy_of_bit0": number & 1}))
+    keys = [key for key, _ in compare(find_runs(tmp_path)).settings[0]]
+    assert len(keys) == 6
+    assert "copy_of_bit0" not in keys  # what varies alike is told once
     assert results_main([str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert said.count("fifo: the mean JCT") + said.count("lowest mean JCT") >= 4  # a sentence for each setting

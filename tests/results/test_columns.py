@@ -1,24 +1,22 @@
 """Slowdown, GPU time, fragmentation, who loses most: by hand on cases that a person can follow."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from small_runs import cluster, drawn_workload, simulate, workload
+from test_results import write_policies
 
 from synergy_core.cluster import Cluster, NodeType
+from synergy_runs.asked import Terms
 from synergy_runs.comparison import compare
-from synergy_runs.fragmentation import fragmented_gpu_s
-from synergy_runs.log import Kind
-from synergy_runs.metrics import job_table, summarise
-from synergy_runs.notes import notes
+from synergy_runs.facts import Kind, gpus_in_use
+from synergy_runs.metrics import fragmented_gpu_s, job_table, summarise
+from synergy_runs.notes import MAX_LINES, notes
 from synergy_runs.results import write_run
 from synergy_runs.stored import find_runs, in_order
-from synergy_runs.table_columns import FIGURES
-from synergy_runs.tables import assumptions, comparison_table, joined, print_comparison
-from synergy_runs.terms import Terms
-from synergy_runs.timeline import gpus_in_use, holdings
-from synergy_runs.verdict import verdict
+from synergy_runs.tables import FIGURES, assumptions, comparison_table, joined, print_comparison, verdict
 
 
 def test_slowdown_is_jct_over_run_time():
@@ -37,18 +35,14 @@ def test_run_time_ratio_is_time_with_gpus_over_run_time_in_the_log():
     assert summarise(quick)["run_time_ratio"] == 0.5
 
 
-def fragmented(run):
-    return fragmented_gpu_s(run, holdings(run.events))
-
-
 def test_gpus_are_idle_in_vain_only_while_somebody_who_waits_would_fit():
     # On 4 GPUs, first come first served: 3 run for 10 s; 2 wait, and behind them 1, which the idle GPU would do for.
-    assert fragmented(simulate(workload([0, 0, 0], [10, 5, 5], [3, 2, 1]), cluster(1, 4))) == 10.0
+    assert fragmented_gpu_s(simulate(workload([0, 0, 0], [10, 5, 5], [3, 2, 1]), cluster(1, 4))) == 10.0
     # The one that waits needs more than is idle: nothing is idle in vain.
-    assert fragmented(simulate(workload([0, 0], [10, 5], [3, 2]), cluster(1, 4))) == 0.0
+    assert fragmented_gpu_s(simulate(workload([0, 0], [10, 5], [3, 2]), cluster(1, 4))) == 0.0
     # It comes at 4 s and is blocked until 10 s.
-    assert fragmented(simulate(workload([0, 0, 4], [10, 5, 5], [3, 2, 1]), cluster(1, 4))) == 6.0
-    assert fragmented(simulate(workload([0], [10], [3]), cluster(1, 4))) == 0.0
+    assert fragmented_gpu_s(simulate(workload([0, 0, 4], [10, 5, 5], [3, 2, 1]), cluster(1, 4))) == 6.0
+    assert fragmented_gpu_s(simulate(workload([0], [10], [3]), cluster(1, 4))) == 0.0
 
 
 def test_each_gpu_type_is_idle_for_the_jobs_that_may_run_there():
@@ -57,11 +51,11 @@ def test_each_gpu_type_is_idle_for_the_jobs_that_may_run_there():
     jobs = workload([0, 0], [10, 5], [2, 1])
     blocked = simulate(jobs, Cluster((NodeType("a", "a100", 1, 2),)))
     blocked = replace(blocked, cluster=on)
-    assert fragmented(blocked) == 20.0
+    assert fragmented_gpu_s(blocked) == 20.0
     wants_a100 = replace(jobs, gpu_type_code=np.array([0, 1], dtype=np.int32), gpu_types=("", "a100"))
-    assert fragmented(replace(blocked, workload=wants_a100)) == 0.0
+    assert fragmented_gpu_s(replace(blocked, workload=wants_a100)) == 0.0
     wants_v100 = replace(jobs, gpu_type_code=np.array([0, 1], dtype=np.int32), gpu_types=("", "v100"))
-    assert fragmented(replace(blocked, workload=wants_v100)) == 20.0
+    assert fragmented_gpu_s(replace(blocked, workload=wants_v100)) == 20.0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -75,7 +69,7 @@ def test_fragmentation_is_that_of_a_plain_scan(seed):
             job = int(events.job_id[row])
             (waiting.add if events.kind[row] in (Kind.SUBMIT, Kind.STOP) else waiting.discard)(job)
         total += idle * (until - at) * any(gpus[job] <= idle for job in waiting)
-    assert fragmented(run) == pytest.approx(total)
+    assert fragmented_gpu_s(run) == pytest.approx(total)
     assert total > 0
 
 
@@ -176,22 +170,10 @@ def test_nobody_is_praised_for_what_cannot_be_known(tmp_path):
     assert "what nobody can know: srtf* (25.0 s)" in text
 
 
-def test_a_win_that_changes_jobs_names_the_models_they_were_assigned(tmp_path):
-    def compare_with(folder, **of_jobs):
-        jobs = replace(workload([0, 0], [100, 100], [1, 1]), **of_jobs)
-        quick = simulate(replace(jobs, duration_s=jobs.duration_s / 2), cluster(2, 1), policy="synergy")
-        quick = replace(quick, workload=jobs, information="all", terms=terms("synergy", "all", 4.0, 4, "max").plain())
-        return verdict(compared(tmp_path / folder, [simulate(jobs, cluster(2, 1)), quick]))
-
-    trained = {"models": ("bert",), "model_code": np.zeros(2, dtype=np.int32)}
-    assert "bert" in compare_with("assigned", **trained, models_assigned=True)
-    assert "bert" not in compare_with("named by the log", **trained)
-
-
-def assigned(policy, speed, truth_read=""):
+def assigned(policy, speed=1, truth_read="", *, named_by_log=False):
     """Two jobs that were given a model, so much faster than logged under a policy that changes their GPUs."""
     jobs = replace(workload([0, 0], [100, 300], [1, 1]), models=("bert",), model_code=np.zeros(2, dtype=np.int32))
-    jobs = replace(jobs, models_assigned=True)
+    jobs = replace(jobs, models_assigned=not named_by_log)
     if policy == "fifo":
         return simulate(jobs, cluster(2, 1))
     told = terms(policy, "all", 4.0, 4, "max").plain()
@@ -199,19 +181,27 @@ def assigned(policy, speed, truth_read=""):
     return replace(quick, workload=jobs, information="all", terms=told, oracle=bool(truth_read), truth_read=truth_read)
 
 
-def test_a_lower_mean_of_a_starred_policy_that_changes_jobs_names_the_models_they_were_assigned(tmp_path):
-    runs = [assigned("fifo", 1), assigned("synergy", 2, "declared work that is the true run time")]
-    text = verdict(compared(tmp_path, runs))
-    assert "what nobody can know" in text
-    assert "bert" in text
+TRUTH = "declared work that is the true run time"
 
 
-@pytest.mark.parametrize("first", ["sia", "synergy"])
-def test_several_winners_of_which_one_changes_jobs_name_the_models_they_were_assigned(tmp_path, first):
-    runs = [assigned("fifo", 1), *(assigned(policy, 2) for policy in dict.fromkeys((first, "sia", "synergy")))]
+@pytest.mark.parametrize(
+    ("runs", "says"),
+    [
+        ([assigned("fifo"), assigned("synergy", 2)], ["lowest mean JCT", "bert"]),
+        ([assigned("fifo"), assigned("synergy", 2, TRUTH)], ["what nobody can know", "bert"]),
+        ([assigned("fifo"), assigned("sia", 2), assigned("synergy", 2)], ["cannot be told apart", "bert"]),
+        ([assigned("fifo"), assigned("synergy", 2), assigned("sia", 2)], ["cannot be told apart", "bert"]),
+    ],
+    ids=["one", "starred", "several", "several in another order"],
+)
+def test_a_win_that_changes_jobs_names_the_models_they_were_assigned(tmp_path, runs, says):
     text = verdict(compared(tmp_path, runs))
-    assert "cannot be told apart" in text
-    assert "bert" in text
+    assert all(each in text for each in says)
+
+
+def test_models_that_the_log_names_are_no_condition_of_a_win(tmp_path):
+    runs = [assigned("fifo", named_by_log=True), assigned("synergy", 2, named_by_log=True)]
+    assert "bert" not in verdict(compared(tmp_path, runs))
 
 
 def test_seeds_whose_jobs_were_given_other_models_share_one_sentence(tmp_path):
@@ -247,3 +237,42 @@ def test_a_sweep_says_what_the_swept_number_changes_under_each_policy(tmp_path):
         assert "3 more nodes (1 → 2 → 4)" in line
         assert "mean wait" in line
         assert f"\N{MINUS SIGN}{fall}\N{NO-BREAK SPACE}%" in line
+
+
+KEY = "gpu_time_fraction_by_compressor"
+
+
+def told_of(folder, shares):
+    """What is noted of stored runs that had such shares; shares: by the run's own folder."""
+    for path in folder.rglob("summary.json"):
+        if path.parent.name in shares:
+            path.write_text(json.dumps(json.loads(path.read_text()) | {KEY: shares[path.parent.name]}))
+    return [line for line in notes(compare(find_runs(folder))) if "GPU time" in line or KEY in line]
+
+
+def test_shares_are_means_over_seeds_the_largest_first_and_what_is_little_together(tmp_path):
+    write_policies(tmp_path, seeds=(0, 1))
+    second = {"none": 0.972, "q8": 0.01, "q4": 0.009, "bf16": 0.009}
+    shares = {"fifo-0": {"q8": 0.5, "none": 0.5}, "fifo-1": second, "sjf-0": {"none": 1.0}, "sjf-1": {"none": 1.0}}
+    assert told_of(tmp_path, shares) == [
+        "fifo: GPU time under none 74\u00a0%, q8 26\u00a0%, others 1\u00a0%",
+        "sjf*: GPU time under none 100\u00a0%",
+    ]
+
+
+def test_settings_are_told_apart(tmp_path):
+    for load in (0.8, 1.2):
+        write_policies(tmp_path / str(load), load=load)
+    lines = told_of(tmp_path, {"fifo-0": {"q8": 1.0}})
+    assert lines == [f"fifo cluster.load={load}: GPU time under q8 100\u00a0%" for load in (0.8, 1.2)]
+
+
+def test_many_rows_are_not_told_one_by_one(tmp_path):
+    for at in range(MAX_LINES + 1):
+        write_policies(tmp_path / str(at), load=1.0 + at, jobs=5)
+    (line,) = told_of(tmp_path, {"fifo-0": {"q8": 1.0}})
+    assert KEY in line
+
+
+def test_of_runs_without_compression_nothing_is_said(tmp_path):
+    assert told_of(write_policies(tmp_path), {}) == []

@@ -10,12 +10,10 @@ from small_runs import cluster, drawn_workload, simulate
 from test_results import write_policies
 
 from synergy_runs.comparison import compare, over_workloads
-from synergy_runs.interval import FEWEST_WORKLOADS, Means, mean_jcts, ratio_of_means
 from synergy_runs.notes import intervals, notes
-from synergy_runs.numbers import ratio_text
+from synergy_runs.numbers import MIN_WORKLOADS, Means, mean_jcts, ratio_of_means, ratio_text
 from synergy_runs.results import write_run
 from synergy_runs.stored import find_runs
-from synergy_runs.verdict import verdict
 
 SEEDS = (0, 1, 2, 3, 4)
 
@@ -55,29 +53,29 @@ def test_seeds_of_one_log_are_one_workload_and_have_no_interval(tmp_path, sample
     assert ratio.value == pytest.approx(comparison.rows[1].mean("mean_jct_s") / comparison.rows[0].mean("mean_jct_s"))
     lines = notes(comparison)
     assert any("eeds 0, 1, 2, 3, 4" in line and "one workload" in line for line in lines)
-    assert any("-m trace.window=2017-10-09/7d,2017-10-16/7d," in line for line in lines)
 
 
-def test_one_run_has_no_interval_and_the_table_says_how_to_get_one(tmp_path):
-    comparison = compare(find_runs(write_policies(tmp_path)))
+@pytest.mark.parametrize(
+    ("source", "window", "advice"),
+    [
+        ("philly.csv (Philly CSV)", "7d", "windows of the log: -m trace.window=2017-10-09/7d,2017-10-16/7d,"),
+        ("philly.csv (Philly CSV)", "all", "so short a log"),
+        ("generated (generator philly)", "7d", "fewer than 5 seeds: 'seed=[0,1,2,3,4]'"),
+    ],
+)
+def test_one_run_has_no_interval_and_is_told_how_to_get_one(tmp_path, source, window, advice):
+    comparison = write_one_log(tmp_path, seeds=(0,), source=source, window=window)
     assert all(math.isnan(row.ratio.low) for row in comparison.rows)
     (line,) = intervals(comparison)
     assert "other weeks" in line
-
-
-def test_nobody_is_told_to_take_weeks_of_a_log_of_an_hour(tmp_path):
-    assert intervals(write_one_log(tmp_path, seeds=(0,), window="all"))[0].endswith(
-        "cannot be told from so short a log"
-    )
-
-
-def test_generated_jobs_are_told_to_take_seeds(tmp_path):
-    comparison = write_one_log(tmp_path, seeds=(0,), source="generated (generator philly)")
-    assert intervals(comparison)[0].endswith("from fewer than 5 seeds: 'seed=[0,1,2,3,4]'")
+    assert advice in line
 
 
 def test_seeds_that_are_workloads_of_their_own_have_an_interval_from_five_on(tmp_path):
-    row = compare(find_runs(write_policies(tmp_path / "five", seeds=SEEDS, jobs=60))).rows[2]
+    five = compare(find_runs(write_policies(tmp_path / "five", seeds=SEEDS, jobs=60)))
+    (line,) = intervals(five)
+    assert all(each in line for each in ("vs fifo", "95 % interval", "5 seeds"))
+    row = five.rows[2]
     assert row.ratio.workloads == 5
     assert row.ratio.low < row.ratio.value < row.ratio.high
     few = compare(find_runs(write_policies(tmp_path / "four", seeds=SEEDS[:4], jobs=60))).rows[2]
@@ -86,11 +84,6 @@ def test_seeds_that_are_workloads_of_their_own_have_an_interval_from_five_on(tmp
 
 def test_no_interval_where_little_is_waited(tmp_path):
     """Workloads without a long queue agree with each other, and say nothing of those that have one."""
-    busy = compare(find_runs(write_policies(tmp_path / "busy", seeds=SEEDS, jobs=60)))
-    (line,) = intervals(busy)
-    assert "vs fifo" in line
-    assert "95 % interval" in line
-    assert "5 seeds" in line
     idle = compare(find_runs(write_policies(tmp_path / "idle", seeds=SEEDS, jobs=60, load=0.1)))
     assert all(math.isnan(row.ratio.low) for row in idle.rows)
     (line,) = intervals(idle)
@@ -108,15 +101,10 @@ def test_jobs_that_either_run_did_not_finish_are_left_out_of_both():
     assert math.isnan(mean_jcts(np.array([np.nan]), np.array([1.0]))[0])
 
 
-def overload(folder, policy, seeds):
-    for seed in seeds:
-        path = folder / f"{policy}-{seed}" / "summary.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "overloaded": True}))
-
-
 def test_overloaded_workloads_have_an_interval_that_is_said_to_hold_for_windows_of_their_length(tmp_path):
     folder = write_policies(tmp_path, seeds=SEEDS, jobs=60)
-    overload(folder, "fifo", SEEDS)
+    for path in folder.glob("fifo-*/summary.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "overloaded": True}))
     comparison = compare(find_runs(folder))
     assert math.isfinite(comparison.rows[2].ratio.low)
     assert any(line.startswith("Overloaded under fifo") for line in notes(comparison))
@@ -134,10 +122,6 @@ def write_windows(into, starts_days):
     return compare(find_runs(into))
 
 
-def _means_s(comparison, policy):
-    return [row.mean("mean_jct_s") for row in comparison.rows if row.policy == policy]
-
-
 def test_windows_of_one_log_are_workloads_together(tmp_path):
     comparison = write_windows(tmp_path, [0, 7, 14, 21, 28])
     assert all(math.isnan(row.ratio.low) for row in comparison.rows)
@@ -147,7 +131,7 @@ def test_windows_of_one_log_are_workloads_together(tmp_path):
         for policy in ("small", "fifo")
     }
     assert ratio.value == pytest.approx(sum(means["small"]) / sum(means["fifo"]))
-    assert ratio.workloads == FEWEST_WORKLOADS
+    assert ratio.workloads == MIN_WORKLOADS
     assert ratio.low < ratio.value < ratio.high
     assert intervals(comparison) == [f"vs fifo over these 5 workloads, with a 95 % interval: small {ratio_text(ratio)}"]
 
@@ -156,11 +140,6 @@ def test_windows_that_overlap_are_no_workloads_of_their_own(tmp_path):
     comparison = write_windows(tmp_path, [0, 3, 14, 21, 28])
     assert over_workloads(comparison) == {}
     assert not any("interval" in line for line in intervals(comparison))
-
-
-def test_headline_of_one_workload_speaks_of_its_jobs(tmp_path):
-    one = verdict(compare(find_runs(write_policies(tmp_path / "one"))))
-    assert "the lowest mean JCT of these jobs" in one
 
 
 @pytest.mark.parametrize("workloads", [5, 10, 20])

@@ -8,11 +8,11 @@ from small_runs import cluster, drawn_workload, policies, simulate
 
 from synergy_core.errors import InputError
 from synergy_runs.comparison import compare
-from synergy_runs.measured import measured_ids, with_measured
 from synergy_runs.metrics import SIZE_CLASSES, size_class, summarise
 from synergy_runs.results import write_run
 from synergy_runs.stored import find_runs
 from synergy_runs.tables import caption
+from synergy_runs.workload import with_measured
 
 IDS = slice(100, 151)
 
@@ -72,20 +72,17 @@ def test_all_jobs_are_stored_with_which_are_measured(stored):
     assert np.isfinite(stored["some"].measured("jct_s")).tolist() == some["measured"].tolist()
 
 
-def test_ratios_and_the_line_above_the_table_are_of_measured_jobs(tmp_path):
+def test_ratios_and_the_line_above_the_table_are_of_measured_jobs(tmp_path, stored):
     jobs = with_measured(drawn_workload(400), "100-150")
     for run in policies(jobs, cluster(2)):
         write_run(run, tmp_path / run.policy, f"policy: {run.policy}\ncompared_with: [fifo, sjf]\n")
     comparison = compare(find_runs(tmp_path))
     assert caption(comparison).endswith("· figures over jobs 100–150 of 400")
+    assert "figures over" not in caption(compare([stored["all"]]))
     for row in comparison.rows:
         first_s = comparison.rows[0].mean("mean_jct_s")
         assert row.ratio.value == pytest.approx(row.mean("mean_jct_s") / first_s)
         assert row.mean("mean_jct_s") == pytest.approx(row.runs[0].jobs("jct_s")["jct_s"][IDS].mean())
-
-
-def test_without_measured_jobs_nothing_is_said(stored):
-    assert "figures over" not in caption(compare([stored["all"]]))
 
 
 def test_a_carried_job_is_not_measured():
@@ -104,10 +101,3 @@ def test_ids_are_a_range_or_one(ids, rows):
 def test_ids_that_no_job_has_are_refused(ids):
     with pytest.raises(InputError, match=r"trace\.measured_jobs=.*expected ids from 0 to 19, such as 0-19; null"):
         with_measured(drawn_workload(20), ids)
-
-
-def test_ids_read_back_as_they_were_given():
-    jobs = drawn_workload(20)
-    assert measured_ids(with_measured(jobs, "4-9")) == "4-9"
-    assert measured_ids(with_measured(jobs, "4")) == "4-4"
-    assert measured_ids(jobs) is None

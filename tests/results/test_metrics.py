@@ -2,12 +2,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from small_runs import cluster, drawn_workload, policies, simulate, workload
+from small_runs import cluster, simulate, workload
 
+from synergy_runs.facts import EventLog, Kind, binned_mean, gpus_in_use, integral, waiting_jobs
 from synergy_runs.invariants import InvariantError, check
-from synergy_runs.log import EventLog, Kind
-from synergy_runs.metrics import JobColumns, job_table, mean_contention, size_class, summarise
-from synergy_runs.timeline import binned_mean, gpus_in_use, holdings, integral, waiting_jobs
+from synergy_runs.metrics import job_table, mean_contention, size_class, summarise
 
 
 @pytest.fixture(scope="module")
@@ -113,17 +112,6 @@ def test_time_series_of_two_jobs(two_jobs):
     assert integral(queue_s, queue, np.array([40.0])).tolist() == [6]
 
 
-@pytest.mark.parametrize("index", range(4))
-def test_conservation_holds_for_drawn_workloads(index):
-    run = policies(drawn_workload(400), cluster(4))[index]
-    check(run)
-    jobs = job_table(run)
-    waited_s = np.nansum(jobs.jct_s) - (holdings(run.events).end_s - holdings(run.events).start_s).sum()
-    queue_s, queue = waiting_jobs(run.events)
-    assert integral(queue_s, queue, queue_s[-1:])[0] == pytest.approx(waited_s)
-    assert np.all(jobs.queueing_delay_s >= 0)
-
-
 def _with(run, **columns):
     return dataclasses.replace(run, events=dataclasses.replace(run.events, **columns))
 
@@ -168,8 +156,3 @@ def test_check_finds_a_tenant_above_its_quota():
     check(dataclasses.replace(run, cluster=cluster(1, 8, virtual_clusters={"vc1": 2, "vc2": 2})))
     with pytest.raises(InvariantError, match="vc2 holds 2 GPUs at once; its quota is 1"):
         check(dataclasses.replace(run, cluster=cluster(1, 8, virtual_clusters={"vc1": 2, "vc2": 1})))
-
-
-def test_jobs_are_all_of_one_length():
-    jobs = job_table(simulate(drawn_workload(50), cluster()))
-    assert {len(getattr(jobs, field.name)) for field in dataclasses.fields(JobColumns)} == {50}

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from test_results import write_policies
 
-from synergy_runs.traces.find import find_folder
+from synergy_runs.traces._download import find_folder
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
@@ -43,7 +43,7 @@ def pictures(name, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parent))
     notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
     nbformat.validate(notebook)
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute(cwd=str(NOTEBOOKS))
+    nbclient.NotebookClient(notebook, timeout=None, kernel_name="python3").execute(cwd=str(NOTEBOOKS))
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not [output for output in outputs if output.output_type == "error"]
     assert not [output for output in outputs if output.get("name") == "stderr"]

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import yaml
 
-from synergy_runs.as_logged import AS_LOGGED
-from synergy_runs.report.assets import scripts
-from synergy_runs.report.palette import DARK_PAGE, LIGHT_PAGE, LOGGED, SIZE_TONES, TONES, looks, tone_of
+from synergy_runs.facts import AS_LOGGED
+from synergy_runs.report.figures import DARK_PAGE, LIGHT_PAGE, LOGGED, SIZE_TONES, TONES, looks, tone_of
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAST_CONTRAST = 3.0  # WCAG 2.1, 1.4.11: graphics
@@ -115,4 +114,3 @@ def test_every_mark_can_be_drawn():
 
     for tone in (*TONES, LOGGED):
         assert MarkerStyle(tone.printed)
-        assert f" {tone.marker}: " in scripts()

@@ -12,7 +12,7 @@ from PIL import Image
 from report_reading import report_of
 from test_results import write_policies
 
-from synergy_runs.report.palette import DARK_PAGE, LIGHT_PAGE, looks
+from synergy_runs.report.figures import DARK_PAGE, LIGHT_PAGE, looks
 from synergy_runs.report.write import write_comparison
 from synergy_runs.stored import find_runs, in_order
 
@@ -119,7 +119,7 @@ def test_pointing_at_a_chart_tells_the_values_there(desk, report):
 
 def test_a_policy_that_is_switched_off_leaves_charts_and_tables(desk):
     page = desk.page
-    colour = looks(POLICIES)["fifo"].light
+    colour = looks(POLICIES)["fifo"].tone.light
     chip = page.locator("#policies button[data-policy=fifo]")
     assert chip.get_attribute("aria-pressed") == "true"
     desk.until(lambda: has_colour(desk.pixels("#plot-completion"), colour) > 100)
@@ -210,7 +210,7 @@ def test_phone_shows_all_without_scrolling_sideways(browser, report, colours):
     page = visit.page
     assert page.evaluate("document.documentElement.scrollWidth") == 390
     background = LIGHT_PAGE if colours == "light" else DARK_PAGE
-    fifo = looks(POLICIES)["fifo"]
+    fifo = looks(POLICIES)["fifo"].tone
     visit.until(lambda: has_colour(visit.pixels("#plot-completion"), background) > 10_000)
     visit.until(lambda: has_colour(visit.pixels("#plot-completion"), getattr(fifo, colours)) > 50)
     page.locator("#theme").tap()
@@ -229,7 +229,7 @@ def test_paper_is_light_and_has_no_controls(browser, report):
     assert not visit.page.locator(".controls, .all").filter(visible=True).count()
     # At once: paper does not wait.
     pixels = visit.pixels("#plot-completion")
-    fifo = looks(POLICIES)["fifo"]
+    fifo = looks(POLICIES)["fifo"].tone
     assert has_colour(pixels, LIGHT_PAGE) > 100_000
     assert has_colour(pixels, fifo.light) > 100 > has_colour(pixels, fifo.dark)
     visit.close()

@@ -1,25 +1,24 @@
 """Results are never destroyed: a folder per run, `latest`, what is whole, what is collected (docs/results.md)."""
 
 import contextlib
+import dataclasses
 import os
-import signal
 import socket
 import subprocess
-import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from filed_runs import filed, tree
+from small_runs import cluster, drawn_workload, simulate
 
 from synergy_core.errors import InputError
-from synergy_runs import filing, run_record
+from synergy_runs import results as filing
+from synergy_runs import stored as run_record
 from synergy_runs.comparison import compare
-from synergy_runs.filing import is_unended, new_run
+from synergy_runs.results import is_unended, new_run, write_run
 from synergy_runs.results import main as results_main
-from synergy_runs.run_record import commit, read_record, typed_settings
-from synergy_runs.stored import find_runs, followed, run_folders
+from synergy_runs.stored import commit, find_runs, follow_latest, read_record, run_folders, typed_settings, write_record
 from synergy_sim.explain import main as explain_main
 
 
@@ -94,46 +93,24 @@ def test_sweep_has_a_run_each_and_one_table_of_policies_and_seeds(tmp_path, of_m
 
 
 def test_killed_run_never_looks_whole(tmp_path, capsys):
-    parent = tmp_path / "r" / "philly"
-    older = filed(parent)
+    older = filed(tmp_path)
     kept = tree(older)
-    command = [sys.executable, "-m", "synergy_sim", "+trace=philly", "trace.window=200d", "trace.models=none", *QUICK]
-    clean = {name: value for name, value in os.environ.items() if name != "SYNERGY_DATA"}
-    process = subprocess.Popen(
-        [*command, "policy=[fifo,srtf,las,themis]", f"results_dir={tmp_path / 'r'}"],
-        stderr=subprocess.DEVNULL,
-        env=clean,
-    )
-    deadline = time.monotonic() + 300
-    while not [each for each in parent.glob("*-*_*/fifo-0/summary.json") if each.parents[1] != older]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    (broken,) = (each for each in runs_in(parent) if each != older)
-    assert read_record(broken).state == f"under way (process {process.pid})"
-    children = [int(each) for each in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-    process.send_signal(signal.SIGKILL)
-    process.wait(60)
-    deadline = time.monotonic() + 60
-    while any(_runs(child) for child in children):  # nobody is left to whom they could report
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    with contextlib.suppress(KeyboardInterrupt), new_run(tmp_path, "synergy_sim", []) as broken:
+        write_run(simulate(drawn_workload(20), cluster(4)), broken / "fifo-0", "")
+        assert read_record(broken).state == f"under way (process {os.getpid()})"
+        raise KeyboardInterrupt
+    gone = subprocess.Popen(["true"])
+    gone.wait(60)
+    write_record(dataclasses.replace(read_record(broken), pid=gone.pid), broken)
     assert is_unended(broken)
     assert tree(older) == kept
-    assert (parent / "latest").resolve() == older
-    assert results_main([str(parent)]) == 0
+    assert (tmp_path / "latest").resolve() == older
+    assert results_main([str(tmp_path)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "ended early" in said
     assert "not whole, and not in the table:" in said
-    assert {run.folder.parent for run in find_runs(parent)} == {older}
+    assert {run.folder.parent for run in find_runs(tmp_path)} == {older}
     assert {run.folder.parent for run in find_runs(broken)} == {broken}
-
-
-def _runs(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_two_that_begin_in_the_same_second_do_not_meet(tmp_path, monkeypatch):
@@ -155,20 +132,6 @@ def test_two_that_begin_in_the_same_second_do_not_meet(tmp_path, monkeypatch):
     assert {each.name for each in folders} == {stem, *(f"{stem}-{number}" for number in range(2, 9))}
     assert all(len(list(each.iterdir())) == 2 for each in folders)
     assert (tmp_path / "r" / "mine" / "latest").resolve() in [each.resolve() for each in folders]
-
-
-def test_two_commands_at_once_are_both_whole(tmp_path):
-    (tmp_path / "jobs.csv").write_text("submit_time,duration_s,gpus\n0,100,1\n5,50,2\n")
-    given = ["+trace=file", "trace.path=jobs.csv", "cluster.nodes=1", "policy=fifo", *QUICK]
-    both = [
-        subprocess.Popen([sys.executable, "-m", "synergy_sim", *given], cwd=tmp_path, stdout=subprocess.DEVNULL)
-        for _ in range(2)
-    ]
-    assert [each.wait(300) for each in both] == [0, 0]
-    made = runs_in(tmp_path / "results" / "file")
-    assert len(made) == 2
-    assert not any(map(is_unended, made))
-    assert (tmp_path / "results" / "file" / "latest").resolve() in made
 
 
 def test_run_says_how_it_was_made(tmp_path, of_mine):
@@ -214,7 +177,7 @@ def test_latest_is_a_file_where_links_cannot_be_made(tmp_path, monkeypatch, caps
     newest = filed(tmp_path, load=1.2)
     link = tmp_path / "latest"
     assert link.is_file()
-    assert followed(link) == newest
+    assert follow_latest(link) == newest
     assert results_main([str(link)]) == 0
     assert "1.2" not in capsys.readouterr().err
     assert {run.folder.parent for run in find_runs(link)} == {newest}
@@ -225,12 +188,12 @@ def test_latest_is_a_file_where_links_cannot_be_made(tmp_path, monkeypatch, caps
 def test_what_is_not_there_is_said_with_what_is(tmp_path):
     folder = filed(tmp_path)
     with pytest.raises(InputError, match=rf"fifo-0: no such folder; .* The newest run has {tmp_path}/latest/fifo-0"):
-        followed(tmp_path / "fifo-0")
+        follow_latest(tmp_path / "fifo-0")
     with pytest.raises(InputError, match=r"run\.yaml: is a file; expected a folder with results"):
         find_runs(folder / "run.yaml")
     folder.rename(tmp_path / "elsewhere")
     with pytest.raises(InputError, match=rf"latest leads to {folder.name}, which is gone.*results {tmp_path}$"):
-        followed(tmp_path / "latest")
+        follow_latest(tmp_path / "latest")
 
 
 def test_folder_called_latest_is_left_alone(tmp_path, capsys):
@@ -253,4 +216,4 @@ def test_place_that_cannot_be_made_is_said(tmp_path):
     for place in (tmp_path / "file" / "mine", Path("/proc/nowhere/mine")):
         with pytest.raises(InputError, match="Name another place with results_dir=DIR"), new_run(place, "x", []):
             raise AssertionError
-    assert filing.claimed(tmp_path, "a") != filing.claimed(tmp_path, "a")
+    assert filing.new_folder(tmp_path, "a") != filing.new_folder(tmp_path, "a")

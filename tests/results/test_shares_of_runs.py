@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hypothesis import given as drawn
+from hypothesis import settings
 from hypothesis import strategies as st
 from small_runs import cluster, drawn_workload, simulate, workload
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.units import GB
+from synergy_runs.facts import Kind, Shares, holdings, share_intervals, shares_in_use
 from synergy_runs.invariants import InvariantError, check
-from synergy_runs.log import Kind, Shares
 from synergy_runs.metrics import summarise
 from synergy_runs.report.write import write_comparison
 from synergy_runs.results import write_run
 from synergy_runs.stored import find_runs, read_run
-from synergy_runs.timeline import given, holdings, shares_in_use
 
 MACHINES = Cluster((NodeType("node", "v100", 2, 4, 12.0, 100 * GB),))
 
@@ -129,6 +129,7 @@ def naive(run, at_s):
     return total
 
 
+@settings(deadline=None)
 @drawn(st.integers(0, 1_000), st.integers(1, 12))
 def test_what_is_in_use_is_what_a_plain_reading_of_the_rows_says(seed, jobs):
     random = np.random.default_rng(seed)
@@ -139,6 +140,6 @@ def test_what_is_in_use_is_what_a_plain_reading_of_the_rows_says(seed, jobs):
         again = random.uniform(start_s, end_s, random.integers(0, 3))
         rows += [(at_s, job, *random.integers(1, 9, 2)) for at_s in again]
     run = replace(run, shares=shares(*sorted(rows, key=lambda row: row[0])))
-    time_s, cpus, memory_bytes = shares_in_use(given(run.shares, held))
+    time_s, cpus, memory_bytes = shares_in_use(share_intervals(run.shares, held))
     for at in random.integers(0, len(time_s), 10):
         assert (cpus[at], memory_bytes[at]) == pytest.approx(naive(run, time_s[at]))

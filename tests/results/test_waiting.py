@@ -6,13 +6,11 @@ from jobs import RIGID, cluster, random_workload, workload
 
 from synergy_core.errors import InputError
 from synergy_core.policies import get_policy
+from synergy_runs.facts import integral, waiting_jobs
 from synergy_runs.invariants import check
 from synergy_runs.metrics import job_table, summarise
-from synergy_runs.report.write import write_comparison
 from synergy_runs.results import write_run
 from synergy_runs.stored import find_runs
-from synergy_runs.table_columns import FIGURES
-from synergy_runs.timeline import integral, waiting_jobs
 from synergy_sim.execution import Costs, ExecutionModel
 from synergy_sim.simulate import simulate
 
@@ -41,16 +39,6 @@ def test_job_that_starts_at_once_and_is_stopped_later_has_waited(displaced):
     assert summary["mean_waiting_s_by_size"]["1"] == 50
     assert summary["mean_waiting_s_by_virtual_cluster"] == {"a": 100, "b": 0}
     assert summary["mean_queueing_delay_s"] == 0
-
-
-def test_table_and_report_show_the_whole_wait_first_and_never_say_that_nobody_waits(displaced, tmp_path):
-    headings = {figure.heading: figure.key for figure in FIGURES}
-    assert headings["mean wait"] == "mean_waiting_s"
-    assert headings["first start"] == "mean_queueing_delay_s"
-    assert headings["p99 wait"] == "p99_waiting_s"
-    write_run(displaced, tmp_path / "run", "")
-    text = write_comparison(find_runs(tmp_path), tmp_path).read_text(encoding="utf-8")
-    assert "Hardly a job ever waits" not in text
 
 
 def test_result_of_an_older_version_says_which_column_it_lacks(displaced, tmp_path):

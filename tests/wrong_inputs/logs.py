@@ -24,6 +24,13 @@ def of_row(row: str, *said: str) -> Wrong:
     return Wrong(CHECK.format("log.csv"), said, {"log.csv": f"{HEAD}0,100,1,a\n{row}\n20,50,1,z\n"})
 
 
+def of_training_job(row: str, said: str) -> Wrong:
+    content = f"name,time,application,num_replicas,batch_size\nfirst,0,cifar10,2,512\n{row}\n"
+    return Wrong(
+        "synergy_sim experiment=pollux_osdi21 trace.path=jobs.csv policy=tiresias", (said,), {"jobs.csv": content}
+    )
+
+
 def of_full_row(row: str, *said: str) -> Wrong:
     return of_file(f"{FULL}0,100,1,a,v100,4,1e9,50,completed\n{row}\n", *said)
 
@@ -35,15 +42,14 @@ CASES = [
     of_file(b"", "the file is empty; expected a job log"),
     of_file(b"\n\n", "the file is empty"),
     of_file(HEAD, "no job to replay (it has no rows)"),
-    of_file(b"\0" * 100, "is no text: it has zero bytes"),
-    of_file(LOG.replace("b\n", "b\0b\n"), "is no text: it has zero bytes"),
+    of_file(b"\0" * 100, "is not text: it has zero bytes"),
+    of_file(LOG.replace("b\n", "b\0b\n"), "is not text: it has zero bytes"),
     of_file(LOG.encode("utf-16"), "is UTF-16 text; type: iconv -f UTF-16 -t utf-8 log.csv"),
     of_file(b"\xfe\xff" + LOG.encode("utf-16-be"), "is UTF-16 text"),
-    of_file(LOG.encode("utf-16-le"), "is no text"),
     of_file(LOG.encode("utf-32"), "is UTF-32 text"),
     of_file((LOG + "30,5,1,Jürgen\n").encode("latin-1"), "line 5: bytes that are not UTF-8 text", "iconv -f latin1"),
     of_file(PACKED[:40], "gzip cannot unpack it", "Get it again", name="log.csv.gz"),
-    of_file(PACKED[:-4], "gzip cannot unpack it", name="log.csv.gz"),
+    of_file(PACKED[:20] + b"\xff" * 9 + PACKED[29:], "gzip cannot unpack it", name="log.csv.gz"),
     of_file(gzip.compress(LOG.encode("utf-16")), "is UTF-16 text", name="log.csv.gz"),
     of_file(b"PAR1" + b"x" * 60, "is a Parquet file; write it as CSV first", name="log.parquet"),
     of_file(b"PK\x03\x04" + b"x" * 60, "is a ZIP archive or a spreadsheet", name="log.xlsx"),
@@ -54,7 +60,6 @@ CASES = [
     of_file("[]", "no job to replay", name="log.json"),
     of_file('[{"a": 1}]', "jobid", name="log.json"),
     of_file("<html></html>", "no known format starts with '<html></html>'", name="log.html"),
-    of_file("hello world\n", "no known format starts with 'hello world'", name="log.txt"),
     Wrong(CHECK.format("nowhere.csv"), ("does not exist",)),
     Wrong(CHECK.format("log.csv --format xml"), ("unknown trace.format 'xml'",), {"log.csv": LOG}),
     Wrong(CHECK.format("log.csv --attempts x"), ("unknown --attempts 'x'", "apart, merged"), {"log.csv": LOG}),
@@ -69,7 +74,6 @@ CASES = [
     of_head("submit_time,durationMinutes,gpus,job", "write a column 'duration_s', 60 times as large"),
     of_head("submit_time,hours,gpus,job", "Is it 'hours'? That is in another unit", "3,600 times"),
     of_head("submit_time,run_time,gpus,job", "called 'run_time'? Rename it, if it is in seconds."),
-    of_head("submit_time,duration_s", "column 'gpus' is missing"),
     of_head("submit_time,duration_s,gpus,gpus", "column 'gpus' appears twice; remove or rename one"),
     # Rows.
     of_row("10,-5,1,b", "line 3, duration_s: got -5, expected a duration from 0", "Fix these rows", "bad_rows=skip"),
@@ -79,27 +83,21 @@ CASES = [
     of_row("10,5h,1,b", "line 3, duration_s: got '5h', expected seconds"),
     of_row("10,1:00:00,1,b", "line 3, duration_s: got '1:00:00', expected seconds"),
     of_row('10,"5,5",1,b', "line 3, duration_s: got '5,5'"),
-    of_row("10,5,0,b", "line 3, gpus: got 0, expected at least 1 GPU"),
-    of_row("10,5,-1,b", "line 3, gpus: got -1"),
-    of_row("10,5,1.5,b", "line 3, gpus: got '1.5', expected a whole number of GPUs"),
-    of_row("10,5,two,b", "line 3, gpus: got 'two'"),
+    of_row("10,5,0,b", "line 3, gpus: got 0, expected a number of GPUs from 1"),
+    of_row("10,5,1.5,b", "line 3, gpus: got '1.5', expected a whole number"),
     of_row("10,5,,b", "line 3, gpus: got ''"),
     of_row("yesterday,5,1,b", "line 3, submit_time: got 'yesterday', expected seconds or a date such as"),
     of_row("2017-02-30 00:00:00,5,1,b", "line 3, submit_time: got '2017-02-30 00:00:00'"),
-    of_row("2017-10-09T25:00,5,1,b", "line 3, submit_time: got '2017-10-09T25:00'"),
-    of_row("nan,5,1,b", "line 3, submit_time: got nan"),
     of_row("1e300,5,1,b", "line 3, submit_time: got 1e+300"),
-    of_row("9999999999999,5,1,b", "line 3, submit_time: got 9999999999999", "milliseconds since 1970"),
     of_row("1767571200000,5,1,b", "line 3, submit_time: got 1767571200000", "milliseconds since 1970", "by 1,000"),
     of_row("10,٣٠,1,b", "line 3, duration_s: got '٣٠'", "digits of another script"),
     of_row("١٠,5,1,b", "line 3, submit_time: got '١٠'", "digits of another script"),
-    of_row("10,5,٣,b", "line 3, gpus: got '٣'", "digits of another script"),
     Wrong(
         CHECK.format("log.csv"),
         ("line 3, duration_s: got '5,5'", "decimal point"),
         {"log.csv": "sep=;\nsubmit_time;duration_s;gpus\n0;5,5;1\n"},
     ),
-    of_row("0x10,5,1,b", "line 3, submit_time: got '0x10'"),
+    of_row("1_000,5,1,b", "line 3, submit_time: got '1_000'"),
     of_row("10,5,1,a", "line 3, job: got 'a', which line 2 has too"),
     of_row("10,5", "line 3, whole row: got 2 fields", "expected 4 fields"),
     of_row("10,5,1,b,extra", "line 3, whole row: got 5 fields", "does a value contain the separator?"),
@@ -107,9 +105,14 @@ CASES = [
     of_full_row("10,5,8,b,h999,4,1e9,50,completed", "asks for 8 h999; this cluster has none", "gpu_type: h999"),
     of_full_row("10,5,17,b,v100,4,1e9,50,completed", "line 3: asks for 17 v100; this cluster has 16", "Enlarge"),
     of_full_row("10,5,99,b,,4,1e9,50,completed", "asks for 99 GPUs; this cluster has at most 16 of a type"),
-    of_full_row("10,5,1,b,v100,-4,1e9,50,completed", "line 3, cpus: got -4 CPUs"),
+    of_full_row("10,5,1,b,v100,-4,1e9,50,completed", "line 3, cpus: got -4"),
     of_full_row("10,5,1,b,v100,4,8GB,50,completed", "line 3, memory_bytes: got '8GB'"),
-    of_full_row("10,5,1,b,v100,4,1e9,-50,completed", "line 3, user's estimate: got -50"),
+    of_full_row("10,5,1,b,v100,4,1e9,-50,completed", "line 3, estimate_s: got -50"),
     of_full_row("10,5,1,b,v100,4,1e9,abc,completed", "line 3, estimate_s: got 'abc', expected seconds"),
     of_full_row("10,5,1,b,v100,4,1e9,50,exploded", "line 3, end_state: got 'exploded'", "COMPLETED"),
+    of_training_job("x,10,resnet999,2,512", "nothing is known of application resnet999"),
+    of_training_job("x,10,cifar10,2,0", "line 3: job x has no batch size"),
+    of_training_job("x,10,cifar10,2,-8", "line 3, batch_size: got -8"),
+    of_training_job("x,10,cifar10,65,512", "line 3: asks for 65 GPUs; this cluster has at most 64 of a type"),
+    of_training_job("x,10,cifar10,0,512", "line 3, num_replicas: got 0"),
 ]

@@ -1,10 +1,8 @@
-"""Rows, nodes and shares of all jobs of a round at once: everything that is allocated is placed.
+"""Chooses rows, nodes and shares of all jobs of a round at once, so that everything allocated can be placed.
 
-Pools of nodes are priced with what rows leave unusable charged to them (`charges`), which gives the choice and a bound
-that is true for what can be placed; then GPUs get nodes (`settle`), jobs change places until shares fit (`exchange`),
-every node gets the best shares that fit (`levels`), idle GPUs go to who has none (`fill`), nodes that lose most are
-dealt again (`redeal`), and CPUs and memory that nobody asked for go to who gains from them (`spare`). Why a job has
-what it has is told at the pools' prices (`explain`).
+`problem` prices pools of identical nodes and charges rows for what they leave unusable: that gives the rows, and a
+bound on what can be placed. `layout` gives GPUs nodes, exchanges jobs until shares fit, and gives idle GPUs to jobs
+without any. `allocate` chooses the best shares that fit each node and deals the nodes that lose most again.
 docs/resources.md says what else was tried.
 """
 

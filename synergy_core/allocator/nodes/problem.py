@@ -1,20 +1,20 @@
-"""What is to be placed in a round: rows with a share of each job's own, nodes, and where jobs lie now."""
+"""The problem of a round with nodes: rows with a share for each job, the nodes, and where jobs are now."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from synergy_core.allocator.problem import ROUNDING, Problem
-from synergy_core.arrays import Bools, Floats, Ints
+from synergy_core.allocator.problem import ROUNDING, Beside, Problem, less_price
 from synergy_core.errors import InputError
-from synergy_core.units import GB
+from synergy_core.units import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGroups:
-    """Nodes that are alike, N groups of them; nodes are numbered through the groups, as `Cluster` does.
+    """N groups of identical nodes; node numbers run through the groups, as in `Cluster`.
 
     gpu_type: (N,) indices. nodes: (N,) how many. gpus: (N,) of each node. cpus, memory_bytes: (N,) of each node, > 0.
     """
@@ -25,22 +25,9 @@ class NodeGroups:
     cpus: Floats
     memory_bytes: Floats
 
-    def __post_init__(self) -> None:
-        lengths = {len(each) for each in (self.gpu_type, self.nodes, self.gpus, self.cpus, self.memory_bytes)}
-        if len(lengths) > 1 or not len(self.nodes):
-            raise InputError(
-                f"node groups have columns of {sorted(lengths)} entries, expected one length of at least 1."
-            )
-        for name, array in (("nodes", self.nodes), ("gpus", self.gpus)):
-            if array.min() < 1:
-                raise InputError(f"node groups: {name} has {array.min()}, expected at least 1.")
-        for name, host in (("cpus", self.cpus), ("memory_bytes", self.memory_bytes)):
-            if not ((host > 0) & (host < np.inf)).all():
-                raise InputError(f"node groups: {name} are {host.tolist()}, expected finite numbers above 0 for each.")
-
     @property
     def first(self) -> Ints:
-        """(N + 1,) the number of each group's first node, and how many nodes there are."""
+        """(N + 1,) the number of each group's first node, and the number of nodes."""
         return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.nodes)))
 
     @property
@@ -51,7 +38,7 @@ class NodeGroups:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Who lies where: job (P,) has gpus (P,) ≥ 1 on node (P,). In order of jobs, a job and node at most once."""
+    """Placement: job (P,) has gpus (P,) ≥ 1 on node (P,), ordered by job; pairs of job and node are unique."""
 
     job: Ints
     node: Ints
@@ -59,22 +46,22 @@ class Pieces:
 
     @classmethod
     def none(cls) -> Pieces:
-        """Nobody lies anywhere."""
+        """No job is placed."""
         return cls(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
 
 
 @dataclass(frozen=True, slots=True)
 class NodeProblem:
-    """One round's choice for J jobs among C rows, with a share per GPU of each job's own, on given nodes.
+    """One round's choice for J jobs among C rows, with shares per GPU that differ by job, on given nodes.
 
     utility: (J, C) as in `Problem`. gpus, gpu_type: (C,). cpus, memory_bytes: (J, C) the share of each GPU in that row:
     a job with n GPUs on a node takes n times it there. Several rows of one type and number of GPUs are levels of share.
-    held: where jobs lie now. pinned: (J,) jobs that keep their GPUs; their share is chosen like everybody's, and they
-    have a finite utility in some row of their type and number. move_cost: (J,) ≥ 0 utility that other nodes of the same
-    type cost a job that keeps its number of GPUs; inf, and None for everybody, where only want of room moves it.
-    tenant, quota: as in `Problem`. most_cpus, most_memory_bytes: (J, T) share per GPU of each type beyond which a job
-    gains nothing; what is left over is handed out up to there. None hands out nothing.
-    Raises InputError where shapes do not match, and for a row of finite utility whose share no node of its type has.
+    held: where jobs are now. pinned: (J,) jobs that keep their GPUs; their share is chosen like any other, and some row
+    of their type and number has a finite utility. move_cost: (J,) ≥ 0 utility that other nodes of the same type cost a
+    job that keeps its number of GPUs; inf (None for all jobs) if only lack of room may move the job. tenant, quota: as
+    in `Problem`. most_cpus, most_memory_bytes: (J, T) share per GPU of each type beyond which a job gains nothing;
+    leftovers are given out up to this limit, or not at all if None. A row whose share exceeds every node of its type is
+    never chosen. Raises InputError as `Problem` does, and for pinned jobs without GPUs.
     """
 
     utility: Floats
@@ -92,93 +79,23 @@ class NodeProblem:
     most_memory_bytes: Floats | None = None
 
     def __post_init__(self) -> None:
+        if self.held is None and self.pinned is not None and self.pinned.any():
+            raise InputError("jobs are pinned, but held is None; say where they lie.")
         types = int(self.nodes.gpu_type.max()) + 1
         capacity = np.bincount(self.nodes.gpu_type, self.nodes.nodes * self.nodes.gpus, types).astype(np.int64)
-        # Its checks are ours.
+        # `Problem` checks the common fields. Nodes and placements come from a `Cluster` and a scheduler's records.
         Problem(self.utility, self.gpus, self.gpu_type, capacity, None, self.tenant, self.quota)
-        jobs, rows = self.utility.shape
-        for name, array, shape in (
-            ("cpus", self.cpus, (jobs, rows)),
-            ("memory_bytes", self.memory_bytes, (jobs, rows)),
-            ("pinned", self.pinned, (jobs,)),
-            ("move_cost", self.move_cost, (jobs,)),
-            ("most_cpus", self.most_cpus, (jobs, types)),
-            ("most_memory_bytes", self.most_memory_bytes, (jobs, types)),
-        ):
-            if array is not None and array.shape != shape:
-                raise InputError(f"{name} has shape {array.shape}, expected {shape}.")
-            if array is not None and not (array >= 0).all():
-                at = np.argwhere(~(array >= 0))[0].tolist()
-                raise InputError(f"{name}{at} is {array[tuple(at)]}, expected a number ≥ 0.")
-        if (self.most_cpus is None) != (self.most_memory_bytes is None):
-            raise InputError("most_cpus and most_memory_bytes come together; one of them is None.")
-        self._check_shares()
-        self._check_held()
-
-    def _check_shares(self) -> None:
-        """Raises InputError for the first row of finite utility whose share no node that could hold it has."""
-        nodes, allowed = self.nodes, self.utility > -np.inf
-        for name, share, room, unit, per in (
-            ("CPUs", self.cpus, nodes.cpus, "", 1.0),
-            ("memory", self.memory_bytes, nodes.memory_bytes, " GB", GB),
-        ):
-            most = np.zeros(len(self.gpus))
-            for group in range(len(nodes.nodes)):
-                here = (self.gpu_type == nodes.gpu_type[group]) & holds(nodes, group, self.gpus)
-                on_node = np.minimum(self.gpus, nodes.gpus[group])
-                most = np.where(here, np.maximum(most, room[group] / on_node), most)
-            # Rows of more GPUs than there are get nothing, whatever their share.
-            over = allowed & (most > 0) & (share > most * (1.0 + ROUNDING))
-            if over.any():
-                job, row = np.argwhere(over)[0].tolist()
-                raise InputError(
-                    f"job {job} asks for {share[job, row] / per:g}{unit} of {name} with each of {self.gpus[row]} "
-                    f"GPUs of type {self.gpu_type[row]} (row {row}), expected at most {most[row] / per:g}{unit}, which "
-                    "is what a node has; set utility to −inf there or lower the share."
-                )
-
-    def _check_held(self) -> None:
-        """Raises InputError for GPUs that do not exist or that two jobs hold."""
-        held, nodes = self.held, self.nodes
-        if held is None:
-            if self.pinned is not None and self.pinned.any():
-                raise InputError(f"job {int(self.pinned.argmax())} is pinned but holds nothing; give `held`.")
-            return
-        if not len(held.job) == len(held.node) == len(held.gpus):
-            raise InputError(f"held has {len(held.job)}, {len(held.node)}, {len(held.gpus)} entries, expected as many.")
-        total = int(nodes.first[-1])
-        for name, array, end in (("job", held.job, len(self.utility)), ("node", held.node, total)):
-            if len(array) and not (array.min() >= 0 and array.max() < end):
-                raise InputError(f"held.{name} has {array.min()} to {array.max()}, expected 0 to {end - 1}.")
-        taken, most = np.bincount(held.node, held.gpus, total), nodes.gpus[nodes.group_of]
-        if (taken > most).any() or (len(held.gpus) and held.gpus.min() < 1):
-            node = int((taken > most).argmax())
-            raise InputError(f"jobs hold {taken[node]:g} GPUs of node {node}, expected at most {most[node]}, each ≥ 1.")
-        if self.pinned is not None:
-            idle = self.pinned.copy()
-            idle[held.job] = False
-            if idle.any():
-                raise InputError(f"job {int(idle.argmax())} is pinned but holds nothing.")
-
-
-def holds(nodes: NodeGroups, group: int, gpus: Ints) -> Bools:
-    """(C,) whether a group's nodes may hold jobs of that many GPUs: on one node, or on several of the largest ones."""
-    same = nodes.gpu_type == nodes.gpu_type[group]
-    size = int(nodes.gpus[group])
-    alone = gpus <= size
-    enough = gpus <= size * nodes.nodes[group]
-    return np.asarray(enough & (alone | (size == nodes.gpus[same].max())))
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSolution:
-    """What every job gets and where; all of it is placed.
+    """What every job gets and where; everything is placed.
 
-    choice: (J,) rows, −1 nothing. placed: their GPUs by node. cpus, memory_bytes: (J,) what goes with each GPU, at
-    least the row's; 0 without GPUs. moved: (J,) who has other nodes though it keeps its type and number of GPUs.
-    objective: utility of what is placed, less what moves cost. bound: no placeable allocation is worth more.
+    choice: (J,) rows, −1 for nothing. placed: the jobs' GPUs by node. cpus, memory_bytes: (J,) share of each GPU, at
+    least the row's; 0 without GPUs. moved: (J,) jobs with other nodes but the same type and number of GPUs. objective:
+    total utility net of move costs. bound: no placeable allocation is worth more.
     gap: (bound − objective) / |bound|. gpu_price, cpu_price, memory_price: (N,) utility per GPU, CPU and byte in each
-    group of nodes. quota_price: (V,) per GPU. prices: all of them as the next round takes them to start warm.
+    group of nodes. quota_price: (V,) per GPU. prices: all of these, for the next round's warm start.
     """
 
     choice: Ints
@@ -194,3 +111,224 @@ class NodeSolution:
     memory_price: Floats
     quota_price: Floats
     prices: Floats
+
+
+# What a row is charged in a pool of nodes: what it takes, and what it leaves unusable on its node.
+#
+# Let U(h) be the most CPUs that any jobs on h GPUs of a node can use: the largest sum over jobs whose GPUs add up to h.
+# A job with g GPUs and c CPUs leaves G − g GPUs, which can use U(G − g): the other C − U(G − g) are lost, used or not.
+# So the job may be charged max(c, min(U(g), C − U(G − g))). GPUs work alike: with A(x) the most GPUs that x CPUs and
+# bytes can feed, a job may be charged max(g, min(A(own), G − A(rest))). Both hold on every node that exists: U and A
+# never gain by splitting, so if one job of a node is charged by its rest, the others, charged at most U or A of their
+# own, fill no more than that rest. Sums over jobs therefore stay within the pool for everything that can be placed, and
+# the bound of the pooled problem is a bound of what can be placed. Such charges are known as dual feasible functions of
+# vector packing.
+
+
+SLACK = 1e-6
+"""Fraction of a node added to what others could use, so that rounding cannot make a charge too high."""
+
+
+def by_size(size: Ints, demand: Floats, allowed: Bools, gpus: int) -> tuple[Floats, Floats]:
+    """Two arrays (G + 1,): the most and the least that jobs of each size take; 0 and inf for sizes that no job has.
+
+    size: (C,). demand, allowed: (J, C).
+    """
+    most, least = np.zeros(gpus + 1), np.full(gpus + 1, np.inf)
+    for each in np.unique(size).tolist():
+        columns = size == each
+        most[each] = np.max(demand[:, columns], initial=0.0, where=allowed[:, columns])
+        least[each] = np.min(demand[:, columns], initial=np.inf, where=allowed[:, columns])
+    return most, least
+
+
+def used_together(of_size: Floats, choose: Callable[..., float]) -> Floats:
+    """(G + 1,) the most (`max`) or least (`min`) of a resource that jobs with each total number of GPUs take.
+
+    of_size: (G + 1,) what one job of that size takes.
+    """
+    best = of_size.copy()
+    best[0] = 0.0
+    for count in range(1, len(best)):
+        best[count] = choose(best[count], *(best[each] + best[count - each] for each in range(count)))
+    return best
+
+
+def charged(
+    size: Ints, demand: Floats, sizes: list[tuple[Floats, Floats]], node: tuple[int, float, float]
+) -> tuple[Floats, Floats]:
+    """The charge for a row's part on a shared node: GPUs, (J, C), and CPUs and memory, (2, J, C).
+
+    size: (C,) GPUs on that node, 1 to G. demand: (2, J, C) CPUs and memory taken there. sizes: for CPUs and for memory,
+    the most and the least that jobs of each size take (`by_size`), over all jobs that may share a node. node: GPUs,
+    CPUs and memory of each node.
+    """
+    gpus = node[0]
+    own, rest = np.full(demand.shape[1:], gpus), np.full(demand.shape[1:], gpus)
+    taken = np.empty_like(demand)
+    for at, ((most_of, least_of), room) in enumerate(zip(sizes, node[1:], strict=True)):
+        most = used_together(most_of, max)
+        gone = np.minimum(most[size], room * (1.0 - SLACK) - most[gpus - size])
+        taken[at] = np.maximum(demand[at], gone)
+        # The need of at least as many GPUs: a smaller number may need more if no job has exactly that size.
+        least = np.minimum.accumulate(used_together(least_of, min)[::-1])[::-1]
+        own = np.minimum(own, np.searchsorted(least, demand[at], side="right") - 1)
+        rest = np.minimum(rest, np.searchsorted(least, room * (1.0 + SLACK) - demand[at], side="right") - 1)
+    return np.maximum(size, np.minimum(own, gpus - rest)).astype(np.float64), taken
+
+
+# The round as a problem of pools, one per group of nodes, which gives choice, prices and bound.
+
+
+RESOURCES = ("usable GPUs", "CPUs", "memory")
+
+
+@dataclass(slots=True)
+class NodeColumns:
+    """K columns, each a row in a group of nodes that can hold it.
+
+    row, group, gpus: (K,). whole: (K,) nodes that the job has to itself. rest: (K,) its GPUs on a node it may share.
+    utility: (J, K), −inf where not allowed; also for pinned jobs. demand: (2, J, K) CPUs and memory on the shared node.
+    share: (2, J, K) per GPU. family: (K,) equal for all levels of share of one group and number of GPUs.
+    """
+
+    row: Ints
+    group: Ints
+    gpus: Ints
+    whole: Ints
+    rest: Ints
+    utility: Floats
+    demand: Floats
+    share: Floats
+    family: Ints
+
+    def levels(self, job: int, column: int) -> Bools:
+        """(K,) the levels of share among which a job in that column may choose without other GPUs."""
+        return np.asarray((self.family == self.family[column]) & (self.utility[job] > -np.inf))
+
+
+@dataclass(slots=True)
+class Pinned:
+    """Jobs that keep their GPUs. job: (P,). column: (P,) the level that takes least. pieces: their placement."""
+
+    job: Ints
+    column: Ints
+    pieces: Pieces
+
+
+@dataclass(slots=True)
+class Pooled:
+    """A round as a problem of pools. jobs: (F,) jobs that are not pinned. problem: their choice among `columns`, where
+    groups of nodes are types and rows are charged what they leave unusable.
+    """
+
+    columns: NodeColumns
+    pinned: Pinned
+    jobs: Ints
+    problem: Problem
+
+    def reduced(self, prices: Floats) -> Floats:
+        """(F, K) utility of the free jobs' columns less the price of their charges."""
+        return less_price(self.problem.utility, self.problem.demands, prices)
+
+    def bound(self, prices: Floats, reduced: Floats) -> float:
+        """The dual bound at `prices` over all jobs, with pinned jobs at their best level."""
+        columns, types = self.columns, self.problem.types
+        host = prices[-2 * types :].reshape(2, types)
+        bound = float(prices @ self.problem.limits) + float(reduced.max(axis=1, initial=0.0).sum())
+        for job, column in zip(self.pinned.job.tolist(), self.pinned.column.tolist(), strict=True):
+            more = (columns.share[:, job] - columns.share[:, job, column][:, None]) * columns.gpus
+            worth = columns.utility[job] - host[:, columns.group[column]] @ more
+            bound += float(worth[columns.levels(job, column)].max())
+        return bound
+
+
+def pooled(problem: NodeProblem) -> Pooled:
+    """The round as a problem of pools. Raises InputError if a pinned job has no row of finite utility for what it
+    holds, or pinned jobs exceed their tenant's quota.
+    """
+    nodes, columns = problem.nodes, _columns(problem)
+    pinned = _pinned(problem, columns)
+    jobs = np.setdiff1d(np.arange(len(problem.utility)), pinned.job)
+    utility = columns.utility[jobs]
+    utility[utility <= 0] = -np.inf
+    demand = np.zeros((3, *utility.shape))
+    size = np.stack((nodes.gpus, nodes.cpus, nodes.memory_bytes))
+    for group, gpus in enumerate(nodes.gpus.tolist()):
+        here = np.nonzero(columns.group == group)[0]
+        shared = here[columns.rest[here] > 0]
+        demand[:, :, here] = size[:, [group], None] * columns.whole[here]
+        if not len(shared):
+            continue
+        allowed, taken = utility[:, shared] > 0, columns.demand[:, jobs][:, :, shared]
+        sizes = [by_size(columns.rest[shared], each, allowed, gpus) for each in taken]
+        # Pinned jobs count among the sizes that may share a node.
+        mine = nodes.group_of[pinned.pieces.node] == group
+        for job, size_here in zip(pinned.pieces.job[mine].tolist(), pinned.pieces.gpus[mine].tolist(), strict=True):
+            levels = columns.levels(job, int(pinned.column[pinned.job == job][0]))
+            for (most, least), share in zip(sizes, columns.share[:, job, levels], strict=True):
+                most[size_here] = max(most[size_here], float(share.max()) * size_here)
+                least[size_here] = min(least[size_here], float(share.min()) * size_here)
+        node = (gpus, float(nodes.cpus[group]), float(nodes.memory_bytes[group]))
+        charge, host = charged(columns.rest[shared], taken, sizes, node)
+        demand[0][:, shared] += charge
+        demand[1:][:, :, shared] += host
+    kept_gpus = columns.gpus[pinned.column]
+    kept_host = columns.share[:, pinned.job, pinned.column] * kept_gpus
+    kept = np.zeros((len(nodes.nodes), 3))  # the least that pinned jobs take of every group
+    np.add.at(kept, columns.group[pinned.column], np.stack((kept_gpus, *kept_host), axis=1))
+    room = np.maximum(nodes.nodes * size - kept.T, 0.0)
+    capacity = nodes.nodes * nodes.gpus - kept[:, 0].astype(np.int64)
+    tenant, quota = problem.tenant, problem.quota
+    if tenant is not None and quota is not None:
+        held = np.bincount(tenant[pinned.job], kept_gpus, len(quota)).astype(np.int64)
+        if (held > quota).any():
+            over = int((held > quota).argmax())
+            raise InputError(f"pinned jobs of tenant {over} hold {held[over]} GPUs, its quota is {quota[over]}.")
+        tenant, quota = tenant[jobs], quota - held
+    beside = Beside(RESOURCES, demand, room)
+    of_pools = Problem(utility, columns.gpus, columns.group, capacity, tenant=tenant, quota=quota, beside=beside)
+    return Pooled(columns, pinned, jobs, of_pools)
+
+
+def _columns(problem: NodeProblem) -> NodeColumns:
+    """All columns that some job can use; a job on several nodes uses only the largest nodes of its type."""
+    nodes, row, group = problem.nodes, [], []
+    for each, (kind, size, count) in enumerate(zip(nodes.gpu_type, nodes.gpus, nodes.nodes, strict=True)):
+        is_largest = size == nodes.gpus[nodes.gpu_type == kind].max()
+        fits = (problem.gpu_type == kind) & (problem.gpus <= (size * count if is_largest else size))
+        row.append(np.nonzero(fits)[0])
+        group.append(np.full(int(fits.sum()), each))
+    rows, groups = np.concatenate(row), np.concatenate(group)
+    gpus, node_gpus = problem.gpus[rows], nodes.gpus[groups]
+    whole, rest = gpus // node_gpus, gpus % node_gpus
+    share = np.stack((problem.cpus[:, rows], problem.memory_bytes[:, rows]))
+    room = np.stack((nodes.cpus[groups], nodes.memory_bytes[groups]))[:, None]
+    fits_node = (share * np.minimum(gpus, node_gpus) <= room * (1.0 + ROUNDING)).all(axis=0)
+    utility = np.where(fits_node, problem.utility[:, rows], -np.inf)
+    _, family = np.unique(groups * (int(gpus.max(initial=0)) + 1) + gpus, return_inverse=True)
+    return NodeColumns(rows, groups, gpus, whole, rest, utility, share * rest, share, family)
+
+
+def _pinned(problem: NodeProblem, columns: NodeColumns) -> Pinned:
+    if problem.pinned is None or problem.held is None or not problem.pinned.any():
+        none = np.zeros(0, dtype=np.int64)
+        return Pinned(none, none, Pieces.none())
+    held, nodes = problem.held, problem.nodes
+    jobs = np.nonzero(problem.pinned)[0]
+    mine = problem.pinned[held.job]
+    count = np.bincount(held.job, held.gpus, len(problem.utility))
+    group = np.full(len(problem.utility), -1)
+    group[held.job] = nodes.group_of[held.node]
+    room = np.stack((nodes.cpus, nodes.memory_bytes))
+    chosen = []
+    for job in jobs.tolist():
+        level = (columns.group == group[job]) & (columns.gpus == count[job]) & (columns.utility[job] > -np.inf)
+        if not level.any():
+            raise InputError(
+                f"job {job} is pinned to {count[job]:g} GPUs of type {nodes.gpu_type[group[job]]}, but no row of that "
+                "type and number has a finite utility; give one, or unpin it."
+            )
+        size = np.where(level, (columns.share[:, job] / room[:, columns.group]).sum(axis=0), np.inf)
+        chosen.append(int(size.argmin()))
+    return Pinned(jobs, np.array(chosen), Pieces(held.job[mine], held.node[mine], held.gpus[mine]))

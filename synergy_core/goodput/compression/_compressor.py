@@ -3,14 +3,99 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from synergy_core.arrays import Bools, Floats
-from synergy_core.goodput.compression._gradients import NUMBER_BYTES, LayerSizes, Spread
+from synergy_core.errors import InputError
+from synergy_core.units import Bools, Floats, Ints
+
+NUMBER_BYTES = 4
+"""Gradients are exchanged in fp32 where nothing compresses them."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerSizes:
+    """The parameters of a model; arrays (L,) of whole numbers.
+
+    rows, columns: of a parameter as a matrix, its first dimension × all others; a vector has one column. count: how
+    many of these sizes there are. What is said of a row is of all of them together.
+    """
+
+    rows: Ints
+    columns: Ints
+    count: Ints
+
+    def __post_init__(self) -> None:
+        if any(np.any(each < 1) for each in (self.rows, self.columns, self.count)):
+            raise InputError("layers: got a size or count below 1; leave out what has no parameters.")
+
+    @classmethod
+    def of_shapes(cls, shapes: Iterable[Sequence[int]]) -> LayerSizes:
+        """One row per tensor, in their order; a number counts as a vector."""
+        flat = [tuple(each) or (1,) for each in shapes]
+        rows = np.array([each[0] for each in flat], dtype=np.int64)
+        columns = np.array([int(np.prod(each[1:], dtype=np.int64)) for each in flat], dtype=np.int64)
+        return cls(rows, columns, np.ones(len(flat), dtype=np.int64))
+
+    def apart(self) -> LayerSizes:
+        """The same with one row per parameter."""
+        once = np.ones(int(self.count.sum()), dtype=np.int64)
+        return LayerSizes(np.repeat(self.rows, self.count), np.repeat(self.columns, self.count), once)
+
+    @property
+    def numbers(self) -> Ints:
+        """In one parameter of each row."""
+        return self.rows * self.columns
+
+    @property
+    def least_side(self) -> Ints:
+        """The largest rank that one parameter can have."""
+        return np.minimum(self.rows, self.columns)
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """How the numbers of a gradient are spread: numbers, or arrays (L,) where layers differ.
+
+    tail: shape of the Weibull law of their magnitudes; 1 is exponential, less is heavier. decay: p, where the i-th
+    squared singular value is in proportion to i^−p; 0: all alike. bucket_range: mean of (largest − least)² of 512
+    numbers ÷ mean square of a number. energy: mean square of a number, relative to other layers.
+    """
+
+    tail: ArrayLike
+    decay: ArrayLike
+    bucket_range: ArrayLike
+    energy: ArrayLike = 1.0
+
+    def shares(self, layers: LayerSizes) -> Floats:
+        """Fraction of the gradient's squared norm in each row of `layers`; (L,), sums to 1."""
+        energy = np.broadcast_to(np.asarray(self.energy, dtype=np.float64), layers.rows.shape)
+        weights = energy * layers.numbers * layers.count
+        result: Floats = weights / weights.sum()
+        return result
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """How a model's gradients are spread: of their mean (signal), and of what single samples add to it (noise).
+
+    The defaults are medians over the layers of the shipped GPT after 300 steps, as `python bench/compression.py
+    spreads` prints them. That other models are like it is assumed, not known.
+    """
+
+    signal: Spread = field(default_factory=lambda: Spread(tail=1.32, decay=1.08, bucket_range=42.3))
+    noise: Spread = field(default_factory=lambda: Spread(tail=1.29, decay=1.07, bucket_range=42.3))
+
+
+CONVOLUTIONAL = Gradients(
+    Spread(tail=0.56, decay=4.54, bucket_range=38.4), Spread(tail=0.56, decay=3.18, bucket_range=55.4)
+)
+"""The same of the shipped CNN: its gradients have heavier tails and far lower ranks."""
+
 
 SMALL = 1_024
 """Layers of fewer numbers are sent as they are: kernels would take longer than their bytes."""
@@ -26,15 +111,13 @@ def all_reduced(carried_bytes: ArrayLike, replicas: ArrayLike) -> Floats:
     Half of it is the scatter, half the gather; also where both are called apart.
     """
     n = np.asarray(replicas, dtype=np.float64)
-    result: Floats = 2.0 * (n - 1.0) / n * np.asarray(carried_bytes, dtype=np.float64)
-    return result
+    return 2.0 * (n - 1.0) / n * np.asarray(carried_bytes, dtype=np.float64)
 
 
 def all_gathered(own_bytes: ArrayLike, replicas: ArrayLike) -> Floats:
     """Bytes that leave each rank when everyone gets everyone's `own_bytes`: N − 1 times."""
     n = np.asarray(replicas, dtype=np.float64)
-    result: Floats = (n - 1.0) * np.asarray(own_bytes, dtype=np.float64)
-    return result
+    return (n - 1.0) * np.asarray(own_bytes, dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +160,7 @@ def speed_by_sheet(gpu: Gpu) -> CodecSpeed:
 def codec_s(work: CodecWork, speed: CodecSpeed) -> Floats:
     """Seconds by layer: the slower of memory and arithmetic (a roofline), and the kernels' launches."""
     memory = work.touched_bytes / speed.touched_bytes_per_s
-    result: Floats = np.maximum(memory, work.flops / speed.flops_per_s) + speed.launch_s * work.launches
-    return result
+    return np.maximum(memory, work.flops / speed.flops_per_s) + speed.launch_s * work.launches
 
 
 class Compressor(ABC):
@@ -111,8 +193,7 @@ class Compressor(ABC):
 
     def compresses(self, layers: LayerSizes) -> Bools:
         """Which layers it compresses, (L,); the others, small ones and vectors, are sent as they are."""
-        result: Bools = (layers.columns > 1) & (layers.numbers >= SMALL)
-        return result
+        return (layers.columns > 1) & (layers.numbers >= SMALL)
 
     def sent_bytes(self, layers: LayerSizes, replicas: ArrayLike) -> Floats:
         """Bytes that leave each rank in a step, as a mean over ranks."""
@@ -122,43 +203,42 @@ class Compressor(ABC):
         return _times(each, layers)
 
     def codec_work(self, layers: LayerSizes, replicas: ArrayLike) -> CodecWork:
-        """On each GPU in a step; nothing where there is one replica."""
+        """Work of compressing and decompressing on each GPU in a step; none with one replica."""
         n = np.asarray(replicas, dtype=np.float64)[..., None]
-        work = self._codec_work(layers, n)
         times = np.where(self.compresses(layers) & (n > 1.0), layers.count, 0.0)
-        return CodecWork(work.touched_bytes * times, work.flops * times, work.launches * times)
+        return CodecWork(*(np.asarray(each) * times for each in self._codec_work(layers, n)))
 
     def error(self, layers: LayerSizes, spread: Spread) -> Floats:
         """E|C(x) − x|² ÷ |x|² of each layer x, (L,): a variance where unbiased, else the part of |x|² that is lost."""
-        result: Floats = np.where(self.compresses(layers), self._error(layers, spread), 0.0)
-        return result
-
-    def whole_error(self, layers: LayerSizes, spread: Spread) -> float:
-        """The same of the whole gradient: squared errors add up."""
-        return float(spread.shares(layers) @ self.error(layers, spread))
+        return np.where(self.compresses(layers), self._error(layers, spread), 0.0)
 
     def state_bytes(self, layers: LayerSizes) -> Floats:
         """What it keeps on each GPU from step to step, (L,)."""
         return _times(np.where(self.compresses(layers), self._state_bytes(layers), 0.0), layers)
 
-    @abstractmethod
+    # Of one compressed parameter of each row, (L,), or a number for all; n: replicas, (…, 1).
+
     def _sent_bytes(self, layers: LayerSizes, n: Floats) -> Floats:
-        """`sent_bytes` of one compressed parameter of each row; n: replicas, (…, 1)."""
+        """`sent_bytes`: an all-reduce of the coded bytes, unless a scheme says otherwise."""
+        return all_reduced(self.coded_bytes(layers), n)
 
     @abstractmethod
-    def _codec_work(self, layers: LayerSizes, n: Floats) -> CodecWork:
-        """`codec_work` of one compressed parameter of each row."""
+    def coded_bytes(self, layers: LayerSizes) -> Ints:
+        """Bytes that one rank's gradient is encoded in."""
 
     @abstractmethod
-    def _error(self, layers: LayerSizes, spread: Spread) -> Floats:
-        """`error` of layers that are compressed."""
+    def _codec_work(self, layers: LayerSizes, n: Floats) -> tuple[ArrayLike, ArrayLike, ArrayLike]:
+        """The fields of `codec_work`: bytes touched, FLOPs, launches."""
 
-    def _state_bytes(self, layers: LayerSizes) -> Floats:
-        """`state_bytes` of one compressed parameter of each row."""
-        return np.zeros(layers.rows.shape)
+    @abstractmethod
+    def _error(self, layers: LayerSizes, spread: Spread) -> Floats | float:
+        """`error`."""
+
+    def _state_bytes(self, layers: LayerSizes) -> Ints | float:
+        """`state_bytes`."""
+        return 0.0
 
 
 def _times(each: Floats, layers: LayerSizes) -> Floats:
     """What holds of one parameter of each row, (…, L), for all of them."""
-    result: Floats = each * layers.count.astype(np.float64)
-    return result
+    return each * layers.count.astype(np.float64)

@@ -7,10 +7,10 @@ from math import log
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from synergy_core.arrays import Bools, Floats
-from synergy_core.goodput.compression._compressor import CodecWork, Compressor, all_reduced
-from synergy_core.goodput.compression._gradients import NUMBER_BYTES, LayerSizes, Spread
+from synergy_core.goodput.compression._compressor import NUMBER_BYTES, Compressor, LayerSizes, Spread
+from synergy_core.units import Bools, Floats, Ints
 
 HALF_BYTES = 2
 MANTISSA_BITS = {"bf16": 7, "fp16": 10}
@@ -38,25 +38,18 @@ class Half(Compressor):
     def compresses(self, layers: LayerSizes) -> Bools:
         return np.ones(layers.rows.shape, dtype=np.bool_)
 
-    def _sent_bytes(self, layers: LayerSizes, n: Floats) -> Floats:
-        return all_reduced(HALF_BYTES * layers.numbers, n)
+    def coded_bytes(self, layers: LayerSizes) -> Ints:
+        return HALF_BYTES * layers.numbers
 
-    def _codec_work(self, layers: LayerSizes, n: Floats) -> CodecWork:
+    def _codec_work(self, layers: LayerSizes, n: Floats) -> tuple[ArrayLike, ArrayLike, ArrayLike]:
         # A cast to 16 bits and one back, each over the whole bucket.
-        touched = 2.0 * (NUMBER_BYTES + HALF_BYTES) * layers.numbers * np.ones_like(n)
-        return CodecWork(
-            touched, np.zeros_like(touched), touched / (NUMBER_BYTES + HALF_BYTES) * NUMBER_BYTES / BUCKET_BYTES
-        )
+        touched = 2.0 * (NUMBER_BYTES + HALF_BYTES) * layers.numbers
+        return touched, 0.0, touched / (NUMBER_BYTES + HALF_BYTES) * NUMBER_BYTES / BUCKET_BYTES
 
-    def _error(self, layers: LayerSizes, spread: Spread) -> Floats:
+    def _error(self, layers: LayerSizes, spread: Spread) -> float:
         # Errors are even within a step of 2^−mantissa.
-        step = 2.0 ** -MANTISSA_BITS[self.precision]
-        return np.full(layers.rows.shape, step**2 / 12.0 / MEAN_SQUARE)
+        step: float = 2.0 ** -MANTISSA_BITS[self.precision]
+        return step**2 / 12.0 / MEAN_SQUARE
 
 
 OFFERED = tuple(Half(each) for each in MANTISSA_BITS)
-
-
-def named(name: str) -> Compressor | None:
-    """The compressor of that name, None where it is another scheme's."""
-    return next((each for each in OFFERED if each.name == name), None)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from synergy_core.arrays import Bools, Floats
-from synergy_core.goodput.compression._compressor import CodecWork, Compressor, all_reduced
-from synergy_core.goodput.compression._gradients import NUMBER_BYTES, LayerSizes, Spread
+from synergy_core.goodput.compression._compressor import NUMBER_BYTES, Compressor, LayerSizes, Spread
+from synergy_core.units import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +26,14 @@ class Uncompressed(Compressor):
     def compresses(self, layers: LayerSizes) -> Bools:
         return np.zeros(layers.rows.shape, dtype=np.bool_)
 
-    def _sent_bytes(self, layers: LayerSizes, n: Floats) -> Floats:
-        return all_reduced(NUMBER_BYTES * layers.numbers, n)
+    def coded_bytes(self, layers: LayerSizes) -> Ints:
+        return NUMBER_BYTES * layers.numbers
 
-    def _codec_work(self, layers: LayerSizes, n: Floats) -> CodecWork:
-        nothing = np.zeros(np.broadcast_shapes(n.shape, layers.rows.shape))
-        return CodecWork(nothing, nothing, nothing)
+    def _codec_work(self, layers: LayerSizes, n: Floats) -> tuple[ArrayLike, ArrayLike, ArrayLike]:
+        return 0.0, 0.0, 0.0
 
-    def _error(self, layers: LayerSizes, spread: Spread) -> Floats:
-        return np.zeros(layers.rows.shape)
+    def _error(self, layers: LayerSizes, spread: Spread) -> float:
+        return 0.0
 
 
 OFFERED = (Uncompressed(),)
-
-
-def named(name: str) -> Compressor | None:
-    """The compressor of that name, None where it is another scheme's."""
-    return next((each for each in OFFERED if each.name == name), None)

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from synergy_core.arrays import Bools, Floats, Ints
 from synergy_core.errors import InputError
-from synergy_core.goodput.compression._compressor import CodecWork, Compressor, all_reduced
-from synergy_core.goodput.compression._gradients import NUMBER_BYTES, LayerSizes, Spread
+from synergy_core.goodput.compression._compressor import NUMBER_BYTES, Compressor, LayerSizes, Spread
+from synergy_core.units import Bools, Floats, Ints
 
 PREFIX = "powersgd-"
-LEAST_RATE = 2
+MIN_RATE = 2
 """Layers that would not shrink by more than this factor are sent as they are (PyTorch: min_compression_rate)."""
 MATRIX_BYTES = 36.0
 """Touched per number: what was held back added 12, read for P and Q 8, the product written 4, held back now 12."""
@@ -47,29 +47,26 @@ class PowerSgd(Compressor):
         return tuple(PowerSgd(rank) for rank in range(max(self.rank // 2, 1), 2 * self.rank + 1))
 
     def ranks(self, layers: LayerSizes) -> Ints:
-        """Of P and Q in each row of `layers`, (L,)."""
-        result: Ints = np.minimum(self.rank, layers.least_side)
-        return result
+        """The rank of P and Q for each row of `layers`, (L,)."""
+        return np.minimum(self.rank, layers.least_side)
 
     def factors(self, layers: LayerSizes) -> Ints:
         """Numbers in P and Q together, of one parameter of each row, (L,)."""
-        result: Ints = self.ranks(layers) * (layers.rows + layers.columns)
-        return result
+        return self.ranks(layers) * (layers.rows + layers.columns)
 
     def compresses(self, layers: LayerSizes) -> Bools:
         large = Compressor.compresses(self, layers)
-        result: Bools = large & (LEAST_RATE * self.factors(layers) < layers.numbers)
-        return result
+        return large & (MIN_RATE * self.factors(layers) < layers.numbers)
 
-    def _sent_bytes(self, layers: LayerSizes, n: Floats) -> Floats:
-        return all_reduced(NUMBER_BYTES * self.factors(layers), n)
+    def coded_bytes(self, layers: LayerSizes) -> Ints:
+        return NUMBER_BYTES * self.factors(layers)
 
-    def _codec_work(self, layers: LayerSizes, n: Floats) -> CodecWork:
-        rank, once = self.ranks(layers), np.ones_like(n)
-        touched = (MATRIX_BYTES * layers.numbers + NUMBER_BYTES * layers.rows * rank * (2.0 * rank + 4.0)) * once
+    def _codec_work(self, layers: LayerSizes, n: Floats) -> tuple[ArrayLike, ArrayLike, ArrayLike]:
+        rank = self.ranks(layers)
+        touched = MATRIX_BYTES * layers.numbers + NUMBER_BYTES * layers.rows * rank * (2.0 * rank + 4.0)
         # Three products of the whole matrix, and Gram–Schmidt.
-        flops = (6.0 * layers.numbers * rank + 2.0 * layers.rows * rank**2) * once
-        return CodecWork(touched, flops, (LAUNCHES + RANK_LAUNCHES * rank) * once)
+        flops = 6.0 * layers.numbers * rank + 2.0 * layers.rows * rank**2
+        return touched, flops, LAUNCHES + RANK_LAUNCHES * rank
 
     def _error(self, layers: LayerSizes, spread: Spread) -> Floats:
         """What is left of Σ i^−p behind the rank: as by the best matrix of that rank, which the power method nears."""
@@ -82,10 +79,9 @@ class PowerSgd(Compressor):
             lost[which] = 1.0 - sums[ranks[which] - 1] / sums[sides[which] - 1]
         return lost
 
-    def _state_bytes(self, layers: LayerSizes) -> Floats:
+    def _state_bytes(self, layers: LayerSizes) -> Ints:
         # What is held back, and Q.
-        result: Floats = NUMBER_BYTES * (layers.numbers + layers.columns * self.ranks(layers)).astype(np.float64)
-        return result
+        return NUMBER_BYTES * (layers.numbers + layers.columns * self.ranks(layers))
 
 
 OFFERED = tuple(PowerSgd(each) for each in (1, 2, 4, 8, 16, 32))

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from synergy_core.arrays import Floats
-from synergy_core.goodput.compression._compressor import CodecWork, Compressor, all_reduced
-from synergy_core.goodput.compression._gradients import NUMBER_BYTES, LayerSizes, Spread
+from synergy_core.goodput.compression._compressor import NUMBER_BYTES, Compressor, LayerSizes, Spread
+from synergy_core.units import Floats, Ints
 
 BUCKET = 512
 """Numbers that share their extremes (CGX's default)."""
@@ -45,33 +45,21 @@ class Quantised(Compressor):
     def alike(self) -> tuple[Compressor, ...]:
         return tuple(Quantised(bits) for bits in WIDTHS if self.bits <= 2 * bits <= 4 * self.bits)
 
-    def coded_bytes(self, layers: LayerSizes) -> Floats:
-        """One parameter of each row, encoded, (L,): extremes of every bucket, and the packed numbers."""
+    def coded_bytes(self, layers: LayerSizes) -> Ints:
+        """Extremes of every bucket, and the packed numbers."""
         buckets = -(-layers.numbers // BUCKET)
-        result: Floats = (2 * NUMBER_BYTES * buckets + -(-layers.numbers * self.bits // 8)).astype(np.float64)
-        return result
+        return 2 * NUMBER_BYTES * buckets + -(-layers.numbers * self.bits // 8)
 
-    def _sent_bytes(self, layers: LayerSizes, n: Floats) -> Floats:
-        return all_reduced(self.coded_bytes(layers), n)
-
-    def _codec_work(self, layers: LayerSizes, n: Floats) -> CodecWork:
+    def _codec_work(self, layers: LayerSizes, n: Floats) -> tuple[ArrayLike, ArrayLike, ArrayLike]:
         # The own gradient and a part of the sum are encoded; everyone's part, and the sum of everyone, decoded.
         encoded, decoded = 1.0 + 1.0 / n, 2.0
         touched = (ENCODE_BYTES * encoded + DECODE_BYTES * decoded + NUMBER_BYTES) * layers.numbers
-        launches = np.full_like(touched, 2.0 * (ENCODE_LAUNCHES + DECODE_LAUNCHES) + 1.0)
-        return CodecWork(touched, np.zeros_like(touched), launches)
+        return touched, 0.0, 2.0 * (ENCODE_LAUNCHES + DECODE_LAUNCHES) + 1.0
 
     def _error(self, layers: LayerSizes, spread: Spread) -> Floats:
         # With a step of Δ and a number at a fraction f of it: variance f (1 − f) Δ², on average Δ²/6.
         steps = 2.0**self.bits - 1.0
-        relative = np.asarray(spread.bucket_range, dtype=np.float64) / (6.0 * steps**2)
-        result: Floats = np.broadcast_to(relative, layers.rows.shape)
-        return result
+        return np.asarray(spread.bucket_range, dtype=np.float64) / (6.0 * steps**2)
 
 
 OFFERED = tuple(Quantised(each) for each in WIDTHS)
-
-
-def named(name: str) -> Compressor | None:
-    """The compressor of that name, None where it is another scheme's."""
-    return next((each for each in OFFERED if each.name == name), None)

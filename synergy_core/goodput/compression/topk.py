@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from synergy_core.arrays import Floats, Ints
 from synergy_core.errors import InputError
-from synergy_core.goodput.compression._compressor import CodecWork, Compressor, all_gathered
-from synergy_core.goodput.compression._gradients import NUMBER_BYTES, LayerSizes, Spread
+from synergy_core.goodput.compression._compressor import NUMBER_BYTES, Compressor, LayerSizes, Spread, all_gathered
+from synergy_core.units import Floats, Ints
 
 PREFIX = "topk-"
 INDEX_BYTES = 4
@@ -51,12 +51,14 @@ class TopK(Compressor):
         result: Ints = np.maximum(np.rint(self.fraction * layers.numbers), 1.0).astype(np.int64)
         return result
 
-    def _sent_bytes(self, layers: LayerSizes, n: Floats) -> Floats:
-        return all_gathered((NUMBER_BYTES + INDEX_BYTES) * self.kept(layers), n)
+    def coded_bytes(self, layers: LayerSizes) -> Ints:
+        return (NUMBER_BYTES + INDEX_BYTES) * self.kept(layers)
 
-    def _codec_work(self, layers: LayerSizes, n: Floats) -> CodecWork:
-        touched = ENCODE_BYTES * layers.numbers + SCATTERED_BYTES * n * self.kept(layers)
-        return CodecWork(touched, np.zeros_like(touched), np.full_like(touched, LAUNCHES))
+    def _sent_bytes(self, layers: LayerSizes, n: Floats) -> Floats:
+        return all_gathered(self.coded_bytes(layers), n)
+
+    def _codec_work(self, layers: LayerSizes, n: Floats) -> tuple[ArrayLike, ArrayLike, ArrayLike]:
+        return ENCODE_BYTES * layers.numbers + SCATTERED_BYTES * n * self.kept(layers), 0.0, LAUNCHES
 
     def _error(self, layers: LayerSizes, spread: Spread) -> Floats:
         """Squares below the quantile that the kept ones begin at.
@@ -70,9 +72,8 @@ class TopK(Compressor):
         result: Floats = gammainc(1.0 + 2.0 / np.asarray(spread.tail, dtype=np.float64), -np.log(part))
         return result
 
-    def _state_bytes(self, layers: LayerSizes) -> Floats:
-        result: Floats = NUMBER_BYTES * layers.numbers.astype(np.float64)
-        return result
+    def _state_bytes(self, layers: LayerSizes) -> Ints:
+        return NUMBER_BYTES * layers.numbers
 
 
 OFFERED = (TopK(0.01), TopK(0.1))

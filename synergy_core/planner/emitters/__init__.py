@@ -1,10 +1,4 @@
-"""A plan as what training software reads: one module each; being in the folder registers it.
-
-A module has `SUMMARY`, one line; `SOFTWARE`, the training stacks of the catalog that read it; `emit(launch) -> str`;
-`recognises(text)` and `read(text, gpus) -> Plan`, the plan that such a text means on so many GPUs, whoever wrote it;
-and `beside(launch)`, what the text leaves to its reader, in words. What form or software cannot say is an
-InputError.
-"""
+"""A plan as what training software reads: one module each, an `Emitter`; being in the folder registers it."""
 
 from __future__ import annotations
 
@@ -12,15 +6,15 @@ from dataclasses import dataclass
 from importlib import import_module
 from itertools import pairwise
 from math import ceil
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from synergy_core import module_names
 from synergy_core.errors import InputError, unknown
-from synergy_core.modules import module_names
 
 if TYPE_CHECKING:
-    from synergy_core.planner.architecture import Architecture
+    from synergy_core.planner.machine import Software
     from synergy_core.planner.plan import Plan
-    from synergy_core.planner.software import Software
+    from synergy_core.planner.work import Architecture
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +29,7 @@ class PlannedLaunch:
 
 
 class Emitter(Protocol):
-    """A file of this folder."""
+    """A file of this folder. SUMMARY: one line. SOFTWARE: the training stacks of the catalog that read the form."""
 
     SUMMARY: str
     SOFTWARE: tuple[str, ...]
@@ -47,10 +41,10 @@ class Emitter(Protocol):
         """Whether a text is of that form."""
 
     def read(self, text: str, gpus: int) -> Plan:
-        """The plan of a text on so many GPUs. Raises InputError where they do not fit."""
+        """The plan that a text means on so many GPUs, whoever wrote it. Raises InputError where they do not fit."""
 
     def beside(self, launch: PlannedLaunch) -> str:
-        """What is to be added by hand, in one sentence."""
+        """What the text leaves to its reader, in one sentence."""
 
 
 def emitter_names() -> list[str]:
@@ -81,15 +75,23 @@ def emitted(name: str, launch: PlannedLaunch) -> str:
     """The plan in that form. Raises InputError where the form's software is not the plan's, or cannot run it."""
     from synergy_core.planner.plan import NO_COMPRESSOR
 
-    form = emitter_for(name, launch.software.name)
-    if launch.plan.compressor != NO_COMPRESSOR:
-        raise InputError(
-            f"--emit {name}: no setting of {launch.software.name} compresses gradients by {launch.plan.compressor}."
-        )
-    plan = launch.plan
-    if plan.zero and plan.data * plan.context == 1:
-        raise InputError(f"--emit {name}: zero={plan.zero} shards over replicas, and there is one; fix zero=0.")
+    form, plan, software = emitter_for(name, launch.software.name), launch.plan, launch.software.name
+    refuse(
+        name,
+        (plan.compressor != NO_COMPRESSOR, f"no setting of {software} compresses gradients by {plan.compressor}."),
+        (
+            plan.zero and plan.data * plan.context == 1,
+            f"zero={plan.zero} shards over replicas, and there is one; fix zero=0.",
+        ),
+    )
     return form.emit(launch)
+
+
+def refuse(name: str, *refusals: tuple[Any, str]) -> None:
+    """Raises InputError with the reason of the first of (condition, reason) that holds."""
+    for refused, reason in refusals:
+        if refused:
+            raise InputError(f"--emit {name}: {reason}")
 
 
 def stages(layers: int, plan: Plan) -> list[int]:

@@ -12,10 +12,11 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
+from itertools import accumulate, pairwise
 from typing import Any
 
 from synergy_core.errors import InputError
-from synergy_core.planner.emitters import PlannedLaunch, accumulated, stages
+from synergy_core.planner.emitters import PlannedLaunch, accumulated, refuse, stages
 from synergy_core.planner.families import transformer
 from synergy_core.planner.plan import Plan, Recompute
 
@@ -33,7 +34,8 @@ Tables = dict[str, dict[str, Any]]
 def emit(launch: PlannedLaunch) -> str:
     """The tables as TOML. Raises InputError for plans and models that torchtitan does not run."""
     return "\n".join(
-        f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in table.items())
+        # TOML's texts, numbers and lists are JSON's.
+        f"[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in table.items())
         for name, table in tables(launch).items()
     )
 
@@ -67,13 +69,13 @@ def tables(launch: PlannedLaunch) -> Tables:
     if plan.pipeline > 1:
         parallelism["pipeline_parallel_schedule"] = "Interleaved1F1B" if plan.interleave > 1 else "1F1B"
         parallelism["pipeline_parallel_microbatch_size"] = plan.micro_batch
-        parallelism["module_fqns_per_model_part"] = _modules(stages(int(a.layers), plan))
+        cuts = list(accumulate(stages(int(a.layers), plan), initial=0))
+        modules = [[f"layers.{each}" for each in range(*cut)] for cut in pairwise(cuts)]
+        modules[0].insert(0, "tok_embeddings")
+        modules[-1] += ["norm", "output"]
+        parallelism["module_fqns_per_model_part"] = modules
     return {
-        "training": {
-            "seq_len": int(a.seq_len),
-            "local_batch_size": share,
-            "global_batch_size": plan.global_batch,
-        },
+        "training": {"seq_len": int(a.seq_len), "local_batch_size": share, "global_batch_size": plan.global_batch},
         "parallelism": parallelism,
         "activation_checkpoint": dict(_RECOMPUTES[Recompute(plan.recompute)]),
     }
@@ -121,9 +123,7 @@ def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Plan:
         )
     if copies > 1 and shards * context > 1:
         raise InputError("shards within groups of replicas (HSDP) are not among the planner's plans.")
-    share = number("training", "local_batch_size", 8)
-    batch = number("training", "global_batch_size", -1)
-    batch = batch if batch > 0 else share * data
+    share, batch = number("training", "local_batch_size", 8), number("training", "global_batch_size", -1)
     micro_batch = degree("pipeline_parallel_microbatch_size") if pipeline > 1 else share
     parts = given.get("module_fqns_per_model_part")
     return Plan(
@@ -134,7 +134,7 @@ def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Plan:
         expert=degree("expert_parallel_degree"),
         interleave=len(parts) // pipeline if parts and pipeline > 1 else 1,
         micro_batch=micro_batch,
-        accumulation=accumulated(batch, data, micro_batch),
+        accumulation=accumulated(batch if batch > 0 else share * data, data, micro_batch),
         zero=_zero(given, shards * context, pipeline),
         recompute=_recompute(content.get("activation_checkpoint", {})).value,
         sequence=tensor > 1,
@@ -143,40 +143,34 @@ def plan_of(content: Mapping[str, Mapping[str, Any]], gpus: int) -> Plan:
 
 def _check(plan: Plan) -> None:
     """Raises InputError for what torchtitan has no setting for."""
-    start = "--emit torchtitan: torchtitan"
-    if plan.zero == 1:
-        raise InputError(f"{start} shards optimizer and gradients together, never the first alone; fix zero=2 or 3.")
-    if plan.zero == 0 and plan.data > 1 and (plan.gpus > plan.data or plan.expert > 1):
-        raise InputError(f"{start}'s DDP goes with no other parallelism; fix zero=3, or data=1.")
-    if plan.zero == 0 and plan.context > 1:
-        raise InputError(f"{start} shards over context-parallel ranks, always; fix zero=3, or context=1.")
-    if plan.zero and plan.pipeline > 1:
-        raise InputError(
-            f"{start}'s FSDP of pipeline stages is none of the planner's ZeRO stages; fix pipeline=1 or data=1."
-        )
-    if plan.recompute == Recompute.SELECTIVE:
-        raise InputError(
-            f"{start} recomputes whole layers or every second product, not attention alone; fix recompute=0, 2 or 3."
-        )
-    if (plan.tensor > 1) != plan.sequence:
-        raise InputError(
-            f"{start} always splits the sequence with tensor parallelism; fix sequence={int(plan.tensor > 1)}."
-        )
-    if plan.interleave > 1 and (plan.pipeline == 1 or plan.accumulation % plan.pipeline):
-        raise InputError(
-            f"{start}'s interleaved schedule needs a multiple of {plan.pipeline} micro-batches; fix interleave=1."
-        )
-
-
-def _modules(counts: list[int]) -> list[list[str]]:
-    """The modules of every stage."""
-    result, first = [], 0
-    for count in counts:
-        result.append([f"layers.{each}" for each in range(first, first + count)])
-        first += count
-    result[0].insert(0, "tok_embeddings")
-    result[-1] += ["norm", "output"]
-    return result
+    refuse(
+        "torchtitan",
+        (plan.zero == 1, "torchtitan shards optimizer and gradients together, never the first alone; fix zero=2 or 3."),
+        (
+            plan.zero == 0 and plan.data > 1 and (plan.gpus > plan.data or plan.expert > 1),
+            "torchtitan's DDP goes with no other parallelism; fix zero=3, or data=1.",
+        ),
+        (
+            plan.zero == 0 and plan.context > 1,
+            "torchtitan shards over context-parallel ranks, always; fix zero=3, or context=1.",
+        ),
+        (
+            plan.zero and plan.pipeline > 1,
+            "torchtitan's FSDP of pipeline stages is none of the planner's ZeRO stages; fix pipeline=1 or data=1.",
+        ),
+        (
+            plan.recompute == Recompute.SELECTIVE,
+            "torchtitan recomputes whole layers or every second product, not attention alone; fix recompute=0, 2 or 3.",
+        ),
+        (
+            (plan.tensor > 1) != plan.sequence,
+            f"torchtitan always splits the sequence with tensor parallelism; fix sequence={int(plan.tensor > 1)}.",
+        ),
+        (
+            plan.interleave > 1 and (plan.pipeline == 1 or plan.accumulation % plan.pipeline),
+            f"torchtitan's interleaved schedule needs a multiple of {plan.pipeline} micro-batches; fix interleave=1.",
+        ),
+    )
 
 
 def _zero(given: Mapping[str, Any], shards: int, pipeline: int) -> int:
@@ -201,8 +195,3 @@ def _recompute(given: Mapping[str, Any]) -> Recompute:
         f"activation_checkpoint: mode {mode}, option {option}: the planner knows none, full, and selective with "
         'selective_ac_option = "op".'
     )
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML writes it, whose texts, numbers and lists are JSON's."""
-    return json.dumps(value)

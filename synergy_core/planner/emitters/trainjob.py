@@ -13,6 +13,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from synergy_core.errors import InputError
@@ -43,13 +44,9 @@ def emit(launch: PlannedLaunch) -> str:
     }
     if launch.software.name in megatron.SOFTWARE and megatron.one_connection(launch.plan):
         trainer["env"] = [{"name": megatron.ONE_CONNECTION, "value": "1"}]
-    content = {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "spec": {"trainer": trainer},
-    }
-    text: str = yaml.safe_dump(content, sort_keys=False, default_flow_style=False, width=118)
-    return text
+    content = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "spec": {"trainer": trainer}}
+    result: str = yaml.safe_dump(content, sort_keys=False, default_flow_style=False, width=118)
+    return result
 
 
 def beside(launch: PlannedLaunch) -> str:
@@ -78,37 +75,29 @@ def read(text: str, gpus: int) -> Plan:
     nodes, processes = trainer.get("numNodes", 1), trainer.get("numProcPerNode", 1)
     if type(nodes) is not int or type(processes) is not int or nodes * processes != gpus:
         raise InputError(f"numNodes: {nodes} × numProcPerNode: {processes} are not gpus={gpus}.")
-    arguments = [*_words(trainer.get("command")), *_words(trainer.get("args"))]
+    arguments = []
+    for words in (trainer.get("command"), trainer.get("args")):
+        if not isinstance(words, list | None):
+            raise InputError(f"args: {words}; expected a list of words.")
+        arguments += [str(each) for each in words or ()]
     if any(each.startswith("--parallelism.") for each in arguments):
         return torchtitan.plan_of(_tables(arguments), gpus)
     return megatron.read(shlex.join(arguments), gpus)
 
 
-def _words(given: Any) -> list[str]:
-    if given is None:
-        return []
-    if not isinstance(given, list):
-        raise InputError(f"args: {given}; expected a list of words.")
-    return [str(each) for each in given]
-
-
 def _arguments(launch: PlannedLaunch) -> list[str]:
-    """The plan on a command line of its software."""
+    """The plan on a command line of its software; torchtitan has a word for each list of a list, with commas."""
     if launch.software.name in megatron.SOFTWARE:
         return megatron.emit(launch).split()
-    return [
-        word
-        for name, table in torchtitan.tables(launch).items()
-        for key, value in table.items()
-        for word in (f"--{name}.{key}", *_command_line(value))
-    ]
-
-
-def _command_line(value: Any) -> list[str]:
-    """A value as torchtitan's command line has it: of a list of lists a word each, with commas."""
-    if isinstance(value, list):
-        return [",".join(each) for each in value]
-    return [value if isinstance(value, str) else json.dumps(value)]
+    result = []
+    for name, table in torchtitan.tables(launch).items():
+        for key, value in table.items():
+            result.append(f"--{name}.{key}")
+            if isinstance(value, list):
+                result += [",".join(each) for each in value]
+            else:
+                result.append(value if isinstance(value, str) else json.dumps(value))
+    return result
 
 
 def _tables(arguments: list[str]) -> Mapping[str, Mapping[str, Any]]:
@@ -122,12 +111,8 @@ def _tables(arguments: list[str]) -> Mapping[str, Mapping[str, Any]]:
         if key == "module_fqns_per_model_part":
             result.setdefault(table, {})[key] = [each.split(",") for each in values]
         elif key and values:
-            result.setdefault(table, {})[key] = _value(values[0])
+            read: Any = values[0]
+            with suppress(ValueError):  # What is not JSON is a word.
+                read = json.loads(values[0])
+            result.setdefault(table, {})[key] = read
     return result
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -1,9 +1,8 @@
 """Mixtures of experts: transformers in which a router sends each token to a few of many MLPs.
 
 Attention, embedding and logits are the transformer's. Experts are spread over `Plans.expert` of the data × context
-ranks and split by tensor parallelism, as Megatron Core does; tokens are moved to them as rows, or, as GShard does
-(arXiv 2006.16668, algorithm 1), by matrix products with masks. Latent attention: DeepSeek-V2 (arXiv 2405.04434,
-section 2.1).
+ranks and split by tensor parallelism, as in Megatron Core. Tokens move to experts as rows, or by matrix products with
+masks as in GShard (arXiv 2006.16668, algorithm 1). Latent attention: DeepSeek-V2 (arXiv 2405.04434, section 2.1).
 """
 
 from __future__ import annotations
@@ -14,37 +13,36 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
-from synergy_core.planner.architecture import Limits, at_least
 from synergy_core.planner.families import transformer
 from synergy_core.planner.families.transformer import (
     Number,
     Part,
+    attention_core,
     attention_part,
+    boundary,
     combined,
     embedding,
     logits,
     mlp_part,
     sequence_shards,
     tokens_per_gpu,
-    with_boundary,
 )
+from synergy_core.planner.machine import Software
 from synergy_core.planner.plan import Plans
-from synergy_core.planner.software import Software
-from synergy_core.planner.work import Amount, Attention, Block, Gemm, Layers, Work
+from synergy_core.planner.work import Amount, Block, Gemm, Layers, Limits, Work, at_least
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture(transformer.Architecture):
-    """A transformer whose layers have experts; `ffn` is the width of the MLPs without.
+    """A transformer with layers of experts; `ffn` is the width of MLPs in layers without experts.
 
-    experts: per layer. topk: of them per token. expert_ffn: width of one. shared_experts: of the same width, for every
-    token. dense_layers: at the start, without experts. moe_every: of the others, each how-manieth has experts, the
-    first of them included. capacity: rows per expert ÷ its even share, where the rest is dropped or padded; 0: as many
-    as come. gshard_group: tokens that are dispatched together by matrix products; 0: by moving rows.
-
+    experts: per layer. topk: experts per token. expert_ffn: width of an expert. shared_experts: experts of that width
+    that take every token. dense_layers: layers at the start without experts. moe_every: among the others, every n-th
+    layer has experts, from the first on. capacity: rows per expert ÷ its even share, where the rest is dropped or
+    padded; 0: unlimited. gshard_group: tokens dispatched together by matrix products; 0: rows are moved.
     window: keys that a query sees in the share `windowed` of the layers.
-    query_rank, key_value_rank: of latent attention, 0 without; then head_width is of the part without rotary
-    positions, rotary_width of the part with them, and value_width of values.
+    query_rank, key_value_rank: of latent attention, 0 without. With latent attention head_width is the width without
+    rotary positions, rotary_width that of rotary positions, and value_width that of values.
     """
 
     experts: Number = 1
@@ -63,14 +61,13 @@ class Architecture(transformer.Architecture):
     value_width: int = 0
 
     def attention_parameters(self) -> Amount:
-        """Parameters of one layer's attention."""
         if not self.key_value_rank:
             return transformer.Architecture.attention_parameters(self)
         down, up = self._latent_parameters()
         return down + up
 
     def _latent_parameters(self) -> tuple[Amount, Amount]:
-        """Parameters of latent attention: of the projections to latents, with their norms, and of those with heads."""
+        """Parameters of latent attention: projections to latents with their norms, and projections that have heads."""
         hidden, heads = np.asarray(self.hidden, float), np.asarray(self.heads, float)
         ranks = self.query_rank + self.key_value_rank
         up = heads * (
@@ -81,7 +78,6 @@ class Architecture(transformer.Architecture):
         return hidden * (ranks + self.rotary_width) + ranks, up
 
     def expert_parameters(self) -> Amount:
-        """Parameters of one expert."""
         result: Amount = np.where(self.gated, 3.0, 2.0) * self.hidden * np.asarray(self.expert_ffn, float)
         return result
 
@@ -93,13 +89,11 @@ class Architecture(transformer.Architecture):
 
     @property
     def expert_layers(self) -> Amount:
-        """How many layers have experts."""
         past = np.asarray(self.layers) - np.asarray(self.dense_layers)
         result: Amount = np.ceil(past / self.moe_every)
         return result
 
     def parameters(self) -> Amount:
-        """Parameters of the whole model, each counted once, without padding."""
         dense = transformer.Architecture.parameters(self)
         experts = self.expert_parameters() * (np.asarray(self.experts, float) + self.shared_experts)
         router = np.asarray(self.experts, float) * self.hidden
@@ -110,7 +104,6 @@ class Architecture(transformer.Architecture):
         return replace(transformer.Architecture.limits(self), experts=int(self.experts))
 
     def check(self) -> None:
-        """Raises InputError for sizes of one model that do not fit each other."""
         transformer.Architecture.check(self)
         at_least(1, experts=self.experts, topk=self.topk, moe_every=self.moe_every)
         if self.topk > self.experts:
@@ -131,20 +124,18 @@ class Architecture(transformer.Architecture):
 def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
     """Operators of one micro-batch on one GPU."""
     a = architecture
-    boundary = 2.0 * tokens_per_gpu(a, plans) * a.hidden / sequence_shards(plans)
-    attention = attention_of(a, plans, software)
-    dense = Block(name="dense layer", **combined(attention, mlp_part(a, plans, software)))
-    sparse = Block(name="expert layer", **combined(attention, experts_part(a, plans, software)))
+    attention, ends = attention_of(a, plans, software), boundary(a, plans)
+    dense = Block(name="dense layer", **combined(attention, mlp_part(a, plans, software)), **ends)
+    sparse = Block(name="expert layer", **combined(attention, experts_part(a, plans, software)), **ends)
     return Work(
         before=embedding(a, plans, software),
-        layers=_in_order(a, with_boundary(dense, boundary), with_boundary(sparse, boundary)),
+        layers=_in_order(a, dense, sparse),
         after=logits(a, plans, software),
-        total_parameters=a.parameters(),
     )
 
 
 def _in_order(a: Architecture, dense: Block, sparse: Block) -> tuple[Layers, ...]:
-    """Runs of layers; where kinds alternate, runs of one layer, so that stages are cut between any two."""
+    """Runs of layers of one kind; runs of one layer where kinds alternate, so that stages can be cut anywhere."""
     if a.moe_every == 1:
         first = np.asarray(a.dense_layers, float)
         rest = Layers(sparse, np.asarray(a.layers, float) - first)
@@ -158,29 +149,20 @@ def _in_order(a: Architecture, dense: Block, sparse: Block) -> tuple[Layers, ...
 
 
 def attention_of(a: Architecture, plans: Plans, software: Software) -> Part:
-    """The transformer's attention or latent attention; with a window, the mean layer."""
+    """Fields of plain or latent attention; if some layers have a window, those of the average layer."""
     part = latent_attention_part(a, plans, software) if a.key_value_rank else attention_part(a, plans, software)
     if not a.windowed:
         return part
     (full,) = part["attention"]
-    near = Attention(
-        count=full.count * a.windowed,
-        queries=full.queries,
-        keys=np.minimum(a.window, full.keys),
-        width=full.width,
-        value_width=full.value_width,
-        causal=False,
-    )
-    rest = Attention(
-        full.count * (1.0 - a.windowed), full.queries, full.keys, full.width, full.value_width, full.causal
-    )
+    near = replace(full, count=full.count * a.windowed, keys=np.minimum(a.window, full.keys), causal=False)
+    rest = replace(full, count=full.count * (1.0 - a.windowed))
     return {**part, "attention": (rest, near)}
 
 
 def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
-    """Norm, projections to latents, from latents to heads, attention, projection, residual.
+    """Fields of norm, projections to latents, from latents to heads, attention, projection and residual.
 
-    The projections to latents have no heads to split: tensor parallelism repeats them, unless the sequence is split.
+    Projections to latents have no heads: tensor parallelism repeats them, except under sequence parallelism.
     """
     t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden, heads = np.asarray(a.hidden, float), np.asarray(a.heads) / t
@@ -200,16 +182,7 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
             Gemm(tokens, heads * (a.width + a.value_width), a.key_value_rank),
             Gemm(tokens, hidden, heads * a.value_width),
         ),
-        "attention": (
-            Attention(
-                count=plans.micro_batch * heads,
-                queries=np.asarray(a.seq_len) / plans.context,
-                keys=np.asarray(a.seq_len, float),
-                width=width,
-                value_width=a.value_width,
-                causal=a.causal,
-            ),
-        ),
+        "attention": (attention_core(a, plans, width, a.value_width),),
         "replicated_bytes": tokens * (hidden * (10.0 + mask) + 4.0 * latents) / split,
         "split_bytes": 4.0 * tokens * columns,
         "kernels": 8.0,
@@ -219,18 +192,17 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
         "parameters": down + up / t + 2.0 * hidden,
         "saved_bytes": saved + (0.0 if software.flash else scores * (4.0 + mask)) + statistics,
         "selective_bytes": saved + statistics,
-        "operator_bytes": saved + statistics,
         "live_bytes": saved + (0.0 if software.flash else scores * (8.0 + mask)) + 4.0 * tokens * hidden,
     }
 
 
 def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
-    """Norm, router, dispatch, experts, combination, residual; shared experts beside them.
+    """Fields of norm, router, dispatch, experts, combination, residual, and shared experts.
 
-    Each GPU sends its rows (tokens × topk, or what the capacity leaves) to the ranks of their experts and gets as many
-    from them: tokens × topk × expert ÷ experts for each of its experts ÷ expert ones. All wait for the busiest rank.
-    Without a split sequence every tensor-parallel rank moves the whole rows. Tensor parallelism adds up the rows before
-    they are combined; GShard after it, as combination is linear.
+    Each GPU sends its rows (tokens × topk, limited by the capacity) to the ranks of their experts and receives as many:
+    tokens × topk × expert ÷ experts for each of its experts ÷ expert local ones. All wait for the busiest rank. Without
+    sequence parallelism every tensor-parallel rank moves all rows. Tensor parallelism reduces rows before they are
+    combined, in GShard after it.
     """
     t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden, experts = np.asarray(a.hidden, float), np.asarray(a.experts, float)
@@ -238,7 +210,9 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     up = np.where(a.gated, 2.0, 1.0) * width
     copies = np.asarray(a.topk) * (a.capacity or 1.0)
     rows, local = tokens * copies, experts / plans.expert
-    each, busiest = rows / local, _imbalance(a, plans, rows)
+    # Rows of the busiest rank ÷ the mean, for a balanced but random router: the largest of n normal deviates is about
+    # √(2 ln n), and a rank's rows vary by the root of their mean.
+    each, busiest = rows / local, 1.0 if a.capacity else 1.0 + np.sqrt(2.0 * np.log(plans.expert) / rows)
     mask = 1.0 if software.dropout else 0.0
     moved = 0.0 if a.gshard_group else rows * hidden
     saved = tokens * (hidden * (4.0 + mask) + 4.0 * experts) / split + rows * (
@@ -261,8 +235,6 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
         "parameters": hidden * experts + 2.0 * hidden,
         "expert_parameters": local * a.expert_parameters() / t,
         "saved_bytes": saved,
-        "selective_bytes": saved,
-        "operator_bytes": saved,
         "live_bytes": saved + 2.0 * rows * (up + width) + 4.0 * rows * hidden,
     }
     parts = [part]
@@ -271,21 +243,10 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     return {**combined(*parts), "live_bytes": sum(each["live_bytes"] for each in parts)}
 
 
-def _imbalance(a: Architecture, plans: Plans, rows: Amount) -> Amount:
-    """The busiest rank's rows ÷ the mean, for a router that is balanced but random.
-
-    The largest of n normal deviates is about √(2 ln n); rows of a rank vary by the root of their mean. 1 with capacity.
-    """
-    if a.capacity:
-        return 1.0
-    result: Amount = 1.0 + np.sqrt(2.0 * np.log(plans.expert) / rows)
-    return result
-
-
 def _gshard_part(a: Architecture, plans: Plans, copies: Amount) -> Part:
-    """Dispatch and combination of whole groups: products with masks (group, experts × capacity).
+    """Dispatch and combination of a group by products with masks (group, experts × capacity).
 
-    Masks: a weight in 2 bytes and a bit in 1, kept; each written once.
+    Each mask element is a 2-byte weight and a 1-byte flag, written once and kept.
     """
     tokens, hidden = tokens_per_gpu(a, plans), np.asarray(a.hidden, float)
     group = np.minimum(a.gshard_group, tokens)
@@ -299,14 +260,12 @@ def _gshard_part(a: Architecture, plans: Plans, copies: Amount) -> Part:
         "split_bytes": 6.0 * masks,
         "kernels": 10.0,
         "saved_bytes": 3.0 * masks,
-        "selective_bytes": 3.0 * masks,
-        "operator_bytes": 3.0 * masks,
         "live_bytes": 3.0 * masks,
     }
 
 
 def _shared_part(a: Architecture, plans: Plans) -> Part:
-    """Experts that every token takes, as one MLP of their widths together; they share the norm and the residual."""
+    """Shared experts as a single MLP of their total width; the norm and the residual are counted elsewhere."""
     tokens, hidden = tokens_per_gpu(a, plans), np.asarray(a.hidden, float)
     width = np.asarray(a.shared_experts) * np.asarray(a.expert_ffn) / plans.tensor
     up = np.where(a.gated, 2.0, 1.0) * width
@@ -318,7 +277,5 @@ def _shared_part(a: Architecture, plans: Plans) -> Part:
         "tensor_count": 1.0,
         "parameters": hidden * (up + width),
         "saved_bytes": 2.0 * tokens * (up + width),
-        "selective_bytes": 2.0 * tokens * (up + width),
-        "operator_bytes": 2.0 * tokens * (up + width),
         "live_bytes": 2.0 * tokens * (up + width),
     }

@@ -1,12 +1,12 @@
 """Residual networks of bottlenecks: ResNet-50 and deeper, Wide-ResNets.
 
 He et al. (arXiv 1512.03385, table 1), with the stride on the 3 × 3 convolution as in every current implementation.
-A convolution is the matrix product that computes it without writing its input out: pixels × output channels ×
-(input channels · kernel area).
+A convolution counts as the matrix product pixels × output channels × (input channels · kernel area), computed without
+copying the input.
 
 Tensor parallelism splits channels, as Alpa does (arXiv 2201.12023, section 8.1): the first and second convolution of a
-bottleneck by output channels, with the first one's output gathered between them; the third by input channels, whose
-sums are then added up. Batch normalisation takes its statistics per GPU.
+bottleneck by output channels, gathering the output of the first; the third by input channels, reducing its output.
+Batch normalisation computes its statistics per GPU.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
-from synergy_core.planner.architecture import Limits, at_least
+from synergy_core.planner.machine import Software
 from synergy_core.planner.plan import Plans
-from synergy_core.planner.software import Software
-from synergy_core.planner.work import Amount, Block, Gemm, Layers, Work
+from synergy_core.planner.work import Amount, Block, Gemm, Layers, Limits, Work, at_least
 
 Number = NDArray[np.int64] | int
 
@@ -28,16 +27,16 @@ STAGES = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 """Bottlenecks of each stage, by depth."""
 _EXPANSION = 4
 _NORM_PASSES = 3.0
-"""Batch normalisation with its ReLU: read for the statistics, read again, written."""
+"""Memory passes of batch normalisation with ReLU: read for the statistics, read again, written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """Sizes of a residual network.
 
-    depth: 50, 101 or 152. channels: of the first stage; they double with each stage, and pixels quarter.
-
-    width_factor: of the 3 × 3 convolutions; widen_first: of the 1 × 1 before them as well. image_size: pixels a side.
+    depth: 50, 101 or 152. channels: of the first stage; each further stage has twice as many, and a quarter of the
+    pixels. width_factor: widens the 3 × 3 convolutions; widen_first: also the 1 × 1 before them. image_size: pixels a
+    side.
     """
 
     depth: Number
@@ -48,11 +47,10 @@ class Architecture:
     image_size: Number = 224
 
     def bottlenecks(self, stage: int) -> NDArray[np.int64]:
-        """How many bottlenecks a stage, counted from 0, has. Raises InputError for an unknown depth."""
+        """Number of bottlenecks in a stage, counted from 0. Raises InputError for an unknown depth."""
         depths = np.asarray(self.depth)
-        for each in np.unique(depths):
-            if int(each) not in STAGES:
-                raise InputError(f"a ResNet of depth {each}; expected one of {', '.join(map(str, STAGES))}.")
+        if unknown := set(np.unique(depths).tolist()) - set(STAGES):
+            raise InputError(f"a ResNet of depth {min(unknown)}; expected one of {', '.join(map(str, STAGES))}.")
         result: NDArray[np.int64] = np.vectorize(lambda each: STAGES[int(each)][stage], otypes=[np.int64])(depths)
         return result
 
@@ -61,13 +59,11 @@ class Architecture:
         return Limits(layers=sum(int(self.bottlenecks(stage)) for stage in range(4)), heads=int(self.channels))
 
     def check(self) -> None:
-        """Raises InputError for sizes that no such network has."""
         self.bottlenecks(0)
         at_least(1, channels=self.channels, width_factor=self.width_factor, classes=self.classes)
         at_least(32, image_size=self.image_size)
 
     def parameters(self) -> Amount:
-        """Parameters of the whole model, each counted once."""
         one = np.asarray(1.0)
         total: Amount = _stem_parameters(self) + _head_parameters(self)
         for stage in range(4):
@@ -78,7 +74,7 @@ class Architecture:
 
 
 class _Bottleneck:
-    """Dimensions of one bottleneck: channels as floats, pixels of one image."""
+    """Channels and pixels (of one image) of one bottleneck."""
 
     def __init__(self, a: Architecture, stage: int, first: bool) -> None:
         base = np.asarray(a.channels, float) * 2**stage
@@ -92,7 +88,7 @@ class _Bottleneck:
         self.projected = first
 
     def parameters(self, t: Amount) -> Amount:
-        """Parameters on one of t tensor-parallel ranks: convolutions, then scale and shift of each normalisation."""
+        """Parameters on one of t tensor-parallel ranks: convolutions, and scale and shift of each normalisation."""
         convolutions = self.input * self.first + 9.0 * self.first * self.middle + self.middle * self.output
         norms = 2.0 * (self.first + self.middle) / t + 2.0 * self.output
         if self.projected:
@@ -113,18 +109,13 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
         for first in (True, False):
             count = np.asarray(1.0) if first else np.asarray(a.bottlenecks(stage) - 1.0)
             runs.append(Layers(_bottleneck(_Bottleneck(a, stage, first), plans, size, stage), count))
-    return Work(
-        before=_stem(a, plans, size),
-        layers=tuple(runs),
-        after=_head(a, plans, size),
-        total_parameters=a.parameters(),
-    )
+    return Work(_stem(a, plans, size), tuple(runs), _head(a, plans, size))
 
 
 def _bottleneck(d: _Bottleneck, plans: Plans, size: float, stage: int) -> Block:
-    """Three convolutions with their normalisations, the projection of the input where shapes differ, the sum.
+    """Three convolutions with normalisations, the projection of the input where shapes differ, and the sum.
 
-    Kept: the input, each convolution's output, and what its ReLU made of it.
+    The input, each convolution's output and each ReLU's output are kept for the backward pass.
     """
     t, images = plans.tensor.astype(float), plans.micro_batch.astype(float)
     entered, left = images * d.pixels_in, images * d.pixels
@@ -150,7 +141,6 @@ def _bottleneck(d: _Bottleneck, plans: Plans, size: float, stage: int) -> Block:
         parameters=d.parameters(t),
         boundary_bytes=boundary,
         saved_bytes=saved,
-        selective_bytes=saved,
         input_bytes=size * entered * d.input,
         live_bytes=saved + 2.0 * boundary + size * inside / t,
     )
@@ -173,8 +163,6 @@ def _stem(a: Architecture, plans: Plans, size: float) -> Block:
         parameters=_stem_parameters(a),
         boundary_bytes=size * quarter * channels,
         saved_bytes=saved,
-        selective_bytes=saved,
-        input_bytes=saved,
         live_bytes=saved + size * half * channels,
     )
 
@@ -196,7 +184,5 @@ def _head(a: Architecture, plans: Plans, size: float) -> Block:
         kernels=4.0,
         parameters=_head_parameters(a),
         saved_bytes=saved,
-        selective_bytes=saved,
-        input_bytes=saved,
         live_bytes=saved + size * entered,
     )

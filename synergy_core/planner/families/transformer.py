@@ -1,8 +1,7 @@
 """Dense transformers, GPT- and Llama-like: grouped queries, gated MLPs, tied or untied embeddings.
 
-FLOPs and parameters follow from the shapes of the matrix products, which are split over ranks as Megatron-LM splits
-them (Shoeybi et al., arXiv 1909.08053); Korthikanti et al. (arXiv 2205.05198) for what is saved, here derived
-tensor by tensor so that it holds for gated MLPs, grouped queries, and without dropout.
+Matrix products are split over ranks as in Megatron-LM (Shoeybi et al., arXiv 1909.08053). Saved activations follow
+Korthikanti et al. (arXiv 2205.05198), derived tensor by tensor to cover gated MLPs, grouped queries, and no dropout.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from synergy_core.errors import InputError
-from synergy_core.planner.architecture import Limits, at_least, divisors
+from synergy_core.planner.machine import Software
 from synergy_core.planner.plan import Plans
-from synergy_core.planner.software import Software
-from synergy_core.planner.work import Amount, Attention, Block, Gemm, Layers, Work
+from synergy_core.planner.work import Amount, Attention, Block, Gemm, Layers, Limits, Work, at_least, divisors
 
 Number = NDArray[Any] | int
 
@@ -46,28 +44,21 @@ class Architecture:
 
     @property
     def width(self) -> Number:
-        """The width of one head."""
         return np.where(np.asarray(self.head_width) > 0, self.head_width, np.asarray(self.hidden) // self.heads)
 
     @property
     def groups(self) -> Number:
-        """How many key and value heads there are."""
         return np.where(np.asarray(self.kv_heads) > 0, self.kv_heads, self.heads)
 
     def attention_parameters(self) -> Amount:
-        """Parameters of one layer's attention."""
-        result: Amount = (
-            np.asarray(self.hidden, float) * self.width * (2.0 * np.asarray(self.heads) + 2.0 * self.groups)
-        )
-        return result
+        return np.asarray(self.hidden, float) * self.width * (2.0 * np.asarray(self.heads) + 2.0 * self.groups)
 
     def mlp_parameters(self) -> Amount:
-        """Parameters of one layer's MLP."""
         result: Amount = np.where(self.gated, 3.0, 2.0) * self.hidden * np.asarray(self.ffn, float)
         return result
 
     def embedding_parameters(self, tensor: Amount = 1.0) -> Amount:
-        """Parameters of a table of tokens, padded as Megatron's to a multiple of 128 × the tensor-parallel degree."""
+        """Parameters of the token table, padded to a multiple of 128 × the tensor-parallel degree, as in Megatron."""
         unit = 128.0 * np.asarray(tensor)
         return np.ceil(np.asarray(self.vocab) / unit) * unit * self.hidden
 
@@ -84,7 +75,6 @@ class Architecture:
         return Limits(int(self.layers), int(self.heads), int(self.groups), int(self.seq_len))
 
     def check(self) -> None:
-        """Raises InputError for sizes of one model that do not fit each other."""
         at_least(1, layers=self.layers, hidden=self.hidden, heads=self.heads, ffn=self.ffn, vocab=self.vocab)
         at_least(1, seq_len=self.seq_len)
         if not self.head_width and self.hidden % self.heads:
@@ -100,14 +90,12 @@ class Architecture:
 def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
     """Operators of one micro-batch on one GPU."""
     a = architecture
-    tokens = tokens_per_gpu(a, plans)
-    layer = Block(name="layer", **combined(attention_part(a, plans, software), mlp_part(a, plans, software)))
-    layer = with_boundary(layer, 2.0 * tokens * a.hidden / sequence_shards(plans))
+    parts = attention_part(a, plans, software), mlp_part(a, plans, software)
+    layer = Block(name="layer", **combined(*parts), **boundary(a, plans))
     return Work(
         before=embedding(a, plans, software),
         layers=(Layers(layer, np.asarray(a.layers, float)),),
         after=logits(a, plans, software),
-        total_parameters=a.parameters(),
     )
 
 
@@ -120,23 +108,25 @@ Part = dict[str, Any]
 
 
 def combined(*parts: Part) -> Part:
-    """One block that does all of these, one after another.
+    """Fields of a block that runs all parts in turn.
 
-    What all of them save is alive when one of them runs, so live bytes are all that is saved and the most on top of it.
+    The saved bytes of all parts are alive while one part runs: live bytes are their sum plus the largest temporary.
     """
     result: Part = {}
     for part in parts:
-        over = part.get("live_bytes", 0.0) - part.get("saved_bytes", 0.0)
-        for name, value in {**part, "live_bytes": over}.items():
+        saved = part.get("saved_bytes", 0.0)
+        kept = {"selective_bytes": saved, "operator_bytes": part.get("selective_bytes", saved)}
+        for name, value in {**kept, **part, "live_bytes": part.get("live_bytes", 0.0) - saved}.items():
             joined = np.maximum if name in ("live_bytes", "tensor_bytes") else operator.add
             result[name] = joined(result[name], value) if name in result else value
     result["live_bytes"] = result["live_bytes"] + result.get("saved_bytes", 0.0)
     return result
 
 
-def with_boundary(block: Block, boundary_bytes: Amount) -> Block:
-    """The block, whose input and output are of that size: what full recomputation keeps."""
-    return replace(block, boundary_bytes=boundary_bytes, input_bytes=boundary_bytes)
+def boundary(a: Architecture, plans: Plans) -> Part:
+    """Bytes of a layer's input or output, which are sent between stages and kept by full recomputation."""
+    size = 2.0 * tokens_per_gpu(a, plans) * a.hidden / sequence_shards(plans)
+    return {"boundary_bytes": size, "input_bytes": size}
 
 
 def tokens_per_gpu(a: Architecture, plans: Plans) -> Amount:
@@ -146,21 +136,27 @@ def tokens_per_gpu(a: Architecture, plans: Plans) -> Amount:
 
 
 def sequence_shards(plans: Plans) -> NDArray[np.float64]:
-    """What to divide by where tensor parallelism alone repeats: its degree under sequence parallelism, else 1."""
+    """Ranks that split operators which tensor parallelism repeats: its degree under sequence parallelism, else 1."""
     return np.where(plans.sequence, plans.tensor, 1).astype(float)
 
 
 def _residual_bytes(plans: Plans, software: Software) -> Amount:
-    """Bytes saved per token and hidden unit round a norm: its input, its output, and the dropout mask after the block.
+    """Bytes saved per token and hidden unit for a norm's input, its output, and the dropout mask after the block.
 
-    Sequence parallelism splits all three; plain autograd keeps the output as gathered for the matrix product.
+    Sequence parallelism splits all three, but plain autograd (`eager`) keeps the output gathered.
     """
     split, mask = sequence_shards(plans), 1.0 if software.dropout else 0.0
     return (2.0 + mask) / split + 2.0 / (1.0 if software.eager else split)
 
 
+def attention_core(a: Architecture, plans: Plans, width: Amount, value_width: Amount) -> Attention:
+    """Attention of one rank: its heads under tensor parallelism, its queries under context parallelism, every key."""
+    heads, seq_len = np.asarray(a.heads) / plans.tensor, np.asarray(a.seq_len, float)
+    return Attention(plans.micro_batch * heads, seq_len / plans.context, seq_len, width, value_width, a.causal)
+
+
 def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
-    """Norm, queries, keys and values, attention, projection, dropout and residual."""
+    """Fields of norm, queries, keys and values, attention, projection, dropout and residual."""
     t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden, heads, width = np.asarray(a.hidden, float), np.asarray(a.heads) / t, a.width
     groups = np.maximum(np.asarray(a.groups) / t, 1.0)
@@ -168,26 +164,17 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
     scores = plans.micro_batch * heads * np.asarray(a.seq_len, float) ** 2 / plans.context
     mask = 1.0 if software.dropout else 0.0
     saved = tokens * (hidden * _residual_bytes(plans, software) + 2.0 * columns + 2.0 * heads * width)
-    if software.eager:  # Queries and keys are rotated into new arrays; the output is laid out anew for the projection.
+    if software.eager:  # Rotated queries and keys, and the output copied for the projection, are new arrays.
         rotated = np.where(a.learned_positions, 0.0, 2.0 * (heads + groups) * width)
         saved = saved + tokens * (rotated + 2.0 * heads * width)
-    # Softmax's output; with dropout its mask and its output too.
+    # Softmax's output, and with dropout the mask and the output of dropout.
     kept_scores = 0.0 if software.flash else scores * (2.0 + 3.0 * mask)
     statistics = 4.0 * tokens * heads if software.flash else 0.0
     gradients = tokens * (4.0 * hidden + 2.0 * columns + 2.0 * heads * width)
     gradients = gradients + (0.0 if software.flash else 4.0 * scores)
     return {
         "gemms": (Gemm(tokens, columns, hidden), Gemm(tokens, hidden, heads * width)),
-        "attention": (
-            Attention(
-                count=plans.micro_batch * heads,
-                queries=np.asarray(a.seq_len) / plans.context,
-                keys=np.asarray(a.seq_len, float),
-                width=width,
-                value_width=width,
-                causal=a.causal,
-            ),
-        ),
+        "attention": (attention_core(a, plans, width, width),),
         "replicated_bytes": tokens * hidden * (4.0 + 6.0 + mask) / split,
         "split_bytes": 4.0 * tokens * columns,
         "kernels": 5.0,
@@ -203,13 +190,13 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
 
 
 def mlp_part(a: Architecture, plans: Plans, software: Software) -> Part:
-    """Norm, up (and gate), activation, down, dropout and residual."""
+    """Fields of norm, up (and gate) projection, activation, down projection, dropout and residual."""
     t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden, ffn = np.asarray(a.hidden, float), np.asarray(a.ffn) / t
     up = np.where(a.gated, 2.0, 1.0) * ffn
     mask = 1.0 if software.dropout else 0.0
     saved = tokens * (hidden * _residual_bytes(plans, software) + 2.0 * (up + ffn))
-    if software.eager:  # The activated half of a gated MLP, an operand of the product with the other half.
+    if software.eager:  # Autograd also keeps the activated half of a gated MLP.
         saved = saved + np.where(a.gated, 2.0, 0.0) * tokens * ffn
     return {
         "gemms": (Gemm(tokens, up, hidden), Gemm(tokens, hidden, ffn)),
@@ -220,14 +207,13 @@ def mlp_part(a: Architecture, plans: Plans, software: Software) -> Part:
         "tensor_count": 1.0,
         "parameters": hidden * (up + ffn) + 2.0 * hidden,
         "saved_bytes": saved,
-        "selective_bytes": saved,
         "operator_bytes": tokens * (up + hidden),
         "live_bytes": saved + 2.0 * tokens * (up + ffn) + 4.0 * tokens * hidden,
     }
 
 
 def embedding(a: Architecture, plans: Plans, software: Software) -> Block:
-    """The table of tokens, positions, dropout."""
+    """The block of token table, positions and dropout."""
     tokens, hidden, split = tokens_per_gpu(a, plans), np.asarray(a.hidden, float), sequence_shards(plans)
     mask = 1.0 if software.dropout else 0.0
     positions = np.where(a.learned_positions, np.asarray(a.seq_len, float) * hidden, 0.0)
@@ -242,14 +228,12 @@ def embedding(a: Architecture, plans: Plans, software: Software) -> Block:
         tables=((tokens_table / hidden, hidden), (positions / hidden, hidden)),
         boundary_bytes=2.0 * tokens * hidden / split,
         saved_bytes=tokens * hidden * mask / split,
-        selective_bytes=tokens * hidden * mask / split,
-        input_bytes=tokens * hidden * mask / split,
         live_bytes=4.0 * tokens * hidden / split,
     )
 
 
 def logits(a: Architecture, plans: Plans, software: Software) -> Block:
-    """Final norm, the product with the vocabulary, cross entropy in fp32."""
+    """The block of final norm, product with the vocabulary, and cross entropy in fp32."""
     t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden = np.asarray(a.hidden, float)
     table = a.embedding_parameters(t) / t
@@ -267,7 +251,5 @@ def logits(a: Architecture, plans: Plans, software: Software) -> Block:
         tensor_count=0.5,
         parameters=np.where(shared, 0.0, table) + 2.0 * hidden,
         saved_bytes=saved,
-        selective_bytes=saved,
-        input_bytes=saved,
         live_bytes=saved,
     )

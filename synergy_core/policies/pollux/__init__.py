@@ -1,5 +1,282 @@
-"""Pollux (OSDI 2021): the policy, its genetic search, and a bound on what any search could find."""
+"""Pollux (OSDI 2021, section 4.2), as its artifact carries it out: goodput by a genetic search."""
 
-from synergy_core.policies.pollux.policy import pollux
+from __future__ import annotations
 
-__all__ = ["pollux"]
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from synergy_core.cluster import Cluster
+from synergy_core.jobs.beliefs import BatchLimit
+from synergy_core.jobs.spec import configurations_of
+from synergy_core.policies import allocation_policy
+from synergy_core.policies.pollux.search import MatrixBounds, Worth, bounds_of, search
+from synergy_core.state import Allocations, GoodputState
+from synergy_core.units import Floats, Ints
+
+# A bound on the power mean of any allocation, by dynamic programming, shows whether a search can find anything better.
+#
+# The bound keeps two constraints of the search: the total of GPUs, and that no two jobs that span nodes share a node.
+# It ignores whether a single-node job finds room on a node, so no allocation beats the bound.
+
+
+MAX_CELLS = 200_000
+"""Maximum of jobs × nodes × GPUs: beyond it the bound costs more than the search that it saves."""
+ROUNDING = 1e-12
+
+Option = tuple[int, int, float]
+"""Nodes shared with no other spanning job, GPUs, cost."""
+
+
+def settled(bounds: MatrixBounds, cost: Floats) -> bool:
+    """Whether no allocation has a smaller total cost than the present one; False if that is not certain.
+
+    cost: (jobs, stays or moves, one node or more, GPUs), to be minimised.
+    """
+    nodes, gpus = int((bounds.capacity > 0).sum()), int(bounds.capacity.sum())
+    if len(cost) * nodes * gpus > MAX_CELLS:
+        return False
+    held = bounds.base.sum(axis=1, dtype=np.int64)
+    on_nodes = (bounds.base > 0).sum(axis=1)
+    now = float(sum(cost[job, 0, int(on_nodes[job] > 1), held[job]] for job in range(len(cost))))
+    enough = now - ROUNDING * abs(now)
+    options = [
+        list(_options(cost[job], int(bounds.most_gpus[job]), int(held[job]), int(on_nodes[job]), bounds))
+        for job in range(len(cost))
+    ]
+    if sum(min(each[2] for each in some) for some in options) >= enough:
+        return True
+    best = np.zeros((nodes + 1, gpus + 1))
+    for some in options:
+        better = np.full_like(best, np.inf)
+        for taken, wanted, price in some:
+            part = better[taken:, wanted:]
+            np.minimum(part, best[: nodes + 1 - taken, : gpus + 1 - wanted] + price, out=part)
+        best = better
+    return bool(best[-1, -1] >= enough)
+
+
+def _options(cost: Floats, most_gpus: int, held: int, on_nodes: int, bounds: MatrixBounds) -> Iterator[Option]:
+    """One job's options, without those that cost no less than a smaller one. cost: (2, 2, GPUs)."""
+    size, total = int(bounds.capacity.max()), int(bounds.capacity.sum())
+    yield on_nodes if on_nodes > 1 else 0, held, float(cost[0, int(on_nodes > 1), held])
+    least = float(cost[1, 0, 0])
+    yield 0, 0, least
+    for gpus in range(1, min(most_gpus, size) + 1):
+        if cost[1, 0, gpus] < least:
+            least = float(cost[1, 0, gpus])
+            yield 0, gpus, least
+    for gpus in range(2, min(most_gpus, total) + 1):
+        nodes = max(2, -(-gpus // size))
+        if cost[1, 1, gpus] < least and nodes <= (bounds.capacity > 0).sum():
+            least = float(cost[1, 1, gpus])
+            yield nodes, gpus, least
+
+
+MIN_SPEEDUP = 1e-3
+"""The artifact adds this to each speed-up before the power mean."""
+
+
+class Shown(NamedTuple):
+    """Nodes as the search sees them, one entry each: GPUs, the cluster's node that it is part of, and its GPU type."""
+
+    gpus: Ints
+    node: Ints
+    kind: Ints
+
+
+class LastSearch(NamedTuple):
+    """What one round leaves to the next: the number of rounds, the jobs and the best matrices of the last search,
+    (count, jobs, shown nodes), and the matrix that was carried out, after corrections.
+    """
+
+    rounds: int
+    job_id: Ints
+    matrices: Ints
+    answer: Ints
+
+
+@allocation_policy(round_s=60.0, tunes_batch=True)
+def pollux(
+    state: GoodputState,
+    *,
+    p: float = -1.0,
+    population: int = 100,
+    generations: int = 100,
+    growth: float = 2.0,
+    most_nodes: int = 16,
+    restart_s: float = 0.0,
+    batch_limit: BatchLimit = "max",
+    skip_settled: bool = True,
+    seed: int = 0,
+) -> Allocations:
+    """Each round, a genetic search for the best power mean of speed-ups over a fair share, less what restarts cost.
+
+    (mean_j (x_j + 0.001)^p)^(1/p), x_j the speed-up × restart factor × nodes ÷ GPUs of the cluster.
+    restart_s: assumed restart cost of every job (the artifact: 30); 0: what each job's user declares. batch_limit:
+    whether the search assumes batches up to the job's maximum, or up to the requested batch. skip_settled: no search if
+    a bound shows that nothing can beat the present allocation. Jobs that must stay keep their GPUs, and the search
+    leaves these out.
+    """
+    shown = _shown(state.cluster)
+    memory: LastSearch | None = state.memory
+    rounds = 0 if memory is None else memory.rounds
+    random = np.random.Generator(np.random.SFC64([seed, rounds]))
+    order = np.lexsort((state.job_id, state.submit_time_s, state.attained_service_gpu_s, ~state.must_stay))
+    stay = int(state.must_stay.sum())
+    job_id = state.job_id[order]
+    base = _held(state, shown, memory)[order]
+    speedup = _speedups(state, shown, batch_limit)[order]
+    # Fraction of its time that a job trains after one more restart: max(age − restarts·S, 0)/(age + S), S the restart's
+    # cost. It extrapolates the share of its life that the job has lost to restarts, this one included.
+    age_s = state.now_s - state.submit_time_s
+    delay_s = state.declared_restart_s if restart_s == 0 else np.full(len(state), restart_s)
+    left = np.maximum(age_s - state.restarts * delay_s, 0.0) / np.maximum(age_s + delay_s, np.finfo(float).tiny)
+    factor = np.stack((np.ones(len(state)), left), axis=1)[order]  # (jobs, stays or moves)
+    most_gpus = np.maximum(state.most_gpus(growth=growth), state.min_gpus)[order]
+    value = speedup[:, None] * factor[:, :, None, None] * (len(shown.gpus) / state.cluster.gpus) + MIN_SPEEDUP
+    term = np.log(value) if p == 0 else value**p
+    worth = Worth(term[stay:], np.stack((speedup, speedup), axis=1)[stay:], p)
+    free = shown.gpus - base[:stay].sum(axis=0)
+    bounds = bounds_of(base[stay:], free, most_gpus[stay:], most_nodes, random)
+    start = base[None]
+    if memory is not None:  # the last search's matrices, with zero rows for new jobs
+        start = np.zeros((len(memory.matrices), *base.shape), dtype=np.int64)
+        _, here, there = np.intersect1d(job_id, memory.job_id, assume_unique=True, return_indices=True)
+        start[:, here] = memory.matrices[:, there]
+    start[:, :stay] = base[:stay]
+    if stay == len(base) or (skip_settled and settled(bounds, worth.term if p < 0 else -worth.term)):
+        found = np.concatenate((base[None], start[(start != base).any(axis=(1, 2))]))
+        answer = base
+    else:
+        searched, values = search(bounds, worth, start[:, stay:], population, generations, random)
+        found = np.concatenate((np.repeat(base[None, :stay], len(searched), axis=0), searched), axis=1)
+        answer = _within_quotas(state, order, _one_type(state, order, found[int(values.argmin())], shown))
+        answer = _usable(state, order, answer, shown, batch_limit)
+    node_gpus = np.zeros((len(state), state.cluster.nodes), dtype=np.int64)
+    for part, node in enumerate(shown.node.tolist()):
+        node_gpus[order, node] += answer[:, part]
+    kind = np.full(len(state), -1, dtype=np.int64)
+    kind[order] = np.where(answer.any(axis=1), shown.kind[answer.argmax(axis=1)], -1)
+    memory = LastSearch(rounds + 1, job_id, found, answer)
+    return Allocations(node_gpus.sum(axis=1), kind, node_gpus=node_gpus, memory=memory)
+
+
+def _shown(cluster: Cluster) -> Shown:
+    """The nodes as the search sees them: with several GPU types, in parts of the smallest node's size (Sia's port)."""
+    gpu_types = cluster.gpu_types
+    least = min(each.gpus_per_node for each in cluster.node_types) if len(gpu_types) > 1 else cluster.gpus
+    parts = []
+    for first, each in zip(cluster.first_nodes(), cluster.node_types, strict=True):
+        sizes = [min(least, each.gpus_per_node - at) for at in range(0, each.gpus_per_node, least)]
+        kind = gpu_types.index(each.gpu_type)
+        parts += [(size, first + at, kind) for at in range(each.nodes) for size in sizes]
+    return Shown(*np.array(parts, dtype=np.int64).T)
+
+
+def _held(state: GoodputState, shown: Shown, memory: LastSearch | None) -> Ints:
+    """(jobs, shown nodes): GPUs that each job holds, in the parts of a node that the last round gave it, if known."""
+    given = np.zeros((len(state), len(shown.gpus)), dtype=np.int64)
+    if memory is not None:
+        _, here, there = np.intersect1d(state.job_id, memory.job_id, assume_unique=True, return_indices=True)
+        given[here] = memory.answer[there]
+    given = np.where(state.held_gpus[:, None] > 0, given, 0)
+    held = np.zeros((len(state), state.cluster.nodes), dtype=np.int64)
+    for job, placed in enumerate(state.held_placement):
+        for node, mask in placed:
+            held[job, node] = mask.bit_count()
+    known = held[:, shown.node] if len(held[0]) == len(shown.gpus) else given
+    totals = np.zeros_like(held)
+    for part, node in enumerate(shown.node.tolist()):
+        totals[:, node] += known[:, part]
+    if (totals == held).all():
+        return known
+    result = np.zeros((len(held), len(shown.gpus)), dtype=np.int64)
+    for part, (size, node) in enumerate(zip(shown.gpus.tolist(), shown.node.tolist(), strict=True)):
+        up_to = np.minimum(np.cumsum(held[:, node]), size)  # fill each part before the next
+        result[:, part] = np.diff(up_to, prepend=0)
+        held[:, node] -= result[:, part]
+    return result
+
+
+def _speedups(state: GoodputState, shown: Shown, batch_limit: BatchLimit) -> Floats:
+    """(jobs, on one node or on more, GPUs from 0): goodput ÷ goodput of the fair share on one node.
+
+    With several GPU types, the model is that of the job's present type, else of the first type. For a job without
+    observations: GPUs ÷ GPUs of the fair share.
+    """
+    largest = min(state.cluster.gpus, max(task.spec.most_gpus for task in state.tasks))
+    within = min(largest, int(shown.gpus.max()))
+    fair = -(-state.cluster.gpus // len(state))
+    result = np.zeros((len(state), 2, largest + 1))
+    base = np.zeros(len(state))
+    for kind in range(len(state.cluster.gpu_types)):
+        jobs = np.flatnonzero(np.maximum(state.held_type, 0) == kind)
+        if len(jobs):
+            shapes = [(kind, gpus, 1) for gpus in range(1, within + 1)]
+            shapes += [(kind, gpus, 2) for gpus in range(2, largest + 1)]
+            goodput = state.goodput(configurations_of(shapes), batch=batch_limit)[jobs]
+            result[jobs, 0, 1 : within + 1] = goodput[:, :within]
+            result[jobs, 1, 2:] = goodput[:, within:]
+            base[jobs] = state.goodput(configurations_of([(kind, fair, 1)]), batch=batch_limit)[jobs, 0]
+    unknown = np.isnan(base)
+    result[unknown] = np.arange(largest + 1)
+    base[unknown] = fair
+    result *= np.arange(largest + 1) >= state.min_gpus[:, None, None]
+    # If the fair share exceeds what the largest batch can feed, the artifact would divide by zero.
+    base = np.where(base > 0, base, result.max(axis=(1, 2)))
+    return result / np.maximum(base, np.finfo(float).tiny)[:, None, None]
+
+
+def _one_type(state: GoodputState, order: Ints, answer: Ints, shown: Shown) -> Ints:
+    """Each job keeps the GPUs of its most frequent type (of the faster type in a tie); its other GPUs stay idle."""
+    kinds = len(state.cluster.gpu_types)
+    if kinds == 1:
+        return answer
+    of_kind = np.stack([answer[:, shown.kind == kind].sum(axis=1) for kind in range(kinds)], axis=1)
+    rate = state.single_gpu_rate()[order]
+    most = of_kind == of_kind.max(axis=1, keepdims=True)
+    asked = state.gpu_type[order]
+    kept = np.where(asked >= 0, asked, np.where(most, rate, -1.0).argmax(axis=1))
+    result = np.where(shown.kind == kept[:, None], answer, 0)
+    # The search ignores requested types: if it chose others only, the job gets free GPUs of its requested type.
+    for at in np.flatnonzero((asked >= 0) & ~result.any(axis=1)).tolist():
+        free = np.where(shown.kind == asked[at], shown.gpus - result.sum(axis=0), 0)
+        wanted = max(1, int(answer[at].sum()))
+        result[at] = np.clip(wanted - (np.cumsum(free) - free), 0, free)
+    return result
+
+
+def _usable(state: GoodputState, order: Ints, answer: Ints, shown: Shown, batch_limit: BatchLimit) -> Ints:
+    """Gives no job fewer GPUs than it can run on, and a job with parallel plans a number that a plan fits on. The
+    search may leave numbers that no plan fits on, and later corrections may have taken GPUs off.
+    """
+    result = np.where(answer.sum(axis=1, keepdims=True) >= state.min_gpus[order][:, None], answer, 0)
+    for at in np.flatnonzero(state.planned[order] & result.any(axis=1)).tolist():
+        before = np.cumsum(answer[at]) - answer[at]
+        for gpus in range(int(answer[at].sum()), -1, -1):
+            result[at] = np.clip(gpus - before, 0, answer[at])
+            on = result[at] > 0
+            shape = (int(shown.kind[on.argmax()]), gpus, len(np.unique(shown.node[on])))
+            if not gpus or state.goodput(configurations_of([shape]), batch=batch_limit)[order[at], 0] > 0:
+                break
+    return result
+
+
+def _within_quotas(state: GoodputState, order: Ints, answer: Ints) -> Ints:
+    """Takes off what exceeds a quota: the search ignores tenants, as the published search does.
+
+    Waiting jobs lose GPUs first: else a tenant's jobs would take turns every round and do nothing but restart.
+    """
+    left = state.quotas_left()
+    if not np.isfinite(left).any():
+        return answer
+    result = answer.copy()
+    tenants = state.virtual_cluster[order].tolist()
+    for at in np.argsort(state.held_gpus[order] == 0, kind="stable").tolist():
+        tenant = tenants[at]
+        before = np.cumsum(answer[at]) - answer[at]
+        result[at] = np.clip(min(left[tenant], 1e9) - before, 0, answer[at])
+        left[tenant] -= float(result[at].sum())
+    return result

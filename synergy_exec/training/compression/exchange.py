@@ -3,26 +3,292 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import logging
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed import ProcessGroup
+from torch.distributed import GradBucket, ProcessGroup, ReduceOp  # type: ignore[attr-defined]
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from synergy_core.goodput.compressed import GradientErrors
+from synergy_core.goodput.compression import compressor_named
+from synergy_core.goodput.compression._compressor import Gradients, LayerSizes
+from synergy_core.goodput.efficiency import GradientErrors, Offer
 from synergy_exec.messages import PlanMessage
 from synergy_exec.training.compression.choices import SchemeByLayer
-from synergy_exec.training.compression.exposed import Exposed
-from synergy_exec.training.compression.replicas import ReplicaExchange
-from synergy_exec.training.compression.scheme import GradientLayer, HeldBack
+from synergy_exec.training.compression.scheme import GradientLayer, HeldBack, Piece, Scheme, SharedScheme
+from synergy_exec.training.compression.schemes import kinds
 from synergy_exec.training.compression.schemes.plain import Plain
 from synergy_exec.training.compression.schemes.powersgd import PowerSgd
-from synergy_exec.training.compression.shards import ShardExchange
-from synergy_exec.training.compression.watch import Sketch, Watch
-from synergy_exec.training.compression.wire import Wire
-from synergy_exec.training.compression.worth import errors_over_ranks
+from synergy_exec.training.compression.wire import Sketch, Watch, Wire
+
+
+class ReplicaExchange:
+    """Of one model part under DDP. layers: by name, those that have a gradient. schemes: what each gets. memories: of
+    those that keep any.
+
+    watch: set on steps that are measured. DDP calls the hook once a bucket and step, in an order that changes after
+    the first step; what is kept goes by layer.
+    """
+
+    def __init__(self, module: DistributedDataParallel, wire: Wire) -> None:
+        named = [(name, each) for name, each in module.module.named_parameters() if each.requires_grad]
+        self.layers = {name: layer_of(name, each.shape, each.element_size()) for name, each in named}
+        self.memories: dict[str, HeldBack] = {}
+        self.watch: Watch | None = None
+        self._wire = wire
+        self._names = {id(each): name for name, each in named}
+        self.schemes: dict[str, Scheme] = {}
+        self._module = module
+        self._hooked = False
+        cuda = wire.device.type == "cuda"
+        self._side = torch.cuda.Stream(wire.device) if cuda else None  # type: ignore[no-untyped-call]
+
+    def choose(self, choices: SchemeByLayer) -> None:
+        """From the next step on; what was held back goes on with layers whose scheme, though another, holds back."""
+        before, replicas = self.schemes, self._wire.replicas
+        self.schemes = {name: choices.of(layer, replicas) for name, layer in self.layers.items()}
+        if not (choices.nothing or self._hooked):  # DDP's own exchange, in C++, is left alone as long as it will do
+            self._module.register_comm_hook(None, _hook(self._exchange))
+            self._hooked = True
+        for name, memory in list(self.memories.items()):
+            if not self.schemes[name].FEEDBACK:
+                del self.memories[name]
+            elif before[name] != self.schemes[name]:
+                memory.start = None
+
+    @property
+    def feedback(self) -> list[str]:
+        """The names of layers whose scheme holds back."""
+        return [name for name, scheme in self.schemes.items() if scheme.FEEDBACK]
+
+    @property
+    def predicted_bytes(self) -> float:
+        """Of a step, by the schemes' formulas."""
+        return sum(self.schemes[name].sent_bytes(layer, self._wire.replicas) for name, layer in self.layers.items())
+
+    def _exchange(self, bucket: GradBucket) -> Future[Tensor]:
+        buffer = bucket.buffer()
+        if self._side is None:
+            with self._wire.exchanging():
+                self._send(bucket)
+            return _done(buffer)
+        # Beside the backward pass, which computes the next bucket meanwhile; the future has DDP wait for this stream.
+        self._side.wait_stream(torch.cuda.current_stream(self._wire.device))
+        with torch.cuda.stream(self._side):
+            with self._wire.exchanging():
+                self._send(bucket)
+            return _done(buffer)
+
+    def _send(self, bucket: GradBucket) -> None:
+        bucket.buffer().div_(self._wire.replicas)
+        if self.watch is not None and self.watch.sketch is not None:
+            self.watch.sketch.add(bucket.buffer())
+        send(self._pieces(bucket), self._wire, self.watch)
+
+    def _pieces(self, bucket: GradBucket) -> Iterable[Piece]:
+        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+            layer = self.layers[self._names[id(parameter)]]
+            scheme = self.schemes[layer.name]
+            memory = self.memories.setdefault(layer.name, HeldBack()) if scheme.FEEDBACK else HeldBack()
+            yield Piece(layer, scheme, gradient.view(-1), memory)
+
+
+def send(pieces: Iterable[Piece], wire: Wire, watch: Watch | None) -> None:
+    """Exchanges each piece as its scheme does, those of one scheme together."""
+    every = list(pieces)
+    for kind in kinds():
+        if chosen := [piece for piece in every if isinstance(piece.scheme, kind)]:
+            kind.exchange(chosen, wire, watch)
+
+
+def layer_of(name: str, shape: torch.Size, number_bytes: int, weight: float = 1.0) -> GradientLayer:
+    """A parameter as a matrix: its first dimension, and all others."""
+    rows = shape[0] if shape else 1
+    return GradientLayer(name, rows, shape.numel() // rows if rows else 0, number_bytes, weight)
+
+
+def _hook(exchange: Callable[[GradBucket], Future[Tensor]]) -> Callable[[object, GradBucket], Future[Tensor]]:
+    # DDP reads annotations, and takes those that are strings for wrong ones.
+    return lambda _state, bucket: exchange(bucket)
+
+
+def _done(buffer: Tensor) -> Future[Tensor]:
+    future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+    future.set_result(buffer)
+    return future
+
+
+# How long replicas exchanged gradients while nothing was computed: from the last gradient until all were exchanged.
+
+
+class Exposed:
+    """Watches the parameters of parts whose whole gradients replicas exchange.
+
+    What is exchanged before the last gradient is computed hides behind computing, but where it runs within the backward
+    pass, as hooks on CPUs do: that time is to be added.
+    """
+
+    def __init__(self, parts: Iterable[nn.Module], device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._last_s = 0.0
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self._cuda else []  # type: ignore[no-untyped-call]
+        for part in parts:
+            for parameter in part.parameters():
+                if parameter.requires_grad:
+                    parameter.register_hook(self._note)  # type: ignore[no-untyped-call]
+
+    def _note(self, _gradient: Tensor) -> None:
+        if self._cuda:
+            self._events[0].record()
+        else:
+            self._last_s = time.perf_counter()
+
+    def take(self) -> float:
+        """Seconds since the last gradient was computed; called when all are exchanged, and waits for the device."""
+        if not self._cuda:
+            return time.perf_counter() - self._last_s
+        begin, end = self._events
+        end.record()
+        end.synchronize()
+        elapsed_ms: float = begin.elapsed_time(end)
+        return elapsed_ms / 1000
+
+
+# What compressed gradients are worth, as the core's formulas say of the layers that replicas exchange.
+
+
+def errors_over_ranks(layers: Sequence[tuple[GradientLayer, Scheme]], device: torch.device) -> GradientErrors:
+    """Errors of the gradient of all ranks' layers together, the same on every rank; all of them call it.
+
+    Stages of a pipeline have layers of their own, and what a step is worth must not differ between them.
+    """
+    own = _errors(layers)
+    numbers = float(sum(layer.numbers for layer, _ in layers))
+    found = (own.signal, own.noise, not own.unbiased, own.rounds_sum)
+    sums = torch.tensor([numbers, *(numbers * float(np.asarray(each)) for each in found)], device=device)
+    distributed.all_reduce(sums)
+    whole, signal, noise, biased, rounds = sums.tolist()
+    return GradientErrors(signal / whole, noise / whole, biased == 0.0, rounds > 0.0)
+
+
+def _errors(layers: Sequence[tuple[GradientLayer, Scheme]]) -> GradientErrors:
+    if not layers:
+        return GradientErrors(0.0, 0.0, True)
+    names = list(dict.fromkeys(scheme.name for _, scheme in layers))
+    sizes = LayerSizes.of_shapes([(layer.rows, layer.columns) for layer, _ in layers])
+    choice = np.array([names.index(scheme.name) for _, scheme in layers])
+    return Offer("exchanged", sizes, Gradients(), tuple(compressor_named(each) for each in names), choice).errors
+
+
+# Exchanges of gradients of which every replica gets its shard, in place of FSDP2's reduce-scatter.
+
+
+_log = logging.getLogger(__name__)
+
+
+class ShardExchange:
+    """Of one model part under FSDP2, which sends the gradients of each of its modules at once.
+
+    layers: by name, as this rank's tensor-parallel part of them is exchanged. schemes: what each gets. watch: set on
+    steps that are measured.
+    """
+
+    def __init__(self, part: nn.Module, wire: Wire, tensor: int) -> None:
+        self.layers: dict[str, GradientLayer] = {}
+        self.watch: Watch | None = None
+        self._wire = wire
+        self.schemes: dict[str, SharedScheme] = {}
+        self._sizes: dict[str, int] = {}
+        names = {id(each): name for name, each in part.named_parameters()}
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                self._take(module, names, tensor)
+
+    def choose(self, choices: SchemeByLayer) -> None:
+        """From the next step on."""
+        chosen = {name: choices.of(layer, self._wire.replicas) for name, layer in self.layers.items()}
+        self.schemes = {name: each for name, each in chosen.items() if isinstance(each, SharedScheme)}
+        assert len(self.schemes) == len(chosen), "admitted.py refuses schemes that do not sum to shards"
+
+    @property
+    def predicted_bytes(self) -> float:
+        """Of a step, by the schemes' formulas."""
+        return sum(
+            self.schemes[name].shared_bytes(self._sizes[name], self._wire.replicas, layer.number_bytes)
+            for name, layer in self.layers.items()
+        )
+
+    def _take(self, module: FSDPModule, names: dict[int, str], tensor: int) -> None:
+        state: Any = module._get_fsdp_state()
+        for group in state._fsdp_param_groups:
+            sizes = {}
+            for each in group.fsdp_params:
+                if each.sharded_param.requires_grad:
+                    name = names[id(each.sharded_param)]
+                    weight = 1.0 if each.is_dtensor else 1 / tensor
+                    self.layers[name] = layer_of(name, each._orig_size, each.sharded_param.element_size(), weight)
+                    sizes[name] = each.padded_sharded_param_size.numel()
+            if sizes:
+                self._sizes |= sizes
+                module.set_custom_reduce_scatter(_Scatter(self, sizes))
+
+    def scatter(self, whole: Tensor, sizes: dict[str, int]) -> Tensor:
+        """(numbers of a shard,): the sum over the replicas. whole: every shard, one after another.
+
+        sizes: by name, the numbers of a shard of each layer, in order.
+        """
+        wire = self._wire
+        with wire.exchanging():
+            rows = whole.view(wire.replicas, -1)
+            if rows.shape[1] != sum(sizes.values()):
+                # A layer had no gradient in this step, and torch does not say which.
+                _log.warning("of %s some have no gradient: sent without compression", ", ".join(sizes))
+                return wire.swap(rows).sum(0)
+            parts = torch.split(rows, list(sizes.values()), dim=1)
+            pieces = [
+                Piece(self.layers[name], self.schemes[name], gradient)
+                for name, gradient in zip(sizes, parts, strict=True)
+            ]
+            return torch.cat(_shares(pieces, wire, self.watch))
+
+
+class _Scatter(ReduceScatter):
+    """What FSDP2 calls for one of its modules."""
+
+    def __init__(self, exchange: ShardExchange, sizes: dict[str, int]) -> None:
+        self._exchange, self._sizes = exchange, sizes
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        assert op in (ReduceOp.AVG, ReduceOp.SUM)
+        assert not async_op
+        if op == ReduceOp.AVG:
+            input_tensor.div_(group.size())
+        output_tensor.copy_(self._exchange.scatter(input_tensor, self._sizes))
+
+
+def _shares(pieces: Sequence[Piece], wire: Wire, watch: Watch | None) -> list[Tensor]:
+    shards: dict[str, Tensor] = {}
+    for kind in (each for each in kinds() if issubclass(each, SharedScheme)):
+        if chosen := [piece for piece in pieces if isinstance(piece.scheme, kind)]:
+            means = kind.share_out(chosen, wire, watch)
+            shards |= {piece.layer.name: mean for piece, mean in zip(chosen, means, strict=True)}
+    return [shards[piece.layer.name] for piece in pieces]
+
 
 FIRST_MEASURED, MEASURED_EVERY = 20, 10
 """So many steps of a run are measured from the first on, and then each whose number this divides."""
@@ -219,3 +485,38 @@ class Exchange:
 def _scale(plan: PlanMessage) -> float:
     """Gradients as they are exchanged ÷ those of the mean loss: a pipeline divides by its micro-batches afterwards."""
     return float(plan.accumulation) if plan.pipeline > 1 else 1.0
+
+
+_RECENT_STEPS = 20
+
+
+class Exchanges:
+    """Collects what steps showed of their exchanges."""
+
+    def __init__(self) -> None:
+        self._sent_bytes = 0.0
+        self._codec_s: deque[float] = deque(maxlen=_RECENT_STEPS)
+        self._layers: Mapping[str, tuple[float, float]] = {}
+
+    def add(self, exchanged: Exchanged | None) -> None:
+        """One step's; None without replicas."""
+        if exchanged is not None:
+            self._sent_bytes = exchanged.sent_bytes
+            self._codec_s.append(exchanged.codec_s)
+            self._layers = exchanged.layers or self._layers
+
+    def take(self) -> dict[str, Any]:
+        """Fields of a `Report`: bytes of the last step, median seconds of the last ones, layers since the last call."""
+        layers, self._layers = self._layers, {}
+        return {
+            "sent_bytes": self._sent_bytes,
+            "codec_s": statistics.median(self._codec_s) if self._codec_s else 0.0,
+            "layers": {name: list(squares) for name, squares in layers.items()},
+        }
+
+
+def layers_of(parts: Iterable[nn.Module]) -> list[tuple[str, int, int]]:
+    """Name, rows and columns of each parameter that is trained and has any numbers, as replicas exchange it."""
+    every = (each for part in parts for each in part.named_parameters())
+    layers = (layer_of(name, each.shape, each.element_size()) for name, each in every if each.requires_grad)
+    return [(each.name, each.rows, each.columns) for each in layers if each.numbers]

@@ -10,8 +10,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from synergy_exec.training.compression.watch import Watch
-from synergy_exec.training.compression.wire import Wire
+from synergy_exec.training.compression.wire import Watch, Wire
 
 FEWEST_NUMBERS = 1024
 """Of a layer that is compressed; smaller ones, and vectors, are sent as they are."""

@@ -1,9 +1,9 @@
-"""Jobs drawn by a law with parameters of one's own, not from statistics of a log; being in this folder registers it.
+"""Generators that draw jobs from a law with parameters set by the user. Every module in this folder registers its law.
 
-A law's module defines
+The module of a law defines
 
-- `NAME`: what `trace.generator=` calls it;
-- `SUMMARY`: one line for people;
+- `NAME`: the value of `trace.generator=` that selects it;
+- `SUMMARY`: a one-line description for users;
 - `draw(asked, seed)`: the jobs, as a `TraceRows` whose times count from zero.
 """
 
@@ -14,18 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
+from synergy_core import modules_of
 from synergy_core.errors import InputError, unknown
-from synergy_core.modules import modules_of
 from synergy_core.units import HOUR_S, LONGEST_S
 from synergy_runs.traces.rows import TraceRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LawParameters:
-    """What a law is asked for: the keys of `trace` with these names.
+    """Parameters of a law: the settings of `trace` with the same names.
 
-    class_mix: a weight for each of `model_classes.CLASSES`. job_gpus: one GPU each, or as many as Philly's jobs have.
-    run_times: (share, a, b): with that probability a run time is 60·10^U(a, b) seconds; the shares add up to 1.
+    class_mix: a weight for each of `workload.CLASSES`. job_gpus: one GPU per job, or sizes drawn from Philly's jobs.
+    run_times: pieces (share, a, b): with probability `share` a run time is 60·10^U(a, b) seconds; shares add up to 1.
     """
 
     jobs: int
@@ -54,22 +54,22 @@ class LawParameters:
 
 
 class JobLaw(Protocol):
-    """What a module in this folder offers."""
+    """Interface of a module that defines a law."""
 
     NAME: str
     SUMMARY: str
 
     def draw(self, asked: LawParameters, seed: int) -> TraceRows:
-        """The jobs of that seed."""
+        """Draws the jobs for the parameters `asked` from `seed`."""
 
 
 def laws() -> dict[str, JobLaw]:
-    """Every law in this folder, by name."""
+    """All laws in this folder, by name."""
     return {module.NAME: cast(JobLaw, module) for module in modules_of(__name__)}
 
 
 def draw(name: str, asked: LawParameters, seed: int) -> TraceRows:
-    """The jobs of that law and seed. Raises InputError for an unknown name."""
+    """Draws jobs by the law `name`. Raises InputError for an unknown name."""
     known = laws()
     if name not in known:
         raise unknown("law", name, known)

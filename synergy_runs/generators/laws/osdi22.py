@@ -1,7 +1,7 @@
-"""The jobs of Synergy's evaluation (Mohan et al., OSDI 2022), drawn as its published simulator draws them.
+"""Draws the jobs of Synergy's evaluation (Mohan et al., OSDI 2022) as its published simulator does.
 
-Seed 42, 9 jobs an hour, one GPU each and classes 20 : 70 : 10 are the published jobs, to the last digit. Hence Python's
-own `random`, which gives the same numbers in every version, and one seed for run times and arrivals alike.
+Seed 42 with 9 jobs an hour, one GPU each and classes 20 : 70 : 10 gives the published jobs exactly. This needs Python's
+own `random`, whose numbers are the same in every version, and the same seed for run times and arrivals.
 """
 
 from __future__ import annotations
@@ -17,24 +17,29 @@ import numpy as np
 from synergy_core.units import HOUR_S
 from synergy_runs.generators.laws import LawParameters
 from synergy_runs.generators.statistics import statistics
-from synergy_runs.model_classes import in_turn
 from synergy_runs.traces.rows import TraceRows
+from synergy_runs.workload import in_turn
 
 NAME = "osdi22"
 SUMMARY = "Poisson arrivals, log-uniform run times, models by class (Synergy, OSDI 2022)"
 PRIORITIES = 10
-"""The published code draws a priority, which nothing reads, after each gap: arrivals are only the same if we do."""
+"""The published code draws an unused priority after each gap; we draw it too, to get the same arrivals."""
 PHILLY_GPUS = (1, 2, 4, 8, 16)
-"""GPUs that a job may have; one of Philly's with another number up to the largest counts as a job of one GPU."""
+"""Allowed GPUs per job. Philly jobs of other sizes become one-GPU jobs; larger Philly jobs are never drawn."""
 
 
 def draw(asked: LawParameters, seed: int) -> TraceRows:
-    """The jobs of that seed, in order of arrival, named by their number from 0."""
+    """Draws the jobs in order of arrival; they are named by their number from 0."""
     rows = TraceRows(path=Path("generated"), format_name=f"generator {NAME}", from_zero=True)
     models = in_turn(asked.class_mix, asked.jobs)
-    columns = (_arrivals_s(asked, Random(seed)), _run_times_s(asked, Random(seed)), _gpus(asked, seed), models)
-    for number, (arrival_s, run_s, gpus, model) in enumerate(zip(*columns, strict=True)):
-        rows.add(0, submit_s=arrival_s, duration_s=run_s, gpus=gpus, job_name=str(number), model=model)
+    rows.add(
+        np.zeros(asked.jobs),
+        submit_s=list(_arrivals_s(asked, Random(seed))),
+        duration_s=list(_run_times_s(asked, Random(seed))),
+        gpus=_gpus(asked, seed),
+        job_name=[str(number) for number in range(asked.jobs)],
+        model=models,
+    )
     many = "as many GPUs as Philly's jobs (1, 2, 4, 8 or 16)" if asked.job_gpus == "philly" else "one GPU each"
     rows.notes.append(
         f"drawn by the law of Synergy (OSDI 2022), not a real trace: {asked.jobs_per_hour:g} jobs an hour, {many}"
@@ -43,7 +48,7 @@ def draw(asked: LawParameters, seed: int) -> TraceRows:
 
 
 def _arrivals_s(asked: LawParameters, random: Random) -> list[float]:
-    """Poisson arrivals, each gap rounded up to whole seconds."""
+    """Poisson arrival times, with each gap rounded up to whole seconds."""
     arrivals_s, now_s = [], 0
     for _ in range(asked.jobs):
         now_s += math.ceil(-math.log(1.0 - random.random()) / asked.jobs_per_hour * HOUR_S)
@@ -53,7 +58,7 @@ def _arrivals_s(asked: LawParameters, random: Random) -> list[float]:
 
 
 def _run_times_s(asked: LawParameters, random: Random) -> list[float]:
-    """60·10^U(a, b) seconds, of a piece of the law that is drawn first."""
+    """Run times of 60·10^U(a, b) seconds, with (a, b) of a randomly drawn piece of `run_times`."""
     below = list(accumulate(share for share, _, _ in asked.run_times))
     return [60.0 * 10.0 ** _exponent(asked.run_times, below, random) for _ in range(asked.jobs)]
 
@@ -65,7 +70,7 @@ def _exponent(pieces: Sequence[Sequence[float]], below: Sequence[float], random:
 
 
 def _gpus(asked: LawParameters, seed: int) -> list[int]:
-    """Each job's GPUs; those of Philly's jobs from a stream of their own, so that all else stays as it is."""
+    """GPUs of each job. Philly sizes have their own random stream, so that the other draws stay the same."""
     if asked.job_gpus == "one":
         return [1] * asked.jobs
     philly = statistics("philly")

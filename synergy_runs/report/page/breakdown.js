@@ -3,20 +3,16 @@ function breakdown() {
   const place = section("breakdown");
   place.closest("section").hidden = !report.breakdowns.length;
   if (!report.breakdowns.length) return;
-  const choice = (label, options) => {
-    const select = element("select", {}, ...options.map(([value, text]) => element("option", { value }, text)));
-    return [select, element("label", {}, label, select)];
-  };
-  const [by, byLabel] = choice("by", report.breakdowns.map(({ heading }, at) => [at, heading]));
-  const [what, whatLabel] = choice("of", Object.entries(report.measures).map(([name, [text]]) => [name, text]));
+  const by = select(report.breakdowns.map(({ heading }, at) => [at, heading]));
+  const what = select(Object.entries(report.measures).map(([name, [text]]) => [name, text]));
   const filter = element("input", { type: "search", placeholder: "filter", "aria-label": "filter the classes" });
   const said = element("p", { class: "soft" });
   const at = element("div");
-  place.replaceChildren(element("div", { class: "controls" }, byLabel, whatLabel, filter), said, at);
+  place.replaceChildren(element("div", { class: "controls" }, element("label", {}, "by", by), element("label", {}, "of", what), filter), said, at);
   function fill() {
     const { heading, classes, total, seeds, jobs, values } = report.breakdowns[by.value];
     const [name, kind] = report.measures[what.value];
-    const numbers = report.policies.map((_, number) => number).filter((number) => shown.has(number) && values[what.value][number]);
+    const numbers = every.filter((number) => shown.has(number) && values[what.value][number]);
     const columns = [
       { head: heading, value: (row) => classes[row], text: (row) => classes[row] },
       { head: "jobs", value: (row) => jobs[row], text: (row) => count(jobs[row]) },
@@ -28,7 +24,7 @@ function breakdown() {
       + (total > classes.length ? ` The ${count(classes.length)} of ${count(total)} whose jobs ask for most.` : "");
     tableOf(at, { columns, rows, most: 25, label: `${name} by ${heading}` });
   }
-  [by, what].forEach((select) => select.addEventListener("change", fill));
+  [by, what].forEach((choice) => choice.addEventListener("change", fill));
   filter.addEventListener("input", fill);
   listeners.shown.push(fill);
   fill();

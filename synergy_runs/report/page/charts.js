@@ -6,7 +6,6 @@ const NUMBERS = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 
 const MINUTE_S = 60;
 // Linear to a minute, logarithmic above, as the figures in print are.
 const bent = (seconds) => (seconds <= MINUTE_S ? seconds / MINUTE_S / 2 : 0.5 + Math.log10(seconds / MINUTE_S));
-const drawn = [];
 
 // `1 h`, not `60 min`: ticks are round.
 function roundDuration(seconds) {
@@ -15,7 +14,6 @@ function roundDuration(seconds) {
   return `${Number((seconds / scale).toPrecision(6))} ${unit}`;
 }
 
-const tickText = { duration: roundDuration, number: (value) => String(Number(value.toPrecision(6))), percent: (value) => `${value}`, count };
 window.synergyTicks = (kind, start, end, log) => {
   if (!log && kind === "duration") {
     const step = TICKS_S.find((each) => (end - start) / each <= 7) || TICKS_S.at(-1);
@@ -25,7 +23,7 @@ window.synergyTicks = (kind, start, end, log) => {
   const within = (ticks) => ticks.filter((at) => at >= start && at <= end);
   return within(rough).length >= 3 ? within(rough) : within(fine);
 };
-window.synergyText = tickText;
+window.synergyText = { duration: roundDuration, number: (value) => String(Number(value.toPrecision(6))), percent: String, count };
 
 // Marks that are strokes, or hollow, need thicker ones.
 const strokeOf = (number) => (["x", "asterisk"].includes(report.policies[number].mark) ? 2.2 : report.policies[number].hollow ? 1.6 : 1);
@@ -72,6 +70,15 @@ function tipOf(title, lines) {
     + `<b>${escaped(title)}</b>${lines.map(([number, text]) => `<br><span style="color:${colourOf(number)}">■</span> ${escaped(report.policies[number].label)}: <b>${escaped(text)}</b>`).join("")}</div>`;
 }
 
+// Lines and marks of policies, in the colours of the present light.
+function recolour(glyphs) {
+  for (const { number, of } of glyphs) for (const { glyph } of of) {
+    const hollow = report.policies[number].hollow && "marker" in glyph;
+    if ("line_color" in glyph) glyph.line_color = colourOf(number);
+    if ("fill_color" in glyph) glyph.fill_color = hollow ? styleOf("--page") : colourOf(number);
+  }
+}
+
 // Lines of one panel. Returns what must be done when other policies are shown, or the light changes.
 function drawLines(chart, panel, figure) {
   const date = chart.x.kind === "date";
@@ -91,12 +98,12 @@ function drawLines(chart, panel, figure) {
   // A line that is not seen, which the mouse points at: all values at one x are told at once.
   const pointed = new Bokeh.ColumnDataSource({ data: { x, tip: x.map(() => ""), height: x.map(() => 0) } });
   const glyphs = present.map(([line, number]) => {
-    const { mark, hollow, dashed } = report.policies[number];
+    const { mark, dashed } = report.policies[number];
     const of = [];
     if (line.low) of.push(figure.varea({ field: "x" }, { field: `low${number}` }, { field: `high${number}` }, { source, fill_alpha: 0.13 }));
     of.push(figure.line({ field: "x" }, { field: `y${number}` }, { source, line_width: 2, line_dash: dashed ? [6, 3] : [] }));
     of.push(figure.scatter({ field: "x" }, { field: `mark${number}` }, { source, marker: mark, size: 9, line_width: strokeOf(number) }));
-    return { number, of, hollow };
+    return { number, of };
   });
   const middle = figure.line({ field: "x" }, { field: "height" }, { source: pointed, line_alpha: 0 });
   figure.add_tools(new Bokeh.HoverTool({ renderers: [middle], mode: "vline", tooltips: "@tip{safe}", line_policy: "nearest", attachment: "horizontal" }));
@@ -113,16 +120,7 @@ function drawLines(chart, panel, figure) {
         return [number, text(line.y[row]) + band];
       }))) };
   }
-  function colour() {
-    for (const { number, of, hollow } of glyphs) {
-      const colour = colourOf(number);
-      for (const { glyph } of of) {
-        if ("line_color" in glyph) glyph.line_color = colour;
-        if ("fill_color" in glyph) glyph.fill_color = hollow && "marker" in glyph ? styleOf("--page") : colour;
-      }
-    }
-  }
-  return { show, colour };
+  return { show, colour: () => recolour(glyphs) };
 }
 
 // Marks by class: means, with a line up to the 99th percentile.
@@ -130,12 +128,12 @@ function drawClasses(chart, panel, figure) {
   const { classes } = chart.x;
   const rows = panel.lines.map((line, number) => ({ line, number, source: new Bokeh.ColumnDataSource({ data: { x: [], y: [], high: [], tip: [] } }) }));
   const glyphs = rows.map(({ source, number }) => {
-    const { mark, hollow } = report.policies[number];
+    const { mark } = report.policies[number];
     const bar = figure.segment({ field: "x" }, { field: "y" }, { field: "x" }, { field: "high" }, { source, line_width: 2 });
     const cap = figure.scatter({ field: "x" }, { field: "high" }, { source, marker: "dash", size: 10, line_width: 2 });
     const mean = figure.scatter({ field: "x" }, { field: "y" }, { source, marker: mark, size: 11, line_width: strokeOf(number) });
     mean.hover_glyph = null; // or the mark would change its colour
-    return { number, of: [bar, cap, mean], mean, hollow };
+    return { number, of: [bar, cap, mean], mean };
   });
   figure.add_tools(new Bokeh.HoverTool({ renderers: glyphs.map(({ mean }) => mean), mode: "mouse", tooltips: "@tip{safe}" }));
   const highest = Math.max(MINUTE_S, ...panel.lines.flatMap((line) => line.high.filter((high) => high !== null)));
@@ -146,7 +144,7 @@ function drawClasses(chart, panel, figure) {
   figure.xaxis.major_label_overrides = new Map(classes.map((name, at) => [at, name]));
   Object.assign(figure.y_range, { start: -0.08, end: bent(highest) + 0.15 });
   function show() {
-    const numbers = rows.map(({ number }) => number).filter((number) => shown.has(number));
+    const numbers = every.filter((number) => shown.has(number));
     for (const { line, number, source } of rows) {
       const place = numbers.indexOf(number);
       const known = place < 0 ? [] : classes.map((_, at) => at).filter((at) => line.y[at] !== null);
@@ -158,13 +156,7 @@ function drawClasses(chart, panel, figure) {
       };
     }
   }
-  function colour() {
-    for (const { number, of, hollow } of glyphs) for (const { glyph } of of) {
-      glyph.line_color = colourOf(number);
-      if ("fill_color" in glyph) glyph.fill_color = hollow ? styleOf("--page") : colourOf(number);
-    }
-  }
-  return { show, colour };
+  return { show, colour: () => recolour(glyphs) };
 }
 
 function rules(chart, panel, figure) {
@@ -185,8 +177,6 @@ function rangeOf({ at, x }) {
 
 async function drawChart(chart) {
   const place = section(`plot-${chart.id}`);
-  if (place.dataset.drawn) return;
-  place.dataset.drawn = "yes";
   const panels = chart.panels;
   const range = rangeOf(chart);
   const parts = [];
@@ -211,12 +201,11 @@ async function drawChart(chart) {
     view.renderer_views.forEach((each) => each.set_visuals?.());
     view.repaint();
   }));
-  drawn.push({ id: chart.id, figures: parts.map(({ figure }) => figure), range });
-  if (chart.at) zoomButtons(chart, range);
+  if (chart.at) zoomButtons(chart, range, parts);
 }
 
 // Buttons do for the keyboard and for a finger what a drag does for a mouse.
-function zoomButtons(chart, range) {
+function zoomButtons(chart, range, parts) {
   const whole = [range.start, range.end];
   const [to, from] = chart.x.log ? [Math.log, Math.exp] : [(value) => value, (value) => value];
   const move = (change) => {
@@ -228,10 +217,9 @@ function zoomButtons(chart, range) {
     return [middle - half, middle + half];
   });
   const shift = (share) => () => move((start, end) => [start + share * (end - start), end + share * (end - start)]);
-  const button = (text, title, onclick) => element("button", { type: "button", title, "aria-label": title, onclick }, text);
   const reset = () => {
     Object.assign(range, { start: whole[0], end: whole[1] });
-    drawn.find(({ id }) => id === chart.id).figures.forEach((figure, at) => { if (chart.panels[at].top) Object.assign(figure.y_range, { start: 0, end: chart.panels[at].top * 1.04 }); });
+    chart.panels.forEach(({ top }, at) => { if (top) Object.assign(parts[at].figure.y_range, { start: 0, end: top * 1.04 }); });
   };
   section(`tools-${chart.id}`).replaceChildren(button("+", "zoom in", scale(0.5)), button("−", "zoom out", scale(2)),
     button("◀", "earlier or less", shift(-0.25)), button("▶", "later or more", shift(0.25)), button("whole", "all of it", reset));
@@ -242,7 +230,7 @@ function valuesOf(chart) {
   const details = section(`values-${chart.id}`);
   const fill = () => {
     if (!details.open) return;
-    const numbers = report.policies.map((_, number) => number).filter((number) => shown.has(number));
+    const numbers = every.filter((number) => shown.has(number));
     const at = chart.x.classes || chart.at;
     const step = chart.x.classes ? 1 : Math.max(1, Math.floor(at.length / 24));
     const rows = [...at.keys()].filter((row) => row % step === 0 || row === at.length - 1);

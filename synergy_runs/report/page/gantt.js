@@ -1,5 +1,5 @@
 // Which slots ran what: a page of nodes and a stretch of time are drawn, whatever the length of the run.
-const MOST_ROWS = 96, OVERVIEW_ROWS = 1600, SHORTEST_VIEW_S = 10;
+const MAX_ROWS = 96, OVERVIEW_ROWS = 1600, SHORTEST_VIEW_S = 10;
 
 async function gantt() {
   const place = section("gantt");
@@ -11,16 +11,14 @@ async function gantt() {
   const firstRow = [0];
   nodes.forEach(([, slots]) => firstRow.push(firstRow.at(-1) + slots));
   const pages = pagesOf(nodes, firstRow);
-  const select = (options) => element("select", {}, ...options.map((text, value) => element("option", { value }, text)));
-  const policy = select(report.gantt.map((number) => report.policies[number].label));
-  const page = select(pages.map(({ text }) => text));
+  const policy = select(report.gantt.map((number, at) => [at, report.policies[number].label]));
+  const page = select(pages.map(({ text }, at) => [at, text]));
   const position = element("input", { type: "range", min: 0, max: 1000, "aria-label": "position in the run" });
   const said = element("p", { class: "soft", "aria-live": "polite" });
   const loaded = {};
   let held, span = [0, 1], view = [0, 1], patterns;
-  if (pages.length > 1 && firstRow.at(-1) > MOST_ROWS) page.value = 1;
+  if (pages.length > 1 && firstRow.at(-1) > MAX_ROWS) page.value = 1;
 
-  const button = (text, title, onclick) => element("button", { type: "button", title, "aria-label": title, onclick }, text);
   const set = (start, end) => {
     const length = Math.min(Math.max(end - start, SHORTEST_VIEW_S), span[1] - span[0]);
     const from = Math.min(Math.max(start, span[0]), span[1] - length);
@@ -91,7 +89,7 @@ async function gantt() {
   function geometry() {
     const { from, to } = pages[page.value];
     const rows = firstRow[to] - firstRow[from];
-    const height = Math.max(160, Math.min(rows * (rows <= MOST_ROWS ? (rows <= 24 ? 14 : 7) : 2), 900));
+    const height = Math.max(160, Math.min(rows * (rows <= MAX_ROWS ? (rows <= 24 ? 14 : 7) : 2), 900));
     return { from, to, rows, height, row: height / rows, ...margin() };
   }
   const slotMask = (row, slot) => (slot < 32 ? (held.low_mask[row] / 2 ** slot) & 1 : (held.high_mask[row] / 2 ** (slot - 32)) & 1);
@@ -145,7 +143,7 @@ async function gantt() {
       context.fillText(`node ${node}`, left - 7, middle);
       lastY = middle;
     }
-    const step = TICKS_S.filter((each) => (view[1] - view[0]) / each <= Math.max(2, wide / 110))[0] || TICKS_S.at(-1);
+    const step = TICKS_S.find((each) => (view[1] - view[0]) / each <= Math.max(2, wide / 110)) || TICKS_S.at(-1);
     context.textAlign = "center";
     context.fillStyle = text;
     // Ticks on full hours and days of the trace's clock, not of the window.
@@ -177,7 +175,7 @@ async function gantt() {
     const hit = held.start.findIndex((start, row) => start <= at && held.end[row] > at && held.node[row] === node && slotMask(row, slot));
     const here = [`node ${node} (${nodes[node][0]}), ${unit} ${slot}, ${clock(at)}`];
     if (hit < 0) here.push("idle");
-    else here.push(await jobName(held.job[hit]), `${count(held.gpus[hit])} ${held.gpus[hit] > 1 ? units : unit}, ${duration(held.end[hit] - held.start[hit])}: ${clock(held.start[hit])} to ${clock(held.end[hit])}`);
+    else here.push(await jobName(held.job[hit]), `${count(held.gpus[hit])} ${held.gpus[hit] > 1 ? units : unit}, ${duration(held.end[hit] - held.start[hit])}: ${clock(held.start[hit])} to ${clock(held.end[hit])}`, ...(held.reason[hit] ? [`stopped: ${held.about.reasons[held.reason[hit]]}`] : []));
     tip.replaceChildren(...here.flatMap((text, number) => (number ? [element("br"), text] : [text])));
     tip.hidden = false;
     tip.style.left = `${Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8)}px`;
@@ -225,7 +223,7 @@ function pagesOf(nodes, firstRow) {
   const name = (from, to) => (to - from === 1 ? `node ${from}` : `nodes ${from}–${to - 1}`);
   for (let from = 0; from < nodes.length;) {
     let to = from + 1;
-    while (to < nodes.length && nodes[to][0] === nodes[from][0] && firstRow[to + 1] - firstRow[from] <= MOST_ROWS) to += 1;
+    while (to < nodes.length && nodes[to][0] === nodes[from][0] && firstRow[to + 1] - firstRow[from] <= MAX_ROWS) to += 1;
     pages.push({ from, to, text: `${name(from, to)} · ${nodes[from][0]}` });
     from = to;
   }

@@ -26,7 +26,7 @@ async function jobList() {
   const place = section("job-list");
   const read = await readJobs();
   const { about, name, columns } = read;
-  const policy = element("select", {}, ...about.policies.map((number) => element("option", { value: number }, report.policies[number].label)));
+  const policy = select(about.policies.map((number) => [number, report.policies[number].label]));
   const search = element("input", { type: "search", placeholder: "job, user, tenant, …", "aria-label": "search the jobs" });
   const least = element("input", { type: "number", min: 0, placeholder: "any", style: "width:5.5rem" });
   const said = element("span", { class: "soft", "aria-live": "polite" });
@@ -34,7 +34,10 @@ async function jobList() {
   place.replaceChildren(element("div", { class: "controls" }, element("label", {}, "under", policy), search,
     element("label", {}, `${report.units[1]} at least`, least), said), at);
   const words = { user: "user", virtual_cluster: "tenant", gpu_type: "asked type", model: "model", end_state: "end" };
-  const named = Object.keys(about.names).map((key) => ({ head: words[key], kind: "text", value: (row) => about.names[key][columns[key][row]], text: (row) => about.names[key][columns[key][row]] }));
+  const named = Object.keys(about.names).map((key) => {
+    const text = (row) => about.names[key][columns[key][row]];
+    return { head: words[key], kind: "text", value: text, text };
+  });
   const texts = name.map((each, row) => [each, ...named.map((column) => column.text(row))].join(" ").toLowerCase());
   const limited = "limit" in columns;
   const sort = { column: named.length + (limited ? 5 : 4), descending: true }; // by waiting

@@ -1,5 +1,5 @@
-// Sections of the page, as packed.py writes them: base64 of deflated bytes.
-// All files of this folder stand in one async function, in the order that page.py gives.
+// Sections of the page, as html.py writes them: base64 of deflated bytes.
+// All files of this folder stand in one async function, in the order that html.py gives.
 const section = (id) => document.getElementById(id);
 
 if (typeof DecompressionStream === "undefined") {

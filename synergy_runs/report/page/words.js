@@ -42,5 +42,7 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+const button = (text, title, onclick) => element("button", { type: "button", title, "aria-label": title, onclick }, text);
+const select = (options) => element("select", {}, ...options.map(([value, text]) => element("option", { value }, text)));
 const escaped = (text) => String(text).replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`);
 const styleOf = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

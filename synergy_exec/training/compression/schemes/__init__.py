@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from inspect import isabstract
 
-from synergy_core.modules import modules_of
+from synergy_core import modules_of
 from synergy_exec.training.compression.scheme import Scheme
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from synergy_exec.training.compression.scheme import GradientLayer, Piece, SharedScheme, dealt
-from synergy_exec.training.compression.watch import Watch
-from synergy_exec.training.compression.wire import Wire
+from synergy_exec.training.compression.wire import Watch, Wire
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

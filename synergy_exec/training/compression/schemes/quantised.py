@@ -11,8 +11,7 @@ from torch import Tensor
 
 from synergy_core.errors import InputError
 from synergy_exec.training.compression.scheme import GradientLayer, Piece, SharedScheme
-from synergy_exec.training.compression.watch import Watch
-from synergy_exec.training.compression.wire import Wire
+from synergy_exec.training.compression.wire import Watch, Wire
 
 ROW = 512
 """Numbers between whose smallest and largest the levels lie."""

@@ -10,8 +10,7 @@ import torch
 
 from synergy_core.errors import InputError
 from synergy_exec.training.compression.scheme import GradientLayer, Piece, Scheme, held_back
-from synergy_exec.training.compression.watch import Watch
-from synergy_exec.training.compression.wire import Wire
+from synergy_exec.training.compression.wire import Watch, Wire
 
 
 @dataclass(frozen=True, slots=True)

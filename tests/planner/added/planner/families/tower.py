@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from synergy_core.errors import InputError
-from synergy_core.planner.architecture import Limits
+from synergy_core.planner.machine import Software
 from synergy_core.planner.plan import Plans
-from synergy_core.planner.software import Software
-from synergy_core.planner.work import Amount, Block, Gemm, Layers, Work
+from synergy_core.planner.work import Amount, Block, Gemm, Layers, Limits, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,4 +53,4 @@ def work(a: Architecture, plans: Plans, software: Software) -> Work:
         live_bytes=2.0 * activation,
     )
     nothing = Block(name="ends")
-    return Work(nothing, (Layers(product, np.asarray(float(a.depth))),), nothing, a.parameters())
+    return Work(nothing, (Layers(product, np.asarray(float(a.depth))),), nothing)

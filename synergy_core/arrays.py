@@ -1,8 +1,0 @@
-"""What arrays hold, as annotations. Their shapes stand in docstrings."""
-
-import numpy as np
-from numpy.typing import NDArray
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]

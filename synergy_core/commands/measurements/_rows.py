@@ -1,0 +1,274 @@
+"""Converts a row of measurements into the planner's objects: architecture, machine and software."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from synergy_core.catalog import gpu_sheet
+from synergy_core.commands.measurements._table import TableRow
+from synergy_core.planner.families import architecture_named, architecture_names, family_named, transformer
+from synergy_core.planner.machine import Machine, Software, machine_named, running_on, software_named, software_names
+from synergy_core.planner.plan import Plan
+
+
+class UnpredictableError(Exception):
+    """A row cannot be predicted; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One possible configuration of a measured run. A row with unstated fields has several, the most usual first."""
+
+    architecture: Any
+    plan: Plan
+    machine: Machine
+    software: Software
+
+
+# The model of a row: from the catalog if it has the name and agrees with the columns, else from the columns. Only the
+# name reveals what columns cannot express: head widths other than hidden ÷ heads, latent attention, shared experts.
+
+
+SIZE_TOLERANCE = 0.01
+"""Largest relative difference between computed and stated parameter counts that still counts as equal."""
+_SCALARS = ("bool", "str", "float", "int")
+"""Architecture fields of these types have one value for all plans; the others are arrays (plans,)."""
+
+
+def architecture_of(row: TableRow, untied: bool | None) -> Any:
+    """The `Architecture` of a row's model. untied: whether logits have their own weight matrix; None if unstated.
+
+    A model that is not in the catalog is GPT-like, with tied embeddings and learned positions. If gated it is
+    Llama-like, without either, unless its stated size shows tied embeddings. Raises UnpredictableError for missing
+    sizes."""
+    gated = row.flag("gated_mlp") or False
+    sizes = {name: row.whole(name) for name in ("layers", "hidden", "heads", "ffn", "seq_len", "vocab")}
+    groups, experts, chosen = (row.whole(name) for name in ("kv_heads", "n_experts", "topk"))
+    params = row.number("params")
+    known = _catalog_architecture(row.text("model"))
+    # The width of the MLP is not compared, because files state it in different ways.
+    compared = [name for name in ("layers", "hidden", "heads", "vocab") if sizes[name] is not None]
+    if known is not None and all(getattr(known, name, None) == sizes[name] for name in compared):
+        reads_sequences = "seq_len" in {each.name for each in fields(known)}
+        return replace(known, seq_len=sizes["seq_len"]) if sizes["seq_len"] and reads_sequences else known
+    missing = [name for name, value in sizes.items() if value is None]
+    if missing or (experts and chosen is None):
+        absent = ", ".join(missing) or "topk"
+        raise UnpredictableError(f"{absent} not stated, and no architecture '{row.text('model')}' in the catalog")
+    values: dict[str, Any] = {
+        **sizes,
+        "kv_heads": groups or sizes["heads"],
+        "gated": gated,
+        "tied": not gated if untied is None else not untied,
+        "learned_positions": not gated,
+    }
+    if experts:
+        mixture = family_named("mixture").Architecture
+        return mixture(**values, experts=experts, topk=chosen, expert_ffn=sizes["ffn"])
+    result = transformer.Architecture(**values)
+    if params and untied is None:
+        other = replace(result, tied=not result.tied)
+        off, other_off = (abs(float(each.parameters()) / params - 1.0) for each in (result, other))
+        if other_off < SIZE_TOLERANCE < off:
+            return other
+    return result
+
+
+@cache
+def _catalog_architecture(model: str) -> Any:
+    """The catalog's architecture for a model name, ignoring case and punctuation; None if it has none.
+
+    Text in brackets is ignored, and so is a point release (Llama 3.1 has the dimensions of Llama 3).
+    """
+
+    def bare(name: str) -> str:
+        return re.sub(r"[^a-z0-9.]", "", name.lower())
+
+    plain = re.sub(r"\(.*?\)", "", model).lower()
+    known = {bare(each): each for each in architecture_names()}
+    for name in (plain, re.sub(r"(?<=\d)\.\d(?![0-9.]*b)", "", plain)):
+        if bare(name) in known:
+            return architecture_named(known[bare(name)])[1]
+    return None
+
+
+def family_of(architecture: Any) -> ModuleType:
+    """The module of an architecture's family."""
+    return importlib.import_module(type(architecture).__module__)
+
+
+def kind_of(architecture: Any) -> tuple[Any, ...]:
+    """Grouping key: architectures with equal keys, of one family and with equal scalar fields, can share an array."""
+    single = [(each.name, getattr(architecture, each.name)) for each in fields(architecture) if each.type in _SCALARS]
+    return (type(architecture), *single)
+
+
+def stacked(architectures: Iterable[Any]) -> Any:
+    """Combines architectures of one kind into one architecture whose numeric fields are arrays (plans,)."""
+    every = list(architectures)
+    names = [each.name for each in fields(every[0]) if each.type not in _SCALARS]
+    return replace(every[0], **{name: np.array([getattr(one, name) for one in every]) for name in names})
+
+
+# Finds the catalog's GPUs and network rates in the free text with which authors describe their hardware.
+
+
+BITS_PER_BYTE = 8.0
+MEMORIES_GB = {"a100": (80.0, 40.0), "v100": (32.0, 16.0)}
+"""Memory sizes of GPU types that are sold with two (NVIDIA data sheets), the more common size first."""
+CARDS_GBIT = {"fdr": 56.0, "edr": 100.0, "hdr": 200.0, "ndr": 400.0, "xdr": 800.0}
+"""Gb/s of one four-lane port of each InfiniBand generation (InfiniBand Trade Association's roadmap)."""
+EFA_GBIT_PER_NODE = {"v100": 100.0, "a100": 400.0, "h100": 3200.0, "h200": 3200.0, "b200": 3200.0}
+"""Network Gb/s of Amazon's node type with each GPU: p3dn, p4d, p5, p5en, p6 (AWS, EC2 accelerated computing)."""
+NVL_DOMAIN = 72
+"""GPUs in the NVLink domain of a GB200 NVL72 or GB300 NVL72 (data sheet)."""
+
+_GPU_TYPE = re.compile(
+    r"(?<![a-z0-9])(g[bh][23]00|[abhlpv][0-9]+[a-z]?|t4|rtx[ _-]?[a-z]*[0-9]+(?:[ _-]?ti)?|mi[0-9]+[a-z]?)(?![a-z0-9])"
+)
+_MEMORY = re.compile(r"(?<![0-9.])([0-9]+) ?g(?:i?b)?(?![a-z0-9/])")
+_CARDS = re.compile(r"(?:([0-9]+) ?[x× ] ?)?(fdr|edr|hdr|ndr|xdr)(?: ?([0-9]+))?")
+_CARDS_X_RATE = re.compile(r"([0-9]+) ?[x×] ?([0-9]+(?:\.[0-9]+)?) ?g(?:b|bit)?")
+_RATE_X_CARDS = re.compile(r"(?<![0-9.])([0-9]+(?:\.[0-9]+)?) ?g(?:b|bit)?(?:ps|/s)? ?[x×] ?([0-9]+)")
+_RATE = re.compile(r"(?<![0-9.])([0-9]+(?:\.[0-9]+)?) ?([gt])(b|bit|be|)(ps|/s|)(?![a-z])", re.IGNORECASE)
+_IN_NODE = re.compile(r"nvlink|nvswitch|nvl[0-9]+|pcie?\b")
+_NETWORK = re.compile(r"infiniband|\bib\b|[fehnx]dr|ethernet|gbe|roce|efa|\bnics?\b|rdma|omni")
+
+
+def gpu_type(text: str) -> str:
+    """The GPU type in a text: `h100` for `H100-SXM-80GB`; the text in lower case if it names no known type."""
+    plain = text.strip().lower().replace("tesla", "").replace("nvidia", "").strip(" -_")
+    found = _GPU_TYPE.search(plain)
+    return re.sub(r"[ _-]", "", found[1]) if found else plain
+
+
+@cache
+def machine_choices(text: str, memory_gb: float | None, gpus_per_node: int, interconnect: str) -> tuple[Machine, ...]:
+    """The machines that a row may have run on: the catalog's, changed by what the row states. There are two if the GPU
+    type is sold with two memory sizes and none is stated. Raises UnpredictableError for a GPU without a data sheet.
+    """
+    name = gpu_type(text)
+    if memory_gb is None and (found := _MEMORY.search(text.lower())):
+        memory_gb = float(found[1])
+    domain = NVL_DOMAIN if name.startswith("gb") and "nvl72" in interconnect.lower() else gpus_per_node
+    network = network_bytes_per_s(interconnect, gpus_per_node, name)
+    result = []
+    for memory in (memory_gb,) if memory_gb is not None else MEMORIES_GB.get(name, (None,)):
+        sheet = gpu_sheet(sheet_name(text, memory))
+        if sheet is None:
+            raise UnpredictableError(f"no data sheet of GPU '{text}' in the catalog")
+        machine = machine_named(sheet.name, domain, network)
+        if memory is not None:
+            machine = replace(machine, memory_bytes=memory * 1e9)
+        like = gpu_sheet("h100-pcie") if name == "h100" and "hbm2e" in text.lower() else None
+        if like is not None:  # an H100 with HBM2e memory has the PCIe card's bandwidth per byte
+            rate = like.memory_bandwidth_bytes_per_s * (machine.memory_bytes / like.memory_bytes)
+            machine = replace(machine, gpu=replace(machine.gpu, memory_bandwidth_bytes_per_s=rate))
+        result.append(machine)
+    return tuple(result)
+
+
+def sheet_name(text: str, memory_gb: float | None) -> str:
+    """The name of a GPU's data sheet in the catalog: the one with exactly this memory size, else the type's own."""
+    name, plain = gpu_type(text), re.sub(r"[ _]+", "-", text.strip().lower())
+    form = "pcie" if "pci" in plain else "nvl" if re.search(r"h[12]00-?nvl", plain) else ""
+    sizes = [f"{memory_gb:g}gb", f"{memory_gb:g}"] if memory_gb is not None else []
+    tried = [plain, plain.replace("-", "_")]
+    for parts in (*((name, form, size) for size in sizes), (name, form), *((name, size) for size in sizes), (name,)):
+        tried += [joint.join(filter(None, parts)) for joint in "_-"]
+    return next((sheet.name for each in tried if (sheet := gpu_sheet(each))), name)
+
+
+def network_bytes_per_s(text: str, gpus_per_node: int, gpu_type: str) -> float | None:
+    """Each GPU's share of a node's network bandwidth, bytes/s one way; None if the text states no rate.
+
+    Rates are per node unless the text says `per GPU`; so is a number of cards times a rate.
+    """
+    parts = re.split(r"[,;+]", text)
+    text = ",".join(each for each in parts if not _IN_NODE.search(each.lower()) or _NETWORK.search(each.lower()))
+    gbit = _gbit(text, gpu_type)
+    share = 1 if re.search(r"(per|/) ?gpu", text.lower()) else gpus_per_node
+    return gbit * 1e9 / BITS_PER_BYTE / share if gbit else None
+
+
+def _gbit(text: str, gpu_type: str) -> float | None:
+    """Network Gb/s stated in a text: number of cards × their rate, else a rate, else one card of a generation."""
+    plain = text.lower()
+    cards = _CARDS.search(plain)
+    card_gbit = (float(cards[3]) if cards[3] else CARDS_GBIT[cards[2]]) if cards else 0.0
+    if cards and cards[1]:
+        return float(cards[1]) * card_gbit
+    if found := _CARDS_X_RATE.search(plain) or _RATE_X_CARDS.search(plain):
+        return float(found[1]) * float(found[2])
+    for found in _RATE.finditer(text):
+        per_second, bytes_ = bool(found[4]), found[3] == "B"
+        if per_second or not bytes_:
+            return float(found[1]) * (1e3 if found[2] in "tT" else 1.0) * (BITS_PER_BYTE if bytes_ else 1.0)
+    if cards:
+        return None if "dgx" in plain else card_gbit
+    return EFA_GBIT_PER_NODE.get(gpu_type) if "efa" in plain else None
+
+
+# Finds the training software of a measured row in its text, and that software's default settings.
+
+
+_PRECISIONS = {
+    "fp8": r"fp8|e4m3|hybrid",
+    "bf16": r"bf16|bfloat16",
+    "fp16": r"fp16|float16|half|^amp$|mixed",
+    "tf32": r"tf32",
+    "fp32": r"fp32|float32",
+}
+_FLASH = re.compile(r"flash|sdpa|fused|cudnn|triton|\bte\b|xformers|memory.?efficient")
+_NOT_FLASH = re.compile(r"unfused|math|eager|naive|^torch$|^core|\bno(t|n|)\b|local")
+
+
+def software_name(words: str, gpu: str, plan: Plan) -> str:
+    """The name in catalog/software/ of the training software that a text describes.
+
+    If the text names several, a specific one is preferred to a general one like it: torchtitan's FSDP is torchtitan.
+    Megatron on GPUs of the Hopper generation or later is Megatron Core."""
+    every = map(software_named, software_names())
+    found = [each for each in every if each.words and re.search(each.words, words.lower())]
+    for one in found:
+        if not any(one.name in each.like for each in found):
+            return one.name
+    if plan.zero == 3 and plan.tensor == plan.pipeline == 1:
+        return "fsdp"
+    sheet = gpu_sheet(gpu)
+    return "megatron-core" if sheet is not None and sheet.since_hopper else "megatron"
+
+
+def software_of(row: TableRow, plan: Plan) -> Software | None:
+    """The training software of a row, with the row's own settings; None if its precision is not modelled. An unstated
+    precision is bf16, or fp16 on GPUs without bf16.
+    """
+    dtype, notes, attention = (row.text(name).lower() for name in ("dtype", "notes", "attn_impl"))
+    gpu = gpu_type(row.text("gpu"))
+    sheet = gpu_sheet(gpu)
+    kind = next((name for name, pattern in _PRECISIONS.items() if re.search(pattern, dtype)), None) if dtype else "bf16"
+    if kind is None:
+        return None
+    if not dtype and sheet is not None:
+        kind = running_on(Software("", precision=kind), sheet).precision
+    name = software_name(f"{row.text('source')} {notes} {row.text('model')}", gpu, plan)
+    base = software_named(f"{name}-fp8" if kind == "fp8" and f"{name}-fp8" in software_names() else name)
+    gated = row.flag("gated_mlp") or False
+    if attention:
+        flash = not _NOT_FLASH.search(attention) and bool(_FLASH.search(attention))
+    else:
+        flash = base.flash or gated or (sheet is not None and sheet.since_hopper)
+    result = replace(base, precision=kind, flash=flash, dropout=base.dropout and not gated)
+    if kind in ("tf32", "fp32") and base.weight_bytes < 4.0:
+        return replace(result, weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
+    if "mode default" in notes or "fp32 grad" in dtype:
+        return replace(result, gradient_bytes=4.0)  # Composer's FSDP reduces in fp32 unless mixed_precision is PURE
+    return result

@@ -1,1 +1,0 @@
-"""The queue where GPU counts alone decide what fits: a decision costs O(log n)."""

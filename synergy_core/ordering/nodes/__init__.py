@@ -1,1 +1,0 @@
-"""The queue where a job's GPUs must lie together: who runs hangs on which GPUs are free."""

@@ -1,0 +1,133 @@
+"""The step that policies with tables share: from utilities to the optimal row of each job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from synergy_core.allocator import Method, Problem, Solution, solve
+from synergy_core.allocator.nodes import NodeGroups, NodeProblem, NodeSolution, Pieces, allocate
+from synergy_core.jobs.spec import Configurations
+from synergy_core.jobs.state import Allocations, GoodputState, ShareLevels
+from synergy_core.units import Floats, Ints
+
+SHARES_GAP = 0.005
+"""Target gap of the allocator when it shares out CPUs and memory: placing jobs loses more than a smaller gap gains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """The problem put to the allocator, and its solution; kept so that a decision can be explained."""
+
+    rows: Configurations
+    problem: Problem
+    solution: Solution
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The problem and its solution for a round in which rows, nodes and shares were chosen together."""
+
+    problem: NodeProblem
+    solution: NodeSolution
+
+
+def choose_shares(
+    state: GoodputState,
+    rows: Configurations,
+    levels: ShareLevels,
+    utility: Floats,
+    *,
+    move_cost: Floats,
+    memory: Any = None,
+) -> Allocations:
+    """The rows, nodes and shares of greatest total utility that nodes can hold.
+
+    utility: (jobs, rows, levels), −inf where a row is not allowed. move_cost: (jobs,) utility that other nodes cost a
+    job that keeps its type and number of GPUs. memory: prices of the previous round, or None. Quotas work as in
+    `choose_rows`.
+    """
+    jobs, count, per_row = utility.shape
+    utility = np.where(state.suits(rows.gpu_type)[:, :, None], utility, -np.inf)
+    held = state.held_row(rows, same_nodes=False)
+    forced = state.pinned & (held >= 0)
+    kept = forced[:, None] & (held[:, None] == np.arange(count))
+    utility = np.where(kept[:, :, None] & ~np.isfinite(utility), 0.0, utility)
+    tenant, quota = _quotas(state)
+    gpus, gpu_type = np.repeat(rows.gpus, per_row), np.repeat(rows.gpu_type, per_row)
+    types, kinds = state.cluster.node_types, state.cluster.gpu_types
+    lies = [(job, node, mask.bit_count()) for job, on in enumerate(state.held_placement) for node, mask in sorted(on)]
+    # (jobs, GPU types) each: the largest share of any of the job's rows on that type; more gains it nothing.
+    most_cpus, most_memory = (
+        np.stack([share[:, rows.gpu_type == kind].max(axis=(1, 2), initial=0.0) for kind in range(len(kinds))], axis=1)
+        for share in (levels.cpus, levels.memory_bytes)
+    )
+    problem = NodeProblem(
+        utility=utility.reshape(jobs, -1),
+        gpus=gpus,
+        gpu_type=gpu_type,
+        cpus=levels.cpus.reshape(jobs, -1),
+        memory_bytes=levels.memory_bytes.reshape(jobs, -1),
+        nodes=NodeGroups(
+            np.array([kinds.index(each.gpu_type) for each in types], dtype=np.int64),
+            np.array([each.nodes for each in types], dtype=np.int64),
+            np.array([each.gpus_per_node for each in types], dtype=np.int64),
+            np.array([each.cpus for each in types]),
+            np.array([each.memory_bytes for each in types]),
+        ),
+        held=Pieces(*np.array(lies, dtype=np.int64).reshape(-1, 3).T.copy()),
+        pinned=forced,
+        move_cost=move_cost,
+        tenant=tenant,
+        quota=quota,
+        most_cpus=most_cpus,
+        most_memory_bytes=most_memory,
+    )
+    solution = allocate(problem, gap=SHARES_GAP, prices=memory)
+    chosen = solution.choice
+    node_gpus = np.zeros((jobs, state.cluster.nodes), dtype=np.int64)
+    node_gpus[solution.placed.job, solution.placed.node] = solution.placed.gpus
+    return Allocations(
+        np.where(chosen >= 0, gpus[chosen], 0),
+        np.where(chosen >= 0, gpu_type[chosen], -1),
+        solution.objective,
+        solution.bound,
+        node_gpus=node_gpus,
+        share=np.stack((solution.cpus, solution.memory_bytes), axis=1),
+        memory=solution.prices,
+        solved=Placed(problem, solution),
+    )
+
+
+def choose_rows(state: GoodputState, rows: Configurations, utility: Floats, *, method: Method = "auto") -> Allocations:
+    """The rows of greatest total utility; pinned jobs keep their rows.
+
+    utility: (jobs, rows), −inf where a row is not allowed; having no row is worth 0. Quotas bind unless the cluster
+    lets tenants borrow. method: of `allocator.solve`.
+    """
+    utility = np.where(state.suits(rows.gpu_type), utility, -np.inf)
+    held = state.held_best(rows)
+    forced = np.where(state.pinned & (held >= 0), held, -1)
+    utility = np.where((forced[:, None] == np.arange(len(rows))) & ~np.isfinite(utility), 0.0, utility)
+    tenant, quota = _quotas(state)
+    problem = Problem(utility, rows.gpus, rows.gpu_type, state.capacity, forced, tenant, quota)
+    solution = solve(problem, method=method)
+    chosen = solution.choice
+    return Allocations(
+        np.where(chosen >= 0, rows.gpus[chosen], 0),
+        np.where(chosen >= 0, rows.gpu_type[chosen], -1),
+        solution.objective,
+        solution.bound,
+        solved=Solved(rows, problem, solution),
+    )
+
+
+def _quotas(state: GoodputState) -> tuple[Ints | None, Ints | None]:
+    """Each job's tenant and each tenant's quota of GPUs; (None, None) if tenants may borrow, or there are none."""
+    cluster = state.cluster
+    if not cluster.virtual_clusters or cluster.borrowing:
+        return None, None
+    quota = [cluster.virtual_clusters.get(name, 0) for name in state.virtual_clusters]
+    return state.virtual_cluster, np.array(quota, dtype=np.int64)

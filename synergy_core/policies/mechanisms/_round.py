@@ -1,0 +1,304 @@
+"""What a mechanism sees and answers: jobs in the order in which they are served, nodes, and each job's share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from synergy_core.cluster import Cluster, NodeType, Share
+
+OnNodes = tuple[tuple[int, int], ...]
+"""(node, GPUs) pairs."""
+SLACK, CHECKED = 1e-9, 1e-8
+"""Fractions of a node's CPUs and memory by which shares may exceed them: when shares are given, and when answers are
+checked, where sums in another order round differently.
+"""
+
+
+class Grant(NamedTuple):
+    """What a job gets: GPUs of nodes, and the share of each GPU."""
+
+    on: OnNodes
+    share: Share
+
+
+Answer = list[Grant | None]
+"""What each job of the round gets, in the round's order; None for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applicant:
+    """One job as a mechanism sees it.
+
+    kinds: allowed GPU types, indices into the cluster's `gpu_types`, the present one first. wanted: by GPU type, the
+    smallest share that gives full speed, at most what a node has; due: the smallest share that is no slower than the
+    proportional share (`least`). tenant: an index into the round's quotas. held: the GPUs it runs on, () while it
+    waits; share: the present share. speed(kind, share): estimated speed relative to the proportional share. pinned: the
+    job keeps its GPUs, and only its share is chosen.
+    """
+
+    gpus: int
+    kinds: tuple[int, ...]
+    wanted: tuple[Share, ...]
+    due: tuple[Share, ...]
+    tenant: int
+    held: OnNodes
+    share: Share | None
+    speed: Callable[[int, Share], float]
+    pinned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SharingRound:
+    """One round: all active jobs in the order in which they are served, pinned ones first, and the cluster.
+
+    quotas: GPUs that each tenant may hold, inf where nothing limits it. scattered: whether a job's GPUs may lie on more
+    nodes than necessary if they cannot lie together.
+    """
+
+    jobs: Sequence[Applicant]
+    cluster: Cluster
+    quotas: Sequence[float]
+    scattered: bool
+
+    @property
+    def kind_of_node(self) -> tuple[int, ...]:
+        """GPU type of every node."""
+        return _by_types(self.cluster.node_types).kind
+
+
+class _Nodes(NamedTuple):
+    """For each node its GPU type and proportional share; for each GPU type its nodes and its largest node's GPUs."""
+
+    kind: tuple[int, ...]
+    even: tuple[Share, ...]
+    numbers: tuple[tuple[int, ...], ...]
+    largest: tuple[int, ...]
+
+
+@lru_cache(maxsize=64)
+def _by_types(node_types: tuple[NodeType, ...]) -> _Nodes:
+    kinds = list(dict.fromkeys(each.gpu_type for each in node_types))
+    nodes = [each for each in node_types for _ in range(each.nodes)]
+    kind = tuple(kinds.index(each.gpu_type) for each in nodes)
+    numbers = tuple(tuple(node for node, other in enumerate(kind) if other == each) for each in range(len(kinds)))
+    largest = tuple(max(nodes[node].gpus_per_node for node in each) for each in numbers)
+    return _Nodes(kind, tuple(each.proportional for each in nodes), numbers, largest)
+
+
+class Hosts:
+    """What is free on each node of a round while a mechanism shares it out.
+
+    left: free GPUs in all. reserved: GPUs of each node that are held by jobs later in the order; earlier jobs take them
+    only if they must.
+    """
+
+    def __init__(self, round: SharingRound, slack: float = SLACK) -> None:
+        nodes = round.cluster.node_type_of
+        self.nodes: tuple[NodeType, ...] = nodes
+        self.gpus = [each.gpus_per_node for each in nodes]
+        self.cpus = [each.cpus * (1.0 + slack) for each in nodes]
+        self.memory = [each.memory_bytes * (1.0 + slack) for each in nodes]
+        self.reserved = [0] * len(nodes)
+        self._reserves = 0
+        self.left = round.cluster.gpus
+        self._quotas = list(round.quotas)
+        self._scattered = round.scattered
+        self._alike = _by_types(round.cluster.node_types)
+
+    def allowed(self, job: Applicant) -> bool:
+        """Whether the tenant's quota has room for the job."""
+        return job.gpus <= self._quotas[job.tenant]
+
+    def room(self, on: OnNodes, share: Share | None, *, gpus_too: bool = True) -> bool:
+        """Whether these GPUs are free, with this share for each; share None checks GPUs only.
+
+        gpus_too: False checks the share only, for GPUs that are taken already.
+        """
+        for node, gpus in on:
+            if gpus_too and gpus > self.gpus[node]:
+                return False
+            if share is not None and (
+                gpus * share.cpus > self.cpus[node] or gpus * share.memory_bytes > self.memory[node]
+            ):
+                return False
+        return True
+
+    def take(self, job: Applicant, grant: Grant) -> None:
+        """Gives the grant to the job."""
+        self._quotas[job.tenant] -= job.gpus
+        self.left -= job.gpus
+        for node, gpus in grant.on:
+            self.gpus[node] -= gpus
+        self.charge(grant.on, grant.share)
+
+    def charge(self, on: OnNodes, share: Share) -> None:
+        """Takes the share for GPUs that were taken already."""
+        cpus, memory_bytes = share
+        for node, gpus in on:
+            self.cpus[node] -= gpus * cpus
+            self.memory[node] -= gpus * memory_bytes
+
+    def change(self, on: OnNodes, old: Share, new: Share) -> None:
+        """Changes the share of GPUs that were taken already."""
+        self.charge(on, Share(new.cpus - old.cpus, new.memory_bytes - old.memory_bytes))
+
+    def proportional(self, on: OnNodes) -> Share:
+        """The proportional share of a GPU on these nodes; the smallest, if they differ."""
+        if len(on) == 1:
+            return self._alike.even[on[0][0]]
+        return Share(*map(min, zip(*(self._alike.even[node] for node, _ in on), strict=True)))
+
+    def reserve(self, on: OnNodes, sign: int = 1) -> None:
+        """Reserves these GPUs for a job later in the order; sign −1 ends that."""
+        self._reserves += sign
+        for node, gpus in on:
+            self.reserved[node] += sign * gpus
+
+    def find(self, job: Applicant, kind: int, share: Share | None, *, fullest: bool = True) -> OnNodes | None:
+        """Where the job fits on that GPU type with that share, None if nowhere; reserved GPUs come last.
+
+        fullest: whether to choose the fitting node with the fewest free GPUs; else the first.
+        """
+        found = self._find(job, kind, share, fullest, free=True) if self._reserves else None
+        return found or self._find(job, kind, share, fullest, free=False)
+
+    def _find(self, job: Applicant, kind: int, share: Share | None, fullest: bool, *, free: bool) -> OnNodes | None:
+        gpus, numbers, largest = job.gpus, self._alike.numbers[kind], self._alike.largest[kind]
+        if gpus <= largest:
+            best, least = -1, largest + 1
+            cpus, memory_bytes = share or (0.0, 0.0)  # written out below: this runs for every node and job
+            for node in numbers:
+                has = self.gpus[node] - self.reserved[node] if free else self.gpus[node]
+                if gpus <= has < least and (
+                    share is None or (gpus * cpus <= self.cpus[node] and gpus * memory_bytes <= self.memory[node])
+                ):
+                    if not fullest:
+                        return ((node, gpus),)
+                    best, least = node, has
+            if best >= 0:
+                return ((best, gpus),)
+        else:
+            found = self._whole_nodes(gpus, numbers, share, free)
+            if found:
+                return found
+        return self._spread(gpus, numbers, share, free) if self._scattered else None
+
+    def _whole_nodes(self, gpus: int, numbers: Sequence[int], share: Share | None, free: bool) -> OnNodes | None:
+        """Idle nodes, the largest first, and the remainder on the fullest other node with room for it."""
+        has = {node: self.gpus[node] - (self.reserved[node] if free else 0) for node in numbers}
+        taken: list[tuple[int, int]] = []
+        for node in sorted(numbers, key=lambda each: -self.nodes[each].gpus_per_node):
+            size = self.nodes[node].gpus_per_node
+            if has[node] == size <= gpus and self.room(((node, size),), share):
+                taken.append((node, size))
+                gpus -= size
+                del has[node]
+        if not gpus:
+            return tuple(taken)
+        rest = [(free_gpus, node) for node, free_gpus in has.items() if free_gpus >= gpus]
+        rest = [each for each in rest if self.room(((each[1], gpus),), share)]
+        return (*taken, (min(rest)[1], gpus)) if rest else None
+
+    def _spread(self, gpus: int, numbers: Sequence[int], share: Share | None, free: bool) -> OnNodes | None:
+        """Nodes with the fewest free GPUs, one after another, until enough."""
+        taken: list[tuple[int, int]] = []
+        left = [(self.gpus[node] - (self.reserved[node] if free else 0), node) for node in numbers]
+        for has, node in sorted(left):
+            here = min(has, gpus)
+            while here > 0 and not self.room(((node, here),), share):
+                here -= 1
+            if here > 0:
+                taken.append((node, here))
+                gpus -= here
+            if not gpus:
+                return tuple(taken)
+        return None
+
+
+def least(wanted: Share, proportional: Share) -> Share:
+    """The smallest share with which a job is no slower than with its proportional share."""
+    return Share(min(wanted.cpus, proportional.cpus), min(wanted.memory_bytes, proportional.memory_bytes))
+
+
+# What all mechanisms share: which job is next, and where it goes.
+
+
+def by_gpus(round: SharingRound) -> list[int]:
+    """Positions of the jobs that would run if only GPUs counted, in order; a job that does not fit is overtaken."""
+    cluster = round.cluster
+    left = [cluster.gpus_of(gpu_type) for gpu_type in cluster.gpu_types]
+    total, quotas, chosen = cluster.gpus, list(round.quotas), []
+    for at, job in enumerate(round.jobs):
+        if job.gpus > quotas[job.tenant]:
+            continue
+        for kind in job.kinds:
+            if job.gpus <= left[kind]:
+                left[kind] -= job.gpus
+                total -= job.gpus
+                quotas[job.tenant] -= job.gpus
+                chosen.append(at)
+                break
+        if not total:
+            break
+    return chosen
+
+
+def turns(round: SharingRound, hosts: Hosts, *, sticky: bool) -> Iterator[tuple[int, Applicant]]:
+    """(position, job) of each job within quota, in order, until no GPU is free.
+
+    sticky: reserves the GPUs of running jobs that could go on if only GPUs counted: until such a job's turn, others
+    take its GPUs only if nothing else is free.
+    """
+    jobs = round.jobs
+    staying = [at for at in by_gpus(round) if jobs[at].held] if sticky else []
+    for at in staying:
+        hosts.reserve(jobs[at].held)
+    mine = set(staying)
+    for at, job in enumerate(jobs):
+        if at in mine:
+            hosts.reserve(job.held, -1)
+        if hosts.allowed(job):
+            yield at, job
+            if not hosts.left:
+                break
+
+
+class Places:
+    """Finds a place for one job after another; a request that did not fit is not tried again before `try_again`."""
+
+    __slots__ = ("_failed", "_ground", "_sticky")
+
+    def __init__(self, hosts: Hosts, *, sticky: bool) -> None:
+        self._ground = hosts
+        self._sticky = sticky
+        self._failed: set[tuple[int, int, Share | None]] = set()
+
+    def find(
+        self, job: Applicant, share_on: Callable[[int], Share | None], *, fullest: bool | None = None
+    ) -> tuple[int, OnNodes] | None:
+        """(GPU type, nodes) for the job with the share `share_on(GPU type)`; None if it fits nowhere.
+
+        A running job stays if it may; a pinned job has no other place. share_on returns None if only GPUs count.
+        fullest: see `Hosts.find`; None: the same as `sticky`.
+        """
+        if job.held and (self._sticky or job.pinned) and self._ground.room(job.held, share_on(job.kinds[0])):
+            return job.kinds[0], job.held
+        if job.pinned:
+            return None
+        for kind in job.kinds:
+            share = share_on(kind)
+            key = job.gpus, kind, share
+            if key in self._failed:
+                continue
+            on = self._ground.find(job, kind, share, fullest=self._sticky if fullest is None else fullest)
+            if on:
+                return kind, on
+            self._failed.add(key)
+        return None
+
+    def try_again(self) -> None:
+        """CPUs or memory were given back: requests that did not fit may fit now."""
+        self._failed.clear()

@@ -1,0 +1,25 @@
+"""Full shares or nothing: GPUs may stay idle because CPUs or memory are used up."""
+
+from __future__ import annotations
+
+from synergy_core.policies.mechanisms import Answer, mechanism
+from synergy_core.policies.mechanisms._round import Grant, Hosts, Places, SharingRound, turns
+
+
+@mechanism()
+def greedy(round: SharingRound, *, sticky: bool = True) -> Answer:
+    """Each job gets all that it can use, or waits, and those behind it may run (OSDI 2022, section 4.1).
+
+    sticky: a running job stays on its nodes while there is room for it; else every round places all jobs anew, each on
+    the first nodes that fit.
+    """
+    hosts = Hosts(round)
+    places = Places(hosts, sticky=sticky)
+    answer: Answer = [None] * len(round.jobs)
+    for at, job in turns(round, hosts, sticky=sticky):
+        found = places.find(job, job.wanted.__getitem__)
+        if found:
+            kind, on = found
+            grant = answer[at] = Grant(on, job.wanted[kind])
+            hosts.take(job, grant)
+    return answer

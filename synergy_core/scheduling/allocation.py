@@ -1,0 +1,449 @@
+"""Runs an allocation policy: calls it, checks its answer, and turns that into stops and starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from synergy_core.cluster import Cluster, Share
+from synergy_core.errors import InputError
+from synergy_core.jobs.beliefs import Beliefs
+from synergy_core.jobs.planned import PlannedSpeeds, ProfiledSpeeds
+from synergy_core.jobs.record import NEVER, Decision, Job, Placed
+from synergy_core.jobs.spec import Shape
+from synergy_core.jobs.state import (
+    Allocations,
+    ClusterState,
+    EstimatedClusterState,
+    GoodputState,
+    OracleClusterState,
+    OracleGoodputState,
+)
+from synergy_core.jobs.testbed_profiles import Profile, degrees_of
+from synergy_core.placement.one_job import Patience, Placement, per_node
+from synergy_core.placement.whole_round import packing
+from synergy_core.planner.plan import Plan
+from synergy_core.policies import AllocationPolicy
+from synergy_core.units import Floats
+
+NodeGpus = list[tuple[int, int]]
+"""(node, number of GPUs) pairs, by node."""
+
+
+class Changes(NamedTuple):
+    """Jobs to stop with the GPUs they held, jobs to start with their GPUs, and the ids of jobs that move at no cost."""
+
+    stops: list[tuple[Job, Placed]]
+    starts: list[tuple[Job, Placed]]
+    moved: set[int]
+
+
+class Placer:
+    """The GPUs of one cluster and the jobs on them.
+
+    free_moves: a job that moves to other nodes but keeps its GPU type and its GPUs per node continues at no cost.
+    packs: whether the policy assumes that a job's GPUs lie together (policies that read goodput do), so that jobs move
+    to make room; else no job moves if GPUs may lie apart at once (`Cluster.placement`: spread, even).
+    """
+
+    def __init__(self, cluster: Cluster, *, free_moves: bool, packs: bool) -> None:
+        self._cluster = cluster
+        self._placement = Placement(cluster)
+        self._patience = Patience(cluster)
+        self._free_moves = free_moves
+        self._moves_for_room = packs or cluster.scatter_after_s > 0
+        self._kinds = {gpu_type: index for index, gpu_type in enumerate(cluster.gpu_types)}
+
+    def release(self, job: Job) -> None:
+        """Frees the GPUs of a running job."""
+        self._placement.release(job.placement)
+
+    def changes(self, answer: Allocations, jobs: Sequence[Job], now_s: float) -> Changes:
+        """The changes that give these jobs the answered GPUs; GPUs are claimed and released at once."""
+        if answer.node_gpus is not None:
+            chosen = ([(node, int(row[node])) for node in np.flatnonzero(row).tolist()] for row in answer.node_gpus)
+            return self._onto(chosen, jobs)
+        if self._cluster.placement != "most_free":
+            return self._packed(answer, jobs, now_s)
+        return self._most_free(answer, jobs)
+
+    def _most_free(self, answer: Allocations, jobs: Sequence[Job]) -> Changes:
+        """Places job by job, the smallest first; jobs that keep number and type stay where they are."""
+        gpu_types = self._cluster.gpu_types
+        stops: list[tuple[Job, Placed]] = []
+        wanted: list[tuple[int, Job, str]] = []
+        for job, gpus, kind in zip(jobs, answer.gpus.tolist(), answer.gpu_type.tolist(), strict=True):
+            if job.running:
+                if gpus == job.held_gpus and (kind < 0 or gpu_types[kind] == self._cluster.type_of(job.placement)):
+                    continue
+                self._placement.release(job.placement)
+                stops.append((job, job.placement))
+            if gpus:
+                wanted.append((gpus, job, gpu_types[kind] if kind >= 0 else job.gpu_type))
+        starts: list[tuple[Job, Placed]] = []
+        for gpus, job, gpu_type in sorted(wanted, key=lambda each: each[0]):
+            placed = self._placement.place(gpus, gpu_type)
+            if placed is not None:
+                starts.append((job, placed))
+        return Changes(stops, starts, set())
+
+    def _packed(self, answer: Allocations, jobs: Sequence[Job], now_s: float) -> Changes:
+        """Places all jobs at once; a job that keeps its number and type of GPUs moves only if others need the room.
+
+        A job that keeps its number of GPUs on every node keeps exactly its GPUs. A job for which only scattered GPUs
+        are left waits while its patience lasts.
+        """
+        current = [job.placement for job in jobs]
+        asked = np.array([self._kinds.get(job.gpu_type, -1) for job in jobs], dtype=np.int64)
+        gpu_type = np.where(answer.gpu_type >= 0, answer.gpu_type, asked)
+        held_type = [self._kinds[self._cluster.type_of(job.placement)] if job.running else -1 for job in jobs]
+        held_gpus = np.array([job.held_gpus for job in jobs])
+        keeps = (held_gpus == answer.gpus) & ((held_gpus == 0) | (gpu_type < 0) | (gpu_type == held_type))
+        if keeps.all():  # as in most rounds, no job needs room
+            return Changes([], [], set())
+        stays = np.array([job.must_stay for job in jobs])
+        if not self._moves_for_room:
+            stays |= keeps & (held_gpus > 0)
+        packed = packing(self._cluster, answer.gpus, gpu_type, current, stays)
+        for at in packed.spread:
+            if self._patience.ends_s(jobs[at]) > now_s:
+                packed.placed[at] = ()
+        return self._onto([per_node(placed) for placed in packed.placed], jobs, packed.placed)
+
+    def _onto(self, chosen: Iterable[NodeGpus], jobs: Sequence[Job], placed: Sequence[Placed] | None = None) -> Changes:
+        """Gives every job these numbers of GPUs of nodes; a job that holds them already continues.
+
+        placed: preferred GPUs, used if they are free once jobs have stopped; then a job may swap its nodes at no cost.
+        """
+        in_order = list if placed is None else sorted
+        stops: list[tuple[Job, Placed]] = []
+        wanted: list[tuple[Job, NodeGpus, Placed]] = []
+        moved: set[int] = set()
+        type_of = self._cluster.type_of
+        for at, (job, pairs) in enumerate(zip(jobs, chosen, strict=True)):
+            held = per_node(job.placement)
+            if pairs == held:
+                continue
+            if pairs:
+                wanted.append((job, pairs, () if placed is None else placed[at]))
+            if job.running:
+                stops.append((job, job.placement))
+                same = in_order(gpus for _, gpus in pairs) == in_order(gpus for _, gpus in held)
+                if self._free_moves and same and type_of(pairs) == type_of(held):
+                    moved.add(job.job_id)
+        for _, left in stops:
+            self._placement.release(left)
+        starts = [
+            (job, exact if exact and self._placement.claim(exact) else self._placement.take(pairs))
+            for job, pairs, exact in wanted
+        ]
+        return Changes(stops, starts, moved)
+
+
+class Snapshots:
+    """Makes states of one cluster. Tenants are numbered in the order of the cluster, then of their first jobs.
+
+    It also counts the seconds for which each job, and all jobs together, held each GPU type; records lack this.
+    """
+
+    def __init__(self, view: type[ClusterState], cluster: Cluster, beliefs: Beliefs | None, *, round_s: float) -> None:
+        self._view = view
+        self._round_s = round_s
+        self._cluster = cluster
+        self._beliefs = beliefs
+        self._kinds = {gpu_type: index for index, gpu_type in enumerate(cluster.gpu_types)}
+        self._tenant = {name: index for index, name in enumerate(cluster.virtual_clusters)}
+        self._received_s: dict[int, Floats] = {}
+        self._given_s: Floats = np.zeros(len(self._kinds))
+
+    def entered(self, job: Job) -> None:
+        """Enters an active job."""
+        if self._tenant:
+            self._tenant.setdefault(job.virtual_cluster, len(self._tenant))
+        if self._beliefs is not None:
+            self._received_s[job.job_id] = np.zeros(len(self._kinds))
+
+    def left(self, job: Job) -> None:
+        """Removes a job that has ended."""
+        self._received_s.pop(job.job_id, None)
+
+    def count(self, job: Job, now_s: float) -> None:
+        """Adds what a running job has held since it was last settled."""
+        if self._beliefs is not None and job.running and now_s > job.settled_s:
+            kind = self._kinds[self._cluster.type_of(job.placement)]
+            self._received_s[job.job_id][kind] += now_s - job.settled_s
+            self._given_s[kind] += now_s - job.settled_s
+
+    def of(self, jobs: Sequence[Job], now_s: float, memory: Any) -> ClusterState:
+        """The frozen snapshot of these jobs, which are in order of their ids; memory: from the policy's last answer."""
+        columns: dict[str, Any] = {
+            "job_id": [job.job_id for job in jobs],
+            "submit_time_s": [job.submit_time_s for job in jobs],
+            "gpus": [job.gpus for job in jobs],
+            "held_gpus": [job.held_gpus for job in jobs],
+            "attained_service_gpu_s": [job.attained_service_gpu_s for job in jobs],
+            "first_start_s": [job.first_start_s for job in jobs],
+            "restarts": [job.restarts for job in jobs],
+            "gpu_type": [self._asked_type(job) for job in jobs],
+            "held_type": [self._kinds[self._cluster.type_of(job.placement)] if job.running else -1 for job in jobs],
+            "must_stay": [job.must_stay for job in jobs],
+            "virtual_cluster": [self._tenant.get(job.virtual_cluster, 0) for job in jobs],
+        }
+        fixed: dict[str, Any] = {"now_s": now_s, "round_s": self._round_s, "cluster": self._cluster}
+        fixed["virtual_clusters"] = tuple(self._tenant) or ("",)
+        if issubclass(self._view, EstimatedClusterState):
+            columns["estimate_s"] = [job.estimate_s for job in jobs]
+        if issubclass(self._view, OracleClusterState):
+            columns |= {name: [getattr(job, name) for job in jobs] for name in ("duration_s", "remaining_s")}
+        if issubclass(self._view, GoodputState):
+            columns |= self._believed(jobs, now_s)
+            fixed |= {
+                "tasks": tuple(job.task for job in jobs),
+                "beliefs": self._beliefs,
+                "held_placement": tuple(job.placement for job in jobs),
+                "given_s": self._given_s.copy(),
+                "memory": memory,
+            }
+        if issubclass(self._view, OracleGoodputState):
+            fixed["truths"] = tuple(jobs)
+        fixed |= {name: np.array(column) for name, column in columns.items()}
+        return self._view(**fixed)
+
+    def _asked_type(self, job: Job) -> int:
+        """The type that a job must have, −1 for any. For jobs with plans, the requested type is only a preference."""
+        may_choose = self._beliefs is not None and job.spec is not None and job.spec.architecture
+        return -1 if may_choose else self._kinds.get(job.gpu_type, -1)
+
+    def _believed(self, jobs: Sequence[Job], now_s: float) -> dict[str, Any]:
+        tasks = [job.task for job in jobs if job.task is not None]
+        return {
+            "held_nodes": [len(job.placement) for job in jobs],
+            "pinned": [job.must_stay or (job.running and job.first_step_s > now_s) for job in jobs],
+            "done_work": [task.done_work for task in tasks],
+            "remaining_work": [task.declared_remaining() for task in tasks],
+            "observed_gpus": [task.pool.most_gpus for task in tasks],
+            "restart_s": [task.spec.restart_s for task in tasks],
+            "declared_restart_s": [task.spec.declared_restart_s for task in tasks],
+            "resize_s": [task.spec.resize_s for task in tasks],
+            "overhead": [task.pool.overhead for task in tasks],
+            "received_s": [self._received_s[job.job_id] for job in jobs],
+        }
+
+
+SHARES_OVER = 1e-6
+"""Fraction of a node's CPUs or memory by which rounding may exceed it."""
+
+
+class AllocationScheduler:
+    """Calls an allocation policy for each decision and turns its answer into stops and starts.
+
+    last: the policy's last state and answer, for explanations.
+    """
+
+    def __init__(
+        self,
+        policy: AllocationPolicy,
+        cluster: Cluster,
+        *,
+        free_moves: bool = False,
+        profile: Profile | None = None,
+        round_s: float | None = None,
+    ) -> None:
+        """free_moves: a move costs nothing if GPU type and GPUs per node stay the same; profile: measured models.
+
+        round_s: from one decision to the next; None: the policy's default.
+        """
+        self._policy = policy
+        self._cluster = cluster
+        self._placer = Placer(cluster, free_moves=free_moves, packs=policy.reads_goodput)
+        self._active: dict[int, Job] = {}
+        self._memory: Any = None
+        speeds = PlannedSpeeds(cluster, plans=policy.plans)
+        measured = None if profile is None else ProfiledSpeeds(profile, cluster.gpu_types, plans=policy.plans)
+        self.beliefs = (
+            Beliefs(cluster.gpu_types, policy.information, speeds, measured, learns_input=policy.learns_input)
+            if policy.reads_goodput
+            else None
+        )
+        self._snapshots = Snapshots(
+            policy.view, cluster, self.beliefs, round_s=policy.round_s if round_s is None else round_s
+        )
+        self.waiting = 0
+        self.last: tuple[ClusterState, Allocations] | None = None
+
+    def arrive(self, job: Job) -> None:
+        self._active[job.job_id] = job
+        self.waiting += 1
+        self._snapshots.entered(job)
+        if self.beliefs is not None:
+            if job.spec is None:
+                raise InputError(
+                    f"policy {self._policy.name} reads goodput, but job {job.job_id} has no model that is known. "
+                    "Type trace.models=mix to draw one for every job."
+                )
+            job.task = self.beliefs.task(job.spec)
+
+    def finish(self, job: Job, now_s: float) -> None:
+        self._snapshots.count(job, now_s)
+        del self._active[job.job_id]
+        self._snapshots.left(job)
+        if job.running:
+            self._placer.release(job)
+            job.stopped(now_s)
+        else:
+            self.waiting -= 1
+
+    def requeue(self, job: Job) -> None:
+        """Nothing to do: a stopped job stays active."""
+
+    def evicted(self, job: Job, now_s: float) -> None:
+        self._snapshots.count(job, now_s)
+        self._placer.release(job)
+        job.stopped(now_s)
+        self.waiting += 1
+
+    def respecified(self, job: Job) -> None:
+        """Makes the job's beliefs anew, but keeps its reported progress and gradient statistics."""
+        if self.beliefs is not None and job.spec is not None and job.task is not None:
+            before, job.task = job.task, self.beliefs.task(job.spec)
+            job.task.statistics, job.task.done_work = before.statistics, before.done_work
+
+    def refresh(self, jobs: Iterable[Job]) -> None:
+        """Fits all outdated models in one call."""
+        if self.beliefs is not None:
+            self.beliefs.refresh([job.task for job in jobs if job.task is not None])
+
+    def next_change_s(self, now_s: float) -> float:
+        return NEVER
+
+    def decide(self, now_s: float) -> Decision[Job]:
+        jobs = [self._active[job_id] for job_id in sorted(self._active)]
+        if not jobs:
+            return Decision([], [])
+        if self.beliefs is not None:
+            self.beliefs.merge()
+            self.beliefs.refresh([job.task for job in jobs if job.task is not None])
+        for job in jobs:
+            self._snapshots.count(job, now_s)
+            job.settle(now_s)
+        state = self._snapshots.of(jobs, now_s, self._memory)
+        answer = self._policy.allocate(state)
+        self._check(answer, jobs)
+        self.last = state, answer
+        self._memory = answer.memory
+        decision = self._enter(self._placer.changes(answer, jobs, now_s), now_s, answer)
+        return decision if answer.share is None else self._shared(decision, jobs, answer.share)
+
+    @staticmethod
+    def _shared(decision: Decision[Job], jobs: Sequence[Job], share: Floats) -> Decision[Job]:
+        """Enters the jobs' shares and returns the decision; running jobs with a new share are retuned too."""
+        started = {job.job_id for job, _ in decision.starts}
+        retuned = {job.job_id: job for job in decision.retuned}
+        for job, (cpus, memory_bytes) in zip(jobs, share.tolist(), strict=True):
+            given = Share(cpus, memory_bytes) if job.running else None
+            if given != job.share:
+                job.share = given
+                if given is not None and job.job_id not in started:
+                    retuned[job.job_id] = job
+        return decision._replace(retuned=tuple(retuned.values()))
+
+    def _check(self, answer: Allocations, jobs: Sequence[Job]) -> None:
+        """Checks a policy's answer; raises an error that names the fault."""
+        name, gpus = self._policy.name, answer.gpus
+        if gpus.shape != (len(jobs),) or answer.gpu_type.shape != (len(jobs),):
+            raise InputError(f"policy {name} answered {gpus.shape} allocations for {len(jobs)} jobs.")
+        for index, gpu_type in enumerate(self._cluster.gpu_types):
+            used, most = int(gpus[answer.gpu_type == index].sum()), self._cluster.gpus_of(gpu_type)
+            if used > most:
+                raise InputError(f"policy {name} gave out {used} GPUs of type {gpu_type}; the cluster has {most}.")
+        if gpus.min() < 0 or int(gpus.sum()) > self._cluster.gpus:
+            raise InputError(f"policy {name} gave out {gpus.sum()} GPUs; the cluster has {self._cluster.gpus}.")
+        if answer.share is not None:
+            self._check_shares(answer)
+        for at, (job, each) in enumerate(zip(jobs, gpus.tolist(), strict=True)):
+            if job.must_stay and not self._stays(answer, at, job):
+                raise InputError(
+                    f"policy {name} would stop or move job {job.job_id}, which may not be stopped once it runs. Leave "
+                    f"{name} out, or let such jobs be stopped (in the simulator, truth.not_preemptible=[])."
+                )
+            if job.spec is not None and each and not job.spec.min_gpus <= each <= job.spec.most_gpus:
+                raise InputError(
+                    f"policy {name} gave job {job.job_id} {each} GPUs; it runs on {job.spec.min_gpus} to "
+                    f"{job.spec.most_gpus}. Leave {name} out, or allow other numbers (in the simulator, "
+                    "truth.fixed_gpus={}, truth.min_gpus={} and truth.most_gpus)."
+                )
+            if each not in (0, job.gpus) and job.task is None:
+                raise InputError(
+                    f"policy {name} gave job {job.job_id} another number of GPUs than its {job.gpus}, "
+                    "and nothing is known of how it would run on them."
+                )
+
+    def _stays(self, answer: Allocations, at: int, job: Job) -> bool:
+        """Whether job number `at` of the state keeps its GPUs."""
+        kind = int(answer.gpu_type[at])
+        if kind >= 0 and self._cluster.gpu_types[kind] != self._cluster.type_of(job.placement):
+            return False
+        same_nodes = answer.node_gpus is None or all(
+            answer.node_gpus[at, node] == mask.bit_count() for node, mask in job.placement
+        )
+        return bool(answer.gpus[at] == job.held_gpus) and same_nodes
+
+    def _check_shares(self, answer: Allocations) -> None:
+        """Checks that no node gives out more CPUs or memory than it has."""
+        assert answer.share is not None
+        if answer.node_gpus is None:
+            raise InputError(f"policy {self._policy.name} shared out CPUs and memory, and did not say on which nodes.")
+        nodes = self._cluster.node_type_of
+        for what, column, has in (
+            ("CPUs", 0, [each.cpus for each in nodes]),
+            ("bytes of memory", 1, [each.memory_bytes for each in nodes]),
+        ):
+            given = answer.share[:, column] @ answer.node_gpus
+            over = given > np.array(has) * (1.0 + SHARES_OVER)
+            if over.any():
+                node = int(over.argmax())
+                raise InputError(
+                    f"policy {self._policy.name} gave out {given[node]:g} {what} of node {node}; it has {has[node]:g}."
+                )
+
+    def _enter(self, changes: Changes, now_s: float, answer: Allocations) -> Decision[Job]:
+        stops, starts, moved = changes
+        retuned = self._replan(stops, starts)
+        for job, _ in stops:
+            job.stopped(now_s)
+        for job, placed in starts:
+            job.started(now_s, placed, moved=job.job_id in moved)
+            if not job.moved:
+                job.plan = self._plan(job, None)
+        self.waiting += len(stops) - len(starts)
+        return Decision(stops, starts, answer.objective, answer.bound, retuned)
+
+    def _plan(self, job: Job, held: Plan | None) -> Plan | None:
+        if job.task is None or not job.task.scheduled:
+            return None
+        shape = Shape(self._cluster.type_of(job.placement), len(job.placement), job.held_gpus)
+        return job.task.train_on(shape, held, requested=not self._policy.tunes_batch)
+
+    def _replan(self, stops: list[tuple[Job, Placed]], starts: list[tuple[Job, Placed]]) -> tuple[Job, ...]:
+        """Chooses new plans for jobs that keep their GPUs; returns the jobs where only the batch changes.
+
+        Jobs for which other degrees justify a restart are added to `stops` and `starts`, on their present GPUs.
+        """
+        leaving = {job.job_id for job, _ in stops}
+        retuned = []
+        for job_id in sorted(self._active):
+            job = self._active[job_id]
+            held = job.plan
+            if not job.running or job_id in leaving or held is None:
+                continue
+            plan = self._plan(job, held) or held
+            if degrees_of(plan) == degrees_of(held):
+                if plan != held:
+                    job.plan = plan
+                    retuned.append(job)
+            elif not job.must_stay and job.first_step_s <= job.settled_s:
+                stops.append((job, job.placement))
+                starts.append((job, job.placement))
+        return tuple(retuned)

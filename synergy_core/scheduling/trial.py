@@ -1,0 +1,404 @@
+"""The greedy walk over all active jobs in the order of their keys, with trial placements.
+
+It handles several GPU types and borrowing beyond quotas. A decision costs O(active jobs). On one GPU type without
+borrowing `lanes.py` makes the same decisions faster, and tests compare the two.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from synergy_core.cluster import Cluster
+from synergy_core.jobs.record import NEVER, Decision, Job, Placed
+from synergy_core.placement.one_job import Patience, Placement
+from synergy_core.policies import OrderingPolicy
+from synergy_core.scheduling.lanes import Lane
+from synergy_core.scheduling.order import Entry, Reservation, after_jump, expected_end_s, next_jump_s
+from synergy_core.units import TICK_S
+
+
+@dataclass
+class Trial(ABC):
+    """One walk over a copy of the placement: the jobs that would run now, and their GPUs.
+
+    Jobs within their tenants' quotas come first. With borrowing, jobs beyond quotas follow on what is left. own_quota:
+    the tenant's quota in a walk over a single tenant's jobs; None in a walk over all jobs.
+    """
+
+    policy: OrderingPolicy
+    cluster: Cluster
+    placement: Placement
+    running: dict[int, Job]
+    now_s: float
+    patience: Patience
+    own_quota: int | None = None
+    stops: dict[int, Job] = field(default_factory=dict)
+    starts: dict[int, tuple[Job, Placed]] = field(default_factory=dict)
+    _used: dict[str, int] = field(default_factory=dict)
+    _no_room: set[tuple[str, int, bool]] = field(default_factory=set)
+
+    @abstractmethod
+    def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
+        """Fills `stops` and `starts`; both lists are in the order of keys."""
+
+    def _use(self, job: Job) -> None:
+        if self.cluster.virtual_clusters:
+            self._used[job.virtual_cluster] = self._used.get(job.virtual_cluster, 0) + job.gpus
+
+    def _kind(self, job: Job) -> tuple[str, int, bool]:
+        """What the job needs: GPU type, number of GPUs, and whether they may lie apart."""
+        return job.gpu_type, job.gpus, self.patience.ends_s(job) <= self.now_s
+
+    def _try_place(self, job: Job) -> Placed | None:
+        """Room only shrinks as jobs start, so a kind of job that found no room is not tried again."""
+        kind = gpu_type, gpus, scattered = self._kind(job)
+        placed = None if kind in self._no_room else self.placement.place(gpus, gpu_type, scattered=scattered)
+        if placed is None:
+            self._no_room.add(kind)
+        return placed
+
+    def _lane(self, job: Job) -> str:
+        return job.virtual_cluster if self.cluster.virtual_clusters else ""
+
+    def _within_quota(self, job: Job) -> bool:
+        quotas, tenant = self.cluster.virtual_clusters, job.virtual_cluster
+        return not quotas or self._used.get(tenant, 0) + job.gpus <= quotas.get(tenant, 0)
+
+    def _start(self, job: Job, placed: Placed) -> None:
+        self.starts[job.job_id] = (job, placed)
+        self._use(job)
+
+
+class Keeping(Trial):
+    """Without preemption: running jobs stay; waiting jobs are tried in order."""
+
+    def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
+        """Starts jobs within quota in order, then borrowers that do not take what a blocked head is waiting for.
+
+        Repeats until no job starts, since a head that borrows lets its lane continue.
+        """
+        for _, _, job in running:
+            self._use(job)
+        strict, before = self.policy.backfill == "none", -1
+        while before < len(self.starts):
+            before = len(self.starts)
+            heads: dict[str, Job] = {}
+            borrowers: list[Job] = []
+            for _, _, job in waiting:
+                lane = self._lane(job)
+                if job.job_id in self.starts or (strict and lane in heads):
+                    continue
+                is_entitled = self._within_quota(job)
+                if is_entitled and self._start_if_room(job):
+                    continue
+                if not is_entitled:
+                    borrowers.append(job)
+                if strict:
+                    heads[lane] = job
+            if not self.cluster.borrowing:
+                break
+            blocked_types = {job.gpu_type for job in heads.values() if job not in borrowers}
+            for job in borrowers:
+                if not blocked_types or (job.gpu_type and not blocked_types & {"", job.gpu_type}):
+                    self._start_if_room(job)
+
+    def _start_if_room(self, job: Job) -> bool:
+        placed = self._try_place(job)
+        if placed is not None:
+            self._start(job, placed)
+        return placed is not None
+
+
+class Reserving(Trial):
+    """EASY: running jobs stay; each tenant's first waiting job is promised its earliest start, which no job may delay.
+
+    If two such heads want the same GPUs, the head with the smaller key goes first; with borrowing, heads within their
+    quota go before others. No other job may delay any head.
+    """
+
+    def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
+        for _, _, job in running:
+            self._use(job)
+        jobs = [entry[2] for entry in waiting]
+        promises: dict[str, Reservation] = {}
+        while True:
+            promises = self._start_heads(jobs, promises)
+            if not self._start_one_behind(jobs, promises):
+                return
+
+    def _start_heads(self, waiting: list[Job], promised: dict[str, Reservation]) -> dict[str, Reservation]:
+        """Starts heads that fit; returns the promises to the others, in order.
+
+        promised: earlier promises to heads; each holds until a head before it starts.
+        """
+        promises: dict[str, Reservation] = {}
+        for beyond_quota in (False, True):
+            later: dict[str, None] = {}
+            for job in waiting:
+                lane = self._lane(job)
+                if lane in promises or lane in later or job.job_id in self.starts:
+                    continue
+                if not beyond_quota and self.cluster.borrowing and not self._within_quota(job):
+                    later[lane] = None
+                elif self._start_unless_delaying(job, promises.values()):
+                    promised = promises.copy()
+                else:
+                    promises[lane] = promised.get(lane) or self._reserve(job)
+        return promises
+
+    def _start_one_behind(self, waiting: list[Job], promises: dict[str, Reservation]) -> bool:
+        """Starts the first job that delays no head; False if there is none."""
+        for job in waiting:
+            if job.job_id in self.starts or job is promises[self._lane(job)].head:
+                continue
+            if self._start_unless_delaying(job, promises.values()):
+                return True
+        return False
+
+    def _start_unless_delaying(self, job: Job, promises: Collection[Reservation]) -> bool:
+        """Starts the job if it fits and breaks no promise; returns whether it started."""
+        if not (self.cluster.borrowing or self._within_quota(job)):
+            return False
+        placed = self._try_place(job)
+        if placed is None:
+            return False
+        if not all(each.allows(job, placed) for each in promises):
+            self.placement.release(placed)
+            return False
+        for each in promises:
+            each.enter(job, placed)
+        self._start(job, placed)
+        return True
+
+    def _reserve(self, head: Job) -> Reservation:
+        """The promise to a head, by the expected ends of running jobs; a head that may borrow waits only for room."""
+        now_s, quotas, tenant = self.now_s, self.cluster.virtual_clusters, head.virtual_cluster
+        held = [(job.settled_s, job, job.placement) for job in self.running.values()]
+        held += [(now_s, job, placed) for job, placed in self.starts.values()]
+        ends = [(expected_end_s(start_s, job.estimate_s, now_s), job, placed) for start_s, job, placed in held]
+        ends.sort(key=lambda each: (each[0], each[1].job_id))
+        quota_left = (
+            NEVER if self.cluster.borrowing or not quotas else quotas.get(tenant, 0) - self._used.get(tenant, 0)
+        )
+        reservation = Reservation(self.placement.copy(), head, quota_left=quota_left, scattered=self._kind(head)[2])
+        reservation.advance(ends, now_s)
+        return reservation
+
+
+class Preempting(Trial):
+    """With preemption: all active jobs are tried in order; earlier jobs may take the GPUs of later ones."""
+
+    _left = NEVER
+    """GPUs left of the quota, if it limits even jobs that take GPUs from others."""
+    _victims: list[Job]
+    _fixed: set[int]
+
+    def walk(self, waiting: list[Entry], running: list[Entry]) -> None:
+        before = self.placement.copy()
+        order = [entry[2] for entry in sorted([*waiting, *running])]
+        # The order in which jobs lose GPUs: those over quota first, then by key, the largest first.
+        likely = self._likely_within_quota(order)
+        self._victims = [job for job in order if job.running and job.job_id in likely]
+        self._victims += [job for job in order if job.running and job.job_id not in likely]
+        self._fixed = set()
+        if self.own_quota is not None:  # the quota binds at once
+            self._left = self.own_quota - sum(job.gpus for job in self._victims)
+        later = []
+        for job in order:
+            if self.own_quota is not None or self._within_quota(job):
+                self._take_turn(job)
+            else:
+                later.append(job)
+        for job in later:
+            if self.cluster.borrowing:
+                self._take_turn(job)
+            elif job.running and job.job_id not in self.stops:
+                self._stop(job)
+        self._settle(before)
+
+    def _likely_within_quota(self, order: list[Job]) -> set[int]:
+        """Which jobs would run if only GPU counts decided."""
+        quotas = {} if self.own_quota is not None else self.cluster.virtual_clusters
+        left = dict(quotas)
+        within = set()
+        for job in order:
+            if not quotas or job.gpus <= left.get(job.virtual_cluster, 0):
+                within.add(job.job_id)
+                if quotas:
+                    left[job.virtual_cluster] -= job.gpus
+        return within
+
+    def _take_turn(self, job: Job) -> None:
+        """Runs the job if possible: a running job stays, another takes GPUs that are free or held by later jobs."""
+        if job.running and job.job_id not in self.stops:
+            self._fixed.add(job.job_id)
+            self._use(job)
+            return
+        kind = self._kind(job)
+        if kind not in self._no_room:
+            placed = self._take(job)
+            if placed is None:
+                self._no_room.add(kind)
+            else:
+                self._start(job, placed)
+
+    def _stop(self, job: Job) -> None:
+        self.stops[job.job_id] = job
+        self._let_go(job)
+
+    def _let_go(self, job: Job) -> None:
+        self.placement.release(job.placement)
+        self._left += job.gpus
+
+    def _take(self, job: Job) -> Placed | None:
+        """GPUs for the job, free or of later jobs, the last first; later jobs that still fit beside it stay."""
+        gpu_type, gpus, scattered = self._kind(job)
+
+        def fits() -> bool:
+            return gpus <= self._left and self.placement.fits(gpus, gpu_type, scattered=scattered)
+
+        removed: list[Job] = []
+        for victim in reversed(self._victims):
+            if fits():
+                break
+            if victim.job_id not in self.stops and victim.job_id not in self._fixed:
+                self._let_go(victim)
+                removed.append(victim)
+        enough = fits()
+        for victim in reversed(removed):
+            self.placement.claim(victim.placement)
+            self._left -= victim.gpus
+            if enough and not fits():
+                self._stop(victim)
+        if not enough:
+            return None
+        self._left -= gpus
+        return self.placement.place(gpus, gpu_type, scattered=scattered)
+
+    def _settle(self, before: Placement) -> None:
+        """Places starting jobs again once it is known which jobs stay, so that as few jobs as possible move."""
+        now_held = {job_id: placed for job_id, (_, placed) in self.starts.items()}
+        stay = self.placement.put_back(now_held, {job_id: job.placement for job_id, job in self.stops.items()})
+        self.starts = {
+            job_id: (job, now_held[job_id]) for job_id, (job, _) in self.starts.items() if job_id not in stay
+        }
+        for job_id in stay:
+            del self.stops[job_id]
+        if self.patience.after_s:
+            return  # some jobs must move so that GPUs lie together
+        stops = {job_id: job for job_id, job in self.stops.items() if job_id not in self.starts}
+        for job in stops.values():
+            before.release(job.placement)
+        starts: dict[int, tuple[Job, Placed]] = {}
+        fresh = [job for job_id, (job, _) in self.starts.items() if job_id not in self.stops]
+        for job in sorted(fresh, key=lambda job: (-job.gpus, job.job_id)):
+            placed = before.place(job.gpus, job.gpu_type)
+            if placed is None:
+                return
+            starts[job.job_id] = (job, placed)
+        self.placement, self.stops, self.starts = before, stops, starts
+
+
+class WalkLane(Lane):
+    """A lane of all active jobs that remembers only where they run from one decision to the next."""
+
+    def __init__(self, policy: OrderingPolicy, cluster: Cluster, placement: Placement, quotas: dict[str, int]) -> None:
+        super().__init__(policy, cluster, placement, quotas)
+        self._cluster = cluster
+        self._waiting: dict[int, Job] = {}
+        self._running: dict[int, Job] = {}
+        self._changes: dict[int, float] = {}
+        self._again_s = NEVER
+        # If quotas bind and GPUs must lie together, tenants take turns, so that no job is stopped for another tenant's.
+        # EASY takes tenants together, as no job may delay any tenant's head.
+        self._easy = not policy.preemptive and policy.backfill == "easy"
+        take_turns = cluster.virtual_clusters and not cluster.borrowing and self.together and not self._easy
+        self._turns: list[str | None] = [*cluster.virtual_clusters] if take_turns else [None]
+        self._zero_s: dict[int, float] = {}  # instant at which a running job's falling key reaches zero
+        self._started: dict[int, float] = {}  # decision instants of jobs that have started since the last decision
+
+    def _wait(self, job: Job, since_s: float) -> None:
+        self._waiting[job.job_id] = job
+        self._expect_change(job, since_s)
+
+    def leave(self, job: Job) -> None:
+        del self._running[job.job_id]
+        self._changes.pop(job.job_id, None)
+        self._zero_s.pop(job.job_id, None)
+        self.placement.release(job.placement)
+
+    def started(self, job: Job, now_s: float) -> None:
+        self._expect_change(job, now_s)
+        self._started[job.job_id] = now_s
+
+    def _expect_change(self, job: Job, now_s: float) -> None:
+        instant_s = next_jump_s(self.policy, job, now_s)
+        if instant_s is None:
+            self._changes.pop(job.job_id, None)
+        else:
+            self._changes[job.job_id] = instant_s
+
+    def next_change_s(self, now_s: float) -> float:
+        return min(self._again_s, self._patience.next_s(), min(self._changes.values(), default=NEVER))
+
+    def decide(self, now_s: float) -> Decision[Job]:
+        if self.policy.falls_while_running:
+            for job_id, decided_s in self._started.items():
+                if job_id in self._running:  # its remaining time is known now that it has started
+                    self._zero_s[job_id] = self._key(self._running[job_id])[0] + decided_s
+        self._started.clear()
+        for job_id in [each for each, instant_s in self._changes.items() if instant_s <= now_s]:
+            job = self._running.get(job_id) or self._waiting[job_id]
+            while (instant_s := self._changes.get(job_id, NEVER)) <= now_s:  # rounds delay decisions
+                after_jump(self.policy, job, instant_s)
+                self._expect_change(job, max(instant_s, job.settled_s))
+        self._patience.over(now_s)
+        self._again_s = NEVER
+        if not self._waiting:
+            return Decision([], [])
+        stops: list[tuple[Job, Placed]] = []
+        starts: list[tuple[Job, Placed]] = []
+        for number, tenant in enumerate(self._turns):
+            decision = self._walk(tenant, now_s)
+            stops += decision.stops
+            starts += decision.starts
+            if number and decision.stops:  # the freed GPUs may be enough for an earlier tenant
+                self._again_s = now_s + TICK_S
+        self.waiting = len(self._waiting)
+        return Decision(stops, starts)
+
+    def _walk(self, tenant: str | None, now_s: float) -> Decision[Job]:
+        """One walk over a tenant's jobs, or over all jobs if `tenant` is None."""
+        waiting, running = (
+            {job_id: job for job_id, job in jobs.items() if tenant in (None, job.virtual_cluster)}
+            for jobs in (self._waiting, self._running)
+        )
+        kind: type[Trial] = Preempting if self.policy.preemptive else Reserving if self._easy else Keeping
+        own_quota = None if tenant is None else self._cluster.virtual_clusters[tenant]
+        trial = kind(self.policy, self._cluster, self.placement.copy(), running, now_s, self._patience, own_quota)
+        trial.walk(self._ordered(waiting, now_s), self._ordered(running, now_s))
+        self.placement = trial.placement
+        held = [(job, job.placement) for job in trial.stops.values()]
+        for job_id in trial.stops:
+            del self._running[job_id]
+            self._changes.pop(job_id, None)
+        for job, _ in trial.starts.values():
+            if self.policy.falls_while_running:
+                if job.running:  # it moves
+                    self._started[job.job_id] = now_s
+                else:
+                    self._zero_s[job.job_id] = self._key(job)[0] + now_s
+            self._waiting.pop(job.job_id, None)
+            self._running[job.job_id] = job
+        return Decision(held, list(trial.starts.values()))
+
+    def _ordered(self, jobs: dict[int, Job], now_s: float) -> list[Entry]:
+        entries = []
+        for job in jobs.values():
+            key = self._key(job)
+            if self.policy.falls_while_running and job.running:
+                key = (self._zero_s[job.job_id] - now_s, *key[1:])
+            entries.append((key, job.job_id, job))
+        return sorted(entries)

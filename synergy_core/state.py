@@ -1,0 +1,33 @@
+"""What a policy file imports: views of a job and of all active jobs, and the type of an allocation policy's answer."""
+
+from synergy_core.jobs.state import (
+    Allocations,
+    ClusterState,
+    EstimatedClusterState,
+    EstimatedJobView,
+    GoodputState,
+    JobView,
+    OracleClusterState,
+    OracleGoodputState,
+    OracleJobView,
+    PredictedJobView,
+    PriorityJobView,
+    Room,
+    ShareLevels,
+)
+
+__all__ = [
+    "Allocations",
+    "ClusterState",
+    "EstimatedClusterState",
+    "EstimatedJobView",
+    "GoodputState",
+    "JobView",
+    "OracleClusterState",
+    "OracleGoodputState",
+    "OracleJobView",
+    "PredictedJobView",
+    "PriorityJobView",
+    "Room",
+    "ShareLevels",
+]

@@ -1,0 +1,438 @@
+"""The command line of both programs: checks arguments, translates them to Hydra's grammar, and lets Hydra compose them.
+
+Unknown names are reported with the nearest match before Hydra is imported, which is slow. Hydra's own errors are
+shortened to one sentence.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import re
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from synergy_core.errors import InputError, unknown
+from synergy_core.policies import policy_names
+from synergy_runs.asked import asked_in, quoted, read_asked
+from synergy_runs.files import conf_folder
+from synergy_runs.settings import NodeTypeSettings, defaults, expected, keys, typed
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The command line of one program.
+
+    name: after `python -m`. config: its file in conf/, without .yaml. settings: the class with all its keys. groups:
+    the configuration groups (folders of conf/) that it reads. example: a trace for first attempts. free_keys: prefixes
+    of keys that end in a name chosen by the user. sweeps: whether `-m` is supported. without_trace: an argument with
+    which no trace is required."""
+
+    name: str
+    config: str
+    settings: type
+    groups: tuple[str, ...]
+    example: str
+    free_keys: tuple[str, ...] = ()
+    sweeps: bool = False
+    without_trace: str = ""
+
+
+_SAFE = re.compile(r"[A-Za-z0-9_./+-]+")
+_PLAIN = re.compile(r"[A-Za-z0-9_.+-]+")
+_SWEPT = re.compile(r"(choice|range|interval|glob|sort|shuffle|tag)\(.*\)", re.DOTALL)
+_QUOTED = re.compile(r"'.*'|\".*\"", re.DOTALL)
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
+_SPECIAL = re.compile(r"([\\()\[\]{}:=, \t])")
+NULL = "null"
+
+
+def as_hydra(name: str, kind: Any, text: str, *, sweep: bool) -> str:
+    """Translates the value typed after `name=` to Hydra's grammar.
+
+    Text is taken literally, so a path needs no quotes except the shell's. Other values may be written as in YAML. kind:
+    the key's type. sweep: whether commas separate the values of a sweep. Raises InputError for a value of another type,
+    and for several values outside a sweep.
+    """
+    if text == NULL or _QUOTED.fullmatch(text):
+        return text
+    is_list_of_text = typing.get_origin(kind) is list and _is_text(typing.get_args(kind)[0])
+    if _is_text(kind) or (is_list_of_text and not text.startswith("[")):
+        if not sweep:
+            return _quoted(text)
+        return text if _SWEPT.fullmatch(text) else ",".join(_quoted(each) for each in text.split(","))
+    if _PLAIN.fullmatch(text) or not text:
+        return text
+    return _non_text(name, kind, text, sweep=sweep)
+
+
+def _is_text(kind: Any) -> bool:
+    """Whether a setting's type allows only text and null."""
+    choices = [each for each in typing.get_args(kind) if each is not type(None)]
+    if typing.get_origin(kind) is typing.Literal:
+        return all(isinstance(each, str) for each in choices)
+    return kind in (str, Path) if not choices else typing.get_origin(kind) is not list and all(map(_is_text, choices))
+
+
+def _quoted(text: str) -> str:
+    if text == NULL or _QUOTED.fullmatch(text):
+        return text
+    if _SAFE.fullmatch(text) and text.lower() not in ("true", "false", NULL) and not _is_number(text):
+        return text
+    if text == "~" or text.startswith("~/"):
+        text = os.path.expanduser(text)
+    # OmegaConf expands ${…} even within quotes, unless a backslash precedes it.
+    text = _INTERPOLATION.sub(lambda found: 2 * found[1] + r"\${", text)
+    # Hydra reads a backslash before any quote, including the closing one, as an escape.
+    text = re.sub(r"(\\*)'", r"\1\1\\'", text)
+    ending = len(text) - len(text.rstrip("\\"))
+    return "'" + text + "\\" * ending + "'"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _non_text(name: str, kind: Any, text: str, *, sweep: bool) -> str:
+    """Translates a number, a list, a mapping, or the value of a key of any type to Hydra's grammar."""
+    import yaml  # type: ignore[import-untyped]
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    wrong = InputError(f"{name}={text}: expected {expected(kind)}.")
+    if "${" in text:
+        raise wrong
+    try:
+        several = OverridesParser.create().parse_override(f"{name}={text}").is_sweep_override()
+    except HydraException:
+        if text[0] in "[{":  # YAML or JSON that Hydra's grammar rejects
+            try:
+                return _hydra_text(yaml.safe_load(text))
+            except yaml.YAMLError:
+                raise wrong from None
+        if kind is Any:
+            return _quoted(text)
+        raise wrong from None
+    if several and not sweep:
+        if kind is Any:
+            return _quoted(text)
+        raise InputError(f"{name}={text}: got several values, expected {expected(kind)}; -m tries one after another.")
+    return text
+
+
+def _hydra_text(value: Any) -> str:
+    if isinstance(value, dict):
+        names = [_SPECIAL.sub(r"\\\1", str(each)) for each in value]
+        return "{" + ",".join(f"{a}:{_hydra_text(b)}" for a, b in zip(names, value.values(), strict=True)) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_hydra_text, value)) + "]"
+    if value is None:
+        return NULL
+    return str(value).lower() if isinstance(value, bool | int | float) else _quoted(str(value))
+
+
+_OVERRIDE = re.compile(r"^(?P<prefix>\+\+?)?(?P<key>[\w./@-]+)=(?P<value>.*)$", re.DOTALL)
+_ONE_NODE_TYPE = re.compile(r"cluster\.node_types\.\d+\.(\w+)")
+_SHOW_ONLY = ("--help", "-h", "--hydra-help", "--version", "--info", "-i", "--shell-completion", "-sc")
+_WITH_VALUE = ("--cfg", "-c", "--shell-completion", "-sc", "--package", "-p")
+_SWEEPING = ("-m", "--multirun")
+_OPTIONS = (*_SWEEPING, "--resolve", *_SHOW_ONLY, *_WITH_VALUE)
+"""Supported options of Hydra: they start a sweep, or show the settings of a run without starting it."""
+
+
+def options(group: str) -> list[str]:
+    """Names of the files in a configuration group, such as those of traces."""
+    folder = conf_folder() / group
+    hidden = {"default"} if group == "trace" else set()
+    return sorted(path.stem for path in folder.glob("*.yaml") if path.stem not in hidden)
+
+
+def sweeps(arguments: Sequence[str]) -> bool:
+    """Whether the arguments start a sweep, instead of only showing its settings."""
+    shows_only = {"--hydra-help", "--info", "-i", "--cfg", "-c"}
+    return any(each in _SWEEPING for each in arguments) and not shows_only.intersection(arguments)
+
+
+def prepared(arguments: Sequence[str], program: Program) -> list[str]:
+    """Translates arguments for Hydra; `trace=x` works like `+trace=x`. Raises InputError for unknown names."""
+    result: list[str] = []
+    multirun = any(each in _SWEEPING for each in arguments)
+    if multirun and not program.sweeps:
+        raise InputError(f"{program.name} has no sweeps (-m); run it once for each setting.")
+    needs_no_trace = any(each in _SHOW_ONLY for each in arguments)
+    groups: dict[str, str] = {}
+    for argument, before in zip(arguments, ("", *arguments), strict=False):
+        if argument.startswith("-") or before in _WITH_VALUE:
+            result.append(_option(argument, before, program))
+            continue
+        match = _OVERRIDE.match(argument)
+        if match is None:
+            raise _no_key(argument, program)
+        name, value = match["key"], match["value"]
+        if name in program.groups:
+            if name in groups:
+                raise InputError(f"{name} was given twice: {groups[name]} and {value}; give one.")
+            groups[name] = value
+        result.append(_override(match, program, multirun))
+    needs_no_trace |= bool(program.without_trace) and program.without_trace in arguments
+    experiment = conf_folder() / "experiment" / f"{groups.get('experiment')}.yaml"
+    has_trace = "trace" in groups or (experiment.is_file() and "trace" in experiment.read_text(encoding="utf-8"))
+    if not needs_no_trace and not has_trace:
+        names = ", ".join(options("trace"))
+        raise InputError(
+            f"no trace was given. Type: python -m {program.name} +trace={program.example}. Known traces: {names}."
+        )
+    if multirun and not any("hydra/launcher" in each for each in arguments) and _has_launcher("joblib"):
+        result.append("hydra/launcher=joblib")
+    # Options to sweep come first, because Hydra's parser rejects settings both before and after an option.
+    return sorted(result, key=lambda each: each not in _SWEEPING)
+
+
+def _option(argument: str, before: str, program: Program) -> str:
+    """Checks an option. Raises InputError for options of Hydra that are not supported, and for keys with dashes."""
+    name, equals, _ = argument.partition("=")
+    if before in _WITH_VALUE or name in _OPTIONS:
+        return argument
+    as_key = name.lstrip("-")
+    if as_key in (each.name for each in keys(program.settings)) or as_key in program.groups:
+        raise InputError(
+            f"{argument}: keys have no dashes; type {argument.lstrip('-') if equals else f'{as_key}=VALUE'}."
+        )
+    sweeps = ", -m for a sweep" if program.sweeps else ""
+    raise InputError(
+        f"unknown option {argument!r}. Known: --help, --version, --cfg=job to show all settings{sweeps}; "
+        "all else is typed as key=value, such as seed=1."
+    )
+
+
+def _no_key(argument: str, program: Program) -> InputError:
+    name, kinds = argument.lstrip("~+"), {each.name: each.kind for each in keys(program.settings)}
+    if argument.startswith("~") and name in kinds:
+        null = f"; {name}=null is there to type" if type(None) in typing.get_args(kinds[name]) else ""
+        return InputError(f"{argument}: a key cannot be taken away{null}.")
+    if name in options("trace"):
+        return InputError(f"{argument!r}: expected key=value. Type +trace={name}.")
+    if name in program.groups or name in kinds:
+        return InputError(f"{argument!r}: expected key=value, without blanks. Type {name}=VALUE.")
+    return InputError(f"{argument!r}: expected key=value, such as +trace={program.example} or results_dir=DIR.")
+
+
+def _override(match: re.Match[str], program: Program, multirun: bool) -> str:
+    name, value = match["key"], match["value"]
+    if name == "hydra/launcher" and value != "basic" and not _has_launcher(value):
+        package = f"hydra-{value.partition('_')[0]}-launcher"
+        raise InputError(f"hydra/launcher={value} is not installed here; type: pip install {package}")
+    if name.startswith("hydra"):
+        return match.group(0)
+    if name in program.groups:
+        for choice in value.split(",") if multirun else [value]:
+            if choice not in options(name) and (choice, name) != ("null", "experiment"):
+                hint = "A job log of your own: +trace=file trace.path=FILE." if name == "trace" else ""
+                raise unknown(name, choice, options(name), hint=hint)
+        return f"+trace={value}" if name == "trace" else match.group(0).lstrip("+")
+    known = {each.name: each.kind for each in keys(program.settings)}
+    if one := _ONE_NODE_TYPE.fullmatch(name):
+        fields = {each.name: each.kind for each in keys(NodeTypeSettings)}
+        if one[1] not in fields:
+            raise unknown("key", one[1], list(fields), hint="Such as cluster.node_types.0.nodes=12.")
+        return f"++{name}={as_hydra(name, fields[one[1]], value, sweep=multirun)}"
+    free = name.startswith(("parameters.", *program.free_keys))
+    if name not in known and not free:
+        # The message lists the keys of the same section and the most similar key of any section.
+        siblings = [each for each in known if each.rpartition(".")[0] == name.rpartition(".")[0]]
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        raise unknown("key", name, {*siblings, *near}, hint=f"See python -m {program.name} --help.")
+    if name == "policy":
+        return f"{name}={_policies(value, multirun=multirun)}"
+    value = as_hydra(name, known.get(name, Any), value, sweep=multirun)
+    replaces = name in known and not value.startswith("{")  # to an empty mapping Hydra adds keys only with ++
+    return f"{'' if replaces else '++'}{name}={value}"
+
+
+def _policies(value: str, *, multirun: bool) -> str:
+    """Translates the value of `policy=`, with brackets, to Hydra's grammar. Raises InputError for unknown policies."""
+    requested = asked_in(value)
+    if len(requested) > 1 and not value.startswith(("[", "'", '"')) and not multirun:
+        raise InputError(f"policy={value}: type 'policy=[{value}]' to compare them, or -m to sweep over them.")
+    for policy in requested:
+        read_asked(policy)
+    # In a sweep, commas outside brackets separate the runs.
+    return quoted(value) if multirun else as_hydra("policy", list[str], quoted(value), sweep=False)
+
+
+def _has_launcher(name: str) -> bool:
+    """Whether the package of a Hydra launcher is installed. name: such as `joblib` or `submitit_slurm`."""
+    try:
+        return importlib.util.find_spec(f"hydra_plugins.hydra_{name.partition('_')[0]}_launcher") is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def with_hydra(program: Program, function: Callable[[DictConfig], None]) -> None:
+    """Calls `function` with the configuration of the command line, or once per run of a sweep (`-m`).
+
+    Defaults declared in the program's settings are available to files in conf/ as `<config>_keys`. If a run of a sweep
+    has invalid settings, its error message is returned to Hydra and the sweep goes on.
+    """
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+    from omegaconf.errors import OmegaConfBaseException
+
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise instead of printing half a traceback and exiting
+    failures: list[Exception] = []
+
+    def task(config: DictConfig) -> str | None:
+        """Runs `function` and hides its errors from Hydra, which would print a traceback."""
+        try:
+            function(config)
+        except (InputError, OmegaConfBaseException) as error:
+            if HydraConfig.get().mode == RunMode.MULTIRUN:
+                return str(error)
+            failures.append(error)
+        return None
+
+    _declare(program)
+    decorated = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=program.config)(task)
+    with _short_errors():
+        decorated()
+        if failures:
+            raise failures[0]
+
+
+def composed(program: Program, arguments: Sequence[str]) -> dict[str, Any]:
+    """The settings that a program would run with under these arguments. Raises InputError for invalid arguments."""
+    return composed_of(program, prepared(arguments, program))
+
+
+def of_each_swept_value(program: Program, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Settings of a sweep: for each value of each swept key, with the first values of the other swept keys.
+
+    arguments: in Hydra's grammar. Raises InputError."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    own = [each for each in arguments if not each.startswith(("-", "hydra"))]
+    with _short_errors():
+        parsed = OverridesParser.create().parse_overrides(own)
+        fixed = [each.input_line or "" for each in parsed if not each.is_discrete_sweep()]
+        swept = {
+            each.get_key_element(): list(each.sweep_string_iterator()) for each in parsed if each.is_discrete_sweep()
+        }
+    first = {key: values[0] for key, values in swept.items()}
+    for key, values in swept.items():
+        for value in values:
+            chosen = {**first, key: value}
+            yield composed_of(program, [*fixed, *(f"{each}={chosen[each]}" for each in chosen)])
+
+
+def composed_of(program: Program, arguments: Sequence[str]) -> dict[str, Any]:
+    """The settings that Hydra composes from arguments in its grammar. Raises InputError."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf
+
+    _declare(program)
+    with _short_errors(), initialize_config_dir(version_base="1.3", config_dir=str(conf_folder().resolve())):
+        config = compose(program.config, list(arguments))
+        values: Any = OmegaConf.to_container(config, resolve=True)
+    return dict(values)
+
+
+def _declare(program: Program) -> None:
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name=f"{program.config}_keys", node=defaults(program.settings))
+
+
+@contextmanager
+def _short_errors() -> Iterator[None]:
+    """Converts Hydra's errors into InputErrors of one sentence."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        first = str(error).strip().partition("\n")[0].rstrip(".")
+        if element := re.search(r"\+(\w+\.\w+\.\d+)\.", first):
+            raise InputError(f"{element[1]}: there is none of that number; they count from 0.") from error
+        raise InputError(f"these settings do not go together: {first}. --help lists all keys.") from error
+
+
+def default_values(program: Program) -> dict[str, str]:
+    """The default of every key that has one, as a user would type it."""
+    found: dict[str, str] = {}
+    values = composed(program, [f"+trace={program.example}"] if "trace" in program.groups else [])
+    for each in keys(program.settings):
+        at: Any = values
+        for part in each.name.split("."):
+            at = at.get(part, MISSING) if isinstance(at, dict) else MISSING
+        if at is not MISSING and (not isinstance(at, dict) or not at):
+            found[each.name] = typed(at)
+    return found
+
+
+SHELLS = ("bash", "zsh")
+# The script takes the current word from the line itself, because bash, unlike zsh, also splits words at "=".
+SCRIPT = """\
+# To use it: eval "$(python -m {name} --completion={shell})"
+{zsh}_{name}_words() {{
+  local typed="${{COMP_LINE:0:COMP_POINT}}" all key
+  typed="${{typed##* }}"; key="${{typed%%=*}}"
+  case " $COMP_LINE" in
+    *" -m {name} "*) ;;
+    *) COMPREPLY=($(compgen -f -- "${{COMP_WORDS[COMP_CWORD]}}")); return ;;
+  esac
+  if [[ "$typed" == *=* ]]; then all='{values}'; else all='{keys}'; fi
+  COMPREPLY=($(compgen -W "$all" -- "$typed"))
+  if [[ -z "$ZSH_VERSION" && "$typed" == *=* ]]; then COMPREPLY=("${{COMPREPLY[@]#"$key="}}"); fi
+}}
+complete -o nospace -o default -F _{name}_words python python3
+"""
+
+
+def completion(program: Program, option: str) -> str:
+    """A script for bash or zsh that completes a program's keys, and those values that are words.
+
+    option: such as `--completion=bash`. Raises InputError for a shell that is not in `SHELLS`.
+    """
+    shell = option.partition("=")[2]
+    if shell not in SHELLS:
+        raise unknown("shell", shell, SHELLS)
+    named = {f"{'+' * (group == 'trace')}{group}": options(group) for group in program.groups}
+    defaults, words = default_values(program), []
+    for each in keys(program.settings):
+        if each.name not in program.groups:
+            named[each.name] = []
+        default = defaults.get(each.name, "")
+        usual = [default] if default and not set(default) & set(" '[{") else []
+        takes = [*(policy_names() if each.name == "policy" else ()), *_words(each.kind), *usual]
+        words += [f"{each.name}={word}" for word in dict.fromkeys(takes)]
+    return SCRIPT.format(
+        name=program.name,
+        shell=shell,
+        zsh="autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else "",
+        keys=" ".join(f"{each}=" for each in named),
+        values=" ".join([*(f"{group}={each}" for group, names in named.items() for each in names), *words]),
+    )
+
+
+def _words(kind: Any) -> list[str]:
+    """The words that the shell can complete for a key of this type: literals, true, false and null."""
+    if typing.get_origin(kind) is typing.Literal:
+        return [str(each) for each in typing.get_args(kind)]
+    if kind in (bool, type(None)):
+        return ["true", "false"] if kind is bool else [NULL]
+    inner = () if typing.get_origin(kind) in (list, dict) else typing.get_args(kind)
+    return [word for each in inner for word in _words(each)]

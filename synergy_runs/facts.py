@@ -1,0 +1,495 @@
+"""The log of facts: what happened, in columns. Metrics are computed from it afterwards, never during a run."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from synergy_core.cluster import Cluster, Share
+from synergy_core.policies import AllocationPolicy, Policy, SharingPolicy
+from synergy_core.units import TICKS_PER_S, Floats, on_grid
+from synergy_runs.workload import Workload
+
+Counts = NDArray[np.int64]
+
+AS_LOGGED = "as-logged"
+"""What the run that the log itself shows is filed under; tables say it in words."""
+TRUE_RUN_TIMES = "true run times"
+POOLED = "CPUs and memory as if all nodes of a GPU type were one"
+WAITING = np.array([1, -1, 1, 0], dtype=np.int64)
+"""What a fact adds to the number of waiting jobs, by kind."""
+IN_USE = np.array([0, 1, -1, -1], dtype=np.int64)
+"""What it adds to the GPUs in use, in multiples of the job's GPUs."""
+_BITS_OF_16 = np.array([value.bit_count() for value in range(1 << 16)], dtype=np.uint8)
+
+
+class Kind(IntEnum):
+    """What an event says of its job."""
+
+    SUBMIT = 0
+    START = 1  # holds its GPUs from now on: first start or resume
+    STOP = 2  # preempted: its GPUs are free, its progress is kept as the execution model says
+    FINISH = 3  # done, its GPUs are free
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Facts in the order they happened, one row each; a start on k nodes has k rows (part 0 … k−1).
+
+    time_s: seconds since the window's start. gpus: the job's GPUs. node, gpu_mask: for starts, the node's number
+    and which of its GPUs (bit i = GPU i); −1 and 0 otherwise. reason: for stops, a `scheduling.reasons.Stopped`; 0
+    otherwise, and where nobody recorded it.
+    """
+
+    time_s: NDArray[np.float64]
+    kind: NDArray[np.uint8]
+    job_id: NDArray[np.int32]
+    gpus: NDArray[np.int32]
+    part: NDArray[np.uint16]
+    node: NDArray[np.int32]
+    gpu_mask: NDArray[np.uint64]
+    reason: NDArray[np.uint8]
+
+    def digest(self) -> str:
+        """SHA-256 over what happened, so over all columns but `reason`; equal digests mean equal logs."""
+        total = hashlib.sha256()
+        for column in fields(self):
+            if column.name != "reason":
+                total.update(np.ascontiguousarray(getattr(self, column.name)).tobytes())
+        return total.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """One row per decision of the scheduler.
+
+    decision_s: wall-clock seconds it took (not part of the event log: it differs from run to run). objective, bound,
+    gap: of the allocator, NaN where the policy has none. queued and gpus_used: after the decision.
+    """
+
+    time_s: NDArray[np.float64]
+    decision_s: NDArray[np.float64]
+    started: NDArray[np.int32]
+    stopped: NDArray[np.int32]
+    running: NDArray[np.int32]
+    queued: NDArray[np.int32]
+    gpus_used: NDArray[np.int32]
+    objective: NDArray[np.float64]
+    bound: NDArray[np.float64]
+    gap: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """One row whenever a job is given CPUs and memory, or other than it had; they are its own until its next row, or
+    until it stops or ends. cpus, memory_bytes: of the whole job.
+    """
+
+    time_s: NDArray[np.float64]
+    job_id: NDArray[np.int32]
+    cpus: NDArray[np.float64]
+    memory_bytes: NDArray[np.float64]
+
+
+def _rows(columns: type, form: str) -> tuple[Callable[..., bytes], np.dtype[Any]]:
+    """(a function that packs one row, the NumPy type of such rows). form: one `struct` letter per column."""
+    kinds = [(column.name, f"<{kind}") for column, kind in zip(fields(columns), form, strict=False)]
+    return struct.Struct(f"<{form}").pack, np.dtype(kinds)
+
+
+_pack_event, _EVENT = _rows(Events, "dBiiHiQB")
+_pack_decision, _DECISION = _rows(Decisions, "ddiiiii")
+_pack_share, _SHARE = _rows(Shares, "didd")
+# As a plain integer: an enum member costs a look-up and a conversion each time.
+_START = int(Kind.START)
+
+
+def _columns(rows: bytearray, kind: np.dtype[Any]) -> dict[str, NDArray[Any]]:
+    """A contiguous array per field. `rows` is cleared, so that a row is held in memory once."""
+    table = np.frombuffer(rows, dtype=kind)
+    columns = {name: table[name].copy() for name in kind.names or ()}
+    del table  # a buffer that somebody looks at cannot be cleared
+    rows.clear()
+    return columns
+
+
+class EventLog:
+    """Appends facts; 32 bytes a row, packed in one call (a typed array per column takes twice as long)."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self) -> None:
+        self._rows = bytearray()
+
+    def append(self, time_s: float, kind: int, job_id: int, gpus: int, reason: int = 0) -> None:
+        """One fact that is no start. reason: of a stop, a `Stopped`."""
+        self._rows += _pack_event(time_s, kind, job_id, gpus, 0, -1, 0, reason)
+
+    def start(self, time_s: float, job_id: int, gpus: int, placement: Sequence[tuple[int, int]]) -> None:
+        """A start on the (node, GPU mask) pairs of `placement`."""
+        for part, (node, gpu_mask) in enumerate(placement):
+            self._rows += _pack_event(time_s, _START, job_id, gpus, part, node, gpu_mask, 0)
+
+    def events(self) -> Events:
+        """Everything so far; the log is empty afterwards."""
+        return Events(**_columns(self._rows, _EVENT))
+
+
+class ShareLog:
+    """Appends what jobs are given beside GPUs."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self) -> None:
+        self._rows = bytearray()
+
+    def append(self, time_s: float, job_id: int, share: Share, gpus: int) -> None:
+        """The job has so many GPUs, each with that share, from now on."""
+        self._rows += _pack_share(time_s, job_id, share.cpus * gpus, share.memory_bytes * gpus)
+
+    def shares(self) -> Shares | None:
+        """Everything so far, None for nothing; the log is empty afterwards."""
+        return Shares(**_columns(self._rows, _SHARE)) if self._rows else None
+
+
+@dataclass(frozen=True, slots=True)
+class Compressions:
+    """One row whenever a job begins to train under another compressor than before, by job and then by time.
+
+    compressor_code: index into `compressors`.
+    """
+
+    time_s: NDArray[np.float64]
+    job_id: NDArray[np.int32]
+    compressor_code: NDArray[np.int32]
+    compressors: tuple[str, ...]
+
+
+class CompressionLog:
+    """Appends what ended jobs trained under."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, float, str]] = []
+
+    def append(self, job_id: int, changes: Sequence[tuple[float, str]]) -> None:
+        """(from when on, compressor) of a whole job."""
+        self._rows += [(job_id, time_s, name) for time_s, name in changes]
+
+    def compressions(self) -> Compressions | None:
+        """Everything so far; None for nothing."""
+        if not self._rows:
+            return None
+        names = {name: code for code, name in enumerate(dict.fromkeys(name for _, _, name in self._rows))}
+        job_id, time_s, compressors = zip(*sorted(self._rows, key=lambda row: row[0]), strict=True)
+        codes = [names[name] for name in compressors]
+        return Compressions(
+            np.array(time_s), np.array(job_id, dtype=np.int32), np.array(codes, dtype=np.int32), tuple(names)
+        )
+
+
+class DecisionLog:
+    """Appends decisions."""
+
+    __slots__ = ("_optima", "_rows")
+
+    def __init__(self) -> None:
+        self._rows = bytearray()
+        self._optima = array("d")
+
+    def __len__(self) -> int:
+        return len(self._rows) // _DECISION.itemsize
+
+    def append(
+        self, time_s: float, decision_s: float, started: int, stopped: int, running: int, queued: int, gpus_used: int
+    ) -> None:
+        """One decision, without an optimum."""
+        self._rows += _pack_decision(time_s, decision_s, started, stopped, running, queued, gpus_used)
+
+    def optimum(self, objective: float, bound: float) -> None:
+        """What the allocator says of the decision just appended; given for every decision of a run or for none."""
+        self._optima.extend((objective, bound))
+
+    def decisions(self) -> Decisions:
+        """Everything so far; gap = |bound − objective| ÷ |bound|. The log is empty afterwards."""
+        optima = np.frombuffer(self._optima) if self._optima else np.full(2 * len(self), np.nan)
+        objective, bound = optima.reshape(-1, 2).T.copy()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gap = np.abs(bound - objective) / np.abs(bound)
+        return Decisions(**_columns(self._rows, _DECISION), objective=objective, bound=bound, gap=gap)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One simulated policy: what went in, and the facts that came out.
+
+    oracle: the policy knows true run times (starred in tables); truth_read: by reading what. information: what it knew
+    of training jobs beside their own reports, "" for one that asks nothing of them. learns_input: how fast input is
+    prepared it knew from reports, not from profiles. terms: what it knew and might do (`terms.Terms`), {} for what is
+    no policy. seed: of the workload.
+    predicted_duration_s: per job, NaN where nothing was predicted. simulation_cpu_s: processor seconds of the
+    simulation alone. peak_memory_bytes: the process's high-water mark. shares: None where nobody shares CPUs and memory
+    out. compressions: None where nobody compresses gradients. pooled: they keep to what all nodes of a GPU type have
+    together, not to what each has.
+    """
+
+    policy: str
+    oracle: bool
+    seed: int
+    workload: Workload
+    cluster: Cluster
+    events: Events
+    decisions: Decisions
+    predicted_duration_s: NDArray[np.float64]
+    simulation_cpu_s: float
+    peak_memory_bytes: int
+    information: str = ""
+    learns_input: bool = False
+    truth_read: str = ""
+    terms: Mapping[str, Any] = field(default_factory=dict)
+    shares: Shares | None = None
+    compressions: Compressions | None = None
+    pooled: bool = False
+
+    @cached_property
+    def held(self) -> Holdings:
+        """Each start paired with the stop or finish that ends it."""
+        return holdings(self.events)
+
+
+def truth_read_by(policy: Policy, workload: Workload, *, declared_error: float = 0.0) -> str:
+    """What a policy reads of the truth on this workload; "" for nothing, and then it is no oracle.
+
+    What users declare is no truth as long as it errs. Where it was drawn without an error it is the true run time;
+    so is the declared work of jobs that were assigned a model, for it was made of the run time. declared_error: the
+    standard deviation of the logarithm of declared ÷ true work.
+    """
+    if isinstance(policy, SharingPolicy) and policy.mechanism.pooled and not policy.order.oracle:
+        return POOLED
+    if policy.oracle:
+        return TRUE_RUN_TIMES
+    drawn = workload.estimate_drawn
+    if policy.reads_estimates and drawn.any() and (workload.estimate_s == workload.duration_s)[drawn].all():
+        return "estimates equal to the true run times"
+    told = policy.information if isinstance(policy, AllocationPolicy) and policy.reads_goodput else "own"
+    if told in ("declared", "all") and workload.models_assigned and declared_error == 0.0:
+        return "declared work that is the true run time"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Intervals in which a job held GPUs, one per start, in the order of the starts.
+
+    start_row, end_row: rows of the log; end_row is the log's length, and end_s its last time, for a job that still
+    held its GPUs when a run was cut.
+    """
+
+    job_id: NDArray[np.int32]
+    gpus: NDArray[np.int32]
+    start_s: Floats
+    end_s: Floats
+    start_row: Counts
+    end_row: Counts
+
+    def __len__(self) -> int:
+        return len(self.job_id)
+
+    def gpu_ticks(self) -> Counts:
+        """GPUs × length of each interval, exactly, in GPU-ticks (`units.TICKS_PER_S` per GPU-second)."""
+        return ticks(self.end_s - self.start_s) * self.gpus
+
+
+def gpus_in(gpu_mask: NDArray[np.uint64]) -> Counts:
+    """How many GPUs each mask names."""
+    return np.asarray(_BITS_OF_16[gpu_mask.view(np.uint16).reshape(-1, 4)].sum(axis=1), dtype=np.int64)
+
+
+def ticks(time_s: Floats) -> Counts:
+    """Times on the grid as exact integers."""
+    return np.rint(time_s * TICKS_PER_S).astype(np.int64)
+
+
+def last_time_s(events: Events) -> float:
+    """When the log ends; 0 for an empty one."""
+    return float(events.time_s[-1]) if len(events.time_s) else 0.0
+
+
+def holdings(events: Events) -> Holdings:
+    """Each start paired with the stop or finish that ends it."""
+    rows = np.flatnonzero((events.kind != Kind.SUBMIT) & (events.part == 0))
+    rows = rows[np.argsort(events.job_id[rows], kind="stable")]
+    end_row = np.full(len(events.time_s), len(events.time_s))  # by row of the log: its job's next fact
+    same_job = events.job_id[rows[1:]] == events.job_id[rows[:-1]]
+    end_row[rows[:-1][same_job]] = rows[1:][same_job]
+    start_row = np.flatnonzero((events.kind == Kind.START) & (events.part == 0))
+    return Holdings(
+        job_id=events.job_id[start_row],
+        gpus=events.gpus[start_row],
+        start_s=events.time_s[start_row],
+        end_s=np.append(events.time_s, last_time_s(events))[end_row[start_row]],
+        start_row=start_row,
+        end_row=end_row[start_row],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ShareIntervals:
+    """Intervals in which a job had one share, one per row of `Shares` and in that order; empty ones too.
+
+    holding: which of the `Holdings` it was given for, −1 where the job held nothing. cpus, memory_bytes: of the whole
+    job.
+    """
+
+    job_id: NDArray[np.int32]
+    holding: Counts
+    start_s: Floats
+    end_s: Floats
+    cpus: Floats
+    memory_bytes: Floats
+
+
+def share_intervals(shares: Shares, held: Holdings) -> ShareIntervals:
+    """Each row of the shares with the start that it follows, until the job's next row, stop or finish."""
+    import pandas as pd
+
+    rows = pd.DataFrame({"job": shares.job_id, "time_s": shares.time_s})
+    starts = pd.DataFrame({"job": held.job_id, "time_s": held.start_s, "holding": np.arange(len(held))})
+    holding = pd.merge_asof(rows, starts, on="time_s", by="job")["holding"].fillna(-1).to_numpy(dtype=np.int64)
+    end_s = np.where(holding >= 0, np.append(held.end_s, np.nan)[holding], shares.time_s)
+    holding = np.where(end_s < shares.time_s, -1, holding)
+    next_s = rows.groupby("job")["time_s"].shift(-1, fill_value=np.inf).to_numpy()
+    end_s = np.maximum(np.minimum(end_s, next_s), shares.time_s)
+    return ShareIntervals(shares.job_id, holding, shares.time_s, end_s, shares.cpus, shares.memory_bytes)
+
+
+def compressed_gpu_s(compressions: Compressions, held: Holdings) -> Floats:
+    """GPU-seconds that jobs held GPUs for, by compressor, (compressors,); from each start on under the last one."""
+    import pandas as pd
+
+    rows = pd.DataFrame({"job": compressions.job_id, "from_s": compressions.time_s})
+    rows["code"] = compressions.compressor_code
+    rows["until_s"] = rows.groupby("job")["from_s"].shift(-1, fill_value=np.inf)
+    # What a job holds before its first step counts as of the compressor that it begins with.
+    rows.loc[~rows["job"].duplicated(), "from_s"] = -np.inf
+    intervals = {"job": held.job_id, "gpus": held.gpus, "start_s": held.start_s, "end_s": held.end_s}
+    pairs = pd.DataFrame(intervals).merge(rows, on="job")
+    inside_s = np.minimum(pairs["end_s"], pairs["until_s"]) - np.maximum(pairs["start_s"], pairs["from_s"])
+    gpu_s = np.maximum(inside_s, 0.0) * pairs["gpus"]
+    return np.bincount(pairs["code"], weights=gpu_s, minlength=len(compressions.compressors)).astype(np.float64)
+
+
+def compressed_gpu_s_by_model(run: Run) -> dict[tuple[str, str], float]:
+    """The same of a whole run by (model, compressor), of models that train; {} where nobody compresses."""
+    facts, models = run.compressions, run.workload.model_code
+    if facts is None:
+        return {}
+    found: dict[tuple[str, str], float] = {}
+    for code in np.unique(models[facts.job_id]):
+        mine = models[facts.job_id] == code
+        columns = {name: getattr(facts, name)[mine] for name in ("time_s", "job_id", "compressor_code")}
+        gpu_s = compressed_gpu_s(replace(facts, **columns), run.held).tolist()
+        found |= {(run.workload.models[code], facts.compressors[at]): each for at, each in enumerate(gpu_s)}
+    return found
+
+
+def shares_in_use(had: ShareIntervals) -> tuple[Floats, Floats, Floats]:
+    """(times, CPUs, bytes of memory) that jobs have, from each instant on."""
+    time_s = np.concatenate((had.start_s, had.end_s))
+    order = np.argsort(time_s, kind="stable")
+    change = np.stack([np.concatenate((amount, -amount)) for amount in (had.cpus, had.memory_bytes)])[:, order]
+    at_s, (cpus, memory_bytes) = steps(time_s[order], change)
+    return at_s, cpus, memory_bytes
+
+
+def steps(time_s: Floats, change: NDArray[Any]) -> tuple[Floats, NDArray[Any]]:
+    """The distinct times of sorted `time_s`, and the running sum of `change` (…, times) after everything at each."""
+    last = np.append(time_s[1:] != time_s[:-1], True)[: len(time_s)]
+    return time_s[last], np.cumsum(change, axis=-1)[..., last]
+
+
+def gpus_in_use(events: Events) -> tuple[Floats, Counts]:
+    """The GPUs held from each instant on."""
+    whole = events.part == 0
+    return steps(events.time_s[whole], IN_USE[events.kind[whole]] * events.gpus[whole])
+
+
+def waiting_jobs(events: Events) -> tuple[Floats, Counts]:
+    """The jobs submitted or stopped and not running, from each instant on."""
+    whole = events.part == 0
+    return steps(events.time_s[whole], WAITING[events.kind[whole]])
+
+
+def integral(time_s: Floats, value: NDArray[Any], at_s: Floats) -> Floats:
+    """∫ of a step function from its first time to each of `at_s`; it keeps its last value for ever."""
+    if not len(time_s):
+        return np.zeros(len(at_s))
+    total = np.concatenate(([0.0], np.cumsum(np.diff(time_s) * value[:-1])))
+    beyond = np.maximum(at_s - time_s[-1], 0.0) * value[-1]
+    sums: Floats = np.interp(at_s, time_s, total) + beyond
+    return sums
+
+
+def binned_mean(time_s: Floats, value: NDArray[Any], edges_s: Floats) -> Floats:
+    """Time-weighted mean of a step function within each pair of neighbouring edges."""
+    means: Floats = np.diff(integral(time_s, value, edges_s)) / np.diff(edges_s)
+    return means
+
+
+def binned_extremes(time_s: Floats, value: NDArray[Any], edges_s: Floats) -> tuple[Floats, Floats]:
+    """(least, most) of a step function within each pair of neighbouring edges; it is 0 before its first time."""
+    after = np.concatenate(([0.0], value))
+    at = np.searchsorted(time_s, edges_s, side="right")
+    least: Floats = np.minimum(np.minimum.reduceat(after, at)[:-1], after[at[1:]])
+    most: Floats = np.maximum(np.maximum.reduceat(after, at)[:-1], after[at[1:]])
+    return least, most
+
+
+def as_logged(workload: Workload, cluster: Cluster, seed: int) -> Run | None:
+    """The facts of the log, on GPUs that nobody knows (node −1); None where it does not say when each job started.
+
+    Run times are those of the log, also where the policies' are converted to other GPU types.
+
+    cluster: what policies are replayed on, by which GPUs in use are measured; the log's own may have been another.
+    """
+    if not len(workload) or not np.isfinite(workload.log_wait_s).all():
+        return None
+    workload = replace(workload, duration_s=on_grid(workload.duration_s / workload.converted_by))
+    jobs = np.arange(len(workload), dtype=np.int32)
+    start_s = workload.submit_time_s + workload.log_wait_s
+    times = np.concatenate((workload.submit_time_s, start_s, start_s + workload.duration_s))
+    kinds = np.repeat(np.array([Kind.SUBMIT, Kind.START, Kind.FINISH], dtype=np.uint8), len(jobs))
+    job_id = np.tile(jobs, 3)
+    # What ends frees its GPUs before others start; what lasts no time starts first.
+    rank = np.where((kinds == Kind.FINISH) & (workload.duration_s > 0)[job_id], 0, kinds + 1)
+    order = np.lexsort((job_id, rank, times))
+    events = Events(
+        time_s=times[order],
+        kind=kinds[order],
+        job_id=job_id[order],
+        gpus=workload.gpus[job_id[order]],
+        part=np.zeros(len(order), dtype=np.uint16),
+        node=np.full(len(order), -1, dtype=np.int32),
+        gpu_mask=np.zeros(len(order), dtype=np.uint64),
+        reason=np.zeros(len(order), dtype=np.uint8),
+    )
+    return Run(
+        policy=AS_LOGGED,
+        oracle=False,
+        seed=seed,
+        workload=workload,
+        cluster=cluster,
+        events=events,
+        decisions=DecisionLog().decisions(),
+        predicted_duration_s=np.full(len(jobs), np.nan),
+        simulation_cpu_s=0.0,
+        peak_memory_bytes=0,
+    )

@@ -1,0 +1,271 @@
+"""What is true of one application: how long its steps take, how noisy its gradients are, how much work it is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from synergy_core.cluster import NodeType, Share
+from synergy_core.errors import InputError
+from synergy_core.goodput.efficiency import GradientErrors, gain
+from synergy_core.goodput.pipeline import InputPipeline
+from synergy_core.jobs.exchange import GradientExchange, PlanExchange
+from synergy_core.jobs.spec import data_parallel
+from synergy_core.planner.plan import NO_COMPRESSOR, Plan
+
+NodeGpus = tuple[int, ...]
+"""How many GPUs on each node used, in the order of the placement: (4, 4, 2)."""
+
+
+class Step(NamedTuple):
+    """One step of one micro-batch: all of it, and the part of it that is gradient synchronisation; seconds."""
+
+    step_s: float
+    sync_s: float
+
+
+class GradientStatistics(NamedTuple):
+    """Squared norm and variance of the gradient at the initial batch; their quotient is what matters."""
+
+    grad_sqr: float
+    grad_var: float
+
+
+class Application(ABC):
+    """A training job's nature. Work counts iterations at the initial batch; an epoch ends at a fixed amount of it.
+
+    initial_batch, max_batch: samples. work_at_epoch_end: cumulative, one per epoch; statistics are constant within
+    an epoch, as in the artifacts of Pollux (OSDI 2021) and Sia (SOSP 2023). pipeline: how fast its input is prepared;
+    None where nobody knows, and it is never waited for. data_bytes: of its data set, NaN where nobody knows.
+    exchange: what the exchange of its gradients may be; None where nobody compresses them.
+    """
+
+    exchange: GradientExchange | PlanExchange | None = None
+    name: str
+    initial_batch: int
+    max_batch: int
+    work_at_epoch_end: tuple[float, ...]
+    pipeline: InputPipeline | None = None
+    data_bytes: float = float("nan")
+
+    def __init__(self) -> None:
+        self._gains: dict[int, list[float]] = {}
+        self._compressed_gains: dict[Plan, list[float]] = {}
+        self._sample_s: dict[tuple[Share, float, int], float] = {}
+
+    @abstractmethod
+    def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
+        """Seconds of one iteration under that plan on that placement."""
+
+    @abstractmethod
+    def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
+        """How a job trains there at that global batch, or the nearest that fits. Raises InputError where none does."""
+
+    def fixed(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
+        """The same for a job that chooses nothing: under the compressor of all replicas, if there is one."""
+        return self.as_requested(gpu_type, node_gpus, global_batch)
+
+    @abstractmethod
+    def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
+        """What a job that trains with that batch sees in that epoch (0-based)."""
+
+    def fed_s(self, share: Share, node: NodeType, node_gpus: int, samples: float) -> float:
+        """Seconds until input for this many samples per GPU is ready; 0 if training never waits for it.
+
+        share: of each GPU, on nodes of that type; node_gpus: the fewest of the job's on any of them.
+        """
+        if self.pipeline is None:
+            return 0.0
+        asked = share, node.storage_bytes_per_s / node.gpus_per_node, node_gpus
+        known = self._sample_s.get(asked)
+        if known is None:
+            known = self._sample_s[asked] = float(
+                self.pipeline.sample_s(*share, storage_bytes_per_s=asked[1], node_gpus=node_gpus)
+            )
+        return samples * known
+
+    def requested_rate(self, gpu_type: str, node_gpus: NodeGpus, batch: int) -> float:
+        """Iterations per second at the requested batch on that placement."""
+        return 1.0 / self.iteration_s(gpu_type, node_gpus, self.as_requested(gpu_type, node_gpus, batch))
+
+    def iterations(self, global_batch: int) -> Sequence[float]:
+        """Iterations at that batch until the end of each epoch, cumulative."""
+        epochs = np.diff((0.0, *self.work_at_epoch_end))
+        return [float(each) for each in np.cumsum(epochs / np.array(self.gains(global_batch)))]
+
+    def gains(self, global_batch: int) -> list[float]:
+        """Per epoch, how many iterations at the initial batch one at that batch is worth."""
+        known = self._gains.get(global_batch)
+        if known is None:
+            scale = global_batch / self.initial_batch
+            seen = [self.statistics(global_batch, epoch) for epoch in range(len(self.work_at_epoch_end))]
+            known = [gain(scale, each.grad_sqr, each.grad_var) for each in seen]
+            self._gains[global_batch] = known
+        return known
+
+    def compression(self, plan: Plan) -> tuple[GradientErrors, float] | None:
+        """The errors of the plan's compressor, and how many replicas compress their gradients; None: no compressor."""
+        if self.exchange is None or plan.compressor == NO_COMPRESSOR:
+            return None
+        return self._errors(plan)
+
+    def _errors(self, plan: Plan) -> tuple[GradientErrors, float] | None:
+        """As `compression`, for a plan with a compressor."""
+        return None
+
+    def gains_under(self, plan: Plan) -> list[float]:
+        """The gains of an iteration under a plan."""
+        plain, known = self.gains(plan.global_batch), self._compressed_gains.get(plan)
+        if known is None and (compression := self.compression(plan)) is not None:
+            (errors, replicas), first = compression, self.initial_batch
+            seen = [self.statistics(plan.global_batch, epoch) for epoch in range(len(plain))]
+            known = self._compressed_gains[plan] = [
+                each * float(errors.worth(plan.global_batch / first, *statistics, first, replicas))
+                for each, statistics in zip(plain, seen, strict=True)
+            ]
+        return plain if known is None else known
+
+    def seen_statistics(self, plan: Plan, epoch: int) -> tuple[float, float]:
+        """What a job reports of its gradient under that plan: the truth, unless noise is estimated naively."""
+        statistics: tuple[float, float] = self.statistics(plan.global_batch, epoch)
+        if self.exchange is None or not self.exchange.naive or (compression := self.compression(plan)) is None:
+            return statistics
+        errors, replicas = compression
+        return errors.naive_statistics(*statistics, self.initial_batch, plan.global_batch / replicas, replicas)
+
+    def holds_back(self, plan: Plan) -> bool:
+        """Whether error feedback keeps what the plan's compressor does not send, for the next gradient."""
+        compression = self.compression(plan)
+        return compression is not None and not compression[0].unbiased
+
+    def held_back(self, plan: Plan, epoch: int) -> float:
+        """Work of an unscaled job that is lost with the gradient held back, unless the next exchange takes it over."""
+        compression = self.compression(plan)
+        if compression is None:
+            return 0.0
+        (errors, replicas), statistics = compression, self.statistics(plan.global_batch, epoch)
+        local_batch = plan.global_batch / replicas
+        steps = errors.held_back_steps(*statistics, self.initial_batch, local_batch, replicas)
+        return steps * self.gains_under(plan)[epoch]
+
+    def is_even(self, plan: Plan) -> bool:
+        """Whether an iteration under that plan is worth the same in every epoch."""
+        gains = self.gains_under(plan)
+        return min(gains) == max(gains)
+
+    @property
+    def work(self) -> float:
+        """All work of an unscaled job, in iterations at the initial batch."""
+        return self.work_at_epoch_end[-1]
+
+
+class DataParallelApplication(Application):
+    """An application that is trained in replicas alone, the whole model on every GPU."""
+
+    exchange: GradientExchange | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._steps: dict[tuple[str, NodeGpus, int, str], Step] = {}
+
+    @abstractmethod
+    def measure(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int) -> Step:
+        """A step of `local_batch` samples per GPU on that placement."""
+
+    def measure_compressed(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int, compressor: str) -> Step:
+        """The same with compressed gradients. Raises InputError if unknown."""
+        raise InputError(f"{self.name}: nobody knows how fast it is with compressed gradients; type compression=none.")
+
+    @abstractmethod
+    def local_batches(self, gpu_type: str, node_gpus: NodeGpus = (1,)) -> tuple[int, int]:
+        """The smallest and the largest number of samples that fit on a GPU there."""
+
+    def step(self, gpu_type: str, node_gpus: NodeGpus, local_batch: int, compressor: str = NO_COMPRESSOR) -> Step:
+        """`measure`, or `measure_compressed`, remembered."""
+        asked = gpu_type, node_gpus, local_batch, compressor
+        known = self._steps.get(asked)
+        if known is None:
+            plain = compressor == NO_COMPRESSOR
+            known = self._steps[asked] = self.measure(*asked[:3]) if plain else self.measure_compressed(*asked)
+        return known
+
+    def _errors(self, plan: Plan) -> tuple[GradientErrors, float]:
+        assert self.exchange is not None
+        return self.exchange.offer(plan.compressor).errors, plan.data
+
+    def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
+        """The plan at that global batch, or the nearest that fits: `goodput.batch.fixed_batch`."""
+        limits = {"initial_batch": self.initial_batch, "max_batch": self.max_batch}
+        return data_parallel(
+            global_batch, sum(node_gpus), max_local=self.local_batches(gpu_type, node_gpus)[1], **limits
+        )
+
+    def fixed(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
+        plan = super().fixed(gpu_type, node_gpus, global_batch)
+        only = None if self.exchange is None or plan.data == 1 else self.exchange.only
+        return plan if only is None else replace(plan, compressor=only)
+
+    def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
+        """Seconds of one iteration: all micro-batches but one without synchronisation, the last one with it."""
+        step_s, sync_s = self.step(gpu_type, node_gpus, plan.micro_batch, plan.compressor)
+        return step_s + (plan.accumulation - 1) * (step_s - sync_s)
+
+
+class ApplicationWithPlans(Application):
+    """An application that is trained under parallel plans."""
+
+    exchange: PlanExchange | None = None
+
+    @abstractmethod
+    def step_s(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> float:
+        """Seconds under the best plan for that batch; inf where none fits."""
+
+
+def packed(gpus: int, gpus_per_node: int) -> NodeGpus:
+    """GPUs by node: whole nodes, and the rest on one more."""
+    whole, rest = divmod(gpus, gpus_per_node)
+    return (gpus_per_node,) * whole + ((rest,) if rest else ())
+
+
+def between(points: Sequence[int], at: float) -> tuple[int, int, float]:
+    """The neighbours of `at` among sorted points, and how far it is from the first to the second; ends are held."""
+    if at <= points[0]:
+        return 0, 0, 0.0
+    if at >= points[-1]:
+        return len(points) - 1, len(points) - 1, 0.0
+    upper = bisect_right(points, at)
+    return upper - 1, upper, (at - points[upper - 1]) / (points[upper] - points[upper - 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """Seeded noise of observations, and runs that straggle.
+
+    noise_fraction: standard deviation of an observed step time's logarithm. straggler_fraction: the probability
+    that a run (from a start to the next stop) is `straggler_slowdown` times slower. Each draw depends on the seed and
+    on what it is for, never on the order in which things happen: no policy moves another's luck.
+    """
+
+    noise_fraction: float = 0.0
+    straggler_fraction: float = 0.0
+    straggler_slowdown: float = 1.0
+    seed: int = 0
+
+    def observed(self, job_id: int, node_gpus: tuple[int, ...], local_batch: int) -> float:
+        """The factor by which a job's observed step times on those GPUs are too long; below 1, too short."""
+        if not self.noise_fraction:
+            return 1.0
+        draw = np.random.default_rng((self.seed, 1, job_id, local_batch, *node_gpus)).standard_normal()
+        return float(np.exp(self.noise_fraction * draw))
+
+    def straggling(self, job_id: int, run: int) -> float:
+        """The factor, 1 or more, by which that run of the job is slower."""
+        if not self.straggler_fraction:
+            return 1.0
+        draw = np.random.default_rng((self.seed, 2, job_id, run)).random()
+        return self.straggler_slowdown if draw < self.straggler_fraction else 1.0

@@ -1,0 +1,166 @@
+"""The truth about jobs with parallel plans: the planner's best step time times an error hidden from schedulers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from zlib import crc32
+
+import numpy as np
+
+from synergy_core.errors import InputError
+from synergy_core.goodput.efficiency import GradientErrors
+from synergy_core.jobs.exchange import PlanExchange
+from synergy_core.jobs.testbed_profiles import ProfiledModel, degrees_of
+from synergy_core.planner import tables
+from synergy_core.planner.plan import NO_COMPRESSOR, Plan
+from synergy_sim.truth.application import ApplicationWithPlans, GradientStatistics, NodeGpus, packed
+
+WORK = 1_000.0
+"""Iterations of an unscaled job; every job of a trace scales them."""
+STREAM = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTruth:
+    """How reality differs from the planner, and how noisy gradients are.
+
+    error: standard deviation of the logarithm of true ÷ planned step times, drawn once per architecture and GPU type.
+    noise_tokens: the gradient's noise scale, in tokens: about 2·10⁸ ÷ L^4.8 at a loss of L, so 10⁶ at L = 3 (Kaplan
+    et al., arXiv 2001.08361, eq. 1.4). batch_growth: up to how many times the requested batch a job may train at.
+    """
+
+    error: float = 0.1
+    noise_tokens: float = 1e6
+    batch_growth: float = 2.0
+
+    def factor(self, seed: int, architecture: str, gpu_type: str) -> float:
+        """True ÷ planned step times of that architecture on that GPU type."""
+        names = (crc32(architecture.encode()), crc32(gpu_type.encode()))
+        return float(np.exp(self.error * np.random.default_rng((seed, STREAM, *names)).standard_normal()))
+
+
+class PlannedApplication(ApplicationWithPlans):
+    """An architecture of the catalog, trained from one requested global batch, always under the best plan for it. Its
+    noise scale is the same throughout.
+
+    gpus_per_node: by GPU type. seed: of the errors. exchange: what the exchange of its gradients may be; None: as the
+    planner has it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        batch: int,
+        gpus_per_node: Mapping[str, int],
+        truth: PlannedTruth,
+        seed: int,
+        exchange: PlanExchange | None = None,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.initial_batch = batch
+        self.max_batch = int(batch * truth.batch_growth)
+        self.work_at_epoch_end = (WORK,)
+        self._noise_scale = truth.noise_tokens / tables.model_named(name).seq_len
+        self._factors = {gpu_type: truth.factor(seed, name, gpu_type) for gpu_type in gpus_per_node}
+        self._gpus_per_node = gpus_per_node
+        self.exchange = exchange
+
+    def step_s(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> float:
+        """Seconds under the best plan for that batch, gradients exchanged as they are; inf where none fits."""
+        return self._planned(gpu_type, node_gpus, global_batch)[0]
+
+    def _planned(
+        self, gpu_type: str, node_gpus: NodeGpus, global_batch: int, compressor: str = NO_COMPRESSOR
+    ) -> tuple[float, Plan]:
+        """Seconds of a step and the plan, the best for that batch and compressor, which may be none where replicas
+        exchange nothing; inf where none fits. On more nodes than need be, nodes count as small as the least of them:
+        what is spread cannot use the fast links within a node.
+        """
+        gpus, per_node = sum(node_gpus), self._gpus_per_node[gpu_type]
+        if len(node_gpus) > len(packed(gpus, per_node)):
+            per_node = 1 << (min(node_gpus).bit_length() - 1)
+        nodes = gpu_type, per_node
+        if self.exchange is None:
+            table = tables.planned_tables(self.name, (nodes,), (gpus,), global_batch)
+            step_s, plan = float(table.step_time_s[0]), table.plans.plan(0)
+        else:
+            found = self.exchange.plans(self.name, nodes, gpus, global_batch)
+            if found is None:
+                return inf, Plan(data=gpus)
+            at = next((at for at, each in enumerate(found.plans) if each.compressor == compressor), 0)
+            step_s, plan = float(found.step_s[at]), found.plans[at]
+        return step_s * self._factors[gpu_type], plan
+
+    def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
+        return GradientStatistics(1.0, self._noise_scale / self.initial_batch)
+
+    def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
+        """The best plan for that batch. Raises InputError where none fits."""
+        return self._fitting(gpu_type, node_gpus, global_batch, NO_COMPRESSOR)[1]
+
+    def fixed(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
+        every = NO_COMPRESSOR if self.exchange is None else self.exchange.only
+        return self._fitting(gpu_type, node_gpus, global_batch, every)[1]
+
+    def _fitting(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int, compressor: str) -> tuple[float, Plan]:
+        step_s, plan = self._planned(gpu_type, node_gpus, global_batch, compressor)
+        if step_s == inf:
+            on = f"{sum(node_gpus)} GPUs of type {gpu_type} on {len(node_gpus)} nodes"
+            raise InputError(f"{self.name} was given {on}, where no plan fits.")
+        return step_s, plan
+
+    def _errors(self, plan: Plan) -> tuple[GradientErrors, float]:
+        assert self.exchange is not None
+        return self.exchange.errors(self.name, plan)
+
+    def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
+        """Seconds under the best plan for that plan's batch and compressor. Raises InputError where none fits."""
+        return self._fitting(gpu_type, node_gpus, plan.global_batch, plan.compressor)[0]
+
+
+# The truth about jobs whose model was profiled on a testbed: what was measured there is how fast they are.
+
+
+class ProfiledApplication(ApplicationWithPlans):
+    """A profiled model, trained from its initial batch.
+
+    iterations: of the job, at the initial batch; its "epochs" are the stretches of one gradient noise.
+    """
+
+    def __init__(self, model: ProfiledModel, iterations: float) -> None:
+        super().__init__()
+        self.name = model.name
+        self.model = model
+        self.initial_batch = model.initial_batch
+        self.max_batch = model.max_batch
+        stretches = [each for each in model.noise if each.work < iterations]
+        self.work_at_epoch_end = (*(each.work / iterations * WORK for each in stretches[1:]), WORK)
+        self._ratios = [each.ratio for each in stretches]
+
+    def step_s(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> float:
+        return self.model.step_s(gpu_type, len(node_gpus), sum(node_gpus), global_batch)
+
+    def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
+        """The best plan for that batch. Raises InputError where nothing was measured."""
+        row = self.model.best(gpu_type, len(node_gpus), sum(node_gpus), global_batch)
+        if row is None:
+            raise InputError(
+                f"{self.name}: nothing was profiled on {sum(node_gpus)} × {gpu_type} at a batch of {global_batch}; "
+                f"measured batches: {', '.join(map(str, self.model.batches))}."
+            )
+        return row.plan
+
+    def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
+        """Measured seconds of an iteration under that plan. Raises InputError where it was not measured."""
+        row = self.model.with_degrees(gpu_type, len(node_gpus), plan.global_batch, degrees_of(plan))
+        if row is None:
+            raise InputError(
+                f"{self.name}: {plan.describe()} was not profiled on {gpu_type}, nodes of {node_gpus} GPUs."
+            )
+        return row.step_s
+
+    def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
+        return GradientStatistics(1.0, self._ratios[epoch])

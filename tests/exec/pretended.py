@@ -1,0 +1,285 @@
+"""A controller without its processes: an execution, and agents that only pretend, on a clock that the test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.errors import InputError
+from synergy_core.jobs.testbed_profiles import Profile
+from synergy_core.policies import Policy, get_policy
+from synergy_exec import messages as said
+from synergy_exec.controller.execution import Execution
+from synergy_exec.controller.journal import Journal
+from synergy_exec.job_file import JobFile
+from synergy_exec.messages import Ended, Launch, Message, Outcome, PlanMessage, Rebuild, Report, Reshare, Retune
+from synergy_exec.settings import Settings
+from synergy_exec.wire import decode, encode
+from synergy_runs.facts import Kind
+
+STEP_S = 0.25
+"""Of one step on one slot; as many times as fast on more."""
+
+
+def refuses(says: str, asked: Callable[..., object], *arguments: Any, **more: Any) -> str:
+    """That what is called does so, with a sentence in which `says` is found; the sentence."""
+    with pytest.raises(InputError, match=says) as caught:
+        asked(*arguments, **more)
+    return str(caught.value)
+
+
+def cluster_of(*slots: int) -> Cluster:
+    """One node per number, each with so many slots."""
+    return Cluster(tuple(NodeType(f"n{i}", "cpu", 1, each) for i, each in enumerate(slots)))
+
+
+def file_of(work: float = 100.0, slots: int = 1, **more: Any) -> JobFile:
+    values = {"job_class": "examples.mlp:Mlp", "name": "mlp", "initial_batch": 32, "max_batch": 128, **more}
+    return JobFile(work=work, slots=slots, **values)
+
+
+def launch_of(**more: Any) -> Launch:
+    """One rank of a job of which nothing else matters."""
+    values = {"run": 0, "job": 0, "job_class": "a:B", "plan": PlanMessage(), "initial_batch": 1, "work": 1.0}
+    values |= {"slots": [0], "first_rank": 0, "world": 1, "store_host": "", "store_port": 0, "folder": "/tmp"}
+    return Launch(**values | more)
+
+
+@dataclass
+class FakeRun:
+    launch: Launch
+    began_s: float
+    done: float
+    stopping: bool = False
+    order: Rebuild | None = None
+    stepped: bool = False
+    measured: bool = False
+
+
+@dataclass
+class FakeAgent:
+    """One node. checkpoints: work saved by job, on the file system that all nodes share."""
+
+    node: int
+    slots: int
+    checkpoints: dict[int, float]
+    failing: set[int] = field(default_factory=set)
+    deaf: bool = False
+    runs: dict[int, FakeRun] = field(default_factory=dict)
+    reserved: int = 0
+    launched: list[int] = field(default_factory=list)
+
+    def hear(self, message: Message, now_s: float) -> list[Message]:
+        """What it answers at once."""
+        run = self.runs.get(getattr(message, "run", -1))
+        if isinstance(message, said.Reserve):
+            self.reserved += 1
+            return [said.Reserved(run=message.run, host="127.0.0.1", port=20_000 + self.reserved)]
+        if isinstance(message, Launch):
+            held = {slot for run in self.runs.values() for slot in run.launch.slots}
+            assert not held & set(message.slots), "launched on slots that are held"
+            assert max(message.slots) < self.slots
+            self.launched.append(message.job)
+            self.runs[message.run] = FakeRun(message, now_s, self.checkpoints.get(message.job, 0.0))
+        elif isinstance(message, said.Shutdown):
+            for each in self.runs.values():
+                each.stopping = True
+        elif run is None:
+            pass
+        elif isinstance(message, said.Kill):
+            return [self.end(message.run, "lost")]
+        elif isinstance(message, said.Stop):
+            run.stopping = True
+        elif isinstance(message, Reshare):
+            assert run.launch.share is not None
+            run.launch = replace(run.launch, share=message.share)
+        elif isinstance(message, Retune):
+            assert message.micro_batch >= 1
+            cut = {name: getattr(message, name) for name in ("micro_batch", "accumulation", "compressor")}
+            run.launch = replace(run.launch, plan=replace(run.launch.plan, **cut))
+            run.order = run.order and replace(run.order, steps=message.steps)
+            run.measured = False
+        elif isinstance(message, Rebuild):
+            run.launch, run.order = replace(run.launch, plan=message.plan), message
+            run.stepped = run.measured = False
+        return []
+
+    def measured(self, said: Report, launch: Launch) -> Report:
+        """What is told of steps, where they take otherwise than `report` says."""
+        return said
+
+    def end(self, number: int, outcome: Outcome, reason: str = "") -> Ended:
+        run = self.runs.pop(number)
+        if outcome in ("paused", "done"):
+            self.checkpoints[run.launch.job] = run.done
+        return Ended(run=number, outcome=outcome, reason=reason)
+
+    def pass_time(self, now_s: float) -> list[Message]:
+        """What it says by itself, half a second or more after it was last asked."""
+        told: list[Message] = []
+        for number, run in list(self.runs.items()):
+            launch = run.launch
+            first = launch.first_rank == 0
+            copies = range(1)
+            if launch.waits:
+                if run.order is None:
+                    continue
+                copies = range(len(run.order.copies))
+            if not run.stepped and first:
+                run.stepped = True
+                seconds = {"launch_s": 0.1, "build_s": 0.1, "load_s": 0.1, "first_step_s": 0.1}
+                begun = said.Started(run=number, step=int(run.done), samples=0, work=run.done, **seconds)
+                told += [replace(begun, copy=copy) for copy in copies]
+            if launch.job in self.failing:
+                told.append(self.end(number, "failed", "rank 0: ValueError: no"))
+                continue
+            speed = launch.world / STEP_S
+            run.done = min(launch.work, run.done + max(1.0, (now_s - run.began_s) * speed))
+            run.began_s = now_s
+            if first and not run.measured:
+                run.measured = run.order is not None and run.order.steps > 0
+                measured_s = STEP_S / launch.plan.world if run.measured else 0.0
+                seen = replace(report(number, launch, run.done), told_s=now_s, measured_s=measured_s)
+                told += [replace(self.measured(seen, launch), copy=copy) for copy in copies]
+            if run.done >= launch.work:
+                told.append(self.end(number, "done"))
+            elif run.stopping:
+                told.append(self.end(number, "paused"))
+        return told
+
+
+def report(number: int, launch: Launch, work: float) -> Report:
+    plan = launch.plan
+    return Report(
+        run=number,
+        step=int(work),
+        samples=int(work) * plan.global_batch,
+        work=work,
+        loss=1.0 / (1.0 + work),
+        micro_batch=plan.micro_batch,
+        accumulation=plan.accumulation,
+        step_s=STEP_S * (0.1 + 0.9 * plan.micro_batch * plan.accumulation / 32),
+        sync_s=0.02 if plan.data > 1 else 0.0,
+        steps=10,
+        grad_sqr=1.0,
+        grad_var=4.0,
+        memory_bytes=10_000_000,
+    )
+
+
+class Stage:
+    """An execution and its pretended agents on one clock."""
+
+    def __init__(self, execution: Execution, agents: list[FakeAgent]) -> None:
+        self.execution = execution
+        self.agents = {agent.node: agent for agent in agents}
+        self.now_s = 0.0
+        for agent in agents:
+            execution.agent_came(agent.node, 0.0)
+
+    def deliver(self) -> None:
+        """Messages to and fro until nobody has anything to say. Each goes through its text form."""
+        while self.execution.outbox:
+            node, message = self.execution.outbox.pop(0)
+            agent = self.agents.get(node)
+            if agent is None or agent.deaf:
+                continue
+            for answer in agent.hear(decode(encode(message)), self.now_s):
+                self.execution.heard(node, decode(encode(answer)), self.now_s)
+
+    def advance(self, *seconds: float, decide: bool = True) -> None:
+        """By so much, one after the other."""
+        for each in seconds:
+            self.now_s += each
+            for agent in list(self.agents.values()):
+                for message in [] if agent.deaf else agent.pass_time(self.now_s):
+                    self.execution.heard(agent.node, decode(encode(message)), self.now_s)
+            self.deliver()
+            if decide:
+                self.decide()
+
+    def decide(self) -> None:
+        self.execution.decide(self.now_s)
+        self.deliver()
+
+    def seconds(self, number: int, each: float = 1.0) -> None:
+        for _ in range(number):
+            self.advance(each)
+
+    def submit(self, *works: float, **more: Any) -> list[Any]:
+        first = len(self.execution.jobs)
+        files = [file_of(work, **more) for work in works]
+        return [self.execution.submit(f"j{first + at}", file, self.now_s) for at, file in enumerate(files)]
+
+    def finish(self, most: int = 500) -> None:
+        for _ in range(most):
+            if self.execution.idle:
+                return
+            self.advance(1.0)
+        raise AssertionError(f"jobs go on: {self.states()}")
+
+    def states(self) -> dict[int, str]:
+        return {number: job.state for number, job in sorted(self.execution.jobs.items())}
+
+    def launch(self, node: int = 0) -> Launch:
+        (run,) = self.agents[node].runs.values()
+        return run.launch
+
+    def facts_hold(self) -> None:
+        """No slot held twice, starts and stops in turn, at most one end a job."""
+        held: dict[int, set[tuple[int, int]]] = {}
+        last: dict[int, int] = {}
+        time_s = 0.0
+        for fact in self.execution.journal.facts():
+            assert fact.time_s >= time_s
+            time_s = fact.time_s
+            before = last.get(fact.job)
+            if fact.kind == Kind.SUBMIT:
+                assert before is None
+            elif fact.kind == Kind.START:
+                assert before in (Kind.SUBMIT, Kind.STOP)
+                own = {(node, bit) for node, mask in fact.placement for bit in range(64) if mask >> bit & 1}
+                assert len(own) == fact.gpus
+                assert not any(own & others for others in held.values())
+                held[fact.job] = own
+            else:
+                assert before == Kind.START
+                assert len(held.pop(fact.job)) == fact.gpus
+            last[fact.job] = fact.kind
+        assert not held or not self.execution.idle
+
+    def finished(self) -> list[int]:
+        return sorted(fact.job for fact in self.execution.journal.facts() if fact.kind == Kind.FINISH)
+
+
+def execution_of(
+    folder: Path,
+    policy: Policy | str = "fifo",
+    cluster: Cluster | int = 1,
+    settings: Settings | None = None,
+    profile: Profile | None = None,
+) -> Execution:
+    """On the journal in the folder. cluster: or how many slots its only node has."""
+    chosen = get_policy(policy) if isinstance(policy, str) else policy
+    nodes = cluster_of(cluster) if isinstance(cluster, int) else cluster
+    journal, known = Journal(folder / "journal.sqlite"), Profile() if profile is None else profile
+    return Execution(journal, chosen, nodes, settings or Settings(retries=2), folder, known)
+
+
+def staged(
+    folder: Path,
+    policy: Policy | str = "fifo",
+    slots: tuple[int, ...] = (1,),
+    checkpoints: dict[int, float] | None = None,
+    agent: type[FakeAgent] = FakeAgent,
+    **more: Any,
+) -> Stage:
+    """With an agent on each node. more: of `execution_of`."""
+    saved = {} if checkpoints is None else checkpoints
+    execution = execution_of(folder, policy, **{"cluster": cluster_of(*slots), **more})
+    return Stage(execution, [agent(node, each, saved) for node, each in enumerate(slots)])

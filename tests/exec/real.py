@@ -1,0 +1,323 @@
+"""Real agents, workers and programs: a controller that a test speaks through, and processes looked at from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from aiohttp import WSMsgType, web
+from exec.pretended import launch_of
+
+from synergy_core.errors import InputError
+from synergy_exec.backends import Meeting
+from synergy_exec.client import client_for
+from synergy_exec.messages import (
+    Ended,
+    Hello,
+    Launch,
+    Message,
+    PlanMessage,
+    Report,
+    Reserve,
+    Reserved,
+    Saved,
+    Started,
+    Stop,
+)
+from synergy_exec.wire import decode, encode
+from synergy_exec.worker import processes
+
+HERE = Path(__file__).parent
+JOBS = HERE / "agents_jobs.py"
+TOKEN = "a-token-of-tests"
+AGENT_S = 90.0
+"""How long an agent may take to say hello on a busy machine: it imports torch first."""
+RUN_S = 60.0
+WITHOUT_CGROUPS = """
+from synergy_exec.agent import cgroups
+cgroups.own_folder = lambda: None
+from synergy_exec.agent.__main__ import main
+raise SystemExit(main())
+"""
+
+
+# Processes
+
+children = processes.children
+
+
+def descendants(pid: int) -> list[int]:
+    return [pid, *processes.descendants(pid)]
+
+
+def wardens(agent: int) -> list[int]:
+    """Process ids of the parents of an agent's workers: the children of its zygote."""
+    return [warden for zygote in children(agent) for warden in children(zygote)]
+
+
+def workers(agent: int) -> list[int]:
+    return [worker for warden in wardens(agent) for worker in children(warden)]
+
+
+def gone(pids: list[int], *, timeout_s: float = 10.0) -> bool:
+    """Whether none of them is left in time; zombies that await their parent count as gone."""
+    until_s = time.monotonic() + timeout_s
+    while any(_lives(pid) for pid in pids):
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def wait_until(true: Callable[[], object], patience_s: float, said: Callable[[], str] = lambda: "") -> Any:
+    """What it gives, once that is true. AssertionError, with what was said, where it is not for so long."""
+    until_s = time.monotonic() + patience_s
+    while not (found := true()):
+        assert time.monotonic() < until_s, said()
+        time.sleep(0.02)
+    return found
+
+
+# Programs
+
+
+def typed(*words: object, timeout_s: float = 240, **more: Any) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "synergy_exec", *map(str, words)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=timeout_s, **more)
+
+
+def answer(*words: object) -> str:
+    """What a command prints that does what it was asked."""
+    ended = typed(*words)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def asked(results: Path, method: str, path: str, body: Any = None) -> Any:
+    """What the controller of a results folder answers; None where none does."""
+    with suppress(InputError):
+        return client_for(results, None).ask(method, path, body)
+    return None
+
+
+@contextmanager
+def serving(said: Path, *words: object, code: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+    """A controller in another terminal, until Ctrl-C; it leaves with that code."""
+    with said.open("ab") as stream:
+        line = [sys.executable, "-m", "synergy_exec", *map(str, words)]
+        controller = subprocess.Popen(line, stdout=stream, stderr=stream)
+    try:
+        yield controller
+        controller.send_signal(signal.SIGINT)
+        assert controller.wait(240) == code, said.read_text()
+    finally:
+        controller.kill()
+        controller.wait()
+
+
+def steps_of(launch: Launch) -> list[dict[str, str]]:
+    with (Path(launch.folder) / "steps.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def log_of(launch: Launch) -> str:
+    return (Path(launch.folder) / f"log-{launch.run}.txt").read_text()
+
+
+# Agents
+
+
+class Controller:
+    """Context manager: a thread that agents dial in to.
+
+    heard: (node, message) of all agents, in order. hellos: of those that are connected.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.heard: list[tuple[int, Message]] = []
+        self.hellos: dict[int, Hello] = {}
+        self.agent: subprocess.Popen[bytes] | None = None
+        self._farewells: list[str] = []
+        self._sockets: dict[int, web.WebSocketResponse] = {}
+        self._changed = threading.Condition()
+        self._numbers = itertools.count(1)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=lambda: self._loop.run_until_complete(self._serve()), daemon=True)
+        self._ready = threading.Event()
+
+    def __enter__(self) -> Controller:
+        token = self.folder / "token"
+        token.write_text(TOKEN + "\n")
+        self._thread.start()
+        assert self._ready.wait(10)
+        self.meeting = Meeting(url=f"http://127.0.0.1:{self._port}", token_file=token, folder=self.folder)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        if self.agent is not None:
+            try:
+                self.agent.wait(25)
+            finally:
+                self.agent.kill()
+
+    def start_agent(
+        self, slots: int = 4, *, token: str = TOKEN, hello: bool = True, cgroups: bool = True
+    ) -> subprocess.Popen[bytes]:
+        """Its output goes to agent.txt in the folder. cgroups: whether it may look for its own."""
+        module = ["-m", "synergy_exec.agent"] if cgroups else ["-c", WITHOUT_CGROUPS]
+        command = [sys.executable, *module, f"--url={self.meeting.url}", "--node=0"]
+        command += [f"--slots={slots}", f"--parent={os.getpid()}"]
+        with (self.folder / "agent.txt").open("wb") as output:
+            self.agent = subprocess.Popen(
+                command, env=os.environ | {"SYNERGY_TOKEN": token}, stdout=output, stderr=output, start_new_session=True
+            )
+        if hello:
+            self.until(lambda: self.hellos, AGENT_S)
+        return self.agent
+
+    def workers(self) -> list[int]:
+        return workers(self.agent.pid)
+
+    def close(self) -> None:
+        """The controller is gone: its sockets close."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._end.set)
+            self._thread.join(10)
+
+    def say(self, message: Message, node: int = 0) -> None:
+        asyncio.run_coroutine_threadsafe(self._sockets[node].send_str(encode(message)), self._loop).result(10)
+
+    def until(self, true: Callable[[], Any], timeout_s: float = RUN_S) -> Any:
+        """What it gives, once that is true; it is asked after every message, hello and farewell."""
+        with self._changed:
+            assert self._changed.wait_for(true, timeout_s), f"not in {timeout_s:g} s\n{self.told()}"
+            return true()
+
+    def wait(self, kind: type[Any], such: Callable[[Any], bool] = lambda _: True, *, timeout_s: float = RUN_S) -> Any:
+        """The first message heard of that kind and such."""
+        return self.until(lambda: [each for _, each in self.heard if isinstance(each, kind) and such(each)], timeout_s)[
+            0
+        ]
+
+    def farewells(self) -> list[str]:
+        """Why agents left, as they said; waits for the first."""
+        return self.until(lambda: self._farewells)
+
+    def told(self) -> str:
+        logs = sorted(self.folder.rglob("*.txt"), key=lambda path: path.stat().st_mtime)
+        return "\n".join([f"heard {self.heard[-10:]}", *(f"{log}:\n{log.read_text()[-3000:]}" for log in logs[-2:])])
+
+    def launch(self, name: str, arguments: dict[str, Any] | None = None, *, world: int = 1, **more: Any) -> Launch:
+        """Starts a run of that class of agents_jobs.py; more: fields of `Launch` that are to be otherwise."""
+        run = next(self._numbers)
+        address = Reserved(run=run, host="", port=0)
+        if len(more.get("slots", range(world))) < world and "store_port" not in more:  # the others are elsewhere
+            address = self.reserved(run)
+        values = {"run": run, "job": run, "job_class": f"{JOBS}:{name}", "arguments": arguments or {}, "work": 20.0}
+        values |= {"plan": PlanMessage(data=world, micro_batch=4), "initial_batch": 4 * world, "world": world}
+        values |= {"slots": list(range(world)), "store_host": address.host, "store_port": address.port}
+        values |= {"folder": str(self.folder / f"job-{run}"), "report_s": 0.1}
+        launch = launch_of(**values | more)
+        self.say(launch)
+        return launch
+
+    def reserved(self, run: int) -> Reserved:
+        self.say(Reserve(run=run, ports=""))
+        return self.wait(Reserved, lambda each: each.run == run)
+
+    def of(self, launch: Launch, kind: type[Any]) -> list[Any]:
+        return [each for _, each in self.heard if isinstance(each, kind) and each.run == launch.run]
+
+    def of_run(self, launch: Launch, kind: type[Any], such: Callable[[Any], bool] = lambda _: True, **more: Any) -> Any:
+        """The first of those that is such."""
+        return self.wait(kind, lambda each: each.run == launch.run and such(each), **more)
+
+    def ended(self, launch: Launch, *, timeout_s: float = RUN_S) -> Ended:
+        return self.of_run(launch, Ended, timeout_s=timeout_s)
+
+    def ends(self, launch: Launch, outcome: str) -> Ended:
+        ended = self.ended(launch)
+        assert ended.outcome == outcome, f"{ended}\n{self.told()}"
+        return ended
+
+    def done(self, name: str, arguments: dict[str, Any] | None = None, **more: Any) -> Launch:
+        """A run that reaches its work."""
+        launch = self.launch(name, arguments, **more)
+        self.ends(launch, "done")
+        return launch
+
+    def stop(self, *launches: Launch) -> None:
+        """They save and pause."""
+        for each in launches:
+            self.say(Stop(run=each.run))
+        for each in launches:
+            self.ends(each, "paused")
+
+    def started(self, launch: Launch) -> Started:
+        return self.of_run(launch, Started)
+
+    def reached(self, launch: Launch, step: int) -> Report:
+        """A report of that step or a later one."""
+        return self.of_run(launch, Report, lambda each: each.step >= step)
+
+    def saved(self, launch: Launch) -> Saved:
+        return self.of(launch, Saved)[-1]
+
+    async def _serve(self) -> None:
+        self._end = asyncio.Event()
+        application = web.Application()
+        application.add_routes([web.get("/agents", self._agent)])
+        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self._port = runner.addresses[0][1]
+        self._ready.set()
+        await self._end.wait()
+        for channel in list(self._sockets.values()):
+            await channel.close()
+        await runner.cleanup()
+
+    async def _agent(self, request: web.Request) -> web.WebSocketResponse:
+        if request.headers.get("Authorization") != f"Bearer {TOKEN}":
+            raise web.HTTPUnauthorized
+        channel = web.WebSocketResponse()
+        await channel.prepare(request)
+        hello = decode(await channel.receive_str())
+        self._sockets[hello.node] = channel
+        self._note(lambda: self.hellos.update({hello.node: hello}))
+        self._note(lambda: self.heard.append((hello.node, hello)))
+        while (received := await channel.receive()).type == WSMsgType.TEXT:
+            message = decode(received.data)
+            self._note(lambda message=message: self.heard.append((hello.node, message)))
+        self._note(lambda: self.hellos.pop(hello.node))
+        self._note(lambda: self._farewells.append(received.extra or ""))
+        return channel
+
+    def _note(self, change: Callable[[], object]) -> None:
+        with self._changed:
+            change()
+            self._changed.notify_all()

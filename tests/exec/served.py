@@ -1,0 +1,244 @@
+"""Whole controllers over pretended agents behind a real websocket: served to a client, or executing a trace.
+
+`python served.py agent URL TOKEN NODE SLOTS FOLDER` is such an agent as a process,
+`python served.py run TRACE.csv RESULTS POLICY…` the executor with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from exec.pretended import FakeAgent, file_of
+
+from synergy_core.errors import InputError
+from synergy_core.jobs.testbed_profiles import Profile
+from synergy_core.policies import get_policy
+from synergy_exec.backends import Meeting
+from synergy_exec.client import Client, client_for
+from synergy_exec.controller.controller import Arrival, Controller
+from synergy_exec.messages import Hello, Message
+from synergy_exec.settings import Settings
+from synergy_exec.wire import decode, encode
+
+POLL_S = 0.05
+FAST = Settings(round_s=0.1, nodes_s=20.0, leave_s=5.0)
+TOKENS = {name: f"{name}-0123456789abcdefghij" for name in ("root", "ann", "bob", "eve")}
+USERS: list[dict[str, Any]] = [
+    {"name": "root", "role": "admin", "token_sha256": hashlib.sha256(TOKENS["root"].encode()).hexdigest()},
+    {"name": "ann", "role": "user", "token": TOKENS["ann"], "virtual_cluster": "vision", "most_priority": 5},
+    {"name": "bob", "role": "user", "token": TOKENS["bob"]},
+    {"name": "eve", "role": "reader", "token": TOKENS["eve"]},
+]
+
+
+# Agents
+
+
+async def serve(url: str, token: str, node: int, slots: int, saved: Path | None, checkpoints: dict[int, float]) -> None:
+    """One agent, until the controller is gone or has told it to leave."""
+    if saved is not None and saved.is_file():
+        checkpoints |= {int(job): work for job, work in json.loads(saved.read_text()).items()}
+    agent = FakeAgent(node, slots, checkpoints)
+    headers = {"Authorization": f"Bearer {token}"}
+    async with aiohttp.ClientSession(headers=headers) as session, session.ws_connect(f"{url}/agents") as channel:
+
+        async def say(messages: list[Message]) -> None:
+            if saved is not None:
+                saved.write_text(json.dumps(checkpoints))
+            for message in messages:
+                await channel.send_str(encode(message))
+
+        here = {"host": socket.gethostname(), "pid": os.getpid(), "no_limit": "this agent only pretends"}
+        await say([Hello(node=node, slots=slots, gpu_type="cpu", **here)])
+        leaving = False
+        while not (leaving and not agent.runs):
+            try:
+                heard = await channel.receive(timeout=POLL_S)
+            except TimeoutError:
+                with contextlib.suppress(ConnectionError):
+                    await say(agent.pass_time(time.monotonic()))
+                continue
+            if heard.type != aiohttp.WSMsgType.TEXT:
+                break
+            message = decode(heard.data)
+            leaving |= message.KIND == "shutdown"
+            await say(agent.hear(message, time.monotonic()))
+        for number in list(agent.runs):
+            agent.end(number, "paused")
+        if saved is not None:
+            saved.write_text(json.dumps(checkpoints))
+
+
+class TaskBackend:
+    def __init__(self, *slots: int) -> None:
+        self.slots = slots
+        self.nodes = len(slots)
+        self.checkpoints: dict[int, float] = {}
+        self.agents: dict[int, asyncio.Task[None]] = {}
+
+    async def start(self, node: int, meeting: Meeting) -> None:
+        token = meeting.token_file.read_text().strip()
+        work = serve(meeting.url, token, node, self.slots[node], None, self.checkpoints)
+        self.agents[node] = asyncio.ensure_future(work)
+
+    def lost(self) -> dict[int, str]:
+        return {node: "its task ended" for node, task in self.agents.items() if task.done()}
+
+    async def stop(self) -> None:
+        for task in self.agents.values():
+            task.cancel()
+
+
+class ProcessBackend:
+    def __init__(self, *slots: int) -> None:
+        self.slots = slots
+        self.nodes = len(slots)
+        self._processes: list[asyncio.subprocess.Process] = []
+
+    async def start(self, node: int, meeting: Meeting) -> None:
+        token = meeting.token_file.read_text().strip()
+        saved = meeting.folder / f"saved-{node}.json"
+        arguments = ("agent", meeting.url, token, str(node), str(self.slots[node]), str(saved))
+        process = await asyncio.create_subprocess_exec(sys.executable, __file__, *arguments)
+        self._processes.append(process)
+
+    def lost(self) -> dict[int, str]:
+        return {}
+
+    async def stop(self) -> None:
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+# Controllers
+
+
+def through(work: Callable[[], Awaitable[Any]], limit_s: float = 120.0) -> Any:
+    return asyncio.run(asyncio.wait_for(work(), limit_s))
+
+
+def controller_of(
+    folder: Path,
+    *slots: int,
+    policy: str = "fifo",
+    arrivals: tuple[Arrival, ...] = (),
+    backend: Any = None,
+    profile: Profile | None = None,
+    **more: Any,
+) -> Controller:
+    """more: settings."""
+    settings, known = dataclasses.replace(FAST, **more), Profile() if profile is None else profile
+    return Controller(get_policy(policy), arrivals, backend or TaskBackend(*slots), settings, folder, known)
+
+
+def served(folder: Path, work: Callable[[Controller, Client], Awaitable[None]], *slots: int, **more: Any) -> None:
+
+    async def meanwhile() -> None:
+        controller = controller_of(folder, *slots, serve=True, **more)
+        running = asyncio.ensure_future(controller.run())
+        try:
+            while controller.execution is None:
+                await asyncio.sleep(0.02)
+                assert not running.done(), running
+            await work(controller, client_for(folder, None))
+        finally:
+            controller._interrupt()
+            await running
+
+    through(meanwhile)
+
+
+def ask(client: Client, *what: Any) -> Awaitable[Any]:
+    return asyncio.to_thread(client.ask, *what)
+
+
+async def refused(says: str, client: Client, *what: Any) -> str:
+    with pytest.raises(InputError, match=says) as caught:
+        await ask(client, *what)
+    return str(caught.value)
+
+
+async def until(true: Callable[[], object]) -> None:
+    for _ in range(500):
+        if true():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it never came true")
+
+
+def job(**more: object) -> dict[str, object]:
+    return {**file_of(work=10_000.0).values(), **more}
+
+
+def arriving(*works: float, apart_s: float = 0.0) -> tuple[Arrival, ...]:
+    """Jobs j0, j1, …, one after the other."""
+    return tuple(Arrival(apart_s * at, f"j{at}", file_of(work=work)) for at, work in enumerate(works))
+
+
+def users_file(folder: Path, entries: Any = None, mode: int = 0o600) -> Path:
+    path = folder / "users.yaml"
+    path.write_text(entries if isinstance(entries, str) else json.dumps(USERS if entries is None else entries))
+    path.chmod(mode)
+    return path
+
+
+# Traces
+
+
+def settings_values(trace: Path | None, results: Path, policies: list[str], **more: object) -> dict[str, object]:
+    from omegaconf import OmegaConf
+
+    from synergy_runs.settings import defaults
+
+    conf = Path(__file__).resolve().parents[2] / "conf"
+    values = defaults(Settings)
+    if trace is not None:
+        of_all = OmegaConf.to_container(OmegaConf.load(conf / "trace" / "default.yaml"))
+        values["trace"] = {**of_all, "name": "small", "path": str(trace)}
+    shown = {"results_dir": str(results), "figures": False, "live": False}
+    fast = {"round_s": 0.2, "leave_s": 10.0, "nodes_s": 30.0, "profile": None}
+    return {**values, "policy": policies, **shown, **fast, **more}
+
+
+def trace_of(folder: Path, jobs: int, iterations: int, *, apart_s: float = 0.1) -> Path:
+    """Every second job asks for two slots."""
+    path = folder / "small.csv"
+    rows = [f"{apart_s * number},mlp,{iterations},j{number},{1 + number % 2}" for number in range(jobs)]
+    path.write_text("\n".join(["submit_s,model,iterations,job,gpus", *rows]) + "\n")
+    return path
+
+
+def executed(trace: Path, results: Path, policies: list[str], make_backend: Any = None, **more: Any) -> list[Path]:
+    """As `python -m synergy_exec` does, with two pretended agents or what is made; the folders of results."""
+    from synergy_exec.run import execute_all
+    from synergy_runs.settings import build
+
+    values = settings_values(trace, results, policies, **more)
+    make = make_backend or (lambda: TaskBackend(1, 1))
+    return [each.results for each in execute_all(build(Settings, values), values, results / "small", make)]
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "agent":
+        url, token, node, slots, saved = sys.argv[2:]
+        asyncio.run(serve(url, token, int(node), int(slots), Path(saved), {}))
+    else:
+        executed(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:], lambda: ProcessBackend(1, 1))

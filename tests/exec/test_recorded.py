@@ -1,0 +1,508 @@
+"""What a work folder tells afterwards: loss curves verified, logs, TensorBoard's events, the cost of decisions."""
+
+import dataclasses
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import groups
+import pytest
+import torch
+from exec.pretended import launch_of, refuses, staged
+from exec.real import answer, typed, wait_until
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util import tensor_util
+from test_equality import SgdGpt
+from torch import distributed, nn
+
+from synergy_exec.agent.logs import bound, logs, opened
+from synergy_exec.commands import logs as logs_command
+from synergy_exec.commands import verify
+from synergy_exec.commands.tensorboard import SERIES, ended_s, overheads, write
+from synergy_exec.commands.verify import Replayed, difference, replayed
+from synergy_exec.controller.journal import JobRow, Journal, RunRow
+from synergy_exec.examples.mlp import Mlp
+from synergy_exec.job_file import JobFile
+from synergy_exec.messages import PlanMessage, Saved
+from synergy_exec.recorded import RecordedJob, RecordedStep, recorded_jobs
+from synergy_exec.training import checkpoint
+from synergy_exec.training.integrity import Progress
+from synergy_exec.training.loading import load_job
+from synergy_exec.training.trainer import Trainer
+from synergy_exec.worker.loop import StepsFile
+from synergy_runs.facts import Kind
+
+SEED, BATCH = 7, 16
+SGD = "test_equality:SgdGpt"
+ONE = PlanMessage(micro_batch=BATCH)
+CHAIN = (
+    PlanMessage(data=2, zero=3, micro_batch=4, accumulation=2),
+    PlanMessage(pipeline=2, micro_batch=4, accumulation=4),
+    PlanMessage(micro_batch=8, accumulation=2),
+)
+"""Plans that a job goes through, a run each."""
+STEPS = 5
+"""Of each run; the last one of each but the last run is not in its checkpoint."""
+RATES = (1.0, 0.5)
+
+
+def train_run(folder, number):
+    """One run of the chain, on all ranks of its group; returns the step it began at, from 0."""
+    plan = CHAIN[number]
+    trainer = Trainer(load_job(SGD, {}), plan, seed=SEED)
+    progress = checkpoint.load(folder / "checkpoints", trainer.parts, trainer.optimizers) or Progress()
+    began = progress.step
+    rank = distributed.get_rank() if distributed.is_initialized() else 0
+    steps = StepsFile(folder / "steps.csv", number) if rank == 0 else None
+    for place in range(STEPS):
+        if place == STEPS // 2:
+            trainer.retune(2 * plan.micro_batch, plan.accumulation)
+        rate = RATES[place % 2]
+        result = trainer.step(progress.step, rate=rate)
+        progress.step += 1
+        if steps is not None:
+            steps.add(progress.step, trainer.plan.global_batch, rate, result.loss, 0.01)
+        if place == STEPS - 2:
+            checkpoint.save(folder / "checkpoints", trainer.parts, trainer.optimizers, progress)
+    return began
+
+
+def trained_chain(work):
+    folder = job_folder(work, 0, "chain")
+    cases = [(train_run, folder, number) for number in range(len(CHAIN))]
+    began = groups.run({2: cases[:2], 1: cases[2:]})
+    assert [began[case] for case in cases] == [0, 4, 8]
+    journal = Journal(work / "journal.sqlite")
+    journal.set_meta("settings", {"seed": SEED})
+    add_runs(journal, 0, "chain", CHAIN)
+    for number, plan in enumerate(CHAIN):
+        retuned = {"micro_batch": 2 * plan.micro_batch, "accumulation": plan.accumulation}
+        journal.timing(number, number + 0.5, "plan", retuned)
+    journal.close()
+
+
+def job_folder(work, number, name, job_class=SGD):
+    folder = work / "jobs" / str(number)
+    folder.mkdir(parents=True)
+    values = job_file(name, job_class).values()
+    (folder / "job.json").write_text(json.dumps({"job": number, "submitted_as": name, **values}))
+    return folder
+
+
+def job_file(name, job_class=SGD):
+    return JobFile(job_class=job_class, name=name, initial_batch=BATCH, max_batch=64, work=10.0)
+
+
+def add_runs(journal, job, name, plans, *, first=0):
+    """The job, and a run of a second for each plan, one after the other, numbered from `first`."""
+    journal.submitted(JobRow(job, name, job_file(name).values(), 0.0, None, "done", "", 0, 0))
+    journal.fact(0.0, Kind.SUBMIT, job, 1)
+    for place, plan in enumerate(plans):
+        run, placed = first + place, ((0, (1 << plan.world) - 1),)
+        journal.decided_run(run, job, float(place), placed, dataclasses.asdict(plan))
+        parts = {"micro_batch": plan.micro_batch, "accumulation": plan.accumulation}
+        journal.timing(run, float(place), "plan", parts)
+        journal.launched(run)
+        journal.fact(float(place), Kind.START, job, plan.world, placed)
+        last = place == len(plans) - 1
+        journal.fact(place + 1.0, Kind.FINISH if last else Kind.STOP, job, plan.world)
+        journal.ended(run, "done" if last else "paused", "")
+
+
+def write_steps(folder, losses, *, run, seconds=0.01):
+    """Steps 1, 2, … of one run at the initial batch."""
+    steps = StepsFile(folder / "steps.csv", run)
+    for number, loss in enumerate(losses, 1):
+        steps.add(number, BATCH, 1.0, loss, seconds)
+    steps.close()
+
+
+# Loss curves of jobs that changed their plans are those of one process; what is not is found
+
+
+class AdamGpt(SgdGpt):
+    def build_optimizer(self, parameters):
+        return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+class DropoutMlp(Mlp):
+    def build_model(self):
+        return nn.Sequential(nn.Linear(32, 8), nn.Dropout(0.5), nn.Linear(8, 10))
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """The chain, really trained, and two jobs that no record could be judged of."""
+    folder = tmp_path_factory.mktemp("runs") / "synergy-0.work"
+    trained_chain(folder)
+    journal = Journal(folder / "journal.sqlite")
+    for job, kind in ((1, "AdamGpt"), (2, "DropoutMlp")):
+        write_steps(job_folder(folder, job, kind, f"test_recorded:{kind}"), [9.0, 9.0], run=2 + job)
+        add_runs(journal, job, kind, [ONE], first=2 + job)
+    journal.close()
+    return folder
+
+
+def verified(work, *arguments):
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    return typed("verify", work, *arguments, env=os.environ | {"PYTHONPATH": paths})
+
+
+def test_job_under_three_plans_trains_as_one_process_does(work, tmp_path):
+    ended = verified(work, "--processes", "1", "--json", str(tmp_path / "found.json"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stderr == ""
+    found = json.loads((tmp_path / "found.json").read_text())["jobs"]
+    chain, adam, dropout = found
+    assert chain["verdict"] == "met"
+    assert (chain["steps"], chain["compared"], chain["runs"], chain["changes"]) == (13, 13, 3, [5, 9])
+    assert chain["plans"] == ["dp2 zero3", "pp2", "1"]
+    assert max(chain["largest"], chain["after_changes"]) <= 1e-5
+    assert (adam["verdict"], adam["optimizer"], adam["remark"]) == ("not judged", "AdamW", "no SGD")
+    assert adam["largest"] > 1
+    assert (dropout["verdict"], dropout["remark"]) == ("not judged", "draws random numbers in training")
+    assert "dp2 zero3 → pp2 → 1" in ended.stdout
+    assert "1 met, 2 not judged" in ended.stdout
+
+
+def test_loss_that_is_off_by_a_hundredth_is_found(work, tmp_path):
+    copy = tmp_path / "off.work"
+    shutil.copytree(work, copy)
+    path = copy / "jobs" / "0" / "steps.csv"
+    lines = path.read_text().splitlines()
+    at = max(at for at, line in enumerate(lines) if line.startswith("6,"))
+    cells = lines[at].split(",")
+    cells[3] = f"{float(cells[3]) + 1e-2:.9g}"
+    lines[at] = ",".join(cells)
+    path.write_text("\n".join(lines) + "\n")
+    ended = verified(copy, "--jobs", "chain")
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "1 missed" in ended.stdout
+
+
+def test_another_seed_is_another_training_and_a_missing_step_ends_it(work):
+    job = recorded_jobs(work)[0]
+    plans = [PlanMessage(micro_batch=step.batch) for step in job.steps]
+    assert max(replayed(job, plans, SEED).differences) <= 1e-5
+    assert max(replayed(job, plans, SEED + 1).differences) > 1e-2
+    lacking = RecordedJob(0, "chain", job.file, job.steps[:3] + job.steps[4:])
+    assert len(replayed(lacking, plans[1:], SEED).differences) == 3
+
+
+@pytest.mark.parametrize(
+    ("differences", "steps", "compressed", "verdict"),
+    [
+        ((0.0, 1e-4), 2, (), "met"),
+        ((0.0, 2e-4), 2, (), "missed"),
+        ((2e-3, 0.0), 2, (), "missed"),
+        ((0.0,), 3, (), "missed"),
+        ((math.inf,), 1, (), "missed"),
+        ((2e-3,), 1, (0,), "not judged"),
+        ((2e-3,), 1, (1,), "missed"),
+    ],
+)
+def test_verdicts(differences, steps, compressed, verdict):
+    """On a job of SGD under one plan. compressed: the runs that were."""
+    lines = tuple(RecordedStep(number, 16, 1.0, 1.0, 0.1, 0) for number in range(1, steps + 1))
+    job, runs = RecordedJob(0, "j", job_file("j"), lines), [RunRow(0, 0, 0.0, (), {}, True, "done", "")]
+    found = verify.continuity(job, runs, Replayed("SGD", True, False, differences), 1e-4, frozenset(compressed))
+    assert found.verdict == verdict
+
+
+def test_difference_of_losses_that_are_no_numbers():
+    nan, inf = math.nan, math.inf
+    assert [difference(nan, nan), difference(inf, inf), difference(nan, 1.0), difference(inf, -inf)] == [0, 0, inf, inf]
+
+
+def test_what_a_user_can_mend_is_said(work, tmp_path):
+    for words, says in (
+        ([tmp_path], "expected the work folder of a run"),
+        ([work, "--jobs", "chian"], "job 'chian' has no folder in this run; those that do: chain, AdamGpt"),
+        ([work, "--limit", "-1"], "--limit -1: expected a difference"),
+    ):
+        refuses(says, verify.main, list(map(str, words)))
+    job = recorded_jobs(work)[0]
+    elsewhere = RecordedJob(0, "j", job_file("j", "no_such.module:Class"), job.steps)
+    refuses("job j: class: there is no module", replayed, elsewhere, [CHAIN[2]] * len(job.steps), SEED)
+
+
+def test_later_run_counts_to_the_last_bit_and_a_line_cut_off_does_not(tmp_path):
+    """Six digits of learning rates had made ReLU networks drift apart by 0.02 in a few hundred steps."""
+    folder, rate = job_folder(tmp_path, 3, "j"), 1.0 + 1.0 / 3.0
+    write_steps(folder, [2.5, 2.25], run=0)
+    (folder / "steps.csv").open("a").write("3,16,1,2")
+    steps = StepsFile(folder / "steps.csv", 1)
+    steps.add(2, 16, rate, 2.125, 0.1)
+    steps.close()
+    (job,) = recorded_jobs(tmp_path)
+    assert (job.number, job.name, job.file.job_class) == (3, "j", SGD)
+    assert [(step.number, step.loss, step.run) for step in job.steps] == [(1, 2.5, 0), (2, 2.125, 1)]
+    assert job.steps[1].rate == rate
+
+
+# Logs in bounded space, and the command that prints them
+
+
+def launch(folder, run, **more):
+    return launch_of(folder=str(folder), run=run, log_mb=0.008, **more)
+
+
+def size(folder):
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def test_a_job_keeps_the_last_of_what_it_printed_within_its_space(tmp_path):
+    for run in range(5):
+        given = launch(tmp_path, run)
+        with open(opened(given), "wb", buffering=0) as log:  # held open, as workers do
+            for line in range(40):
+                log.write(f"run {run} line {line:02} ".encode().ljust(99, b".") + b"\n")
+                bound(given)
+                assert size(tmp_path) <= 8_000 + 200
+    found = {run: "".join(path.read_text() for path in paths) for run, paths in logs(tmp_path).items()}
+    assert list(found) == [3, 4]
+    assert found[4].splitlines()[-1].startswith("run 4 line 39")
+    assert "the log of run 2 was removed: log_mb=0.008 of this job's logs are kept" in found[4] + found[3]
+
+
+def test_what_is_printed_at_once_is_cut_to_its_end(tmp_path):
+    given = launch(tmp_path, 1)
+    with open(opened(given), "wb", buffering=0) as log:
+        log.write(b"a" * 50_000 + b"the end")
+        bound(given)
+        log.write(b", and more")
+    old, now = logs(tmp_path)[1]
+    assert len(old.read_bytes()) == 2_000
+    assert old.read_bytes().endswith(b"aa" + b"the end")
+    assert now.read_bytes() == b", and more"
+
+
+def test_one_agent_bounds_what_those_of_all_nodes_write(tmp_path):
+    other = launch(tmp_path, 1, first_rank=2)
+    with open(opened(other), "wb") as log:
+        log.write(b"a" * 50_000)
+    bound(other)
+    assert [path.name for path in tmp_path.iterdir()] == ["log-1.txt"]
+
+
+def test_a_log_that_cannot_be_bounded_ends_no_run(tmp_path):
+    bound(launch(tmp_path / "nowhere", 1))
+
+
+@pytest.fixture
+def three_jobs(tmp_path):
+    """Jobs a and b, numbers 0 and 1, of which a had runs 0 and 3, and c that printed nothing."""
+    folder = tmp_path / "results" / "demo" / "fifo-0.work"
+    for number, name in enumerate("abc"):
+        job_folder(folder, number, name)
+    texts = {"0/log-0.txt": "zero\n", "0/log-3.old.txt": "old\n", "0/log-3.txt": "three\n", "1/log-2.txt": "two\n"}
+    for path, text in texts.items():
+        (folder / "jobs" / path).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("typed", "printed"),
+    [
+        (["a"], "--- run 0\nzero\n--- run 3\nold\nthree\n"),
+        (["0"], "--- run 0\nzero\n--- run 3\nold\nthree\n"),
+        (["a", "--run", "3"], "old\nthree\n"),
+        (["b"], "--- run 2\ntwo\n"),
+        (["c"], ""),
+    ],
+)
+def test_logs_of_a_job_are_printed_in_order(three_jobs, typed, printed, capfdbinary):
+    for folder in (three_jobs, three_jobs.parents[1]):
+        logs_command.main([*typed, "--dir", str(folder)])
+        assert capfdbinary.readouterr().out.decode() == printed
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        (["d"], "no job 'd' was launched in a run below .*; those that were: a, b, c"),
+        (["a", "--run", "2"], "--run 2: job a has no log of that run; it has those of: 0, 3"),
+        (["c", "--run", "2"], "it has those of: none"),
+    ],
+)
+def test_what_has_no_log_is_said(three_jobs, typed, says):
+    refuses(says, logs_command.main, [*typed, "--dir", str(three_jobs)])
+
+
+def test_a_name_that_two_jobs_have_is_not_guessed_but_the_last_run_is(three_jobs, capfdbinary):
+    later = three_jobs.with_name("las-0.work")
+    (job_folder(later, 7, "a") / "log-9.txt").write_text("nine\n")
+    logs_command.main(["a", "--dir", str(three_jobs.parents[1])])
+    said = capfdbinary.readouterr()
+    assert said.out.decode() == "--- run 9\nnine\n"
+    assert f"of {later}, written to last" in said.err.decode()
+    (job_folder(later, 8, "a") / "log-10.txt").write_text("ten\n")
+    refuses(r"2 jobs are called a in .*; take a number: 7, 8", logs_command.main, ["a", "--dir", str(later)])
+
+
+def test_following_goes_on_until_the_job_has_ended(three_jobs):
+    journal = Journal(three_jobs / "journal.sqlite")
+    add_runs(journal, 0, "a", [PlanMessage()])
+    journal.job_is(0, "waiting", "", 0, 0)
+    journal.commit()
+    command = [sys.executable, "-m", "synergy_exec", "logs", "a", "--follow", "--dir", str(three_jobs)]
+    out, log = three_jobs / "printed", three_jobs / "jobs" / "0" / "log-3.txt"
+
+    def printed(line):
+        wait_until(lambda: line in out.read_text().splitlines(), 60)
+
+    with out.open("wb") as stream, subprocess.Popen(command, stdout=stream) as process:
+        printed("three")
+        with log.open("a") as file:
+            file.write("more\n")
+        printed("more")
+        log.write_text("x\n")  # turned over
+        printed("x")
+        log.with_name("log-4.txt").write_text("four\n")
+        printed("four")
+        assert process.poll() is None
+        journal.job_is(0, "done", "", 0, 0)
+        journal.commit()
+        journal.close()
+        assert process.wait(60) == 0
+    lines = ["--- run 0", "zero", "--- run 3", "old", "three", "more", "x", "--- run 4", "four"]
+    assert out.read_text().splitlines() == lines
+
+
+# Events are read back by TensorBoard itself
+
+LOSSES = [2.5, 2.25, 2.0]
+WRITTEN_S = 1_700_000_010.0
+
+
+@pytest.fixture
+def evented(tmp_path):
+    """Job 0 of two runs, [0, 1] and [1, 2] s, and job 1 in [0, 1] s; steps of 0.25 s."""
+    folder = tmp_path / "fifo-0.work"
+    first = job_folder(folder, 0, "a job/1")
+    write_steps(first, LOSSES, run=0, seconds=0.25)
+    (first / "steps.csv").open("a").write("3,16,0.5,1.75,0.25,1\n4,32,0.5,1.5,0.25,1\n")
+    write_steps(job_folder(folder, 1, "b"), LOSSES[:1], run=2, seconds=0.25)
+    job_folder(folder, 2, "never trained")
+    os.utime(first / "steps.csv", (WRITTEN_S, WRITTEN_S))
+    journal = Journal(folder / "journal.sqlite")
+    add_runs(journal, 0, "a job/1", [ONE, ONE])
+    add_runs(journal, 1, "b", [ONE], first=2)
+    journal.close()
+    return folder
+
+
+def series(folder, tag, tags=SERIES):
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    assert sorted(events.Tags()["tensors"]) == sorted(tags)
+    return [
+        (each.step, float(tensor_util.make_ndarray(each.tensor_proto)), each.wall_time) for each in events.Tensors(tag)
+    ]
+
+
+def test_every_step_of_every_job_is_there_once(evented, tmp_path):
+    for _ in range(2):  # a second time replaces the first
+        folders = write(evented, tmp_path / "events")
+    assert [folder.name for folder in folders] == ["0-a_job_1", "1-b"]
+    losses = series(folders[0], "loss")
+    assert [each[:2] for each in losses] == [(1, 2.5), (2, 2.25), (3, 1.75), (4, 1.5)]
+    others = {"batch": [16, 16, 16, 32], "learning_rate_factor": [1, 1, 0.5, 0.5], "step_seconds": [0.25] * 4}
+    assert {tag: [each[1] for each in series(folders[0], tag)] for tag in others} == others
+    # The last step of all ended at 2 s on the controller's clock, which is when its line was written.
+    assert [each[2] - WRITTEN_S for each in losses] == [-1.25, -1.0, -0.25, 0.0]
+    assert series(folders[1], "loss") == [(1, 2.5, WRITTEN_S - 1.0)]
+
+
+def test_steps_of_a_run_that_has_not_left_count_from_its_launch(evented):
+    job = recorded_jobs(evented)[0]
+    assert ended_s(job, {0: (0.0, 1.0), 1: (1.5, float("inf"))}) == [0.75, 1.0, 1.75, 2.0]
+
+
+def test_evaluations_stand_at_the_steps_they_were_made_after(evented, tmp_path):
+    lines = "step,metric,value,run\n2,loss,2.5,0\n3,loss,9.0,0\n3,loss,2.0,1\n3,accuracy,0.5,1\n4,loss,1.5\n"
+    (evented / "jobs" / "0" / "evaluations.csv").write_text(lines)
+    folder, _ = write(evented, tmp_path / "events")
+    tags = {*SERIES, "evaluation/loss", "evaluation/accuracy"}
+    losses = series(folder, "evaluation/loss", tags)
+    assert [each[:2] for each in losses] == [(2, 2.5), (3, 2.0)]
+    assert [each[2] for each in losses] == [each[2] for each in series(folder, "loss", tags)][1:3]
+    assert [each[:2] for each in series(folder, "evaluation/accuracy", tags)] == [(3, 0.5)]
+
+
+def test_command_says_how_to_look_at_it(evented):
+    assert f"tensorboard --logdir {evented / 'tensorboard'}" in answer("tensorboard", evented)
+    assert series(evented / "tensorboard" / "1-b", "loss")
+
+
+def test_without_tensorboard_it_is_said_what_to_install(evented, tmp_path, monkeypatch):
+    refuses("expected the work folder of a run", write, tmp_path / "nothing", tmp_path / "events")
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    refuses(r"pip install 'synergy-cluster\[tensorboard\]'", write, evented, tmp_path / "events")
+    assert not (tmp_path / "events").exists()
+
+
+# What a run's journal says of the cost of decisions, against a course of events that is known
+
+PARTS = {"launch_s": 0.1, "build_s": 0.05, "load_s": 0.025, "first_step_s": 0.2}
+
+
+@pytest.fixture
+def timed(tmp_path):
+    """A job of two runs: decided and launched at 0 and 1 s, first steps told of 0.5 s later, the first stopped."""
+    folder = tmp_path / "las-0.work"
+    journal = Journal(folder / "journal.sqlite")
+    add_runs(journal, 0, "j", [ONE, ONE])
+    journal.timing(0, 0.5, "started", PARTS)
+    journal.timing(0, 0.75, "stop", {})
+    journal.timing(0, 0.875, "saved", {"save_s": 0.0625})
+    journal.timing(1, 1.5, "started", PARTS)
+    journal.decision(0.0, 0.002, (1, 0, 1, 0, 1), (float("nan"), float("nan")))
+    journal.close()
+    results = tmp_path / "las-0"
+    results.mkdir()
+    (results / "summary.json").write_text(json.dumps({"simulation_cpu_s": 0.01}))
+    return folder
+
+
+def test_times_are_told_apart(timed):
+    found = overheads(timed)
+    first, restart = found.starts
+    assert (first.fresh, restart.fresh) == (True, False)
+    assert (first.total_s, first.waited_s, first.parts) == (0.5, 0.0, PARTS)
+    assert first.told_s == pytest.approx(0.5 - 0.375)
+    assert (found.freed_s, found.saved_s, found.decided_s) == ((0.25,), (0.0625,), (0.002,))
+    assert (found.jobs, found.most_at_once, found.clock_s) == (1, 1, 2.0)
+    assert found.cpu_fraction == pytest.approx(0.005)
+
+
+def test_cpu_of_a_resumed_run_or_without_results_is_not_known(timed):
+    journal = Journal(timed / "journal.sqlite")
+    journal.ended(0, "lost", "the controller was restarted")
+    journal.close()
+    assert overheads(timed).cpu_fraction is None
+    (timed.with_suffix("") / "summary.json").unlink()
+    assert overheads(timed).cpu_s is None
+
+
+def test_execution_keeps_what_is_told(tmp_path):
+    stage = staged(tmp_path, "las")
+    execution = stage.execution
+    (first,) = stage.submit(40.0)
+    stage.advance(0.0, 1.0)
+    execution.heard(0, Saved(run=first.run, step=4, samples=128, work=4.0, save_s=0.375), stage.now_s)
+    execution.cancel(first, stage.now_s)
+    stage.submit(8.0)
+    stage.finish()
+    kinds = [(each.run, each.kind) for each in execution.journal.timings()]
+    assert kinds[:3] == [(0, "plan"), (0, "started"), (0, "saved")]
+    assert (1, "started") in kinds
+    execution.journal.close()
+    found = overheads(tmp_path)
+    assert [each.fresh for each in found.starts] == [True, True]
+    assert set(found.starts[0].parts.values()) == {0.1}
+    assert found.saved_s == (0.375,)
