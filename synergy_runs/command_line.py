@@ -283,26 +283,20 @@ def _has_launcher(name: str) -> bool:
 def with_hydra(program: Program, function: Callable[[DictConfig], None]) -> None:
     """Calls `function` with the configuration of the command line, or once per run of a sweep (`-m`).
 
-    Defaults declared in the program's settings are available to files in conf/ as `<config>_keys`. If a run of a sweep
-    has invalid settings, its error message is returned to Hydra and the sweep goes on.
+    Defaults declared in the program's settings are available to files in conf/ as `<config>_keys`.
     """
     import hydra
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
     from omegaconf.errors import OmegaConfBaseException
 
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise instead of printing half a traceback and exiting
     failures: list[Exception] = []
 
-    def task(config: DictConfig) -> str | None:
+    def task(config: DictConfig) -> None:
         """Runs `function` and hides its errors from Hydra, which would print a traceback."""
         try:
             function(config)
         except (InputError, OmegaConfBaseException) as error:
-            if HydraConfig.get().mode == RunMode.MULTIRUN:
-                return str(error)
             failures.append(error)
-        return None
 
     _declare(program)
     decorated = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=program.config)(task)
@@ -317,24 +311,32 @@ def composed(program: Program, arguments: Sequence[str]) -> dict[str, Any]:
     return composed_of(program, prepared(arguments, program))
 
 
+def swept_values(arguments: Sequence[str]) -> dict[str, list[str]]:
+    """The values of each swept key. arguments: in Hydra's grammar. Raises InputError."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    with _short_errors():
+        parsed = OverridesParser.create().parse_overrides(_own(arguments))
+        return {
+            each.get_key_element(): list(each.sweep_string_iterator()) for each in parsed if each.is_discrete_sweep()
+        }
+
+
+def _own(arguments: Sequence[str]) -> list[str]:
+    """The arguments that are keys of the program, not options or keys of Hydra."""
+    return [each for each in arguments if not each.startswith(("-", "hydra"))]
+
+
 def of_each_swept_value(program: Program, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Settings of a sweep: for each value of each swept key, with the first values of the other swept keys.
 
     arguments: in Hydra's grammar. Raises InputError."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    own = [each for each in arguments if not each.startswith(("-", "hydra"))]
-    with _short_errors():
-        parsed = OverridesParser.create().parse_overrides(own)
-        fixed = [each.input_line or "" for each in parsed if not each.is_discrete_sweep()]
-        swept = {
-            each.get_key_element(): list(each.sweep_string_iterator()) for each in parsed if each.is_discrete_sweep()
-        }
+    swept = swept_values(arguments)
+    fixed = [each for each in _own(arguments) if each.partition("=")[0] not in swept]
     first = {key: values[0] for key, values in swept.items()}
-    for key, values in swept.items():
-        for value in values:
-            chosen = {**first, key: value}
-            yield composed_of(program, [*fixed, *(f"{each}={chosen[each]}" for each in chosen)])
+    others = [{**first, key: value} for key, values in swept.items() for value in values[1:]]
+    for chosen in (first, *others):
+        yield composed_of(program, [*fixed, *(f"{key}={value}" for key, value in chosen.items())])
 
 
 def composed_of(program: Program, arguments: Sequence[str]) -> dict[str, Any]:

@@ -75,10 +75,10 @@ def _main() -> None:
         print(completion(SIMULATOR, arguments[0]), end="")
     else:
         sys.argv[1:] = prepared(arguments, SIMULATOR)
-        from synergy_sim.run import run, swept  # slow to import, and not needed for a refusal
+        from synergy_sim.run import run, sweep  # slow to import, and not needed for a refusal
 
         if sweeps(arguments):
-            swept(arguments, lambda: with_hydra(SIMULATOR, run))
+            sweep(arguments)
         else:
             with_hydra(SIMULATOR, run)
 

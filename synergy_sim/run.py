@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import multiprocessing
 import os
@@ -18,8 +19,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml  # type: ignore[import-untyped]
-from hydra.experimental.callback import Callback
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
@@ -29,13 +28,16 @@ from synergy_core.errors import InputError
 from synergy_core.scheduling.conformance import attributed_to_policy
 from synergy_core.units import format_duration
 from synergy_runs.asked import in_words, label_of, missing, policies_of, terms_of
-from synergy_runs.command_line import of_each_swept_value
+from synergy_runs.command_line import as_hydra, of_each_swept_value, swept_values, with_hydra
+from synergy_runs.comparison import collect, compare
 from synergy_runs.facts import Run, as_logged
-from synergy_runs.files import conf_folder
 from synergy_runs.inputs import about_cluster, carried_in_words, check_name
 from synergy_runs.invariants import check
-from synergy_runs.results import command_line, new_run, show, write_run
+from synergy_runs.report.write import write_comparison
+from synergy_runs.results import command_line, command_of, new_run, show, write_run
 from synergy_runs.settings import build
+from synergy_runs.stored import find_runs, read_record
+from synergy_runs.tables import print_comparison
 from synergy_runs.workload import Workload
 from synergy_sim.engine import Progress as Report
 from synergy_sim.prepare import PreparedRun, prepared_runs
@@ -174,31 +176,22 @@ def _child(run: PreparedRun, write: Write, parent: Connection, inherited: Sequen
         parent.close()
 
 
-FIRST = "000"
-"""Of a sweep's runs, the one that says what is replayed."""
-
-
 def run(config: DictConfig) -> None:
     """Simulates what the configuration says, writes the results, prints the table."""
-    from hydra.core.hydra_config import HydraConfig
-    from hydra.types import RunMode
+    settings, values = _settings_of(config)
+    with new_run(settings.results_dir / settings.trace.name, "synergy_sim", command_line()) as folder:
+        folders = simulate_all(settings, values, folder, say=True, side_by_side=True)
+    show(folders, folder, figures=settings.figures)  # the run is complete even if the figures fail
+
+
+def _settings_of(config: DictConfig) -> tuple[Settings, dict[str, Any]]:
+    """The settings in a configuration, and the same as plain values."""
     from omegaconf import OmegaConf
 
     values: Any = OmegaConf.to_container(config, resolve=True)
     settings = build(Settings, values)
-    if str(settings.results_dir) in ("", "."):
-        raise InputError("results_dir is empty; expected a folder, such as results.")
     check_name(settings.trace.name)
-    hydra = HydraConfig.get()
-    alone = hydra.mode != RunMode.MULTIRUN
-    parent, name = settings.results_dir / settings.trace.name, None
-    if not alone:  # the runs of a sweep share the cores, go on side by side, and say when they are done
-        settings = dataclasses.replace(settings, progress=False)
-        parent, name = Path(hydra.sweep.dir), f"{hydra.job.num:03d}"
-    with new_run(parent, "synergy_sim", command_line(), name=name) as folder:
-        folders = simulate_all(settings, values, folder, say=alone or name == FIRST, side_by_side=alone)
-    if alone:  # complete even if the pictures fail
-        show(folders, folder, figures=settings.figures)
+    return settings, values
 
 
 def simulate_all(
@@ -274,95 +267,62 @@ def _say(settings: Settings, workload: Workload, cluster: Cluster, added: str) -
 
 # A sweep (`-m`): a folder of its own with a run each, and when all have ended one table, one Parquet, one report.
 
-_SWEEP = "SYNERGY_SWEEP"
-"""Of the environment, which the launcher's processes inherit: how many runs the sweep has, and the keys it varies."""
 REFUSED = "refused.txt"
 """In a sweep's folder while it goes on: a line for each run that was refused."""
 SWEEPS = "sweeps"
 """In results_dir, beside the traces' names."""
 
 
-def swept(arguments: Sequence[str], run: Callable[[], None]) -> None:
-    """Calls `run` with a new folder as Hydra's for the sweep, unless the command line names one.
+def sweep(arguments: Sequence[str]) -> None:
+    """Runs every setting of a sweep, then prints the comparison of all runs and writes comparison.parquet.
 
-    Raises InputError for values that cannot be, before the first run, and at the end where runs were refused.
+    arguments: as typed; `sys.argv` has them in Hydra's grammar. Raises InputError for impossible values, before the
+    first run, and at the end if runs were refused.
     """
-    for values in of_each_swept_value(SIMULATOR, sys.argv[1:]):
-        build(Settings, values)
-    typed = {key.lstrip("+"): value.strip("'\"") for key, _, value in (each.partition("=") for each in arguments)}
-    with contextlib.ExitStack() as stack:
-        if "hydra.sweep.dir" in typed:
-            folder = Path(typed["hydra.sweep.dir"])
-        else:
-            default = yaml.safe_load((conf_folder() / "config.yaml").read_text(encoding="utf-8"))["results_dir"]
-            results_dir = Path(typed.get("results_dir", default)).expanduser()
-            folder = stack.enter_context(new_run(results_dir / SWEEPS, "synergy_sim", arguments))
-            quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
-            sys.argv.append(f"hydra.sweep.dir='{quoted}'")
-        run()
+    swept = swept_values(sys.argv[1:])
+    settings, *_ = [build(Settings, values) for values in of_each_swept_value(SIMULATOR, sys.argv[1:])]
+    runs = math.prod(map(len, swept.values()))
+    given = [each.partition("=")[2].strip("'\"") for each in arguments if each.startswith("hydra.sweep.dir=")]
+    whole = new_run(settings.results_dir / SWEEPS, "synergy_sim", arguments)
+    with contextlib.nullcontext(Path(given[0])) if given else whole as folder:
+        sys.argv.append(f"hydra.sweep.dir={as_hydra('hydra.sweep.dir', Path, str(folder), sweep=False)}")
+        with_hydra(SIMULATOR, functools.partial(_run_of_sweep, runs=runs, keys=[each.lstrip("+") for each in swept]))
+        if done := find_runs(folder):
+            print_comparison(compare(done))
+            print(f"collected: {collect(folder / 'comparison.parquet', done)}")
+            if settings.figures:
+                print(f"report: {write_comparison(done, folder, command=command_of(folder))}")
         refused: list[str] = []
         if (path := folder / REFUSED).exists():
             refused = sorted(path.read_text(encoding="utf-8").splitlines())  # in the order of their settings
             path.unlink()
     if refused:
         more = f" ({len(refused) - 1} more)" if len(refused) > 1 else ""
-        runs = os.environ.get(_SWEEP, "?").split()[0]
         raise InputError(f"{len(refused)} of {runs} runs were refused; {refused[0]}{more}")
 
 
-class Collect(Callback):
-    """Named in conf/config.yaml; Hydra calls it: before and after the sweep, and around each run, where that runs."""
+def _run_of_sweep(config: DictConfig, *, runs: int, keys: Sequence[str]) -> None:
+    """One run of a sweep, in a process of the launcher. Says on standard error that it is done, and how many are.
 
-    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Counts the runs."""
-        from hydra.core.override_parser.overrides_parser import OverridesParser
+    A run with invalid settings is noted in `REFUSED`, and the sweep goes on. runs: in the whole sweep. keys: swept.
+    """
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf.errors import OmegaConfBaseException
 
-        overrides = OverridesParser.create().parse_overrides(list(config.hydra.overrides.task))
-        swept = [each for each in overrides if each.is_sweep_override()]
-        runs = math.prod(sum(1 for _ in each.sweep_string_iterator()) for each in swept)
-        os.environ[_SWEEP] = " ".join([str(runs), *(str(each.key_or_group) for each in swept)])
-
-    def on_job_start(self, config: DictConfig, **_: Any) -> None:
-        """Notes the time."""
-        self._began_s = time.monotonic()
-
-    def on_job_end(self, config: DictConfig, job_return: Any, **_: Any) -> None:
-        """Says on standard error that a run of the sweep is done, and how many are."""
-        from hydra.core.utils import JobStatus
-
-        from synergy_runs.stored import read_record
-
-        if config.hydra.mode.name != "MULTIRUN" or job_return.status != JobStatus.COMPLETED:
-            return
-        runs, *keys = os.environ.get(_SWEEP, "?").split()
-        task = [each.lstrip("+") for each in config.hydra.overrides.task]
-        own = " ".join(each for each in task if each.partition("=")[0] in keys)
-        if isinstance(job_return.return_value, str):
-            sentence = " ".join(job_return.return_value.split())
-            with open(Path(config.hydra.sweep.dir) / REFUSED, "a", encoding="utf-8") as file:
-                file.write(f"{own}: {sentence}\n")
-            print(f"refused: {own}", file=sys.stderr, flush=True)
-            return
-        records = [read_record(each) for each in Path(config.hydra.sweep.dir).glob("[0-9]*")]
-        done = sum(each is not None and each.ended is not None for each in records)
-        took_s = time.monotonic() - self._began_s
-        print(f"{done} of {runs} runs done: {own} took {took_s:.0f} s", file=sys.stderr, flush=True)
-
-    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """Prints the comparison of everything in the sweep's folder and writes comparison.parquet there."""
-        from synergy_runs.comparison import collect, compare
-        from synergy_runs.report.write import write_comparison
-        from synergy_runs.results import command_of
-        from synergy_runs.stored import find_runs
-        from synergy_runs.tables import print_comparison
-
-        folder = Path(config.hydra.sweep.dir)
-        runs = find_runs(folder)
-        if not runs:
-            return
-        written = {"collected": collect(folder / "comparison.parquet", runs)}
-        if config.figures:
-            written["report"] = write_comparison(runs, folder, command=command_of(folder))
-        print_comparison(compare(runs))
-        for what, path in written.items():
-            print(f"{what}: {path}")
+    began_s, hydra = time.monotonic(), HydraConfig.get()
+    folder = Path(hydra.sweep.dir)
+    task = [each.lstrip("+") for each in hydra.overrides.task]
+    own = " ".join(each for each in task if each.partition("=")[0] in keys)
+    try:
+        settings, values = _settings_of(config)
+        settings = dataclasses.replace(settings, progress=False)
+        with new_run(folder, "synergy_sim", command_line(), name=f"{hydra.job.num:03d}") as run_folder:
+            simulate_all(settings, values, run_folder, say=hydra.job.num == 0)
+    except (InputError, OmegaConfBaseException) as error:
+        with open(folder / REFUSED, "a", encoding="utf-8") as file:
+            file.write(f"{own}: {' '.join(str(error).split())}\n")
+        print(f"refused: {own}", file=sys.stderr, flush=True)
+        return
+    records = [read_record(each) for each in folder.glob("[0-9]*")]
+    done = sum(each is not None and each.ended is not None for each in records)
+    print(f"{done} of {runs} runs done: {own} took {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
