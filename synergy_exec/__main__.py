@@ -14,7 +14,7 @@ from synergy_exec.backends import backend_names
 from synergy_exec.settings import Settings
 from synergy_exec.workload import models
 from synergy_runs.command_line import options
-from synergy_runs.settings import meanings
+from synergy_runs.settings import keys
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -115,7 +115,7 @@ def usage() -> str:
         models="  ".join(models()) + "  (files in conf/jobs)",
         backends="  ".join(backend_names()),
         policies="\n".join(f"  {name:12} {summary}" for name, summary in policy_names().items()),
-        keys="\n".join(f"  {name:32} {meaning}" for name, meaning in meanings(Settings)),
+        keys="\n".join(f"  {each.name:32} {each.meaning}" for each in keys(Settings)),
     )
 
 

@@ -430,7 +430,7 @@ def executed(
         peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         information=policy.knows,
         learns_input=policy.learns_input,
-        terms=terms_of(policy).plain(),
+        terms=dataclasses.asdict(terms_of(policy)),
         compressions=_compressions(journal, numbers),
     )
     check(result, whole=_whole(journal))

@@ -14,14 +14,25 @@ from synergy_core.errors import InputError
 from synergy_core.jobs.exchange import Compression
 from synergy_exec.plain import MOST_SHOWN, plain
 from synergy_runs.command_line import Program
-from synergy_runs.settings import COMPRESSION_MEANING, COMPRESSOR_MEANING, COUNT, SECONDS, Bounds, TraceSettings, key
+from synergy_runs.settings import (
+    ABOVE_ZERO,
+    COMPRESSION_MEANING,
+    COMPRESSOR_MEANING,
+    COUNT,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Bounds,
+    TraceSettings,
+    key,
+)
 
 AUTO = "auto"
 """Of `profile`: measured here, as need be."""
 
 
-def _is_range(ports: str | None) -> bool:
-    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", ports or "1-1")
+def _is_range(ports: str) -> bool:
+    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", ports)
     return found is not None and 1 <= int(found[1]) <= int(found[2]) <= 65_535
 
 
@@ -40,7 +51,7 @@ class QuotaSettings:
     virtual_clusters: dict[str, int] | None = key(
         "quotas: null, or {name: slots}; a job says which it counts against, or its user's entry does",
         None,
-        Bounds("{name: slots}, each at least 1, or null", lambda quotas: not quotas or min(quotas.values()) >= 1),
+        Bounds("{name: slots}, each at least 1", lambda quotas: not quotas or min(quotas.values()) >= 1),
     )
     borrowing: bool = key("whether jobs may exceed the quota of their virtual cluster while slots are idle", False)
 
@@ -50,18 +61,16 @@ class RunSettings:
     """The keys that are passed on to workers: `messages.Launch` has them, too."""
 
     seed: int = key("of the trace where it is drawn, and of the weights that training begins with", 0, COUNT)
-    checkpoint_interval_s: float = key("seconds between checkpoints of a running job", 60.0, SECONDS)
-    keep_checkpoints: int = key(
-        "how many checkpoints of a running job are kept, the newest", 2, Bounds("at least 1", lambda value: value >= 1)
-    )
+    checkpoint_interval_s: float = key("seconds between checkpoints of a running job", 60.0, ABOVE_ZERO)
+    keep_checkpoints: int = key("how many checkpoints of a running job are kept, the newest", 2, POSITIVE)
     hang_s: float = key(
-        "seconds without a step after which a job is taken to hang, unless its steps are long", 60.0, SECONDS
+        "seconds without a step after which a job is taken to hang, unless its steps are long", 60.0, ABOVE_ZERO
     )
     start_s: float = key(
         "seconds that a job may take to build, to load, to save, to wait for data, or to its first step, without "
         "computing, reading or writing anything meanwhile",
         120.0,
-        SECONDS,
+        ABOVE_ZERO,
     )
     not_finite: Literal["warn", "stop"] = key(
         "what follows from a loss that is no number: a word to the user (warn), or the job's end (stop)", "warn"
@@ -69,13 +78,13 @@ class RunSettings:
     log_mb: float = key(
         "megabytes of what a job prints that are kept; of more, what was printed first goes",
         64.0,
-        Bounds("MB above 0", lambda value: 0 < value < float("inf")),
+        ABOVE_ZERO,
     )
     memory_gb_per_slot: float | None = key(
         "GB of memory that a job may use for each of its slots, what it starts and what is kept of its data included; "
         "a node where cgroups do not allow it says that it keeps no limit. null: none",
         None,
-        Bounds("GB above 0, or null", lambda value: value is None or value > 0),
+        ABOVE_ZERO,
     )
     interface: str | None = key(
         "the network interface over which ranks talk to each other, such as eth0; null: the one by which a rank's node "
@@ -116,13 +125,13 @@ class Settings(RunSettings):
         "of a job's time, what may go at most into restarts for plans that nobody has measured: with profile=auto jobs "
         "that are submitted try them, and so they are measured while they train. 0: none",
         0.05,
-        Bounds("0 to 1", lambda value: 0 <= value <= 1),
+        FRACTION,
     )
     profile_s: float = key(
         "seconds that measuring models takes at the most; what there was no time for is predicted, or left out (python "
         "-m synergy_exec profile takes 600 unless it is given)",
         180.0,
-        SECONDS,
+        ABOVE_ZERO,
     )
     information: Literal["own", "declared", "shared", "all"] | None = key(
         "what policies may know of a job beside its own reports: nothing (own), its declared work, what other jobs of "
@@ -144,10 +153,10 @@ class Settings(RunSettings):
         "at which each node reads training data that is not in its memory, MB/s, for policies that share memory out; "
         "null: as fast as need be, so that jobs ask for no memory",
         None,
-        Bounds("MB/s above 0, or null", lambda value: value is None or value > 0),
+        ABOVE_ZERO,
     )
     load: float = key("how many times as dense as in the trace jobs arrive", 1.0)
-    round_s: float = key("seconds from one decision to the next", 2.0, SECONDS)
+    round_s: float = key("seconds from one decision to the next", 2.0, ABOVE_ZERO)
     retries: int = key(
         "how often a job that lost its workers is tried again without a step of progress in between", 3, COUNT
     )
@@ -181,7 +190,7 @@ class Settings(RunSettings):
         "the ports at which ranks meet, such as 29500-29599, one for each run at once; null: any that are free. What "
         "ranks exchange goes over ports that the kernel chooses, whatever stands here",
         None,
-        Bounds("two ports such as 29500-29599, or null", _is_range),
+        Bounds("two ports such as 29500-29599", _is_range),
     )
     tls_certificate: str | None = key(
         "the controller's certificate in PEM, for its host: connections are encrypted; null: they are not", None
@@ -191,18 +200,16 @@ class Settings(RunSettings):
         "the file of certificates that agents and commands trust, at the same path on all nodes; null: tls_certificate",
         None,
     )
-    restart_s: float = key("seconds that policies take a restart to cost", 5.0, SECONDS)
-    nodes_s: float = key("seconds until all agents must be there", 120.0, SECONDS)
-    leave_s: float = key("seconds that agents get to save and leave", 60.0, SECONDS)
+    restart_s: float = key("seconds that policies take a restart to cost", 5.0, ABOVE_ZERO)
+    nodes_s: float = key("seconds until all agents must be there", 120.0, ABOVE_ZERO)
+    leave_s: float = key("seconds that agents get to save and leave", 60.0, ABOVE_ZERO)
     results_dir: Path = key("where results go", Path("results"))
     retention: Literal["everything", "last_checkpoint", "remove"] = key(
         "what is kept of a job that has ended: everything; its last_checkpoint alone; or remove: neither checkpoints, "
         "nor logs, nor data that it made, retention_days after it was last written to. What goes is said",
         "everything",
     )
-    retention_days: float = key(
-        "days after which retention=remove removes", 30.0, Bounds("days, 0 or more", lambda value: value >= 0)
-    )
+    retention_days: float = key("days after which retention=remove removes", 30.0, NOT_NEGATIVE)
     figures: bool = key("whether to draw figures and write report.html and traces for Perfetto", True)
     live: bool = key("whether to show a table of all jobs (never if the output is not a terminal)", True)
 
@@ -216,7 +223,6 @@ EXECUTOR = Program(
     settings=Settings,
     groups=("trace",),
     example="demo",
-    free_keys=("backend.options.",),
     without_trace="serve=true",
 )
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 from synergy_core.errors import InputError, unknown
 from synergy_core.jobs.beliefs import Information, InputKnowledge
@@ -72,10 +72,6 @@ class Terms:
         """The policy's advance knowledge of jobs in two or three words; "" if it knows only their requests."""
         labels = (_RUN_TIMES_LABEL[self.run_times], _KNOWLEDGE_LABEL[self.information], self.speeds)
         return ", ".join(filter(None, labels))
-
-    def plain(self) -> dict[str, Any]:
-        """The terms as plain values, for summary.json."""
-        return asdict(self)
 
 
 def terms_of(policy: Policy) -> Terms:
@@ -171,15 +167,10 @@ _NO_LETTER = re.compile(r"[^\w.+]+")
 _FORM = "NAME or NAME(key=value,…), such as sia(information=all,growth=4)"
 
 
-class AskedPolicy(NamedTuple):
-    """A requested policy. given: the keys and plain values in its brackets."""
+def read_asked(text: str) -> tuple[str, dict[str, Any]]:
+    """The name of a requested policy, and the keys and plain values in its brackets.
 
-    name: str
-    given: dict[str, Any]
-
-
-def read_asked(text: str) -> AskedPolicy:
-    """Parses the text that requests a policy. Raises InputError for another form and for an unknown policy."""
+    Raises InputError for another form and for an unknown policy."""
     import yaml  # type: ignore[import-untyped]
 
     found = _REQUEST.fullmatch(text.strip())
@@ -194,7 +185,7 @@ def read_asked(text: str) -> AskedPolicy:
         if key in given:
             raise InputError(f"policy {text}: {key} stands twice; keep one.")
         given[key] = _plain(yaml.safe_load(value))
-    return AskedPolicy(found["name"], given)
+    return found["name"], given
 
 
 def _plain(value: Any) -> Any:
@@ -238,7 +229,7 @@ def policies_of(
             get_policy(name)
     result: dict[str, Policy] = {}
     for text in texts:
-        policy = _policy(read_asked(text), parameters, information, knowledge)
+        policy = _policy(text, parameters, information, knowledge)
         result[text] = dataclasses.replace(policy, name=label_of(text))
         check_keys(result[text])
     labels = [policy.name for policy in result.values()]
@@ -249,27 +240,26 @@ def policies_of(
 
 
 def _policy(
-    request: AskedPolicy,
+    text: str,
     parameters: Mapping[str, Mapping[str, Any]],
     information: Information | None,
     knowledge: InputKnowledge,
 ) -> Policy:
+    name, own = read_asked(text)
     of_all: dict[str, Any] = {}
-    for part in parts_of(request.name):
+    for part in parts_of(name):
         of_all |= parameters.get(part, {})
-    policy = get_policy(request.name).with_parameters(**of_all).with_input(knowledge)
+    policy = get_policy(name).with_parameters(**of_all).with_input(knowledge)
     if information is not None:
         policy = policy.informed(information)
-    own = dict(request.given)
     if (like := own.pop("like", None)) is not None:
-        other = _policy(read_asked(str(like)), parameters, information, knowledge)
-        policy = given_like(policy, other)
+        policy = given_like(policy, _policy(str(like), parameters, information, knowledge))
     if (level := own.pop("information", None)) is not None:
         if level not in get_args(Information):
-            raise unknown(f"information for policy {request.name}", str(level), get_args(Information))
+            raise unknown(f"information for policy {name}", str(level), get_args(Information))
         if policy.informed(level).knows == policy.knows != level:
             raise InputError(
-                f"policy {request.name}(information={level}): {request.name} does not ask what jobs report, so that "
+                f"policy {name}(information={level}): {name} does not ask what jobs report, so that "
                 "information changes nothing. Leave it out."
             )
         policy = policy.informed(level)

@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from synergy_core.errors import InputError, unknown
 from synergy_core.policies import policy_names
 from synergy_runs.asked import asked_in, quoted, read_asked
 from synergy_runs.files import conf_folder
-from synergy_runs.settings import NodeTypeSettings, defaults, expected, keys, typed
+from synergy_runs.settings import defaults, expected, inside, keys, typed
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -32,21 +33,22 @@ class Program:
     """The command line of one program.
 
     name: after `python -m`. config: its file in conf/, without .yaml. settings: the class with all its keys. groups:
-    the configuration groups (folders of conf/) that it reads. example: a trace for first attempts. free_keys: prefixes
-    of keys that end in a name chosen by the user. sweeps: whether `-m` is supported. without_trace: an argument with
-    which no trace is required."""
+    the configuration groups (folders of conf/) that it reads. example: a trace for first attempts. sweeps: whether `-m`
+    is supported. without_trace: an argument with which no trace is required."""
 
     name: str
     config: str
     settings: type
     groups: tuple[str, ...]
     example: str
-    free_keys: tuple[str, ...] = ()
     sweeps: bool = False
     without_trace: str = ""
 
 
-_SAFE = re.compile(r"[A-Za-z0-9_./+-]+")
+_NEEDS_NO_QUOTES = re.compile(
+    r"(?!(true|false|null|[+-]?(nan|inf(inity)?|[\d._]+(e[+-]?\d+)?))$)[a-z0-9_./+-]+", re.IGNORECASE | re.ASCII
+)
+"""Matches text that Hydra reads as text, and not as a number, a truth value or null."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.+-]+")
 _SWEPT = re.compile(r"(choice|range|interval|glob|sort|shuffle|tag)\(.*\)", re.DOTALL)
 _QUOTED = re.compile(r"'.*'|\".*\"", re.DOTALL)
@@ -85,7 +87,7 @@ def _is_text(kind: Any) -> bool:
 def _quoted(text: str) -> str:
     if text == NULL or _QUOTED.fullmatch(text):
         return text
-    if _SAFE.fullmatch(text) and text.lower() not in ("true", "false", NULL) and not _is_number(text):
+    if _NEEDS_NO_QUOTES.fullmatch(text):
         return text
     if text == "~" or text.startswith("~/"):
         text = os.path.expanduser(text)
@@ -95,14 +97,6 @@ def _quoted(text: str) -> str:
     text = re.sub(r"(\\*)'", r"\1\1\\'", text)
     ending = len(text) - len(text.rstrip("\\"))
     return "'" + text + "\\" * ending + "'"
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _non_text(name: str, kind: Any, text: str, *, sweep: bool) -> str:
@@ -144,7 +138,6 @@ def _hydra_text(value: Any) -> str:
 
 
 _OVERRIDE = re.compile(r"^(?P<prefix>\+\+?)?(?P<key>[\w./@-]+)=(?P<value>.*)$", re.DOTALL)
-_ONE_NODE_TYPE = re.compile(r"cluster\.node_types\.\d+\.(\w+)")
 _SHOW_ONLY = ("--help", "-h", "--hydra-help", "--version", "--info", "-i", "--shell-completion", "-sc")
 _WITH_VALUE = ("--cfg", "-c", "--shell-completion", "-sc", "--package", "-p")
 _SWEEPING = ("-m", "--multirun")
@@ -242,22 +235,17 @@ def _override(match: re.Match[str], program: Program, multirun: bool) -> str:
                 hint = "A job log of your own: +trace=file trace.path=FILE." if name == "trace" else ""
                 raise unknown(name, choice, options(name), hint=hint)
         return f"+trace={value}" if name == "trace" else match.group(0).lstrip("+")
-    known = {each.name: each.kind for each in keys(program.settings)}
-    if one := _ONE_NODE_TYPE.fullmatch(name):
-        fields = {each.name: each.kind for each in keys(NodeTypeSettings)}
-        if one[1] not in fields:
-            raise unknown("key", one[1], list(fields), hint="Such as cluster.node_types.0.nodes=12.")
-        return f"++{name}={as_hydra(name, fields[one[1]], value, sweep=multirun)}"
-    free = name.startswith(("parameters.", *program.free_keys))
-    if name not in known and not free:
+    known, kind = [each.name for each in keys(program.settings)], reduce(inside, name.split("."), program.settings)
+    if kind is None:
         # The message lists the keys of the same section and the most similar key of any section.
         siblings = [each for each in known if each.rpartition(".")[0] == name.rpartition(".")[0]]
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         raise unknown("key", name, {*siblings, *near}, hint=f"See python -m {program.name} --help.")
     if name == "policy":
         return f"{name}={_policies(value, multirun=multirun)}"
-    value = as_hydra(name, known.get(name, Any), value, sweep=multirun)
-    replaces = name in known and not value.startswith("{")  # to an empty mapping Hydra adds keys only with ++
+    value = as_hydra(name, kind, value, sweep=multirun)
+    # Into an empty mapping, and into a list that may be missing, Hydra puts something only with ++.
+    replaces = name in known and ".0." not in name and not value.startswith("{")
     return f"{'' if replaces else '++'}{name}={value}"
 
 

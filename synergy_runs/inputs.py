@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -149,9 +150,7 @@ def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload
     quotas = wanted.virtual_clusters
     if quotas is None:
         return cluster
-    if isinstance(quotas, str):
-        if quotas != "trace":
-            raise InputError(f"cluster.virtual_clusters={quotas}: expected null, trace or {{tenant: GPUs}}.")
+    if quotas == "trace":
         assert workload is not None
         quotas = _scaled_quotas(workload, cluster.gpus)
     named = replace(cluster, virtual_clusters=dict(quotas))
@@ -412,9 +411,8 @@ def _most(cluster: Cluster, gpu_type: str) -> int:
 
 def _advice(workload: Workload, cluster: Cluster, wrong: NDArray[np.int64]) -> str:
     skip = "leave them out with trace.bad_rows=skip"
-    codes, counts = np.unique(workload.gpu_type_code[wrong], return_counts=True)
-    requested = {workload.gpu_types[code]: int(count) for code, count in zip(codes, counts, strict=True)}
-    missing = {kind: count for kind, count in requested.items() if kind and kind not in cluster.gpu_types}
+    kinds = [workload.gpu_types[code] for code in workload.gpu_type_code[wrong]]
+    missing = Counter(kind for kind in kinds if kind and kind not in cluster.gpu_types)
     if missing:
         words = " and ".join(f"{gpu_type} ({count:,} jobs)" for gpu_type, count in missing.items())
         types = ", ".join(f"{{gpu_type: {gpu_type}, nodes: N, gpus_per_node: 8}}" for gpu_type in missing)
@@ -422,14 +420,13 @@ def _advice(workload: Workload, cluster: Cluster, wrong: NDArray[np.int64]) -> s
             f"The log asks for {words}; the cluster has {', '.join(cluster.gpu_types)}. Type "
             f"'cluster.node_types=[{types}]', or cluster.ignore_gpu_types=true, or {skip}."
         )
-    kinds = [workload.gpu_types[code] for code in workload.gpu_type_code[wrong]]
-    within = [gpus <= _most(cluster, kind) for gpus, kind in zip(workload.gpus[wrong].tolist(), kinds, strict=True)]
-    if within and all(within):
-        more = "Raise quotas with 'cluster.virtual_clusters={NAME: GPUs}', or type cluster.borrowing=true"
-        return f"{more}, or {skip}."
-    if len(wrong):
-        return f"Enlarge the cluster (cluster.nodes=N or cluster.node_types), or {skip}."
-    return f"Fix these rows, or {skip}."
+    if not kinds:
+        return f"Fix these rows, or {skip}."
+    if (workload.gpus[wrong] <= [_most(cluster, kind) for kind in kinds]).all():
+        return (
+            f"Raise quotas with 'cluster.virtual_clusters={{NAME: GPUs}}', or type cluster.borrowing=true, or {skip}."
+        )
+    return f"Enlarge the cluster (cluster.nodes=N or cluster.node_types), or {skip}."
 
 
 def requests_in_words(workload: Workload, cluster: Cluster) -> list[str]:
@@ -461,27 +458,13 @@ def requests_in_words(workload: Workload, cluster: Cluster) -> list[str]:
     return notes
 
 
-def seeds_of(seeds: Sequence[int]) -> list[int]:
-    """Removes duplicate seeds. Raises InputError for an empty list and for negative seeds."""
-    if not seeds or min(seeds) < 0:
-        raise InputError(f"seed={list(seeds)}: expected one or more whole numbers ≥ 0.")
-    return list(dict.fromkeys(seeds))
-
-
 def random_stream(seed: int, source: str) -> np.random.SeedSequence:
     """The seed sequence of one of `STREAMS`."""
     return np.random.SeedSequence(seed, spawn_key=(STREAMS.index(source),))
 
 
-def check_name(name: str) -> None:
-    """Raises InputError if the trace's name cannot be a folder of results."""
-    if not name or "/" in name or name.startswith("."):
-        raise InputError(f"trace.name={name}: expected a name, not a path; results are filed under it.")
-
-
 def workload_of(trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Workload:
     """Reads or generates a seed's jobs, cuts them to the window, samples them, and scales their arrival rate."""
-    check_name(trace.name)
     if trace.format is not None and trace.format not in formats():
         raise unknown("trace.format", trace.format, formats())
     parameters = _law_parameters(trace)

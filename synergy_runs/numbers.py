@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,8 +34,7 @@ class Ratio:
     why_not: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Means:
+class Means(NamedTuple):
     """Mean JCTs of one workload under a policy and under the first policy, over the jobs that both finished.
 
     waiting_s: mean waiting time under the policy with the longer wait.
@@ -61,37 +61,22 @@ def ratio_of_means(workloads: Sequence[Means], *, limits: bool = True) -> Ratio:
     within a workload are not independent, since a single long queue can cause most of the waiting, so only whole
     workloads are left out. limits: whether to return no interval if workloads are few or queues are rare.
     """
-    top, bottom = np.array([(each.policy_s, each.first_s) for each in workloads], dtype=np.float64).reshape(-1, 2).T
-    count = len(top)
-    if not bottom.sum() > 0:
-        return Ratio(math.nan, math.nan, math.nan, count, "few")
-    value = float(top.sum() / bottom.sum())
-    others = np.stack((top.sum() - top, bottom.sum() - bottom))
-    why_not = _why_not(workloads) if limits else ""
-    if why_not or not np.all(others > 0):
-        return Ratio(value, math.nan, math.nan, count, why_not or "few")
-    half = _t_975(count - 1) * _jackknife_error(np.log(others[0] / others[1]))
-    return Ratio(value, value * math.exp(-half), value * math.exp(half), count)
-
-
-def _why_not(workloads: Sequence[Means]) -> str:
-    if len(workloads) < MIN_WORKLOADS:
-        return "few"
-    longer_s = sum(max(each.policy_s, each.first_s) for each in workloads)
-    waits = sum(each.waiting_s for each in workloads) >= MIN_WAITING_FRACTION * longer_s
-    return "" if waits else "rare"
-
-
-def _jackknife_error(left_out: Floats) -> float:
-    """Standard error of a statistic. left_out: its values, each computed with one unit left out."""
-    count = len(left_out)
-    return float(np.sqrt((count - 1) / count * ((left_out - left_out.mean()) ** 2).sum()))
-
-
-def _t_975(freedom: int) -> float:
     from scipy.special import stdtrit
 
-    return float(stdtrit(freedom, 0.975))
+    policy_s, first_s, waiting_s = np.array(workloads, dtype=np.float64).reshape(-1, 3).T
+    count, total_s, first_total_s = len(workloads), policy_s.sum(), first_s.sum()
+    if not first_total_s > 0:
+        return Ratio(math.nan, math.nan, math.nan, count, "few")
+    value = float(total_s / first_total_s)
+    others = np.stack((total_s - policy_s, first_total_s - first_s))  # each with one workload left out
+    waits = waiting_s.sum() >= MIN_WAITING_FRACTION * np.maximum(policy_s, first_s).sum()
+    why_not = "few" if count < MIN_WORKLOADS else "" if waits else "rare"
+    if (limits and why_not) or not np.all(others > 0):
+        return Ratio(value, math.nan, math.nan, count, (limits and why_not) or "few")
+    left_out = np.log(others[0] / others[1])
+    standard_error = np.sqrt((count - 1) / count * ((left_out - left_out.mean()) ** 2).sum())
+    half = float(stdtrit(count - 1, 0.975) * standard_error)
+    return Ratio(value, value * math.exp(-half), value * math.exp(half), count)
 
 
 def three_digits(value: float) -> str:

@@ -24,34 +24,29 @@ Settable = TypeVar("Settable")
 
 
 class Bounds(NamedTuple):
-    """A condition on a key's value beyond its type. words: the condition for messages. hold: tests a value."""
+    """A condition on a key's value beyond its type. words: for messages. hold: tests a value other than null."""
 
     words: str
     hold: Callable[[Any], bool]
 
 
-ANY = Bounds("anything of its type", lambda value: True)
-SECONDS = Bounds("seconds above 0", lambda value: 0 < value < float("inf"))
+ANY = Bounds("", lambda value: True)
 COUNT = Bounds("a whole number ≥ 0", lambda value: value >= 0)
-ROUND = Bounds(
-    "a positive number of seconds, at least 0.001, or null for none",
-    lambda value: value is None or 1e-3 <= value < float("inf"),
-)
 POSITIVE = Bounds("at least 1", lambda value: value >= 1)
 FRACTION = Bounds("a fraction in [0, 1]", lambda value: 0 <= value <= 1)
 PART = Bounds("a fraction in (0, 1]", lambda value: 0 < value <= 1)
-NOT_NEGATIVE = Bounds("a number ≥ 0", lambda value: 0 <= value < float("inf"))
-ABOVE_ZERO = Bounds("a number > 0", lambda value: 0 < value < float("inf"))
-SECONDS_OR_NONE = Bounds("a finite number of seconds ≥ 0", lambda value: 0 <= value < float("inf"))
-NODES = Bounds(
-    f"at least 1 and at most {MOST_NODES:,}, or null", lambda value: value is None or 1 <= value <= MOST_NODES
+NOT_NEGATIVE = Bounds("a finite number ≥ 0", lambda value: 0 <= value < float("inf"))
+ABOVE_ZERO = Bounds("a finite number > 0", lambda value: 0 < value < float("inf"))
+FACTOR = Bounds("a finite factor ≥ 1", lambda value: 1 <= value < float("inf"))
+ROUND = Bounds("a number of seconds, at least 0.001", lambda value: 1e-3 <= value < float("inf"))
+NODES = Bounds(f"at least 1 and at most {MOST_NODES:,}", lambda value: 1 <= value <= MOST_NODES)
+GPUS_PER_NODE = Bounds(f"1 to {MOST_GPUS_PER_NODE}", lambda value: 1 <= value <= MOST_GPUS_PER_NODE)
+NAME = Bounds(
+    "a name, not a path; results are filed under it",
+    lambda name: name and "/" not in name and not name.startswith("."),
 )
-GPUS_PER_NODE = Bounds(
-    f"1 to {MOST_GPUS_PER_NODE}, or null", lambda value: value is None or 1 <= value <= MOST_GPUS_PER_NODE
-)
-AT_LEAST_ONE = Bounds("a factor ≥ 1", lambda value: 1 <= value < float("inf"))
-LOAD = Bounds("a factor > 0, 1 to leave the arrivals as they are", lambda value: 0 < value < float("inf"))
-
+FOLDER = Bounds("a folder, such as results", lambda path: str(path) != ".")
+SEEDS = Bounds("one or more whole numbers ≥ 0", lambda seeds: seeds and min(seeds) >= 0)
 
 COMPRESSION_MEANING = (
     "how replicas compress the gradients that they exchange: none, uniform (all layers with compressor), lgreco "
@@ -73,7 +68,7 @@ def key(meaning: str, default: Any = MISSING, bounds: Bounds = ANY) -> Any:
 class TraceSettings:
     """Settings of the trace, which defines the jobs that arrive."""
 
-    name: str = key("the trace's name, which is the folder of its results")
+    name: str = key("the trace's name, which is the folder of its results", bounds=NAME)
     path: Path | None = key("a job log; null: the first of `find` that exists, else the generator")
     find: list[str] = key("file names to look for in $SYNERGY_DATA, $SYNERGY_DATA/traces and ./traces")
     generator: str | None = key("statistics, or a law such as osdi22, to draw jobs from where there is no log")
@@ -114,7 +109,7 @@ class TraceSettings:
     slots: int | None = key(
         "for the executor: slots on a machine without GPUs, which share its CPU cores; null: one slot per core",
         None,
-        Bounds("at least 1, or null", lambda value: value is None or value >= 1),
+        POSITIVE,
     )
 
 
@@ -147,7 +142,7 @@ class ClusterSettings:
         "bandwidth that all-reduces between nodes reach, Gb/s per node; null: as measured. Simulator only, with "
         "truth.measured=false",
         None,
-        Bounds("a number > 0, or null for what was measured", lambda value: value is None or ABOVE_ZERO.hold(value)),
+        ABOVE_ZERO,
     )
     gpu_type: str | None = key(
         "the GPU type of all nodes, from the catalog or gpu_sheets; null: the most frequent type in the log, else "
@@ -164,17 +159,17 @@ class ClusterSettings:
         "several node types, in order of preference, instead of the keys above; cluster.node_types.0.nodes=12 changes "
         "one value"
     )
-    load: float = key("factor on the trace's arrival rate", bounds=LOAD)
-    virtual_clusters: str | dict[str, int] | None = key("quotas: null, trace (as the log says), or {tenant: GPUs}")
+    load: float = key("factor on the trace's arrival rate; 1: as in the trace", bounds=ABOVE_ZERO)
+    virtual_clusters: Literal["trace"] | dict[str, int] | None = key(
+        "quotas: null, trace (as the log says), or {tenant: GPUs}"
+    )
     borrowing: bool = key("whether a tenant may exceed its quota while GPUs are idle")
     placement: PlacementRule = key(
         "where jobs run: consolidate (on one node if they fit, else on whole nodes; until then they wait), relax (the "
         "same until they have waited patience_s), spread (on any free GPUs), even (as spread, with "
         "equal numbers of GPUs per node: 2 + 2, not 3 + 1), most_free (on the emptiest nodes)"
     )
-    patience_s: float = key(
-        "how long a job waits for a consolidated placement if placement=relax", bounds=SECONDS_OR_NONE
-    )
+    patience_s: float = key("how long a job waits for a consolidated placement if placement=relax", bounds=NOT_NEGATIVE)
     partitions: Literal["trace"] | None = key(
         "trace: each job runs only on the nodes of the partition that the log says it was submitted to; null: all "
         "nodes are one pool. A node type of a partition is named a100@PARTITION",
@@ -193,20 +188,32 @@ class Key(NamedTuple):
 
 
 def keys(of: type, prefix: str = "") -> Iterator[Key]:
-    """All keys of a settings class; each section precedes its own keys. prefix: the section's name, with a dot."""
+    """All keys of a settings class; each section precedes its own keys. prefix: the section's name, with a dot.
+
+    A list of sections, such as cluster.node_types, has the keys of its first entry, such as cluster.node_types.0.nodes.
+    """
     hints = typing.get_type_hints(of)
     for each in _fields(of):
         kind = hints[each.name]
         yield Key(prefix + each.name, kind, each.metadata["meaning"], each.metadata["bounds"])
-        for section in typing.get_args(kind) or (kind,):  # a section that may be null has keys, too
-            if dataclasses.is_dataclass(section) and typing.get_origin(kind) is not list:
-                yield from keys(section, f"{prefix}{each.name}.")  # type: ignore[arg-type]
+        for choice in typing.get_args(kind) or (kind,):  # a section that may be null has keys, too
+            is_list = typing.get_origin(choice) is list
+            section = typing.get_args(choice)[0] if is_list else choice
+            if dataclasses.is_dataclass(section):
+                yield from keys(section, f"{prefix}{each.name}.{'0.' * is_list}")  # type: ignore[arg-type]
 
 
-def meanings(of: type) -> Iterator[tuple[str, str]]:
-    """Pairs of dotted key and meaning, for all keys of a settings class."""
-    for each in keys(of):
-        yield each.name, each.meaning
+def inside(kind: Any, part: str) -> Any:
+    """The type of what has this name in a section, this name in a mapping, or this number in a list; None for none."""
+    for each in (kind, *typing.get_args(kind)):  # of a section or a list that may be null, too
+        origin, choices = typing.get_origin(each), typing.get_args(each)
+        if each is Any:
+            return Any
+        if dataclasses.is_dataclass(each):
+            return typing.get_type_hints(each).get(part)
+        if origin is dict or (origin is list and part.isdecimal()):
+            return choices[-1]
+    return None
 
 
 def defaults(of: type) -> dict[str, Any]:
@@ -231,16 +238,15 @@ def build(kind: type[Settable], values: Mapping[str, Any], prefix: str = "") -> 
     for name in values:
         if name not in hints:
             raise unknown("key", prefix + str(name), [prefix + each for each in hints])
-    values = {**defaults(kind), **values}
-    for name in hints:
-        if name not in values:
-            raise InputError(f"{prefix}{name} is missing: {expected(hints[name])}.")
-    made = kind(**{name: cast(values[name], hints[name], prefix + name) for name in hints})
+    values, made = {**defaults(kind), **values}, {}
     for each in _fields(kind):
-        bounds = each.metadata["bounds"]
-        if not bounds.hold(getattr(made, each.name)):
-            raise InputError(f"{prefix}{each.name}={typed(values[each.name])}: expected {bounds.words}.")
-    return made
+        name, bounds, hint = prefix + each.name, each.metadata["bounds"], hints[each.name]
+        if each.name not in values:
+            raise InputError(f"{name} is missing: {expected(hint)}.")
+        made[each.name] = value = cast(values[each.name], hint, name)
+        if value is not None and not bounds.hold(value):
+            raise InputError(f"{name}={typed(values[each.name])}: expected {expected(hint, bounds)}.")
+    return kind(**made)
 
 
 def cast(value: Any, kind: Any, where: str) -> Any:
@@ -302,9 +308,11 @@ _PLAIN = {
 }
 
 
-def expected(kind: Any) -> str:
+def expected(kind: Any, bounds: Bounds = ANY) -> str:
     """The values that a key of this type accepts, in words."""
     origin, choices = typing.get_origin(kind), typing.get_args(kind)
+    if bounds.words:
+        return bounds.words + ", or null" * (type(None) in choices)
     if origin in (typing.Union, types.UnionType):
         return ", or ".join(expected(choice) for choice in choices)
     if kind is type(None):

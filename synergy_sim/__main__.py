@@ -9,7 +9,7 @@ from synergy_core import __version__, commands
 from synergy_core.policies import get_policy, policy_names
 from synergy_core.policies.mechanisms import mechanism_names
 from synergy_runs.command_line import completion, options, prepared, sweeps, with_hydra
-from synergy_runs.settings import meanings
+from synergy_runs.settings import keys
 from synergy_sim.settings import SIMULATOR, Settings
 
 TEXT = """\
@@ -52,7 +52,6 @@ def usage() -> str:
         star = "*" if policy.oracle else "°" * policy.reads_estimates
         policies.append(f"  {name + star:12} {summary}")
     mechanisms = "\n".join(f"  {name:12} {summary}" for name, summary in mechanism_names().items())
-    keys = "\n".join(f"  {name:32} {meaning}" for name, meaning in meanings(Settings))
     groups = {
         group + "s": "  ".join(options(group)) or "none yet" for group in ("cluster", "testbed", "truth", "experiment")
     }
@@ -60,7 +59,7 @@ def usage() -> str:
         traces="  ".join(options("trace")),
         policies="\n".join(policies),
         mechanisms=mechanisms,
-        keys=keys,
+        keys="\n".join(f"  {each.name:32} {each.meaning}" for each in keys(Settings)),
         **groups,
     )
 

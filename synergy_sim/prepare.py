@@ -24,7 +24,6 @@ from synergy_runs.inputs import (
     random_stream,
     read_profile,
     requests_in_words,
-    seeds_of,
     without_carried,
     without_misfits,
     workload_of,
@@ -68,7 +67,7 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
             "order without priorities."
         )
     execution = execution_of(settings)
-    for seed in seeds_of(settings.seed):
+    for seed in dict.fromkeys(settings.seed):
         workload = workload_of(settings.trace, settings.cluster, seed)
         cluster = cluster_of(settings.cluster, settings.trace, workload)
         workload = by_partition(settings.cluster, workload, cluster)

@@ -31,7 +31,7 @@ from synergy_runs.asked import in_words, label_of, missing, policies_of, terms_o
 from synergy_runs.command_line import as_hydra, of_each_swept_value, swept_values, with_hydra
 from synergy_runs.comparison import collect, compare
 from synergy_runs.facts import Run, as_logged
-from synergy_runs.inputs import about_cluster, carried_in_words, check_name
+from synergy_runs.inputs import about_cluster, carried_in_words
 from synergy_runs.invariants import check
 from synergy_runs.report.write import write_comparison
 from synergy_runs.results import command_line, command_of, new_run, show, write_run
@@ -189,9 +189,7 @@ def _settings_of(config: DictConfig) -> tuple[Settings, dict[str, Any]]:
     from omegaconf import OmegaConf
 
     values: Any = OmegaConf.to_container(config, resolve=True)
-    settings = build(Settings, values)
-    check_name(settings.trace.name)
-    return settings, values
+    return build(Settings, values), values
 
 
 def simulate_all(

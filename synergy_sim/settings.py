@@ -10,15 +10,17 @@ from synergy_core.jobs.exchange import Compression
 from synergy_runs.command_line import Program
 from synergy_runs.settings import (
     ABOVE_ZERO,
-    AT_LEAST_ONE,
     COMPRESSION_MEANING,
     COMPRESSOR_MEANING,
+    COUNT,
+    FACTOR,
+    FOLDER,
     FRACTION,
     NOT_NEGATIVE,
     PART,
     POSITIVE,
     ROUND,
-    SECONDS_OR_NONE,
+    SEEDS,
     Bounds,
     ClusterSettings,
     TraceSettings,
@@ -35,25 +37,25 @@ class TestbedSettings:
     )
     own_rounds: bool = key("whether policies that allocate keep the round they were published with")
     refill_s: float = key(
-        "seconds within which GPUs that a job's end frees are given away; 0: at the round's end", bounds=SECONDS_OR_NONE
+        "seconds within which GPUs that a job's end frees are given away; 0: at the round's end", bounds=NOT_NEGATIVE
     )
     decide_fraction: float = key("where in a round the next is decided, in (0, 1]; 1: at its end", bounds=PART)
-    launch_s: float = key("seconds before a job's first step", bounds=SECONDS_OR_NONE)
-    restart_s: float = key("seconds before the first step after a preemption", bounds=SECONDS_OR_NONE)
+    launch_s: float = key("seconds before a job's first step", bounds=NOT_NEGATIVE)
+    restart_s: float = key("seconds before the first step after a preemption", bounds=NOT_NEGATIVE)
     resize_fraction: float = key(
         "how much of restart_s a job stands still where only its GPUs' number changes", bounds=FRACTION
     )
-    exit_s: float = key("seconds to save and leave after the last step of a run", bounds=SECONDS_OR_NONE)
+    exit_s: float = key("seconds to save and leave after the last step of a run", bounds=NOT_NEGATIVE)
     checkpoint_interval_s: float = key(
-        "training seconds between checkpoints; 0: saves when told to stop", bounds=SECONDS_OR_NONE
+        "training seconds between checkpoints; 0: saves when told to stop", bounds=NOT_NEGATIVE
     )
     stretch: Literal["none", "log", "linear"] = key("how ended leases delay a round: a·ln(1+n) or b·min(n, most)")
     stretch_s: float = key("a or b of the stretch", bounds=NOT_NEGATIVE)
     stretch_jobs: int | None = key(
         "most of the linear stretch; null: no limit",
-        bounds=Bounds("a whole number ≥ 0, or null", lambda value: value is None or value >= 0),
+        bounds=COUNT,
     )
-    start_delay_s: float = key("seconds before the first round", bounds=SECONDS_OR_NONE)
+    start_delay_s: float = key("seconds before the first round", bounds=NOT_NEGATIVE)
     early_launch: bool = key("whether a job may start on idle GPUs before its round does")
     free_moves: bool = key("whether a job that moves but keeps its GPU type and its GPUs per node pays nothing")
     whole_seconds: bool = key("whether epochs of training jobs end at whole seconds")
@@ -62,7 +64,7 @@ class TestbedSettings:
         "at which jobs with parallel plans save and load their checkpoints", bounds=ABOVE_ZERO
     )
     startup_s: float = key(
-        "seconds such a job starts up, beside saving and loading, whenever it starts", bounds=SECONDS_OR_NONE
+        "seconds such a job starts up, beside saving and loading, whenever it starts", bounds=NOT_NEGATIVE
     )
     by_model: dict[str, dict[str, float]] = key("other costs for a model: {resnet50: {launch_s: 20}}")
 
@@ -73,11 +75,11 @@ class PlannedSettings:
 
     error: float = key(
         "standard deviation of the logarithm of true ÷ planned step times, by architecture and GPU type",
-        bounds=Bounds("a number from 0 to 1", lambda value: 0 <= value <= 1),
+        bounds=FRACTION,
     )
     noise_tokens: float = key("noise scale of the gradient, tokens", bounds=ABOVE_ZERO)
     batch_growth: float = key(
-        "up to how many times the requested batch they may train at; 1: it is fixed", bounds=AT_LEAST_ONE
+        "up to how many times the requested batch they may train at; 1: it is fixed", bounds=FACTOR
     )
 
 
@@ -101,14 +103,14 @@ class TruthSettings:
     declared_error: float | None = key(
         "standard deviation of the logarithm of declared ÷ true work; null: 0.5 where jobs are assigned a model, 0 "
         "where the log names it",
-        bounds=Bounds("a number from 0 to 10, or null", lambda value: value is None or 0 <= value <= 10),
+        bounds=Bounds("a number from 0 to 10", lambda value: 0 <= value <= 10),
     )
     noise_fraction: float = key(
         "standard deviation of the logarithm of observed ÷ true step times",
         bounds=Bounds("a fraction in [0, 1)", lambda value: 0 <= value < 1),
     )
     straggler_fraction: float = key("probability that a run of a job straggles", bounds=FRACTION)
-    straggler_slowdown: float = key("how much slower it then is", bounds=AT_LEAST_ONE)
+    straggler_slowdown: float = key("how much slower it then is", bounds=FACTOR)
     profile: Path | None = key(
         "a testbed's profile (python -m synergy_exec profile): how fast its models are, and costs"
     )
@@ -140,12 +142,12 @@ class Settings:
         "of that one: sia(like=synergy)"
     )
     parameters: dict[str, dict[str, Any]] = key("parameters by policy: parameters.las.quantum_s=1800")
-    seed: list[int] = key("one seed or a list; each policy sees the same jobs for the same seed")
+    seed: list[int] = key("one seed or a list; each policy sees the same jobs for the same seed", bounds=SEEDS)
     compression: Compression = key(COMPRESSION_MEANING)
     compressor: str = key(COMPRESSOR_MEANING)
-    restart_s: float = key("what a preempted job pays when it resumes, seconds", bounds=SECONDS_OR_NONE)
+    restart_s: float = key("what a preempted job pays when it resumes, seconds", bounds=NOT_NEGATIVE)
     round_s: float | None = key("decide once per round of so many seconds; null: as the policy does", bounds=ROUND)
-    results_dir: Path = key("where results go")
+    results_dir: Path = key("where results go", bounds=FOLDER)
     figures: bool = key("whether to draw figures and write report.html and traces for Perfetto")
     progress: bool = key("whether to show a progress bar (never if the output is not a terminal)")
 
@@ -159,13 +161,5 @@ SIMULATOR = Program(
     settings=Settings,
     groups=("trace", "cluster", "testbed", "truth", "experiment"),
     example="philly",
-    free_keys=(
-        "testbed.by_model.",
-        "cluster.virtual",
-        "truth.slowdown.",
-        "truth.max_local_batch.",
-        "truth.fixed_gpus.",
-        "truth.min_gpus.",
-    ),
     sweeps=True,
 )

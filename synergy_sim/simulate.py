@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 
 import numpy as np
 
@@ -132,7 +133,7 @@ def simulate(
         peak_memory_bytes=peak_memory_bytes(),
         information=policy.knows,
         learns_input=policy.learns_input,
-        terms=terms_of(policy).plain(),
+        terms=asdict(terms_of(policy)),
         shares=simulation.engine.shares.shares(),
         compressions=simulation.engine.compressions.compressions(),
         pooled=isinstance(policy, SharingPolicy) and policy.mechanism.pooled,

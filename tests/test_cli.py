@@ -15,7 +15,7 @@ import pytest
 from synergy_core import commands as exits
 from synergy_runs.command_line import prepared
 from synergy_runs.results import main as main_of_results
-from synergy_runs.settings import meanings
+from synergy_runs.settings import keys
 from synergy_sim.settings import SIMULATOR, Settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "bench"))
@@ -78,8 +78,8 @@ def test_runs_of_a_sweep_that_can_be_are_collected_though_another_is_refused(tmp
 def test_help_names_every_key_and_is_quick_to_read():
     done = synergy("--help")
     assert done.returncode == 0
-    for name, _ in meanings(Settings):
-        assert name in done.stdout
+    for each in keys(Settings):
+        assert each.name in done.stdout
     assert "srtf*" in done.stdout
 
 

@@ -10,7 +10,7 @@ import pytest
 from test_one_file_each import copied, said
 
 ROOT = Path(__file__).resolve().parents[2]
-KEY = '    added_s: float = key("seconds that are added here alone", 4.5, SECONDS)\n'
+KEY = '    added_s: float = key("seconds that are added here alone", 4.5, ABOVE_ZERO)\n'
 BACKEND = '''"""As many nodes of one slot on this machine as are asked for."""
 
 from synergy_exec.agent.cores import own_cores
@@ -52,7 +52,7 @@ def test_key_is_added_by_one_line(copy, of):
     assert "added_s                          seconds that are added here alone" in said(copy, *program, "--help")
     assert "added_s: 4.5" in said(copy, *program, "serve=true", "--cfg=job").splitlines()
     assert "added_s: 7.0" in said(copy, *program, "serve=true", "added_s=7.0", "--cfg=job").splitlines()
-    assert "added_s=0: expected seconds above 0." in said(copy, *program, "serve=true", "added_s=0", fails=True)
+    assert "added_s=0: expected a finite number > 0." in said(copy, *program, "serve=true", "added_s=0", fails=True)
     assert "Did you mean 'added_s'" in said(copy, *program, "serve=true", "adde_s=3", fails=True)
     asked = "from synergy_exec.messages import Launch; print([each for each in Launch.__dataclass_fields__])"
     assert ("added_s" in said(copy, asked, flag="-c")) == (of == "RunSettings")

@@ -44,7 +44,7 @@ from synergy_exec.training.trainer import Trainer
 from synergy_exec.workload import arrivals_of
 from synergy_runs.command_line import prepared
 from synergy_runs.facts import Kind
-from synergy_runs.settings import build, defaults, meanings
+from synergy_runs.settings import build, defaults, keys
 from synergy_runs.stored import read_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ SCRIPT = str(HERE / "served.py")
 # Keys
 
 
-KEYS = [name for name, _ in meanings(Settings) if not name.startswith("trace.")]
+KEYS = [each.name for each in keys(Settings) if not each.name.startswith("trace.")]
 
 
 def test_the_simulators_picture_of_the_executor_says_the_same():
