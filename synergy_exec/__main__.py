@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from typing import TYPE_CHECKING
 
 from synergy_core import commands as exits
 from synergy_core.errors import InputError
@@ -15,15 +14,6 @@ from synergy_exec.settings import Settings
 from synergy_exec.workload import models
 from synergy_runs.command_line import options
 from synergy_runs.settings import keys
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
-
-def _run(config: DictConfig) -> None:
-    from synergy_exec.run import run
-
-    run(config)
 
 
 def main() -> None:
@@ -64,11 +54,15 @@ def _main() -> None:
         return
     _require_extra()
     from synergy_exec.settings import EXECUTOR
-    from synergy_runs import command_line as overrides
-    from synergy_runs.command_line import with_hydra
+    from synergy_runs.command_line import composed, settings_shown
 
-    sys.argv[1:] = overrides.prepared(arguments, EXECUTOR)
-    with_hydra(EXECUTOR, _run)
+    if (shown := settings_shown(EXECUTOR, arguments)) is not None:
+        print(shown, end="")
+        return
+    values = composed(EXECUTOR, arguments)
+    from synergy_exec.run import run  # slow to import, and not needed for a refusal
+
+    run(values)
 
 
 # The --help text: what to type, and every name that can be typed.

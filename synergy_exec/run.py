@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -48,7 +48,7 @@ from synergy_runs.facts import TRUE_RUN_TIMES, CompressionLog, Compressions, Kin
 from synergy_runs.files import atomic_file, atomic_folder
 from synergy_runs.inputs import check_compression, read_profile
 from synergy_runs.invariants import check
-from synergy_runs.results import command_line, is_unended, new_run, resumed_run, show, write_run
+from synergy_runs.results import is_unended, new_run, resumed_run, show, write_run
 from synergy_runs.settings import build
 from synergy_runs.workload import Workload
 
@@ -179,25 +179,14 @@ def _folders(jobs: Path) -> list[Path]:
     return sorted(found, key=lambda each: int(each.name))
 
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
 SOME_FAILED = 1
 """The exit code of a command that carried everything out, though some jobs failed."""
 SERVED = "served"
 """What results are filed under where there is no trace."""
 
 
-def run(config: DictConfig) -> None:
-    """Runs what the configuration says, writes the results, prints the table."""
-    from omegaconf import OmegaConf
-
-    values: Any = OmegaConf.to_container(config, resolve=True)
-    run_values(values)
-
-
-def run_values(values: dict[str, Any], *, anew: bool = True) -> None:
-    """The same of plain values. anew: see `folders.claimed`."""
+def run(values: dict[str, Any], *, anew: bool = True) -> None:
+    """Runs what the settings say, writes the results, prints the table. anew: see `folders.claimed`."""
     settings = _with_slots(build(Settings, values))
     _check(settings)
     name = settings.trace.name if settings.trace is not None else SERVED
@@ -324,7 +313,7 @@ def _run_folder(folder: Path, places: list[Place]) -> Iterator[Path]:
         with resumed_run(unended[0]):
             yield unended[0]
     else:
-        with new_run(folder, "synergy_exec", command_line()) as into:
+        with new_run(folder, "synergy_exec", sys.argv[1:]) as into:
             yield into
 
 

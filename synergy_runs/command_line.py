@@ -10,9 +10,10 @@ import difflib
 import importlib.util
 import os
 import re
+import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass
 from functools import reduce
 from pathlib import Path
@@ -85,9 +86,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _quoted(text: str) -> str:
-    if text == NULL or _QUOTED.fullmatch(text):
-        return text
-    if _NEEDS_NO_QUOTES.fullmatch(text):
+    if text == NULL or _QUOTED.fullmatch(text) or _NEEDS_NO_QUOTES.fullmatch(text):
         return text
     if text == "~" or text.startswith("~/"):
         text = os.path.expanduser(text)
@@ -105,25 +104,19 @@ def _non_text(name: str, kind: Any, text: str, *, sweep: bool) -> str:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    wrong = InputError(f"{name}={text}: expected {expected(kind)}.")
-    if "${" in text:
-        raise wrong
+    several = None  # unless Hydra's grammar can read it
     try:
         several = OverridesParser.create().parse_override(f"{name}={text}").is_sweep_override()
     except HydraException:
-        if text[0] in "[{":  # YAML or JSON that Hydra's grammar rejects
-            try:
+        if text[0] in "[{":
+            with suppress(yaml.YAMLError):
                 return _hydra_text(yaml.safe_load(text))
-            except yaml.YAMLError:
-                raise wrong from None
-        if kind is Any:
-            return _quoted(text)
-        raise wrong from None
-    if several and not sweep:
-        if kind is Any:
-            return _quoted(text)
-        raise InputError(f"{name}={text}: got several values, expected {expected(kind)}; -m tries one after another.")
-    return text
+    if "${" not in text and several is not None and (sweep or not several):
+        return text
+    if kind is Any and "${" not in text:
+        return _quoted(text)
+    got, hint = ("got several values, ", "; -m tries one after another") if several else ("", "")
+    raise InputError(f"{name}={text}: {got}expected {expected(kind)}{hint}.")
 
 
 def _hydra_text(value: Any) -> str:
@@ -138,11 +131,9 @@ def _hydra_text(value: Any) -> str:
 
 
 _OVERRIDE = re.compile(r"^(?P<prefix>\+\+?)?(?P<key>[\w./@-]+)=(?P<value>.*)$", re.DOTALL)
-_SHOW_ONLY = ("--help", "-h", "--hydra-help", "--version", "--info", "-i", "--shell-completion", "-sc")
-_WITH_VALUE = ("--cfg", "-c", "--shell-completion", "-sc", "--package", "-p")
-_SWEEPING = ("-m", "--multirun")
-_OPTIONS = (*_SWEEPING, "--resolve", *_SHOW_ONLY, *_WITH_VALUE)
-"""Supported options of Hydra: they start a sweep, or show the settings of a run without starting it."""
+_SWEEP = ("-m", "--multirun")
+_SHOW = ("--cfg=job", "--cfg", "-c")
+"""Options, named as Hydra's: they start a sweep, or show the settings of a run without starting it."""
 
 
 def options(group: str) -> list[str]:
@@ -152,24 +143,32 @@ def options(group: str) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml") if path.stem not in hidden)
 
 
-def sweeps(arguments: Sequence[str]) -> bool:
-    """Whether the arguments start a sweep, instead of only showing its settings."""
-    shows_only = {"--hydra-help", "--info", "-i", "--cfg", "-c"}
-    return any(each in _SWEEPING for each in arguments) and not shows_only.intersection(arguments)
+def is_sweep(arguments: Sequence[str]) -> bool:
+    """Whether the arguments start a sweep."""
+    return any(each in _SWEEP for each in arguments)
+
+
+def settings_shown(program: Program, arguments: Sequence[str]) -> str | None:
+    """The settings of a run in YAML if the arguments ask for them (`--cfg=job`), else None."""
+    from omegaconf import OmegaConf
+
+    if not any(each in _SHOW for each in arguments):
+        return None
+    return OmegaConf.to_yaml(OmegaConf.create(composed(program, arguments)))
 
 
 def prepared(arguments: Sequence[str], program: Program) -> list[str]:
     """Translates arguments for Hydra; `trace=x` works like `+trace=x`. Raises InputError for unknown names."""
     result: list[str] = []
-    multirun = any(each in _SWEEPING for each in arguments)
+    multirun = is_sweep(arguments)
     if multirun and not program.sweeps:
         raise InputError(f"{program.name} has no sweeps (-m); run it once for each setting.")
-    needs_no_trace = any(each in _SHOW_ONLY for each in arguments)
     groups: dict[str, str] = {}
     for argument, before in zip(arguments, ("", *arguments), strict=False):
-        if argument.startswith("-") or before in _WITH_VALUE:
-            result.append(_option(argument, before, program))
+        if argument in (*_SWEEP, *_SHOW) or (argument == "job" and before in _SHOW):
             continue
+        if argument.startswith("-"):
+            raise _no_option(argument, program)
         match = _OVERRIDE.match(argument)
         if match is None:
             raise _no_key(argument, program)
@@ -179,32 +178,25 @@ def prepared(arguments: Sequence[str], program: Program) -> list[str]:
                 raise InputError(f"{name} was given twice: {groups[name]} and {value}; give one.")
             groups[name] = value
         result.append(_override(match, program, multirun))
-    needs_no_trace |= bool(program.without_trace) and program.without_trace in arguments
     experiment = conf_folder() / "experiment" / f"{groups.get('experiment')}.yaml"
     has_trace = "trace" in groups or (experiment.is_file() and "trace" in experiment.read_text(encoding="utf-8"))
-    if not needs_no_trace and not has_trace:
+    if not has_trace and program.without_trace not in arguments:
         names = ", ".join(options("trace"))
         raise InputError(
             f"no trace was given. Type: python -m {program.name} +trace={program.example}. Known traces: {names}."
         )
     if multirun and not any("hydra/launcher" in each for each in arguments) and _has_launcher("joblib"):
         result.append("hydra/launcher=joblib")
-    # Options to sweep come first, because Hydra's parser rejects settings both before and after an option.
-    return sorted(result, key=lambda each: each not in _SWEEPING)
+    return result
 
 
-def _option(argument: str, before: str, program: Program) -> str:
-    """Checks an option. Raises InputError for options of Hydra that are not supported, and for keys with dashes."""
-    name, equals, _ = argument.partition("=")
-    if before in _WITH_VALUE or name in _OPTIONS:
-        return argument
-    as_key = name.lstrip("-")
+def _no_option(argument: str, program: Program) -> InputError:
+    """The error for an unknown option, or for a key with dashes."""
+    as_key, equals, value = argument.lstrip("-").partition("=")
     if as_key in (each.name for each in keys(program.settings)) or as_key in program.groups:
-        raise InputError(
-            f"{argument}: keys have no dashes; type {argument.lstrip('-') if equals else f'{as_key}=VALUE'}."
-        )
+        return InputError(f"{argument}: keys have no dashes; type {as_key}={value if equals else 'VALUE'}.")
     sweeps = ", -m for a sweep" if program.sweeps else ""
-    raise InputError(
+    return InputError(
         f"unknown option {argument!r}. Known: --help, --version, --cfg=job to show all settings{sweeps}; "
         "all else is typed as key=value, such as seed=1."
     )
@@ -268,30 +260,18 @@ def _has_launcher(name: str) -> bool:
         return False
 
 
-def with_hydra(program: Program, function: Callable[[DictConfig], None]) -> None:
-    """Calls `function` with the configuration of the command line, or once per run of a sweep (`-m`).
-
-    Defaults declared in the program's settings are available to files in conf/ as `<config>_keys`.
-    """
+def run_sweep(program: Program, overrides: Sequence[str], run: Callable[[DictConfig], None]) -> None:
+    """Has Hydra call `run` with the configuration of each run of a sweep, in the processes of its launcher."""
     import hydra
-    from omegaconf.errors import OmegaConfBaseException
+
+    def task(config: DictConfig) -> None:  # Hydra wants a function that is defined in a file
+        run(config)
 
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise instead of printing half a traceback and exiting
-    failures: list[Exception] = []
-
-    def task(config: DictConfig) -> None:
-        """Runs `function` and hides its errors from Hydra, which would print a traceback."""
-        try:
-            function(config)
-        except (InputError, OmegaConfBaseException) as error:
-            failures.append(error)
-
+    sys.argv[1:] = ["-m", *overrides]
     _declare(program)
-    decorated = hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=program.config)(task)
     with _short_errors():
-        decorated()
-        if failures:
-            raise failures[0]
+        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=program.config)(task)()
 
 
 def composed(program: Program, arguments: Sequence[str]) -> dict[str, Any]:
@@ -304,15 +284,10 @@ def swept_values(arguments: Sequence[str]) -> dict[str, list[str]]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     with _short_errors():
-        parsed = OverridesParser.create().parse_overrides(_own(arguments))
+        parsed = OverridesParser.create().parse_overrides(list(arguments))
         return {
             each.get_key_element(): list(each.sweep_string_iterator()) for each in parsed if each.is_discrete_sweep()
         }
-
-
-def _own(arguments: Sequence[str]) -> list[str]:
-    """The arguments that are keys of the program, not options or keys of Hydra."""
-    return [each for each in arguments if not each.startswith(("-", "hydra"))]
 
 
 def of_each_swept_value(program: Program, arguments: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -320,7 +295,7 @@ def of_each_swept_value(program: Program, arguments: Sequence[str]) -> Iterator[
 
     arguments: in Hydra's grammar. Raises InputError."""
     swept = swept_values(arguments)
-    fixed = [each for each in _own(arguments) if each.partition("=")[0] not in swept]
+    fixed = [each for each in arguments if each.partition("=")[0] not in swept]
     first = {key: values[0] for key, values in swept.items()}
     others = [{**first, key: value} for key, values in swept.items() for value in values[1:]]
     for chosen in (first, *others):
@@ -400,21 +375,20 @@ def completion(program: Program, option: str) -> str:
     shell = option.partition("=")[2]
     if shell not in SHELLS:
         raise unknown("shell", shell, SHELLS)
-    named = {f"{'+' * (group == 'trace')}{group}": options(group) for group in program.groups}
-    defaults, words = default_values(program), []
+    defaults = default_values(program)
+    words = {"+" * (group == "trace") + group: options(group) for group in program.groups}
     for each in keys(program.settings):
         if each.name not in program.groups:
-            named[each.name] = []
-        default = defaults.get(each.name, "")
-        usual = [default] if default and not set(default) & set(" '[{") else []
-        takes = [*(policy_names() if each.name == "policy" else ()), *_words(each.kind), *usual]
-        words += [f"{each.name}={word}" for word in dict.fromkeys(takes)]
+            default = defaults.get(each.name, "")
+            usual = [default] if default and not set(default) & set(" '[{") else []
+            policies = policy_names() if each.name == "policy" else ()
+            words[each.name] = list(dict.fromkeys([*policies, *_words(each.kind), *usual]))
     return SCRIPT.format(
         name=program.name,
         shell=shell,
         zsh="autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else "",
-        keys=" ".join(f"{each}=" for each in named),
-        values=" ".join([*(f"{group}={each}" for group, names in named.items() for each in names), *words]),
+        keys=" ".join(f"{name}=" for name in words),
+        values=" ".join(f"{name}={word}" for name, takes in words.items() for word in takes),
     )
 
 

@@ -214,13 +214,6 @@ def _parser() -> Parser:
     return parser
 
 
-def command_line() -> list[str]:
-    """The settings of this command line; of a job of a sweep, its own."""
-    from hydra.core.hydra_config import HydraConfig
-
-    return list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else sys.argv[1:]
-
-
 @contextlib.contextmanager
 def new_run(parent: Path, program: str, words: Sequence[str], *, name: str | None = None) -> Iterator[Path]:
     """A new folder in `parent` for what one command makes: whole when the block has ended, `latest` from then on.

@@ -8,7 +8,7 @@ import sys
 from synergy_core import __version__, commands
 from synergy_core.policies import get_policy, policy_names
 from synergy_core.policies.mechanisms import mechanism_names
-from synergy_runs.command_line import completion, options, prepared, sweeps, with_hydra
+from synergy_runs.command_line import completion, composed_of, is_sweep, options, prepared, settings_shown
 from synergy_runs.settings import keys
 from synergy_sim.settings import SIMULATOR, Settings
 
@@ -73,13 +73,15 @@ def _main() -> None:
     elif arguments and arguments[0].startswith("--completion="):
         print(completion(SIMULATOR, arguments[0]), end="")
     else:
-        sys.argv[1:] = prepared(arguments, SIMULATOR)
+        overrides = prepared(arguments, SIMULATOR)
         from synergy_sim.run import run, sweep  # slow to import, and not needed for a refusal
 
-        if sweeps(arguments):
-            sweep(arguments)
+        if (shown := settings_shown(SIMULATOR, arguments)) is not None:
+            print(shown, end="")
+        elif is_sweep(arguments):
+            sweep(arguments, overrides)
         else:
-            with_hydra(SIMULATOR, run)
+            run(composed_of(SIMULATOR, overrides))
 
 
 def main() -> None:

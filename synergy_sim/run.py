@@ -20,21 +20,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from synergy_core.cluster import Cluster
 from synergy_core.errors import InputError
 from synergy_core.scheduling.conformance import attributed_to_policy
 from synergy_core.units import format_duration
 from synergy_runs.asked import in_words, label_of, missing, policies_of, terms_of
-from synergy_runs.command_line import as_hydra, of_each_swept_value, swept_values, with_hydra
+from synergy_runs.command_line import as_hydra, of_each_swept_value, run_sweep, swept_values
 from synergy_runs.comparison import collect, compare
 from synergy_runs.facts import Run, as_logged
 from synergy_runs.inputs import about_cluster, carried_in_words
 from synergy_runs.invariants import check
 from synergy_runs.report.write import write_comparison
-from synergy_runs.results import command_line, command_of, new_run, show, write_run
+from synergy_runs.results import command_of, new_run, show, write_run
 from synergy_runs.settings import build
 from synergy_runs.stored import find_runs, read_record
 from synergy_runs.tables import print_comparison
@@ -65,8 +64,7 @@ def simulate_each(prepared: Sequence[PreparedRun], write: Write, *, cores: int, 
         TextColumn("[bold]{task.description:18}"),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[simulated]:>8}"),
-        _Rate(),
+        TextColumn("{task.fields[simulated]:>8} {task.fields[rate]}"),
         TimeRemainingColumn(compact=True),
         console=Console(stderr=True),
         transient=True,
@@ -82,27 +80,22 @@ def simulate_each(prepared: Sequence[PreparedRun], write: Write, *, cores: int, 
                 _simulate(run, write, _bar_of(run, bars))
 
 
-class _Rate(ProgressColumn):
-    """The column of the progress bar that shows jobs per second."""
-
-    def render(self, task: Task) -> Text:
-        """`12,345 jobs/s`, or "" before the first job has ended."""
-        return Text(f"{task.speed:,.0f} jobs/s" if task.speed else "")
-
-
 def _bar_of(run: PreparedRun, bars: Progress) -> Report:
     """What the engine calls as the run goes on."""
     if bars.disable:
         return lambda now_s, done: None
-    task, drawn_s = bars.add_task(run.policy.name, total=len(run.workload), simulated=""), 0.0
+    task = bars.add_task(run.policy.name, total=len(run.workload), simulated="", rate="")
     bars.refresh()
+    begun_s = drawn_s = time.monotonic()
 
     def report(now_s: float, done: int) -> None:
         nonlocal drawn_s
-        bars.update(task, completed=done, simulated=format_duration(now_s))
-        if time.monotonic() > drawn_s + SECONDS_PER_DRAWING:
+        clock_s = time.monotonic()
+        rate = f"{done / (clock_s - begun_s):,.0f} jobs/s"
+        bars.update(task, completed=done, simulated=format_duration(now_s), rate=rate)
+        if clock_s > drawn_s + SECONDS_PER_DRAWING:
             bars.refresh()
-            drawn_s = time.monotonic()
+            drawn_s = clock_s
 
     return report
 
@@ -176,20 +169,12 @@ def _child(run: PreparedRun, write: Write, parent: Connection, inherited: Sequen
         parent.close()
 
 
-def run(config: DictConfig) -> None:
-    """Simulates what the configuration says, writes the results, prints the table."""
-    settings, values = _settings_of(config)
-    with new_run(settings.results_dir / settings.trace.name, "synergy_sim", command_line()) as folder:
+def run(values: dict[str, Any]) -> None:
+    """Simulates what the settings say, writes the results, prints the table."""
+    settings = build(Settings, values)
+    with new_run(settings.results_dir / settings.trace.name, "synergy_sim", sys.argv[1:]) as folder:
         folders = simulate_all(settings, values, folder, say=True, side_by_side=True)
     show(folders, folder, figures=settings.figures)  # the run is complete even if the figures fail
-
-
-def _settings_of(config: DictConfig) -> tuple[Settings, dict[str, Any]]:
-    """The settings in a configuration, and the same as plain values."""
-    from omegaconf import OmegaConf
-
-    values: Any = OmegaConf.to_container(config, resolve=True)
-    return build(Settings, values), values
 
 
 def simulate_all(
@@ -271,20 +256,21 @@ SWEEPS = "sweeps"
 """In results_dir, beside the traces' names."""
 
 
-def sweep(arguments: Sequence[str]) -> None:
+def sweep(arguments: Sequence[str], overrides: Sequence[str]) -> None:
     """Runs every setting of a sweep, then prints the comparison of all runs and writes comparison.parquet.
 
-    arguments: as typed; `sys.argv` has them in Hydra's grammar. Raises InputError for impossible values, before the
+    arguments: as typed. overrides: the same in Hydra's grammar. Raises InputError for impossible values, before the
     first run, and at the end if runs were refused.
     """
-    swept = swept_values(sys.argv[1:])
-    settings, *_ = [build(Settings, values) for values in of_each_swept_value(SIMULATOR, sys.argv[1:])]
+    swept = swept_values(overrides)
+    settings, *_ = [build(Settings, values) for values in of_each_swept_value(SIMULATOR, overrides)]
     runs = math.prod(map(len, swept.values()))
     given = [each.partition("=")[2].strip("'\"") for each in arguments if each.startswith("hydra.sweep.dir=")]
     whole = new_run(settings.results_dir / SWEEPS, "synergy_sim", arguments)
     with contextlib.nullcontext(Path(given[0])) if given else whole as folder:
-        sys.argv.append(f"hydra.sweep.dir={as_hydra('hydra.sweep.dir', Path, str(folder), sweep=False)}")
-        with_hydra(SIMULATOR, functools.partial(_run_of_sweep, runs=runs, keys=[each.lstrip("+") for each in swept]))
+        place = as_hydra("hydra.sweep.dir", Path, str(folder), sweep=False)
+        one = functools.partial(_run_of_sweep, runs=runs, keys=[each.lstrip("+") for each in swept])
+        run_sweep(SIMULATOR, [*overrides, f"hydra.sweep.dir={place}"], one)
         if done := find_runs(folder):
             print_comparison(compare(done))
             print(f"collected: {collect(folder / 'comparison.parquet', done)}")
@@ -305,6 +291,7 @@ def _run_of_sweep(config: DictConfig, *, runs: int, keys: Sequence[str]) -> None
     A run with invalid settings is noted in `REFUSED`, and the sweep goes on. runs: in the whole sweep. keys: swept.
     """
     from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     began_s, hydra = time.monotonic(), HydraConfig.get()
@@ -312,9 +299,9 @@ def _run_of_sweep(config: DictConfig, *, runs: int, keys: Sequence[str]) -> None
     task = [each.lstrip("+") for each in hydra.overrides.task]
     own = " ".join(each for each in task if each.partition("=")[0] in keys)
     try:
-        settings, values = _settings_of(config)
-        settings = dataclasses.replace(settings, progress=False)
-        with new_run(folder, "synergy_sim", command_line(), name=f"{hydra.job.num:03d}") as run_folder:
+        values: Any = OmegaConf.to_container(config, resolve=True)
+        settings = dataclasses.replace(build(Settings, values), progress=False)
+        with new_run(folder, "synergy_sim", hydra.overrides.task, name=f"{hydra.job.num:03d}") as run_folder:
             simulate_all(settings, values, run_folder, say=hydra.job.num == 0)
     except (InputError, OmegaConfBaseException) as error:
         with open(folder / REFUSED, "a", encoding="utf-8") as file:

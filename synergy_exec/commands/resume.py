@@ -24,7 +24,7 @@ from synergy_exec.controller.journal_file import opened
 from synergy_exec.controller.reconcile import ADOPTED
 from synergy_exec.folders import WORK, lock, newest, under_way
 from synergy_exec.rereading import changed
-from synergy_exec.run import SERVED, run_values
+from synergy_exec.run import SERVED, run
 from synergy_exec.settings import Settings
 from synergy_runs.facts import Kind
 
@@ -194,7 +194,7 @@ def main(arguments: Sequence[str]) -> None:
             print("\n".join(salvage(damaged)))
     work = _there(named[0] if named else under_way(given.dir))
     typed = [word for word in given.words if Path(word) not in named]
-    run_values(changed(_values(work), typed), anew=False)
+    run(changed(_values(work), typed), anew=False)
 
 
 def _there(work: Path) -> Path:

@@ -1,7 +1,7 @@
 """Slowdown, GPU time, fragmentation, who loses most: by hand on cases that a person can follow."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -128,7 +128,7 @@ def test_columns_fall_away_from_the_least_important_and_nothing_is_cut(tmp_path,
 def test_jobs_that_run_faster_than_logged_are_told_with_the_share(tmp_path):
     jobs = workload([0, 0], [100, 300], [1, 1])
     half = replace(jobs, duration_s=jobs.duration_s / 2)
-    own = terms("quick", "own", 2.0, 1, "requested").plain()
+    own = asdict(terms("quick", "own", 2.0, 1, "requested"))
     quick = replace(simulate(half, cluster(2, 1), policy="quick"), workload=jobs, information="own", terms=own)
     lines = notes(compared(tmp_path, [simulate(jobs, cluster(2, 1)), quick]))
     assert any("quick 50\u00a0%" in line for line in lines)
@@ -143,7 +143,7 @@ def terms(policy, information, growth, first_gpus, batch_limit):
 def test_the_lead_is_told_with_and_without_equal_terms(tmp_path):
     def run(policy, name, speed, *limits):
         quick = replace(jobs, duration_s=jobs.duration_s / speed)
-        told = terms(name, *limits).plain()
+        told = asdict(terms(name, *limits))
         return replace(simulate(quick, cluster(2, 1), policy=policy), workload=jobs, information=limits[0], terms=told)
 
     jobs = workload([0, 0], [100, 100], [1, 1])
@@ -176,7 +176,7 @@ def assigned(policy, speed=1, truth_read="", *, named_by_log=False):
     jobs = replace(jobs, models_assigned=not named_by_log)
     if policy == "fifo":
         return simulate(jobs, cluster(2, 1))
-    told = terms(policy, "all", 4.0, 4, "max").plain()
+    told = asdict(terms(policy, "all", 4.0, 4, "max"))
     quick = simulate(replace(jobs, duration_s=jobs.duration_s / speed), cluster(2, 1), policy=policy)
     return replace(quick, workload=jobs, information="all", terms=told, oracle=bool(truth_read), truth_read=truth_read)
 
