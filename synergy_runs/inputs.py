@@ -51,6 +51,7 @@ from synergy_runs.workload import (
 HISTORY_S = 70 * DAY_S
 """Length of the generated history before the window: whole weeks, so that days of the week match."""
 MAX_TENANTS_NAMED = 20
+MAX_PARTITIONS_NAMED = 3
 MAX_ROWS_NAMED = 10
 DEFAULT_GPU_TYPE = "v100"
 """GPU type assumed if neither the settings nor the log name one."""
@@ -154,16 +155,19 @@ def cluster_of(wanted: ClusterSettings, trace: TraceSettings, workload: Workload
         assert workload is not None
         quotas = _scaled_quotas(workload, cluster.gpus)
     named = replace(cluster, virtual_clusters=dict(quotas))
-    odd = [] if workload is None else [repr(each) for each in quotas if each not in workload.virtual_clusters]
-    if odd:
-        assert workload is not None
-        known = [each for each in workload.virtual_clusters if each]
-        names = ", ".join(known[:MAX_TENANTS_NAMED]) + (", …" if len(known) > MAX_TENANTS_NAMED else "")
+    if workload is not None and (odd := [each for each in quotas if each not in workload.virtual_clusters]):
+        tenants = _shortened([each for each in workload.virtual_clusters if each], MAX_TENANTS_NAMED)
         raise InputError(
-            f"cluster.virtual_clusters: {workload.source} has no job of tenant {', '.join(odd)}; its tenants are "
-            f"{names or 'not in the log'}. Leave the quota out, or name one of these."
+            f"cluster.virtual_clusters: {workload.source} has no job of tenant {', '.join(map(repr, odd))}; its "
+            f"tenants are {tenants or 'not in the log'}. Leave the quota out, or name one of these."
         )
     return named
+
+
+def _shortened(names: Sequence[str], most: int) -> str:
+    """The first `most` names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _nodes(wanted: ClusterSettings, trace: TraceSettings, workload: Workload | None) -> list[NodeTypeSettings]:
@@ -248,12 +252,10 @@ def _nodes_of_partitions(wanted: ClusterSettings, workload: Workload) -> list[Se
     if not any(workload.partitions):
         raise InputError(f"{key}: {workload.source} names no partitions.")
     if seen.in_several_partitions:
-        names = seen.in_several_partitions
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        names = _shortened(seen.in_several_partitions, MAX_PARTITIONS_NAMED)
         raise InputError(
-            f"{key}: the log has nodes in several partitions ({', '.join(names[:3])}{more}), which cannot be kept "
-            "apart. Leave cluster.partitions out (one pool), or name the nodes of each partition yourself, in the form "
-            f"{setting}."
+            f"{key}: the log has nodes in several partitions ({names}), which cannot be kept apart. Leave "
+            f"cluster.partitions out (one pool), or name the nodes of each partition yourself, in the form {setting}."
         )
     if not seen.by_partition:
         raise InputError(
@@ -275,10 +277,9 @@ def by_partition(wanted: ClusterSettings, workload: Workload, cluster: Cluster) 
     if wanted.partitions is None:
         if len(partitions) < 2:
             return workload
-        names = ", ".join(partitions[:3]) + (", …" if len(partitions) > 3 else "")
         note = (
-            f"the log has {len(partitions)} partitions ({names}); here their nodes are one pool, and any job may run "
-            "on any of them: cluster.partitions=trace keeps them apart"
+            f"the log has {len(partitions)} partitions ({_shortened(partitions, MAX_PARTITIONS_NAMED)}); here their "
+            "nodes are one pool, and any job may run on any of them: cluster.partitions=trace keeps them apart"
         )
         return replace(workload, notes=(*workload.notes, note))
     code, names_of = ran_on(workload)
@@ -470,9 +471,17 @@ def workload_of(trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Wo
     parameters = _law_parameters(trace)
     path = trace.path or find(trace.find)
     if path:
-        workload = _from_log(trace, path)
+        # Invalid rows are skipped here, because `check_fit` reports them together with jobs that do not fit.
+        rows = read_trace(path, format_name=trace.format, bad_rows="skip", attempts=trace.attempts)
+        with path.open("rb") as stream:
+            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+        workload = from_rows(rows, name=trace.name, sha256=sha256, window=trace.window, before=trace.carry_in)
+    elif parameters is None:
+        workload = _generated(trace, seed)
     else:
-        workload = _generated(trace, seed) if parameters is None else _drawn_by_law(trace, parameters, seed)
+        workload = from_rows(draw(str(trace.generator), parameters, seed), name=trace.name, window=trace.window)
+        digest = _digest(workload.submit_time_s, workload.duration_s, workload.gpus, workload.model_code)
+        workload = replace(workload, sha256=digest)
     if cluster.ignore_gpu_types:
         workload = of_any_type(workload)
     workload = at_least(workload, trace.min_gpus)
@@ -485,14 +494,6 @@ def estimated(trace: TraceSettings, workload: Workload, seed: int, policies: Ite
     random = np.random.default_rng(random_stream(seed, "estimates"))
     readers = [each.name for each in policies if each.reads_estimates]
     return with_estimates(workload, trace.overestimate, random, readers)
-
-
-def _from_log(trace: TraceSettings, path: Path) -> Workload:
-    # Invalid rows of a log are skipped here, because `check_fit` reports them together with jobs that do not fit.
-    rows = read_trace(path, format_name=trace.format, bad_rows="skip", attempts=trace.attempts)
-    with path.open("rb") as stream:
-        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-    return from_rows(rows, name=trace.name, sha256=sha256, window=trace.window, before=trace.carry_in)
 
 
 def _law_parameters(trace: TraceSettings) -> LawParameters | None:
@@ -512,13 +513,6 @@ def _law_parameters(trace: TraceSettings) -> LawParameters | None:
             "cluster.load=2 makes any trace twice as dense."
         )
     return None
-
-
-def _drawn_by_law(trace: TraceSettings, parameters: LawParameters, seed: int) -> Workload:
-    assert trace.generator is not None
-    workload = from_rows(draw(trace.generator, parameters, seed), name=trace.name, window=trace.window)
-    codes = (workload.gpus, workload.model_code)
-    return replace(workload, sha256=_digest(workload.submit_time_s, workload.duration_s, *codes))
 
 
 def _digest(*columns: NDArray[Any]) -> str:

@@ -11,9 +11,6 @@ import numpy as np
 
 from synergy_core.units import Floats
 
-# Confidence interval of a ratio of mean JCTs: a jackknife over independent workloads, NaN if there are too few.
-
-
 MIN_WORKLOADS = 5
 MIN_WAITING_FRACTION = 0.4
 """Minimum fraction of the longer mean JCT that is waiting time. Below it, queues are so rare that workloads without any

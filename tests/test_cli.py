@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from synergy_core import commands as exits
 from synergy_runs.command_line import prepared
@@ -38,12 +39,13 @@ def synergy(*arguments, cwd=None, **environment):
     )
 
 
-def test_main_command_compares_policies_and_leaves_results(tmp_path):
-    done = synergy("+trace=philly", "trace.window=1d", "policy=[fifo,las]", f"results_dir={tmp_path}")
+def test_main_command_compares_policies_and_leaves_results_where_it_was_typed(tmp_path):
+    done = synergy("+trace=philly", "trace.window=1d", "policy=[fifo,las]", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "fifo" in done.stdout
     assert "not the real trace" in done.stderr
-    folder = tmp_path / "philly" / "latest"
+    assert {path.name for path in tmp_path.iterdir()} == {"results"}
+    folder = tmp_path / "results" / "philly" / "latest"
     for policy in ("fifo", "las"):
         names = {path.name for path in (folder / f"{policy}-0").iterdir()}
         assert names == {"jobs.parquet", "rounds.parquet", "events.parquet", "summary.json", "config.yaml"}
@@ -51,28 +53,23 @@ def test_main_command_compares_policies_and_leaves_results(tmp_path):
     assert (folder / "report.html").is_file()
 
 
-def test_runs_from_any_folder_and_writes_there(tmp_path):
-    done = synergy(*SMALL, "policy=fifo", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert {path.name for path in tmp_path.iterdir()} == {"results"}
-    assert (tmp_path / "results" / "philly" / "latest" / "fifo-0" / "summary.json").is_file()
-
-
-def test_sweep_is_collected_into_one_table_and_one_parquet(tmp_path):
-    done = synergy("-m", *SMALL, "policy=fifo,srtf", "cluster.load=0.8,1.2", f"results_dir={tmp_path}")
-    assert done.returncode == 0, done.stderr
-    table = pq.read_table(next(tmp_path.glob("sweeps/*/comparison.parquet")))
-    assert table.num_rows == 4
-    assert sorted(set(table["cluster.load"].to_pylist())) == ["0.8", "1.2"]
-
-
-def test_runs_of_a_sweep_that_can_be_are_collected_though_another_is_refused(tmp_path):
-    done = synergy("-m", *SMALL, "policy=fifo", "cluster.nodes=40,1", f"results_dir={tmp_path}")
+def test_runs_of_a_sweep_that_can_be_are_collected_though_others_are_refused(tmp_path):
+    done = synergy("-m", *SMALL, "policy=fifo,srtf", "cluster.nodes=40,1,60", f"results_dir={tmp_path}")
     assert done.returncode == 2
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("synergy_sim: 1 of 2 runs were refused; cluster.nodes=1: ")
-    assert pq.read_table(next(tmp_path.glob("sweeps/*/comparison.parquet"))).num_rows == 1
+    assert last.startswith("synergy_sim: 2 of 6 runs were refused; policy=fifo cluster.nodes=1: ")
+    table = pq.read_table(next(tmp_path.glob("sweeps/*/comparison.parquet")))
+    assert table.num_rows == 4
+    assert sorted(set(table["cluster.nodes"].to_pylist())) == ["40", "60"]
     assert "collected: " in done.stdout
+
+
+def test_settings_of_a_run_are_shown_without_starting_it(tmp_path, typed):
+    done = typed("+trace=philly", "cluster.nodes=7", "testbed.restart_s=5", "--cfg=job")
+    assert done.returncode == 0, done.stderr
+    shown = yaml.safe_load(done.stdout)
+    assert (shown["trace"]["name"], shown["cluster"]["nodes"], shown["restart_s"]) == ("philly", 7, 5)
+    assert not list(tmp_path.iterdir())
 
 
 def test_help_names_every_key_and_is_quick_to_read():

@@ -36,9 +36,7 @@ def test_brackets_go_before_settings_for_all():
     ("text", "said"),
     [
         ("sia(grwth=4)", "Did you mean 'growth'"),
-        ("siaa(growth=4)", "Did you mean 'sia'"),
         ("sia(growth)", "expected NAME or NAME(key=value,…)"),
-        ("sia(growth=4", "expected NAME or NAME(key=value,…)"),
         ("sia(growth=4,growth=5)", "growth stands twice; keep one"),
         ("sia(growth=many)", "parameter growth of policy sia: got 'many', expected a value such as 2.0"),
         ("sia(information=everything)", "unknown information for policy sia"),
@@ -98,12 +96,7 @@ def test_like_gives_what_the_other_has_and_no_more():
     ("texts", "plans", "asked"),
     [
         (["sia", "synergy"], False, {"sia(like=synergy)": ["information", "growth", "first_gpus", "batch_limit"]}),
-        (["tiresias", "sia", "synergy"], False, {"sia(like=synergy)"}),
-        (
-            ["sia", "gavel", "pollux", "synergy"],
-            False,
-            {f"{name}(like=synergy)" for name in ("sia", "pollux")},
-        ),
+        (["tiresias", "sia", "gavel", "pollux", "synergy"], False, {"sia(like=synergy)", "pollux(like=synergy)"}),
         (["ftf", "synergy"], False, {"ftf(like=synergy)": ["information"]}),
         (["ftf", "synergy"], True, {"ftf(like=synergy)": ["information", "plans"]}),
         (["sia", "sia+plans", "crius", "synergy"], True, {"sia(like=synergy)"}),
@@ -111,7 +104,6 @@ def test_like_gives_what_the_other_has_and_no_more():
         (["sia", "synergy(growth=8)"], False, {"sia(information=all,growth=8,first_gpus=4,batch_limit=max)"}),
         (["fifo", "easy", "srtf", "las", "qssf", "themis"], False, {}),
         (["fifo+proportional", "fifo+tune", "synergy"], False, {}),
-        (["tiresias", "optimus", "pollux"], False, {}),
     ],
 )
 def test_rows_that_a_fair_comparison_lacks(texts, plans, asked):

@@ -15,7 +15,7 @@ import pytest
 from wrong_inputs.keys import LOG
 
 from synergy_core import policies
-from synergy_core.errors import InputError, renamed
+from synergy_core.errors import InputError
 from synergy_runs.command_line import as_hydra, completion, composed
 from synergy_sim.__main__ import main
 from synergy_sim.settings import SIMULATOR
@@ -66,24 +66,6 @@ def test_json_is_read_where_a_list_of_mappings_is_wanted():
     node = '{"gpu_type": "a100", "nodes": 4, "gpus_per_node": 8}'
     found = composed(SIMULATOR, ["+trace=philly", f"cluster.node_types=[{node}]"])["cluster"]["node_types"]
     assert found == [json.loads(node)]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "header", "said"),
-    [
-        ("duration_s", ["duration_hours"], "write a column 'duration_s', 3,600 times as large"),
-        ("duration_s", ["run_time_min"], "60 times as large"),
-        ("memory_bytes", ["memory_gb"], "1,000,000,000 times as large"),
-        ("duration_s", ["duration_sec"], "Is it the one called 'duration_sec'? Rename it."),
-        ("duration_s", ["duration"], "Rename it, if it is in seconds."),
-        ("gpus", ["gpu"], "Is it the one called 'gpu'? Rename it."),
-        ("duration_s", ["colour"], ""),
-    ],
-)
-def test_a_column_is_renamed_only_where_its_unit_stays(wanted, header, said):
-    advice = renamed(wanted, header)
-    assert said in advice
-    assert ("Rename" in advice) != ("times as large" in advice) or not advice
 
 
 POLICY = """from synergy_core.policies import allocation_policy, ordering_policy
