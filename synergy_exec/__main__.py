@@ -10,9 +10,9 @@ from synergy_core import commands as exits
 from synergy_core.errors import InputError
 from synergy_core.policies import policy_names
 from synergy_exec.backends import backend_names
-from synergy_exec.settings import Settings
+from synergy_exec.settings import EXECUTOR, Settings
 from synergy_exec.workload import models
-from synergy_runs.command_line import options
+from synergy_runs.command_line import composed, options, text_asked_for
 from synergy_runs.settings import keys
 
 
@@ -28,7 +28,7 @@ def _require_extra() -> None:
 
 
 def _main() -> None:
-    from synergy_core import __version__, module_names
+    from synergy_core import module_names
     from synergy_exec import commands
     from synergy_exec.commands import _asking
 
@@ -40,25 +40,10 @@ def _main() -> None:
         if getattr(command, "TRAINS", False):
             _require_extra()
         sys.exit(command.main(arguments[1:]))
-    if any(each in ("--help", "-h") for each in arguments):
-        print(usage())
-        return
-    if "--version" in arguments:
-        print(__version__)
-        return
-    if arguments and arguments[0].startswith("--completion="):
-        from synergy_exec.settings import EXECUTOR
-        from synergy_runs.command_line import completion
-
-        print(completion(EXECUTOR, arguments[0]), end="")
+    if (text := text_asked_for(EXECUTOR, arguments, usage)) is not None:
+        print(text, end="")
         return
     _require_extra()
-    from synergy_exec.settings import EXECUTOR
-    from synergy_runs.command_line import composed, settings_shown
-
-    if (shown := settings_shown(EXECUTOR, arguments)) is not None:
-        print(shown, end="")
-        return
     values = composed(EXECUTOR, arguments)
     from synergy_exec.run import run  # slow to import, and not needed for a refusal
 

@@ -19,6 +19,7 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from synergy_core import __version__
 from synergy_core.errors import InputError, unknown
 from synergy_core.policies import policy_names
 from synergy_runs.asked import asked_in, quoted, read_asked
@@ -148,13 +149,21 @@ def is_sweep(arguments: Sequence[str]) -> bool:
     return any(each in _SWEEP for each in arguments)
 
 
-def settings_shown(program: Program, arguments: Sequence[str]) -> str | None:
-    """The settings of a run in YAML if the arguments ask for them (`--cfg=job`), else None."""
-    from omegaconf import OmegaConf
+def text_asked_for(program: Program, arguments: Sequence[str], usage: Callable[[], str]) -> str | None:
+    """The text to print instead of a run: help, version, completion script, or settings in YAML. None: a run is wanted.
 
-    if not any(each in _SHOW for each in arguments):
-        return None
-    return OmegaConf.to_yaml(OmegaConf.create(composed(program, arguments)))
+    usage: makes the text of --help. Raises InputError for invalid settings, and for a shell without completion."""
+    if "--help" in arguments or "-h" in arguments:
+        return usage()
+    if "--version" in arguments:
+        return f"{__version__}\n"
+    if arguments and arguments[0].startswith("--completion="):
+        return completion(program, arguments[0])
+    if any(each in _SHOW for each in arguments):
+        from omegaconf import OmegaConf
+
+        return OmegaConf.to_yaml(OmegaConf.create(composed(program, arguments)))
+    return None
 
 
 def prepared(arguments: Sequence[str], program: Program) -> list[str]:

@@ -35,16 +35,16 @@ from synergy_runs.traces.cluster_seen import (
 )
 from synergy_runs.traces.rows import TraceRows
 from synergy_runs.workload import (
+    IS_DATE,
     Workload,
     at_least,
+    bound_to,
     from_rows,
-    of_any_type,
     parse_window,
     ran_on,
     sampled,
     scaled,
     take,
-    window_length_s,
     with_estimates,
 )
 
@@ -294,14 +294,7 @@ def by_partition(wanted: ClusterSettings, workload: Workload, cluster: Cluster) 
     gpu_types = tuple(dict.fromkeys(pools))
     bound = np.array([gpu_types.index(each) for each in pools], dtype=np.int32)[inverse.reshape(-1)]
     note = "each job runs only on nodes of the partition and GPU type that it ran on in the log"
-    return replace(
-        workload,
-        gpu_type_code=bound,
-        gpu_types=gpu_types,
-        given_gpu_type_code=code,
-        given_gpu_types=names_of,
-        notes=(*workload.notes, note),
-    )
+    return replace(bound_to(workload, bound, gpu_types), notes=(*workload.notes, note))
 
 
 def _enlarged(types: Sequence[NodeType], more: int) -> NodeType:
@@ -448,11 +441,9 @@ def requests_in_words(workload: Workload, cluster: Cluster) -> list[str]:
         notes.append("no job requests CPUs or has a model: all get the share of their GPUs")
     most = max(each.gpus_per_node for each in cluster.node_types)
     on_node = np.minimum(workload.gpus, most) / workload.gpus
-    more = requests & (workload.cpus * on_node > max(each.cpus for each in cluster.node_types))
-    with np.errstate(invalid="ignore"):
-        more |= requests & (workload.memory_bytes * on_node > max(each.memory_bytes for each in cluster.node_types))
-    if more.any():
-        count = int(more.sum())
+    more_cpus = workload.cpus * on_node > max(each.cpus for each in cluster.node_types)
+    more_memory = workload.memory_bytes * on_node > max(each.memory_bytes for each in cluster.node_types)
+    if count := int((requests & (more_cpus | more_memory)).sum()):
         notes.append(
             f"{count:,} jobs request more CPUs or memory than any node has: they count as requesting a whole node's"
         )
@@ -483,7 +474,7 @@ def workload_of(trace: TraceSettings, cluster: ClusterSettings, seed: int) -> Wo
         digest = _digest(workload.submit_time_s, workload.duration_s, workload.gpus, workload.model_code)
         workload = replace(workload, sha256=digest)
     if cluster.ignore_gpu_types:
-        workload = of_any_type(workload)
+        workload = bound_to(workload, np.zeros(len(workload), dtype=np.int32), ("",))
     workload = at_least(workload, trace.min_gpus)
     workload = sampled(workload, trace.sample, np.random.default_rng(random_stream(seed, "sample")))
     return cut(scaled(workload, cluster.load))
@@ -536,13 +527,15 @@ def _generated(trace: TraceSettings, seed: int) -> Workload:
     if trace.generator is None:
         raise InputError(_missing_log(trace))
     stream = random_stream(seed, "generator")
-    start_s, end_s = parse_window(trace.window, first_s=np.nan)
-    if np.isnan(start_s):
-        rows = generate(trace.generator, window_s=window_length_s(trace.window), seed=stream)
-        window, first_day = "all", None
-    else:
+    start_s, end_s = parse_window(trace.window, first_s=0.0)
+    if IS_DATE.match(trace.window):
         rows, first_day = generate_whole(trace.generator, (start_s, end_s), seed=stream)
         window = trace.window
+    elif np.isfinite(end_s):
+        rows, first_day = generate(trace.generator, window_s=end_s, seed=stream), None
+        window = "all"
+    else:
+        raise InputError(f"trace.window={trace.window}: generated jobs go on for ever; give a length, such as 7d.")
     first_s = float(rows.submit_s.min())
     if trace.carry_in:
         add_history(rows, trace.generator, seed=random_stream(seed, "history"), first_day=first_day)

@@ -265,16 +265,6 @@ def windows_of(submit_s: Floats, start_s: float) -> tuple[str, ...]:
     return ()
 
 
-def window_length_s(text: str) -> float:
-    """Length in seconds of a window for a generated trace; raises InputError if the window has no end."""
-    start_s, end_s = parse_window(text, first_s=0.0)
-    if not np.isfinite(end_s):
-        raise InputError(
-            f"trace.window={text}: jobs are generated here, and go on for ever; give a length, such as 7d."
-        )
-    return end_s - start_s
-
-
 def take(workload: Workload, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Workload:
     """The workload with only the jobs that `keep` selects (a mask or increasing row numbers), in the same order."""
     rows = np.flatnonzero(keep) if keep.dtype == bool else keep
@@ -283,11 +273,12 @@ def take(workload: Workload, keep: NDArray[np.bool_] | NDArray[np.int64]) -> Wor
     return replace(workload, job_name=[workload.job_name[i] for i in rows], **picked)
 
 
-def of_any_type(workload: Workload) -> Workload:
-    """The workload without requested GPU types; the type each job ran on in the log, else requested, stays recorded."""
-    zeros = np.zeros(len(workload), dtype=np.int32)
-    code, names = ran_on(workload)
-    return replace(workload, gpu_type_code=zeros, gpu_types=("",), given_gpu_type_code=code, given_gpu_types=names)
+def bound_to(workload: Workload, gpu_type_code: Ints, gpu_types: tuple[str, ...]) -> Workload:
+    """The workload with other requested GPU types; the type each job ran on, else requested, stays recorded."""
+    ran, names = ran_on(workload)
+    return replace(
+        workload, gpu_type_code=gpu_type_code, gpu_types=gpu_types, given_gpu_type_code=ran, given_gpu_types=names
+    )
 
 
 def ran_on(workload: Workload) -> tuple[Ints, tuple[str, ...]]:

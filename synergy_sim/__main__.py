@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
-from synergy_core import __version__, commands
+from synergy_core import commands
 from synergy_core.policies import get_policy, policy_names
 from synergy_core.policies.mechanisms import mechanism_names
-from synergy_runs.command_line import completion, composed_of, is_sweep, options, prepared, settings_shown
+from synergy_runs.command_line import composed_of, is_sweep, options, prepared, text_asked_for
 from synergy_runs.settings import keys
 from synergy_sim.settings import SIMULATOR, Settings
 
@@ -66,22 +66,16 @@ def usage() -> str:
 
 def _main() -> None:
     arguments = sys.argv[1:]
-    if "--help" in arguments or "-h" in arguments:
-        print(usage())
-    elif "--version" in arguments:
-        print(__version__)
-    elif arguments and arguments[0].startswith("--completion="):
-        print(completion(SIMULATOR, arguments[0]), end="")
-    else:
-        overrides = prepared(arguments, SIMULATOR)
-        from synergy_sim.run import run, sweep  # slow to import, and not needed for a refusal
+    if (text := text_asked_for(SIMULATOR, arguments, usage)) is not None:
+        print(text, end="")
+        return
+    overrides = prepared(arguments, SIMULATOR)
+    from synergy_sim.run import run, sweep  # slow to import, and not needed for a refusal
 
-        if (shown := settings_shown(SIMULATOR, arguments)) is not None:
-            print(shown, end="")
-        elif is_sweep(arguments):
-            sweep(arguments, overrides)
-        else:
-            run(composed_of(SIMULATOR, overrides))
+    if is_sweep(arguments):
+        sweep(arguments, overrides)
+    else:
+        run(composed_of(SIMULATOR, overrides))
 
 
 def main() -> None:

@@ -88,29 +88,12 @@ def test_trace_works_with_and_without_a_plus():
     assert prepared(["trace=philly"], SIMULATOR) == prepared(["+trace=philly"], SIMULATOR) == ["+trace=philly"]
 
 
-PLAIN = "submit_time,duration_s,gpus,job\n"
-
-
-def test_impossible_row_stops_the_run_or_is_skipped_and_counted(tmp_path, typed):
+def test_impossible_rows_of_both_kinds_stop_the_run_together_or_are_skipped_and_counted(tmp_path, typed):
     log = tmp_path / "log.csv"
-    log.write_text(f"{PLAIN}0,100,2,first\n10,5,99,wide\n20,50,1,last\n")
-    common = ("+trace=file", f"trace.path={log}", "cluster.nodes=2", "figures=false", f"results_dir={tmp_path / 'r'}")
-    stopped = typed(*common, "policy=fifo")
+    log.write_text("submit_time,duration_s,gpus,gpu_type\n0,100,99,v100\n5,-1,1,v100\n20,50,1,h100\n30,9,2,v100\n")
+    common = ("+trace=file", f"trace.path={log}", "cluster.nodes=2", "policy=fifo", "figures=false")
+    stopped = typed(*common)
     assert stopped.returncode == 2
-    assert "line 3: asks for 99 GPUs; this cluster has at most 16 of a type" in stopped.stderr
-    assert "trace.bad_rows=skip" in stopped.stderr
-    assert not list(tmp_path.rglob("summary.json"))
-    skipped = typed(*common, "policy=fifo", "trace.bad_rows=skip")
-    assert skipped.returncode == 0, skipped.stderr
-    summary = json.loads(next(tmp_path.rglob("summary.json")).read_text())
-    assert (summary["jobs"], summary["bad_rows"]) == (2, 1)
-
-
-def test_impossible_rows_of_both_kinds_are_listed_together_and_types_that_are_missing_named(tmp_path, typed):
-    log = tmp_path / "log.csv"
-    log.write_text("submit_time,duration_s,gpus,gpu_type\n0,100,99,v100\n5,-1,1,v100\n20,50,1,h100\n")
-    done = typed("+trace=file", f"trace.path={log}", "cluster.nodes=2", "policy=fifo")
-    assert done.returncode == 2
     for said in (
         "3 impossible rows",
         "line 2: asks for 99 v100; this cluster has 16",
@@ -118,10 +101,14 @@ def test_impossible_rows_of_both_kinds_are_listed_together_and_types_that_are_mi
         "line 4: asks for 1 h100; this cluster has none",
         "h100 (1 jobs)",
         "node_types",
+        "trace.bad_rows=skip",
     ):
-        assert said in done.stderr
-    common = ("+trace=file", f"trace.path={log}", "cluster.nodes=2", "policy=fifo", "cluster.ignore_gpu_types=true")
-    assert typed(*common, "trace.bad_rows=skip", "figures=false").returncode == 0
+        assert said in stopped.stderr
+    assert not list(tmp_path.rglob("summary.json"))
+    skipped = typed(*common, "trace.bad_rows=skip", "cluster.ignore_gpu_types=true")
+    assert skipped.returncode == 0, skipped.stderr
+    summary = json.loads(next(tmp_path.rglob("summary.json")).read_text())
+    assert (summary["jobs"], summary["bad_rows"]) == (2, 2)
 
 
 def test_interrupt_leaves_whole_results_only(tmp_path, capsys):
