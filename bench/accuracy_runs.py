@@ -117,18 +117,11 @@ def jittered(path: Path, into: Path, seed: int, jobs: int = 0) -> Path:
 
 def compose(overrides: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     """The settings of a command line, and the plain values they were built from."""
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from omegaconf import OmegaConf
-
-    from synergy_runs.command_line import prepared
-    from synergy_runs.files import conf_folder
+    from synergy_runs.command_line import composed
     from synergy_runs.settings import build
     from synergy_sim.settings import SIMULATOR, Settings
 
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        config = hydra_compose("config", overrides=prepared(overrides, SIMULATOR))
-    values: Any = OmegaConf.to_container(config, resolve=True)
+    values = composed(SIMULATOR, overrides)
     return build(Settings, values), values
 
 

@@ -7,15 +7,12 @@ import planned_models
 import pytest
 from case_checks import examine, prepared_case, simulated
 from cases import PATIENCE_S, POLICIES, TRUTHS, Case, random_case, smaller, typed
-from hydra import compose, initialize_config_dir
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jobs import WALKING, cluster, facts, finish_s, workload
-from omegaconf import OmegaConf
 
 from synergy_core.policies import get_policy
-from synergy_runs.command_line import prepared
-from synergy_runs.files import conf_folder
+from synergy_runs.command_line import composed
 from synergy_runs.invariants import check
 from synergy_runs.settings import build
 from synergy_sim.execution import Costs, ExecutionModel
@@ -65,9 +62,8 @@ def test_what_is_printed_of_a_case_reproduces_it(tmp_path):
     log = tmp_path / "jobs.csv"
     log.write_text(made.log)
     words = [word.strip("'") for word in typed(made.keys).split("' '")]
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        config = compose("config", overrides=prepared(["+trace=file", f"trace.path={log}", *words], SIMULATOR))
-    (typed_run,) = prepared_runs(build(Settings, OmegaConf.to_container(config, resolve=True)))
+    values = composed(SIMULATOR, ["+trace=file", f"trace.path={log}", *words])
+    (typed_run,) = prepared_runs(build(Settings, values))
     assert simulated(typed_run).events.digest() == simulated(prepared_case(made)).events.digest()
 
 
