@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 
 from synergy_exec.settings import EXECUTOR
 from synergy_runs.command_line import Program, default_values, options
 from synergy_runs.files import conf_folder
-from synergy_runs.settings import Key, expected, keys
+from synergy_runs.settings import Key, alternatives, expected, keys
 from synergy_sim.settings import SIMULATOR
 
 PAGE = conf_folder().parent / "docs" / "configuration.md"
@@ -52,8 +51,7 @@ def _takes(key: Key, program: Program) -> str:
     """In words: the names of a group, what its bounds or its type say, nothing for what has keys of its own."""
     if key.name in program.groups:
         return ", ".join(options(key.name))
-    kinds = (key.kind, *typing.get_args(key.kind))
-    if any(map(dataclasses.is_dataclass, kinds)) and not any(typing.get_origin(each) is list for each in kinds):
+    if any(map(dataclasses.is_dataclass, alternatives(key.kind))):
         return "its keys below"
     return expected(key.kind, key.bounds)
 

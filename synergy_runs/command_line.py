@@ -24,7 +24,7 @@ from synergy_core.errors import InputError, unknown
 from synergy_core.policies import policy_names
 from synergy_runs.asked import asked_in, quoted, read_asked
 from synergy_runs.files import conf_folder
-from synergy_runs.settings import defaults, expected, inside, keys, typed
+from synergy_runs.settings import alternatives, defaults, expected, inside, keys, typed
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -80,10 +80,7 @@ def as_hydra(name: str, kind: Any, text: str, *, sweep: bool) -> str:
 
 def _is_text(kind: Any) -> bool:
     """Whether a setting's type allows only text and null."""
-    choices = [each for each in typing.get_args(kind) if each is not type(None)]
-    if typing.get_origin(kind) is typing.Literal:
-        return all(isinstance(each, str) for each in choices)
-    return kind in (str, Path) if not choices else typing.get_origin(kind) is not list and all(map(_is_text, choices))
+    return all(each in (str, Path) or typing.get_origin(each) is typing.Literal for each in alternatives(kind))
 
 
 def _quoted(text: str) -> str:
@@ -403,9 +400,10 @@ def completion(program: Program, option: str) -> str:
 
 def _words(kind: Any) -> list[str]:
     """The words that the shell can complete for a key of this type: literals, true, false and null."""
-    if typing.get_origin(kind) is typing.Literal:
-        return [str(each) for each in typing.get_args(kind)]
-    if kind in (bool, type(None)):
-        return ["true", "false"] if kind is bool else [NULL]
-    inner = () if typing.get_origin(kind) in (list, dict) else typing.get_args(kind)
-    return [word for each in inner for word in _words(each)]
+    words = [NULL] * (type(None) in typing.get_args(kind))
+    for each in alternatives(kind):
+        if typing.get_origin(each) is typing.Literal:
+            words += map(str, typing.get_args(each))
+        elif each is bool:
+            words += ["true", "false"]
+    return words

@@ -196,16 +196,22 @@ def keys(of: type, prefix: str = "") -> Iterator[Key]:
     for each in _fields(of):
         kind = hints[each.name]
         yield Key(prefix + each.name, kind, each.metadata["meaning"], each.metadata["bounds"])
-        for choice in typing.get_args(kind) or (kind,):  # a section that may be null has keys, too
+        for choice in alternatives(kind):
             is_list = typing.get_origin(choice) is list
             section = typing.get_args(choice)[0] if is_list else choice
             if dataclasses.is_dataclass(section):
                 yield from keys(section, f"{prefix}{each.name}.{'0.' * is_list}")  # type: ignore[arg-type]
 
 
+def alternatives(kind: Any) -> list[Any]:
+    """The types that a value of this type may have, null left out: several for a union, else one."""
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return [each for each in typing.get_args(kind) if each is not type(None)] if is_union else [kind]
+
+
 def inside(kind: Any, part: str) -> Any:
     """The type of what has this name in a section, this name in a mapping, or this number in a list; None for none."""
-    for each in (kind, *typing.get_args(kind)):  # of a section or a list that may be null, too
+    for each in alternatives(kind):
         origin, choices = typing.get_origin(each), typing.get_args(each)
         if each is Any:
             return Any
@@ -251,17 +257,16 @@ def build(kind: type[Settable], values: Mapping[str, Any], prefix: str = "") -> 
 
 def cast(value: Any, kind: Any, where: str) -> Any:
     """Converts a value to a setting's type if that is lossless. where: the dotted key. Raises InputError otherwise."""
-    origin, choices = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        others = [each for each in choices if each is not type(None)]
-        if value is None and len(others) < len(choices):
-            return None
-        if len(others) == 1:
-            return cast(value, others[0], where)
-        for choice in others:
+    if value is None and type(None) in typing.get_args(kind):
+        return None
+    kinds = alternatives(kind)
+    if len(kinds) > 1:
+        for each in kinds:
             with contextlib.suppress(InputError):
-                return cast(value, choice, where)
+                return cast(value, each, where)
         raise InputError(f"{where}={typed(value)}: expected {expected(kind)}.")
+    kind = kinds[0]
+    origin, choices = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value
     if origin is Literal:
@@ -305,6 +310,7 @@ _PLAIN = {
     str: "text",
     Path: "a path",
     Any: "any value",
+    type(None): "null",
 }
 
 
@@ -313,10 +319,8 @@ def expected(kind: Any, bounds: Bounds = ANY) -> str:
     origin, choices = typing.get_origin(kind), typing.get_args(kind)
     if bounds.words:
         return bounds.words + ", or null" * (type(None) in choices)
-    if origin in (typing.Union, types.UnionType):
-        return ", or ".join(expected(choice) for choice in choices)
-    if kind is type(None):
-        return "null"
+    if alternatives(kind) != [kind]:
+        return ", or ".join(map(expected, choices))
     if origin is Literal:
         *others, last = choices
         return f"{', '.join(others)} or {last}" if others else last
