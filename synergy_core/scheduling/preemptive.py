@@ -336,16 +336,18 @@ class PreemptiveNodeLane(PreemptiveLane):
         if scattered:
             return super()._fits(here, pool.gpus)
         one_node = gpus < len(pool.by_free)
-        by_room = [0] * len(pool.by_free)
+        enough = gpus if one_node else len(pool.by_free)  # no node has as many
+        by_room, free = [0] * len(pool.by_free), pool.free_count
         for node, held in self._on_node.items():
-            room = pool.free_count[node]
+            room = free[node]
             for entry, count in reversed(held):
-                if entry < here or (one_node and room >= gpus):
+                if room >= enough or entry < here:
                     break
                 room += count
-            if one_node and room >= gpus:
+            if room >= enough:
                 return True
-            by_room[room] |= pool.bit_of[node]
+            if not one_node:
+                by_room[room] |= pool.bit_of[node]
         return not one_node and whole_nodes(by_room, pool.of_size, gpus) is not None
 
     def _let_in(self, here: Entry) -> list[Entry]:
