@@ -81,7 +81,7 @@ def formulate(problem: Problem) -> tuple[Any, dict[tuple[int, int], Any]]:
         model += (chosen == 1, f"forced_{job}") if forced[job] >= 0 else (chosen <= 1, f"job_{job}")
     taken: list[list[Any]] = [[] for _ in problem.limits]
     for demand in problem.demands:
-        limits, amounts = taken_of(demand, jobs, columns, problem.utility.shape)
+        limits, amounts = taken_of(demand, jobs, columns)
         for limit, amount, variable in zip(limits.tolist(), amounts.tolist(), every, strict=True):
             taken[limit].append(amount * variable)
     for (where, resource), terms, room in zip(problem.names_of_limits(), taken, problem.limits.tolist(), strict=True):

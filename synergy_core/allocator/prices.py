@@ -65,7 +65,7 @@ class Open:
 
     def use(self, column: Ints) -> Floats:
         """(R,) taken by one column for each open job."""
-        return use_of(self.demands, np.arange(len(column)), column, self.utility.shape, len(self.room))
+        return use_of(self.demands, np.arange(len(column)), column, len(self.room))
 
     def worth(self, column: Ints) -> float:
         """The utility of one column for each open job."""
@@ -96,7 +96,7 @@ def opened(problem: Problem) -> Open:
     table = np.zeros((len(which), columns + 1))
     table[:, :columns] = problem.utility[which]
     for limit, amount in demands:
-        table[np.broadcast_to(amount > room[limit] * (1.0 + ROUNDING), table.shape)] = -np.inf
+        np.copyto(table, -np.inf, where=amount > room[limit] * (1.0 + ROUNDING))
     table[:, :columns][table[:, :columns] <= 0] = -np.inf
     gpus = np.append(problem.gpus, 0).astype(np.float64)
     return Open(which, table, gpus, problem.types, demands, room, choice, value, problem.beside is not None)
@@ -122,7 +122,7 @@ def columns_where(work: Open, keep: Bools, rows: Ints | None = None) -> tuple[Co
     owner, column = keep.nonzero()
     job = owner if rows is None else rows[owner]
     start = np.searchsorted(owner, np.arange(len(keep)))
-    taken = [taken_of(demand, job, column, work.utility.shape) for demand in work.demands]
+    taken = [taken_of(demand, job, column) for demand in work.demands]
     limit, amount = (np.stack(each) for each in zip(*taken, strict=True))
     return Columns(work.utility[job, column], owner, start, limit, amount), job, column
 
@@ -259,7 +259,7 @@ def greedy(work: Open, prices: Floats) -> Ints:
     column = np.full(len(wanted), len(work.gpus) - 1)
     fit = len(order)  # jobs of `order` that can all have what they want, before the first that cannot
     for demand in work.demands:
-        limits, amounts = taken_of(demand, order, wanted[order], work.utility.shape)
+        limits, amounts = taken_of(demand, order, wanted[order])
         for each in np.unique(limits).tolist():
             over = np.cumsum(np.where(limits == each, amounts, 0.0)) > work.room[each] + ROUNDING
             if over.any():

@@ -29,17 +29,23 @@ ROUNDING = 1e-9
 """On utilities of about 1 (`solve` scales others): sums of thousands of float64 differ by less in another order."""
 
 
-def taken_of(demand: Demand, jobs: Ints, columns: Ints, shape: tuple[int, int]) -> Demand:
-    """(N,) limits and amounts of these jobs in these columns."""
+def taken_of(demand: Demand, jobs: Ints, columns: Ints) -> Demand:
+    """(N,) limits and amounts of these jobs in these columns.
+
+    demand: limits (C,), (J, C) or, alike in all columns, (J, 1); amounts (C,) or (J, C).
+    """
     limit, amount = demand
-    return np.broadcast_to(limit, shape)[jobs, columns], np.broadcast_to(amount, shape)[jobs, columns]
+    return (
+        limit[columns] if limit.ndim == 1 else limit[jobs, columns if limit.shape[1] > 1 else 0],
+        amount[columns] if amount.ndim == 1 else amount[jobs, columns],
+    )
 
 
-def use_of(demands: Iterable[Demand], jobs: Ints, columns: Ints, shape: tuple[int, int], limits: int) -> Floats:
+def use_of(demands: Iterable[Demand], jobs: Ints, columns: Ints, limits: int) -> Floats:
     """(R,) what these jobs take of every limit in these columns."""
     used = np.zeros(limits)
     for demand in demands:
-        used += np.bincount(*taken_of(demand, jobs, columns, shape), limits)
+        used += np.bincount(*taken_of(demand, jobs, columns), limits)
     return used
 
 
@@ -140,7 +146,7 @@ class Problem:
     def demands_of(self, job: int) -> list[Demand]:
         """The demands of one job: (C,) limits and (C,) amounts each."""
         columns = np.arange(len(self.gpus))
-        return [taken_of(each, np.full_like(columns, job), columns, self.utility.shape) for each in self.demands]
+        return [taken_of(each, np.full_like(columns, job), columns) for each in self.demands]
 
     def possible(self, job: int) -> Ints:
         """(P,) the configurations that a job would like and that an empty cluster could hold."""
@@ -157,7 +163,7 @@ class Problem:
     def use(self, choice: Ints) -> Floats:
         """(R,) what `choice` takes of every limit."""
         chosen = np.nonzero(choice >= 0)[0]
-        return use_of(self.demands, chosen, choice[chosen], self.utility.shape, len(self.limits))
+        return use_of(self.demands, chosen, choice[chosen], len(self.limits))
 
     def fits(self, choice: Ints) -> bool:
         """Whether `choice` keeps every limit, every forced job and every −inf."""
@@ -217,7 +223,7 @@ class Problem:
         used, limits = self.use(forced), self.limits
         for at in np.nonzero(used > limits * (1.0 + ROUNDING))[0].tolist():
             where, resource = self.names_of_limits()[at]
-            taken = [taken_of(each, jobs, forced[jobs], self.utility.shape)[0] == at for each in self.demands]
+            taken = [taken_of(each, jobs, forced[jobs])[0] == at for each in self.demands]
             holders = jobs[np.any(taken, axis=0)].tolist()
             first = ", ".join(map(str, holders[:5])) + (", …" if len(holders) > 5 else "")
             raise InputError(

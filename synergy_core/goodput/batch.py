@@ -163,18 +163,17 @@ def _column(values: ArrayLike) -> Floats:
 
 def _chosen(columns: list[Floats]) -> tuple[Floats, Floats, Floats, Floats]:
     """Goodput, local batch, micro-batches and throughput of the best candidates; columns (jobs, shapes, 1)."""
-    asked, (least, span, low, high, possible) = _Asked(*columns[:8]), columns[8:13]
+    asked, gpus, (least, span, low, high, possible) = _Asked(*columns[:8]), columns[7], columns[8:13]
     local, micro, feasible = _candidates(asked, least, span, low, high)
     # Where even the smallest batch exceeds the largest, the only candidate is the (infeasible) smallest.
     feasible &= possible >= 0.0
     rate, seconds = _goodput(asked, local, micro, GradientErrors(*columns[13:]) if columns[13:] else None)
     rate *= feasible
-    best = rate.argmax(axis=-1)[..., None]
-    found = np.take_along_axis(feasible, best, axis=-1)
-    rate, local, micro, seconds = (np.take_along_axis(each, best, axis=-1) for each in (rate, local, micro, seconds))
-    throughput = np.where(found, local * micro * asked.gpus / np.where(found, seconds, 1.0), 0.0)
-    local, micro = np.where(found, local, 0.0), np.where(found, micro, 0.0)
-    return rate[..., 0], local[..., 0], micro[..., 0], throughput[..., 0]
+    best = rate.argmax(axis=-1)
+    at = best + np.arange(best.size).reshape(best.shape) * rate.shape[-1]
+    found, rate, local, micro, seconds = (each.take(at) for each in (feasible, rate, local, micro, seconds))
+    throughput = np.where(found, local * micro * gpus[..., 0] / np.where(found, seconds, 1.0), 0.0)
+    return rate, np.where(found, local, 0.0), np.where(found, micro, 0.0), throughput
 
 
 def best_batch_one(

@@ -337,9 +337,9 @@ class PreemptiveNodeLane(PreemptiveLane):
             return super()._fits(here, pool.gpus)
         one_node = gpus < len(pool.by_free)
         enough = gpus if one_node else len(pool.by_free)  # no node has as many
-        by_room, free = [0] * len(pool.by_free), pool.free_count
+        by_room, free_on = [0] * len(pool.by_free), pool.free_count
         for node, held in self._on_node.items():
-            room = free[node]
+            room = free_on[node]
             for entry, count in reversed(held):
                 if room >= enough or entry < here:
                     break
