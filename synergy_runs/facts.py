@@ -387,6 +387,20 @@ def compressed_gpu_s(compressions: Compressions, held: Holdings) -> Floats:
     return np.bincount(pairs["code"], weights=gpu_s, minlength=len(compressions.compressors)).astype(np.float64)
 
 
+def compressed_gpu_s_by_model(run: Run) -> dict[tuple[str, str], float]:
+    """The same of a whole run by (model, compressor), of models that train; {} where nobody compresses."""
+    facts, models = run.compressions, run.workload.model_code
+    if facts is None:
+        return {}
+    found: dict[tuple[str, str], float] = {}
+    for code in np.unique(models[facts.job_id]):
+        mine = models[facts.job_id] == code
+        columns = {name: getattr(facts, name)[mine] for name in ("time_s", "job_id", "compressor_code")}
+        gpu_s = compressed_gpu_s(replace(facts, **columns), run.held).tolist()
+        found |= {(run.workload.models[code], facts.compressors[at]): each for at, each in enumerate(gpu_s)}
+    return found
+
+
 def shares_in_use(had: ShareIntervals) -> tuple[Floats, Floats, Floats]:
     """(times, CPUs, bytes of memory) that jobs have, from each instant on."""
     time_s = np.concatenate((had.start_s, had.end_s))
