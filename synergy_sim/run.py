@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 Write = Callable[[str, Run], None]
 """Stores a run of the policy asked for that has ended; called in the process that simulated it."""
 SECONDS_PER_DRAWING = 0.1
+MAX_CLEANING_S = 5.0
+"""How long a process that was told to end may take to remove what it half wrote before it is told again."""
 
 
 def simulate_each(prepared: Sequence[PreparedRun], write: Write, *, cores: int, show: bool) -> None:
@@ -140,10 +142,12 @@ def _in_processes(runs: Sequence[PreparedRun], write: Write, bars: Progress, cor
                     raise said
                 report(*said)
     finally:
-        for process, _, _ in running.values():
-            process.terminate()
-        for process, _, _ in running.values():
-            process.join()
+        while alive := [process for process, _, _ in running.values() if process.is_alive()]:
+            # Told again: Python drops the exit that a signal raises inside a destructor.
+            for process in alive:
+                process.terminate()
+            for process in alive:
+                process.join(MAX_CLEANING_S)
 
 
 def _child(run: PreparedRun, write: Write, parent: Connection, inherited: Sequence[Connection]) -> None:
