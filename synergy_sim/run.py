@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 Write = Callable[[str, Run], None]
 """Stores a run of the policy asked for that has ended; called in the process that simulated it."""
 SECONDS_PER_DRAWING = 0.1
+MAX_WAIT_S = 0.2
+"""How long Ctrl-C may go unnoticed."""
 MAX_CLEANING_S = 5.0
 """How long a process that was told to end may take to remove what it half wrote before it is told again."""
 
@@ -115,6 +117,10 @@ def _in_processes(runs: Sequence[PreparedRun], write: Write, bars: Progress, cor
     context = multiprocessing.get_context("fork")
     waiting = list(reversed(runs))
     running: dict[Connection, tuple[Any, PreparedRun, Report]] = {}
+    interrupts: list[int] = []
+    # Ctrl-C is noted here and raised below: Python drops an exception that a signal raises inside a destructor.
+    if (handler := signal.getsignal(signal.SIGINT)) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
     try:
         while waiting or running:
             while waiting and len(running) < cores:
@@ -124,7 +130,7 @@ def _in_processes(runs: Sequence[PreparedRun], write: Write, bars: Progress, cor
                 process.start()
                 theirs.close()
                 running[ours] = process, run, _bar_of(run, bars)
-            for ready in wait(list(running)):
+            for ready in wait(list(running), MAX_WAIT_S):
                 assert isinstance(ready, Connection)
                 process, run, report = running[ready]
                 try:
@@ -141,13 +147,15 @@ def _in_processes(runs: Sequence[PreparedRun], write: Write, bars: Progress, cor
                 if isinstance(said, BaseException):
                     raise said
                 report(*said)
+            if interrupts:
+                raise KeyboardInterrupt
     finally:
         while alive := [process for process, _, _ in running.values() if process.is_alive()]:
-            # Told again: Python drops the exit that a signal raises inside a destructor.
-            for process in alive:
+            for process in alive:  # told again after a while, as the exit that a signal raises may be dropped too
                 process.terminate()
             for process in alive:
                 process.join(MAX_CLEANING_S)
+        signal.signal(signal.SIGINT, handler)
 
 
 def _child(run: PreparedRun, write: Write, parent: Connection, inherited: Sequence[Connection]) -> None:
