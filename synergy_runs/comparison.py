@@ -51,7 +51,7 @@ class ComparedPolicy:
 
     @property
     def terms(self) -> Terms | None:
-        """What it knew of jobs, and might do with them; None for what is no policy, or of an older version."""
+        """What the policy knew about jobs and was allowed to do; None for the log's own row and for older runs."""
         told = self.runs[0].summary.get("terms", {})
         if set(told) != {field.name for field in fields(Terms)}:
             return None

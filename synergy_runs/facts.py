@@ -33,7 +33,7 @@ _BITS_OF_16 = np.array([value.bit_count() for value in range(1 << 16)], dtype=np
 
 
 class Kind(IntEnum):
-    """What an event says of its job."""
+    """Kinds of events."""
 
     SUBMIT = 0
     START = 1  # holds its GPUs from now on: first start or resume
@@ -131,7 +131,7 @@ class EventLog:
         self._rows = bytearray()
 
     def append(self, time_s: float, kind: int, job_id: int, gpus: int, reason: int = 0) -> None:
-        """One fact that is no start. reason: of a stop, a `Stopped`."""
+        """Appends a submit, stop or finish. reason: a `Stopped` for stops."""
         self._rows += _pack_event(time_s, kind, job_id, gpus, 0, -1, 0, reason)
 
     def start(self, time_s: float, job_id: int, gpus: int, placement: Sequence[tuple[int, int]]) -> None:
@@ -215,7 +215,7 @@ class DecisionLog:
         self._rows += _pack_decision(time_s, decision_s, started, stopped, running, queued, gpus_used)
 
     def optimum(self, objective: float, bound: float) -> None:
-        """What the allocator says of the decision just appended; given for every decision of a run or for none."""
+        """Appends the allocator's objective and bound for the last decision; a run has them for all or none."""
         self._optima.extend((objective, bound))
 
     def decisions(self) -> Decisions:
@@ -266,7 +266,7 @@ class Run:
 
 
 def truth_read_by(policy: Policy, workload: Workload, *, declared_error: float = 0.0) -> str:
-    """What a policy reads of the truth on this workload; "" for nothing, and then it is no oracle.
+    """The true values that a policy reads on this workload; "" if none, which means that it is no oracle.
 
     What users declare is no truth as long as it errs. Where it was drawn without an error it is the true run time;
     so is the declared work of jobs that were assigned a model, for it was made of the run time. declared_error: the
@@ -309,7 +309,7 @@ class Holdings:
 
 
 def gpus_in(gpu_mask: NDArray[np.uint64]) -> Counts:
-    """How many GPUs each mask names."""
+    """The number of GPUs in each mask."""
     return np.asarray(_BITS_OF_16[gpu_mask.view(np.uint16).reshape(-1, 4)].sum(axis=1), dtype=np.int64)
 
 

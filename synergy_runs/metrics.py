@@ -219,7 +219,7 @@ class JobColumns:
 
 
 def job_table(run: Run) -> JobColumns:
-    """What became of each job."""
+    """The outcome of each job."""
     workload, events, held, jobs = run.workload, run.events, run.held, len(run.workload)
     starts = np.bincount(held.job_id, minlength=jobs)
     stopped_jobs = events.job_id[events.kind == Kind.STOP]
@@ -288,7 +288,7 @@ def mean_contention(submit_s: Floats, finish_s: Floats, end_s: float) -> Floats:
 def finish_time_fairness(
     jct_s: Floats, duration_s: Floats, *, gpus: Ints, contention: Floats, cluster_gpus: int
 ) -> Floats:
-    """ρ = JCT ÷ JCT in an equal exclusive share of the cluster; above 1 the job would rather have had its share.
+    """ρ = JCT ÷ JCT in an equal exclusive share of the cluster; above 1, its own share would have been faster.
 
     Themis (NSDI 2020), section 3:  ρ = T_shared / T_independent. With N jobs active on G GPUs a share is G/N GPUs, on
     which a job of g GPUs and duration d takes d · max(1, g·N/G). NaN where the duration is 0.

@@ -86,7 +86,7 @@ def on_equal_terms(row: ComparedPolicy, other: ComparedPolicy) -> bool:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What a reader must know of the figures, in short lines, the most important first."""
+    """Notes on the figures, in short lines, the most important first."""
     rows = comparison.rows
     lines = unequal(comparison) + _unequal_terms(comparison)
     ratios = {row.label: row.mean("run_time_ratio") for row in rows if row.resizes}
@@ -174,7 +174,7 @@ def _means_by_class(row: ComparedPolicy, figure: str) -> dict[str, float]:
 
 
 def _nearness(rows: Sequence[ComparedPolicy]) -> list[str]:
-    """How near each policy comes to what the log shows, where it says when jobs started."""
+    """Compares each policy's waits with the log's, if the log says when jobs started."""
     logged = next((row for row in rows if row.logged), None)
     if logged is None or len(rows) == 1:
         return []

@@ -306,7 +306,7 @@ def show(folders: Sequence[Path], into: Path, *, figures: bool) -> None:
 
 
 def command_of(folder: Path) -> str:
-    """What was typed for the run in the folder; "" where that is not known."""
+    """The command line of the run in the folder; "" if unknown."""
     record = read_record(folder)
     return record.command if record else ""
 
@@ -452,7 +452,7 @@ def escaped(text: str) -> str:
 
 
 def made_by(comparison: Comparison, *, quote: str = "") -> list[str]:
-    """How the figures were made, a line per command. quote: what stands around a command."""
+    """A line per command that made the figures. quote: the characters around a command."""
     lines = list(
         dict.fromkeys(
             f"made by {quote}{each.command}{quote} with synergy {each.version}"

@@ -238,7 +238,7 @@ def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
 
 
 def _larger(gpus: int, asked: str, cluster: Cluster) -> Iterator[tuple[str, int]]:
-    """What a job may have in place of its request, the closest first: doubled numbers, then those of other types."""
+    """Alternatives to a job's request, the closest first: doubled GPU counts, then the same on other GPU types."""
     for gpu_type in dict.fromkeys((asked, *cluster.gpu_types)) if asked else cluster.gpu_types:
         count = gpus
         while count <= cluster.gpus_of(gpu_type):

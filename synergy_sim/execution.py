@@ -162,7 +162,7 @@ class SimulatedJob(Job):
         return self.left_work_s + (self.costs.launch_s if self.first_start_s == NEVER else self.costs.restart_s)
 
     def carry_on(self, start_s: float) -> None:
-        """Its GPUs are its own from `start_s` on: fixes its first step and its end."""
+        """The job has its GPUs from `start_s` on: computes its first step and its end."""
         if self.moved:
             self.first_step_s = max(start_s, self.first_step_s)
         else:
@@ -178,7 +178,7 @@ class SimulatedJob(Job):
         self.end_s = from_s + (left_s if self.rate == 1.0 else on_grid(left_s / self.rate))
 
     def _rate_here(self) -> float:
-        """How fast it goes where it is, with the share that it has."""
+        """The job's speed on its GPUs with its share of CPUs and memory."""
         if self.requested is None and self.speeds is None:
             return 1.0
         host = self.hosts[self.placement[0][0]]
@@ -197,7 +197,7 @@ class SimulatedJob(Job):
         """Tells its task how it has trained, if it does."""
 
     def reshare(self, from_s: float) -> bool:
-        """Its share may have changed, and it goes on from then with that; whether it goes faster or slower."""
+        """Continues with a share that may have changed; returns whether the speed has changed."""
         if self.requested is None or self.share is None or self._rate_here() == self.rate:
             return False
         if self.end_s <= from_s:

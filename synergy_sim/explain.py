@@ -74,7 +74,7 @@ class Turn(NamedTuple):
         return f"{self.what} at {format_instant(self.time_s, origin_s)}{where}{': ' if causes else ''}{causes}"
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
+        """Plain values for JSON."""
         return {**self._asdict(), "placed": _pairs(self.placed), "why": self.why and self.why.name}
 
 
@@ -122,7 +122,7 @@ class Facts:
 
     @cached_property
     def _rows_of(self) -> dict[int, list[int]]:
-        """By job, the rows of its events, in order; of a start on several nodes the first."""
+        """The rows of each job's events, in order; a start on several nodes counts once, by its first row."""
         whole = np.flatnonzero(self.events.part == 0)
         rows: dict[int, list[int]] = {}
         for row, job_id in zip(whole.tolist(), self.events.job_id[whole].tolist(), strict=True):
@@ -174,7 +174,7 @@ class Facts:
                 job.share = Share(
                     float(given.cpus[rows[-1]]) / job.gpus, float(given.memory_bytes[rows[-1]]) / job.gpus
                 )
-        if self._submissions:  # only now: its request does not slow it, as its run time is what its facts add up to
+        if self._submissions:  # last: the run time is that of the stored events, which the request must not change
             job.spec, job.requested = self._submissions[job_id]
         if self.policy.preemptive:
             job.settle(now_s)  # else `settled_s` says since when it runs, which reservations go by
@@ -306,14 +306,14 @@ class Demand:
     free: Share | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values, for JSON; null for what there is not."""
+        """Plain values for JSON; unknown ones are null."""
         return {
             name: each._asdict() if isinstance(each, Share) else None if each != each else each
             for name, each in vars(self).items()
         }
 
     def text(self) -> list[str]:
-        """As sentences."""
+        """The demand as sentences."""
         own = f"its proportional share is {format_share(*self.proportional)} on {self.gpu_type}"
         has = "" if self.has is None else f"has {format_share(*self.has)} per GPU; "
         if not self.known:

@@ -108,7 +108,7 @@ class SimulatedTraining(SimulatedJob, ABC):
     # What the engine asks
 
     def carry_on(self, start_s: float) -> None:
-        """Its GPUs are its own from `start_s` on; a job that was only moved goes on as it was."""
+        """The job has its GPUs from `start_s` on; one that was only moved continues without a delay."""
         if self.moved:
             self.first_step_s = max(start_s, self.first_step_s)
         else:
@@ -142,7 +142,7 @@ class SimulatedTraining(SimulatedJob, ABC):
         )
 
     def reshare(self, from_s: float) -> bool:
-        """Its share may have changed: it goes on with that. Whether anything has changed."""
+        """Continues with a share that may have changed; returns whether anything has changed."""
         if self.share == self._share or self.end_s <= from_s:
             return False
         self._train_until(from_s)
@@ -531,7 +531,7 @@ def _requests(work: Workload, cluster: Cluster) -> list[Share | None]:
 
 
 def _costs_of(model: str, execution: ExecutionModel, truth: Truth | None) -> Costs:
-    """What starting, stopping and saving cost jobs of that model."""
+    """The costs of starting, stopping and saving for jobs of that model."""
     if truth is not None and model in truth.profile:
         return execution.costs_as_measured(model, truth.profile[model].costs)
     if truth is not None and truth.plans(model):

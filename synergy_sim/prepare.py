@@ -100,7 +100,7 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
 
 
 def _costs_in_words(settings: Settings, truth: Truth, execution: ExecutionModel, policies: Iterable[Policy]) -> str:
-    """What a restart costs, and how far declared work is from the truth, in a sentence."""
+    """A sentence on the cost of restarts and the error of declared work."""
     costs_s = {each.restart_s for each in (execution.costs, *execution.costs_by_model.values())}
     if truth.profile:
         costs_s = {each.costs.restart_s for each in truth.profile.models.values()}
@@ -116,7 +116,7 @@ def _costs_in_words(settings: Settings, truth: Truth, execution: ExecutionModel,
 
 
 def truth_of(settings: Settings, seed: int) -> Truth:
-    """What is true of training jobs."""
+    """The truth about training jobs, from the settings."""
     wanted = settings.truth
     folder = wanted.profiles or (find_folder("profiles") if wanted.measured else None)
     if wanted.profiles is not None and not wanted.profiles.is_dir():
@@ -168,7 +168,7 @@ def trained(
 
 
 def execution_of(settings: Settings) -> ExecutionModel:
-    """How decisions are carried out."""
+    """The execution model, from the settings."""
     testbed = settings.testbed
     names = {each.name for each in dataclasses.fields(Costs)}
     known = {each.name for each in dataclasses.fields(testbed)}

@@ -85,7 +85,7 @@ def simulate_each(prepared: Sequence[PreparedRun], write: Write, *, cores: int, 
 
 
 def _bar_of(run: PreparedRun, bars: Progress) -> Report:
-    """What the engine calls as the run goes on."""
+    """Returns the function that the engine calls to report progress."""
     if bars.disable:
         return lambda now_s, done: None
     task = bars.add_task(run.policy.name, total=len(run.workload), simulated="", rate="")
@@ -246,7 +246,7 @@ def _base(asked: str) -> str:
 
 
 def _say(settings: Settings, workload: Workload, cluster: Cluster, added: str) -> None:
-    """What is replayed on what, and what was left out of it."""
+    """Prints what is replayed, on which cluster, and what was left out."""
     jobs = int((~workload.carried).sum())
     lines = [f"{jobs:,} job{'s' * (jobs > 1)} from {workload.source}", *carried_in_words(workload), *workload.notes]
     lines += about_cluster(settings.cluster, settings.trace, workload, cluster)

@@ -105,7 +105,7 @@ def finish(
 def _near_tied(
     work: Open, loss: Floats, wanted: Ints, within: float, slack: float, deadline_s: float, *, small: bool
 ) -> tuple[Ints | None, float, bool]:
-    """For each open job the best column that loses at most `within`, or None; an upper bound; whether time ran out."""
+    """The best columns that lose at most `within`, one per open job, or None; an upper bound; whether time ran out."""
     keep = loss <= within + ROUNDING
     near = np.nonzero(keep.sum(axis=1) > 1)[0]
     column = wanted.copy()

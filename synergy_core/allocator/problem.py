@@ -126,7 +126,7 @@ class Problem:
 
     @property
     def demands(self) -> list[Demand]:
-        """What every configuration takes of limits; that of the GPU type is the first."""
+        """How much every configuration uses of each limited resource; GPUs of its type come first."""
         gpus = self.gpus.astype(np.float64)
         demands: list[Demand] = [(self.gpu_type, gpus)]
         if self.tenant is not None:
@@ -137,7 +137,7 @@ class Problem:
         return demands
 
     def names_of_limits(self, types: Sequence[str] = (), tenants: Sequence[str] = ()) -> list[tuple[str, str]]:
-        """Of each limit, what has it and the resource; types, tenants: how they are called."""
+        """(owner, resource) of each limit. types, tenants: names of the GPU types and tenants."""
         types = types or [f"type {at}" for at in range(self.types)]
         tenants = tenants or [f"tenant {at}" for at in range(self.tenants)]
         names = [(each, "GPUs") for each in (*types, *(f"quota of {each}" for each in tenants[: self.tenants]))]

@@ -302,7 +302,7 @@ class Offer:
 
     @property
     def collectives(self) -> int:
-        """One after another: schemes do all layers together."""
+        """The number of collectives in a step; each scheme sends all of its layers together."""
         return max(int(self.parts[at].collectives) for at in np.unique(self.choice).tolist())
 
     @cached_property
@@ -316,7 +316,7 @@ class Offer:
         return GradientErrors(signal, noise, all(each.unbiased for each in used), any(each.rounds_sum for each in used))
 
     def sent_bytes(self, replicas: ArrayLike) -> Floats:
-        """That leave each rank in a step; of the shape of `replicas`."""
+        """Bytes that each rank sends in a step; of the shape of `replicas`."""
         result: Floats = self.layers_sent_bytes(replicas).sum(axis=-1)
         return result
 
@@ -325,7 +325,7 @@ class Offer:
         return self._chosen([each.sent_bytes(self.layers, replicas) for each in self.parts])
 
     def codec_s(self, replicas: ArrayLike, speed_of: Callable[[Compressor], CodecSpeed]) -> Floats:
-        """To encode and decode in a step; of the shape of `replicas`."""
+        """Seconds of encoding and decoding in a step; of the shape of `replicas`."""
         result: Floats = self.layers_codec_s(replicas, speed_of).sum(axis=-1)
         return result
 
@@ -335,7 +335,7 @@ class Offer:
 
     @property
     def state_bytes(self) -> float:
-        """What is kept on each GPU from step to step."""
+        """Bytes of compressor state kept on each GPU between steps."""
         return float(self._chosen([each.state_bytes(self.layers) for each in self.parts]).sum())
 
     def _chosen(self, values: Sequence[Floats]) -> Floats:
@@ -347,7 +347,7 @@ class Offer:
 
 
 def uniform(compressor: Compressor, layers: LayerSizes, gradients: Gradients) -> Offer:
-    """That compressor for every layer."""
+    """Returns the exchange in which this compressor is used for every layer."""
     return Offer(compressor.name, layers, gradients, (compressor,), np.zeros(layers.rows.shape, dtype=np.int64))
 
 

@@ -63,7 +63,7 @@ RATIO_PRIOR = 1e-2
 MAX_STEPS = 60
 CONVERGED_FRACTION = 1e-5
 """A fit has converged when a step lowers, or promises to lower, its objective by less than this fraction."""
-_PERFECT = 1e-7
+_MIN_RESIDUAL = 1e-7
 """RMSE below which a fit counts as perfect: rounds off the tip of the cone."""
 
 
@@ -126,7 +126,7 @@ def evaluate(theta: Floats, rows: PaddedSteps, form: Form) -> tuple[Floats, Floa
     weight = rows.weight[:, None]
     weighted = both * weight
     sigma = np.sqrt((weighted * both).sum(axis=2))
-    smooth = np.sqrt(sigma * sigma + _PERFECT * _PERFECT)[..., None]
+    smooth = np.sqrt(sigma * sigma + _MIN_RESIDUAL * _MIN_RESIDUAL)[..., None]
     towards = (by @ weighted[..., None])[..., 0] / smooth
     plain = ((by * weight[:, None]) @ by.swapaxes(2, 3)) / smooth[..., None]
     gradient, gauss_newton = towards.sum(axis=1), plain.sum(axis=1)

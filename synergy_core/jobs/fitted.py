@@ -64,7 +64,7 @@ class SynergyTask:
 
     @property
     def exchange(self) -> GradientExchange | None:
-        """How the job may exchange its gradients; None if it never compresses them."""
+        """The ways in which the job may exchange its gradients; None if it never compresses them."""
         return self.spec.exchange
 
     def may_exchange(self, exchange: GradientExchange) -> None:

@@ -244,7 +244,7 @@ def _task(job: Known, drawn: JobCase, spec: JobSpec, machines: Cluster, beliefs:
     return task
 
 
-LATER_S = (1.0, 500.0, 40_000.0)
+LATER_INSTANTS_S = (1.0, 500.0, 40_000.0)
 """Seconds after which a key is computed again if the policy does not say when it changes."""
 ROUNDING_S = 1e-6
 
@@ -397,7 +397,7 @@ def _foretold(policy: OrderingPolicy, case: PolicyCase, at: int, key: Key) -> No
     if job.running and not policy.preemptive:
         return
     due_s = _due_s(policy, job)
-    for then_s in LATER_S if due_s is None else ((due_s - NOW_S) / 2,):
+    for then_s in LATER_INSTANTS_S if due_s is None else ((due_s - NOW_S) / 2,):
         if then_s <= 0 or then_s == math.inf or (job.running and then_s >= job.remaining_s):
             continue
         then = _key(policy, records(case, then_s=then_s)[at])

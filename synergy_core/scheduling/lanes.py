@@ -63,8 +63,7 @@ class Lane(ABC):
         return job.gpus, not self.together or self._patience.ends_s(job) <= self._now_s
 
     def _relax(self, now_s: float) -> None:
-        """It is `now_s`. Jobs whose patience has ended have another form, and another ticket; entries that are not
-        their job's ticket are dropped later."""
+        """Moves jobs whose patience has ended by `now_s` to the heap of their new form; stale entries leave later."""
         self._now_s = now_s
         for job in self._patience.over(now_s):
             self._wait(job, now_s)

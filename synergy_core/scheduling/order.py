@@ -213,7 +213,7 @@ class DurationPredictor:
 
 
 def _groups(job: Job) -> tuple[object, ...]:
-    """From the widest to the narrowest; a trace without users has no user groups."""
+    """The job's groups, from the widest to the narrowest; a trace without users has no user groups."""
     tenant = (job.virtual_cluster, job.gpus)
     if not job.user:
         return None, job.gpus, tenant

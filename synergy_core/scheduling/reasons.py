@@ -96,7 +96,7 @@ class Snapshot(Generic[AnyJob]):
 
     @cached_property
     def needs(self) -> Needs:
-        """What the jobs ask of a mechanism."""
+        """The demands of jobs for CPUs and memory."""
         return Needs(self.cluster, learns_input=self.policy.learns_input)
 
     @cached_property
@@ -106,7 +106,7 @@ class Snapshot(Generic[AnyJob]):
 
     @cached_property
     def placement(self) -> Placement:
-        """Which GPUs are free."""
+        """The placement with the GPUs of all running jobs claimed."""
         return self._without(self.running)
 
     # The order of jobs
@@ -190,7 +190,7 @@ class Snapshot(Generic[AnyJob]):
         return [each for each in reasons if each is not None]
 
     def _without(self, holders: Iterable[Job]) -> Placement:
-        """What is free once these jobs have their GPUs."""
+        """The placement with the GPUs of only these jobs claimed."""
         placement = Placement(self.cluster)
         for job in holders:
             placement.claim(job.placement)

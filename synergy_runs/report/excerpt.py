@@ -97,7 +97,7 @@ def gpus_of_nodes(summary: Summary) -> list[int]:
 
 
 def unit_words(summary: Summary) -> tuple[str, str]:
-    """What a node's slots are called, one and several: GPUs; CPU cores where an executor had no GPUs."""
+    """Singular and plural of a node's slots: GPUs, or CPU cores for an executor without GPUs."""
     on_cores = [each["gpu_type"] == "cpu" for each in summary["node_types"]]
     if all(on_cores):
         return "CPU core", "CPU cores"

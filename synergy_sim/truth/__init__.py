@@ -157,7 +157,7 @@ class Truth:
         return "; ".join([*told, *(f"input of {', '.join(names)} {source}" for source, names in inputs.items())])
 
     def _once(self, key: Any, make: Callable[[], Made]) -> Made:
-        """What was made under that key before, else what `make` returns."""
+        """Returns the object made earlier under that key, else a new one from `make`."""
         if key not in self._made:
             self._made[key] = make()
         made: Made = self._made[key]
@@ -221,7 +221,7 @@ class Truth:
         return self.fixed_gpus.get(model) or max(gpus, self.min_gpus.get(model, 1))
 
     def spec(self, work: Workload, job_id: int, cluster: Cluster, costs: Costs) -> JobSpec:
-        """What a scheduler is told of a job; equal for equal jobs."""
+        """The spec that a scheduler receives for a job; equal for equal jobs."""
         model, gpus = work.models[work.model_code[job_id]], int(work.gpus[job_id])
         batch, scale = int(work.global_batch[job_id]), float(work.work_scale[job_id])
         seed, label, error = self.disturbance.seed, model, 1.0
@@ -289,7 +289,7 @@ class Truth:
         )
 
     def requested_run_s(self, model: str, gpu_type: str, node_gpus: NodeGpus, batch: int) -> float:
-        """How long the whole application takes there, undisturbed, at the requested batch; its slow-down included."""
+        """Seconds that the whole application takes there at the requested batch: without noise, with its slowdown."""
         app = self.application(model)
         plan = app.as_requested(gpu_type, node_gpus, batch)
         epochs = np.diff((0.0, *app.work_at_epoch_end))

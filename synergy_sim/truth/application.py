@@ -64,7 +64,7 @@ class Application(ABC):
 
     @abstractmethod
     def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
-        """How a job trains there at that global batch, or the nearest that fits. Raises InputError where none does."""
+        """The plan of a job there at that global batch, or at the nearest that fits. Raises InputError if none fits."""
 
     def fixed(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
         """The same for a job that chooses nothing: under the compressor of all replicas, if there is one."""
@@ -72,7 +72,7 @@ class Application(ABC):
 
     @abstractmethod
     def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
-        """What a job that trains with that batch sees in that epoch (0-based)."""
+        """Gradient statistics of a job with that batch in that epoch (0-based)."""
 
     def fed_s(self, share: Share, node: NodeType, node_gpus: int, samples: float) -> float:
         """Seconds until input for this many samples per GPU is ready; 0 if training never waits for it.

@@ -173,7 +173,7 @@ class MeasuredApplication(DataParallelApplication):
 
 
 def _numbers(table: Table, columns: Sequence[str]) -> list[tuple[float, ...]]:
-    """Those columns, row by row. Raises InputError for what is no number, negative, or an impossible 0."""
+    """The values of these columns, row by row. Raises InputError for text, negative numbers and impossible zeros."""
     found = [
         table.numbers(name, "a number ≥ 0", lambda value: value >= 0)
         if name in MAY_BE_ZERO
@@ -246,7 +246,7 @@ STAGES = 24
 
 
 def no_layers(setting: str, application: str) -> InputError:
-    """What to say where the bytes of an application's gradients are needed and unknown."""
+    """The error for an application whose gradient bytes are needed but unknown."""
     return InputError(
         f"{setting}: nobody knows the layers of {application}, so not how many bytes its replicas exchange. Let its "
         f"jobs have one GPU (truth.fixed_gpus.{application}=1), or add synergy_core/catalog/layers/{application}.yaml."

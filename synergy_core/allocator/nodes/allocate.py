@@ -111,7 +111,7 @@ def set_levels(layout: Layout, levels: Ints, price: Floats) -> None:
 
 
 def _found(layout: Layout, levels: Ints, price: Floats, waiting: list[int], width: int) -> tuple[Ints, Floats, Ints]:
-    """For each node the option of each of its jobs, its value, and the options: (B, M), (B,), (B, M, L)."""
+    """For each node, the options chosen for its jobs, their total value, and all options: (B, M), (B,), (B, M, L)."""
     columns = layout.columns
     most = max(len(layout.on[node]) for node in waiting)
     job = np.full((len(waiting), most), -1)
@@ -422,7 +422,7 @@ def _alone(layout: Layout, levels: Ints) -> None:
 
 
 def _pieces(layout: Layout) -> Pieces:
-    """How many GPUs each job has on each node, in order of jobs."""
+    """Returns how many GPUs each job has on each node, in order of jobs."""
     job, node, gpus = [], [], []
     for each in np.nonzero(layout.column >= 0)[0].tolist():
         parts = [(at, int(layout.size[0, at])) for at in layout.whole.get(each, ())]

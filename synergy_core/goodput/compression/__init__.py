@@ -22,7 +22,7 @@ class Scheme(Protocol):
 
 
 def compressors() -> tuple[Compressor, ...]:
-    """Those that are offered where nobody names one: `none` first, then scheme by scheme."""
+    """The compressors offered if the user names none: `none` first, then scheme by scheme."""
     found = [each for scheme in _schemes() for each in scheme.OFFERED]
     return tuple(sorted(found, key=lambda each: each.name != "none"))
 

@@ -1,4 +1,4 @@
-"""What every scheme of compression answers, and what all of them share."""
+"""The interface of compression schemes, and what all of them share."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LayerSizes:
 
     @property
     def numbers(self) -> Ints:
-        """In one parameter of each row."""
+        """Numbers in one parameter of each row."""
         return self.rows * self.columns
 
     @property
@@ -59,7 +59,7 @@ class LayerSizes:
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """How the numbers of a gradient are spread: numbers, or arrays (L,) where layers differ.
+    """Spread of a gradient's entries: numbers, or arrays (L,) if layers differ.
 
     tail: shape of the Weibull law of their magnitudes; 1 is exponential, less is heavier. decay: p, where the i-th
     squared singular value is in proportion to i^−p; 0: all alike. bucket_range: mean of (largest − least)² of 512
@@ -81,7 +81,7 @@ class Spread:
 
 @dataclass(frozen=True, eq=False)
 class Gradients:
-    """How a model's gradients are spread: of their mean (signal), and of what single samples add to it (noise).
+    """Spread of a model's gradients: of their mean (signal), and of the deviations of single samples (noise).
 
     The defaults are medians over the layers of the shipped GPT after 300 steps, as `python bench/compression.py
     spreads` prints them. That other models are like it is assumed, not known.
@@ -122,7 +122,7 @@ def all_gathered(own_bytes: ArrayLike, replicas: ArrayLike) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class CodecWork:
-    """What encoding and decoding take on one GPU in a step; arrays of one shape, by layer.
+    """Cost of encoding and decoding on one GPU in a step; arrays of one shape, by layer.
 
     touched_bytes: read and written in its memory. flops: of matrix products in fp32. launches: kernels started.
     """
@@ -133,7 +133,7 @@ class CodecWork:
 
 
 class Gpu(Protocol):
-    """What is read of a GPU's data sheet."""
+    """The fields of a GPU's data sheet that codec speeds depend on."""
 
     @property
     def memory_bandwidth_bytes_per_s(self) -> float: ...
@@ -180,7 +180,7 @@ class Compressor(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What `compressor_named` finds it by."""
+        """The name by which `compressor_named` finds this compressor."""
 
     @property
     def scheme(self) -> str:
@@ -192,7 +192,7 @@ class Compressor(ABC):
         return (self,)
 
     def compresses(self, layers: LayerSizes) -> Bools:
-        """Which layers it compresses, (L,); the others, small ones and vectors, are sent as they are."""
+        """Mask (L,) of the layers that are compressed; small layers and vectors are sent uncompressed."""
         return (layers.columns > 1) & (layers.numbers >= SMALL)
 
     def sent_bytes(self, layers: LayerSizes, replicas: ArrayLike) -> Floats:
@@ -213,7 +213,7 @@ class Compressor(ABC):
         return np.where(self.compresses(layers), self._error(layers, spread), 0.0)
 
     def state_bytes(self, layers: LayerSizes) -> Floats:
-        """What it keeps on each GPU from step to step, (L,)."""
+        """Bytes of state that the compressor keeps on each GPU between steps, (L,)."""
         return _times(np.where(self.compresses(layers), self._state_bytes(layers), 0.0), layers)
 
     # Of one compressed parameter of each row, (L,), or a number for all; n: replicas, (…, 1).

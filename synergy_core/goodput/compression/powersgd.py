@@ -43,7 +43,7 @@ class PowerSgd(Compressor):
         return f"{PREFIX}{self.rank}"
 
     def alike(self) -> tuple[Compressor, ...]:
-        """As L-GreCo's: every rank from ⌊r/2⌋ to 2 r."""
+        """The ranks that L-GreCo offers a layer: every rank from ⌊r/2⌋ to 2 r."""
         return tuple(PowerSgd(rank) for rank in range(max(self.rank // 2, 1), 2 * self.rank + 1))
 
     def ranks(self, layers: LayerSizes) -> Ints:

@@ -44,7 +44,7 @@ class Emitter(Protocol):
         """The plan that a text means on so many GPUs, whoever wrote it. Raises InputError where they do not fit."""
 
     def beside(self, launch: PlannedLaunch) -> str:
-        """What the text leaves to its reader, in one sentence."""
+        """One sentence on what the emitted text leaves to the user."""
 
 
 def emitter_names() -> list[str]:

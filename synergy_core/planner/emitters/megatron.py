@@ -72,7 +72,7 @@ def emit(launch: PlannedLaunch) -> str:
 
 
 def beside(launch: PlannedLaunch) -> str:
-    """What these arguments do not say."""
+    """Names what Megatron's arguments leave open."""
     return f"{YOURS}; before Blackwell export {ONE_CONNECTION}=1" if one_connection(launch.plan) else YOURS
 
 

@@ -41,7 +41,7 @@ def emit(launch: PlannedLaunch) -> str:
 
 
 def beside(launch: PlannedLaunch) -> str:
-    """What these tables do not say."""
+    """Names what torchtitan's TOML tables leave open."""
     return (
         "[model], data, [optimizer] and [lr_scheduler] are yours to add, and [compile] enable = true, which the "
         "planner's times rest on; for torchtitan up to 0.2, as 0.3 is configured in Python"

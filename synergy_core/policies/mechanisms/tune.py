@@ -53,7 +53,7 @@ def _on_their_nodes(round: SharingRound, hosts: Hosts) -> Answer:
 
 
 def _places(round: SharingRound, hosts: Hosts) -> Placed:
-    """Which job runs where. Present shares count, so that new jobs go where there is what they can use."""
+    """Chooses the jobs that run and their nodes; new jobs prefer nodes on which what they can use is still free."""
     places = Places(hosts, sticky=True)
     placed: Placed = []
     for at, job in turns(round, hosts, sticky=True):
