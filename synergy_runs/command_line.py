@@ -267,7 +267,10 @@ def _has_launcher(name: str) -> bool:
 
 
 def run_sweep(program: Program, overrides: Sequence[str], run: Callable[[DictConfig], None]) -> None:
-    """Has Hydra call `run` with the configuration of each run of a sweep, in the processes of its launcher."""
+    """Has Hydra call `run` with the configuration of each run of a sweep, in the processes of its launcher.
+
+    Raises InputError for impossible settings, and where the launcher's cluster cannot be reached.
+    """
     import hydra
 
     def task(config: DictConfig) -> None:  # Hydra wants a function that is defined in a file
@@ -276,8 +279,11 @@ def run_sweep(program: Program, overrides: Sequence[str], run: Callable[[DictCon
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # raise instead of printing half a traceback and exiting
     sys.argv[1:] = ["-m", *overrides]
     _declare(program)
-    with _short_errors():
-        hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=program.config)(task)()
+    try:
+        with _short_errors():
+            hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=program.config)(task)()
+    except ConnectionError as error:
+        raise InputError(f"the launcher reached no cluster: {error} For Ray, type: ray start --head") from error
 
 
 def composed(program: Program, arguments: Sequence[str]) -> dict[str, Any]:

@@ -238,12 +238,12 @@ def new_run(parent: Path, program: str, words: Sequence[str], *, name: str | Non
 
 
 @contextlib.contextmanager
-def resumed_run(folder: Path) -> Iterator[None]:
+def resumed_run(folder: Path) -> Iterator[Path]:
     """Resumes the run in the folder in this process; the run is whole when the block has ended."""
     mine = new_record("", [])
     here = replace(_record(folder), host=mine.host, pid=mine.pid, version=mine.version, commit=mine.commit)
     write_record(here, folder)
-    yield
+    yield folder
     _mark_ended(folder, latest=True)
 
 

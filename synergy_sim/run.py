@@ -33,9 +33,9 @@ from synergy_runs.facts import Run, as_logged
 from synergy_runs.inputs import about_cluster, carried_in_words
 from synergy_runs.invariants import check
 from synergy_runs.report.write import write_comparison
-from synergy_runs.results import command_of, new_run, show, write_run
+from synergy_runs.results import command_of, is_unended, new_run, resumed_run, show, write_run
 from synergy_runs.settings import build
-from synergy_runs.stored import find_runs, read_record
+from synergy_runs.stored import find_runs, read_record, typed_settings
 from synergy_runs.tables import print_comparison
 from synergy_runs.workload import Workload
 from synergy_sim.engine import Progress as Report
@@ -271,6 +271,8 @@ SWEEPS = "sweeps"
 def sweep(arguments: Sequence[str], overrides: Sequence[str]) -> None:
     """Runs every setting of a sweep, then prints the comparison of all runs and writes comparison.parquet.
 
+    With hydra.sweep.dir=DIR of a sweep that was broken off, only the runs that had not ended are run.
+
     arguments: as typed. overrides: the same in Hydra's grammar. Raises InputError for impossible values, before the
     first run, and at the end if runs were refused.
     """
@@ -278,11 +280,16 @@ def sweep(arguments: Sequence[str], overrides: Sequence[str]) -> None:
     settings, *_ = [build(Settings, values) for values in of_each_swept_value(SIMULATOR, overrides)]
     runs = math.prod(map(len, swept.values()))
     given = [each.partition("=")[2].strip("'\"") for each in arguments if each.startswith("hydra.sweep.dir=")]
-    whole = new_run(settings.results_dir / SWEEPS, "synergy_sim", arguments)
-    with contextlib.nullcontext(Path(given[0])) if given else whole as folder:
+    begun = _begun_sweep(Path(given[0]), arguments) if given else None
+    with begun or new_run(settings.results_dir / SWEEPS, "synergy_sim", arguments) as folder:
         place = as_hydra("hydra.sweep.dir", Path, str(folder), sweep=False)
         one = functools.partial(_run_of_sweep, runs=runs, keys=[each.lstrip("+") for each in swept])
-        run_sweep(SIMULATOR, [*overrides, f"hydra.sweep.dir={place}"], one)
+        try:
+            run_sweep(SIMULATOR, [*overrides, f"hydra.sweep.dir={place}"], one)
+        except BaseException:
+            if find_runs(folder):
+                print(f"to go on where it stopped: the same command with hydra.sweep.dir={folder}", file=sys.stderr)
+            raise
         if done := find_runs(folder):
             print_comparison(compare(done))
             print(f"collected: {collect(folder / 'comparison.parquet', done)}")
@@ -297,10 +304,32 @@ def sweep(arguments: Sequence[str], overrides: Sequence[str]) -> None:
         raise InputError(f"{len(refused)} of {runs} runs were refused; {refused[0]}{more}")
 
 
+def _begun_sweep(folder: Path, arguments: Sequence[str]) -> contextlib.AbstractContextManager[Path]:
+    """The sweep in `folder`, to go on with. What its runs that had not ended have written is removed.
+
+    Raises InputError where there is none, where it is under way, and where it was begun with other settings.
+    """
+    record = read_record(folder)
+    if record is None:
+        raise InputError(f"hydra.sweep.dir={folder}: no sweep was begun there; leave it out to begin one.")
+    if record.settings != typed_settings(arguments):
+        raise InputError(
+            f"hydra.sweep.dir={folder}: it was begun by other settings; expected those of {record.command}"
+        )
+    if record.state.startswith("under way"):
+        raise InputError(f"hydra.sweep.dir={folder}: this sweep is {record.state}; wait for it, or end it first.")
+    for each in folder.glob("[0-9]*"):
+        if is_unended(each):
+            shutil.rmtree(each)
+    (folder / REFUSED).unlink(missing_ok=True)
+    return resumed_run(folder)
+
+
 def _run_of_sweep(config: DictConfig, *, runs: int, keys: Sequence[str]) -> None:
     """One run of a sweep, in a process of the launcher. Says on standard error that it is done, and how many are.
 
-    A run with invalid settings is noted in `REFUSED`, and the sweep goes on. runs: in the whole sweep. keys: swept.
+    A run with invalid settings is noted in `REFUSED`, and the sweep goes on; one that had ended before it was broken
+    off is not run again. runs: in the whole sweep. keys: swept.
     """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
@@ -310,6 +339,8 @@ def _run_of_sweep(config: DictConfig, *, runs: int, keys: Sequence[str]) -> None
     folder = Path(hydra.sweep.dir)
     task = [each.lstrip("+") for each in hydra.overrides.task]
     own = " ".join(each for each in task if each.partition("=")[0] in keys)
+    if (folder / f"{hydra.job.num:03d}").exists():
+        return
     try:
         values: Any = OmegaConf.to_container(config, resolve=True)
         settings = dataclasses.replace(build(Settings, values), progress=False)

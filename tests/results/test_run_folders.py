@@ -3,11 +3,13 @@
 import contextlib
 import dataclasses
 import os
+import shutil
 import socket
 import subprocess
 import threading
 from pathlib import Path
 
+import pandas
 import pytest
 from filed_runs import filed, tree
 from small_runs import cluster, drawn_workload, simulate
@@ -90,6 +92,33 @@ def test_sweep_has_a_run_each_and_one_table_of_policies_and_seeds(tmp_path, of_m
     assert " policy=srtf seed=1 " in read_record(sweep / "003").command
     assert [len(row.runs) for row in compare(find_runs(sweep)).rows] == [2, 2]
     assert len(run_folders(tmp_path / "results")) == 1
+
+
+def test_broken_off_sweep_goes_on_where_it_stopped(tmp_path, of_mine):
+    words = ("-m", "policy=fifo,srtf", "seed=0,1", "hydra/launcher=basic", *QUICK)
+    assert of_mine(*words).returncode == 0
+    (sweep,) = runs_in(tmp_path / "results" / "sweeps")
+    on = (*words, f"hydra.sweep.dir={sweep}")
+    table = pandas.read_parquet(sweep / "comparison.parquet")
+    live = dataclasses.replace(read_record(sweep), ended=None, pid=os.getpid())
+    write_record(live, sweep)
+    assert "under way" in of_mine(*on).stderr
+    gone = subprocess.Popen(["true"])
+    gone.wait(60)
+    write_record(dataclasses.replace(live, pid=gone.pid), sweep)
+    write_record(dataclasses.replace(read_record(sweep / "002"), ended=None), sweep / "002")
+    shutil.rmtree(sweep / "003")
+    kept = {name: tree(sweep / name) for name in ("000", "001")}
+    assert "seed=0,1" in of_mine(*on, "cluster.nodes=2").stderr
+    done = of_mine(*on)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("of 4 runs done") == 2
+    assert {name: tree(sweep / name) for name in kept} == kept
+    assert not is_unended(sweep)
+    again = pandas.read_parquet(sweep / "comparison.parquet")
+    same = ["policy", "seed", "mean_jct_s", "makespan_s"]
+    assert again[same].equals(table[same])
+    assert of_mine(*words, f"hydra.sweep.dir={tmp_path / 'none'}").returncode == 2
 
 
 def test_killed_run_never_looks_whole(tmp_path, capsys):

@@ -1,0 +1,86 @@
+"""A sweep on one machine, on a Ray cluster and on Slurm: whether the tables are equal, and what a run costs.
+
+    python bench/sweeps.py [--launchers basic joblib ray_cluster submitit_slurm] [--runs 200] [--break-off]
+
+Each launcher runs the same sweep: two policies on generated seeds of jobs. With --break-off it is interrupted (Ctrl-C)
+once a third of the runs have ended, and goes on with hydra.sweep.dir. The first launcher's table is what the others'
+are compared with, but for CPU times and memory. Ray and Slurm must be up: `ray start --head`, `sinfo`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pandas as pd
+
+SWEEP = ("+trace=philly", "trace.window=2017-10-09/6h", "trace.find=false", "figures=false", "policy=fifo,las")
+NOT_OF_THE_RUNS = ("cpu", "memory", "decision_p", "folder", "begun", "ended", "version")
+"""Parts of the names of columns that differ from run to run of the same settings."""
+OWN = {"joblib": ("hydra.launcher.n_jobs={workers}",), "submitit_slurm": ("hydra.launcher.cpus_per_task=1",)}
+POLL_S = 0.2
+
+
+def sweep(launcher: str, runs: int, workers: int, folder: Path, *, break_off: bool) -> tuple[pd.DataFrame, float]:
+    """The collected table, and the seconds on the clock that it took."""
+    own = [each.format(workers=workers) for each in OWN.get(launcher, ())]
+    seeds = f"seed=range({runs // 2})"
+    command = [sys.executable, "-m", "synergy_sim", "-m", *SWEEP, seeds, f"results_dir={folder}"]
+    command += [f"hydra/launcher={launcher}", *own]
+    began_s, stopped_at = time.monotonic(), 0
+    if break_off:
+        begun = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        while begun.poll() is None and (stopped_at := ended(folder)) < runs / 3:
+            time.sleep(POLL_S)
+        begun.send_signal(signal.SIGINT)
+        (said,) = re.findall(r"hydra\.sweep\.dir=\S+", begun.communicate()[1])
+        command.append(said)
+        if launcher == "submitit_slurm":  # its jobs go on without the command that sent them
+            subprocess.run(["scancel", "--name=synergy_sim"], check=True)
+            while subprocess.run(["squeue", "--noheader"], capture_output=True, text=True, check=True).stdout.strip():
+                time.sleep(POLL_S)
+        print(f"{launcher}: broken off after {stopped_at} of {runs} runs", flush=True)
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    (table,) = folder.glob("sweeps/2*/comparison.parquet")
+    return pd.read_parquet(table), time.monotonic() - began_s
+
+
+def ended(folder: Path) -> int:
+    """How many runs of the sweep below this folder have written their results."""
+    return sum(1 for _ in folder.glob("sweeps/2*/[0-9]*/*/summary.json"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launchers", nargs="+", default=["basic", "joblib"], metavar="NAME")
+    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes of joblib")
+    parser.add_argument("--break-off", action="store_true")
+    chosen = parser.parse_args()
+    first: pd.DataFrame | None = None
+    for launcher in chosen.launchers:
+        with tempfile.TemporaryDirectory() as folder:
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            table, wall_s = sweep(launcher, chosen.runs, chosen.workers, Path(folder), break_off=chosen.break_off)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        same = [name for name in table if not any(part in name for part in NOT_OF_THE_RUNS)]
+        table = table[same].sort_values(["policy", "seed"], ignore_index=True)
+        first = table if first is None else first
+        equal = table.equals(first)
+        print(f"{launcher}: {len(table)} runs, {wall_s:.0f} s, {wall_s / len(table):.2f} s a run, {cpu_s:.0f} CPU s of "
+              f"this command's processes; the table {'equals' if equal else 'DIFFERS FROM'} the first", flush=True)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
