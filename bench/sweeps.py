@@ -77,9 +77,12 @@ def main() -> None:
         same = [name for name in table if not any(part in name for part in NOT_OF_THE_RUNS)]
         table = table[same].sort_values(["policy", "seed"], ignore_index=True)
         first = table if first is None else first
-        equal = table.equals(first)
-        print(f"{launcher}: {len(table)} runs, {wall_s:.0f} s, {wall_s / len(table):.2f} s a run, {cpu_s:.0f} CPU s of "
-              f"this command's processes; the table {'equals' if equal else 'DIFFERS FROM'} the first", flush=True)  # fmt: skip
+        verdict = "equals" if table.equals(first) else "DIFFERS FROM"
+        print(
+            f"{launcher}: {len(table)} runs, {wall_s:.0f} s, {wall_s / len(table):.2f} s a run, "
+            f"{cpu_s:.0f} CPU s of this command's processes; the table {verdict} the first",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

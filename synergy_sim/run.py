@@ -313,9 +313,7 @@ def _begun_sweep(folder: Path, arguments: Sequence[str]) -> contextlib.AbstractC
     if record is None:
         raise InputError(f"hydra.sweep.dir={folder}: no sweep was begun there; leave it out to begin one.")
     if record.settings != typed_settings(arguments):
-        raise InputError(
-            f"hydra.sweep.dir={folder}: it was begun by other settings; expected those of {record.command}"
-        )
+        raise InputError(f"hydra.sweep.dir={folder}: begun with other settings; expected those of {record.command}")
     if record.state.startswith("under way"):
         raise InputError(f"hydra.sweep.dir={folder}: this sweep is {record.state}; wait for it, or end it first.")
     for each in folder.glob("[0-9]*"):
