@@ -1,10 +1,10 @@
-"""A sweep on one machine, on a Ray cluster and on Slurm: whether the tables are equal, and what a run costs.
+"""Runs the same sweep with several launchers of Hydra, compares their tables, and prints the seconds per run.
 
     python bench/sweeps.py [--launchers basic joblib ray_cluster submitit_slurm] [--runs 200] [--break-off]
 
-Each launcher runs the same sweep: two policies on generated seeds of jobs. With --break-off it is interrupted (Ctrl-C)
-once a third of the runs have ended, and goes on with hydra.sweep.dir. The first launcher's table is what the others'
-are compared with, but for CPU times and memory. Ray and Slurm must be up: `ray start --head`, `sinfo`.
+The sweep: two policies on --runs / 2 draws of a generated log. With --break-off each sweep is interrupted as by Ctrl-C
+after a third of its runs, and resumed. Every table is compared with that of the first launcher, without the columns
+that are measured. Start Ray (`ray start --head`) and Slurm beforehand.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pathlib import Path
 import pandas as pd
 
 SWEEP = ("+trace=philly", "trace.window=2017-10-09/6h", "trace.find=false", "figures=false", "policy=fifo,las")
-NOT_OF_THE_RUNS = ("cpu", "memory", "decision_p", "folder", "begun", "ended", "version")
-"""Parts of the names of columns that differ from run to run of the same settings."""
+MEASURED = ("decision_p50_s", "decision_p99_s", "simulation_cpu_s", "peak_memory_bytes", "folder")
+"""Columns of the table that differ whenever the same runs are made again."""
 OWN = {"joblib": ("hydra.launcher.n_jobs={workers}",), "submitit_slurm": ("hydra.launcher.cpus_per_task=1",)}
 POLL_S = 0.2
 
 
 def sweep(launcher: str, runs: int, workers: int, folder: Path, *, break_off: bool) -> tuple[pd.DataFrame, float]:
-    """The collected table, and the seconds on the clock that it took."""
+    """Runs the sweep; returns its table and its wall-clock seconds."""
     own = [each.format(workers=workers) for each in OWN.get(launcher, ())]
     seeds = f"seed=range({runs // 2})"
     command = [sys.executable, "-m", "synergy_sim", "-m", *SWEEP, seeds, f"results_dir={folder}"]
@@ -56,7 +56,7 @@ def sweep(launcher: str, runs: int, workers: int, folder: Path, *, break_off: bo
 
 
 def ended(folder: Path) -> int:
-    """How many runs of the sweep below this folder have written their results."""
+    """Counts the runs below this folder that have written their results."""
     return sum(1 for _ in folder.glob("sweeps/2*/[0-9]*/*/summary.json"))
 
 
@@ -74,8 +74,7 @@ def main() -> None:
             table, wall_s = sweep(launcher, chosen.runs, chosen.workers, Path(folder), break_off=chosen.break_off)
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
         cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        same = [name for name in table if not any(part in name for part in NOT_OF_THE_RUNS)]
-        table = table[same].sort_values(["policy", "seed"], ignore_index=True)
+        table = table.drop(columns=[*MEASURED]).sort_values(["policy", "seed"], ignore_index=True)
         first = table if first is None else first
         verdict = "equals" if table.equals(first) else "DIFFERS FROM"
         print(

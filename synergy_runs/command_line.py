@@ -267,7 +267,7 @@ def _has_launcher(name: str) -> bool:
 
 
 def run_sweep(program: Program, overrides: Sequence[str], run: Callable[[DictConfig], None]) -> None:
-    """Has Hydra call `run` with the configuration of each run of a sweep, in the processes of its launcher.
+    """Runs a sweep with Hydra, whose launcher calls `run` with the configuration of each run in its own processes.
 
     Raises InputError for impossible settings, and where the launcher's cluster cannot be reached.
     """
@@ -283,7 +283,9 @@ def run_sweep(program: Program, overrides: Sequence[str], run: Callable[[DictCon
         with _short_errors():
             hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=program.config)(task)()
     except ConnectionError as error:
-        raise InputError(f"the launcher reached no cluster: {error} For Ray, type: ray start --head") from error
+        if type(error) is not ConnectionError:  # a closed pipe, not a launcher's own error
+            raise
+        raise InputError(f"the launcher reached no cluster: {error} To start Ray, type: ray start --head") from error
 
 
 def composed(program: Program, arguments: Sequence[str]) -> dict[str, Any]:

@@ -64,19 +64,26 @@ class RunRecord:
         return datetime.fromisoformat(self.begun)
 
     @property
+    def runs_here(self) -> bool:
+        """Whether it is under way in a process of this machine."""
+        if self.ended or self.host != socket.gethostname():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:  # another user's process
+            pass
+        return True
+
+    @property
     def state(self) -> str:
         """ "" of a whole run, else what is known of it, in words."""
         if self.ended:
             return ""
-        if self.host != socket.gethostname():
-            return f"ended early, or under way on {self.host}"
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return "ended early"
-        except OSError:  # another user's process
-            pass
-        return f"under way (process {self.pid})"
+        if self.runs_here:
+            return f"under way (process {self.pid})"
+        return "ended early" + f", or under way on {self.host}" * (self.host != socket.gethostname())
 
 
 def new_record(program: str, words: Sequence[str]) -> RunRecord:
@@ -114,7 +121,7 @@ def read_record(folder: Path) -> RunRecord | None:
     """What the folder's run.yaml says; None where there is none. Raises InputError for one that cannot be read."""
     path = folder / FILE
     try:
-        # libyaml is eight times faster, and a sweep reads the records of all its runs whenever one ends
+        # The parser in C is much faster. A sweep reads the records of all its runs each time one of them ends.
         values: Any = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         record = RunRecord(**values)
         _ = record.begun_at

@@ -33,7 +33,7 @@ from synergy_runs.facts import Run, as_logged
 from synergy_runs.inputs import about_cluster, carried_in_words
 from synergy_runs.invariants import check
 from synergy_runs.report.write import write_comparison
-from synergy_runs.results import command_of, is_unended, new_run, resumed_run, show, write_run
+from synergy_runs.results import command_of, new_run, resumed_run, show, write_run
 from synergy_runs.settings import build
 from synergy_runs.stored import find_runs, read_record, typed_settings
 from synergy_runs.tables import print_comparison
@@ -271,7 +271,7 @@ SWEEPS = "sweeps"
 def sweep(arguments: Sequence[str], overrides: Sequence[str]) -> None:
     """Runs every setting of a sweep, then prints the comparison of all runs and writes comparison.parquet.
 
-    With hydra.sweep.dir=DIR of a sweep that was broken off, only the runs that had not ended are run.
+    If hydra.sweep.dir names the folder of an interrupted sweep, only its unfinished runs are run.
 
     arguments: as typed. overrides: the same in Hydra's grammar. Raises InputError for impossible values, before the
     first run, and at the end if runs were refused.
@@ -280,15 +280,15 @@ def sweep(arguments: Sequence[str], overrides: Sequence[str]) -> None:
     settings, *_ = [build(Settings, values) for values in of_each_swept_value(SIMULATOR, overrides)]
     runs = math.prod(map(len, swept.values()))
     given = [each.partition("=")[2].strip("'\"") for each in arguments if each.startswith("hydra.sweep.dir=")]
-    begun = _begun_sweep(Path(given[0]), arguments) if given else None
-    with begun or new_run(settings.results_dir / SWEEPS, "synergy_sim", arguments) as folder:
+    new = functools.partial(new_run, settings.results_dir / SWEEPS, "synergy_sim", arguments)
+    with _resumed_sweep(Path(given[0]), arguments) if given else new() as folder:
         place = as_hydra("hydra.sweep.dir", Path, str(folder), sweep=False)
         one = functools.partial(_run_of_sweep, runs=runs, keys=[each.lstrip("+") for each in swept])
         try:
             run_sweep(SIMULATOR, [*overrides, f"hydra.sweep.dir={place}"], one)
         except BaseException:
             if find_runs(folder):
-                print(f"to go on where it stopped: the same command with hydra.sweep.dir={folder}", file=sys.stderr)
+                print(f"to resume this sweep, add hydra.sweep.dir={folder} to the same command", file=sys.stderr)
             raise
         if done := find_runs(folder):
             print_comparison(compare(done))
@@ -304,21 +304,18 @@ def sweep(arguments: Sequence[str], overrides: Sequence[str]) -> None:
         raise InputError(f"{len(refused)} of {runs} runs were refused; {refused[0]}{more}")
 
 
-def _begun_sweep(folder: Path, arguments: Sequence[str]) -> contextlib.AbstractContextManager[Path]:
-    """The sweep in `folder`, to go on with. What its runs that had not ended have written is removed.
+def _resumed_sweep(folder: Path, arguments: Sequence[str]) -> contextlib.AbstractContextManager[Path]:
+    """Resumes the interrupted sweep in `folder`.
 
-    Raises InputError where there is none, where it is under way, and where it was begun with other settings.
+    Raises InputError if there is none, if it is still under way, and if it was started with other settings.
     """
     record = read_record(folder)
     if record is None:
-        raise InputError(f"hydra.sweep.dir={folder}: no sweep was begun there; leave it out to begin one.")
+        raise InputError(f"hydra.sweep.dir={folder}: no sweep was started there; leave the key out to start one.")
     if record.settings != typed_settings(arguments):
-        raise InputError(f"hydra.sweep.dir={folder}: begun with other settings; expected those of {record.command}")
-    if record.state.startswith("under way"):
+        raise InputError(f"hydra.sweep.dir={folder}: started with other settings; expected those of {record.command}")
+    if record.runs_here:
         raise InputError(f"hydra.sweep.dir={folder}: this sweep is {record.state}; wait for it, or end it first.")
-    for each in folder.glob("[0-9]*"):
-        if is_unended(each):
-            shutil.rmtree(each)
     (folder / REFUSED).unlink(missing_ok=True)
     return resumed_run(folder)
 
@@ -326,8 +323,9 @@ def _begun_sweep(folder: Path, arguments: Sequence[str]) -> contextlib.AbstractC
 def _run_of_sweep(config: DictConfig, *, runs: int, keys: Sequence[str]) -> None:
     """One run of a sweep, in a process of the launcher. Says on standard error that it is done, and how many are.
 
-    A run with invalid settings is noted in `REFUSED`, and the sweep goes on; one that had ended before it was broken
-    off is not run again. runs: in the whole sweep. keys: swept.
+    A run with invalid settings is noted in `REFUSED`, and the sweep goes on. If a run is started again, by a resumed
+    sweep or because its process died, a whole run is kept and a partial one is replaced. runs: in the whole sweep.
+    keys: swept.
     """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
@@ -337,12 +335,17 @@ def _run_of_sweep(config: DictConfig, *, runs: int, keys: Sequence[str]) -> None
     folder = Path(hydra.sweep.dir)
     task = [each.lstrip("+") for each in hydra.overrides.task]
     own = " ".join(each for each in task if each.partition("=")[0] in keys)
-    if (folder / f"{hydra.job.num:03d}").exists():
+    name = f"{hydra.job.num:03d}"
+    earlier = read_record(folder / name)
+    if earlier is not None and earlier.ended:
         return
     try:
+        if earlier is not None and earlier.runs_here:
+            raise InputError(f"{folder / name} is {earlier.state}; wait for it, or end it first.")
+        shutil.rmtree(folder / name, ignore_errors=True)
         values: Any = OmegaConf.to_container(config, resolve=True)
         settings = dataclasses.replace(build(Settings, values), progress=False)
-        with new_run(folder, "synergy_sim", hydra.overrides.task, name=f"{hydra.job.num:03d}") as run_folder:
+        with new_run(folder, "synergy_sim", hydra.overrides.task, name=name) as run_folder:
             simulate_all(settings, values, run_folder, say=hydra.job.num == 0)
     except (InputError, OmegaConfBaseException) as error:
         with open(folder / REFUSED, "a", encoding="utf-8") as file:
