@@ -106,7 +106,7 @@ def test_broken_off_sweep_goes_on_where_it_stopped(tmp_path, of_mine):
     gone = subprocess.Popen(["true"])
     gone.wait(60)
     write_record(dataclasses.replace(live, pid=gone.pid), sweep)
-    write_record(dataclasses.replace(read_record(sweep / "002"), ended=None), sweep / "002")
+    write_record(dataclasses.replace(read_record(sweep / "002"), ended=None, pid=gone.pid), sweep / "002")
     shutil.rmtree(sweep / "003")
     kept = {name: tree(sweep / name) for name in ("000", "001")}
     assert "seed=0,1" in of_mine(*on, "cluster.nodes=2").stderr
