@@ -41,8 +41,11 @@ def sweep(launcher: str, runs: int, workers: int, folder: Path, *, break_off: bo
         while begun.poll() is None and (stopped_at := ended(folder)) < runs / 3:
             time.sleep(POLL_S)
         begun.send_signal(signal.SIGINT)
-        (said,) = re.findall(r"hydra\.sweep\.dir=\S+", begun.communicate()[1])
-        command.append(said)
+        said = begun.communicate()[1]
+        resumed = re.search(r"hydra\.sweep\.dir=\S+", said)
+        if resumed is None:
+            raise SystemExit(f"{launcher}: the sweep was not interrupted; it said:\n{said[-3000:]}")
+        command.append(resumed[0])
         if launcher == "submitit_slurm":  # its jobs go on without the command that sent them
             subprocess.run(["scancel", "--name=synergy_sim"], check=True)
             while subprocess.run(["squeue", "--noheader"], capture_output=True, text=True, check=True).stdout.strip():
@@ -67,6 +70,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="processes of joblib")
     parser.add_argument("--break-off", action="store_true")
     chosen = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it may be ignored
     first: pd.DataFrame | None = None
     for launcher in chosen.launchers:
         with tempfile.TemporaryDirectory() as folder:
