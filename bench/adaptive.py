@@ -1,11 +1,12 @@
-"""What it costs to simulate policies that adapt: CPU seconds, peak memory, jobs per CPU-second.
+"""What it costs to simulate policies that adapt, in units of SimPy's own time, and peak memory.
 
-    SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/adaptive.py [--only NAME …] [--json FILE] [--profile]
+    SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/adaptive.py [--only NAME …] [--times 3] [--json FILE] [--profile]
 
-cpu_s: user and system time of the simulation alone; total_cpu_s: of the whole process, with imports, reading, checks
-and writing. Every line is a process of its own, so that peak memory is its own, and goes the way of
-`python -m synergy_sim experiment=…`. Goals are those of the project's issue. --profile prints the functions that take
-most time instead of being timed fairly.
+units: CPU time of the simulation ÷ that of bench/yardstick.py, measured just before it; of several times, medians.
+total_cpu_s: of the whole process, with imports, reading, checks and writing. Every line is a process of its own, so
+that peak memory is its own, and goes the way of `python -m synergy_sim experiment=…`. Below the table: how the cost
+grows with the number of jobs, by least squares of logarithms over the cases of a policy on Philly. Goals are those of
+the project's issue. --profile prints the functions that take most time instead of being timed fairly.
 """
 
 from __future__ import annotations
@@ -19,29 +20,36 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from accuracy_runs import compose, known_policy, path_of
+import numpy as np
+from accuracy_runs import compose, path_of
+from yardstick import simpy_cpu_s
 
 SIA = "experiment=sia_sosp23"
 POLLUX = "experiment=pollux_osdi21"
-# name: overrides, workload below $SYNERGY_DATA/workloads or none, policy, goal in CPU seconds
-CASES = {
-    "sia-philly-1-sia": ((SIA,), "sia/philly/workload-1", "sia", 5.0),
-    "sia-philly-1-synergy": ((SIA,), "sia/philly/workload-1", "synergy", None),
-    "pollux-1-pollux": ((POLLUX,), "pollux/workload-1", "pollux", 60.0),
-    "pollux-1-sia": ((POLLUX,), "pollux/workload-1", "sia", 5.0),
-    "pollux-1-synergy": ((POLLUX,), "pollux/workload-1", "synergy", 5.0),
-    "scale-8x-synergy": ((SIA, "8"), "sia/scale_8x/workload-1", "synergy", None),
-    "scale-32x-synergy": ((SIA, "32"), "sia/scale_32x/workload-1", "synergy", 300.0),
-    "philly-synergy": (
-        ("+trace=philly", "trace.window=all", "cluster.nodes=60", "cluster.gpus_per_node=8"),
-        None,
-        "synergy",
-        600.0,
-    ),
-}
-COLUMNS = ("name", "jobs", "gpus", "policy", "cpu_s", "goal_s", "met", "total_cpu_s", "jobs_per_cpu_s", "rounds",
+PHILLY = ("+trace=philly", "cluster.nodes=60", "cluster.gpus_per_node=8", "same_information=false")
+WINDOWS = {"1,000": "2017-11-06/3d", "10,000": "2017-11-06/10d", "whole": "all"}
+"""Of Philly, by about how many jobs they have."""
+GOALS = {"fifo": None, "synergy": 350.0, "sia": 700.0, "gavel": 700.0}
+"""Of the whole log."""
+Case = tuple[tuple[str, ...], str | None, str, float | None]
+"""Overrides, workload below $SYNERGY_DATA/workloads or none, policy, goal in units."""
+CASES: dict[str, Case] = {
+    "sia-file-synergy": ((SIA,), "sia/philly/workload-1", "synergy", 2.0),
+    "sia-file-sia": ((SIA,), "sia/philly/workload-1", "sia", 4.0),
+    **{f"pollux-file-{name}": ((POLLUX,), "pollux/workload-1", name, None) for name in ("pollux", "sia", "synergy")},
+    "sia-32x-synergy": ((SIA, "32"), "sia/scale_32x/workload-1", "synergy", None),
+    **{
+        f"philly-{jobs}-{policy}": (
+            (*PHILLY, f"trace.window={window}"), None, policy, goal if jobs == "whole" else None
+        )
+        for jobs, window in WINDOWS.items()
+        for policy, goal in GOALS.items()
+    },
+}  # fmt: skip
+COLUMNS = ("name", "jobs", "gpus", "policy", "units", "goal", "met", "cpu_s", "total_cpu_s", "rounds",
            "us_per_round", "mean_jct_h", "peak_mb")  # fmt: skip
 HEAVIEST = 25
 
@@ -55,13 +63,13 @@ def enlarged(times: int) -> str:
     return f"cluster.node_types=[{types}]"
 
 
-def measure(name: str, profile: bool, queue: Any) -> None:
+def measure(name: str, unit_s: float, profile: bool, queue: Any) -> None:
     import cProfile
     import pstats
 
     from synergy_sim.run import simulate_all
 
-    words, workload, policy, goal_s = CASES[name]
+    words, workload, policy, goal = CASES[name]
     overrides = [enlarged(int(word)) if word.isdigit() else word for word in words]
     if workload is not None:
         overrides += [f"trace.path={path_of(workload)}"]
@@ -80,36 +88,47 @@ def measure(name: str, profile: bool, queue: Any) -> None:
     if profile:
         for order in ("tottime", "cumtime"):
             pstats.Stats(profiler, stream=sys.stdout).sort_stats(order).print_stats(HEAVIEST)
-    row = (name, summary["jobs"], summary["gpus"], policy, round(cpu_s, 2), goal_s,
-           "" if goal_s is None else "yes" if cpu_s <= goal_s else "no", round(used.ru_utime + used.ru_stime, 2),
-           round(summary["jobs"] / cpu_s, 1), rounds, round(cpu_s / rounds * 1e6),
+    units = cpu_s / unit_s
+    row = (name, summary["jobs"], summary["gpus"], policy, round(units, 2), goal,
+           "" if goal is None else "yes" if units <= goal else "no", round(cpu_s, 2),
+           round(used.ru_utime + used.ru_stime, 2), rounds, round(cpu_s / rounds * 1e6),
            round(summary["mean_jct_s"] / 3600, 3), round(summary["peak_memory_bytes"] / 1e6))  # fmt: skip
     queue.put(dict(zip(COLUMNS, row, strict=True)))
 
 
-def rows(names: list[str], profile: bool) -> Iterator[dict[str, Any]]:
+def rows(names: list[str], times: int, profile: bool) -> Iterator[dict[str, Any]]:
+    """A row for each case, that with the median of its units."""
     context = multiprocessing.get_context("spawn")
     for name in names:
-        policy = CASES[name][2]
-        if not known_policy(policy):
-            print(f"{name}: there is no policy {policy}", file=sys.stderr)
-            continue
-        queue = context.Queue()
-        process = context.Process(target=measure, args=(name, profile, queue))
-        process.start()
-        while process.is_alive() and queue.empty():
-            process.join(0.2)
-        if queue.empty() and process.exitcode:
-            print(f"{name}: failed", file=sys.stderr)
-            continue
-        yield queue.get()
-        process.join()
+        found = []
+        for _ in range(times):
+            queue = context.Queue()
+            process = context.Process(target=measure, args=(name, simpy_cpu_s(), profile, queue))
+            process.start()
+            while process.is_alive() and queue.empty():
+                process.join(0.2)
+            if queue.empty() and process.exitcode:
+                raise SystemExit(f"{name}: failed")
+            found.append(queue.get())
+            process.join()
+        middle = median([row["units"] for row in found[: len(found) - 1 + len(found) % 2]])
+        yield next(row for row in found if row["units"] == middle)
+
+
+def growth(done: list[dict[str, Any]]) -> Iterator[str]:
+    """The exponent of each policy's cost in the number of jobs."""
+    for policy in GOALS:
+        mine = [row for row in done if row["policy"] == policy and row["name"].startswith("philly-")]
+        if len(mine) > 1:
+            jobs, units = (np.log([row[name] for row in mine]) for name in ("jobs", "units"))
+            yield f"{policy}: units grow as jobs^{np.polyfit(jobs, units, 1)[0]:.2f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES), metavar="NAME",
                         help=", ".join(CASES))  # fmt: skip
+    parser.add_argument("--times", type=int, default=3, help="how often each is run (3)")
     parser.add_argument("--json", metavar="FILE", help="also write the rows here")
     parser.add_argument("--profile", action="store_true", help="also print the heaviest functions")
     chosen = parser.parse_args()
@@ -117,9 +136,10 @@ def main() -> None:
     done = []
     width = {name: max(len(name), 7) for name in COLUMNS} | {"name": max(map(len, CASES))}
     print("  ".join(f"{name:>{width[name]}}" for name in COLUMNS))
-    for row in rows(chosen.only, chosen.profile):
+    for row in rows(chosen.only, chosen.times, chosen.profile):
         done.append(row)
         print("  ".join(f"{'' if row[name] is None else row[name]!s:>{width[name]}}" for name in COLUMNS), flush=True)
+    print(*growth(done), sep="\n")
     if chosen.json:
         Path(chosen.json).write_text(json.dumps(done, indent=1), encoding="utf-8")
 

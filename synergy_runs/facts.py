@@ -238,7 +238,7 @@ class Run:
     predicted_duration_s: per job, NaN where nothing was predicted. simulation_cpu_s: processor seconds of the
     simulation alone. peak_memory_bytes: the process's high-water mark. shares: None where nobody shares CPUs and memory
     out. compressions: None where nobody compresses gradients. pooled: they keep to what all nodes of a GPU type have
-    together, not to what each has.
+    together, not to what each has. lost_gpu_s: training that was done again, as stops came before it was saved.
     """
 
     policy: str
@@ -257,6 +257,7 @@ class Run:
     terms: Mapping[str, Any] = field(default_factory=dict)
     shares: Shares | None = None
     compressions: Compressions | None = None
+    lost_gpu_s: float = 0.0
     pooled: bool = False
 
     @cached_property

@@ -422,6 +422,7 @@ def _use(run: Run, jobs: JobColumns) -> Summary:
         "cpu_utilisation_fraction": cpus,
         "memory_utilisation_fraction": memory,
         "service_gpu_s": int(held.gpu_ticks().sum()) / TICKS_PER_S,
+        "lost_gpu_s": run.lost_gpu_s or np.nan,
         "work_gpu_s": int((ticks(jobs.duration_s) * jobs.gpus).sum()) / TICKS_PER_S,
         "preemptions": int(jobs.preemptions.sum()),
         "restarts_per_job": mean(jobs.restarts[~jobs.carried]),

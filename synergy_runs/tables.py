@@ -46,6 +46,7 @@ FIGURES = (
     Figure("mean_queueing_delay_s", "first start", "time"),
     Figure("p99_finish_time_fairness", "p99 ρ", "number"),
     Figure("restarts_per_job", "restarts per job", "number"),
+    Figure("lost_gpu_s", "lost by stops", "gpu_time"),
     Figure("makespan_s", "makespan", "time"),
     Figure("unfair_fraction", "ρ > 1", "percent"),
     Figure("p90_jct_s", "p90 JCT", "time"),

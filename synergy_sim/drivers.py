@@ -302,7 +302,8 @@ class Rounds:
             job.first_start_s = start_s
         self._engine.at(start_s, self._engine.occupy, (job, placed, job.share))
         self._engine.run_from(job, start_s)
-        job.keeps_until_s = job.first_step_s if start_s >= next_start_s + self._round_s else -NEVER
+        if start_s >= next_start_s + self._round_s:
+            job.keeps_until_s = max(job.keeps_until_s, job.first_step_s)
 
     def _quota_free_s(self, virtual_cluster: str) -> float:
         """When enough of the tenant's jobs have left that all it was promised is within its quota."""

@@ -106,6 +106,7 @@ class Engine:
         self._asks_progress = asks_progress
         self._progress = progress
         self._max_without_progress = MAX_RUNS_WITHOUT_PROGRESS + total
+        self.lost_gpu_s = 0.0  # of jobs that have ended
         self._without_progress = 0  # runs broken off, one after another, before they got anything done
 
     def begin(self, driver: Driver) -> None:
@@ -152,6 +153,7 @@ class Engine:
         if job.compressors:
             self.compressions.append(job.job_id, job.compressors)
         job.on_gpus = 0
+        self.lost_gpu_s += job.lost_gpu_s
         self.running -= 1
         self.gpus_used -= gpus
         self.active -= 1
@@ -210,8 +212,12 @@ class Engine:
         job.on_gpus = 0
 
     def run_from(self, job: SimulatedJob, start_s: float) -> None:
-        """The job's GPUs are its own from `start_s` on, now or later; its end is fixed unless it is stopped."""
+        """The job's GPUs are its own from `start_s` on, now or later; its end is fixed unless it is stopped.
+
+        Where its last run was stopped before anything was saved, it keeps them until it has begun and has saved.
+        """
         job.carry_on(start_s)
+        job.keeps_until_s = -NEVER if job.saved else job.first_step_s + job.costs.checkpoint_interval_s
         if self._tunes_batch or self._asks_progress:
             self.watched[job.job_id] = job
         if job.end_s < NEVER:
@@ -278,7 +284,8 @@ class Engine:
             job.completion.cancel()
             job.completion = None
         self.watched.pop(job.job_id, None)
-        self._without_progress = 0 if job.break_off(stop_s) else self._without_progress + 1
+        job.saved = job.break_off(stop_s)
+        self._without_progress = 0 if job.saved else self._without_progress + 1
         if self._without_progress > self._max_without_progress:
             raise InputError(
                 f"the last {self._without_progress:,} runs were each broken off before anything was done: "

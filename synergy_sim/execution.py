@@ -130,8 +130,9 @@ class SimulatedJob(Job):
     when training (re)starts; end_s, when its last step is done, NEVER while that is not known. ends_after_decision: it
     ends after `end_s`, which was rounded down. began_s: when its last run took its GPUs; free_s: when it had saved and
     left after the one before, under rounds. done_s: what it has got done since its last start and before its share last
-    changed, which was at since_s; rate: how fast it goes since. completion: the `Call` that ends it. compressors: (from
-    when on, compressor of its gradients), whenever that changed; empty where nobody compresses.
+    changed, which was at since_s; rate: how fast it goes since. saved: whether the last run that was stopped kept
+    anything of what it had done; lost_gpu_s: training that stops have lost. completion: the `Call` that ends it.
+    compressors: (from when on, compressor of its gradients), whenever that changed; empty where nobody compresses.
     """
 
     duration_s: float
@@ -147,6 +148,8 @@ class SimulatedJob(Job):
     done_s: float = field(default=0.0, init=False)
     since_s: float = field(default=0.0, init=False)
     rate: float = field(default=1.0, init=False)
+    saved: bool = field(default=True, init=False)
+    lost_gpu_s: float = field(default=0.0, init=False)
     completion: Any = field(default=None, init=False)
     compressors: Sequence[tuple[float, str]] = field(default=(), init=False)
 
@@ -210,6 +213,11 @@ class SimulatedJob(Job):
         """Seconds from when it has its GPUs to its first step on them."""
         return self.costs.restart_s if self.restarts else self.costs.launch_s
 
+    def unsaved_s(self, now_s: float) -> float:
+        """Seconds of training since it started or last saved, if it only has checkpoints."""
+        interval_s = self.costs.checkpoint_interval_s
+        return max(0.0, now_s - self.first_step_s) % interval_s if interval_s > 0 else 0.0
+
     def break_off(self, stop_s: float) -> bool:
         """Training stops at `stop_s`; what was done since the last checkpoint is lost, if it only has checkpoints.
 
@@ -221,7 +229,9 @@ class SimulatedJob(Job):
             done_s += self.rate * (until_s - self.since_s)
         interval_s = self.costs.checkpoint_interval_s
         if interval_s > 0 and stop_s < self.end_s:
-            done_s = floor(done_s / interval_s) * interval_s
+            saved_s = floor(done_s / interval_s) * interval_s
+            self.lost_gpu_s += (done_s - saved_s) * self.gpus
+            done_s = saved_s
         self.left_work_s -= on_grid(done_s)
         self.end_s = NEVER
         return done_s > 0

@@ -113,8 +113,8 @@ class SimulatedTraining(SimulatedJob, ABC):
             self.first_step_s = max(start_s, self.first_step_s)
         else:
             self.first_step_s = start_s + self.delay_s()
+            self._began_with = self.progress
         self.at_s = self.first_step_s
-        self._began_with = self.progress
         self._left_s = NEVER
         self._node_gpus = tuple(mask.bit_count() for _, mask in self.placement)
         self._held = Shape(self.cluster.type_of(self.placement), len(self._node_gpus), sum(self._node_gpus))
@@ -172,14 +172,12 @@ class SimulatedTraining(SimulatedJob, ABC):
 
         True if this run got anything done.
         """
-        trained_s = max(0.0, stop_s - self.first_step_s)
         self._left_s = stop_s if stop_s >= self.first_step_s else NEVER
-        interval_s = self.costs.checkpoint_interval_s
         self._train_until(stop_s)
-        if interval_s > 0:
-            lost_s = trained_s - floor(trained_s / interval_s) * interval_s
+        if (lost_s := self.unsaved_s(stop_s)) and not (self.running and self.moved):
             self.progress = max(self._began_with, self.progress - self._rate * lost_s)
             self.epoch = bisect_right(self.application.work_at_epoch_end, self.progress / self.work_scale)
+            self.lost_gpu_s += lost_s * self._held.gpus
         # Its last step ends with the round but for rounding: no work is left, yet it takes one more start.
         self.epoch = min(self.epoch, len(self.application.work_at_epoch_end) - 1)
         self.end_s = self.due_s = NEVER

@@ -136,6 +136,7 @@ def simulate(
         terms=asdict(terms_of(policy)),
         shares=simulation.engine.shares.shares(),
         compressions=simulation.engine.compressions.compressions(),
+        lost_gpu_s=simulation.engine.lost_gpu_s,
         pooled=isinstance(policy, SharingPolicy) and policy.mechanism.pooled,
     )
 

@@ -53,6 +53,7 @@ def fake(machines, jobs):
         attained_service_gpu_s=attained.astype(float),
         restarts=restarts,
         declared_restart_s=np.full(count, 30.0),
+        unsaved_s=np.zeros(count),
         gpu_type=np.full(count, -1),
         held_gpus=np.zeros(count, int),
         held_type=np.full(count, -1),

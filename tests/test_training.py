@@ -8,7 +8,19 @@ from hypothesis import given as with_examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from jobs import RIGID, facts, finish_s, workload
-from training_jobs import CATALOG, MEASURED_S, given, random_training, run, t4s, three_types, training, with_work
+from training_jobs import (
+    CATALOG,
+    MEASURED_S,
+    READERS,
+    given,
+    policy_named,
+    random_training,
+    run,
+    t4s,
+    three_types,
+    training,
+    with_work,
+)
 
 from synergy_core.policies import get_policy
 from synergy_core.units import on_grid
@@ -67,6 +79,38 @@ def test_launches_restarts_exits_and_lost_checkpoints_come_on_top(stopped, costs
     done = run(made, t4s(), policy, costs)
     assert [what for _, what, _ in facts(done)] == ["start", *["stop", "start"] * len(stopped), "finish"]
     assert finish_s(done)[0] == pytest.approx(expected_s + longer_s, abs=MEASURED_S)
+
+
+def test_a_job_that_has_saved_nothing_keeps_its_gpus_and_what_stops_lose_is_counted():
+    """Wanted and not wanted in turn, with a checkpoint every 300 s: every second run may last until it has saved."""
+    made, expected_s = alone()
+
+    def choose(state):
+        assert state.unsaved_s[0] == (state.now_s - began_s[-1]) % 300 if state.held_gpus[0] else not state.unsaved_s[0]
+        wanted = state.must_stay[0] or state.now_s // 60 % 2 == 0
+        if wanted and not state.held_gpus[0]:
+            began_s.append(state.now_s)
+        return [2 if wanted else 0]
+
+    began_s: list[float] = []
+    done = run(made, t4s(), given(choose), Costs(restart_s=0.0, checkpoint_interval_s=300.0),
+               truth=Truth(None, fixed_gpus={"bert": 2}))  # fmt: skip
+    at_s = [time_s for time_s, what, _ in facts(done) if what != "finish"]
+    lasted_s = [stop - start for start, stop in zip(at_s[::2], at_s[1::2], strict=False)]
+    assert set(lasted_s[::2]) == {60.0}
+    assert all(each >= 300 for each in lasted_s[1::2])
+    lost_s = sum(each % 300 for each in lasted_s)
+    assert done.lost_gpu_s == pytest.approx(2 * lost_s)
+    waited_s = sum(start - stop for stop, start in zip(at_s[1::2], at_s[2::2], strict=False))
+    assert finish_s(done)[0] == pytest.approx(expected_s + lost_s + waited_s, abs=MEASURED_S)
+
+
+@pytest.mark.parametrize("interval_s", [120.0, 3_600.0])
+@pytest.mark.parametrize("name", READERS)
+def test_no_policy_starves_jobs_that_only_have_checkpoints(name, interval_s):
+    made = random_training(3, 12, three_types())
+    costs = Costs(launch_s=90.0, restart_s=90.0, checkpoint_interval_s=interval_s)
+    assert np.isfinite(finish_s(run(made, three_types(), policy_named(name), costs))).all()
 
 
 def test_slow_down_multiplies_the_run_time():

@@ -168,7 +168,8 @@ class ClusterState:
     gpus: requested. held_gpus: held now, 0 while waiting. attained_service_gpu_s, first_start_s (inf before), restarts,
     virtual_cluster (an index into `virtual_clusters`): as in `JobView`.
     gpu_type: requested, an index into the cluster's `gpu_types`, −1 for any. held_type: the present type, −1 while
-    waiting. must_stay: the job runs and may not be stopped (`JobSpec.preemptible`), so it must get what it holds.
+    waiting. must_stay: the job runs and may not be stopped (`JobSpec.preemptible`), or not before it has saved
+    something, so it must get what it holds.
     """
 
     now_s: float
@@ -388,9 +389,10 @@ class GoodputState(ClusterState):
     is being restarted and should keep its GPUs. done_work: reported so far, initial-batch iterations. remaining_work:
     declared work less done_work, NaN if undeclared. observed_gpus: the most GPUs that its model has seen, 0 at first.
     restart_s: measured cost of a restart; declared_restart_s: the user's estimate; resize_s: cost of changing the
-    number of GPUs on the present type. overhead: wall time of an iteration ÷ its measured step times. received_s (jobs,
-    GPU types): seconds for which the job held GPUs of each type; given_s (GPU types): the same, summed over all jobs
-    that ever ran. memory: `Allocations.memory` of the policy's last answer.
+    number of GPUs on the present type; unsaved_s: training that a stop would lose now. overhead: wall time of an
+    iteration ÷ its measured step times. received_s (jobs, GPU types): seconds for which the job held GPUs of each type;
+    given_s (GPU types): the same, summed over all jobs that ever ran. memory: `Allocations.memory` of the policy's last
+    answer.
     """
 
     tasks: tuple[SynergyTask, ...]
@@ -404,6 +406,7 @@ class GoodputState(ClusterState):
     restart_s: Floats
     declared_restart_s: Floats
     resize_s: Floats
+    unsaved_s: Floats
     overhead: Floats
     received_s: Floats
     given_s: Floats
@@ -465,12 +468,17 @@ class GoodputState(ClusterState):
         row.
 
         L: the remaining time there, at most horizon_s; charge: of a start for waiting jobs, else of a restart. Staying
-        costs nothing; another number of GPUs on the present type costs a resize.
-        time_s: (jobs, rows), or (jobs, 1) if it is the same for all rows.
+        costs nothing; another number of GPUs on the present type costs a resize. What a stop loses is done again at the
+        row's speed. time_s: (jobs, rows), or (jobs, 1) if it is the same for all rows.
         """
+        held = self.held_row(rows)[:, None]
         resized = self.held_type[:, None] == rows.gpu_type
         cost_s = np.where(resized, self.resize_s[:, None], self.restart_s[:, None])
-        cost_s = np.where(self.held_row(rows)[:, None] == np.arange(len(rows)), 0.0, cost_s)
+        if self.unsaved_s.any():
+            here_s = np.take_along_axis(time_s, np.clip(held, 0, time_s.shape[1] - 1), axis=1)
+            again = np.divide(time_s, here_s, out=np.ones_like(time_s), where=np.isfinite(time_s) & (here_s > 0))
+            cost_s = cost_s + self.unsaved_s[:, None] * again
+        cost_s = np.where(held == np.arange(len(rows)), 0.0, cost_s)
         charge = np.where((self.held_gpus == 0)[:, None], start_charge, restart_charge)
         lasts_s = np.minimum(time_s, horizon_s)
         return np.asarray(lasts_s / (lasts_s + charge * cost_s))

@@ -178,6 +178,7 @@ def state_of(
         "observed_gpus": [each.gpus if each.observed else 0 for each in all_drawn],
         "received_s": [[each.ran_s, *(0.0 for _ in gpu_types[1:])] for each in all_drawn],
         **{name: [30.0 for _ in jobs] for name in ("restart_s", "declared_restart_s", "resize_s")},
+        "unsaved_s": [0.0 for _ in jobs],
         "overhead": [1.0 for _ in jobs],
     }
     for name in ("job_id", "submit_time_s", "gpus", "held_gpus", "attained_service_gpu_s", "first_start_s", "restarts",

@@ -35,7 +35,7 @@ def sia(
         goodput[unknown[:, None] & on] = (rows.gpus == smallest[:, None])[unknown[:, None] & on]
     goodput[~allowed] = 0.0
     valid = goodput > 0
-    age_s, delay_s = (state.now_s - state.submit_time_s)[:, None], state.declared_restart_s[:, None]
+    age_s, delay_s = (state.now_s - state.submit_time_s)[:, None], (state.declared_restart_s + state.unsaved_s)[:, None]
     stays = (state.held_row(rows)[:, None] == np.arange(len(rows))) | (age_s < delay_s) | (age_s + delay_s <= 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         # The fraction left after a restart; 0 ÷ 0 for a job that arrives now and restarts at no cost.

@@ -17,7 +17,7 @@ UNKNOWN_REMAINING_S = 1_500.0
 """Assumed run time of a job we know nothing about, on one GPU of the slowest type."""
 YOUNG_S = 300.0
 """A job that declared no work is assumed to need as much again as it has done, and at least this long at its median
-goodput."""
+goodput. Shorter jobs do not count as late for waiting so long."""
 
 MIN_MOVE_COST = 1e-3
 """Minimum cost of a move, as a fraction of the job's utility. It stops pointless moves where restarts cost nothing."""
@@ -30,12 +30,10 @@ def synergy(
     horizon_s: float = 1_200.0,
     restart_charge: float = 1.5,
     start_charge: float = 1.5,
-    rank_power: float = 2.0,
+    rank_power: float = 1.0,
     rank_offset: float = 2.0,
-    rank_offset_fraction: float = 0.1,
     aging_power: float = 1.0,
-    aging_after: float = 1.25,
-    patience_s: float = 18_000.0,
+    late_after: float = 2.0,
     utility_power: float = 0.5,
     growth: float = 4.0,
     first_gpus: int = 4,
@@ -47,8 +45,10 @@ def synergy(
 
     Utility of row c for job j: w_j · (r_jc · g_jc / g_j)^utility_power, g goodput, g_j what counts as 1 (`_size`);
     r the fraction of time left by restarts (`GoodputState.kept`; waiting jobs are charged too, else identical jobs
-    would take turns free of charge); w from `rank_weights`, with the offset at least rank_offset_fraction of the active
-    jobs, times lateness^aging_power.
+    would take turns free of charge). w_j = (i + rank_offset)^rank_power · lateness^aging_power. i is 1 for the job with
+    most time left: served shortest first, a second of its work delays i jobs, itself and those with more left (the
+    marginal cost under heSRPT, Berg et al., 2020, where speed is in proportion to GPUs). lateness: `_stretch` ÷
+    (late_after · its mean over jobs), at least 1; without it the longest jobs would pay for all other jobs' gains.
     growth, first_gpus, batch_limit: what a job may be given (`GoodputState.allowed`, `GoodputState.goodput`). method:
     the allocator's. shares: whether to share out CPUs and memory if the nodes have them listed; else every job has its
     proportional share.
@@ -64,12 +64,9 @@ def synergy(
     # Guessed work grows as it is done: round it to powers of two, so that identical jobs do not take turns every round.
     undeclared = np.isnan(state.remaining_work)
     size_s = np.where(undeclared, np.exp2(np.ceil(np.log2(np.maximum(size_s, 1.0)))), size_s)
-    offset = max(rank_offset, rank_offset_fraction * len(state))
-    # Lateness is relative to the mean age under overload. Without it the longest jobs, which weigh least, would pay for
-    # all other jobs' gains.
-    age_s = state.now_s - state.submit_time_s
-    lateness = np.maximum(1.0, age_s / (aging_after * max(float(age_s.mean()), patience_s)))
-    weight = rank_weights(size_s, rank_power, offset) * lateness**aging_power
+    weight = (_rank(size_s) + rank_offset) ** rank_power
+    stretch = _stretch(state, size_s, reference)
+    weight *= np.maximum(1.0, stretch / (late_after * stretch.mean())) ** aging_power
     with np.errstate(divide="ignore", invalid="ignore"):
         utility = weight[:, None] * (kept * goodput / reference[:, None]) ** utility_power
     utility = np.where(valid, utility, -np.inf)
@@ -123,13 +120,17 @@ def _size(state: GoodputState, rows: Configurations, goodput: Floats, time_s: Fl
     return size_s, np.maximum(reference, 1e-12)
 
 
-def rank_weights(size_s: Floats, power: float, offset: float) -> Floats:
-    """(jobs,): w_i = ((i + offset)^k − (i + offset − 1)^k)^(1/k), i = 1 for the longest job (the youngest in a tie).
-
-    It is the marginal cost of remaining work under heSRPT (Berg et al., 2020), where speed grows as GPUs^(1 − 1/k). k =
-    1 gives all jobs equal weights.
-    """
+def _rank(size_s: Floats) -> Floats:
+    """(jobs,): 1 for the longest job (the youngest in a tie), 2 for the next."""
     rank = np.empty(len(size_s))
     rank[np.lexsort((-np.arange(len(size_s)), -size_s))] = np.arange(1, len(size_s) + 1)
-    weight: Floats = ((rank + offset) ** power - (rank + offset - 1.0) ** power) ** (1.0 / power)
-    return weight
+    return rank
+
+
+def _stretch(state: GoodputState, size_s: Floats, reference: Floats) -> Floats:
+    """(jobs,): time from submission to finish, at a job's best goodput from now on, ÷ that of all its work at once.
+
+    `YOUNG_S` more in the divisor: a job of seconds that waits for a decision is not late.
+    """
+    left_s = np.where(np.isfinite(size_s), size_s, 0.0)  # a job that can run nowhere is not late
+    return np.asarray((state.now_s - state.submit_time_s + left_s) / (state.done_work / reference + left_s + YOUNG_S))

@@ -26,7 +26,7 @@ from synergy_core.placement.one_job import Patience, Placement, per_node
 from synergy_core.placement.whole_round import packing
 from synergy_core.planner.plan import Plan
 from synergy_core.policies import AllocationPolicy
-from synergy_core.units import Floats
+from synergy_core.units import Bools, Floats
 
 NodeGpus = list[tuple[int, int]]
 """(node, number of GPUs) pairs, by node."""
@@ -103,7 +103,7 @@ class Placer:
         keeps = (held_gpus == answer.gpus) & ((held_gpus == 0) | (gpu_type < 0) | (gpu_type == held_type))
         if keeps.all():  # as in most rounds, no job needs room
             return Changes([], [], set())
-        stays = np.array([job.must_stay for job in jobs])
+        stays = np.array([job.stays(now_s) for job in jobs])
         if not self._moves_for_room:
             stays |= keeps & (held_gpus > 0)
         packed = packing(self._cluster, answer.gpus, gpu_type, current, stays)
@@ -188,7 +188,7 @@ class Snapshots:
             "restarts": [job.restarts for job in jobs],
             "gpu_type": [self._asked_type(job) for job in jobs],
             "held_type": [self._kinds[self._cluster.type_of(job.placement)] if job.running else -1 for job in jobs],
-            "must_stay": [job.must_stay for job in jobs],
+            "must_stay": [job.stays(now_s) for job in jobs],
             "virtual_cluster": [self._tenant.get(job.virtual_cluster, 0) for job in jobs],
         }
         fixed: dict[str, Any] = {"now_s": now_s, "round_s": self._round_s, "cluster": self._cluster}
@@ -198,7 +198,7 @@ class Snapshots:
         if issubclass(self._view, OracleClusterState):
             columns |= {name: [getattr(job, name) for job in jobs] for name in ("duration_s", "remaining_s")}
         if issubclass(self._view, GoodputState):
-            columns |= self._believed(jobs, now_s)
+            columns |= self._believed(jobs, now_s, columns["must_stay"])
             fixed |= {
                 "tasks": tuple(job.task for job in jobs),
                 "beliefs": self._beliefs,
@@ -216,17 +216,20 @@ class Snapshots:
         may_choose = self._beliefs is not None and job.spec is not None and job.spec.architecture
         return -1 if may_choose else self._kinds.get(job.gpu_type, -1)
 
-    def _believed(self, jobs: Sequence[Job], now_s: float) -> dict[str, Any]:
+    def _believed(self, jobs: Sequence[Job], now_s: float, must_stay: Sequence[bool]) -> dict[str, Any]:
         tasks = [job.task for job in jobs if job.task is not None]
         return {
             "held_nodes": [len(job.placement) for job in jobs],
-            "pinned": [job.must_stay or (job.running and job.first_step_s > now_s) for job in jobs],
+            "pinned": [
+                stays or (job.running and job.first_step_s > now_s) for job, stays in zip(jobs, must_stay, strict=True)
+            ],
             "done_work": [task.done_work for task in tasks],
             "remaining_work": [task.declared_remaining() for task in tasks],
             "observed_gpus": [task.pool.most_gpus for task in tasks],
             "restart_s": [task.spec.restart_s for task in tasks],
             "declared_restart_s": [task.spec.declared_restart_s for task in tasks],
             "resize_s": [task.spec.resize_s for task in tasks],
+            "unsaved_s": [job.unsaved_s(now_s) if job.running else 0.0 for job in jobs],
             "overhead": [task.pool.overhead for task in tasks],
             "received_s": [self._received_s[job.job_id] for job in jobs],
         }
@@ -330,7 +333,7 @@ class AllocationScheduler:
             job.settle(now_s)
         state = self._snapshots.of(jobs, now_s, self._memory)
         answer = self._policy.allocate(state)
-        self._check(answer, jobs)
+        self._check(answer, jobs, state.must_stay)
         self.last = state, answer
         self._memory = answer.memory
         decision = self._enter(self._placer.changes(answer, jobs, now_s), now_s, answer)
@@ -349,7 +352,7 @@ class AllocationScheduler:
                     retuned[job.job_id] = job
         return decision._replace(retuned=tuple(retuned.values()))
 
-    def _check(self, answer: Allocations, jobs: Sequence[Job]) -> None:
+    def _check(self, answer: Allocations, jobs: Sequence[Job], must_stay: Bools) -> None:
         """Checks a policy's answer; raises an error that names the fault."""
         name, gpus = self._policy.name, answer.gpus
         if gpus.shape != (len(jobs),) or answer.gpu_type.shape != (len(jobs),):
@@ -363,10 +366,11 @@ class AllocationScheduler:
         if answer.share is not None:
             self._check_shares(answer)
         for at, (job, each) in enumerate(zip(jobs, gpus.tolist(), strict=True)):
-            if job.must_stay and not self._stays(answer, at, job):
+            if must_stay[at] and not self._stays(answer, at, job):
                 raise InputError(
-                    f"policy {name} would stop or move job {job.job_id}, which may not be stopped once it runs. Leave "
-                    f"{name} out, or let such jobs be stopped (in the simulator, truth.not_preemptible=[])."
+                    f"policy {name} would stop or move job {job.job_id}, which must stay: it may not be stopped once "
+                    f"it runs, or not before it has saved something. Leave {name} out, or let such jobs be stopped (in "
+                    "the simulator, truth.not_preemptible=[] and testbed.checkpoint_interval_s=0)."
                 )
             if job.spec is not None and each and not job.spec.min_gpus <= each <= job.spec.most_gpus:
                 raise InputError(
@@ -443,7 +447,7 @@ class AllocationScheduler:
                 if plan != held:
                     job.plan = plan
                     retuned.append(job)
-            elif not job.must_stay and job.first_step_s <= job.settled_s:
+            elif not job.stays(job.settled_s) and job.first_step_s <= job.settled_s:
                 stops.append((job, job.placement))
                 starts.append((job, job.placement))
         return tuple(retuned)
