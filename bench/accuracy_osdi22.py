@@ -96,8 +96,7 @@ def nodes_with(cpus: int) -> tuple[str, ...]:
 def published_runs() -> list[Run]:
     """Of the published jobs."""
     runs = [replay(each) for each in (PROPORTIONAL, GREEDY, TUNE)]
-    runs += [published(each) for each in (*COMPARED, STICKY, BOTH)]
-    return runs + [published(SYNERGY, *more) for _, more in ADAPT]
+    return runs + [published(each) for each in (*COMPARED, STICKY, BOTH)]
 
 
 def osdi22_runs() -> list[Run]:
@@ -106,9 +105,16 @@ def osdi22_runs() -> list[Run]:
     runs += [run_of(each, *nodes_with(cpus)) for cpus in CPUS for each in (PROPORTIONAL, TUNE, OPT)]
     runs += [run_of(each, *at(load)) for load in STICKY_LOADS for each in (TUNE, STICKY, HANDED_OUT, BOTH)]
     runs += [run_of(each, *at(load), *PAID) for load in STICKY_LOADS for each in (TUNE, STICKY)]
-    runs += [run_of(each, *at(USUAL_LOAD)) for order in ORDERS for each in ordered(order)]
-    runs += [run_of(each, *_slow(), *more) for _, more in ADAPT for each in (BOTH, *OURS)]
-    return runs
+    return runs + [run_of(each, *at(USUAL_LOAD)) for order in ORDERS for each in ordered(order)]
+
+
+def shares_runs() -> list[Run]:
+    return [run_of(each, *_slow(), *more) for _, more in ADAPT for each in (BOTH, *OURS)]
+
+
+def shares_once() -> list[Run]:
+    """Of the published jobs."""
+    return [published(SYNERGY, *more) for _, more in ADAPT]
 
 
 def _slow() -> tuple[str, ...]:
@@ -117,7 +123,7 @@ def _slow() -> tuple[str, ...]:
 
 def osdi22_body(asked: Asked) -> str:
     parts = [_set_up(), _published_part(asked), _meaning(asked), _sweep(asked), _mixes(asked), _nodes(asked)]
-    parts += [_sticky(asked), _orders(asked), _ours(asked), _cut()]
+    parts += [_sticky(asked), _orders(asked), _cut()]
     return "\n\n".join(parts)
 
 
@@ -337,7 +343,7 @@ def _orders(asked: Asked) -> str:
     return f"### Other orders\n\nAt {USUAL_LOAD:g} jobs an hour, everybody placed afresh.\n\n" + table(header, rows)
 
 
-def _ours(asked: Asked) -> str:
+def shares_body(asked: Asked) -> str:
     rows = []
     for said, more in ADAPT:
         for variant in OURS:
@@ -347,9 +353,9 @@ def _ours(asked: Asked) -> str:
             rows.append([said, variant.name, found.said(), goal, kept])
     once = [[said, _hours(asked.one(published(SYNERGY, *more)))] for said, more in ADAPT]
     return (
-        "### synergy\n\n"
-        + wrapped(
-            "synergy with CPUs and memory among its configurations, and with proportional shares only, ÷ fifo+tune as",
+        wrapped(
+            "Jobs as in the section above. synergy with CPUs and memory among its configurations, and with",
+            "proportional shares only, ÷ fifo+tune as",
             "it is by default (sticky, handing out), at 8 jobs an hour. *They may not*: `truth.fixed_gpus`, one GPU at",
             "the requested batch. It knows declared work, shares reports and reads the same profiles of input. Of",
             "2,000 jobs ids 1000 to 1499 are measured.",
