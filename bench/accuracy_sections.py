@@ -67,7 +67,7 @@ SECTIONS = (
     Section("ours", "Synergy against Sia", ours_runs, ours_body),
     Section("load", "Against offered load", list, load_body),
     Section("ablation", "Each part alone", ablation_runs, ablation_body),
-    Section("sensitivity", "Wrong declarations, split labels, noise", sensitivity_runs, sensitivity_body),
+    Section("sensitivity", "Wrong declarations, split labels, noise, checkpoints", sensitivity_runs, sensitivity_body),
     Section("osdi22", "CPUs and memory: Synergy of OSDI 2022", osdi22_runs, osdi22_body, published_runs),
     Section("shares", "CPUs and memory under synergy", shares_runs, shares_body, shares_once),
     Section("fit", "Fits", list, fit_body),
