@@ -462,26 +462,32 @@ class GoodputState(ClusterState):
         return work
 
     def kept(
-        self, rows: Configurations, time_s: Floats, *, horizon_s: float, restart_charge: float, start_charge: float
+        self,
+        rows: Configurations,
+        time_s: Floats,
+        *,
+        horizon_s: float,
+        restart_charge: float,
+        start_charge: float,
+        lost_charge: float,
     ) -> Floats:
-        """(jobs, rows): L / (L + charge · restart cost), the fraction of its time that a job trains after moving to a
-        row.
+        """(jobs, rows): L / (L + what moving to the row costs), the fraction of its time that a job trains after it.
 
-        L: the remaining time there, at most horizon_s; charge: of a start for waiting jobs, else of a restart. Staying
-        costs nothing; another number of GPUs on the present type costs a resize. What a stop loses is done again at the
-        row's speed. time_s: (jobs, rows), or (jobs, 1) if it is the same for all rows.
+        L: the remaining time there, at most horizon_s. Staying costs nothing; a start costs start_charge restarts,
+        another number of GPUs on the present type restart_charge resizes, else a move restart_charge restarts. To these
+        comes lost_charge times what a stop loses (`unsaved_s`), which is done again at the row's speed.
+        time_s: (jobs, rows), or (jobs, 1) if it is the same for all rows.
         """
         held = self.held_row(rows)[:, None]
         resized = self.held_type[:, None] == rows.gpu_type
         cost_s = np.where(resized, self.resize_s[:, None], self.restart_s[:, None])
+        cost_s *= np.where(self.held_gpus == 0, start_charge, restart_charge)[:, None]
         if self.unsaved_s.any():
             here_s = np.take_along_axis(time_s, np.clip(held, 0, time_s.shape[1] - 1), axis=1)
             again = np.divide(time_s, here_s, out=np.ones_like(time_s), where=np.isfinite(time_s) & (here_s > 0))
-            cost_s = cost_s + self.unsaved_s[:, None] * again
-        cost_s = np.where(held == np.arange(len(rows)), 0.0, cost_s)
-        charge = np.where((self.held_gpus == 0)[:, None], start_charge, restart_charge)
+            cost_s = cost_s + lost_charge * self.unsaved_s[:, None] * again
         lasts_s = np.minimum(time_s, horizon_s)
-        return np.asarray(lasts_s / (lasts_s + charge * cost_s))
+        return np.asarray(lasts_s / (lasts_s + np.where(held == np.arange(len(rows)), 0.0, cost_s)))
 
     def most_gpus(self, *, growth: float = 2.0, first_gpus: int = 1) -> Ints:
         """(jobs,): the most GPUs that each may get: `growth` times what was observed, at first `first_gpus`.

@@ -30,6 +30,7 @@ def synergy(
     horizon_s: float = 1_200.0,
     restart_charge: float = 1.5,
     start_charge: float = 1.5,
+    lost_charge: float = 4.5,
     rank_power: float = 1.0,
     rank_offset: float = 2.0,
     aging_power: float = 1.0,
@@ -59,7 +60,10 @@ def synergy(
     if levels is not None:
         goodput = goodput * levels.speed[:, :, 0]
     time_s = _remaining_s(state, rows, goodput, unknown)
-    kept = state.kept(rows, time_s, horizon_s=horizon_s, restart_charge=restart_charge, start_charge=start_charge)
+    kept = state.kept(
+        rows, time_s, horizon_s=horizon_s, restart_charge=restart_charge, start_charge=start_charge,
+        lost_charge=lost_charge,
+    )  # fmt: skip
     size_s, reference = _size(state, rows, goodput, time_s)
     # Guessed work grows as it is done: round it to powers of two, so that identical jobs do not take turns every round.
     undeclared = np.isnan(state.remaining_work)
