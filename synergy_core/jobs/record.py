@@ -38,9 +38,10 @@ class Job:
     job was submitted or last stopped. first_step_s: when training (re)starts, as far as the driver knows. spec: what
     was submitted, task: the beliefs about it; None for a job that only has a run time. plan: the present plan if the
     scheduler chooses it (`SynergyTask.scheduled`), else None. past_service_gpu_s: service attained before the job last
-    began anew. requested: CPUs and memory per GPU that the user requested, or None. keeps_until_s: the job keeps
-    its GPUs before this instant; drivers set it where it might otherwise never begin, or never save what it has done.
-    priority: requested by the user; higher runs sooner under policies that read it.
+    began anew. requested: CPUs and memory per GPU that the user requested, or None. keeps_until_s: mechanisms take no
+    GPUs from the job before this instant, and no policy does if it comes after the first step; drivers set it where the
+    job might otherwise never begin, or never save what it has done. priority: requested by the user; higher runs sooner
+    under policies that read it.
     """
 
     job_id: int
@@ -88,8 +89,8 @@ class Job:
         return self.running and self.spec is not None and not self.spec.preemptible
 
     def stays(self, now_s: float) -> bool:
-        """Whether the job runs and must keep its GPUs now."""
-        return self.must_stay or (self.running and now_s < self.keeps_until_s)
+        """Whether the job runs and must keep its GPUs now: for good, or beyond its first step."""
+        return self.must_stay or (self.running and max(now_s, self.first_step_s) < self.keeps_until_s)
 
     def unsaved_s(self, now_s: float) -> float:
         """Seconds of training that a stop would lose now, of a running job; 0 if it saves when it is told to stop."""
