@@ -2,10 +2,10 @@
 
     SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/load_curve.py [--seeds 5] [--loads 0.5 …] [--figure FILE]
 
-A quarter of the jobs of four days and of what was running when they began, drawn by the seed, as training jobs of the
-catalog's models, on 15 × 8 GPUs. Load is run time × GPUs in the log of the jobs submitted in these days ÷ what the
-cluster has until the last submission; arrivals are made denser or sparser until a seed has the load asked for. Every
-figure is synergy's ÷ sia's, seed by seed; ±: 95 % by Student's t. Both policies have their default parameters.
+A quarter of the jobs of four days, drawn by the seed, as training jobs of the catalog's models, on 15 × 8 GPUs that are
+empty at first. Load is run time × GPUs in the log of these jobs ÷ what the cluster has until the last submission;
+arrivals are made denser or sparser until a seed has the load asked for. Every figure is synergy's ÷ sia's, seed by
+seed; ±: 95 % by Student's t. Both policies have their default parameters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scipy.stats import t
 
 OURS, THEIRS = "synergy", "sia(like=synergy)"
 LOADS = (0.5, 0.7, 0.9, 1.0, 1.1, 1.3)
-JOBS = ("trace.sample=0.25", "cluster.nodes=15")
+JOBS = ("trace.sample=0.25", "cluster.nodes=15", "trace.carry_in=false")
 TRACES = {
     "generated Philly": ("+trace=philly", "trace.find=[]", "trace.window=2017-10-16/4d", *JOBS),
     "real Philly": ("+trace=philly", "trace.window=2017-10-16/4d", *JOBS),
@@ -73,6 +73,7 @@ def draw(found: dict[tuple[str, float], np.ndarray], loads: list[float], path: P
                       marker="o", capsize=3, label=name)  # fmt: skip
     axes.set_xlabel("offered load")
     axes.set_ylabel("mean JCT ÷ sia's, given the same")
+    axes.set_ylim(bottom=0.0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=150)

@@ -57,7 +57,7 @@ def text_of(section: Section, asked: Asked, command: str) -> str:
         *([f"version {', '.join(versions)}"] if versions else []),
         *([f"seeds {', '.join(map(str, seeds))}"] if seeds else []),
         *([f"{len(used)} of {wanted} runs"] if wanted else []),
-        f"{spent_s:,.0f} CPU s",
+        *([f"{spent_s:,.0f} CPU s"] if spent_s >= 1 else []),
     ]
     begin, end = marks(section.name)
     return f"{begin}\n\n## {section.title}\n\n{'; '.join(facts)}.\n\n{body.strip()}\n\n{end}"
