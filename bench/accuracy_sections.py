@@ -37,8 +37,8 @@ def load_body(asked: Asked) -> str:
         "docs/load.png` (needs: data; minutes: 15) prints it. A quarter of the jobs of 2017-10-16 to 19 as training\n"
         "jobs of the catalog's models on 15 × 8 GPUs that are empty at first, drawn by five seeds; arrivals are made\n"
         "denser until the jobs' run time × GPUs in the log is *load* of what the cluster has. No parameter was chosen\n"
-        "on these days. ±: 95 % over seeds, Student's t of paired ratios; the other columns are means of ratios. Goals:\n"
-        "p99 wait and p99 slowdown at most 0.5, p99 JCT, makespan and worst ρ (metrics.md) at most 1.05.\n\n"
+        "on these days. ±: 95 % over seeds, Student's t of paired ratios; the other columns are means of ratios.\n"
+        "Goals: p99 wait and p99 slowdown at most 0.5, p99 JCT, makespan and worst ρ (metrics.md) at most 1.05.\n\n"
         "![Mean JCT of synergy ÷ that of sia given the same, by offered load](load.png)\n\n"
         + printed_by(asked, "load_curve.py", "--figure", "docs/load.png").strip()
     )
