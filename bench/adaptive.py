@@ -1,12 +1,12 @@
-"""What it costs to simulate policies that adapt, in units of SimPy's own time, and peak memory.
+"""What simulations of adaptive policies cost: CPU time in units of SimPy's own, and peak memory.
 
     SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/adaptive.py [--only NAME …] [--times 3] [--json FILE] [--profile]
 
-units: CPU time of the simulation ÷ that of bench/yardstick.py, measured just before it; of several times, medians.
-total_cpu_s: of the whole process, with imports, reading, checks and writing. Every line is a process of its own, so
-that peak memory is its own, and goes the way of `python -m synergy_sim experiment=…`. Below the table: how the cost
-grows with the number of jobs, by least squares of logarithms over the cases of a policy on Philly. Goals are those of
-the project's issue. --profile prints the functions that take most time instead of being timed fairly.
+units: CPU seconds of the simulation ÷ those of bench/yardstick.py just before it. Each case is run --times times; its
+row is the run with the median of the units. total_cpu_s: of the whole process, with imports, reading, checks and
+writing. Every run is a process of its own, so that peak memory is its own, and goes the way of `python -m synergy_sim`.
+Below the table: the exponent with which a policy's cost grows with the number of Philly's jobs, by least squares of
+logarithms. Goals are those of the project's issue. --profile prints the functions that take most time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -30,22 +29,22 @@ from yardstick import simpy_cpu_s
 SIA = "experiment=sia_sosp23"
 POLLUX = "experiment=pollux_osdi21"
 PHILLY = ("+trace=philly", "cluster.nodes=60", "cluster.gpus_per_node=8", "same_information=false")
-WINDOWS = {"1,000": "2017-11-06/3d", "10,000": "2017-11-06/10d", "whole": "all"}
-"""Of Philly, by about how many jobs they have."""
+WINDOWS = {"3d": "2017-11-06/3d", "10d": "2017-11-06/10d", "whole": "all"}
+"""Parts of Philly, by the name that they have in a case."""
 GOALS = {"fifo": None, "synergy": 350.0, "sia": 700.0, "gavel": 700.0}
-"""Of the whole log."""
+"""Units that the whole log may take, by policy."""
 Case = tuple[tuple[str, ...], str | None, str, float | None]
-"""Overrides, workload below $SYNERGY_DATA/workloads or none, policy, goal in units."""
+"""Overrides; the workload below $SYNERGY_DATA/workloads, or None for Philly; the policy; its goal in units, or None."""
 CASES: dict[str, Case] = {
     "sia-file-synergy": ((SIA,), "sia/philly/workload-1", "synergy", 2.0),
     "sia-file-sia": ((SIA,), "sia/philly/workload-1", "sia", 4.0),
     **{f"pollux-file-{name}": ((POLLUX,), "pollux/workload-1", name, None) for name in ("pollux", "sia", "synergy")},
     "sia-32x-synergy": ((SIA, "32"), "sia/scale_32x/workload-1", "synergy", None),
     **{
-        f"philly-{jobs}-{policy}": (
-            (*PHILLY, f"trace.window={window}"), None, policy, goal if jobs == "whole" else None
+        f"philly-{part}-{policy}": (
+            (*PHILLY, f"trace.window={window}"), None, policy, goal if part == "whole" else None
         )
-        for jobs, window in WINDOWS.items()
+        for part, window in WINDOWS.items()
         for policy, goal in GOALS.items()
     },
 }  # fmt: skip
@@ -97,7 +96,7 @@ def measure(name: str, unit_s: float, profile: bool, queue: Any) -> None:
 
 
 def rows(names: list[str], times: int, profile: bool) -> Iterator[dict[str, Any]]:
-    """A row for each case, that with the median of its units."""
+    """Of each case, the run with the median of the units (of an even number, the lower)."""
     context = multiprocessing.get_context("spawn")
     for name in names:
         found = []
@@ -111,12 +110,11 @@ def rows(names: list[str], times: int, profile: bool) -> Iterator[dict[str, Any]
                 raise SystemExit(f"{name}: failed")
             found.append(queue.get())
             process.join()
-        middle = median([row["units"] for row in found[: len(found) - 1 + len(found) % 2]])
-        yield next(row for row in found if row["units"] == middle)
+        yield sorted(found, key=lambda row: row["units"])[(times - 1) // 2]
 
 
 def growth(done: list[dict[str, Any]]) -> Iterator[str]:
-    """The exponent of each policy's cost in the number of jobs."""
+    """For each policy, the exponent with which its cost grows with the number of jobs."""
     for policy in GOALS:
         mine = [row for row in done if row["policy"] == policy and row["name"].startswith("philly-")]
         if len(mine) > 1:

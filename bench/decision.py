@@ -2,10 +2,10 @@
 
     OPENBLAS_NUM_THREADS=1 python bench/decision.py [--sizes 10000 65536] [--policy synergy] [--rounds 8] [--profile]
 
-Training jobs of the catalog's models, log-normal run times, 1 to 16 GPUs requested, on nodes of 8 GPUs of four types. A
-twentieth as many arrive in each round after the first, and some end. first: all jobs are new and nothing is known of
-them, so that a round at its fullest is among the others: median and greatest of the rounds after. Units: CPU seconds ÷
-bench/yardstick.py's, least of three in this process. look-ahead: the simulator's own work between two decisions.
+Training jobs of the catalog's models, with the sizes and run times of bench/overload.py, on nodes of 8 GPUs of four
+types. All jobs are new in the first round, when nothing is known of their models; in each later round a twentieth as
+many arrive, and some end. Costs are in units: CPU seconds ÷ those of bench/yardstick.py, the least of three.
+median, greatest: of the later rounds' decisions. between: the simulator's own work from one decision to the next.
 """
 
 from __future__ import annotations
@@ -14,96 +14,71 @@ import argparse
 import cProfile
 import pstats
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 
 import numpy as np
+from overload import CHANCES, SIZES, durations_s
 from yardstick import simpy_cpu_s
 
 from synergy_core.cluster import Cluster, NodeType
 from synergy_core.policies import get_policy
-from synergy_core.scheduling.scheduler import scheduler_for
 from synergy_runs.traces.rows import TraceRows
 from synergy_runs.workload import Workload, from_rows
 from synergy_sim.assignment import mixed
-from synergy_sim.execution import Costs, ExecutionModel
+from synergy_sim.execution import ExecutionModel
 from synergy_sim.simulate import Simulation
 from synergy_sim.truth import Truth
 
 GPU_TYPES = ("a100", "v100", "rtx2080ti", "t4")
 JOBS = {10_000: 2_000, 65_536: 20_000}
-"""Active jobs by the cluster's GPUs."""
+"""Active jobs in the first round, by the cluster's GPUs."""
 GOALS = {10_000: 0.5, 65_536: 3.0}
 ROUND_S = 60.0
-MEAN_S, SPREAD = 4 * 3600.0, 1.5
 
 
 def workload(jobs: int, rounds: int, machines: Cluster, truth: Truth) -> Workload:
-    """So many at once, and a twentieth in each round after."""
+    """That many jobs at once, and a twentieth as many in each of the later rounds."""
     random = np.random.default_rng(0)
-    more = jobs // 20
-    submit_s = np.concatenate([np.zeros(jobs), *(np.full(more, ROUND_S * (at + 0.5)) for at in range(rounds))])
+    later_s = ROUND_S * (np.repeat(np.arange(rounds), jobs // 20) + 0.5)
+    submit_s = np.concatenate((np.zeros(jobs), later_s))
     rows = TraceRows(Path("generated"), "bench/decision.py")
     rows.add(
         np.zeros(len(submit_s)),
         submit_s=submit_s,
-        duration_s=np.exp(random.normal(np.log(MEAN_S) - SPREAD**2 / 2, SPREAD, len(submit_s))),
-        gpus=random.choice([1, 2, 4, 8, 16], len(submit_s), p=[0.4, 0.2, 0.2, 0.15, 0.05]),
+        duration_s=durations_s(random, len(submit_s)),
+        gpus=random.choice(SIZES, len(submit_s), p=CHANCES),
         job_name=[str(number) for number in range(len(submit_s))],
     )
     return mixed(from_rows(rows, name="rounds", first_s=0.0), machines, truth, random)
 
 
-class Timed:
-    """A scheduler whose decisions are timed; the rest of it is the scheduler's own."""
+def measure(
+    gpus: int, policy: str, rounds: int, profiler: cProfile.Profile | None
+) -> tuple[list[int], list[float], list[float]]:
+    """Active jobs and CPU seconds of each decision, and CPU seconds between decisions."""
+    each = gpus // 8 // len(GPU_TYPES)
+    machines, truth = Cluster(tuple(NodeType(name, name, each, 8) for name in GPU_TYPES)), Truth(None)
+    jobs = workload(JOBS[gpus], rounds, machines, truth)
+    simulation = Simulation(jobs, machines, get_policy(policy), ExecutionModel(round_s=ROUND_S), truth)
+    scheduler, decide = simulation.scheduler, simulation.scheduler.decide
+    active, began_s, ended_s = [], [], []
 
-    def __init__(self, scheduler, profiler: cProfile.Profile | None) -> None:
-        self.scheduler, self.profiler = scheduler, profiler
-        self.decided: list[tuple[int, float, float]] = []
-        """Active jobs, CPU seconds of the decision, and when it ended on this process' CPU clock."""
-
-    def __getattr__(self, name: str):
-        return getattr(self.scheduler, name)
-
-    def decide(self, now_s: float):
-        began = time.process_time()
-        if self.decided and self.profiler:
-            self.profiler.enable()
-        decision = self.scheduler.decide(now_s)
-        if self.profiler:
-            self.profiler.disable()
-        ended = time.process_time()
-        self.decided.append((len(self.scheduler.last[0]), ended - began, ended))
+    def timed(now_s: float):
+        began_s.append(time.process_time())
+        with profiler if profiler and active else nullcontext():
+            decision = decide(now_s)
+        ended_s.append(time.process_time())
+        active.append(len(scheduler.last[0]))
         return decision
 
-
-Round = tuple[int, float, float]
-"""Active jobs, CPU seconds of the decision, and of the simulator before it."""
-
-
-def measure(gpus: int, jobs: int, policy: str, rounds: int, profiler: cProfile.Profile | None) -> list[Round]:
-    """The rounds, the first last."""
-    each = gpus // 8 // len(GPU_TYPES)
-    machines = Cluster(tuple(NodeType(name, name, each, 8) for name in GPU_TYPES))
-    truth = Truth(None)
-    timed: list[Timed] = []
-
-    def make(*arguments, **more):
-        timed.append(Timed(scheduler_for(*arguments, **more), profiler))
-        return timed[0]
-
-    execution = ExecutionModel(Costs(restart_s=30.0), round_s=ROUND_S)
-    jobs_of = workload(jobs, rounds, machines, truth)
-    simulation = Simulation(jobs_of, machines, get_policy(policy), execution, truth, make_scheduler=make)
+    scheduler.decide = timed
     simulation.engine.begin(simulation.driver)
-    while len(timed[0].decided) <= rounds:
+    while len(active) <= rounds:
         simulation.engine.env.step()
-    decided = timed[0].decided
-    before = [ended for _, _, ended in decided[:-1]]
-    return [
-        (active, cpu_s, ended - cpu_s - ended_before)
-        for (active, cpu_s, ended), ended_before in zip(decided[1:], before, strict=True)
-    ] + [(decided[0][0], decided[0][1], float("nan"))]
+    began, ended = np.array(began_s), np.array(ended_s)
+    return active, (ended - began).tolist(), (began[1:] - ended[:-1]).tolist()
 
 
 def main() -> None:
@@ -111,18 +86,17 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", choices=JOBS, default=list(JOBS))
     parser.add_argument("--policy", default="synergy")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--profile", action="store_true", help="also print the heaviest functions of the rounds after")
+    parser.add_argument("--profile", action="store_true", help="also print the heaviest functions of the later rounds")
     chosen = parser.parse_args()
     unit_s = min(simpy_cpu_s() for _ in range(3))
     print(f"one unit: {unit_s:.2f} CPU s")
-    print(f"{'GPUs':>7} {'jobs':>7} {'first':>7} {'median':>7} {'greatest':>8} {'goal':>5} {'look-ahead':>10}")
+    print(f"{'GPUs':>7} {'jobs':>7} {'first':>7} {'median':>7} {'greatest':>8} {'goal':>5} {'between':>8}")
     for gpus in chosen.sizes:
         profiler = cProfile.Profile() if chosen.profile else None
-        *after, first = measure(gpus, JOBS[gpus], chosen.policy, chosen.rounds, profiler)
-        units = [cpu_s / unit_s for _, cpu_s, _ in after]
-        ahead = median(between for _, _, between in after) / unit_s
-        print(f"{gpus:>7,} {int(median(active for active, _, _ in after)):>7,} {first[1] / unit_s:>7.2f} "
-              f"{median(units):>7.2f} {max(units):>8.2f} {GOALS[gpus]:>5} {ahead:>10.2f}", flush=True)  # fmt: skip
+        active, cpu_s, between_s = measure(gpus, chosen.policy, chosen.rounds, profiler)
+        first, *later = (each / unit_s for each in cpu_s)
+        print(f"{gpus:>7,} {int(median(active[1:])):>7,} {first:>7.2f} {median(later):>7.2f} {max(later):>8.2f} "
+              f"{GOALS[gpus]:>5} {median(between_s) / unit_s:>8.2f}", flush=True)  # fmt: skip
         if profiler:
             for order in ("tottime", "cumtime"):
                 pstats.Stats(profiler).sort_stats(order).print_stats(25)

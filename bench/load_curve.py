@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from accuracy_runs import compose
-from accuracy_tables import table
-from scipy.stats import t
+from accuracy_tables import student, table, with_half
 
 OURS, THEIRS = "synergy", "sia(like=synergy)"
 LOADS = (0.5, 0.7, 0.9, 1.0, 1.1, 1.3)
@@ -56,8 +55,8 @@ def measure(words: tuple[str, ...], load: float, seed: int) -> dict[str, float]:
 
 
 def half_width(values: np.ndarray) -> float:
-    """Of the 95 % interval of a mean."""
-    return float(t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5) if len(values) > 1 else np.nan
+    """Half of the 95 % interval of these values' mean."""
+    return student(len(values) - 1) * float(values.std(ddof=1)) / len(values) ** 0.5
 
 
 def draw(found: dict[tuple[str, float], np.ndarray], loads: list[float], path: Path) -> None:
@@ -97,7 +96,7 @@ def main() -> None:
             mine = [each for each, case in zip(measured, cases, strict=True) if case[:2] == (name, load)]
             jct = means[name, load] = np.array([each["mean_jct_s"] for each in mine])
             others = [f"{np.mean([each[figure] for each in mine]):.2f}" for figure in FIGURES if figure != "mean_jct_s"]
-            rows.append([name, f"{load:g}", f"{jct.mean():.3f} ± {half_width(jct):.3f}", *others])
+            rows.append([name, f"{load:g}", with_half(jct.mean(), half_width(jct)), *others])
     print(table(("trace", "load", *FIGURES.values()), rows, 2))
     if chosen.figure:
         draw(means, chosen.loads, chosen.figure)

@@ -228,7 +228,7 @@ class SimulatedJob(Job):
         if until_s > self.since_s:
             done_s += self.rate * (until_s - self.since_s)
         interval_s = self.costs.checkpoint_interval_s
-        if interval_s > 0 and stop_s < self.end_s:
+        if interval_s > 0 and stop_s < self.end_s and not (self.running and self.moved):
             saved_s = floor(done_s / interval_s) * interval_s
             self.lost_gpu_s += (done_s - saved_s) * self.gpus
             done_s = saved_s

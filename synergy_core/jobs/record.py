@@ -89,7 +89,7 @@ class Job:
         return self.running and self.spec is not None and not self.spec.preemptible
 
     def stays(self, now_s: float) -> bool:
-        """Whether the job runs and must keep its GPUs now: for good, or beyond its first step."""
+        """Whether it must keep its GPUs now: it may never be stopped, or not before it has saved something."""
         return self.must_stay or (self.running and max(now_s, self.first_step_s) < self.keeps_until_s)
 
     def unsaved_s(self, now_s: float) -> float:

@@ -17,7 +17,7 @@ UNKNOWN_REMAINING_S = 1_500.0
 """Assumed run time of a job we know nothing about, on one GPU of the slowest type."""
 YOUNG_S = 300.0
 """A job that declared no work is assumed to need as much again as it has done, and at least this long at its median
-goodput. Shorter jobs do not count as late for waiting so long."""
+goodput. Also what a job may wait before it counts as late (`_stretch`)."""
 
 MIN_MOVE_COST = 1e-3
 """Minimum cost of a move, as a fraction of the job's utility. It stops pointless moves where restarts cost nothing."""
@@ -77,7 +77,8 @@ def synergy(
     if levels is None:
         return choose_rows(state, rows, utility, method=method)
     slower = (levels.speed / levels.speed[:, :, :1]) ** utility_power
-    lost = 1.0 - (horizon_s / (horizon_s + restart_charge * state.resize_s)) ** utility_power
+    moved_s = restart_charge * state.resize_s + lost_charge * state.unsaved_s
+    lost = 1.0 - (horizon_s / (horizon_s + moved_s)) ** utility_power
     worth = np.max(utility, axis=1, initial=0.0)
     return choose_shares(
         state,
@@ -125,7 +126,7 @@ def _size(state: GoodputState, rows: Configurations, goodput: Floats, time_s: Fl
 
 
 def _rank(size_s: Floats) -> Floats:
-    """(jobs,): 1 for the longest job (the youngest in a tie), 2 for the next."""
+    """(jobs,): each job's rank by remaining time: 1 for the longest, in a tie the one submitted last."""
     rank = np.empty(len(size_s))
     rank[np.lexsort((-np.arange(len(size_s)), -size_s))] = np.arange(1, len(size_s) + 1)
     return rank

@@ -396,15 +396,23 @@ class Controller(Listener):
         round_s, decided_s = self.settings.round_s, -math.inf
         while True:
             while not self.execution.active:
+                self._leave_out_lost_nodes()
+                self._flush()
                 self._something.clear()
-                await self._something.wait()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._something.wait(), round_s)
             due_s = max(decided_s + round_s, math.ceil((self.now_s() - LATE_S) / round_s) * round_s)
             if not await self._frees_slots(due_s):
                 decided_s = due_s
             if self.execution.active:
-                self.execution.tell(self.execution.decider.without(self.agents.away(), self.now_s()))
+                self._leave_out_lost_nodes()
                 self.execution.decide(self.now_s())
                 self._flush()
+
+    def _leave_out_lost_nodes(self) -> None:
+        """Sets the slots of nodes without an agent aside, and uses those again whose agent is back."""
+        assert self.execution is not None
+        self.execution.tell(self.execution.decider.without(self.agents.away(), self.now_s()))
 
     async def _frees_slots(self, until_s: float) -> bool:
         """Waits until then, or until a job's end frees slots; whether one did."""

@@ -129,7 +129,7 @@ def pollux(
     base = _held(state, shown, memory)[order]
     speedup = _speedups(state, shown, batch_limit)[order]
     # Fraction of its time that a job trains after one more restart: max(age − restarts·S, 0)/(age + S), S the restart's
-    # cost. It extrapolates the share of its life that the job has lost to restarts, this one included.
+    # cost with the training that it loses. It extrapolates the share of its life lost to restarts, this one included.
     age_s = state.now_s - state.submit_time_s
     delay_s = (state.declared_restart_s if restart_s == 0 else np.full(len(state), restart_s)) + state.unsaved_s
     left = np.maximum(age_s - state.restarts * delay_s, 0.0) / np.maximum(age_s + delay_s, np.finfo(float).tiny)
