@@ -4,7 +4,8 @@
 
 units: CPU seconds of the simulation ÷ those of bench/yardstick.py just before it. Each case is run --times times; its
 row is the run with the median of the units. total_cpu_s: of the whole process, with imports, reading, checks and
-writing. Every run is a process of its own, so that peak memory is its own, and goes the way of `python -m synergy_sim`.
+writing. events: a digest of the event log, which a change of speed must leave as it is. Every run is a process of its
+own, so that peak memory is its own, and goes the way of `python -m synergy_sim`.
 Below the table: the exponent with which a policy's cost grows with the number of Philly's jobs, by least squares of
 logarithms. Goals are those of the project's issue. --profile prints the functions that take most time.
 """
@@ -12,6 +13,7 @@ logarithms. Goals are those of the project's issue. --profile prints the functio
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import os
@@ -49,7 +51,7 @@ CASES: dict[str, Case] = {
     },
 }  # fmt: skip
 COLUMNS = ("name", "jobs", "gpus", "policy", "units", "goal", "met", "cpu_s", "total_cpu_s", "rounds",
-           "us_per_round", "mean_jct_h", "peak_mb")  # fmt: skip
+           "us_per_round", "mean_jct_h", "peak_mb", "events")  # fmt: skip
 HEAVIEST = 25
 
 
@@ -82,6 +84,7 @@ def measure(name: str, unit_s: float, profile: bool, queue: Any) -> None:
         (into,) = simulate_all(settings, values, Path(folder) / "run", say=False)
         profiler.disable()
         summary = json.loads((into / "summary.json").read_text(encoding="utf-8"))
+        events = hashlib.sha256((into / "events.parquet").read_bytes()).hexdigest()[:8]
     used = resource.getrusage(resource.RUSAGE_SELF)
     cpu_s, rounds = summary["simulation_cpu_s"], summary["decisions"]
     if profile:
@@ -91,7 +94,7 @@ def measure(name: str, unit_s: float, profile: bool, queue: Any) -> None:
     row = (name, summary["jobs"], summary["gpus"], policy, round(units, 2), goal,
            "" if goal is None else "yes" if units <= goal else "no", round(cpu_s, 2),
            round(used.ru_utime + used.ru_stime, 2), rounds, round(cpu_s / rounds * 1e6),
-           round(summary["mean_jct_s"] / 3600, 3), round(summary["peak_memory_bytes"] / 1e6))  # fmt: skip
+           round(summary["mean_jct_s"] / 3600, 3), round(summary["peak_memory_bytes"] / 1e6), events)  # fmt: skip
     queue.put(dict(zip(COLUMNS, row, strict=True)))
 
 

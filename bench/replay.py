@@ -27,7 +27,7 @@ import time
 PHILLY = (("fifo", 1.5), ("backfill", 1.5), ("sjf", 1.5), ("srtf", 8.0), ("mlfq", 8.0), ("easy", None),
           ("las", None), ("tiresias", None), ("qssf", None), ("themis", None))  # fmt: skip
 HELIOS = (("backfill", 15.0), ("sjf", 15.0), ("srtf", 40.0), ("mlfq", 40.0))
-UNITS = {"fifo": 3.2, "backfill": 3.2, "sjf": 3.2, "srtf": 6.0, "las": 10.0}
+UNITS = {"fifo": 3.0, "backfill": 3.0, "sjf": 3.0, "easy": 5.0, "srtf": 6.0, "las": 10.0, "themis": 15.0}
 """Goals, in units of the yardstick."""
 COLUMNS = (
     "workload",

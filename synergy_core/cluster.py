@@ -157,7 +157,7 @@ class Cluster:
     def node_type_of(self) -> tuple[NodeType, ...]:
         return tuple(each for each in self.node_types for _ in range(each.nodes))
 
-    @property
+    @cached_property
     def gpu_types(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(each.gpu_type for each in self.node_types))
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from synergy_core.allocator import Beside, Problem, solve
 from synergy_core.allocator.exact import formulate
 from synergy_core.allocator.prices import greedy, opened
+from synergy_core.allocator.problem import proven
 from synergy_core.errors import InputError
 
 
@@ -146,6 +147,30 @@ def test_forced_job_keeps_a_configuration_that_is_worth_less_than_nothing(method
     check(problem, solution)
     assert solution.choice.tolist() == [0, 1, 1]
     assert solution.objective == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_prices_prove_an_allocation_only_if_nothing_is_worth_more(seed: int) -> None:
+    how = {"forced": seed % 2 == 1, "tenants": 2 * (seed % 3 == 0), "beside": seed % 5 == 0}
+    problem = random_problem(seed, jobs=5, sizes=3, **how)
+    best, rng = solve(problem, gap=0.0), np.random.default_rng(seed)
+    for prices in (best.prices, best.prices * rng.uniform(0.8, 1.2), np.zeros_like(best.prices)):
+        for job in range(-1, problem.jobs):
+            choice = best.choice.copy()
+            if job >= 0 and (problem.forced is None or problem.forced[job] < 0):
+                choice[job] = -1
+            if (found := proven(problem, choice, prices)) is not None:
+                check(problem, found)
+                assert found.objective == pytest.approx(best.objective, rel=1e-8)
+    assert proven(problem, best.choice, best.prices[1:]) is None
+
+
+def test_everybody_at_their_best_is_proven_by_prices_of_zero() -> None:
+    problem = random_problem(0, jobs=5, capacity=(500, 500))
+    best = solve(problem)
+    found = proven(problem, best.choice, np.zeros(2))
+    assert found is not None
+    assert (found.status, found.bound) == ("optimal", pytest.approx(best.bound))
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -265,3 +265,22 @@ def certify(problem: Problem, choice: Ints, bound: float, prices: Floats, target
     gap = relative_gap(objective, bound)
     status: Status = "optimal" if gap == 0.0 else "within_gap" if gap <= target else otherwise
     return Solution(choice, objective, max(bound, objective), gap, status, prices)
+
+
+def proven(problem: Problem, choice: Ints, prices: Floats) -> Solution | None:
+    """`choice` as a solution, if these prices prove that nothing is worth more; else None.
+
+    prices: (R,) ≥ 0, such as those of the round before. The proof is weak duality: no allocation is worth more than
+    prices · limits + Σ_j max(0, max_c (u_jc − prices · what it takes)), where a forced job has its one configuration.
+    """
+    if prices.shape != problem.limits.shape or not problem.fits(choice):
+        return None
+    reduced = less_price(problem.utility, problem.demands, prices)
+    best = reduced.max(axis=1, initial=0.0)
+    if problem.forced is not None:
+        kept = np.flatnonzero(problem.forced >= 0)
+        best[kept] = reduced[kept, problem.forced[kept]]
+    bound, objective = float(prices @ problem.limits + best.sum()), problem.objective(choice)
+    if relative_gap(objective, bound) > 0:
+        return None
+    return Solution(choice, objective, max(bound, objective), 0.0, "optimal", prices)

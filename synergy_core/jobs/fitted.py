@@ -59,6 +59,7 @@ class SynergyTask:
     statistics: tuple[float, float] | None = field(default=None, init=False)
     done_work: float = field(default=0.0, init=False)
     gpu_slowdown: float | None = field(default=None, init=False)
+    _row: tuple[object, Floats] | None = field(default=None, init=False)
 
     scheduled: ClassVar[bool] = False
 
@@ -79,12 +80,16 @@ class SynergyTask:
 
     # What the running job reports
 
+    def knows(self, shape: Shape, micro_batch: int) -> bool:
+        """Whether steps on these GPUs with that many samples each were observed, so that another adds nothing."""
+        return self.pool.knows(shape.gpu_type, (shape.nodes, shape.gpus, micro_batch))
+
     def observe(self, step: StepReport) -> StepReport | None:
         """A mean step of the running job; returns what a model is fitted to, without accumulation, None if known."""
+        if self.knows(step.shape, step.plan.micro_batch):
+            return None
         gpu_type, nodes, gpus = step.shape
         point = (nodes, gpus, step.plan.micro_batch)
-        if self.pool.knows(gpu_type, point):
-            return None
         step_s, sync_s = self._without_accumulation(step)
         self.pool.add(gpu_type, point, step_s, sync_s, later=self.shared)
         return StepReport(step.shape, Plan(data=gpus, micro_batch=step.plan.micro_batch), step_s, sync_s)
@@ -305,8 +310,31 @@ class SynergyTask:
         """(2, jobs, configurations): initial-batch iterations per second of tasks of this kind, see `Beliefs.goodput`,
         and samples per second at that batch, 0 where unknown.
 
-        known: rows by their `Belief`; missing rows are added, computed once for all jobs with equal beliefs.
+        known: rows by their `Belief`; missing rows are added, computed once for all jobs with equal beliefs. A task
+        keeps its row until its beliefs change.
         """
+        outdated = []
+        for task in tasks:
+            made_of = id(known), task.pool.version, task.believed_statistics
+            if task._row is None or task._row[0] != made_of:
+                outdated.append((task, made_of))
+        if outdated:
+            made = cls._goodputs([task for task, _ in outdated], rows, gpu_types, known, requested=requested)
+            for (task, made_of), row in zip(outdated, made, strict=True):
+                task._row = made_of, row
+        return np.stack([task._row[1] for task in tasks if task._row is not None], axis=1)
+
+    @classmethod
+    def _goodputs(
+        cls,
+        tasks: Sequence[Self],
+        rows: Configurations,
+        gpu_types: Sequence[str],
+        known: dict[Belief, Floats],
+        *,
+        requested: bool,
+    ) -> Floats:
+        """(jobs, 2, configurations): `goodputs` of these tasks, made anew."""
         result = np.full((2, len(tasks), len(rows)), np.nan)
         result[1] = 0.0
         for index, gpu_type in enumerate(gpu_types):
@@ -338,7 +366,7 @@ class SynergyTask:
                 ats, asked, ratios = zip(*keys, strict=True)
                 of_jobs = np.stack([known[key] for key in asked], axis=1) * np.array(ratios)[:, None]
                 result[:, np.array(ats)[:, None], columns] = of_jobs
-        return result
+        return np.ascontiguousarray(result.swapaxes(0, 1))
 
     @classmethod
     def _paces(cls, asked: Sequence[PaceAsked], nodes: Ints, gpus: Ints) -> Floats:

@@ -209,11 +209,14 @@ class ClusterState:
 
     def types_for(self, job: int) -> list[int]:
         """The GPU types that a job may have: only its requested type, or else all types, the present one first."""
-        asked, held = int(self.gpu_type[job]), int(self.held_type[job])
-        if asked >= 0:
-            return [asked]
+        return self._types_for[job]
+
+    @cached_property
+    def _types_for(self) -> list[list[int]]:
         others = range(len(self.cluster.gpu_types))
-        return [held, *(each for each in others if each != held)] if held >= 0 else list(others)
+        orders = {-1: list(others)} | {held: [held, *(each for each in others if each != held)] for held in others}
+        asked, held = self.gpu_type.tolist(), self.held_type.tolist()
+        return [orders[has] if wants < 0 else [wants] for wants, has in zip(asked, held, strict=True)]
 
     @property
     def capacity(self) -> Ints:
@@ -230,18 +233,20 @@ class ClusterState:
         quotas, borrowing = self.cluster.virtual_clusters, self.cluster.borrowing
         room = Room(self, [float(quotas.get(name, 0)) if quotas else NEVER for name in self.virtual_clusters])
         waiting: list[int] = order[~self.must_stay[order]].tolist()
+        gpus, left, types = self.gpus.tolist(), room.left, self._types_for
         for _ in range(2 if borrowing else 1):
             later: list[int] = []
             for job in waiting:
-                need = int(self.gpus[job])
+                need = gpus[job]
                 if need > room.quota[room.tenant[job]]:
                     later.append(job)
                     continue
-                kind = next((each for each in self.types_for(job) if need <= room.left[each]), -1)
-                if kind >= 0:
-                    room.give(job, kind, need)
-                    if not any(room.left):
-                        return room.answer()
+                for kind in types[job]:
+                    if need <= left[kind]:
+                        room.give(job, kind, need)
+                        if not any(left):
+                            return room.answer()
+                        break
             waiting, room.quota = later, [NEVER] * len(room.quota)
         return room.answer()
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from synergy_core.allocator import Method, Problem, Solution, solve
 from synergy_core.allocator.nodes import NodeGroups, NodeProblem, NodeSolution, Pieces, allocate
+from synergy_core.allocator.problem import proven, relative_gap
 from synergy_core.jobs.spec import Configurations
 from synergy_core.jobs.state import Allocations, GoodputState, ShareLevels
 from synergy_core.units import Floats, Ints
@@ -101,11 +102,14 @@ def choose_shares(
     )
 
 
-def choose_rows(state: GoodputState, rows: Configurations, utility: Floats, *, method: Method = "auto") -> Allocations:
+def choose_rows(
+    state: GoodputState, rows: Configurations, utility: Floats, *, method: Method = "auto", keeps_equals: bool = False
+) -> Allocations:
     """The rows of greatest total utility; pinned jobs keep their rows.
 
     utility: (jobs, rows), −inf where a row is not allowed; having no row is worth 0. Quotas bind unless the cluster
-    lets tenants borrow. method: of `allocator.solve`.
+    lets tenants borrow. method: of `allocator.solve`. keeps_equals: all jobs keep their rows if nothing is worth more.
+    In most rounds the prices of the round before prove that, and the allocator is not asked; the answer is the same.
     """
     utility = np.where(state.suits(rows.gpu_type), utility, -np.inf)
     held = state.held_best(rows)
@@ -113,13 +117,21 @@ def choose_rows(state: GoodputState, rows: Configurations, utility: Floats, *, m
     utility = np.where((forced[:, None] == np.arange(len(rows))) & ~np.isfinite(utility), 0.0, utility)
     tenant, quota = _quotas(state)
     problem = Problem(utility, rows.gpus, rows.gpu_type, state.capacity, forced, tenant, quota)
-    solution = solve(problem, method=method)
+    known = keeps_equals and state.memory is not None
+    solution = proven(problem, held, state.memory) if known else None
+    if solution is None:
+        solution = solve(problem, method=method)
+        if keeps_equals and problem.fits(held):
+            present = problem.objective(held)
+            if relative_gap(present, solution.objective) == 0.0:
+                solution = replace(solution, choice=held, objective=present, bound=max(solution.bound, present))
     chosen = solution.choice
     return Allocations(
         np.where(chosen >= 0, rows.gpus[chosen], 0),
         np.where(chosen >= 0, rows.gpu_type[chosen], -1),
         solution.objective,
         solution.bound,
+        memory=solution.prices if keeps_equals else None,
         solved=Solved(rows, problem, solution),
     )
 

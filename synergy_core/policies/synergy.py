@@ -75,7 +75,7 @@ def synergy(
         utility = weight[:, None] * (kept * goodput / reference[:, None]) ** utility_power
     utility = np.where(valid, utility, -np.inf)
     if levels is None:
-        return choose_rows(state, rows, utility, method=method)
+        return choose_rows(state, rows, utility, method=method, keeps_equals=True)
     slower = (levels.speed / levels.speed[:, :, :1]) ** utility_power
     moved_s = restart_charge * state.resize_s + lost_charge * state.unsaved_s
     lost = 1.0 - (horizon_s / (horizon_s + moved_s)) ** utility_power

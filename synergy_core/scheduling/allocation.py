@@ -95,22 +95,27 @@ class Placer:
         A job that keeps its number of GPUs on every node keeps exactly its GPUs. A job for which only scattered GPUs
         are left waits while its patience lasts.
         """
-        current = [job.placement for job in jobs]
-        asked = np.array([self._kinds.get(job.gpu_type, -1) for job in jobs], dtype=np.int64)
-        gpu_type = np.where(answer.gpu_type >= 0, answer.gpu_type, asked)
-        held_type = [self._kinds[self._cluster.type_of(job.placement)] if job.running else -1 for job in jobs]
         held_gpus = np.array([job.held_gpus for job in jobs])
-        keeps = (held_gpus == answer.gpus) & ((held_gpus == 0) | (gpu_type < 0) | (gpu_type == held_type))
+        concerned = np.flatnonzero((held_gpus > 0) | (answer.gpus > 0))
+        jobs = [jobs[at] for at in concerned.tolist()]
+        gpus, held_gpus = answer.gpus[concerned], held_gpus[concerned]
+        asked = np.array([self._kinds.get(job.gpu_type, -1) for job in jobs], dtype=np.int64)
+        gpu_type = np.where(answer.gpu_type[concerned] >= 0, answer.gpu_type[concerned], asked)
+        held_type = [self._kinds[self._cluster.type_of(job.placement)] if job.running else -1 for job in jobs]
+        keeps = (held_gpus == gpus) & ((gpu_type < 0) | (gpu_type == held_type))
         if keeps.all():  # as in most rounds, no job needs room
             return Changes([], [], set())
         stays = np.array([job.stays(now_s) for job in jobs])
         if not self._moves_for_room:
-            stays |= keeps & (held_gpus > 0)
-        packed = packing(self._cluster, answer.gpus, gpu_type, current, stays)
+            stays |= keeps
+        current = [job.placement for job in jobs]
+        packed = packing(self._cluster, gpus, gpu_type, current, stays)
         for at in packed.spread:
             if self._patience.ends_s(jobs[at]) > now_s:
                 packed.placed[at] = ()
-        return self._onto([per_node(placed) for placed in packed.placed], jobs, packed.placed)
+        changed = [at for at, placed in enumerate(packed.placed) if placed != current[at]]
+        placed = [packed.placed[at] for at in changed]
+        return self._onto([per_node(each) for each in placed], [jobs[at] for at in changed], placed)
 
     def _onto(self, chosen: Iterable[NodeGpus], jobs: Sequence[Job], placed: Sequence[Placed] | None = None) -> Changes:
         """Gives every job these numbers of GPUs of nodes; a job that holds them already continues.
@@ -188,7 +193,7 @@ class Snapshots:
             "restarts": [job.restarts for job in jobs],
             "gpu_type": [self._asked_type(job) for job in jobs],
             "held_type": [self._kinds[self._cluster.type_of(job.placement)] if job.running else -1 for job in jobs],
-            "must_stay": [job.stays(now_s) for job in jobs],
+            "must_stay": [job.running and job.stays(now_s) for job in jobs],
             "virtual_cluster": [self._tenant.get(job.virtual_cluster, 0) for job in jobs],
         }
         fixed: dict[str, Any] = {"now_s": now_s, "round_s": self._round_s, "cluster": self._cluster}
@@ -328,8 +333,9 @@ class AllocationScheduler:
         if self.beliefs is not None:
             self.beliefs.merge()
             self.beliefs.refresh([job.task for job in jobs if job.task is not None])
+            for job in jobs:
+                self._snapshots.count(job, now_s)
         for job in jobs:
-            self._snapshots.count(job, now_s)
             job.settle(now_s)
         state = self._snapshots.of(jobs, now_s, self._memory)
         answer = self._policy.allocate(state)
@@ -365,7 +371,8 @@ class AllocationScheduler:
             raise InputError(f"policy {name} gave out {gpus.sum()} GPUs; the cluster has {self._cluster.gpus}.")
         if answer.share is not None:
             self._check_shares(answer)
-        for at, (job, each) in enumerate(zip(jobs, gpus.tolist(), strict=True)):
+        for at in np.flatnonzero((gpus > 0) | must_stay).tolist():
+            job, each = jobs[at], int(gpus[at])
             if must_stay[at] and not self._stays(answer, at, job):
                 raise InputError(
                     f"policy {name} would stop or move job {job.job_id}, which must stay: it may not be stopped once "
@@ -435,6 +442,8 @@ class AllocationScheduler:
 
         Jobs for which other degrees justify a restart are added to `stops` and `starts`, on their present GPUs.
         """
+        if self.beliefs is None:
+            return ()
         leaving = {job.job_id for job, _ in stops}
         retuned = []
         for job_id in sorted(self._active):

@@ -55,6 +55,7 @@ class Application(ABC):
 
     def __init__(self) -> None:
         self._gains: dict[int, list[float]] = {}
+        self._statistics_of: dict[int, list[GradientStatistics]] = {}
         self._compressed_gains: dict[Plan, list[float]] = {}
         self._sample_s: dict[tuple[Share, float, int], float] = {}
 
@@ -98,14 +99,20 @@ class Application(ABC):
         epochs = np.diff((0.0, *self.work_at_epoch_end))
         return [float(each) for each in np.cumsum(epochs / np.array(self.gains(global_batch)))]
 
+    def statistics_by_epoch(self, global_batch: int) -> list[GradientStatistics]:
+        """`statistics` of every epoch, remembered."""
+        known = self._statistics_of.get(global_batch)
+        if known is None:
+            known = [self.statistics(global_batch, epoch) for epoch in range(len(self.work_at_epoch_end))]
+            self._statistics_of[global_batch] = known
+        return known
+
     def gains(self, global_batch: int) -> list[float]:
         """Per epoch, how many iterations at the initial batch one at that batch is worth."""
         known = self._gains.get(global_batch)
         if known is None:
-            scale = global_batch / self.initial_batch
-            seen = [self.statistics(global_batch, epoch) for epoch in range(len(self.work_at_epoch_end))]
-            known = [gain(scale, each.grad_sqr, each.grad_var) for each in seen]
-            self._gains[global_batch] = known
+            scale, seen = global_batch / self.initial_batch, self.statistics_by_epoch(global_batch)
+            known = self._gains[global_batch] = [gain(scale, each.grad_sqr, each.grad_var) for each in seen]
         return known
 
     def compression(self, plan: Plan) -> tuple[GradientErrors, float] | None:
@@ -123,7 +130,7 @@ class Application(ABC):
         plain, known = self.gains(plan.global_batch), self._compressed_gains.get(plan)
         if known is None and (compression := self.compression(plan)) is not None:
             (errors, replicas), first = compression, self.initial_batch
-            seen = [self.statistics(plan.global_batch, epoch) for epoch in range(len(plain))]
+            seen = self.statistics_by_epoch(plan.global_batch)
             known = self._compressed_gains[plan] = [
                 each * float(errors.worth(plan.global_batch / first, *statistics, first, replicas))
                 for each, statistics in zip(plain, seen, strict=True)
@@ -132,7 +139,7 @@ class Application(ABC):
 
     def seen_statistics(self, plan: Plan, epoch: int) -> tuple[float, float]:
         """What a job reports of its gradient under that plan: the truth, unless noise is estimated naively."""
-        statistics: tuple[float, float] = self.statistics(plan.global_batch, epoch)
+        statistics: tuple[float, float] = self.statistics_by_epoch(plan.global_batch)[epoch]
         if self.exchange is None or not self.exchange.naive or (compression := self.compression(plan)) is None:
             return statistics
         errors, replicas = compression
