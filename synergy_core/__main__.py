@@ -33,7 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         added = choices.add_parser(path.stem, help=module.SUMMARY, description=module.__doc__, formatter_class=raw)
         module.add_arguments(added)
         runs[path.stem] = module.run
-    chosen = parser.parse_args(arguments)
+    chosen, more = parser.parse_known_args(arguments)
+    if hasattr(chosen, "settings") and all(re.match(r"[a-z_]+=", each) for each in more):
+        chosen.settings += more  # settings that stand after an option
+    elif more:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
     try:
         return int(runs[chosen.command](chosen))
     except InputError as error:

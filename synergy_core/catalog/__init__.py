@@ -371,15 +371,15 @@ def _shipped() -> Mapping[str, GpuSheet]:
 def add_gpu_sheet(path: Path) -> GpuSheet:
     """Reads a user's own data sheet, in the form of those in `gpus/`, and registers it under the file's name.
 
-    Raises InputError for a file that is not a data sheet, and for a name that a sheet of the catalog has.
+    Aliases that the catalog has are left out: the file may be a copy of one of its sheets. Raises InputError for a file
+    that is not a data sheet, and for a name that a sheet of the catalog has.
     """
     name = path.stem.lower().replace(" ", "_")
     sheet = filled(GpuSheet, read_yaml(path), path, name=name)
-    for each in (name, *sheet.aliases):
-        if any(each == own.name or each in own.aliases for own in _shipped().values()):
-            raise InputError(
-                f"{path}: the catalog has a data sheet of {each}; name the file otherwise, {name}-mine.yaml."
-            )
+    taken = {each for own in _shipped().values() for each in (own.name, *own.aliases)}
+    if name in taken:
+        raise InputError(f"{path}: the catalog has a data sheet of {name}; name the file otherwise, {name}-mine.yaml.")
+    sheet = replace(sheet, aliases=tuple(each for each in sheet.aliases if each not in taken))
     _added[name] = sheet
     return sheet
 

@@ -64,6 +64,8 @@ from synergy_core.planner.search import PlanTable, search
 from synergy_core.units import DAY_S, HOUR_S, Floats
 
 SUMMARY = "the best parallel plans of a model on given GPUs, and why the others lose"
+MIN_SLOWER = 5e-4
+"""Plans that differ by less count as equally fast: the difference would be printed as 0.0%."""
 MIN_COUNTS_FOR_SUMMARY = 4
 """With this many numbers of GPUs or more, only the best plan for each number is shown."""
 MAX_GPUS = 65_536
@@ -263,7 +265,8 @@ def _print_plans(answer: PlanAnswer) -> None:
         rows.append([str(gpus), plan, seconds(step_s), memory, f"{mfu[gpus, rank]:.1%}", *shares])
         if rank:
             more = step_s / float(shown.step_time_s[row - rank]) - 1.0
-            slower.append(f"  {gpus}: {plan} is {more:.1%} slower: {why(shown, row, row - rank)}")
+            reason = f"{more:.1%} slower: {why(shown, row, row - rank)}" if more >= MIN_SLOWER else "as fast"
+            slower.append(f"  {gpus}: {plan} is {reason}")
     if rows:
         print(aligned(("gpus", "plan", "step", "memory", "MFU", *(PARTS[each] for each in used)), rows, left=2))
     for line in slower:

@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 
 from synergy_core.errors import InputError
-from synergy_core.planner.enumerate import FROM_ZERO, candidates, leanest, undominated, with_options
+from synergy_core.planner.enumerate import candidates, leanest, undominated, with_options
 from synergy_core.planner.machine import Constants, Machine, Software
 from synergy_core.planner.memory import memory, usable_bytes
 from synergy_core.planner.plan import Plans
@@ -148,8 +148,7 @@ def _remembered(
         plans=chosen,
         parts=rows_at(parts, order),
         infeasible=tuple(
-            _reason(model.limits, machine, each, sized, global_batch, dict(fixed))
-            for each in wanted[~feasible].tolist()
+            _reason(model, machine, each, sized, global_batch, dict(fixed)) for each in wanted[~feasible].tolist()
         ),
         timed=len(plans),
     )
@@ -202,15 +201,7 @@ def sized_plans(model: Model, machine: Machine, counts: Ints, global_batch: int,
     """Candidates for the GPU counts. Tensor parallelism across nodes is only tried where nothing else fits."""
 
     def sized(counts: Ints, max_tensor: int) -> Sized:
-        plans = candidates(
-            model.limits,
-            counts.tolist(),
-            global_batch,
-            micro_batches=MICRO_BATCHES,
-            max_tensor=max(max_tensor, fixed.get("tensor", 1)),
-            fixed=fixed,
-        )
-        plans = plans.take(laid_out(plans, machine))
+        plans = _candidates(model, machine, counts, global_batch, max_tensor, fixed)
         lean = leanest(plans, fixed)
         needed = memory(model.work(lean), lean, model.software)
         return Sized(plans, needed.needed, needed.fits(machine), beyond)
@@ -227,6 +218,21 @@ def sized_plans(model: Model, machine: Machine, counts: Ints, global_batch: int,
     return Sized(plans, least_bytes, np.append(first.fits, second.fits), beyond)
 
 
+def _candidates(
+    model: Model, machine: Machine, counts: Ints, global_batch: int, max_tensor: int, fixed: Mapping[str, int]
+) -> Plans:
+    """The plans for these counts that are `laid_out`."""
+    plans = candidates(
+        model.limits,
+        counts.tolist(),
+        global_batch,
+        micro_batches=MICRO_BATCHES,
+        max_tensor=max(max_tensor, fixed.get("tensor", 1)),
+        fixed=fixed,
+    )
+    return plans.take(laid_out(plans, machine))
+
+
 def laid_out(plans: Plans, machine: Machine) -> Bools:
     """Whether tensor-parallel groups fill nodes evenly; plans on a single node always count as even."""
     node = machine.gpus_per_node
@@ -235,25 +241,41 @@ def laid_out(plans: Plans, machine: Machine) -> Bools:
 
 
 def _reason(
-    limits: Limits, machine: Machine, gpus: int, sized: Sized, global_batch: int, fixed: Mapping[str, int]
+    model: Model, machine: Machine, gpus: int, sized: Sized, global_batch: int, fixed: Mapping[str, int]
 ) -> Infeasible:
     """Why a GPU count has no plan: too little memory, fixed degrees, or an indivisible batch."""
+    limits = model.limits
     rows = np.flatnonzero(sized.plans.gpus == gpus)
     if rows.size:
         row = rows[[sized.least_bytes[rows].argmin()]]
-        plan = leanest(sized.plans.take(row)).plan(0)
+        lean = leanest(sized.plans.take(row), fixed)
         needed, usable = float(sized.least_bytes[row[0]]), usable_bytes(machine)
+        state = float(np.max(memory(model.work(lean), lean, model.software).optimizer))
         message = (
-            f"the leanest plan ({plan.describe()}) needs {needed / 2**30:.1f} GiB on the fullest GPU, "
+            f"the leanest plan ({lean.plan(0).describe()}) needs {needed / 2**30:.1f} GiB on the fullest GPU, "
             f"where {usable / 2**30:.1f} GiB are usable"
         )
+        if needed - state <= usable:
+            message += (
+                f"; it would fit with the {state / 2**30:.1f} GiB of optimizer state offloaded to the host, which is "
+                "slower and not predicted here"
+            )
         return Infeasible(gpus, "memory", message, missing_bytes=needed - usable)
-    if named := " · ".join(f"{name}={value}" for name, value in fixed.items() if name not in FROM_ZERO):
+    if fixed:
+        named = " and ".join(f"{name}={value}" for name, value in fixed.items())
         product = prod(fixed.get(name, 1) for name in ("tensor", "pipeline", "context", "data"))
-        message = f"no plan has {named}; free one of them, or use another batch or GPU count"
         if gpus % product:
             multiple = -(-gpus // product) * product
             message = f"{named} needs a multiple of {product} GPUs; use gpus={multiple} or free a degree"
+            return Infeasible(gpus, "degrees", message)
+
+        def is_possible_without(name: str) -> bool:
+            others = {other: value for other, value in fixed.items() if other != name}
+            return len(_candidates(model, machine, np.array([gpus]), global_batch, sized.max_tensor, others)) > 0
+
+        at_fault = [name for name in fixed if is_possible_without(name)]
+        free = f"free {' or '.join(at_fault)}, or use" if at_fault else "use"
+        message = f"no plan has {named}; {free} another batch or GPU count"
         return Infeasible(gpus, "degrees", message)
     tensors = limits.tensors(sized.max_tensor)
     shares = {gpus // tensor for tensor in tensors if gpus % tensor == 0}

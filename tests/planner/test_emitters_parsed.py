@@ -32,6 +32,7 @@ MEGATRON = {
         *("group-query-attention", "swiglu", "untie-embeddings-and-output-weights", "multi-latent-attention"),
         *("bf16", "fp16", "sequence-parallel", "overlap-grad-reduce", "use-distributed-optimizer"),
         *("overlap-param-gather", "use-megatron-fsdp", "disable-bias-linear"),
+        *("moe-grouped-gemm", "moe-enable-deepep"),
     ),
 }
 CHOICES = {
@@ -41,6 +42,7 @@ CHOICES = {
     "ckpt-format": ("torch", "torch_dist", "torch_dcp", "fsdp_dtensor"),
     "recompute-granularity": ("full", "selective"),
     "recompute-method": ("uniform", "block"),
+    "moe-token-dispatcher-type": ("allgather", "alltoall", "flex"),
 }
 
 
@@ -68,6 +70,10 @@ def test_megatron_knows_every_argument_and_its_rules_hold():
         assert plan.gpus % (degrees * (given.context_parallel_size or 1)) == 0
         assert given.global_batch_size % (given.micro_batch_size * plan.data) == 0
         assert given.seq_length <= given.max_position_embeddings
+        assert given.moe_grouped_gemm == (given.num_experts is not None)
+        assert given.moe_enable_deepep == (given.moe_token_dispatcher_type == "flex")
+        assert plan.expert > 1 or not given.moe_enable_deepep
+        assert given.disable_bias_linear or not given.swiglu
         virtual, layout = given.num_virtual_stages_per_pipeline_rank, given.pipeline_model_parallel_layout
         assert virtual is None or layout is None
         if layout is None:

@@ -24,7 +24,8 @@ def test_plans_with_reasons(capsys, tmp_path):
     out = tmp_path / "plans.json"
     status, printed, _ = asked(capsys, f"plan model=gpt-6.7b gpu=a100-80gb gpus=32 batch=512 top=3 --json {out}")
     assert status == 0
-    assert printed.count(" slower: ") == 2
+    assert printed.count(" slower: ") == printed.count(" as fast\n") == 1
+    assert "0.0%" not in printed.partition("  32: ")[2]
     (found,) = json.loads(out.read_text())["gpu_types"]
     best, *others = found["plans"]
     assert [each["rank"] for each in found["plans"]] == [0, 1, 2]
@@ -66,6 +67,39 @@ def test_a_model_that_fits_no_plan(capsys):
     assert status == 1
     assert "memory: the leanest plan (tp8" in printed
     assert "GPUs are the first that it fits on" in printed
+
+
+def test_fixed_settings_stand_in_the_leanest_plan_and_offloading_is_named(capsys):
+    _, printed, _ = asked(capsys, "plan model=llama-3-70b gpu=a100-80gb gpus=16 recompute=0 zero=1")
+    lean = printed.partition("the leanest plan (")[2].partition(")")[0]
+    assert "zero1" in lean
+    assert "full" not in lean
+    assert "offloaded to the host" in printed
+    _, printed, _ = asked(capsys, "plan model=llama-3-70b gpu=a100-80gb gpus=8 zero=1")  # too little even so
+    assert "offloaded" not in printed
+
+
+@pytest.mark.parametrize(
+    ("settings", "free"),
+    [
+        ("tensor=1 sequence=1", "free sequence or tensor,"),
+        ("pipeline=4 zero=3 data=4", "free pipeline or zero,"),
+        ("zero=1 data=1 pipeline=8 tensor=2", "free pipeline or tensor or zero,"),
+    ],
+)
+def test_settings_that_rule_each_other_out_are_named(capsys, settings, free):
+    status, printed, _ = asked(capsys, f"plan model=llama-3-8b gpu=a100-80gb gpus=16 {settings}")
+    assert status == 1
+    assert free in printed
+
+
+def test_settings_may_stand_behind_an_option(capsys, tmp_path):
+    one, other = tmp_path / "one", tmp_path / "other"
+    asked(capsys, f"plan model=gpt-1.3b gpu=a100 gpus=8 --emit megatron {one}")
+    assert asked(capsys, f"plan model=gpt-1.3b --emit megatron {other} gpu=a100 gpus=8")[0] == 0
+    assert one.read_text() == other.read_text()
+    with pytest.raises(SystemExit):
+        asked(capsys, f"plan model=gpt-1.3b --emit megatron {other} gpu=a100 eight")
 
 
 def test_default_batch_is_of_the_size_that_is_usual():

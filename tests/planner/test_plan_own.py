@@ -47,12 +47,11 @@ def own_constants(tmp_path, **changes):
 
 @pytest.fixture
 def own_sheet(tmp_path, monkeypatch):
-    """An H100 with half the memory, forgotten after the test."""
+    """A copy of the H100's sheet with half the memory, forgotten after the test; it keeps the catalog's aliases."""
     monkeypatch.setattr("synergy_core.catalog._added", {})
     text = (SHEETS / "h100.yaml").read_text().replace("memory_bytes: 80.0e+9", "memory_bytes: 40.0e+9")
-    aliases = next(line for line in text.splitlines() if line.startswith("aliases"))
     path = tmp_path / "h100-small.yaml"
-    path.write_text(text.replace(aliases, "aliases: []").replace("H100 SXM5 80 GB", "H100 of 40 GB"))
+    path.write_text(text.replace("H100 SXM5 80 GB", "H100 of 40 GB"))
     return path
 
 

@@ -42,7 +42,7 @@ def emit(launch: PlannedLaunch) -> str:
     if not isinstance(a, transformer.Architecture):
         raise InputError(f"--emit megatron: Megatron-LM trains transformers; {launch.model} is none.")
     _check(plan, a)
-    lines = _model(a)
+    lines = _model(a, dispatcher="flex" if plan.expert > 1 and launch.software.sends_once else "alltoall")
     lines += {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp8": ["--bf16", "--fp8-format hybrid"]}.get(precision, [])
     lines += [] if launch.software.dropout else ["--attention-dropout 0.0", "--hidden-dropout 0.0"]
     for degree, name in _DEGREES.items():
@@ -159,8 +159,8 @@ def _check(plan: Plan, a: transformer.Architecture) -> None:
     )
 
 
-def _model(a: transformer.Architecture) -> list[str]:
-    """The model's sizes."""
+def _model(a: transformer.Architecture, *, dispatcher: str) -> list[str]:
+    """The model's sizes, and how tokens are sent to experts: `alltoall`, or `flex` with DeepEP."""
     lines = [
         f"--num-layers {a.layers}",
         f"--hidden-size {a.hidden}",
@@ -175,13 +175,17 @@ def _model(a: transformer.Architecture) -> list[str]:
     if int(a.groups) != a.heads:
         lines += ["--group-query-attention", f"--num-query-groups {int(a.groups)}"]
     lines += ["--swiglu"] if a.gated else []
+    # Models with gated MLPs have no biases, and experts under tensor parallelism cannot have any.
+    if a.gated or (isinstance(a, mixture.Architecture) and a.experts > 1):
+        lines.append("--disable-bias-linear")
     lines += [] if a.tied else ["--untie-embeddings-and-output-weights"]
     latent = isinstance(a, mixture.Architecture) and a.key_value_rank
     if a.head_width and not latent:
         lines.append(f"--kv-channels {a.head_width}")
     if isinstance(a, mixture.Architecture) and a.experts > 1:
         lines += [f"--num-experts {a.experts}", f"--moe-router-topk {a.topk}", f"--moe-ffn-hidden-size {a.expert_ffn}"]
-        lines.append("--disable-bias-linear")  # Experts under tensor parallelism cannot have biases.
+        lines += ["--moe-grouped-gemm", f"--moe-token-dispatcher-type {dispatcher}"]
+        lines += ["--moe-enable-deepep"] if dispatcher == "flex" else []
         sparse = [int(bool(a.has_experts(each))) for each in range(int(a.layers))]
         if not all(sparse):  # As Megatron reads layers with experts: `[0]*3+[1]*58`.
             runs = [(kind, len(list(run))) for kind, run in groupby(sparse)]
