@@ -239,15 +239,15 @@ _KINDS = {
 
 
 def _check_kind(where: str, value: Any, hint: Any) -> None:
-    """Raises InputError if a value does not have the field's type: a scalar, a list of texts, or numbers by name.
+    """Raises InputError if a value does not have the field's type: a scalar, a list of scalars, or numbers by name.
 
     A field that may be an array (`NDArray | int`) has a single value in a file.
     """
-    if hint == tuple[str, ...]:
+    if get_origin(hint) is tuple:
         if not isinstance(value, list):
             raise InputError(f"{where}: {value}; expected a list, as in [one, another].")
         for each in value:
-            _check_kind(where, each, str)
+            _check_kind(where, each, get_args(hint)[0])
         return
     if get_origin(hint) is Mapping:
         if not isinstance(value, dict):

@@ -46,6 +46,7 @@ from synergy_core.planner.emitters import PlannedLaunch, emitted, emitter_for, e
 from synergy_core.planner.enumerate import FIXABLE
 from synergy_core.planner.explain import PARTS, model_flops, picture, seconds, why
 from synergy_core.planner.machine import (
+    FLASH_ATTENTION,
     ExpectedError,
     Machine,
     OwnConstants,
@@ -107,6 +108,7 @@ def run(chosen: argparse.Namespace) -> int:
         query.batch, query.fixed = plan.global_batch, {name: int(getattr(plan, name)) for name in FIXABLE}
     batch = query.batch or default_batch(model.architecture)
     machines = [_machine(each, query) for each in query.gpu]
+    stacks = [running_on(software, each.gpu) for each in machines]
     own = _own_constants(query, machines)
 
     def find(machine: Machine, counts: Sequence[int], keep: int = 0) -> PlanTable:
@@ -120,8 +122,7 @@ def run(chosen: argparse.Namespace) -> int:
         print(f"  {note}")
     flops = model_flops(model.family, model.architecture, software) * batch
     answers = []
-    for machine, price in zip(machines, query.price, strict=True):
-        stack = running_on(software, machine.gpu)
+    for machine, stack, price in zip(machines, stacks, query.price, strict=True):
         table = find(machine, query.gpus, query.top - 1)
         peak = machine.gpu.matrix_flops_per_s(stack.precision) * table.gpus
         is_own = own is not None and own.of(machine.gpu) is not None
@@ -252,6 +253,8 @@ def _print_plans(answer: PlanAnswer) -> None:
         f"{machine.gpus_per_node} per node\n  {machine.link_bytes_per_s / 1e9:.0f} GB/s within nodes, "
         f"{machine.network_bytes_per_s / 1e9:.1f} GB/s between, {answer.software.precision}"
     )
+    if machine.gpu.compute_capability < FLASH_ATTENTION:
+        print("  attention is not fused: FlashAttention does not run on these GPUs")
     counts = set(table.gpus.tolist())
     many = len(counts) + len(table.infeasible) >= MIN_COUNTS_FOR_SUMMARY
     shown = table.efficient() if many else table

@@ -25,6 +25,8 @@ FIXABLE = (
     *("tensor", "pipeline", "context", "data", "expert", "interleave", "micro_batch"),
     *("zero", "recompute", "sequence"),
 )
+ZEROS = (0, 1, 2, 3)
+"""The stages of ZeRO."""
 FROM_ZERO = ("zero", "recompute", "sequence")
 """Settings that may be 0; the others are degrees."""
 
@@ -37,10 +39,12 @@ def candidates(
     micro_batches: Sequence[int],
     max_tensor: int,
     fixed: Mapping[str, int] | None = None,
+    zeros: Sequence[int] = ZEROS,
 ) -> Plans:
     """Every plan without ZeRO and without recomputation, for all counts; (plans,), in an order that repeats.
 
-    fixed: degrees that must be as given. Raises InputError for a degree that the model cannot have.
+    fixed: degrees that must be as given. zeros: ZeRO stages that the software has; plans that could have none of them
+    are left out. Raises InputError for a degree that the model cannot have.
     """
     held = _checked(limits, fixed or {}, global_batch)
 
@@ -80,29 +84,34 @@ def candidates(
     cross("sequence", [0, 1])
     pieces = columns["tensor"] * columns["context"]
     keep((columns["sequence"] == 0) | ((columns["tensor"] > 1) & (limits.seq_len % pieces == 0) & (limits.seq_len > 0)))
-    zero = np.full(len(columns["tensor"]), held.get("zero", 0))
-    keep(_may_shard(columns["data"] * columns["context"], columns["pipeline"], zero))
+    replicas, wanted = columns["data"] * columns["context"], [held["zero"]] if "zero" in held else ZEROS
+    keep(np.any([_may_shard(replicas, columns["pipeline"], each, zeros) for each in wanted], axis=0))
     sequence = columns.pop("sequence").astype(bool)
     nothing = np.zeros(len(sequence), dtype=np.int64)
     return Plans(**columns, zero=nothing, recompute=nothing, sequence=sequence)
 
 
-def with_options(plans: Plans, fixed: Mapping[str, int] | None = None) -> tuple[Plans, Ints]:
-    """Each plan with every possible ZeRO stage and kind of recomputation, and the index of the plan of each variant."""
+def with_options(
+    plans: Plans, fixed: Mapping[str, int] | None = None, zeros: Sequence[int] = ZEROS
+) -> tuple[Plans, Ints]:
+    """Each plan with every possible ZeRO stage and kind of recomputation, and the index of the plan of each variant.
+
+    zeros: as in `candidates`.
+    """
     held = fixed or {}
-    zeros = np.array([held["zero"]] if "zero" in held else [0, 1, 2, 3])
+    tried = np.array([held["zero"]] if "zero" in held else ZEROS)
     kinds = np.array([held["recompute"]] if "recompute" in held else RISING)
-    of, zero, recompute = (each.ravel() for each in np.meshgrid(np.arange(len(plans)), zeros, kinds, indexing="ij"))
-    possible = _may_shard((plans.data * plans.context)[of], plans.pipeline[of], zero)
+    of, zero, recompute = (each.ravel() for each in np.meshgrid(np.arange(len(plans)), tried, kinds, indexing="ij"))
+    possible = _may_shard((plans.data * plans.context)[of], plans.pipeline[of], zero, zeros)
     of, zero, recompute = of[possible], zero[possible], recompute[possible]
     return replace(plans.take(of), zero=zero, recompute=recompute), of
 
 
-def leanest(plans: Plans, fixed: Mapping[str, int] | None = None) -> Plans:
-    """Each plan with the ZeRO stage and recomputation that need least memory."""
-    held = fixed or {}
-    replicas = plans.data * plans.context
-    zero = np.where(replicas == 1, 0, np.where(plans.pipeline == 1, 3, 1))
+def leanest(plans: Plans, fixed: Mapping[str, int] | None = None, zeros: Sequence[int] = ZEROS) -> Plans:
+    """Each plan with the ZeRO stage and recomputation that need least memory. zeros: as in `candidates`."""
+    held, zero = fixed or {}, np.zeros(len(plans), dtype=np.int64)
+    for each in sorted(zeros):
+        zero[_may_shard(plans.data * plans.context, plans.pipeline, each, zeros)] = each
     return replace(
         plans,
         zero=np.full_like(zero, held["zero"]) if "zero" in held else zero,
@@ -174,7 +183,12 @@ def _checked(limits: Limits, fixed: Mapping[str, int], global_batch: int) -> Map
     return fixed
 
 
-def _may_shard(replicas: Ints, stages: Ints, zero: Ints) -> Bools:
-    """Whether the ZeRO stage is possible: 1 to 3 need replicas to shard over, 2 and 3 exclude pipeline stages."""
-    result: Bools = (zero == 0) | ((replicas > 1) & ((zero == 1) | (stages == 1)))
+def _may_shard(replicas: Ints, stages: Ints, zero: Ints | int, zeros: Sequence[int]) -> Bools:
+    """Whether the ZeRO stage is possible: 1 to 3 need replicas to shard over, 2 and 3 exclude pipeline stages.
+
+    zeros: stages that the software has; a single replica is not sharded, whatever they are.
+    """
+    zero = np.asarray(zero)
+    sharded = np.isin(zero, zeros) & ((zero <= 1) | (stages == 1))
+    result: Bools = np.where(replicas == 1, zero == 0, sharded)
     return result

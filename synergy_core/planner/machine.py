@@ -81,6 +81,10 @@ def machine_named(
     return Machine(gpu, count, kind, rates[kind], group, share, gpu.memory_bytes)
 
 
+SPLITS = ("tensor", "pipeline", "context", "expert")
+"""The ways to split a model, besides replicas."""
+
+
 @dataclass(frozen=True, slots=True)
 class Software:
     """A training stack, with its settings.
@@ -96,6 +100,7 @@ class Software:
     instead of by layers. gathers_from_master: whether ZeRO-3 keeps no weights beside the optimizer's fp32 copy
     (PyTorch's FSDP). workspace_bytes: allocator memory of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's choice
     from Hopper on; 8 MiB before), and twice as much for Transformer Engine.
+    splits: which of `SPLITS` it has. zeros: the ZeRO stages in which it runs several replicas, 0 for plain replicas.
     sends_once: whether a token is sent to each other node once, however many of its experts are there (DeepEP).
     like: software whose constants are used on GPU types without measurements, best first; empty: any software.
     words: a regular expression that matches this software's name in measurement files.
@@ -115,6 +120,8 @@ class Software:
     gathers_from_master: bool = False
     workspace_bytes: float = 96.0 * 2**20
     sends_once: bool = False
+    splits: tuple[str, ...] = SPLITS
+    zeros: tuple[int, ...] = (0, 1, 2, 3)
     like: tuple[str, ...] = ()
     words: str = ""
     title: str = ""
@@ -142,10 +149,21 @@ def software_named(name: str) -> Software:
     return found
 
 
+FLASH_ATTENTION = 8.0
+"""Least compute capability that FlashAttention supports (Dao-AILab/flash-attention, README: Ampere, Ada, Hopper)."""
+
+
 def running_on(software: Software, gpu: GpuSheet) -> Software:
-    """The stack as it runs on the GPU: bf16 and fp8 become fp16 where the tensor cores only support fp16."""
+    """The stack as it runs on the GPU: bf16 becomes fp16 where the tensor cores only support fp16, and attention is not
+    fused where FlashAttention does not run. Raises InputError for fp8 on GPUs without it.
+    """
+    if software.precision == "fp8" and "fp8" not in gpu.tensor_flops_per_s:
+        other = software.name.removesuffix("-fp8")
+        raise InputError(f"software={software.name}: {gpu.title} has no FP8 tensor cores; type software={other}.")
+    if gpu.compute_capability < FLASH_ATTENTION:
+        software = replace(software, flash=False)
     only_fp16 = "fp16" in gpu.tensor_flops_per_s and "bf16" not in gpu.tensor_flops_per_s
-    return replace(software, precision="fp16") if only_fp16 and software.precision in ("bf16", "fp8") else software
+    return replace(software, precision="fp16") if only_fp16 and software.precision == "bf16" else software
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from math import prod
 import numpy as np
 
 from synergy_core.errors import InputError
-from synergy_core.planner.enumerate import candidates, leanest, undominated, with_options
-from synergy_core.planner.machine import Constants, Machine, Software
+from synergy_core.planner.enumerate import ZEROS, candidates, leanest, undominated, with_options
+from synergy_core.planner.machine import SPLITS, Constants, Machine, Software
 from synergy_core.planner.memory import memory, usable_bytes
 from synergy_core.planner.plan import Plans
 from synergy_core.planner.step_time import StepTime, step_time
@@ -115,6 +115,16 @@ def search(
         raise InputError("GPU counts must be positive whole numbers, at least one of them.")
     if global_batch < 1:
         raise InputError(f"batch={global_batch}: expected a positive whole number.")
+    held = fixed or {}
+    for name in SPLITS:
+        if held.get(name, 1) > 1 and name not in software.splits:
+            others = ", ".join(software.splits) or "replicas alone"
+            raise InputError(
+                f"{name}={held[name]}: {software.name} has {others}; leave {name}= out, or type another software=."
+            )
+    if held.get("zero", 0) in set(ZEROS) - {0, *software.zeros}:
+        stages = ", ".join(map(str, software.zeros))
+        raise InputError(f"zero={held['zero']}: {software.name} has {stages}; type one of these, or another software=.")
     model = Model(family, architecture, software)
     return _remembered(model, machine, constants, wanted, int(global_batch), keep, tuple(sorted((fixed or {}).items())))
 
@@ -174,7 +184,7 @@ def fitting(
 
     sharding_apart: keep also the best variants at ZeRO stage 0.
     """
-    variants, of = with_options(plans, fixed)
+    variants, of = with_options(plans, fixed, model.software.zeros)
     needed = memory(model.work(variants), variants, model.software)
     fits = np.broadcast_to(needed.fits(machine), len(variants))
     kept = np.zeros(len(variants), dtype=np.bool_)
@@ -202,7 +212,7 @@ def sized_plans(model: Model, machine: Machine, counts: Ints, global_batch: int,
 
     def sized(counts: Ints, max_tensor: int) -> Sized:
         plans = _candidates(model, machine, counts, global_batch, max_tensor, fixed)
-        lean = leanest(plans, fixed)
+        lean = leanest(plans, fixed, model.software.zeros)
         needed = memory(model.work(lean), lean, model.software)
         return Sized(plans, needed.needed, needed.fits(machine), beyond)
 
@@ -221,14 +231,15 @@ def sized_plans(model: Model, machine: Machine, counts: Ints, global_batch: int,
 def _candidates(
     model: Model, machine: Machine, counts: Ints, global_batch: int, max_tensor: int, fixed: Mapping[str, int]
 ) -> Plans:
-    """The plans for these counts that are `laid_out`."""
+    """The plans for these counts that the software runs and that are `laid_out`."""
     plans = candidates(
         model.limits,
         counts.tolist(),
         global_batch,
         micro_batches=MICRO_BATCHES,
         max_tensor=max(max_tensor, fixed.get("tensor", 1)),
-        fixed=fixed,
+        fixed={**dict.fromkeys(set(SPLITS) - set(model.software.splits), 1), **fixed},
+        zeros=model.software.zeros,
     )
     return plans.take(laid_out(plans, machine))
 
@@ -248,7 +259,7 @@ def _reason(
     rows = np.flatnonzero(sized.plans.gpus == gpus)
     if rows.size:
         row = rows[[sized.least_bytes[rows].argmin()]]
-        lean = leanest(sized.plans.take(row), fixed)
+        lean = leanest(sized.plans.take(row), fixed, model.software.zeros)
         needed, usable = float(sized.least_bytes[row[0]]), usable_bytes(machine)
         state = float(np.max(memory(model.work(lean), lean, model.software).optimizer))
         message = (

@@ -12,7 +12,7 @@ from synergy_core.commands import plan as _machines
 from synergy_core.commands._asking import default_batch
 from synergy_core.planner.explain import model_flops, schedule, seconds
 from synergy_core.planner.families import architecture_named
-from synergy_core.planner.machine import Software
+from synergy_core.planner.machine import Software, machine_named, running_on, software_named
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +91,45 @@ def test_settings_that_rule_each_other_out_are_named(capsys, settings, free):
     status, printed, _ = asked(capsys, f"plan model=llama-3-8b gpu=a100-80gb gpus=16 {settings}")
     assert status == 1
     assert free in printed
+
+
+@pytest.mark.parametrize(
+    ("software", "allowed"),
+    [
+        ("fsdp", lambda plan: plan["tensor"] == plan["pipeline"] == plan["context"] == 1 != plan["zero"]),
+        ("torchtitan", lambda plan: plan["zero"] in (2, 3) or plan["data"] * plan["context"] == 1),
+        ("nanotron", lambda plan: plan["context"] == 1 and plan["zero"] in (0, 1)),
+    ],
+)
+def test_no_plan_is_proposed_that_the_software_does_not_have(capsys, tmp_path, software, allowed):
+    out = tmp_path / "plans.json"
+    asked(capsys, f"plan model=llama-3-8b gpu=h100 gpus=16,64 software={software} top=50 --json {out}")
+    (found,) = json.loads(out.read_text())["gpu_types"]
+    assert len(found["plans"]) > 5
+    assert all(allowed(each["plan"]) for each in found["plans"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "fact"),
+    [
+        ("gpu=h100 software=fsdp tensor=2", "tensor=2: fsdp has replicas alone"),
+        ("gpu=h100 software=nanotron context=2", "context=2: nanotron has tensor, pipeline, expert"),
+        ("gpu=h100 software=torchtitan zero=1", "zero=1: torchtitan has 2, 3"),
+        ("gpu=a100 software=megatron-core-fp8", "type software=megatron-core."),
+    ],
+)
+def test_what_software_or_gpus_do_not_have_is_refused(capsys, settings, fact):
+    status, _, error = asked(capsys, f"plan model=llama-3-8b gpus=16 {settings}")
+    assert status == 2
+    assert fact in error
+
+
+def test_attention_is_not_fused_on_gpus_without_flash_attention(capsys):
+    stack = software_named("megatron-core")
+    fused = {name: running_on(stack, machine_named(name).gpu).flash for name in ("p100", "v100", "t4", "a100", "h100")}
+    assert fused == {"p100": False, "v100": False, "t4": False, "a100": True, "h100": True}
+    _, printed, _ = asked(capsys, "plan model=gpt-125m gpu=v100,a100 gpus=2 batch=8")
+    assert printed.count("attention is not fused") == 1
 
 
 def test_settings_may_stand_behind_an_option(capsys, tmp_path):
