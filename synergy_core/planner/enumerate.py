@@ -2,7 +2,8 @@
 
 Rules: tensor divides the heads, and divides the key-value heads or is a multiple of them. There are at most as many
 stages as layers, and stages may be uneven. data divides the global batch; the micro-batch divides each replica's part.
-Interleaving needs even stages and a number of micro-batches that is a multiple of the stages (Megatron's schedule).
+Interleaving needs a number of micro-batches that is a multiple of the stages (Megatron's schedule), and chunks of
+equally many layers, except for the few that the software allows to be shorter.
 Sequence parallelism needs a sequence that tensor × context divides. expert divides data × context. ZeRO 2 and 3 exclude
 pipeline stages, since every micro-batch would gather the weights again.
 """
@@ -40,11 +41,13 @@ def candidates(
     max_tensor: int,
     fixed: Mapping[str, int] | None = None,
     zeros: Sequence[int] = ZEROS,
+    short_chunks: int = 0,
 ) -> Plans:
     """Every plan without ZeRO and without recomputation, for all counts; (plans,), in an order that repeats.
 
     fixed: degrees that must be as given. zeros: ZeRO stages that the software has; plans that could have none of them
-    are left out. Raises InputError for a degree that the model cannot have.
+    are left out. short_chunks: how many interleaved chunks of layers may have a layer fewer than the others. Raises
+    InputError for a degree that the model cannot have.
     """
     held = _checked(limits, fixed or {}, global_batch)
 
@@ -77,8 +80,9 @@ def candidates(
     columns["accumulation"] = global_batch // (columns["data"] * columns["micro_batch"])
     cross("interleave", range(1, MAX_STAGES_PER_GPU + 1))
     stages, per_gpu = columns["pipeline"], columns["interleave"]
-    even = (stages > 1) & (limits.layers % (stages * per_gpu) == 0) & (columns["accumulation"] % stages == 0)
-    keep((per_gpu == 1) | even)
+    chunks = stages * per_gpu
+    even = (chunks <= limits.layers) & (-limits.layers % chunks <= short_chunks)
+    keep((per_gpu == 1) | (even & (stages > 1) & (columns["accumulation"] % stages == 0)))
     cross("expert", divisors(limits.experts))
     keep((columns["data"] * columns["context"]) % columns["expert"] == 0)
     cross("sequence", [0, 1])

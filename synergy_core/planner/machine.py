@@ -101,6 +101,8 @@ class Software:
     (PyTorch's FSDP). workspace_bytes: allocator memory of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's choice
     from Hopper on; 8 MiB before), and twice as much for Transformer Engine.
     splits: which of `SPLITS` it has. zeros: the ZeRO stages in which it runs several replicas, 0 for plain replicas.
+    short_chunks: how many interleaved chunks of layers may have a layer fewer than the others, such as those with the
+    embedding and the logits.
     sends_once: whether a token is sent to each other node once, however many of its experts are there (DeepEP).
     like: software whose constants are used on GPU types without measurements, best first; empty: any software.
     words: a regular expression that matches this software's name in measurement files.
@@ -122,6 +124,7 @@ class Software:
     sends_once: bool = False
     splits: tuple[str, ...] = SPLITS
     zeros: tuple[int, ...] = (0, 1, 2, 3)
+    short_chunks: int = 0
     like: tuple[str, ...] = ()
     words: str = ""
     title: str = ""

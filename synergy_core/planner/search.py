@@ -240,6 +240,7 @@ def _candidates(
         max_tensor=max(max_tensor, fixed.get("tensor", 1)),
         fixed={**dict.fromkeys(set(SPLITS) - set(model.software.splits), 1), **fixed},
         zeros=model.software.zeros,
+        short_chunks=model.software.short_chunks,
     )
     return plans.take(laid_out(plans, machine))
 

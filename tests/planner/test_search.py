@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from planner_setup import CONSTANTS, SOFTWARE, gpt, machine
 
 from synergy_core.errors import InputError
+from synergy_core.planner.enumerate import candidates
 from synergy_core.planner.families import mixture, transformer
 from synergy_core.planner.memory import memory
 from synergy_core.planner.plan import Plan, plans_of
 from synergy_core.planner.search import MICRO_BATCHES, search
 from synergy_core.planner.step_time import step_time
-from synergy_core.planner.work import divisors
+from synergy_core.planner.work import Limits, divisors
 
 MACHINE = machine()
 
@@ -95,6 +96,23 @@ def test_any_table(layers, heads, batch, counts, memory_gb):
         same = np.diff(table.gpus) == 0
         assert (np.diff(table.step_time_s)[same] >= 0).all()
         assert (table.rank[np.append(True, ~same)] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "interleaves"),
+    [(126, 16, [1, 2, 4]), (94, 8, [1, 2, 3, 4, 6]), (61, 16, [1, 2]), (12, 5, [1]), (96, 8, [1, 2, 3, 4, 6])],
+)
+def test_three_interleaved_chunks_may_lack_a_layer(layers, stages, interleaves):
+    """As llama-3-405b, qwen3-235b and deepseek-v3 were trained; 12 layers on 5 stages would lack 8 of 20."""
+
+    def tried(short_chunks):
+        limits, batch = Limits(layers, 8, 8, 4_096), 4 * stages
+        plans = candidates(limits, [stages], batch, micro_batches=(1,), max_tensor=1, fixed={"pipeline": stages},
+                           short_chunks=short_chunks)  # fmt: skip
+        return sorted({*plans.interleave.tolist()})
+
+    assert tried(3) == interleaves
+    assert all(layers % (stages * each) == 0 for each in tried(0) if each > 1)
 
 
 def test_best_is_the_best_of_all_plans_with_experts_and_long_sequences():
