@@ -203,7 +203,6 @@ def test_only_what_has_data_sheets_is_called_scaled(own_sheet):
         ("clock_hz: ", "clock_hz: fast #", "clock_hz: fast; expected a number"),
         ("clock_hz: ", "clock: ", "Did you mean 'clock_hz'"),
         ("link_bytes_per_s: ", "link_bytes_per_s: 150.0 #", "link_bytes_per_s: 150; expected NVLink's bytes/s"),
-        ("aliases: []", "aliases: [v100]", "the catalog has a data sheet of v100"),
         ("aliases: []", "aliases: v100s", "aliases: v100s; expected a list"),
     ],
 )
@@ -213,6 +212,12 @@ def test_a_data_sheet_that_is_none(own_sheet, old, new, says):
     own_sheet.write_text(text.replace(old, new, 1))
     with pytest.raises(InputError, match=says):
         add_gpu_sheet(own_sheet)
+
+
+def test_aliases_that_the_catalog_has_are_left_to_it(own_sheet):
+    own_sheet.write_text(own_sheet.read_text().replace("aliases: []", "aliases: [v100, a-name-of-my-own]", 1))
+    assert add_gpu_sheet(own_sheet).aliases == ("a-name-of-my-own",)
+    assert gpu_sheet("v100").name == "v100"
 
 
 def test_a_sheet_of_a_taken_name_is_refused(own_sheet):
