@@ -399,7 +399,7 @@ class DataParallelJob(SimulatedTraining):
         if not task.knows(held, plan.micro_batch):
             step_s, sync_s = app.step(held.gpu_type, self._node_gpus, plan.micro_batch, plan.compressor)
             seen = self.disturbance.observed(self.job_id, self._node_gpus, plan.micro_batch)
-            # What a step without accumulation takes.
+            # The report is of a step without accumulation.
             one = plan if plan.accumulation == 1 else replace(plan, accumulation=1)
             news = task.observe(StepReport(held, one, step_s * seen, sync_s * seen)) is not None
         self._news = task.report(app.seen_statistics(plan, self.epoch)) or news

@@ -267,20 +267,18 @@ def certify(problem: Problem, choice: Ints, bound: float, prices: Floats, target
     return Solution(choice, objective, max(bound, objective), gap, status, prices)
 
 
-def proven(problem: Problem, choice: Ints, prices: Floats) -> Solution | None:
-    """`choice` as a solution, if these prices prove that nothing is worth more; else None.
+def proven(problem: Problem, choice: Ints, prices: Floats | None) -> Solution | None:
+    """A solution with this choice if these prices prove that no allocation is worth more; None if they do not.
 
     prices: (R,) ≥ 0, such as those of the round before. The proof is weak duality: no allocation is worth more than
     prices · limits + Σ_j max(0, max_c (u_jc − prices · what it takes)), where a forced job has its one configuration.
     """
-    if prices.shape != problem.limits.shape or not problem.fits(choice):
+    if prices is None or prices.shape != problem.limits.shape or not problem.fits(choice):
         return None
     reduced = less_price(problem.utility, problem.demands, prices)
     best = reduced.max(axis=1, initial=0.0)
     if problem.forced is not None:
         kept = np.flatnonzero(problem.forced >= 0)
         best[kept] = reduced[kept, problem.forced[kept]]
-    bound, objective = float(prices @ problem.limits + best.sum()), problem.objective(choice)
-    if relative_gap(objective, bound) > 0:
-        return None
-    return Solution(choice, objective, max(bound, objective), 0.0, "optimal", prices)
+    found = certify(problem, choice, float(prices @ problem.limits + best.sum()), prices, 0.0, "gap_open")
+    return found if found.status == "optimal" else None

@@ -89,6 +89,7 @@ class Beliefs:
         """(2, jobs, configurations): initial-batch iterations per second at the best batch, 0 where no batch fits; and
         samples per second at that batch, 0 where unknown.
 
+        A job's row is made again only when its model or statistics have changed.
         batch: whether the batch may grow to the job's maximum or only to what its user requested. A GPU type without a
         model takes the curve of the first type with one, times the ratio of their one-GPU rates (Sia, SOSP 2023,
         section 3.2). A job without observations has NaN throughout; a job with plans is known from the start.
@@ -96,9 +97,15 @@ class Beliefs:
         known = self._rows.setdefault(rows.key() + batch.encode(), {})
         if len(known) > MAX_REMEMBERED:
             known.clear()
-        result = np.empty((2, len(tasks), len(rows)))
-        for task_class in dict.fromkeys(type(task) for task in tasks):
-            at = [index for index, task in enumerate(tasks) if type(task) is task_class]
-            alike = [tasks[index] for index in at]
-            result[:, at] = task_class.goodputs(alike, rows, self._types, known, requested=batch == "requested")
-        return result
+        outdated: dict[type[SynergyTask], list[SynergyTask]] = {}
+        for task in tasks:
+            made_of = id(known), task.pool.version, task.believed_statistics
+            if task.paces is None or task.paces[0] != made_of:
+                task.paces = made_of, np.zeros(0)
+                outdated.setdefault(type(task), []).append(task)
+        for task_class, alike in outdated.items():
+            made = task_class.goodputs(alike, rows, self._types, known, requested=batch == "requested")
+            for at, task in enumerate(alike):
+                assert task.paces is not None
+                task.paces = task.paces[0], made[:, at]
+        return np.stack([task.paces[1] for task in tasks if task.paces is not None], axis=1)

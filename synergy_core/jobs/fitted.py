@@ -48,7 +48,8 @@ class SynergyTask:
     variance) of the gradient as last reported. done_work: reported iterations at the initial batch. shared: whether
     other jobs use the pool too. declares: whether declared work is known. scheduled: whether the scheduler chooses the
     plan when it decides, because another plan may take a restart; else the job chooses as it trains. gpu_slowdown: the
-    GPUs' part of the last step relative to what the requested rate says; None before the first report.
+    GPUs' part of the last step relative to what the requested rate says; None before the first report. paces: what the
+    job's row of `Beliefs.paces` was made of, and the row, (2, configurations).
     """
 
     spec: JobSpec
@@ -59,7 +60,7 @@ class SynergyTask:
     statistics: tuple[float, float] | None = field(default=None, init=False)
     done_work: float = field(default=0.0, init=False)
     gpu_slowdown: float | None = field(default=None, init=False)
-    _row: tuple[object, Floats] | None = field(default=None, init=False)
+    paces: tuple[object, Floats] | None = field(default=None, init=False)
 
     scheduled: ClassVar[bool] = False
 
@@ -310,31 +311,8 @@ class SynergyTask:
         """(2, jobs, configurations): initial-batch iterations per second of tasks of this kind, see `Beliefs.goodput`,
         and samples per second at that batch, 0 where unknown.
 
-        known: rows by their `Belief`; missing rows are added, computed once for all jobs with equal beliefs. A task
-        keeps its row until its beliefs change.
+        known: rows by their `Belief`; missing rows are added, computed once for all jobs with equal beliefs.
         """
-        outdated = []
-        for task in tasks:
-            made_of = id(known), task.pool.version, task.believed_statistics
-            if task._row is None or task._row[0] != made_of:
-                outdated.append((task, made_of))
-        if outdated:
-            made = cls._goodputs([task for task, _ in outdated], rows, gpu_types, known, requested=requested)
-            for (task, made_of), row in zip(outdated, made, strict=True):
-                task._row = made_of, row
-        return np.stack([task._row[1] for task in tasks if task._row is not None], axis=1)
-
-    @classmethod
-    def _goodputs(
-        cls,
-        tasks: Sequence[Self],
-        rows: Configurations,
-        gpu_types: Sequence[str],
-        known: dict[Belief, Floats],
-        *,
-        requested: bool,
-    ) -> Floats:
-        """(jobs, 2, configurations): `goodputs` of these tasks, made anew."""
         result = np.full((2, len(tasks), len(rows)), np.nan)
         result[1] = 0.0
         for index, gpu_type in enumerate(gpu_types):
@@ -366,7 +344,7 @@ class SynergyTask:
                 ats, asked, ratios = zip(*keys, strict=True)
                 of_jobs = np.stack([known[key] for key in asked], axis=1) * np.array(ratios)[:, None]
                 result[:, np.array(ats)[:, None], columns] = of_jobs
-        return np.ascontiguousarray(result.swapaxes(0, 1))
+        return result
 
     @classmethod
     def _paces(cls, asked: Sequence[PaceAsked], nodes: Ints, gpus: Ints) -> Floats:

@@ -117,8 +117,7 @@ def choose_rows(
     utility = np.where((forced[:, None] == np.arange(len(rows))) & ~np.isfinite(utility), 0.0, utility)
     tenant, quota = _quotas(state)
     problem = Problem(utility, rows.gpus, rows.gpu_type, state.capacity, forced, tenant, quota)
-    known = keeps_equals and state.memory is not None
-    solution = proven(problem, held, state.memory) if known else None
+    solution = proven(problem, held, state.memory) if keeps_equals else None
     if solution is None:
         solution = solve(problem, method=method)
         if keeps_equals and problem.fits(held):

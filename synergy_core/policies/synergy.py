@@ -17,7 +17,7 @@ UNKNOWN_REMAINING_S = 1_500.0
 """Assumed run time of a job we know nothing about, on one GPU of the slowest type."""
 YOUNG_S = 300.0
 """A job that declared no work is assumed to need as much again as it has done, and at least this long at its median
-goodput. Also what a job may wait before it counts as late (`_stretch`)."""
+goodput. `_stretch` adds it to every job's run time, so that a short wait does not make a short job late."""
 
 MIN_MOVE_COST = 1e-3
 """Minimum cost of a move, as a fraction of the job's utility. It stops pointless moves where restarts cost nothing."""

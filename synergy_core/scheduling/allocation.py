@@ -193,7 +193,7 @@ class Snapshots:
             "restarts": [job.restarts for job in jobs],
             "gpu_type": [self._asked_type(job) for job in jobs],
             "held_type": [self._kinds[self._cluster.type_of(job.placement)] if job.running else -1 for job in jobs],
-            "must_stay": [job.running and job.stays(now_s) for job in jobs],
+            "must_stay": [job.stays(now_s) for job in jobs],
             "virtual_cluster": [self._tenant.get(job.virtual_cluster, 0) for job in jobs],
         }
         fixed: dict[str, Any] = {"now_s": now_s, "round_s": self._round_s, "cluster": self._cluster}

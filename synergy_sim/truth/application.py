@@ -100,7 +100,7 @@ class Application(ABC):
         return [float(each) for each in np.cumsum(epochs / np.array(self.gains(global_batch)))]
 
     def statistics_by_epoch(self, global_batch: int) -> list[GradientStatistics]:
-        """`statistics` of every epoch, remembered."""
+        """The gradient statistics of all epochs at that batch; computed once."""
         known = self._statistics_of.get(global_batch)
         if known is None:
             known = [self.statistics(global_batch, epoch) for epoch in range(len(self.work_at_epoch_end))]
