@@ -46,7 +46,7 @@ from synergy_core.planner.emitters import PlannedLaunch, emitted, emitter_for, e
 from synergy_core.planner.enumerate import FIXABLE
 from synergy_core.planner.explain import PARTS, model_flops, picture, seconds, why
 from synergy_core.planner.machine import (
-    FLASH_ATTENTION,
+    MIN_FLASH_CAPABILITY,
     ExpectedError,
     Machine,
     OwnConstants,
@@ -108,11 +108,11 @@ def run(chosen: argparse.Namespace) -> int:
         query.batch, query.fixed = plan.global_batch, {name: int(getattr(plan, name)) for name in FIXABLE}
     batch = query.batch or default_batch(model.architecture)
     machines = [_machine(each, query) for each in query.gpu]
-    stacks = [running_on(software, each.gpu) for each in machines]
+    stacks = {each.gpu.name: running_on(software, each.gpu) for each in machines}
     own = _own_constants(query, machines)
 
     def find(machine: Machine, counts: Sequence[int], keep: int = 0) -> PlanTable:
-        stack = running_on(software, machine.gpu)
+        stack = stacks[machine.gpu.name]
         constants = (own.of(machine.gpu) if own else None) or constants_for(machine, stack)
         wanted: dict[str, Any] = {"counts": counts, "global_batch": batch, "keep": keep, "fixed": query.fixed}
         return search(model.family, model.architecture, machine, stack, constants, **wanted)
@@ -122,7 +122,8 @@ def run(chosen: argparse.Namespace) -> int:
         print(f"  {note}")
     flops = model_flops(model.family, model.architecture, software) * batch
     answers = []
-    for machine, stack, price in zip(machines, stacks, query.price, strict=True):
+    for machine, price in zip(machines, query.price, strict=True):
+        stack = stacks[machine.gpu.name]
         table = find(machine, query.gpus, query.top - 1)
         peak = machine.gpu.matrix_flops_per_s(stack.precision) * table.gpus
         is_own = own is not None and own.of(machine.gpu) is not None
@@ -253,7 +254,7 @@ def _print_plans(answer: PlanAnswer) -> None:
         f"{machine.gpus_per_node} per node\n  {machine.link_bytes_per_s / 1e9:.0f} GB/s within nodes, "
         f"{machine.network_bytes_per_s / 1e9:.1f} GB/s between, {answer.software.precision}"
     )
-    if machine.gpu.compute_capability < FLASH_ATTENTION:
+    if machine.gpu.compute_capability < MIN_FLASH_CAPABILITY:
         print("  attention is not fused: FlashAttention does not run on these GPUs")
     counts = set(table.gpus.tolist())
     many = len(counts) + len(table.infeasible) >= MIN_COUNTS_FOR_SUMMARY

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from synergy_core.errors import InputError, unknown
-from synergy_core.planner.plan import RISING, Plans, Recompute
+from synergy_core.planner.plan import RISING, ZEROS, Plans, Recompute
 from synergy_core.planner.work import Limits, divisors
 from synergy_core.units import Bools, Ints
 
@@ -26,8 +26,6 @@ FIXABLE = (
     *("tensor", "pipeline", "context", "data", "expert", "interleave", "micro_batch"),
     *("zero", "recompute", "sequence"),
 )
-ZEROS = (0, 1, 2, 3)
-"""The stages of ZeRO."""
 FROM_ZERO = ("zero", "recompute", "sequence")
 """Settings that may be 0; the others are degrees."""
 

@@ -20,6 +20,7 @@ from synergy_core.catalog import (
     read_yaml,
 )
 from synergy_core.errors import InputError, unknown
+from synergy_core.planner.plan import SPLITS, ZEROS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,6 @@ def machine_named(
     return Machine(gpu, count, kind, rates[kind], group, share, gpu.memory_bytes)
 
 
-SPLITS = ("tensor", "pipeline", "context", "expert")
-"""The ways to split a model, besides replicas."""
-
-
 @dataclass(frozen=True, slots=True)
 class Software:
     """A training stack, with its settings.
@@ -123,7 +120,7 @@ class Software:
     workspace_bytes: float = 96.0 * 2**20
     sends_once: bool = False
     splits: tuple[str, ...] = SPLITS
-    zeros: tuple[int, ...] = (0, 1, 2, 3)
+    zeros: tuple[int, ...] = ZEROS
     short_chunks: int = 0
     like: tuple[str, ...] = ()
     words: str = ""
@@ -152,7 +149,7 @@ def software_named(name: str) -> Software:
     return found
 
 
-FLASH_ATTENTION = 8.0
+MIN_FLASH_CAPABILITY = 8.0
 """Least compute capability that FlashAttention supports (Dao-AILab/flash-attention, README: Ampere, Ada, Hopper)."""
 
 
@@ -163,7 +160,7 @@ def running_on(software: Software, gpu: GpuSheet) -> Software:
     if software.precision == "fp8" and "fp8" not in gpu.tensor_flops_per_s:
         other = software.name.removesuffix("-fp8")
         raise InputError(f"software={software.name}: {gpu.title} has no FP8 tensor cores; type software={other}.")
-    if gpu.compute_capability < FLASH_ATTENTION:
+    if gpu.compute_capability < MIN_FLASH_CAPABILITY:
         software = replace(software, flash=False)
     only_fp16 = "fp16" in gpu.tensor_flops_per_s and "bf16" not in gpu.tensor_flops_per_s
     return replace(software, precision="fp16") if only_fp16 and software.precision == "bf16" else software

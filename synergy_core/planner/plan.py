@@ -46,6 +46,11 @@ class Recompute(IntEnum):
 RISING = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
 """The kinds that a search tries, from least time and most memory to most time and least memory."""
 
+SPLITS = ("tensor", "pipeline", "context", "expert")
+"""The ways to split a model, besides replicas."""
+ZEROS = (0, 1, 2, 3)
+"""The stages of ZeRO."""
+
 _PASSES = np.array([each.passes for each in Recompute])
 
 

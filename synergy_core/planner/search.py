@@ -15,10 +15,10 @@ from math import prod
 import numpy as np
 
 from synergy_core.errors import InputError
-from synergy_core.planner.enumerate import ZEROS, candidates, leanest, undominated, with_options
-from synergy_core.planner.machine import SPLITS, Constants, Machine, Software
+from synergy_core.planner.enumerate import candidates, leanest, undominated, with_options
+from synergy_core.planner.machine import Constants, Machine, Software
 from synergy_core.planner.memory import memory, usable_bytes
-from synergy_core.planner.plan import Plans
+from synergy_core.planner.plan import SPLITS, ZEROS, Plans
 from synergy_core.planner.step_time import StepTime, step_time
 from synergy_core.planner.work import Architecture, Family, Limits, Work
 from synergy_core.units import Bools, Floats, Ints, rows_at
@@ -262,15 +262,15 @@ def _reason(
         row = rows[[sized.least_bytes[rows].argmin()]]
         lean = leanest(sized.plans.take(row), fixed, model.software.zeros)
         needed, usable = float(sized.least_bytes[row[0]]), usable_bytes(machine)
-        state = float(np.max(memory(model.work(lean), lean, model.software).optimizer))
+        optimizer_bytes = float(np.max(memory(model.work(lean), lean, model.software).optimizer))
         message = (
             f"the leanest plan ({lean.plan(0).describe()}) needs {needed / 2**30:.1f} GiB on the fullest GPU, "
             f"where {usable / 2**30:.1f} GiB are usable"
         )
-        if needed - state <= usable:
+        if needed - optimizer_bytes <= usable:
             message += (
-                f"; it would fit with the {state / 2**30:.1f} GiB of optimizer state offloaded to the host, which is "
-                "slower and not predicted here"
+                f"; it would fit with the {optimizer_bytes / 2**30:.1f} GiB of optimizer state offloaded to the host, "
+                "which is slower and not predicted here"
             )
         return Infeasible(gpus, "memory", message, missing_bytes=needed - usable)
     if fixed:
