@@ -46,8 +46,8 @@ class Recompute(IntEnum):
 RISING = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)
 """The kinds that a search tries, from least time and most memory to most time and least memory."""
 
-SPLITS = ("tensor", "pipeline", "context", "expert")
-"""The ways to split a model, besides replicas."""
+SPLITS = ("tensor", "pipeline", "context", "expert", "interleave")
+"""The degrees that training software may lack; without one, it is 1."""
 ZEROS = (0, 1, 2, 3)
 """The stages of ZeRO."""
 
