@@ -22,6 +22,7 @@ from synergy_core.units import DAY_S, GB, MB
 from synergy_runs.files import atomic_file
 from synergy_runs.generators import generate, generate_whole, names
 from synergy_runs.generators.laws import LawParameters, draw, laws
+from synergy_runs.plan_tables import plan_table
 from synergy_runs.settings import ClusterSettings, NodeTypeSettings, TraceSettings
 from synergy_runs.traces import formats, read_trace
 from synergy_runs.traces._download import PUBLISHED_AT, VARIABLE, find
@@ -566,7 +567,13 @@ def check_compression(compression: str, policies: Iterable[Policy]) -> None:
 
 
 def read_profile(path: Path) -> Profile:
-    """Reads a profile. Raises InputError if the file is missing or is not a profile."""
+    """Reads a profile, or a published table (`plan_tables`); a relative path also counts from $SYNERGY_DATA.
+
+    Raises InputError if the file is missing or is neither.
+    """
+    path = path if path.exists() else find([str(path)]) or path
+    if path.suffix == ".csv":
+        return plan_table(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -224,7 +224,7 @@ def enlarged(workload: Workload, cluster: Cluster, truth: Truth) -> Workload:
         app, asked = truth.planned_application(name, batch, cluster), gpu_types[type_code[row]]
         for gpu_type, count in _larger(int(gpus[row]), asked, cluster):
             node_gpus, _ = packed_as_asked(gpu_type, count, cluster)
-            if np.isfinite(app.step_s(gpu_type, node_gpus, app.initial_batch)):
+            if np.isfinite(app.step_s(gpu_type, node_gpus, batch)):
                 gpus[row], type_code[row] = count, gpu_types.index(gpu_type)
                 break
         else:

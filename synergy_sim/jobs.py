@@ -533,7 +533,8 @@ def _requests(work: Workload, cluster: Cluster) -> list[Share | None]:
 def _costs_of(model: str, execution: ExecutionModel, truth: Truth | None) -> Costs:
     """The costs of starting, stopping and saving for jobs of that model."""
     if truth is not None and model in truth.profile:
-        return execution.costs_as_measured(model, truth.profile[model].costs)
+        measured = truth.profile[model].costs
+        return execution.costs_of(model) if measured is None else execution.costs_as_measured(model, measured)
     if truth is not None and truth.plans(model):
         return execution.costs_of_checkpoint(model, tables.model_named(model).checkpoint_bytes)
     return execution.costs_of(model)

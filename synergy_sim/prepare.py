@@ -102,8 +102,8 @@ def prepared_runs(settings: Settings) -> Iterator[PreparedRun]:
 def _costs_in_words(settings: Settings, truth: Truth, execution: ExecutionModel, policies: Iterable[Policy]) -> str:
     """A sentence on the cost of restarts and the error of declared work."""
     costs_s = {each.restart_s for each in (execution.costs, *execution.costs_by_model.values())}
-    if truth.profile:
-        costs_s = {each.costs.restart_s for each in truth.profile.models.values()}
+    if measured := [each.costs.restart_s for each in truth.profile.models.values() if each.costs is not None]:
+        costs_s = set(measured)
     least, most = (f"{cost_s:.2f}".rstrip("0").rstrip(".") for cost_s in (min(costs_s), max(costs_s)))
     words = f"A restart costs {least} s" if least == most else f"A restart costs {least} to {most} s, by model"
     if settings.trace.models == "llm":

@@ -89,7 +89,7 @@ def test_a_job_that_has_saved_nothing_keeps_its_gpus_and_what_stops_lose_is_coun
         assert state.unsaved_s[0] == (state.now_s - began_s[-1]) % 300 if state.held_gpus[0] else not state.unsaved_s[0]
         rows, held = state.rows(), state.held_row(state.rows())[0]
         time_s = np.linspace(1_000.0, 2_000.0, len(rows))[None]
-        kept = state.kept(rows, time_s, horizon_s=500.0, restart_charge=1.0, start_charge=1.0, lost_charge=3.0)
+        kept = state.kept(rows, time_s, horizon_s=500.0, restart_charge=1.0, lost_charge=3.0)
         again_s = np.where(np.arange(len(rows)) == held, 0.0, state.unsaved_s[0] * time_s / time_s[0, held])
         assert kept == pytest.approx(500 / (500 + 3 * again_s))  # what is lost is done again at the row's speed
         wanted = state.must_stay[0] or state.now_s // 60 % 2 == 0

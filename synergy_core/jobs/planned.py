@@ -74,8 +74,8 @@ class PlannedSpeeds:
 
 @dataclass
 class ProfiledSpeeds:
-    """Measured step times on one cluster's GPU types. plans: whether the policy may read every plan; else only
-    data-parallel plans.
+    """Measured step times on one cluster's GPU types. plans: whether the policy may read every plan; else only replicas
+    of the smallest.
     """
 
     profile: Profile
@@ -155,9 +155,15 @@ class TaskWithPlans(SynergyTask, ABC):
         return result
 
     def requested_rate(self, gpu_type: str) -> float:
-        """Iterations per second with the requested GPUs and batch; 0 where no plan fits."""
+        """Iterations per second with the requested GPUs and batch; 0 where no plan fits.
+
+        Where no plan that the policy knows fits, the one that the job would run under: its user has measured that.
+        """
         gpus = self.spec.requested_gpus
-        (ways,) = self._ways(gpu_type, [(self._fewest_nodes(gpu_type, gpus), gpus)], requested=True)
+        shapes = [(self._fewest_nodes(gpu_type, gpus), gpus)]
+        (ways,) = self._ways(gpu_type, shapes, requested=True)
+        if not ways:
+            (ways,) = self._ways(gpu_type, shapes, requested=True, every_plan=True)
         return 1.0 / (ways[0].step_s * self.pool.ratio(gpu_type)) if ways else 0.0
 
 

@@ -68,8 +68,8 @@ class JobSpec:
 
     @cached_property
     def most_fed_gpus(self) -> int:
-        """The most GPUs that the job may have and that its largest batch can feed."""
-        return min(self.most_gpus, self.max_batch // self.smallest_local_batch)
+        """The most GPUs that the job may have and that its largest batch can feed; plans may split a sample."""
+        return self.most_gpus if self.architecture else min(self.most_gpus, self.max_batch // self.smallest_local_batch)
 
 
 class Shape(NamedTuple):

@@ -473,20 +473,20 @@ class GoodputState(ClusterState):
         *,
         horizon_s: float,
         restart_charge: float,
-        start_charge: float,
         lost_charge: float,
     ) -> Floats:
         """(jobs, rows): L / (L + what moving to the row costs), the fraction of its time that a job trains after it.
 
-        L: the remaining time there, at most horizon_s. Staying costs nothing; a start costs start_charge restarts,
-        another number of GPUs on the present type restart_charge resizes, else a move restart_charge restarts. To these
-        comes lost_charge times what a stop loses (`unsaved_s`), which is done again at the row's speed.
+        L: the remaining time there, at most horizon_s. Staying costs nothing, and so does a start, which a waiting job
+        pays whenever it is; another number of GPUs on the present type costs restart_charge resizes, a move to another
+        restart_charge restarts. To these comes lost_charge times what a stop loses (`unsaved_s`), which is done again
+        at the row's speed.
         time_s: (jobs, rows), or (jobs, 1) if it is the same for all rows.
         """
         held = self.held_row(rows)[:, None]
         resized = self.held_type[:, None] == rows.gpu_type
         cost_s = np.where(resized, self.resize_s[:, None], self.restart_s[:, None])
-        cost_s *= np.where(self.held_gpus == 0, start_charge, restart_charge)[:, None]
+        cost_s *= np.where(self.held_gpus == 0, 0.0, restart_charge)[:, None]
         if self.unsaved_s.any():
             here_s = np.take_along_axis(time_s, np.clip(held, 0, time_s.shape[1] - 1), axis=1)
             again = np.divide(time_s, here_s, out=np.ones_like(time_s), where=np.isfinite(time_s) & (here_s > 0))

@@ -47,7 +47,8 @@ class ProfiledRow:
 
     step_s: mean over copies that ran side by side. spread: their range ÷ mean. memory_bytes: the most that one rank
     held. predicted: step_s was not measured but predicted from other rows (`PlanTimes`). sync_s: part of step_s, for
-    replicas that were observed in training (`SeenPlan`).
+    replicas that were observed in training (`SeenPlan`). node_gpus: GPUs on each node, ascending, where other splits
+    over as many nodes were measured too.
     """
 
     gpu_type: str
@@ -58,6 +59,7 @@ class ProfiledRow:
     memory_bytes: float = 0.0
     predicted: bool = False
     sync_s: float = 0.0
+    node_gpus: tuple[int, ...] = ()
 
 
 class NoiseFrom(NamedTuple):
@@ -121,10 +123,10 @@ class ProfiledInput:
 class ProfiledModel:
     """One model on one testbed.
 
-    initial_batch: where the learning rate was tuned. noise: by work, from 0 on. input: for jobs that load samples
-    (`LoadedJob`), else None. application: of the model's jobs (`JobSpec`), which have name, class and arguments in
-    common; "": all jobs of that name. tried_batch: the largest batch at which plans were tried; beyond max_batch no
-    plan could train.
+    initial_batch: where the learning rate was tuned. noise: by work, from 0 on. costs: None where nobody measured
+    them. input: for jobs that load samples (`LoadedJob`), else None. application: of the model's jobs (`JobSpec`),
+    which have name, class and arguments in common; "": all jobs of that name. tried_batch: the largest batch at which
+    plans were tried; beyond max_batch no plan could train.
     """
 
     name: str
@@ -132,7 +134,7 @@ class ProfiledModel:
     max_batch: int
     parameters: float
     noise: tuple[NoiseFrom, ...]
-    costs: ProfiledCosts
+    costs: ProfiledCosts | None
     rows: tuple[ProfiledRow, ...]
     input: ProfiledInput | None = None
     application: str = ""
@@ -148,14 +150,17 @@ class ProfiledModel:
 
     @cached_property
     def _fastest(self) -> dict[tuple[str, int, int, object], ProfiledRow]:
-        """The fastest row by GPU type, nodes, global batch and a property of the plan: its number of GPUs, its number
-        of single-GPU replicas, or its degrees.
+        """The fastest row by GPU type, nodes, global batch and a property of the plan: its number of GPUs, the same of
+        replicas of the smallest plan for that batch, or its degrees.
         """
         best: dict[tuple[str, int, int, object], ProfiledRow] = {}
+        smallest: dict[int, Plan] = {}
+        for row in sorted(self.rows, key=lambda row: (row.plan.gpus // row.plan.data, row.step_s)):
+            smallest.setdefault(row.plan.global_batch, row.plan)
         for row in self.rows:
-            plan = row.plan
+            plan, least = row.plan, smallest[row.plan.global_batch]
             have: list[object] = [plan.gpus, degrees_of(plan)]
-            if plan.tensor == plan.pipeline == 1:
+            if (plan.tensor, plan.pipeline) == (least.tensor, least.pipeline):
                 have.append(("replicas", plan.gpus))
             for each in have:
                 key = (row.gpu_type, row.nodes, plan.global_batch, each)
@@ -172,13 +177,25 @@ class ProfiledModel:
         return known
 
     @cached_property
+    def _splits(self) -> dict[tuple[str, int, int], dict[int, dict[tuple[int, ...], list[ProfiledRow]]]]:
+        """Rows by GPU type, GPUs and batch; then by number of nodes; then by GPUs on each node, () where not told."""
+        found: dict[tuple[str, int, int], dict[int, dict[tuple[int, ...], list[ProfiledRow]]]] = {}
+        for row in self.rows:
+            key = row.gpu_type, row.plan.gpus, row.plan.global_batch
+            found.setdefault(key, {}).setdefault(row.nodes, {}).setdefault(row.node_gpus, []).append(row)
+        return found
+
+    @cached_property
     def batches(self) -> tuple[int, ...]:
         return tuple(sorted({row.plan.global_batch for row in self.rows}))
 
     def best(
         self, gpu_type: str, nodes: int, gpus: int, batch: int, *, replicas_only: bool = False
     ) -> ProfiledRow | None:
-        """The fastest plan on that shape at that global batch; None if none was measured."""
+        """The fastest plan on that shape at that global batch; None if none was measured.
+
+        replicas_only: of those that are replicas of the smallest plan, which is one GPU where the model fits on it.
+        """
         return self._fastest.get((gpu_type, nodes, batch, ("replicas", gpus) if replicas_only else gpus))
 
     def with_degrees(self, gpu_type: str, nodes: int, batch: int, degrees: Degrees) -> ProfiledRow | None:
@@ -194,10 +211,22 @@ class ProfiledModel:
         known = self._nodes.get((gpu_type, gpus), set())
         return min(known, key=lambda each: (abs(each - nodes), each), default=nodes)
 
-    def step_s(self, gpu_type: str, nodes: int, gpus: int, batch: int) -> float:
-        """Seconds of a step under the best plan; inf if none was measured."""
-        row = self.best(gpu_type, nodes, gpus, batch)
-        return inf if row is None else row.step_s
+    def step_s(self, gpu_type: str, node_gpus: tuple[int, ...], batch: int, degrees: Degrees | None = None) -> float:
+        """Seconds of a step with these GPUs on each node; inf if nothing was measured with as many GPUs at that batch.
+
+        Where that split over nodes was not measured: the mean of those that were, on the nearest number of nodes.
+        degrees: of its plan, where they were measured there; else the fastest plan counts.
+        """
+        known = self._splits.get((gpu_type, sum(node_gpus), batch))
+        if known is None:
+            return inf
+        splits = known[min(known, key=lambda nodes: (abs(nodes - len(node_gpus)), nodes))]
+        same = splits.get(tuple(sorted(node_gpus)))
+        each = [
+            min([row.step_s for row in rows if degrees_of(row.plan) == degrees] or [row.step_s for row in rows])
+            for rows in (splits.values() if same is None else [same])
+        ]
+        return sum(each) / len(each)
 
 
 @dataclass(frozen=True)

@@ -61,8 +61,9 @@ class Plan:
     tensor, pipeline, context, data: degrees; their product is the number of GPUs. expert: number of data × context
     ranks over which a layer's experts are spread. interleave: stages per GPU. micro_batch: sequences (or images).
     accumulation: micro-batches per step on each replica. zero: ZeRO's stage; 3 is FSDP. recompute: number of a
-    `Recompute`. sequence: whether sequence parallelism is used. compressor: name of the gradient compressor, which
-    `Plans` lack.
+    `Recompute`. sequence: whether sequence parallelism is used. compressor: name of the gradient compressor; offload:
+    whether CPUs hold the optimizer's states and update the weights (ZeRO-Offload, Ren et al., ATC 2021). `Plans` lack
+    these two.
     """
 
     tensor: int = 1
@@ -77,6 +78,7 @@ class Plan:
     recompute: int = Recompute.NONE.value
     sequence: bool = False
     compressor: str = NO_COMPRESSOR
+    offload: bool = False
 
     @property
     def gpus(self) -> int:
@@ -98,11 +100,13 @@ class Plan:
         parts += ["sp"] if self.sequence else []
         parts += [Recompute(self.recompute).label] if self.recompute else []
         parts += [self.compressor] if self.compressor != NO_COMPRESSOR else []
+        parts += ["offload"] if self.offload else []
         return " · ".join(parts)
 
     def as_dict(self) -> dict[str, int | bool | str]:
-        """The plan's fields as plain values; `compressor` only if it is not none."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("compressor", NO_COMPRESSOR)}
+        """The plan's fields as plain values; `compressor` and `offload` only if they are used."""
+        unused = {"compressor": NO_COMPRESSOR, "offload": False}
+        return {name: value for name, value in asdict(self).items() if name not in unused or value != unused[name]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def ftf(
     share = np.where(share > 0, share, best)
     rho = (state.now_s - state.submit_time_s + work / best) * share / (state.done_work + work)
     time_s = (work / best)[:, None]
-    kept = state.kept(rows, time_s, horizon_s=horizon_s, restart_charge=1.0, start_charge=0.0, lost_charge=1.0)
+    kept = state.kept(rows, time_s, horizon_s=horizon_s, restart_charge=1.0, lost_charge=1.0)
     utility = rho[:, None] ** fairness * (kept * goodput / best[:, None]) ** utility_power
     return choose_rows(state, rows, np.where(valid, utility, -np.inf), method=method)
 

@@ -29,7 +29,6 @@ def synergy(
     *,
     horizon_s: float = 1_200.0,
     restart_charge: float = 1.5,
-    start_charge: float = 1.5,
     lost_charge: float = 4.5,
     rank_power: float = 1.0,
     rank_offset: float = 2.0,
@@ -45,11 +44,11 @@ def synergy(
     """Most weighted progress at proven optimality: restarts charged over a horizon, nearly finished jobs first.
 
     Utility of row c for job j: w_j · (r_jc · g_jc / g_j)^utility_power, g goodput, g_j what counts as 1 (`_size`);
-    r the fraction of time left by restarts (`GoodputState.kept`; waiting jobs are charged too, else identical jobs
-    would take turns free of charge). w_j = (i + rank_offset)^rank_power · lateness^aging_power. i is 1 for the job with
-    most time left: served shortest first, a second of its work delays i jobs, itself and those with more left (the
-    marginal cost under heSRPT, Berg et al., 2020, where speed is in proportion to GPUs). lateness: `_stretch` ÷
-    (late_after · its mean over jobs), at least 1; without it the longest jobs would pay for all other jobs' gains.
+    r the fraction of time left by restarts (`GoodputState.kept`).
+    w_j = (i + rank_offset)^rank_power · lateness^aging_power. i is 1 for the job with most time left: served shortest
+    first, a second of its work delays i jobs, itself and those with more left (the marginal cost under heSRPT, Berg et
+    al., 2020, where speed is in proportion to GPUs). lateness: `_stretch` ÷ (late_after · its mean over jobs), at least
+    1; without it the longest jobs would pay for all other jobs' gains.
     growth, first_gpus, batch_limit: what a job may be given (`GoodputState.allowed`, `GoodputState.goodput`). method:
     the allocator's. shares: whether to share out CPUs and memory if the nodes have them listed; else every job has its
     proportional share.
@@ -60,10 +59,7 @@ def synergy(
     if levels is not None:
         goodput = goodput * levels.speed[:, :, 0]
     time_s = _remaining_s(state, rows, goodput, unknown)
-    kept = state.kept(
-        rows, time_s, horizon_s=horizon_s, restart_charge=restart_charge, start_charge=start_charge,
-        lost_charge=lost_charge,
-    )  # fmt: skip
+    kept = state.kept(rows, time_s, horizon_s=horizon_s, restart_charge=restart_charge, lost_charge=lost_charge)
     size_s, reference = _size(state, rows, goodput, time_s)
     # Guessed work grows as it is done: round it to powers of two, so that identical jobs do not take turns every round.
     undeclared = np.isnan(state.remaining_work)

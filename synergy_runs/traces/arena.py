@@ -1,13 +1,13 @@
 """Reader of Arena's simulation traces (EuroSys 2026): large models with their requested GPUs, GPU type and batch.
 
-Columns: job_id, submission_time (s, from any origin), num_iteration (steps at batch_size), model_name (`moe__2.4B`),
-deadline (s on the same clock, ignored), batch_size (global), num_gpu, and gpu_type, or in unprocessed files duration
-(s). Only arrivals come from production; the authors drew the rest. A job's run time follows from its model.
+Columns: job_id, submission_time (s, from any origin), num_iteration (five times the steps that its own simulator
+trains), model_name (`moe__2.4B`), deadline (s on the same clock, ignored), batch_size (global), num_gpu, and gpu_type,
+or in unprocessed files duration (s). Only arrivals come from production; the authors drew the rest. A job's run time
+follows from its model.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 from synergy_core.catalog import gpu_type_named
@@ -18,6 +18,8 @@ NAME = "arena"
 SUMMARY = "simulation traces of Arena: submission_time, num_iteration, model_name, batch_size, num_gpu, gpu_type"
 FAMILIES = {"bert": "arena-bert", "moe": "arena-moe", "wide_resnet": "arena-wresnet"}
 """Model families in the trace and their catalog names: `wide_resnet__2B` is arena-wresnet-2b."""
+LOGGED_PER_STEP = 5
+"""Logged iterations of a step that is trained."""
 
 
 def recognises(path: Path, head: str) -> bool:
@@ -37,11 +39,15 @@ def model_named(text: str, column: str) -> str:
     return f"{FAMILIES[family]}-{size.lower()}" if family in FAMILIES and size else text.strip()
 
 
+def _steps(text: str, column: str) -> float:
+    return number(text, column, "steps") // LOGGED_PER_STEP
+
+
 COLUMNS = {
     "job_name": Text("job_id"),
     "submit_s": Number("submission_time", seconds),
     "duration_s": Number("duration", seconds, missing=0.0),
-    "iterations": Number("num_iteration", partial(number, expected="steps")),
+    "iterations": Number("num_iteration", _steps),
     "model": Text("model_name", model_named),
     "global_batch": Number("batch_size", whole),
     "gpus": Number("num_gpu", whole),

@@ -134,6 +134,8 @@ class Truth:
         """
         if self.profile:
             names = ", ".join(self.profile)
+            if all(each.costs is None for each in self.profile.models.values()):
+                return f"step times of {names} as measured on {self.profile.machine}"
             return f"step times and costs of {names} as profiled on {self.profile.machine}, {self.profile.date}"
         where = f"tables in {self.profiles}" if self.profiles is not None else "the catalog's constants"
         known = {name: load_model(name) for name in sorted(set(models)) if name in model_names()}

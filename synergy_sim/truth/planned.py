@@ -139,28 +139,28 @@ class ProfiledApplication(ApplicationWithPlans):
         stretches = [each for each in model.noise if each.work < iterations]
         self.work_at_epoch_end = (*(each.work / iterations * WORK for each in stretches[1:]), WORK)
         self._ratios = [each.ratio for each in stretches]
+        self._steps_s: dict[tuple[str, NodeGpus, Plan], float] = {}
 
     def step_s(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> float:
-        return self.model.step_s(gpu_type, len(node_gpus), sum(node_gpus), global_batch)
+        return self.model.step_s(gpu_type, node_gpus, global_batch)
 
     def as_requested(self, gpu_type: str, node_gpus: NodeGpus, global_batch: int) -> Plan:
         """The best plan for that batch. Raises InputError where nothing was measured."""
-        row = self.model.best(gpu_type, len(node_gpus), sum(node_gpus), global_batch)
+        gpus = sum(node_gpus)
+        row = self.model.best(gpu_type, self.model.nodes_like(gpu_type, len(node_gpus), gpus), gpus, global_batch)
         if row is None:
             raise InputError(
-                f"{self.name}: nothing was profiled on {sum(node_gpus)} × {gpu_type} at a batch of {global_batch}; "
+                f"{self.name}: nothing was profiled on {gpus} × {gpu_type} at a batch of {global_batch}; "
                 f"measured batches: {', '.join(map(str, self.model.batches))}."
             )
         return row.plan
 
     def iteration_s(self, gpu_type: str, node_gpus: NodeGpus, plan: Plan) -> float:
-        """Measured seconds of an iteration under that plan. Raises InputError where it was not measured."""
-        row = self.model.with_degrees(gpu_type, len(node_gpus), plan.global_batch, degrees_of(plan))
-        if row is None:
-            raise InputError(
-                f"{self.name}: {plan.describe()} was not profiled on {gpu_type}, nodes of {node_gpus} GPUs."
-            )
-        return row.step_s
+        """Measured seconds of an iteration under that plan (`ProfiledModel.step_s`)."""
+        asked = gpu_type, node_gpus, plan
+        if asked not in self._steps_s:
+            self._steps_s[asked] = self.model.step_s(gpu_type, node_gpus, plan.global_batch, degrees_of(plan))
+        return self._steps_s[asked]
 
     def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
         return GradientStatistics(1.0, self._ratios[epoch])

@@ -1,0 +1,40 @@
+"""Reader of the job lists of Rubick (MLSys 2025): models with their requested GPUs and a number of steps.
+
+Columns: name, submission_time (s), application, num_gpus, steps (at the model's only batch), is_sla (1: a guaranteed
+job). Left unread: duration, which follows from the steps; num_cpus, of which its nodes have more than enough; and
+exec_plan, the plan that users asked for: here every policy runs jobs under the best plan measured on their GPUs.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from synergy_runs.traces._reading import Number, Text, header_of, read_jobs
+from synergy_runs.traces.rows import TraceRows, number, one_of, seconds, whole
+
+NAME = "rubick"
+SUMMARY = "job lists of Rubick: name, submission_time, application, num_gpus, steps, is_sla"
+GUARANTEED, BEST_EFFORT = "guaranteed", "best-effort"
+"""Virtual clusters of jobs that must train at least as fast as on what they requested, and of all others."""
+COLUMNS = {
+    "job_name": Text("name"),
+    "submit_s": Number("submission_time", seconds),
+    "model": Text("application", lambda text, column: f"rubick-{text.strip()}"),
+    "gpus": Number("num_gpus", whole),
+    "iterations": Number("steps", partial(number, expected="steps")),
+    "virtual_cluster": Text(
+        "is_sla", partial(one_of, meanings={"0": BEST_EFFORT, "1": GUARANTEED}), missing=BEST_EFFORT
+    ),
+}
+
+
+def recognises(path: Path, head: str) -> bool:
+    """Recognises the format by two columns that no other format has."""
+    return {"exec_plan", "is_sla"} <= header_of(head)
+
+
+def read(path: Path, rows: TraceRows) -> None:
+    """Adds every row; times count from the trace's start."""
+    rows.from_zero = True
+    read_jobs(path, rows, COLUMNS, duration_s=0.0)
