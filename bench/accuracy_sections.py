@@ -44,6 +44,43 @@ def load_body(asked: Asked) -> str:
     )
 
 
+RUBICK = """\
+`experiment=rubick_mlsys25`: 8 nodes of 8 A800, the artifact's trace of 406 jobs and its measured step times, 260 s
+before the first step on any new split of GPUs over nodes, global batches fixed. Every policy knows the table, and
+jobs run under the best plan that was measured on their GPUs; *sia* knows replicas of the smallest plan alone,
+*fifo+tune* is the allocation of Synergy of OSDI 2022. synergy reads the steps that users ask for; with
+information=shared it does not. As `python bench/published_plans.py rubick` (needs: data) prints it:
+
+{table}
+
+The first row is what the artifact's own simulator gives on this trace. Our rubick follows the paper: its mean JCT is
+near, its makespan is not. A job that was restarted five times keeps its GPUs, so that jobs of 32 GPUs and more wait
+for room; without that rule (*most_changes=1000*) they wait less. The artifact puts such jobs back into the queue
+every round, and no job ever takes GPUs from them. Goals: synergy ÷ the artifact at most 0.45, without declared work
+0.60; p99 no worse; makespan at most 1.02."""
+ARENA = """\
+`experiment=arena_eurosys26`: 1,280 GPUs of four types, the 986 jobs of the artifact's trace within its 2,000 rounds
+of 300 s, and the step times that it measured under the best plan. fifo, gavel and sia pay 300 s a start, as the
+artifact's baselines do for their search of plans, and know only shapes on which data parallelism fits, or the
+smallest on which a plan does; the others pay 40 s. As `python bench/published_plans.py arena` (needs: data; minutes:
+10) prints it:
+
+{table}
+
+In the artifact, jobs on which data parallelism fits nowhere never run under gavel and sia; here they run on the
+smallest shape, so that both finish more jobs than published, and crius is less far ahead of them."""
+
+
+def rubick_body(asked: Asked) -> str:
+    """What bench/published_plans.py prints of Rubick."""
+    return RUBICK.format(table=printed_by(asked, "published_plans.py", "rubick").strip())
+
+
+def arena_body(asked: Asked) -> str:
+    """What bench/published_plans.py prints of Arena."""
+    return ARENA.format(table=printed_by(asked, "published_plans.py", "arena").strip())
+
+
 def printed_by(asked: Asked, program: str, *arguments: str) -> str:
     """What a program of bench/ prints, or printed in an earlier call where nothing is to be run."""
     printed = asked.folder / f"{program.removesuffix('.py')}.txt"
@@ -67,6 +104,8 @@ SECTIONS = (
     Section("load", "Against offered load", list, load_body),
     Section("ablation", "Each part alone", ablation_runs, ablation_body),
     Section("sensitivity", "Wrong declarations, split labels, noise, checkpoints", sensitivity_runs, sensitivity_body),
+    Section("rubick", "Rubick's trace on its measured plans", list, rubick_body),
+    Section("arena", "Arena's trace on its measured plans", list, arena_body),
     Section("osdi22", "CPUs and memory: Synergy of OSDI 2022", osdi22_runs, osdi22_body, published_runs),
     Section("shares", "CPUs and memory under synergy", shares_runs, shares_body, shares_once),
     Section("fit", "Fits", list, fit_body),

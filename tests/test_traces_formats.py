@@ -32,6 +32,7 @@ SAMPLES = {
     f'"attempts": [{ATTEMPT}]}}]\n',
     "plain": "submit_time,duration_s,gpus,cpus\n0,60,1,4\n1,60,2,\n",
     "pollux_csv": "name,time,application,num_replicas,batch_size\na,0,cifar10,2,128\n",
+    "rubick": "name,submission_time,application,num_gpus,exec_plan,steps,is_sla\na,0,bert,2,ga,9,1\n",
     "slurm": "|".join(USUAL) + "\n" + "|".join(USUAL.values()) + "\n",
     "spot2026": f"{SPOT}\n1,13,A10,20,1,2,0,60,HP\n",
     "swf": swf() + "\n",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import ctypes
 import io
 import os
 import re
@@ -53,6 +54,9 @@ def run(program: str, main: Callable[[], int | None], *, interrupted: str) -> No
         status = USAGE_ERROR
     except KeyboardInterrupt:
         print(f"{program}: interrupted; {interrupted}", file=sys.stderr)
+        # If an extension module ran the code that was interrupted, Python would exit by the signal whatever the status;
+        # running any code afresh makes it forget that.
+        ctypes.pythonapi.PyRun_SimpleString(b"pass")
         status = INTERRUPTED
     except BrokenPipeError:
         if not _is_stdout_closed():

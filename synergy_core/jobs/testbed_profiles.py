@@ -293,7 +293,10 @@ def profile_of(text: str, source: str) -> Profile:
 
 
 def _model(values: dict[str, Any]) -> ProfiledModel:
-    rows = tuple(ProfiledRow(**{**row, "plan": Plan(**row["plan"])}) for row in values["rows"])
+    rows = tuple(
+        ProfiledRow(**{**row, "plan": Plan(**row["plan"]), "node_gpus": tuple(row.get("node_gpus", ()))})
+        for row in values["rows"]
+    )
     noise = tuple(NoiseFrom(float(work), float(ratio)) for work, ratio in values["noise"])
     given = values.get("input")
     if given is not None:

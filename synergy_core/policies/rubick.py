@@ -34,7 +34,7 @@ class Curves(NamedTuple):
 
     def step(self, job: int, row: int, up: bool) -> tuple[int, float]:
         """The next row up or down on the present type (−1: none, or no GPUs at all), and the slope of that step."""
-        gpus = int(self.gpus[row]) if row >= 0 else 0
+        gpus = int(self.gpus[row])
         same = (self.kind == self.kind[row]) & (self.speed[job] > 0)
         rows = np.flatnonzero(same & (self.gpus > gpus if up else self.gpus < gpus))
         if not len(rows):
@@ -61,26 +61,27 @@ def rubick(
     """
     rows = state.rows(max(64, int(state.gpus.max())))
     curves = _curves(state, rows.gpus, rows.gpu_type, _speeds(state, rows), least_gain, slower)
-    row, left = state.held_best(rows), state.capacity
+    row, left, quota = state.held_best(rows), state.capacity, np.array(state.quotas_left())
     running = np.flatnonzero(row >= 0)
     np.subtract.at(left, rows.gpu_type[row[running]], rows.gpus[row[running]])
+    np.subtract.at(quota, state.virtual_cluster[running], rows.gpus[row[running]])
     may_change = (state.restarts < most_changes) & ~state.pinned
     first = np.where(curves.least >= 0, curves.least, 0)
     slope = curves.speed[np.arange(len(state)), first] / rows.gpus[first]
     old, guaranteed = state.now_s - state.submit_time_s > old_s, _guaranteed(state)
     for job in np.lexsort((state.job_id, -slope, ~guaranteed, ~old)).tolist():
         target = int(curves.least[job])
-        if row[job] >= 0 or target < 0:
+        if row[job] >= 0 or target < 0 or rows.gpus[target] > quota[state.virtual_cluster[job]]:
             continue
         taken = _make_room(curves, row, left, target, float(slope[job]), may_change)
         if taken is not None:
-            for giver, to in taken.items():
-                left[rows.gpu_type[row[giver]]] += rows.gpus[row[giver]] - (rows.gpus[to] if to >= 0 else 0)
-                row[giver] = to
-            row[job] = target
-            left[rows.gpu_type[target]] -= rows.gpus[target]
+            for each, to in {**taken, job: target}.items():
+                more = rows.gpus[to] - (rows.gpus[row[each]] if row[each] >= 0 else 0)
+                left[rows.gpu_type[to]] -= more
+                quota[state.virtual_cluster[each]] -= more
+                row[each] = to
             may_change[job] = True  # it has not begun yet
-    _hand_out(curves, row, left, may_change)
+    _hand_out(curves, row, left, quota, state.virtual_cluster, may_change)
     return Allocations(np.where(row >= 0, rows.gpus[row], 0), np.where(row >= 0, rows.gpu_type[row], -1))
 
 
@@ -134,16 +135,19 @@ def _make_room(
     return taken
 
 
-def _hand_out(curves: Curves, row: Ints, left: Ints, may_change: np.ndarray) -> None:
-    """Free GPUs go to the steepest curves, step by step."""
+def _hand_out(curves: Curves, row: Ints, left: Ints, quota: Floats, tenant: Ints, may_change: np.ndarray) -> None:
+    """Free GPUs go to the steepest curves, step by step, within quotas."""
     while True:
         best = (0.0, -1, -1)
         for job in np.flatnonzero((row >= 0) & may_change).tolist():
             to, gain = curves.step(job, int(row[job]), up=True)
-            if to >= 0 and gain > best[0] and curves.gpus[to] - curves.gpus[row[job]] <= left[curves.kind[to]]:
+            more = curves.gpus[to] - curves.gpus[row[job]]
+            if to >= 0 and gain > best[0] and more <= min(left[curves.kind[to]], quota[tenant[job]]):
                 best = (gain, job, to)
         if best[1] < 0:
             return
         _, job, to = best
-        left[curves.kind[to]] -= curves.gpus[to] - curves.gpus[row[job]]
+        more = curves.gpus[to] - curves.gpus[row[job]]
+        left[curves.kind[to]] -= more
+        quota[tenant[job]] -= more
         row[job] = to

@@ -40,7 +40,8 @@ def model_named(text: str, column: str) -> str:
 
 
 def _steps(text: str, column: str) -> float:
-    return number(text, column, "steps") // LOGGED_PER_STEP
+    logged = number(text, column, "steps")
+    return max(logged // LOGGED_PER_STEP, min(logged, 1.0))
 
 
 COLUMNS = {
