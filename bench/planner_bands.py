@@ -151,7 +151,7 @@ def memory_rows() -> list[HeldOut]:
 
 
 def coverage(rows: Sequence[HeldOut], memory: Sequence[HeldOut]) -> list[dict[str, Any]]:
-    """Of each file: how many rows lie inside bands made without their group, by what the fit did not see.
+    """Of each file, and family: how many rows lie inside bands made without their group, by what a fit did not see.
 
     Without the model, the file, the software, or the software on the GPU type; rows on more GPUs than the fit saw:
     without the file.
@@ -166,7 +166,9 @@ def coverage(rows: Sequence[HeldOut], memory: Sequence[HeldOut]) -> list[dict[st
     }
     result = []
 
-    def count(kind: str, scored: Sequence[HeldOut], base: Sequence[HeldOut], key: Key, widened: str) -> None:
+    def count(
+        kind: str, of: str, scored: Sequence[HeldOut], base: Sequence[HeldOut], key: Key, widened: str = ""
+    ) -> None:
         inside, lows, highs = 0, [], []
         for row in scored:
             rest = [other for other in base if key(other) != key(row)]
@@ -189,7 +191,7 @@ def coverage(rows: Sequence[HeldOut], memory: Sequence[HeldOut]) -> list[dict[st
         result.append(
             {
                 "kind": kind,
-                "file": scored[0].file,
+                "file": of,
                 "n": len(scored),
                 "inside": inside / len(scored),
                 "low": low,
@@ -199,8 +201,10 @@ def coverage(rows: Sequence[HeldOut], memory: Sequence[HeldOut]) -> list[dict[st
 
     for how, (key, widened) in nested.items():
         for file in dict.fromkeys(row.file for row in rows if row.how == how):
-            count(how, [row for row in rows if (row.how, row.file) == (how, file)], base, key, widened)
+            count(how, file, [row for row in rows if (row.how, row.file) == (how, file)], base, key, widened)
+    for family in dict.fromkeys(row.family for row in base):
+        count(MODEL, f"{family} models", [row for row in base if row.family == family], base, of_model)
     for file, family in dict.fromkeys((row.file, row.family) for row in memory):
         scored = [row for row in memory if (row.file, row.family) == (file, family)]
-        count(f"memory, {family}", scored, memory, of_model, "")
+        count(f"memory, {family}", file, scored, memory, of_model)
     return result

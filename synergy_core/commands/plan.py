@@ -13,6 +13,7 @@ its days, tokens/s and GPU-hours. price: price of a GPU-hour, one for all or one
 training stack of the catalog. constants: a file written by `calibrate --out`, used instead of the shipped constants.
 top: plans shown per count. gpus_per_node, network (bytes/s per GPU), link (nvswitch, nvlink, pcie): describe a node
 that differs from the usual one.
+Under 90%: the interval that held 9 in 10 held-out measurements; what was never measured is named as extrapolated.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (0 none,
 1 selective, 2 full), sequence (0, 1); plan=FILE takes all of them and the batch from a file written by --emit or from
 a launch script. With many counts, a count is left out if fewer GPUs are as fast.
@@ -58,7 +59,7 @@ from synergy_core.planner.machine import (
     running_on,
     software_named,
 )
-from synergy_core.planner.memory import usable_bytes
+from synergy_core.planner.memory import usable_bytes, visible_bytes
 from synergy_core.planner.plan import Plan
 from synergy_core.planner.search import PlanTable, search
 from synergy_core.units import DAY_S, HOUR_S, Floats
@@ -209,9 +210,9 @@ class PlanBands:
         known = [each for each in self.times.values() if each]
         result = ["no band of step times: the file of constants states none"] if len(known) < len(self.times) else []
         if known:
-            result.append(f"90%: where 9 of 10 measurements would be, by {known[0].basis}")
+            result.append(f"90%: the interval of 9 in 10 measurements, by {known[0].basis}")
         phrases = dict.fromkeys(phrase for each in known for phrase in each.extrapolated)
-        result += [f"extrapolated, so step times are less certain: {'; '.join(phrases)}"] if phrases else []
+        result += [f"extrapolated, thus wider: {'; '.join(phrases)}"] if phrases else []
         result += [f"extrapolated: {'; '.join(self.memory.extrapolated)}"] if self.memory.extrapolated else []
         return result
 
@@ -302,15 +303,19 @@ def _print_plans(answer: PlanAnswer) -> None:
         shares = [f"{getattr(shown.parts, name)[row] / step_s:.0%}" for name in used]
         band, needed = answer.bands.times[gpus], float(shown.memory_bytes[row]) / 2**30
         step = [seconds(step_s), spread(*band.of(step_s), seconds) if band else "–"]
-        memory = [f"{needed:.1f} GiB", spread(*answer.bands.memory.of(needed), "{:.1f}".format)]
+        least, most = answer.bands.memory.of(needed)
+        memory = [f"{needed:.1f} GiB", spread(least, most, "{:.1f}".format)]
         rows.append([str(gpus), plan, *step, *memory, f"{mfu[gpus, rank]:.1%}", *shares])
         if rank:
             best_s = float(shown.step_time_s[row - rank])
             more = step_s / best_s - 1.0
             reason = f"{more:.1%} slower: {why(shown, row, row - rank)}" if more >= MIN_SLOWER else "as fast"
             if band and not band.can_tell_apart(best_s, step_s):
-                reason = f"not told apart from the fastest, {reason}"
-            slower.append(f"  {gpus}: {plan} is {reason}")
+                slower.append(f"  {gpus}: {plan} cannot be told apart from the fastest ({reason})")
+            else:
+                slower.append(f"  {gpus}: {plan} is {reason}")
+        if most > visible_bytes(machine) / 2**30:
+            slower.append(f"  {gpus}: {plan} may run out of memory, if it needs as much as the upper end of its band")
     if rows:
         header = ("gpus", "plan", "step", "90%", "memory", "90%", "MFU", *(PARTS[each] for each in used))
         print(aligned(header, rows, left=2))

@@ -74,15 +74,16 @@ def log_interval(errors: Floats, groups: Sequence[Any], *, mirrored: bool = Fals
     """
     _, group, counts = np.unique(np.asarray(groups), return_inverse=True, return_counts=True)
     weight = 1.0 / counts[group]
-    if mirrored:
+    correction = (len(errors) + 1) / len(errors)
+    level = (1.0 + COVERAGE) / 2.0 * correction
+    if mirrored:  # the ⌈(n + 1) 0.9⌉-th of |error| on both sides
         errors, weight = np.append(errors, -errors), np.append(weight, weight)
-    n = len(errors)
-    level = (1.0 + COVERAGE) / 2.0 * (n + 1) / n
+        level = (1.0 + COVERAGE * correction) / 2.0
 
     def end(sign: float) -> float:
         order = np.argsort(sign * errors, kind="stable")
         reached = np.cumsum(weight[order]) / weight.sum()
-        return float(errors[order[min(int(np.searchsorted(reached, level - 1e-9)), n - 1)]])
+        return float(errors[order[min(int(np.searchsorted(reached, level - 1e-9)), len(errors) - 1)]])
 
     return end(-1.0), end(1.0)
 
@@ -106,8 +107,10 @@ def time_band(
     widened: dict[str, str] = {}
     if not any(gpu_type in content_of(each) for each in measured_software()):
         widened["GPU type"] = f"no step was measured on {gpu_type}"
-    elif (name, source) != (software.fitted_as, gpu_type):
-        widened["software"] = f"no step of {software.name} was measured on {gpu_type}"
+    elif name == software.fitted_as and source != gpu_type:
+        widened["software"] = f"no step of {name} was measured on {gpu_type}"
+    if name != software.fitted_as:
+        widened["software"] = f"no step of {software.name} was measured"
     if software.precision not in reach.get("precisions", [software.precision]):
         widened["precision"] = f"{name} was measured in {'/'.join(reach['precisions'])}, not in {software.precision}"
     if family not in reach.get("families", [family]):
