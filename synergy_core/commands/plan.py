@@ -130,7 +130,7 @@ def run(chosen: argparse.Namespace) -> int:
         band = own.bands[constants_like(machine.gpu)] if own and is_own else None
         times = {
             gpus: None if is_own and band is None else time_band(machine, stack, model.architecture, gpus, band)
-            for gpus in table.gpus.tolist()
+            for gpus in dict.fromkeys(table.gpus.tolist())
         }
         bands = PlanBands(times, memory_band(stack, model.architecture))
         answer = PlanAnswer(table, stack, flops / (table.step_time_s * peak), batch * seq_len, price, bands)
@@ -303,18 +303,20 @@ def _print_plans(answer: PlanAnswer) -> None:
         shares = [f"{getattr(shown.parts, name)[row] / step_s:.0%}" for name in used]
         band, needed = answer.bands.times[gpus], float(shown.memory_bytes[row]) / 2**30
         step = [seconds(step_s), spread(*band.of(step_s), seconds) if band else "–"]
-        least, most = answer.bands.memory.of(needed)
-        memory = [f"{needed:.1f} GiB", spread(least, most, "{:.1f}".format)]
+        low, high = answer.bands.memory.of(needed)
+        memory = [f"{needed:.1f} GiB", spread(low, high, "{:.1f}".format)]
         rows.append([str(gpus), plan, *step, *memory, f"{mfu[gpus, rank]:.1%}", *shares])
         if rank:
             best_s = float(shown.step_time_s[row - rank])
             more = step_s / best_s - 1.0
-            reason = f"{more:.1%} slower: {why(shown, row, row - rank)}" if more >= MIN_SLOWER else "as fast"
-            if band and not band.can_tell_apart(best_s, step_s):
+            reason = f"{more:.1%} slower: {why(shown, row, row - rank)}"
+            if more < MIN_SLOWER:
+                slower.append(f"  {gpus}: {plan} is as fast")
+            elif band and not band.can_tell_apart(best_s, step_s):
                 slower.append(f"  {gpus}: {plan} cannot be told apart from the fastest ({reason})")
             else:
                 slower.append(f"  {gpus}: {plan} is {reason}")
-        if most > visible_bytes(machine) / 2**30:
+        if high > visible_bytes(machine) / 2**30:
             slower.append(f"  {gpus}: {plan} may run out of memory, if it needs as much as the upper end of its band")
     if rows:
         header = ("gpus", "plan", "step", "90%", "memory", "90%", "MFU", *(PARTS[each] for each in used))
