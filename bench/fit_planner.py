@@ -5,7 +5,9 @@
 For every fit (a GPU type, and the software that ran on it) and every file: n, mean, median, p90 and max of
 |predicted − measured|/measured, and the signed mean; in sample, with each family left out in turn (a model, or a file),
 and with the largest models left out. Beside them the one-constant baseline: FLOPs ÷ (peak × e), e the best for that
-file. --write replaces synergy_core/catalog/constants/*.yaml. Reads $SYNERGY_DATA/parallel, nothing else.
+file. Then, of every file, how many rows lie inside bands that were made without them (planner_bands.py). --write
+replaces synergy_core/catalog/constants/*.yaml, bands included. Reads $SYNERGY_DATA/parallel, and for bands of GPU types
+that were not measured $SYNERGY_DATA/arena.
 """
 
 from __future__ import annotations
@@ -263,7 +265,9 @@ def not_measured(done: dict[str, Fitted]) -> list[HeldOut]:
     theirs, and from its own on the other GPU type, unscaled, because `transferred` is fitted to that pair."""
     result = []
     for each in FITS:
-        gone = {each.name} | {other.name for other in FITS if other.after == each.name}
+        gone = {each.name}
+        for other in FITS:  # a fit stands behind the one that it starts from
+            gone |= {other.name} if other.after in gone else set()
         others: dict[str, dict[str, Constants]] = {}
         for other in FITS:
             for owner, constants in done[other.name].constants.items() if other.name not in gone else ():
@@ -301,6 +305,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="FIT")
     parser.add_argument("--json", type=Path, metavar="OUT")
     chosen = parser.parse_args()
+    if chosen.write and chosen.only:
+        parser.error("--write needs every fit: a file holds several, and bands are made of all; leave --only out")
     done: dict[str, Fitted] = {}
     catalog: dict[str, dict[str, Any]] = {}
     everything = []

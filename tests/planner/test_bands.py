@@ -129,6 +129,14 @@ def test_what_was_never_measured_is_named_and_widens_the_band(settings, named):
     assert found.high / found.low > band().high / band().low
 
 
+def test_few_rows_of_ones_own_do_not_make_a_band_narrower_than_the_shipped_one():
+    machine, software, shipped = machine_named("a100-80gb"), software_named("megatron"), band()
+    own = {"low": -0.01, "high": 0.5, "of": "mine.yaml"}
+    few, many = (time_band(machine, software, DENSE, 64, {**own, "rows": rows}) for rows in (MIN_ROWS - 1, MIN_ROWS))
+    assert (few.low, few.high) == (shipped.low, math.exp(0.5))
+    assert (many.low, many.high) == (math.exp(-0.01), math.exp(0.5))
+
+
 def test_a_gpu_type_that_was_never_measured_is_less_certain_than_one_that_was():
     """The mean error that was printed before was smaller for it."""
     never, measured = (band(gpu=gpu, software="megatron") for gpu in ("t4", "a100-80gb"))
