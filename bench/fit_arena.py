@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import planner_bands
 import yaml
 from numpy.typing import NDArray
+from planner_bands import HeldOut
 from scipy.optimize import least_squares
 
 from synergy_core.catalog import gpu_sheets
@@ -29,7 +31,8 @@ from synergy_core.commands._scoring import SPREAD, UPPER_BOUNDS
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.best_plans import Candidates, candidates
 from synergy_core.goodput.calibration import Accuracy, accuracy
-from synergy_core.planner.machine import Constants, transferred
+from synergy_core.planner.bands import family_name
+from synergy_core.planner.machine import Constants, software_named, transferred
 from synergy_core.units import Bools, Floats
 
 HERE = Path(__file__).resolve().parents[1]
@@ -111,6 +114,43 @@ class Columns:
     size: Floats
 
 
+def read_rows() -> tuple[Path, Any, Columns]:
+    """Where the table is, the table, and its columns."""
+    path = Path(os.environ["SYNERGY_DATA"]) / "arena" / TABLE
+    file: Any = read(path)
+    rows = Columns(
+        measured=np.array([each.iter_time_s for each in file.rows]),
+        family=np.array([each.model.split("-")[0] for each in file.rows]),
+        gpu=np.array([each.gpu_type for each in file.rows]),
+        size=np.array([float(each.architecture.parameters()) for each in file.rows]),
+    )
+    return path, file, rows
+
+
+def held_out() -> list[HeldOut]:
+    """The rows as predicted by a fit to the other GPU type's, for the planner's bands."""
+    path, file, rows = read_rows()
+    every, _ = candidates(file.rows)
+    result = []
+    for software, names in FITTED.items():
+        groups = [each for each in every if each.software.name == software]
+        told = scores(groups, names, rows)[1]["GPU type out"]
+        result += in_bands(software, told, rows, file, path)
+    return result
+
+
+def in_bands(software: str, told: Floats, rows: Columns, file: Any, path: Path) -> list[HeldOut]:
+    precision = software_named(software).precision
+    return [
+        HeldOut(
+            planner_bands.GPU_TYPE, path.stem, software, str(rows.gpu[at]), family_name(each.architecture), precision,
+            each.model, each.gpus, float(np.log(rows.measured[at] / told[at])),
+        )
+        for at, each in enumerate(file.rows)
+        if np.isfinite(told[at])
+    ]  # fmt: skip
+
+
 def scores(groups: Sequence[Candidates], names: Sequence[str], rows: Columns) -> tuple[Fit, dict[str, Floats]]:
     """The fit to all rows, and by what was left out the predictions of that."""
     count = len(rows.measured)
@@ -150,14 +190,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true")
     chosen = parser.parse_args()
-    path = Path(os.environ["SYNERGY_DATA"]) / "arena" / TABLE
-    file: Any = read(path)
-    rows = Columns(
-        measured=np.array([each.iter_time_s for each in file.rows]),
-        family=np.array([each.model.split("-")[0] for each in file.rows]),
-        gpu=np.array([each.gpu_type for each in file.rows]),
-        size=np.array([float(each.architecture.parameters()) for each in file.rows]),
-    )
+    path, file, rows = read_rows()
     every, reasons = candidates(file.rows)
     for at, reason in reasons.items():
         print(f"line {file.rows[at].line}: {reason}")
@@ -173,7 +206,7 @@ def main() -> None:
         for name, values in told.items():
             together[name] = np.fmax(together.get(name, np.full(len(values), np.nan)), values)
         if chosen.write:
-            write(software, whole, told, rows, path)
+            write(software, whole, told, rows, path, in_bands(software, told["GPU type out"], rows, file, path))
     print("\nboth")
     show(together, rows, only=("all",))
 
@@ -195,7 +228,7 @@ def show(told: dict[str, Floats], rows: Columns, only: tuple[str, ...] = ()) -> 
     print(table(("rows", "part", "n", "mape", "median", "p90", "max", "bias", "rank"), lines, left=2), flush=True)
 
 
-def write(software: str, found: Fit, told: dict[str, Floats], rows: Columns, path: Path) -> None:
+def write(software: str, found: Fit, told: dict[str, Floats], rows: Columns, path: Path, unseen: list[HeldOut]) -> None:
     """The same constants under every GPU type of the table, with what was measured on it."""
     gpu_types = {}
     for gpu_type in dict.fromkeys(rows.gpu):
@@ -211,6 +244,7 @@ def write(software: str, found: Fit, told: dict[str, Floats], rows: Columns, pat
             "fit": f"arena-{software}",
             "inputs_sha256": {path.stem: hashlib.sha256(path.read_bytes()).hexdigest()},
             "errors": {path.stem: errors},
+            **planner_bands.entry(unseen, software, str(gpu_type)),
         }
     content = {"search_loss": float(f"{found.loss:.4g}"), "gpu_types": gpu_types}
     text = yaml.safe_dump(content, sort_keys=False, width=120)

@@ -5,7 +5,9 @@
 For every fit (a GPU type, and the software that ran on it) and every file: n, mean, median, p90 and max of
 |predicted − measured|/measured, and the signed mean; in sample, with each family left out in turn (a model, or a file),
 and with the largest models left out. Beside them the one-constant baseline: FLOPs ÷ (peak × e), e the best for that
-file. --write replaces synergy_core/catalog/constants/*.yaml. Reads $SYNERGY_DATA/parallel, nothing else.
+file. Then, of every file, how many rows lie inside bands that were made without them (planner_bands.py). --write
+replaces synergy_core/catalog/constants/*.yaml, bands included. Reads $SYNERGY_DATA/parallel, and for bands of GPU types
+that were not measured $SYNERGY_DATA/arena.
 """
 
 from __future__ import annotations
@@ -18,15 +20,18 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import fit_arena
 import numpy as np
+import planner_bands
 import yaml
+from planner_bands import FILE, GPU_TYPE, MEASURED, MODEL, NODE, SOFTWARE, HeldOut
 
 from synergy_core.commands._asking import table, write_whole
 from synergy_core.commands._scoring import Fitted, fit
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements.training_times import Case
 from synergy_core.goodput.calibration import Accuracy, accuracy
-from synergy_core.planner.machine import Constants
+from synergy_core.planner.machine import Constants, constants_for
 
 HERE = Path(__file__).resolve().parents[1]
 CONSTANTS = HERE / "synergy_core" / "catalog" / "constants"
@@ -195,8 +200,8 @@ def left_out(rows: Rows) -> dict[str, list[list[np.ndarray]]]:
     return result
 
 
-def scores(each: Fit, done: dict[str, Fitted]) -> tuple[Fitted, dict[str, dict[str, Accuracy]]]:
-    """The fit, and by file how well it holds."""
+def scores(each: Fit, done: dict[str, Fitted], unseen: list[HeldOut]) -> tuple[Fitted, dict[str, dict[str, Accuracy]]]:
+    """The fit, and by file how well it holds. unseen: takes the rows that a fit did not see, and all as measured."""
     files = [rows_of(file, share) for file, share in each.files.items()]
     groups = [group for rows in files for group in rows.groups]
     start = starts(each, done)
@@ -213,6 +218,11 @@ def scores(each: Fit, done: dict[str, Fitted]) -> tuple[Fitted, dict[str, dict[s
             return accuracy((1.0 + np.concatenate(off)) * measured, measured)
 
         found = {"in sample": told(residuals(rows, whole.constants))}
+        unseen += held_out(MEASURED, rows, whole.constants)
+        if len(files) > 1:  # nothing of this file at all
+            without = fitted([np.full(len(g), other is not rows) for other in files for g in other.groups]).constants
+            found[FILE] = told(residuals(rows, without))
+            unseen += held_out(FILE, rows, without)
         for name, turns in left_out(rows).items():
             collected, truth = [], []
             for masks in turns:
@@ -227,15 +237,50 @@ def scores(each: Fit, done: dict[str, Fitted]) -> tuple[Fitted, dict[str, dict[s
                 for group, mask, off in zip(rows.groups, masks, residuals(rows, partly.constants), strict=True):
                     collected.append(off[mask])
                     truth.append(group.iter_time_s[mask])
-            if len(files) > 1:  # nothing of this file at all
-                keep = [np.full(len(g.iter_time_s), other is not rows) for other in files for g in other.groups]
-                found["file out"] = told(residuals(rows, fitted(keep).constants))
+                if name == MODEL:
+                    unseen += held_out(MODEL, rows, partly.constants, masks)
             joined = np.concatenate(truth)
             found[name] = accuracy((1.0 + np.concatenate(collected)) * joined, joined)
         ideal = np.concatenate(rows.ideal_s)
         found["one constant"] = accuracy(ideal * np.median(measured / ideal), measured)
         result[rows.file] = found
+    near = [group.plans.gpus <= group.machine.gpus_per_node for group in groups]
+    if 0 < sum(each.sum() for each in near) < sum(map(len, groups)):
+        one_node = fitted(near).constants
+        for rows in files:
+            unseen += held_out(NODE, rows, one_node, [g.plans.gpus > g.machine.gpus_per_node for g in rows.groups])
     return whole, result
+
+
+def held_out(
+    how: str, rows: Rows, constants: dict[str, Constants], masks: list[np.ndarray] | None = None
+) -> list[HeldOut]:
+    """The rows of the masks, or all, as predicted with these constants."""
+    parts = zip(rows.groups, rows.model, residuals(rows, constants), masks or [None] * len(rows.groups), strict=True)
+    return [row for part in parts for row in planner_bands.held_out(how, rows.file, *part)]
+
+
+def not_measured(done: dict[str, Fitted]) -> list[HeldOut]:
+    """Rows as predicted if their software had not been measured on their GPU type: from the fits that do not start from
+    theirs, and from its own on the other GPU type, unscaled, because `transferred` is fitted to that pair."""
+    result = []
+    for each in FITS:
+        gone = {each.name}
+        for other in FITS:  # a fit stands behind the one that it starts from
+            gone |= {other.name} if other.after in gone else set()
+        others: dict[str, dict[str, Constants]] = {}
+        for other in FITS:
+            for owner, constants in done[other.name].constants.items() if other.name not in gone else ():
+                others.setdefault(owner, {})[other.gpu] = constants
+        seen = {gpu for fits in others.values() for gpu in fits}
+        for rows in (rows_of(file, share) for file, share in each.files.items()):
+            for group, models in zip(rows.groups, rows.model, strict=True):
+                known = [(SOFTWARE, constants_for(group.machine, group.software, others))] if each.gpu in seen else []
+                known += [(GPU_TYPE, fit) for fit in others.get(group.owner, {}).values()]
+                for how, constants in known:
+                    off = np.exp(group.residuals(constants)) - 1.0
+                    result += planner_bands.held_out(how, rows.file, group, models, off)
+    return result
 
 
 def entry(each: Fit, constants: Constants, found: dict[str, dict[str, Accuracy]]) -> dict[str, Any]:
@@ -260,9 +305,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="FIT")
     parser.add_argument("--json", type=Path, metavar="OUT")
     chosen = parser.parse_args()
+    if chosen.write and chosen.only:
+        parser.error("--write needs every fit: a file holds several, and bands are made of all; leave --only out")
     done: dict[str, Fitted] = {}
     catalog: dict[str, dict[str, Any]] = {}
     everything = []
+    unseen: list[HeldOut] = []
     for each in FITS:
         if (
             chosen.only
@@ -270,7 +318,7 @@ def main() -> None:
             and not any(f.after == each.name for f in FITS if f.name in chosen.only)
         ):
             continue
-        done[each.name], found = scores(each, done)
+        done[each.name], found = scores(each, done, unseen)
         lines = [
             [
                 file,
@@ -296,18 +344,31 @@ def main() -> None:
             for file, parts in found.items()
             for name, score in parts.items()
         ]
+    if not chosen.only:
+        unseen += [*not_measured(done), *fit_arena.held_out()]
+        memory = planner_bands.memory_rows()
+        inside = planner_bands.coverage(unseen, memory)
+        lines = [
+            [e["kind"], e["file"], str(e["n"]), f"{e['inside']:.0%}", f"{e['low']:.2f}", f"{e['high']:.2f}"]
+            for e in inside
+        ]
+        print("\nbands: rows inside, the band made without the row's own group; median ends, factors of the prediction")
+        print(table(("left out", "file", "n", "inside", "low", "high"), lines, left=2))
+        everything += [{"rows": "bands", **each} for each in inside]
     if chosen.json:
         write_whole(chosen.json, json.dumps(everything, indent=1) + "\n")
     if chosen.write:
         CONSTANTS.mkdir(exist_ok=True)
         for owner, gpu_types in catalog.items():
+            for gpu, found in gpu_types.items():
+                found |= planner_bands.entry(unseen, owner, gpu)
             text = yaml.safe_dump({"gpu_types": gpu_types}, sort_keys=False, width=120)
             write_whole(CONSTANTS / f"{owner}.yaml", f"# Fitted by bench/fit_planner.py.\n{text}")
-        write_transfer(done)
+        write_transfer(done, planner_bands.shared(unseen, memory))
 
 
-def write_transfer(done: dict[str, Fitted]) -> None:
-    """How much less efficient the generation with twice the work per clock is, under the same software."""
+def write_transfer(done: dict[str, Fitted], bands: dict[str, Any]) -> None:
+    """How much less efficient the generation with twice the work per clock is, under the same software; and bands."""
     from synergy_core.catalog import gpu_sheets
     from synergy_core.planner.machine import work_per_clock
 
@@ -317,7 +378,7 @@ def write_transfer(done: dict[str, Fitted]) -> None:
         name: float(round(-np.log(getattr(new, name) / getattr(old, name)) / more, 3))
         for name in ("gemm_efficiency", "attention_efficiency")
     }
-    text = yaml.safe_dump({"powers": powers, "from": "fsdp on a100 and on h100"}, sort_keys=False)
+    text = yaml.safe_dump({"powers": powers, "from": "fsdp on a100 and on h100", "bands": bands}, sort_keys=False)
     write_whole(
         CONSTANTS / "transfer.yaml",
         f"# Fitted by bench/fit_planner.py; constants.transferred says how it is used.\n{text}",

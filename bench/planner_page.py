@@ -60,6 +60,18 @@ in every setting they may have had, and the closest counts (*banded*): these err
 *Refused*: plans that ran and that the memory model would not have allowed. *Failures*: incomplete rows,
 or rows without a plan.
 """
+BANDS = """## Bands
+
+`python bench/fit_planner.py`. How many rows lie inside the band that `plan` would have printed, had their group not
+been measured; the goal is 85 to 95 % of each family. A band is made of the errors of other groups' held-out rows
+([planner.md](planner.md)). *Model out*: constants and band without the row's model. *File out*: without its file, and
+nothing counts as extrapolated but an unseen family: another cluster, another release. *More GPUs*: constants fitted
+to single nodes, the band without the file. *Software out*: without any fit of the software to the GPU type. *GPU type
+out*: constants of another GPU type. In brackets the ends of the median band, as factors of the prediction.
+
+vtrain_single_a100 holds the only small, launch-bound models of its software: without it, nothing tells how wrong
+their times are.
+"""
 UNSEEN = """## GPU types and software that no constant was fitted to
 
 Arena's table (best plan per model, batch, GPU type and count, by Alpa): the planner chooses the plan itself. Images:
@@ -115,6 +127,42 @@ def held_out(fit: Sequence[Score]) -> str:
         if each["rows"] == "in sample"
     ]
     return table(("file", "in sample", *HOW), rows)
+
+
+HELD_OUT = {
+    "family out": "model out",
+    "file out": "file out",
+    "one node only": "more GPUs",
+    "software out": "software out",
+    "GPU type out": "GPU type out",
+}
+"""What a fit did not see, as fit_planner.py names it and as the page does."""
+
+
+def bands(fit: Sequence[Score]) -> str:
+    """Two tables: of step times, a row per file; and of memory."""
+    every = [each for each in fit if each["rows"] == "bands"]
+
+    def told(file: str, kind: str) -> str:
+        one = found_in(every, file=file, kind=kind)
+        if one is None:
+            return "–"
+        return f"{100.0 * one['inside']:.0f} % of {one['n']} ({one['low']:.2f} to {one['high']:.2f})"
+
+    names = dict.fromkeys(each["file"] for each in every if each["kind"] in HELD_OUT)
+    times = [[name, *(told(name, kind) for kind in HELD_OUT)] for name in names]
+    memories = [
+        [each["file"], each["kind"].removeprefix("memory, "), told(each["file"], each["kind"])]
+        for each in every
+        if each["kind"] not in HELD_OUT
+    ]
+    return "\n\n".join(
+        (
+            table(("file or family", *HELD_OUT.values()), times),
+            "Memory, the allocator's peak, without the model or Megatron's test:",
+            table(("file", "family", "inside"), memories, left=2),
+        )
+    )
 
 
 def found_in(scores: Iterable[Score], **wanted: Any) -> Score | None:
@@ -234,6 +282,12 @@ def goals(fit: Sequence[Score], scores: Sequence[Score], needed: Sequence[Score]
                 of("llmfoundry_a100_80gb_bf16", "family out"), {"mape": 0.06}),
         checked("FSDP, more GPUs or other memory", "llmfoundry_h100_80gb_bf16, family out",
                 of("llmfoundry_h100_80gb_bf16", "family out"), {"mape": 0.06}),
+        *(
+            ["bands hold 85 to 95 %", f"{each['file']}, model out", f"{100 * each['inside']:.0f} % of {each['n']}",
+             met(0.85 <= round(each["inside"], 2) <= 0.95)]
+            for each in fit
+            if (each["rows"], each.get("kind")) == ("bands", "family out") and each["file"].endswith(" models")
+        ),
         ["another network", "nothing here", "–", "–"],
         *(
             checked("another GPU type from its data sheet", f"{file}, {group}", shipped(file, group), {"mape": 0.15})
@@ -283,6 +337,8 @@ def page(
         fitted(fit),
         HELD,
         held_out(fit),
+        BANDS,
+        bands(fit),
         CHOICES,
         choices(scores),
         UNSEEN,

@@ -23,10 +23,17 @@ def timed(file: str, mape: float, regret: float | None = None) -> dict[str, Any]
     return score(mape, file=f"/data/{file}.csv", **told)
 
 
+def band(name: str, inside: float) -> dict[str, Any]:
+    return {"rows": "bands", "kind": "family out", "file": name, "n": 40, "inside": inside, "low": 0.9, "high": 1.2}
+
+
 FIT = [
     score(0.01, fit="a100-megatron", file="vtrain_multi_a100", rows="in sample"),
     score(0.05, fit="a100-megatron", file="vtrain_multi_a100", rows="file out", median=0.02, p90=0.1),
     score(0.20, fit="a100-megatron", file="vtrain_multi_a100", rows="one constant"),
+    band("transformer models", 0.89),
+    band("vtrain_multi_a100", 0.95),
+    band("mixture models", 0.84),
 ]
 SHIPPED = [timed("vtrain_single_a100", 0.04, 0.02), timed("best_plan_iteration_time", 0.5)]
 
@@ -39,6 +46,12 @@ def test_goals_are_judged_by_what_was_held_out():
     assert "mape 5.0 % (≤ 6 %)" in goal("multi-node A100")
     assert "| met |" in goal("multi-node A100")
     assert "**not met**" in goal("best_plan_iteration_time, all")
+
+
+def test_bands_are_judged_by_family_and_shown_by_file_too():
+    assert "89 % of 40 | met |" in goal("transformer models")
+    assert "84 % of 40 | **not met** |" in goal("mixture models")
+    assert "| vtrain_multi_a100 | 95 % of 40 (0.90 to 1.20) | – |" in planner_page.bands(FIT)
 
 
 def test_a_goal_about_which_nothing_is_known_is_neither_met_nor_missed():

@@ -498,12 +498,20 @@ FACTORS = {"network": "network_efficiency", "software": "gemm_efficiency"}
 MIN_REFIT_ROWS = 3
 
 
+REFIT_PARTS = 5
+"""Rows are dealt into this many parts; each part is predicted by a fit to the others."""
+
+
 class Refit(NamedTuple):
-    """Refitted constants, the number of rows they were fitted to, and their mean absolute error on those rows."""
+    """Refitted constants, the number of rows they were fitted to, and their mean absolute error on those rows.
+
+    held_out: (rows,), log(measured ÷ predicted), each row by a fit that did not see it.
+    """
 
     constants: Constants
     rows: int
     mean_error: float
+    held_out: Floats
 
 
 def refitted(files: Sequence[TrainingTimes], named: str) -> dict[tuple[str, str], Refit]:
@@ -536,9 +544,23 @@ def refitted(files: Sequence[TrainingTimes], named: str) -> dict[tuple[str, str]
         shared = [replace(case, share=len(case) / rows) for case in members]
         start = constants_for(members[0].machine, members[0].software)
         found = fit(shared, which, {}, {"": start}, keep).constants[""]
-        off = np.concatenate([case.residuals(found)[kept] for case, kept in zip(shared, keep, strict=True)])
-        result[software, gpu_type] = Refit(found, rows, float(np.abs(np.expm1(off)).mean()))
+        off = _residuals(shared, found, keep)
+        dealt = np.random.default_rng(0).permutation(rows) % min(rows, REFIT_PARTS)
+        held_out = []
+        for part in range(dealt.max() + 1):
+            out = [np.zeros(len(kept), dtype=bool) for kept in keep]
+            ends = np.cumsum([kept.sum() for kept in keep])[:-1]
+            for mask, kept, mine in zip(out, keep, np.split(dealt == part, ends), strict=True):
+                mask[kept] = mine
+            rest = [kept & ~mask for kept, mask in zip(keep, out, strict=True)]
+            held_out.append(-_residuals(shared, fit(shared, which, {}, {"": start}, rest).constants[""], out))
+        error = float(np.abs(np.expm1(off)).mean())
+        result[software, gpu_type] = Refit(found, rows, error, np.concatenate(held_out))
     return result
+
+
+def _residuals(cases: Sequence[Case], constants: Constants, at: Sequence[NDArray[np.bool_]]) -> Floats:
+    return np.concatenate([case.residuals(constants)[mask] for case, mask in zip(cases, at, strict=True)])
 
 
 def constants_from(files: Sequence[TrainingTimes], named: str) -> tuple[Choose, str]:

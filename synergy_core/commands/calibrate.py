@@ -10,6 +10,7 @@ their shipped values, and `plan constants=FILE` uses the file that --out wrote.
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from synergy_core.errors import InputError
 from synergy_core.goodput.calibration import Calibrated, accuracy, calibrate
 from synergy_core.goodput.fit import Fits, fit
 from synergy_core.goodput.throughput import PARAMETERS, Form, ObservedSteps, step_time
+from synergy_core.planner.bands import log_interval
 from synergy_core.units import Floats
 
 SUMMARY = "fit the constants of an application on a GPU type to measurements"
@@ -75,12 +77,17 @@ def _refitted(files: list[TrainingTimes], named: str) -> dict[str, dict[str, Any
     forms: dict[str, dict[str, Any]] = {}
     for (software, gpu_type), each in refitted(files, named).items():
         constants = asdict(each.constants)
-        print(f"{software} on {gpu_type}: {each.rows} rows, {named} refitted, mean error {each.mean_error:.1%}")
+        low, high = log_interval(each.held_out, range(each.rows))
+        print(
+            f"{software} on {gpu_type}: {each.rows} rows, {named} refitted, mean error {each.mean_error:.1%}; "
+            f"of rows left out of the fit, 9 of 10 took {math.exp(low):.2f} to {math.exp(high):.2f} times as predicted"
+        )
         print(table(("constant", "value"), [[name, f"{value:.4g}"] for name, value in constants.items()]) + "\n")
         form = forms.setdefault(software, {"software": software, "gpu_types": {}})
         form["gpu_types"][gpu_type] = {
             "rows": each.rows,
             "mean_error": round(each.mean_error, 4),
+            "band": {"low": round(low, 4), "high": round(high, 4), "rows": each.rows},
             "constants": {name: round(value, 9) for name, value in constants.items()},
         }
     return forms

@@ -13,6 +13,7 @@ its days, tokens/s and GPU-hours. price: price of a GPU-hour, one for all or one
 training stack of the catalog. constants: a file written by `calibrate --out`, used instead of the shipped constants.
 top: plans shown per count. gpus_per_node, network (bytes/s per GPU), link (nvswitch, nvlink, pcie): describe a node
 that differs from the usual one.
+Under 90%: the interval that held 9 in 10 held-out measurements; what was never measured is named as extrapolated.
 Degrees can be fixed: tensor, pipeline, context, data, expert, interleave, micro_batch, zero, recompute (0 none,
 1 selective, 2 full), sequence (0, 1); plan=FILE takes all of them and the batch from a file written by --emit or from
 a launch script. With many counts, a count is left out if fewer GPUs are as fast.
@@ -42,24 +43,23 @@ from synergy_core.commands._asking import (
 )
 from synergy_core.commands._asking import table as aligned
 from synergy_core.errors import InputError
+from synergy_core.planner.bands import Band, memory_band, time_band
 from synergy_core.planner.emitters import PlannedLaunch, emitted, emitter_for, emitter_named, emitter_names
 from synergy_core.planner.enumerate import FIXABLE
 from synergy_core.planner.explain import PARTS, model_flops, picture, seconds, why
 from synergy_core.planner.machine import (
     MIN_FLASH_CAPABILITY,
-    ExpectedError,
     Machine,
     OwnConstants,
     Software,
     constants_for,
     constants_like,
-    expected_error,
     machine_named,
     own_constants,
     running_on,
     software_named,
 )
-from synergy_core.planner.memory import usable_bytes
+from synergy_core.planner.memory import usable_bytes, visible_bytes
 from synergy_core.planner.plan import Plan
 from synergy_core.planner.search import PlanTable, search
 from synergy_core.units import DAY_S, HOUR_S, Floats
@@ -127,8 +127,13 @@ def run(chosen: argparse.Namespace) -> int:
         table = find(machine, query.gpus, query.top - 1)
         peak = machine.gpu.matrix_flops_per_s(stack.precision) * table.gpus
         is_own = own is not None and own.of(machine.gpu) is not None
-        error = own.errors[constants_like(machine.gpu)] if own and is_own else expected_error(machine, stack)
-        answer = PlanAnswer(table, stack, flops / (table.step_time_s * peak), batch * seq_len, price, error)
+        band = own.bands[constants_like(machine.gpu)] if own and is_own else None
+        times = {
+            gpus: None if is_own and band is None else time_band(machine, stack, model.architecture, gpus, band)
+            for gpus in dict.fromkeys(table.gpus.tolist())
+        }
+        bands = PlanBands(times, memory_band(stack, model.architecture))
+        answer = PlanAnswer(table, stack, flops / (table.step_time_s * peak), batch * seq_len, price, bands)
         answers.append(answer)
         _print_plans(answer)
         if own is not None:
@@ -194,9 +199,28 @@ def _counts(key: str, text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanBands:
+    """Bands of predictions on one GPU type. times: of step times, by GPUs; None if a user's constants lack them."""
+
+    times: dict[int, Band | None]
+    memory: Band
+
+    def basis(self) -> list[str]:
+        """Sentences: the held-out measurements behind the bands, and what is extrapolated."""
+        known = [each for each in self.times.values() if each]
+        result = ["no band of step times: the file of constants states none"] if len(known) < len(self.times) else []
+        if known:
+            result.append(f"90%: the interval of 9 in 10 measurements, by {known[0].basis}")
+        phrases = dict.fromkeys(phrase for each in known for phrase in each.extrapolated)
+        result += [f"extrapolated, thus wider: {'; '.join(phrases)}"] if phrases else []
+        result += [f"extrapolated: {'; '.join(self.memory.extrapolated)}"] if self.memory.extrapolated else []
+        return result
+
+
+@dataclass(frozen=True, slots=True)
 class PlanAnswer:
     """The plans on one GPU type. mfu: (rows,), model FLOPs ÷ FLOPs of the GPUs at peak. step_tokens: tokens per step.
-    price: per GPU-hour. error: expected error of step times; None if the file of constants does not state it.
+    price: per GPU-hour.
     """
 
     table: PlanTable
@@ -204,17 +228,21 @@ class PlanAnswer:
     mfu: Floats
     step_tokens: int
     price: float | None
-    error: ExpectedError | None
+    bands: PlanBands
 
     def trainings(self, table: PlanTable, tokens: float) -> list[dict[str, Any]]:
-        """Days, GPU-hours and cost of a whole training under each row's plan. cost: None without a price."""
+        """Days, GPU-hours and cost of a whole training under each row's plan, and the factors between which they are.
+        cost: None without a price. band: None if unknown."""
         result = []
         for gpus, step_s in zip(table.gpus.tolist(), table.step_time_s.tolist(), strict=True):
             seconds = tokens / self.step_tokens * step_s
             hours = gpus * seconds / HOUR_S
             cost = None if self.price is None else hours * self.price
             rate, days = self.step_tokens / step_s, seconds / DAY_S
-            result.append({"gpus": gpus, "tokens_per_s": rate, "days": days, "gpu_hours": hours, "cost": cost})
+            band = self.bands.times[gpus]
+            factors = band and (band.low, band.high)
+            one = {"gpus": gpus, "tokens_per_s": rate, "days": days, "gpu_hours": hours, "cost": cost}
+            result.append(one | {"band": factors})
         return result
 
 
@@ -222,26 +250,34 @@ def _as_json(answer: PlanAnswer, tokens: float | None) -> dict[str, Any]:
     """The entry of one GPU type in the file of `--json`."""
     table, plans = answer.table, []
     for row, rank in enumerate(table.rank.tolist()):
+        step_s, memory_bytes, best_s = (
+            float(each) for each in (table.step_time_s[row], table.memory_bytes[row], table.step_time_s[row - rank])
+        )
+        band = answer.bands.times[int(table.gpus[row])]
         plan = {
             "gpus": int(table.gpus[row]),
             "nodes": int(table.nodes[row]),
             "rank": rank,
             "plan": table.plans.plan(row).as_dict(),
-            "step_time_s": float(table.step_time_s[row]),
-            "memory_bytes": float(table.memory_bytes[row]),
+            "step_time_s": step_s,
+            "step_time_band_s": band and band.of(step_s),
+            "memory_bytes": memory_bytes,
+            "memory_band_bytes": answer.bands.memory.of(memory_bytes),
+            "extrapolated": [*(band.extrapolated if band else ()), *answer.bands.memory.extrapolated],
             "mfu": float(answer.mfu[row]),
             "parts": {name: float(getattr(table.parts, name)[row]) for name in PARTS},
         }
-        plans.append(plan | ({"why": why(table, row, row - rank)} if rank else {}))
+        apart = {"told_apart": bool(band and band.can_tell_apart(best_s, step_s))}
+        plans.append(plan | ({"why": why(table, row, row - rank)} | apart if rank else {}))
     result: dict[str, Any] = {
         "gpu": table.machine.gpu.name,
         "precision": answer.software.precision,
+        "basis": answer.bands.basis(),
         "plans": plans,
         "infeasible": [asdict(each) for each in table.infeasible],
     }
     if tokens is not None:
         result["tokens"] = tokens
-        result["expected_error"] = asdict(answer.error) if answer.error else None
         result["trainings"] = answer.trainings(table.best(), tokens)
     return result
 
@@ -265,14 +301,28 @@ def _print_plans(answer: PlanAnswer) -> None:
     for row, (gpus, rank) in enumerate(zip(shown.gpus.tolist(), shown.rank.tolist(), strict=True)):
         plan, step_s = shown.plans.plan(row).describe(), float(shown.step_time_s[row])
         shares = [f"{getattr(shown.parts, name)[row] / step_s:.0%}" for name in used]
-        memory = f"{shown.memory_bytes[row] / 2**30:.1f} GiB"
-        rows.append([str(gpus), plan, seconds(step_s), memory, f"{mfu[gpus, rank]:.1%}", *shares])
+        band, needed = answer.bands.times[gpus], float(shown.memory_bytes[row]) / 2**30
+        step = [seconds(step_s), spread(*band.of(step_s), seconds) if band else "–"]
+        low, high = answer.bands.memory.of(needed)
+        memory = [f"{needed:.1f} GiB", spread(low, high, "{:.1f}".format)]
+        rows.append([str(gpus), plan, *step, *memory, f"{mfu[gpus, rank]:.1%}", *shares])
         if rank:
-            more = step_s / float(shown.step_time_s[row - rank]) - 1.0
-            reason = f"{more:.1%} slower: {why(shown, row, row - rank)}" if more >= MIN_SLOWER else "as fast"
-            slower.append(f"  {gpus}: {plan} is {reason}")
+            best_s = float(shown.step_time_s[row - rank])
+            more = step_s / best_s - 1.0
+            reason = f"{more:.1%} slower: {why(shown, row, row - rank)}"
+            if more < MIN_SLOWER:
+                slower.append(f"  {gpus}: {plan} is as fast")
+            elif band and not band.can_tell_apart(best_s, step_s):
+                slower.append(f"  {gpus}: {plan} cannot be told apart from the fastest ({reason})")
+            else:
+                slower.append(f"  {gpus}: {plan} is {reason}")
+        if high > visible_bytes(machine) / 2**30:
+            slower.append(f"  {gpus}: {plan} may run out of memory, if it needs as much as the upper end of its band")
     if rows:
-        print(aligned(("gpus", "plan", "step", "memory", "MFU", *(PARTS[each] for each in used)), rows, left=2))
+        header = ("gpus", "plan", "step", "90%", "memory", "90%", "MFU", *(PARTS[each] for each in used))
+        print(aligned(header, rows, left=2))
+        for sentence in answer.bands.basis():
+            print(f"  {sentence}")
     for line in slower:
         print(line)
     if len(shown) < len(counts):
@@ -299,22 +349,31 @@ def _smallest_fitting(table: PlanTable, find: Callable[[Machine, Sequence[int]],
 
 def _print_training(answer: PlanAnswer, tokens: float) -> None:
     """Prints days, GPU-hours and cost of a whole training as a table, and a line with the basis of their error."""
-    best, error = answer.table.best(), answer.error
+    best = answer.table.best()
     columns = {"days": "days", "GPU-hours": "gpu_hours", **({} if answer.price is None else {"cost": "cost"})}
 
-    def with_error(value: float) -> str:
-        return f"{short(value)} ± {short(value * error.fraction)}" if error and error.fraction else short(value)
+    def with_band(value: float, band: tuple[float, float] | None) -> str:
+        return f"{short(value)} ({spread(band[0] * value, band[1] * value, short)})" if band else short(value)
 
     rows = [
-        [str(each["gpus"]), short(each["tokens_per_s"]), *(with_error(each[name]) for name in columns.values())]
+        [
+            str(each["gpus"]),
+            short(each["tokens_per_s"]),
+            *(with_band(each[name], each["band"]) for name in columns.values()),
+        ]
         for each in answer.trainings(answer.table.efficient() if len(best) >= MIN_COUNTS_FOR_SUMMARY else best, tokens)
     ]
     print(
         f"\n  {short(tokens)} tokens, {short(answer.step_tokens)} a step; without failures, evaluation and checkpoints"
     )
     print(aligned(("gpus", "tokens/s", *columns), rows))
-    unknown = "the file of constants does not state the error"
-    print(f"  ± {error.fraction:.1%}: mean error, {error.basis}" if error else f"  {unknown}")
+
+
+def spread(low: float, high: float, shown: Callable[[float], str]) -> str:
+    """An interval in the form of its values: `94.6–251 s`, `980 ms–1.21 s`."""
+    one, other = shown(low), shown(high)
+    unit = one.lstrip("0123456789.")
+    return f"{one.removesuffix(unit) if unit and other.endswith(unit) else one}–{other}"
 
 
 def short(value: float) -> str:

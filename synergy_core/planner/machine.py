@@ -214,30 +214,49 @@ PHYSICAL = (
 """Constants of how a GPU runs kernels; the other constants are of how the software launches and overlaps them."""
 
 
-def constants_for(machine: Machine, software: Software) -> Constants:
+Fits = Mapping[str, Mapping[str, Constants]]
+"""Fitted constants by software and GPU type."""
+
+
+def constants_for(machine: Machine, software: Software, fits: Fits | None = None) -> Constants:
     """Constants fitted to the software on the GPU type, or derived from others where nobody measured that pair.
 
     If the GPU type was measured under similar software, its physical constants come from there and the others from the
     software's other GPU types. Otherwise they come from the most similar GPU type, scaled by `transferred`.
+    fits: those to derive from; None for the catalog's.
     """
-    fitted_as, like = software.fitted_as, software.like
-    known = measured(fitted_as)
+    fits = shipped_fits() if fits is None else fits
     gpu_type = constants_like(machine.gpu)
-    if gpu_type in known:
-        return known[gpu_type]
-    if fitted_as != software.name:
-        like = software_named(fitted_as).like if fitted_as in software_names() else ()
-    likes = [measured(name) for name in like or measured_software()]
-    here = next((each[gpu_type] for each in likes if gpu_type in each), None)
-    elsewhere = known or next(each for each in (*likes, *map(measured, measured_software())) if each)
-    sheets, own_work = gpu_sheets(), work_per_clock(machine.gpu)
-    source = min(elsewhere, key=lambda name: (abs(work_per_clock(sheets[name]) / own_work - 1.0), name))
+    name, source = nearest_fit(machine.gpu, software, fits)
+    own = fits[name][source]
+    if (name, source) == (software.fitted_as, gpu_type):
+        return own
+    here = next((fits[each][gpu_type] for each in _alike(software) or fits if gpu_type in fits.get(each, {})), None)
     if here is not None:
-        own = asdict(elsewhere[source])
-        return replace(here, **{name: value for name, value in own.items() if name not in PHYSICAL})
+        return replace(here, **{name: value for name, value in asdict(own).items() if name not in PHYSICAL})
     if software.precision == "fp32":  # fp32 products do not use tensor cores.
-        return elsewhere[source]
-    return transferred(elsewhere[source], sheets[source], machine.gpu)
+        return own
+    return transferred(own, gpu_sheets()[source], machine.gpu)
+
+
+def nearest_fit(gpu: GpuSheet, software: Software, fits: Fits) -> tuple[str, str]:
+    """The software and the GPU type whose fit is nearest: the software's own or, if it has none, that of the first it
+    is `like`; on the GPU type itself or, if it has none, on the one nearest in work per clock."""
+    name = next(each for each in (software.fitted_as, *_alike(software), *fits) if fits.get(each))
+    sheets, work, own = gpu_sheets(), work_per_clock(gpu), constants_like(gpu)
+    return name, min(fits[name], key=lambda each: (each != own, abs(work_per_clock(sheets[each]) / work - 1.0), each))
+
+
+def _alike(software: Software) -> tuple[str, ...]:
+    if software.fitted_as == software.name:
+        return software.like
+    return software_named(software.fitted_as).like if software.fitted_as in software_names() else ()
+
+
+@cache
+def shipped_fits() -> Fits:
+    """Every fit of the catalog."""
+    return {name: measured(name) for name in measured_software()}
 
 
 def transferred(constants: Constants, source: GpuSheet, target: GpuSheet) -> Constants:
@@ -271,21 +290,16 @@ def content_of(software: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedError:
-    """fraction: mean absolute error of step times. basis: the measurements behind it, in words."""
-
-    fraction: float
-    basis: str
-
-
-@dataclass(frozen=True, slots=True)
 class OwnConstants:
-    """A user's constants, as `python -m synergy_core calibrate --out` writes them. None: not stated in the file."""
+    """A user's constants, as `python -m synergy_core calibrate --out` writes them. None: not stated in the file.
+
+    bands: low, high: of log(measured ÷ predicted) of held-out rows; rows: how many (`planner/bands.py`).
+    """
 
     path: Path
     software: str | None
     gpu_types: Mapping[str, Constants]
-    errors: Mapping[str, ExpectedError | None]
+    bands: Mapping[str, Mapping[str, Any] | None]
 
     def of(self, gpu: GpuSheet) -> Constants | None:
         """The constants of a GPU type; None where the file lacks it."""
@@ -302,24 +316,34 @@ def own_constants(path: Path) -> OwnConstants:
             "writes of training times of plans."
         )
     gpu_types: dict[str, Constants] = {}
-    errors: dict[str, ExpectedError | None] = {}
+    bands: dict[str, Mapping[str, Any] | None] = {}
     for gpu_type, each in found.items():
         if not isinstance(each, dict) or not isinstance(each.get("constants"), dict):
             raise InputError(
                 f"{path}: gpu_types: {gpu_type} has no constants; python -m synergy_core calibrate writes them."
             )
-        rows, off = each.get("rows"), each.get("mean_error")
         try:
             gpu_types[gpu_type] = constants_of(each["constants"])
-            if (rows, off) != (None, None) and not (type(rows) is int and isinstance(off, int | float) and off >= 0):
-                raise InputError(
-                    f"rows: {rows}, mean_error: {off}; expected a whole number and a number from 0, as "
-                    "python -m synergy_core calibrate writes them, or neither."
-                )
+            bands[gpu_type] = _band_of(each.get("band"), path)
         except InputError as error:
             raise InputError(f"{path}, {gpu_type}: {error}") from None
-        errors[gpu_type] = None if off is None else ExpectedError(off, f"the {rows} rows that {path} was fitted to")
-    return OwnConstants(path, content.get("software"), gpu_types, errors)
+    return OwnConstants(path, content.get("software"), gpu_types, bands)
+
+
+def _band_of(band: Any, path: Path) -> Mapping[str, Any] | None:
+    """The band in a user's file, if it states one. Raises InputError for anything else."""
+    if band is None:
+        return None
+    try:
+        low, high, rows = float(band["low"]), float(band["high"]), int(band["rows"])
+    except (KeyError, TypeError, ValueError):
+        low, high, rows = 1.0, 0.0, 0
+    if low > high or rows < 1:
+        raise InputError(
+            f"band: {band}; expected low, a number of at most high, and rows, as python -m synergy_core calibrate "
+            "writes them, or none."
+        )
+    return {"low": low, "high": high, "rows": rows, "of": str(path)}
 
 
 @cache
@@ -455,24 +479,3 @@ def rings(link: str, group: int) -> tuple[float, ...]:
 def link_named(kind: str) -> Link:
     """The fitted constants of a kind: nvswitch, nvlink, pcie, infiniband or ethernet. Raises InputError for others."""
     return Link(**read_yaml(CATALOG / "links" / f"{kind}.yaml")["constants"])
-
-
-UNFITTED = 0.131, 193
-"""Mean absolute error, and number of rows, of Arena's best plans on two GPU types without fitted constants
-(docs/accuracy_planner.md, best_plan_iteration_time, all)."""
-
-
-def expected_error(machine: Machine, software: Software) -> ExpectedError:
-    """Error of the shipped constants on held-out models, or, without a fit, on unmeasured GPU types and software."""
-    gpu_type = constants_like(machine.gpu)
-    errors = content_of(software.fitted_as).get(gpu_type, {}).get("errors", {})
-    for scored, basis in (
-        ("family out", f"{{}} rows of {software.fitted_as} on {gpu_type}, each model held out"),
-        ("in sample", f"the {{}} rows of {software.fitted_as} on {gpu_type} that it was fitted to"),
-    ):
-        found = [each[scored] for each in errors.values() if scored in each]
-        if count := sum(each["n"] for each in found):
-            return ExpectedError(sum(each["n"] * each["mape"] for each in found) / count, basis.format(count))
-    fraction, rows = UNFITTED
-    basis = f"{rows} rows of GPU types that no constant was fitted to; {gpu_type} was not measured"
-    return ExpectedError(fraction, basis)

@@ -1,6 +1,7 @@
 """`python -m synergy_core plan` with constants, a data sheet, a sequence length and a whole training of one's own."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -8,18 +9,16 @@ import yaml
 from planner_setup import asked
 
 import synergy_core
-from synergy_core.commands.plan import short
+from synergy_core.commands.plan import short, spread
+from synergy_core.planner.explain import seconds
 from synergy_core.planner.machine import (
-    UNFITTED,
     content_of,
-    expected_error,
-    machine_named,
     measured,
     measured_software,
-    software_named,
 )
 
 SHEETS = Path(synergy_core.__file__).parent / "catalog" / "gpus"
+BAND = {"low": -0.1, "high": 0.2, "rows": 40}
 ASKED = ("model=gpt-1.3b", "gpu=h100", "gpus=8", "batch=64", "top=1")
 
 
@@ -38,7 +37,7 @@ def own_constants(tmp_path, **changes):
     constants["gemm_efficiency"] *= 0.5
     content = {
         "software": "megatron-core",
-        "gpu_types": {"h100": {"rows": 12, "mean_error": 0.031, "constants": constants}},
+        "gpu_types": {"h100": {"rows": 40, "band": BAND, "constants": constants}},
     }
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({**content, **changes}))
@@ -61,8 +60,20 @@ def test_constants_of_ones_own_are_used_and_said(capsys, tmp_path):
     assert f"constants of {tmp_path / 'mine.yaml'}" in printed
     compute = [each["plans"][0]["parts"]["compute_s"] for each in (shipped, mine)]
     assert 1.5 < compute[1] / compute[0] < 2.0
-    assert mine["expected_error"]["fraction"] == 0.031
-    assert "± 3.1%: mean error, the 12 rows that" in printed
+    (plan,) = mine["plans"]
+    assert plan["step_time_band_s"] == pytest.approx(
+        [plan["step_time_s"] * math.exp(BAND[end]) for end in ("low", "high")]
+    )
+    assert plan["extrapolated"] == []
+    assert f"40 held-out rows of {tmp_path / 'mine.yaml'}" in printed
+
+
+def test_constants_without_a_band_have_none(capsys, tmp_path):
+    constants = own_constants(tmp_path, gpu_types={"h100": {"constants": content_of("fsdp")["h100"]["constants"]}})
+    mine, printed = found(capsys, tmp_path, *ASKED, f"constants={constants}", "tokens=1B")
+    assert mine["plans"][0]["step_time_band_s"] is None
+    assert mine["trainings"][0]["band"] is None
+    assert "the file of constants states none" in printed
 
 
 def test_a_gpu_type_that_the_constants_lack_keeps_the_shipped_ones(capsys, tmp_path):
@@ -80,6 +91,11 @@ def test_a_gpu_type_that_the_constants_lack_keeps_the_shipped_ones(capsys, tmp_p
         ({"gpu_types": {}}, ["gpu=h100"], "has no gpu_types; expected what"),
         ({"gpu_types": {"h100": {"rows": 3}}}, ["gpu=h100"], "h100 has no constants"),
         ({"gpu_types": {"h100": {"constants": {"host_s": 1.0}}}}, ["gpu=h100"], "missing or unknown"),
+        (
+            {"gpu_types": {"h100": {"constants": content_of("fsdp")["h100"]["constants"], "band": {"low": 1.0}}}},
+            ["gpu=h100"],
+            "expected low, a number of at most high",
+        ),
     ],
 )
 def test_constants_that_are_none_are_refused(capsys, tmp_path, changes, words, says):
@@ -122,26 +138,14 @@ def test_a_whole_training_in_days_gpu_hours_and_money(capsys, tmp_path):
     assert training["cost"] == pytest.approx(2.5 * training["gpu_hours"])
     assert training["tokens_per_s"] == pytest.approx(64 * 2048 / step_s)
     assert "300B tokens, 131k a step; without failures, evaluation and checkpoints" in printed
-    off = one["expected_error"]["fraction"]
-    assert f"{short(training['days'])} ± {short(training['days'] * off)}" in printed
-    assert f"± {off:.1%}: mean error, " in printed
+    low, high = training["band"]
+    assert f"{short(training['days'])} ({spread(low * training['days'], high * training['days'], short)})" in printed
 
 
-def test_the_error_that_is_expected_is_the_one_that_was_measured():
-    """Of the constants' own files, weighed by rows; of what was never fitted, the figure of the page."""
-    told = expected_error(machine_named("a100"), software_named("megatron"))
-    errors = content_of("megatron")["a100"]["errors"]
-    rows = [each["family out"] for each in errors.values()]
-    assert told.fraction == pytest.approx(
-        sum(each["n"] * each["mape"] for each in rows) / sum(each["n"] for each in rows)
-    )
-    assert told.basis == f"{sum(each['n'] for each in rows)} rows of megatron on a100, each model held out"
-    in_sample = expected_error(machine_named("h100"), software_named("torchtitan"))
-    assert "that it was fitted to" in in_sample.basis
-    never = expected_error(machine_named("t4"), software_named("megatron"))
-    assert (never.fraction, "t4 was not measured" in never.basis) == (UNFITTED[0], True)
-    page = (Path(synergy_core.__file__).parents[1] / "docs" / "accuracy_planner.md").read_text()
-    assert f"| best_plan_iteration_time | all | {UNFITTED[1]} | {UNFITTED[0]:.1%}".replace("%", " %") in page
+def test_an_interval_names_its_unit_once():
+    assert spread(94.6, 251.0, seconds) == "94.6–251 s"
+    assert spread(0.98, 1.21, seconds) == "980 ms–1.21 s"
+    assert spread(990.0, 1210.0, short) == "990–1.21k"
 
 
 def test_amounts_have_three_digits():

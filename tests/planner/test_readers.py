@@ -15,7 +15,7 @@ from synergy_core.commands import _scoring
 from synergy_core.commands._scoring import predicted, regrets
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements._rows import machine_choices, network_bytes_per_s
-from synergy_core.planner.machine import Constants
+from synergy_core.planner.machine import Constants, own_constants
 
 DATA = os.environ.get("SYNERGY_DATA")
 needs_data = pytest.mark.skipif(not DATA, reason="needs the measured tables: set SYNERGY_DATA to their folder")
@@ -197,6 +197,9 @@ def test_calibrate_refits_what_is_named_and_writes_the_catalog_form(tmp_path, pl
     assert main(["calibrate", str(path), "--constants", "software", "--out", str(out)]) == 0
     assert "megatron on a100: 4 rows, software refitted" in capsys.readouterr().out
     assert "gemm_efficiency" in out.read_text()
+    band = own_constants(out).bands["a100"]
+    assert band["rows"] == 4
+    assert band["low"] < band["high"]
     assert main(["validate", str(path), "--calibrate", str(path), "--constants", "software"]) == 0
     assert "software refitted to 4 rows" in capsys.readouterr().out
     assert main(["calibrate", str(path), "--constants", "netwrk"]) == 2

@@ -1,0 +1,190 @@
+"""Bands hold what they promise on errors of known distribution; what was never measured widens them and is named."""
+
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planner_setup import asked
+from scipy import stats
+
+from synergy_core.planner.bands import COVERAGE, MEMORY_UPPER, MIN_ROWS, Band, log_interval, memory_band, time_band
+from synergy_core.planner.families import card_named
+from synergy_core.planner.machine import machine_named, software_named
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+import planner_bands
+from planner_bands import GPU_TYPE, MEASURED, MODEL, NODE, SOFTWARE, HeldOut
+
+DENSE, MOE = (card_named(name).architecture for name in ("gpt-22b", "mixtral-8x7b"))
+
+
+def band(gpu="a100-80gb", software="megatron", gpus=64, architecture=DENSE, **settings) -> Band:
+    return time_band(machine_named(gpu), replace(software_named(software), **settings), architecture, gpus)
+
+
+@pytest.mark.parametrize(("rows", "rank"), [(13, 13), (18, 18), (19, 19), (39, 38), (199, 190)])
+def test_ends_are_the_order_statistics_of_split_conformal_prediction(rows, rank):
+    errors = np.random.default_rng(rows).permutation(np.arange(1.0, rows + 1))
+    assert log_interval(errors, range(rows)) == (rows + 1 - rank, rank)
+
+
+@pytest.mark.parametrize("noise", [stats.norm(), stats.laplace(0.3, 2.0), stats.expon(-1.0)])
+@pytest.mark.parametrize("rows", [39, 99, 19])
+def test_coverage_is_what_order_statistics_promise_whatever_the_distribution(noise, rows):
+    """Of n exchangeable errors, those between the k-th least and the k-th greatest hold (n + 1 − 2k)/(n + 1)."""
+    draws = noise.rvs(size=(1000, rows), random_state=np.random.default_rng(rows))
+    inside = np.mean([np.diff(noise.cdf(log_interval(each, range(rows)))) for each in draws])
+    k = rows + 1 - math.ceil((rows + 1) * (1.0 + COVERAGE) / 2.0)
+    expected = (rows + 1 - 2 * k) / (rows + 1)
+    assert expected >= COVERAGE
+    assert inside == pytest.approx(expected, abs=4.0 * math.sqrt(expected * (1.0 - expected) / rows / 1000))
+
+
+def test_each_model_counts_alike_however_many_rows_it_has():
+    errors = np.append(np.zeros(95), np.linspace(0.4, 0.5, 5))
+    assert log_interval(errors, range(100))[1] == pytest.approx(0.4)
+    assert log_interval(errors, [0] * 95 + [1] * 5)[1] == pytest.approx(0.5)
+
+
+def test_a_mirrored_interval_counts_both_signs():
+    low, high = log_interval(np.arange(1.0, 100.0), range(99), mirrored=True)
+    assert low == -high
+    assert high == 90.0
+
+
+def errors_of(rng, how, *, software="megatron", models=40, rows=20, shift=0.0) -> list[HeldOut]:
+    """Models of one family, each with its own mean error and noise about it."""
+    result = []
+    for model in range(models):
+        errors = shift + 0.05 * rng.standard_normal() + 0.05 * rng.standard_normal(rows)
+        names = how, f"{software} {model % 2}", software, "a100", "transformer", "fp16", str(model)
+        result += [HeldOut(*names, 64, float(each)) for each in errors]
+    return result
+
+
+def test_nested_bands_hold_nine_of_ten_rows_of_models_that_they_were_not_made_of():
+    rng = np.random.default_rng(0)
+    rows = errors_of(rng, MODEL)
+    for each in planner_bands.coverage(rows, rows):
+        assert 0.85 <= each["inside"] <= 0.95
+        assert each["n"] == (400 if each["file"].startswith("megatron") else 800)
+        # The normal distribution of both kinds of noise together has its 95 % quantile there.
+        if each["kind"] == MODEL:
+            assert math.log(each["high"]) == pytest.approx(1.645 * 0.05 * math.sqrt(2.0), rel=0.2)
+
+
+def test_few_rows_are_pooled_with_the_nearest():
+    rng = np.random.default_rng(0)
+    few = errors_of(rng, MODEL, software="own", models=1, rows=MIN_ROWS - 1)
+    others = errors_of(rng, MODEL, software="other", models=3, rows=10)
+    assert planner_bands.pooled([*few, *others], "own", "a100", "transformer")[0] == [*few, *others]
+    enough = [*few, few[0]]
+    assert planner_bands.pooled([*enough, *others], "own", "a100", "transformer")[0] == enough
+
+
+def test_what_is_written_are_quantiles_counts_and_what_was_measured():
+    rng = np.random.default_rng(0)
+    rows = errors_of(rng, MODEL, models=4)
+    seen = [row._replace(how=MEASURED, gpus=512) for row in rows]
+    entry = planner_bands.entry([*rows, *seen], "megatron", "a100")
+    assert entry["measured"] == {"gpus": 512, "precisions": ["fp16"], "families": ["transformer"]}
+    assert set(entry["bands"]["transformer"]) == {"low", "high", "rows", "of"}
+    assert entry["bands"]["transformer"]["rows"] == 80
+    hows = {GPU_TYPE: "GPU type", SOFTWARE: "software", NODE: "GPUs"}
+    shared = planner_bands.shared([*rows, *(row._replace(how=how) for how in hows for row in rows)], rows)
+    assert all(shared[name]["low"] == -shared[name]["high"] for name in hows.values())
+
+
+def test_what_was_measured_is_not_extrapolated():
+    assert band().extrapolated == ()
+    assert band(software="fsdp", gpus=8).extrapolated == ()
+    known = band()
+    assert (known.low, known.high) == known.near
+    assert known.low < 1.0 < known.high
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"gpu": "t4"}, ["no step was measured on t4"]),
+        ({"gpu": "a100-80gb", "software": "megatron-core"}, ["no step of megatron-core was measured on a100"]),
+        ({"software": "alpa", "gpu": "h100"}, ["no step of alpa was measured on h100"]),
+        ({"name": "own", "like": ("fsdp",), "gpu": "a100-80gb", "gpus": 8}, ["no step of own was measured"]),
+        ({"gpus": 4096}, ["at most 1024 GPUs"]),
+        ({"precision": "bf16"}, ["in fp16, not in bf16"]),
+        ({"architecture": MOE}, ["no mixture model was measured under megatron"]),
+        ({"gpu": "t4", "gpus": 4096}, ["measured on t4", "at most 1024 GPUs"]),
+    ],
+)
+def test_what_was_never_measured_is_named_and_widens_the_band(settings, named):
+    found = band(**settings)
+    assert all(any(each in clause for clause in found.extrapolated) for each in named)
+    assert found.low <= found.near[0]
+    assert found.high >= found.near[1]
+    assert found.high / found.low > band().high / band().low
+
+
+def test_few_rows_of_ones_own_do_not_make_a_band_narrower_than_the_shipped_one():
+    machine, software, shipped = machine_named("a100-80gb"), software_named("megatron"), band()
+    own = {"low": -0.01, "high": 0.5, "of": "mine.yaml"}
+    few, many = (time_band(machine, software, DENSE, 64, {**own, "rows": rows}) for rows in (MIN_ROWS - 1, MIN_ROWS))
+    assert (few.low, few.high) == (shipped.low, math.exp(0.5))
+    assert (many.low, many.high) == (math.exp(-0.01), math.exp(0.5))
+
+
+def test_a_gpu_type_that_was_never_measured_is_less_certain_than_one_that_was():
+    """The mean error that was printed before was smaller for it."""
+    never, measured = (band(gpu=gpu, software="megatron") for gpu in ("t4", "a100-80gb"))
+    assert never.low < measured.low < 1.0 < measured.high < never.high
+
+
+def test_plans_within_each_others_band_cannot_be_told_apart():
+    wide = Band(0.5, 2.0, (0.9, 1.2), "")
+    assert not wide.can_tell_apart(1.0, 1.1)
+    assert not wide.can_tell_apart(1.1, 1.0)
+    assert wide.can_tell_apart(1.0, 1.15)  # 1.0 is below 0.9 · 1.15
+    assert wide.can_tell_apart(1.3, 1.0)
+
+
+def test_plans_that_cannot_be_told_apart_are_named(capsys, tmp_path):
+    out = tmp_path / "out.json"
+    words = "plan model=gpt-22b gpu=a100-80gb gpus=64 software=megatron top=400"
+    status, printed, _ = asked(capsys, words, "--json", str(out))
+    assert status == 0
+    _, *slower = json.loads(out.read_text())["gpu_types"][0]["plans"]
+    lines = [line for line in printed.splitlines() if line.startswith("  64: ")]
+    assert len(lines) == len(slower)
+    assert ["cannot be told apart" in line or line.endswith("as fast") for line in lines] == [
+        not each["told_apart"] for each in slower
+    ]
+    assert {each["told_apart"] for each in slower} == {True, False}
+
+
+def test_bands_and_what_is_extrapolated_are_printed(capsys, tmp_path):
+    out = tmp_path / "out.json"
+    status, printed, _ = asked(capsys, "plan model=gpt-1.3b gpu=t4 gpus=8 top=1 software=megatron", "--json", str(out))
+    assert status == 0
+    (plan,) = json.loads(out.read_text())["gpu_types"][0]["plans"]
+    low, high = plan["step_time_band_s"]
+    assert low < plan["step_time_s"] < high
+    assert plan["memory_band_bytes"][0] < plan["memory_bytes"] < plan["memory_band_bytes"][1]
+    assert "extrapolated, thus wider: no step was measured on t4" in printed
+    assert any("no step was measured on t4" in each for each in plan["extrapolated"])
+
+
+@pytest.mark.parametrize("software", ["megatron-core", "megatron", "fsdp", "nanotron", "torchtitan"])
+def test_plans_of_transformers_are_chosen_by_the_upper_end_of_their_memory(software):
+    found = memory_band(software_named(software), DENSE)
+    assert found.low < 1.0 < found.high <= MEMORY_UPPER
+    assert bool(found.extrapolated) == (software != "megatron-core")
+
+
+def test_memory_of_mixtures_is_less_certain_and_said_to_be(capsys):
+    assert memory_band(software_named("megatron-core"), MOE).high > MEMORY_UPPER
+    _, printed, _ = asked(capsys, "plan model=mixtral-8x7b gpu=h100 gpus=64 top=5")
+    assert "may run out of memory" in printed
