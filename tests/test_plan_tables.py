@@ -8,7 +8,11 @@ import pytest
 
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import degrees_of
+from synergy_runs.command_line import composed
 from synergy_runs.inputs import read_profile
+from synergy_runs.settings import build
+from synergy_sim.run import simulate_all
+from synergy_sim.settings import SIMULATOR, Settings
 
 RUBICK = ["model", "plan", "pp", "tp", "dp", "gpus_per_node_used", "gpus", "nodes", "iter_time_s"]
 
@@ -85,25 +89,26 @@ def test_an_unknown_table_is_refused_with_the_known_ones(tmp_path):
         read_profile(path)
 
 
+def simulated(table, folder, jobs, policy, *settings) -> pd.DataFrame:
+    """The jobs (name, submission s, model, GPUs, steps, 1 if guaranteed) after a simulation, by name."""
+    trace = folder / "jobs.csv"
+    columns = ["name", "submission_time", "application", "num_gpus", "steps", "is_sla"]
+    pd.DataFrame(jobs, columns=columns).assign(exec_plan="ga").to_csv(trace, index=False)
+    overrides = ["experiment=rubick_mlsys25", f"trace.path={trace}", f"truth.profile={table}", f"policy=[{policy}]",
+                 "same_information=false", "figures=false", "progress=false", *settings]  # fmt: skip
+    values = composed(SIMULATOR, overrides)
+    (into,) = simulate_all(build(Settings, values), values, folder / "results", say=False)
+    return pd.read_parquet(into / "jobs.parquet").set_index("job_name")
+
+
+TWO_NODES = "cluster.node_types=[{gpu_type: a800, nodes: 2, gpus_per_node: 8}]"
+
+
 @pytest.mark.parametrize("policy", ["fifo", "sia", "sia+plans", "rubick", "crius", "synergy"])
 def test_every_job_does_its_steps_at_measured_speed(rubick, tmp_path, policy):
     """Three jobs alone on 16 GPUs: with a restart cost of 260 s, nobody is faster than the table allows."""
-    from synergy_runs.command_line import composed
-    from synergy_runs.settings import build
-    from synergy_sim.run import simulate_all
-    from synergy_sim.settings import SIMULATOR, Settings
-
-    trace = tmp_path / "jobs.csv"
     jobs = [("a", 0, "bert", 2, 1000, 0), ("b", 30, "llama7", 16, 100, 1), ("c", 4_000, "bert", 8, 500, 0)]
-    table = pd.DataFrame(jobs, columns=["name", "submission_time", "application", "num_gpus", "steps", "is_sla"])
-    table["exec_plan"] = "ga"
-    table.to_csv(trace, index=False)
-    overrides = ["experiment=rubick_mlsys25", f"trace.path={trace}", f"truth.profile={rubick}", f"policy=[{policy}]",
-                 "cluster.node_types=[{gpu_type: a800, nodes: 2, gpus_per_node: 8}]", "same_information=false",
-                 "figures=false", "progress=false"]  # fmt: skip
-    values = composed(SIMULATOR, overrides)
-    (into,) = simulate_all(build(Settings, values), values, tmp_path / "results", say=False)
-    done = pd.read_parquet(into / "jobs.parquet").set_index("job_name")
+    done = simulated(rubick, tmp_path, jobs, policy, TWO_NODES)
     assert set(done.virtual_cluster) == {"guaranteed", "best-effort"}
     fastest_s = {"a": 1000 * 0.2, "b": 100 * 1.0, "c": 500 * 0.2}
     for name, least_s in fastest_s.items():
@@ -112,3 +117,18 @@ def test_every_job_does_its_steps_at_measured_speed(rubick, tmp_path, policy):
         assert done.jct_s["a"] == pytest.approx(260 + 1000 * 0.8)
         assert done.finish_s["b"] == pytest.approx(np.ceil(done.finish_s["a"] / 60) * 60 + 260 + 100 * 1.0)
         assert done.jct_s["c"] == pytest.approx(done.first_start_s["c"] - 4_000 + 260 + 500 * 0.2)
+
+
+@pytest.mark.parametrize("guaranteed", [0, 1])
+def test_rubick_takes_gpus_from_the_flattest_curve_down_to_what_was_guaranteed(tmp_path, guaranteed):
+    """On one node a job that gains little beyond one GPU holds all eight; two others, which scale, arrive."""
+    flat = [("bert", "ga", "", "", "", str(gpus), gpus, 1, s) for gpus, s in ((1, 1.6), (2, 1.55), (4, 1.2), (8, 1.0))]
+    steep = [("vit", "ga", "", "", "", str(gpus), gpus, 1, 4.0 / gpus) for gpus in (1, 2, 4, 8)]
+    table = tmp_path / "iteration_times.csv"
+    pd.DataFrame([*flat, *steep], columns=RUBICK).to_csv(table, index=False)
+    jobs = [("flat", 0, "bert", 8, 2_000, guaranteed), ("one", 600, "vit", 8, 1_000, 0), ("two", 1_500, "vit", 8, 9, 0)]
+    done = simulated(table, tmp_path, jobs, "rubick", TWO_NODES.replace("nodes: 2", "nodes: 1"))
+    assert done.jct_s["one"] == pytest.approx(260 + 1_000 * 1.0, abs=60)  # on the four GPUs that one step down frees
+    # The fewest GPUs with the speed of the request ÷ 1.5 are four; else one would do.
+    waits_until_s = done.finish_s["one"] - 1_500 if guaranteed else 0.0
+    assert done.waiting_s["two"] == pytest.approx(waits_until_s, abs=60)

@@ -9,6 +9,7 @@ gives large models one of a fixed list of shapes, and never takes GPUs from them
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from synergy_core.jobs.spec import Configurations
 from synergy_core.policies import allocation_policy
 from synergy_core.state import Allocations, GoodputState
-from synergy_core.units import Floats, Ints
+from synergy_core.units import Bools, Floats, Ints
 
 GUARANTEED = "guaranteed"
 """Virtual cluster whose jobs must reach the speed of what they requested, within `slower`."""
@@ -33,12 +34,12 @@ class Curves(NamedTuple):
     least: Ints
 
     def step(self, job: int, row: int, up: bool) -> tuple[int, float]:
-        """The next row up or down on the present type (−1: none, or no GPUs at all), and the slope of that step."""
+        """The next row up or down on the present type, −1 for none, and the slope of that step."""
         gpus = int(self.gpus[row])
         same = (self.kind == self.kind[row]) & (self.speed[job] > 0)
         rows = np.flatnonzero(same & (self.gpus > gpus if up else self.gpus < gpus))
         if not len(rows):
-            return -1, 0.0 if up else float(self.speed[job, row]) / gpus
+            return -1, 0.0
         to = int(rows[self.gpus[rows].argmin() if up else self.gpus[rows].argmax()])
         change = abs(float(self.speed[job, to] - self.speed[job, row]))
         return to, change / abs(int(self.gpus[to]) - gpus)
@@ -61,27 +62,16 @@ def rubick(
     """
     rows = state.rows(max(64, int(state.gpus.max())))
     curves = _curves(state, rows.gpus, rows.gpu_type, _speeds(state, rows), least_gain, slower)
-    row, left, quota = state.held_best(rows), state.capacity, np.array(state.quotas_left())
-    running = np.flatnonzero(row >= 0)
-    np.subtract.at(left, rows.gpu_type[row[running]], rows.gpus[row[running]])
-    np.subtract.at(quota, state.virtual_cluster[running], rows.gpus[row[running]])
-    may_change = (state.restarts < most_changes) & ~state.pinned
+    now = _Round(state, curves, state.held_best(rows), (state.restarts < most_changes) & ~state.pinned)
     first = np.where(curves.least >= 0, curves.least, 0)
     slope = curves.speed[np.arange(len(state)), first] / rows.gpus[first]
     old, guaranteed = state.now_s - state.submit_time_s > old_s, _guaranteed(state)
     for job in np.lexsort((state.job_id, -slope, ~guaranteed, ~old)).tolist():
-        target = int(curves.least[job])
-        if row[job] >= 0 or target < 0 or rows.gpus[target] > quota[state.virtual_cluster[job]]:
-            continue
-        taken = _make_room(curves, row, left, target, float(slope[job]), may_change)
-        if taken is not None:
-            for each, to in {**taken, job: target}.items():
-                more = rows.gpus[to] - (rows.gpus[row[each]] if row[each] >= 0 else 0)
-                left[rows.gpu_type[to]] -= more
-                quota[state.virtual_cluster[each]] -= more
-                row[each] = to
-            may_change[job] = True  # it has not begun yet
-    _hand_out(curves, row, left, quota, state.virtual_cluster, may_change)
+        if now.row[job] < 0 <= curves.least[job]:
+            now.give(job, int(curves.least[job]), float(slope[job]))
+    while any(now.give(job, to, gain) for gain, job, to in now.growth()):
+        pass
+    row = now.row
     return Allocations(np.where(row >= 0, rows.gpus[row], 0), np.where(row >= 0, rows.gpu_type[row], -1))
 
 
@@ -90,11 +80,13 @@ def _speeds(state: GoodputState, rows: Configurations) -> Floats:
     return state.runnable(rows, growth=2.0, first_gpus=int(state.gpus.max()), batch="requested")[0]
 
 
-def _guaranteed(state: GoodputState) -> np.ndarray:
+def _guaranteed(state: GoodputState) -> Bools:
+    """(jobs,): whose speed is guaranteed."""
     return np.array([each == GUARANTEED for each in state.virtual_clusters])[state.virtual_cluster]
 
 
 def _curves(state: GoodputState, gpus: Ints, kind: Ints, speed: Floats, least_gain: float, slower: float) -> Curves:
+    """The jobs' curves; see the parameters of `rubick`."""
     usable = (speed > 0) & (gpus <= state.capacity[kind]) & state.suits(kind)
     speed = np.where(usable, speed, 0.0)
     within = np.where(gpus <= state.gpus[:, None], speed, 0.0).max(axis=1)
@@ -111,43 +103,57 @@ def _curves(state: GoodputState, gpus: Ints, kind: Ints, speed: Floats, least_ga
     return Curves(speed, gpus, kind, least)
 
 
-def _make_room(
-    curves: Curves, row: Ints, left: Ints, target: int, slope: float, may_change: np.ndarray
-) -> dict[int, int] | None:
-    """Which jobs shrink to which rows for a start on `target`: the flattest curves first, as long as they are flatter
-    than the starting job's; {} if GPUs enough are free, None if too few can be had.
+class _Round:
+    """The row on which each job runs, −1 for none, and what is left of each GPU type and tenant's quota.
+
+    may_change: (jobs,), whether a job may give or take GPUs; in one round, none does both.
     """
-    kind, need = curves.kind[target], int(curves.gpus[target])
-    free, taken = int(left[kind]), dict[int, int]()
-    while free < need:
-        best = (slope, -1, -1)
-        for giver in np.flatnonzero((row >= 0) & may_change).tolist():
-            now = taken.get(giver, int(row[giver]))
-            if curves.kind[now] != kind or now == curves.least[giver]:
-                continue
-            to, loss = curves.step(giver, now, up=False)
-            if to >= 0 and loss < best[0]:
-                best = (loss, giver, to)
-        if best[1] < 0:
-            return None
-        free += int(curves.gpus[taken.get(best[1], int(row[best[1]]))] - curves.gpus[best[2]])
-        taken[best[1]] = best[2]
-    return taken
 
+    def __init__(self, state: GoodputState, curves: Curves, row: Ints, may_change: Bools) -> None:
+        self._curves = curves
+        self.row = row
+        self._left = state.capacity
+        self._quota = np.array(state.quotas_left())
+        self._tenant = state.virtual_cluster
+        self._may_give, self._may_take = may_change.copy(), may_change
+        running = np.flatnonzero(row >= 0)
+        np.subtract.at(self._left, curves.kind[row[running]], curves.gpus[row[running]])
+        np.subtract.at(self._quota, self._tenant[running], curves.gpus[row[running]])
 
-def _hand_out(curves: Curves, row: Ints, left: Ints, quota: Floats, tenant: Ints, may_change: np.ndarray) -> None:
-    """Free GPUs go to the steepest curves, step by step, within quotas."""
-    while True:
-        best = (0.0, -1, -1)
-        for job in np.flatnonzero((row >= 0) & may_change).tolist():
-            to, gain = curves.step(job, int(row[job]), up=True)
-            more = curves.gpus[to] - curves.gpus[row[job]]
-            if to >= 0 and gain > best[0] and more <= min(left[curves.kind[to]], quota[tenant[job]]):
-                best = (gain, job, to)
-        if best[1] < 0:
-            return
-        _, job, to = best
-        more = curves.gpus[to] - curves.gpus[row[job]]
-        left[curves.kind[to]] -= more
-        quota[tenant[job]] -= more
-        row[job] = to
+    def growth(self) -> list[tuple[float, int, int]]:
+        """(slope, job, next row up) of the running jobs that may change, the steepest first."""
+        jobs = np.flatnonzero((self.row >= 0) & self._may_take).tolist()
+        steps = [(*self._curves.step(job, int(self.row[job]), up=True), job) for job in jobs]
+        return sorted(((gain, job, to) for to, gain, job in steps if to >= 0), key=lambda each: (-each[0], each[1]))
+
+    def give(self, job: int, to: int, slope: float) -> bool:
+        """Whether the job gets that row: from free GPUs, or from jobs whose curves are flatter than its slope."""
+        curves, kind, before = self._curves, int(self._curves.kind[to]), int(self.row[job])
+        more = int(curves.gpus[to]) - (int(curves.gpus[before]) if before >= 0 else 0)
+        if more > self._quota[self._tenant[job]]:
+            return False
+        free, taken = int(self._left[kind]), {job: to}
+        while free < more:
+            loss, giver, less = min(self._losses(kind, taken), default=(np.inf, -1, -1))
+            if loss >= slope:
+                return False
+            free += int(curves.gpus[taken.get(giver, int(self.row[giver]))] - curves.gpus[less])
+            taken[giver] = less
+        for each, row in taken.items():
+            gpus = int(curves.gpus[row]) - (int(curves.gpus[self.row[each]]) if self.row[each] >= 0 else 0)
+            self._left[kind] -= gpus
+            self._quota[self._tenant[each]] -= gpus
+            self.row[each] = row
+            self._may_take[each] = each == job and (before < 0 or self._may_take[job])
+        self._may_give[job] = False
+        return True
+
+    def _losses(self, kind: int, taken: Mapping[int, int]) -> Iterator[tuple[float, int, int]]:
+        """(slope, job, next row down) of jobs on that GPU type that may give; the first of `taken` takes."""
+        taker = next(iter(taken))
+        for giver in np.flatnonzero((self.row >= 0) & self._may_give).tolist():
+            row = taken.get(giver, int(self.row[giver]))
+            if giver != taker and self._curves.kind[row] == kind and row != self._curves.least[giver]:
+                to, loss = self._curves.step(giver, row, up=False)
+                if to >= 0:
+                    yield loss, giver, to

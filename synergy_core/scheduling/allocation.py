@@ -165,8 +165,7 @@ class Snapshots:
 
     def entered(self, job: Job) -> None:
         """Enters an active job."""
-        if self._tenant:
-            self._tenant.setdefault(job.virtual_cluster, len(self._tenant))
+        self._tenant.setdefault(job.virtual_cluster, len(self._tenant))
         if self._beliefs is not None:
             self._received_s[job.job_id] = np.zeros(len(self._kinds))
 
