@@ -27,7 +27,7 @@ HORIZON_S = 300.0
 
 
 class Way(NamedTuple):
-    """How a job trains best at one batch. goodput: initial-batch iterations per second, before any correction."""
+    """How a job trains best at one batch, corrected by reports. goodput: initial-batch iterations per second."""
 
     goodput: float
     step_s: float
@@ -151,7 +151,7 @@ class TaskWithPlans(SynergyTask, ABC):
             shapes = list(zip(rows.nodes[at].tolist(), rows.gpus[at].tolist(), strict=True))
             ways = self._ways(gpu_type, shapes, requested=requested)
             best = [max((way.goodput for way in each), default=0.0) for each in ways]
-            result[at] = np.array(best) / self.pool.ratio(gpu_type)
+            result[at] = best
         return result
 
     def requested_rate(self, gpu_type: str) -> float:
@@ -164,7 +164,7 @@ class TaskWithPlans(SynergyTask, ABC):
         (ways,) = self._ways(gpu_type, shapes, requested=True)
         if not ways:
             (ways,) = self._ways(gpu_type, shapes, requested=True, every_plan=True)
-        return 1.0 / (ways[0].step_s * self.pool.ratio(gpu_type)) if ways else 0.0
+        return 1.0 / ways[0].step_s if ways else 0.0
 
 
 class PlannedTask(TaskWithPlans):
@@ -192,16 +192,18 @@ class PlannedTask(TaskWithPlans):
                 counts = [gpus for _, gpus in shapes]
                 fastest = self.speeds.fastest(name, batch, gpu_type, counts, every_plan=every_plan)
                 gain = self.gain(batch)
-                for ways, (_, gpus) in zip(made, shapes, strict=True):
-                    step_s, plan = fastest[gpus]
-                    if step_s < inf:
+                for ways, (nodes, gpus) in zip(made, shapes, strict=True):
+                    planned_s, plan = fastest[gpus]
+                    if planned_s < inf:
+                        step_s = planned_s * self.pool.ratio_at(gpu_type, (nodes, gpus, batch))
                         ways.append(Way(gain / step_s, step_s, plan))
                 continue
-            for ways, (_, gpus) in zip(made, shapes, strict=True):
+            for ways, (nodes, gpus) in zip(made, shapes, strict=True):
                 found = self.speeds.compressed(exchange, name, batch, gpu_type, gpus, every_plan=every_plan)
                 if found is not None:
                     at, samples_per_s = exchange.best(found, phi, first)
-                    ways.append(Way(samples_per_s / first, float(found.step_s[at]), found.plans[at]))
+                    ratio = self.pool.ratio_at(gpu_type, (nodes, gpus, batch))
+                    ways.append(Way(samples_per_s / first / ratio, float(found.step_s[at]) * ratio, found.plans[at]))
         return made
 
     def train_on(self, shape: Shape, held: Plan | None = None, *, requested: bool = False) -> Plan:
@@ -258,9 +260,10 @@ class ProfiledTask(TaskWithPlans):
     ) -> list[list[Way]]:
         model, replicas_only = self.model, not (self.speeds.plans or every_plan)
         gains = [(batch, self.gain(batch)) for batch in self.batches(requested=requested)]
+        ratio = self.pool.ratio(gpu_type)
         return [
             [
-                Way(gain / row.step_s, row.step_s, row.plan)
+                Way(gain / (row.step_s * ratio), row.step_s * ratio, row.plan)
                 for batch, gain in gains
                 if (row := model.best(gpu_type, nodes, gpus, batch, replicas_only=replicas_only)) is not None
             ]

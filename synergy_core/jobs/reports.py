@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -200,6 +201,9 @@ Table = NDArray[np.float64]
 Point = tuple[int, int, int]
 """Point of an observation: nodes, GPUs, and samples per GPU (for jobs with parallel plans, the global batch)."""
 
+RATIO_SHARED, RATIO_OWN = 0.10, 0.08
+"""Standard deviations of the logarithm of true ÷ planned step times: of a model on a GPU type, and of each of its plans
+there beside that (held-out errors of the planner, docs/accuracy_planner.md)."""
 MAX_OBSERVED = 60
 """Maximum number of observations in a fit, taken evenly from all: more would hardly change its seven constants."""
 
@@ -277,6 +281,19 @@ class Observations:
         """Correction factor of planned step times on that type: the geometric mean of observed ratios; 1 if none."""
         of_type = self._ratios.get(gpu_type)
         return float(np.exp(np.mean(np.log(list(of_type.values()))))) if of_type else 1.0
+
+    def ratio_at(self, gpu_type: str, point: Point) -> float:
+        """The same at one point, whose own ratio holds where it was observed.
+
+        Elsewhere: the logarithm of a ratio is a part that all plans of a model on a type share and one of the plan's
+        own, with standard deviations `RATIO_SHARED` and `RATIO_OWN`. The best linear prediction of the first part is
+        the sum of n observed logarithms ÷ (n + (RATIO_OWN ÷ RATIO_SHARED)²).
+        """
+        of_type = self._ratios.get(gpu_type, {})
+        if point in of_type:
+            return of_type[point]
+        total = sum(map(math.log, of_type.values()))
+        return math.exp(total / (len(of_type) + (RATIO_OWN / RATIO_SHARED) ** 2))
 
     def take_stale(self) -> list[tuple[str, Table]]:
         """GPU types with outdated models and the observations to fit; afterwards they count as fitted."""

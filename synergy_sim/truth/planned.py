@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from math import inf
 from zlib import crc32
 
@@ -26,19 +27,36 @@ STREAM = 5
 class PlannedTruth:
     """How reality differs from the planner, and how noisy gradients are.
 
-    error: standard deviation of the logarithm of true ÷ planned step times, drawn once per architecture and GPU type.
+    error, plan_error: standard deviations of the logarithm of true ÷ planned step times: a part drawn once per
+    architecture and GPU type, and beside it one of each plan, of which its tensor, pipeline and data-parallel degrees
+    have a third of the variance each, so that plans which share one err alike.
     noise_tokens: the gradient's noise scale, in tokens: about 2·10⁸ ÷ L^4.8 at a loss of L, so 10⁶ at L = 3 (Kaplan
     et al., arXiv 2001.08361, eq. 1.4). batch_growth: up to how many times the requested batch a job may train at.
     """
 
     error: float = 0.1
+    plan_error: float = 0.0
     noise_tokens: float = 1e6
     batch_growth: float = 2.0
 
     def factor(self, seed: int, architecture: str, gpu_type: str) -> float:
         """True ÷ planned step times of that architecture on that GPU type."""
-        names = (crc32(architecture.encode()), crc32(gpu_type.encode()))
-        return float(np.exp(self.error * np.random.default_rng((seed, STREAM, *names)).standard_normal()))
+        return float(np.exp(self.error * _drawn(seed, architecture, gpu_type)))
+
+    def plan_factor(self, seed: int, architecture: str, gpu_type: str, plan: Plan) -> float:
+        """The same of one plan there, beside what all share; 1 for a plan on a single GPU, which exchanges nothing."""
+        degrees = {"tensor": plan.tensor, "pipeline": plan.pipeline, "data": plan.data}
+        parts = [
+            _drawn(seed, architecture, gpu_type, f"{name}{degree}") for name, degree in degrees.items() if degree > 1
+        ]
+        return float(np.exp(self.plan_error / np.sqrt(len(degrees)) * sum(parts)))
+
+
+@cache
+def _drawn(seed: int, *names: str) -> float:
+    """A standard normal number of these names."""
+    stream = np.random.default_rng((seed, STREAM, *(crc32(name.encode()) for name in names)))
+    return float(stream.standard_normal())
 
 
 class PlannedApplication(ApplicationWithPlans):
@@ -65,6 +83,7 @@ class PlannedApplication(ApplicationWithPlans):
         self.work_at_epoch_end = (WORK,)
         self._noise_scale = truth.noise_tokens / tables.model_named(name).seq_len
         self._factors = {gpu_type: truth.factor(seed, name, gpu_type) for gpu_type in gpus_per_node}
+        self._plan_factor = partial(truth.plan_factor, seed, name)
         self._gpus_per_node = gpus_per_node
         self.exchange = exchange
 
@@ -92,7 +111,7 @@ class PlannedApplication(ApplicationWithPlans):
                 return inf, Plan(data=gpus)
             at = next((at for at, each in enumerate(found.plans) if each.compressor == compressor), 0)
             step_s, plan = float(found.step_s[at]), found.plans[at]
-        return step_s * self._factors[gpu_type], plan
+        return step_s * self._factors[gpu_type] * self._plan_factor(gpu_type, plan), plan
 
     def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
         return GradientStatistics(1.0, self._noise_scale / self.initial_batch)
