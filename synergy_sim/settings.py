@@ -82,6 +82,7 @@ class PlannedSettings:
     batch_growth: float = key(
         "up to how many times the requested batch they may train at; 1: it is fixed", bounds=FACTOR
     )
+    known: bool = key("whether policies know their true step times, and jobs the truly fastest plan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

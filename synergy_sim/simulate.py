@@ -46,8 +46,9 @@ class Simulation:
         profile = None if truth is None else truth.profile
         own_s = on_grid(policy.round_s) if execution.own_rounds or execution.round_s is None else 0.0
         round_s = own_s or execution.round_s or 0.0
+        errors = None if truth is None else truth.known_plan_errors
         self.scheduler = make_scheduler(
-            policy, cluster, free_moves=execution.free_moves, profile=profile, round_s=round_s
+            policy, cluster, free_moves=execution.free_moves, profile=profile, plan_errors=errors, round_s=round_s
         )
         self.engine = Engine(
             jobs_of(workload, cluster, execution, truth, tunes_batch=policy.tunes_batch),

@@ -38,12 +38,13 @@ class PlannedSpeeds:
     """Step times on one cluster's GPU types, packed on its largest nodes, from the planner's tables, remembered.
 
     plans: whether the policy may read the full tables; else it knows one plan per job, the smallest that fits, in more
-    or fewer replicas.
+    or fewer replicas. errors: for a planner that knows the truth (`tables.planned_tables`).
     """
 
-    def __init__(self, cluster: Cluster, *, plans: bool) -> None:
+    def __init__(self, cluster: Cluster, *, plans: bool, errors: tables.PlanErrors | None = None) -> None:
         self.gpu_types = cluster.gpu_types
         self._plans = plans
+        self._more: dict[str, Any] = {} if errors is None else {"errors": errors}
         self._per_node = cluster.largest_nodes
         self._known: dict[tuple[str, int, str, bool], dict[int, tuple[float, Plan]]] = {}
 
@@ -58,7 +59,9 @@ class PlannedSpeeds:
         known = self._known.setdefault((architecture, batch, gpu_type, replicas_only), {})
         if missing := tuple(sorted(set(counts) - known.keys())):
             nodes = ((gpu_type, self._per_node[gpu_type]),)
-            table = tables.planned_tables(architecture, nodes, missing, batch, data_parallel_only=replicas_only)
+            table = tables.planned_tables(
+                architecture, nodes, missing, batch, data_parallel_only=replicas_only, **self._more
+            )
             steps = zip(table.step_time_s.tolist(), table.plans, strict=True)
             known.update(zip(table.gpus.tolist(), steps, strict=True))
         return known

@@ -25,6 +25,7 @@ from synergy_core.jobs.testbed_profiles import Profile, degrees_of
 from synergy_core.placement.one_job import Patience, Placement, per_node
 from synergy_core.placement.whole_round import packing
 from synergy_core.planner.plan import Plan
+from synergy_core.planner.tables import PlanErrors
 from synergy_core.policies import AllocationPolicy
 from synergy_core.units import Bools, Floats
 
@@ -256,9 +257,12 @@ class AllocationScheduler:
         *,
         free_moves: bool = False,
         profile: Profile | None = None,
+        plan_errors: PlanErrors | None = None,
         round_s: float | None = None,
     ) -> None:
         """free_moves: a move costs nothing if GPU type and GPUs per node stay the same; profile: measured models.
+
+        plan_errors: what the planner's step times are multiplied by, if policies may know the truth about them.
 
         round_s: from one decision to the next; None: the policy's default.
         """
@@ -267,7 +271,7 @@ class AllocationScheduler:
         self._placer = Placer(cluster, free_moves=free_moves, packs=policy.reads_goodput)
         self._active: dict[int, Job] = {}
         self._memory: Any = None
-        speeds = PlannedSpeeds(cluster, plans=policy.plans)
+        speeds = PlannedSpeeds(cluster, plans=policy.plans, errors=plan_errors)
         measured = None if profile is None else ProfiledSpeeds(profile, cluster.gpu_types, plans=policy.plans)
         self.beliefs = (
             Beliefs(cluster.gpu_types, policy.information, speeds, measured, learns_input=policy.learns_input)

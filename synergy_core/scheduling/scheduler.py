@@ -15,6 +15,7 @@ from synergy_core.jobs.record import NEVER, AnyJob, Decision, Job, Placed
 from synergy_core.jobs.state import Allocations, ClusterState
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.placement.one_job import Placement
+from synergy_core.planner.tables import PlanErrors
 from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_core.scheduling.allocation import AllocationScheduler
 from synergy_core.scheduling.lanes import NOTHING, EasyLane, KeepingLane, Lane
@@ -216,15 +217,18 @@ def scheduler_for(
     *,
     free_moves: bool = False,
     profile: Profile | None = None,
+    plan_errors: PlanErrors | None = None,
     round_s: float | None = None,
     walks: bool = False,
 ) -> Scheduler[Any]:
     """The scheduler that runs this policy on this cluster.
 
-    free_moves, profile, round_s: see `AllocationScheduler`; walks: see `OrderingScheduler`.
+    free_moves, profile, plan_errors, round_s: see `AllocationScheduler`; walks: see `OrderingScheduler`.
     """
     if isinstance(policy, SharingPolicy):
         return SharingScheduler(policy, cluster, free_moves=free_moves, round_s=round_s or policy.round_s)
     if isinstance(policy, OrderingPolicy):
         return OrderingScheduler(policy, cluster, walks=walks)
-    return AllocationScheduler(policy, cluster, free_moves=free_moves, profile=profile, round_s=round_s)
+    return AllocationScheduler(
+        policy, cluster, free_moves=free_moves, profile=profile, plan_errors=plan_errors, round_s=round_s
+    )

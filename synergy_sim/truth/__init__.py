@@ -30,7 +30,7 @@ from synergy_sim.truth.application import (
     packed,
 )
 from synergy_sim.truth.measured import MeasuredApplication, ModelledApplication, no_layers, published_pipelines
-from synergy_sim.truth.planned import WORK, PlannedApplication, PlannedTruth, ProfiledApplication
+from synergy_sim.truth.planned import WORK, PlanErrors, PlannedApplication, PlannedTruth, ProfiledApplication
 
 GBPS = 1e9
 """Bits per second in a Gb/s."""
@@ -82,6 +82,8 @@ class Truth:
 
     def __post_init__(self) -> None:
         compressor_named(self.compressor)
+        if self.exchanges and self.planned.known:
+            raise InputError("truth.planned.known=true: with compressed gradients only the planner's times are known.")
         if self.exchanges and (self.profiles is not None or self.profile):
             what = "truth.measured=false" if not self.profile else "truth.profile=null"
             raise InputError(
@@ -217,6 +219,11 @@ class Truth:
             exchange = self._once(cluster.node_types, make)
         planned = partial(PlannedApplication, name, batch, nodes, self.planned, seed, exchange)
         return self._once((name, batch, cluster.node_types), planned)
+
+    @property
+    def known_plan_errors(self) -> PlanErrors | None:
+        """What the planner's step times are multiplied by, where policies know it."""
+        return PlanErrors(self.planned, self.disturbance.seed) if self.planned.known else None
 
     def requested_gpus(self, model: str, gpus: int) -> int:
         """The GPUs that a job of this model requests whose log says `gpus`: what its model can run on."""

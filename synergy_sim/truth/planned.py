@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from math import inf
 from zlib import crc32
 
@@ -32,12 +32,15 @@ class PlannedTruth:
     have a third of the variance each, so that plans which share one err alike.
     noise_tokens: the gradient's noise scale, in tokens: about 2·10⁸ ÷ L^4.8 at a loss of L, so 10⁶ at L = 3 (Kaplan
     et al., arXiv 2001.08361, eq. 1.4). batch_growth: up to how many times the requested batch a job may train at.
+    known: whether policies know the true step times and jobs the plan that is truly the fastest; else both go by the
+    planner.
     """
 
     error: float = 0.1
     plan_error: float = 0.0
     noise_tokens: float = 1e6
     batch_growth: float = 2.0
+    known: bool = False
 
     def factor(self, seed: int, architecture: str, gpu_type: str) -> float:
         """True ÷ planned step times of that architecture on that GPU type."""
@@ -50,6 +53,18 @@ class PlannedTruth:
             _drawn(seed, architecture, gpu_type, f"{name}{degree}") for name, degree in degrees.items() if degree > 1
         ]
         return float(np.exp(self.plan_error / np.sqrt(len(degrees)) * sum(parts)))
+
+
+@dataclass(frozen=True, slots=True)
+class PlanErrors:
+    """True ÷ planned step times, as `synergy_core.planner.tables.PlanErrors`."""
+
+    truth: PlannedTruth
+    seed: int
+
+    def __call__(self, architecture: str, gpu_type: str, plan: Plan) -> float:
+        asked = self.seed, architecture, gpu_type
+        return self.truth.factor(*asked) * self.truth.plan_factor(*asked, plan)
 
 
 @cache
@@ -82,8 +97,8 @@ class PlannedApplication(ApplicationWithPlans):
         self.max_batch = int(batch * truth.batch_growth)
         self.work_at_epoch_end = (WORK,)
         self._noise_scale = truth.noise_tokens / tables.model_named(name).seq_len
-        self._factors = {gpu_type: truth.factor(seed, name, gpu_type) for gpu_type in gpus_per_node}
-        self._plan_factor = partial(truth.plan_factor, seed, name)
+        self._errors_of_plans = PlanErrors(truth, seed)
+        self._known: dict[str, PlanErrors] = {"errors": self._errors_of_plans} if truth.known else {}
         self._gpus_per_node = gpus_per_node
         self.exchange = exchange
 
@@ -103,7 +118,7 @@ class PlannedApplication(ApplicationWithPlans):
             per_node = 1 << (min(node_gpus).bit_length() - 1)
         nodes = gpu_type, per_node
         if self.exchange is None:
-            table = tables.planned_tables(self.name, (nodes,), (gpus,), global_batch)
+            table = tables.planned_tables(self.name, (nodes,), (gpus,), global_batch, **self._known)
             step_s, plan = float(table.step_time_s[0]), table.plans.plan(0)
         else:
             found = self.exchange.plans(self.name, nodes, gpus, global_batch)
@@ -111,7 +126,7 @@ class PlannedApplication(ApplicationWithPlans):
                 return inf, Plan(data=gpus)
             at = next((at for at, each in enumerate(found.plans) if each.compressor == compressor), 0)
             step_s, plan = float(found.step_s[at]), found.plans[at]
-        return step_s * self._factors[gpu_type] * self._plan_factor(gpu_type, plan), plan
+        return step_s * (1.0 if self._known else self._errors_of_plans(self.name, gpu_type, plan)), plan
 
     def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
         return GradientStatistics(1.0, self._noise_scale / self.initial_batch)

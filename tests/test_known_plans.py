@@ -1,0 +1,30 @@
+"""A planner that knows the true step times, beside one whose ranking of plans is wrong."""
+
+import numpy as np
+
+from synergy_core.cluster import Cluster, NodeType
+from synergy_core.jobs.planned import PlannedSpeeds
+from synergy_sim.truth.planned import PlanErrors, PlannedApplication, PlannedTruth
+
+NODE_GPUS = {"a100": 8}
+
+
+def test_who_knows_the_truth_runs_a_plan_at_least_as_fast_and_often_a_faster_one():
+    wrong, right = (PlannedTruth(plan_error=0.2, known=known) for known in (False, True))
+    ratios = []
+    for seed in range(12):
+        believed, known = (PlannedApplication("gpt-2.7b", 128, NODE_GPUS, each, seed) for each in (wrong, right))
+        ratios.append(known.step_s("a100", (8, 8), 128) / believed.step_s("a100", (8, 8), 128))
+    assert max(ratios) <= 1.0
+    assert np.mean(ratios) < 0.97
+
+
+def test_beliefs_and_truth_agree_where_the_truth_is_known():
+    truth = PlannedTruth(plan_error=0.2, known=True)
+    cluster = Cluster([NodeType("box", "a100", 4, 8)])
+    speeds = PlannedSpeeds(cluster, plans=True, errors=PlanErrors(truth, 5))
+    app = PlannedApplication("gpt-2.7b", 128, NODE_GPUS, truth, 5)
+    for gpus, node_gpus in ((8, (8,)), (16, (8, 8))):
+        step_s, plan = speeds.fastest("gpt-2.7b", 128, "a100", [gpus])[gpus]
+        assert app.step_s("a100", node_gpus, 128) == step_s
+        assert app.as_requested("a100", node_gpus, 128) == plan
