@@ -87,7 +87,7 @@ class Software:
     """A training stack, with its settings.
 
     precision: of matrix products: bf16, fp16, fp8, tf32 or fp32. flash: whether attention scores never reach memory.
-    dropout: whether masks are kept. weight_bytes, gradient_bytes, optimizer_bytes: per parameter; an fp32 master copy
+    fused: whether softmax, bias and dropout are part of the kernels beside them. dropout: whether masks are kept. weight_bytes, gradient_bytes, optimizer_bytes: per parameter; an fp32 master copy
     and two moments are 12. prefetch: gathered units alive at once under ZeRO-3.
     logit_bytes: most bytes alive at once per logit: 6 with a softmax in place (Megatron: 16-bit logits, fp32 softmax),
     8 where the softmax is a second fp32 array (nanotron), 14 through PyTorch's own cross entropy (16-bit logits, fp32
@@ -108,6 +108,7 @@ class Software:
     name: str
     precision: str = "bf16"
     flash: bool = True
+    fused: bool = True
     dropout: bool = False
     weight_bytes: float = 2.0
     gradient_bytes: float = 4.0
@@ -126,6 +127,11 @@ class Software:
     words: str = ""
     title: str = ""
     source: str = ""
+
+    @property
+    def element_bytes(self) -> float:
+        """Bytes of an activation, and of what is sent of it: 4 in fp32 and TF32, else 2."""
+        return 4.0 if self.precision in ("fp32", "tf32") else 2.0
 
     @property
     def fitted_as(self) -> str:

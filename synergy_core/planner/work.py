@@ -254,7 +254,7 @@ def gemm_s(
     """
     precision = "bf16" if core and software.precision == "fp8" else software.precision
     peak = machine.gpu.matrix_flops_per_s(precision)
-    element = 4.0 if precision in ("fp32", "tf32") else 2.0
+    element = software.element_bytes
     lanes = precision == "fp32"
     m, n, k, count = (np.asarray(each, float) for each in (m, n, k, count))
     sms = machine.gpu.multiprocessors
@@ -286,7 +286,7 @@ def block_time(block: Block, machine: Machine, software: Software, c: Constants)
     for each in block.attention:
         forth, back = attention_s(each, machine, software, c)
         attention, forward, backward = attention + forth, forward + forth, backward + back
-        kernels = kernels + (1.0 if software.flash else 4.0)
+        kernels = kernels + (1.0 if software.flash else 4.0 if software.fused else 6.0)
     traffic = (np.asarray(block.replicated_bytes, float) + block.split_bytes) / memory
     return BlockTime(
         forward_s=forward + traffic,
@@ -316,6 +316,8 @@ def attention_s(a: Attention, machine: Machine, software: Software, c: Constants
     memory = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
     product = gemm_s(a.queries, a.keys, a.width, a.count, machine, software, c, core=True)
     product = product + gemm_s(a.queries, a.value_width, a.keys, a.count, machine, software, c, core=True)
-    passes = 4.0 + (5.0 if software.dropout else 0.0)
-    softmax = c.score_passes * passes * scores / memory
+    # Softmax reads and writes, as do scale and mask where they are kernels of their own; dropout also writes a mask.
+    e = software.element_bytes
+    moved = (2.0 if software.fused else 6.0) * e + (2.0 * e + 1.0 if software.dropout else 0.0)
+    softmax = c.score_passes * moved * scores / memory
     return product + softmax, 2.0 * product + 1.5 * softmax
