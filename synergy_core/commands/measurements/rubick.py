@@ -57,9 +57,13 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
 
 @cache
 def machine_of(shape: tuple[int, ...]) -> Machine:
-    """Nodes on which as many GPUs are used as on the mean node of a placement, with the cards that these GPUs reach."""
-    used = max(round(sum(shape) / len(shape)), 1)
-    return machine_named("a800", used, CARD_BYTES_PER_S * min(ceil(used / 2), CARDS) / used)
+    """Nodes on which as many GPUs are used as on the mean node of a placement.
+
+    A ring is as slow as its narrowest node, the one with the fewest GPUs in use, which reach only their own cards.
+    """
+    gpus, used = sum(shape), max(round(sum(shape) / len(shape)), 1)
+    on_each = gpus / ceil(gpus / used)
+    return machine_named("a800", used, CARD_BYTES_PER_S * min(ceil(min(shape) / 2), CARDS) / on_each)
 
 
 def _step(row: TableRow, shape: tuple[int, ...]) -> TrainingStep:
