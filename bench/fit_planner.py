@@ -71,16 +71,15 @@ FITS = (
             *KERNELS,
             *MEMORY_BOUND,
             "tensor_efficiency",
-            "network_efficiency",
             "card_collisions",
             "host_s",
             "host_jitter",
             "launch_norm",
             "score_passes",
         ),
-        own={"megatron": OVERLAP},
-        # Megatron-DeepSpeed reduces gradients after the backward pass, not in buckets behind it: nothing hides them.
-        start={"megatron": {}, "megatron-deepspeed": NO_OVERLAP},
+        own={"megatron": (*OVERLAP, "network_efficiency"), "megatron-deepspeed": ("network_efficiency",)},
+        # Megatron-LM v3 and Megatron-DeepSpeed reduce gradients after the backward pass: nothing hides them.
+        start={"megatron": {}, "megatron-v3": NO_OVERLAP, "megatron-deepspeed": NO_OVERLAP},
     ),
     Fit(
         "a100-fsdp",

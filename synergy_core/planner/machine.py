@@ -100,6 +100,7 @@ class Software:
     splits: which of `SPLITS` it has. zeros: the ZeRO stages in which it runs several replicas, 0 for plain replicas.
     short_chunks: how many interleaved chunks of layers may have a layer fewer than the others, such as those with the
     embedding and the logits.
+    async_tensor: whether the backward pass reduces input gradients beside the products for weight gradients.
     sends_once: whether a token is sent to each other node once, however many of its experts are there (DeepEP).
     like: software whose constants are used on GPU types without measurements, best first; empty: any software.
     words: a regular expression that matches this software's name in measurement files.
@@ -119,6 +120,7 @@ class Software:
     weighs_logits: bool = False
     gathers_from_master: bool = False
     workspace_bytes: float = 96.0 * 2**20
+    async_tensor: bool = False
     sends_once: bool = False
     splits: tuple[str, ...] = SPLITS
     zeros: tuple[int, ...] = ZEROS
@@ -218,14 +220,26 @@ PHYSICAL = (
     *("attention_efficiency", "attention_fill", "attention_backward"),
 )
 """Constants of how a GPU runs kernels; the other constants are of how the software launches and overlaps them."""
+CORE = tuple(name for name in PHYSICAL if name.startswith("attention_"))
+"""Those of PHYSICAL that only fused attention shows."""
 
 
 def constants_for(machine: Machine, software: Software) -> Constants:
     """Constants fitted to the software on the GPU type, or derived from others where nobody measured that pair.
 
     If the GPU type was measured under similar software, its physical constants come from there and the others from the
-    software's other GPU types. Otherwise they come from the most similar GPU type, scaled by `transferred`.
+    software's other GPU types, but no efficiency above what was measured there. Otherwise they come from the most
+    similar GPU type, scaled by `transferred`. Over PCIe, tensor parallelism is no faster than its collectives alone:
+    what hides behind computation elsewhere was fitted on NVLink.
     """
+    found = _constants_of_pair(machine, software)
+    if machine.link == "pcie":
+        return replace(found, tensor_efficiency=min(found.tensor_efficiency, 1.0))
+    return found
+
+
+def _constants_of_pair(machine: Machine, software: Software) -> Constants:
+    """As `constants_for`, for the links that the constants were fitted on."""
     fitted_as, like = software.fitted_as, software.like
     known = measured(fitted_as)
     gpu_type = constants_like(machine.gpu)
@@ -233,14 +247,18 @@ def constants_for(machine: Machine, software: Software) -> Constants:
         return known[gpu_type]
     if fitted_as != software.name:
         like = software_named(fitted_as).like if fitted_as in software_names() else ()
-    likes = [measured(name) for name in like or measured_software()]
+    similar = like or measured_software()
+    likes = [measured(name) for name in similar]
     here = next((each[gpu_type] for each in likes if gpu_type in each), None)
     elsewhere = known or next(each for each in (*likes, *map(measured, measured_software())) if each)
     sheets, own_work = gpu_sheets(), work_per_clock(machine.gpu)
     source = min(elsewhere, key=lambda name: (abs(work_per_clock(sheets[name]) / own_work - 1.0), name))
     if here is not None:
-        own = asdict(elsewhere[source])
-        return replace(here, **{name: value for name, value in own.items() if name not in PHYSICAL})
+        fused = [each for each in similar if each in software_names() and software_named(each).flash == software.flash]
+        core = next((asdict(measured(each)[gpu_type]) for each in fused if gpu_type in measured(each)), {})
+        own = {name: value for name, value in asdict(elsewhere[source]).items() if name not in PHYSICAL}
+        seen = {name: min(value, getattr(here, name)) for name, value in own.items() if name.endswith("_efficiency")}
+        return replace(here, **{**own, **seen, **{name: core[name] for name in CORE if name in core}})
     if software.precision == "fp32":  # fp32 products do not use tensor cores.
         return elsewhere[source]
     return transferred(elsewhere[source], sheets[source], machine.gpu)

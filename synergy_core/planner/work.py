@@ -227,10 +227,14 @@ _TILINGS = tuple(np.array([(*tile, split) for tile in TILES for split in SPLITS]
 
 @dataclass(frozen=True, slots=True)
 class BlockTime:
-    """Seconds (plans,) of one block and micro-batch on the GPU, and number of kernels launched."""
+    """Seconds (plans,) of one block and micro-batch on the GPU, and number of kernels launched.
+
+    weights_s: the part of backward_s in products for weight gradients.
+    """
 
     forward_s: Floats
     backward_s: Floats
+    weights_s: Floats
     attention_s: Floats
     forward_kernels: Floats
     backward_kernels: Floats
@@ -276,13 +280,13 @@ def gemm_s(
 def block_time(block: Block, machine: Machine, software: Software, c: Constants) -> BlockTime:
     """Seconds of a block's forward and backward pass on the GPU, without communication."""
     memory = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
-    forward = backward = attention = np.zeros(())
+    forward = backward = weights = attention = np.zeros(())
     launches, kernels = np.asarray(float(len(block.gemms))), np.asarray(block.kernels, float)
     for gemm in block.gemms:
         m, n, k, count = gemm.m, gemm.n, gemm.k, gemm.count
         forward = forward + gemm_s(m, n, k, count, machine, software, c)
+        weights = weights + gemm_s(k, n, m, count, machine, software, c)
         backward = backward + gemm_s(m, k, n, count, machine, software, c)
-        backward = backward + gemm_s(k, n, m, count, machine, software, c)
     for each in block.attention:
         forth, back = attention_s(each, machine, software, c)
         attention, forward, backward = attention + forth, forward + forth, backward + back
@@ -290,7 +294,8 @@ def block_time(block: Block, machine: Machine, software: Software, c: Constants)
     traffic = (np.asarray(block.replicated_bytes, float) + block.split_bytes) / memory
     return BlockTime(
         forward_s=forward + traffic,
-        backward_s=backward + c.backward_traffic * traffic,
+        backward_s=backward + weights + c.backward_traffic * traffic,
+        weights_s=weights,
         attention_s=attention,
         forward_kernels=launches + kernels,
         backward_kernels=2.0 * launches + c.backward_kernels * kernels,

@@ -242,7 +242,7 @@ def software_name(words: str, gpu: str, plan: Plan) -> str:
         if not any(one.name in each.like for each in found):
             return one.name
     if plan.zero == 3 and plan.tensor == plan.pipeline == 1:
-        return "fsdp"
+        return "megatron-deepspeed" if "fp16" in words else "fsdp"  # FSDP came when bf16 was usual
     sheet = gpu_sheet(gpu)
     return "megatron-core" if sheet is not None and sheet.since_hopper else "megatron"
 
@@ -259,7 +259,7 @@ def software_of(row: TableRow, plan: Plan) -> Software | None:
         return None
     if not dtype and sheet is not None:
         kind = running_on(Software("", precision=kind), sheet).precision
-    name = software_name(f"{row.text('source')} {notes} {row.text('model')}", gpu, plan)
+    name = software_name(f"{row.text('source')} {notes} {row.text('model')} {dtype}", gpu, plan)
     base = software_named(f"{name}-fp8" if kind == "fp8" and f"{name}-fp8" in software_names() else name)
     gated = row.flag("gated_mlp") or False
     if attention:
