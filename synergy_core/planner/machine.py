@@ -97,6 +97,8 @@ class Software:
     instead of by layers. gathers_from_master: whether ZeRO-3 keeps no weights beside the optimizer's fp32 copy
     (PyTorch's FSDP). workspace_bytes: allocator memory of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's choice
     from Hopper on; 8 MiB before), and twice as much for Transformer Engine.
+    bucket_elements: gradients in each of DeepSpeed's two buckets, one filled while the other is reduced, under ZeRO 1
+    and 2; 0 without buckets beside the gradients.
     splits: which of `SPLITS` it has. zeros: the ZeRO stages in which it runs several replicas, 0 for plain replicas.
     short_chunks: how many interleaved chunks of layers may have a layer fewer than the others, such as those with the
     embedding and the logits.
@@ -120,6 +122,7 @@ class Software:
     weighs_logits: bool = False
     gathers_from_master: bool = False
     workspace_bytes: float = 96.0 * 2**20
+    bucket_elements: float = 0.0
     async_tensor: bool = False
     sends_once: bool = False
     splits: tuple[str, ...] = SPLITS
@@ -134,6 +137,12 @@ class Software:
     def element_bytes(self) -> float:
         """Bytes of an activation, and of what is sent of it: 4 in fp32 and TF32, else 2."""
         return 4.0 if self.precision in ("fp32", "tf32") else 2.0
+
+    @property
+    def input_bytes(self) -> float:
+        """Bytes per element that a product keeps of its input for the weight gradient: 1 under Transformer Engine's FP8,
+        which keeps the cast input. Plain autograd keeps what it was given."""
+        return 1.0 if self.precision == "fp8" and not self.eager else self.element_bytes
 
     @property
     def fitted_as(self) -> str:

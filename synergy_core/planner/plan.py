@@ -138,6 +138,15 @@ class Plans:
         return self.tensor * self.pipeline * self.context * self.data
 
     @property
+    def expert_tensor(self) -> Ints:
+        """(plans,): ranks that split an expert: the tensor-parallel ones, except those that experts spread over.
+
+        With more expert ranks than data × context there are, tensor-parallel ranks have different experts and send
+        them their parts of the sequence (Megatron Core's parallel folding, --expert-tensor-parallel-size).
+        """
+        return np.minimum(self.tensor, np.maximum(self.tensor * self.data * self.context // self.expert, 1))
+
+    @property
     def passes(self) -> Floats:
         """(plans,): `Recompute.passes` of each plan."""
         return _PASSES[self.recompute]

@@ -20,6 +20,7 @@ from synergy_core.planner.families.transformer import (
     attention_core,
     attention_part,
     boundary,
+    cast_bytes,
     combined,
     embedding,
     logits,
@@ -173,7 +174,9 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
     e, mask = software.element_bytes, 1.0 if software.dropout else 0.0
     scores = plans.micro_batch * heads * np.asarray(a.seq_len, float) ** 2 / plans.context
     statistics = 4.0 * tokens * heads if software.flash else 0.0
-    saved = tokens * ((hidden * (2.0 * e + mask) + 2.0 * e * latents) / split + e * (columns + heads * a.value_width))
+    kept = software.input_bytes
+    saved = tokens * ((hidden * (e + kept + mask) + (e + kept) * latents) / split)
+    saved = saved + tokens * (e * columns + (e + cast_bytes(software)) * heads * a.value_width)
     down, up = a._latent_parameters()
     return {
         "gemms": (
@@ -203,33 +206,34 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     Each GPU sends its rows (tokens × topk, limited by the capacity) to the ranks of their experts and receives as many:
     tokens × topk × expert ÷ experts for each of its experts ÷ expert local ones. All wait for the busiest rank. Without
     sequence parallelism every tensor-parallel rank moves all rows. Tensor parallelism reduces rows before they are
-    combined, in GShard after it.
+    combined, in GShard after it; if it does not split experts, each rank sends its part of the sequence.
     """
-    t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
+    t, split, tokens = plans.expert_tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
+    apart = (plans.tensor // t).astype(float)
     hidden, experts = np.asarray(a.hidden, float), np.asarray(a.experts, float)
     width = np.asarray(a.expert_ffn) / t
     up = np.where(a.gated, 2.0, 1.0) * width
     copies = np.asarray(a.topk) * (a.capacity or 1.0)
-    rows, local = tokens * copies, experts / plans.expert
+    rows, local = tokens * copies / apart, experts / plans.expert
     # Rows of the busiest rank ÷ the mean, for a balanced but random router: the largest of n normal deviates is about
     # √(2 ln n), and a rank's rows vary by the root of their mean.
     each, busiest = rows / local, 1.0 if a.capacity else 1.0 + np.sqrt(2.0 * np.log(plans.expert) / rows)
     e, mask = software.element_bytes, 1.0 if software.dropout else 0.0
     moved = 0.0 if a.gshard_group else rows * hidden
     saved = tokens * (hidden * (2.0 * e + mask) + 4.0 * experts) / split
-    saved = saved + e * rows * (hidden + up + width + hidden / split)
+    saved = saved + rows * (software.input_bytes * (hidden + width) + e * (up + hidden * apart / split))
     part: Part = {
         "gemms": (
             Gemm(tokens / split, experts, hidden),
             Gemm(each * busiest, up, hidden, local, expert=True),
             Gemm(each * busiest, hidden, width, local, expert=True),
         ),
-        "replicated_bytes": (tokens * (hidden * residual_traffic(software) + 12.0 * experts) + 4.0 * e * moved) / split,
+        "replicated_bytes": (tokens * (hidden * residual_traffic(software) + 12.0 * experts) + 4.0 * e * moved * apart) / split,
         "split_bytes": e * rows * (up + width),
         "kernels": 13.0,
         "tensor_bytes": e * tokens * hidden,
-        "tensor_count": 1.0 if a.gshard_group else copies,
-        "expert_bytes": e * rows * hidden / split,
+        "tensor_count": 1.0 if a.gshard_group else np.where(t > 1, copies, 0.0),
+        "expert_bytes": e * rows * hidden * apart / split,
         "expert_copies": copies + 0.0 * rows,
         "expert_count": 2.0,
         "parameters": hidden * experts + 2.0 * hidden,
@@ -276,6 +280,6 @@ def _shared_part(a: Architecture, plans: Plans, software: Software) -> Part:
         "tensor_bytes": e * tokens * hidden,
         "tensor_count": 1.0,
         "parameters": hidden * (up + width),
-        "saved_bytes": e * tokens * (up + width),
+        "saved_bytes": tokens * (e * up + software.input_bytes * width),
         "live_bytes": e * tokens * (up + width),
     }

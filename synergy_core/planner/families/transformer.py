@@ -146,7 +146,15 @@ def _residual_bytes(plans: Plans, software: Software) -> Amount:
     Sequence parallelism splits all three, but plain autograd (`eager`) keeps the output gathered.
     """
     split, mask, e = sequence_shards(plans), 1.0 if software.dropout else 0.0, software.element_bytes
-    return (e + mask) / split + e / (1.0 if software.eager else split)
+    return (e + mask) / split + software.input_bytes / (1.0 if software.eager else split)
+
+
+def cast_bytes(software: Software) -> float:
+    """Bytes per element of the copy that a product keeps of an input which what made it keeps, too; 0 if it is shared.
+
+    Attention keeps its output, and the product after it that output in FP8.
+    """
+    return software.input_bytes if software.input_bytes < software.element_bytes else 0.0
 
 
 def residual_traffic(software: Software) -> float:
@@ -173,7 +181,8 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
     columns = (heads + 2.0 * groups) * width
     scores = plans.micro_batch * heads * np.asarray(a.seq_len, float) ** 2 / plans.context
     e, mask = software.element_bytes, 1.0 if software.dropout else 0.0
-    saved = tokens * (hidden * _residual_bytes(plans, software) + e * columns + e * heads * width)
+    saved = tokens * hidden * _residual_bytes(plans, software)
+    saved = saved + tokens * (e * columns + (e + cast_bytes(software)) * heads * width)
     if software.eager:  # Rotated queries and keys, and the output copied for the projection, are new arrays.
         rotated = np.where(a.learned_positions, 0.0, e * (heads + groups) * width)
         saved = saved + tokens * (rotated + e * heads * width)
@@ -205,7 +214,7 @@ def mlp_part(a: Architecture, plans: Plans, software: Software) -> Part:
     hidden, ffn = np.asarray(a.hidden, float), np.asarray(a.ffn) / t
     up = np.where(a.gated, 2.0, 1.0) * ffn
     e = software.element_bytes
-    saved = tokens * (hidden * _residual_bytes(plans, software) + e * (up + ffn))
+    saved = tokens * (hidden * _residual_bytes(plans, software) + e * up + software.input_bytes * ffn)
     if software.eager:  # Autograd also keeps the activated half of a gated MLP.
         saved = saved + np.where(a.gated, e, 0.0) * tokens * ffn
     return {
