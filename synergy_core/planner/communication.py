@@ -147,7 +147,8 @@ class PlannedRuns:
             return np.minimum(degree, np.maximum(per_node // stride, 1))
 
         self.gpus_on_node = np.minimum(per_node, plans.gpus)
-        self.tensor_within = within(plans.tensor, np.ones_like(plans.tensor))
+        # Where a node is no multiple of the tensor-parallel degree, groups straddle nodes.
+        self.tensor_within = np.gcd(plans.tensor, per_node)
         self.context_within = within(plans.context, plans.tensor)
         self.data_ranks = plans.data * plans.context
         self.data_within = within(self.data_ranks, plans.tensor)

@@ -87,8 +87,9 @@ class Software:
     """A training stack, with its settings.
 
     precision: of matrix products: bf16, fp16, fp8, tf32 or fp32. flash: whether attention scores never reach memory.
-    fused: whether softmax, bias and dropout are part of the kernels beside them. dropout: whether masks are kept. weight_bytes, gradient_bytes, optimizer_bytes: per parameter; an fp32 master copy
-    and two moments are 12. prefetch: gathered units alive at once under ZeRO-3.
+    fused: whether softmax, bias and dropout are part of the kernels beside them. dropout: whether masks are kept.
+    weight_bytes, gradient_bytes, optimizer_bytes: per parameter; an fp32 master copy and two moments are 12. prefetch:
+    gathered units alive at once under ZeRO-3.
     logit_bytes: most bytes alive at once per logit: 6 with a softmax in place (Megatron: 16-bit logits, fp32 softmax),
     8 where the softmax is a second fp32 array (nanotron), 14 through PyTorch's own cross entropy (16-bit logits, fp32
     log-softmax and the gradients of both). eager: whether plain autograd decides what is kept: inputs gathered along
@@ -140,8 +141,10 @@ class Software:
 
     @property
     def input_bytes(self) -> float:
-        """Bytes per element that a product keeps of its input for the weight gradient: 1 under Transformer Engine's FP8,
-        which keeps the cast input. Plain autograd keeps what it was given."""
+        """Bytes per element that a product keeps of its input for the weight gradient.
+
+        Transformer Engine's FP8 keeps the cast input, of 1 byte; plain autograd keeps what it was given.
+        """
         return 1.0 if self.precision == "fp8" and not self.eager else self.element_bytes
 
     @property

@@ -39,8 +39,9 @@ class Memory:
 
     optimizer: fp32 master copy and moments. activations: kept for the backward pass by all micro-batches in flight, and
     the peak of one block's backward pass. logits: of the last stage, with loss and gradient; 0 where another
-    stage needs most. buffers: gathered layers and gradients under ZeRO-3, DeepSpeed's buckets, workspace of libraries, and the optimizer's
-    temporary as far as it exceeds what a micro-batch needs. workspace: the part of buffers that stays between steps.
+    stage needs most. buffers: gathered layers and gradients under ZeRO-3, DeepSpeed's buckets, workspace of
+    libraries, and the optimizer's temporary as far as it exceeds what a micro-batch needs. workspace: the part of
+    buffers that stays between steps.
     groups: process groups of several GPUs that include the GPU.
     """
 

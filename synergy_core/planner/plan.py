@@ -144,7 +144,8 @@ class Plans:
         With more expert ranks than data × context there are, tensor-parallel ranks have different experts and send
         them their parts of the sequence (Megatron Core's parallel folding, --expert-tensor-parallel-size).
         """
-        return np.minimum(self.tensor, np.maximum(self.tensor * self.data * self.context // self.expert, 1))
+        result: Ints = np.minimum(self.tensor, np.maximum(self.tensor * self.data * self.context // self.expert, 1))
+        return result
 
     @property
     def passes(self) -> Floats:

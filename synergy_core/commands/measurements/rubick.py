@@ -1,12 +1,12 @@
-"""Iteration times of Rubick (MLSys 2025): seven models under many plans on A800 GPUs, some of them alone on their nodes.
+"""Iteration times of Rubick (MLSys 2025): seven models under many plans on A800 GPUs, on whole and on shared nodes.
 
 Columns: model, plan (3d, ga, gc, zero-dp, zero-offload), pp, tp, dp (of 3d), gpus_per_node_used (one digit per node),
 gpus, nodes, iter_time_s. The artifact (AlibabaPAI/reconfigurable-dl-scheduler) fixes what the file does not state:
 
-- everything in fp32 with products in TF32, attention and softmax unfused (its training logs);
-- 3d is Megatron-LM; a replica's whole batch is one micro-batch (its performance model: local batch ÷ dp), so that stages
-  wait for each other;
-- ga, gc and zero-dp are DeepSpeed's, each with the fewest micro-batches that fit into memory; gc recomputes every layer.
+- everything is in fp32 with products in TF32, attention and softmax unfused (its training logs);
+- 3d is Megatron-LM. A replica's whole batch is one micro-batch (its performance model: local batch ÷ dp), so that
+  stages wait for each other;
+- ga, gc and zero-dp are DeepSpeed's, with the fewest micro-batches that fit into memory. gc recomputes every layer.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def _step(row: TableRow, shape: tuple[int, ...]) -> TrainingStep:
     if row.text("model") not in MODELS:
         row.refuse("model", f"one of {', '.join(MODELS)}")
     name, seq_len, batch = MODELS[row.text("model")]
-    architecture = replace(architecture_named(name)[1], seq_len=seq_len)
+    architecture: Any = architecture_named(name)[1]
+    architecture = replace(architecture, seq_len=seq_len)
     machine = machine_of(shape)
     setting, failure = None, ""
     if plan == "3d":
@@ -114,7 +115,6 @@ def _replicas(architecture: Any, machine: Machine, gpus: int, batch: int, plan: 
         Plan(data=gpus, micro_batch=size, accumulation=each // size, zero=ZERO[plan], recompute=recompute.value)
         for size in sizes
     ]
-    fits = memory(
-        family_of(architecture).work(architecture, plans_of(tried), software), plans_of(tried), software
-    ).fits(machine)
+    plans = plans_of(tried)
+    fits = memory(family_of(architecture).work(architecture, plans, software), plans, software).fits(machine)
     return Setting(architecture, tried[int(fits.argmax()) if fits.any() else -1], machine, software)

@@ -228,7 +228,8 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
             Gemm(each * busiest, up, hidden, local, expert=True),
             Gemm(each * busiest, hidden, width, local, expert=True),
         ),
-        "replicated_bytes": (tokens * (hidden * residual_traffic(software) + 12.0 * experts) + 4.0 * e * moved * apart) / split,
+        "replicated_bytes": tokens * (hidden * residual_traffic(software) + 12.0 * experts) / split
+        + 4.0 * e * moved * apart / split,
         "split_bytes": e * rows * (up + width),
         "kernels": 13.0,
         "tensor_bytes": e * tokens * hidden,

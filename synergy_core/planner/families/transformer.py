@@ -203,7 +203,8 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
         "parameters": hidden * width * (2.0 * heads + 2.0 * groups) + 2.0 * hidden,
         "saved_bytes": saved + kept_scores + statistics,
         "selective_bytes": saved + statistics,
-        "operator_bytes": 0.5 * e * tokens * (hidden * (2.0 / split + 1.0) + columns + 2.0 * heads * width) + statistics,
+        "operator_bytes": statistics
+        + 0.5 * e * tokens * (hidden * (2.0 / split + 1.0) + columns + 2.0 * heads * width),
         "live_bytes": saved + kept_scores + statistics + gradients,
     }
 
