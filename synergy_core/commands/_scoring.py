@@ -24,6 +24,7 @@ from synergy_core.goodput.calibration import MIN_ROWS, Accuracy, Calibrated, acc
 from synergy_core.goodput.throughput import Form, ObservedSteps, joined
 from synergy_core.planner import communication
 from synergy_core.planner.machine import (
+    RDMA,
     Constants,
     Machine,
     Software,
@@ -444,8 +445,10 @@ SPREAD = {
 UPPER_BOUNDS = {
     **dict.fromkeys(("gemm_efficiency", "wave_loss", "memory_efficiency", "data_overlap", "data_exposed"), 1.0),
     "attention_efficiency": 0.8,
+    "network_efficiency": 1.0 / RDMA.efficiency,
 }
-"""Largest plausible values: 1 for fractions, and the best published efficiency of fused attention."""
+"""Largest plausible values: 1 for fractions, the data sheet's rate of a network, and the best published efficiency of
+fused attention."""
 PRIOR_WEIGHT = 0.003
 """Cost of moving a constant by one prior standard deviation, relative to the mean loss of a row."""
 

@@ -266,7 +266,8 @@ def software_of(row: TableRow, plan: Plan) -> Software | None:
         flash = not _NOT_FLASH.search(attention) and bool(_FLASH.search(attention))
     else:
         flash = base.flash or gated or (sheet is not None and sheet.since_hopper)
-    result = replace(base, precision=kind, flash=flash, dropout=base.dropout and not gated)
+    fused = base.fused and not re.search(r"\beager\b", f"{notes} {attention}")
+    result = replace(base, precision=kind, flash=flash, fused=fused, dropout=base.dropout and not gated)
     if kind in ("tf32", "fp32") and base.weight_bytes < 4.0:
         return replace(result, weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
     if "megatron-bridge" in row.text("source").lower() and "performance" in row.text("source").lower():
