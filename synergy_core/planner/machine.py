@@ -174,14 +174,17 @@ MIN_FLASH_CAPABILITY = 8.0
 
 
 def running_on(software: Software, gpu: GpuSheet) -> Software:
-    """The stack as it runs on the GPU: bf16 becomes fp16 where the tensor cores only support fp16, and attention is not
-    fused where FlashAttention does not run. Raises InputError for fp8 on GPUs without it.
+    """The stack as it runs on the GPU: bf16 becomes fp16 where the tensor cores only support fp16, TF32 becomes fp32 where
+    there is none, and attention is not fused where FlashAttention does not run. Raises InputError for fp8 on GPUs
+    without it.
     """
     if software.precision == "fp8" and "fp8" not in gpu.tensor_flops_per_s:
         other = software.name.removesuffix("-fp8")
         raise InputError(f"software={software.name}: {gpu.title} has no FP8 tensor cores; type software={other}.")
     if gpu.compute_capability < MIN_FLASH_CAPABILITY:
         software = replace(software, flash=False)
+    if software.precision == "tf32" and "tf32" not in gpu.tensor_flops_per_s:
+        software = replace(software, precision="fp32")
     only_fp16 = "fp16" in gpu.tensor_flops_per_s and "bf16" not in gpu.tensor_flops_per_s
     return replace(software, precision="fp16") if only_fp16 and software.precision == "bf16" else software
 
@@ -261,7 +264,8 @@ def _constants_of_pair(machine: Machine, software: Software) -> Constants:
         like = software_named(fitted_as).like if fitted_as in software_names() else ()
     similar = like or measured_software()
     likes = [measured(name) for name in similar]
-    here = next((each[gpu_type] for each in likes if gpu_type in each), None)
+    known_here = next((each for each in likes if gpu_type in each), {})
+    here = known_here.get(gpu_type)
     elsewhere = known or next(each for each in (*likes, *map(measured, measured_software())) if each)
     sheets, own_work = gpu_sheets(), work_per_clock(machine.gpu)
     source = min(elsewhere, key=lambda name: (abs(work_per_clock(sheets[name]) / own_work - 1.0), name))
@@ -270,7 +274,12 @@ def _constants_of_pair(machine: Machine, software: Software) -> Constants:
         core = next((asdict(measured(each)[gpu_type]) for each in fused if gpu_type in measured(each)), {})
         own = {name: value for name, value in asdict(elsewhere[source]).items() if name not in PHYSICAL}
         seen = {name: min(value, getattr(here, name)) for name, value in own.items() if name.endswith("_efficiency")}
-        return replace(here, **{**own, **seen, **{name: core[name] for name in CORE if name in core}})
+        kernels = {**asdict(here), **{name: core[name] for name in CORE if name in core}}
+        if source in known_here:  # Both ran there: what this software made less of its kernels, it makes less of here.
+            mine, other = asdict(elsewhere[source]), asdict(known_here[source])
+            efficiencies = [name for name in PHYSICAL if name.endswith("_efficiency")]
+            kernels |= {name: kernels[name] * min(mine[name] / other[name], 1.0) for name in efficiencies}
+        return Constants(**{**kernels, **own, **seen})
     if software.precision == "fp32":  # fp32 products do not use tensor cores.
         return elsewhere[source]
     return transferred(elsewhere[source], sheets[source], machine.gpu)
