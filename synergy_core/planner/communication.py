@@ -152,9 +152,10 @@ class PlannedRuns:
         self.context_within = within(plans.context, plans.tensor)
         self.data_ranks = plans.data * plans.context
         self.data_within = within(self.data_ranks, plans.tensor)
-        self.expert_within = within(plans.expert, plans.expert_tensor)
-        self.copies = np.maximum(self.data_ranks * (plans.tensor // plans.expert_tensor) // plans.expert, 1)
-        self.copies_within = within(self.copies, plans.expert_tensor * plans.expert)
+        split = plans.expert_tensor(whole=software.whole_experts)
+        self.expert_within = within(plans.expert, split)
+        self.copies = np.maximum(self.data_ranks * (plans.tensor // split) // plans.expert, 1)
+        self.copies_within = within(self.copies, split * plans.expert)
         replica = plans.tensor * plans.context * plans.data
         self.pipeline_within = (replica * plans.pipeline <= per_node) & (per_node % replica == 0)
 

@@ -104,6 +104,7 @@ class Software:
     short_chunks: how many interleaved chunks of layers may have a layer fewer than the others, such as those with the
     embedding and the logits.
     async_tensor: whether the backward pass reduces input gradients beside the products for weight gradients.
+    whole_experts: whether tensor parallelism leaves experts whole, which are spread over its ranks, too.
     sends_once: whether a token is sent to each other node once, however many of its experts are there (DeepEP).
     like: software whose constants are used on GPU types without measurements, best first; empty: any software.
     words: a regular expression that matches this software's name in measurement files.
@@ -125,6 +126,7 @@ class Software:
     workspace_bytes: float = 96.0 * 2**20
     bucket_elements: float = 0.0
     async_tensor: bool = False
+    whole_experts: bool = False
     sends_once: bool = False
     splits: tuple[str, ...] = SPLITS
     zeros: tuple[int, ...] = ZEROS
@@ -174,8 +176,8 @@ MIN_FLASH_CAPABILITY = 8.0
 
 
 def running_on(software: Software, gpu: GpuSheet) -> Software:
-    """The stack as it runs on the GPU: bf16 becomes fp16 where the tensor cores only support fp16, TF32 becomes fp32 where
-    there is none, and attention is not fused where FlashAttention does not run. Raises InputError for fp8 on GPUs
+    """The stack as it runs on the GPU: bf16 becomes fp16 where the tensor cores only support fp16, TF32 becomes fp32
+    where there is none, and attention is not fused where FlashAttention does not run. Raises InputError for fp8 on GPUs
     without it.
     """
     if software.precision == "fp8" and "fp8" not in gpu.tensor_flops_per_s:

@@ -177,7 +177,8 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     dense = sum(count * block.parameters for block, count in held)
     experts = sum(count * block.expert_parameters for block, count in held)
     shards = (plans.data * plans.context).astype(float)
-    expert_shards = np.maximum(shards * (plans.tensor // plans.expert_tensor) / plans.expert, 1.0)
+    apart = plans.tensor // plans.expert_tensor(whole=software.whole_experts)
+    expert_shards = np.maximum(shards * apart / plans.expert, 1.0)
 
     def sharded(bytes_each: float, from_stage: int) -> Floats:
         split = plans.zero >= from_stage

@@ -137,14 +137,16 @@ class Plans:
     def gpus(self) -> Ints:
         return self.tensor * self.pipeline * self.context * self.data
 
-    @property
-    def expert_tensor(self) -> Ints:
+    def expert_tensor(self, *, whole: bool = False) -> Ints:
         """(plans,): ranks that split an expert: the tensor-parallel ones, except those that experts spread over.
 
         With more expert ranks than data × context there are, tensor-parallel ranks have different experts and send
-        them their parts of the sequence (Megatron Core's parallel folding, --expert-tensor-parallel-size).
+        them their parts of the sequence (Megatron Core's parallel folding, --expert-tensor-parallel-size). whole: so
+        they do wherever experts are spread and the sequence is split, and no expert is split.
         """
-        result: Ints = np.minimum(self.tensor, np.maximum(self.tensor * self.data * self.context // self.expert, 1))
+        spread = np.maximum(self.tensor * self.data * self.context // self.expert, 1)
+        least = np.where(whole & self.sequence & (self.expert > 1), 1, self.tensor)
+        result: Ints = np.minimum(least, spread)
         return result
 
     @property

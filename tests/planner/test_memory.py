@@ -60,7 +60,8 @@ def test_experts_spread_over_tensor_parallel_ranks_are_whole() -> None:
         layers=4, hidden=1024, heads=8, ffn=4096, vocab=51200, seq_len=1024, experts=16, topk=2, expert_ffn=1024
     )
     plans = plans_of([Plan(tensor=2, data=8, expert=each, sequence=True) for each in (8, 16)])
-    assert plans.expert_tensor.tolist() == [2, 1]
+    assert plans.expert_tensor().tolist() == [2, 1]
+    assert plans.expert_tensor(whole=True).tolist() == [1, 1]
     split, whole = mixture.work(model, plans, STACK).layers[-1].block.expert_parameters
     assert split == pytest.approx(whole)
     assert mixture.work(model, plans, STACK).layers[-1].block.tensor_count == pytest.approx([3.0, 1.0])

@@ -208,7 +208,8 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     sequence parallelism every tensor-parallel rank moves all rows. Tensor parallelism reduces rows before they are
     combined, in GShard after it; if it does not split experts, each rank sends its part of the sequence.
     """
-    t, split, tokens = plans.expert_tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
+    t = plans.expert_tensor(whole=software.whole_experts)
+    split, tokens = sequence_shards(plans), tokens_per_gpu(a, plans)
     apart = (plans.tensor // t).astype(float)
     hidden, experts = np.asarray(a.hidden, float), np.asarray(a.experts, float)
     width = np.asarray(a.expert_ffn) / t
