@@ -40,6 +40,7 @@ KERNELS = ("gemm_efficiency", "gemm_depth", "wave_loss", "memory_efficiency", "k
 MEMORY_BOUND = ("backward_traffic", "backward_kernels", "optimizer_bytes_factor")
 FLASH = ("attention_efficiency", "attention_fill", "attention_backward")
 OVERLAP = ("data_overlap", "data_exposed")
+CUDNN = {"attention_efficiency": 0.5, "attention_backward": 2.5}
 NO_OVERLAP = {"data_overlap": 0.0, "data_exposed": 1.0}
 
 
@@ -48,7 +49,8 @@ class Fit:
     """One fit: files with their weights; constants that all software of it shares, and those each has for itself.
 
     start: by software, what differs from the defaults and is not fitted unless named. after: the fit whose constants
-    it starts from, all of them fixed but those named.
+    it starts from, all of them fixed but those named. models: of a file, those that are fitted to; the others are
+    scored as `other models`. None named: all.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Fit:
     own: dict[str, tuple[str, ...]] = field(default_factory=dict)
     start: dict[str, dict[str, float]] = field(default_factory=dict)
     after: str = ""
+    models: tuple[str, ...] = ()
 
 
 FITS = (
@@ -74,16 +77,15 @@ FITS = (
             *KERNELS,
             *MEMORY_BOUND,
             "tensor_efficiency",
-            "network_efficiency",
             "card_collisions",
             "host_s",
             "host_jitter",
             "launch_norm",
             "score_passes",
         ),
-        own={"megatron": OVERLAP},
-        # Megatron-DeepSpeed reduces gradients after the backward pass, not in buckets behind it: nothing hides them.
-        start={"megatron": {}, "megatron-deepspeed": NO_OVERLAP},
+        own={"megatron": (*OVERLAP, "network_efficiency"), "megatron-deepspeed": ("network_efficiency",)},
+        # Megatron-LM v3 and Megatron-DeepSpeed reduce gradients after the backward pass: nothing hides them.
+        start={"megatron": {}, "megatron-v3": NO_OVERLAP, "megatron-deepspeed": NO_OVERLAP},
     ),
     Fit(
         "a100-fsdp",
@@ -123,7 +125,6 @@ FITS = (
         "h100",
         {"mbridge_dense": 2.0, "mbridge_moe_and_other": 0.5},
         shared=(
-            "tensor_efficiency",
             "network_efficiency",
             *OVERLAP,
             "attention_efficiency",
@@ -131,8 +132,23 @@ FITS = (
             "step_s",
         ),
         own={"megatron-core-fp8": ("gemm_efficiency", "host_s")},
-        start={"megatron-core-fp8": {}, "megatron-core": {}},
+        # cuDNN's attention, whose backward pass does 2.5 times the forward pass's work at about its rate.
+        start={"megatron-core-fp8": CUDNN, "megatron-core": CUDNN},
         after="h100-fsdp",
+    ),
+    # How A100s run kernels is known, and a link's rate is on its data sheet: what is left is this cluster's network and
+    # what the software hides of it.
+    Fit(
+        "a800-tf32",
+        "a800",
+        {"rubick/iteration_times": 1.0},
+        own={
+            "megatron-tf32": ("network_efficiency", "card_collisions"),
+            "deepspeed-tf32": ("network_efficiency", *OVERLAP, "optimizer_bytes_factor"),
+        },
+        start={"megatron-tf32": NO_OVERLAP, "deepspeed-tf32": {}},
+        after="a100-megatron",
+        models=("bert", "roberta", "gpt2", "llama30"),
     ),
 )
 
@@ -148,8 +164,13 @@ class Rows:
     ideal_s: list[np.ndarray]
 
 
+def path_of(file: str) -> Path:
+    """A file of the measurements, in parallel/ if its name has no folder."""
+    return Path(os.environ["SYNERGY_DATA"]) / (f"{file}.csv" if "/" in file else f"parallel/{file}.csv")
+
+
 def rows_of(file: str, share: float) -> Rows:
-    found: Any = read(Path(os.environ["SYNERGY_DATA"]) / "parallel" / f"{file}.csv")
+    found: Any = read(path_of(file))
     cases = [each for each in found.cases() if np.isfinite(each.iter_time_s).any()]
     total = sum(len(each) for each in cases)
     groups, models, parameters, ideal = [], [], [], []
@@ -185,9 +206,16 @@ def residuals(rows: Rows, constants: dict[str, Constants]) -> list[np.ndarray]:
     return [np.exp(group.residuals(constants[group.owner])) - 1.0 for group in rows.groups]
 
 
-def left_out(rows: Rows) -> dict[str, list[list[np.ndarray]]]:
+def scored_on(off: list[np.ndarray], masks: list[np.ndarray], rows: Rows) -> Accuracy:
+    """Scores relative errors of some rows of a file."""
+    measured = np.concatenate([group.iter_time_s[mask] for group, mask in zip(rows.groups, masks, strict=True)])
+    return accuracy((1.0 + np.concatenate([o[m] for o, m in zip(off, masks, strict=True)])) * measured, measured)
+
+
+def left_out(rows: Rows, among: tuple[str, ...]) -> dict[str, list[list[np.ndarray]]]:
     """Masks of what is held out: each model in turn, and the largest quarter of the models (at least one)."""
     models = np.unique(np.concatenate(rows.model))
+    models = models[np.isin(models, among or models)]
     size = {
         name: max(p[m == name].max(initial=0) for m, p in zip(rows.model, rows.parameters, strict=True))
         for name in models
@@ -205,9 +233,10 @@ def scores(each: Fit, done: dict[str, Fitted], unseen: list[HeldOut]) -> tuple[F
     files = [rows_of(file, share) for file, share in each.files.items()]
     groups = [group for rows in files for group in rows.groups]
     start = starts(each, done)
+    mine = [np.isin(m, each.models or m) for rows in files for m in rows.model]
 
     def fitted(keep: list[np.ndarray] | None = None) -> Fitted:
-        return fit(groups, each.shared, each.own, start, keep)
+        return fit(groups, each.shared, each.own, start, [a & b for a, b in zip(mine, keep or mine, strict=True)])
 
     whole = fitted()
     result: dict[str, dict[str, Accuracy]] = {}
@@ -217,13 +246,18 @@ def scores(each: Fit, done: dict[str, Fitted], unseen: list[HeldOut]) -> tuple[F
         def told(off: list[np.ndarray], measured: np.ndarray = measured) -> Accuracy:
             return accuracy((1.0 + np.concatenate(off)) * measured, measured)
 
-        found = {"in sample": told(residuals(rows, whole.constants))}
+        off, used = residuals(rows, whole.constants), [np.isin(m, each.models or m) for m in rows.model]
+        found = {"in sample": scored_on(off, used, rows)}
         unseen += held_out(MEASURED, rows, whole.constants)
+        if each.models:
+            others = [~mask for mask in used]
+            found["other models"] = scored_on(off, others, rows)
+            unseen += held_out(MODEL, rows, whole.constants, others)
         if len(files) > 1:  # nothing of this file at all
             without = fitted([np.full(len(g), other is not rows) for other in files for g in other.groups]).constants
             found[FILE] = told(residuals(rows, without))
             unseen += held_out(FILE, rows, without)
-        for name, turns in left_out(rows).items():
+        for name, turns in left_out(rows, each.models).items():
             collected, truth = [], []
             for masks in turns:
                 keep = []
@@ -284,11 +318,10 @@ def not_measured(done: dict[str, Fitted]) -> list[HeldOut]:
 
 
 def entry(each: Fit, constants: Constants, found: dict[str, dict[str, Accuracy]]) -> dict[str, Any]:
-    data = Path(os.environ["SYNERGY_DATA"]) / "parallel"
     return {
         "constants": {name: float(f"{value:.4g}") for name, value in asdict(constants).items()},
         "fit": each.name,
-        "inputs_sha256": {file: hashlib.sha256((data / f"{file}.csv").read_bytes()).hexdigest() for file in each.files},
+        "inputs_sha256": {file: hashlib.sha256(path_of(file).read_bytes()).hexdigest() for file in each.files},
         "errors": {
             file: {
                 name: {"n": score.n, "mape": round(score.mape, 4), "median": round(score.median, 4)}

@@ -24,6 +24,7 @@ from synergy_core.goodput.calibration import MIN_ROWS, Accuracy, Calibrated, acc
 from synergy_core.goodput.throughput import Form, ObservedSteps, joined
 from synergy_core.planner import communication
 from synergy_core.planner.machine import (
+    RDMA,
     Constants,
     Machine,
     Software,
@@ -103,14 +104,19 @@ MEASURED = {
     "peak_bytes": "peak_mem_bytes",
     "between_bytes": "held_bytes",
 }
-"""Predicted column → measured column of `TrainingStep`. The closest prediction decides the setting of a row."""
+"""Predicted column → measured column of `TrainingStep`."""
+NEVER_FIRST = 1e3
+"""Added to a setting's distance from the measurement, it puts the setting behind all others."""
 
 
 def predicted(file: TrainingTimes, choose: Choose = constants_for) -> pd.DataFrame:
-    """A file's rows with predictions. A row with unstated fields is predicted in every setting; the closest is kept.
+    """A file's rows with predictions. A row with unstated fields is predicted in every setting; one of them is kept.
 
+    A run did fit into memory: of the settings that fit, if any do, the one closest to what was measured is kept, where
+    the sum of |log(predicted ÷ measured)| of time and memory is smallest. It gives all predictions of the row, so that
+    none has its time from one setting and its memory from another.
     Adds to the columns of `TrainingStep` those of `MEASURED` (ideal_s: FLOPs ÷ peak), NaN where a row cannot be
-    predicted, and `fits`: whether at least one setting fits into memory.
+    predicted, and `fits`: whether the setting fits into memory.
     """
     if not len(file):
         raise InputError(f"{file.path}: no row is left to score.")
@@ -120,11 +126,18 @@ def predicted(file: TrainingTimes, choose: Choose = constants_for) -> pd.DataFra
     parts = [_predict_settings(case, rows.loc[case.rows], choose, file.of_layers) for case in cases]
     every = pd.concat(parts or [pd.DataFrame(columns=["row", "fits", *MEASURED], dtype=np.float64)], ignore_index=True)
     of_row = every["row"].astype(np.int64)
-    for name, measured in MEASURED.items():
-        error = (every[name] - rows[measured].loc[of_row].to_numpy()).abs().fillna(np.inf)
-        closest = error.groupby(of_row).idxmin()  # a row without a measurement keeps its first setting
+    # Ideal times are no predictions. A row without any measurement keeps its first setting.
+    off = sum(
+        np.log(every[name] / rows[measured].loc[of_row].to_numpy()).abs().fillna(0.0)
+        for name, measured in MEASURED.items()
+        if name != "ideal_s"
+    )
+    ran_out = rows["out_of_memory"].loc[of_row].to_numpy(dtype=bool)
+    closest = (off + NEVER_FIRST * ~(every["fits"].to_numpy(dtype=bool) | ran_out)).groupby(of_row).idxmin()
+    for name in MEASURED:
         rows[name] = pd.Series(every[name].loc[closest].to_numpy(), closest.index, dtype=np.float64)
-    rows["fits"] = every["fits"].astype(bool).groupby(of_row).any().reindex(rows.index, fill_value=False)
+    fits = pd.Series(every["fits"].loc[closest].astype(bool).to_numpy(), closest.index)
+    rows["fits"] = fits.reindex(rows.index, fill_value=False)
     return rows
 
 
@@ -432,8 +445,10 @@ SPREAD = {
 UPPER_BOUNDS = {
     **dict.fromkeys(("gemm_efficiency", "wave_loss", "memory_efficiency", "data_overlap", "data_exposed"), 1.0),
     "attention_efficiency": 0.8,
+    "network_efficiency": 1.0 / RDMA.efficiency,
 }
-"""Largest plausible values: 1 for fractions, and the best published efficiency of fused attention."""
+"""Largest plausible values: 1 for fractions, the data sheet's rate of a network, and the best published efficiency of
+fused attention."""
 PRIOR_WEIGHT = 0.003
 """Cost of moving a constant by one prior standard deviation, relative to the mean loss of a row."""
 

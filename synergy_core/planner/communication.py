@@ -147,13 +147,15 @@ class PlannedRuns:
             return np.minimum(degree, np.maximum(per_node // stride, 1))
 
         self.gpus_on_node = np.minimum(per_node, plans.gpus)
-        self.tensor_within = within(plans.tensor, np.ones_like(plans.tensor))
+        # Where a node is no multiple of the tensor-parallel degree, groups straddle nodes.
+        self.tensor_within = np.gcd(plans.tensor, per_node)
         self.context_within = within(plans.context, plans.tensor)
         self.data_ranks = plans.data * plans.context
         self.data_within = within(self.data_ranks, plans.tensor)
-        self.expert_within = within(plans.expert, plans.tensor)
-        self.copies = np.maximum(self.data_ranks // plans.expert, 1)
-        self.copies_within = within(self.copies, plans.tensor * plans.expert)
+        split = plans.expert_tensor(whole=software.whole_experts)
+        self.expert_within = within(plans.expert, split)
+        self.copies = np.maximum(self.data_ranks * (plans.tensor // split) // plans.expert, 1)
+        self.copies_within = within(self.copies, split * plans.expert)
         replica = plans.tensor * plans.context * plans.data
         self.pipeline_within = (replica * plans.pipeline <= per_node) & (per_node % replica == 0)
 

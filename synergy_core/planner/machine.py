@@ -87,8 +87,9 @@ class Software:
     """A training stack, with its settings.
 
     precision: of matrix products: bf16, fp16, fp8, tf32 or fp32. flash: whether attention scores never reach memory.
-    dropout: whether masks are kept. weight_bytes, gradient_bytes, optimizer_bytes: per parameter; an fp32 master copy
-    and two moments are 12. prefetch: gathered units alive at once under ZeRO-3.
+    fused: whether softmax, bias and dropout are part of the kernels beside them. dropout: whether masks are kept.
+    weight_bytes, gradient_bytes, optimizer_bytes: per parameter; an fp32 master copy and two moments are 12. prefetch:
+    gathered units alive at once under ZeRO-3.
     logit_bytes: most bytes alive at once per logit: 6 with a softmax in place (Megatron: 16-bit logits, fp32 softmax),
     8 where the softmax is a second fp32 array (nanotron), 14 through PyTorch's own cross entropy (16-bit logits, fp32
     log-softmax and the gradients of both). eager: whether plain autograd decides what is kept: inputs gathered along
@@ -97,9 +98,13 @@ class Software:
     instead of by layers. gathers_from_master: whether ZeRO-3 keeps no weights beside the optimizer's fp32 copy
     (PyTorch's FSDP). workspace_bytes: allocator memory of matrix-product libraries: 32 MiB for cuBLAS (PyTorch's choice
     from Hopper on; 8 MiB before), and twice as much for Transformer Engine.
+    bucket_elements: gradients in each of DeepSpeed's two buckets, one filled while the other is reduced, under ZeRO 1
+    and 2; 0 without buckets beside the gradients.
     splits: which of `SPLITS` it has. zeros: the ZeRO stages in which it runs several replicas, 0 for plain replicas.
     short_chunks: how many interleaved chunks of layers may have a layer fewer than the others, such as those with the
     embedding and the logits.
+    async_tensor: whether the backward pass reduces input gradients beside the products for weight gradients.
+    whole_experts: whether tensor parallelism leaves experts whole, which are spread over its ranks, too.
     sends_once: whether a token is sent to each other node once, however many of its experts are there (DeepEP).
     like: software whose constants are used on GPU types without measurements, best first; empty: any software.
     words: a regular expression that matches this software's name in measurement files.
@@ -108,6 +113,7 @@ class Software:
     name: str
     precision: str = "bf16"
     flash: bool = True
+    fused: bool = True
     dropout: bool = False
     weight_bytes: float = 2.0
     gradient_bytes: float = 4.0
@@ -118,6 +124,9 @@ class Software:
     weighs_logits: bool = False
     gathers_from_master: bool = False
     workspace_bytes: float = 96.0 * 2**20
+    bucket_elements: float = 0.0
+    async_tensor: bool = False
+    whole_experts: bool = False
     sends_once: bool = False
     splits: tuple[str, ...] = SPLITS
     zeros: tuple[int, ...] = ZEROS
@@ -126,6 +135,19 @@ class Software:
     words: str = ""
     title: str = ""
     source: str = ""
+
+    @property
+    def element_bytes(self) -> float:
+        """Bytes of an activation, and of what is sent of it: 4 in fp32 and TF32, else 2."""
+        return 4.0 if self.precision in ("fp32", "tf32") else 2.0
+
+    @property
+    def input_bytes(self) -> float:
+        """Bytes per element that a product keeps of its input for the weight gradient.
+
+        Transformer Engine's FP8 keeps the cast input, of 1 byte; plain autograd keeps what it was given.
+        """
+        return 1.0 if self.precision == "fp8" and not self.eager else self.element_bytes
 
     @property
     def fitted_as(self) -> str:
@@ -154,14 +176,17 @@ MIN_FLASH_CAPABILITY = 8.0
 
 
 def running_on(software: Software, gpu: GpuSheet) -> Software:
-    """The stack as it runs on the GPU: bf16 becomes fp16 where the tensor cores only support fp16, and attention is not
-    fused where FlashAttention does not run. Raises InputError for fp8 on GPUs without it.
+    """The stack as it runs on the GPU: bf16 becomes fp16 where the tensor cores only support fp16, TF32 becomes fp32
+    where there is none, and attention is not fused where FlashAttention does not run. Raises InputError for fp8 on GPUs
+    without it.
     """
     if software.precision == "fp8" and "fp8" not in gpu.tensor_flops_per_s:
         other = software.name.removesuffix("-fp8")
         raise InputError(f"software={software.name}: {gpu.title} has no FP8 tensor cores; type software={other}.")
     if gpu.compute_capability < MIN_FLASH_CAPABILITY:
         software = replace(software, flash=False)
+    if software.precision == "tf32" and "tf32" not in gpu.tensor_flops_per_s:
+        software = replace(software, precision="fp32")
     only_fp16 = "fp16" in gpu.tensor_flops_per_s and "bf16" not in gpu.tensor_flops_per_s
     return replace(software, precision="fp16") if only_fp16 and software.precision == "bf16" else software
 
@@ -212,6 +237,8 @@ PHYSICAL = (
     *("attention_efficiency", "attention_fill", "attention_backward"),
 )
 """Constants of how a GPU runs kernels; the other constants are of how the software launches and overlaps them."""
+CORE = tuple(name for name in PHYSICAL if name.startswith("attention_"))
+"""Those of PHYSICAL that only fused attention shows."""
 
 
 Fits = Mapping[str, Mapping[str, Constants]]
@@ -222,18 +249,37 @@ def constants_for(machine: Machine, software: Software, fits: Fits | None = None
     """Constants fitted to the software on the GPU type, or derived from others where nobody measured that pair.
 
     If the GPU type was measured under similar software, its physical constants come from there and the others from the
-    software's other GPU types. Otherwise they come from the most similar GPU type, scaled by `transferred`.
-    fits: those to derive from; None for the catalog's.
+    software's other GPU types, but no efficiency above what was measured there. Otherwise they come from the most
+    similar GPU type, scaled by `transferred`. Over PCIe, tensor parallelism is no faster than its collectives alone:
+    what hides behind computation elsewhere was fitted on NVLink. fits: those to derive from; None for the catalog's.
     """
-    fits = shipped_fits() if fits is None else fits
+    found = _constants_of_pair(machine, software, shipped_fits() if fits is None else fits)
+    if machine.link == "pcie":
+        return replace(found, tensor_efficiency=min(found.tensor_efficiency, 1.0))
+    return found
+
+
+def _constants_of_pair(machine: Machine, software: Software, fits: Fits) -> Constants:
+    """As `constants_for`, for the links that the constants were fitted on."""
     gpu_type = constants_like(machine.gpu)
     name, source = nearest_fit(machine.gpu, software, fits)
     own = fits[name][source]
     if (name, source) == (software.fitted_as, gpu_type):
         return own
-    here = next((fits[each][gpu_type] for each in _alike(software) or fits if gpu_type in fits.get(each, {})), None)
+    similar = _alike(software) or tuple(fits)
+    known_here = next((fits[each] for each in similar if gpu_type in fits.get(each, {})), {})
+    here = known_here.get(gpu_type)
     if here is not None:
-        return replace(here, **{name: value for name, value in asdict(own).items() if name not in PHYSICAL})
+        fused = [each for each in similar if each in software_names() and software_named(each).flash == software.flash]
+        core = next((asdict(fits[each][gpu_type]) for each in fused if gpu_type in fits.get(each, {})), {})
+        launch = {name: value for name, value in asdict(own).items() if name not in PHYSICAL}
+        seen = {name: min(value, getattr(here, name)) for name, value in launch.items() if name.endswith("_efficiency")}
+        kernels = {**asdict(here), **{name: core[name] for name in CORE if name in core}}
+        if source in known_here:  # Both ran there: what this software made less of its kernels, it makes less of here.
+            mine, other = asdict(own), asdict(known_here[source])
+            efficiencies = [name for name in PHYSICAL if name.endswith("_efficiency")]
+            kernels |= {name: kernels[name] * min(mine[name] / other[name], 1.0) for name in efficiencies}
+        return Constants(**{**kernels, **launch, **seen})
     if software.precision == "fp32":  # fp32 products do not use tensor cores.
         return own
     return transferred(own, gpu_sheets()[source], machine.gpu)

@@ -39,8 +39,9 @@ class Memory:
 
     optimizer: fp32 master copy and moments. activations: kept for the backward pass by all micro-batches in flight, and
     the peak of one block's backward pass. logits: of the last stage, with loss and gradient; 0 where another
-    stage needs most. buffers: gathered layers and gradients under ZeRO-3, workspace of libraries, and the optimizer's
-    temporary as far as it exceeds what a micro-batch needs. workspace: the part of buffers that stays between steps.
+    stage needs most. buffers: gathered layers and gradients under ZeRO-3, DeepSpeed's buckets, workspace of
+    libraries, and the optimizer's temporary as far as it exceeds what a micro-batch needs. workspace: the part of
+    buffers that stays between steps.
     groups: process groups of several GPUs that include the GPU.
     """
 
@@ -176,7 +177,8 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
     dense = sum(count * block.parameters for block, count in held)
     experts = sum(count * block.expert_parameters for block, count in held)
     shards = (plans.data * plans.context).astype(float)
-    expert_shards = np.maximum(shards / plans.expert, 1.0)
+    apart = plans.tensor // plans.expert_tensor(whole=software.whole_experts)
+    expert_shards = np.maximum(shards * apart / plans.expert, 1.0)
 
     def sharded(bytes_each: float, from_stage: int) -> Floats:
         split = plans.zero >= from_stage
@@ -190,6 +192,8 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
         unit = np.maximum(unit, np.where(count > 0, block.parameters + block.expert_parameters, 0.0))
     per_gathered = software.prefetch * software.weight_bytes + software.gradient_bytes
     gathered = np.where((plans.zero >= 3) & (shards > 1), per_gathered * unit, 0.0)
+    in_buckets = (plans.zero >= 1) & (plans.zero < 3) & (shards > 1)
+    buckets = np.where(in_buckets, 2.0 * software.bucket_elements * software.gradient_bytes, 0.0)
     # torch's foreach Adam makes an fp32 copy of a moment after the activations are freed.
     step = sharded(4.0, 1) if software.eager else 0.0
     spare = np.maximum(step - activations - logits - gathered, 0.0)
@@ -200,7 +204,7 @@ def _of_stage(work: Work, plans: Plans, software: Software, rank: NDArray[np.int
         optimizer=sharded(software.optimizer_bytes, 1),
         activations=activations,
         logits=_broad(plans, logits)[0],
-        buffers=software.workspace_bytes + gathered + spare,
+        buffers=software.workspace_bytes + gathered + buckets + spare,
         workspace=np.full(len(plans), software.workspace_bytes),
         groups=groups + (plans.expert > 1),
     )

@@ -141,6 +141,18 @@ class Plans:
     def gpus(self) -> Ints:
         return self.tensor * self.pipeline * self.context * self.data
 
+    def expert_tensor(self, *, whole: bool = False) -> Ints:
+        """(plans,): ranks that split an expert: the tensor-parallel ones, except those that experts spread over.
+
+        With more expert ranks than data × context there are, tensor-parallel ranks have different experts and send
+        them their parts of the sequence (Megatron Core's parallel folding, --expert-tensor-parallel-size). whole: so
+        they do wherever experts are spread and the sequence is split, and no expert is split.
+        """
+        spread = np.maximum(self.tensor * self.data * self.context // self.expert, 1)
+        least = np.where(whole & self.sequence & (self.expert > 1), 1, self.tensor)
+        result: Ints = np.minimum(least, spread)
+        return result
+
     @property
     def passes(self) -> Floats:
         """(plans,): `Recompute.passes` of each plan."""

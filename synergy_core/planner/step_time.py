@@ -138,15 +138,19 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
     expert = _all_to_all_s(block, runs) * block.expert_count
     collectives = (plans.tensor > 1) * np.asarray(block.tensor_count, float)
 
-    def bound(seconds: Floats, kernels: Floats) -> Floats:
+    # Input gradients are reduced beside the products for weight gradients. Under sequence parallelism half of what a
+    # backward pass sends is the gather of output gradients, which nothing hides.
+    hidden = np.minimum(tensor, gpu.weights_s) * np.where(plans.sequence, 0.5, 1.0) * runs.software.async_tensor
+
+    def bound(seconds: Floats, kernels: Floats, tensor: Floats) -> Floats:
         """Seconds of the GPU's work and the host's kernel launches, which overlap in part, less the collectives."""
         on_gpu = seconds + kernels * c.kernel_s + tensor
         on_host = (kernels + collectives) * c.host_s * (1.0 + c.host_jitter * np.log2(plans.tensor))
         both: Floats = (on_gpu**c.launch_norm + on_host**c.launch_norm) ** (1.0 / c.launch_norm)
         return both - tensor
 
-    forward = bound(gpu.forward_s, gpu.forward_kernels)
-    backward = bound(gpu.backward_s, gpu.backward_kernels)
+    forward = bound(gpu.forward_s, gpu.forward_kernels, tensor)
+    backward = bound(gpu.backward_s, gpu.backward_kernels, tensor - hidden)
     passes, again = np.full(len(plans), Recompute.NONE.passes), np.zeros(len(plans))
     if is_layer:
         seconds = {
@@ -156,7 +160,7 @@ def _block_s(block: Block, runs: PlannedRuns, *, is_layer: bool) -> Floats:
             Recompute.OPERATORS: 0.5 * (gpu.forward_s - gpu.attention_s),
         }
         passes, again = plans.passes, np.choose(plans.recompute, [seconds[each] for each in Recompute])
-    parts = (forward, backward, again, tensor * (passes - 1.0), context * passes, expert * (passes - 1.0))
+    parts = (forward, backward, again, tensor * (passes - 1.0) - hidden, context * passes, expert * (passes - 1.0))
     return np.stack([np.broadcast_to(each, (len(plans),)) for each in parts])
 
 

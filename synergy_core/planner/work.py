@@ -227,10 +227,14 @@ _TILINGS = tuple(np.array([(*tile, split) for tile in TILES for split in SPLITS]
 
 @dataclass(frozen=True, slots=True)
 class BlockTime:
-    """Seconds (plans,) of one block and micro-batch on the GPU, and number of kernels launched."""
+    """Seconds (plans,) of one block and micro-batch on the GPU, and number of kernels launched.
+
+    weights_s: the part of backward_s in products for weight gradients.
+    """
 
     forward_s: Floats
     backward_s: Floats
+    weights_s: Floats
     attention_s: Floats
     forward_kernels: Floats
     backward_kernels: Floats
@@ -254,7 +258,7 @@ def gemm_s(
     """
     precision = "bf16" if core and software.precision == "fp8" else software.precision
     peak = machine.gpu.matrix_flops_per_s(precision)
-    element = 4.0 if precision in ("fp32", "tf32") else 2.0
+    element = software.element_bytes
     lanes = precision == "fp32"
     m, n, k, count = (np.asarray(each, float) for each in (m, n, k, count))
     sms = machine.gpu.multiprocessors
@@ -276,21 +280,22 @@ def gemm_s(
 def block_time(block: Block, machine: Machine, software: Software, c: Constants) -> BlockTime:
     """Seconds of a block's forward and backward pass on the GPU, without communication."""
     memory = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
-    forward = backward = attention = np.zeros(())
+    forward = backward = weights = attention = np.zeros(())
     launches, kernels = np.asarray(float(len(block.gemms))), np.asarray(block.kernels, float)
     for gemm in block.gemms:
         m, n, k, count = gemm.m, gemm.n, gemm.k, gemm.count
         forward = forward + gemm_s(m, n, k, count, machine, software, c)
+        weights = weights + gemm_s(k, n, m, count, machine, software, c)
         backward = backward + gemm_s(m, k, n, count, machine, software, c)
-        backward = backward + gemm_s(k, n, m, count, machine, software, c)
     for each in block.attention:
         forth, back = attention_s(each, machine, software, c)
         attention, forward, backward = attention + forth, forward + forth, backward + back
-        kernels = kernels + (1.0 if software.flash else 4.0)
+        kernels = kernels + (1.0 if software.flash else 4.0 if software.fused else 6.0)
     traffic = (np.asarray(block.replicated_bytes, float) + block.split_bytes) / memory
     return BlockTime(
         forward_s=forward + traffic,
-        backward_s=backward + c.backward_traffic * traffic,
+        backward_s=backward + weights + c.backward_traffic * traffic,
+        weights_s=weights,
         attention_s=attention,
         forward_kernels=launches + kernels,
         backward_kernels=2.0 * launches + c.backward_kernels * kernels,
@@ -316,6 +321,8 @@ def attention_s(a: Attention, machine: Machine, software: Software, c: Constants
     memory = machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency
     product = gemm_s(a.queries, a.keys, a.width, a.count, machine, software, c, core=True)
     product = product + gemm_s(a.queries, a.value_width, a.keys, a.count, machine, software, c, core=True)
-    passes = 4.0 + (5.0 if software.dropout else 0.0)
-    softmax = c.score_passes * passes * scores / memory
+    # Softmax reads and writes, as do scale and mask where they are kernels of their own; dropout also writes a mask.
+    e = software.element_bytes
+    moved = (2.0 if software.fused else 6.0) * e + (2.0 * e + 1.0 if software.dropout else 0.0)
+    softmax = c.score_passes * moved * scores / memory
     return product + softmax, 2.0 * product + 1.5 * softmax

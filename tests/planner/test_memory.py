@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_setup import machine
 
-from synergy_core.planner.families import transformer
+from synergy_core.planner.families import mixture, transformer
 from synergy_core.planner.machine import Software, machine_named
 from synergy_core.planner.memory import Memory, memory, visible_bytes
 from synergy_core.planner.plan import Plan, Recompute, plans_of
@@ -54,6 +54,19 @@ def test_zero_3_gathers_prefetched_units() -> None:
     np.testing.assert_allclose(twice.buffers - once.buffers, 2.0 * largest)
 
 
+def test_experts_spread_over_tensor_parallel_ranks_are_whole() -> None:
+    """With as many expert ranks as data × tensor, no rank has a part of an expert, nor a second copy."""
+    model = mixture.Architecture(
+        layers=4, hidden=1024, heads=8, ffn=4096, vocab=51200, seq_len=1024, experts=16, topk=2, expert_ffn=1024
+    )
+    plans = plans_of([Plan(tensor=2, data=8, expert=each, sequence=True) for each in (8, 16)])
+    assert plans.expert_tensor().tolist() == [2, 1]
+    assert plans.expert_tensor(whole=True).tolist() == [1, 1]
+    split, whole = mixture.work(model, plans, STACK).layers[-1].block.expert_parameters
+    assert split == pytest.approx(whole)
+    assert mixture.work(model, plans, STACK).layers[-1].block.tensor_count == pytest.approx([3.0, 1.0])
+
+
 def test_experts_are_sharded_over_their_own_replicas_only() -> None:
     work = Work(Block("none"), (Layers(Block("layer", expert_parameters=1e9), 1.0),), Block("none"))
     plans = plans_of([Plan(data=8, context=2, expert=expert, zero=1) for expert in (1, 4, 16)])
@@ -70,6 +83,30 @@ def test_korthikanti_saved_bytes(tensor: int) -> None:
     assert plain.selective_bytes == pytest.approx(unit * (10 + 24 / tensor))
     assert split.saved_bytes == pytest.approx(unit * (34 / tensor + scores))
     assert plain.input_bytes == pytest.approx(2 * unit)
+
+
+def test_scores_in_four_bytes_are_kept_in_four_bytes() -> None:
+    """Softmax's output, and with dropout its mask of one byte and what dropout leaves."""
+    scores = B * A * S * S
+    for precision, each in (("fp16", 5.0), ("tf32", 9.0)):
+        software = replace(UNFUSED, precision=precision)
+        saved, core = (layer(Plan(micro_batch=B), replace(software, flash=flash)) for flash in (False, True))
+        statistics = 4.0 * B * S * A
+        np.testing.assert_allclose(saved.saved_bytes - core.saved_bytes + statistics, each * scores)
+
+
+def test_products_in_eight_bits_keep_their_inputs_in_eight_bits() -> None:
+    """Norms' outputs and the activation, while attention keeps its own output beside the cast one."""
+    plan = Plan(micro_batch=B)
+    half, eight = (layer(plan, replace(STACK, precision=each)).saved_bytes for each in ("bf16", "fp8"))
+    np.testing.assert_allclose(half - eight, B * S * (2.0 * H + 8192 - H))
+
+
+def test_buckets_stand_beside_the_gradients_under_zero_1_and_2() -> None:
+    deepspeed = replace(STACK, bucket_elements=1e8)
+    plans = [Plan(data=8, zero=zero) for zero in range(4)]
+    extra = of(*plans, software=deepspeed).buffers - of(*plans).buffers
+    np.testing.assert_allclose(extra, [0.0, 8e8, 8e8, 0.0])
 
 
 def test_eager_autograd_keeps_more_of_a_gated_layer() -> None:

@@ -15,6 +15,7 @@ from synergy_core.commands import _scoring
 from synergy_core.commands._scoring import predicted, regrets
 from synergy_core.commands.measurements import read
 from synergy_core.commands.measurements._rows import machine_choices, network_bytes_per_s
+from synergy_core.errors import InputError
 from synergy_core.planner.machine import Constants, own_constants
 
 DATA = os.environ.get("SYNERGY_DATA")
@@ -219,6 +220,62 @@ def test_every_calibration_file_is_read():
         assert len(failures) == UNPREDICTABLE.get(path.name, 0), path.name
     assert all(row.architecture for row in read(Path(DATA) / "arena" / "best_plan_iteration_time.csv").rows)
     assert read(Path(DATA) / "arena" / "collectives.csv").rows
+
+
+RUBICK = "model,plan,pp,tp,dp,gpus_per_node_used,gpus,nodes,iter_time_s\n"
+
+
+def test_rubicks_rows_become_plans_on_the_cards_that_their_gpus_reach(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text(RUBICK + "llama7,3d,2,2,2,44,8,2,1\nbert,zero-dp,,,,233,8,3,1\nt5,zero-offload,,,,1,1,1,1\n")
+    whole, uneven, offloaded = read(path).rows
+    (setting,) = whole.settings
+    assert setting.plan.describe() == "tp2 pp2 dp2 · 4×1"
+    assert (setting.software.precision, setting.software.flash, setting.software.fused) == ("tf32", False, False)
+    assert setting.machine.network_bytes_per_s == pytest.approx(12.5e9)
+    assert uneven.settings[0].plan.describe() == "dp8 · 4×1 · zero2"
+    # Two GPUs of a node share a card of 25 GB/s, which the mean of 8 ÷ 3 GPUs on a node wait for.
+    assert uneven.settings[0].machine.network_bytes_per_s == pytest.approx(25e9 * 3 / 8)
+    assert "offloading" in offloaded.failure
+
+
+@pytest.mark.parametrize("row", ["llama7,3d,2,2,2,4,8,1,1", "llama7,3d,2,2,1,44,8,2,1", "vgg,ga,,,,1,1,1,1"])
+def test_rubicks_rows_that_contradict_themselves_are_refused(tmp_path, row):
+    (tmp_path / "x.csv").write_text(f"{RUBICK}{row}\n")
+    with pytest.raises(InputError, match="line 2"):
+        read(tmp_path / "x.csv")
+
+
+@needs_data
+def test_a_model_of_rubicks_that_no_constant_was_fitted_to_is_foretold():
+    rows = predicted(read(Path(DATA) / "rubick" / "iteration_times.csv", model="llama7"))
+    off = (rows.time_s / rows.iter_time_s - 1.0).dropna()
+    assert len(off) == 44
+    assert off.abs().mean() < 0.08
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ({"source": "arXiv:2205.05198 Table 5"}, "megatron-v3"),
+        ({"source": "arXiv:2104.04473 Table 1"}, "megatron"),
+        ({"zero": 3, "tp": 1, "pp": 1, "dp": 16, "dtype": "bf16", "micro_batch": 4, "grad_accum": 1}, "fsdp"),
+        ({"zero": 3, "tp": 1, "pp": 1, "dp": 16, "micro_batch": 4, "grad_accum": 1}, "megatron-deepspeed"),
+    ],
+)
+def test_the_generation_of_a_software_is_read_from_its_row(tmp_path, words, name):
+    (row,) = read(write(tmp_path / "x.csv", words)).rows
+    assert row.settings[0].software.name == name
+
+
+def test_time_and_memory_of_a_row_come_from_one_setting(tmp_path, plain):
+    """Of those that fit: without recomputing everything this run needs more memory than there is."""
+    row = {"iter_time_s": 1e-3, "micro_batch": 16, "grad_accum": 1, "layers": 512}
+    (told,) = predicted(read(write(tmp_path / "x.csv", {**row, "recompute": ""}))).itertuples()
+    alone = [predicted(read(write(tmp_path / "x.csv", {**row, "recompute": each}))) for each in ("none", "sel", "full")]
+    assert [each.fits[0] for each in alone] == [False, False, True]
+    assert told.fits
+    assert told.time_s == pytest.approx(alone[-1].time_s[0])
 
 
 def test_an_unstated_precision_is_one_the_gpu_has(tmp_path):

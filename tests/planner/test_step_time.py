@@ -27,7 +27,7 @@ from synergy_core.planner.machine import (
 )
 from synergy_core.planner.plan import Plan, plans_of
 from synergy_core.planner.step_time import StepTime, step_time
-from synergy_core.planner.work import Attention, Block, Layers, Work, attention_s, gemm_s
+from synergy_core.planner.work import Attention, Block, Gemm, Layers, Work, attention_s, gemm_s
 
 A100 = machine_named("a100-80gb")
 FLASH = Software("any")
@@ -156,6 +156,30 @@ def test_tensor_parallelism_reduces_twice_as_often_with_the_backward_pass():
     assert time.tensor_s[0] == pytest.approx(3 * 10 * 2 * 2 * one)
 
 
+def test_reductions_of_input_gradients_hide_behind_the_products_for_weight_gradients():
+    product = Block("layer", gemms=(Gemm(65536.0, 8192.0, 8192.0),), tensor_bytes=1e9, tensor_count=1.0)
+    work = Work(Block("embedding"), (Layers(product, 4.0),), Block("logits"))
+    plans = Plan(tensor=8), Plan(tensor=8, sequence=True)
+    plain, hiding = (timed(work, *plans, software=replace(FLASH, async_tensor=each)).tensor_s for each in (False, True))
+    assert hiding == pytest.approx(plain * [0.5, 0.75])
+
+
+def test_four_bytes_and_unfused_kernels_move_more():
+    family, architecture = architecture_named("gpt-1.3b")
+    half = Software("half", precision="fp16", flash=False, dropout=True)
+    whole = replace(half, precision="tf32")
+    (small, large, apart) = (
+        family.work(architecture, plans_of([Plan(tensor=2)]), each).layers[0].block
+        for each in (half, whole, replace(whole, fused=False))
+    )
+    assert large.boundary_bytes == pytest.approx(2.0 * small.boundary_bytes)
+    assert large.tensor_bytes == pytest.approx(2.0 * small.tensor_bytes)
+    assert apart.replicated_bytes > 1.5 * large.replicated_bytes
+    core = Attention(16.0, 2048.0, 2048.0, 64.0, 64.0)
+    fused, unfused = (attention_s(core, A100, each, PLAIN)[0] for each in (whole, replace(whole, fused=False)))
+    assert unfused > 1.2 * fused
+
+
 def test_gradients_are_reduced_once_a_step_and_gathered_weights_in_every_micro_batch():
     work = traffic(10, parameters=1e8)
     one, three = timed(work, Plan(data=16, accumulation=4), Plan(data=16, accumulation=4, zero=3)).data_s
@@ -205,6 +229,21 @@ def test_a_memory_size_of_a_chip_shares_its_constants_and_another_chip_is_less_e
 def test_a_gpu_type_that_does_less_per_clock_keeps_the_constants():
     old = machine_named("v100").gpu
     assert transferred(PLAIN, A100.gpu, old) == PLAIN
+
+
+def test_software_never_measured_on_a_gpu_type_is_no_more_efficient_than_what_was_measured_there():
+    core, megatron = (constants_for(A100, software_named(each)) for each in ("megatron-core", "megatron-v3"))
+    assert core.gemm_efficiency == megatron.gemm_efficiency
+    assert core.tensor_efficiency <= megatron.tensor_efficiency
+    assert core.attention_efficiency == constants_for(A100, software_named("fsdp")).attention_efficiency
+    titan, fsdp = (constants_for(A100, software_named(each)) for each in ("torchtitan", "fsdp"))
+    assert titan.memory_efficiency < fsdp.memory_efficiency
+
+
+@pytest.mark.parametrize("name", ["l40s", "rtx3090", "a40"])
+def test_over_pcie_tensor_parallelism_is_no_faster_than_its_collectives_alone(name):
+    machine = machine_named(name, link="pcie")
+    assert all(constants_for(machine, software_named(each)).tensor_efficiency <= 1.0 for each in ("megatron", "fsdp"))
 
 
 def test_products_in_eight_bits_have_constants_of_their_own():

@@ -242,7 +242,7 @@ def software_name(words: str, gpu: str, plan: Plan) -> str:
         if not any(one.name in each.like for each in found):
             return one.name
     if plan.zero == 3 and plan.tensor == plan.pipeline == 1:
-        return "fsdp"
+        return "megatron-deepspeed" if "fp16" in words else "fsdp"  # FSDP came when bf16 was usual
     sheet = gpu_sheet(gpu)
     return "megatron-core" if sheet is not None and sheet.since_hopper else "megatron"
 
@@ -259,16 +259,19 @@ def software_of(row: TableRow, plan: Plan) -> Software | None:
         return None
     if not dtype and sheet is not None:
         kind = running_on(Software("", precision=kind), sheet).precision
-    name = software_name(f"{row.text('source')} {notes} {row.text('model')}", gpu, plan)
+    name = software_name(f"{row.text('source')} {notes} {row.text('model')} {dtype}", gpu, plan)
     base = software_named(f"{name}-fp8" if kind == "fp8" and f"{name}-fp8" in software_names() else name)
     gated = row.flag("gated_mlp") or False
     if attention:
         flash = not _NOT_FLASH.search(attention) and bool(_FLASH.search(attention))
     else:
         flash = base.flash or gated or (sheet is not None and sheet.since_hopper)
-    result = replace(base, precision=kind, flash=flash, dropout=base.dropout and not gated)
+    fused = base.fused and not re.search(r"\beager\b", f"{notes} {attention}")
+    result = replace(base, precision=kind, flash=flash, fused=fused, dropout=base.dropout and not gated)
     if kind in ("tf32", "fp32") and base.weight_bytes < 4.0:
         return replace(result, weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
+    if "megatron-bridge" in row.text("source").lower() and "performance" in row.text("source").lower():
+        return replace(result, gradient_bytes=2.0)  # scripts/performance: grad_reduce_in_fp32 = False
     if "mode default" in notes or "fp32 grad" in dtype:
         return replace(result, gradient_bytes=4.0)  # Composer's FSDP reduces in fp32 unless mixed_precision is PURE
     return result

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 from synergy_core.catalog import gpu_sheet
 from synergy_core.commands.measurements._table import Table, TableRow
@@ -61,10 +62,13 @@ def _step(row: TableRow, model: str) -> TrainingStep:
     found = step(alike, untied=row.flag("untied_embed") or False)
     held_gib, sheet = row.number("mem_allocated_gib"), gpu_sheet(found.gpu_type)
     workspace = (32 if sheet is not None and sheet.since_hopper else 8) * MIB + (64 * MIB if has_engine else 0)
-    settings = tuple(
-        replace(each, software=replace(each.software, dropout=True, workspace_bytes=float(workspace)))
-        for each in found.settings
-    )
+    # Megatron splits experts as it splits other layers, unless told otherwise.
+    options: dict[str, Any] = {
+        "dropout": True,
+        "workspace_bytes": float(workspace),
+        "whole_experts": row.whole("etp") == 1,
+    }
+    settings = tuple(replace(each, software=replace(each.software, **options)) for each in found.settings)
     odd = _UNMODELLED_OPTION.search(row.text("notes"))
     return replace(
         found,

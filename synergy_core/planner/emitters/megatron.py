@@ -51,6 +51,8 @@ def emit(launch: PlannedLaunch) -> str:
         value = getattr(plan, degree)
         lines += [f"--{name} {value}"] if value > 1 or degree not in ("context", "expert") else []
     lines += ["--sequence-parallel"] if plan.sequence else []
+    if launch.software.whole_experts and plan.expert > 1 and plan.tensor > 1:
+        lines.append("--expert-tensor-parallel-size 1")
     if a.layers % (plan.pipeline * plan.interleave):
         # As Megatron reads stages: embedding E, layers t, loss L: `Et*3|t*2|t*2L`.
         layout = "|".join(f"t*{count}" if count else "" for count in stages(int(a.layers), plan))

@@ -20,10 +20,12 @@ from synergy_core.planner.families.transformer import (
     attention_core,
     attention_part,
     boundary,
+    cast_bytes,
     combined,
     embedding,
     logits,
     mlp_part,
+    residual_traffic,
     sequence_shards,
     tokens_per_gpu,
 )
@@ -124,7 +126,7 @@ class Architecture(transformer.Architecture):
 def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
     """Operators of one micro-batch on one GPU."""
     a = architecture
-    attention, ends = attention_of(a, plans, software), boundary(a, plans)
+    attention, ends = attention_of(a, plans, software), boundary(a, plans, software)
     dense = Block(name="dense layer", **combined(attention, mlp_part(a, plans, software)), **ends)
     sparse = Block(name="expert layer", **combined(attention, experts_part(a, plans, software)), **ends)
     return Work(
@@ -169,10 +171,12 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
     width = a.width + a.rotary_width
     latents = a.query_rank + a.key_value_rank + a.rotary_width
     columns = heads * (2.0 * width + a.value_width)
-    mask = 1.0 if software.dropout else 0.0
+    e, mask = software.element_bytes, 1.0 if software.dropout else 0.0
     scores = plans.micro_batch * heads * np.asarray(a.seq_len, float) ** 2 / plans.context
     statistics = 4.0 * tokens * heads if software.flash else 0.0
-    saved = tokens * ((hidden * (4.0 + mask) + 4.0 * latents) / split + 2.0 * (columns + heads * a.value_width))
+    kept = software.input_bytes
+    saved = tokens * ((hidden * (e + kept + mask) + (e + kept) * latents) / split)
+    saved = saved + tokens * (e * columns + (e + cast_bytes(software)) * heads * a.value_width)
     down, up = a._latent_parameters()
     return {
         "gemms": (
@@ -183,16 +187,16 @@ def latent_attention_part(a: Architecture, plans: Plans, software: Software) -> 
             Gemm(tokens, hidden, heads * a.value_width),
         ),
         "attention": (attention_core(a, plans, width, a.value_width),),
-        "replicated_bytes": tokens * (hidden * (10.0 + mask) + 4.0 * latents) / split,
-        "split_bytes": 4.0 * tokens * columns,
+        "replicated_bytes": tokens * (hidden * residual_traffic(software) + 2.0 * e * latents) / split,
+        "split_bytes": 2.0 * e * tokens * columns,
         "kernels": 8.0,
-        "tensor_bytes": 2.0 * tokens * hidden,
+        "tensor_bytes": e * tokens * hidden,
         "tensor_count": 1.0,
-        "context_bytes": 2.0 * tokens * heads * (width + a.value_width),
+        "context_bytes": e * tokens * heads * (width + a.value_width),
         "parameters": down + up / t + 2.0 * hidden,
-        "saved_bytes": saved + (0.0 if software.flash else scores * (4.0 + mask)) + statistics,
+        "saved_bytes": saved + (0.0 if software.flash else scores * (2.0 * e + mask)) + statistics,
         "selective_bytes": saved + statistics,
-        "live_bytes": saved + (0.0 if software.flash else scores * (8.0 + mask)) + 4.0 * tokens * hidden,
+        "live_bytes": saved + (0.0 if software.flash else scores * (4.0 * e + mask)) + 2.0 * e * tokens * hidden,
     }
 
 
@@ -202,44 +206,46 @@ def experts_part(a: Architecture, plans: Plans, software: Software) -> Part:
     Each GPU sends its rows (tokens × topk, limited by the capacity) to the ranks of their experts and receives as many:
     tokens × topk × expert ÷ experts for each of its experts ÷ expert local ones. All wait for the busiest rank. Without
     sequence parallelism every tensor-parallel rank moves all rows. Tensor parallelism reduces rows before they are
-    combined, in GShard after it.
+    combined, in GShard after it; if it does not split experts, each rank sends its part of the sequence.
     """
-    t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
+    t = plans.expert_tensor(whole=software.whole_experts)
+    split, tokens = sequence_shards(plans), tokens_per_gpu(a, plans)
+    apart = (plans.tensor // t).astype(float)
     hidden, experts = np.asarray(a.hidden, float), np.asarray(a.experts, float)
     width = np.asarray(a.expert_ffn) / t
     up = np.where(a.gated, 2.0, 1.0) * width
     copies = np.asarray(a.topk) * (a.capacity or 1.0)
-    rows, local = tokens * copies, experts / plans.expert
+    rows, local = tokens * copies / apart, experts / plans.expert
     # Rows of the busiest rank ÷ the mean, for a balanced but random router: the largest of n normal deviates is about
     # √(2 ln n), and a rank's rows vary by the root of their mean.
     each, busiest = rows / local, 1.0 if a.capacity else 1.0 + np.sqrt(2.0 * np.log(plans.expert) / rows)
-    mask = 1.0 if software.dropout else 0.0
+    e, mask = software.element_bytes, 1.0 if software.dropout else 0.0
     moved = 0.0 if a.gshard_group else rows * hidden
-    saved = tokens * (hidden * (4.0 + mask) + 4.0 * experts) / split + rows * (
-        2.0 * hidden + 2.0 * (up + width) + 2.0 * hidden / split
-    )
+    saved = tokens * (hidden * (2.0 * e + mask) + 4.0 * experts) / split
+    saved = saved + rows * (software.input_bytes * (hidden + width) + e * (up + hidden * apart / split))
     part: Part = {
         "gemms": (
             Gemm(tokens / split, experts, hidden),
             Gemm(each * busiest, up, hidden, local, expert=True),
             Gemm(each * busiest, hidden, width, local, expert=True),
         ),
-        "replicated_bytes": (tokens * (hidden * (10.0 + mask) + 12.0 * experts) + 8.0 * moved) / split,
-        "split_bytes": 2.0 * rows * (up + width),
+        "replicated_bytes": tokens * (hidden * residual_traffic(software) + 12.0 * experts) / split
+        + 4.0 * e * moved * apart / split,
+        "split_bytes": e * rows * (up + width),
         "kernels": 13.0,
-        "tensor_bytes": 2.0 * tokens * hidden,
-        "tensor_count": 1.0 if a.gshard_group else copies,
-        "expert_bytes": 2.0 * rows * hidden / split,
+        "tensor_bytes": e * tokens * hidden,
+        "tensor_count": 1.0 if a.gshard_group else np.where(t > 1, copies, 0.0),
+        "expert_bytes": e * rows * hidden * apart / split,
         "expert_copies": copies + 0.0 * rows,
         "expert_count": 2.0,
         "parameters": hidden * experts + 2.0 * hidden,
         "expert_parameters": local * a.expert_parameters() / t,
         "saved_bytes": saved,
-        "live_bytes": saved + 2.0 * rows * (up + width) + 4.0 * rows * hidden,
+        "live_bytes": saved + e * rows * (up + width) + 2.0 * e * rows * hidden,
     }
     parts = [part]
     parts += [_gshard_part(a, plans, copies)] if a.gshard_group else []
-    parts += [_shared_part(a, plans)] if np.any(np.asarray(a.shared_experts) > 0) else []
+    parts += [_shared_part(a, plans, software)] if np.any(np.asarray(a.shared_experts) > 0) else []
     return {**combined(*parts), "live_bytes": sum(each["live_bytes"] for each in parts)}
 
 
@@ -264,18 +270,18 @@ def _gshard_part(a: Architecture, plans: Plans, copies: Amount) -> Part:
     }
 
 
-def _shared_part(a: Architecture, plans: Plans) -> Part:
+def _shared_part(a: Architecture, plans: Plans, software: Software) -> Part:
     """Shared experts as a single MLP of their total width; the norm and the residual are counted elsewhere."""
     tokens, hidden = tokens_per_gpu(a, plans), np.asarray(a.hidden, float)
     width = np.asarray(a.shared_experts) * np.asarray(a.expert_ffn) / plans.tensor
-    up = np.where(a.gated, 2.0, 1.0) * width
+    up, e = np.where(a.gated, 2.0, 1.0) * width, software.element_bytes
     return {
         "gemms": (Gemm(tokens, up, hidden), Gemm(tokens, hidden, width)),
-        "split_bytes": 2.0 * tokens * (up + width),
+        "split_bytes": e * tokens * (up + width),
         "kernels": 2.0,
-        "tensor_bytes": 2.0 * tokens * hidden,
+        "tensor_bytes": e * tokens * hidden,
         "tensor_count": 1.0,
         "parameters": hidden * (up + width),
-        "saved_bytes": 2.0 * tokens * (up + width),
-        "live_bytes": 2.0 * tokens * (up + width),
+        "saved_bytes": tokens * (e * up + software.input_bytes * width),
+        "live_bytes": e * tokens * (up + width),
     }

@@ -103,7 +103,7 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
     a = architecture
     if np.any(plans.context > 1) or np.any(plans.expert > 1):
         raise InputError("a ResNet has neither a sequence nor experts; expected context = expert = 1.")
-    size = 4.0 if software.precision in ("fp32", "tf32") else 2.0
+    size = software.element_bytes
     runs = []
     for stage in range(4):
         for first in (True, False):

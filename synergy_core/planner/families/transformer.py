@@ -91,7 +91,7 @@ def work(architecture: Architecture, plans: Plans, software: Software) -> Work:
     """Operators of one micro-batch on one GPU."""
     a = architecture
     parts = attention_part(a, plans, software), mlp_part(a, plans, software)
-    layer = Block(name="layer", **combined(*parts), **boundary(a, plans))
+    layer = Block(name="layer", **combined(*parts), **boundary(a, plans, software))
     return Work(
         before=embedding(a, plans, software),
         layers=(Layers(layer, np.asarray(a.layers, float)),),
@@ -123,9 +123,9 @@ def combined(*parts: Part) -> Part:
     return result
 
 
-def boundary(a: Architecture, plans: Plans) -> Part:
+def boundary(a: Architecture, plans: Plans, software: Software) -> Part:
     """Bytes of a layer's input or output, which are sent between stages and kept by full recomputation."""
-    size = 2.0 * tokens_per_gpu(a, plans) * a.hidden / sequence_shards(plans)
+    size = software.element_bytes * tokens_per_gpu(a, plans) * a.hidden / sequence_shards(plans)
     return {"boundary_bytes": size, "input_bytes": size}
 
 
@@ -145,8 +145,26 @@ def _residual_bytes(plans: Plans, software: Software) -> Amount:
 
     Sequence parallelism splits all three, but plain autograd (`eager`) keeps the output gathered.
     """
-    split, mask = sequence_shards(plans), 1.0 if software.dropout else 0.0
-    return (2.0 + mask) / split + 2.0 / (1.0 if software.eager else split)
+    split, mask, e = sequence_shards(plans), 1.0 if software.dropout else 0.0, software.element_bytes
+    return (e + mask) / split + software.input_bytes / (1.0 if software.eager else split)
+
+
+def cast_bytes(software: Software) -> float:
+    """Bytes per element of the copy that a product keeps of an input which what made it keeps, too; 0 if it is shared.
+
+    Attention keeps its output, and the product after it that output in FP8.
+    """
+    return software.input_bytes if software.input_bytes < software.element_bytes else 0.0
+
+
+def residual_traffic(software: Software) -> float:
+    """Bytes per token and hidden unit that a norm and what follows the block's last product move.
+
+    A norm reads and writes; bias, dropout and residual read two arrays and write one, and a mask. Where they are
+    kernels of their own (not `fused`), bias and dropout each read and write once more.
+    """
+    arrays = 5.0 if software.fused else 9.0
+    return arrays * software.element_bytes + (1.0 if software.dropout else 0.0)
 
 
 def attention_core(a: Architecture, plans: Plans, width: Amount, value_width: Amount) -> Attention:
@@ -162,29 +180,31 @@ def attention_part(a: Architecture, plans: Plans, software: Software) -> Part:
     groups = np.maximum(np.asarray(a.groups) / t, 1.0)
     columns = (heads + 2.0 * groups) * width
     scores = plans.micro_batch * heads * np.asarray(a.seq_len, float) ** 2 / plans.context
-    mask = 1.0 if software.dropout else 0.0
-    saved = tokens * (hidden * _residual_bytes(plans, software) + 2.0 * columns + 2.0 * heads * width)
+    e, mask = software.element_bytes, 1.0 if software.dropout else 0.0
+    saved = tokens * hidden * _residual_bytes(plans, software)
+    saved = saved + tokens * (e * columns + (e + cast_bytes(software)) * heads * width)
     if software.eager:  # Rotated queries and keys, and the output copied for the projection, are new arrays.
-        rotated = np.where(a.learned_positions, 0.0, 2.0 * (heads + groups) * width)
-        saved = saved + tokens * (rotated + 2.0 * heads * width)
+        rotated = np.where(a.learned_positions, 0.0, e * (heads + groups) * width)
+        saved = saved + tokens * (rotated + e * heads * width)
     # Softmax's output, and with dropout the mask and the output of dropout.
-    kept_scores = 0.0 if software.flash else scores * (2.0 + 3.0 * mask)
+    kept_scores = 0.0 if software.flash else scores * (e + (e + 1.0) * mask)
     statistics = 4.0 * tokens * heads if software.flash else 0.0
-    gradients = tokens * (4.0 * hidden + 2.0 * columns + 2.0 * heads * width)
-    gradients = gradients + (0.0 if software.flash else 4.0 * scores)
+    gradients = e * tokens * (2.0 * hidden + columns + heads * width)
+    gradients = gradients + (0.0 if software.flash else 2.0 * e * scores)
     return {
         "gemms": (Gemm(tokens, columns, hidden), Gemm(tokens, hidden, heads * width)),
         "attention": (attention_core(a, plans, width, width),),
-        "replicated_bytes": tokens * hidden * (4.0 + 6.0 + mask) / split,
-        "split_bytes": 4.0 * tokens * columns,
-        "kernels": 5.0,
-        "tensor_bytes": 2.0 * tokens * hidden,
+        "replicated_bytes": tokens * hidden * residual_traffic(software) / split,
+        "split_bytes": 2.0 * e * tokens * columns,
+        "kernels": 5.0 if software.fused else 8.0,
+        "tensor_bytes": e * tokens * hidden,
         "tensor_count": 1.0,
-        "context_bytes": 4.0 * tokens * groups * width,
+        "context_bytes": 2.0 * e * tokens * groups * width,
         "parameters": hidden * width * (2.0 * heads + 2.0 * groups) + 2.0 * hidden,
         "saved_bytes": saved + kept_scores + statistics,
         "selective_bytes": saved + statistics,
-        "operator_bytes": tokens * (hidden * (2.0 / split + 1.0) + columns + 2.0 * heads * width) + statistics,
+        "operator_bytes": statistics
+        + 0.5 * e * tokens * (hidden * (2.0 / split + 1.0) + columns + 2.0 * heads * width),
         "live_bytes": saved + kept_scores + statistics + gradients,
     }
 
@@ -194,41 +214,42 @@ def mlp_part(a: Architecture, plans: Plans, software: Software) -> Part:
     t, split, tokens = plans.tensor, sequence_shards(plans), tokens_per_gpu(a, plans)
     hidden, ffn = np.asarray(a.hidden, float), np.asarray(a.ffn) / t
     up = np.where(a.gated, 2.0, 1.0) * ffn
-    mask = 1.0 if software.dropout else 0.0
-    saved = tokens * (hidden * _residual_bytes(plans, software) + 2.0 * (up + ffn))
+    e = software.element_bytes
+    saved = tokens * (hidden * _residual_bytes(plans, software) + e * up + software.input_bytes * ffn)
     if software.eager:  # Autograd also keeps the activated half of a gated MLP.
-        saved = saved + np.where(a.gated, 2.0, 0.0) * tokens * ffn
+        saved = saved + np.where(a.gated, e, 0.0) * tokens * ffn
     return {
         "gemms": (Gemm(tokens, up, hidden), Gemm(tokens, hidden, ffn)),
-        "replicated_bytes": tokens * hidden * (4.0 + 6.0 + mask) / split,
-        "split_bytes": 2.0 * tokens * (up + ffn),
-        "kernels": 5.0,
-        "tensor_bytes": 2.0 * tokens * hidden,
+        "replicated_bytes": tokens * hidden * residual_traffic(software) / split,
+        # Where it is a kernel of its own, the bias reads and writes its array once more.
+        "split_bytes": e * tokens * (up + ffn + (0.0 if software.fused else 2.0) * up),
+        "kernels": 5.0 if software.fused else 8.0,
+        "tensor_bytes": e * tokens * hidden,
         "tensor_count": 1.0,
         "parameters": hidden * (up + ffn) + 2.0 * hidden,
         "saved_bytes": saved,
-        "operator_bytes": tokens * (up + hidden),
-        "live_bytes": saved + 2.0 * tokens * (up + ffn) + 4.0 * tokens * hidden,
+        "operator_bytes": 0.5 * e * tokens * (up + hidden),
+        "live_bytes": saved + e * tokens * (up + ffn) + 2.0 * e * tokens * hidden,
     }
 
 
 def embedding(a: Architecture, plans: Plans, software: Software) -> Block:
     """The block of token table, positions and dropout."""
     tokens, hidden, split = tokens_per_gpu(a, plans), np.asarray(a.hidden, float), sequence_shards(plans)
-    mask = 1.0 if software.dropout else 0.0
+    e, mask = software.element_bytes, 1.0 if software.dropout else 0.0
     positions = np.where(a.learned_positions, np.asarray(a.seq_len, float) * hidden, 0.0)
     tokens_table = a.embedding_parameters(plans.tensor) / plans.tensor
     return Block(
         name="embedding",
-        replicated_bytes=tokens * hidden * (8.0 + mask) / split,
+        replicated_bytes=tokens * hidden * (4.0 * e + mask) / split,
         kernels=4.0,
-        tensor_bytes=2.0 * tokens * hidden,
+        tensor_bytes=e * tokens * hidden,
         tensor_count=1.0,
         parameters=tokens_table + positions,
         tables=((tokens_table / hidden, hidden), (positions / hidden, hidden)),
-        boundary_bytes=2.0 * tokens * hidden / split,
+        boundary_bytes=e * tokens * hidden / split,
         saved_bytes=tokens * hidden * mask / split,
-        live_bytes=4.0 * tokens * hidden / split,
+        live_bytes=2.0 * e * tokens * hidden / split,
     )
 
 
@@ -244,10 +265,10 @@ def logits(a: Architecture, plans: Plans, software: Software) -> Block:
     return Block(
         name="logits",
         gemms=(Gemm(tokens, columns, hidden, stored=np.where(shared, 0.0, 1.0)),),
-        replicated_bytes=4.0 * tokens * hidden / split,
+        replicated_bytes=2.0 * software.element_bytes * tokens * hidden / split,
         split_bytes=18.0 * tokens * columns,
         kernels=10.0,
-        tensor_bytes=2.0 * tokens * hidden,
+        tensor_bytes=software.element_bytes * tokens * hidden,
         tensor_count=0.5,
         parameters=np.where(shared, 0.0, table) + 2.0 * hidden,
         saved_bytes=saved,

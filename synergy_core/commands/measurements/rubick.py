@@ -1,0 +1,120 @@
+"""Iteration times of Rubick (MLSys 2025): seven models under many plans on A800 GPUs, on whole and on shared nodes.
+
+Columns: model, plan (3d, ga, gc, zero-dp, zero-offload), pp, tp, dp (of 3d), gpus_per_node_used (one digit per node),
+gpus, nodes, iter_time_s. The artifact (AlibabaPAI/reconfigurable-dl-scheduler) fixes what the file does not state:
+
+- everything is in fp32 with products in TF32, attention and softmax unfused (its training logs);
+- 3d is Megatron-LM. A replica's whole batch is one micro-batch (its performance model: local batch ÷ dp), so that
+  stages wait for each other;
+- ga, gc and zero-dp are DeepSpeed's, with the fewest micro-batches that fit into memory. gc recomputes every layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from math import ceil
+from typing import Any
+
+from synergy_core.commands.measurements._rows import Setting, family_of
+from synergy_core.commands.measurements._table import Table, TableRow
+from synergy_core.commands.measurements.training_times import TrainingStep, TrainingTimes
+from synergy_core.planner.families import architecture_named
+from synergy_core.planner.machine import Machine, machine_named, software_named
+from synergy_core.planner.memory import memory
+from synergy_core.planner.plan import Plan, Recompute, plans_of
+
+DESCRIPTION = "Rubick's iteration times (model, plan, pp, tp, dp, gpus_per_node_used, gpus, iter_time_s)"
+
+MODELS = {
+    "bert": ("bert-large", 512, 32),
+    "roberta": ("roberta-large", 512, 64),
+    "gpt2": ("gpt2-xl", 1024, 16),
+    "t5": ("mt5-large", 512, 16),
+    "vit": ("vit-base", 197, 64),
+    "llama7": ("llama-2-7b", 2048, 8),
+    "llama30": ("llama-30b", 2048, 4),
+}
+"""Architecture of the catalog, tokens of a sequence, and sequences a step of each model (the artifact's files
+validate_*.py; RoBERTa's tokenizer and ViT's patches limit their sequences)."""
+ZERO = {"ga": 0, "gc": 0, "zero-dp": 2}
+CARDS, CARD_BYTES_PER_S = 4, 25e9
+"""Network cards of a node, each shared by two neighbouring GPUs: 100 GB/s in all (README of the artifact)."""
+
+
+def recognises(columns: tuple[str, ...]) -> bool:
+    """Whether a file with these columns has this format."""
+    return "gpus_per_node_used" in columns and "plan" in columns
+
+
+def read(table: Table, *, model: str | None = None, gpu_type: str | None = None) -> TrainingTimes:
+    """Parses the rows of `table`. model, gpu_type: keep only these. Raises InputError for impossible cells."""
+    table.need("model", "plan", "pp", "tp", "dp", "gpus_per_node_used", "gpus", "iter_time_s")
+    shapes = table.shapes("gpus_per_node_used")
+    rows = tuple(_step(row, shape) for row, shape in zip(table.rows, shapes, strict=True))
+    return TrainingTimes(table.path, rows).only(model, gpu_type)
+
+
+@cache
+def machine_of(shape: tuple[int, ...]) -> Machine:
+    """Nodes on which as many GPUs are used as on the mean node of a placement.
+
+    A ring is as slow as its narrowest node, the one with the fewest GPUs in use, which reach only their own cards.
+    """
+    gpus, used = sum(shape), max(round(sum(shape) / len(shape)), 1)
+    on_each = gpus / ceil(gpus / used)
+    return machine_named("a800", used, CARD_BYTES_PER_S * min(ceil(min(shape) / 2), CARDS) / on_each)
+
+
+def _step(row: TableRow, shape: tuple[int, ...]) -> TrainingStep:
+    gpus, seconds, plan = row.whole("gpus") or 1, row.number("iter_time_s"), row.text("plan")
+    if sum(shape) != gpus or seconds is None:
+        row.refuse("gpus", f"the sum of gpus_per_node_used, {sum(shape)}, and a time")
+    if row.text("model") not in MODELS:
+        row.refuse("model", f"one of {', '.join(MODELS)}")
+    name, seq_len, batch = MODELS[row.text("model")]
+    architecture: Any = architecture_named(name)[1]
+    architecture = replace(architecture, seq_len=seq_len)
+    machine = machine_of(shape)
+    setting, failure = None, ""
+    if plan == "3d":
+        pipeline, tensor, data = (row.whole(each) or 1 for each in ("pp", "tp", "dp"))
+        degrees = Plan(tensor=tensor, pipeline=pipeline, data=data, micro_batch=batch // data)
+        setting = Setting(architecture, degrees, machine, software_named("megatron-tf32"))
+    elif plan in ZERO:
+        setting = _replicas(architecture, machine, gpus, batch, plan)
+    else:
+        failure = f"{plan}: offloading to the host is not modelled"
+    found = setting.plan if setting else Plan(data=gpus)
+    if found.gpus != gpus:
+        row.contradicts(f"got gpus {gpus}, expected pp · tp · dp = {found.gpus}.")
+    return TrainingStep(
+        line=row.line,
+        model=row.text("model"),
+        gpu_type=machine.gpu.name,
+        gpus=gpus,
+        tensor=found.tensor,
+        pipeline=found.pipeline,
+        global_batch=batch,
+        iter_time_s=seconds,
+        peak_mem_bytes=float("nan"),
+        memory_kind="",
+        weight=1.0,
+        out_of_memory=False,
+        settings=(setting,) if setting else (),
+        failure=failure,
+    )
+
+
+def _replicas(architecture: Any, machine: Machine, gpus: int, batch: int, plan: str) -> Setting:
+    """A data-parallel plan with the fewest micro-batches that fit into memory; if none fits, with single sequences."""
+    software, each = software_named("deepspeed-tf32"), batch // gpus
+    recompute = Recompute.FULL if plan == "gc" else Recompute.NONE
+    sizes = [size for size in range(each, 0, -1) if each % size == 0]
+    tried = [
+        Plan(data=gpus, micro_batch=size, accumulation=each // size, zero=ZERO[plan], recompute=recompute.value)
+        for size in sizes
+    ]
+    plans = plans_of(tried)
+    fits = memory(family_of(architecture).work(architecture, plans, software), plans, software).fits(machine)
+    return Setting(architecture, tried[int(fits.argmax()) if fits.any() else -1], machine, software)
