@@ -24,7 +24,7 @@ MEGATRON = {
         *("q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim"),
         *("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size"),
         *("expert-model-parallel-size", "micro-batch-size", "global-batch-size", "recompute-num-layers"),
-        "num-virtual-stages-per-pipeline-rank",
+        *("num-virtual-stages-per-pipeline-rank", "expert-tensor-parallel-size"),
     ),
     float: ("attention-dropout", "hidden-dropout", "moe-expert-capacity-factor"),
     str: ("pipeline-model-parallel-layout", "moe-layer-freq"),
@@ -73,6 +73,11 @@ def test_megatron_knows_every_argument_and_its_rules_hold():
         assert given.moe_grouped_gemm == (given.num_experts is not None)
         assert given.moe_enable_deepep == (given.moe_token_dispatcher_type == "flex")
         assert plan.expert > 1 or not given.moe_enable_deepep
+        # Megatron's parallel_state: experts × what splits each divides the ranks of a stage; 0.15 takes the
+        # tensor-parallel degree for the latter where it is not given.
+        split = given.expert_tensor_parallel_size or given.tensor_model_parallel_size
+        experts = given.expert_model_parallel_size or 1
+        assert plan.gpus // given.pipeline_model_parallel_size % (split * experts) == 0
         assert given.disable_bias_linear or not given.swiglu
         virtual, layout = given.num_virtual_stages_per_pipeline_rank, given.pipeline_model_parallel_layout
         assert virtual is None or layout is None

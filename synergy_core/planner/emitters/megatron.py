@@ -15,7 +15,7 @@ from itertools import groupby
 from synergy_core.errors import InputError
 from synergy_core.planner.emitters import PlannedLaunch, accumulated, refuse, replicas, stages
 from synergy_core.planner.families import mixture, transformer
-from synergy_core.planner.plan import Plan, Recompute
+from synergy_core.planner.plan import Plan, Recompute, plans_of
 
 SUMMARY = "arguments of Megatron-LM, one a line"
 SOFTWARE = ("megatron-core", "megatron-core-fp8", "megatron")
@@ -51,6 +51,8 @@ def emit(launch: PlannedLaunch) -> str:
         value = getattr(plan, degree)
         lines += [f"--{name} {value}"] if value > 1 or degree not in ("context", "expert") else []
     lines += ["--sequence-parallel"] if plan.sequence else []
+    if (split := int(plans_of([plan]).expert_tensor[0])) < plan.tensor:
+        lines.append(f"--expert-tensor-parallel-size {split}")
     if a.layers % (plan.pipeline * plan.interleave):
         # As Megatron reads stages: embedding E, layers t, loss L: `Et*3|t*2|t*2L`.
         layout = "|".join(f"t*{count}" if count else "" for count in stages(int(a.layers), plan))
