@@ -4,8 +4,9 @@ Rules: tensor divides the heads, and divides the key-value heads or is a multipl
 stages as layers, and stages may be uneven. data divides the global batch; the micro-batch divides each replica's part.
 Interleaving needs a number of micro-batches that is a multiple of the stages (Megatron's schedule), and chunks of
 equally many layers, except for the few that the software allows to be shorter.
-Sequence parallelism needs a sequence that tensor × context divides. expert divides data × context. ZeRO 2 and 3 exclude
-pipeline stages, since every micro-batch would gather the weights again.
+Sequence parallelism needs a sequence that tensor × context divides. expert divides data × context or, under sequence
+parallelism where the software keeps experts whole, tensor × data × context. ZeRO 2 and 3 exclude pipeline stages, since
+every micro-batch would gather the weights again.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ def candidates(
     fixed: Mapping[str, int] | None = None,
     zeros: Sequence[int] = ZEROS,
     short_chunks: int = 0,
+    whole_experts: bool = False,
+    plain_tensor: bool = True,
 ) -> Plans:
     """Every plan without ZeRO and without recomputation, for all counts; (plans,), in an order that repeats.
 
     fixed: degrees that must be as given. zeros: ZeRO stages that the software has; plans that could have none of them
-    are left out. short_chunks: how many interleaved chunks of layers may have a layer fewer than the others. Raises
-    InputError for a degree that the model cannot have.
+    are left out. short_chunks, whole_experts, plain_tensor: as in `Software`. Raises InputError for a degree that the
+    model cannot have.
     """
     held = _checked(limits, fixed or {}, global_batch)
 
@@ -82,10 +85,13 @@ def candidates(
     even = (chunks <= limits.layers) & (-limits.layers % chunks <= short_chunks)
     keep((per_gpu == 1) | (even & (stages > 1) & (columns["accumulation"] % stages == 0)))
     cross("expert", divisors(limits.experts))
-    keep((columns["data"] * columns["context"]) % columns["expert"] == 0)
     cross("sequence", [0, 1])
+    ranks, experts = columns["data"] * columns["context"], columns["expert"]
+    spread = (columns["sequence"] == 1) & (columns["tensor"] * ranks % experts == 0)
+    keep((ranks % experts == 0) | (spread & whole_experts))
     pieces = columns["tensor"] * columns["context"]
     keep((columns["sequence"] == 0) | ((columns["tensor"] > 1) & (limits.seq_len % pieces == 0) & (limits.seq_len > 0)))
+    keep((columns["sequence"] == 1) | (columns["tensor"] == 1) | plain_tensor)
     replicas, wanted = columns["data"] * columns["context"], [held["zero"]] if "zero" in held else ZEROS
     keep(np.any([_may_shard(replicas, columns["pipeline"], each, zeros) for each in wanted], axis=0))
     sequence = columns.pop("sequence").astype(bool)

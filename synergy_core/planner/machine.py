@@ -102,7 +102,7 @@ class Software:
     and 2; 0 without buckets beside the gradients.
     splits: which of `SPLITS` it has. zeros: the ZeRO stages in which it runs several replicas, 0 for plain replicas.
     short_chunks: how many interleaved chunks of layers may have a layer fewer than the others, such as those with the
-    embedding and the logits.
+    embedding and the logits. plain_tensor: whether it has tensor parallelism without sequence parallelism.
     async_tensor: whether the backward pass reduces input gradients beside the products for weight gradients.
     whole_experts: whether tensor parallelism leaves experts whole, which are spread over its ranks, too.
     sends_once: whether a token is sent to each other node once, however many of its experts are there (DeepEP).
@@ -131,6 +131,7 @@ class Software:
     splits: tuple[str, ...] = SPLITS
     zeros: tuple[int, ...] = ZEROS
     short_chunks: int = 0
+    plain_tensor: bool = True
     like: tuple[str, ...] = ()
     words: str = ""
     title: str = ""

@@ -87,7 +87,7 @@ class Model:
         return self.family.work(self.architecture, plans, self.software)
 
 
-MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
+MICRO_BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 MAX_NODES_PER_TENSOR_GROUP = 4
 MIN_TENSOR_TRIED = 8
 """Tensor parallelism up to this degree is tried even on smaller nodes; else large models would need far more GPUs."""
@@ -241,6 +241,8 @@ def _candidates(
         fixed={**dict.fromkeys(set(SPLITS) - set(model.software.splits), 1), **fixed},
         zeros=model.software.zeros,
         short_chunks=model.software.short_chunks,
+        whole_experts=model.software.whole_experts,
+        plain_tensor=model.software.plain_tensor,
     )
     return plans.take(laid_out(plans, machine))
 

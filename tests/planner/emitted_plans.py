@@ -44,7 +44,8 @@ def examples(name, software=None):
                 Plan(data=8, zero=1, recompute=Recompute.SELECTIVE),
             )
         ):
-            expert = 4 if isinstance(model, mixture.Architecture) and plan.data * plan.context >= 4 else 1
+            ranks = plan.data * plan.context * (plan.tensor if name == "megatron" and plan.sequence else 1)
+            expert = (8 if ranks >= 8 else 4) if isinstance(model, mixture.Architecture) and ranks >= 4 else 1
             try:
                 chosen = launch(replace(plan, expert=expert), software, model)
                 found.append((at, chosen, emitted(name, chosen)))

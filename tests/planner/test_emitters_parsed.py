@@ -76,6 +76,11 @@ def test_megatron_knows_every_argument_and_its_rules_hold():
         # Megatron-LM splits experts as other layers by default; those of the planner are whole where they are spread.
         spread = plan.expert > 1 and plan.tensor > 1
         assert given.expert_tensor_parallel_size == (1 if spread else None)
+        # Megatron's parallel_state: experts × what splits each divides the ranks of a stage; 0.15 takes the
+        # tensor-parallel degree for the latter where it is not given.
+        split = given.expert_tensor_parallel_size or given.tensor_model_parallel_size
+        experts = given.expert_model_parallel_size or 1
+        assert plan.gpus // given.pipeline_model_parallel_size % (split * experts) == 0
         assert given.disable_bias_linear or not given.swiglu
         virtual, layout = given.num_virtual_stages_per_pipeline_rank, given.pipeline_model_parallel_layout
         assert virtual is None or layout is None

@@ -115,6 +115,21 @@ def test_three_interleaved_chunks_may_lack_a_layer(layers, stages, interleaves):
     assert all(layers % (stages * each) == 0 for each in tried(0) if each > 1)
 
 
+def test_experts_spread_over_tensor_parallel_ranks_where_the_software_keeps_them_whole():
+    """tp2 pp8 with 16 replicas and 32 expert ranks, as qwen3-235b was trained on 256 GPUs."""
+    limits = Limits(94, 64, 4, 4_096, experts=128)
+
+    def tried(**options):
+        fixed = {"tensor": 2, "pipeline": 8, "context": 1}
+        plans = candidates(limits, [256], 128, micro_batches=(1,), max_tensor=8, fixed=fixed, **options)
+        return {*zip(plans.expert.tolist(), plans.sequence.tolist(), strict=True)}
+
+    every = {(1 << each, sequence) for each in range(5) for sequence in (False, True)}
+    assert tried() == every
+    assert tried(whole_experts=True) == every | {(32, True)}
+    assert tried(plain_tensor=False) == {(expert, True) for expert, sequence in every if sequence}
+
+
 def test_best_is_the_best_of_all_plans_with_experts_and_long_sequences():
     family, architecture = (
         mixture,
