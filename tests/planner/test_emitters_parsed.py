@@ -73,7 +73,7 @@ def test_megatron_knows_every_argument_and_its_rules_hold():
         assert given.moe_grouped_gemm == (given.num_experts is not None)
         assert given.moe_enable_deepep == (given.moe_token_dispatcher_type == "flex")
         assert plan.expert > 1 or not given.moe_enable_deepep
-        # Megatron-LM splits experts as it splits other layers by default; the planner's are whole where they are spread.
+        # By default Megatron-LM splits experts as other layers; the planner's are whole where they are spread.
         spread = plan.expert > 1 and plan.tensor > 1
         assert given.expert_tensor_parallel_size == (1 if spread else None)
         assert given.disable_bias_linear or not given.swiglu
