@@ -250,8 +250,12 @@ def gemm_s(
     c: Constants,
     *,
     core: bool = False,
+    transposed: bool = False,
 ) -> Floats:
     """Seconds of count products (m × k) · (k × n), without their launch. core: of attention, in 16 bits under FP8.
+
+    transposed: whether the left operand is stored as (k × m), as for weight gradients, whose summed dimension are rows
+    of tokens: only dimensions along which elements are stored next to each other need to be aligned.
 
     A product runs in waves of tiles over the multiprocessors, so that its efficiency depends on its shape (NVIDIA,
     Matrix Multiplication Background: tile and wave quantization).
@@ -270,7 +274,7 @@ def gemm_s(
     waves = np.maximum(tiles + c.wave_loss * (np.ceil(tiles) - tiles), 1.0)
     depth = k / split + c.gemm_depth / (LANES if lanes else 1.0)
     busy = waves * depth * (rows * columns * 2.0 * sms / (peak * (1.0 if lanes else rate)))
-    aligned = (n % ALIGNMENT == 0) & (k % ALIGNMENT == 0) | lanes
+    aligned = (n % ALIGNMENT == 0) & ((m if transposed else k) % ALIGNMENT == 0) | lanes
     best = busy.min(axis=0) / np.where(aligned, 1.0, MISALIGNED)
     moved = element * count * (m * k + k * n + m * n) / (machine.gpu.memory_bandwidth_bytes_per_s * c.memory_efficiency)
     result: Floats = np.maximum(best / c.gemm_efficiency, moved)
@@ -285,7 +289,7 @@ def block_time(block: Block, machine: Machine, software: Software, c: Constants)
     for gemm in block.gemms:
         m, n, k, count = gemm.m, gemm.n, gemm.k, gemm.count
         forward = forward + gemm_s(m, n, k, count, machine, software, c)
-        weights = weights + gemm_s(k, n, m, count, machine, software, c)
+        weights = weights + gemm_s(k, n, m, count, machine, software, c, transposed=True)
         backward = backward + gemm_s(m, k, n, count, machine, software, c)
     for each in block.attention:
         forth, back = attention_s(each, machine, software, c)

@@ -85,6 +85,13 @@ def test_rows_that_are_not_aligned_run_at_half_the_rate():
     assert odd / whole == pytest.approx(2 * 8193 / 8192)
 
 
+def test_rows_of_tokens_need_no_alignment_where_they_are_summed_over():
+    """In products for weight gradients, as for experts, which get any number of rows."""
+    odd, even = (gemm_s(4096.0, 14336.0, rows, 1.0, A100, FLASH, PLAIN, transposed=True) for rows in (8377.0, 8376.0))
+    assert odd == pytest.approx(even, rel=1e-3)
+    assert gemm_s(4096.0, 14336.0, 8377.0, 1.0, A100, FLASH, PLAIN) == pytest.approx(2.0 * odd)
+
+
 def test_the_causal_half_is_skipped_and_eight_bits_do_not_speed_up_attention():
     def seconds(causal: bool, precision: str = "bf16") -> float:
         one = Attention(count=16, queries=4096, keys=4096, width=128, value_width=128, causal=causal)
