@@ -338,6 +338,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="FIT")
     parser.add_argument("--json", type=Path, metavar="OUT")
     chosen = parser.parse_args()
+    if chosen.json:  # before the minutes that the fits take
+        chosen.json.parent.mkdir(parents=True, exist_ok=True)
     if chosen.write and chosen.only:
         parser.error("--write needs every fit: a file holds several, and bands are made of all; leave --only out")
     done: dict[str, Fitted] = {}
