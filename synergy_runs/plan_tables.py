@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from synergy_core.errors import InputError
 from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledModel, ProfiledRow
 from synergy_core.planner.plan import Plan, Recompute
 from synergy_runs.traces.arena import model_named
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 RUBICK_BATCHES = {"vit": 64, "roberta": 64, "bert": 32, "t5": 16, "gpt2": 16, "llama7": 8, "llama30": 4}
 """Global batches at which Rubick (MLSys 2025) measured its models; its table does not name them."""
@@ -33,7 +30,7 @@ ARENA_MARGIN, ARENA_USABLE = 1.2, 0.8
 Rows = Iterator[tuple[str, ProfiledRow]]
 
 
-def _rubick(table: pd.DataFrame, path: Path) -> Rows:
+def _rubick(table: Any, path: Path) -> Rows:
     """Rubick's table: nodes of 8 A800, digits for the GPUs used on each."""
     for row in table.itertuples():
         batch = RUBICK_BATCHES[row.model]
@@ -46,7 +43,7 @@ def _rubick(table: pd.DataFrame, path: Path) -> Rows:
             yield f"rubick-{row.model}", ProfiledRow("a800", int(row.nodes), made, row.iter_time_s, node_gpus=node_gpus)
 
 
-def _arena(table: pd.DataFrame, path: Path) -> Rows:
+def _arena(table: Any, path: Path) -> Rows:
     """Arena's measured best plans (EuroSys 2026), which it does not name.
 
     Where its dp_mem.csv, beside the table, says that data parallelism fits, they stand as replicas; else as stages, so
@@ -55,7 +52,7 @@ def _arena(table: pd.DataFrame, path: Path) -> Rows:
     """
     import pandas as pd
 
-    memory = pd.read_csv(path.with_name("dp_mem.csv")).itertuples()
+    memory: Any = pd.read_csv(path.with_name("dp_mem.csv")).itertuples()
     needed_gb = {(row.model, row.size, row.batch_size, row.num_gpus): row.dp_mem_gb for row in memory}
     table = table[table.source == "measured_best"]
     measured = table[table.iter_time_s > 0]
@@ -75,7 +72,7 @@ def _plan(of: Plan, data: int, micro_batch: int, batch: int) -> Plan:
     return replace(of, data=data, micro_batch=micro_batch, accumulation=batch // (data * micro_batch))
 
 
-READERS: dict[frozenset[str], tuple[str, Callable[[pd.DataFrame, Path], Rows]]] = {
+READERS: dict[frozenset[str], tuple[str, Callable[[Any, Path], Rows]]] = {
     frozenset({"plan", "gpus_per_node_used", "iter_time_s"}): ("Rubick (MLSys 2025)", _rubick),
     frozenset({"source", "size", "batch_size", "best_of_config", "iter_time_s"}): ("Arena (EuroSys 2026)", _arena),
 }
@@ -86,6 +83,7 @@ def plan_table(path: Path) -> Profile:
     """The profile in a table. Raises InputError for a file that is none of the known tables."""
     import pandas as pd
 
+    table: Any
     try:
         table = pd.read_csv(path, dtype={"gpus_per_node_used": str})
     except (OSError, ValueError) as error:
@@ -96,8 +94,12 @@ def plan_table(path: Path) -> Profile:
         raise InputError(f"{path}: columns {', '.join(table.columns)}; expected those of a known table ({known}).")
     name, read = whose[0]
     rows: dict[str, list[ProfiledRow]] = {}
-    for model, row in read(table, path):
-        rows.setdefault(model, []).append(row)
+    try:
+        for model, row in read(table, path):
+            rows.setdefault(model, []).append(row)
+    except (OSError, KeyError, ValueError) as error:
+        why = f"{error.args[0]!r} is unknown" if isinstance(error, KeyError) else str(error)
+        raise InputError(f"{path}: cannot be read as a table of {name}: {why}.") from None
     return Profile({model: _model(model, tuple(each)) for model, each in rows.items()}, f"GPUs of {name}")
 
 

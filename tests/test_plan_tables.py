@@ -89,6 +89,14 @@ def test_an_unknown_table_is_refused_with_the_known_ones(tmp_path):
         read_profile(path)
 
 
+def test_a_table_with_an_unknown_model_or_without_its_memory_is_refused(rubick, arena):
+    rubick.write_text(rubick.read_text(encoding="utf-8").replace("llama7", "llama8"), encoding="utf-8")
+    arena.with_name("dp_mem.csv").unlink()
+    for path, named in ((rubick, "llama8"), (arena, "dp_mem.csv")):
+        with pytest.raises(InputError, match=named):
+            read_profile(path)
+
+
 def simulated(table, folder, jobs, policy, *settings) -> pd.DataFrame:
     """The jobs (name, submission s, model, GPUs, steps, 1 if guaranteed) after a simulation, by name."""
     trace = folder / "jobs.csv"

@@ -107,7 +107,7 @@ def _scale(model: ProfiledModel, at: int) -> str:
 
 def table(model: ProfiledModel) -> list[str]:
     """The model's measured configurations, the best of each number of slots and batch marked."""
-    costs = dataclasses.asdict(model.costs)
+    costs = {} if model.costs is None else dataclasses.asdict(model.costs)
     lines = [
         f"{model.name}: {model.parameters:,.0f} parameters, "
         f"noise scale {_scale(model, 1)} → {_scale(model, -1)} samples, "

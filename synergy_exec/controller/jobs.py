@@ -296,7 +296,7 @@ def spec_of(file: JobFile, gpu_types: Sequence[str], restart_s: float, profile: 
     profiled, the profile says how fast it is and what it may have.
     """
     model = profile.of(file.name, file.application)
-    restart_s = restart_s if model is None else model.costs.restart_s
+    restart_s = restart_s if model is None or model.costs is None else model.costs.restart_s
     given = None if model is None else model.input
     batch = file.batch or file.initial_batch
     # Of a job whose input was measured: how fast it is where input is no matter, on GPUs as many as it asks for.
