@@ -2,11 +2,10 @@
 
     SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/learning.py [--draws 20]
 
-For each model of Rubick's and Arena's tables, so many of its plans are drawn at random, the constants below are refitted
-to them as `calibrate --constants` does, starting from the shipped ones, and all its other plans are predicted. Error:
-mean of |predicted ÷ measured − 1|. Regret: how much slower than the best measured plan the plan is that is predicted to
-be the fastest on the same GPUs; drawn plans count with the time that was measured. Arena's plans were searched and are
-not named, so that only its fastest is known of each shape: no regret.
+For each model of Rubick's table, so many of its plans are drawn at random, the constants below are refitted to them as
+`calibrate --constants` does, starting from the shipped ones, and all its other plans are predicted. Error: mean of
+|predicted ÷ measured − 1|. Regret: how much slower than the best measured plan the plan is that is predicted to be the
+fastest on the same GPUs; drawn plans count with the time that was measured. Arena's table does not name its plans.
 """
 
 from __future__ import annotations
