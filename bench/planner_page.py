@@ -95,6 +95,34 @@ SPEED = """## Speed
 `python bench/planner.py`, CPU seconds; goals are the issue's. Cells: what Crius's two proxies, and tuning inside the
 Cell that they choose, reach of the throughput that the whole search finds.
 """
+MEASURED = """## What was measured
+
+How far predictions are off, as shipped and without what is scored: *model out*, *file out* and bands as below. Your own
+measurements are one more file: `validate mine.csv` scores the shipped constants on it, `calibrate mine.csv` refits some
+of them; columns are those of `synergy_core/commands/measurements/`, where a format of its own is one file.
+"""
+SOURCES = {
+    "vtrain_multi_a100": (
+        "GPT 3.6B and 18.4B, TP × PP × DP",
+        "vTrain (MICRO 2024)",
+        "64 to 256 A100, Megatron-DeepSpeed",
+    ),
+    "vtrain_single_a100": ("GPT of width 1,024", "vTrain (MICRO 2024)", "2 to 8 A100, Megatron-DeepSpeed"),
+    "megatron_v1_2020_v100_a100": ("GPT 1.2B to 8.7B", "Megatron-LM (2020)", "1 to 1,024 A100, Megatron-LM v1"),
+    "korthikanti_table5": ("GPT 22B and 175B", "Korthikanti et al. (2022)", "8 and 64 A100, Megatron-LM v3"),
+    "llmfoundry_a100_80gb_bf16": ("MPT 125M to 70B", "MosaicML, llm-foundry", "8 to 64 A100, PyTorch's FSDP"),
+    "llmfoundry_h100_80gb_bf16": ("MPT 760M to 30B", "MosaicML, llm-foundry", "8 H100, PyTorch's FSDP"),
+    "nanotron_llama1b_h100": ("Llama 1.2B, TP × PP", "Hugging Face, nanotron's logs", "8 H100, nanotron"),
+    "torchtitan_h100_h200": ("Llama 3 8B", "PyTorch, torchtitan", "8 H100 or H200, torchtitan"),
+    "mbridge_dense": ("Llama 3 8B, 70B, 405B", "NVIDIA, Megatron-Bridge", "8 to 1,024 H100 in FP8, Megatron Core"),
+    "mbridge_moe_and_other": (
+        "Qwen3, DeepSeek-V3, GPT-OSS",
+        "NVIDIA, Megatron-Bridge",
+        "64 to 1,024 H100, Megatron Core",
+    ),
+    "rubick/iteration_times": ("bert, gpt2, t5, vit, llama 7B and 30B", "Rubick (MLSys 2025)", "1 to 64 A800 in TF32"),
+}
+"""Which models a file has, who measured them, and on what."""
 GOALS = """## Goals
 
 Goals of the project's issue, each with the nearest figure below. *Nothing here*: no measurement.
@@ -117,6 +145,23 @@ def fitted(fit: Sequence[Score]) -> str:
         if each["rows"] == "in sample"
     ]
     return table(("fit", "file", "n", *ERRORS, "bias"), rows, left=2)
+
+
+def measured(fit: Sequence[Score]) -> str:
+    def told(file: str, how: str) -> str:
+        found = found_in(fit, file=file, rows=how)
+        return "–" if found is None else f"{percent(found['mape'])}, {percent(found['bias'], '+')}"
+
+    def inside(file: str) -> str:
+        found = found_in(fit, file=file, rows="bands", kind="family out")
+        return "–" if found is None else f"{100 * found['inside']:.0f} %"
+
+    rows = [
+        [*SOURCES[file], file, *(told(file, how) for how in ("in sample", "family out", "file out")), inside(file)]
+        for file in dict.fromkeys(each["file"] for each in fit if each["rows"] == "in sample")
+    ]
+    header = ("models", "measured by", "on", "file", "in sample: MAPE, bias", "model out", "file out", "in its band")
+    return table(header, rows, left=4)
 
 
 def held_out(fit: Sequence[Score]) -> str:
@@ -338,6 +383,8 @@ def page(
         head,
         GOALS,
         goals(fit, scores, needed),
+        MEASURED,
+        measured(fit),
         FITTED.format(fitted=fitted_at),
         fitted(fit),
         HELD,
