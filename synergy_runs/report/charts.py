@@ -203,7 +203,7 @@ def sweep(rows: Sequence[ComparedPolicy], policies: Sequence[str]) -> Chart | No
     except ValueError:
         return None
     at = sorted({value for _, value in found})
-    key = rows[0].setting[0][0]
+    key, seeds = rows[0].setting[0][0], sorted({run.seed for row in rows for run in row.runs})
     panels = []
     for figure, label in (("mean_waiting_s", "mean wait"), ("mean_jct_s", "mean JCT")):
         means = [[found[name, x].mean(figure) if (name, x) in found else np.nan for x in at] for name in policies]
@@ -212,7 +212,7 @@ def sweep(rows: Sequence[ComparedPolicy], policies: Sequence[str]) -> Chart | No
     return {
         "id": "sweep",
         "title": f"Mean wait and mean JCT over {key}",
-        "text": f"Means over seeds {', '.join(map(str, sorted({run.seed for row in rows for run in row.runs})))}.",
+        "text": f"Means over seeds {', '.join(map(str, seeds))}." if len(seeds) > 1 else f"Seed {seeds[0]}.",
         "x": {"label": key, "kind": "number", "log": False},
         "at": at,
         "panels": panels,
