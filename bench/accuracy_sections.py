@@ -73,12 +73,12 @@ below crius; nothing can be further below it than the bound."""
 
 
 def rubick_body(asked: Asked) -> str:
-    """What bench/published_plans.py prints of Rubick."""
+    """The section on Rubick: its set-up, the table that bench/published_plans.py prints, and how to read it."""
     return RUBICK.format(table=printed_by(asked, "published_plans.py", "rubick").strip())
 
 
 def arena_body(asked: Asked) -> str:
-    """What bench/published_plans.py prints of Arena."""
+    """The section on Arena: as `rubick_body`."""
     return ARENA.format(table=printed_by(asked, "published_plans.py", "arena").strip())
 
 

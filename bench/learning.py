@@ -47,7 +47,7 @@ def learnt(cases: list[Any], drawn: set[int]) -> dict[int, float]:
 
 
 def rubick(draws: int) -> list[list[str]]:
-    """A row for each model: error and regret by number of measured plans."""
+    """Table rows, one per model: mean error and mean regret for each number of measured plans."""
     file = read(Path(os.environ["SYNERGY_DATA"]) / "rubick" / "iteration_times.csv")
     rows = []
     for model in sorted({row.model for row in file.rows}):

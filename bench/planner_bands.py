@@ -27,6 +27,8 @@ MODEL, FILE, NODE, SOFTWARE, GPU_TYPE = "family out", "file out", "one node only
 """What a fit did not see: the row's model; its file; rows on several nodes; its software on its GPU type; its software
 on this GPU type, though on another."""
 MEASURED = "in sample"
+MIN_PLANS = 4
+"""Fewest rows of a model that tell its own error from that of its plans."""
 MEMORY_FILES = ("megatron_ci_memory", "nanotron_llama1b_h100", "torchtitan_h100_h200")
 
 
@@ -61,7 +63,7 @@ GROUPS: dict[str, tuple[str, Key, str]] = {
     "software": (SOFTWARE, lambda row: row.software, "rows predicted without a fit to their software on the GPU type"),
     "GPUs": (NODE, lambda row: row.file, "rows on several nodes, predicted by a fit to single nodes"),
 }
-"""Of what was not measured: the rows that tell how far predictions are off, what counts alike among them, and words."""
+"""By what was not measured: how the rows were held out that tell the error, which of them count as one, and a phrase."""
 
 
 def of_model(row: HeldOut) -> tuple[str, str]:
@@ -128,8 +130,9 @@ def shared(rows: Sequence[HeldOut], memory: Sequence[HeldOut]) -> dict[str, Any]
 
 
 def memory_rows() -> list[HeldOut]:
-    """Peaks of the allocator: Megatron's tests of its current generation (`dev`) that no unmodelled option changes, and
-    of the other files all rows. Nothing is fitted to them but what fit_memory.py says. Each test counts alike."""
+    """Peak memory, measured and predicted: Megatron's tests of its current generation (`dev`) whose options the memory
+    model knows, and every row of the other files. fit_memory.py says which constants were chosen on them. Each test
+    counts as a model."""
     result = []
     for name in MEMORY_FILES:
         path = Path(os.environ["SYNERGY_DATA"]) / "parallel" / f"{name}.csv"
@@ -148,6 +151,23 @@ def memory_rows() -> list[HeldOut]:
                 error = float(np.log(measured / peak))
                 result.append(HeldOut(MODEL, *names, one.software.precision, model, file.rows[at].gpus, error))
     return result
+
+
+def parts_of_errors(rows: Iterable[HeldOut]) -> tuple[float, float, int]:
+    """Standard deviations of errors that all plans of a model share on a GPU type, and of a plan's own beside that; and
+    how many models they are of: those with `MIN_PLANS` rows or more.
+
+    By medians of absolute deviations (× 1.4826 for a normal distribution), so that a few odd rows do not decide; each
+    model counts alike.
+    """
+    groups: dict[Any, list[float]] = {}
+    for row in rows:
+        if row.how == MODEL:
+            groups.setdefault((row.software, row.gpu, row.model), []).append(row.error)
+    errors = [np.array(each) for each in groups.values() if len(each) >= MIN_PLANS]
+    own = [np.median(np.abs(each - np.median(each))) for each in errors]
+    shared = [abs(np.median(each)) for each in errors]
+    return 1.4826 * float(np.median(shared)), 1.4826 * float(np.median(own)), len(errors)
 
 
 def coverage(rows: Sequence[HeldOut], memory: Sequence[HeldOut]) -> list[dict[str, Any]]:

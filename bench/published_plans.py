@@ -1,4 +1,4 @@
-"""Rubick's and Arena's published comparisons, on their own traces and measured step times.
+"""Repeats the published comparisons of Rubick and Arena, on their own traces and measured step times.
 
     SYNERGY_DATA=… OPENBLAS_NUM_THREADS=1 python bench/published_plans.py rubick|arena [--trace FILE] [--workers 2]
 

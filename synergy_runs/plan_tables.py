@@ -1,7 +1,7 @@
 """Published tables of measured step times by parallel plan, as profiles (`synergy_core.jobs.testbed_profiles`).
 
-A table is a CSV file; its header says whose it is. Its models always train at one global batch per row, so that
-every step counts as one iteration, and nothing is known of what their restarts cost.
+A table is a CSV file; its header tells whose it is. Global batches do not change while a model trains, so that every
+step counts as one iteration. Costs of restarts are unknown: those of the simulated testbed count.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from synergy_core.jobs.testbed_profiles import NoiseFrom, Profile, ProfiledModel
 from synergy_core.planner.plan import Plan, Recompute
 from synergy_runs.traces.arena import model_named
 
-RUBICK_BATCHES = {"vit": 64, "roberta": 64, "bert": 32, "t5": 16, "gpt2": 16, "llama7": 8, "llama30": 4}
-"""Global batches at which Rubick (MLSys 2025) measured its models; its table does not name them."""
 RUBICK_PLANS = {
     "ga": Plan(),
     "gc": Plan(recompute=Recompute.FULL),
@@ -32,23 +30,24 @@ Rows = Iterator[tuple[str, ProfiledRow]]
 
 def _rubick(table: Any, path: Path) -> Rows:
     """Rubick's table: nodes of 8 A800, digits for the GPUs used on each."""
+    from synergy_core.commands.measurements.rubick import MODELS
+
     for row in table.itertuples():
-        batch = RUBICK_BATCHES[row.model]
+        *_, batch = MODELS[row.model]
         plan = RUBICK_PLANS[row.plan] if row.plan != "3d" else Plan(tensor=int(row.tp), pipeline=int(row.pp))
         data = int(row.gpus) // (plan.tensor * plan.pipeline)
-        if batch % data == 0:  # else some replicas had more samples than others, which no plan says
-            micro = 1 if row.plan == "3d" else batch // data
+        if batch % data == 0:  # else some replicas had more samples than others, which a plan cannot say
             node_gpus = tuple(sorted(map(int, row.gpus_per_node_used)))
-            made = _plan(plan, data, micro, batch)
+            made = replace(plan, data=data, micro_batch=batch // data)
             yield f"rubick-{row.model}", ProfiledRow("a800", int(row.nodes), made, row.iter_time_s, node_gpus=node_gpus)
 
 
 def _arena(table: Any, path: Path) -> Rows:
     """Arena's measured best plans (EuroSys 2026), which it does not name.
 
-    Where its dp_mem.csv, beside the table, says that data parallelism fits, they stand as replicas; else as stages, so
-    that policies which know replicas alone know as little as in its simulator. A batch at which nothing was measured
-    that fits takes the times of the model's nearest one, in proportion.
+    Where dp_mem.csv, beside the table, says that data parallelism fits, a row is read as data parallelism; else as
+    pipeline stages. So policies that know only data parallelism know as little as in Arena's simulator. A batch without
+    a measurement takes the times of the model's nearest batch, in proportion.
     """
     import pandas as pd
 
@@ -63,13 +62,10 @@ def _arena(table: Any, path: Path) -> Rows:
         for row in mine[mine.batch_size == nearest].itertuples():
             gpus, gb = int(row.num_gpus), needed_gb.get((family, size, batch, row.num_gpus), 0.0)
             fits = 0 < gb * ARENA_MARGIN <= ARENA_USABLE * ARENA_GPU_GB[row.gpu_type]
-            plan = _plan(Plan(), gpus, batch // gpus, batch) if fits else _plan(Plan(pipeline=gpus), 1, 1, batch)
+            stages = Plan(pipeline=gpus, accumulation=batch)
+            plan = Plan(data=gpus, micro_batch=batch // gpus) if fits else stages
             step_s = row.iter_time_s * batch / nearest
             yield model_named(f"{family}__{size}", "model"), ProfiledRow(row.gpu_type, int(row.num_nodes), plan, step_s)
-
-
-def _plan(of: Plan, data: int, micro_batch: int, batch: int) -> Plan:
-    return replace(of, data=data, micro_batch=micro_batch, accumulation=batch // (data * micro_batch))
 
 
 READERS: dict[frozenset[str], tuple[str, Callable[[Any, Path], Rows]]] = {

@@ -77,7 +77,9 @@ class PlannedSettings:
         "standard deviation of the logarithm of true ÷ planned step times, by architecture and GPU type",
         bounds=FRACTION,
     )
-    plan_error: float = key("the same of each plan beside that, by its degrees", bounds=FRACTION)
+    plan_error: float = key(
+        "standard deviation of a further part that each plan has of its own, drawn by its degrees", bounds=FRACTION
+    )
     noise_tokens: float = key("noise scale of the gradient, tokens", bounds=ABOVE_ZERO)
     batch_growth: float = key(
         "up to how many times the requested batch they may train at; 1: it is fixed", bounds=FACTOR

@@ -18,7 +18,7 @@ RUBICK = ["model", "plan", "pp", "tp", "dp", "gpus_per_node_used", "gpus", "node
 
 
 def rubick_rows():
-    """bert in replicas of one GPU, the splits of 8 GPUs apart; llama7 by offloading, or in three dimensions."""
+    """bert: data parallelism on one node, and two ways to split 8 GPUs over two. llama7: offloading, and 3D plans."""
     alone = [("bert", plan, "", "", "", str(gpus), gpus, 1, s * 8 / gpus)
              for plan, s in (("ga", 0.2), ("gc", 0.25), ("zero-offload", 0.3)) for gpus in (1, 2, 4, 8)]  # fmt: skip
     apart = [("bert", "ga", "", "", "", split, 8, 2, s) for split, s in (("44", 0.3), ("26", 0.5))]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import codecs
-import ctypes
 import io
 import os
 import re
@@ -56,6 +55,8 @@ def run(program: str, main: Callable[[], int | None], *, interrupted: str) -> No
         print(f"{program}: interrupted; {interrupted}", file=sys.stderr)
         # If an extension module ran the code that was interrupted, Python would exit by the signal whatever the status;
         # running any code afresh makes it forget that.
+        import ctypes
+
         ctypes.pythonapi.PyRun_SimpleString(b"pass")
         status = INTERRUPTED
     except BrokenPipeError:

@@ -38,13 +38,13 @@ class PlannedSpeeds:
     """Step times on one cluster's GPU types, packed on its largest nodes, from the planner's tables, remembered.
 
     plans: whether the policy may read the full tables; else it knows one plan per job, the smallest that fits, in more
-    or fewer replicas. errors: for a planner that knows the truth (`tables.planned_tables`).
+    or fewer replicas. errors: makes the planner all-knowing (`tables.planned_tables`).
     """
 
-    def __init__(self, cluster: Cluster, *, plans: bool, errors: tables.PlanErrors | None = None) -> None:
+    def __init__(self, cluster: Cluster, *, plans: bool, errors: tables.PlanError | None = None) -> None:
         self.gpu_types = cluster.gpu_types
         self._plans = plans
-        self._more: dict[str, Any] = {} if errors is None else {"errors": errors}
+        self._errors = errors
         self._per_node = cluster.largest_nodes
         self._known: dict[tuple[str, int, str, bool], dict[int, tuple[float, Plan]]] = {}
 
@@ -60,7 +60,7 @@ class PlannedSpeeds:
         if missing := tuple(sorted(set(counts) - known.keys())):
             nodes = ((gpu_type, self._per_node[gpu_type]),)
             table = tables.planned_tables(
-                architecture, nodes, missing, batch, data_parallel_only=replicas_only, **self._more
+                architecture, nodes, missing, batch, data_parallel_only=replicas_only, errors=self._errors
             )
             steps = zip(table.step_time_s.tolist(), table.plans, strict=True)
             known.update(zip(table.gpus.tolist(), steps, strict=True))
@@ -160,7 +160,7 @@ class TaskWithPlans(SynergyTask, ABC):
     def requested_rate(self, gpu_type: str) -> float:
         """Iterations per second with the requested GPUs and batch; 0 where no plan fits.
 
-        Where no plan that the policy knows fits, the one that the job would run under: its user has measured that.
+        If no plan that the policy knows fits, the plan that the job would run under counts: its user knows its speed.
         """
         gpus = self.spec.requested_gpus
         shapes = [(self._fewest_nodes(gpu_type, gpus), gpus)]

@@ -235,6 +235,7 @@ class Observations:
     _steps: dict[str, dict[Point, tuple[float, float]]] = field(default_factory=dict)
     _stale: dict[str, None] = field(default_factory=dict)
     _ratios: dict[str, dict[Point, float]] = field(default_factory=dict)
+    _log_ratios: dict[str, float] = field(default_factory=dict)
     _pending: list[Callable[[], None]] = field(default_factory=list)
 
     @property
@@ -268,6 +269,7 @@ class Observations:
             self._pending.append(partial(self.add_ratio, gpu_type, point, ratio))
             return
         of_type[point] = ratio
+        self._log_ratios[gpu_type] = self._log_ratios.get(gpu_type, 0.0) + math.log(ratio)
         self.most_gpus = max(self.most_gpus, point[1])
         self.version += 1
 
@@ -283,16 +285,16 @@ class Observations:
         return float(np.exp(np.mean(np.log(list(of_type.values()))))) if of_type else 1.0
 
     def ratio_at(self, gpu_type: str, point: Point) -> float:
-        """The same at one point, whose own ratio holds where it was observed.
+        """Correction factor at one point: the observed ratio, or a prediction from those of other points.
 
-        Elsewhere: the logarithm of a ratio is a part that all plans of a model on a type share and one of the plan's
-        own, with standard deviations `RATIO_SHARED` and `RATIO_OWN`. The best linear prediction of the first part is
-        the sum of n observed logarithms ÷ (n + (RATIO_OWN ÷ RATIO_SHARED)²).
+        log(ratio) has a part that all plans of a model share on a GPU type and a part that each plan has of its own,
+        with standard deviations `RATIO_SHARED` and `RATIO_OWN`. The best linear prediction of the shared part from n
+        observations is their sum ÷ (n + (RATIO_OWN ÷ RATIO_SHARED)²).
         """
         of_type = self._ratios.get(gpu_type, {})
         if point in of_type:
             return of_type[point]
-        total = sum(map(math.log, of_type.values()))
+        total = self._log_ratios.get(gpu_type, 0.0)
         return math.exp(total / (len(of_type) + (RATIO_OWN / RATIO_SHARED) ** 2))
 
     def take_stale(self) -> list[tuple[str, Table]]:

@@ -68,7 +68,8 @@ class JobSpec:
 
     @cached_property
     def most_fed_gpus(self) -> int:
-        """The most GPUs that the job may have and that its largest batch can feed; plans may split a sample."""
+        """The most GPUs that the job may have and that its largest batch can feed; with parallel plans, which may split
+        a sample over GPUs, any batch feeds them."""
         return self.most_gpus if self.architecture else min(self.most_gpus, self.max_batch // self.smallest_local_batch)
 
 

@@ -467,20 +467,14 @@ class GoodputState(ClusterState):
         return work
 
     def kept(
-        self,
-        rows: Configurations,
-        time_s: Floats,
-        *,
-        horizon_s: float,
-        restart_charge: float,
-        lost_charge: float,
+        self, rows: Configurations, time_s: Floats, *, horizon_s: float, restart_charge: float, lost_charge: float
     ) -> Floats:
         """(jobs, rows): L / (L + what moving to the row costs), the fraction of its time that a job trains after it.
 
-        L: the remaining time there, at most horizon_s. Staying costs nothing, and so does a start, which a waiting job
-        pays whenever it is; another number of GPUs on the present type costs restart_charge resizes, a move to another
-        restart_charge restarts. To these comes lost_charge times what a stop loses (`unsaved_s`), which is done again
-        at the row's speed.
+        L: the remaining time there, at most horizon_s. Staying costs nothing. A start costs nothing either: a waiting
+        job pays for it sooner or later. Another number of GPUs of the same type costs restart_charge resizes, a move to
+        another type restart_charge restarts, and both cost lost_charge times the training that a stop loses
+        (`unsaved_s`), which is done again at the row's speed.
         time_s: (jobs, rows), or (jobs, 1) if it is the same for all rows.
         """
         held = self.held_row(rows)[:, None]

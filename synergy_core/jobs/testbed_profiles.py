@@ -215,7 +215,7 @@ class ProfiledModel:
         """Seconds of a step with these GPUs on each node; inf if nothing was measured with as many GPUs at that batch.
 
         Where that split over nodes was not measured: the mean of those that were, on the nearest number of nodes.
-        degrees: of its plan, where they were measured there; else the fastest plan counts.
+        degrees: of the job's plan. If they were not measured there, the fastest plan counts.
         """
         known = self._splits.get((gpu_type, sum(node_gpus), batch))
         if known is None:

@@ -104,7 +104,7 @@ class Software:
     short_chunks: how many interleaved chunks of layers may have a layer fewer than the others, such as those with the
     embedding and the logits. plain_tensor: whether it has tensor parallelism without sequence parallelism.
     async_tensor: whether the backward pass reduces input gradients beside the products for weight gradients.
-    whole_experts: whether tensor parallelism leaves experts whole, which are spread over its ranks, too.
+    whole_experts: whether tensor parallelism does not split experts but spreads them over its ranks as well.
     sends_once: whether a token is sent to each other node once, however many of its experts are there (DeepEP).
     like: software whose constants are used on GPU types without measurements, best first; empty: any software.
     words: a regular expression that matches this software's name in measurement files.
@@ -239,7 +239,7 @@ PHYSICAL = (
 )
 """Constants of how a GPU runs kernels; the other constants are of how the software launches and overlaps them."""
 CORE = tuple(name for name in PHYSICAL if name.startswith("attention_"))
-"""Those of PHYSICAL that only fused attention shows."""
+"""Constants of PHYSICAL that only runs with fused attention can show."""
 
 
 Fits = Mapping[str, Mapping[str, Constants]]
@@ -276,7 +276,9 @@ def _constants_of_pair(machine: Machine, software: Software, fits: Fits) -> Cons
         launch = {name: value for name, value in asdict(own).items() if name not in PHYSICAL}
         seen = {name: min(value, getattr(here, name)) for name, value in launch.items() if name.endswith("_efficiency")}
         kernels = {**asdict(here), **{name: core[name] for name in CORE if name in core}}
-        if source in known_here:  # Both ran there: what this software made less of its kernels, it makes less of here.
+        if (
+            source in known_here
+        ):  # Both were measured there: if this software's kernels were less efficient, they are here.
             mine, other = asdict(own), asdict(known_here[source])
             efficiencies = [name for name in PHYSICAL if name.endswith("_efficiency")]
             kernels |= {name: kernels[name] * min(mine[name] / other[name], 1.0) for name in efficiencies}
@@ -338,7 +340,7 @@ def content_of(software: str) -> Mapping[str, Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class OwnConstants:
-    """A user's constants, as `python -m synergy_core calibrate --out` writes them. None: not stated in the file.
+    """A user's constants, as `python -m synergy_core calibrate --out` writes them. A field is None if the file lacks it.
 
     bands: low, high: of log(measured ÷ predicted) of held-out rows; rows: how many (`planner/bands.py`).
     """

@@ -24,10 +24,10 @@ IMAGE_TOKENS = 128
 """Tokens that count as one image, so that a noise scale of 10⁶ tokens is one of 8,000 images, ImageNet's (McCandlish et
 al., arXiv 1812.06162, section 3)."""
 MAX_SHARDS = 512
-KEPT = 15
-"""Plans behind the fastest among which one who knows the truth chooses."""
-PlanErrors = Callable[[str, str, Plan], float]
-"""True ÷ planned step time of an architecture on a GPU type under a plan. Hashable: tables are remembered by it."""
+RUNNERS_UP = 15
+"""Plans, next to the predicted best, among which an all-knowing planner chooses."""
+PlanError = Callable[[str, str, Plan], float]
+"""True ÷ planned step time, of (architecture, GPU type, plan). Hashable, because tables are cached by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,12 @@ def planned_tables(
     global_batch: int,
     *,
     data_parallel_only: bool = False,
-    errors: PlanErrors | None = None,
+    errors: PlanError | None = None,
 ) -> PlannedTable:
     """The best plan of an architecture, and its step time, on each kind of nodes and number of GPUs.
 
-    errors: what step times are multiplied by, for whoever knows the truth; then the best of the `KEPT` plans that are
-    predicted to be the fastest. data_parallel_only: fix tensor, pipeline and context to the fastest plan on the fewest
+    errors: for an all-knowing planner. Step times are multiplied by them, and the best of the predicted best plan and
+    its `RUNNERS_UP` is returned. data_parallel_only: fix tensor, pipeline and context to the fastest plan on the fewest
     GPUs that hold the model, and only vary replicas, ZeRO and recomputation. Raises InputError for a GPU type that the
     catalog lacks.
     """
@@ -100,7 +100,7 @@ def planned_tables(
         wanted = tuple(count for count in counts if shards and count % shards == 0)
         best = {count: (np.inf, Plan(data=count)) for count in counts}
         if wanted:
-            found = _search(card, each, wanted, global_batch, fixed or {}, keep=KEPT if errors else 0)
+            found = _search(card, each, wanted, global_batch, fixed or {}, keep=RUNNERS_UP if errors else 0)
             for gpus, planned_s, plan in zip(found.gpus.tolist(), found.step_time_s.tolist(), found.plans, strict=True):
                 step_s = planned_s * (errors(architecture_name, each[0], plan) if errors else 1.0)
                 if step_s < best[gpus][0]:

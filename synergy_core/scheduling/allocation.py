@@ -25,7 +25,7 @@ from synergy_core.jobs.testbed_profiles import Profile, degrees_of
 from synergy_core.placement.one_job import Patience, Placement, per_node
 from synergy_core.placement.whole_round import packing
 from synergy_core.planner.plan import Plan
-from synergy_core.planner.tables import PlanErrors
+from synergy_core.planner.tables import PlanError
 from synergy_core.policies import AllocationPolicy
 from synergy_core.units import Bools, Floats
 
@@ -194,10 +194,10 @@ class Snapshots:
             "gpu_type": [self._asked_type(job) for job in jobs],
             "held_type": [self._kinds[self._cluster.type_of(job.placement)] if job.running else -1 for job in jobs],
             "must_stay": [job.stays(now_s) for job in jobs],
-            "virtual_cluster": [self._tenant.get(job.virtual_cluster, 0) for job in jobs],
+            "virtual_cluster": [self._tenant[job.virtual_cluster] for job in jobs],
         }
         fixed: dict[str, Any] = {"now_s": now_s, "round_s": self._round_s, "cluster": self._cluster}
-        fixed["virtual_clusters"] = tuple(self._tenant) or ("",)
+        fixed["virtual_clusters"] = tuple(self._tenant)
         if issubclass(self._view, EstimatedClusterState):
             columns["estimate_s"] = [job.estimate_s for job in jobs]
         if issubclass(self._view, OracleClusterState):
@@ -257,12 +257,12 @@ class AllocationScheduler:
         *,
         free_moves: bool = False,
         profile: Profile | None = None,
-        plan_errors: PlanErrors | None = None,
+        plan_errors: PlanError | None = None,
         round_s: float | None = None,
     ) -> None:
         """free_moves: a move costs nothing if GPU type and GPUs per node stay the same; profile: measured models.
 
-        plan_errors: what the planner's step times are multiplied by, if policies may know the truth about them.
+        plan_errors: makes the planner all-knowing (`tables.planned_tables`).
 
         round_s: from one decision to the next; None: the policy's default.
         """

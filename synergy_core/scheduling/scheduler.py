@@ -15,7 +15,7 @@ from synergy_core.jobs.record import NEVER, AnyJob, Decision, Job, Placed
 from synergy_core.jobs.state import Allocations, ClusterState
 from synergy_core.jobs.testbed_profiles import Profile
 from synergy_core.placement.one_job import Placement
-from synergy_core.planner.tables import PlanErrors
+from synergy_core.planner.tables import PlanError
 from synergy_core.policies import OrderingPolicy, Policy, SharingPolicy
 from synergy_core.scheduling.allocation import AllocationScheduler
 from synergy_core.scheduling.lanes import NOTHING, EasyLane, KeepingLane, Lane
@@ -217,7 +217,7 @@ def scheduler_for(
     *,
     free_moves: bool = False,
     profile: Profile | None = None,
-    plan_errors: PlanErrors | None = None,
+    plan_errors: PlanError | None = None,
     round_s: float | None = None,
     walks: bool = False,
 ) -> Scheduler[Any]:

@@ -222,7 +222,7 @@ class Truth:
 
     @property
     def known_plan_errors(self) -> PlanErrors | None:
-        """What the planner's step times are multiplied by, where policies know it."""
+        """True ÷ planned step times, if policies know them; else None."""
         return PlanErrors(self.planned, self.disturbance.seed) if self.planned.known else None
 
     def requested_gpus(self, model: str, gpus: int) -> int:

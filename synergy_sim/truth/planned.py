@@ -27,13 +27,13 @@ STREAM = 5
 class PlannedTruth:
     """How reality differs from the planner, and how noisy gradients are.
 
-    error, plan_error: standard deviations of the logarithm of true ÷ planned step times: a part drawn once per
-    architecture and GPU type, and beside it one of each plan, of which its tensor, pipeline and data-parallel degrees
-    have a third of the variance each, so that plans which share one err alike.
+    error, plan_error: standard deviations of two parts of log(true ÷ planned step time). The first is drawn once per
+    architecture and GPU type. The second belongs to the plan: a third of its variance is drawn for each of the tensor,
+    pipeline and data-parallel degree, so that plans with a degree in common have similar errors.
     noise_tokens: the gradient's noise scale, in tokens: about 2·10⁸ ÷ L^4.8 at a loss of L, so 10⁶ at L = 3 (Kaplan
     et al., arXiv 2001.08361, eq. 1.4). batch_growth: up to how many times the requested batch a job may train at.
-    known: whether policies know the true step times and jobs the plan that is truly the fastest; else both go by the
-    planner.
+    known: whether policies know true step times and jobs run under the plan that is truly the fastest; else both go by
+    the planner's predictions.
     """
 
     error: float = 0.1
@@ -47,7 +47,10 @@ class PlannedTruth:
         return float(np.exp(self.error * _drawn(seed, architecture, gpu_type)))
 
     def plan_factor(self, seed: int, architecture: str, gpu_type: str, plan: Plan) -> float:
-        """The same of one plan there, beside what all share; 1 for a plan on a single GPU, which exchanges nothing."""
+        """True ÷ planned step time of one plan, relative to that of its architecture on the GPU type.
+
+        1 for a plan on a single GPU, which exchanges nothing.
+        """
         degrees = {"tensor": plan.tensor, "pipeline": plan.pipeline, "data": plan.data}
         parts = [
             _drawn(seed, architecture, gpu_type, f"{name}{degree}") for name, degree in degrees.items() if degree > 1
@@ -57,7 +60,7 @@ class PlannedTruth:
 
 @dataclass(frozen=True, slots=True)
 class PlanErrors:
-    """True ÷ planned step times, as `synergy_core.planner.tables.PlanErrors`."""
+    """True ÷ planned step times of architectures on GPU types under plans (`synergy_core.planner.tables.PlanError`)."""
 
     truth: PlannedTruth
     seed: int
@@ -69,7 +72,7 @@ class PlanErrors:
 
 @cache
 def _drawn(seed: int, *names: str) -> float:
-    """A standard normal number of these names."""
+    """A standard normal draw that depends on the seed and these names alone."""
     stream = np.random.default_rng((seed, STREAM, *(crc32(name.encode()) for name in names)))
     return float(stream.standard_normal())
 
@@ -97,8 +100,8 @@ class PlannedApplication(ApplicationWithPlans):
         self.max_batch = int(batch * truth.batch_growth)
         self.work_at_epoch_end = (WORK,)
         self._noise_scale = truth.noise_tokens / tables.model_named(name).seq_len
-        self._errors_of_plans = PlanErrors(truth, seed)
-        self._known: dict[str, PlanErrors] = {"errors": self._errors_of_plans} if truth.known else {}
+        self._plan_errors = PlanErrors(truth, seed)
+        self._known_errors = self._plan_errors if truth.known else None
         self._gpus_per_node = gpus_per_node
         self.exchange = exchange
 
@@ -118,7 +121,7 @@ class PlannedApplication(ApplicationWithPlans):
             per_node = 1 << (min(node_gpus).bit_length() - 1)
         nodes = gpu_type, per_node
         if self.exchange is None:
-            table = tables.planned_tables(self.name, (nodes,), (gpus,), global_batch, **self._known)
+            table = tables.planned_tables(self.name, (nodes,), (gpus,), global_batch, errors=self._known_errors)
             step_s, plan = float(table.step_time_s[0]), table.plans.plan(0)
         else:
             found = self.exchange.plans(self.name, nodes, gpus, global_batch)
@@ -126,7 +129,9 @@ class PlannedApplication(ApplicationWithPlans):
                 return inf, Plan(data=gpus)
             at = next((at for at, each in enumerate(found.plans) if each.compressor == compressor), 0)
             step_s, plan = float(found.step_s[at]), found.plans[at]
-        return step_s * (1.0 if self._known else self._errors_of_plans(self.name, gpu_type, plan)), plan
+        if self._known_errors is None:  # else the table's times are the true ones
+            step_s *= self._plan_errors(self.name, gpu_type, plan)
+        return step_s, plan
 
     def statistics(self, global_batch: int, epoch: int) -> GradientStatistics:
         return GradientStatistics(1.0, self._noise_scale / self.initial_batch)

@@ -73,7 +73,7 @@ def test_nested_bands_hold_nine_of_ten_rows_of_models_that_they_were_not_made_of
     for each in planner_bands.coverage(rows, rows):
         assert 0.85 <= each["inside"] <= 0.95
         assert each["n"] == (400 if each["file"].startswith("megatron") else 800)
-        # The normal distribution of both kinds of noise together has its 95 % quantile there.
+        # The sum of both kinds of noise is normal; this is its 95 % quantile.
         if each["kind"] == MODEL:
             assert math.log(each["high"]) == pytest.approx(1.645 * 0.05 * math.sqrt(2.0), rel=0.2)
 

@@ -35,8 +35,8 @@ MODELS = {
     "llama7": ("llama-2-7b", 2048, 8),
     "llama30": ("llama-30b", 2048, 4),
 }
-"""Architecture of the catalog, tokens of a sequence, and sequences a step of each model (the artifact's files
-validate_*.py; RoBERTa's tokenizer and ViT's patches limit their sequences)."""
+"""Architecture of the catalog, tokens per sequence, and sequences per step. Source: the artifact's validate_*.py. The
+lengths of RoBERTa and ViT follow from its tokenizer and its patches."""
 ZERO = {"ga": 0, "gc": 0, "zero-dp": 2}
 CARDS, CARD_BYTES_PER_S = 4, 25e9
 """Network cards of a node, each shared by two neighbouring GPUs: 100 GB/s in all (README of the artifact)."""
@@ -57,9 +57,9 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
 
 @cache
 def machine_of(shape: tuple[int, ...]) -> Machine:
-    """Nodes on which as many GPUs are used as on the mean node of a placement.
+    """A cluster whose nodes have as many GPUs as the placement uses per node on average.
 
-    A ring is as slow as its narrowest node, the one with the fewest GPUs in use, which reach only their own cards.
+    A ring is as fast as its slowest node: the one with the fewest GPUs in use, which reach only their own network cards.
     """
     gpus, used = sum(shape), max(round(sum(shape) / len(shape)), 1)
     on_each = gpus / ceil(gpus / used)

@@ -150,18 +150,18 @@ def _residual_bytes(plans: Plans, software: Software) -> Amount:
 
 
 def cast_bytes(software: Software) -> float:
-    """Bytes per element of the copy that a product keeps of an input which what made it keeps, too; 0 if it is shared.
+    """Bytes per element of an FP8 copy of attention's output, which the product after it keeps for its backward pass.
 
-    Attention keeps its output, and the product after it that output in FP8.
+    0 in other precisions: attention and the product keep the same array.
     """
     return software.input_bytes if software.input_bytes < software.element_bytes else 0.0
 
 
 def residual_traffic(software: Software) -> float:
-    """Bytes per token and hidden unit that a norm and what follows the block's last product move.
+    """Bytes per token and hidden unit moved by a block's norm, and by bias, dropout and residual after its last product.
 
-    A norm reads and writes; bias, dropout and residual read two arrays and write one, and a mask. Where they are
-    kernels of their own (not `fused`), bias and dropout each read and write once more.
+    The norm reads one array and writes one. Bias, dropout and residual in one kernel read two arrays and write one, and
+    a mask. As separate kernels (not `fused`), bias and dropout each read and write an array more.
     """
     arrays = 5.0 if software.fused else 9.0
     return arrays * software.element_bytes + (1.0 if software.dropout else 0.0)
