@@ -391,9 +391,8 @@ def main() -> None:
         print(table(("left out", "file", "n", "inside", "low", "high"), lines, left=2))
         everything += [{"rows": "bands", **each} for each in inside]
         shared, own, models = planner_bands.parts_of_errors(unseen)
-        print(
-            f"\nstandard deviation of errors that a model's plans share {shared:.3f}, of each plan's own {own:.3f}; {models} models held out"
-        )
+        print(f"\nstandard deviation of the error that a model's plans share: {shared:.3f}, of a plan's own: {own:.3f}")
+        print(f"({models} models, each held out)")
         everything.append({"rows": "parts of errors", "shared": shared, "own": own, "models": models})
     if chosen.json:
         write_whole(chosen.json, json.dumps(everything, indent=1) + "\n")

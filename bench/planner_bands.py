@@ -63,7 +63,7 @@ GROUPS: dict[str, tuple[str, Key, str]] = {
     "software": (SOFTWARE, lambda row: row.software, "rows predicted without a fit to their software on the GPU type"),
     "GPUs": (NODE, lambda row: row.file, "rows on several nodes, predicted by a fit to single nodes"),
 }
-"""By what was not measured: how the rows were held out that tell the error, which of them count as one, and a phrase."""
+"""By what was not measured: how rows that tell the error were held out, which of them count as one, a phrase."""
 
 
 def of_model(row: HeldOut) -> tuple[str, str]:

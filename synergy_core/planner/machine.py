@@ -340,7 +340,7 @@ def content_of(software: str) -> Mapping[str, Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class OwnConstants:
-    """A user's constants, as `python -m synergy_core calibrate --out` writes them. A field is None if the file lacks it.
+    """A user's constants, as `python -m synergy_core calibrate --out` writes them. None: the file lacks it.
 
     bands: low, high: of log(measured ÷ predicted) of held-out rows; rows: how many (`planner/bands.py`).
     """

@@ -1,8 +1,8 @@
 """Reader of the job lists of Rubick (MLSys 2025): models with their requested GPUs and a number of steps.
 
 Columns: name, submission_time (s), application, num_gpus, steps (at the model's only batch), is_sla (1: a guaranteed
-job). Ignored: duration, which follows from the steps; num_cpus, since its nodes have CPUs enough for all; and exec_plan,
-the plan that the user asked for, since every policy runs jobs under the best plan measured on their GPUs.
+job). Ignored: duration, which follows from the steps; num_cpus, since its nodes have CPUs enough for all; and
+exec_plan, the plan that the user asked for, since every policy runs jobs under the best plan measured on their GPUs.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def read(table: Table, *, model: str | None = None, gpu_type: str | None = None)
 def machine_of(shape: tuple[int, ...]) -> Machine:
     """A cluster whose nodes have as many GPUs as the placement uses per node on average.
 
-    A ring is as fast as its slowest node: the one with the fewest GPUs in use, which reach only their own network cards.
+    A ring is as fast as its slowest node: the one with the fewest GPUs in use, which reach only their own cards.
     """
     gpus, used = sum(shape), max(round(sum(shape) / len(shape)), 1)
     on_each = gpus / ceil(gpus / used)

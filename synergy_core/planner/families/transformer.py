@@ -158,7 +158,7 @@ def cast_bytes(software: Software) -> float:
 
 
 def residual_traffic(software: Software) -> float:
-    """Bytes per token and hidden unit moved by a block's norm, and by bias, dropout and residual after its last product.
+    """Bytes per token and hidden unit moved by a block's norm, and by bias, dropout and residual at its end.
 
     The norm reads one array and writes one. Bias, dropout and residual in one kernel read two arrays and write one, and
     a mask. As separate kernels (not `fused`), bias and dropout each read and write an array more.
