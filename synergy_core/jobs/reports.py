@@ -202,9 +202,9 @@ Point = tuple[int, int, int]
 """Point of an observation: nodes, GPUs, and samples per GPU (for jobs with parallel plans, the global batch)."""
 
 RATIO_SHARED, RATIO_OWN = 0.10, 0.08
-"""Standard deviations of the two parts of log(true ÷ planned step time): what a model's plans share on a GPU type, and a
-plan's own. Our choice, as in conf/truth/default.yaml: bench/fit_planner.py finds 0.04 and 0.02 for held-out models where
-their GPU type was measured, and a 90 % interval of ± 0.48, about 0.29, where it was not."""
+"""Standard deviations of the two parts of log(true ÷ planned step time): what a model's plans share on a GPU type, and
+a plan's own. Our choice, as in conf/truth/default.yaml: bench/fit_planner.py finds 0.04 and 0.02 for held-out models
+whose GPU type was measured, and a 90 % interval of ± 0.48, about 0.29, where it was not."""
 MAX_OBSERVED = 60
 """Maximum number of observations in a fit, taken evenly from all: more would hardly change its seven constants."""
 
